@@ -1,0 +1,2 @@
+//! Measures collectives in the manner of nccl-tests.
+fn main() {}

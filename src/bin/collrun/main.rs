@@ -1,0 +1,2 @@
+//! Starts the ranks of a job on this host.
+fn main() {}

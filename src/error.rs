@@ -1,0 +1,203 @@
+//! The crate's one error type.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What every fallible function of the crate returns.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Who a peer is, as far as it is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Its rank in the communicator.
+    pub rank: usize,
+    /// The name of its host; empty where it is not known.
+    pub host: String,
+    /// Its process id on that host; 0 where it is not known.
+    pub pid: u32,
+}
+
+impl Peer {
+    /// A peer of which only the rank is known.
+    pub(crate) fn unknown(rank: usize) -> Self {
+        Self { rank, host: String::new(), pid: 0 }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}", self.rank)?;
+        if self.host.is_empty() { Ok(()) } else { write!(f, " (host {}, pid {})", self.host, self.pid) }
+    }
+}
+
+/// A list of peers in words: "rank 1 (host a, pid 7), rank 2".
+pub(crate) fn list_peers(peers: &[Peer]) -> String {
+    if peers.is_empty() {
+        return "none".to_owned();
+    }
+    peers.iter().map(Peer::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Everything that can go wrong, with what was being done when it did.
+///
+/// Match on the predicates ([`Error::is_timeout`] and its kin) where you can: they stay true when variants are added.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument of a call cannot be right on this rank; nothing was sent and no buffer was touched.
+    #[error("{call}: {reason}")]
+    InvalidArgument {
+        /// The call, as the method is named.
+        call: &'static str,
+        /// What is wrong, with the offending values.
+        reason: String,
+    },
+    /// A URL, variable, option or flag cannot be understood.
+    #[error("{what}: {reason}")]
+    Config {
+        /// The offending part, quoted.
+        what: String,
+        /// What is wrong with it and what is expected.
+        reason: String,
+    },
+    /// The call is understood and cannot be done.
+    #[error("{what} is not supported: {reason}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// Why it cannot be done, and what to use instead.
+        reason: String,
+    },
+    /// Two ranks called different things. No rank's buffer was touched.
+    #[error("rank {} called {first_call}, but rank {} called {second_call}", first.rank, second.rank)]
+    Mismatch {
+        /// One of the two ranks.
+        first: Peer,
+        /// Its call in words.
+        first_call: String,
+        /// The other.
+        second: Peer,
+        /// Its call in words.
+        second_call: String,
+    },
+    /// The deadline passed.
+    #[error("{doing}: timed out after {:.3} s; still missing: {}; arrived: {}", elapsed.as_secs_f64(), list_peers(missing), list_peers(arrived))]
+    Timeout {
+        /// What was being done: the call with its sequence number.
+        doing: String,
+        /// How long it was tried.
+        elapsed: Duration,
+        /// Who had not arrived, as far as this rank can tell.
+        missing: Vec<Peer>,
+        /// Who had.
+        arrived: Vec<Peer>,
+    },
+    /// A peer died, closed its communicator early, or its connection broke.
+    #[error("{doing}: lost {peer} after {:.3} s: {reason}", elapsed.as_secs_f64())]
+    PeerLost {
+        /// What was being done.
+        doing: String,
+        /// Who is gone.
+        peer: Peer,
+        /// How long the call had been running.
+        elapsed: Duration,
+        /// How it was noticed.
+        reason: String,
+    },
+    /// The job's ranks contradict each other: two processes with one rank, or different world sizes.
+    #[error("the ranks of this job contradict each other: {reason}")]
+    Conflict {
+        /// Who says what.
+        reason: String,
+    },
+    /// An earlier error ended this communicator; only `abort`, `close` and drop remain.
+    #[error("{call}: this communicator was ended by an earlier error: {cause}")]
+    Poisoned {
+        /// The call that was refused.
+        call: String,
+        /// The error that ended it.
+        cause: Arc<Error>,
+    },
+    /// The communicator was aborted, here or by a peer.
+    #[error("{doing}: aborted by {by}")]
+    Aborted {
+        /// What was being done.
+        doing: String,
+        /// Who aborted.
+        by: Peer,
+    },
+    /// A peer or server sent bytes that cannot be understood.
+    #[error("{with} sent what cannot be understood: {reason}")]
+    Protocol {
+        /// Who sent it.
+        with: String,
+        /// What was wrong, with the offending value.
+        reason: String,
+    },
+    /// The operating system refused.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What was being done, to what.
+        doing: String,
+        /// The system's own words.
+        source: Arc<io::Error>,
+    },
+}
+
+impl Error {
+    /// Wraps an error of the operating system with what was being done.
+    pub(crate) fn io(doing: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Io { doing: doing.into(), source: Arc::new(source.into()) }
+    }
+
+    /// A part of the configuration that cannot be understood.
+    pub(crate) fn config(what: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Config { what: what.into(), reason: reason.into() }
+    }
+
+    /// An argument that cannot be right.
+    pub(crate) fn argument(call: &'static str, reason: impl Into<String>) -> Self {
+        Self::InvalidArgument { call, reason: reason.into() }
+    }
+
+    /// The error behind a poisoned communicator, or this error itself.
+    fn root(&self) -> &Error {
+        match self {
+            Self::Poisoned { cause, .. } => cause.root(),
+            other => other,
+        }
+    }
+
+    /// Whether a deadline passed (also as the cause of poisoning).
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        matches!(self.root(), Self::Timeout { .. })
+    }
+
+    /// Whether a peer is gone (also as the cause of poisoning).
+    #[must_use]
+    pub fn is_peer_lost(&self) -> bool {
+        matches!(self.root(), Self::PeerLost { .. })
+    }
+
+    /// Whether two ranks called different things (also as the cause of poisoning).
+    #[must_use]
+    pub fn is_mismatch(&self) -> bool {
+        matches!(self.root(), Self::Mismatch { .. })
+    }
+
+    /// Whether the call is one that cannot be done at all.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Unsupported { .. })
+    }
+
+    /// Whether the call was refused because an earlier error ended the communicator.
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        matches!(self, Self::Poisoned { .. })
+    }
+}

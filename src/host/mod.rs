@@ -1,0 +1,12 @@
+//! The host plane: collectives on ordinary memory, over shared memory inside a host and TCP between hosts.
+
+pub(crate) mod bootstrap;
+pub(crate) mod engine;
+pub(crate) mod health;
+pub(crate) mod link;
+pub(crate) mod net;
+pub(crate) mod notice;
+pub(crate) mod plan;
+pub(crate) mod point_to_point;
+pub(crate) mod reduce;
+pub(crate) mod shm;

@@ -1,0 +1,1 @@
+//! Links between ranks of different hosts, over TCP.

@@ -1,0 +1,138 @@
+//! Why a communicator ended, in a form that travels to every peer.
+
+use crate::call::Call;
+use crate::deadline::Deadline;
+use crate::error::{Error, Peer};
+
+/// The end of a communicator, as one rank tells the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Notice {
+    /// Two ranks made different calls.
+    Mismatch {
+        /// One rank and its call.
+        first: (u32, Call),
+        /// The other and its call.
+        second: (u32, Call),
+    },
+    /// A rank died, or its connection broke.
+    Lost {
+        /// Who is gone.
+        rank: u32,
+    },
+    /// A rank closed its communicator while others were still in a call.
+    Left {
+        /// Who left.
+        rank: u32,
+    },
+    /// A rank's deadline passed while it waited for another.
+    TimedOut {
+        /// Whose deadline.
+        waiting: u32,
+        /// Whom it waited for.
+        missing: u32,
+    },
+    /// A rank called `abort`.
+    Aborted {
+        /// Who.
+        by: u32,
+    },
+    /// A rank failed for a reason of its own (an I/O error, memory) and cannot go on.
+    Failed {
+        /// Who.
+        rank: u32,
+    },
+}
+
+impl Notice {
+    /// Length of the encoded form in bytes.
+    pub(crate) const BYTES: usize = 80;
+
+    /// The encoded form: kind, padding, two ranks, two fingerprints; unused fields are zero.
+    pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        let (kind, first, second) = match self {
+            Notice::Mismatch { first, second } => {
+                bytes[16..48].copy_from_slice(&first.1.to_bytes());
+                bytes[48..80].copy_from_slice(&second.1.to_bytes());
+                (1, first.0, second.0)
+            }
+            Notice::Lost { rank } => (2, rank, 0),
+            Notice::Left { rank } => (3, rank, 0),
+            Notice::TimedOut { waiting, missing } => (4, waiting, missing),
+            Notice::Aborted { by } => (5, by, 0),
+            Notice::Failed { rank } => (6, rank, 0),
+        };
+        bytes[0] = kind;
+        bytes[8..12].copy_from_slice(&u32::to_le_bytes(first));
+        bytes[12..16].copy_from_slice(&u32::to_le_bytes(second));
+        bytes
+    }
+
+    /// The reverse of [`Notice::to_bytes`]; `None` for bytes that no notice has.
+    pub(crate) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let word = |at: usize| bytes[at..].first_chunk().map(|chunk| u32::from_le_bytes(*chunk));
+        let call = |at: usize| bytes[at..].first_chunk().and_then(Call::from_bytes);
+        let (first, second) = (word(8)?, word(12)?);
+        Some(match bytes[0] {
+            1 => Notice::Mismatch { first: (first, call(16)?), second: (second, call(48)?) },
+            2 => Notice::Lost { rank: first },
+            3 => Notice::Left { rank: first },
+            4 => Notice::TimedOut { waiting: first, missing: second },
+            5 => Notice::Aborted { by: first },
+            6 => Notice::Failed { rank: first },
+            _ => return None,
+        })
+    }
+
+    /// As the error that a call on this rank returns. `peers` is indexed by rank.
+    pub(crate) fn to_error(self, doing: &str, deadline: &Deadline, peers: &[Peer]) -> Error {
+        let peer = |rank: u32| peers.get(rank as usize).cloned().unwrap_or_else(|| Peer::unknown(rank as usize));
+        let doing = doing.to_owned();
+        let elapsed = deadline.elapsed();
+        match self {
+            Notice::Mismatch { first, second } => Error::Mismatch {
+                first: peer(first.0),
+                first_call: first.1.to_string(),
+                second: peer(second.0),
+                second_call: second.1.to_string(),
+            },
+            Notice::Lost { rank } => {
+                Error::PeerLost { doing, peer: peer(rank), elapsed, reason: "its process ended or its connection broke".to_owned() }
+            }
+            Notice::Left { rank } => Error::PeerLost { doing, peer: peer(rank), elapsed, reason: "it closed its communicator".to_owned() },
+            Notice::TimedOut { waiting, missing } => {
+                Error::Timeout { doing, elapsed, missing: vec![peer(missing)], arrived: vec![peer(waiting)] }
+            }
+            Notice::Aborted { by } => Error::Aborted { doing, by: peer(by) },
+            Notice::Failed { rank } => Error::PeerLost {
+                doing,
+                peer: peer(rank),
+                elapsed,
+                reason: "it ended its communicator after an error of its own".to_owned(),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Kind;
+    use crate::element::{DType, TypeTag};
+
+    #[test]
+    fn notices_survive_the_wire() {
+        let call = |kind| Call { kind, op: 0, element: TypeTag::Scalar(DType::F32), count: 4, root: None, counts_hash: 0, sequence: 1 };
+        for notice in [
+            Notice::Mismatch { first: (1, call(Kind::Barrier)), second: (2, call(Kind::AllReduce)) },
+            Notice::Lost { rank: 7 },
+            Notice::Left { rank: 8 },
+            Notice::TimedOut { waiting: 1, missing: 2 },
+            Notice::Aborted { by: 3 },
+            Notice::Failed { rank: 4 },
+        ] {
+            assert_eq!(Notice::from_bytes(&notice.to_bytes()), Some(notice));
+        }
+        assert_eq!(Notice::from_bytes(&[0; Notice::BYTES]), None);
+    }
+}

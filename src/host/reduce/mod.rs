@@ -1,0 +1,1 @@
+//! Element-wise folds on the processor.

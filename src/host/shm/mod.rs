@@ -1,0 +1,1 @@
+//! Collectives and links between the ranks of one host, in shared memory.

@@ -1,0 +1,232 @@
+//! Reduce operations: the built-in ones and those a caller brings.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::element::{DType, Data, Element};
+use crate::{Error, Result};
+
+/// How the elements of all ranks become one.
+///
+/// One meaning on every transport, for `n` ranks:
+///
+/// - `f16`, `bf16` and the 8-bit floats are accumulated in `f32` and rounded once wherever a rank folds several inputs
+///   (shared memory, direct exchange); a hop of a ring or a tree sends its partial result in the element's type.
+/// - Integer `Sum` and `Prod` wrap.
+/// - `Min` and `Max` drop a NaN where the other operand is a number.
+/// - `bool`: `Sum` and `Max` mean OR, `Prod` and `Min` mean AND; `Avg` is refused.
+/// - `Avg`: floats are summed, then divided by `n` once; integers are summed (wrapping), then divided, truncating toward
+///   zero.
+/// - Every rank ends with the same bits, and the same inputs give the same bits on every run at the same world size and
+///   transport. [`Config::reproducible`](crate::Config::reproducible) promises more.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum ReduceOp {
+    /// The sum; OR for `bool`.
+    Sum,
+    /// The product; AND for `bool`.
+    Prod,
+    /// The least; AND for `bool`.
+    Min,
+    /// The greatest; OR for `bool`.
+    Max,
+    /// The mean. Refused for `bool`.
+    Avg,
+    /// Bitwise AND of integers and `bool`.
+    BitAnd,
+    /// Bitwise OR of integers and `bool`.
+    BitOr,
+    /// Bitwise XOR of integers and `bool`.
+    BitXor,
+    /// Each rank's elements times its own scalar (rounded to the element's type), then the sum. Floats only.
+    PreMulSum(f64),
+}
+
+impl ReduceOp {
+    /// Every built-in op; `PreMulSum` with the scalar 1.
+    pub const ALL: [ReduceOp; 9] = [
+        ReduceOp::Sum,
+        ReduceOp::Prod,
+        ReduceOp::Min,
+        ReduceOp::Max,
+        ReduceOp::Avg,
+        ReduceOp::BitAnd,
+        ReduceOp::BitOr,
+        ReduceOp::BitXor,
+        ReduceOp::PreMulSum(1.0),
+    ];
+
+    /// The op's name in messages and on command lines: `sum`, `prod`, `min`, `max`, `avg`, `band`, `bor`, `bxor`, `mulsum`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Prod => "prod",
+            ReduceOp::Min => "min",
+            ReduceOp::Max => "max",
+            ReduceOp::Avg => "avg",
+            ReduceOp::BitAnd => "band",
+            ReduceOp::BitOr => "bor",
+            ReduceOp::BitXor => "bxor",
+            ReduceOp::PreMulSum(_) => "mulsum",
+        }
+    }
+
+    /// Whether this op can be done on this type.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported`, with the reason: `Avg` of `bool`, bitwise ops of floats, `PreMulSum` of anything but floats.
+    pub fn check(self, dtype: DType) -> Result<()> {
+        let reason = match self {
+            ReduceOp::Avg if dtype == DType::Bool => "a mean of truth values is not a truth value; convert to a number first",
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if dtype.is_float() => {
+                "bitwise ops work on integers and bool; view the bits as an unsigned integer of the same size"
+            }
+            ReduceOp::PreMulSum(_) if !dtype.is_float() => "the scalar is a float; use f32, f64, f16, bf16 or an 8-bit float",
+            _ => return Ok(()),
+        };
+        Err(Error::Unsupported { what: format!("{} of {dtype}", self.name()), reason: reason.to_owned() })
+    }
+
+    /// The op's number in a fingerprint; 0 means no op, 255 a custom one.
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            ReduceOp::Sum => 1,
+            ReduceOp::Prod => 2,
+            ReduceOp::Min => 3,
+            ReduceOp::Max => 4,
+            ReduceOp::Avg => 5,
+            ReduceOp::BitAnd => 6,
+            ReduceOp::BitOr => 7,
+            ReduceOp::BitXor => 8,
+            ReduceOp::PreMulSum(_) => 9,
+        }
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for ReduceOp {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        ReduceOp::ALL.into_iter().find(|op| op.name() == text).ok_or_else(|| {
+            let known: Vec<_> = ReduceOp::ALL.iter().map(|op| op.name()).collect();
+            Error::config(format!("reduce op {text:?}"), format!("not known; one of {}", known.join(", ")))
+        })
+    }
+}
+
+/// A reduction of the caller's own.
+///
+/// The function gets two slices of equal length and folds the second into the first, element by element: it may be called
+/// on any part of a buffer, and in any grouping, so it must be associative. An op that is not commutative is folded in
+/// rank order. Every rank must use an op of the same name; the name is part of the agreement check.
+///
+/// ```
+/// use collectives::{Communicator, CustomOp};
+///
+/// let largest = CustomOp::new("absmax", |into: &mut [f32], from: &[f32]| {
+///     for (a, b) in into.iter_mut().zip(from) {
+///         if b.abs() > a.abs() {
+///             *a = *b;
+///         }
+///     }
+/// });
+/// let results = Communicator::run_local(2, |comm| {
+///     let mut x = [[1.0f32, -5.0], [-3.0, 2.0]][comm.rank()];
+///     comm.all_reduce(&mut x, &largest)?;
+///     Ok(x)
+/// })?;
+/// assert_eq!(results[0], [-3.0, -5.0]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct CustomOp<T> {
+    name: Arc<str>,
+    commutative: bool,
+    function: Arc<dyn Fn(&mut [T], &[T]) + Send + Sync>,
+}
+
+impl<T: Data> CustomOp<T> {
+    /// An op that is associative and commutative.
+    pub fn new(name: &str, function: impl Fn(&mut [T], &[T]) + Send + Sync + 'static) -> Self {
+        Self { name: name.into(), commutative: true, function: Arc::new(function) }
+    }
+
+    /// An op that is associative only: always folded in rank order.
+    pub fn ordered(name: &str, function: impl Fn(&mut [T], &[T]) + Send + Sync + 'static) -> Self {
+        Self { commutative: false, ..Self::new(name, function) }
+    }
+
+    /// The name that all ranks must share.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether operands may be swapped.
+    #[must_use]
+    pub fn is_commutative(&self) -> bool {
+        self.commutative
+    }
+
+    /// Folds `from` into `into`.
+    pub(crate) fn apply(&self, into: &mut [T], from: &[T]) {
+        (self.function)(into, from);
+    }
+}
+
+impl<T> fmt::Debug for CustomOp<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CustomOp").field("name", &self.name).field("commutative", &self.commutative).finish_non_exhaustive()
+    }
+}
+
+/// What a reducing call takes: a [`ReduceOp`] for the element types it knows, or a [`CustomOp`] for any plain data.
+#[derive(Debug, Clone)]
+pub struct Reduction<T>(pub(crate) ReductionKind<T>);
+
+/// The two kinds of reduction.
+#[derive(Debug, Clone)]
+pub(crate) enum ReductionKind<T> {
+    Builtin(ReduceOp, DType),
+    Custom(CustomOp<T>),
+}
+
+impl<T: Element> From<ReduceOp> for Reduction<T> {
+    fn from(op: ReduceOp) -> Self {
+        Self(ReductionKind::Builtin(op, T::ELEMENT_TYPE))
+    }
+}
+
+impl<T: Data> From<&CustomOp<T>> for Reduction<T> {
+    fn from(op: &CustomOp<T>) -> Self {
+        Self(ReductionKind::Custom(op.clone()))
+    }
+}
+
+impl<T: Data> From<CustomOp<T>> for Reduction<T> {
+    fn from(op: CustomOp<T>) -> Self {
+        Self(ReductionKind::Custom(op))
+    }
+}
+
+impl<T> Reduction<T> {
+    /// As the fingerprint has it: the op's number, and for a custom op 24 bits of its name's hash (FNV-1a) above it.
+    pub(crate) fn code(&self) -> u32 {
+        match &self.0 {
+            ReductionKind::Builtin(op, _) => u32::from(op.code()),
+            ReductionKind::Custom(op) => {
+                let hash = op.name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+                255 | (hash ^ hash >> 24) << 8
+            }
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! How ranks find each other: stores, URLs, launcher variables.
