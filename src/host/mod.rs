@@ -2,6 +2,7 @@
 
 pub(crate) mod bootstrap;
 pub(crate) mod engine;
+pub(crate) mod fold;
 pub(crate) mod health;
 pub(crate) mod link;
 pub(crate) mod net;

@@ -43,6 +43,38 @@ pub(crate) enum Notice {
     },
 }
 
+/// Why a wait on the host plane ended without success, with what this rank knows about the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stop {
+    /// The reason, as it is told to peers.
+    pub(crate) notice: Notice,
+    /// For a deadline: whom this rank still waited for (global ranks).
+    pub(crate) missing: Vec<u32>,
+    /// For a deadline: who had arrived, as far as this rank knows, itself included.
+    pub(crate) arrived: Vec<u32>,
+}
+
+impl From<Notice> for Stop {
+    fn from(notice: Notice) -> Self {
+        Self { notice, missing: Vec::new(), arrived: Vec::new() }
+    }
+}
+
+impl Stop {
+    /// As the error that a call on this rank returns. `peers` is indexed by rank.
+    pub(crate) fn to_error(&self, doing: &str, deadline: &Deadline, peers: &[Peer]) -> Error {
+        let mut error = self.notice.to_error(doing, deadline, peers);
+        if let Error::Timeout { missing, arrived, .. } = &mut error
+            && !self.missing.is_empty()
+        {
+            let name = |rank: &u32| peers.get(*rank as usize).cloned().unwrap_or_else(|| Peer::unknown(*rank as usize));
+            *missing = self.missing.iter().map(name).collect();
+            *arrived = self.arrived.iter().map(name).collect();
+        }
+        error
+    }
+}
+
 impl Notice {
     /// Length of the encoded form in bytes.
     pub(crate) const BYTES: usize = 80;

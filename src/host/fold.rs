@@ -1,0 +1,21 @@
+//! What the host plane asks of a reduction, whatever its type and op.
+
+/// Folds blocks of elements. Implemented by the kernels of [`super::reduce`].
+pub(crate) trait Fold {
+    /// The size of one element in bytes; every span handed to `fold` is a multiple of it.
+    fn element_bytes(&self) -> usize;
+
+    /// Whether operands may be folded in any order.
+    fn is_commutative(&self) -> bool;
+
+    /// `into = inputs[0] op inputs[1] op …` over `bytes` bytes, in this order, with a wide accumulator where the type has one.
+    /// `last`: nothing more is folded into this part, so an average divides here.
+    ///
+    /// # Safety
+    ///
+    /// - `into` and every input point to `bytes` bytes, aligned to the element and valid for the access, for the whole call.
+    /// - `bytes` is a multiple of the element size.
+    /// - `into` may be the same address as any of the inputs; apart from that it overlaps none.
+    /// - The inputs hold valid elements (a `bool` is 0 or 1), and nobody writes to them during the call.
+    unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool);
+}
