@@ -1,5 +1,7 @@
 //! What the host plane asks of a reduction, whatever its type and op.
 
+#![expect(unsafe_code, reason = "a fold works on raw memory: buffers may be the same, and may lie in a shared mapping")]
+
 /// Folds blocks of elements. Implemented by the kernels of [`super::reduce`].
 pub(crate) trait Fold {
     /// The size of one element in bytes; every span handed to `fold` is a multiple of it.
