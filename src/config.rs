@@ -31,6 +31,8 @@ pub struct Config {
     /// Overrides the choice of algorithm, as `name:from-to` ranges of bytes separated by commas, e.g.
     /// `doubling:0-16K,ring:16K-`. Default: `None`, the cost table decides.
     pub algorithm: Option<String>,
+    /// The most bytes that the objects of one object collective may have together. Default: 256 MiB.
+    pub object_limit_bytes: usize,
     /// The address on which this rank listens for peers of other hosts. Default: `None`, the address by which it reaches
     /// rank 0's store.
     pub listen_address: Option<std::net::IpAddr>,
@@ -44,6 +46,7 @@ impl Default for Config {
             reproducible: false,
             host_identity: None,
             algorithm: None,
+            object_limit_bytes: 256 << 20,
             listen_address: None,
         }
     }

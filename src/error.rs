@@ -83,6 +83,14 @@ pub enum Error {
         /// Its call in words.
         second_call: String,
     },
+    /// The two ends of a message do not fit together. Only this message is affected.
+    #[error("{doing}: {reason}")]
+    Message {
+        /// Which message.
+        doing: String,
+        /// What does not fit.
+        reason: String,
+    },
     /// The deadline passed.
     #[error("{doing}: timed out after {:.3} s; still missing: {}; arrived: {}", elapsed.as_secs_f64(), list_peers(missing), list_peers(arrived))]
     Timeout {
@@ -183,10 +191,10 @@ impl Error {
         matches!(self.root(), Self::PeerLost { .. })
     }
 
-    /// Whether two ranks called different things (also as the cause of poisoning).
+    /// Whether two ranks called different things, or the ends of a message do not fit (also as the cause of poisoning).
     #[must_use]
     pub fn is_mismatch(&self) -> bool {
-        matches!(self.root(), Self::Mismatch { .. })
+        matches!(self.root(), Self::Mismatch { .. } | Self::Message { .. })
     }
 
     /// Whether the call is one that cannot be done at all.
