@@ -34,7 +34,7 @@ impl Cut {
         let total = bytes.saturating_mul(width);
         let area = Area::for_move(total);
         let piece = match area {
-            Area::Slot => (chunk_bytes(total, slot_bytes) / width & !63).max(1),
+            Area::Slot => ((chunk_bytes(total, slot_bytes) / width) & !63).max(1),
             _ => bytes,
         };
         Self { area, bytes, piece, width }
@@ -145,7 +145,7 @@ mod tests {
             for (element, count) in [(1, 0), (1, 1), (4, 5), (24, 1000), (3, 7), (64 << 10, 2), (8, 16384)] {
                 let shares = Shares::new(element * count, ranks, element);
                 assert_covers((0..ranks).map(|rank| shares.of(rank)), element * count);
-                assert!((0..ranks).all(|rank| shares.of(rank).len() % element == 0));
+                assert!((0..ranks).all(|rank| shares.of(rank).len().is_multiple_of(element)));
             }
         }
     }

@@ -20,7 +20,7 @@ mod steps;
 mod sync;
 mod wait;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;
 
 pub(crate) use group::Group;
