@@ -30,10 +30,12 @@ impl Area {
     /// The smallest area for so many bytes that are only moved.
     #[inline]
     pub(super) const fn for_move(bytes: usize) -> Self {
-        match bytes {
-            0..=HEAD_BYTES => Area::Head,
-            ..=LINES_BYTES => Area::Lines,
-            _ => Area::Slot,
+        if bytes <= HEAD_BYTES {
+            Area::Head
+        } else if bytes <= LINES_BYTES {
+            Area::Lines
+        } else {
+            Area::Slot
         }
     }
 

@@ -96,7 +96,10 @@ impl Fold for TestFold {
         let element = self.element_bytes();
         assert_eq!(bytes % element, 0);
         let alignment = (element & element.wrapping_neg()).min(16);
-        assert!(inputs.iter().all(|input| input.addr() % alignment == 0) && into.addr() % alignment == 0, "elements of {element} B");
+        assert!(
+            inputs.iter().all(|input| input.addr().is_multiple_of(alignment)) && into.addr().is_multiple_of(alignment),
+            "elements of {element} B"
+        );
         // SAFETY: the caller's word: so many bytes each, and nobody writes them now.
         let inputs: Vec<_> = inputs.iter().map(|input| unsafe { std::slice::from_raw_parts(*input, bytes) }.to_vec()).collect();
         let result = self.expected(&inputs, last);
@@ -322,8 +325,8 @@ fn gathers(rank: &mut Rank, case: &Case, blocks: Blocks<'_>, lengths: &[usize], 
         destination.bytes_mut()[start..start + lengths[rank.index]].copy_from_slice(&all[rank.index]);
         memory.source = destination.at(start);
     }
-    // SAFETY: the source holds a block, the destination all of them.
     let result = match root {
+        // SAFETY: the source holds a block, the destination all of them.
         Some(root) => rank.make(Kind::Gather, |group, terms| unsafe { group.gather(memory, lengths[0], root, terms) }),
         // SAFETY: as above.
         None => rank.make(Kind::AllGather, |group, terms| unsafe { group.all_gather(memory, blocks, terms) }),
