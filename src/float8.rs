@@ -258,6 +258,8 @@ common!(F8E4M3, F8E5M2);
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may")]
+
     use super::*;
 
     /// What the formats' definition says a pattern is worth: no shared code with the conversions.

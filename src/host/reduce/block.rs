@@ -24,7 +24,7 @@ pub(super) unsafe fn fold<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs:
         // SAFETY: both cover `count` elements; they may be the same memory, which `copy` allows.
         [only] if L::COPIES && !O::DIVIDES => unsafe { ptr::copy(only.cast(), into, count) },
         // SAFETY: passed on.
-        [a, b] => unsafe { fold_two::<L, O>(into, a.cast(), b.cast(), count, divisor) },
+        [a, b] if !ptr::eq(a, b) => unsafe { fold_two::<L, O>(into, a.cast(), b.cast(), count, divisor) },
         [first, ref rest @ ..] => {
             // SAFETY: passed on.
             unsafe { fold_many::<L, O>(into, first, rest, count, divisor) }
@@ -33,8 +33,8 @@ pub(super) unsafe fn fold<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs:
     }
 }
 
-/// Two inputs: straight from them to the destination. Written three times, since a loop is only vectorised where the compiler
-/// can see that its slices are either the same or apart.
+/// Two inputs that are not the same memory: straight from them to the destination. Written three times, since a loop is only
+/// vectorised where the compiler can see that its slices are either the same or apart.
 ///
 /// # Safety
 ///
@@ -48,12 +48,8 @@ unsafe fn fold_two<L: Lane, O: Operation<L::Wide>>(
     divisor: NonZeroU64,
 ) {
     let one = |a, b| L::narrow(O::finish(O::combine(L::widen(a), L::widen(b)), divisor));
-    if ptr::eq(into, a) && ptr::eq(into, b) {
-        // SAFETY: `count` elements, initialised, and this is the only reference to them.
-        let into = unsafe { slice::from_raw_parts_mut(into, count) };
-        into.iter_mut().for_each(|into| *into = one(*into, *into));
-    } else if ptr::eq(into, a) {
-        // SAFETY: as above, and `b` overlaps the destination nowhere; nobody writes to it.
+    if ptr::eq(into, a) {
+        // SAFETY: `count` elements each, initialised; `b` is apart from the destination, and nobody writes to it.
         let (into, b) = unsafe { (slice::from_raw_parts_mut(into, count), slice::from_raw_parts(b, count)) };
         into.iter_mut().zip(b).for_each(|(into, b)| *into = one(*into, *b));
     } else if ptr::eq(into, b) {

@@ -15,16 +15,13 @@ pub(super) trait ErasedFold: Send + Sync {
     ///
     /// # Safety
     ///
-    /// As there, for the type that the implementor was made with.
+    /// As there, for the type that the implementor was made with, and `bytes` is not 0.
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize);
 }
 
 impl<T: Data> ErasedFold for CustomOp<T> {
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize) {
         let Some((first, rest)) = inputs.split_first() else { return };
-        if bytes == 0 {
-            return;
-        }
         let mut scratch = Scratch::new();
         let mut large = Vec::new();
         let room = match Scratch::capacity::<T>() {

@@ -9,8 +9,6 @@
 //! - Min and Max take -0 for less than +0.
 //! - A computed NaN is the type's positive quiet one. (A fold of one input computes nothing: it copies.)
 
-#![expect(unsafe_code, reason = "the folds work on pointers")]
-
 mod block;
 mod custom;
 #[cfg(target_arch = "x86_64")]
@@ -91,6 +89,7 @@ impl Kernel {
     }
 }
 
+#[expect(unsafe_code, reason = "a fold works on raw memory, and only its caller knows what lies there")]
 impl Fold for Kernel {
     fn element_bytes(&self) -> usize {
         self.element_bytes
@@ -101,6 +100,9 @@ impl Fold for Kernel {
     }
 
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
+        if bytes == 0 {
+            return;
+        }
         match &self.work {
             Work::Builtin { functions, divisor } => {
                 let function = if last { functions.last } else { functions.partial };

@@ -1,5 +1,7 @@
 //! The built-in operations on two values of one type, and the division that ends a mean.
 
+#![expect(unsafe_code, reason = "a checked conversion to an integer does not vectorise")]
+
 use std::num::NonZeroU64;
 
 /// Two values become one; at the end, one value becomes the result.
@@ -161,8 +163,9 @@ macro_rules! divided_as_float {
             #[inline(always)]
             fn divided_by(self, divisor: NonZeroU64) -> Self {
                 let quotient = <$float>::from(self) / divisor.get() as $float;
-                // The quotient is finite and no larger than the dividend, so the conversion only cuts off the fraction.
-                quotient as $whole as $int
+                // `as` would vectorise badly: it also provides for quotients that do not fit.
+                // SAFETY: the divisor is at least 1, so the quotient is finite and no larger than the dividend, which fits.
+                unsafe { quotient.to_int_unchecked::<$whole>() as $int }
             }
         }
     )*};

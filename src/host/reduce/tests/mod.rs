@@ -1,5 +1,8 @@
 //! The folds against plain scalar code that is written differently.
 
+#![expect(unsafe_code, reason = "the folds work on pointers")]
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
 mod custom;
 mod integers;
 mod matrix;

@@ -175,8 +175,8 @@ pub(super) fn special_elements(dtype: DType) -> Vec<Vec<u8>> {
     let bits = size as u32 * 8;
     let sign = 1u64 << (bits - 1);
     let nan = sign - 1;
-    let infinity = nan >> mantissa << mantissa;
-    let one = infinity / 2 >> mantissa << mantissa;
+    let infinity = (nan >> mantissa) << mantissa;
+    let one = ((infinity / 2) >> mantissa) << mantissa;
     let largest = if infinite { infinity - 1 } else { nan - 1 };
     let least_normal = 1 << mantissa;
     let mut magnitudes = vec![0, 1, 3, least_normal - 1, least_normal, least_normal + 1, one, one + 1, largest, largest - 1, nan];
