@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::peer::{Context, Trouble};
+use super::lane::Context;
+use super::peer::{Peer, Trouble};
 use super::{End, Engine, Health, Links, Request, wire};
 use crate::deadline::Deadline;
 use crate::host::notice::{Notice, Stop};
@@ -10,6 +11,11 @@ use crate::host::notice::{Notice, Stop};
 /// How long a rank that ends tries to get its last message out. A peer that takes no bytes for so long learns of the end when
 /// its link closes.
 const FAREWELL: Duration = Duration::from_millis(20);
+/// How long it tries where a message is half sent. Cutting it off makes the peer believe that this rank died, so a peer that
+/// only lacks a core gets more time.
+const LONG_FAREWELL: Duration = Duration::from_millis(100);
+/// How long to wait between two tries, once yielding the core has not helped.
+const NAP: Duration = Duration::from_micros(100);
 
 impl Engine {
     /// Tells every open link that the communicator ended, once, as far as it can be done in a few milliseconds.
@@ -86,10 +92,12 @@ impl Engine {
                     is_pending = true;
                 }
             });
-            if !is_pending || began.elapsed() >= FAREWELL {
+            let is_cut_off = |peer: &Peer| peer.is_cut_off(message.len());
+            let elapsed = began.elapsed();
+            if !is_pending || elapsed >= LONG_FAREWELL || (elapsed >= FAREWELL && !self.peers.iter().any(is_cut_off)) {
                 break;
             }
-            std::thread::yield_now();
+            if elapsed < NAP { std::thread::yield_now() } else { std::thread::sleep(NAP) }
         }
         for (rank, peer) in self.peers.iter().enumerate() {
             if peer.is_cut_off(message.len()) {

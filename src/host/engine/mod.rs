@@ -7,8 +7,11 @@
 //! that they disagree before any payload is taken. Whatever ends a run on one rank is told to every open link, and passed on
 //! once by whoever hears of it.
 
+#![expect(clippy::result_large_err, reason = "a stop is made once in the life of a communicator, and boxing it helps nobody")]
+
 mod farewell;
 mod input;
+mod lane;
 mod local;
 mod memory;
 mod peer;
@@ -20,10 +23,11 @@ mod wire;
 
 use rustix::event::PollFlags;
 
+use self::lane::Context;
 use self::local::Local;
 pub(crate) use self::memory::Memory;
 use self::memory::{Scratch, Spaces};
-use self::peer::{Context, Peer};
+use self::peer::Peer;
 use self::schedule::Schedule;
 use self::waiting::{Pause, Waiting};
 use super::fold::Fold;

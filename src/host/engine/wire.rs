@@ -1,8 +1,8 @@
 //! The messages of a link, as bytes. Pure: no socket, no clock.
 //!
 //! A message begins with eight bytes: kind (one byte), three zero bytes, and the length of its body as a little-endian `u32`.
-//! [`FIRST`](encode_first) carries the sender's call (32 bytes) and how many payload bytes it will send on this link in this
-//! call (a little-endian `u64`) between these eight bytes and its body.
+//! The first message of a call carries, between these eight bytes and its body, the sender's call (32 bytes) and how many bytes
+//! of payload it will send on this link in this call (a little-endian `u64`).
 
 use std::fmt;
 

@@ -111,6 +111,39 @@ impl ByteLink for Socket {
     }
 }
 
+/// Counts the calls that moved something.
+pub(super) struct Counting {
+    inner: Socket,
+    pub(super) writes: usize,
+    pub(super) reads: usize,
+}
+
+impl Counting {
+    pub(super) fn pair() -> (Self, Self) {
+        let (a, b) = Socket::pair();
+        let counting = |inner| Self { inner, writes: 0, reads: 0 };
+        (counting(a), counting(b))
+    }
+}
+
+impl ByteLink for Counting {
+    fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let result = self.inner.try_write(parts);
+        self.writes += usize::from(result.is_ok());
+        result
+    }
+
+    fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let result = self.inner.try_read(into);
+        self.reads += usize::from(result.is_ok());
+        result
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.descriptor()
+    }
+}
+
 /// The links of one rank.
 pub(super) struct Mesh<K>(pub(super) Vec<Option<K>>);
 

@@ -10,7 +10,7 @@ mod trouble;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::links::{Mesh, chaos, sockets};
+use self::links::{Counting, Mesh, chaos, meshes, sockets};
 use super::{Engine, Memory, Request};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
@@ -124,7 +124,7 @@ fn on_threads<K: ByteLink + Send, T: Send>(ranks: Vec<Rank<K>>, body: impl Fn(us
 
 /// Numbers that no other rank has.
 fn numbers(rank: usize, count: usize) -> Vec<u64> {
-    (0..count as u64).map(|index| (rank as u64 + 1) << 40 | index * 7).collect()
+    (0..count as u64).map(|index| ((rank as u64 + 1) << 40) + index * 7).collect()
 }
 
 fn is_exact_over<K: ByteLink + Send>(meshes: impl Fn(usize) -> Vec<Mesh<K>>) {
@@ -232,5 +232,20 @@ fn a_rank_may_run_ahead() {
             assert_eq!(this.run(&plan, &call(sequence), memory(&mine, 24, &mut got, 24)), Ok(()), "rank {rank} call {sequence}");
             assert!(rank == 0 || got == mine);
         }
+    });
+}
+
+#[test]
+fn a_small_message_is_one_write_and_at_most_one_read() {
+    const CALLS: usize = 100;
+    on_threads(Rank::all(meshes(2, |_, _| Some(Counting::pair()))), |rank, this| {
+        for sequence in 1..=CALLS as u64 {
+            let (mine, mut got) = ([sequence; 8], [0; 8]);
+            assert_eq!(this.run(&plans::exchange(rank, 64), &call(sequence), memory(&mine, 64, &mut got, 64)), Ok(()));
+            assert_eq!(got, mine);
+        }
+        let link = this.links.0[1 - rank].as_ref().expect("a link");
+        assert_eq!(link.writes, CALLS);
+        assert!(link.reads <= CALLS, "{}", link.reads);
     });
 }

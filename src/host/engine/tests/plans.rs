@@ -35,8 +35,8 @@ pub(super) fn exchange(rank: usize, len: usize) -> Plan {
 /// Everyone sends rank `to` a part of `lens[from][to]` bytes; parts lie one behind the other on both sides.
 pub(super) fn all_to_all(rank: usize, lens: &[Vec<usize>]) -> Plan {
     let (mut steps, mut sent, mut received) = (vec![], 0, 0);
-    for peer in 0..lens.len() {
-        let (out, back) = (lens[rank][peer], lens[peer][rank]);
+    for (peer, theirs) in lens.iter().enumerate() {
+        let (out, back) = (lens[rank][peer], theirs[rank]);
         if peer == rank {
             steps.push(step(Action::Copy { from: source(sent, out), into: destination(received, out) }, &[]));
         } else {

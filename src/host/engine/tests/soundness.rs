@@ -75,3 +75,9 @@ fn after_a_fold_that_panicked_everyone_is_told() {
         assert!(theirs.join().expect("the peer").is_err());
     });
 }
+
+#[test]
+fn an_engine_may_move_to_another_thread() {
+    fn moves<T: Send>(_: &T) {}
+    moves(&Engine::new(0, 1, 1));
+}

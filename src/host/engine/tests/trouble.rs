@@ -202,6 +202,38 @@ fn an_interruption_ends_the_run_and_is_passed_on() {
     assert_eq!(ranks[1].run(&plans::barrier(1, 2), &call(1), memory(&[], 0, &mut [], 0)), Err(notice.into()));
 }
 
+/// Rank 0 is interrupted when the socket is full, in the middle of a message.
+#[test]
+fn a_notice_never_lands_in_the_middle_of_a_payload() {
+    const COUNT: usize = 1 << 20;
+    let notice = Notice::Aborted { by: 0 };
+    let results = on_threads(Rank::all(sockets(2)), |rank, this| {
+        let (mine, mut got) = (numbers(0, COUNT), vec![0; COUNT]);
+        let memory = memory(&mine, COUNT * 8, &mut got, COUNT * 8);
+        let result = if rank == 0 {
+            let request = Request {
+                plan: &plan(vec![step(Action::Send { to: 1, from: source(0, COUNT * 8) }, &[])], 0),
+                participants: &[0, 1],
+                memory,
+                call: &call(1),
+                fold: None,
+                deadline: &Deadline::after(SOON),
+                health: &this.health,
+                interrupted: &mut || Some(notice),
+            };
+            this.engine.run(request, &mut this.links)
+        } else {
+            this.run(&plan(vec![step(Action::Receive { from: 0, into: destination(0, COUNT * 8) }, &[])], 0), &call(1), memory)
+        };
+        // What came is payload, and what did not was not written.
+        assert!(rank == 0 || got.iter().zip(&mine).all(|(got, sent)| *got == *sent || *got == 0));
+        result
+    });
+    assert_eq!(results[0], Err(notice.into()));
+    // A rank that gets no core for long is cut off instead.
+    assert!([notice, Notice::Lost { rank: 0 }].map(|notice| Err(notice.into())).contains(&results[1]), "{:?}", results[1]);
+}
+
 #[test]
 fn who_leaves_in_good_order_is_missed_only_when_needed() {
     let mut ranks = Rank::all(sockets(3));
