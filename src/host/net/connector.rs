@@ -140,7 +140,7 @@ impl Connector {
         let socket = Socket::new(Domain::for_address(self.address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
         tcp::prepare(SockRef::from(&socket))?;
         if self.same_host {
-            tcp::prefer_cubic(SockRef::from(&socket));
+            tcp::prefer_unpaced(SockRef::from(&socket));
         }
         match socket.connect(&self.address.into()) {
             Ok(()) => Ok(socket),

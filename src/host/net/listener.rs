@@ -76,7 +76,7 @@ impl Acceptor {
         let address = SocketAddr::new(ip, 0);
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
         if ip.is_loopback() {
-            tcp::prefer_cubic(SockRef::from(&socket));
+            tcp::prefer_unpaced(SockRef::from(&socket));
         }
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
@@ -177,7 +177,7 @@ impl Acceptor {
         let prepared = stream.set_nonblocking(true).and_then(|()| tcp::prepare(SockRef::from(&stream))).and_then(|()| {
             let same_host = stream.local_addr()?.ip() == from.ip() || from.ip().is_loopback();
             if same_host {
-                tcp::prefer_cubic(SockRef::from(&stream));
+                tcp::prefer_unpaced(SockRef::from(&stream));
             }
             Ok(epoll::add(&self.readiness, &stream, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
         });
