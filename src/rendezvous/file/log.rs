@@ -106,7 +106,10 @@ impl Log {
         read.map_err(|error| Error::io(format!("reading the store file {path:?}"), error))?;
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
-            let (key, value, behind) = record(rest).map_err(|reason| malformed(path, format!("{reason} at byte {}", self.position)))?;
+            let Some(((key, value), behind)) = record(rest) else {
+                let reason = format!("half a record at byte {} (its writer died, or this is no store)", self.position);
+                return Err(malformed(path, reason));
+            };
             match key.strip_prefix(b"-") {
                 Some(deleted) => drop(self.values.remove(deleted)),
                 None => drop(self.values.insert(key.to_vec(), value.to_vec())),
@@ -140,12 +143,11 @@ impl Log {
     }
 }
 
-/// Splits the first record off.
-fn record(bytes: &[u8]) -> std::result::Result<(&[u8], &[u8], &[u8]), &'static str> {
-    let torn = "half a record (its writer died, or this is no store)";
-    let (key, rest) = text(bytes).ok_or(torn)?;
-    let (value, rest) = text(rest).ok_or(torn)?;
-    Ok((key, value, rest))
+/// The first record, and what is behind it; `None` where it is not whole.
+fn record(bytes: &[u8]) -> Option<((&[u8], &[u8]), &[u8])> {
+    let (key, rest) = text(bytes)?;
+    let (value, rest) = text(rest)?;
+    Some(((key, value), rest))
 }
 
 /// Splits a length and its bytes off.

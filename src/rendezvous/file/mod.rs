@@ -80,9 +80,9 @@ impl FileStore {
         let mut log = Log::default();
         let deadline = Deadline::after(timeout);
         let mut file = log.open(&path, Access::Write, &deadline)?.present(&path)?;
-        let opened = counter(&log, OPENED)?.saturating_add(1);
+        let opened = own_counter(&log, OPENED, &path)?.saturating_add(1);
         if let Some(size) = world_size {
-            let closed = counter(&log, CLOSED)?;
+            let closed = own_counter(&log, CLOSED, &path)?;
             if closed > 0 || usize::try_from(opened).is_ok_and(|opened| opened > size) {
                 let reason = format!(
                     "an earlier run has left this file behind (this is number {opened} to open it of a world of {size}, and {closed} have \
@@ -144,8 +144,8 @@ impl Shared {
     fn leave(&self) -> Result<()> {
         let mut log = self.log();
         let Opened::File(mut file) = log.open(&self.path, Access::Existing, &Deadline::after(FAREWELL))? else { return Ok(()) };
-        let closed = counter(&log, CLOSED)?.saturating_add(1);
-        let opened = counter(&log, OPENED)?.saturating_sub(1);
+        let closed = own_counter(&log, CLOSED, &self.path)?.saturating_add(1);
+        let opened = own_counter(&log, OPENED, &self.path)?.saturating_sub(1);
         let counts = [(CLOSED, closed.to_string()), (OPENED, opened.to_string())];
         log.append(&mut file, &self.path, &[(counts[0].0, counts[0].1.as_bytes()), (counts[1].0, counts[1].1.as_bytes())])?;
         let all = self.world_size.is_some_and(|size| usize::try_from(closed).is_ok_and(|closed| closed >= size));
@@ -169,10 +169,15 @@ fn user(key: &str) -> Vec<u8> {
     [USER.as_bytes(), key.as_bytes()].concat()
 }
 
-/// A counter of the file; absent or empty reads as 0.
-fn counter(log: &Log, key: &[u8]) -> Result<i64> {
+/// A counter; absent or empty reads as 0.
+fn counter(log: &Log, key: &[u8]) -> std::result::Result<i64, Refusal> {
     let value = log.value(key).filter(|value| !value.is_empty());
-    value.map_or(Ok(0), |value| parse_number(key, value)).map_err(|Refusal(reason)| Error::argument("add", reason))
+    value.map_or(Ok(0), |value| parse_number(key, value))
+}
+
+/// A counter that the store keeps for itself.
+fn own_counter(log: &Log, key: &[u8], path: &Path) -> Result<i64> {
+    counter(log, key).map_err(|Refusal(reason)| Error::Protocol { with: format!("the store file {path:?}"), reason })
 }
 
 /// What a file store cannot do.
@@ -200,7 +205,7 @@ impl Store for FileStore {
         check_key("add", key)?;
         let key = user(key);
         self.shared.change(|log| {
-            let old = counter(log, &key)?;
+            let old = counter(log, &key).map_err(|Refusal(reason)| Error::argument("add", reason))?;
             let sum = old.checked_add(delta).ok_or_else(|| Error::argument("add", format!("{old} + {delta} does not fit 64 bits")))?;
             Ok((sum, vec![(key.clone(), sum.to_string().into_bytes())]))
         })

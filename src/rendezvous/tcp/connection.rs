@@ -17,7 +17,7 @@ use crate::{Error, Result};
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// The longest single poll; waits beyond it poll again.
 const LONGEST_POLL: Duration = Duration::from_secs(3600);
-/// After so long without a connection, each failed attempt is logged.
+/// After so long without a connection a failed attempt is logged, and again after twice that, and so on.
 const QUIET: Duration = Duration::from_secs(10);
 
 /// Why bytes do not move.
@@ -49,6 +49,7 @@ impl Connection {
     /// Connects to the server at `host` and `port`, and asks until the deadline whether it is there.
     pub(super) fn open(host: &str, port: u16, deadline: &Deadline) -> Result<Self> {
         let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(2));
+        let mut quiet = QUIET;
         loop {
             let problem = match Self::attempt(host, port, deadline) {
                 Ok(connection) => return Ok(connection),
@@ -65,7 +66,8 @@ impl Connection {
                 );
                 return Err(store::timeout(words, deadline));
             }
-            if deadline.elapsed() > QUIET {
+            if deadline.elapsed() > quiet {
+                quiet *= 2;
                 tracing::warn!(host, port, %problem, "still trying to connect to the store");
             }
             backoff.pause(deadline);
