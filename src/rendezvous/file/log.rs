@@ -106,7 +106,8 @@ impl Log {
         read.map_err(|error| Error::io(format!("reading the store file {path:?}"), error))?;
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
-            let Some(((key, value), behind)) = record(rest) else {
+            let record = text(rest).and_then(|(key, rest)| text(rest).map(|(value, behind)| (key, value, behind)));
+            let Some((key, value, behind)) = record else {
                 let reason = format!("half a record at byte {} (its writer died, or this is no store)", self.position);
                 return Err(malformed(path, reason));
             };
@@ -141,13 +142,6 @@ impl Log {
         }
         self.refresh(file, path)
     }
-}
-
-/// The first record, and what is behind it; `None` where it is not whole.
-fn record(bytes: &[u8]) -> Option<((&[u8], &[u8]), &[u8])> {
-    let (key, rest) = text(bytes)?;
-    let (value, rest) = text(rest)?;
-    Some(((key, value), rest))
 }
 
 /// Splits a length and its bytes off.

@@ -55,6 +55,9 @@ pub struct FileStore {
     shared: Arc<Shared>,
 }
 
+/// Keys and values to be put at the end of the file.
+type Records = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// What clones share.
 #[derive(Debug)]
 struct Shared {
@@ -104,7 +107,7 @@ impl Shared {
     }
 
     /// Lets `change` look at the file's content under the exclusive lock and say what to write.
-    fn change<T>(&self, change: impl FnOnce(&Log) -> Result<(T, Vec<(Vec<u8>, Vec<u8>)>)>) -> Result<T> {
+    fn change<T>(&self, change: impl FnOnce(&Log) -> Result<(T, Records)>) -> Result<T> {
         let mut log = self.log();
         let mut file = log.open(&self.path, Access::Write, &Deadline::after(self.timeout))?.present(&self.path)?;
         let (result, records) = change(&log)?;
