@@ -51,3 +51,8 @@ impl Default for Config {
         }
     }
 }
+
+/// One variable of the environment. What is not UTF-8 in it is replaced, so that errors can quote it.
+pub(crate) fn environment(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
