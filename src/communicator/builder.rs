@@ -7,11 +7,11 @@ use std::time::Duration;
 use super::Communicator;
 use super::bootstrap::StoreExchange;
 use super::desk::Desk;
-use crate::config::{Config, Transport};
+use crate::config::{Config, Transport, environment};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::plane::{Founding, HostPlane};
-use crate::rendezvous::{self, MemoryStore, Rendezvoused, Store};
+use crate::rendezvous::{self, MemoryStore, Rendezvous, Rendezvoused, Store};
 
 /// Describes a communicator before it is made; see [`Communicator::builder`].
 #[derive(Debug, Clone, Default)]
@@ -80,8 +80,13 @@ impl Builder {
     pub fn from_url(self, url: &str) -> Result<Communicator> {
         let config = self.config.with_environment()?;
         let deadline = Deadline::after(config.timeout);
-        let found = rendezvous::open(url, &config, &deadline)?;
-        join(found, config, &deadline)
+        let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
+        let found = rendezvous::open(&url.parse::<Rendezvous>()?, config.timeout, &environment, parent)?;
+        let Rendezvoused { store, rank, world_size, server, timeout, local_address, .. } = found;
+        let comm = join(store, (rank, world_size), local_address, Config { timeout, ..config }, &deadline);
+        // Lingers until the last rank has what it needs of the store.
+        drop(server);
+        comm
     }
 
     /// Joins over a store that all ranks share; `prefix`ed keys keep several communicators on one store apart.
@@ -92,7 +97,7 @@ impl Builder {
     pub fn with_store(self, store: Arc<dyn Store>, rank: usize, world_size: usize) -> Result<Communicator> {
         let config = self.config.with_environment()?;
         let deadline = Deadline::after(config.timeout);
-        join(Rendezvoused::with_store(store, rank, world_size), config, &deadline)
+        join(store, (rank, world_size), None, config, &deadline)
     }
 
     /// As [`Communicator::local`].
@@ -139,10 +144,15 @@ fn panicked(what: &'static str) -> Error {
 }
 
 /// Joins the job that was found: tells who this rank is, learns who the others are, opens the links.
-fn join(found: Rendezvoused, config: Config, deadline: &Deadline) -> Result<Communicator> {
-    let listen = config.listen_address.or(found.local_address).unwrap_or(IpAddr::from([127, 0, 0, 1]));
-    let (rank, world_size) = (found.rank, found.world_size);
-    let mut exchange = StoreExchange::join(Arc::clone(&found.store), rank, world_size, deadline)?;
+fn join(
+    store: Arc<dyn Store>,
+    (rank, world_size): (usize, usize),
+    local_address: Option<IpAddr>,
+    config: Config,
+    deadline: &Deadline,
+) -> Result<Communicator> {
+    let listen = config.listen_address.or(local_address).unwrap_or(IpAddr::from([127, 0, 0, 1]));
+    let mut exchange = StoreExchange::join(store, rank, world_size, deadline)?;
     let founding = Founding { rank, world_size, config: &config, listen };
     let (plane, connector) = HostPlane::establish(&mut exchange, &founding, deadline)?;
     let desk = Desk::new(rank, plane.peers(), plane.health(), connector);

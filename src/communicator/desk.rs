@@ -16,7 +16,7 @@ use crate::error::{Error, Peer, Result};
 use crate::host::health::Health;
 use crate::host::notice::Stop;
 use crate::host::plane::MessageConnector;
-use crate::host::point_to_point::{Envelope, MessageError, Messages, Ticket};
+use crate::host::point_to_point::{MessageError, Messages, Outcome, Ticket};
 
 /// Tags with this bit are the crate's own.
 pub(super) const INTERNAL_TAG: u64 = 1 << 63;
@@ -246,7 +246,7 @@ impl Desk {
 
     /// Moves what can move, and ends the background messages that are done.
     fn advance(&self, inner: &mut Inner) -> bool {
-        let moved = inner.messages.progress().unwrap_or(false);
+        let moved = inner.messages.progress();
         let mut at = 0;
         while at < inner.outstanding.len() {
             let Outstanding { ticket, terms, sending, deadline, .. } = &inner.outstanding[at];
@@ -292,7 +292,7 @@ impl Desk {
                 inner.messages.wait_step(TURN);
             }
         }
-        inner.messages.leave(&Deadline::after(Duration::from_secs(1)));
+        let _ = inner.messages.leave(&Deadline::after(Duration::from_secs(1)));
         for Outstanding { ticket, terms, sending, deadline, state, .. } in std::mem::take(&mut inner.outstanding) {
             inner.messages.cancel(ticket);
             let by = Peer::clone(&self.peers[self.rank]);
@@ -302,7 +302,7 @@ impl Desk {
     }
 
     /// How a message ended, in the caller's terms.
-    fn outcome(&self, outcome: std::result::Result<Envelope, MessageError>, terms: &Terms, sending: bool, deadline: &Deadline) -> Result<Received> {
+    fn outcome(&self, outcome: Outcome, terms: &Terms, sending: bool, deadline: &Deadline) -> Result<Received> {
         match outcome {
             Ok(envelope) => {
                 let count = envelope.bytes / terms.element_bytes;
@@ -315,7 +315,7 @@ impl Desk {
     /// What went wrong with one message, in the caller's terms.
     fn message_error(&self, error: MessageError, terms: &Terms, sending: bool, deadline: &Deadline) -> Error {
         match error {
-            MessageError::Stopped(stop) => self.stopped(&stop, terms, sending, deadline),
+            MessageError::Ended(notice) => self.stopped(&notice.into(), terms, sending, deadline),
             other => Error::Message { doing: doing(terms, sending), reason: other.to_string() },
         }
     }

@@ -1,7 +1,5 @@
 //! The door: every argument of a collective is checked here once, and nowhere else.
 
-use std::mem::MaybeUninit;
-
 use super::Communicator;
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::{Call, Kind};
@@ -148,9 +146,8 @@ impl Communicator {
 
 /// A contribution times its scalar, in memory of its own.
 fn premultiplied<T: Data>(reduction: &Reduction<T>, contribution: &[T]) -> Vec<T> {
-    let mut scaled: Vec<T> = Vec::with_capacity(contribution.len());
-    let room: &mut [MaybeUninit<T>] = scaled.spare_capacity_mut();
-    reduce::premultiply(reduction, contribution, room);
+    let mut scaled = Vec::new();
+    reduce::premultiply(reduction, contribution, &mut scaled);
     scaled
 }
 

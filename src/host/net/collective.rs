@@ -52,6 +52,18 @@ impl CollectiveLinks {
         }
     }
 
+    /// Hands the link to `peer` over, if it is open: its owner keeps it from then on, and does not ask for it again.
+    pub(crate) fn take_opened(&mut self, peer: usize) -> Option<TcpLink> {
+        match self.slots.get_mut(peer).map(|slot| std::mem::replace(slot, Slot::Closed)) {
+            Some(Slot::Open(link)) => Some(link),
+            Some(other) => {
+                self.slots[peer] = other;
+                None
+            }
+            None => None,
+        }
+    }
+
     /// Goes on with opening the link to `peer`, without waiting, and says whether it is open. For those who have other links to
     /// look after meanwhile: to be called again every few milliseconds, or when the mesh's listener is ready.
     pub(crate) fn advance(&mut self, peer: usize) -> Result<bool, Stop> {

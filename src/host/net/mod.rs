@@ -16,4 +16,5 @@ mod tcp_info;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use connector::Connector;
 pub(crate) use hello::Channel;

@@ -1,11 +1,9 @@
 //! What messages travel on: the rings of this host and links to others, opened as they are wanted.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 
 use super::links::PlaneLink;
 use crate::deadline::Deadline;
-use crate::host::health::Health;
 use crate::host::net::Channel;
 use crate::host::net::mesh::Mesh;
 use crate::host::notice::Stop;
@@ -16,15 +14,13 @@ pub(crate) struct MessageConnector {
     /// The rings, until they are taken.
     pub(super) rings: Vec<(usize, PlaneLink)>,
     pub(super) mesh: Mesh,
-    pub(super) health: Arc<Health>,
 }
 
 impl Connector for MessageConnector {
     type Link = PlaneLink;
 
-    fn connect(&mut self, peer: usize, deadline: &Deadline) -> Result<PlaneLink, Stop> {
-        let health = &self.health;
-        self.mesh.connect(peer, deadline, &mut || health.notice().copied()).map(PlaneLink::Tcp)
+    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<PlaneLink, Stop> {
+        Ok(PlaneLink::Opening(Box::new(self.mesh.connecting(peer)?)))
     }
 
     fn accept(&mut self) -> Vec<(usize, PlaneLink)> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::connector::MessageConnector;
 use super::facts::Facts;
 use super::flat::Chooser;
-use super::links::PlaneLinks;
+use super::links::{PlaneLink, PlaneLinks};
 use super::topology::Topology;
 use super::HostPlane;
 use crate::config::{Config, Transport};
@@ -18,7 +18,7 @@ use crate::host::health::Health;
 use crate::host::net::identity::{host_identity, host_name};
 use crate::host::net::mesh::Mesh;
 use crate::host::scratch::Scratch;
-use crate::host::shm::Group;
+use crate::host::shm::{Channel, Group};
 
 /// What is known before anyone has said anything.
 #[derive(Debug, Clone, Copy)]
@@ -66,7 +66,7 @@ impl HostPlane {
         let peers: Arc<[Peer]> =
             facts.iter().enumerate().map(|(rank, facts)| Peer { rank, host: facts.host.clone(), pid: facts.pid }).collect();
         let health = Arc::new(Health::default());
-        let group = if topology.island().len() > 1 {
+        let mut group = if topology.island().len() > 1 {
             Some(Group::establish(exchange, topology.island(), rank, world_size, deadline)?)
         } else {
             exchange.all_gather(&[], deadline)?;
@@ -75,11 +75,22 @@ impl HostPlane {
         };
         let needs_listener = !topology.is_one_island() && world_size > 1;
         let mesh = Mesh::establish(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, deadline)?;
-        let chooser = Chooser::new(config, &topology)?;
-        let mut plane = Self {
+        let chooser = Chooser::new(config)?;
+        let mut rings = Vec::new();
+        if let Some(group) = group.as_mut() {
+            for (local, rank) in topology.island().iter().enumerate() {
+                rings.extend(group.link(local, Channel::PointToPoint).map(|link| (*rank, PlaneLink::Ring(link))));
+            }
+        }
+        let mut links = PlaneLinks::new(&mesh, group.as_mut(), &topology, world_size, Arc::clone(&health));
+        if topology.local() == 0 && topology.host_count() > 1 {
+            let opened = links.connect_partners(&topology.carriers(0), deadline);
+            opened.map_err(|stop| stop.to_error("opening links between hosts", deadline, &peers))?;
+        }
+        let plane = Self {
             rank,
-            engine: Engine::new(rank, topology.island().len()),
-            links: PlaneLinks::new(world_size, &mesh),
+            engine: Engine::new(rank, world_size, topology.island().len()),
+            links,
             peers,
             health,
             topology,
@@ -90,7 +101,6 @@ impl HostPlane {
             scratch: Scratch::default(),
             cause: None,
         };
-        let connector = plane.open_links(mesh, deadline)?;
-        Ok((plane, connector))
+        Ok((plane, MessageConnector { rings, mesh }))
     }
 }

@@ -9,6 +9,7 @@ use crate::deadline::Deadline;
 use crate::host::engine::{Engine, Links};
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
+use crate::host::net::Connector;
 use crate::host::net::collective::CollectiveLinks;
 use crate::host::net::mesh::Mesh;
 use crate::host::net::tcp::TcpLink;
@@ -20,22 +21,42 @@ use crate::host::shm::{Channel, Group, RingLink};
 pub(crate) enum PlaneLink {
     Ring(RingLink),
     Tcp(TcpLink),
+    /// Being opened from here: nothing moves until the peer has answered.
+    Opening(Box<Connector>),
+}
+
+impl PlaneLink {
+    /// Goes on with opening; `WouldBlock` while the peer has not answered.
+    fn open(&mut self) -> io::Result<()> {
+        if let PlaneLink::Opening(connector) = self {
+            match connector.advance() {
+                Ok(Some(link)) => *self = PlaneLink::Tcp(link),
+                Ok(None) => return Err(io::ErrorKind::WouldBlock.into()),
+                Err(error) => return Err(io::Error::new(io::ErrorKind::ConnectionReset, error)),
+            }
+        }
+        Ok(())
+    }
 }
 
 impl ByteLink for PlaneLink {
     #[inline]
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.open()?;
         match self {
             PlaneLink::Ring(link) => link.try_write(parts),
             PlaneLink::Tcp(link) => link.try_write(parts),
+            PlaneLink::Opening(_) => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 
     #[inline]
     fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.open()?;
         match self {
             PlaneLink::Ring(link) => link.try_read(into),
             PlaneLink::Tcp(link) => link.try_read(into),
+            PlaneLink::Opening(_) => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 
@@ -43,6 +64,7 @@ impl ByteLink for PlaneLink {
         match self {
             PlaneLink::Ring(link) => link.descriptor(),
             PlaneLink::Tcp(link) => link.descriptor(),
+            PlaneLink::Opening(_) => None,
         }
     }
 }
@@ -97,6 +119,10 @@ impl Links for PlaneLinks {
             *slot = self.remote.take_opened(rank).map(PlaneLink::Tcp);
         }
         slot.as_mut().ok_or_else(|| Notice::Lost { rank: rank as u32 }.into())
+    }
+
+    fn drop_link(&mut self, rank: usize) {
+        self.open[rank] = None;
     }
 
     fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut PlaneLink)) {
