@@ -64,6 +64,7 @@ impl Address {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails says where")]
 mod tests {
     use super::*;
 

@@ -39,7 +39,9 @@ impl CollectiveLinks {
         deadline: &Deadline,
         interrupted: &mut dyn FnMut() -> Option<Notice>,
     ) -> Result<&mut TcpLink, Stop> {
-        self.open(&[peer], deadline, interrupted)?;
+        if self.opened(peer).is_none() {
+            self.open(&[peer], deadline, interrupted)?;
+        }
         let me = self.shared.me.rank;
         self.opened(peer).ok_or_else(|| Notice::Failed { rank: me }.into())
     }

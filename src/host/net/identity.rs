@@ -53,6 +53,7 @@ fn process_number() -> u64 {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails says where")]
 mod tests {
     use super::*;
 

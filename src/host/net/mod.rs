@@ -14,6 +14,7 @@ pub(crate) mod mesh;
 pub(crate) mod tcp;
 mod tcp_info;
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails says where")]
 mod tests;
 
 pub(crate) use connector::Connector;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{SockRef, TcpKeepalive};
 
-use super::tcp_info;
+use super::tcp_info::Watch;
 use crate::host::link::ByteLink;
 
 /// How long a connection may be idle before the kernel asks whether the peer's host is still there.
@@ -21,19 +21,21 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A connection to a peer that has been greeted. It never blocks.
 ///
-/// A peer whose process died is noticed by the next call. A cut network is noticed after 11 s where nothing is under way, by
-/// the kernel, and 12 s after the last answer where something is: by [`ByteLink::try_write`] and [`ByteLink::try_read`], so
-/// whoever waits for a link must call one of them once in a while.
+/// A peer whose process died is noticed by the next call. A cut network is noticed by the kernel after 11 s where nothing is
+/// under way; where something is, by [`ByteLink::try_write`] and [`ByteLink::try_read`] 12 s to 14 s after it was first sent in
+/// vain. So whoever waits for a link must call one of them about once a second, though nothing is ready.
 #[derive(Debug)]
 pub(crate) struct TcpLink {
     stream: TcpStream,
+    watch: Watch,
+    /// When the watch was last asked.
     checked: Instant,
 }
 
 impl TcpLink {
     /// Takes over a connection that was prepared with [`prepare`] and does not block.
     pub(super) fn new(stream: TcpStream) -> Self {
-        Self { stream, checked: Instant::now() }
+        Self { stream, watch: Watch::default(), checked: Instant::now() }
     }
 
     /// What a call returns that found nothing to do: `WouldBlock`, or that the peer's host has stopped answering.
@@ -45,7 +47,7 @@ impl TcpLink {
             return ErrorKind::WouldBlock.into();
         }
         self.checked = Instant::now();
-        match tcp_info::is_silent(self.stream.as_fd()) {
+        match self.watch.is_silent(self.stream.as_fd()) {
             Ok(true) => io::Error::new(ErrorKind::TimedOut, "the peer's host has stopped answering"),
             Ok(false) => ErrorKind::WouldBlock.into(),
             Err(error) => error,
@@ -112,6 +114,7 @@ pub(super) fn prefer_unpaced(socket: SockRef<'_>) {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails says where")]
 mod tests {
     use std::net::TcpListener;
 

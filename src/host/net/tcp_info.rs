@@ -3,9 +3,10 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
-/// How long a peer may leave what was sent to it unacknowledged, in milliseconds.
-const SILENCE_MILLIS: u32 = 12_000;
+/// How long a peer may leave what was sent to it unanswered.
+const PATIENCE: Duration = Duration::from_secs(12);
 /// The start of the kernel's `struct tcp_info`, up to and including `tcpi_last_ack_recv`; it only ever grows at its end.
 const INFO_BYTES: usize = 60;
 
@@ -17,23 +18,39 @@ struct Quiet {
     /// How many probes of a closed window went unanswered.
     probes: u8,
     /// How long ago the last acknowledgement came.
-    since_acknowledgement_millis: u32,
+    since_acknowledgement: Duration,
 }
 
-impl Quiet {
-    /// Data or probes are unanswered, and nothing was heard for too long.
-    ///
-    /// A peer that reads slowly still answers probes, which come up to two minutes apart: one or two without answer may just be
-    /// under way, three are not.
-    fn is_too_long(self) -> bool {
-        (self.retransmits >= 1 || self.probes >= 3) && self.since_acknowledgement_millis >= SILENCE_MILLIS
-    }
-}
-
-/// Whether the peer has stopped answering at all although something was sent to it. (An idle connection is kept alive by the
+/// Watches for a peer that has stopped answering although something was sent to it. (An idle connection is kept alive by the
 /// kernel's own probes.)
-pub(super) fn is_silent(socket: BorrowedFd<'_>) -> io::Result<bool> {
-    read(socket).map(Quiet::is_too_long)
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    /// Since when something is known to be unanswered.
+    since: Option<Instant>,
+}
+
+impl Watch {
+    /// Whether the peer has been silent for too long. To be asked again and again while the connection cannot move.
+    pub(super) fn is_silent(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+        Ok(self.observe(read(socket)?, Instant::now()))
+    }
+
+    /// The same with what was seen at a certain time.
+    ///
+    /// How long ago the last acknowledgement came says little by itself: to a peer that is alive and does not read, probes go out
+    /// up to two minutes apart. So the time runs from when something unanswered was first seen, and anew from each answer.
+    fn observe(&mut self, seen: Quiet, now: Instant) -> bool {
+        if seen.retransmits == 0 && seen.probes == 0 {
+            self.since = None;
+            return false;
+        }
+        let waited = now.saturating_duration_since(*self.since.get_or_insert(now));
+        if seen.since_acknowledgement < waited {
+            self.since = Some(now);
+            return false;
+        }
+        waited >= PATIENCE
+    }
 }
 
 /// Asks the kernel.
@@ -50,10 +67,12 @@ fn read(socket: BorrowedFd<'_>) -> io::Result<Quiet> {
         return Err(io::Error::last_os_error());
     }
     let [_state, _congestion_state, retransmits, probes] = info[0].to_ne_bytes();
-    Ok(Quiet { retransmits, probes, since_acknowledgement_millis: info[INFO_BYTES / 4 - 1] })
+    let since_acknowledgement = Duration::from_millis(info[INFO_BYTES / 4 - 1].into());
+    Ok(Quiet { retransmits, probes, since_acknowledgement })
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails says where")]
 mod tests {
     use std::io::{ErrorKind, Write};
     use std::net::{TcpListener, TcpStream};
@@ -61,14 +80,41 @@ mod tests {
 
     use super::*;
 
+    fn quiet(retransmits: u8, probes: u8, since_acknowledgement: u64) -> Quiet {
+        Quiet { retransmits, probes, since_acknowledgement: Duration::from_secs(since_acknowledgement) }
+    }
+
+    /// What a watch says of things seen at certain seconds.
+    fn watch(seen: impl IntoIterator<Item = (u64, Quiet)>) -> Vec<bool> {
+        let (mut watch, start) = (Watch::default(), Instant::now());
+        seen.into_iter().map(|(second, quiet)| watch.observe(quiet, start + Duration::from_secs(second))).collect()
+    }
+
     #[test]
     fn silence_takes_time_and_something_unanswered() {
-        let quiet = |retransmits, probes, since_acknowledgement_millis| Quiet { retransmits, probes, since_acknowledgement_millis };
-        assert!(!quiet(0, 0, u32::MAX).is_too_long(), "idle");
-        assert!(!quiet(9, 9, 11_999).is_too_long());
-        assert!(!quiet(0, 2, 120_000).is_too_long(), "a probe is under way");
-        assert!(quiet(1, 0, 12_000).is_too_long());
-        assert!(quiet(0, 3, 12_000).is_too_long());
+        assert_eq!(watch((0..1000).map(|second| (second, quiet(0, 0, second)))), [false; 1000], "idle");
+        for cut in [quiet(1, 0, 0), quiet(0, 1, 0)] {
+            let said = watch((0..14).map(|second| (second, Quiet { since_acknowledgement: Duration::from_secs(second), ..cut })));
+            assert_eq!(said.iter().position(|&silent| silent), Some(12), "{cut:?}");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_is_not_silent() {
+        // Probes two minutes apart, each caught before its answer came, and looked at once a second.
+        let second_by_second = (0..600).map(|second| (second, quiet(0, u8::from(second % 120 == 0), second % 120)));
+        assert!(!watch(second_by_second).contains(&true));
+        // Looked at so rarely that nothing but unanswered probes is ever seen.
+        assert!(!watch((0..20).map(|probe| (probe * 120, quiet(0, 1, 119)))).contains(&true));
+        // After such a wait, a cut is noticed 12 s after the first probe that goes unanswered.
+        let cut = (0..40).map(|second| (second, quiet(0, u8::from(second >= 20), 100 + second)));
+        assert_eq!(watch(cut).iter().position(|&silent| silent), Some(32));
+    }
+
+    #[test]
+    fn a_bad_line_is_not_silent() {
+        let lossy = (0..100).map(|second| (second, quiet(3, 0, second % 11)));
+        assert!(!watch(lossy).contains(&true));
     }
 
     #[test]
@@ -79,19 +125,19 @@ mod tests {
         stream.set_nonblocking(true).unwrap();
         let full = loop {
             match stream.write(&[0; 65536]) {
-                Ok(_) => {}
+                Ok(written) => assert!(written > 0),
                 Err(error) => break error,
             }
         };
         assert_eq!(full.kind(), ErrorKind::WouldBlock);
         let quiet = read(stream.as_fd()).unwrap();
-        assert!(quiet.since_acknowledgement_millis < 2_000, "{quiet:?}");
-        assert!(!is_silent(stream.as_fd()).unwrap());
+        assert!(quiet.since_acknowledgement < Duration::from_secs(2), "{quiet:?}");
+        assert!(!Watch::default().is_silent(stream.as_fd()).unwrap());
     }
 
     #[test]
     fn what_is_no_connection_is_an_error() {
         let file = tempfile::tempfile().unwrap();
-        assert!(is_silent(file.as_fd()).is_err());
+        assert!(Watch::default().is_silent(file.as_fd()).is_err());
     }
 }
