@@ -16,7 +16,12 @@ struct Seen {
 }
 
 /// Runs `call` on every rank with a buffer of `count(rank)` elements; every rank must fail, and its buffer keep its content.
-fn mismatched(wiring: Wiring, ranks: usize, count: impl Fn(usize) -> usize + Sync, call: impl Fn(&Communicator, &mut [f32]) -> Result<()> + Sync) {
+fn mismatched(
+    wiring: Wiring,
+    ranks: usize,
+    count: impl Fn(usize) -> usize + Sync,
+    call: impl Fn(&Communicator, &mut [f32]) -> Result<()> + Sync,
+) {
     let seen = threads(wiring, ranks, |comm| {
         // A call that agrees first, so that links are open and numbers have moved on.
         comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap();
@@ -31,7 +36,9 @@ fn mismatched(wiring: Wiring, ranks: usize, count: impl Fn(usize) -> usize + Syn
         Seen { error, elapsed }
     });
     for (rank, Seen { error, elapsed }) in seen.iter().enumerate() {
-        let Error::Mismatch { first, first_call, second, second_call } = error else { panic!("rank {rank} of {ranks}, {wiring:?}: {error}") };
+        let Error::Mismatch { first, first_call, second, second_call } = error else {
+            panic!("rank {rank} of {ranks}, {wiring:?}: {error}")
+        };
         assert_ne!(first.rank, second.rank, "{error}");
         assert_ne!(first_call, second_call, "{error}");
         assert!(first.pid == std::process::id() && !second.host.is_empty(), "{error}");
@@ -81,10 +88,7 @@ fn another_type() {
         |_| 8,
         |comm, x| if comm.rank() == 1 { comm.all_reduce(&mut [1_i32; 8], ReduceOp::Sum) } else { comm.all_reduce(x, ReduceOp::Sum) },
     );
-    everywhere(
-        |_| 8,
-        |comm, x| if comm.rank() == 1 { comm.broadcast(&mut [[1_u8; 3]; 8], 0) } else { comm.broadcast(x, 0) },
-    );
+    everywhere(|_| 8, |comm, x| if comm.rank() == 1 { comm.broadcast(&mut [[1_u8; 3]; 8], 0) } else { comm.broadcast(x, 0) });
 }
 
 #[test]

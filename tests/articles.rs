@@ -15,7 +15,11 @@ use collectives::{Communicator, CustomOp, Error, FileStore, MemoryStore, PrefixS
 const WAIT: Duration = Duration::from_secs(20);
 
 /// Ranks as threads, each of which initialises itself.
-fn initialised<R: Send>(ranks: usize, init: impl Fn(usize) -> Result<Communicator> + Sync, program: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
+fn initialised<R: Send>(
+    ranks: usize,
+    init: impl Fn(usize) -> Result<Communicator> + Sync,
+    program: impl Fn(&Communicator) -> R + Sync,
+) -> Vec<R> {
     std::thread::scope(|scope| {
         let (init, program) = (&init, &program);
         let ranks: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || program(&init(rank).unwrap()))).collect();
@@ -92,7 +96,10 @@ fn a_rank_that_does_not_come_is_named_with_those_that_did() {
     for error in errors {
         let Error::Timeout { missing, arrived, .. } = &error else { panic!("{error}") };
         assert_eq!(missing.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [1]);
-        assert_eq!(arrived.iter().map(|peer| (peer.rank, peer.pid)).collect::<Vec<_>>(), [(0, std::process::id()), (2, std::process::id())]);
+        assert_eq!(
+            arrived.iter().map(|peer| (peer.rank, peer.pid)).collect::<Vec<_>>(),
+            [(0, std::process::id()), (2, std::process::id())]
+        );
         assert!(arrived.iter().all(|peer| !peer.host.is_empty()), "{error}");
     }
 }
@@ -504,7 +511,11 @@ fn a_function_is_an_op() {
     for wiring in Wiring::ALL {
         let got = threads(wiring, 4, |comm| {
             let op = CustomOp::new("larger by magnitude", |into: &mut [f32], from: &[f32]| {
-                into.iter_mut().zip(from).for_each(|(a, b)| if b.abs() > a.abs() { *a = *b });
+                into.iter_mut().zip(from).for_each(|(a, b)| {
+                    if b.abs() > a.abs() {
+                        *a = *b
+                    }
+                });
             });
             let mut x = [[1.0_f32, -3.0, 2.0, 0.0][comm.rank()]];
             comm.all_reduce(&mut x, &op).unwrap();

@@ -4,14 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Top-level modules, lowest first; modules of one row do not know each other, unless named in `BESIDE`.
-const LAYERS: [&[&str]; 6] = [
-    &["deadline", "error", "float8"],
-    &["element"],
-    &["buffer", "op"],
-    &["call", "config"],
-    &["host", "rendezvous"],
-    &["communicator"],
-];
+const LAYERS: [&[&str]; 6] =
+    [&["deadline", "error", "float8"], &["element"], &["buffer", "op"], &["call", "config"], &["host", "rendezvous"], &["communicator"]];
 
 /// Pure modules: no sockets, threads, clocks, environment or unsafe code.
 const PURE: [&str; 4] = ["src/host/plan", "src/rendezvous/protocol", "src/rendezvous/url.rs", "src/call.rs"];
@@ -91,7 +85,8 @@ fn pure_modules_name_no_sockets_threads_clocks_or_unsafe() {
         assert!(!files.is_empty(), "{pure} is gone");
         for file in files {
             let code = code(&file);
-            for word in ["std::net", "std::thread", "std::time::Instant", "SystemTime", "std::env", "std::fs", "rustix", "libc", "unsafe "] {
+            for word in ["std::net", "std::thread", "std::time::Instant", "SystemTime", "std::env", "std::fs", "rustix", "libc", "unsafe "]
+            {
                 assert!(!code.contains(word), "{} names {word}", file.display());
             }
         }

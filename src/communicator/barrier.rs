@@ -38,7 +38,6 @@ impl Communicator {
     /// # Errors
     ///
     /// `Timeout` with the missing ranks; `PeerLost` where a rank is gone. Either leaves the communicator usable.
-    #[doc(alias = "monitored_barrier")]
     pub fn monitored_barrier(&self, limit: Duration) -> Result<()> {
         let number = self.monitored.replace(self.monitored.get() + 1);
         let tag = MONITORED_TAG | number & 0xffff_ffff;

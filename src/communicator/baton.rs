@@ -89,10 +89,6 @@ impl<T> Baton<T> {
     /// Waits until no job is pending.
     fn wait_idle(&self) {
         let guard = self.idle.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let _guard = self
-            .idle
-            .1
-            .wait_while(guard, |()| self.pending.load(Ordering::Acquire) != 0)
-            .unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.idle.1.wait_while(guard, |()| self.pending.load(Ordering::Acquire) != 0).unwrap_or_else(PoisonError::into_inner);
     }
 }

@@ -42,7 +42,9 @@ impl StoreExchange {
             return Err(Error::config(format!("world size {world_size}"), format!("a world has 1 to {MAX_WORLD} ranks")));
         }
         if rank >= world_size {
-            return Err(exchange.contradict(&format!("{me} claims rank {rank}, but its world has {world_size} ranks, 0 to {}", world_size - 1)));
+            return Err(
+                exchange.contradict(&format!("{me} claims rank {rank}, but its world has {world_size} ranks, 0 to {}", world_size - 1))
+            );
         }
         if exchange.store.add(&format!("collectives/claim/{rank}"), 1)? > 1 {
             let other = exchange.first_claimant(rank, deadline)?;
@@ -61,7 +63,8 @@ impl StoreExchange {
     /// Tells everyone of a contradiction; the first one counts.
     fn contradict(&self, reason: &str) -> Error {
         let told = self.store.compare_set(CONFLICT, b"", reason.as_bytes());
-        let reason = told.ok().filter(|told| !told.is_empty()).map_or(reason.to_owned(), |told| String::from_utf8_lossy(&told).into_owned());
+        let reason =
+            told.ok().filter(|told| !told.is_empty()).map_or(reason.to_owned(), |told| String::from_utf8_lossy(&told).into_owned());
         Error::Conflict { reason }
     }
 

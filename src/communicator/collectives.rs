@@ -13,12 +13,7 @@ use crate::host::plane::{Job, Layout};
 use crate::op::Reduction;
 
 impl Communicator {
-    pub(super) fn prepare_all_reduce<T: Data>(
-        &self,
-        source: Source<'_, T>,
-        destination: &mut [T],
-        op: &Reduction<T>,
-    ) -> Result<Job> {
+    pub(super) fn prepare_all_reduce<T: Data>(&self, source: Source<'_, T>, destination: &mut [T], op: &Reduction<T>) -> Result<Job> {
         let kind = Kind::AllReduce;
         if let Source::Separate(source) = &source {
             Self::equal(kind, "the destination", destination.len(), source.len(), "as many as the source has")?;
@@ -76,7 +71,13 @@ impl Communicator {
         self.reducing(kind, None, block, source, destination, Layout::Equal(block * size_of::<T>()), op)
     }
 
-    pub(super) fn prepare_gather<T: Data>(&self, source: Source<'_, T>, destination: Option<&mut [T]>, block: usize, root: usize) -> Result<Job> {
+    pub(super) fn prepare_gather<T: Data>(
+        &self,
+        source: Source<'_, T>,
+        destination: Option<&mut [T]>,
+        block: usize,
+        root: usize,
+    ) -> Result<Job> {
         let kind = Kind::Gather;
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a destination", destination.is_some(), root)?;

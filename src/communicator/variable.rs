@@ -37,12 +37,7 @@ impl Communicator {
         self.reducing(kind, None, total, source.map_or(Source::InPlace, Source::Separate), destination, layout, op)
     }
 
-    pub(super) fn prepare_gather_v<T: Data>(
-        &self,
-        source: &[T],
-        destination: Option<(&mut [T], &[usize])>,
-        root: usize,
-    ) -> Result<Job> {
+    pub(super) fn prepare_gather_v<T: Data>(&self, source: &[T], destination: Option<(&mut [T], &[usize])>, root: usize) -> Result<Job> {
         let kind = Kind::GatherV;
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a destination", destination.is_some(), root)?;
@@ -55,12 +50,7 @@ impl Communicator {
         self.moving(kind, root_field, 0, Source::Separate(source), destination, Layout::Blocks(to_bytes::<T>(counts)))
     }
 
-    pub(super) fn prepare_scatter_v<T: Data>(
-        &self,
-        source: Option<(&[T], &[usize])>,
-        destination: &mut [T],
-        root: usize,
-    ) -> Result<Job> {
+    pub(super) fn prepare_scatter_v<T: Data>(&self, source: Option<(&[T], &[usize])>, destination: &mut [T], root: usize) -> Result<Job> {
         let kind = Kind::ScatterV;
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a source", source.is_some(), root)?;
@@ -125,7 +115,12 @@ impl Communicator {
     ///
     /// Those common to all collectives.
     #[doc(alias = "MPI_Reduce_scatter")]
-    pub fn reduce_scatter_v<B: BufferMut + ?Sized>(&self, buffer: &mut B, counts: &[usize], op: impl Into<Reduction<B::Element>>) -> Result<()> {
+    pub fn reduce_scatter_v<B: BufferMut + ?Sized>(
+        &self,
+        buffer: &mut B,
+        counts: &[usize],
+        op: impl Into<Reduction<B::Element>>,
+    ) -> Result<()> {
         self.execute(&self.prepare_reduce_scatter_v(None, host_mut(buffer), counts, &op.into())?)
     }
 

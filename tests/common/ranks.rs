@@ -50,7 +50,14 @@ pub fn threads_with<R: Send>(
         program(&comm)
     };
     std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..world_size).map(|rank| scope.spawn({ let rank_program = &rank_program; move || rank_program(rank) })).collect();
+        let ranks: Vec<_> = (0..world_size)
+            .map(|rank| {
+                scope.spawn({
+                    let rank_program = &rank_program;
+                    move || rank_program(rank)
+                })
+            })
+            .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     })
 }

@@ -124,7 +124,10 @@ impl Choice {
         let cost = |algorithm: Algorithm| self.costs.estimate(kind, algorithm, bytes as f64, n as f64);
         let cheaper = |best: Algorithm, other: Algorithm| if cost(other) < cost(best) { other } else { best };
         // Never `Direct` for an all-reduce of many: it is there for those who want rank order.
-        let candidates = offered.iter().copied().filter(|algorithm| !(matches!(kind, Kind::AllReduce | Kind::Reduce) && *algorithm == Algorithm::Direct));
+        let candidates = offered
+            .iter()
+            .copied()
+            .filter(|algorithm| !(matches!(kind, Kind::AllReduce | Kind::Reduce) && *algorithm == Algorithm::Direct));
         candidates.reduce(cheaper).unwrap_or(Algorithm::Direct)
     }
 }
@@ -181,7 +184,9 @@ mod tests {
 
     #[test]
     fn malformed_ranges_are_quoted() {
-        for (text, part) in [("ringo:0-", "ringo"), ("ring:5", "5"), ("ring:x-", "x"), ("ring:0-1T", "1T"), ("ring:99999999999G-", "99999999999G")] {
+        for (text, part) in
+            [("ringo:0-", "ringo"), ("ring:5", "5"), ("ring:x-", "x"), ("ring:0-1T", "1T"), ("ring:99999999999G-", "99999999999G")]
+        {
             let error = Choice::new(Some(text)).unwrap_err().to_string();
             assert!(error.contains(part) && error.contains(text), "{error}");
         }

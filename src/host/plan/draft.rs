@@ -93,7 +93,16 @@ impl Blocks {
     /// Blocks of these lengths.
     pub(super) fn of(lengths: &[usize]) -> Self {
         let mut offset = 0;
-        Self(lengths.iter().map(|len| { let start = offset; offset += len; (start, *len) }).collect())
+        Self(
+            lengths
+                .iter()
+                .map(|len| {
+                    let start = offset;
+                    offset += len;
+                    (start, *len)
+                })
+                .collect(),
+        )
     }
 
     /// `bytes` cut into `n` blocks of whole elements, as equal as can be.

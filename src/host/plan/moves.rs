@@ -93,9 +93,9 @@ pub(super) fn all_gather_ring(n: usize, me: usize, lengths: &[usize], segment_by
             };
         }
         let incoming = draft.at(-(turn as isize) - 1);
-        let receives = cut(incoming).into_iter().map(|(start, len)| {
-            draft.receive(previous, destination(blocks.offset(incoming) + start, len), &agreed)
-        });
+        let receives = cut(incoming)
+            .into_iter()
+            .map(|(start, len)| draft.receive(previous, destination(blocks.offset(incoming) + start, len), &agreed));
         arrived = receives.collect();
     }
     draft.finish()

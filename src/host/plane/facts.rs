@@ -46,7 +46,9 @@ impl Facts {
         let (version, rest) = bytes.split_first_chunk::<4>().ok_or_else(short)?;
         if u32::from_le_bytes(*version) != VERSION {
             let theirs = u32::from_le_bytes(*version);
-            return Err(malformed(format!("it speaks version {theirs} of the protocol and this rank version {VERSION}: build all ranks alike")));
+            return Err(malformed(format!(
+                "it speaks version {theirs} of the protocol and this rank version {VERSION}: build all ranks alike"
+            )));
         }
         let (nonce, rest) = rest.split_first_chunk::<16>().ok_or_else(short)?;
         let (pid, mut rest) = rest.split_first_chunk::<4>().ok_or_else(short)?;

@@ -94,7 +94,14 @@ impl HostPlane {
     }
 
     /// All-reduce among the participants of a leg.
-    pub(super) fn all_reduce_between(&mut self, leg: &Leg<'_>, operands: Operands, bytes: usize, call: &Call, deadline: &Deadline) -> Result<(), Stop> {
+    pub(super) fn all_reduce_between(
+        &mut self,
+        leg: &Leg<'_>,
+        operands: Operands,
+        bytes: usize,
+        call: &Call,
+        deadline: &Deadline,
+    ) -> Result<(), Stop> {
         let place = leg.place();
         let algorithm = self.chooser.algorithm(Kind::AllReduce, bytes, place.n, leg.kernel);
         let plan = plan::all_reduce(algorithm, place, bytes, leg.element_bytes(), SEGMENT_BYTES);

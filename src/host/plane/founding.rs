@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::HostPlane;
 use super::connector::MessageConnector;
 use super::facts::Facts;
 use super::flat::Chooser;
 use super::links::{PlaneLink, PlaneLinks};
 use super::topology::Topology;
-use super::HostPlane;
 use crate::config::{Config, Transport};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};

@@ -2,8 +2,8 @@
 
 #![expect(unsafe_code, reason = "hands the caller's buffers to the shared-memory collectives")]
 
-use super::job::{Job, Layout};
 use super::HostPlane;
+use super::job::{Job, Layout};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::host::notice::{Notice, Stop};
@@ -78,9 +78,7 @@ fn run_others(group: &mut Group, job: &Job, rank: usize, terms: &Terms<'_>) -> R
         // SAFETY: see above.
         (Kind::Reduce, Some(kernel)) => unsafe { group.reduce(memory, bytes, root, kernel, true, terms) },
         // SAFETY: see above.
-        (Kind::ReduceScatter | Kind::ReduceScatterV, Some(kernel)) => unsafe {
-            group.reduce_scatter(memory, blocks, kernel, true, terms)
-        },
+        (Kind::ReduceScatter | Kind::ReduceScatterV, Some(kernel)) => unsafe { group.reduce_scatter(memory, blocks, kernel, true, terms) },
         _ => failed(),
     }
 }

@@ -17,7 +17,6 @@ use crate::host::notice::{Notice, Stop};
 use crate::host::shm::{Channel, Group, RingLink};
 
 /// A stream to a rank of this host or of another.
-#[derive(Debug)]
 pub(crate) enum PlaneLink {
     Ring(RingLink),
     Tcp(TcpLink),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
-use crate::error::{Error, Peer, Result};
+use crate::error::{self, Error, Peer};
 use crate::host::engine::Engine;
 use crate::host::health::Health;
 use crate::host::notice::{Notice, Stop};
@@ -88,7 +88,7 @@ impl HostPlane {
 
     /// Runs one collective.
     #[inline]
-    pub(crate) fn run(&mut self, job: &Job, deadline: &Deadline) -> Result<()> {
+    pub(crate) fn run(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
         if self.health.notice().is_some() {
             return Err(self.refuse(job, deadline));
         }

@@ -24,7 +24,6 @@ mod wait;
 mod tests;
 
 pub(crate) use group::Group;
-pub(crate) use layout::{MAX_ELEMENT_BYTES, MAX_RANKS};
 pub(crate) use moves::{Blocks, Memory};
 pub(crate) use ring::{Channel, RingLink};
 pub(crate) use steps::Terms;

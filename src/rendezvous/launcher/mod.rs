@@ -161,9 +161,7 @@ fn kubernetes(variables: &Variables<'_>) -> Result<Launch> {
 /// Checks what the variables say together.
 fn check(launch: &Launch, variables: &Variables<'_>) -> Result<()> {
     let wrong = |reason: String| Err(variables.wrong(launch.launcher, &reason));
-    if launch.rank >= launch.world_size {
-        return wrong(format!("rank {} is not below the world size {}", launch.rank, launch.world_size));
-    }
+    // A rank outside the world is refused once the others can be told: see the exchange over the store.
     match (launch.local_rank, launch.local_world_size) {
         (Some(rank), Some(size)) if rank >= size => wrong(format!("local rank {rank} is not below the local world size {size}")),
         (_, Some(size)) if size > launch.world_size => {
