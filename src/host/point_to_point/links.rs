@@ -60,7 +60,7 @@ impl<C: Connector> Messages<C> {
 
     fn add_channel(&mut self, peer: usize, link: C::Link) -> usize {
         let number = self.channels.len();
-        self.channels.push(Some(Channel::new(link, number, peer)));
+        self.channels.push(Some(Channel::new(link, number, peer, self.board.limit())));
         number
     }
 

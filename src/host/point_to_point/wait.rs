@@ -144,16 +144,13 @@ impl<C: Connector> Messages<C> {
         let mut descriptors = Vec::with_capacity(self.channels.len() + 1);
         let mut all = true;
         let mut add = |descriptor: Option<BorrowedFd<'a>>, events| match descriptor {
-            // A descriptor of which nothing is wanted would still wake us when its peer is gone.
-            Some(_) if events == PollFlags::empty() => {}
             Some(descriptor) => descriptors.push(PollFd::from_borrowed_fd(descriptor, events)),
             None => all = false,
         };
         add(self.connector.descriptor(), PollFlags::IN);
         for channel in self.channels.iter().flatten().filter(|channel| channel.end().is_none()) {
-            let read = if channel.incoming.is_paused(&self.board) { PollFlags::empty() } else { PollFlags::IN };
-            let write = if channel.outgoing.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-            add(channel.link.descriptor(), read | write);
+            let write = if channel.outgoing.is_stuck() { PollFlags::OUT } else { PollFlags::empty() };
+            add(channel.link.descriptor(), PollFlags::IN | write);
         }
         let limit = if all { limit } else { limit.min(nap) };
         let result = Timespec::try_from(limit).map(|limit| poll(&mut descriptors, Some(&limit)));
