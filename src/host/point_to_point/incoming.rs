@@ -247,7 +247,7 @@ impl Incoming {
     /// Reads and forgets what is there, so that closing the link does not look like a failure to the peer.
     pub(super) fn drain<L: ByteLink>(&mut self, link: &mut L) {
         // Bounded: a peer that goes on sending is not waited for.
-        for _ in 0..1024 {
+        for _ in 0..8192 {
             if link.try_read(&mut self.ahead.bytes).is_err() {
                 return;
             }

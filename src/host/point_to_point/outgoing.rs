@@ -129,7 +129,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// An answer, or a notice: goes before all that has not begun.
+    /// An answer, a notice, or a cancel: goes before all that has not begun.
     pub(super) fn answer(&mut self, frame: Frame) {
         self.answers.push_back(frame);
     }

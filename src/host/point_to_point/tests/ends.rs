@@ -21,8 +21,7 @@ fn lost(rank: u32) -> Outcome {
 
 /// Rank 1 dies after so many rounds of traffic in all directions.
 fn death<W: Wire>(rounds: usize) {
-    let (_hall, engines) = Hall::<W>::new(3, 9);
-    let [mut a, mut b, mut c] = engines.try_into().ok().unwrap();
+    let (_hall, [mut a, mut b, mut c]) = Hall::<W>::of(9);
     let data = pattern(1, LONG);
     let mut into = vec![vec![0; LONG]; 4];
     let [exact, any, short, from_c] = into.as_mut_slice() else { unreachable!() };
@@ -66,7 +65,7 @@ fn a_peer_that_dies_fails_what_waits_for_it_and_nothing_else() {
 
 /// Rank 0 sends and leaves at once; rank 1 looks later.
 fn leaving<W: Wire>() {
-    let (mut a, mut b) = Hall::<W>::two(10);
+    let (_hall, [mut a, mut b]) = Hall::<W>::of(10);
     let (data, long) = (pattern(1, EAGER_BYTES), pattern(2, LONG));
     let mut into = vec![0; LONG];
     let never = b.irecv(Some(0), Some(99), &mut into);
@@ -97,8 +96,7 @@ fn a_peer_that_leaves_has_said_what_it_sent() {
 
 /// Both ranks open a link at the same moment; the peer's last message comes on the one that is seen last.
 fn two_links<W: Wire>() {
-    let (hall, engines) = Hall::<W>::new(2, 11);
-    let [mut a, mut b] = engines.try_into().ok().unwrap();
+    let (hall, [mut a, mut b]) = Hall::<W>::of(11);
     hall.shut(0, true);
     hall.shut(1, true);
     let data = pattern(1, 100);
@@ -127,8 +125,7 @@ fn a_peer_with_two_links_is_gone_when_both_have_ended() {
 
 #[test]
 fn links_from_nowhere_are_closed() {
-    let (hall, engines) = Hall::<SocketLink>::new(2, 12);
-    let [mut a, mut b] = engines.try_into().ok().unwrap();
+    let (hall, [mut a, mut b]) = Hall::<SocketLink>::of(12);
     let strangers = [hall.open(7, 0), hall.open(0, 0), hall.open(1, 0), hall.open(1, 0)];
     pump(&mut [&mut a]);
     let closed = strangers.map(|mut link| link.try_read(&mut [0; 1]).is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock));
@@ -140,8 +137,7 @@ fn links_from_nowhere_are_closed() {
 
 #[test]
 fn a_deadline_says_who_is_missing() {
-    let (_hall, engines) = Hall::<SocketLink>::new(4, 13);
-    let [mut a, mut b, mut c, _d] = engines.try_into().ok().unwrap();
+    let (_hall, [mut a, mut b, mut c, _d]) = Hall::<SocketLink>::of(13);
     let long = pattern(1, LONG);
     let mut into = [[0; 4]; 2];
     let [one, other] = &mut into;
@@ -163,7 +159,7 @@ fn a_deadline_says_who_is_missing() {
 
 #[test]
 fn a_wait_ends_with_the_communicator() {
-    let (mut a, mut b) = Hall::<SocketLink>::two(14);
+    let (_hall, [mut a, mut b]) = Hall::<SocketLink>::of(14);
     let mut into = [0; 4];
     let receive = a.irecv(Some(1), Some(1), &mut into);
     let health = Health::default();
@@ -191,7 +187,7 @@ fn a_wait_ends_with_the_communicator() {
 
 #[test]
 fn leaving_does_not_wait_for_ever() {
-    let (mut a, _b) = Hall::<MemoryLink>::two(15);
+    let (_hall, [mut a, _b]) = Hall::<MemoryLink>::of(15);
     let data = pattern(1, EAGER_BYTES);
     let sends: Vec<_> = (0..10).map(|_| a.isend(1, 0, &data)).collect();
     let stop = a.leave(&Deadline::after(Duration::from_millis(5))).expect_err("the peer reads nothing");
@@ -202,8 +198,7 @@ fn leaving_does_not_wait_for_ever() {
 
 /// Writes bytes to rank 0 as if they came from rank 1, and then a message from rank 2; whether rank 1 is given up.
 fn told<W: Wire>(bytes: &[u8]) -> bool {
-    let (hall, engines) = Hall::<W>::new(3, 16);
-    let [mut a, _b, mut c] = engines.try_into().ok().unwrap();
+    let (hall, [mut a, _b, mut c]) = Hall::<W>::of(16);
     let mut raw = hall.open(1, 0);
     let mut into = vec![0; EAGER_BYTES];
     let mut receive = Some(a.irecv(Some(1), Some(0), &mut into));
@@ -272,19 +267,18 @@ fn nonsense_from_a_peer_is_its_own_loss() {
 
 #[test]
 fn more_data_than_announced_is_nonsense() {
-    let (hall, engines) = Hall::<SocketLink>::new(2, 17);
-    let [mut a, _b] = engines.try_into().ok().unwrap();
+    let (hall, [mut a, _b]) = Hall::<SocketLink>::of(17);
     let mut raw = hall.open(1, 0);
     let mut into = vec![0xaa; EAGER_BYTES + 20];
     let receive = a.irecv(Some(1), Some(0), &mut into[..EAGER_BYTES + 10]);
     let frames =
         [Frame::RequestToSend { message: 3, tag: 0, element: super::BYTES, bytes: EAGER_BYTES + 10 }, Frame::Data { reply: 0, bytes: 20 }];
     for frame in frames {
-        raw.try_write(&[std::io::IoSlice::new(&frame.encode().0[..32])]).unwrap();
+        raw.try_write(&[std::io::IoSlice::new(&frame.encode().0[..32])]).expect("a socket takes a little");
     }
-    raw.try_write(&[std::io::IoSlice::new(&[1; 20])]).unwrap();
+    raw.try_write(&[std::io::IoSlice::new(&[1; 20])]).expect("a socket takes a little");
     let too_much = Frame::Data { reply: 0, bytes: EAGER_BYTES }.encode().0;
-    raw.try_write(&[std::io::IoSlice::new(&too_much[..32])]).unwrap();
+    raw.try_write(&[std::io::IoSlice::new(&too_much[..32])]).expect("a socket takes a little");
     pump(&mut [&mut a]);
     assert_eq!(a.outcome(receive), lost(1));
     assert!(into[..20] == [1; 20] && into[20..].iter().all(|byte| *byte == 0xaa));
@@ -325,4 +319,21 @@ fn random_streams_do_no_harm() {
         given_up += usize::from(if round % 2 == 0 { told::<SocketLink>(&stream) } else { told::<MemoryLink>(&stream) });
     }
     assert!((20..150).contains(&given_up), "seed {seed:#x}: {given_up} of 150 streams were given up: the test tests little");
+}
+
+#[test]
+fn a_peer_that_left_before_it_saw_our_link_has_left_and_not_died() {
+    let (hall, [mut a, mut b]) = Hall::<SocketLink>::of(19);
+    hall.shut(1, true);
+    hall.shut(0, true);
+    let data = pattern(1, 100);
+    let mut into = [vec![0; 100], vec![0; 100]];
+    let [first, second] = &mut into;
+    let receives = [a.irecv(Some(1), Some(1), first), a.irecv(Some(1), Some(2), second)];
+    b.send(0, 1, &data);
+    b.leave(&soon()).expect("left in order");
+    drop(b);
+    hall.shut(0, false);
+    assert_eq!(a.finish_all(&receives), Err(Notice::Left { rank: 1 }.into()));
+    assert!(a.outcome(receives[0]).is_ok() && into[0] == data);
 }

@@ -131,9 +131,9 @@ impl Wire for SocketLink {
     const HAS_BELL: bool = true;
 
     fn pair(_seed: u64) -> (Self, Self) {
-        let (one, other) = UnixStream::pair().unwrap();
-        one.set_nonblocking(true).unwrap();
-        other.set_nonblocking(true).unwrap();
+        let (one, other) = UnixStream::pair().expect("a pair of sockets");
+        one.set_nonblocking(true).expect("a socket takes it");
+        other.set_nonblocking(true).expect("a socket takes it");
         (SocketLink(one), SocketLink(other))
     }
 }
@@ -158,7 +158,7 @@ impl<W: Wire> Hall<W> {
     pub(super) fn new(size: usize, seed: u64) -> (Arc<Self>, Vec<Messages<Usher<W>>>) {
         let hall = Arc::new(Self {
             doors: (0..size).map(|_| Mutex::new(Door { waiting: Vec::new(), is_shut: false, is_gone: false })).collect(),
-            bells: (0..size).map(|_| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap()).collect(),
+            bells: (0..size).map(|_| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("a bell")).collect(),
             random: Mutex::new(Random(seed)),
         });
         let engine = |rank| Messages::new(rank, size, Usher { rank, hall: Arc::clone(&hall) });
@@ -166,17 +166,18 @@ impl<W: Wire> Hall<W> {
         (hall, engines)
     }
 
-    /// Two engines in one hall.
-    pub(super) fn two(seed: u64) -> (Messages<Usher<W>>, Messages<Usher<W>>) {
-        let [a, b] = Self::new(2, seed).1.try_into().ok().unwrap();
-        (a, b)
+    /// As [`Hall::new`], with as many ranks as the caller names engines.
+    pub(super) fn of<const SIZE: usize>(seed: u64) -> (Arc<Self>, [Messages<Usher<W>>; SIZE]) {
+        let (hall, engines) = Self::new(SIZE, seed);
+        let engines = engines.try_into().ok().expect("as many engines as ranks");
+        (hall, engines)
     }
 
     /// Opens a link from `from` to `to`; the end of `from`.
     pub(super) fn open(&self, from: usize, to: usize) -> W {
         let (mine, theirs) = W::pair(lock(&self.random).next());
         lock(&self.doors[to]).waiting.push((from, theirs));
-        rustix::io::write(&self.bells[to], &1_u64.to_ne_bytes()).unwrap();
+        rustix::io::write(&self.bells[to], &1_u64.to_ne_bytes()).expect("the bell rings");
         mine
     }
 
@@ -207,7 +208,7 @@ impl<W: Wire> Connector for Usher<W> {
         if door.is_shut || door.waiting.is_empty() {
             return Vec::new();
         }
-        rustix::io::read(&self.hall.bells[self.rank], &mut [0; 8]).unwrap();
+        rustix::io::read(&self.hall.bells[self.rank], &mut [0; 8]).expect("the bell has rung");
         std::mem::take(&mut door.waiting)
     }
 
@@ -238,7 +239,7 @@ pub(super) fn ranks<W: Wire, R: Send>(size: usize, seed: u64, body: impl Fn(usiz
             })
         };
         let threads: Vec<_> = engines.into_iter().enumerate().map(run).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        threads.into_iter().map(|thread| thread.join().expect("no rank panicked")).collect()
     })
 }
 
@@ -247,7 +248,7 @@ pub(super) fn pump<W: Wire>(engines: &mut [&mut Messages<Usher<W>>]) {
     let mut idle = 0;
     // A link in memory may say "nothing now" a few times in a row although there is something.
     while idle < 20 {
-        let moved = engines.iter_mut().fold(false, |moved, engine| engine.progress() || moved);
+        let moved = engines.iter_mut().filter_map(|engine| engine.progress().then_some(())).count() > 0;
         idle = if moved { 0 } else { idle + 1 };
     }
 }

@@ -12,14 +12,14 @@ const FLOATS: TypeTag = TypeTag::Scalar(DType::F32);
 
 /// A message of `data` from 0 to 1 that the receive refuses: what both ends are told.
 fn refused<W: Wire>(bytes: usize, capacity: usize, element: TypeTag, receive_first: bool) -> (Option<MessageError>, MessageError) {
-    let (mut a, mut b) = Hall::<W>::two(2);
+    let (_hall, [mut a, mut b]) = Hall::<W>::of(2);
     let data = pattern(1, bytes);
     let mut into = vec![0xaa; capacity];
-    let mut receive = receive_first.then(|| b.irecv_typed(Some(0), Some(1), element, &mut into).unwrap());
+    let mut receive = receive_first.then(|| b.irecv_typed(Some(0), Some(1), element, &mut into).expect("the peer is there"));
     pump(&mut [&mut a, &mut b]);
     let send = a.isend(1, 1, &data);
     pump(&mut [&mut a, &mut b]);
-    let receive = *receive.get_or_insert_with(|| b.irecv_typed(Some(0), Some(1), element, &mut into).unwrap());
+    let receive = *receive.get_or_insert_with(|| b.irecv_typed(Some(0), Some(1), element, &mut into).expect("the peer is there"));
     pump(&mut [&mut a, &mut b]);
     let outcomes = (a.outcome(send).err(), b.outcome(receive).expect_err("refused"));
     assert!(into.iter().all(|byte| *byte == 0xaa), "a refused message was written");
@@ -80,7 +80,7 @@ fn messages_to_oneself_are_matched_like_any_other() {
     assert!(me.outcome(receive).is_ok() && into == long);
     // Refused: both are told, as both are here.
     let send = me.isend(0, 2, &long);
-    let receive = me.irecv_typed(Some(0), Some(2), FLOATS, &mut into).unwrap();
+    let receive = me.irecv_typed(Some(0), Some(2), FLOATS, &mut into).expect("this rank is there");
     let mismatch = MessageError::TypeMismatch { peer: 0, sent: BYTES, expected: FLOATS };
     assert_eq!((me.outcome(send), me.outcome(receive)), (Err(mismatch), Err(mismatch)));
     // Cancelled.
@@ -111,7 +111,7 @@ fn short_messages_to_oneself_wait_when_the_limit_is_reached() {
 
 /// Cancels a send of this length after so many rounds of the sender alone, then sends another.
 fn cancelled_send<W: Wire>(bytes: usize, rounds: usize, receive_first: bool) {
-    let (mut a, mut b) = Hall::<W>::two(4);
+    let (_hall, [mut a, mut b]) = Hall::<W>::of(4);
     let mut data = pattern(1, bytes);
     let expected = data.clone();
     let mut into = vec![0; bytes];
@@ -161,7 +161,7 @@ fn a_cancelled_send_arrives_whole_or_not_at_all() {
 
 /// Cancels a receive after so many rounds; its memory must not change any more.
 fn cancelled_receive<W: Wire>(bytes: usize, rounds: usize) {
-    let (mut a, mut b) = Hall::<W>::two(5 + rounds as u64);
+    let (_hall, [mut a, mut b]) = Hall::<W>::of(5 + rounds as u64);
     let data = pattern(1, bytes);
     let mut into = vec![0; bytes];
     let receive = b.irecv(Some(0), None, &mut into);
@@ -276,7 +276,7 @@ fn a_flood_of_announcements_is_bounded_too() {
 
 #[test]
 fn the_earliest_receive_wins_whoever_it_names() {
-    let (mut a, mut b) = Hall::<SocketLink>::two(8);
+    let (_hall, [mut a, mut b]) = Hall::<SocketLink>::of(8);
     let mut into = [[0; 4]; 4];
     let [first, second, third, fourth] = &mut into;
     let receives =

@@ -61,7 +61,7 @@ fn everyone_to_everyone<W: Wire>(size: usize, count: usize) {
         let letters: Vec<Vec<Vec<u8>>> = (0..size).map(|to| (0..count).map(|number| letter(rank, to, number)).collect()).collect();
         let mut sends = Vec::new();
         for number in 0..count {
-            sends.extend((0..size).map(|to| engine.isend(to, number as u64, &letters[to][number])));
+            sends.extend(letters.iter().enumerate().map(|(to, letters)| engine.isend(to, number as u64, &letters[number])));
         }
         let mut into = vec![vec![vec![0_u8; 70_000]; count]; size];
         let mut receives = Vec::new();
@@ -142,7 +142,7 @@ fn thirteen_ranks_reach_a_receive_from_anyone_exactly_once_each() {
 
 #[test]
 fn a_progress_thread_of_another_rank_need_not_know_the_tickets() {
-    let (a, mut b) = Hall::<SocketLink>::two(1);
+    let (_hall, [a, mut b]) = Hall::<SocketLink>::of(1);
     let data = pattern(5, 600_000);
     let (mut engine, taken) = (a, std::sync::atomic::AtomicBool::new(false));
     let send = engine.isend(1, 0, &data);
@@ -167,13 +167,16 @@ struct Sent {
     data: Vec<u8>,
 }
 
+/// A receive in a random run: source, tag, ticket, memory.
+type Expected = (usize, u64, Ticket, Vec<u8>);
+
 /// Random posts on every rank in one thread; each destination is known beforehand from a plain model of the rules: messages of
 /// one source and tag arrive in order.
 fn random_traffic<W: Wire>(seed: u64, size: usize) {
     let mut random = Random(seed);
     let (_hall, mut engines) = Hall::<W>::new(size, seed);
     let mut sent: Vec<Vec<Sent>> = (0..size).map(|_| Vec::new()).collect();
-    let mut received: Vec<Vec<(usize, u64, Ticket, Vec<u8>)>> = (0..size).map(|_| Vec::new()).collect();
+    let mut received: Vec<Vec<Expected>> = (0..size).map(|_| Vec::new()).collect();
     // Every message has one receive with its exact source and tag, posted before or after.
     let mut plan: Vec<(usize, usize, u64)> = (0..120).map(|_| (random.below(size), random.below(size), random.below(3) as u64)).collect();
     let mut owed = plan.clone();
@@ -307,7 +310,7 @@ fn drain_all<W: Wire>(engine: &mut Messages<super::hall::Usher<W>>) {
 
 fn check_content(outcome: crate::host::point_to_point::Outcome, into: &[u8], contents: &[Vec<u8>], seed: u64) -> bool {
     let Ok(envelope) = outcome else { return false };
-    let number = u64::from_le_bytes(*into.first_chunk().unwrap()) as usize;
+    let number = u64::from_le_bytes(*into.first_chunk().expect("long enough")) as usize;
     assert!(into[..envelope.bytes] == contents[number], "seed {seed:#x}: message {number} came in changed");
     true
 }
