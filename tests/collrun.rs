@@ -1,5 +1,7 @@
 //! `collrun` as a user meets it: started as a program, with shells as ranks.
 
+#![expect(clippy::unwrap_used, reason = "tests end where something unforeseen happens")]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};

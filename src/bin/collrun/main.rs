@@ -37,6 +37,7 @@ fn run(arguments: Arguments) -> Result<u8, Refused> {
         node,
         output: if arguments.no_prefix { Output::Inherited } else { Output::Prefixed },
         grace: arguments.grace,
+        verdict: None,
     };
     launch::run("collrun", &job, &store)
 }

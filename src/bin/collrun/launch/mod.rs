@@ -32,6 +32,8 @@ pub(crate) struct Job {
     pub(crate) output: Output,
     /// How long ranks that were asked to stop may take before they are killed.
     pub(crate) grace: Duration,
+    /// An exit code by which a rank tells what it found; it becomes ours, and the other ranks go on.
+    pub(crate) verdict: Option<u8>,
 }
 
 /// Why a job could not be started, and the exit code that says so.
@@ -54,7 +56,7 @@ pub(crate) fn run(name: &str, job: &Job, store: &Store) -> Result<u8, Refused> {
     // Signals first: from here on none of them can end this process before its ranks have heard of it.
     let (sender, events) = std::sync::mpsc::channel();
     supervisor::listen(&sender).map_err(|error| Refused { message: format!("waiting for signals: {error}"), code: 1 })?;
-    let mut supervisor = supervisor::Supervisor::new(name, job.grace, sender, events);
+    let mut supervisor = supervisor::Supervisor::new(name, job, sender, events);
     let mut forwarders = output::Forwarders::default();
     for local_rank in 0..job.local_world_size {
         let rank = job.node * job.local_world_size + local_rank;

@@ -3,9 +3,9 @@
 //! A rank that has ended is kept as a zombie until all have: its process group then cannot be another's by the time it
 //! is signalled.
 
-use std::io;
+use std::io::{self, Write};
 use std::process::Child;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::Job;
 use super::ending::{Ending, signal_name};
 
 /// What the supervisor waits for.
@@ -60,6 +61,9 @@ pub(super) struct Supervisor<'a> {
     /// The program's name, before each message.
     name: &'a str,
     grace: Duration,
+    /// An ending that is a rank's verdict and no failure, and whether there was one.
+    verdict: Option<Ending>,
+    verdict_told: bool,
     ranks: Vec<Watched>,
     sender: Sender<Event>,
     events: Receiver<Event>,
@@ -72,8 +76,20 @@ pub(super) struct Supervisor<'a> {
 }
 
 impl<'a> Supervisor<'a> {
-    pub(super) fn new(name: &'a str, grace: Duration, sender: Sender<Event>, events: Receiver<Event>) -> Self {
-        Self { name, grace, ranks: Vec::new(), sender, events, failure: None, passed_on: None, patience_ends: None }
+    pub(super) fn new(name: &'a str, job: &Job, sender: Sender<Event>, events: Receiver<Event>) -> Self {
+        let verdict = job.verdict.map(|code| Ending::Exit(code.into()));
+        Self {
+            name,
+            grace: job.grace,
+            verdict,
+            verdict_told: false,
+            ranks: vec![],
+            sender,
+            events,
+            failure: None,
+            passed_on: None,
+            patience_ends: None,
+        }
     }
 
     /// Takes charge of a rank; a thread waits for its end.
@@ -88,7 +104,7 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// Waits for all ranks and returns the exit code: that of the rank that failed first, else 0.
+    /// Waits for all ranks and returns the exit code: that of the rank that failed first, else of a verdict, else 0.
     pub(super) fn wait(&mut self) -> u8 {
         while self.ranks.iter().any(|watched| watched.ending.is_none()) {
             match self.next_event() {
@@ -97,7 +113,8 @@ impl<'a> Supervisor<'a> {
                 None => self.lose_patience(),
             }
         }
-        self.failure.map_or(0, Ending::code)
+        let verdict = self.verdict.filter(|_| self.verdict_told);
+        self.failure.or(verdict).map_or(0, Ending::code)
     }
 
     /// The next event; `None` when patience ends first.
@@ -106,16 +123,14 @@ impl<'a> Supervisor<'a> {
             // This struct holds a sender, so the channel cannot be closed.
             return self.events.recv().ok();
         };
-        match self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(event) => Some(event),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        self.events.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
     }
 
     fn ended(&mut self, place: usize, ending: Ending) {
         let Some(watched) = self.ranks.get_mut(place) else { return };
         watched.ending = Some(ending);
-        if ending.is_success() || self.failure.is_some() {
+        self.verdict_told |= Some(ending) == self.verdict;
+        if ending.is_success() || Some(ending) == self.verdict || self.failure.is_some() {
             return;
         }
         self.failure = Some(ending);
@@ -123,7 +138,7 @@ impl<'a> Supervisor<'a> {
         let left = self.ranks.iter().filter(|watched| watched.ending.is_none()).count();
         if self.passed_on.is_none_or(|signal| ending != Ending::Signal(signal)) {
             let stopping = if left > 0 { "; stopping the others" } else { "" };
-            eprintln!("{}: rank {rank} (pid {group}) failed with {ending}{stopping}", self.name);
+            self.say(&format!("rank {rank} (pid {group}) failed with {ending}{stopping}"));
         }
         self.signal_all(Signal::TERM);
         self.patience_ends = Some(Instant::now() + self.grace);
@@ -139,9 +154,15 @@ impl<'a> Supervisor<'a> {
     fn lose_patience(&mut self) {
         self.patience_ends = None;
         let late: Vec<_> = self.ranks.iter().filter(|watched| watched.ending.is_none()).map(|watched| watched.rank.to_string()).collect();
-        let (name, grace) = (self.name, self.grace.as_secs_f64());
-        eprintln!("{name}: still running {grace} s after {}: rank {}; killing", signal_name(SIGTERM), late.join(", "));
+        let (grace, asked) = (self.grace.as_secs_f64(), signal_name(SIGTERM));
+        self.say(&format!("still running {grace} s after {asked}: rank {}; killing", late.join(", ")));
         self.signal_all(Signal::KILL);
+    }
+
+    /// Says something on standard error, in one piece: ranks write there too.
+    fn say(&self, text: &str) {
+        // There is nobody to tell that nobody listens.
+        let _ = io::stderr().write_all(format!("{}: {text}\n", self.name).as_bytes());
     }
 
     /// Signals the process group of every rank, also of those that have ended: what they started may live on.
