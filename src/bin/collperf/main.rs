@@ -1,2 +1,46 @@
 //! Measures collectives in the manner of nccl-tests.
-fn main() {}
+
+mod arguments;
+mod collective;
+mod failure;
+mod inputs;
+#[path = "../collrun/launch/mod.rs"]
+#[expect(dead_code, reason = "some of it is for collrun, which starts any program")]
+mod launch;
+mod layout;
+mod machine;
+mod pin;
+mod report;
+mod row;
+mod run;
+mod settings;
+mod sizes;
+mod start;
+mod statistics;
+mod table;
+
+use std::process::ExitCode;
+
+use arguments::Arguments;
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and version are errors too, in clap's way of thinking.
+            let is_usage = error.use_stderr();
+            return match error.print() {
+                Ok(()) if !is_usage => ExitCode::SUCCESS,
+                _ => ExitCode::from(failure::USAGE),
+            };
+        }
+    };
+    match start::start(&arguments) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            report::say(&failure.message);
+            ExitCode::from(failure.code)
+        }
+    }
+}

@@ -1,2 +1,53 @@
 //! Starts the ranks of a job on this host.
-fn main() {}
+
+mod arguments;
+#[expect(dead_code, reason = "some of it is for collperf, which starts itself")]
+mod launch;
+
+use std::process::ExitCode;
+
+use arguments::{Arguments, Place};
+use clap::Parser;
+use launch::{Job, Output, Refused, Store};
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(code) => ExitCode::from(code),
+        Err(refused) => {
+            eprintln!("collrun: {}", refused.message);
+            ExitCode::from(refused.code)
+        }
+    }
+}
+
+/// Serves the store where it is this host's to serve, and runs the job.
+fn run(arguments: Arguments) -> Result<u8, Refused> {
+    let place = arguments.place().map_err(|message| Refused { message, code: 2 })?;
+    let node = match &place {
+        Place::Alone { .. } => 0,
+        Place::Among { node, .. } => usize::from(*node),
+    };
+    let store = store(&place).map_err(|error| Refused { message: format!("the ranks' store: {error}"), code: 1 })?;
+    let mut command = arguments.command.into_iter();
+    let job = Job {
+        program: command.next().unwrap_or_default(),
+        arguments: command.collect(),
+        local_world_size: usize::from(arguments.nproc_per_node),
+        nodes: usize::from(arguments.nnodes),
+        node,
+        output: if arguments.no_prefix { Output::Inherited } else { Output::Prefixed },
+        grace: arguments.grace,
+        verdict: None,
+    };
+    launch::run("collrun", &job, &store)
+}
+
+/// The job's store, served here by host 0.
+fn store(place: &Place) -> collectives::Result<Store> {
+    match place {
+        Place::Alone { address: None, port: None } => Store::local(),
+        Place::Alone { address, port } => Store::serve(address.as_deref().unwrap_or("127.0.0.1"), port.unwrap_or(0)),
+        Place::Among { node: 0, address, port } => Store::serve(address, *port),
+        Place::Among { address, port, .. } => Ok(Store::elsewhere(address, *port)),
+    }
+}

@@ -1,0 +1,236 @@
+//! The command line: nccl-tests' flags where they mean something on this plane, refusals where they do not, and our own.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use collectives::Transport;
+
+use crate::sizes;
+
+/// Measures a collective, as nccl-tests does, and checks what it brings.
+///
+/// Starts its own ranks, or is one itself under torchrun, collrun, Slurm or mpirun. Prints the table of nccl-tests: time per
+/// call, bandwidth of the algorithm and of the bus, and the number of wrong elements, with two buffers and with one.
+///
+/// Exit codes: 0; 1 files and processes; 3 a collective failed; 4 time ran out; 5 not supported; 6 usage; 7 wrong elements, or
+/// less bandwidth than NCCL_TESTS_MIN_BW asks for.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "collperf", version, disable_version_flag = true, max_term_width = 110, allow_negative_numbers = true)]
+pub(crate) struct Arguments {
+    /// What to measure: all_reduce, reduce, broadcast, all_gather, reduce_scatter, gather, scatter, all_to_all, all_gather_v,
+    /// reduce_scatter_v, gather_v, scatter_v, all_to_all_v, sendrecv, barrier, or all
+    #[arg(value_name = "COLLECTIVE")]
+    pub(crate) collective: String,
+
+    /// Smallest size in bytes; K, M and G are powers of 1024
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "8", value_parser = sizes::parse)]
+    pub(crate) min_bytes: usize,
+    /// Largest size in bytes
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "128M", value_parser = sizes::parse)]
+    pub(crate) max_bytes: usize,
+    /// From size to size, add this many bytes [default: multiply, see -f]
+    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = sizes::parse)]
+    pub(crate) step_bytes: Option<usize>,
+    /// From size to size, multiply by this [default: 2, unless -i is given]
+    #[arg(short = 'f', long = "stepfactor", value_name = "N")]
+    pub(crate) step_factor: Option<usize>,
+    /// These sizes instead of a sweep
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse)]
+    pub(crate) sizes: Vec<usize>,
+
+    /// Timed calls per row
+    #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub(crate) iterations: u32,
+    /// Calls of every size before anything is timed
+    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", default_value_t = 1)]
+    pub(crate) warmup: u32,
+    /// Repeat the sweep this often; 0: until interrupted
+    #[arg(short = 'N', long = "run_cycles", alias = "run-cycles", value_name = "N", default_value_t = 1)]
+    pub(crate) cycles: u32,
+    /// Checked calls per row; 0: none
+    #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
+    pub(crate) check: u32,
+    /// sum, prod, min, max, avg, band, bor, bxor, mulsum, or all
+    #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum")]
+    pub(crate) op: String,
+    /// f32, f64, f16, bf16, f8e4m3, f8e5m2, i8, i16, i32, i64, u8, u16, u32, u64, bool (or nccl-tests' names), or all
+    #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "f32")]
+    pub(crate) datatype: String,
+    /// The root rank, where there is one; -1: each in turn
+    #[arg(short = 'r', long, value_name = "RANK", default_value_t = 0)]
+    pub(crate) root: i64,
+    /// 0: call after call; 1: a barrier after each call, in the time; 2: as 0, since every call here waits; 3: a barrier after
+    /// each call, outside the time
+    #[arg(short = 'z', long, value_name = "0-3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub(crate) blocking: u8,
+    /// Give up a call after this many seconds
+    #[arg(short = 'T', long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: Option<u64>,
+    /// The time of a row, from those of the ranks: 0: rank 0's; 1: mean; 2: least; 3: largest
+    #[arg(short = 'a', long, value_name = "0-3", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub(crate) average: u8,
+    /// Let buffers begin this many elements after an aligned address
+    #[arg(short = 'u', long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16))]
+    pub(crate) unalign: u16,
+    /// 1: also time each call by itself, and print least, largest, 99th percentile and variation
+    #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub(crate) per_iteration: u8,
+    /// 1: print the time of day (UTC) in each row
+    #[arg(short = 'S', long = "report_timestamps", alias = "report-timestamps", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub(crate) timestamps: u8,
+
+    /// Ranks to start on this host [default: the number of GPUs, else 2]; of no effect in a rank that a launcher started
+    #[arg(short = 'g', long = "ngpus", alias = "ranks-per-host", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) ranks_here: Option<u16>,
+    /// What ranks are on this host
+    #[arg(long, value_enum, default_value_t = RankKind::Process)]
+    pub(crate) ranks: RankKind,
+    /// Where buffers lie
+    #[arg(long, value_enum, default_value_t = Plane::Auto)]
+    pub(crate) plane: Plane,
+    /// How ranks of the host plane reach each other
+    #[arg(long, value_enum, default_value_t = Links::Auto)]
+    pub(crate) transport: Links,
+    /// Bind each rank to a core of its own
+    #[arg(long)]
+    pub(crate) pin: bool,
+    /// The collectives that `all` stands for
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) colls: Vec<String>,
+    /// Sample each cell for this long, in batches of at least 200 us of calls back to back, each after a barrier; print CSV
+    /// with least and median of the slowest rank's time per call
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    pub(crate) cell_ms: Option<Duration>,
+
+    /// Write the results here as JSON; an existing file is kept, and a number added to the name
+    #[arg(short = 'J', long = "output_file", alias = "output-file", value_name = "FILE.json")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write the results here as CSV; -: to standard output, instead of the table
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
+    /// Draw time and bus bandwidth over size
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+
+    /// Print version
+    // Without a short form: nccl-tests has another meaning for -V.
+    #[arg(long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
+
+    #[command(flatten)]
+    pub(crate) elsewhere: Elsewhere,
+}
+
+/// nccl-tests' flags that this plane has no meaning for: taken, so that they can be refused with a reason.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Elsewhere {
+    #[arg(short = 't', long = "nthreads", hide = true)]
+    threads: Option<String>,
+    #[arg(short = 'm', long = "agg_iters", hide = true)]
+    aggregated: Option<String>,
+    #[arg(short = 'p', long = "parallel_init", hide = true)]
+    parallel_init: Option<String>,
+    #[arg(short = 'y', long = "stream_null", hide = true)]
+    null_stream: Option<String>,
+    #[arg(short = 'G', long = "cudagraph", hide = true)]
+    graph: Option<String>,
+    #[arg(short = 'C', long = "report_cputime", hide = true)]
+    issue_time: Option<String>,
+    #[arg(short = 'R', long = "local_register", hide = true)]
+    register: Option<String>,
+    #[arg(short = 'x', long = "cta_policy", hide = true)]
+    cta_policy: Option<String>,
+    #[arg(short = 'D', long = "device_implementation", hide = true)]
+    device_implementation: Option<String>,
+    #[arg(short = 'V', long = "device_cta_count", hide = true)]
+    cta_count: Option<String>,
+    #[arg(short = 'M', long = "memory", hide = true)]
+    memory: Option<String>,
+    #[arg(short = 'K', long = "per_iter_skip", hide = true)]
+    skip: Option<String>,
+}
+
+impl Elsewhere {
+    /// The first flag that asks for what is not here, and why it is not.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let flags = [
+            ("-t", &self.threads, "1", "ranks are counted by -g alone; --ranks thread makes them threads"),
+            ("-m", &self.aggregated, "1", "calls of the host plane are not fused in groups"),
+            ("-p", &self.parallel_init, "0", "ranks of the host plane always start in parallel"),
+            ("-y", &self.null_stream, "0", "the host plane has no streams"),
+            ("-G", &self.graph, "0", "the host plane has no CUDA graphs"),
+            ("-C", &self.issue_time, "0", "calls of the host plane are done when they return, so the time to issue them is the time"),
+            ("-R", &self.register, "0", "the host plane has no buffers to register with NCCL"),
+            ("-x", &self.cta_policy, "", "the host plane has no thread blocks"),
+            ("-D", &self.device_implementation, "0", "the host plane has no device kernels"),
+            ("-V", &self.cta_count, "", "the host plane has no thread blocks"),
+            ("-M", &self.memory, "0", "the host plane uses no GPU memory"),
+            ("-K", &self.skip, "0", "all timed calls are reported; use -w for calls that are not"),
+        ];
+        flags.into_iter().find_map(|(flag, value, off, reason)| {
+            let value = value.as_deref().filter(|value| *value != off)?;
+            Some(format!("{flag} {value}: {reason}"))
+        })
+    }
+}
+
+/// What a rank is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RankKind {
+    /// A process
+    Process,
+    /// A thread of this process
+    Thread,
+}
+
+/// Where buffers lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Plane {
+    /// On the device where there is one
+    Auto,
+    /// In host memory
+    Host,
+    /// In device memory
+    Device,
+}
+
+/// How ranks of the host plane reach each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Links {
+    /// Shared memory inside a host, TCP between hosts
+    Auto,
+    /// Shared memory
+    Shm,
+    /// TCP, also inside a host
+    Tcp,
+}
+
+impl Links {
+    /// The library's word for it.
+    pub(crate) fn transport(self) -> Transport {
+        match self {
+            Links::Auto => Transport::Auto,
+            Links::Shm => Transport::Shm,
+            Links::Tcp => Transport::Tcp,
+        }
+    }
+
+    /// The word in CSV, JSON and plots.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Links::Auto => "auto",
+            Links::Shm => "shm",
+            Links::Tcp => "tcp",
+        }
+    }
+}
+
+/// A time in milliseconds, fractions allowed.
+fn milliseconds(text: &str) -> Result<Duration, String> {
+    let milliseconds: f64 = text.parse().map_err(|_| "not a number of milliseconds".to_owned())?;
+    match Duration::try_from_secs_f64(milliseconds / 1e3) {
+        Ok(time) if !time.is_zero() => Ok(time),
+        _ => Err("must be more than zero".to_owned()),
+    }
+}

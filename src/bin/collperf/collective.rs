@@ -1,0 +1,185 @@
+//! The collectives that can be measured, and how nccl-tests counts their bytes and bandwidths.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// One collective of the crate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Collective {
+    AllReduce,
+    Reduce,
+    Broadcast,
+    AllGather,
+    ReduceScatter,
+    Gather,
+    Scatter,
+    AllToAll,
+    AllGatherV,
+    ReduceScatterV,
+    GatherV,
+    ScatterV,
+    AllToAllV,
+    SendRecv,
+    Barrier,
+}
+
+impl Collective {
+    /// Every one, in the order in which `all` runs them.
+    pub(crate) const ALL: [Collective; 15] = [
+        Collective::AllReduce,
+        Collective::Reduce,
+        Collective::Broadcast,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::Gather,
+        Collective::Scatter,
+        Collective::AllToAll,
+        Collective::AllGatherV,
+        Collective::ReduceScatterV,
+        Collective::GatherV,
+        Collective::ScatterV,
+        Collective::AllToAllV,
+        Collective::SendRecv,
+        Collective::Barrier,
+    ];
+
+    /// The name on the command line and in every output.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Collective::AllReduce => "all_reduce",
+            Collective::Reduce => "reduce",
+            Collective::Broadcast => "broadcast",
+            Collective::AllGather => "all_gather",
+            Collective::ReduceScatter => "reduce_scatter",
+            Collective::Gather => "gather",
+            Collective::Scatter => "scatter",
+            Collective::AllToAll => "all_to_all",
+            Collective::AllGatherV => "all_gather_v",
+            Collective::ReduceScatterV => "reduce_scatter_v",
+            Collective::GatherV => "gather_v",
+            Collective::ScatterV => "scatter_v",
+            Collective::AllToAllV => "all_to_all_v",
+            Collective::SendRecv => "sendrecv",
+            Collective::Barrier => "barrier",
+        }
+    }
+
+    /// Whether it takes a reduce op.
+    pub(crate) const fn reduces(self) -> bool {
+        matches!(self, Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter | Collective::ReduceScatterV)
+    }
+
+    /// Whether it takes a root.
+    pub(crate) const fn is_rooted(self) -> bool {
+        use Collective::{Broadcast, Gather, GatherV, Reduce, Scatter, ScatterV};
+        matches!(self, Reduce | Broadcast | Gather | Scatter | GatherV | ScatterV)
+    }
+
+    /// Whether one rank's buffer is made of one block for each rank.
+    pub(crate) const fn is_blocked(self) -> bool {
+        use Collective::{AllReduce, Barrier, Broadcast, Reduce, SendRecv};
+        !matches!(self, AllReduce | Reduce | Broadcast | SendRecv | Barrier)
+    }
+
+    /// Whether each rank's block has a length of its own.
+    pub(crate) const fn is_uneven(self) -> bool {
+        use Collective::{AllGatherV, AllToAllV, GatherV, ReduceScatterV, ScatterV};
+        matches!(self, AllGatherV | ReduceScatterV | GatherV | ScatterV | AllToAllV)
+    }
+
+    /// Whether source and destination can be one buffer.
+    pub(crate) const fn has_in_place(self) -> bool {
+        !self.is_uneven() && !matches!(self, Collective::SendRecv | Collective::Barrier)
+    }
+
+    /// What the bus bandwidth is of the algorithm's bandwidth: the share of the bytes that each link must carry when ranks
+    /// talk point to point.
+    pub(crate) fn bus_factor(self, world_size: usize) -> f64 {
+        let n = world_size as f64;
+        match self {
+            Collective::AllReduce => 2.0 * (n - 1.0) / n,
+            _ if self.is_blocked() => (n - 1.0) / n,
+            _ => 1.0,
+        }
+    }
+
+    /// Elements per block (or of the whole vector, where there are no blocks) of a row of this many bytes: the larger of a
+    /// rank's two buffers. A row that asks for bytes at all moves at least one element per block.
+    pub(crate) fn count(self, bytes: usize, element_bytes: usize, world_size: usize) -> usize {
+        let blocks = if self.is_blocked() { world_size } else { 1 };
+        match self {
+            Collective::Barrier => 0,
+            _ if bytes == 0 => 0,
+            _ => (bytes / element_bytes / blocks).max(1),
+        }
+    }
+
+    /// The reverse of [`Collective::count`]: the bytes of the larger of a rank's two buffers.
+    pub(crate) fn bytes(self, count: usize, element_bytes: usize, world_size: usize) -> usize {
+        count * element_bytes * if self.is_blocked() { world_size } else { 1 }
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Collective {
+    type Err = String;
+
+    /// Understands the crate's names and, for those that differ, nccl-tests'.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let alias = match text {
+            "alltoall" => "all_to_all",
+            "alltoallv" => "all_to_all_v",
+            "send_recv" => "sendrecv",
+            other => other,
+        };
+        Collective::ALL.into_iter().find(|collective| collective.name() == alias).ok_or_else(|| {
+            let known: Vec<_> = Collective::ALL.iter().map(|collective| collective.name()).collect();
+            format!("collective {text:?}: not known; one of {}, all", known.join(", "))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_understood() {
+        for collective in Collective::ALL {
+            assert_eq!(collective.name().parse(), Ok(collective));
+        }
+        assert_eq!("alltoall".parse(), Ok(Collective::AllToAll));
+        let message = "allreduce".parse::<Collective>().unwrap_err();
+        assert!(message.contains("\"allreduce\"") && message.contains("all_reduce,"), "{message}");
+    }
+
+    #[test]
+    fn bus_factors_are_those_of_nccl_tests() {
+        assert_eq!(Collective::AllReduce.bus_factor(4), 1.5);
+        for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll, Collective::Gather, Collective::Scatter]
+        {
+            assert_eq!(collective.bus_factor(4), 0.75, "{collective}");
+        }
+        for collective in [Collective::Broadcast, Collective::Reduce, Collective::SendRecv] {
+            assert_eq!(collective.bus_factor(4), 1.0, "{collective}");
+        }
+        assert_eq!(Collective::AllReduce.bus_factor(1), 0.0);
+    }
+
+    #[test]
+    fn a_row_counts_the_larger_buffer() {
+        assert_eq!(Collective::AllReduce.count(1024, 4, 3), 256);
+        assert_eq!(Collective::AllGather.count(1024, 4, 3), 85);
+        assert_eq!(Collective::AllGather.bytes(85, 4, 3), 1020);
+        // "4 B" is one element for each rank.
+        assert_eq!(Collective::AllToAll.bytes(Collective::AllToAll.count(4, 4, 2), 4, 2), 8);
+        assert_eq!(Collective::AllReduce.count(3, 8, 2), 1);
+        assert_eq!(Collective::AllReduce.count(0, 8, 2), 0);
+        assert_eq!(Collective::Barrier.count(64, 1, 2), 0);
+    }
+}

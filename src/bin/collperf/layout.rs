@@ -1,0 +1,254 @@
+//! Which element of which rank's input ends up where, for every collective, out of place and in place.
+
+use crate::collective::Collective;
+
+/// Where a run of elements comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Elements of this rank's input, from this index on.
+    Of { rank: usize, start: usize },
+    /// The reduction over all ranks' inputs, from this index on.
+    Folded { start: usize },
+}
+
+/// `length` elements of a buffer from `start` on, and where they come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) start: usize,
+    pub(crate) length: usize,
+    pub(crate) origin: Origin,
+}
+
+/// One collective of one size, as all ranks see it.
+#[derive(Debug, Clone)]
+pub(crate) struct Layout {
+    collective: Collective,
+    world_size: usize,
+    root: usize,
+    /// Elements per block, or of the whole vector where there are no blocks.
+    count: usize,
+    /// Each rank's share of the whole; all are `count` long unless the collective is uneven.
+    shares: Vec<usize>,
+}
+
+impl Layout {
+    pub(crate) fn new(collective: Collective, world_size: usize, root: usize, count: usize) -> Self {
+        let shares = match collective {
+            _ if collective.is_uneven() => uneven_shares(count, world_size),
+            _ => vec![count; world_size],
+        };
+        Self { collective, world_size, root, count, shares }
+    }
+
+    /// The shares of the uneven forms, one for each rank. `all_to_all_v` has rank's `r` block for `q` as long as share `r + q`.
+    pub(crate) fn counts(&self, rank: usize) -> Vec<usize> {
+        match self.collective {
+            Collective::AllToAllV => (0..self.world_size).map(|peer| self.shares[(rank + peer) % self.world_size]).collect(),
+            _ => self.shares.clone(),
+        }
+    }
+
+    /// Elements of all blocks together.
+    fn whole(&self) -> usize {
+        self.shares.iter().sum()
+    }
+
+    /// How many elements this rank hands in.
+    pub(crate) fn source_length(&self, rank: usize) -> usize {
+        match self.collective {
+            Collective::AllReduce | Collective::Reduce | Collective::SendRecv => self.count,
+            Collective::Broadcast => self.only(rank == self.root, self.count),
+            Collective::AllGather | Collective::AllGatherV | Collective::Gather | Collective::GatherV => self.shares[rank],
+            Collective::ReduceScatter | Collective::ReduceScatterV | Collective::AllToAll | Collective::AllToAllV => self.whole(),
+            Collective::Scatter | Collective::ScatterV => self.only(rank == self.root, self.whole()),
+            Collective::Barrier => 0,
+        }
+    }
+
+    /// What this rank's destination holds afterwards, from first to last element without a gap.
+    pub(crate) fn expected(&self, rank: usize) -> Vec<Run> {
+        let one = |length, origin| vec![Run { start: 0, length, origin }];
+        match self.collective {
+            Collective::AllReduce => one(self.count, Origin::Folded { start: 0 }),
+            Collective::Reduce if rank == self.root => one(self.count, Origin::Folded { start: 0 }),
+            Collective::Broadcast => one(self.count, Origin::Of { rank: self.root, start: 0 }),
+            Collective::AllGather | Collective::AllGatherV => self.gathered(|_| 0),
+            Collective::Gather | Collective::GatherV if rank == self.root => self.gathered(|_| 0),
+            Collective::ReduceScatter | Collective::ReduceScatterV => {
+                one(self.shares[rank], Origin::Folded { start: before(&self.shares, rank) })
+            }
+            Collective::Scatter | Collective::ScatterV => {
+                one(self.shares[rank], Origin::Of { rank: self.root, start: before(&self.shares, rank) })
+            }
+            Collective::AllToAll => self.gathered(|_| before(&self.shares, rank)),
+            Collective::AllToAllV => self.exchanged(rank),
+            Collective::SendRecv => one(self.count, Origin::Of { rank: self.previous(rank), start: 0 }),
+            Collective::Reduce | Collective::Gather | Collective::GatherV | Collective::Barrier => vec![],
+        }
+    }
+
+    /// What this rank's one buffer holds before the call in place; what no run covers is the call's to write.
+    pub(crate) fn initial_in_place(&self, rank: usize) -> Vec<Run> {
+        let start = match self.collective {
+            Collective::AllGather => self.count * rank,
+            Collective::Gather if rank == self.root => self.count * rank,
+            _ => 0,
+        };
+        vec![Run { start, length: self.source_length(rank), origin: Origin::Of { rank, start: 0 } }]
+    }
+
+    /// What it holds afterwards; what no run covers may be anything.
+    pub(crate) fn expected_in_place(&self, rank: usize) -> Vec<Run> {
+        let untouched = |length| vec![Run { start: 0, length, origin: Origin::Of { rank, start: 0 } }];
+        match self.collective {
+            Collective::Reduce | Collective::Gather if rank != self.root => untouched(self.count),
+            Collective::Scatter if rank == self.root => untouched(self.whole()),
+            Collective::ReduceScatter => {
+                let start = self.count * rank;
+                vec![Run { start, length: self.count, origin: Origin::Folded { start } }]
+            }
+            _ => self.expected(rank),
+        }
+    }
+
+    /// The rank that sends to this one in a ring.
+    pub(crate) fn previous(&self, rank: usize) -> usize {
+        (rank + self.world_size - 1) % self.world_size
+    }
+
+    fn only(&self, condition: bool, length: usize) -> usize {
+        if condition { length } else { 0 }
+    }
+
+    /// A block from every rank, from where `start` says in its input.
+    fn gathered(&self, start: impl Fn(usize) -> usize) -> Vec<Run> {
+        (0..self.world_size)
+            .map(|from| {
+                let origin = Origin::Of { rank: from, start: start(from) };
+                Run { start: before(&self.shares, from), length: self.shares[from], origin }
+            })
+            .collect()
+    }
+
+    /// What `all_to_all_v` brings to this rank.
+    fn exchanged(&self, rank: usize) -> Vec<Run> {
+        let counts = self.counts(rank);
+        (0..self.world_size)
+            .map(|from| {
+                let origin = Origin::Of { rank: from, start: before(&self.counts(from), rank) };
+                Run { start: before(&counts, from), length: counts[from], origin }
+            })
+            .collect()
+    }
+}
+
+/// Where the share of a rank begins.
+fn before(shares: &[usize], rank: usize) -> usize {
+    shares[..rank].iter().sum()
+}
+
+/// Shares that grow with the rank, together as many elements as even ones. The largest is nearly twice the mean, and at few
+/// elements the first ranks have none: what the uneven forms are for.
+fn uneven_shares(count: usize, world_size: usize) -> Vec<usize> {
+    let whole = (count * world_size) as u128;
+    let n = world_size as u128;
+    let bound = |rank: u128| (whole * rank * (rank + 1) / (n * (n + 1))) as usize;
+    (0..n).map(|rank| bound(rank + 1) - bound(rank)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where the last run ends.
+    fn end(runs: &[Run]) -> usize {
+        runs.iter().map(|run| run.start + run.length).max().unwrap_or(0)
+    }
+
+    fn layouts() -> impl Iterator<Item = Layout> {
+        Collective::ALL.into_iter().flat_map(|collective| {
+            [1, 2, 3, 13].into_iter().flat_map(move |world_size| {
+                [0, 1, 7].into_iter().flat_map(move |count| {
+                    (0..if collective.is_rooted() { world_size } else { 1 })
+                        .map(move |root| Layout::new(collective, world_size, root, count))
+                })
+            })
+        })
+    }
+
+    #[test]
+    fn uneven_shares_keep_the_whole() {
+        for (count, world_size) in [(0, 3), (1, 1), (1, 5), (100, 4), (1 << 30, 1000)] {
+            let shares = uneven_shares(count, world_size);
+            assert_eq!(shares.len(), world_size);
+            assert_eq!(shares.iter().sum::<usize>(), count * world_size);
+        }
+        assert_eq!(uneven_shares(100, 4), [40, 80, 120, 160]);
+        assert_eq!(uneven_shares(1, 3)[0], 0);
+    }
+
+    #[test]
+    fn destinations_have_no_gap_and_come_from_inputs_that_are_there() {
+        for layout in layouts() {
+            for rank in 0..layout.world_size {
+                let mut at = 0;
+                for run in layout.expected(rank) {
+                    assert_eq!(run.start, at, "{layout:?} rank {rank}");
+                    at += run.length;
+                }
+                for run in layout.expected(rank).into_iter().chain(layout.expected_in_place(rank)) {
+                    match run.origin {
+                        Origin::Of { rank: from, start } => {
+                            assert!(start + run.length <= layout.source_length(from), "{layout:?} rank {rank}")
+                        }
+                        Origin::Folded { start } => {
+                            assert!((0..layout.world_size).all(|from| start + run.length <= layout.source_length(from)), "{layout:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_element_that_is_sent_arrives() {
+        for layout in layouts().filter(|layout| !layout.collective.reduces()) {
+            let mut arrived: Vec<Vec<usize>> = (0..layout.world_size).map(|rank| vec![0; layout.source_length(rank)]).collect();
+            for rank in 0..layout.world_size {
+                for run in layout.expected(rank) {
+                    if let Origin::Of { rank: from, start } = run.origin {
+                        arrived[from][start..start + run.length].iter_mut().for_each(|times| *times += 1);
+                    }
+                }
+            }
+            let copies = match layout.collective {
+                Collective::Broadcast | Collective::AllGather | Collective::AllGatherV => layout.world_size,
+                _ => 1,
+            };
+            assert!(arrived.iter().flatten().all(|times| *times == copies), "{layout:?}");
+        }
+    }
+
+    #[test]
+    fn both_sides_of_an_uneven_exchange_count_alike() {
+        let layout = Layout::new(Collective::AllToAllV, 5, 0, 9);
+        for rank in 0..5 {
+            for peer in 0..5 {
+                assert_eq!(layout.counts(rank)[peer], layout.counts(peer)[rank]);
+            }
+        }
+    }
+
+    #[test]
+    fn buffers_of_all_blocks_hold_everything() {
+        for layout in layouts() {
+            let length = layout.collective.bytes(layout.count, 1, layout.world_size);
+            for rank in 0..layout.world_size {
+                assert!(layout.source_length(rank) <= length && end(&layout.expected(rank)) <= length, "{layout:?}");
+                if layout.collective.has_in_place() {
+                    assert!(end(&layout.initial_in_place(rank)) <= length && end(&layout.expected_in_place(rank)) <= length, "{layout:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Results as nccl-tests' JSON, version 3: the same fields, without the environment, whose secrets are nobody's business.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::Facts;
+use crate::row::{Half, Row};
+use crate::settings::{Blocking, Settings};
+use crate::sizes::Step;
+use crate::statistics::Spread;
+
+/// The whole file.
+#[derive(Serialize)]
+pub(super) struct Document<'a> {
+    version: u32,
+    start_time: &'a str,
+    args: Vec<String>,
+    /// There is no NCCL on this plane.
+    nccl_version: u32,
+    library: &'static str,
+    config: Config<'a>,
+    results: Vec<ResultRow<'a>>,
+    out_of_bounds: OutOfBounds,
+    average_bus_bandwidth: AverageBandwidth,
+    errors: &'a [String],
+    end_time: String,
+}
+
+#[derive(Serialize)]
+struct Config<'a> {
+    nthreads: usize,
+    ngpus: usize,
+    minimum_bytes: usize,
+    maximum_bytes: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_factor: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_bytes: Option<usize>,
+    warmup_iters: usize,
+    iterations: usize,
+    aggregated_iterations: usize,
+    validation: usize,
+    graph: usize,
+    blocking_collectives: &'static str,
+    per_iter_timing: &'static str,
+    per_iter_skip: usize,
+    parallel_init: &'static str,
+    plane: &'static str,
+    transport: &'static str,
+    ranks: usize,
+    kernel: &'a str,
+    devices: Vec<Device<'a>>,
+}
+
+#[derive(Serialize)]
+struct Device<'a> {
+    rank: usize,
+    group: usize,
+    pid: u32,
+    hostname: &'a str,
+    device: usize,
+    device_hex: &'static str,
+    device_info: &'a str,
+}
+
+#[derive(Serialize)]
+struct ResultRow<'a> {
+    size: usize,
+    count: usize,
+    #[serde(rename = "type")]
+    type_name: &'static str,
+    redop: &'static str,
+    root: String,
+    out_of_place: Option<HalfRow>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    out_of_place_per_iter: Option<PerIteration<'a>>,
+    in_place: Option<HalfRow>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_place_per_iter: Option<PerIteration<'a>>,
+    actual_iterations: u64,
+    experiment_name: &'static str,
+}
+
+#[derive(Serialize)]
+struct HalfRow {
+    time: f64,
+    alg_bw: f64,
+    bus_bw: f64,
+    nwrong: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct PerIteration<'a> {
+    skipped_iterations: usize,
+    min_us: f64,
+    max_us: f64,
+    avg_us: f64,
+    p50_us: f64,
+    p95_us: f64,
+    p99_us: f64,
+    stdev_us: f64,
+    cv_pct: f64,
+    times_us: &'a [f64],
+}
+
+#[derive(Serialize)]
+struct OutOfBounds {
+    count: usize,
+    okay: &'static str,
+}
+
+#[derive(Serialize)]
+struct AverageBandwidth {
+    bandwidth: f64,
+    okay: &'static str,
+}
+
+/// What the rows come to.
+pub(super) struct Totals {
+    pub(super) failed_checks: usize,
+    pub(super) mean_busbw: f64,
+    /// Whether the floor was reached, where there is one.
+    pub(super) reached: Option<bool>,
+}
+
+impl<'a> Document<'a> {
+    pub(super) fn new(
+        settings: &Settings,
+        facts: &'a Facts,
+        start_time: &'a str,
+        rows: &'a [Row],
+        totals: &Totals,
+        errors: &'a [String],
+    ) -> Self {
+        let okay = totals.reached.map_or("unchecked", word);
+        Self {
+            version: 3,
+            start_time,
+            args: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
+            nccl_version: 0,
+            library: concat!("collectives ", env!("CARGO_PKG_VERSION")),
+            config: Config::new(settings, facts),
+            results: rows.iter().map(ResultRow::new).collect(),
+            out_of_bounds: OutOfBounds { count: totals.failed_checks, okay: word(totals.failed_checks == 0) },
+            average_bus_bandwidth: AverageBandwidth { bandwidth: totals.mean_busbw, okay },
+            errors,
+            end_time: crate::machine::now(),
+        }
+    }
+
+    /// Writes it to its file.
+    pub(super) fn write(&self, file: &mut File) -> io::Result<()> {
+        let mut text = serde_json::to_string_pretty(self)?;
+        text.push('\n');
+        file.write_all(text.as_bytes())
+    }
+}
+
+impl<'a> Config<'a> {
+    fn new(settings: &Settings, facts: &'a Facts) -> Self {
+        let (step_factor, step_bytes) = match settings.step {
+            Some(Step::Factor(factor)) => (Some(factor), None),
+            Some(Step::Bytes(bytes)) => (None, Some(bytes)),
+            None => (None, None),
+        };
+        let devices = facts.ranks.iter().map(|rank| Device {
+            rank: rank.peer.rank,
+            group: 0,
+            pid: rank.peer.pid,
+            hostname: &rank.peer.host,
+            device: rank.local_rank,
+            device_hex: "host",
+            device_info: &rank.processor,
+        });
+        Self {
+            nthreads: 1,
+            ngpus: 0,
+            minimum_bytes: settings.sizes.iter().copied().min().unwrap_or(0),
+            maximum_bytes: settings.sizes.iter().copied().max().unwrap_or(0),
+            step_factor,
+            step_bytes,
+            warmup_iters: settings.warmup,
+            iterations: settings.iterations,
+            aggregated_iterations: 1,
+            validation: settings.check,
+            graph: 0,
+            blocking_collectives: word(settings.blocking != Blocking::No),
+            per_iter_timing: word(settings.columns.per_iteration),
+            per_iter_skip: 0,
+            parallel_init: "false",
+            plane: "host",
+            transport: settings.transport.name(),
+            ranks: facts.ranks.len(),
+            kernel: &facts.machine.kernel,
+            devices: devices.collect(),
+        }
+    }
+}
+
+impl<'a> ResultRow<'a> {
+    fn new(row: &'a Row) -> Self {
+        Self {
+            size: row.bytes,
+            count: row.count,
+            type_name: row.type_name(),
+            redop: row.op_name(),
+            root: row.root.map_or("-1".to_owned(), |root| root.to_string()),
+            out_of_place: row.out_of_place.as_ref().map(HalfRow::new),
+            out_of_place_per_iter: row.out_of_place.as_ref().and_then(PerIteration::new),
+            in_place: row.in_place.as_ref().map(HalfRow::new),
+            in_place_per_iter: row.in_place.as_ref().and_then(PerIteration::new),
+            actual_iterations: row.iterations,
+            experiment_name: row.collective.name(),
+        }
+    }
+}
+
+impl HalfRow {
+    fn new(half: &Half) -> Self {
+        Self { time: half.time_us, alg_bw: half.algbw, bus_bw: half.busbw, nwrong: half.wrong }
+    }
+}
+
+impl<'a> PerIteration<'a> {
+    fn new(half: &'a Half) -> Option<Self> {
+        let spread: &Spread = half.spread.as_ref()?;
+        Some(Self {
+            skipped_iterations: 0,
+            min_us: spread.min,
+            max_us: spread.max,
+            avg_us: spread.mean,
+            p50_us: spread.p50,
+            p95_us: spread.p95,
+            p99_us: spread.p99,
+            stdev_us: spread.deviation,
+            cv_pct: spread.variation_percent(),
+            times_us: &half.samples,
+        })
+    }
+}
+
+/// Truth values are words in this format.
+fn word(value: bool) -> &'static str {
+    if value { "true" } else { "false" }
+}
+
+/// Opens a new file of this name or, where there is one, of this name with the first free number behind it.
+pub(super) fn create(path: &Path) -> io::Result<(File, PathBuf)> {
+    let mut candidate = path.to_owned();
+    for number in 0_u32.. {
+        match File::create_new(&candidate) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let mut name = path.as_os_str().to_owned();
+                name.push(format!(".{number}"));
+                candidate = name.into();
+            }
+            result => return result.map(|file| (file, candidate)),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use collectives::{DType, ReduceOp};
+    use serde_json::Value;
+
+    use super::*;
+    use crate::arguments::Arguments;
+    use crate::collective::Collective;
+
+    #[test]
+    fn existing_files_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("r.json");
+        let names: Vec<_> = (0..3).map(|_| create(&path).unwrap().1).collect();
+        let expected = ["r.json", "r.json.0", "r.json.1"].map(|name| folder.path().join(name));
+        assert_eq!(names, expected);
+        assert!(create(&folder.path().join("none/r.json")).is_err());
+    }
+
+    #[test]
+    fn fields_are_those_of_version_3() {
+        let settings = Settings::new(&Arguments::parse_from(["collperf", "all_reduce", "-J", "x.json"]), None).unwrap();
+        let facts = Facts::example(2);
+        let half = Half {
+            samples: vec![1.0, 2.0],
+            spread: Spread::of(&[1.0, 2.0]),
+            wrong: Some(3),
+            ..Half::new(Collective::AllReduce, 2, 8, 2.0)
+        };
+        let row = Row {
+            collective: Collective::AllReduce,
+            op: Some(ReduceOp::Max),
+            dtype: Some(DType::F16),
+            root: None,
+            ranks: 2,
+            count: 4,
+            bytes: 8,
+            iterations: 20,
+            out_of_place: Some(half),
+            in_place: None,
+        };
+        let totals = Totals { failed_checks: 1, mean_busbw: 0.5, reached: None };
+        let rows = [row];
+        let text = serde_json::to_string(&Document::new(&settings, &facts, "now", &rows, &totals, &[])).unwrap();
+        let json: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(json["version"], 3);
+        assert!(json.get("env").is_none());
+        let result = &json["results"][0];
+        assert_eq!((&result["type"], &result["redop"], &result["root"]), (&"half".into(), &"max".into(), &"-1".into()));
+        assert_eq!(result["out_of_place"]["nwrong"], 3);
+        assert_eq!(result["out_of_place_per_iter"]["p95_us"], 2.0);
+        assert!(result["in_place"].is_null() && result.get("in_place_per_iter").is_none());
+        assert_eq!((&json["out_of_bounds"]["okay"], &json["average_bus_bandwidth"]["okay"]), (&"false".into(), &"unchecked".into()));
+        assert_eq!((&json["config"]["step_factor"], json["config"].get("step_bytes")), (&2.into(), None));
+        assert_eq!(json["config"]["devices"][1]["device_hex"], "host");
+    }
+}

@@ -1,0 +1,343 @@
+//! What rank 0 says: the table, the files, the progress on a terminal, and the verdict.
+
+mod axis;
+mod csv;
+mod json;
+mod plot;
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+
+use collectives::Peer;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::collective::Collective;
+use crate::failure::{CHECK, Failure};
+use crate::machine::{Machine, now};
+use crate::row::Row;
+use crate::settings::{Destination, Settings};
+use crate::table;
+
+/// Who takes part, and where.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts {
+    pub(crate) ranks: Vec<RankFacts>,
+    pub(crate) machine: Machine,
+    /// When it began, in UTC.
+    pub(crate) start_time: String,
+}
+
+/// One rank.
+#[derive(Debug, Clone)]
+pub(crate) struct RankFacts {
+    pub(crate) peer: Peer,
+    /// Its number on its host.
+    pub(crate) local_rank: usize,
+    /// The name of its host's processor.
+    pub(crate) processor: String,
+}
+
+impl Facts {
+    /// How many hosts there are.
+    fn hosts(&self) -> usize {
+        self.ranks.iter().filter(|rank| rank.local_rank == 0).count()
+    }
+
+    /// Ranks of an imaginary host.
+    #[cfg(test)]
+    fn example(ranks: usize) -> Self {
+        let machine = Machine { processor: "Abacus 9".to_owned(), cores: 4, kernel: "Linux 6.1".to_owned() };
+        let rank = |rank| RankFacts {
+            peer: Peer { rank, host: "desk".to_owned(), pid: 100 + rank as u32 },
+            local_rank: rank,
+            processor: machine.processor.clone(),
+        };
+        Self { ranks: (0..ranks).map(rank).collect(), machine: machine.clone(), start_time: "2026-01-02 03:04:05".to_owned() }
+    }
+}
+
+/// Everything that goes out.
+pub(crate) struct Report<'a> {
+    settings: &'a Settings,
+    facts: Facts,
+    /// Whether the table is printed; it is not where CSV takes its place.
+    has_table: bool,
+    csv: Option<Box<dyn Write>>,
+    json: Option<File>,
+    bar: ProgressBar,
+    /// Kept for the files that are written at the end.
+    rows: Vec<Row>,
+    errors: Vec<String>,
+    refused: Vec<String>,
+    /// Of the collective that is being measured.
+    here: Tally,
+    /// Of all.
+    total: Tally,
+}
+
+/// What rows add up to.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
+    failed_checks: usize,
+    busbw_sum: f64,
+    halves: usize,
+}
+
+impl Tally {
+    fn add(&mut self, row: &Row) {
+        for (half, _) in row.halves() {
+            self.failed_checks += usize::from(half.wrong.is_some_and(|wrong| wrong > 0));
+            self.busbw_sum += half.busbw;
+            self.halves += 1;
+        }
+    }
+
+    fn mean_busbw(&self) -> f64 {
+        self.busbw_sum / self.halves.max(1) as f64
+    }
+
+    /// Whether the floor was reached; nine tenths of it are enough, as nccl-tests has it.
+    fn reached(&self, settings: &Settings) -> Option<bool> {
+        settings.least_busbw.map(|least| self.mean_busbw() >= least * 0.9)
+    }
+}
+
+impl<'a> Report<'a> {
+    /// Opens the files and says how many rows there will be.
+    pub(crate) fn open(settings: &'a Settings, facts: Facts, row_count: usize) -> Result<Self, Failure> {
+        let has_table = settings.csv != Some(Destination::Stdout) && settings.cell.is_none();
+        let mut report = Self {
+            settings,
+            facts,
+            has_table,
+            csv: None,
+            json: None,
+            bar: progress(row_count, settings.cycles),
+            rows: vec![],
+            errors: vec![],
+            refused: settings.refused.clone(),
+            here: Tally::default(),
+            total: Tally::default(),
+        };
+        if let Some(path) = &settings.json {
+            let (file, path) = json::create(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?;
+            report.json = Some(file);
+            if has_table {
+                report.print(&format!("# Writing JSON output to {}\n", path.display()))?;
+            }
+        }
+        if let Some(path) = &settings.plot {
+            // Found out now rather than at the end.
+            File::create(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?;
+        }
+        report.csv = match &settings.csv {
+            None => None,
+            Some(Destination::Stdout) => Some(Box::new(io::stdout())),
+            Some(Destination::File(path)) => {
+                Some(Box::new(File::create(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?))
+            }
+        };
+        report.write_csv(if settings.cell.is_some() { csv::CELL_HEADER } else { csv::SWEEP_HEADER })?;
+        Ok(report)
+    }
+
+    /// Prints what stands above the rows of a collective.
+    pub(crate) fn begin(&mut self, collective: Collective) -> Result<(), Failure> {
+        self.here = Tally::default();
+        if !self.has_table {
+            return Ok(());
+        }
+        let text = format!("{}{}", heading(self.settings, &self.facts, collective), table::header(self.settings.columns));
+        self.print(&text)
+    }
+
+    /// Says on a terminal what is being measured.
+    pub(crate) fn working_on(&self, what: &str) {
+        self.bar.set_message(what.to_owned());
+    }
+
+    /// Takes a row.
+    pub(crate) fn row(&mut self, row: Row) -> Result<(), Failure> {
+        self.here.add(&row);
+        self.total.add(&row);
+        self.bar.inc(1);
+        if self.has_table {
+            let timestamp = if self.settings.columns.timestamps { now() } else { String::new() };
+            self.print(&table::row(&row, self.settings.columns, &timestamp))?;
+        }
+        let transport = self.settings.transport.name();
+        let lines = if self.settings.cell.is_some() { csv::cell(&row, transport) } else { csv::sweep(&row, transport) };
+        self.write_csv(&lines)?;
+        if self.settings.json.is_some() || self.settings.plot.is_some() {
+            self.rows.push(row);
+        }
+        Ok(())
+    }
+
+    /// Remembers a combination that the library refused.
+    pub(crate) fn refuse(&mut self, reason: String) {
+        if !self.refused.contains(&reason) {
+            self.refused.push(reason);
+        }
+    }
+
+    /// Prints what stands below the rows of a collective.
+    pub(crate) fn end(&mut self, collective: Collective) -> Result<(), Failure> {
+        if !self.has_table {
+            return Ok(());
+        }
+        let here = self.here;
+        self.print(&table::footer(collective.name(), here.failed_checks, here.mean_busbw(), here.reached(self.settings)))
+    }
+
+    /// Writes the files and returns the exit code.
+    pub(crate) fn finish(mut self) -> Result<u8, Failure> {
+        self.bar.finish_and_clear();
+        if !self.refused.is_empty() {
+            let mut text = String::from("# Not run, since it cannot be:\n");
+            self.refused.iter().for_each(|refusal| text += &format!("#   {refusal}\n"));
+            if self.has_table { self.print(&text)? } else { say(text.trim_end()) }
+        }
+        self.write_files()?;
+        let bad = self.total.failed_checks > 0 || self.total.reached(self.settings) == Some(false);
+        Ok(if bad { CHECK } else { 0 })
+    }
+
+    /// Writes what there is when a run ends early.
+    pub(crate) fn abandon(mut self, failure: &Failure) {
+        self.bar.abandon();
+        self.errors.push(failure.message.clone());
+        if let Err(error) = self.write_files() {
+            say(&error.message);
+        }
+    }
+
+    fn write_files(&mut self) -> Result<(), Failure> {
+        let totals = json::Totals {
+            failed_checks: self.total.failed_checks,
+            mean_busbw: self.total.mean_busbw(),
+            reached: self.total.reached(self.settings),
+        };
+        if let Some(file) = &mut self.json {
+            let document = json::Document::new(self.settings, &self.facts, &self.facts.start_time, &self.rows, &totals, &self.errors);
+            document.write(file).map_err(|error| Failure::io("writing JSON", &error))?;
+        }
+        if let Some(path) = &self.settings.plot {
+            let picture = plot::draw(&self.rows, &self.facts, self.settings.transport.name());
+            std::fs::write(path, picture).map_err(|error| Failure::io(format!("writing {}", path.display()), &error))?;
+        }
+        Ok(())
+    }
+
+    fn write_csv(&mut self, text: &str) -> Result<(), Failure> {
+        let Some(csv) = &mut self.csv else { return Ok(()) };
+        let written = self.bar.suspend(|| csv.write_all(text.as_bytes()).and_then(|()| csv.flush()));
+        written.map_err(|error| Failure::io("writing CSV", &error))
+    }
+
+    /// Prints to standard output, above the progress bar.
+    fn print(&self, text: &str) -> Result<(), Failure> {
+        let written = self.bar.suspend(|| {
+            let mut out = io::stdout().lock();
+            out.write_all(text.as_bytes()).and_then(|()| out.flush())
+        });
+        written.map_err(|error| Failure::io("writing to standard output", &error))
+    }
+}
+
+/// Says something on standard error, in one piece: other processes write there too.
+pub(crate) fn say(text: &str) {
+    // There is nobody to tell that nobody listens.
+    let _ = io::stderr().write_all(format!("collperf: {text}\n").as_bytes());
+}
+
+/// The lines from the version down to the ranks.
+fn heading(settings: &Settings, facts: &Facts, collective: Collective) -> String {
+    let (step, kind) = match settings.step {
+        Some(crate::sizes::Step::Factor(factor)) => (factor, "factor"),
+        Some(crate::sizes::Step::Bytes(bytes)) => (bytes, "bytes"),
+        None => (0, "list"),
+    };
+    let (least, most) = (settings.sizes.iter().min().unwrap_or(&0), settings.sizes.iter().max().unwrap_or(&0));
+    let mut text = format!(
+        "# collperf version {} nccl-headers=0 nccl-library=0\n# Collective test starting: {collective}\n\
+         # nThread 1 nGpus 0 minBytes {least} maxBytes {most} step: {step}({kind}) warmup iters: {} iters: {} agg iters: 1 \
+         validation: {} graph: 0 unalign: {}\n",
+        env!("CARGO_PKG_VERSION"),
+        settings.warmup,
+        settings.iterations,
+        settings.check,
+        settings.unalign,
+    );
+    match settings.blocking {
+        crate::settings::Blocking::No => {}
+        crate::settings::Blocking::Barrier => text += "# Blocking Enabled: barrier after each call, in the time\n",
+        crate::settings::Blocking::UntimedBarrier => text += "# Blocking Enabled: barrier after each call; time excludes barrier\n",
+    }
+    text += "#\n# Using devices\n";
+    for RankFacts { peer, local_rank, processor } in &facts.ranks {
+        text += &format!(
+            "#  Rank {:>2} Group {:>2} Pid {:>6} on {:>10} device {local_rank:>2} [host] {processor}\n",
+            peer.rank, 0, peer.pid, peer.host
+        );
+    }
+    text
+}
+
+/// A bar on standard error, where that is a terminal.
+fn progress(row_count: usize, cycles: usize) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    if cycles == 0 {
+        return ProgressBar::new_spinner();
+    }
+    let style = ProgressStyle::with_template("{elapsed_precise} {bar:32} {pos}/{len} {wide_msg}");
+    ProgressBar::new((row_count * cycles) as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::arguments::Arguments;
+
+    #[test]
+    fn the_heading_is_that_of_nccl_tests() {
+        let settings = Settings::new(&Arguments::parse_from(["collperf", "broadcast", "-b", "8", "-e", "1K"]), None).unwrap();
+        let expected = concat!(
+            "# collperf version ",
+            env!("CARGO_PKG_VERSION"),
+            " nccl-headers=0 nccl-library=0\n",
+            "# Collective test starting: broadcast\n",
+            "# nThread 1 nGpus 0 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: 1 graph: 0 unalign: 0\n",
+            "#\n",
+            "# Using devices\n",
+            "#  Rank  0 Group  0 Pid    100 on       desk device  0 [host] Abacus 9\n",
+            "#  Rank  1 Group  0 Pid    101 on       desk device  1 [host] Abacus 9\n",
+        );
+        assert_eq!(heading(&settings, &Facts::example(2), Collective::Broadcast), expected);
+    }
+
+    #[test]
+    fn the_mean_is_over_all_rows_and_both_halves() {
+        let half = |busbw, wrong| Some(crate::row::Half { busbw, wrong, ..crate::row::Half::new(Collective::AllReduce, 2, 8, 1.0) });
+        let row = |out_of_place, in_place| Row {
+            collective: Collective::AllReduce,
+            op: None,
+            dtype: None,
+            root: None,
+            ranks: 2,
+            count: 2,
+            bytes: 8,
+            iterations: 1,
+            out_of_place,
+            in_place,
+        };
+        let mut tally = Tally::default();
+        tally.add(&row(half(1.0, Some(0)), half(2.0, Some(5))));
+        tally.add(&row(half(6.0, None), None));
+        assert_eq!((tally.mean_busbw(), tally.failed_checks), (3.0, 1));
+    }
+}

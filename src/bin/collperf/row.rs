@@ -1,0 +1,81 @@
+//! One measured cell: what was called, how long it took, and how many elements were wrong.
+
+use collectives::{DType, ReduceOp};
+
+use crate::collective::Collective;
+use crate::inputs::table_name;
+use crate::statistics::Spread;
+
+/// The figures of one call at one size, with two buffers or with one.
+#[derive(Debug, Clone)]
+pub(crate) struct Half {
+    /// Microseconds per call.
+    pub(crate) time_us: f64,
+    /// Bytes over time, in 10^9 bytes per second.
+    pub(crate) algbw: f64,
+    /// What each link carries, in 10^9 bytes per second.
+    pub(crate) busbw: f64,
+    /// Wrong elements over all ranks; `None` where nothing was checked.
+    pub(crate) wrong: Option<u64>,
+    /// Of the times of single calls, where they were taken.
+    pub(crate) spread: Option<Spread>,
+    /// Those times in microseconds, each the slowest rank's.
+    pub(crate) samples: Vec<f64>,
+}
+
+impl Half {
+    /// The figures of a call that took so long.
+    pub(crate) fn new(collective: Collective, ranks: usize, bytes: usize, time_us: f64) -> Self {
+        let algbw = if bytes == 0 { 0.0 } else { bytes as f64 / time_us / 1e3 };
+        Self { time_us, algbw, busbw: algbw * collective.bus_factor(ranks), wrong: None, spread: None, samples: vec![] }
+    }
+}
+
+/// One line of the table.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    pub(crate) collective: Collective,
+    pub(crate) op: Option<ReduceOp>,
+    /// `None` for a barrier.
+    pub(crate) dtype: Option<DType>,
+    pub(crate) root: Option<usize>,
+    pub(crate) ranks: usize,
+    /// Elements per block, or of the whole vector.
+    pub(crate) count: usize,
+    /// Bytes of the larger of a rank's two buffers.
+    pub(crate) bytes: usize,
+    /// Timed calls.
+    pub(crate) iterations: u64,
+    pub(crate) out_of_place: Option<Half>,
+    pub(crate) in_place: Option<Half>,
+}
+
+impl Row {
+    /// The type as nccl-tests names it.
+    pub(crate) fn type_name(&self) -> &'static str {
+        self.dtype.map_or("none", table_name)
+    }
+
+    /// The reduce op.
+    pub(crate) fn op_name(&self) -> &'static str {
+        self.op.map_or("none", ReduceOp::name)
+    }
+
+    /// The halves that there are, and whether each is in place.
+    pub(crate) fn halves(&self) -> impl Iterator<Item = (&Half, bool)> {
+        self.out_of_place.iter().map(|half| (half, false)).chain(self.in_place.iter().map(|half| (half, true)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bandwidths_follow_from_the_time() {
+        let half = Half::new(Collective::AllReduce, 4, 2_000_000, 1000.0);
+        assert_eq!((half.algbw, half.busbw), (2.0, 3.0));
+        let empty = Half::new(Collective::AllReduce, 4, 0, 0.0);
+        assert_eq!((empty.algbw, empty.busbw), (0.0, 0.0));
+    }
+}

@@ -1,0 +1,199 @@
+//! One rank's run: every collective, op, type, root and size that was asked for.
+//!
+//! All ranks walk the same list in the same order; rank 0 also reports.
+
+mod buffer;
+mod call;
+mod check;
+mod sweep;
+mod timing;
+
+use collectives::{Communicator, DType, Data, ReduceOp};
+
+use crate::collective::Collective;
+use crate::failure::{CHECK, Failure};
+use crate::inputs::with_element;
+use crate::machine::{Machine, now};
+use crate::pin::pin;
+use crate::report::{Facts, RankFacts, Report, say};
+use crate::row::Row;
+use crate::settings::Settings;
+use crate::sizes::human;
+use check::Checks;
+use sweep::{EXTRA_TYPES, Subject};
+
+/// What a rank carries through its run.
+struct Session<'a> {
+    comm: &'a Communicator,
+    settings: &'a Settings,
+    /// On rank 0.
+    report: Option<Report<'a>>,
+    checks: Checks,
+    /// Sampled cells whose check failed, and which have no row.
+    wrong_cells: usize,
+}
+
+/// Runs this rank and returns its exit code. A rank other than 0 leaves it to rank 0 to say that something was wrong.
+pub(crate) fn run(comm: &Communicator, settings: &Settings) -> Result<u8, Failure> {
+    if settings.pin {
+        pin(comm.local_rank()).map_err(|error| Failure::io("binding this rank to a core", &error))?;
+    }
+    settings.check_root(comm.world_size())?;
+    let facts = facts(comm)?;
+    let report = if comm.rank() == 0 { Some(Report::open(settings, facts, row_count(settings, comm.world_size()))?) } else { None };
+    let mut session = Session { comm, settings, report, checks: Checks::default(), wrong_cells: 0 };
+    let result = settings.collectives.iter().try_for_each(|collective| session.collective(*collective));
+    match (result, session.report) {
+        (Err(failure), Some(report)) => {
+            report.abandon(&failure);
+            Err(failure)
+        }
+        (Err(failure), None) => Err(failure),
+        (Ok(()), Some(report)) => Ok(report.finish()?.max(if session.wrong_cells > 0 { CHECK } else { 0 })),
+        (Ok(()), None) => Ok(0),
+    }
+}
+
+impl Session<'_> {
+    /// Everything that was asked of one collective.
+    fn collective(&mut self, collective: Collective) -> Result<(), Failure> {
+        if let Some(report) = &mut self.report {
+            report.begin(collective)?;
+        }
+        if collective == Collective::Barrier {
+            self.barrier()?;
+        } else {
+            for (dtype, op, root) in subjects(self.settings, collective, self.comm.world_size()) {
+                let subject = Subject { collective, op, root };
+                let unknown = || Err(Failure::unsupported(format!("{dtype}: collperf has no inputs of this type")));
+                let swept = with_element!(dtype, T => self.sweep::<T>(subject), unknown());
+                swept.or_else(|failure| self.forgive(failure))?;
+            }
+        }
+        self.report.as_mut().map_or(Ok(()), |report| report.end(collective))
+    }
+
+    /// What the library refuses is no failure where `all` asked for it.
+    fn forgive(&mut self, failure: Failure) -> Result<(), Failure> {
+        let by_all = self.settings.collectives.len() > 1 || self.settings.ops.len() > 1 || self.settings.dtypes.len() > 1;
+        if !failure.is_unsupported() || !by_all {
+            return Err(failure);
+        }
+        if let Some(report) = &mut self.report {
+            report.refuse(failure.message);
+        }
+        Ok(())
+    }
+
+    /// Says on a terminal what is being measured.
+    fn announce(&self, row: &Row) {
+        if let Some(report) = &self.report {
+            report.working_on(&format!("{} {} {} {}", row.collective, row.op_name(), row.type_name(), human(row.bytes)));
+        }
+    }
+
+    /// Hands a row to rank 0's report.
+    fn give(&mut self, row: Row) -> Result<(), Failure> {
+        self.report.as_mut().map_or(Ok(()), |report| report.row(row))
+    }
+
+    /// Says something on standard error, once for all ranks.
+    fn tell(&self, text: &str) {
+        if self.report.is_some() {
+            say(text);
+        }
+    }
+
+    /// Whether sampled all-reduces come in 16-bit floats too.
+    fn has_extra_types(&self) -> bool {
+        has_extra_types(self.settings)
+    }
+}
+
+/// Whether the defaults were asked for, in cells: then all-reduce is sampled in 16-bit floats too.
+fn has_extra_types(settings: &Settings) -> bool {
+    settings.cell.is_some() && settings.dtypes == [DType::F32] && settings.ops == [ReduceOp::Sum]
+}
+
+/// The types, ops and roots of a collective, without those that the library refuses.
+fn subjects(settings: &Settings, collective: Collective, world_size: usize) -> Vec<(DType, Option<ReduceOp>, usize)> {
+    let ops: Vec<Option<ReduceOp>> = if collective.reduces() { settings.ops.iter().copied().map(Some).collect() } else { vec![None] };
+    let roots = match settings.root {
+        _ if !collective.is_rooted() || settings.cell.is_some() => 0..1,
+        Some(root) => root..root + 1,
+        None => 0..world_size,
+    };
+    let extra: &[DType] = if collective == Collective::AllReduce && has_extra_types(settings) { &EXTRA_TYPES } else { &[] };
+    let dtypes = settings.dtypes.iter().chain(extra);
+    let pairs = dtypes.flat_map(|dtype| ops.iter().map(|op| (*dtype, *op)));
+    let possible = pairs.filter(|(dtype, op)| op.is_none_or(|op| op.check(*dtype).is_ok()));
+    possible.flat_map(|(dtype, op)| roots.clone().map(move |root| (dtype, op, root))).collect()
+}
+
+/// How many rows there will be in one cycle, about.
+fn row_count(settings: &Settings, world_size: usize) -> usize {
+    let rows = |collective: &Collective| match collective {
+        Collective::Barrier => 1,
+        _ => settings.sizes.len() * subjects(settings, *collective, world_size).len(),
+    };
+    settings.collectives.iter().map(rows).sum()
+}
+
+/// Everyone's part of the same length, in rank order.
+fn share<T: Data + Default>(comm: &Communicator, mine: &[T]) -> collectives::Result<Vec<T>> {
+    let mut all = vec![T::default(); mine.len() * comm.world_size()];
+    comm.all_gather_into(mine, &mut all)?;
+    Ok(all)
+}
+
+/// The longest name of a processor that is told to others, in bytes.
+const PROCESSOR_BYTES: usize = 96;
+
+/// Who takes part. Every rank tells its processor; the rest is known.
+fn facts(comm: &Communicator) -> Result<Facts, Failure> {
+    let machine = Machine::here();
+    let mut mine = [0_u8; PROCESSOR_BYTES];
+    for (byte, from) in mine.iter_mut().zip(machine.processor.bytes()) {
+        *byte = from;
+    }
+    let all = share(comm, &mine)?;
+    let peers = comm.peers();
+    let ranks = peers.iter().zip(all.chunks_exact(PROCESSOR_BYTES)).enumerate().map(|(rank, (peer, processor))| RankFacts {
+        peer: peer.clone(),
+        local_rank: peers[..rank].iter().filter(|other| other.host == peer.host).count(),
+        processor: String::from_utf8_lossy(processor).trim_end_matches('\0').to_owned(),
+    });
+    Ok(Facts { ranks: ranks.collect(), machine, start_time: now() })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::arguments::Arguments;
+
+    fn settings(line: &str) -> Settings {
+        Settings::new(&Arguments::parse_from(std::iter::once("collperf").chain(line.split(' '))), None).unwrap()
+    }
+
+    #[test]
+    fn subjects_are_what_was_asked_for() {
+        let all = settings("all -o all -d all -r -1");
+        // Not avg of bool, three bitwise ops of six floats, mulsum of eight integers and bool.
+        assert_eq!(subjects(&all, Collective::AllReduce, 3).len(), 15 * 9 - 1 - 3 * 6 - 9);
+        assert_eq!(subjects(&all, Collective::Broadcast, 3).len(), 15 * 3);
+        assert_eq!(subjects(&all, Collective::AllGather, 3).len(), 15);
+        assert_eq!(subjects(&settings("reduce -r 2"), Collective::Reduce, 3), [(DType::F32, Some(ReduceOp::Sum), 2)]);
+    }
+
+    #[test]
+    fn cells_of_all_reduce_come_in_16_bits_too() {
+        let types =
+            |line: &str, collective| subjects(&settings(line), collective, 2).into_iter().map(|subject| subject.0).collect::<Vec<_>>();
+        assert_eq!(types("all --cell-ms 5", Collective::AllReduce), [DType::F32, DType::F16, DType::Bf16]);
+        assert_eq!(types("all --cell-ms 5", Collective::ReduceScatter), [DType::F32]);
+        assert_eq!(types("all --cell-ms 5 -d bf16", Collective::AllReduce), [DType::Bf16]);
+        assert_eq!(types("all", Collective::AllReduce), [DType::F32]);
+    }
+}

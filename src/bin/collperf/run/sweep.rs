@@ -1,0 +1,306 @@
+//! The rows of one collective, op, type and root.
+
+use std::cell::Cell as Mutable;
+
+use collectives::{DType, ReduceOp};
+
+use super::buffer::Buffer;
+use super::call::Call;
+use super::{Session, timing};
+use crate::collective::Collective;
+use crate::failure::Failure;
+use crate::inputs::{Recipe, Sample};
+use crate::layout::Layout;
+use crate::machine::available_memory;
+use crate::row::{Half, Row};
+use crate::sizes::human;
+use crate::statistics::Spread;
+
+/// What a row is about, but for its size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Subject {
+    pub(super) collective: Collective,
+    pub(super) op: Option<ReduceOp>,
+    pub(super) root: usize,
+}
+
+/// The two buffers of a sweep.
+struct Buffers<T> {
+    source: Buffer<T>,
+    target: Buffer<T>,
+}
+
+impl Subject {
+    /// The element counts of the sizes that were asked for, none twice in a row.
+    pub(super) fn counts(&self, sizes: &[usize], element_bytes: usize, world_size: usize) -> Vec<usize> {
+        let mut counts: Vec<_> = sizes.iter().map(|bytes| self.collective.count(*bytes, element_bytes, world_size)).collect();
+        counts.dedup();
+        counts
+    }
+}
+
+impl Session<'_> {
+    /// Measures every size, or all of them several times.
+    pub(super) fn sweep<T: Sample>(&mut self, subject: Subject) -> Result<(), Failure> {
+        let counts = subject.counts(&self.settings.sizes, size_of::<T>(), self.comm.world_size());
+        let mut buffers = self.buffers::<T>(subject.collective, counts.iter().copied().max().unwrap_or(0))?;
+        if self.settings.cell.is_some() {
+            return self.cells(subject, &counts, &mut buffers);
+        }
+        for count in &counts {
+            let call = Call::new(self.comm, subject.collective, subject.op, *count);
+            for _ in 0..self.settings.warmup {
+                call.out_of_place(subject.root, buffers.source.elements(), buffers.target.elements())?;
+            }
+        }
+        let mut cycle = 0;
+        while self.settings.cycles == 0 || cycle < self.settings.cycles {
+            for count in &counts {
+                let row = self.timed_row(subject, *count, &mut buffers)?;
+                self.give(row)?;
+            }
+            cycle += 1;
+        }
+        Ok(())
+    }
+
+    /// Buffers for the largest row, if this host has room for those of all its ranks.
+    fn buffers<T: Sample>(&self, collective: Collective, count: usize) -> Result<Buffers<T>, Failure> {
+        let length = collective.bytes(count, 1, self.comm.world_size());
+        let needed = length.saturating_mul(size_of::<T>()).saturating_mul(2 * self.comm.local_world_size());
+        if let Some(available) = available_memory().filter(|available| needed > *available) {
+            let (needed, available) = (human(needed), human(available));
+            return Err(Failure::internal(format!(
+                "this host's ranks need {needed} for {collective}, and {available} are free; use a smaller -e"
+            )));
+        }
+        let unalign = self.settings.unalign;
+        Ok(Buffers { source: Buffer::new(length, unalign)?, target: Buffer::new(length, unalign)? })
+    }
+
+    /// A row as nccl-tests measures it.
+    fn timed_row<T: Sample>(&mut self, subject: Subject, count: usize, buffers: &mut Buffers<T>) -> Result<Row, Failure> {
+        let mut row = self.empty_row::<T>(subject, count);
+        self.announce(&row);
+        let call = Call::new(self.comm, subject.collective, subject.op, count);
+        let root = subject.root;
+        let (source, target) = (buffers.source.elements(), buffers.target.elements());
+        // What was left by an earlier check, products above all, could drift into numbers that are slow to compute with.
+        source.fill(T::default());
+        let half = self.timed(&row, || call.out_of_place(root, source, target))?;
+        let wrong = self.check_out_of_place(&call, subject, count, [source, target])?;
+        row.out_of_place = Some(Half { wrong, ..half });
+        if subject.collective.has_in_place() {
+            target.fill(T::default());
+            let half = self.timed(&row, || call.in_place(root, target))?;
+            let wrong = self.check_in_place(&call, subject, count, target)?;
+            row.in_place = Some(Half { wrong, ..half });
+        }
+        Ok(row)
+    }
+
+    /// Times a call, and, where that is wanted, each call by itself.
+    fn timed(&self, row: &Row, mut once: impl FnMut() -> collectives::Result<()>) -> Result<Half, Failure> {
+        let time_us = timing::mean(self.comm, self.settings, &mut once)?;
+        let mut half = Half::new(row.collective, row.ranks, row.bytes, time_us);
+        if self.settings.wants_samples() {
+            half.samples = timing::single(self.comm, self.settings, &mut once)?;
+            half.spread = Spread::of(&half.samples);
+        }
+        Ok(half)
+    }
+
+    /// Samples every size.
+    fn cells<T: Sample>(&mut self, subject: Subject, counts: &[usize], buffers: &mut Buffers<T>) -> Result<(), Failure> {
+        for count in counts {
+            let row = self.cell::<T>(subject, *count, buffers)?;
+            if row.out_of_place.is_some() || row.in_place.is_some() {
+                self.give(row)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A row of sampled cells. Rooted collectives move their root by one each call: calls that wait for nobody would queue
+    /// up behind each other, and the figure would be no latency.
+    fn cell<T: Sample>(&mut self, subject: Subject, count: usize, buffers: &mut Buffers<T>) -> Result<Row, Failure> {
+        let Subject { collective, op, .. } = subject;
+        let mut row = self.empty_row::<T>(subject, count);
+        row.root = None;
+        self.announce(&row);
+        let (call, world_size) = (Call::new(self.comm, collective, op, count), self.comm.world_size());
+        let root = Mutable::new(0);
+        let next_root = || root.replace((root.get() + 1) % world_size);
+        let (source, target) = (buffers.source.elements(), buffers.target.elements());
+        let forms = cell_forms(collective, T::ELEMENT_TYPE, op, row.bytes, self.has_extra_types());
+        if forms.out_of_place && !(collective == Collective::SendRecv && world_size < 2) {
+            let wrong = self.check_out_of_place(&call, subject, count, [source, target])?;
+            source.fill(T::default());
+            target.fill(T::default());
+            row.out_of_place = self.sampled(&mut row, wrong, || match collective {
+                Collective::SendRecv => call.ping_pong(source, target),
+                _ => call.out_of_place(next_root(), source, target),
+            })?;
+        }
+        if forms.in_place {
+            let wrong = self.check_in_place(&call, subject, count, target)?;
+            target.fill(T::default());
+            root.set(0);
+            row.in_place = self.sampled(&mut row, wrong, || call.in_place(next_root(), target))?;
+        }
+        Ok(row)
+    }
+
+    /// Samples a call whose check found so many wrong elements; a wrong one has no time worth telling.
+    fn sampled(
+        &mut self,
+        row: &mut Row,
+        wrong: Option<u64>,
+        once: impl FnMut() -> collectives::Result<()>,
+    ) -> Result<Option<Half>, Failure> {
+        let Some(time) = self.settings.cell.filter(|_| wrong.is_none_or(|wrong| wrong == 0)) else {
+            let bytes = row.bytes;
+            self.wrong_cells += 1;
+            self.tell(&format!("WRONG RESULT {} {} {bytes} B: {} elements", row.collective, row.op_name(), wrong.unwrap_or(0)));
+            return Ok(None);
+        };
+        let mut cell = timing::sample(self.comm, time, row.bytes, once)?;
+        if row.collective == Collective::SendRecv {
+            cell.samples.iter_mut().for_each(|round_trip| *round_trip /= 2.0);
+        }
+        row.iterations = cell.calls;
+        let spread = Spread::of(&cell.samples);
+        let time_us = spread.as_ref().map_or(0.0, |spread| spread.p50);
+        Ok(Some(Half { wrong, spread, samples: cell.samples, ..Half::new(row.collective, row.ranks, row.bytes, time_us) }))
+    }
+
+    fn check_out_of_place<T: Sample>(
+        &mut self,
+        call: &Call<'_>,
+        subject: Subject,
+        count: usize,
+        buffers: [&mut [T]; 2],
+    ) -> Result<Option<u64>, Failure> {
+        let [source, target] = buffers;
+        self.check(subject, count, |checks, layout, recipe| {
+            checks.out_of_place(call, layout, recipe, subject.root, [&mut *source, &mut *target])
+        })
+    }
+
+    fn check_in_place<T: Sample>(
+        &mut self,
+        call: &Call<'_>,
+        subject: Subject,
+        count: usize,
+        buffer: &mut [T],
+    ) -> Result<Option<u64>, Failure> {
+        self.check(subject, count, |checks, layout, recipe| checks.in_place(call, layout, recipe, subject.root, buffer))
+    }
+
+    /// Runs a check as often as asked, or until one fails.
+    fn check(
+        &mut self,
+        subject: Subject,
+        count: usize,
+        mut once: impl FnMut(&mut super::check::Checks, &Layout, Recipe) -> collectives::Result<u64>,
+    ) -> Result<Option<u64>, Failure> {
+        let world_size = self.comm.world_size();
+        let layout = Layout::new(subject.collective, world_size, subject.root, count);
+        let recipe = Recipe { seed: 0, op: subject.op, world_size };
+        let mut wrong = None;
+        for _ in 0..self.settings.check {
+            wrong = Some(once(&mut self.checks, &layout, recipe)?);
+            if wrong != Some(0) {
+                break;
+            }
+        }
+        Ok(wrong)
+    }
+
+    fn empty_row<T: Sample>(&self, subject: Subject, count: usize) -> Row {
+        let Subject { collective, op, root } = subject;
+        Row {
+            collective,
+            op,
+            dtype: Some(T::ELEMENT_TYPE),
+            root: collective.is_rooted().then_some(root),
+            ranks: self.comm.world_size(),
+            count,
+            bytes: collective.bytes(count, size_of::<T>(), self.comm.world_size()),
+            iterations: self.settings.iterations as u64,
+            out_of_place: None,
+            in_place: None,
+        }
+    }
+
+    /// Measures the barrier: one row, since it has no size.
+    pub(super) fn barrier(&mut self) -> Result<(), Failure> {
+        let subject = Subject { collective: Collective::Barrier, op: None, root: 0 };
+        let mut cycle = 0;
+        while self.settings.cycles == 0 || cycle < self.settings.cycles {
+            let mut row = Row { dtype: None, ..self.empty_row::<u8>(subject, 0) };
+            self.announce(&row);
+            let comm = self.comm;
+            let mut wrong = None;
+            for _ in 0..self.settings.check {
+                wrong = Some(wrong.unwrap_or(0) + self.checks.barrier(comm)?);
+            }
+            row.out_of_place = match self.settings.cell {
+                Some(_) => self.sampled(&mut row, wrong, || comm.barrier())?,
+                None => Some(Half { wrong, ..self.timed(&row, || comm.barrier())? }),
+            };
+            if row.out_of_place.is_some() {
+                self.give(row)?;
+            }
+            cycle += 1;
+        }
+        Ok(())
+    }
+}
+
+/// Which forms of a collective are sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Forms {
+    out_of_place: bool,
+    in_place: bool,
+}
+
+/// The types that an all-reduce in place is also sampled in, and the least size in bytes.
+pub(super) const EXTRA_TYPES: [DType; 2] = [DType::F16, DType::Bf16];
+const EXTRA_LEAST_BYTES: usize = 1024;
+
+/// All-reduce is sampled in both forms, broadcast with its one buffer, all else with two: as other libraries' drivers do it.
+/// With `extra_types`, an all-reduce of 16-bit floats is there for its in-place form alone.
+fn cell_forms(collective: Collective, dtype: DType, op: Option<ReduceOp>, bytes: usize, extra_types: bool) -> Forms {
+    let is_extra = extra_types && op.is_some() && EXTRA_TYPES.contains(&dtype);
+    match collective {
+        Collective::AllReduce if is_extra => Forms { out_of_place: false, in_place: bytes >= EXTRA_LEAST_BYTES },
+        Collective::AllReduce => Forms { out_of_place: true, in_place: true },
+        Collective::Broadcast => Forms { out_of_place: false, in_place: true },
+        _ => Forms { out_of_place: true, in_place: false },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_are_those_that_peers_have() {
+        let both = Forms { out_of_place: true, in_place: true };
+        let (only_in, only_out) = (Forms { out_of_place: false, in_place: true }, Forms { out_of_place: true, in_place: false });
+        let sum = Some(ReduceOp::Sum);
+        assert_eq!(cell_forms(Collective::AllReduce, DType::F32, sum, 4, true), both);
+        assert_eq!(cell_forms(Collective::AllReduce, DType::F16, sum, 1024, true), only_in);
+        assert_eq!(cell_forms(Collective::AllReduce, DType::F16, sum, 4, true), Forms { out_of_place: false, in_place: false });
+        assert_eq!(cell_forms(Collective::AllReduce, DType::F16, sum, 4, false), both);
+        assert_eq!(cell_forms(Collective::Broadcast, DType::F32, None, 4, true), only_in);
+        assert_eq!(cell_forms(Collective::AllToAll, DType::F32, None, 4, true), only_out);
+    }
+
+    #[test]
+    fn sizes_that_come_to_the_same_count_are_one_row() {
+        let subject = Subject { collective: Collective::AllGather, op: None, root: 0 };
+        assert_eq!(subject.counts(&[0, 4, 8, 16, 32, 64], 4, 4), [0, 1, 2, 4]);
+    }
+}

@@ -1,0 +1,320 @@
+//! What is to be measured, made of the command line once and right ever after.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use collectives::{DType, ReduceOp};
+
+use crate::arguments::{Arguments, Links, Plane, RankKind};
+use crate::collective::Collective;
+use crate::failure::Failure;
+use crate::sizes::{self, Step};
+use crate::statistics::Average;
+use crate::table::Columns;
+
+/// The ranks to start where nothing is said and there is no GPU.
+const DEFAULT_RANKS: usize = 2;
+
+/// Everything that the ranks need to know. All of them make it of the same command line.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) collectives: Vec<Collective>,
+    /// In bytes, as asked for.
+    pub(crate) sizes: Vec<usize>,
+    /// How the sizes were made; `None` for a list.
+    pub(crate) step: Option<Step>,
+    pub(crate) ops: Vec<ReduceOp>,
+    pub(crate) dtypes: Vec<DType>,
+    /// `None`: each rank in turn.
+    pub(crate) root: Option<usize>,
+    pub(crate) iterations: usize,
+    pub(crate) warmup: usize,
+    /// 0: for ever.
+    pub(crate) cycles: usize,
+    pub(crate) check: usize,
+    pub(crate) blocking: Blocking,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) average: Average,
+    pub(crate) unalign: usize,
+    pub(crate) columns: Columns,
+    /// Ranks to start here.
+    pub(crate) ranks: usize,
+    pub(crate) rank_kind: RankKind,
+    pub(crate) transport: Links,
+    pub(crate) pin: bool,
+    /// Sample each cell for this long, instead of timing a number of calls.
+    pub(crate) cell: Option<Duration>,
+    pub(crate) json: Option<PathBuf>,
+    pub(crate) csv: Option<Destination>,
+    pub(crate) plot: Option<PathBuf>,
+    /// The mean bus bandwidth to reach, in 10^9 bytes per second.
+    pub(crate) least_busbw: Option<f64>,
+    /// Combinations that cannot be, with the reasons; asked for by `all`, so no failure.
+    pub(crate) refused: Vec<String>,
+}
+
+/// What happens between two timed calls (`-z`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Blocking {
+    /// Nothing.
+    No,
+    /// A barrier, in the time.
+    Barrier,
+    /// A barrier, outside the time.
+    UntimedBarrier,
+}
+
+/// Where CSV goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Destination {
+    Stdout,
+    File(PathBuf),
+}
+
+impl Settings {
+    /// Checks a command line.
+    pub(crate) fn new(arguments: &Arguments, least_busbw: Option<&str>) -> Result<Self, Failure> {
+        if let Some(refusal) = arguments.elsewhere.refusal() {
+            return Err(Failure::unsupported(refusal));
+        }
+        if arguments.plane == Plane::Device {
+            return Err(Failure::unsupported("--plane device: this build of collperf has no device plane; use --plane host"));
+        }
+        let all_ops = arguments.op == "all";
+        let ops = if all_ops { ReduceOp::ALL.to_vec() } else { vec![arguments.op.parse().map_err(|error| known(&error))?] };
+        let all_dtypes = arguments.datatype == "all";
+        let dtypes = if all_dtypes { DType::ALL.to_vec() } else { vec![arguments.datatype.parse().map_err(|error| known(&error))?] };
+        let collectives = collectives(arguments)?;
+        let refused = refused(&collectives, &ops, &dtypes);
+        if let Some(refusal) = refused.first().filter(|_| !all_ops && !all_dtypes) {
+            return Err(Failure::unsupported(refusal));
+        }
+        let (sizes, step) = sizes(arguments)?;
+        Ok(Self {
+            collectives,
+            sizes,
+            step,
+            ops,
+            dtypes,
+            root: root(arguments.root)?,
+            iterations: arguments.iterations as usize,
+            warmup: arguments.warmup as usize,
+            cycles: arguments.cycles as usize,
+            check: arguments.check as usize,
+            blocking: match arguments.blocking {
+                1 => Blocking::Barrier,
+                3 => Blocking::UntimedBarrier,
+                _ => Blocking::No,
+            },
+            timeout: arguments.timeout.map(Duration::from_secs),
+            average: [Average::Rank0, Average::Mean, Average::Min, Average::Max][usize::from(arguments.average & 3)],
+            unalign: usize::from(arguments.unalign),
+            columns: Columns { per_iteration: arguments.per_iteration == 1, timestamps: arguments.timestamps == 1 },
+            ranks: arguments.ranks_here.map_or(DEFAULT_RANKS, usize::from),
+            rank_kind: arguments.ranks,
+            transport: arguments.transport,
+            pin: arguments.pin,
+            cell: arguments.cell_ms,
+            json: json(arguments.json.as_deref())?,
+            csv: csv(arguments),
+            plot: arguments.plot.clone(),
+            least_busbw: least_busbw.map(bandwidth).transpose()?,
+            refused,
+        })
+    }
+
+    /// Whether the root is one of so many ranks.
+    pub(crate) fn check_root(&self, world_size: usize) -> Result<(), Failure> {
+        match self.root {
+            Some(root) if root >= world_size => Err(Failure::usage(format!("-r {root}: there are {world_size} ranks, from 0"))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the time of every single call is wanted.
+    pub(crate) fn wants_samples(&self) -> bool {
+        self.columns.per_iteration || self.json.is_some() || self.csv.is_some()
+    }
+}
+
+/// A name that is not known; the library's message lists those that are.
+fn known(error: &collectives::Error) -> Failure {
+    Failure::usage(format!("{error}, all"))
+}
+
+/// What `all`, `--colls` and the names stand for.
+fn collectives(arguments: &Arguments) -> Result<Vec<Collective>, Failure> {
+    if arguments.collective != "all" {
+        if !arguments.colls.is_empty() {
+            return Err(Failure::usage(format!("--colls: only for all, not for {}", arguments.collective)));
+        }
+        return Ok(vec![arguments.collective.parse().map_err(Failure::usage)?]);
+    }
+    if arguments.colls.is_empty() {
+        return Ok(Collective::ALL.to_vec());
+    }
+    arguments.colls.iter().map(|name| name.parse().map_err(Failure::usage)).collect()
+}
+
+/// The op and type pairs that the library refuses, in its words: one line for each op and reason.
+fn refused(collectives: &[Collective], ops: &[ReduceOp], dtypes: &[DType]) -> Vec<String> {
+    if !collectives.iter().any(|collective| collective.reduces()) {
+        return vec![];
+    }
+    let mut lines = Vec::new();
+    for op in ops {
+        let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
+        for dtype in dtypes {
+            let Err(error) = op.check(*dtype) else { continue };
+            let reason = match error {
+                collectives::Error::Unsupported { reason, .. } => reason,
+                other => other.to_string(),
+            };
+            match reasons.iter_mut().find(|(known, _)| *known == reason) {
+                Some((_, names)) => names.push(dtype.name()),
+                None => reasons.push((reason, vec![dtype.name()])),
+            }
+        }
+        lines.extend(reasons.into_iter().map(|(reason, names)| format!("{op} of {}: {reason}", names.join(", "))));
+    }
+    lines
+}
+
+fn sizes(arguments: &Arguments) -> Result<(Vec<usize>, Option<Step>), Failure> {
+    if !arguments.sizes.is_empty() {
+        return Ok((arguments.sizes.clone(), None));
+    }
+    let step = match (arguments.step_factor, arguments.step_bytes) {
+        (Some(factor), _) => Step::Factor(factor),
+        (None, Some(bytes)) => Step::Bytes(bytes),
+        (None, None) => Step::Factor(2),
+    };
+    let sizes = sizes::sweep(arguments.min_bytes, arguments.max_bytes, step).map_err(Failure::usage)?;
+    Ok((sizes, Some(step)))
+}
+
+fn root(root: i64) -> Result<Option<usize>, Failure> {
+    match root {
+        -1 => Ok(None),
+        _ => usize::try_from(root).map(Some).map_err(|_| Failure::usage(format!("-r {root}: a rank, or -1 for each in turn"))),
+    }
+}
+
+fn json(path: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+    match path {
+        Some(path) if path.extension().is_none_or(|extension| extension != "json") => {
+            Err(Failure::usage(format!("-J {}: the name must end in .json", path.display())))
+        }
+        path => Ok(path.map(Path::to_owned)),
+    }
+}
+
+/// Where CSV goes. Cells that are sampled have no table, so theirs goes to standard output unless a file is named.
+fn csv(arguments: &Arguments) -> Option<Destination> {
+    match arguments.csv.as_deref() {
+        Some(path) if path == Path::new("-") => Some(Destination::Stdout),
+        Some(path) => Some(Destination::File(path.to_owned())),
+        None => arguments.cell_ms.map(|_| Destination::Stdout),
+    }
+}
+
+fn bandwidth(text: &str) -> Result<f64, Failure> {
+    let bandwidth = text.parse::<f64>().ok().filter(|bandwidth| *bandwidth >= 0.0);
+    bandwidth.ok_or_else(|| Failure::usage(format!("NCCL_TESTS_MIN_BW={text:?}: not a bandwidth in GB/s")))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn settings(line: &str) -> Result<Settings, Failure> {
+        let words = std::iter::once("collperf").chain(line.split_whitespace());
+        Settings::new(&Arguments::try_parse_from(words).map_err(|error| Failure::usage(error.to_string()))?, None)
+    }
+
+    fn refusal(line: &str) -> (u8, String) {
+        let failure = settings(line).expect_err(line);
+        (failure.code, failure.message)
+    }
+
+    #[test]
+    fn defaults_are_those_of_nccl_tests_but_for_the_sweep() {
+        let settings = settings("all_reduce").unwrap();
+        assert_eq!((settings.sizes[0], settings.sizes.len(), *settings.sizes.last().unwrap()), (8, 25, 128 << 20));
+        assert_eq!((settings.iterations, settings.warmup, settings.cycles, settings.check), (20, 1, 1, 1));
+        assert_eq!((settings.ops.clone(), settings.dtypes.clone(), settings.root), (vec![ReduceOp::Sum], vec![DType::F32], Some(0)));
+        assert_eq!((settings.average, settings.blocking, settings.ranks), (Average::Mean, Blocking::No, 2));
+        assert_eq!((settings.csv.clone(), settings.wants_samples()), (None, false));
+    }
+
+    #[test]
+    fn steps_are_added_only_when_asked() {
+        assert_eq!(settings("all_reduce -b 1K -e 3K -i 1K").unwrap().sizes, [1024, 2048, 3072]);
+        assert_eq!(settings("all_reduce -b 1K -e 3K -i 1K -f 2").unwrap().sizes, [1024, 2048]);
+        assert_eq!(settings("all_reduce --sizes 4,1K,3").unwrap().sizes, [4, 1024, 3]);
+        assert_eq!(refusal("all_reduce -b 9 -e 8").0, 6);
+        assert_eq!(refusal("all_reduce -f 1").0, 6);
+    }
+
+    #[test]
+    fn unknown_names_list_the_known_ones() {
+        for (line, words) in [
+            ("all_reduce -o plus", "sum, prod"),
+            ("all_reduce -d f33", "f32, f64"),
+            ("allreduce", "all_reduce, "),
+            ("all --colls x", "sendrecv"),
+        ] {
+            let (code, message) = refusal(line);
+            assert!(code == 6 && message.contains(words) && message.contains(", all"), "{message}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_or_listed() {
+        assert_eq!(refusal("all_reduce -o avg -d bool").0, 5);
+        assert_eq!(refusal("reduce -o band -d half").0, 5);
+        // A broadcast has no op that could be wrong.
+        assert!(settings("broadcast -o band -d half").unwrap().refused.is_empty());
+        let all = settings("all -o all -d all").unwrap();
+        let starts = ["avg of bool: ", "band of f32, f64, f16, bf16, f8e4m3, f8e5m2: ", "bor of f32", "bxor of f32", "mulsum of i8, "];
+        assert_eq!(all.refused.len(), starts.len());
+        assert!(all.refused.iter().zip(starts).all(|(refusal, start)| refusal.starts_with(start)), "{:?}", all.refused);
+        assert_eq!(all.collectives.len(), 15);
+    }
+
+    #[test]
+    fn flags_of_the_gpu_are_refused_with_a_reason() {
+        for flag in ["-G 1", "-R 2", "-C 1", "-D 3", "-V 16", "-x 0", "-M 1", "-y 1", "-m 4", "-t 2", "--plane device"] {
+            let (code, message) = refusal(&format!("all_reduce {flag}"));
+            assert!(code == 5 && message.starts_with(&flag.replace("  ", " ")), "{message}");
+        }
+        // Their off values change nothing.
+        assert!(settings("all_reduce -G 0 -R 0 -C 0 -t 1 -m 1 -y 0 -p 0").is_ok());
+    }
+
+    #[test]
+    fn roots_and_files_are_checked() {
+        assert_eq!(settings("reduce -r -1").unwrap().root, None);
+        assert_eq!(settings("reduce -r 7").unwrap().root, Some(7));
+        assert_eq!(refusal("reduce -r -2").0, 6);
+        assert!(refusal("reduce -J x.txt").1.contains(".json"));
+        assert_eq!(settings("reduce --csv -").unwrap().csv, Some(Destination::Stdout));
+        assert_eq!(settings("reduce --cell-ms 5").unwrap().csv, Some(Destination::Stdout));
+        for line in
+            ["reduce --cell-ms 0", "reduce --cell-ms -1", "reduce -g 0", "reduce -n 0", "reduce -a 4", "reduce -z 4", "reduce -b x", ""]
+        {
+            assert_eq!(refusal(line).0, 6, "{line}");
+        }
+        assert!(bandwidth("x").is_err() && bandwidth("-1").is_err() && bandwidth("2.5").is_ok());
+    }
+
+    #[test]
+    fn what_the_comparison_of_peers_asks_is_understood() {
+        let line = "all -g 2 --plane host --transport shm --colls all_reduce,barrier --sizes 4,1024 --cell-ms 150 --csv - --pin";
+        let settings = settings(line).unwrap();
+        assert_eq!(settings.collectives, [Collective::AllReduce, Collective::Barrier]);
+        assert_eq!((settings.cell, settings.pin, settings.transport), (Some(Duration::from_millis(150)), true, Links::Shm));
+    }
+}

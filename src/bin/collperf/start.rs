@@ -1,0 +1,90 @@
+//! Where the ranks come from: a launcher that has started this process as one, this process's threads, or its children.
+
+use std::thread;
+use std::time::Duration;
+
+use collectives::Communicator;
+
+use crate::arguments::{Arguments, RankKind};
+use crate::failure::{CHECK, Failure};
+use crate::launch::{self, Job, Output, Store};
+use crate::run::run;
+use crate::settings::Settings;
+
+/// Variables by which launchers tell a process its rank: torchrun and collrun, Open MPI, PMIx, PMI, Slurm, Kubernetes.
+const RANK_VARIABLES: [&str; 6] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"];
+/// How long ranks may take to stop after one has failed.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Does what the command line asks for and returns the exit code.
+pub(crate) fn start(arguments: &Arguments) -> Result<u8, Failure> {
+    let least_busbw = std::env::var("NCCL_TESTS_MIN_BW").ok();
+    let settings = Settings::new(arguments, least_busbw.as_deref())?;
+    let launched = RANK_VARIABLES.into_iter().find(|name| std::env::var_os(name).is_some());
+    if launched.is_none() {
+        // Said once, rather than by every rank.
+        settings.check_root(settings.ranks)?;
+    }
+    match (launched, settings.rank_kind) {
+        (Some(variable), RankKind::Thread) => {
+            Err(Failure::usage(format!("--ranks thread: this process is a rank already, since {variable} is set")))
+        }
+        (Some(_), RankKind::Process) => {
+            let comm = builder(&settings).from_env()?;
+            let code = run(&comm, &settings)?;
+            comm.close()?;
+            Ok(code)
+        }
+        (None, RankKind::Thread) => threads(&settings),
+        (None, RankKind::Process) => processes(&settings),
+    }
+}
+
+/// What all ranks set.
+fn builder(settings: &Settings) -> collectives::Builder {
+    let builder = Communicator::builder().transport(settings.transport.transport());
+    match settings.timeout {
+        Some(timeout) => builder.timeout(timeout),
+        None => builder,
+    }
+}
+
+/// Every rank is a thread.
+fn threads(settings: &Settings) -> Result<u8, Failure> {
+    let comms = builder(settings).local(settings.ranks)?;
+    let ended: Vec<Result<u8, Failure>> = thread::scope(|scope| {
+        let rank = |comm: Communicator| {
+            scope.spawn(move || {
+                let code = run(&comm, settings)?;
+                comm.close()?;
+                Ok(code)
+            })
+        };
+        let ranks: Vec<_> = comms.into_iter().map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(Failure::internal("a rank panicked")))).collect()
+    });
+    // Those that only lost a peer know less than the one that failed first.
+    let (codes, mut failures): (Vec<_>, Vec<_>) = ended.into_iter().partition(Result::is_ok);
+    failures.sort_by_key(|failure| failure.as_ref().is_err_and(|failure| failure.lost_a_peer));
+    match failures.into_iter().next() {
+        Some(failure) => failure,
+        None => Ok(codes.into_iter().flatten().max().unwrap_or(0)),
+    }
+}
+
+/// Every rank is a process that runs this program with the same command line.
+fn processes(settings: &Settings) -> Result<u8, Failure> {
+    let program = std::env::current_exe().map_err(|error| Failure::io("finding this program, to start ranks", &error))?;
+    let job = Job {
+        program: program.into(),
+        arguments: std::env::args_os().skip(1).collect(),
+        local_world_size: settings.ranks,
+        nodes: 1,
+        node: 0,
+        output: Output::FirstRank,
+        grace: GRACE,
+        verdict: Some(CHECK),
+    };
+    let store = Store::local()?;
+    launch::run("collperf", &job, &store).map_err(|refused| Failure::internal(refused.message))
+}

@@ -1,0 +1,67 @@
+//! The variables that tell a rank who it is: torchrun's, so that its programs run under us and ours under it.
+
+use super::{Job, Store};
+
+/// What the rank with this number on this host finds in its environment.
+pub(super) fn variables(job: &Job, store: &Store, local_rank: usize) -> Vec<(&'static str, String)> {
+    let rank = (job.node * job.local_world_size + local_rank).to_string();
+    let world_size = (job.nodes * job.local_world_size).to_string();
+    vec![
+        ("RANK", rank.clone()),
+        ("WORLD_SIZE", world_size.clone()),
+        ("LOCAL_RANK", local_rank.to_string()),
+        ("LOCAL_WORLD_SIZE", job.local_world_size.to_string()),
+        ("GROUP_RANK", job.node.to_string()),
+        ("GROUP_WORLD_SIZE", job.nodes.to_string()),
+        ("ROLE_NAME", "default".to_owned()),
+        ("ROLE_RANK", rank),
+        ("ROLE_WORLD_SIZE", world_size),
+        ("MASTER_ADDR", store.address.clone()),
+        ("MASTER_PORT", store.port.to_string()),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
+        ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
+        ("TORCHELASTIC_MAX_RESTARTS", "0".to_owned()),
+        // The same on every host of the job, and different from another job's on the same host.
+        ("TORCHELASTIC_RUN_ID", format!("collrun-{}-{}", store.address, store.port)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::time::Duration;
+
+    use super::super::Output;
+    use super::*;
+
+    fn job(local_world_size: usize, nodes: usize, node: usize) -> Job {
+        let grace = Duration::from_secs(5);
+        Job { program: "true".into(), arguments: vec![], local_world_size, nodes, node, output: Output::Prefixed, grace, verdict: None }
+    }
+
+    #[test]
+    fn ranks_count_on_from_host_to_host() {
+        let store = Store::elsewhere("head", 29500);
+        let mut ranks = Vec::new();
+        for node in 0..3 {
+            for local_rank in 0..4 {
+                let found: HashMap<_, _> = variables(&job(4, 3, node), &store, local_rank).into_iter().collect();
+                assert_eq!(found["WORLD_SIZE"], "12");
+                assert_eq!(found["LOCAL_WORLD_SIZE"], "4");
+                assert_eq!(found["LOCAL_RANK"], local_rank.to_string());
+                assert_eq!(found["GROUP_RANK"], node.to_string());
+                assert_eq!((found["MASTER_ADDR"].as_str(), found["MASTER_PORT"].as_str()), ("head", "29500"));
+                assert_eq!(found["ROLE_RANK"], found["RANK"]);
+                ranks.push(found["RANK"].parse::<usize>().unwrap());
+            }
+        }
+        assert_eq!(ranks, (0..12).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn all_hosts_name_the_run_alike() {
+        let id = |node| variables(&job(1, 2, node), &Store::elsewhere("head", 1), 0).pop();
+        assert_eq!(id(0), id(1));
+        assert_ne!(id(0), variables(&job(1, 2, 0), &Store::elsewhere("head", 2), 0).pop());
+    }
+}
