@@ -69,6 +69,7 @@ impl<'a> Call<'a> {
                     group.recv(target, self.previous)?;
                     Ok(())
                 })
+                .map(drop)
             }
             Collective::Barrier => comm.barrier(),
         }
