@@ -48,21 +48,6 @@ pub(crate) struct LinkCost {
     pub(crate) segment_bytes: usize,
 }
 
-impl LinkCost {
-    /// This cost with measured values in place of assumed ones; a value that no measurement can give (not finite, or negative)
-    /// is left out.
-    pub(crate) fn measured(self, latency: f64, message: f64, byte: f64, fold: f64) -> Self {
-        let sound = |new: f64, old: f64| if new.is_finite() && new >= 0.0 { new } else { old };
-        Self {
-            latency: sound(latency, self.latency),
-            message: sound(message, self.message),
-            byte: sound(byte, self.byte),
-            fold: sound(fold, self.fold),
-            ..self
-        }
-    }
-}
-
 /// What both classes of links cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CostTable {
@@ -377,13 +362,6 @@ mod tests {
         assert_eq!(ask(Kind::AllReduce, Order::Exact), Algorithm::Direct);
         assert_ne!(ask(Kind::AllReduce, Order::Ranks), Algorithm::Ring);
         assert_eq!(ask(Kind::Broadcast, Order::Any), Algorithm::Binomial);
-    }
-
-    #[test]
-    fn measured_values_replace_assumed_ones_where_they_are_sound() {
-        let assumed = CostTable::default().tcp;
-        let measured = assumed.measured(5.0, f64::NAN, -1.0, 0.5);
-        assert_eq!(measured, LinkCost { latency: 5.0, fold: 0.5, ..assumed });
     }
 
     #[test]

@@ -51,6 +51,11 @@ impl Chooser {
         self.policy.choose(&Question { kind, bytes, element_bytes: leg.element_bytes(), n, class: LinkClass::Tcp, order })
     }
 
+    /// The choices between `n` hosts, in words.
+    pub(super) fn explain(&self, n: usize) -> String {
+        self.policy.explain(n, LinkClass::Tcp).to_string()
+    }
+
     /// The segments in which large messages travel.
     fn segment(&self) -> usize {
         self.policy.segment_bytes(LinkClass::Tcp)
