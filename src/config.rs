@@ -1,6 +1,9 @@
 //! What a communicator can be told, and the only place where the environment is read.
 
+use std::str::FromStr;
 use std::time::Duration;
+
+use crate::error::{Error, Result};
 
 /// Which links the host plane may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -31,6 +34,8 @@ pub struct Config {
     /// Overrides the choice of algorithm, as `name:from-to` ranges of bytes separated by commas, e.g.
     /// `doubling:0-16K,ring:16K-`. Default: `None`, the cost table decides.
     pub algorithm: Option<String>,
+    /// The most bytes that the objects of one object collective may have together. Default: 256 MiB.
+    pub object_limit_bytes: usize,
     /// The address on which this rank listens for peers of other hosts. Default: `None`, the address by which it reaches
     /// rank 0's store.
     pub listen_address: Option<std::net::IpAddr>,
@@ -44,7 +49,98 @@ impl Default for Config {
             reproducible: false,
             host_identity: None,
             algorithm: None,
+            object_limit_bytes: 256 << 20,
             listen_address: None,
+        }
+    }
+}
+
+impl Config {
+    /// Fills in what was left at its default from the variables `COLLECTIVES_ALGORITHM`, `COLLECTIVES_TRANSPORT` (`auto`, `shm` or
+    /// `tcp`), `COLLECTIVES_REPRODUCIBLE` (`0` or `1`), `COLLECTIVES_HOST_IDENTITY`, `COLLECTIVES_LISTEN_ADDRESS` and
+    /// `COLLECTIVES_TIMEOUT` (seconds).
+    pub(crate) fn with_environment(self) -> Result<Self> {
+        self.with_variables(&environment)
+    }
+
+    fn with_variables(mut self, read: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let default = Self::default();
+        self.algorithm = self.algorithm.or_else(|| read("COLLECTIVES_ALGORITHM"));
+        self.host_identity = self.host_identity.or_else(|| read("COLLECTIVES_HOST_IDENTITY"));
+        if let Some(address) = read("COLLECTIVES_LISTEN_ADDRESS").filter(|_| self.listen_address.is_none()) {
+            self.listen_address = Some(address.parse().map_err(|_| wrong("COLLECTIVES_LISTEN_ADDRESS", &address, "an IP address"))?);
+        }
+        if let Some(transport) = read("COLLECTIVES_TRANSPORT").filter(|_| self.transport == default.transport) {
+            self.transport = transport.parse().map_err(|_| wrong("COLLECTIVES_TRANSPORT", &transport, "auto, shm or tcp"))?;
+        }
+        if let Some(switch) = read("COLLECTIVES_REPRODUCIBLE").filter(|_| !self.reproducible) {
+            self.reproducible = match switch.as_str() {
+                "0" => false,
+                "1" => true,
+                _ => return Err(wrong("COLLECTIVES_REPRODUCIBLE", &switch, "0 or 1")),
+            };
+        }
+        if let Some(seconds) = read("COLLECTIVES_TIMEOUT").filter(|_| self.timeout == default.timeout) {
+            let timeout = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+            self.timeout = timeout.ok_or_else(|| wrong("COLLECTIVES_TIMEOUT", &seconds, "a number of seconds"))?;
+        }
+        Ok(self)
+    }
+}
+
+/// A variable that cannot be understood.
+fn wrong(name: &str, value: &str, expected: &str) -> Error {
+    Error::config(format!("{name}={value:?}"), format!("expected {expected}"))
+}
+
+impl FromStr for Transport {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Transport::Auto),
+            "shm" => Ok(Transport::Shm),
+            "tcp" => Ok(Transport::Tcp),
+            _ => Err(Error::config(format!("transport {text:?}"), "not known; one of auto, shm, tcp")),
+        }
+    }
+}
+
+/// One variable of the environment. What is not UTF-8 in it is replaced, so that errors can quote it.
+pub(crate) fn environment(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read<'a>(variables: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<String> + 'a {
+        |name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+    }
+
+    #[test]
+    fn variables_fill_in_what_was_not_set() {
+        let variables = [("COLLECTIVES_TRANSPORT", "tcp"), ("COLLECTIVES_TIMEOUT", "1.5"), ("COLLECTIVES_LISTEN_ADDRESS", "::1")];
+        let config = Config::default().with_variables(&read(&variables)).unwrap();
+        assert_eq!((config.transport, config.timeout), (Transport::Tcp, Duration::from_millis(1500)));
+        assert_eq!(config.listen_address, Some("::1".parse().unwrap()));
+        let set = Config { transport: Transport::Shm, timeout: Duration::from_secs(3), ..Config::default() };
+        let config = set.with_variables(&read(&variables)).unwrap();
+        assert_eq!((config.transport, config.timeout), (Transport::Shm, Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn malformed_variables_are_quoted() {
+        for (name, value) in [
+            ("COLLECTIVES_TRANSPORT", "rdma"),
+            ("COLLECTIVES_TIMEOUT", "-1"),
+            ("COLLECTIVES_TIMEOUT", "soon"),
+            ("COLLECTIVES_REPRODUCIBLE", "yes"),
+            ("COLLECTIVES_LISTEN_ADDRESS", "here"),
+        ] {
+            let error = Config::default().with_variables(&read(&[(name, value)])).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(value), "{error}");
         }
     }
 }

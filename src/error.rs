@@ -41,6 +41,14 @@ pub(crate) fn list_peers(peers: &[Peer]) -> String {
     peers.iter().map(Peer::to_string).collect::<Vec<_>>().join(", ")
 }
 
+/// Who is missing and who has come, in words; nothing where the wait was not for ranks.
+fn list_arrivals(missing: &[Peer], arrived: &[Peer]) -> String {
+    if missing.is_empty() && arrived.is_empty() {
+        return String::new();
+    }
+    format!("; still missing: {}; arrived: {}", list_peers(missing), list_peers(arrived))
+}
+
 /// Everything that can go wrong, with what was being done when it did.
 ///
 /// Match on the predicates ([`Error::is_timeout`] and its kin) where you can: they stay true when variants are added.
@@ -83,8 +91,16 @@ pub enum Error {
         /// Its call in words.
         second_call: String,
     },
+    /// The two ends of a message do not fit together. Only this message is affected.
+    #[error("{doing}: {reason}")]
+    Message {
+        /// Which message.
+        doing: String,
+        /// What does not fit.
+        reason: String,
+    },
     /// The deadline passed.
-    #[error("{doing}: timed out after {:.3} s; still missing: {}; arrived: {}", elapsed.as_secs_f64(), list_peers(missing), list_peers(arrived))]
+    #[error("{doing}: timed out after {:.3} s{}", elapsed.as_secs_f64(), list_arrivals(missing, arrived))]
     Timeout {
         /// What was being done: the call with its sequence number.
         doing: String,
@@ -183,10 +199,10 @@ impl Error {
         matches!(self.root(), Self::PeerLost { .. })
     }
 
-    /// Whether two ranks called different things (also as the cause of poisoning).
+    /// Whether two ranks called different things, or the ends of a message do not fit (also as the cause of poisoning).
     #[must_use]
     pub fn is_mismatch(&self) -> bool {
-        matches!(self.root(), Self::Mismatch { .. })
+        matches!(self.root(), Self::Mismatch { .. } | Self::Message { .. })
     }
 
     /// Whether the call is one that cannot be done at all.

@@ -1,6 +1,32 @@
-//! Collective communication for Rust.
+//! Collective communication between processes, threads and hosts: all-reduce, broadcast, gather, scatter, all-to-all, messages.
+//!
+//! ```no_run
+//! use collectives::{Communicator, ReduceOp};
+//!
+//! fn main() -> collectives::Result<()> {
+//!     let comm = Communicator::from_env()?; // torchrun, collrun, Slurm, mpirun or plain variables
+//!     let mut gradient = vec![comm.rank() as f32; 1 << 20];
+//!     comm.all_reduce(&mut gradient, ReduceOp::Avg)?; // every rank now has the mean
+//!     comm.close()
+//! }
+//! ```
+//!
+//! A [`Communicator`] is one rank of a group. It comes from a launcher's variables, a URL or a store of one's own
+//! ([`Communicator::builder`]), or from [`Communicator::local`] for the threads of one process. Ranks of one host talk over shared
+//! memory, ranks of different hosts over TCP.
+//!
+//! - Collectives are methods of [`Communicator`]; what they reduce with is a [`ReduceOp`] or a [`CustomOp`]; what they take is
+//!   anything that is a [`Buffer`]: slices, vectors, arrays, single elements, of any [`Element`] or plain [`Data`].
+//! - `start_*`, `isend` and `irecv` go on in the background and give their buffers back through a [`Work`].
+//! - Errors are one type, [`Error`], which says what was being done, with whom, and for how long.
+//!
+//! # Features
+//!
+//! `serde`: collectives on any serialisable value. `cli`: the programs `collperf`, which measures, and `collrun`, which starts ranks.
 
+mod buffer;
 mod call;
+mod communicator;
 mod config;
 mod deadline;
 mod element;
@@ -10,8 +36,11 @@ mod host;
 mod op;
 mod rendezvous;
 
+pub use buffer::{Buffer, BufferMut, Memory, MemoryMut};
+pub use communicator::{AbortHandle, Builder, Communicator, Group, OwnedBuffer, Received, Work};
 pub use config::{Config, Transport};
 pub use element::{DType, Data, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Peer, Result};
 pub use half::{bf16, f16};
 pub use op::{CustomOp, ReduceOp, Reduction};
+pub use rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};

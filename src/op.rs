@@ -39,7 +39,7 @@ pub enum ReduceOp {
     BitOr,
     /// Bitwise XOR of integers and `bool`.
     BitXor,
-    /// Each rank's elements times its own scalar (rounded to the element's type), then the sum. Floats only.
+    /// Each rank's elements times its own scalar, which is first rounded to the element's type; then the sum. Floats only.
     PreMulSum(f64),
 }
 

@@ -8,6 +8,8 @@ pub(crate) mod link;
 pub(crate) mod net;
 pub(crate) mod notice;
 pub(crate) mod plan;
+pub(crate) mod plane;
 pub(crate) mod point_to_point;
 pub(crate) mod reduce;
+pub(crate) mod scratch;
 pub(crate) mod shm;

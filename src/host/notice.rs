@@ -41,6 +41,13 @@ pub(crate) enum Notice {
         /// Who.
         rank: u32,
     },
+    /// A rank sent what cannot be understood.
+    Garbled {
+        /// Who.
+        rank: u32,
+        /// The eight bytes in question, the first one on top.
+        header: u64,
+    },
 }
 
 /// Why a wait on the host plane ended without success, with what this rank knows about the others.
@@ -93,6 +100,10 @@ impl Notice {
             Notice::TimedOut { waiting, missing } => (4, waiting, missing),
             Notice::Aborted { by } => (5, by, 0),
             Notice::Failed { rank } => (6, rank, 0),
+            Notice::Garbled { rank, header } => {
+                bytes[16..24].copy_from_slice(&header.to_le_bytes());
+                (7, rank, 0)
+            }
         };
         bytes[0] = kind;
         bytes[8..12].copy_from_slice(&u32::to_le_bytes(first));
@@ -112,6 +123,7 @@ impl Notice {
             4 => Notice::TimedOut { waiting: first, missing: second },
             5 => Notice::Aborted { by: first },
             6 => Notice::Failed { rank: first },
+            7 => Notice::Garbled { rank: first, header: bytes[16..].first_chunk().map(|chunk| u64::from_le_bytes(*chunk))? },
             _ => return None,
         })
     }
@@ -142,6 +154,10 @@ impl Notice {
                 elapsed,
                 reason: "it ended its communicator after an error of its own".to_owned(),
             },
+            Notice::Garbled { rank, header } => Error::Protocol {
+                with: peer(rank).to_string(),
+                reason: format!("{doing}: the bytes {:02x?} begin no message that fits here", header.to_be_bytes()),
+            },
         }
     }
 }
@@ -162,6 +178,7 @@ mod tests {
             Notice::TimedOut { waiting: 1, missing: 2 },
             Notice::Aborted { by: 3 },
             Notice::Failed { rank: 4 },
+            Notice::Garbled { rank: 5, header: 0x0102_0304_0506_0708 },
         ] {
             assert_eq!(Notice::from_bytes(&notice.to_bytes()), Some(notice));
         }

@@ -1,1 +1,180 @@
 //! How ranks find each other: stores, URLs, launcher variables.
+
+mod file;
+mod launcher;
+mod limits;
+mod memory;
+mod prefix;
+mod protocol;
+mod service;
+mod store;
+mod table;
+mod tcp;
+#[cfg(test)]
+mod tests;
+mod url;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use file::FileStore;
+pub use memory::MemoryStore;
+pub use prefix::PrefixStore;
+pub use store::Store;
+pub use tcp::{TcpStore, TcpStoreServer};
+
+pub(crate) use launcher::Launch;
+pub(crate) use url::{Method, Rendezvous};
+
+use crate::{Error, Result};
+
+/// A place where the ranks of a job meet, and who this process is among them.
+///
+/// Fields are dropped in this order: the store before the server, which waits for its clients to leave.
+pub(crate) struct Rendezvoused {
+    /// The store, which all ranks share. Its keys have a prefix of their own, for each attempt of an elastic job.
+    pub(crate) store: Arc<dyn Store>,
+    /// This process's rank.
+    pub(crate) rank: usize,
+    /// How many ranks there are.
+    pub(crate) world_size: usize,
+    /// Its rank among those of its host, where the launcher says it.
+    pub(crate) local_rank: Option<usize>,
+    /// How many ranks its host has, where the launcher says it.
+    pub(crate) local_world_size: Option<usize>,
+    /// The server of the store, on rank 0 where it serves it.
+    pub(crate) server: Option<TcpStoreServer>,
+    /// How long to wait for the others.
+    pub(crate) timeout: Duration,
+    /// The address by which this host reached the store; `None` for a file.
+    pub(crate) local_address: Option<IpAddr>,
+}
+
+impl fmt::Debug for Rendezvoused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, world_size, server, local_address, .. } = self;
+        write!(f, "Rendezvoused(rank {rank} of {world_size}, server {server:?}, local address {local_address:?})")
+    }
+}
+
+/// Meets the other ranks where `rendezvous` says. `timeout` is how long to wait, unless the URL says it. `environment` reads one variable
+/// and `parent_process` is the id of the process that started this one; both matter only where launchers do.
+pub(crate) fn open(
+    rendezvous: &Rendezvous,
+    timeout: Duration,
+    environment: &dyn Fn(&str) -> Option<String>,
+    parent_process: u32,
+) -> Result<Rendezvoused> {
+    let timeout = rendezvous.timeout.unwrap_or(timeout);
+    match &rendezvous.method {
+        Method::Env => meet(&from_env(rendezvous, environment, parent_process)?, timeout),
+        Method::Tcp { host, port } => {
+            let (rank, world_size) = numbers(rendezvous, "tcp://")?;
+            let agent_store = launcher::serves_store(environment, host, *port);
+            let launch = Launch {
+                rank,
+                world_size,
+                local_rank: None,
+                local_world_size: None,
+                address: host.clone(),
+                port: *port,
+                agent_store,
+                prefix: launcher::prefix(environment)?,
+                launcher: "tcp://",
+            };
+            meet(&launch, timeout)
+        }
+        Method::File { path } => {
+            let (rank, world_size) = numbers(rendezvous, "file://")?;
+            meet_in_file(path, rank, world_size, timeout, &launcher::prefix(environment)?)
+        }
+    }
+}
+
+/// What the launcher says. A rank or size in the URL stands for the variable of that name.
+fn from_env(rendezvous: &Rendezvous, environment: &dyn Fn(&str) -> Option<String>, parent_process: u32) -> Result<Launch> {
+    let given = |name: &str| match name {
+        "RANK" => rendezvous.rank,
+        "WORLD_SIZE" => rendezvous.world_size,
+        _ => None,
+    };
+    let read = |name: &str| given(name).map(|number| number.to_string()).or_else(|| environment(name));
+    let launch = launcher::detect(&read, parent_process)?;
+    for (name, given, found) in [("rank", rendezvous.rank, launch.rank), ("world_size", rendezvous.world_size, launch.world_size)] {
+        if given.is_some_and(|given| given != found) {
+            let reason = format!("{} says {found}; give both rank and world_size, or neither", launch.launcher);
+            return Err(Error::config(format!("{name}={} in the URL", given.unwrap_or_default()), reason));
+        }
+    }
+    Ok(launch)
+}
+
+/// The rank and size that a URL must say.
+fn numbers(rendezvous: &Rendezvous, scheme: &str) -> Result<(usize, usize)> {
+    let missing = |name: &str| Error::config(format!("{scheme} URL"), format!("{name} is missing; write ?rank=R&world_size=N at its end"));
+    let rank = rendezvous.rank.ok_or_else(|| missing("rank"))?;
+    let world_size = rendezvous.world_size.ok_or_else(|| missing("world_size"))?;
+    Ok((rank, world_size))
+}
+
+/// Serves the store where that is this process's part, and connects to it.
+fn meet(launch: &Launch, timeout: Duration) -> Result<Rendezvoused> {
+    let Launch { rank, world_size, ref address, mut port, .. } = *launch;
+    if port == 0 && world_size > 1 {
+        let reason = format!("the other {} ranks cannot know the port that would be chosen; name one", world_size - 1);
+        return Err(Error::config(format!("port 0 of {address}"), reason));
+    }
+    let server = if rank == 0 && !launch.agent_store { Some(TcpStoreServer::bind((address.as_str(), port))?) } else { None };
+    if let Some(server) = &server {
+        port = server.local_addr().port();
+        check_reachable(launch, server.local_addr().ip())?;
+    }
+    let store = TcpStore::connect(address, port, timeout)?;
+    store.join()?;
+    let local_address = Some(store.local_address());
+    tracing::debug!(launch.launcher, rank, world_size, address, port, serves = server.is_some(), "connected to the store");
+    Ok(Rendezvoused {
+        store: Arc::new(PrefixStore::new(&launch.prefix, Arc::new(store))),
+        rank,
+        world_size,
+        local_rank: launch.local_rank,
+        local_world_size: launch.local_world_size,
+        server,
+        timeout,
+        local_address,
+    })
+}
+
+/// Warns, or refuses, where the address of rank 0 is one that only its own host can reach: some systems give a host's own name
+/// an address of the loopback interface.
+fn check_reachable(launch: &Launch, bound: IpAddr) -> Result<()> {
+    let named = launch.address.parse::<IpAddr>().is_err() && launch.address != "localhost";
+    if !bound.is_loopback() || !named || launch.world_size == 1 || launch.local_world_size == Some(launch.world_size) {
+        return Ok(());
+    }
+    let reason =
+        format!("on this host that name is {bound}, which no other host can reach; name the host by an address, or mend /etc/hosts");
+    if launch.local_world_size.is_some() {
+        return Err(Error::config(format!("MASTER_ADDR={:?}", launch.address), reason));
+    }
+    tracing::warn!(address = launch.address, "{reason}");
+    Ok(())
+}
+
+/// Opens a store in a file.
+fn meet_in_file(path: &Path, rank: usize, world_size: usize, timeout: Duration, prefix: &str) -> Result<Rendezvoused> {
+    let store = FileStore::open(path, Some(world_size), timeout)?;
+    Ok(Rendezvoused {
+        store: Arc::new(PrefixStore::new(prefix, Arc::new(store))),
+        rank,
+        world_size,
+        local_rank: None,
+        local_world_size: None,
+        server: None,
+        timeout,
+        local_address: None,
+    })
+}

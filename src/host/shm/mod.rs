@@ -1,1 +1,29 @@
 //! Collectives and links between the ranks of one host, in shared memory.
+//!
+//! Ranks may be processes or threads of one process; the code is the same. A [`Group`] is one rank's part: it maps a
+//! [`region`] that all ranks of the host share, runs collectives on it in [`steps`], and hands out byte [`ring`]s between pairs
+//! of ranks for everything that is not a collective of the whole host.
+
+mod control;
+mod cut;
+mod door;
+mod flags;
+mod folds;
+mod group;
+mod lane;
+mod layout;
+mod moves;
+mod presence;
+mod region;
+mod ring;
+mod steps;
+mod sync;
+mod wait;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use group::Group;
+pub(crate) use moves::{Blocks, Memory};
+pub(crate) use ring::{Channel, RingLink};
+pub(crate) use steps::Terms;

@@ -1,0 +1,105 @@
+//! What a call may be given as a buffer, and where it lives.
+
+use crate::element::{Data, F8E4M3, F8E5M2};
+use half::{bf16, f16};
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Memory that a call reads, and the plane that reads it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Memory<'a, T> {
+    /// Ordinary memory: the call runs on the host plane.
+    Host(&'a [T]),
+}
+
+/// Memory that a call writes, and the plane that writes it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum MemoryMut<'a, T> {
+    /// Ordinary memory: the call runs on the host plane.
+    Host(&'a mut [T]),
+}
+
+/// A buffer that calls can read: slices, vectors, boxed slices, arrays and single elements.
+///
+/// Sealed: which plane a call runs on is decided by the type, at compile time.
+pub trait Buffer: sealed::Sealed {
+    /// What it holds.
+    type Element: Data;
+
+    /// Where it lives.
+    fn memory(&self) -> Memory<'_, Self::Element>;
+}
+
+/// A buffer that calls can write.
+pub trait BufferMut: Buffer {
+    /// Where it lives.
+    fn memory_mut(&mut self) -> MemoryMut<'_, Self::Element>;
+}
+
+macro_rules! slice_buffers {
+    ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
+        impl<$($generics)*> sealed::Sealed for $buffer {}
+        impl<$($generics)*> Buffer for $buffer {
+            type Element = T;
+            fn memory(&self) -> Memory<'_, T> {
+                Memory::Host(self)
+            }
+        }
+        impl<$($generics)*> BufferMut for $buffer {
+            fn memory_mut(&mut self) -> MemoryMut<'_, T> {
+                MemoryMut::Host(self)
+            }
+        }
+    )*};
+}
+
+slice_buffers! {
+    [T: Data] [T],
+    [T: Data] Vec<T>,
+    [T: Data] Box<[T]>,
+    [T: Data, const N: usize] [T; N],
+}
+
+macro_rules! single_elements {
+    ($($element:ty),* $(,)?) => {$(
+        impl sealed::Sealed for $element {}
+        impl Buffer for $element {
+            type Element = $element;
+            fn memory(&self) -> Memory<'_, $element> {
+                Memory::Host(std::slice::from_ref(self))
+            }
+        }
+        impl BufferMut for $element {
+            fn memory_mut(&mut self) -> MemoryMut<'_, $element> {
+                MemoryMut::Host(std::slice::from_mut(self))
+            }
+        }
+    )*};
+}
+
+single_elements!(f32, f64, f16, bf16, F8E4M3, F8E5M2, i8, i16, i32, i64, u8, u16, u32, u64, bool);
+
+impl<B: Buffer + ?Sized> sealed::Sealed for &B {}
+impl<B: Buffer + ?Sized> Buffer for &B {
+    type Element = B::Element;
+    fn memory(&self) -> Memory<'_, Self::Element> {
+        (**self).memory()
+    }
+}
+
+impl<B: Buffer + ?Sized> sealed::Sealed for &mut B {}
+impl<B: Buffer + ?Sized> Buffer for &mut B {
+    type Element = B::Element;
+    fn memory(&self) -> Memory<'_, Self::Element> {
+        (**self).memory()
+    }
+}
+impl<B: BufferMut + ?Sized> BufferMut for &mut B {
+    fn memory_mut(&mut self) -> MemoryMut<'_, Self::Element> {
+        (**self).memory_mut()
+    }
+}

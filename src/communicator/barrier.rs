@@ -1,0 +1,83 @@
+//! Barriers: the fast one, and the one that says who is missing and leaves the communicator usable.
+
+use std::time::Duration;
+
+use super::Communicator;
+use super::desk::INTERNAL_TAG;
+use super::prepare::Source;
+use crate::call::Kind;
+use crate::deadline::Deadline;
+use crate::error::{Error, Peer, Result};
+use crate::host::plane::{Job, Layout};
+
+/// A monitored barrier's tags: this bit, the internal bit, and the barrier's number.
+const MONITORED_TAG: u64 = INTERNAL_TAG | 1 << 62;
+
+impl Communicator {
+    pub(super) fn prepare_barrier(&self) -> Result<Job> {
+        self.moving::<u8>(Kind::Barrier, None, 0, Source::Nothing, &mut [], Layout::Equal(0))
+    }
+
+    /// Waits until every rank has entered. Cost: log₂ n hops.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives. A deadline that passes ends the communicator, as in every collective; use
+    /// [`monitored_barrier`](Self::monitored_barrier) where ranks may be late.
+    #[doc(alias = "MPI_Barrier")]
+    #[inline]
+    pub fn barrier(&self) -> Result<()> {
+        self.execute(&self.prepare_barrier()?)
+    }
+
+    /// Waits until every rank has entered, for at most `limit`. Where the limit passes, every rank that came gets an error
+    /// naming all that did not, and so do the late ones when they come; the communicator stays usable on all of them.
+    ///
+    /// Cost: two messages between rank 0 and every other rank.
+    ///
+    /// # Errors
+    ///
+    /// `Timeout` with the missing ranks; `PeerLost` where a rank is gone. Either leaves the communicator usable.
+    pub fn monitored_barrier(&self, limit: Duration) -> Result<()> {
+        let number = self.monitored.replace(self.monitored.get() + 1);
+        let tag = MONITORED_TAG | number & 0xffff_ffff;
+        let deadline = Deadline::after(limit);
+        let missing = if self.rank() == 0 { self.supervise(tag, &deadline)? } else { self.report_in(tag, limit)? };
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let (missing, arrived): (Vec<Peer>, Vec<Peer>) =
+            self.peers().iter().cloned().partition(|peer| missing.contains(&(peer.rank as u32)));
+        Err(Error::Timeout { doing: format!("monitored_barrier number {number}"), elapsed: deadline.elapsed(), missing, arrived })
+    }
+
+    /// Rank 0: hears from everyone until the deadline, then tells everyone, the missing too, who was missing.
+    fn supervise(&self, tag: u64, deadline: &Deadline) -> Result<Vec<u32>> {
+        let arrivals: Vec<_> = (1..self.world_size()).map(|rank| (rank, self.post_internal_receive(rank, tag, vec![0_u8; 1]))).collect();
+        let mut missing = Vec::new();
+        for (rank, arrival) in arrivals {
+            match arrival.and_then(|mut arrival| arrival.wait_deadline(deadline.remaining())) {
+                Ok(Some(_)) => {}
+                Ok(None) => missing.push(rank as u32),
+                Err(error) if error.is_peer_lost() => missing.push(rank as u32),
+                Err(error) => return Err(error),
+            }
+        }
+        let verdict: Vec<u8> = missing.iter().flat_map(|rank| rank.to_le_bytes()).collect();
+        for rank in 1..self.world_size() {
+            // A rank that is gone cannot be told, and is in the list.
+            let _ = self.post_internal_send(rank, tag, verdict.clone());
+        }
+        Ok(missing)
+    }
+
+    /// The others: report to rank 0 and wait for its verdict, a little longer than it waits for the rest.
+    fn report_in(&self, tag: u64, limit: Duration) -> Result<Vec<u32>> {
+        let room = vec![0_u8; 4 * self.world_size()];
+        let mut verdict = self.post_internal_receive(0, tag, room)?;
+        let _sent = self.post_internal_send(0, tag, vec![1])?;
+        let patience = limit.saturating_add(Duration::from_secs(5));
+        let Some((bytes, received)) = verdict.wait_deadline(patience)? else { return Ok(vec![0]) };
+        Ok(bytes[..received.count].as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+    }
+}

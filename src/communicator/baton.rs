@@ -1,0 +1,94 @@
+//! Hands a communicator's host plane back and forth between its caller and its worker, without a lock.
+
+#![expect(unsafe_code, reason = "exclusive access is passed on by a counter instead of a lock")]
+
+use std::cell::{Cell, UnsafeCell};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// A value that belongs to the worker while jobs are pending, and to the caller while none are.
+///
+/// Jobs are submitted by the caller alone, so once it has seen none pending it keeps the value until it submits again.
+#[derive(Debug)]
+pub(super) struct Baton<T> {
+    value: UnsafeCell<T>,
+    pending: AtomicUsize,
+    /// Wakes a caller that waits for the jobs to end.
+    idle: (Mutex<()>, Condvar),
+}
+
+// SAFETY: the value is reached from one thread at a time, by the contracts of `as_caller` and `as_worker`; it is `Send`.
+unsafe impl<T: Send> Sync for Baton<T> {}
+
+/// The caller's side. One exists for each baton; it cannot be shared between threads, nor entered twice.
+#[derive(Debug, Default)]
+pub(super) struct CallerSide {
+    busy: Cell<bool>,
+}
+
+/// Gives the caller's side free again, also when a fold panics.
+struct Busy<'a>(&'a Cell<bool>);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+impl<T> Baton<T> {
+    /// A baton in the caller's hands.
+    pub(super) fn new(value: T) -> Self {
+        Self { value: UnsafeCell::new(value), pending: AtomicUsize::new(0), idle: Default::default() }
+    }
+
+    /// Runs `work` on the caller's thread once every submitted job has ended. `None` where it is entered from within itself
+    /// (a custom op that calls its own communicator).
+    ///
+    /// # Safety
+    ///
+    /// `side` is the only caller's side of this baton.
+    pub(super) unsafe fn as_caller<R>(&self, side: &CallerSide, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        if side.busy.replace(true) {
+            return None;
+        }
+        let _busy = Busy(&side.busy);
+        if self.pending.load(Ordering::Acquire) != 0 {
+            self.wait_idle();
+        }
+        // SAFETY: - exclusive on this thread: `busy` was clear, and `side` is the only one (trusted of the caller);
+        // - exclusive against the worker: no job is pending (Acquire, pairs with the worker's Release), and only the owner of
+        //   `side`, which is not `Sync` and is in use here, can submit one.
+        Some(work(unsafe { &mut *self.value.get() }))
+    }
+
+    /// Counts a job in; the worker must end it with [`Baton::as_worker`].
+    pub(super) fn submit(&self) {
+        self.pending.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a job out that never reached the worker.
+    pub(super) fn withdraw(&self) {
+        self.pending.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Runs one submitted job on the worker's thread.
+    ///
+    /// # Safety
+    ///
+    /// Called by one worker thread only, once for each [`Baton::submit`].
+    pub(super) unsafe fn as_worker<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: a job is pending until the end of this function, so the caller stays away; there is one worker (trusted).
+        let result = work(unsafe { &mut *self.value.get() });
+        if self.pending.fetch_sub(1, Ordering::Release) == 1 {
+            let _guard = self.idle.0.lock().unwrap_or_else(PoisonError::into_inner);
+            self.idle.1.notify_all();
+        }
+        result
+    }
+
+    /// Waits until no job is pending.
+    fn wait_idle(&self) {
+        let guard = self.idle.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.idle.1.wait_while(guard, |()| self.pending.load(Ordering::Acquire) != 0).unwrap_or_else(PoisonError::into_inner);
+    }
+}

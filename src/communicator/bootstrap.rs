@@ -1,0 +1,181 @@
+//! Exchanges over a store: who is here, and what they say, before they can talk to each other.
+//!
+//! Each rank claims its number, says how many ranks it believes there are, and then hands in one blob per round; rank 0 collects
+//! the blobs and publishes them as one value. So a job of `n` ranks costs a number of store messages that grows as `n`.
+//! Contradictions are written under one key that everyone looks at while waiting.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::error::{Error, Peer, Result};
+use crate::host::bootstrap::Exchange;
+use crate::host::net::identity::host_name;
+use crate::rendezvous::Store;
+
+/// How long one look at the store lasts before the key of contradictions is looked at again.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// Where contradictions are written.
+const CONFLICT: &str = "collectives/conflict";
+
+/// Where the first rank writes how many ranks there are, and by whose word.
+const WORLD: &str = "collectives/world";
+
+/// The most ranks that a world may have; more is a mistake in a variable.
+const MAX_WORLD: usize = 1 << 20;
+
+/// One rank's end of an exchange over a store.
+pub(super) struct StoreExchange {
+    store: Arc<dyn Store>,
+    rank: usize,
+    world_size: usize,
+    round: usize,
+}
+
+impl StoreExchange {
+    /// Claims this rank's number and compares the world size with the others'.
+    pub(super) fn join(store: Arc<dyn Store>, rank: usize, world_size: usize, deadline: &Deadline) -> Result<Self> {
+        let exchange = Self { store, rank, world_size, round: 0 };
+        let me = format!("host {}, pid {}", host_name(), std::process::id());
+        if world_size == 0 || world_size > MAX_WORLD {
+            return Err(Error::config(format!("world size {world_size}"), format!("a world has 1 to {MAX_WORLD} ranks")));
+        }
+        if rank >= world_size {
+            return Err(
+                exchange.contradict(&format!("{me} claims rank {rank}, but its world has {world_size} ranks, 0 to {}", world_size - 1))
+            );
+        }
+        if exchange.store.add(&format!("collectives/claim/{rank}"), 1)? > 1 {
+            let other = exchange.first_claimant(rank, deadline)?;
+            return Err(exchange.contradict(&format!("rank {rank} is claimed by two processes: {other}; and {me}")));
+        }
+        exchange.store.set(&format!("collectives/who/{rank}"), me.as_bytes())?;
+        let mine = format!("{world_size} ranks, says rank {rank} ({me})");
+        let first = exchange.store.compare_set(WORLD, b"", mine.as_bytes())?;
+        let first = String::from_utf8_lossy(&first).into_owned();
+        if first.split(' ').next() != Some(world_size.to_string().as_str()) {
+            return Err(exchange.contradict(&format!("the world has {first}; and {mine}")));
+        }
+        Ok(exchange)
+    }
+
+    /// Tells everyone of a contradiction; the first one counts.
+    fn contradict(&self, reason: &str) -> Error {
+        let told = self.store.compare_set(CONFLICT, b"", reason.as_bytes());
+        let reason =
+            told.ok().filter(|told| !told.is_empty()).map_or(reason.to_owned(), |told| String::from_utf8_lossy(&told).into_owned());
+        Error::Conflict { reason }
+    }
+
+    /// Who came first under a number.
+    fn first_claimant(&self, rank: usize, deadline: &Deadline) -> Result<String> {
+        let who = self.store.get(&format!("collectives/who/{rank}"), deadline.remaining().min(Duration::from_secs(1)));
+        Ok(who.map_or_else(|_| "one that did not say who it is".to_owned(), |who| String::from_utf8_lossy(&who).into_owned()))
+    }
+
+    /// Waits for keys, looking out for contradictions; `Ok(false)` where the deadline passes first.
+    fn wait(&self, keys: &[&str], deadline: &Deadline) -> Result<bool> {
+        loop {
+            match self.store.wait(keys, SLICE.min(deadline.remaining())) {
+                Ok(()) => return Ok(true),
+                Err(error) if !error.is_timeout() => return Err(error),
+                Err(_) => {}
+            }
+            if self.store.check(&[CONFLICT])? {
+                let reason = self.store.get(CONFLICT, SLICE)?;
+                return Err(Error::Conflict { reason: String::from_utf8_lossy(&reason).into_owned() });
+            }
+            if deadline.has_passed() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// The error of a deadline: who came, with host and process, and who did not.
+    fn late(&self, deadline: &Deadline) -> Error {
+        let (mut missing, mut arrived) = (Vec::new(), Vec::new());
+        for rank in 0..self.world_size {
+            let key = format!("collectives/who/{rank}");
+            match self.store.check(&[&key]) {
+                Ok(true) => arrived.push(self.who(rank, &key)),
+                _ => missing.push(Peer::unknown(rank)),
+            }
+        }
+        let doing = format!("rank {} waiting for the {} ranks of the job to come", self.rank, self.world_size);
+        Error::Timeout { doing, elapsed: deadline.elapsed(), missing, arrived }
+    }
+
+    /// A rank that said who it is.
+    fn who(&self, rank: usize, key: &str) -> Peer {
+        let said = self.store.get(key, SLICE).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        match said.strip_prefix("host ").and_then(|said| said.rsplit_once(", pid ")) {
+            Some((host, pid)) => Peer { rank, host: host.to_owned(), pid: pid.parse().unwrap_or(0) },
+            None => Peer::unknown(rank),
+        }
+    }
+
+    /// Rank 0: collects everyone's blob of this round and publishes them together.
+    fn collect(&self, deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+        let keys: Vec<String> = (0..self.world_size).map(|rank| self.blob_key(rank)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        if !self.wait(&keys, deadline)? {
+            return Err(self.late(deadline));
+        }
+        let blobs = self.store.multi_get(&keys, deadline.remaining())?;
+        self.store.set(&self.all_key(), &join_blobs(&blobs))?;
+        Ok(blobs)
+    }
+
+    fn blob_key(&self, rank: usize) -> String {
+        format!("collectives/{}/{rank}", self.round)
+    }
+
+    fn all_key(&self) -> String {
+        format!("collectives/{}/all", self.round)
+    }
+}
+
+impl Exchange for StoreExchange {
+    fn all_gather(&mut self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+        self.store.set(&self.blob_key(self.rank), mine)?;
+        let blobs = if self.rank == 0 {
+            self.collect(deadline)?
+        } else {
+            let key = self.all_key();
+            if !self.wait(&[&key], deadline)? {
+                return Err(self.late(deadline));
+            }
+            split_blobs(&self.store.get(&key, deadline.remaining())?, self.world_size)?
+        };
+        self.round += 1;
+        Ok(blobs)
+    }
+}
+
+/// Blobs side by side, each behind its length.
+fn join_blobs(blobs: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(blobs.iter().map(|blob| blob.len() + 4).sum());
+    for blob in blobs {
+        bytes.extend((blob.len() as u32).to_le_bytes());
+        bytes.extend(blob);
+    }
+    bytes
+}
+
+/// The reverse of [`join_blobs`].
+fn split_blobs(mut bytes: &[u8], expected: usize) -> Result<Vec<Vec<u8>>> {
+    let malformed = |reason: &str| Error::Protocol { with: "the store of this job".to_owned(), reason: reason.to_owned() };
+    let mut blobs = Vec::new();
+    while let Some((length, rest)) = bytes.split_first_chunk::<4>() {
+        let (blob, rest) =
+            rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or_else(|| malformed("a list of blobs that is cut short"))?;
+        blobs.push(blob.to_vec());
+        bytes = rest;
+    }
+    if blobs.len() == expected && bytes.is_empty() {
+        return Ok(blobs);
+    }
+    Err(malformed(&format!("a list of {} blobs where {expected} were expected", blobs.len())))
+}

@@ -1,0 +1,166 @@
+//! How a communicator comes to be.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Communicator;
+use super::bootstrap::StoreExchange;
+use super::desk::Desk;
+use crate::config::{Config, Transport, environment};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result};
+use crate::host::plane::{Founding, HostPlane};
+use crate::rendezvous::{self, MemoryStore, Rendezvous, Rendezvoused, Store};
+
+/// Describes a communicator before it is made; see [`Communicator::builder`].
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct Builder {
+    config: Config,
+}
+
+impl Builder {
+    /// Replaces all settings.
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// How long any one wait may take; see [`Config::timeout`].
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.config.timeout = timeout;
+        self
+    }
+
+    /// Which links to use; see [`Config::transport`].
+    pub fn transport(mut self, transport: Transport) -> Self {
+        self.config.transport = transport;
+        self
+    }
+
+    /// Fold in rank order only; see [`Config::reproducible`].
+    pub fn reproducible(mut self, reproducible: bool) -> Self {
+        self.config.reproducible = reproducible;
+        self
+    }
+
+    /// Overrides by what ranks are found to share a host; see [`Config::host_identity`].
+    pub fn host_identity(mut self, identity: impl Into<String>) -> Self {
+        self.config.host_identity = Some(identity.into());
+        self
+    }
+
+    /// Overrides the choice of algorithm; see [`Config::algorithm`].
+    pub fn algorithm(mut self, ranges: impl Into<String>) -> Self {
+        self.config.algorithm = Some(ranges.into());
+        self
+    }
+
+    /// The address on which this rank listens for peers of other hosts; see [`Config::listen_address`].
+    pub fn listen_address(mut self, address: IpAddr) -> Self {
+        self.config.listen_address = Some(address);
+        self
+    }
+
+    /// As [`Communicator::from_env`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::from_env`].
+    pub fn from_env(self) -> Result<Communicator> {
+        self.from_url("env://")
+    }
+
+    /// As [`Communicator::from_url`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::from_url`].
+    pub fn from_url(self, url: &str) -> Result<Communicator> {
+        let config = self.config.with_environment()?;
+        let deadline = Deadline::after(config.timeout);
+        let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
+        let found = rendezvous::open(&url.parse::<Rendezvous>()?, config.timeout, &environment, parent)?;
+        let Rendezvoused { store, rank, world_size, server, timeout, local_address, .. } = found;
+        let comm = join(store, (rank, world_size), local_address, Config { timeout, ..config }, &deadline);
+        // Lingers until the last rank has what it needs of the store.
+        drop(server);
+        comm
+    }
+
+    /// Joins over a store that all ranks share; `prefix`ed keys keep several communicators on one store apart.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::from_env`].
+    pub fn with_store(self, store: Arc<dyn Store>, rank: usize, world_size: usize) -> Result<Communicator> {
+        let config = self.config.with_environment()?;
+        let deadline = Deadline::after(config.timeout);
+        join(store, (rank, world_size), None, config, &deadline)
+    }
+
+    /// As [`Communicator::local`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::local`].
+    pub fn local(self, world_size: usize) -> Result<Vec<Communicator>> {
+        if world_size == 0 {
+            return Err(Error::argument("local", "a group has at least one rank"));
+        }
+        let store = MemoryStore::new();
+        let join = |rank: usize| self.clone().with_store(Arc::new(store.clone()), rank, world_size);
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..world_size).map(|rank| scope.spawn(move || join(rank))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(panicked("establishing a rank")))).collect()
+        })
+    }
+
+    /// As [`Communicator::run_local`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::run_local`].
+    pub fn run_local<R: Send>(self, world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
+        let program = &program;
+        let comms = self.local(world_size)?;
+        let results: Vec<Result<R>> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || program(&comm))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(panicked("a rank's program")))).collect()
+        });
+        // What a rank did itself says more than that its peers lost it.
+        let telling = results.iter().position(|result| result.as_ref().is_err_and(|error| !error.is_peer_lost()));
+        match telling {
+            Some(rank) => results.into_iter().nth(rank).into_iter().collect(),
+            None => results.into_iter().collect(),
+        }
+    }
+}
+
+/// What a panic on a rank's thread becomes.
+fn panicked(what: &'static str) -> Error {
+    Error::InvalidArgument { call: what, reason: "it panicked; its message is on standard error".to_owned() }
+}
+
+/// Joins the job that was found: tells who this rank is, learns who the others are, opens the links.
+fn join(
+    store: Arc<dyn Store>,
+    (rank, world_size): (usize, usize),
+    local_address: Option<IpAddr>,
+    config: Config,
+    deadline: &Deadline,
+) -> Result<Communicator> {
+    let listen = config.listen_address.or(local_address).unwrap_or(IpAddr::from([127, 0, 0, 1]));
+    let mut exchange = StoreExchange::join(store, rank, world_size, deadline)?;
+    let founding = Founding { rank, world_size, config: &config, listen };
+    let (plane, connector) = HostPlane::establish(&mut exchange, &founding, deadline)?;
+    let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
+    let comm = Communicator::new(plane, desk, config, listen);
+    // Nobody needs the store any more once everyone is here: rank 0 may stop serving it.
+    let timeout = comm.timeout();
+    comm.set_timeout(deadline.remaining());
+    comm.barrier()?;
+    comm.set_timeout(timeout);
+    Ok(comm)
+}

@@ -1,0 +1,417 @@
+//! The blocking collectives with equal counts.
+//!
+//! Each comes as a `prepare_*` function, which checks and describes, and the public call, which runs what was described; the
+//! started forms share the former.
+
+use super::Communicator;
+use super::prepare::{Source, host, host_mut};
+use crate::buffer::{Buffer, BufferMut};
+use crate::call::Kind;
+use crate::element::Data;
+use crate::error::{Error, Result};
+use crate::host::plane::{Job, Layout};
+use crate::op::Reduction;
+
+impl Communicator {
+    pub(super) fn prepare_all_reduce<T: Data>(&self, source: Source<'_, T>, destination: &mut [T], op: &Reduction<T>) -> Result<Job> {
+        let kind = Kind::AllReduce;
+        if let Source::Separate(source) = &source {
+            Self::equal(kind, "the destination", destination.len(), source.len(), "as many as the source has")?;
+        }
+        let (count, bytes) = (destination.len(), size_of_val(destination));
+        self.reducing(kind, None, count, source, destination, Layout::Equal(bytes), op)
+    }
+
+    pub(super) fn prepare_reduce<T: Data>(
+        &self,
+        source: Source<'_, T>,
+        destination: Option<&mut [T]>,
+        count: usize,
+        root: usize,
+        op: &Reduction<T>,
+    ) -> Result<Job> {
+        let kind = Kind::Reduce;
+        let root = self.checked_root(kind, root)?;
+        if let Some(destination) = &destination {
+            Self::equal(kind, "the destination", destination.len(), count, "as many as the source has")?;
+        }
+        let layout = Layout::Equal(count * size_of::<T>());
+        self.reducing(kind, root, count, source, destination.unwrap_or_default(), layout, op)
+    }
+
+    pub(super) fn prepare_broadcast<T: Data>(&self, source: Source<'_, T>, destination: &mut [T], root: usize) -> Result<Job> {
+        let root = self.checked_root(Kind::Broadcast, root)?;
+        let (count, bytes) = (destination.len(), size_of_val(destination));
+        self.moving(Kind::Broadcast, root, count, source, destination, Layout::Equal(bytes))
+    }
+
+    pub(super) fn prepare_all_gather<T: Data>(&self, source: Option<&[T]>, destination: &mut [T]) -> Result<Job> {
+        let kind = Kind::AllGather;
+        let block = self.block(kind, "the destination", destination.len())?;
+        let source = match source {
+            Some(source) => {
+                Self::equal(kind, "the source", source.len(), block, "the destination's length divided by the world size")?;
+                Source::Separate(source)
+            }
+            None => Source::InPlace,
+        };
+        self.moving(kind, None, block, source, destination, Layout::Equal(block * size_of::<T>()))
+    }
+
+    pub(super) fn prepare_reduce_scatter<T: Data>(&self, source: Option<&[T]>, destination: &mut [T], op: &Reduction<T>) -> Result<Job> {
+        let kind = Kind::ReduceScatter;
+        let (source, block) = match source {
+            Some(source) => {
+                let block = self.block(kind, "the source", source.len())?;
+                Self::equal(kind, "the destination", destination.len(), block, "the source's length divided by the world size")?;
+                (Source::Separate(source), block)
+            }
+            None => (Source::InPlace, self.block(kind, "the buffer", destination.len())?),
+        };
+        self.reducing(kind, None, block, source, destination, Layout::Equal(block * size_of::<T>()), op)
+    }
+
+    pub(super) fn prepare_gather<T: Data>(
+        &self,
+        source: Source<'_, T>,
+        destination: Option<&mut [T]>,
+        block: usize,
+        root: usize,
+    ) -> Result<Job> {
+        let kind = Kind::Gather;
+        let root_field = self.checked_root(kind, root)?;
+        self.only_at_root(kind, "a destination", destination.is_some(), root)?;
+        let destination = destination.unwrap_or_default();
+        if self.rank() == root {
+            let whole = self.block(kind, "the destination", destination.len())?;
+            Self::equal(kind, "the source", block, whole, "the destination's length divided by the world size")?;
+        }
+        self.moving(kind, root_field, block, source, destination, Layout::Equal(block * size_of::<T>()))
+    }
+
+    pub(super) fn prepare_scatter<T: Data>(&self, source: Source<'_, T>, destination: &mut [T], block: usize, root: usize) -> Result<Job> {
+        let kind = Kind::Scatter;
+        let root_field = self.checked_root(kind, root)?;
+        match &source {
+            Source::Separate(source) => {
+                self.only_at_root(kind, "a source", true, root)?;
+                let whole = self.block(kind, "the source", source.len())?;
+                Self::equal(kind, "the destination", block, whole, "the source's length divided by the world size")?;
+            }
+            Source::Nothing => self.only_at_root(kind, "a source", false, root)?,
+            Source::InPlace => {}
+        }
+        self.moving(kind, root_field, block, source, destination, Layout::Equal(block * size_of::<T>()))
+    }
+
+    pub(super) fn prepare_all_to_all<T: Data>(&self, source: Source<'_, T>, destination: &mut [T]) -> Result<Job> {
+        let kind = Kind::AllToAll;
+        let block = self.block(kind, "the destination", destination.len())?;
+        if let Source::Separate(source) = &source {
+            Self::equal(kind, "the destination", destination.len(), source.len(), "as many as the source has")?;
+        }
+        self.moving(kind, None, block, source, destination, Layout::Equal(block * size_of::<T>()))
+    }
+
+    pub(super) fn prepare_gather_in_place<T: Data>(&self, buffer: &mut [T], root: usize) -> Result<Job> {
+        if self.rank() == root {
+            let block = self.block(Kind::Gather, "the buffer", buffer.len())?;
+            return self.prepare_gather(Source::InPlace, Some(buffer), block, root);
+        }
+        self.prepare_gather(Source::Separate(buffer), None, buffer.len(), root)
+    }
+
+    pub(super) fn prepare_scatter_in_place<T: Data>(&self, buffer: &mut [T], root: usize) -> Result<Job> {
+        if self.rank() == root {
+            let block = self.block(Kind::Scatter, "the buffer", buffer.len())?;
+            return self.prepare_scatter(Source::InPlace, buffer, block, root);
+        }
+        let block = buffer.len();
+        self.prepare_scatter(Source::Nothing, buffer, block, root)
+    }
+
+    /// A buffer that the root must pass and the others must not.
+    pub(super) fn only_at_root(&self, kind: Kind, what: &str, given: bool, root: usize) -> Result<()> {
+        match (self.rank() == root, given) {
+            (true, false) => Err(Error::argument(kind.name(), format!("rank {root} is the root and must pass {what}"))),
+            (false, true) => {
+                Err(Error::argument(kind.name(), format!("only the root, rank {root}, passes {what}; rank {} passes None", self.rank())))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// # Collectives
+///
+/// All of them are synchronising: no rank returns before every rank has entered. Every rank must make the same call; where
+/// ranks differ in kind, op, element type, count or root, each of them gets an error that names two of the calls, and no
+/// buffer is touched.
+///
+/// Errors common to all: `InvalidArgument` for arguments that cannot be right (nothing has happened then, and the communicator
+/// lives on), `Unsupported` for an op that the element type does not have, `Mismatch`, `PeerLost`, `Timeout`, `Aborted`, and
+/// `Poisoned` after an earlier one of these.
+///
+/// Costs are given for `n` ranks and `N` bytes per rank, sent by each rank between hosts.
+impl Communicator {
+    /// Reduces the buffers of all ranks element by element, in place: every rank ends with the same result.
+    ///
+    /// Every rank passes as many elements. Cost: 2(n−1)/n·N bytes for large buffers, log₂ n hops of N for small ones.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let results = Communicator::run_local(4, |comm| {
+    ///     let mut x = [comm.rank() as f32, 1.0];
+    ///     comm.all_reduce(&mut x, ReduceOp::Avg)?;
+    ///     Ok(x)
+    /// })?;
+    /// assert_eq!(results, [[1.5, 1.0]; 4]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias("ncclAllReduce", "MPI_Allreduce"))]
+    #[inline]
+    pub fn all_reduce<B: BufferMut + ?Sized>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
+        self.execute(&self.prepare_all_reduce(Source::InPlace, host_mut(buffer), &op.into())?)
+    }
+
+    /// Reduces several buffers as if they were one, in place: one call, whatever their number. They must have the same lengths, in
+    /// the same order, on every rank.
+    ///
+    /// Cost: as [`all_reduce`](Self::all_reduce), and a copy to and from memory that holds them together.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias = "all_reduce_coalesced")]
+    pub fn all_reduce_many<T: Data>(&self, buffers: &mut [&mut [T]], op: impl Into<Reduction<T>>) -> Result<()> {
+        let mut joined: Vec<T> = Vec::with_capacity(buffers.iter().map(|buffer| buffer.len()).sum());
+        buffers.iter().for_each(|buffer| joined.extend_from_slice(buffer));
+        self.all_reduce(&mut joined, op)?;
+        let mut rest = &joined[..];
+        for buffer in buffers {
+            let (part, tail) = rest.split_at(buffer.len());
+            buffer.copy_from_slice(part);
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    /// As [`all_reduce`](Self::all_reduce), from one buffer into another of the same length.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[inline]
+    pub fn all_reduce_into<S, D>(&self, source: &S, destination: &mut D, op: impl Into<Reduction<S::Element>>) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        self.execute(&self.prepare_all_reduce(Source::Separate(host(source)), host_mut(destination), &op.into())?)
+    }
+
+    /// Reduces the buffers of all ranks into the root's, in place. The other ranks' buffers are left untouched.
+    ///
+    /// Cost: (n−1)/n·N bytes for large buffers and as many at the end towards the root; log₂ n hops of N for small ones.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias("ncclReduce", "MPI_Reduce"))]
+    pub fn reduce<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize, op: impl Into<Reduction<B::Element>>) -> Result<()> {
+        let buffer = host_mut(buffer);
+        let count = buffer.len();
+        self.execute(&self.prepare_reduce(Source::InPlace, Some(buffer), count, root, &op.into())?)
+    }
+
+    /// As [`reduce`](Self::reduce), from one buffer into another: the root passes `Some(destination)` of the source's length, the
+    /// others `None`.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    pub fn reduce_into<S, D>(
+        &self,
+        source: &S,
+        destination: Option<&mut D>,
+        root: usize,
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let source = host(source);
+        self.only_at_root(Kind::Reduce, "a destination", destination.is_some(), root)?;
+        let destination = destination.map(|destination| host_mut(destination));
+        self.execute(&self.prepare_reduce(Source::Separate(source), destination, source.len(), root, &op.into())?)
+    }
+
+    /// Copies the root's buffer to every rank. Cost: N bytes, over a pipeline or a tree.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias("ncclBroadcast", "ncclBcast", "MPI_Bcast"))]
+    pub fn broadcast<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
+        let buffer = host_mut(buffer);
+        let source = if self.rank() == root { Source::InPlace } else { Source::Nothing };
+        self.execute(&self.prepare_broadcast(source, buffer, root)?)
+    }
+
+    /// As [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's too): the root passes
+    /// `Some(source)`, the others `None`.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    pub fn broadcast_into<S, D>(&self, source: Option<&S>, destination: &mut D, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let destination = host_mut(destination);
+        self.checked_root(Kind::Broadcast, root)?;
+        self.only_at_root(Kind::Broadcast, "a source", source.is_some(), root)?;
+        let source = match source {
+            Some(source) => {
+                let source = host(source);
+                Self::equal(Kind::Broadcast, "the destination", destination.len(), source.len(), "as many as the source has")?;
+                Source::Separate(source)
+            }
+            None => Source::Nothing,
+        };
+        self.execute(&self.prepare_broadcast(source, destination, root)?)
+    }
+
+    /// Gathers every rank's block on every rank, in place: the buffer is one block per rank, in rank order, and this rank's
+    /// contribution is its own block. Cost: (n−1)/n of the whole buffer.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
+    #[doc(alias("ncclAllGather", "MPI_Allgather"))]
+    pub fn all_gather<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
+        self.execute(&self.prepare_all_gather(None, host_mut(buffer))?)
+    }
+
+    /// As [`all_gather`](Self::all_gather), from this rank's block into a destination of world size × its length.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    pub fn all_gather_into<S, D>(&self, source: &S, destination: &mut D) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        self.execute(&self.prepare_all_gather(Some(host(source)), host_mut(destination))?)
+    }
+
+    /// Reduces one block per rank, and leaves each rank with its own: in place, the result lands in this rank's block, and the
+    /// other blocks keep what this rank had in them. Cost: (n−1)/n of the whole buffer.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
+    #[doc(alias("ncclReduceScatter", "MPI_Reduce_scatter_block"))]
+    pub fn reduce_scatter<B: BufferMut + ?Sized>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
+        self.execute(&self.prepare_reduce_scatter(None, host_mut(buffer), &op.into())?)
+    }
+
+    /// As [`reduce_scatter`](Self::reduce_scatter), from a source of world size × the destination's length.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    pub fn reduce_scatter_into<S, D>(&self, source: &S, destination: &mut D, op: impl Into<Reduction<S::Element>>) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        self.execute(&self.prepare_reduce_scatter(Some(host(source)), host_mut(destination), &op.into())?)
+    }
+
+    /// Gathers every rank's block on the root: the root passes `Some(destination)` of world size × the source's length, the others
+    /// `None`. Cost: the root receives n−1 blocks.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias("ncclGather", "MPI_Gather"))]
+    pub fn gather<S, D>(&self, source: &S, destination: Option<&mut D>, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let source = host(source);
+        let destination = destination.map(|destination| host_mut(destination));
+        self.execute(&self.prepare_gather(Source::Separate(source), destination, source.len(), root)?)
+    }
+
+    /// As [`gather`](Self::gather), in place at the root: it passes the whole buffer with its own block filled in, the others
+    /// their block.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    pub fn gather_in_place<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
+        self.execute(&self.prepare_gather_in_place(host_mut(buffer), root)?)
+    }
+
+    /// Hands each rank its block of the root's source: the root passes `Some(source)` of world size × the destination's length,
+    /// the others `None`. Cost: the root sends n−1 blocks.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias("ncclScatter", "MPI_Scatter"))]
+    pub fn scatter<S, D>(&self, source: Option<&S>, destination: &mut D, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let source = source.map_or(Source::Nothing, |source| Source::Separate(host(source)));
+        let destination = host_mut(destination);
+        let block = destination.len();
+        self.execute(&self.prepare_scatter(source, destination, block, root)?)
+    }
+
+    /// As [`scatter`](Self::scatter), in place at the root: it passes the whole buffer and keeps its own block where it is, the
+    /// others pass room for their block.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    pub fn scatter_in_place<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
+        self.execute(&self.prepare_scatter_in_place(host_mut(buffer), root)?)
+    }
+
+    /// Sends block `j` of this rank's buffer to rank `j` and replaces it by what rank `j` had for this one. Cost: (n−1)/n of the
+    /// buffer.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
+    #[doc(alias("ncclAlltoAll", "MPI_Alltoall"))]
+    pub fn all_to_all<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
+        self.execute(&self.prepare_all_to_all(Source::InPlace, host_mut(buffer))?)
+    }
+
+    /// As [`all_to_all`](Self::all_to_all), from one buffer into another of the same length.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    pub fn all_to_all_into<S, D>(&self, source: &S, destination: &mut D) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        self.execute(&self.prepare_all_to_all(Source::Separate(host(source)), host_mut(destination))?)
+    }
+}

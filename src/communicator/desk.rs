@@ -1,0 +1,377 @@
+//! Where messages are posted and finished: one engine behind a lock, moved on by whoever waits, and by a thread of its own while
+//! background messages are outstanding.
+
+#![expect(unsafe_code, reason = "posted messages point into buffers that their caller or the desk keeps alive")]
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::Thread;
+use std::time::Duration;
+
+use super::keep::Kept;
+use super::messages::Received;
+use super::work::{Drive, Finished, State};
+use crate::deadline::Deadline;
+use crate::element::TypeTag;
+use crate::error::{Error, Peer, Result};
+use crate::host::health::Health;
+use crate::host::notice::Stop;
+use crate::host::plane::MessageConnector;
+use crate::host::point_to_point::{MessageError, Messages, Outcome, Ticket};
+
+/// Tags with this bit are the crate's own.
+pub(super) const INTERNAL_TAG: u64 = 1 << 63;
+
+/// How long one turn of a waiter may hold the lock, so that others can post and wait too.
+const TURN: Duration = Duration::from_micros(200);
+
+/// How long the background thread naps where nothing moves.
+const NAP: Duration = Duration::from_millis(1);
+
+/// What is sent or received: with whom, under which tag, of which type.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terms {
+    /// `None`: from any rank.
+    pub(super) peer: Option<usize>,
+    pub(super) tag: u64,
+    pub(super) element: TypeTag,
+    pub(super) element_bytes: usize,
+}
+
+/// A message that goes on in the background.
+struct Outstanding {
+    ticket: Ticket,
+    terms: Terms,
+    sending: bool,
+    deadline: Deadline,
+    buffer: Box<dyn Kept>,
+    state: Arc<State>,
+}
+
+/// A message that its caller waits for.
+struct Posted {
+    ticket: Ticket,
+    terms: Terms,
+    sending: bool,
+    received: Option<Received>,
+}
+
+/// Cancels what has not ended when its caller leaves, by whichever way: its buffers are borrowed no longer then.
+struct Cancel<'a> {
+    desk: &'a Desk,
+    posted: Vec<Posted>,
+}
+
+impl Drop for Cancel<'_> {
+    fn drop(&mut self) {
+        if self.posted.iter().any(|posted| posted.received.is_none()) {
+            let mut inner = self.desk.lock();
+            for posted in self.posted.iter().filter(|posted| posted.received.is_none()) {
+                inner.messages.cancel(posted.ticket);
+            }
+        }
+    }
+}
+
+/// The engine and what is outstanding in it.
+struct Inner {
+    messages: Messages<MessageConnector>,
+    outstanding: Vec<Outstanding>,
+    /// Callers that are busy with something else while their messages are on their way.
+    away: usize,
+}
+
+/// One communicator's messages.
+pub(crate) struct Desk {
+    rank: usize,
+    peers: Arc<[Peer]>,
+    health: Arc<Health>,
+    inner: Mutex<Inner>,
+    background: OnceLock<Thread>,
+}
+
+/// Where a posted message's bytes are.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Place {
+    Send { data: *const u8, bytes: usize },
+    Receive { into: *mut u8, bytes: usize },
+}
+
+impl Desk {
+    /// The desk of a new communicator.
+    pub(super) fn new(rank: usize, peers: Arc<[Peer]>, health: Arc<Health>, connector: MessageConnector) -> Self {
+        let messages = Messages::new(rank, peers.len(), connector);
+        Self { rank, peers, health, inner: Mutex::new(Inner { messages, outstanding: Vec::new(), away: 0 }), background: OnceLock::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a call is refused with once the communicator is ended.
+    fn check_health(&self, terms: &Terms, sending: bool, deadline: &Deadline) -> Result<()> {
+        match self.health.notice() {
+            None => Ok(()),
+            Some(notice) => {
+                let cause = notice.to_error(&doing(terms, sending), deadline, &self.peers);
+                Err(Error::Poisoned { call: doing(terms, sending), cause: Arc::new(cause) })
+            }
+        }
+    }
+
+    /// Posts a message.
+    ///
+    /// # Safety
+    ///
+    /// The bytes stay valid, and untouched by others, until the ticket has ended or was cancelled.
+    unsafe fn post(inner: &mut Inner, terms: &Terms, place: Place, deadline: &Deadline) -> std::result::Result<Ticket, Stop> {
+        match place {
+            // SAFETY: passed on from this function's contract.
+            Place::Send { data, bytes } => unsafe {
+                inner.messages.post_send(terms.peer.unwrap_or_default(), terms.tag, terms.element, data, bytes, deadline)
+            },
+            // SAFETY: as above.
+            Place::Receive { into, bytes } => unsafe {
+                inner.messages.post_receive(terms.peer, Some(terms.tag), terms.element, into, bytes, deadline)
+            },
+        }
+    }
+
+    /// Posts messages and waits for all of them. On an error the rest is cancelled, so no buffer is touched after the return.
+    ///
+    /// # Safety
+    ///
+    /// Every place stays valid, and untouched by others, during the call.
+    pub(super) unsafe fn transfer(&self, messages: &[(Terms, Place)], limit: Duration) -> Result<Vec<Received>> {
+        // SAFETY: passed on.
+        unsafe { self.transfer_while(messages, limit, || Ok(())) }
+    }
+
+    /// As [`Desk::transfer`], and runs `meanwhile` between posting and waiting.
+    ///
+    /// # Safety
+    ///
+    /// As [`Desk::transfer`].
+    pub(super) unsafe fn transfer_while(
+        &self,
+        messages: &[(Terms, Place)],
+        limit: Duration,
+        meanwhile: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<Received>> {
+        let deadline = Deadline::after(limit);
+        let mut posted = Vec::with_capacity(messages.len());
+        let mut inner = self.lock();
+        let mut failure = None;
+        for (terms, place) in messages {
+            let sending = matches!(place, Place::Send { .. });
+            if let Err(error) = self.check_health(terms, sending, &deadline) {
+                failure = Some(error);
+                break;
+            }
+            // SAFETY: each ticket is waited for or cancelled below, before this function returns.
+            match unsafe { Self::post(&mut inner, terms, *place, &deadline) } {
+                Ok(ticket) => posted.push(Posted { ticket, terms: *terms, sending, received: None }),
+                Err(stop) => {
+                    failure = Some(self.stopped(&stop, terms, sending, &deadline));
+                    break;
+                }
+            }
+        }
+        drop(inner);
+        let mut cancel = Cancel { desk: self, posted };
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        meanwhile()?;
+        self.wait_all(&mut cancel.posted, &deadline)?;
+        Ok(cancel.posted.iter().filter_map(|posted| posted.received).collect())
+    }
+    /// Moves messages on until every posted one has ended.
+    fn wait_all(&self, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
+        loop {
+            let mut inner = self.lock();
+            self.advance(&mut inner);
+            let mut pending = None;
+            for Posted { ticket, terms, sending, received } in posted.iter_mut().filter(|posted| posted.received.is_none()) {
+                match inner.messages.poll(*ticket) {
+                    Some(outcome) => *received = Some(self.outcome(outcome, terms, *sending, deadline)?),
+                    None => pending = Some((*terms, *sending)),
+                }
+            }
+            let Some((terms, sending)) = pending else { return Ok(()) };
+            self.check_health(&terms, sending, deadline)?;
+            if deadline.has_passed() {
+                return Err(self.late(&terms, sending, deadline));
+            }
+            inner.messages.wait_step(TURN.min(deadline.remaining()));
+        }
+    }
+
+    /// Posts a message whose buffer the desk keeps until it has ended.
+    ///
+    /// # Safety
+    ///
+    /// `place` lies in `buffer`.
+    pub(super) unsafe fn post_background(
+        self: &Arc<Self>,
+        terms: Terms,
+        place: Place,
+        buffer: Box<dyn Kept>,
+        limit: Duration,
+    ) -> Result<Arc<State>> {
+        let deadline = Deadline::after(limit);
+        let sending = matches!(place, Place::Send { .. });
+        self.check_health(&terms, sending, &deadline)?;
+        let mut inner = self.lock();
+        // SAFETY: the buffer is kept in `outstanding` until the ticket has ended.
+        let ticket = unsafe { Self::post(&mut inner, &terms, place, &deadline) };
+        let ticket = ticket.map_err(|stop| self.stopped(&stop, &terms, sending, &deadline))?;
+        let state = State::new();
+        inner.outstanding.push(Outstanding { ticket, terms, sending, deadline, buffer, state: Arc::clone(&state) });
+        self.advance(&mut inner);
+        let left = !inner.outstanding.is_empty();
+        drop(inner);
+        if left {
+            self.wake_background()?;
+        }
+        Ok(state)
+    }
+
+    /// Lets the background thread move messages on while `busy` runs.
+    pub(super) fn while_away<R>(self: &Arc<Self>, busy: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.lock().away += 1;
+        let result = self.wake_background().and_then(|()| busy());
+        self.lock().away -= 1;
+        result
+    }
+
+    /// Moves what can move, and ends the background messages that are done.
+    fn advance(&self, inner: &mut Inner) -> bool {
+        let moved = inner.messages.progress();
+        let mut at = 0;
+        while at < inner.outstanding.len() {
+            let Outstanding { ticket, terms, sending, deadline, .. } = &inner.outstanding[at];
+            let result = match inner.messages.poll(*ticket) {
+                Some(outcome) => self.outcome(outcome, terms, *sending, deadline),
+                None => match self.check_health(terms, *sending, deadline) {
+                    Err(error) => Err(error),
+                    Ok(()) if deadline.has_passed() => Err(self.late(terms, *sending, deadline)),
+                    Ok(()) => {
+                        at += 1;
+                        continue;
+                    }
+                },
+            };
+            inner.messages.cancel(*ticket);
+            let Outstanding { buffer, state, .. } = inner.outstanding.swap_remove(at);
+            state.end(result.map(|received| Finished { buffer: buffer.release(), received: Some(received) }));
+        }
+        moved
+    }
+
+    /// Starts the background thread, or wakes it.
+    fn wake_background(self: &Arc<Self>) -> Result<()> {
+        if let Some(thread) = self.background.get() {
+            thread.unpark();
+            return Ok(());
+        }
+        let desk = Arc::downgrade(self);
+        let handle = std::thread::Builder::new()
+            .name(format!("messages {}", self.rank))
+            .spawn(move || background(&desk))
+            .map_err(|error| Error::io("starting the message thread of a communicator", error))?;
+        let _ = self.background.set(handle.thread().clone());
+        Ok(())
+    }
+
+    /// Sends what is still on its way, for a bounded time, and tells the peers that this rank leaves.
+    pub(super) fn close(&self) {
+        let deadline = Deadline::after(Duration::from_secs(5));
+        let mut inner = self.lock();
+        while inner.outstanding.iter().any(|message| message.sending) && !deadline.has_passed() && self.health.notice().is_none() {
+            if !self.advance(&mut inner) {
+                inner.messages.wait_step(TURN);
+            }
+        }
+        let _ = inner.messages.leave(&Deadline::after(Duration::from_secs(1)));
+        for Outstanding { ticket, terms, sending, deadline, state, .. } in std::mem::take(&mut inner.outstanding) {
+            inner.messages.cancel(ticket);
+            let by = Peer::clone(&self.peers[self.rank]);
+            let _ = deadline;
+            state.end(Err(Error::Aborted { doing: doing(&terms, sending), by }));
+        }
+    }
+
+    /// How a message ended, in the caller's terms.
+    fn outcome(&self, outcome: Outcome, terms: &Terms, sending: bool, deadline: &Deadline) -> Result<Received> {
+        match outcome {
+            Ok(envelope) => {
+                let count = envelope.bytes / terms.element_bytes;
+                Ok(Received { source: envelope.source, tag: envelope.tag, count })
+            }
+            Err(error) => Err(self.message_error(error, terms, sending, deadline)),
+        }
+    }
+
+    /// What went wrong with one message, in the caller's terms.
+    fn message_error(&self, error: MessageError, terms: &Terms, sending: bool, deadline: &Deadline) -> Error {
+        match error {
+            MessageError::Ended(notice) => self.stopped(&notice.into(), terms, sending, deadline),
+            other => Error::Message { doing: doing(terms, sending), reason: other.to_string() },
+        }
+    }
+
+    /// A stop, in the caller's terms.
+    fn stopped(&self, stop: &Stop, terms: &Terms, sending: bool, deadline: &Deadline) -> Error {
+        stop.to_error(&doing(terms, sending), deadline, &self.peers)
+    }
+
+    /// A deadline that passed.
+    fn late(&self, terms: &Terms, sending: bool, deadline: &Deadline) -> Error {
+        let missing = terms.peer.and_then(|peer| self.peers.get(peer)).cloned();
+        let arrived = vec![self.peers[self.rank].clone()];
+        Error::Timeout { doing: doing(terms, sending), elapsed: deadline.elapsed(), missing: missing.into_iter().collect(), arrived }
+    }
+}
+
+impl Drive for Desk {
+    fn drive(&self, limit: Duration) {
+        let mut inner = self.lock();
+        if !self.advance(&mut inner) && !inner.outstanding.is_empty() {
+            inner.messages.wait_step(TURN.min(limit));
+        }
+    }
+}
+
+/// Moves background messages on while nobody waits for them. Ends with the desk.
+fn background(desk: &Weak<Desk>) {
+    while let Some(desk) = desk.upgrade() {
+        let idle = match desk.inner.try_lock() {
+            Ok(mut inner) => {
+                let moved = desk.advance(&mut inner);
+                if inner.outstanding.is_empty() && inner.away == 0 { None } else { Some(!moved) }
+            }
+            // Somebody is waiting, and moves everything on.
+            Err(_) => Some(true),
+        };
+        drop(desk);
+        match idle {
+            None => std::thread::park_timeout(Duration::from_secs(1)),
+            Some(true) => std::thread::park_timeout(NAP),
+            Some(false) => {}
+        }
+    }
+}
+
+/// `send to rank 3, tag 7`.
+fn doing(terms: &Terms, sending: bool) -> String {
+    let whom = match (sending, terms.peer) {
+        (true, Some(peer)) => format!("send to rank {peer}"),
+        (false, Some(peer)) => format!("recv from rank {peer}"),
+        (_, None) => "recv from any rank".to_owned(),
+    };
+    match terms.tag {
+        0 => whom,
+        tag if tag & INTERNAL_TAG != 0 => format!("{whom} (internal)"),
+        tag => format!("{whom}, tag {tag}"),
+    }
+}

@@ -1,0 +1,242 @@
+//! Messages between two ranks.
+
+#![expect(unsafe_code, reason = "posting raw places to the desk")]
+
+use std::sync::Arc;
+
+use super::Communicator;
+use super::desk::{INTERNAL_TAG, Place, Terms};
+use super::keep::Keep;
+use super::prepare::{host, host_mut};
+use super::work::{Drive, OwnedBuffer, Work};
+use crate::buffer::{Buffer, BufferMut};
+use crate::element::{Data, TypeTag};
+use crate::error::{Error, Result};
+
+/// What a receive got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Who sent it.
+    pub source: usize,
+    /// The tag it was sent under.
+    pub tag: u64,
+    /// How many elements came: the buffer's length or less.
+    pub count: usize,
+}
+
+impl Communicator {
+    /// A peer and a tag that can be.
+    pub(super) fn terms<T: Data>(&self, call: &'static str, peer: Option<usize>, tag: u64) -> Result<Terms> {
+        if let Some(peer) = peer
+            && peer >= self.world_size()
+        {
+            return Err(Error::argument(call, format!("rank {peer} does not exist: the ranks are 0 to {}", self.world_size() - 1)));
+        }
+        if tag & INTERNAL_TAG != 0 {
+            return Err(Error::argument(call, format!("tag {tag} is too large: tags are below 2^63")));
+        }
+        if size_of::<T>() == 0 {
+            return Err(Error::argument(call, "elements of size 0 carry nothing"));
+        }
+        Ok(Terms { peer, tag, element: TypeTag::of::<T>(), element_bytes: size_of::<T>() })
+    }
+
+    fn receive_now<T: Data>(&self, call: &'static str, buffer: &mut [T], from: Option<usize>, tag: u64) -> Result<Received> {
+        let terms = self.terms::<T>(call, from, tag)?;
+        let place = receive_place(buffer);
+        // SAFETY: the buffer is borrowed mutably for the whole call.
+        let received = unsafe { self.shared.desk.transfer(&[(terms, place)], self.timeout()) }?;
+        received.first().copied().ok_or_else(|| Error::argument(call, "no message was posted"))
+    }
+
+    fn send_background<B: Buffer + Send + 'static>(&self, buffer: B, to: usize, tag: u64) -> Result<Work<B>> {
+        let terms = Terms { tag, ..self.terms::<B::Element>("isend", Some(to), tag & !INTERNAL_TAG)? };
+        let mut buffer = Keep::new(buffer);
+        let place = send_place(host(buffer.value()));
+        // SAFETY: the place lies in the kept buffer.
+        let state = unsafe { self.shared.desk.post_background(terms, place, Box::new(buffer), self.timeout()) }?;
+        Ok(Work::new(state, Some(Arc::clone(&self.shared.desk) as Arc<dyn Drive>)))
+    }
+
+    fn receive_background<B: OwnedBuffer>(&self, buffer: B, from: Option<usize>, tag: u64) -> Result<Work<(B, Received)>> {
+        let terms = Terms { tag, ..self.terms::<B::Element>("irecv", from, tag & !INTERNAL_TAG)? };
+        let mut buffer = Keep::new(buffer);
+        let place = receive_place(host_mut(buffer.value()));
+        // SAFETY: the place lies in the kept buffer.
+        let state = unsafe { self.shared.desk.post_background(terms, place, Box::new(buffer), self.timeout()) }?;
+        Ok(Work::<B>::receiving(state, Some(Arc::clone(&self.shared.desk) as Arc<dyn Drive>)))
+    }
+
+    /// A message of the crate's own; the tag carries the internal bit.
+    pub(super) fn post_internal_send(&self, to: usize, tag: u64, bytes: Vec<u8>) -> Result<Work<Vec<u8>>> {
+        self.send_background(bytes, to, tag)
+    }
+
+    /// A message of the crate's own; the tag carries the internal bit.
+    pub(super) fn post_internal_receive(&self, from: usize, tag: u64, room: Vec<u8>) -> Result<Work<(Vec<u8>, Received)>> {
+        self.receive_background(room, Some(from), tag)
+    }
+}
+
+/// Where a message that is sent lies.
+pub(super) fn send_place<T>(buffer: &[T]) -> Place {
+    Place::Send { data: buffer.as_ptr().cast(), bytes: size_of_val(buffer) }
+}
+
+/// Where a message that is received goes.
+pub(super) fn receive_place<T>(buffer: &mut [T]) -> Place {
+    Place::Receive { into: buffer.as_mut_ptr().cast(), bytes: size_of_val(buffer) }
+}
+
+/// # Messages
+///
+/// A message goes from one rank to another under a tag (0 where none is given) and is received by a call that names its source
+/// and its tag, or any source. Messages of one source and tag arrive in the order in which they were sent. The element types of
+/// the two ends must agree, and the receiver's buffer must be long enough; a shorter message is fine.
+///
+/// A small message is on its way when `send` returns; a large one waits for its receive. So two ranks that send each other
+/// large messages before they receive wait for each other: use [`group`](Self::group), [`send_recv`](Self::send_recv) or
+/// [`isend`](Self::isend) there.
+///
+/// Errors: `InvalidArgument` for a rank or tag that cannot be, `Message` where the two ends do not fit together (both get it,
+/// and the communicator lives on), `PeerLost`, `Timeout`, `Poisoned`.
+impl Communicator {
+    /// Sends a buffer to a rank. The buffer may be reused when it returns.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut x = [0i64; 3];
+    ///     match comm.rank() {
+    ///         0 => comm.send(&[7i64, 8], 1)?,
+    ///         _ => assert_eq!(comm.recv(&mut x, 0)?.count, 2),
+    ///     }
+    ///     Ok(x)
+    /// })?;
+    /// assert_eq!(got[1], [7, 8, 0]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to messages.
+    #[doc(alias("ncclSend", "MPI_Send"))]
+    pub fn send<B: Buffer + ?Sized>(&self, buffer: &B, to: usize) -> Result<()> {
+        self.send_tagged(buffer, to, 0)
+    }
+
+    /// Sends a buffer to a rank under a tag below 2⁶³.
+    ///
+    /// # Errors
+    ///
+    /// Those common to messages.
+    pub fn send_tagged<B: Buffer + ?Sized>(&self, buffer: &B, to: usize, tag: u64) -> Result<()> {
+        let terms = self.terms::<B::Element>("send", Some(to), tag)?;
+        // SAFETY: the buffer is borrowed for the whole call.
+        unsafe { self.shared.desk.transfer(&[(terms, send_place(host(buffer)))], self.timeout()) }.map(drop)
+    }
+
+    /// Receives a message from a rank.
+    ///
+    /// # Errors
+    ///
+    /// Those common to messages.
+    #[doc(alias("ncclRecv", "MPI_Recv"))]
+    pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: usize) -> Result<Received> {
+        self.receive_now("recv", host_mut(buffer), Some(from), 0)
+    }
+
+    /// Receives a message that was sent under a tag.
+    ///
+    /// # Errors
+    ///
+    /// Those common to messages.
+    pub fn recv_tagged<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: usize, tag: u64) -> Result<Received> {
+        self.receive_now("recv", host_mut(buffer), Some(from), tag)
+    }
+
+    /// Receives a message from whichever rank sends first.
+    ///
+    /// # Errors
+    ///
+    /// Those common to messages.
+    pub fn recv_any<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<Received> {
+        self.receive_now("recv_any", host_mut(buffer), None, 0)
+    }
+
+    /// Receives a message under a tag from whichever rank sends first.
+    ///
+    /// # Errors
+    ///
+    /// Those common to messages.
+    pub fn recv_any_tagged<B: BufferMut + ?Sized>(&self, buffer: &mut B, tag: u64) -> Result<Received> {
+        self.receive_now("recv_any", host_mut(buffer), None, tag)
+    }
+
+    /// Sends to one rank while receiving from another (or the same), without waiting for either first.
+    ///
+    /// # Errors
+    ///
+    /// Those common to messages.
+    #[doc(alias = "MPI_Sendrecv")]
+    pub fn send_recv<S, R>(&self, send: &S, to: usize, receive: &mut R, from: usize) -> Result<Received>
+    where
+        S: Buffer + ?Sized,
+        R: BufferMut + ?Sized,
+    {
+        let sending = (self.terms::<S::Element>("send_recv", Some(to), 0)?, send_place(host(send)));
+        let receiving = (self.terms::<R::Element>("send_recv", Some(from), 0)?, receive_place(host_mut(receive)));
+        // SAFETY: both buffers are borrowed for the whole call.
+        let received = unsafe { self.shared.desk.transfer(&[receiving, sending], self.timeout()) }?;
+        received.first().copied().ok_or_else(|| Error::argument("send_recv", "no message was posted"))
+    }
+
+    /// Starts a send; the buffer comes back through the [`Work`]. Any number may be outstanding.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Poisoned` here; the rest through the [`Work`].
+    #[doc(alias = "MPI_Isend")]
+    pub fn isend<B: OwnedBuffer>(&self, buffer: B, to: usize) -> Result<Work<B>> {
+        self.send_background(buffer, to, 0)
+    }
+
+    /// Starts a send under a tag below 2⁶³.
+    ///
+    /// # Errors
+    ///
+    /// As [`isend`](Self::isend).
+    pub fn isend_tagged<B: OwnedBuffer>(&self, buffer: B, to: usize, tag: u64) -> Result<Work<B>> {
+        self.terms::<B::Element>("isend", Some(to), tag)?;
+        self.send_background(buffer, to, tag)
+    }
+
+    /// Starts a receive; the buffer and what came into it come back through the [`Work`].
+    ///
+    /// # Errors
+    ///
+    /// As [`isend`](Self::isend).
+    #[doc(alias = "MPI_Irecv")]
+    pub fn irecv<B: OwnedBuffer>(&self, buffer: B, from: usize) -> Result<Work<(B, Received)>> {
+        self.receive_background(buffer, Some(from), 0)
+    }
+
+    /// Starts a receive of a message under a tag.
+    ///
+    /// # Errors
+    ///
+    /// As [`isend`](Self::isend).
+    pub fn irecv_tagged<B: OwnedBuffer>(&self, buffer: B, from: usize, tag: u64) -> Result<Work<(B, Received)>> {
+        self.terms::<B::Element>("irecv", Some(from), tag)?;
+        self.receive_background(buffer, Some(from), tag)
+    }
+
+    /// Starts a receive from whichever rank sends first.
+    ///
+    /// # Errors
+    ///
+    /// As [`isend`](Self::isend).
+    pub fn irecv_any<B: OwnedBuffer>(&self, buffer: B) -> Result<Work<(B, Received)>> {
+        self.receive_background(buffer, None, 0)
+    }
+}

@@ -1,0 +1,277 @@
+//! The public face: checks every argument once, then hands a job to the plane where its buffer lives.
+
+#![expect(unsafe_code, reason = "the caller's side of the baton")]
+
+mod barrier;
+mod baton;
+mod bootstrap;
+mod builder;
+mod collectives;
+mod desk;
+mod group;
+mod keep;
+mod messages;
+#[cfg(feature = "serde")]
+mod object;
+mod prepare;
+mod split;
+mod started;
+mod variable;
+mod work;
+
+use std::cell::{Cell, OnceCell};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::Config;
+use crate::deadline::Deadline;
+use crate::error::{Error, Peer, Result};
+use crate::host::health::Health;
+use crate::host::notice::Notice;
+use crate::host::plane::{HostPlane, Job};
+
+use baton::{Baton, CallerSide};
+use desk::Desk;
+use started::Worker;
+
+pub use builder::Builder;
+pub use group::Group;
+pub use messages::Received;
+pub use work::{OwnedBuffer, Work};
+
+/// One rank of a group of processes or threads that call collectives together.
+///
+/// Every rank makes the same calls in the same order; ranks that do not are told so by an error that names both calls.
+/// Blocking calls run on the calling thread; `start_*` calls run in the background, in the order in which they were
+/// started, and blocking collectives wait for them. Messages ([`send`](Self::send), [`recv`](Self::recv) …) are independent
+/// of collectives.
+///
+/// A communicator can be moved to another thread and not be shared: give each thread its own with [`split`](Self::split), or
+/// put it behind a mutex.
+///
+/// After a lost peer, a mismatch, an abort or a deadline that passed inside a collective the communicator is ended: further
+/// calls are refused with an error that carries the first one.
+///
+/// Dropping it waits a short while for started calls, tells the peers and closes its connections; see also
+/// [`close`](Self::close).
+pub struct Communicator {
+    shared: Arc<Shared>,
+    caller: CallerSide,
+    worker: OnceCell<Worker>,
+    timeout: Cell<Duration>,
+    /// The how-manieth monitored barrier is next.
+    monitored: Cell<u64>,
+}
+
+/// What the caller, the background threads and abort handles share.
+pub(crate) struct Shared {
+    rank: usize,
+    peers: Arc<[Peer]>,
+    /// This rank's number among the ranks of its host, and how many they are.
+    local: (usize, usize),
+    config: Config,
+    health: Arc<Health>,
+    plane: Baton<HostPlane>,
+    desk: Arc<Desk>,
+    /// The address on which communicators split from this one listen.
+    listen: IpAddr,
+}
+
+/// Ends a communicator from any thread; see [`Communicator::abort_handle`].
+#[derive(Debug, Clone)]
+pub struct AbortHandle {
+    rank: usize,
+    health: Arc<Health>,
+}
+
+impl AbortHandle {
+    /// Ends the communicator: a call that is under way returns `Aborted` soon, on this rank and on its peers, and later calls are
+    /// refused. Idempotent.
+    pub fn abort(&self) {
+        self.health.end(Notice::Aborted { by: self.rank as u32 });
+    }
+}
+
+impl Communicator {
+    /// Wraps an established plane.
+    fn new(plane: HostPlane, desk: Desk, config: Config, listen: IpAddr) -> Self {
+        let timeout = config.timeout;
+        let shared = Shared {
+            rank: plane.rank(),
+            peers: plane.peers(),
+            local: plane.local(),
+            health: plane.health(),
+            config,
+            plane: Baton::new(plane),
+            desk: Arc::new(desk),
+            listen,
+        };
+        Self {
+            shared: Arc::new(shared),
+            caller: CallerSide::default(),
+            worker: OnceCell::new(),
+            timeout: Cell::new(timeout),
+            monitored: Cell::new(0),
+        }
+    }
+
+    /// Starts to describe a communicator.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Joins the job that the environment describes: torchrun's or collrun's variables, Slurm's, Open MPI's, PMI's or a Kubernetes
+    /// indexed job's. Waits until every rank has come.
+    ///
+    /// # Errors
+    ///
+    /// `Config` where variables are missing or malformed, `Conflict` where ranks contradict each other, `Timeout` naming who has
+    /// not come.
+    #[doc(alias = "init_process_group")]
+    pub fn from_env() -> Result<Self> {
+        Self::builder().from_env()
+    }
+
+    /// Joins the job at a URL: `env://`, `tcp://host:port?rank=R&world_size=N` or `file:///path?rank=R&world_size=N`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::from_env`].
+    pub fn from_url(url: &str) -> Result<Self> {
+        Self::builder().from_url(url)
+    }
+
+    /// `world_size` communicators of one new group, for the threads of this process.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let sums: Vec<i32> = std::thread::scope(|scope| {
+    ///     let ranks = Communicator::local(3)?.into_iter().map(|comm| {
+    ///         scope.spawn(move || {
+    ///             let mut x = [comm.rank() as i32 + 1];
+    ///             comm.all_reduce(&mut x, ReduceOp::Sum).map(|()| x[0])
+    ///         })
+    ///     });
+    ///     ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect::<collectives::Result<_>>()
+    /// })?;
+    /// assert_eq!(sums, [6, 6, 6]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a size of 0, and what the operating system refuses.
+    #[doc(alias = "ncclCommInitAll")]
+    pub fn local(world_size: usize) -> Result<Vec<Self>> {
+        Self::builder().local(world_size)
+    }
+
+    /// Runs `program` on `world_size` threads, each a rank of one new group, and returns what they return, in rank order.
+    ///
+    /// # Errors
+    ///
+    /// The first rank's error; a rank that panics is reported as lost.
+    pub fn run_local<R: Send>(world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
+        Self::builder().run_local(world_size, program)
+    }
+
+    /// This process's number in the group, from 0.
+    #[must_use]
+    #[doc(alias = "ncclCommUserRank")]
+    pub fn rank(&self) -> usize {
+        self.shared.rank
+    }
+
+    /// How many ranks the group has.
+    #[must_use]
+    #[doc(alias = "ncclCommCount")]
+    pub fn world_size(&self) -> usize {
+        self.shared.peers.len()
+    }
+
+    /// This rank's number among the group's ranks on the same host, from 0, as found by host identity.
+    #[must_use]
+    pub fn local_rank(&self) -> usize {
+        self.shared.local.0
+    }
+
+    /// How many of the group's ranks share this host.
+    #[must_use]
+    pub fn local_world_size(&self) -> usize {
+        self.shared.local.1
+    }
+
+    /// Every rank's host and process, indexed by rank.
+    #[must_use]
+    pub fn peers(&self) -> &[Peer] {
+        &self.shared.peers
+    }
+
+    /// The settings this communicator was made with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// How long a call may wait for its peers.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.timeout.get()
+    }
+
+    /// Sets how long later calls may wait for their peers. Local to this rank.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.timeout.set(timeout);
+    }
+
+    /// A handle that any thread can use to end this communicator while a call is under way.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle { rank: self.shared.rank, health: Arc::clone(&self.shared.health) }
+    }
+
+    /// Ends the communicator at once, on this rank and on its peers, without waiting for anyone. Idempotent.
+    #[doc(alias = "ncclCommAbort")]
+    pub fn abort(&self) {
+        self.abort_handle().abort();
+        // SAFETY: as in `execute`.
+        unsafe { self.shared.plane.as_caller(&self.caller, HostPlane::announce_end) };
+    }
+
+    /// Waits until every rank has come this far and all started calls have ended, then closes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::barrier`]. The communicator is gone either way.
+    #[doc(alias("ncclCommFinalize", "destroy_process_group"))]
+    pub fn close(self) -> Result<()> {
+        self.barrier()
+    }
+
+    /// Runs a checked job on this thread, after the started ones.
+    #[inline]
+    fn execute(&self, job: &Job) -> Result<()> {
+        let timeout = self.timeout.get();
+        // SAFETY: `caller` is the only caller's side of this baton: both were made together and neither can be cloned.
+        let entered = unsafe { self.shared.plane.as_caller(&self.caller, |plane| plane.run(job, &Deadline::after(timeout))) };
+        entered.unwrap_or_else(|| Err(Error::argument(job.call.kind.name(), "called from within a reduction of the same communicator")))
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            worker.stop(&self.shared);
+        }
+        self.shared.desk.close();
+    }
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator").field("rank", &self.rank()).field("world_size", &self.world_size()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,157 @@
+//! The door: every argument of a collective is checked here once, and nowhere else.
+
+use super::Communicator;
+use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::{Call, Kind};
+use crate::element::{Data, TypeTag};
+use crate::error::{Error, Result};
+use crate::host::plane::{Job, Layout, Operands};
+use crate::host::reduce::{self, Kernel};
+use crate::op::Reduction;
+
+/// What a job reads: nothing, a buffer of its own, or the buffer it writes (in place).
+pub(super) enum Source<'a, T> {
+    Nothing,
+    Separate(&'a [T]),
+    InPlace,
+}
+
+/// The host memory behind a buffer.
+pub(super) fn host<B: Buffer + ?Sized>(buffer: &B) -> &[B::Element] {
+    let Memory::Host(slice) = buffer.memory();
+    slice
+}
+
+/// The host memory behind a buffer that is written.
+pub(super) fn host_mut<B: BufferMut + ?Sized>(buffer: &mut B) -> &mut [B::Element] {
+    let MemoryMut::Host(slice) = buffer.memory_mut();
+    slice
+}
+
+/// An element type with a name and a size; types of size 0 and of 4 GiB and more are refused.
+fn element<T: Data>(kind: Kind) -> Result<(TypeTag, usize)> {
+    match size_of::<T>() {
+        0 => Err(Error::argument(kind.name(), "elements of size 0 carry nothing")),
+        size if size >= 1 << 31 => Err(Error::argument(kind.name(), format!("elements of {size} B are too large"))),
+        size => Ok((TypeTag::of::<T>(), size)),
+    }
+}
+
+impl Communicator {
+    /// A root that exists.
+    pub(super) fn checked_root(&self, kind: Kind, root: usize) -> Result<Option<u32>> {
+        if root < self.world_size() {
+            return Ok(Some(root as u32));
+        }
+        Err(Error::argument(kind.name(), format!("root {root} does not exist: the ranks are 0 to {}", self.world_size() - 1)))
+    }
+
+    /// The block length where `whole` elements are shared out equally between the ranks.
+    pub(super) fn block(&self, kind: Kind, what: &str, whole: usize) -> Result<usize> {
+        let size = self.world_size();
+        if whole.is_multiple_of(size) {
+            return Ok(whole / size);
+        }
+        Err(Error::argument(kind.name(), format!("{what} has {whole} elements, which is not a multiple of the world size {size}")))
+    }
+
+    /// Refuses two lengths that should be equal.
+    pub(super) fn equal(kind: Kind, what: &str, length: usize, expected: usize, why: &str) -> Result<()> {
+        if length == expected {
+            return Ok(());
+        }
+        Err(Error::argument(kind.name(), format!("{what} has {length} elements, and {expected} are needed: {why}")))
+    }
+
+    /// Per-rank counts that cover a buffer exactly.
+    pub(super) fn checked_counts(&self, kind: Kind, what: &str, counts: &[usize], length: usize) -> Result<()> {
+        if counts.len() != self.world_size() {
+            let reason = format!("{} counts were given for {what}, and the world size is {}", counts.len(), self.world_size());
+            return Err(Error::argument(kind.name(), reason));
+        }
+        let sum = counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));
+        match sum {
+            Some(sum) if sum == length => Ok(()),
+            Some(sum) => Err(Error::argument(kind.name(), format!("{what} has {length} elements, but its counts add up to {sum}"))),
+            None => Err(Error::argument(kind.name(), format!("the counts of {what} add up to more than memory can hold"))),
+        }
+    }
+
+    /// A job that moves elements.
+    pub(super) fn moving<T: Data>(
+        &self,
+        kind: Kind,
+        root: Option<u32>,
+        count: usize,
+        source: Source<'_, T>,
+        destination: &mut [T],
+        layout: Layout,
+    ) -> Result<Job> {
+        let (element, element_bytes) = element::<T>(kind)?;
+        let (source, source_len) = match source {
+            Source::Nothing => (std::ptr::null(), 0),
+            Source::Separate(slice) => (slice.as_ptr().cast::<u8>(), size_of_val(slice)),
+            Source::InPlace => (destination.as_ptr().cast::<u8>(), size_of_val(destination)),
+        };
+        let counts_hash = match (&layout, kind) {
+            (Layout::Blocks(counts), Kind::AllGatherV | Kind::ReduceScatterV) => Call::hash_counts(counts),
+            _ => 0,
+        };
+        Ok(Job {
+            call: Call { kind, op: 0, element, count: count as u64, root, counts_hash, sequence: 0 },
+            memory: Operands {
+                source,
+                source_len,
+                destination: destination.as_mut_ptr().cast::<u8>(),
+                destination_len: size_of_val(destination),
+            },
+            layout,
+            kernel: None,
+            element_bytes,
+            scaled: None,
+        })
+    }
+
+    /// A job that reduces: as one that moves, with a kernel, and the contribution multiplied first where the op says so.
+    #[expect(clippy::too_many_arguments, reason = "one place where all that a reduction is made of comes together")]
+    pub(super) fn reducing<T: Data>(
+        &self,
+        kind: Kind,
+        root: Option<u32>,
+        count: usize,
+        source: Source<'_, T>,
+        destination: &mut [T],
+        layout: Layout,
+        reduction: &Reduction<T>,
+    ) -> Result<Job> {
+        let kernel = Kernel::of(reduction, self.world_size())?;
+        let scaled = kernel.needs_premultiply().then(|| {
+            let contribution = match &source {
+                Source::Separate(slice) => slice,
+                Source::InPlace | Source::Nothing => &*destination,
+            };
+            premultiplied(reduction, contribution)
+        });
+        let source = match &scaled {
+            Some(scaled) => Source::Separate(&scaled[..]),
+            None => source,
+        };
+        let mut job = self.moving(kind, root, count, source, destination, layout)?;
+        job.call.op = reduction.code();
+        job.kernel = Some(kernel);
+        job.scaled = scaled.map(|scaled| Box::new(scaled) as Box<dyn std::any::Any + Send>);
+        Ok(job)
+    }
+}
+
+/// A contribution times its scalar, in memory of its own.
+fn premultiplied<T: Data>(reduction: &Reduction<T>, contribution: &[T]) -> Vec<T> {
+    let mut scaled = Vec::new();
+    reduce::premultiply(reduction, contribution, &mut scaled);
+    scaled
+}
+
+/// Counts of elements as counts of bytes.
+pub(super) fn to_bytes<T>(counts: &[usize]) -> Vec<usize> {
+    counts.iter().map(|count| count * size_of::<T>()).collect()
+}

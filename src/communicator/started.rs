@@ -1,0 +1,249 @@
+//! Collectives that go on in the background, on one worker thread of the communicator, in the order in which they were started.
+
+#![expect(unsafe_code, reason = "the worker's side of the baton")]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::keep::{Keep, Kept};
+use super::prepare::{Source, host, host_mut};
+use super::work::{Finished, OwnedBuffer, State, Work};
+use super::{Communicator, Shared};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result};
+use crate::host::notice::Notice;
+use crate::host::plane::{HostPlane, Job};
+use crate::op::Reduction;
+
+/// How long a dropped communicator waits for calls that were started and not waited for.
+const DROP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A started call: what to run, what it owns, whom to tell.
+struct Started {
+    job: Job,
+    buffers: Box<dyn Kept>,
+    state: Arc<State>,
+    timeout: Duration,
+}
+
+/// The thread that runs started collectives, and the way to it.
+pub(super) struct Worker {
+    jobs: Sender<Started>,
+    ended: Receiver<()>,
+    thread: JoinHandle<()>,
+}
+
+/// What a panic inside a custom op becomes; the plane has ended itself.
+fn panicked() -> Error {
+    Error::InvalidArgument { call: "custom op", reason: "it panicked; the communicator is ended".to_owned() }
+}
+
+impl Worker {
+    /// Starts the thread.
+    fn spawn(shared: &Arc<Shared>) -> Result<Self> {
+        let (jobs, queue) = channel::<Started>();
+        let (end, ended) = channel();
+        let shared = Arc::clone(shared);
+        let thread = std::thread::Builder::new()
+            .name(format!("collectives {}", shared.rank))
+            .spawn(move || {
+                for started in queue {
+                    let Started { job, buffers, state, timeout } = started;
+                    let guarded = |plane: &mut HostPlane| catch_unwind(AssertUnwindSafe(|| plane.run(&job, &Deadline::after(timeout))));
+                    // SAFETY: this is the one worker, and each job in the queue was submitted once.
+                    let result = unsafe { shared.plane.as_worker(guarded) };
+                    drop(job);
+                    let finished = |()| Finished { buffer: buffers.release(), received: None };
+                    state.end(result.unwrap_or_else(|_| Err(panicked())).map(finished));
+                }
+                drop(end);
+            })
+            .map_err(|error| Error::io("starting the worker thread of a communicator", error))?;
+        Ok(Self { jobs, ended, thread })
+    }
+
+    /// Waits a while for what was started, then ends the communicator, and the thread with it.
+    pub(super) fn stop(self, shared: &Shared) {
+        drop(self.jobs);
+        if self.ended.recv_timeout(DROP_PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            shared.health.end(Notice::Aborted { by: shared.rank as u32 });
+        }
+        let _ = self.thread.join();
+    }
+}
+
+impl Communicator {
+    /// Hands a job and the buffers it points into to the worker.
+    fn start<B: Send + 'static>(&self, job: Job, buffers: Keep<B>) -> Result<Work<B>> {
+        let worker = match self.worker.get() {
+            Some(worker) => worker,
+            None => {
+                let worker = Worker::spawn(&self.shared)?;
+                self.worker.get_or_init(|| worker)
+            }
+        };
+        let state = State::new();
+        let started = Started { job, buffers: Box::new(buffers), state: Arc::clone(&state), timeout: self.timeout() };
+        self.shared.plane.submit();
+        if worker.jobs.send(started).is_err() {
+            // Cannot be while `self.worker` lives: the thread ends when its queue is dropped, and catches panics.
+            self.shared.plane.withdraw();
+            return Err(panicked());
+        }
+        Ok(Work::new(state, None))
+    }
+}
+
+/// # Started collectives
+///
+/// Each takes its buffers, returns at once, and gives them back through the [`Work`]. Started calls run one after another in
+/// the order in which they were started, on every rank; a blocking collective waits for them first. Arguments are checked
+/// before anything is started.
+///
+/// ```
+/// # use collectives::{Communicator, ReduceOp};
+/// let results = Communicator::run_local(2, |comm| {
+///     let first = comm.start_all_reduce(vec![1.0f32; 1000], ReduceOp::Sum)?;
+///     let second = comm.start_broadcast(vec![comm.rank() as u8], 1)?;
+///     // … compute …
+///     Ok((first.wait()?[0], second.wait()?[0]))
+/// })?;
+/// assert_eq!(results, [(2.0, 1); 2]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
+impl Communicator {
+    /// Starts an [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    pub fn start_all_reduce<B: OwnedBuffer>(&self, buffer: B, op: impl Into<Reduction<B::Element>>) -> Result<Work<B>> {
+        let mut buffer = Keep::new(buffer);
+        let job = self.prepare_all_reduce(Source::InPlace, host_mut(buffer.value()), &op.into())?;
+        self.start(job, buffer)
+    }
+
+    /// Starts a [`reduce`](Self::reduce).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    pub fn start_reduce<B: OwnedBuffer>(&self, buffer: B, root: usize, op: impl Into<Reduction<B::Element>>) -> Result<Work<B>> {
+        let mut buffer = Keep::new(buffer);
+        let slice = host_mut(buffer.value());
+        let count = slice.len();
+        let job = self.prepare_reduce(Source::InPlace, Some(slice), count, root, &op.into())?;
+        self.start(job, buffer)
+    }
+
+    /// Starts a [`broadcast`](Self::broadcast).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_broadcast<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
+        let mut buffer = Keep::new(buffer);
+        let source = if self.rank() == root { Source::InPlace } else { Source::Nothing };
+        let job = self.prepare_broadcast(source, host_mut(buffer.value()), root)?;
+        self.start(job, buffer)
+    }
+
+    /// Starts an [`all_gather`](Self::all_gather), in place.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_all_gather<B: OwnedBuffer>(&self, buffer: B) -> Result<Work<B>> {
+        let mut buffer = Keep::new(buffer);
+        let job = self.prepare_all_gather(None, host_mut(buffer.value()))?;
+        self.start(job, buffer)
+    }
+
+    /// Starts an [`all_gather_into`](Self::all_gather_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_all_gather_into<S, D>(&self, source: S, destination: D) -> Result<Work<(S, D)>>
+    where
+        S: OwnedBuffer,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        let mut buffers = Keep::new((source, destination));
+        let (source, destination) = buffers.value();
+        let job = self.prepare_all_gather(Some(host(source)), host_mut(destination))?;
+        self.start(job, buffers)
+    }
+
+    /// Starts a [`reduce_scatter`](Self::reduce_scatter), in place.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    pub fn start_reduce_scatter<B: OwnedBuffer>(&self, buffer: B, op: impl Into<Reduction<B::Element>>) -> Result<Work<B>> {
+        let mut buffer = Keep::new(buffer);
+        let job = self.prepare_reduce_scatter(None, host_mut(buffer.value()), &op.into())?;
+        self.start(job, buffer)
+    }
+
+    /// Starts a [`reduce_scatter_into`](Self::reduce_scatter_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    pub fn start_reduce_scatter_into<S, D>(&self, source: S, destination: D, op: impl Into<Reduction<S::Element>>) -> Result<Work<(S, D)>>
+    where
+        S: OwnedBuffer,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        let mut buffers = Keep::new((source, destination));
+        let (source, destination) = buffers.value();
+        let job = self.prepare_reduce_scatter(Some(host(source)), host_mut(destination), &op.into())?;
+        self.start(job, buffers)
+    }
+
+    /// Starts an [`all_to_all`](Self::all_to_all), in place.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_all_to_all<B: OwnedBuffer>(&self, buffer: B) -> Result<Work<B>> {
+        let mut buffer = Keep::new(buffer);
+        let job = self.prepare_all_to_all(Source::InPlace, host_mut(buffer.value()))?;
+        self.start(job, buffer)
+    }
+
+    /// Starts a [`gather_in_place`](Self::gather_in_place).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_gather<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
+        let mut buffer = Keep::new(buffer);
+        let job = self.prepare_gather_in_place(host_mut(buffer.value()), root)?;
+        self.start(job, buffer)
+    }
+
+    /// Starts a [`scatter_in_place`](Self::scatter_in_place).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_scatter<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
+        let mut buffer = Keep::new(buffer);
+        let job = self.prepare_scatter_in_place(host_mut(buffer.value()), root)?;
+        self.start(job, buffer)
+    }
+
+    /// Starts a [`barrier`](Self::barrier).
+    ///
+    /// # Errors
+    ///
+    /// Those of the barrier come through the [`Work`].
+    pub fn start_barrier(&self) -> Result<Work<()>> {
+        self.start(self.prepare_barrier()?, Keep::new(()))
+    }
+}

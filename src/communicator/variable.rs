@@ -1,0 +1,191 @@
+//! The collectives with a count of its own for each rank.
+
+use super::Communicator;
+use super::prepare::{Source, host, host_mut, to_bytes};
+use crate::buffer::{Buffer, BufferMut};
+use crate::call::Kind;
+use crate::element::Data;
+use crate::error::Result;
+use crate::host::plane::{Job, Layout};
+use crate::op::Reduction;
+
+impl Communicator {
+    pub(super) fn prepare_all_gather_v<T: Data>(&self, source: Option<&[T]>, destination: &mut [T], counts: &[usize]) -> Result<Job> {
+        let kind = Kind::AllGatherV;
+        self.checked_counts(kind, "the destination", counts, destination.len())?;
+        if let Some(source) = source {
+            Self::equal(kind, "the source", source.len(), counts[self.rank()], "this rank's count")?;
+        }
+        let (total, layout) = (destination.len(), Layout::Blocks(to_bytes::<T>(counts)));
+        self.moving(kind, None, total, source.map_or(Source::InPlace, Source::Separate), destination, layout)
+    }
+
+    pub(super) fn prepare_reduce_scatter_v<T: Data>(
+        &self,
+        source: Option<&[T]>,
+        destination: &mut [T],
+        counts: &[usize],
+        op: &Reduction<T>,
+    ) -> Result<Job> {
+        let kind = Kind::ReduceScatterV;
+        let total = source.map_or(destination.len(), <[T]>::len);
+        self.checked_counts(kind, "the source", counts, total)?;
+        if source.is_some() {
+            Self::equal(kind, "the destination", destination.len(), counts[self.rank()], "this rank's count")?;
+        }
+        let layout = Layout::Blocks(to_bytes::<T>(counts));
+        self.reducing(kind, None, total, source.map_or(Source::InPlace, Source::Separate), destination, layout, op)
+    }
+
+    pub(super) fn prepare_gather_v<T: Data>(&self, source: &[T], destination: Option<(&mut [T], &[usize])>, root: usize) -> Result<Job> {
+        let kind = Kind::GatherV;
+        let root_field = self.checked_root(kind, root)?;
+        self.only_at_root(kind, "a destination", destination.is_some(), root)?;
+        let Some((destination, counts)) = destination else {
+            let layout = Layout::Own(size_of_val(source));
+            return self.moving(kind, root_field, 0, Source::Separate(source), &mut [], layout);
+        };
+        self.checked_counts(kind, "the destination", counts, destination.len())?;
+        Self::equal(kind, "the source", source.len(), counts[self.rank()], "this rank's count")?;
+        self.moving(kind, root_field, 0, Source::Separate(source), destination, Layout::Blocks(to_bytes::<T>(counts)))
+    }
+
+    pub(super) fn prepare_scatter_v<T: Data>(&self, source: Option<(&[T], &[usize])>, destination: &mut [T], root: usize) -> Result<Job> {
+        let kind = Kind::ScatterV;
+        let root_field = self.checked_root(kind, root)?;
+        self.only_at_root(kind, "a source", source.is_some(), root)?;
+        let Some((source, counts)) = source else {
+            let layout = Layout::Own(size_of_val(destination));
+            return self.moving(kind, root_field, 0, Source::Nothing, destination, layout);
+        };
+        self.checked_counts(kind, "the source", counts, source.len())?;
+        Self::equal(kind, "the destination", destination.len(), counts[self.rank()], "this rank's count")?;
+        self.moving(kind, root_field, 0, Source::Separate(source), destination, Layout::Blocks(to_bytes::<T>(counts)))
+    }
+
+    pub(super) fn prepare_all_to_all_v<T: Data>(
+        &self,
+        source: &[T],
+        send_counts: &[usize],
+        destination: &mut [T],
+        receive_counts: &[usize],
+    ) -> Result<Job> {
+        let kind = Kind::AllToAllV;
+        self.checked_counts(kind, "the source", send_counts, source.len())?;
+        self.checked_counts(kind, "the destination", receive_counts, destination.len())?;
+        let (own, rank) = (send_counts[self.rank()], self.rank());
+        Self::equal(kind, "this rank's block in the destination", receive_counts[rank], own, "what it sends to itself")?;
+        let layout = Layout::Pairs { send: to_bytes::<T>(send_counts), receive: to_bytes::<T>(receive_counts) };
+        self.moving(kind, None, 0, Source::Separate(source), destination, layout)
+    }
+}
+
+/// # Collectives with unequal counts
+///
+/// Blocks lie side by side in rank order; counts are in elements and may be 0. Where every rank passes all counts they must be
+/// the same everywhere; where a rank knows its own only, the counts of the two ends of each transfer are compared, and a
+/// difference is a `Mismatch` on every rank.
+impl Communicator {
+    /// As [`all_gather`](Self::all_gather), in place, with a count for each rank.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives; `InvalidArgument` where the counts do not cover the buffer.
+    #[doc(alias = "MPI_Allgatherv")]
+    pub fn all_gather_v<B: BufferMut + ?Sized>(&self, buffer: &mut B, counts: &[usize]) -> Result<()> {
+        self.execute(&self.prepare_all_gather_v(None, host_mut(buffer), counts)?)
+    }
+
+    /// As [`all_gather_v`](Self::all_gather_v), from this rank's block into a destination for all of them.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    pub fn all_gather_v_into<S, D>(&self, source: &S, destination: &mut D, counts: &[usize]) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        self.execute(&self.prepare_all_gather_v(Some(host(source)), host_mut(destination), counts)?)
+    }
+
+    /// As [`reduce_scatter`](Self::reduce_scatter), in place, with a count for each rank.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias = "MPI_Reduce_scatter")]
+    pub fn reduce_scatter_v<B: BufferMut + ?Sized>(
+        &self,
+        buffer: &mut B,
+        counts: &[usize],
+        op: impl Into<Reduction<B::Element>>,
+    ) -> Result<()> {
+        self.execute(&self.prepare_reduce_scatter_v(None, host_mut(buffer), counts, &op.into())?)
+    }
+
+    /// As [`reduce_scatter_v`](Self::reduce_scatter_v), from one buffer into another that holds this rank's block.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    pub fn reduce_scatter_v_into<S, D>(
+        &self,
+        source: &S,
+        destination: &mut D,
+        counts: &[usize],
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        self.execute(&self.prepare_reduce_scatter_v(Some(host(source)), host_mut(destination), counts, &op.into())?)
+    }
+
+    /// As [`gather`](Self::gather) with a count for each rank, which only the root needs to know: it passes
+    /// `Some((destination, counts))`.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias = "MPI_Gatherv")]
+    pub fn gather_v<S, D>(&self, source: &S, destination: Option<(&mut D, &[usize])>, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let destination = destination.map(|(destination, counts)| (host_mut(destination), counts));
+        self.execute(&self.prepare_gather_v(host(source), destination, root)?)
+    }
+
+    /// As [`scatter`](Self::scatter) with a count for each rank, which only the root needs to know: it passes
+    /// `Some((source, counts))`.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias = "MPI_Scatterv")]
+    pub fn scatter_v<S, D>(&self, source: Option<(&S, &[usize])>, destination: &mut D, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let source = source.map(|(source, counts)| (host(source), counts));
+        self.execute(&self.prepare_scatter_v(source, host_mut(destination), root)?)
+    }
+
+    /// As [`all_to_all_into`](Self::all_to_all_into), with counts for what this rank sends to each rank and gets from each.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias = "MPI_Alltoallv")]
+    pub fn all_to_all_v_into<S, D>(&self, source: &S, send_counts: &[usize], destination: &mut D, receive_counts: &[usize]) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        self.execute(&self.prepare_all_to_all_v(host(source), send_counts, host_mut(destination), receive_counts)?)
+    }
+}

@@ -1,0 +1,143 @@
+//! Handles of calls that go on in the background.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::messages::Received;
+use crate::Result;
+use crate::deadline::Deadline;
+
+/// A call that was started and goes on in the background, with the buffer it works on.
+///
+/// [`Work::wait`] gives the buffer back. Dropping the handle lets the call go on and frees the buffer when it has ended;
+/// leaking it leaks the buffer and nothing worse.
+#[must_use = "the call's outcome and its buffer come back through `wait`"]
+pub struct Work<B> {
+    state: Arc<State>,
+    /// Takes the buffer out of its box.
+    unpack: fn(Finished) -> Option<B>,
+    /// For messages: what moves them on while someone waits. Collectives have a thread of their own.
+    driver: Option<Arc<dyn Drive>>,
+}
+
+/// Moves background calls on from the thread that waits for them.
+pub(super) trait Drive: Send + Sync {
+    /// Moves what can move; where nothing can, waits for at most `limit`.
+    fn drive(&self, limit: Duration);
+}
+
+/// What the background and the handle share.
+pub(super) struct State {
+    outcome: Mutex<Outcome>,
+    ended: Condvar,
+}
+
+/// What a call that went well leaves behind.
+pub(super) struct Finished {
+    /// The buffer it worked on.
+    pub(super) buffer: Box<dyn Any + Send>,
+    /// For a receive: what came.
+    pub(super) received: Option<Received>,
+}
+
+/// How far it is.
+enum Outcome {
+    Pending,
+    Ended(Result<Finished>),
+    Taken,
+}
+
+impl State {
+    /// Still pending.
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { outcome: Mutex::new(Outcome::Pending), ended: Condvar::new() })
+    }
+
+    /// Waits for the end, for at most `limit`.
+    fn wait_pending(&self, limit: Duration) {
+        // A clock cannot be set arbitrarily far ahead: wait in slices.
+        let slice = limit.min(Duration::from_secs(3600));
+        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.ended.wait_timeout_while(outcome, slice, |outcome| matches!(outcome, Outcome::Pending)));
+    }
+
+    /// Records how it ended and wakes who waits; the first outcome wins.
+    pub(super) fn end(&self, result: Result<Finished>) {
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*outcome, Outcome::Pending) {
+            *outcome = Outcome::Ended(result);
+        }
+        self.ended.notify_all();
+    }
+}
+
+impl<B: Send + 'static> Work<B> {
+    /// The handle of a call whose end is told to `state` with a boxed `B`.
+    pub(super) fn new(state: Arc<State>, driver: Option<Arc<dyn Drive>>) -> Self {
+        Self { state, unpack: |finished| finished.buffer.downcast::<B>().ok().map(|buffer| *buffer), driver }
+    }
+
+    /// The handle of a receive into a `B`.
+    pub(super) fn receiving(state: Arc<State>, driver: Option<Arc<dyn Drive>>) -> Work<(B, Received)> {
+        let unpack = |finished: Finished| Some((*finished.buffer.downcast::<B>().ok()?, finished.received?));
+        Work { state, unpack, driver }
+    }
+
+    /// Whether the call has ended, well or not. Never blocks.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        !matches!(*self.state.outcome.lock().unwrap_or_else(PoisonError::into_inner), Outcome::Pending)
+    }
+
+    /// Waits for the end of the call and gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// Those of the call itself. The call is bounded by the communicator's timeout, so this is too.
+    pub fn wait(mut self) -> Result<B> {
+        loop {
+            if let Some(buffer) = self.wait_deadline(Duration::MAX)? {
+                return Ok(buffer);
+            }
+        }
+    }
+
+    /// Waits for the end of the call for at most `limit`: the buffer, or `None` where it has not ended by then (the call goes on).
+    ///
+    /// # Errors
+    ///
+    /// Those of the call itself; and `InvalidArgument` once the buffer has been given back.
+    pub fn wait_deadline(&mut self, limit: Duration) -> Result<Option<B>> {
+        let deadline = Deadline::after(limit);
+        while !self.is_done() {
+            let left = deadline.remaining();
+            if left.is_zero() {
+                return Ok(None);
+            }
+            match &self.driver {
+                Some(driver) => driver.drive(left),
+                None => self.state.wait_pending(left),
+            }
+        }
+        let mut outcome = self.state.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *outcome, Outcome::Taken) {
+            Outcome::Ended(result) => Ok((self.unpack)(result?)),
+            Outcome::Pending | Outcome::Taken => {
+                Err(crate::Error::argument("wait_deadline", "the buffer of this work has been given back already"))
+            }
+        }
+    }
+}
+
+impl<B> fmt::Debug for Work<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work").finish_non_exhaustive()
+    }
+}
+
+/// A buffer that a background call can own.
+pub trait OwnedBuffer: crate::buffer::BufferMut + Send + 'static {}
+
+impl<B: crate::buffer::BufferMut + Send + 'static> OwnedBuffer for B {}

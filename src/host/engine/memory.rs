@@ -1,0 +1,249 @@
+//! The memory that a plan works on, and the proof that every span of a plan lies in it.
+
+#![expect(unsafe_code, reason = "the caller's buffers may be one and the same, so they are held as pointers")]
+
+use crate::host::plan::{Action, Plan, Space, Span};
+
+/// The caller's two buffers, which may be the same memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Memory {
+    source: *const u8,
+    source_len: usize,
+    destination: *mut u8,
+    destination_len: usize,
+}
+
+impl Memory {
+    /// # Safety
+    ///
+    /// - For as long as a run uses it, `source` is valid for reading `source_len` bytes, `destination` for reading and writing
+    ///   `destination_len` bytes, all of them initialised, and no one else touches them. A null pointer has length 0.
+    /// - Both are aligned to the element that the run's fold works on, and hold valid elements, as do the bytes that peers send.
+    pub(crate) unsafe fn new(source: *const u8, source_len: usize, destination: *mut u8, destination_len: usize) -> Self {
+        Self { source, source_len, destination, destination_len }
+    }
+}
+
+/// One cache line; the unit in which scratch memory is had.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; LINE_BYTES]);
+
+const LINE_BYTES: usize = 64;
+
+/// What is kept of the scratch memory from one run to the next.
+const KEPT_BYTES: usize = 64 << 20;
+
+/// The plan's own memory: aligned to 64 bytes, initialised, reused.
+#[derive(Debug, Default)]
+pub(super) struct Scratch(Vec<Line>);
+
+impl Scratch {
+    /// Makes room for `bytes`, with any content. `false` where there is no memory.
+    pub(super) fn reserve(&mut self, bytes: usize) -> bool {
+        let lines = bytes.div_ceil(LINE_BYTES);
+        if lines <= self.0.len() {
+            return true;
+        }
+        self.0 = Vec::new();
+        if self.0.try_reserve_exact(lines).is_err() {
+            return false;
+        }
+        self.0.resize(lines, Line([0; LINE_BYTES]));
+        true
+    }
+
+    /// Gives back what is too much to keep.
+    pub(super) fn trim(&mut self) {
+        if self.0.len() * LINE_BYTES > KEPT_BYTES {
+            self.0 = Vec::new();
+        }
+    }
+}
+
+/// A start and a length.
+type Region = (*mut u8, usize);
+
+/// The three spaces of one run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Spaces {
+    source: Region,
+    destination: Region,
+    scratch: Region,
+}
+
+impl Spaces {
+    /// The spaces of a run. `scratch` must stay as it is until the run is over.
+    pub(super) fn new(memory: &Memory, scratch: &mut Scratch) -> Self {
+        Self {
+            source: (memory.source.cast_mut(), memory.source_len),
+            destination: (memory.destination, memory.destination_len),
+            scratch: (scratch.0.as_mut_ptr().cast(), scratch.0.len() * LINE_BYTES),
+        }
+    }
+
+    fn region(&self, space: Space) -> Region {
+        match space {
+            Space::Source => self.source,
+            Space::Destination => self.destination,
+            Space::Scratch => self.scratch,
+        }
+    }
+
+    /// Where a span begins. Only to be followed where [`Spaces::check`] has passed.
+    pub(super) fn pointer(&self, span: Span) -> *mut u8 {
+        self.region(span.space).0.wrapping_add(span.offset)
+    }
+
+    /// The `len` bytes of a span from `at` on, to be read.
+    ///
+    /// # Safety
+    ///
+    /// The span's plan has passed [`Spaces::check`], `at + len` is at most the span's length, and nobody writes to these bytes
+    /// while the slice lives.
+    pub(super) unsafe fn bytes<'a>(&self, span: Span, at: usize, len: usize) -> &'a [u8] {
+        debug_assert!(at + len <= span.len);
+        if len == 0 {
+            return &[];
+        }
+        // SAFETY: the span lies in its region (checked), whose bytes are initialised and valid (promised to `Memory::new`, and
+        // made so by `Scratch::reserve`); the caller promises the rest.
+        unsafe { std::slice::from_raw_parts(self.pointer(span).add(at), len) }
+    }
+
+    /// The `len` bytes of a span from `at` on, to be written.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Spaces::bytes`], and nobody reads these bytes while the slice lives; the span is not of the source.
+    pub(super) unsafe fn bytes_mut<'a>(&self, span: Span, at: usize, len: usize) -> &'a mut [u8] {
+        debug_assert!(at + len <= span.len && span.space != Space::Source);
+        if len == 0 {
+            return &mut [];
+        }
+        // SAFETY: as in `bytes`.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(span).add(at), len) }
+    }
+
+    /// Whether every span of the plan lies in its space, nothing writes to the source, and what is folded is made of whole,
+    /// aligned elements that overlap nothing but themselves. In words, what is wrong.
+    pub(super) fn check(&self, plan: &Plan, element_bytes: Option<usize>) -> Result<(), String> {
+        for (index, step) in plan.steps.iter().enumerate() {
+            self.check_action(&step.action, element_bytes, plan.scratch_bytes)
+                .map_err(|reason| format!("step {index}, {:?}: {reason}", step.action))?;
+        }
+        Ok(())
+    }
+
+    fn check_action(&self, action: &Action, element_bytes: Option<usize>, scratch_bytes: usize) -> Result<(), &'static str> {
+        let inside = |span: &Span| {
+            let len = if span.space == Space::Scratch { scratch_bytes } else { self.region(span.space).1 };
+            let fits = span.offset.checked_add(span.len).is_some_and(|end| end <= len);
+            if fits { Ok(()) } else { Err("a span ends outside its memory") }
+        };
+        let writable = |span: &Span| {
+            inside(span)?;
+            if span.space == Space::Source { Err("the source is not to be written") } else { Ok(()) }
+        };
+        match action {
+            Action::Send { from, .. } => inside(from),
+            Action::Receive { into, .. } => writable(into),
+            Action::Copy { from, into } => {
+                inside(from).and_then(|()| writable(into))?;
+                self.check_pair(*from, *into)
+            }
+            Action::Fold { into, inputs, .. } => {
+                let element_bytes = element_bytes.filter(|bytes| *bytes > 0).ok_or("there is no fold in this call")?;
+                if inputs.is_empty() {
+                    return Err("a fold of nothing");
+                }
+                writable(into).and_then(|()| check_elements(into, element_bytes))?;
+                inputs.iter().try_for_each(|input| {
+                    inside(input).and_then(|()| check_elements(input, element_bytes))?;
+                    self.check_pair(*input, *into)
+                })
+            }
+        }
+    }
+
+    /// Whether two spans of equal length are the same memory or have none in common.
+    fn check_pair(&self, from: Span, into: Span) -> Result<(), &'static str> {
+        if from.len != into.len {
+            return Err("the lengths differ");
+        }
+        let (from_at, into_at) = (self.pointer(from).addr(), self.pointer(into).addr());
+        let apart = from_at.abs_diff(into_at);
+        if apart == 0 || apart >= from.len { Ok(()) } else { Err("the spans overlap in part") }
+    }
+}
+
+/// Whether a span is made of whole elements and begins where one may. The size of a type is a multiple of its alignment, and
+/// user memory is aligned to the type; scratch memory begins at a cache line.
+fn check_elements(span: &Span, element_bytes: usize) -> Result<(), &'static str> {
+    let alignment = match 1 << element_bytes.trailing_zeros() {
+        power if span.space == Space::Scratch => LINE_BYTES.min(power),
+        power => power,
+    };
+    let whole = span.len.is_multiple_of(element_bytes) && span.offset.is_multiple_of(alignment);
+    if whole { Ok(()) } else { Err("a span is not made of whole, aligned elements") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::plan::Step;
+
+    fn span(space: Space, offset: usize, len: usize) -> Span {
+        Span { space, offset, len }
+    }
+
+    /// Checks one action on a source and destination of 64 bytes each and 100 bytes of scratch, elements of 8 bytes.
+    fn check(action: Action) -> Result<(), String> {
+        let (source, mut destination) = ([0_u64; 8], [0_u64; 8]);
+        // SAFETY: both arrays live longer than the spaces, which are not followed anyway.
+        let memory = unsafe { Memory::new(source.as_ptr().cast(), 64, destination.as_mut_ptr().cast(), 64) };
+        let mut scratch = Scratch::default();
+        assert!(scratch.reserve(100));
+        let plan = Plan { steps: vec![Step { action, after: vec![] }], scratch_bytes: 100 };
+        Spaces::new(&memory, &mut scratch).check(&plan, Some(8))
+    }
+
+    #[test]
+    fn spans_outside_their_memory_are_refused() {
+        use Space::{Destination, Scratch, Source};
+        let send = |from| check(Action::Send { to: 1, from });
+        let receive = |into| check(Action::Receive { from: 1, into });
+        assert_eq!(send(span(Source, 0, 64)), Ok(()));
+        assert_eq!(send(span(Source, 64, 0)), Ok(()));
+        assert!(send(span(Source, 1, 64)).is_err());
+        assert!(send(span(Source, usize::MAX, 2)).is_err());
+        assert!(send(span(Source, 2, usize::MAX)).is_err());
+        assert!(send(span(Scratch, 0, 101)).is_err());
+        assert_eq!(receive(span(Destination, 0, 64)), Ok(()));
+        assert!(receive(span(Source, 0, 8)).expect_err("source").contains("not to be written"));
+    }
+
+    #[test]
+    fn folds_and_copies_are_of_whole_equal_disjoint_spans() {
+        use Space::{Destination, Scratch, Source};
+        let fold = |into, inputs| check(Action::Fold { into, inputs, last: true });
+        let (into, input) = (span(Destination, 0, 16), span(Source, 8, 16));
+        assert_eq!(fold(into, vec![input, into]), Ok(()));
+        assert!(fold(into, vec![]).is_err());
+        assert!(fold(into, vec![span(Source, 8, 24)]).is_err());
+        assert!(fold(into, vec![span(Source, 4, 16)]).is_err());
+        assert!(fold(into, vec![span(Destination, 8, 16)]).expect_err("overlap").contains("overlap"));
+        assert!(fold(span(Destination, 0, 12), vec![span(Source, 0, 12)]).is_err());
+        assert!(check(Action::Copy { from: span(Source, 0, 9), into: span(Scratch, 0, 8) }).is_err());
+        assert_eq!(check(Action::Copy { from: span(Scratch, 1, 99), into: span(Scratch, 1, 99) }), Ok(()));
+    }
+
+    #[test]
+    fn memory_that_cannot_be_had_is_no_abort() {
+        let mut scratch = Scratch::default();
+        assert!(!scratch.reserve(usize::MAX));
+        assert!(scratch.reserve(65));
+        assert_eq!(scratch.0.len(), 2);
+        assert!(scratch.0.as_ptr().addr().is_multiple_of(64));
+    }
+}

@@ -1,0 +1,293 @@
+//! Runs one rank's part of a collective over links.
+//!
+//! All links progress together, sends and receives alike, so that nothing blocks on full buffers; folds and copies are done in
+//! between. Payload goes straight from and to the memory of the plan. Once warm, a run allocates nothing.
+//!
+//! Each direction of a link is a stream of [messages](wire). The first of every call carries the call, so that ranks find out
+//! that they disagree before any payload is taken. Whatever ends a run on one rank is told to every open link, and passed on
+//! once by whoever hears of it.
+
+#![expect(clippy::result_large_err, reason = "a stop is made once in the life of a communicator, and boxing it helps nobody")]
+
+mod farewell;
+mod input;
+mod lane;
+mod local;
+mod memory;
+mod peer;
+mod schedule;
+#[cfg(test)]
+mod tests;
+mod waiting;
+mod wire;
+
+use rustix::event::PollFlags;
+
+use self::lane::Context;
+use self::local::Local;
+pub(crate) use self::memory::Memory;
+use self::memory::{Scratch, Spaces};
+use self::peer::Peer;
+use self::schedule::Schedule;
+use self::waiting::{Pause, Waiting};
+use super::fold::Fold;
+use super::health::Health;
+use super::link::ByteLink;
+use super::notice::{Notice, Stop};
+use super::plan::{Action, Plan};
+use crate::call::Call;
+use crate::deadline::Deadline;
+
+/// The links of one rank.
+pub(crate) trait Links {
+    /// One link.
+    type Link: ByteLink;
+
+    /// The link to a rank, opened where it is not yet (which may wait until the deadline).
+    fn link(&mut self, rank: usize, deadline: &Deadline) -> Result<&mut Self::Link, Stop>;
+
+    /// Shows every link that is open, with its rank.
+    fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut Self::Link));
+
+    /// Closes the link to a rank, where there is one: a message on it was cut off, so no other can follow.
+    fn drop_link(&mut self, rank: usize);
+}
+
+/// One collective to be run.
+pub(crate) struct Request<'a> {
+    /// This rank's part.
+    pub(crate) plan: &'a Plan,
+    /// The rank of each of the plan's participants.
+    pub(crate) participants: &'a [usize],
+    /// The caller's buffers.
+    pub(crate) memory: Memory,
+    /// What every rank must agree on.
+    pub(crate) call: &'a Call,
+    /// How to reduce, where the plan does.
+    pub(crate) fold: Option<&'a dyn Fold>,
+    /// When to give up.
+    pub(crate) deadline: &'a Deadline,
+    /// Whether the communicator is whole.
+    pub(crate) health: &'a Health,
+    /// Asked now and then: whether the communicator ended in a way that neither `health` nor the links tell.
+    pub(crate) interrupted: &'a mut dyn FnMut() -> Option<Notice>,
+}
+
+/// Why a run ends early, and which peer said so.
+struct End {
+    stop: Stop,
+    told_by: Option<usize>,
+}
+
+impl From<Notice> for End {
+    fn from(notice: Notice) -> Self {
+        Self { stop: notice.into(), told_by: None }
+    }
+}
+
+/// Runs plans, one at a time. Holds what outlives a run: bytes that came early, and memory to be reused.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    rank: usize,
+    peers: Vec<Peer>,
+    /// The ranks that this run sends to or receives from.
+    active: Vec<usize>,
+    schedule: Schedule,
+    local: Local,
+    scratch: Scratch,
+    waiting: Waiting,
+    /// Set while a run is under way: one that begins in the middle of another finds what a panic left.
+    is_running: bool,
+    /// The last message of all has been said.
+    has_told: bool,
+}
+
+impl Engine {
+    /// An engine for `rank` of `world_size`, on a host that runs `local_ranks` of them.
+    pub(crate) fn new(rank: usize, world_size: usize, local_ranks: usize) -> Self {
+        Self {
+            rank,
+            peers: (0..world_size).map(|rank| Peer::new(rank as u32)).collect(),
+            active: Vec::new(),
+            schedule: Schedule::default(),
+            local: Local::default(),
+            scratch: Scratch::default(),
+            waiting: Waiting::new(local_ranks),
+            is_running: false,
+            has_told: false,
+        }
+    }
+
+    /// Runs a plan to its end. After an error the communicator has ended: `health` knows why, and the peers have been told.
+    pub(crate) fn run<L: Links>(&mut self, mut request: Request<'_>, links: &mut L) -> Result<(), Stop> {
+        let was_running = std::mem::replace(&mut self.is_running, true);
+        let result = match self.prepare(&request, was_running) {
+            Err(notice) => Err(self.fail(notice.into(), None, request.health, links)),
+            Ok(context) => {
+                let driven = self.drive(&mut request, &context, links);
+                driven.map_err(|end| self.fail(end, Some(&context), request.health, links))
+            }
+        };
+        self.is_running = false;
+        self.scratch.trim();
+        result
+    }
+
+    /// Checks the plan and takes it up.
+    fn prepare<'a>(&mut self, request: &Request<'a>, was_running: bool) -> Result<Context<'a>, Notice> {
+        if let Some(notice) = request.health.notice() {
+            return Err(*notice);
+        }
+        let failed = Notice::Failed { rank: self.rank as u32 };
+        if was_running || self.has_told {
+            tracing::error!(rank = self.rank, "the communicator is used after its last run broke off");
+            return Err(failed);
+        }
+        if !self.scratch.reserve(request.plan.scratch_bytes) {
+            tracing::error!(rank = self.rank, "no memory for {} bytes of scratch", request.plan.scratch_bytes);
+            return Err(failed);
+        }
+        let spaces = Spaces::new(&request.memory, &mut self.scratch);
+        let checked = spaces.check(request.plan, request.fold.map(Fold::element_bytes));
+        if let Err(reason) = checked.and_then(|()| self.take_up(request.plan, request.participants)) {
+            tracing::error!(rank = self.rank, "the plan for {} cannot be run: {reason}", request.call);
+            return Err(failed);
+        }
+        let Request { plan, call, .. } = *request;
+        Ok(Context { rank: self.rank, plan, spaces, call, fingerprint: call.to_bytes() })
+    }
+
+    /// Queues the steps of a plan.
+    fn take_up(&mut self, plan: &Plan, participants: &[usize]) -> Result<(), String> {
+        let Self { rank: own, peers, active, schedule, local, waiting, .. } = self;
+        active.drain(..).for_each(|rank| peers[rank].begin());
+        local.begin();
+        waiting.reset();
+        schedule.begin(plan, |step, action| {
+            let (Action::Send { to: position, .. } | Action::Receive { from: position, .. }) = action else { return Ok(schedule::NONE) };
+            let rank = participants.get(*position).copied().filter(|rank| rank != own);
+            let Some((rank, peer)) = rank.and_then(|rank| Some((rank, peers.get_mut(rank)?))) else {
+                return Err(format!("step {step} is with participant {position}, who is not a peer"));
+            };
+            if !peer.is_needed() {
+                active.push(rank);
+            }
+            Ok(match action {
+                Action::Send { from, .. } => peer.queue_send(step, from.len),
+                Action::Receive { into, .. } => peer.queue_receive(step, into.len),
+                Action::Fold { .. } | Action::Copy { .. } => schedule::NONE,
+            })
+        })?;
+        // The steps came last first.
+        active.reverse();
+        Ok(())
+    }
+
+    /// Goes round until all is done.
+    fn drive<L: Links>(&mut self, request: &mut Request<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
+        /// Looking at the clock every time would cost more than a small message.
+        const ROUNDS_PER_CHECK: u32 = 64;
+        for &rank in &self.active {
+            links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
+        }
+        let mut rounds = 0_u32;
+        loop {
+            let has_moved = self.round(request, context, links)?;
+            if self.schedule.is_done() {
+                return Ok(());
+            }
+            if let Some(notice) = request.health.notice() {
+                return Err((*notice).into());
+            }
+            rounds = rounds.wrapping_add(1);
+            if has_moved {
+                self.waiting.reset();
+            }
+            if !has_moved || rounds.is_multiple_of(ROUNDS_PER_CHECK) {
+                self.check(request, links)?;
+            }
+            if !has_moved {
+                self.pause(request, context, links)?;
+            }
+        }
+    }
+
+    /// Serves every link and does some of the local work; says whether anything moved.
+    fn round<L: Links>(&mut self, request: &Request<'_>, context: &Context<'_>, links: &mut L) -> Result<bool, End> {
+        let mut has_moved = self.local.advance(&mut self.schedule, context, request.fold);
+        // Sends first: a peer can do something with bytes while this rank is still reading.
+        for is_send in [true, false] {
+            for index in 0..self.active.len() {
+                let rank = self.active[index];
+                let peer = &mut self.peers[rank];
+                let wanted = if is_send { peer.wants_to_write(&self.schedule) } else { peer.wants_to_read(&self.schedule) };
+                if !wanted {
+                    continue;
+                }
+                let link = links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
+                let result =
+                    if is_send { peer.send(link, &mut self.schedule, context) } else { peer.receive(link, &mut self.schedule, context) };
+                match result {
+                    Ok(moved) => has_moved |= moved,
+                    Err(trouble) => return Err(self.explain(rank, trouble, request.deadline, links)),
+                }
+            }
+        }
+        Ok(has_moved)
+    }
+
+    /// Whether the run should end though the links say nothing.
+    fn check<L: Links>(&mut self, request: &mut Request<'_>, links: &mut L) -> Result<(), End> {
+        if let Some(notice) = (request.interrupted)() {
+            return Err(notice.into());
+        }
+        if request.deadline.has_passed() { Err(self.timed_out(request, links)) } else { Ok(()) }
+    }
+
+    /// Nothing moves: waits a little.
+    fn pause<L: Links>(&mut self, request: &Request<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
+        match self.waiting.pause() {
+            Pause::Spin => std::hint::spin_loop(),
+            Pause::Yield => std::thread::yield_now(),
+            Pause::Sleep => self.sleep(request, context, links)?,
+        }
+        Ok(())
+    }
+
+    /// Sleeps until a link stirs, one of those included that this run does not need: a peer may have a notice for us.
+    fn sleep<L: Links>(&mut self, request: &Request<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
+        let Self { peers, schedule, waiting, .. } = self;
+        waiting.clear();
+        let (mut is_blind, mut trouble) = (false, None);
+        links.for_each_open(&mut |rank, link| {
+            let Some(peer) = peers.get_mut(rank).filter(|_| trouble.is_none()) else { return };
+            let (reads, writes) = (peer.wants_to_read(schedule), peer.wants_to_write(schedule));
+            is_blind |= (reads || writes) && link.descriptor().is_none();
+            let result = match link.descriptor() {
+                _ if reads => Ok(true),
+                Some(_) => peer.scan(context),
+                None => peer.watch(link, context).map(|()| false),
+            };
+            match (result, link.descriptor()) {
+                (Err(found), _) => trouble = Some((rank, found)),
+                (Ok(watches), Some(descriptor)) if watches || writes => {
+                    let flags = if watches { PollFlags::IN } else { PollFlags::empty() };
+                    let flags = if writes { flags | PollFlags::OUT } else { flags };
+                    waiting.add(descriptor, flags, rank, watches && !reads);
+                }
+                (Ok(_), _) => {}
+            }
+        });
+        if let Some((rank, trouble)) = trouble {
+            return Err(self.explain(rank, trouble, request.deadline, links));
+        }
+        self.waiting.sleep(is_blind, request.deadline.remaining());
+        while let Some(rank) = self.waiting.stirred() {
+            let link = links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
+            if let Err(trouble) = self.peers[rank].watch(link, context) {
+                return Err(self.explain(rank, trouble, request.deadline, links));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,368 @@
+//! One peer as the engine sees it: what is on its way to it and from it.
+
+#![expect(unsafe_code, reason = "payload goes straight from and to the spans of the plan")]
+
+use std::io::{self, IoSlice};
+
+use super::input::{Filled, INPUT_BYTES, Input, moved};
+use super::lane::{Context, Lane};
+use super::schedule::{NONE, Schedule};
+use super::wire::{self, Malformed, Message};
+use crate::call::Call;
+use crate::element::TypeTag;
+use crate::host::link::ByteLink;
+use crate::host::notice::Notice;
+use crate::host::plan::Span;
+
+/// How many bytes one link moves before the others have their turn.
+const TURN_BYTES: usize = 1 << 20;
+
+/// Why a peer cannot be served any longer.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The link broke.
+    Link(io::Error),
+    /// It said that the communicator ended.
+    Told(Notice),
+    /// It said or did something by which the communicator ends.
+    Found(Notice),
+}
+
+/// One peer. The input lives as long as the link; the lane is made new for each run.
+#[derive(Debug)]
+pub(super) struct Peer {
+    rank: u32,
+    input: Input,
+    /// It closed its communicator in good order.
+    has_left: bool,
+    lane: Lane,
+    /// How much of the last message of all has been written.
+    said: usize,
+    /// It is no use saying anything to it.
+    is_deaf: bool,
+}
+
+impl Peer {
+    pub(super) fn new(rank: u32) -> Self {
+        Self { rank, input: Input::default(), has_left: false, lane: Lane::new(), said: 0, is_deaf: false }
+    }
+
+    /// Forgets the run before.
+    pub(super) fn begin(&mut self) {
+        self.lane = Lane::new();
+    }
+
+    /// Puts a send before all others of this run; returns the one that was first.
+    pub(super) fn queue_send(&mut self, step: u32, len: usize) -> u32 {
+        self.lane.send_total += len as u64;
+        std::mem::replace(&mut self.lane.send, step)
+    }
+
+    /// Puts a receive before all others of this run; returns the one that was first.
+    pub(super) fn queue_receive(&mut self, step: u32, len: usize) -> u32 {
+        self.lane.receive_total += len as u64;
+        std::mem::replace(&mut self.lane.receive, step)
+    }
+
+    /// Whether this run needs it still.
+    pub(super) fn is_needed(&self) -> bool {
+        self.lane.send != NONE || self.lane.receive != NONE
+    }
+
+    /// Whether there are bytes that could go to it.
+    pub(super) fn wants_to_write(&self, schedule: &Schedule) -> bool {
+        schedule.is_ready(self.lane.send)
+    }
+
+    /// Whether bytes of it have a place to go to.
+    pub(super) fn wants_to_read(&self, schedule: &Schedule) -> bool {
+        schedule.is_ready(self.lane.receive)
+    }
+
+    /// Sends what the link takes; says whether any byte moved.
+    pub(super) fn send(&mut self, link: &mut impl ByteLink, schedule: &mut Schedule, context: &Context<'_>) -> Result<bool, Trouble> {
+        let mut total = 0;
+        while total < TURN_BYTES && schedule.is_ready(self.lane.send) {
+            let len = context.span(self.lane.send).len;
+            if self.has_left {
+                return Err(self.left());
+            }
+            if !self.lane.outgoing.is_open {
+                self.lane.open_message(len, context);
+            }
+            let Some((count, all)) = self.lane.write(link, context).map_err(Trouble::Link)? else { break };
+            total += count;
+            if !all {
+                break;
+            }
+            if self.lane.sent == len {
+                self.lane.sent = 0;
+                self.lane.send = schedule.finish(self.lane.send);
+            }
+        }
+        Ok(total > 0)
+    }
+
+    /// Receives what the link has, as far as there is a place for it; says whether any byte moved.
+    pub(super) fn receive(&mut self, link: &mut impl ByteLink, schedule: &mut Schedule, context: &Context<'_>) -> Result<bool, Trouble> {
+        let (mut total, mut is_drained) = (0, false);
+        while total < TURN_BYTES && schedule.is_ready(self.lane.receive) {
+            let span = context.span(self.lane.receive);
+            let Some(left) = self.lane.incoming else {
+                if let Some((message, used)) = self.input.front().map_err(|malformed| self.garbled(malformed))? {
+                    self.input.consume(used);
+                    self.lane.incoming = Some(self.accept(message, span, context)?);
+                    total += used;
+                    self.finish_message(0, span, schedule);
+                } else if is_drained {
+                    break;
+                } else {
+                    match self.input.fill(link).map_err(Trouble::Link)? {
+                        Filled::Nothing => break,
+                        filled => is_drained = filled == Filled::Drained,
+                    }
+                    total += 1;
+                }
+                continue;
+            };
+            let count = if !self.input.is_empty() {
+                self.take_input(left, span, context)
+            } else if is_drained {
+                break;
+            } else if left >= INPUT_BYTES {
+                // SAFETY: the plan was checked; `accept` let no message be longer than what is left of its span; nothing else
+                // touches the plan's memory during the call of the link.
+                let into = unsafe { context.spaces.bytes_mut(span, self.lane.received, left) };
+                let Some(count) = moved(link.try_read(into)).map_err(Trouble::Link)? else { break };
+                is_drained = count < left;
+                count.min(left)
+            } else {
+                // The rest of a message comes in together with the next one's header.
+                match self.input.fill(link).map_err(Trouble::Link)? {
+                    Filled::Nothing => break,
+                    filled => is_drained = filled == Filled::Drained,
+                }
+                continue;
+            };
+            total += count;
+            self.finish_message(count, span, schedule);
+        }
+        Ok(total > 0)
+    }
+
+    /// Moves payload from the input to its place.
+    fn take_input(&mut self, left: usize, span: Span, context: &Context<'_>) -> usize {
+        let count = left.min(self.input.bytes().len());
+        // SAFETY: as for reading in place; the input is memory of its own.
+        let into = unsafe { context.spaces.bytes_mut(span, self.lane.received, count) };
+        into.copy_from_slice(&self.input.bytes()[..count]);
+        self.input.consume(count);
+        count
+    }
+
+    /// Counts payload that has come in; ends the message, and with it the step, where it was the last.
+    fn finish_message(&mut self, count: usize, span: Span, schedule: &mut Schedule) {
+        let lane = &mut self.lane;
+        lane.received += count;
+        lane.incoming = lane.incoming.map(|left| left - count).filter(|left| *left > 0);
+        if lane.incoming.is_none() && lane.received == span.len {
+            lane.received = 0;
+            lane.receive = schedule.finish(lane.receive);
+        }
+    }
+
+    /// Whether a message is what this run expects; returns the length of its payload.
+    fn accept(&mut self, message: Message, span: Span, context: &Context<'_>) -> Result<usize, Trouble> {
+        match message {
+            Message::Notice(notice) => return Err(Trouble::Told(notice)),
+            Message::Leave => {
+                self.has_left = true;
+                return Err(self.left());
+            }
+            Message::First { call, total, .. } if !self.lane.has_received => self.agree(&call, total, context)?,
+            Message::Next { .. } if self.lane.has_received => {}
+            Message::First { payload, .. } | Message::Next { payload } => {
+                return Err(self.unexpected(message, payload, "it is out of order"));
+            }
+        }
+        self.lane.has_received = true;
+        let (payload, left) = (message.payload(), span.len - self.lane.received);
+        if payload > left || (payload == 0 && left > 0) {
+            return Err(self.unexpected(message, payload, "the payload is not what this call needs"));
+        }
+        Ok(payload)
+    }
+
+    /// Whether the peer makes the same call, with as many bytes for this rank.
+    fn agree(&self, theirs: &[u8; Call::FINGERPRINT_BYTES], total: u64, context: &Context<'_>) -> Result<(), Trouble> {
+        if *theirs != context.fingerprint {
+            return Err(self.disagree(theirs, context));
+        }
+        if total == self.lane.receive_total {
+            return Ok(());
+        }
+        // The calls agree in all that every rank knows, so their counts say what they disagree in.
+        let element_bytes = match context.call.element {
+            TypeTag::Scalar(dtype) => dtype.size_bytes() as u64,
+            TypeTag::Plain(bytes) => u64::from(bytes).max(1),
+        };
+        let count_of = |bytes: u64| Call { count: bytes / element_bytes, ..*context.call };
+        Err(self.mismatch(count_of(self.lane.receive_total), count_of(total), context))
+    }
+
+    fn disagree(&self, theirs: &[u8; Call::FINGERPRINT_BYTES], context: &Context<'_>) -> Trouble {
+        let reason = "its fingerprint is of no call";
+        match (Call::from_bytes(theirs), *theirs) {
+            (Some(theirs), _) => self.mismatch(*context.call, theirs, context),
+            (None, [.., a, b, c, d, e, f, g, h]) => self.garbled(Malformed { header: [a, b, c, d, e, f, g, h], reason }),
+        }
+    }
+
+    fn mismatch(&self, mine: Call, theirs: Call, context: &Context<'_>) -> Trouble {
+        Trouble::Found(Notice::Mismatch { first: (context.rank as u32, mine), second: (self.rank, theirs) })
+    }
+
+    fn left(&self) -> Trouble {
+        Trouble::Found(Notice::Left { rank: self.rank })
+    }
+
+    fn unexpected(&self, message: Message, payload: usize, reason: &'static str) -> Trouble {
+        let mut header = wire::encode_next(payload);
+        header[0] = if matches!(message, Message::First { .. }) { 1 } else { 2 };
+        self.garbled(Malformed { header, reason })
+    }
+
+    fn garbled(&self, malformed: Malformed) -> Trouble {
+        tracing::error!(rank = self.rank, "a peer sent {malformed}");
+        Trouble::Found(Notice::Garbled { rank: self.rank, header: u64::from_be_bytes(malformed.header) })
+    }
+
+    /// Looks through what has come from a peer that nothing is read from now, and leaves it where it is. Says whether more of
+    /// it should be had: not where the next message cannot be reached, or must not be (it closed its end).
+    pub(super) fn scan(&mut self, context: &Context<'_>) -> Result<bool, Trouble> {
+        let mut at = 0;
+        while at < self.input.bytes().len() {
+            let Some((message, used)) = wire::parse(&self.input.bytes()[at..]).map_err(|malformed| self.garbled(malformed))? else {
+                break;
+            };
+            match message {
+                Message::Notice(notice) => return Err(Trouble::Told(notice)),
+                Message::Leave => {
+                    self.has_left |= at == 0;
+                    return if self.has_left && self.is_needed() { Err(self.left()) } else { Ok(false) };
+                }
+                // A later call's, where it has run ahead; else it cannot ever agree.
+                Message::First { call, .. } if call != context.fingerprint && !is_later(&call, context.call) => {
+                    return Err(self.disagree(&call, context));
+                }
+                Message::First { .. } | Message::Next { .. } => {}
+            }
+            at += used + message.payload();
+        }
+        Ok(at < INPUT_BYTES && !self.input.is_full())
+    }
+
+    /// As [`Peer::scan`], after reading what has come since.
+    pub(super) fn watch(&mut self, link: &mut impl ByteLink, context: &Context<'_>) -> Result<(), Trouble> {
+        while self.scan(context)? {
+            match self.input.fill(link).map_err(Trouble::Link)? {
+                Filled::Nothing => break,
+                Filled::Full | Filled::Drained => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What a peer whose link broke had said before: its notice may lie behind payload that no one will need now.
+    pub(super) fn last_words(&mut self, link: &mut impl ByteLink) -> Option<Notice> {
+        const ROUNDS: usize = 4096;
+        let mut skip = self.lane.incoming.take().unwrap_or(0);
+        for _ in 0..ROUNDS {
+            let count = skip.min(self.input.bytes().len());
+            self.input.consume(count);
+            skip -= count;
+            let front = if skip == 0 { self.input.front().ok()? } else { None };
+            match front {
+                Some((Message::Notice(notice), _)) => return Some(notice),
+                Some((Message::Leave, _)) => return Some(Notice::Left { rank: self.rank }),
+                Some((message, used)) => {
+                    self.input.consume(used);
+                    skip = message.payload();
+                }
+                None => match self.input.fill(link) {
+                    Ok(Filled::Nothing) | Err(_) => return None,
+                    Ok(Filled::Full | Filled::Drained) => {}
+                },
+            }
+        }
+        None
+    }
+
+    /// Whether the run waits for this peer: it does not take our bytes, or owes some and has sent nothing that is unread.
+    pub(super) fn is_missing(&mut self, link: Option<&mut impl ByteLink>, schedule: &Schedule) -> bool {
+        if self.wants_to_write(schedule) || self.wants_to_read(schedule) {
+            return true;
+        }
+        let has_bytes = |input: &mut Input| link.is_some_and(|link| matches!(input.fill(link), Ok(Filled::Full | Filled::Drained)));
+        self.lane.receive != NONE && self.input.is_empty() && !has_bytes(&mut self.input)
+    }
+
+    /// Does what it can to write the last message of all, after what is half sent (for which it needs the run's context).
+    /// Says whether there is more to write.
+    pub(super) fn say(&mut self, message: &[u8], link: &mut impl ByteLink, context: Option<&Context<'_>>) -> bool {
+        if self.is_deaf || self.has_left {
+            return false;
+        }
+        let outgoing = &mut self.lane.outgoing;
+        outgoing.is_open &= outgoing.head_sent > 0;
+        let result = self.try_say(message, link, context);
+        self.is_deaf = result.is_err();
+        result.unwrap_or(false)
+    }
+
+    fn try_say(&mut self, message: &[u8], link: &mut impl ByteLink, context: Option<&Context<'_>>) -> io::Result<bool> {
+        while self.lane.outgoing.is_open {
+            let Some(context) = context else { return Ok(false) };
+            if self.lane.write(link, context)?.is_none() {
+                return Ok(true);
+            }
+        }
+        while self.said < message.len() {
+            let Some(count) = moved(link.try_write(&[IoSlice::new(&message[self.said..])]))? else { return Ok(true) };
+            self.said += count;
+        }
+        Ok(false)
+    }
+
+    /// Reads and forgets, so that the peer gets rid of what it must send before it can listen.
+    pub(super) fn drain(&mut self, link: &mut impl ByteLink) {
+        const ROUNDS: usize = 64;
+        for _ in 0..ROUNDS {
+            self.input.consume(INPUT_BYTES);
+            match self.input.fill(link) {
+                Ok(Filled::Full) => {}
+                Ok(Filled::Nothing | Filled::Drained) => return,
+                Err(_) => {
+                    self.is_deaf = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether the last message of all, of this length, or the one before it was cut off.
+    pub(super) fn is_cut_off(&self, len: usize) -> bool {
+        let is_last_cut = self.said > 0 && self.said < len;
+        !self.is_deaf && !self.has_left && (self.lane.outgoing.is_open || is_last_cut)
+    }
+
+    /// Says no more.
+    pub(super) fn hush(&mut self) {
+        self.is_deaf = true;
+    }
+}
+
+/// Whether a fingerprint is of a call after `mine`.
+fn is_later(theirs: &[u8; Call::FINGERPRINT_BYTES], mine: &Call) -> bool {
+    Call::from_bytes(theirs).is_some_and(|theirs| theirs.sequence > mine.sequence)
+}

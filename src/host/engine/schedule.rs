@@ -1,0 +1,142 @@
+//! Which steps of a plan can go on: what each waits for, and in which order each peer is served.
+
+use std::collections::VecDeque;
+
+use crate::host::plan::{Action, Plan};
+
+/// No step.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// The unfinished part of a plan. All vectors are reused from run to run.
+#[derive(Debug, Default)]
+pub(super) struct Schedule {
+    /// By step: how many steps it still waits for.
+    waits: Vec<u32>,
+    /// By step: the first of `edges` that leads away from it.
+    first_edge: Vec<u32>,
+    /// A step that waits, and the next edge of the same origin.
+    edges: Vec<(u32, u32)>,
+    /// By step: the next one with the same peer in the same direction.
+    next: Vec<u32>,
+    /// Whether a step is a fold or a copy.
+    is_local: Vec<bool>,
+    /// Folds and copies that can go on.
+    local: VecDeque<u32>,
+    /// How many steps are not done.
+    left: usize,
+}
+
+impl Schedule {
+    /// Takes up a plan. `queue` is told every send and receive, the last first, with the step that follows it in its direction
+    /// being whatever `queue` returns.
+    pub(super) fn begin(&mut self, plan: &Plan, mut queue: impl FnMut(u32, &Action) -> Result<u32, String>) -> Result<(), String> {
+        let count = plan.steps.len();
+        if u32::try_from(count).is_err() {
+            return Err(format!("a plan of {count} steps"));
+        }
+        refill(&mut self.waits, count, 0);
+        refill(&mut self.first_edge, count, NONE);
+        refill(&mut self.next, count, NONE);
+        refill(&mut self.is_local, count, false);
+        self.edges.clear();
+        self.local.clear();
+        self.left = count;
+        for (index, step) in plan.steps.iter().enumerate().rev() {
+            self.is_local[index] = matches!(step.action, Action::Fold { .. } | Action::Copy { .. });
+            if !self.is_local[index] {
+                self.next[index] = queue(index as u32, &step.action)?;
+            }
+            for &before in &step.after {
+                if before >= index {
+                    return Err(format!("step {index} waits for step {before}, which is not an earlier one"));
+                }
+                self.edges.push((index as u32, self.first_edge[before]));
+                self.first_edge[before] = self.edges.len() as u32 - 1;
+                self.waits[index] += 1;
+            }
+        }
+        let local = (0..count).filter(|index| self.is_local[*index] && self.waits[*index] == 0);
+        self.local.extend(local.map(|index| index as u32));
+        Ok(())
+    }
+
+    /// Whether all is done.
+    pub(super) fn is_done(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Whether this is a step and waits for no other.
+    pub(super) fn is_ready(&self, step: u32) -> bool {
+        step != NONE && self.waits[step as usize] == 0
+    }
+
+    /// The fold or copy to go on with.
+    pub(super) fn local(&self) -> Option<u32> {
+        self.local.front().copied()
+    }
+
+    /// Marks the fold or copy that [`Schedule::local`] named as done.
+    pub(super) fn finish_local(&mut self) {
+        if let Some(step) = self.local.pop_front() {
+            self.finish(step);
+        }
+    }
+
+    /// Marks a step as done; returns the one that follows it with the same peer in the same direction.
+    pub(super) fn finish(&mut self, step: u32) -> u32 {
+        self.left -= 1;
+        let mut edge = self.first_edge[step as usize];
+        while edge != NONE {
+            let (follower, next) = self.edges[edge as usize];
+            let waits = &mut self.waits[follower as usize];
+            *waits -= 1;
+            if *waits == 0 && self.is_local[follower as usize] {
+                self.local.push_back(follower);
+            }
+            edge = next;
+        }
+        self.next[step as usize]
+    }
+}
+
+/// Makes a vector `count` times `value`.
+fn refill<T: Clone>(vector: &mut Vec<T>, count: usize, value: T) {
+    vector.clear();
+    vector.resize(count, value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::plan::{Space, Span, Step};
+
+    fn copy(after: Vec<usize>) -> Step {
+        let span = Span { space: Space::Scratch, offset: 0, len: 0 };
+        Step { action: Action::Copy { from: span, into: span }, after }
+    }
+
+    #[test]
+    fn steps_come_when_what_they_wait_for_is_done() {
+        let plan = Plan { steps: vec![copy(vec![]), copy(vec![0, 0]), copy(vec![]), copy(vec![1, 2])], scratch_bytes: 0 };
+        let mut schedule = Schedule::default();
+        // The second time over the vectors of the first.
+        for _ in 0..2 {
+            schedule.begin(&plan, |_, _| Ok(NONE)).expect("a sound plan");
+            let mut order = vec![];
+            while let Some(step) = schedule.local() {
+                order.push(step);
+                schedule.finish_local();
+            }
+            assert_eq!(order, [0, 2, 1, 3]);
+            assert!(schedule.is_done());
+        }
+    }
+
+    #[test]
+    fn a_step_waits_only_for_earlier_ones() {
+        for after in [0, 1, usize::MAX] {
+            let plan = Plan { steps: vec![copy(vec![after])], scratch_bytes: 0 };
+            assert!(Schedule::default().begin(&plan, |_, _| Ok(NONE)).is_err());
+        }
+    }
+}

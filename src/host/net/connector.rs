@@ -1,0 +1,221 @@
+//! Opening a link: connect, say hello, hear the answer, confirm, without ever waiting.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use super::hello::{Answer, CONFIRM, Hello, Refusal};
+use super::tcp::{self, TcpLink};
+use crate::host::notice::{Notice, Stop};
+
+/// How long to wait after the first failed attempt; twice as long after each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(4);
+/// The longest wait between two attempts.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// A link that is being opened from this side. Dropping it gives up.
+#[derive(Debug)]
+pub(crate) struct Connector {
+    address: SocketAddr,
+    hello: Hello,
+    /// Whether the peer runs on this host.
+    same_host: bool,
+    stage: Stage,
+    pause: Duration,
+    /// What went wrong in the last attempt.
+    trouble: Option<String>,
+}
+
+/// How far an attempt has come.
+#[derive(Debug)]
+enum Stage {
+    /// None is under way; the next begins at this time.
+    Pausing(Instant),
+    /// The kernel is connecting.
+    Connecting(Socket),
+    /// The hello has been sent; so many bytes of the answer are there.
+    Greeting(TcpStream, Vec<u8>),
+}
+
+/// Why a link cannot be had, however often it is tried.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ConnectError {
+    /// Every rank listens from the start, so nobody listening means that it has ended.
+    #[error("rank {rank} no longer listens at {address}")]
+    Gone { rank: u32, address: SocketAddr },
+    /// Someone listens who will not have the link.
+    #[error("{address} refused a link to rank {rank}: {refusal}")]
+    Refused { rank: u32, address: SocketAddr, refusal: Refusal },
+    /// Someone listens who is no rank of any job.
+    #[error("{address}, where rank {rank} listened, sent what cannot be understood: {what}")]
+    Junk { rank: u32, address: SocketAddr, what: String },
+}
+
+impl From<ConnectError> for Stop {
+    /// In each case the peer is not where it was, and that is all that others can be told.
+    fn from(error: ConnectError) -> Self {
+        tracing::warn!("{error}");
+        let (ConnectError::Gone { rank, .. } | ConnectError::Refused { rank, .. } | ConnectError::Junk { rank, .. }) = error;
+        Notice::Lost { rank }.into()
+    }
+}
+
+impl Connector {
+    /// Nothing happens before the first [`Connector::advance`].
+    pub(super) fn new(address: SocketAddr, hello: Hello, same_host: bool) -> Self {
+        Self { address, hello, same_host, stage: Stage::Pausing(Instant::now()), pause: FIRST_PAUSE, trouble: None }
+    }
+
+    /// Goes on as far as it can without waiting, and hands over the link once it is open. To be called again when
+    /// [`Connector::interest`] is ready, and every few milliseconds where it is `None`; not after the link was handed over.
+    pub(crate) fn advance(&mut self) -> Result<Option<TcpLink>, ConnectError> {
+        match self.step() {
+            Ok(link) => Ok(link),
+            Err(Trouble::Final(error)) => Err(error),
+            Err(Trouble::Passing(what)) => {
+                tracing::debug!("opening a link to rank {} at {}: {what}", self.hello.receiver, self.address);
+                self.trouble = Some(what);
+                self.stage = Stage::Pausing(Instant::now() + self.pause);
+                self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+                Ok(None)
+            }
+        }
+    }
+
+    /// What to wait for before the next [`Connector::advance`]; `None` between two attempts.
+    pub(crate) fn interest(&self) -> Option<PollFd<'_>> {
+        match &self.stage {
+            Stage::Pausing(_) => None,
+            Stage::Connecting(socket) => Some(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::OUT)),
+            Stage::Greeting(stream, _) => Some(PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)),
+        }
+    }
+
+    /// How far it has come, in words, for when there is no more time.
+    pub(super) fn progress(&self) -> String {
+        let stage = match &self.stage {
+            Stage::Pausing(_) => "not connected",
+            Stage::Connecting(_) => "still connecting",
+            Stage::Greeting(..) => "connected, but not answered",
+        };
+        let trouble = self.trouble.as_ref().map_or(String::new(), |trouble| format!("; before that: {trouble}"));
+        format!("rank {} at {}: {stage}{trouble}", self.hello.receiver, self.address)
+    }
+
+    /// [`Connector::advance`], before a failed attempt is set aside.
+    fn step(&mut self) -> Result<Option<TcpLink>, Trouble> {
+        if let Stage::Pausing(until) = self.stage {
+            if Instant::now() < until {
+                return Ok(None);
+            }
+            self.stage = Stage::Connecting(self.begin()?);
+        }
+        if let Stage::Connecting(socket) = &self.stage {
+            if !is_writable(socket)? {
+                return Ok(None);
+            }
+            if let Some(error) = socket.take_error()? {
+                return Err(self.failed(&error));
+            }
+            let stage = std::mem::replace(&mut self.stage, Stage::Pausing(Instant::now()));
+            let Stage::Connecting(socket) = stage else { return Ok(None) };
+            let mut stream = TcpStream::from(socket);
+            // It fits into an empty send buffer.
+            let hello = self.hello.to_bytes();
+            let written = stream.write(&hello)?;
+            if written != hello.len() {
+                return Err(Trouble::Passing(format!("only {written} bytes of the hello could be sent")));
+            }
+            self.stage = Stage::Greeting(stream, Vec::new());
+        }
+        self.hear_answer()
+    }
+
+    /// A socket that is connecting.
+    fn begin(&self) -> Result<Socket, Trouble> {
+        let socket = Socket::new(Domain::for_address(self.address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+        tcp::prepare(SockRef::from(&socket))?;
+        if self.same_host {
+            tcp::prefer_unpaced(SockRef::from(&socket));
+        }
+        match socket.connect(&self.address.into()) {
+            Ok(()) => Ok(socket),
+            // After a signal the kernel goes on connecting, too.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => Ok(socket),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// What a failed attempt to connect means.
+    fn failed(&self, error: &io::Error) -> Trouble {
+        match error.kind() {
+            ErrorKind::ConnectionRefused => Trouble::Final(ConnectError::Gone { rank: self.hello.receiver, address: self.address }),
+            _ => Trouble::Passing(error.to_string()),
+        }
+    }
+
+    /// Reads the answer; to a welcome it confirms and gives out the link.
+    fn hear_answer(&mut self) -> Result<Option<TcpLink>, Trouble> {
+        let Stage::Greeting(stream, heard) = &mut self.stage else { return Ok(None) };
+        let answer = loop {
+            let mut chunk = [0; Answer::MAX_BYTES];
+            // A connection that ends or breaks here met a peer that ran out of room, or one that is going down: the next
+            // attempt will tell.
+            match stream.read(&mut chunk) {
+                Ok(0) => return Err(Trouble::Passing("the peer closed the connection without an answer".to_owned())),
+                Ok(read) => heard.extend_from_slice(&chunk[..read]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+            match Answer::decode(heard) {
+                Ok(None) => {}
+                Ok(Some(answer)) => break Ok(answer),
+                Err(what) => break Err(what),
+            }
+        };
+        let (rank, address) = (self.hello.receiver, self.address);
+        match answer {
+            Ok(Answer::Welcome) if heard.len() == Answer::Welcome.to_bytes().len() => {}
+            Ok(Answer::Welcome) => {
+                let what = format!("{} bytes where a welcome was expected", heard.len());
+                return Err(Trouble::Final(ConnectError::Junk { rank, address, what }));
+            }
+            Ok(Answer::Refused(refusal)) => return Err(Trouble::Final(ConnectError::Refused { rank, address, refusal })),
+            Err(what) => return Err(Trouble::Final(ConnectError::Junk { rank, address, what })),
+        }
+        let written = stream.write(&[CONFIRM])?;
+        if written != 1 {
+            return Err(Trouble::Passing("the confirmation could not be sent".to_owned()));
+        }
+        match std::mem::replace(&mut self.stage, Stage::Pausing(Instant::now())) {
+            Stage::Greeting(stream, _) => Ok(Some(TcpLink::new(stream))),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Why an attempt failed.
+enum Trouble {
+    /// The next may succeed.
+    Passing(String),
+    /// None will.
+    Final(ConnectError),
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Self::Passing(error.to_string())
+    }
+}
+
+/// Whether the kernel is done connecting, well or not.
+fn is_writable(socket: &Socket) -> io::Result<bool> {
+    let mut interest = [PollFd::new(socket, PollFlags::OUT)];
+    let ready = rustix::event::poll(&mut interest, Some(&rustix::event::Timespec::default()))?;
+    Ok(ready > 0)
+}

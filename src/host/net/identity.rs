@@ -1,0 +1,95 @@
+//! Which host a process runs on, so that ranks find those with whom they can share memory.
+
+use std::hash::{BuildHasher, Hasher};
+use std::os::linux::fs::MetadataExt;
+use std::sync::OnceLock;
+use std::{fs, io};
+
+/// A text that is equal in two processes only where they can pass each other a descriptor of shared memory over a unix socket
+/// with an abstract name.
+///
+/// - The boot id: the same kernel. Two hosts never have the same, nor has one host after it was started anew.
+/// - The network namespace: abstract socket names are looked up in it.
+/// - The user namespace and the user: each end checks that the other is the same user, and numbers of users are comparable in
+///   one namespace only.
+/// - Not the mount namespace: nothing is opened by path. Not the IPC namespace: it holds System V and POSIX objects, and memory
+///   from `memfd_create` is neither. Not the PID namespace: a descriptor is passed to whoever is connected, and death shows on
+///   the connection, so no process is addressed by its number (nor may a number be part of a name that must be unique).
+///
+/// Where /proc does not say, the text is equal within this process only: its ranks share memory, and all others use TCP.
+pub(crate) fn host_identity() -> String {
+    identity_from("/proc").unwrap_or_else(|error| {
+        tracing::warn!("the identity of this host is not to be read from /proc: {error}; only ranks of this process will share memory");
+        format!("process={:016x}", process_number())
+    })
+}
+
+/// The name of this host, for error messages.
+pub(crate) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// [`host_identity`] from what is mounted at `proc`.
+fn identity_from(proc: &str) -> io::Result<String> {
+    let boot = fs::read_to_string(format!("{proc}/sys/kernel/random/boot_id"))?;
+    let boot = boot.trim();
+    // All-zero or empty would make one host of many.
+    if !boot.bytes().any(|byte| byte.is_ascii_hexdigit() && byte != b'0') {
+        return Err(io::Error::other(format!("the boot id is {boot:?}")));
+    }
+    let namespace = |name: &str| -> io::Result<String> {
+        let facts = fs::metadata(format!("{proc}/self/ns/{name}"))?;
+        Ok(format!("{}:{}", facts.st_dev(), facts.st_ino()))
+    };
+    let user = rustix::process::getuid().as_raw();
+    Ok(format!("boot={boot} net={} user={} uid={user}", namespace("net")?, namespace("user")?))
+}
+
+/// A number that no other process has, the same at every call.
+fn process_number() -> u64 {
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    // The standard library seeds its hash maps from the system's random numbers.
+    *NUMBER.get_or_init(|| std::hash::RandomState::new().build_hasher().finish())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails says where")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_within_a_process_and_its_children() {
+        let here = host_identity();
+        assert_eq!(here, host_identity());
+        assert_eq!(here, std::thread::spawn(host_identity).join().unwrap());
+        assert!(here.starts_with("boot="), "{here}");
+        let child = std::process::Command::new("stat").args(["-L", "-c", "%d:%i", "/proc/self/ns/net"]).output().unwrap();
+        let namespace = String::from_utf8(child.stdout).unwrap();
+        assert!(here.contains(&format!("net={} ", namespace.trim())), "{here} in a child {namespace}");
+    }
+
+    #[test]
+    fn without_proc_only_this_process_is_this_host() {
+        let empty = tempfile::tempdir().unwrap();
+        assert!(identity_from(empty.path().to_str().unwrap()).is_err());
+        assert_eq!(process_number(), process_number());
+        assert_ne!(process_number(), 0);
+    }
+
+    #[test]
+    fn a_boot_id_that_says_nothing_is_refused() {
+        let proc = tempfile::tempdir().unwrap();
+        let folder = proc.path().join("sys/kernel/random");
+        fs::create_dir_all(&folder).unwrap();
+        for nothing in ["", "\n", "00000000-0000-0000-0000-000000000000\n"] {
+            fs::write(folder.join("boot_id"), nothing).unwrap();
+            let error = identity_from(proc.path().to_str().unwrap()).unwrap_err().to_string();
+            assert!(error.contains("boot id"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_host_has_a_name() {
+        assert!(!host_name().is_empty());
+    }
+}

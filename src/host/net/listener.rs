@@ -1,0 +1,285 @@
+//! Taking in links: a listener that greets whoever connects, and never waits for anyone.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, NoHello, Reason, Refusal, quote};
+use super::tcp::{self, TcpLink};
+
+/// How many connections the kernel keeps for us: a large job may come all at once.
+const BACKLOG: i32 = 1024;
+/// How many connections one poll takes in, so that a flood cannot hold it.
+const ACCEPTS_PER_POLL: usize = 64;
+/// How many connections may be open that have not said hello.
+const STRANGERS: usize = 64;
+/// How long each of them has for it.
+const STRANGER_PATIENCE: Duration = Duration::from_secs(10);
+/// How long nothing is accepted after the system ran out of descriptors or memory.
+const REST: Duration = Duration::from_millis(100);
+
+/// Accepts connections, reads their hellos, and keeps those that belong until they are asked for.
+#[derive(Debug)]
+pub(super) struct Acceptor {
+    listener: TcpListener,
+    /// Readable when there is something to do: a new connection, or words on one that is not a link yet.
+    readiness: Arc<OwnedFd>,
+    me: Membership,
+    /// Connections that have not said hello, oldest first.
+    strangers: VecDeque<Stranger>,
+    /// Connections that have been welcomed and have not confirmed: at most one for each channel and rank. They may take their time.
+    welcomed: Vec<(Caller, TcpStream)>,
+    /// Links that nobody has asked for yet: at most one for each channel and rank.
+    ready: Vec<(Caller, TcpLink)>,
+    /// How many connections were dropped because of what they said.
+    junk: u64,
+    /// Until when nothing is accepted.
+    resting: Option<Instant>,
+}
+
+/// Who is at the other end: the link's purpose and the peer's rank.
+type Caller = (Channel, u32);
+
+/// A connection that has not said hello, or not all of it.
+#[derive(Debug)]
+struct Stranger {
+    stream: TcpStream,
+    from: SocketAddr,
+    since: Instant,
+    heard: [u8; Hello::BYTES],
+    heard_bytes: usize,
+}
+
+/// What has become of a stranger.
+enum Verdict {
+    /// It has not said all yet.
+    Undecided,
+    /// It closed the connection, or the connection broke.
+    Gone,
+    /// What it said is no hello.
+    Junk(String),
+    /// It said hello and will not be taken.
+    Refused(Refusal),
+    /// It said hello and may come in.
+    Welcome(Hello),
+}
+
+impl Acceptor {
+    /// Listens on `ip`, and on no other address, at a port that the system chooses.
+    pub(super) fn bind(ip: IpAddr, me: Membership) -> io::Result<Self> {
+        let address = SocketAddr::new(ip, 0);
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+        if ip.is_loopback() {
+            tcp::prefer_unpaced(SockRef::from(&socket));
+        }
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        let listener = TcpListener::from(socket);
+        let readiness = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&readiness, &listener, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        Ok(Self {
+            listener,
+            readiness: Arc::new(readiness),
+            me,
+            strangers: VecDeque::new(),
+            welcomed: Vec::new(),
+            ready: Vec::new(),
+            junk: 0,
+            resting: None,
+        })
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// What a poll can wait on, for reading, until [`Acceptor::poll`] has something to do.
+    pub(super) fn readiness(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.readiness)
+    }
+
+    /// Does what there is to do, without waiting.
+    pub(super) fn poll(&mut self) {
+        self.poll_at(Instant::now());
+    }
+
+    /// The link of this kind that `rank` has opened, if it has.
+    pub(super) fn take(&mut self, channel: Channel, rank: u32) -> Option<TcpLink> {
+        let at = self.ready.iter().position(|(caller, _)| *caller == (channel, rank))?;
+        Some(self.ready.swap_remove(at).1)
+    }
+
+    /// All links of this kind that peers have opened since they were last asked for.
+    pub(super) fn take_all(&mut self, channel: Channel) -> Vec<(usize, TcpLink)> {
+        self.ready.extract_if(.., |((kind, _), _)| *kind == channel).map(|((_, rank), link)| (rank as usize, link)).collect()
+    }
+
+    /// [`Acceptor::poll`] at a given time.
+    pub(super) fn poll_at(&mut self, now: Instant) {
+        self.accept(now);
+        for mut stranger in std::mem::take(&mut self.strangers) {
+            match stranger.listen(&self.me) {
+                Verdict::Undecided if now.saturating_duration_since(stranger.since) < STRANGER_PATIENCE => {
+                    self.strangers.push_back(stranger);
+                }
+                Verdict::Undecided => self.drop_junk(&stranger, "said too little for too long"),
+                Verdict::Gone if stranger.heard_bytes == 0 => {}
+                Verdict::Gone => self.drop_junk(&stranger, "closed the connection in the middle of its hello"),
+                Verdict::Junk(what) => self.drop_junk(&stranger, &what),
+                Verdict::Refused(refusal) => self.refuse(&stranger, refusal),
+                Verdict::Welcome(hello) => self.welcome(stranger, &hello),
+            }
+        }
+        self.hear_confirmations();
+    }
+
+    /// Takes in what the kernel has, as far as one poll may.
+    fn accept(&mut self, now: Instant) {
+        if self.resting.is_some_and(|until| now < until) {
+            return;
+        }
+        if self.resting.take().is_some() {
+            self.watch_listener(epoll::EventFlags::IN);
+        }
+        for _ in 0..ACCEPTS_PER_POLL {
+            match self.listener.accept() {
+                Ok((stream, from)) => self.take_in(stream, from, now),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if is_exhaustion(&error) => {
+                    // The connection stays pending, and would wake every wait at once for nothing.
+                    tracing::warn!("accepting a connection: {error}; trying again in {REST:?}");
+                    self.resting = Some(now + REST);
+                    self.watch_listener(epoll::EventFlags::empty());
+                    return;
+                }
+                // The connection broke before it was accepted, or a signal came: the next one may be well.
+                Err(error) => tracing::debug!("accepting a connection: {error}"),
+            }
+        }
+    }
+
+    /// Sets what the listener wakes waits for.
+    fn watch_listener(&self, events: epoll::EventFlags) {
+        if let Err(error) = epoll::modify(&self.readiness, &self.listener, epoll::EventData::new_u64(0), events) {
+            tracing::warn!("watching the listener: {error}");
+        }
+    }
+
+    /// Adds a new connection to the strangers; the oldest makes room for it.
+    fn take_in(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
+        let prepared = stream.set_nonblocking(true).and_then(|()| tcp::prepare(SockRef::from(&stream))).and_then(|()| {
+            let same_host = stream.local_addr()?.ip() == from.ip() || from.ip().is_loopback();
+            if same_host {
+                tcp::prefer_unpaced(SockRef::from(&stream));
+            }
+            Ok(epoll::add(&self.readiness, &stream, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
+        });
+        if let Err(error) = prepared {
+            tracing::debug!("a connection from {from}: {error}");
+            return;
+        }
+        if self.strangers.len() >= STRANGERS
+            && let Some(oldest) = self.strangers.pop_front()
+        {
+            self.drop_junk(&oldest, "had to make room for others");
+        }
+        self.strangers.push_back(Stranger { stream, from, since: now, heard: [0; Hello::BYTES], heard_bytes: 0 });
+    }
+
+    /// Says so, and counts. A flood of them is reported ever more rarely.
+    fn drop_junk(&mut self, stranger: &Stranger, what: &str) {
+        self.junk += 1;
+        if self.junk <= 16 || self.junk.is_power_of_two() {
+            let heard = quote(&stranger.heard[..stranger.heard_bytes]);
+            tracing::warn!("dropped a connection from {}, which began with {heard}: {what} (number {})", stranger.from, self.junk);
+        }
+    }
+
+    /// Tells the other end why, which may well be one of this job's ranks with wrong facts.
+    fn refuse(&mut self, stranger: &Stranger, refusal: Refusal) {
+        self.drop_junk(stranger, &refusal.to_string());
+        // An answer fits into an empty send buffer; where the connection is broken there is nobody to tell.
+        let _ = (&stranger.stream).write(&Answer::Refused(refusal).to_bytes());
+    }
+
+    /// Welcomes a peer, unless the link it wants is there already.
+    fn welcome(&mut self, stranger: Stranger, hello: &Hello) {
+        let caller = (hello.channel, hello.sender.rank);
+        if self.ready.iter().any(|(other, _)| *other == caller) {
+            let text = format!("rank {} has a link of this kind already", hello.sender.rank);
+            return self.refuse(&stranger, Refusal::new(Reason::Duplicate, text));
+        }
+        // An earlier attempt that was not confirmed has been given up.
+        self.welcomed.retain(|(other, _)| *other != caller);
+        let answer = Answer::Welcome.to_bytes();
+        match (&stranger.stream).write(&answer) {
+            Ok(written) if written == answer.len() => self.welcomed.push((caller, stranger.stream)),
+            // It will try again.
+            other => tracing::debug!("welcoming rank {} at {}: {other:?}", hello.sender.rank, stranger.from),
+        }
+    }
+
+    /// Makes links of those who have confirmed.
+    fn hear_confirmations(&mut self) {
+        for (caller, stream) in std::mem::take(&mut self.welcomed) {
+            let mut word = [0];
+            match (&stream).read(&mut word) {
+                Ok(1) if word[0] == CONFIRM => match epoll::delete(&self.readiness, &stream) {
+                    Ok(()) => self.ready.push((caller, TcpLink::new(stream))),
+                    Err(error) => tracing::warn!("taking the link of rank {} out of the poll: {error}", caller.1),
+                },
+                Err(error) if is_not_yet(&error) => self.welcomed.push((caller, stream)),
+                // The peer gave up, or is gone; if it wants the link it will try again.
+                other => tracing::debug!("rank {} did not confirm: {other:?}, {word:?}", caller.1),
+            }
+        }
+    }
+}
+
+impl Stranger {
+    /// Reads what there is and judges it.
+    fn listen(&mut self, me: &Membership) -> Verdict {
+        while self.heard_bytes < Hello::BYTES {
+            match self.stream.read(&mut self.heard[self.heard_bytes..]) {
+                Ok(0) => return Verdict::Gone,
+                Ok(read) => self.heard_bytes += read,
+                Err(error) if is_not_yet(&error) => break,
+                Err(_) => return Verdict::Gone,
+            }
+        }
+        match Hello::decode(&self.heard[..self.heard_bytes]) {
+            Ok(None) => Verdict::Undecided,
+            Ok(Some(hello)) => match hello.check(me) {
+                Ok(()) => Verdict::Welcome(hello),
+                Err(refusal) => Verdict::Refused(refusal),
+            },
+            Err(NoHello::Junk(what)) => Verdict::Junk(what),
+            Err(NoHello::Refused(refusal)) => Verdict::Refused(refusal),
+        }
+    }
+}
+
+/// Whether it is worth trying again later.
+fn is_not_yet(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// Whether the system has no more descriptors or memory to give.
+fn is_exhaustion(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}
+
+#[cfg(test)]
+impl Acceptor {
+    /// The next pending connection, unheard.
+    pub(super) fn accept_raw(&self) -> io::Result<TcpStream> {
+        self.listener.accept().map(|(stream, _)| stream)
+    }
+}

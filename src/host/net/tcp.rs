@@ -1,0 +1,230 @@
+//! A link to one peer over TCP.
+
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use socket2::{SockRef, TcpKeepalive};
+
+use super::tcp_info::Watch;
+use crate::host::link::ByteLink;
+
+/// How long a connection may be idle before the kernel asks whether the peer's host is still there.
+const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(3);
+/// How long it waits for each answer.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(2);
+/// How often it asks before it gives the connection up: 11 s in all.
+const KEEP_ALIVE_RETRIES: u32 = 4;
+/// How often a link that cannot move looks whether the peer's host still answers.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A connection to a peer that has been greeted. It never blocks.
+///
+/// A peer whose process died is noticed by the next call. A cut network is noticed by the kernel after 11 s where nothing is
+/// under way; where something is, by [`ByteLink::try_write`] and [`ByteLink::try_read`] 12 s to 14 s after it was first sent in
+/// vain. So whoever waits for a link must call one of them about once a second, though nothing is ready.
+#[derive(Debug)]
+pub(crate) struct TcpLink {
+    stream: TcpStream,
+    watch: Watch,
+    /// When the watch was last asked.
+    checked: Instant,
+}
+
+impl TcpLink {
+    /// Takes over a connection that was prepared with [`prepare`] and does not block.
+    pub(super) fn new(stream: TcpStream) -> Self {
+        Self { stream, watch: Watch::default(), checked: Instant::now() }
+    }
+
+    /// What a call returns that found nothing to do: `WouldBlock`, or that the peer's host has stopped answering.
+    ///
+    /// `TCP_USER_TIMEOUT` would let the kernel do this, but Linux then also ends the connection to a peer that is alive and
+    /// merely does not read for that long, which a rank that computes between two calls is free to do.
+    fn blocked(&mut self) -> io::Error {
+        if self.checked.elapsed() < CHECK_INTERVAL {
+            return ErrorKind::WouldBlock.into();
+        }
+        self.checked = Instant::now();
+        match self.watch.is_silent(self.stream.as_fd()) {
+            Ok(true) => io::Error::new(ErrorKind::TimedOut, "the peer's host has stopped answering"),
+            Ok(false) => ErrorKind::WouldBlock.into(),
+            Err(error) => error,
+        }
+    }
+}
+
+impl ByteLink for TcpLink {
+    fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        // The system takes a limited number of parts: empty ones in front could be all it sees.
+        let Some(first) = parts.iter().position(|part| !part.is_empty()) else { return Ok(0) };
+        loop {
+            match self.stream.write_vectored(&parts[first..]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(written) => return Ok(written),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(self.blocked()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if into.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            match self.stream.read(into) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(read) => return Ok(read),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(self.blocked()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.stream.as_fd())
+    }
+}
+
+/// Sets what every link wants: no waiting for full segments, and an answer to whether an idle peer is still there.
+///
+/// Buffer sizes are left alone: the kernel grows them as needed, and a small send buffer stalls loopback for 40 ms at a time.
+pub(super) fn prepare(socket: SockRef<'_>) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    let keep_alive = TcpKeepalive::new().with_time(KEEP_ALIVE_AFTER).with_interval(KEEP_ALIVE_INTERVAL).with_retries(KEEP_ALIVE_RETRIES);
+    socket.set_tcp_keepalive(&keep_alive)
+}
+
+/// Chooses the congestion control for a peer on this very host, before the connection is made.
+///
+/// Without a real line there is nothing to share fairly, and bbr, the default in places, paces itself to half the speed that
+/// the older ones reach. Users without privileges may be allowed reno alone. Where neither is to be had, the default does.
+pub(super) fn prefer_unpaced(socket: SockRef<'_>) {
+    let is_cubic = |name: Vec<u8>| name.split(|&byte| byte == 0).next() == Some(b"cubic");
+    if socket.tcp_congestion().is_ok_and(is_cubic) {
+        return;
+    }
+    if let Err(error) = socket.set_tcp_congestion(b"cubic").or_else(|_| socket.set_tcp_congestion(b"reno")) {
+        tracing::debug!("neither cubic nor reno is to be had: {error}");
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails says where")]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Two ends of a connection.
+    fn pair() -> (TcpLink, TcpLink) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let left = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (right, _) = listener.accept().unwrap();
+        for stream in [&left, &right] {
+            stream.set_nonblocking(true).unwrap();
+            prepare(SockRef::from(stream)).unwrap();
+        }
+        (TcpLink::new(left), TcpLink::new(right))
+    }
+
+    /// Reads until `into` is full.
+    fn read_all(link: &mut TcpLink, into: &mut [u8]) {
+        let mut done = 0;
+        while done < into.len() {
+            match link.try_read(&mut into[done..]) {
+                Ok(read) => done += read,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+        }
+    }
+
+    #[test]
+    fn parts_arrive_in_order() {
+        let (mut left, mut right) = pair();
+        let parts = [IoSlice::new(b""), IoSlice::new(b"ab"), IoSlice::new(b""), IoSlice::new(b"cde")];
+        assert_eq!(left.try_write(&parts).unwrap(), 5);
+        let mut got = [0; 5];
+        read_all(&mut right, &mut got);
+        assert_eq!(&got, b"abcde");
+    }
+
+    #[test]
+    fn more_parts_than_the_system_takes() {
+        let (mut left, mut right) = pair();
+        let mut parts = vec![IoSlice::new(b""); 5000];
+        assert_eq!(left.try_write(&parts).unwrap(), 0);
+        parts.push(IoSlice::new(b"x"));
+        assert_eq!(left.try_write(&parts).unwrap(), 1);
+        let mut got = [0];
+        read_all(&mut right, &mut got);
+        assert_eq!(&got, b"x");
+    }
+
+    #[test]
+    fn a_full_link_would_block_and_moves_on() {
+        let (mut left, mut right) = pair();
+        let pattern: Vec<u8> = (0..65_521_usize).map(|index| (index % 251) as u8).collect();
+        let mut sent = 0;
+        let error = loop {
+            let rest = &pattern[sent % pattern.len()..];
+            // Long enough ago that a link that cannot move also looks at the state of the connection.
+            left.checked = Instant::now().checked_sub(CHECK_INTERVAL).unwrap();
+            match left.try_write(&[IoSlice::new(rest)]) {
+                Ok(written) => sent += written,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        assert!(left.checked.elapsed() < CHECK_INTERVAL);
+
+        let mut got = vec![0; sent];
+        read_all(&mut right, &mut got);
+        assert!(got.iter().enumerate().all(|(index, &byte)| byte == pattern[index % pattern.len()]));
+        assert_eq!(right.try_read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert_eq!(right.try_read(&mut []).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_closed_end_is_an_end_and_then_an_error() {
+        let (mut left, right) = pair();
+        drop(right);
+        let error = loop {
+            match left.try_read(&mut [0]) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                other => break other.unwrap_err(),
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+        // The first write provokes a reset, a later one meets it; the process lives on.
+        let error = loop {
+            match left.try_write(&[IoSlice::new(b"x")]) {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{error}");
+    }
+
+    #[test]
+    fn the_options_are_set() {
+        let (left, _right) = pair();
+        let socket = SockRef::from(&left.stream);
+        assert!(socket.tcp_nodelay().unwrap());
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEP_ALIVE_AFTER);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), None);
+        prefer_unpaced(SockRef::from(&left.stream));
+        let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control").unwrap_or_default();
+        let chosen = socket.tcp_congestion().unwrap();
+        if allowed.contains("cubic") || allowed.contains("reno") {
+            assert!(chosen.starts_with(b"cubic") || chosen.starts_with(b"reno"), "{}", chosen.escape_ascii());
+        } else {
+            println!("skipped: only {allowed} may be chosen here");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Whether the kernel still hears from the other end of a connection.
+#![expect(unsafe_code, reason = "no safe wrapper reads TCP_INFO")]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// How long a peer may leave what was sent to it unanswered.
+const PATIENCE: Duration = Duration::from_secs(12);
+/// The start of the kernel's `struct tcp_info`, up to and including `tcpi_last_ack_recv`; it only ever grows at its end.
+const INFO_BYTES: usize = 60;
+
+/// What matters here of `struct tcp_info`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Quiet {
+    /// How often the oldest data in flight has been sent again without an answer.
+    retransmits: u8,
+    /// How many probes of a closed window went unanswered.
+    probes: u8,
+    /// How long ago the last acknowledgement came.
+    since_acknowledgement: Duration,
+}
+
+/// Watches for a peer that has stopped answering although something was sent to it. (An idle connection is kept alive by the
+/// kernel's own probes.)
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    /// Since when something is known to be unanswered.
+    since: Option<Instant>,
+}
+
+impl Watch {
+    /// Whether the peer has been silent for too long. To be asked again and again while the connection cannot move.
+    pub(super) fn is_silent(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+        Ok(self.observe(read(socket)?, Instant::now()))
+    }
+
+    /// The same with what was seen at a certain time.
+    ///
+    /// How long ago the last acknowledgement came says little by itself: to a peer that is alive and does not read, probes go out
+    /// up to two minutes apart. So the time runs from when something unanswered was first seen, and anew from each answer.
+    fn observe(&mut self, seen: Quiet, now: Instant) -> bool {
+        if seen.retransmits == 0 && seen.probes == 0 {
+            self.since = None;
+            return false;
+        }
+        let waited = now.saturating_duration_since(*self.since.get_or_insert(now));
+        if seen.since_acknowledgement < waited {
+            self.since = Some(now);
+            return false;
+        }
+        waited >= PATIENCE
+    }
+}
+
+/// Asks the kernel.
+fn read(socket: BorrowedFd<'_>) -> io::Result<Quiet> {
+    // Words, so that the memory is aligned as the kernel's structure is.
+    let mut info = [0_u32; INFO_BYTES / 4];
+    let mut len = INFO_BYTES as libc::socklen_t;
+    // SAFETY:
+    // - `socket` is open for as long as it is borrowed.
+    // - `info` and `len` live across the call, and `len` is the size of `info` in bytes.
+    // - Trusted of the kernel: it writes at most `len` bytes; any bit pattern is a valid `u32`.
+    let status = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut len) };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let [_state, _congestion_state, retransmits, probes] = info[0].to_ne_bytes();
+    let since_acknowledgement = Duration::from_millis(info[INFO_BYTES / 4 - 1].into());
+    Ok(Quiet { retransmits, probes, since_acknowledgement })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails says where")]
+mod tests {
+    use std::io::{ErrorKind, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn quiet(retransmits: u8, probes: u8, since_acknowledgement: u64) -> Quiet {
+        Quiet { retransmits, probes, since_acknowledgement: Duration::from_secs(since_acknowledgement) }
+    }
+
+    /// What a watch says of things seen at certain seconds.
+    fn watch(seen: impl IntoIterator<Item = (u64, Quiet)>) -> Vec<bool> {
+        let (mut watch, start) = (Watch::default(), Instant::now());
+        seen.into_iter().map(|(second, quiet)| watch.observe(quiet, start + Duration::from_secs(second))).collect()
+    }
+
+    #[test]
+    fn silence_takes_time_and_something_unanswered() {
+        assert_eq!(watch((0..1000).map(|second| (second, quiet(0, 0, second)))), [false; 1000], "idle");
+        for cut in [quiet(1, 0, 0), quiet(0, 1, 0)] {
+            let said = watch((0..14).map(|second| (second, Quiet { since_acknowledgement: Duration::from_secs(second), ..cut })));
+            assert_eq!(said.iter().position(|&silent| silent), Some(12), "{cut:?}");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_is_not_silent() {
+        // Probes two minutes apart, each caught before its answer came, and looked at once a second.
+        let second_by_second = (0..600).map(|second| (second, quiet(0, u8::from(second % 120 == 0), second % 120)));
+        assert!(!watch(second_by_second).contains(&true));
+        // Looked at so rarely that nothing but unanswered probes is ever seen.
+        assert!(!watch((0..20).map(|probe| (probe * 120, quiet(0, 1, 119)))).contains(&true));
+        // After such a wait, a cut is noticed 12 s after the first probe that goes unanswered.
+        let cut = (0..40).map(|second| (second, quiet(0, u8::from(second >= 20), 100 + second)));
+        assert_eq!(watch(cut).iter().position(|&silent| silent), Some(32));
+    }
+
+    #[test]
+    fn a_bad_line_is_not_silent() {
+        let lossy = (0..100).map(|second| (second, quiet(3, 0, second % 11)));
+        assert!(!watch(lossy).contains(&true));
+    }
+
+    #[test]
+    fn the_kernel_fills_it_in() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let _peer = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let full = loop {
+            match stream.write(&[0; 65536]) {
+                Ok(written) => assert!(written > 0),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+        let quiet = read(stream.as_fd()).unwrap();
+        assert!(quiet.since_acknowledgement < Duration::from_secs(2), "{quiet:?}");
+        assert!(!Watch::default().is_silent(stream.as_fd()).unwrap());
+    }
+
+    #[test]
+    fn what_is_no_connection_is_an_error() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(Watch::default().is_silent(file.as_fd()).is_err());
+    }
+}

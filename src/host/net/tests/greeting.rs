@@ -1,0 +1,200 @@
+//! How a link begins, and who is turned away.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::{LOCALHOST, hello, is_closed, membership, read_exactly, soon, write_all};
+use crate::host::net::Channel;
+use crate::host::net::connector::{ConnectError, Connector};
+use crate::host::net::hello::{Answer, CONFIRM, Hello, Reason};
+use crate::host::net::listener::Acceptor;
+use crate::host::net::tcp::TcpLink;
+
+/// What a connection attempt ends in, with `acceptor` serving meanwhile.
+fn attempt(acceptor: &mut Acceptor, hello: Hello) -> std::result::Result<TcpLink, ConnectError> {
+    let mut connector = Connector::new(acceptor.address().unwrap(), hello, true);
+    let deadline = soon();
+    loop {
+        if let Some(link) = connector.advance()? {
+            return Ok(link);
+        }
+        assert!(!deadline.has_passed(), "{}", connector.progress());
+        acceptor.poll();
+    }
+}
+
+#[test]
+fn a_refused_hello_tells_why() {
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1)).unwrap();
+    let mut refused = |change: &dyn Fn(&mut Hello)| {
+        let mut hello = hello(0, 1);
+        change(&mut hello);
+        match attempt(&mut acceptor, hello) {
+            Err(ConnectError::Refused { refusal, .. }) => refusal,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(refused(&|hello| hello.sender.job_nonce[0] ^= 1).reason, Reason::Job);
+    assert_eq!(refused(&|hello| hello.sender.world_size = 4).reason, Reason::WorldSize);
+    assert_eq!(refused(&|hello| hello.sender.rank = 3).reason, Reason::Rank);
+    let wrong = refused(&|hello| hello.receiver = 2);
+    assert_eq!((wrong.reason, wrong.text.as_str()), (Reason::Rank, "rank 2 was wanted, this is rank 1"));
+    let wrong = refused(&|hello| hello.sender.communicator = 78);
+    assert_eq!((wrong.reason, wrong.text.as_str()), (Reason::Communicator, "communicator 0x4e was named, this is 0x4d"));
+}
+
+/// Waits until the acceptor has something to do, and lets it.
+fn serve_once(acceptor: &mut Acceptor) {
+    let readiness = acceptor.readiness();
+    poll(&mut [PollFd::new(&readiness, PollFlags::IN)], None).unwrap();
+    acceptor.poll();
+}
+
+#[test]
+fn a_link_that_waits_is_not_replaced_by_another() {
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1)).unwrap();
+    let mut first = attempt(&mut acceptor, hello(0, 1)).unwrap();
+    serve_once(&mut acceptor);
+    match attempt(&mut acceptor, hello(0, 1)) {
+        Err(ConnectError::Refused { refusal, .. }) => assert_eq!(refusal.reason, Reason::Duplicate),
+        other => panic!("{other:?}"),
+    }
+    write_all(&mut first, b"first");
+    assert!(acceptor.take(Channel::Collective, 0).is_none() && acceptor.take(Channel::PointToPoint, 2).is_none());
+    assert_eq!(read_exactly(&mut acceptor.take(Channel::PointToPoint, 0).unwrap(), 5), b"first");
+    assert!(attempt(&mut acceptor, hello(0, 1)).is_ok());
+}
+
+/// A connection that has said hello as rank 0, was welcomed, and has not confirmed.
+fn welcomed(acceptor: &mut Acceptor) -> TcpStream {
+    let mut peer = TcpStream::connect(acceptor.address().unwrap()).unwrap();
+    peer.write_all(&hello(0, 1).to_bytes()).unwrap();
+    peer.set_nonblocking(true).unwrap();
+    let mut answer = [0; 64];
+    loop {
+        acceptor.poll();
+        match peer.read(&mut answer) {
+            Ok(read) => {
+                assert_eq!(answer[..read], Answer::Welcome.to_bytes());
+                return peer;
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+    }
+}
+
+#[test]
+fn an_attempt_that_was_given_up_leaves_no_link() {
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1)).unwrap();
+    let abandoned = welcomed(&mut acceptor);
+    assert!(acceptor.take(Channel::PointToPoint, 0).is_none(), "not confirmed");
+    drop(abandoned);
+    serve_once(&mut acceptor);
+    assert!(acceptor.take_all(Channel::PointToPoint).is_empty());
+
+    let mut link = attempt(&mut acceptor, hello(0, 1)).unwrap();
+    let mut taken = loop {
+        acceptor.poll();
+        if let Some((rank, link)) = acceptor.take_all(Channel::PointToPoint).pop() {
+            assert_eq!(rank, 0);
+            break link;
+        }
+    };
+    write_all(&mut link, b"the second one");
+    assert_eq!(read_exactly(&mut taken, 14), b"the second one");
+}
+
+#[test]
+fn silent_strangers_are_few_and_do_not_stay() {
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1)).unwrap();
+    let address = acceptor.address().unwrap();
+    let begun = Instant::now();
+    let mut strangers: Vec<TcpStream> = (0..70).map(|_| TcpStream::connect(address).unwrap()).collect();
+    while !is_closed(&mut strangers[5]) {
+        acceptor.poll_at(begun);
+    }
+    let closed: Vec<bool> = strangers.iter_mut().map(is_closed).collect();
+    assert!(closed[..6].iter().all(|&closed| closed), "the oldest make room: {closed:?}");
+    assert!(!closed[6..].iter().any(|&closed| closed), "the others may stay: {closed:?}");
+
+    // Among them someone who belongs is taken in all the same.
+    drop(attempt(&mut acceptor, hello(2, 1)).unwrap());
+    acceptor.poll_at(begun + Duration::from_secs(9));
+    assert!(!is_closed(&mut strangers[69]));
+    acceptor.poll_at(begun + Duration::from_secs(21));
+    assert!(strangers.iter_mut().all(is_closed));
+}
+
+#[test]
+fn a_welcomed_peer_may_take_its_time() {
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1)).unwrap();
+    let mut peer = welcomed(&mut acceptor);
+    acceptor.poll_at(Instant::now() + Duration::from_secs(3600));
+    peer.write_all(&[CONFIRM]).unwrap();
+    serve_once(&mut acceptor);
+    assert!(acceptor.take(Channel::PointToPoint, 0).is_some());
+}
+
+#[test]
+fn junk_for_an_answer_is_quoted() {
+    let listener = TcpListener::bind((LOCALHOST, 0)).unwrap();
+    let mut connector = Connector::new(listener.local_addr().unwrap(), hello(0, 1), true);
+    let talker = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"220 mail.example ESMTP\r\n").unwrap();
+        stream
+    });
+    let error = loop {
+        match connector.advance() {
+            Ok(None) => {}
+            Ok(Some(link)) => panic!("{link:?}"),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.to_string().contains("\"220 mail.example"), "{error}");
+    drop(talker.join());
+}
+
+#[test]
+fn a_connection_that_is_dropped_without_an_answer_is_tried_again() {
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1)).unwrap();
+    let address = acceptor.address().unwrap();
+    let mut connector = Connector::new(address, hello(0, 1), true);
+    while !connector.progress().contains("not answered") {
+        assert!(connector.advance().unwrap().is_none());
+    }
+    // The peer runs out of room before it hears the hello: its acceptor drops the connection unread.
+    while acceptor.accept_raw().is_err() {}
+    let deadline = soon();
+    let link = loop {
+        acceptor.poll();
+        if let Some(link) = connector.advance().unwrap() {
+            break link;
+        }
+        assert!(!deadline.has_passed());
+    };
+    assert!(connector.progress().contains("before that"), "{}", connector.progress());
+    drop(link);
+}
+
+#[test]
+fn a_black_hole_does_not_hold_the_connector() {
+    // A host that drops everything is not to be had in a test; a full queue of connections drops new ones likewise.
+    let listener = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    listener.bind(&SocketAddr::new(LOCALHOST, 0).into()).unwrap();
+    listener.listen(0).unwrap();
+    let address = listener.local_addr().unwrap().as_socket().unwrap();
+    let began = Instant::now();
+    let mut connectors: Vec<_> = (0..4).map(|_| Connector::new(address, hello(0, 1), true)).collect();
+    for _ in 0..50 {
+        for connector in &mut connectors {
+            assert!(connector.advance().unwrap().is_none());
+        }
+    }
+    assert!(began.elapsed() < Duration::from_secs(2));
+    assert!(connectors.iter().any(|connector| connector.progress().contains("still connecting")));
+}

@@ -1,0 +1,107 @@
+//! What a rank tells the others about itself before they can talk.
+
+use crate::config::Config;
+use crate::error::{Error, Peer, Result};
+
+/// The version of this exchange and of everything that follows it.
+const VERSION: u32 = 1;
+
+/// One rank's facts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Facts {
+    /// Random; rank 0's becomes the communicator's.
+    pub(super) nonce: [u8; 16],
+    pub(super) pid: u32,
+    /// The settings that all ranks must share, in words.
+    pub(super) settings: String,
+    /// By what ranks of one host recognise each other.
+    pub(super) identity: String,
+    pub(super) host: String,
+}
+
+impl Facts {
+    /// The settings that decide what is sent, in words that can be compared and read.
+    pub(super) fn settings_of(config: &Config) -> String {
+        let algorithm = config.algorithm.as_deref().unwrap_or("auto");
+        format!("transport {:?}, reproducible {}, algorithm {algorithm}", config.transport, config.reproducible)
+    }
+
+    /// Version, nonce, process, then the three texts, each behind its length.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(self.nonce);
+        bytes.extend(self.pid.to_le_bytes());
+        for text in [&self.settings, &self.identity, &self.host] {
+            bytes.extend((text.len() as u32).to_le_bytes());
+            bytes.extend(text.as_bytes());
+        }
+        bytes
+    }
+
+    /// The reverse of [`Facts::to_bytes`].
+    pub(super) fn from_bytes(rank: usize, bytes: &[u8]) -> Result<Self> {
+        let malformed = |reason: String| Error::Protocol { with: Peer::unknown(rank).to_string(), reason };
+        let short = || malformed(format!("{} B of facts about itself, cut short", bytes.len()));
+        let (version, rest) = bytes.split_first_chunk::<4>().ok_or_else(short)?;
+        if u32::from_le_bytes(*version) != VERSION {
+            let theirs = u32::from_le_bytes(*version);
+            return Err(malformed(format!(
+                "it speaks version {theirs} of the protocol and this rank version {VERSION}: build all ranks alike"
+            )));
+        }
+        let (nonce, rest) = rest.split_first_chunk::<16>().ok_or_else(short)?;
+        let (pid, mut rest) = rest.split_first_chunk::<4>().ok_or_else(short)?;
+        let mut text = || {
+            let (length, tail) = rest.split_first_chunk::<4>()?;
+            let (text, tail) = tail.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+            rest = tail;
+            Some(String::from_utf8_lossy(text).into_owned())
+        };
+        let (settings, identity, host) = (text().ok_or_else(short)?, text().ok_or_else(short)?, text().ok_or_else(short)?);
+        Ok(Self { nonce: *nonce, pid: u32::from_le_bytes(*pid), settings, identity, host })
+    }
+
+    /// Refuses settings that differ between ranks.
+    pub(super) fn compare(all: &[Facts]) -> Result<()> {
+        let differs = all.iter().position(|facts| facts.settings != all[0].settings);
+        match differs {
+            None => Ok(()),
+            Some(other) => {
+                let reason = format!("rank 0 has {}; and rank {other} has {}", all[0].settings, all[other].settings);
+                Err(Error::Conflict { reason })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Facts {
+        Facts { nonce: [7; 16], pid: 12, settings: "s".into(), identity: String::new(), host: "höst".into() }
+    }
+
+    #[test]
+    fn facts_survive_the_exchange() {
+        assert_eq!(Facts::from_bytes(0, &example().to_bytes()).unwrap(), example());
+    }
+
+    #[test]
+    fn facts_cut_short_or_of_another_version_are_refused() {
+        let bytes = example().to_bytes();
+        for length in 0..bytes.len() {
+            assert!(Facts::from_bytes(3, &bytes[..length]).unwrap_err().to_string().contains("rank 3"));
+        }
+        let other = [&99_u32.to_le_bytes()[..], &bytes[4..]].concat();
+        assert!(Facts::from_bytes(3, &other).unwrap_err().to_string().contains("version 99"));
+    }
+
+    #[test]
+    fn different_settings_are_named() {
+        let other = Facts { settings: "t".into(), ..example() };
+        let error = Facts::compare(&[example(), example(), other]).unwrap_err().to_string();
+        assert!(error.contains("rank 0 has s; and rank 2 has t"), "{error}");
+    }
+}

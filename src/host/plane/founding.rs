@@ -1,0 +1,106 @@
+//! How a host plane comes to be: the ranks exchange facts, share memory, and open links.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::HostPlane;
+use super::connector::MessageConnector;
+use super::facts::Facts;
+use super::flat::Chooser;
+use super::links::{PlaneLink, PlaneLinks};
+use super::topology::Topology;
+use crate::config::{Config, Transport};
+use crate::deadline::Deadline;
+use crate::error::{Error, Peer, Result};
+use crate::host::bootstrap::Exchange;
+use crate::host::engine::Engine;
+use crate::host::health::Health;
+use crate::host::net::identity::{host_identity, host_name};
+use crate::host::net::mesh::Mesh;
+use crate::host::scratch::Scratch;
+use crate::host::shm::{Channel, Group};
+
+/// What is known before anyone has said anything.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Founding<'a> {
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    pub(crate) config: &'a Config,
+    /// Where to listen, should ranks of other hosts turn up.
+    pub(crate) listen: IpAddr,
+}
+
+impl Founding<'_> {
+    /// This rank's facts.
+    fn facts(&self) -> Result<Facts> {
+        let mut nonce = [0; 16];
+        rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| Error::io("drawing the communicator's random number", error))?;
+        Ok(Facts {
+            nonce,
+            pid: std::process::id(),
+            settings: Facts::settings_of(self.config),
+            identity: self.config.host_identity.clone().unwrap_or_else(host_identity),
+            host: host_name(),
+        })
+    }
+}
+
+impl HostPlane {
+    /// How many exchanges [`HostPlane::establish`] takes part in, whatever the topology.
+    pub(crate) const EXCHANGES: usize = 4;
+
+    /// Establishes the plane of one rank, and what its messages will travel on. Every rank calls it.
+    pub(crate) fn establish(exchange: &mut dyn Exchange, founding: &Founding<'_>, deadline: &Deadline) -> Result<(Self, MessageConnector)> {
+        let Founding { rank, world_size, config, listen } = *founding;
+        let blobs = exchange.all_gather(&founding.facts()?.to_bytes(), deadline)?;
+        let facts: Vec<Facts> = blobs.iter().enumerate().map(|(rank, blob)| Facts::from_bytes(rank, blob)).collect::<Result<_>>()?;
+        Facts::compare(&facts)?;
+        let identities: Vec<String> = facts.iter().map(|facts| facts.identity.clone()).collect();
+        let topology = Topology::new(&identities, rank, config.transport);
+        if config.transport == Transport::Shm && !topology.is_one_island() && world_size > 1 {
+            let hosts = topology.host_count();
+            let reason = format!("the ranks are on {hosts} hosts; use the auto or the tcp transport");
+            return Err(Error::Unsupported { what: "the shm transport".to_owned(), reason });
+        }
+        let peers: Arc<[Peer]> =
+            facts.iter().enumerate().map(|(rank, facts)| Peer { rank, host: facts.host.clone(), pid: facts.pid }).collect();
+        let health = Arc::new(Health::default());
+        let mut group = if topology.island().len() > 1 {
+            Some(Group::establish(exchange, topology.island(), rank, world_size, deadline)?)
+        } else {
+            exchange.all_gather(&[], deadline)?;
+            exchange.all_gather(&[], deadline)?;
+            None
+        };
+        let needs_listener = !topology.is_one_island() && world_size > 1;
+        let mesh = Mesh::establish(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, deadline)?;
+        let chooser = Chooser::new(config)?;
+        let mut rings = Vec::new();
+        if let Some(group) = group.as_mut() {
+            for (local, rank) in topology.island().iter().enumerate() {
+                rings.extend(group.link(local, Channel::PointToPoint).map(|link| (*rank, PlaneLink::Ring(link))));
+            }
+        }
+        let mut links = PlaneLinks::new(&mesh, group.as_mut(), &topology, world_size, Arc::clone(&health));
+        if topology.local() == 0 && topology.host_count() > 1 {
+            let opened = links.connect_partners(&topology.carriers(0), deadline);
+            opened.map_err(|stop| stop.to_error("opening links between hosts", deadline, &peers))?;
+        }
+        let plane = Self {
+            rank,
+            engine: Engine::new(rank, world_size, topology.island().len()),
+            links,
+            peers,
+            health,
+            topology,
+            group,
+            chooser,
+            sequence: 0,
+            unfinished_barrier: None,
+            scratch: Scratch::default(),
+            cause: None,
+        };
+        Ok((plane, MessageConnector { rings, mesh }))
+    }
+}

@@ -1,0 +1,95 @@
+//! Calls among the ranks of one host: shared memory alone.
+
+#![expect(unsafe_code, reason = "hands the caller's buffers to the shared-memory collectives")]
+
+use super::HostPlane;
+use super::job::{Job, Layout};
+use crate::call::{Call, Kind};
+use crate::deadline::Deadline;
+use crate::host::notice::{Notice, Stop};
+use crate::host::shm::{Blocks, Group, Memory, Terms};
+
+/// Where each block begins, for blocks side by side.
+pub(super) fn offsets(lengths: &[usize]) -> Vec<usize> {
+    let next = |start: &mut usize, length: &usize| Some(std::mem::replace(start, *start + length));
+    lengths.iter().scan(0, next).collect()
+}
+
+impl HostPlane {
+    /// Runs a call whose ranks all share this host; local indices are ranks then.
+    #[inline]
+    pub(super) fn run_on_island(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Stop> {
+        let Some(group) = self.group.as_mut() else { return Err(Notice::Failed { rank: self.rank as u32 }.into()) };
+        let terms = Terms { call, deadline, health: &self.health };
+        if call.kind == Kind::AllReduce
+            && let (Layout::Equal(bytes), Some(kernel)) = (&job.layout, &job.kernel)
+        {
+            let memory = Memory { source: job.memory.source, destination: job.memory.destination };
+            // SAFETY: the job's buffers hold `bytes` bytes of whole elements each, and are the same or apart (checked when it was
+            // made; they stay borrowed until it has run).
+            return unsafe { group.all_reduce(memory, *bytes, kernel, true, &terms) };
+        }
+        if matches!(call.kind, Kind::GatherV | Kind::ScatterV | Kind::AllToAllV) {
+            // The counts are known in part on each rank: streams carry them, once everyone is known to make this call.
+            group.barrier(&terms)?;
+            return self.run_flat(job, call, deadline);
+        }
+        run_others(group, job, self.rank, &terms)
+    }
+
+    /// Lets the ranks of this host agree on a call before it goes on between hosts.
+    pub(super) fn agree_on_island(&mut self, call: &Call, deadline: &Deadline) -> Result<(), Stop> {
+        match self.group.as_mut() {
+            Some(group) => group.barrier(&Terms { call, deadline, health: &self.health }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The collectives other than all-reduce.
+fn run_others(group: &mut Group, job: &Job, rank: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+    let narrowed = job.narrowed(rank);
+    let memory = Memory { source: narrowed.source, destination: narrowed.destination };
+    let root = terms.call.root.unwrap_or_default() as usize;
+    let failed = || Err(Notice::Failed { rank: rank as u32 }.into());
+    let (lengths, starts);
+    let (bytes, blocks) = match &job.layout {
+        Layout::Equal(bytes) => (*bytes, Blocks::Equal(*bytes)),
+        Layout::Blocks(blocks) => {
+            (lengths, starts) = (&blocks[..], offsets(blocks));
+            (0, Blocks::Varied { lengths, offsets: &starts })
+        }
+        Layout::Own(_) | Layout::Pairs { .. } => return failed(),
+    };
+    // SAFETY, for all of them: the job's buffers hold what its layout says, in whole elements, and are in place as each collective
+    // has it or apart (checked when the job was made and narrowed; they stay borrowed until it has run).
+    match (terms.call.kind, &job.kernel) {
+        (Kind::Barrier, _) => group.barrier(terms),
+        // SAFETY: see above.
+        (Kind::Broadcast, _) => unsafe { group.broadcast(memory, bytes, root, terms) },
+        // SAFETY: see above.
+        (Kind::AllGather | Kind::AllGatherV, _) => unsafe { group.all_gather(memory, blocks, terms) },
+        // SAFETY: see above.
+        (Kind::Gather, _) => unsafe { group.gather(memory, bytes, root, terms) },
+        // SAFETY: see above.
+        (Kind::Scatter, _) => unsafe { group.scatter(memory, bytes, root, terms) },
+        // SAFETY: see above.
+        (Kind::AllToAll, _) => unsafe { group.all_to_all(memory, bytes, terms) },
+        // SAFETY: see above.
+        (Kind::Reduce, Some(kernel)) => unsafe { group.reduce(memory, bytes, root, kernel, true, terms) },
+        // SAFETY: see above.
+        (Kind::ReduceScatter | Kind::ReduceScatterV, Some(kernel)) => unsafe { group.reduce_scatter(memory, blocks, kernel, true, terms) },
+        _ => failed(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::offsets;
+
+    #[test]
+    fn blocks_lie_side_by_side() {
+        assert_eq!(offsets(&[3, 0, 2]), [0, 3, 3]);
+        assert!(offsets(&[]).is_empty());
+    }
+}

@@ -1,0 +1,110 @@
+//! One collective on this rank, checked and ready to run.
+
+#![expect(unsafe_code, reason = "a job points into buffers that its caller or its worker keeps alive")]
+
+use crate::call::{Call, Kind};
+
+use crate::host::reduce::Kernel;
+
+/// The caller's two buffers, in bytes; they may be the same memory. A null source has length 0.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Operands {
+    pub(crate) source: *const u8,
+    pub(crate) source_len: usize,
+    pub(crate) destination: *mut u8,
+    pub(crate) destination_len: usize,
+}
+
+/// How the bytes of a buffer are shared out between ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Every rank's block has this many bytes; for calls without blocks, the whole vector.
+    Equal(usize),
+    /// One block per rank, of these many bytes, known to this rank.
+    Blocks(Vec<usize>),
+    /// Only this rank's own block is known here (`gather_v`, `scatter_v` on other ranks than the root).
+    Own(usize),
+    /// What this rank sends to each rank, and what it gets from each.
+    Pairs { send: Vec<usize>, receive: Vec<usize> },
+}
+
+/// A checked collective.
+#[derive(Debug)]
+pub(crate) struct Job {
+    /// What the ranks must agree on; the sequence number is set when it runs.
+    pub(crate) call: Call,
+    /// The caller's buffers.
+    pub(crate) memory: Operands,
+    /// How they are shared out.
+    pub(crate) layout: Layout,
+    /// How elements are folded, for calls that reduce.
+    pub(crate) kernel: Option<Kernel>,
+    /// The size of one element in bytes.
+    pub(crate) element_bytes: usize,
+    /// This rank's contribution after pre-multiplication; `memory.source` points into it.
+    pub(crate) scaled: Option<Box<dyn std::any::Any + Send>>,
+}
+
+// SAFETY: the pointers of `memory` are used by whoever runs the job, while the buffers are borrowed by the caller (a blocking
+// call) or owned by the background call (a started one); both hold `Send` elements (`Data: Send`). The rest is `Send`.
+unsafe impl Send for Job {}
+
+impl Job {
+    /// Whether source and destination are one buffer.
+    pub(super) fn is_in_place(&self) -> bool {
+        std::ptr::eq(self.memory.source, self.memory.destination) && self.memory.source_len == self.memory.destination_len
+    }
+
+    /// The buffers as plans and shared memory want them: where a block of one buffer is the other, that block alone.
+    pub(super) fn narrowed(&self, rank: usize) -> Operands {
+        let Operands { mut source, mut source_len, mut destination, mut destination_len } = self.memory;
+        if !self.is_in_place() || self.memory.destination_len == 0 {
+            return self.memory;
+        }
+        let (offset, length) = self.layout.block(rank);
+        match self.call.kind {
+            Kind::AllGather | Kind::AllGatherV | Kind::Gather => {
+                source = source.wrapping_add(offset);
+                source_len = length;
+            }
+            Kind::ReduceScatter | Kind::ReduceScatterV | Kind::Scatter => {
+                destination = destination.wrapping_add(offset);
+                destination_len = length;
+            }
+            _ => {}
+        }
+        Operands { source, source_len, destination, destination_len }
+    }
+
+    /// The only rank's call: its contribution is the result.
+    pub(super) fn run_alone(&self, rank: usize) {
+        let Operands { source, source_len, destination, destination_len } = self.narrowed(rank);
+        let length = source_len.min(destination_len);
+        if length != 0 && !std::ptr::eq(source, destination) {
+            // SAFETY: both buffers are valid for their lengths (checked when the job was made) and either the same, which was
+            // excluded, or apart: a shared and an exclusive borrow.
+            unsafe { std::ptr::copy_nonoverlapping(source, destination, length) };
+        }
+    }
+}
+
+impl Layout {
+    /// Where a rank's block begins and how long it is, in bytes.
+    pub(super) fn block(&self, rank: usize) -> (usize, usize) {
+        match self {
+            Layout::Equal(bytes) => (rank * bytes, *bytes),
+            Layout::Blocks(blocks) => (blocks[..rank].iter().sum(), blocks[rank]),
+            Layout::Own(bytes) => (0, *bytes),
+            Layout::Pairs { send, .. } => (send[..rank].iter().sum(), send[rank]),
+        }
+    }
+
+    /// Every rank's block length; for equal blocks, `ranks` times the same.
+    pub(super) fn blocks(&self, ranks: usize) -> Vec<usize> {
+        match self {
+            Layout::Equal(bytes) | Layout::Own(bytes) => vec![*bytes; ranks],
+            Layout::Blocks(blocks) => blocks.clone(),
+            Layout::Pairs { send, .. } => send.clone(),
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Calls among several hosts of which some have several ranks: agree and reduce on each host, exchange between hosts, share.
+
+#![expect(unsafe_code, reason = "hands parts of the caller's buffers and scratch memory to the shared-memory collectives")]
+
+use super::HostPlane;
+use super::flat::Leg;
+use super::island::offsets;
+use super::job::{Job, Layout, Operands};
+use crate::call::{Call, Kind};
+use crate::deadline::Deadline;
+use crate::host::fold::Fold;
+use crate::host::notice::{Notice, Stop};
+use crate::host::reduce::Kernel;
+use crate::host::shm::{Blocks, Memory, Terms};
+
+/// Cuts `bytes` into `shares` parts of whole elements; the ranks of the host beyond them get nothing.
+fn cut(bytes: usize, element_bytes: usize, shares: usize, ranks: usize) -> Vec<usize> {
+    let count = bytes / element_bytes;
+    let share = |rank: usize| if rank < shares { (count / shares + usize::from(rank < count % shares)) * element_bytes } else { 0 };
+    (0..ranks).map(share).collect()
+}
+
+impl HostPlane {
+    /// Runs a call over shared memory and links together.
+    pub(super) fn run_mixed(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Stop> {
+        let ordered = self.chooser.in_rank_order(job.kernel.as_ref());
+        match (call.kind, &job.kernel, &job.layout) {
+            (Kind::AllReduce, Some(kernel), Layout::Equal(bytes)) if !ordered => self.mixed_all_reduce(job, *bytes, kernel, call, deadline),
+            (Kind::Reduce, Some(kernel), Layout::Equal(bytes)) if !ordered => self.mixed_reduce(job, *bytes, kernel, call, deadline),
+            (Kind::Broadcast, _, Layout::Equal(bytes)) => self.mixed_broadcast(job, *bytes, call, deadline),
+            (Kind::Barrier, ..) => self.mixed_barrier(call, deadline),
+            _ => {
+                self.agree_on_island(call, deadline)?;
+                self.run_flat(job, call, deadline)
+            }
+        }
+    }
+
+    /// One rank of each host: the root for its own, the first elsewhere.
+    fn representatives(&self, root: usize) -> Vec<usize> {
+        let mut representatives = self.topology.carriers(0);
+        representatives[self.topology.place(root).0] = root;
+        representatives
+    }
+
+    /// Reduce-scatter on the host, all-reduce of each share between hosts, all-gather on the host. The caller's destination is
+    /// written last, when every rank is known to make the same call.
+    fn mixed_all_reduce(&mut self, job: &Job, bytes: usize, kernel: &Kernel, call: &Call, deadline: &Deadline) -> Result<(), Stop> {
+        let (shares, local, ranks) = (self.topology.shares(), self.topology.local(), self.topology.island().len());
+        let Operands { source, destination, .. } = job.memory;
+        if self.group.is_none() {
+            // Alone on this host, so there is one share, and it is everything.
+            let leg = Leg { participants: self.topology.carriers(0), me: self.topology.host(), kernel: Some(kernel) };
+            return self.all_reduce_between(&leg, job.memory, bytes, call, deadline);
+        }
+        let lengths = cut(bytes, kernel.element_bytes(), shares, ranks);
+        let starts = offsets(&lengths);
+        let blocks = Blocks::Varied { lengths: &lengths, offsets: &starts };
+        let scratch = self.reserve(lengths[local])?;
+        let health = std::sync::Arc::clone(&self.health);
+        let terms = Terms { call, deadline, health: &health };
+        if let Some(group) = self.group.as_mut() {
+            // SAFETY: the source holds all shares (they add up to its length), the scratch memory this rank's; they are apart.
+            unsafe { group.reduce_scatter(Memory { source, destination: scratch }, blocks, kernel, false, &terms) }?;
+        }
+        if local < shares {
+            let part = Operands { source: scratch, source_len: lengths[local], destination: scratch, destination_len: lengths[local] };
+            let leg = Leg { participants: self.topology.carriers(local), me: self.topology.host(), kernel: Some(kernel) };
+            self.all_reduce_between(&leg, part, lengths[local], call, deadline)?;
+        }
+        match self.group.as_mut() {
+            // SAFETY: the scratch memory holds this rank's share, the destination room for all of them.
+            Some(group) => unsafe { group.all_gather(Memory { source: scratch, destination }, blocks, &terms) },
+            None => Ok(()),
+        }
+    }
+
+    /// Reduce to one rank of each host, then between those to the root.
+    fn mixed_reduce(&mut self, job: &Job, bytes: usize, kernel: &Kernel, call: &Call, deadline: &Deadline) -> Result<(), Stop> {
+        let root = call.root.unwrap_or_default() as usize;
+        let representatives = self.representatives(root);
+        let representative = representatives[self.topology.host()];
+        let mut part = job.memory;
+        if self.group.is_some() {
+            let scratch = self.reserve(bytes)?;
+            let local = self.topology.place(representative).1;
+            let terms = Terms { call, deadline, health: &self.health };
+            if let Some(group) = self.group.as_mut() {
+                // SAFETY: the source and the scratch memory hold `bytes` bytes of whole elements each, and are apart.
+                unsafe { group.reduce(Memory { source: part.source, destination: scratch }, bytes, local, kernel, false, &terms) }?;
+            }
+            part.source = scratch;
+        }
+        if self.rank == representative {
+            let leg = Leg { participants: representatives, me: self.topology.host(), kernel: Some(kernel) };
+            self.reduce_between(&leg, part, bytes, self.topology.place(root).0, call, deadline)?;
+        }
+        // So that everyone on the host hears of a disagreement between hosts.
+        self.agree_on_island(call, deadline)
+    }
+
+    /// From the root to one rank of each host, and from those to their host. The hosts agree first.
+    fn mixed_broadcast(&mut self, job: &Job, bytes: usize, call: &Call, deadline: &Deadline) -> Result<(), Stop> {
+        let root = call.root.unwrap_or_default() as usize;
+        self.agree_on_island(call, deadline)?;
+        let representatives = self.representatives(root);
+        let representative = representatives[self.topology.host()];
+        let mut memory = Memory { source: job.memory.source, destination: job.memory.destination };
+        if self.rank == representative {
+            let leg = Leg { participants: representatives, me: self.topology.host(), kernel: None };
+            self.broadcast_between(&leg, job.memory, bytes, self.topology.place(root).0, call, deadline)?;
+            if self.rank != root {
+                memory.source = memory.destination;
+            }
+        }
+        let local = self.topology.place(representative).1;
+        let terms = Terms { call, deadline, health: &self.health };
+        match self.group.as_mut() {
+            // SAFETY: the representative's source is the root's own, or what it has just received into its destination; every
+            // destination holds `bytes` bytes.
+            Some(group) => unsafe { group.broadcast(memory, bytes, local, &terms) },
+            None => Ok(()),
+        }
+    }
+
+    /// Everyone on the host, then one of each host, then everyone on the host again.
+    fn mixed_barrier(&mut self, call: &Call, deadline: &Deadline) -> Result<(), Stop> {
+        self.agree_on_island(call, deadline)?;
+        if self.topology.local() == 0 {
+            let leg = Leg { participants: self.topology.carriers(0), me: self.topology.host(), kernel: None };
+            self.barrier_between(&leg, call, deadline)?;
+        }
+        self.agree_on_island(call, deadline)
+    }
+
+    /// Scratch memory of the plane's own.
+    fn reserve(&mut self, bytes: usize) -> Result<*mut u8, Stop> {
+        if self.scratch.reserve(bytes) {
+            return Ok(self.scratch.as_mut_ptr());
+        }
+        tracing::error!(bytes, "no scratch memory for a hierarchical call");
+        Err(Notice::Failed { rank: self.rank as u32 }.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cut;
+
+    #[test]
+    fn shares_cover_everything_on_element_boundaries() {
+        for (bytes, element, shares, ranks) in [(0, 4, 2, 3), (4, 4, 3, 3), (40, 4, 3, 5), (36, 12, 2, 2), (7, 1, 1, 4)] {
+            let lengths = cut(bytes, element, shares, ranks);
+            assert_eq!(lengths.iter().sum::<usize>(), bytes);
+            assert!(lengths.iter().all(|length| length % element == 0));
+            assert!(lengths[shares..].iter().all(|length| *length == 0));
+        }
+    }
+}

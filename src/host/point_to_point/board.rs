@@ -1,0 +1,383 @@
+//! What one rank knows of its messages, whatever link they travel on: requests, and messages that no receive wanted yet.
+
+use crate::element::TypeTag;
+use crate::host::notice::Notice;
+
+use super::frame::{EAGER_BYTES, Frame};
+use super::matching::Matching;
+use super::memory::Destination;
+use super::requests::{ReceivePhase, Receiving, Request, Requests, SendPhase, Sending};
+use super::{Envelope, MessageError};
+
+/// What a waiting message costs besides its bytes, so that empty ones are not free.
+const OVERHEAD_BYTES: usize = 128;
+
+/// How many buffers are kept for short messages to come.
+const SPARE_BUFFERS: usize = 64;
+
+/// A message that no receive wanted yet.
+#[derive(Debug)]
+enum Arrival {
+    /// A short one, whole.
+    Short { element: TypeTag, bytes: Vec<u8> },
+    /// A long one that is still with its sender.
+    Announced { link: usize, message: u32, element: TypeTag, bytes: usize },
+    /// One from this rank to itself, still in the sender's memory.
+    Own { request: u32 },
+}
+
+/// Where the bytes of a message go while they are read.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// Into the memory of a receive.
+    Request(u32),
+    /// Into a buffer, until a receive wants them.
+    Buffer(Vec<u8>),
+    /// Read and forgotten.
+    Nowhere,
+}
+
+/// The books.
+#[derive(Debug)]
+pub(super) struct Board {
+    rank: usize,
+    pub(super) requests: Requests,
+    matching: Matching<Arrival>,
+    /// Bytes of messages that no receive wanted yet, by source.
+    charged: Vec<usize>,
+    /// Beyond this much of one source, its link is not read.
+    limit: usize,
+    spare: Vec<Vec<u8>>,
+    /// What a peer said about the end of the communicator; the first one counts.
+    pub(super) heard: Option<Notice>,
+}
+
+impl Board {
+    pub(super) fn new(rank: usize, world_size: usize, limit: usize) -> Self {
+        Self {
+            rank,
+            requests: Requests::default(),
+            matching: Matching::new(world_size),
+            charged: vec![0; world_size],
+            limit,
+            spare: Vec::new(),
+            heard: None,
+        }
+    }
+
+    /// Whether so much of `source` waits for receives that no more is read.
+    pub(super) fn is_full(&self, source: usize) -> bool {
+        self.charged[source] >= self.limit
+    }
+
+    fn arrive(&mut self, source: usize, tag: u64, arrival: Arrival) {
+        self.charged[source] += cost(&arrival);
+        self.matching.arrive(source, tag, arrival);
+    }
+
+    /// A buffer of this length with anything in it.
+    fn buffer(&mut self, bytes: usize) -> Vec<u8> {
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.resize(bytes, 0);
+        buffer
+    }
+
+    /// Keeps a buffer for the next message.
+    pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < SPARE_BUFFERS {
+            self.spare.push(buffer);
+        }
+    }
+
+    /// Whether a receive can take a message from `source`; why not.
+    fn check(&mut self, receive: u32, source: usize, element: TypeTag, bytes: usize) -> Result<(), MessageError> {
+        let Some(Receiving { element: expected, into, .. }) = self.requests.receive(receive) else { return Ok(()) };
+        let capacity = into.as_ref().map_or(0, Destination::capacity);
+        if *expected != element {
+            return Err(MessageError::TypeMismatch { peer: source, sent: element, expected: *expected });
+        }
+        if bytes > capacity {
+            return Err(MessageError::Truncated { peer: source, sent: bytes, capacity });
+        }
+        Ok(())
+    }
+
+    /// Gives a short message to a receive that waits for it.
+    fn deliver(&mut self, receive: u32, envelope: Envelope, bytes: &[u8]) {
+        let outcome = self.check(receive, envelope.source, envelope.element, bytes.len());
+        if outcome.is_ok()
+            && let Some(into) = self.requests.destination(receive).get_mut(..bytes.len())
+        {
+            into.copy_from_slice(bytes);
+        }
+        self.requests.finish(receive, outcome.map(|()| envelope));
+    }
+
+    /// A short message begins to come in: where to put it.
+    pub(super) fn place_short(&mut self, envelope: Envelope) -> Place {
+        let Envelope { source, tag, element, bytes } = envelope;
+        let Some(receive) = self.matching.take_posted(source, tag) else { return Place::Buffer(self.buffer(bytes)) };
+        if let Err(refusal) = self.check(receive, source, element, bytes) {
+            self.requests.finish(receive, Err(refusal));
+            return Place::Nowhere;
+        }
+        if let Some(receiving) = self.requests.receive(receive) {
+            receiving.phase = ReceivePhase::Reading { source };
+        }
+        Place::Request(receive)
+    }
+
+    /// A short message has come in whole.
+    pub(super) fn short_complete(&mut self, envelope: Envelope, place: Place) {
+        match place {
+            Place::Request(receive) => self.requests.finish(receive, Ok(envelope)),
+            Place::Nowhere => {}
+            // A receive may have been posted since the first of its bytes came.
+            Place::Buffer(bytes) => match self.matching.take_posted(envelope.source, envelope.tag) {
+                Some(receive) => {
+                    self.deliver(receive, envelope, &bytes);
+                    self.recycle(bytes);
+                }
+                None => self.arrive(envelope.source, envelope.tag, Arrival::Short { element: envelope.element, bytes }),
+            },
+        }
+    }
+
+    /// A long message was announced on `link`: the answer, if a receive waits for it.
+    pub(super) fn announced(&mut self, envelope: Envelope, link: usize, message: u32) -> Option<Frame> {
+        let Envelope { source, tag, element, bytes } = envelope;
+        if let Some(receive) = self.matching.take_posted(source, tag) {
+            return Some(self.answer(receive, envelope, link, message));
+        }
+        self.arrive(source, tag, Arrival::Announced { link, message, element, bytes });
+        None
+    }
+
+    /// The answer of a receive to a long message.
+    fn answer(&mut self, receive: u32, envelope: Envelope, link: usize, message: u32) -> Frame {
+        let Envelope { source, tag, element, bytes } = envelope;
+        let refusal = self.check(receive, source, element, bytes).err();
+        let Some(receiving) = self.requests.receive(receive) else { return Frame::Refuse { message, element, capacity: 0 } };
+        let capacity = receiving.into.as_ref().map_or(0, Destination::capacity) as u64;
+        let expected = receiving.element;
+        receiving.phase = ReceivePhase::Filling { link, source, message, tag, bytes, filled: 0 };
+        match refusal {
+            None => Frame::ClearToSend { message, reply: receive },
+            Some(refusal) => {
+                self.requests.finish(receive, Err(refusal));
+                Frame::Refuse { message, element: expected, capacity }
+            }
+        }
+    }
+
+    /// A new receive: its slot, and what is to be answered on which link. `None` in the middle where it waits for a message.
+    pub(super) fn receive(
+        &mut self,
+        from: Option<usize>,
+        tag: Option<u64>,
+        element: TypeTag,
+        into: Destination,
+    ) -> (u32, Option<(usize, Frame)>) {
+        let receiving = Receiving { from, element, into: Some(into), phase: ReceivePhase::Posted };
+        let receive = self.requests.insert(Request::Receive(receiving));
+        let Some((source, tag, arrival)) = self.matching.take_arrived(from, tag) else {
+            self.matching.post(from, tag, receive);
+            return (receive, None);
+        };
+        self.charged[source] -= cost(&arrival);
+        let answer = match arrival {
+            Arrival::Short { element, bytes } => {
+                self.deliver(receive, Envelope { source, tag, element, bytes: bytes.len() }, &bytes);
+                self.recycle(bytes);
+                None
+            }
+            Arrival::Announced { link, message, element, bytes } => {
+                Some((link, self.answer(receive, Envelope { source, tag, element, bytes }, link, message)))
+            }
+            Arrival::Own { request } => {
+                self.meet_own(request, receive);
+                None
+            }
+        };
+        (receive, answer)
+    }
+
+    /// A send to this same rank: given to a receive, buffered where it is short, else left waiting for a receive.
+    pub(super) fn send_to_self(&mut self, send: u32) {
+        let Some(&mut Sending { tag, element, bytes, .. }) = self.requests.send(send) else { return };
+        if let Some(receive) = self.matching.take_posted(self.rank, tag) {
+            return self.meet_own(send, receive);
+        }
+        if bytes > EAGER_BYTES || self.is_full(self.rank) {
+            return self.arrive(self.rank, tag, Arrival::Own { request: send });
+        }
+        let mut buffer = self.buffer(bytes);
+        buffer.copy_from_slice(self.requests.source(send));
+        self.arrive(self.rank, tag, Arrival::Short { element, bytes: buffer });
+        self.requests.finish_send(send, self.rank);
+    }
+
+    /// A send and a receive of this rank have found each other.
+    fn meet_own(&mut self, send: u32, receive: u32) {
+        let Some(&mut Sending { element, bytes, tag, .. }) = self.requests.send(send) else { return };
+        if let Err(refusal) = self.check(receive, self.rank, element, bytes) {
+            self.requests.finish(send, Err(refusal));
+            self.requests.finish(receive, Err(refusal));
+            return;
+        }
+        // Both lie in the same table, so the destination is lifted out for the copy.
+        let into = self.requests.receive(receive).and_then(|receiving| receiving.into.take());
+        if let Some(mut into) = into {
+            into.as_mut_slice()[..bytes].copy_from_slice(self.requests.source(send));
+            if let Some(receiving) = self.requests.receive(receive) {
+                receiving.into = Some(into);
+            }
+        }
+        self.requests.finish(receive, Ok(Envelope { source: self.rank, tag, element, bytes }));
+        self.requests.finish_send(send, self.rank);
+    }
+
+    /// A send's turn on its link has come: the frame to begin with, and whether the bytes follow it at once.
+    pub(super) fn begin_send(&mut self, send: u32, link: usize) -> Option<(Frame, bool)> {
+        let sending = self.requests.send(send)?;
+        let Sending { tag, element, bytes, .. } = *sending;
+        if bytes <= EAGER_BYTES {
+            return Some((Frame::Eager { tag, element, bytes }, true));
+        }
+        sending.phase = SendPhase::Announced { link };
+        Some((Frame::RequestToSend { message: send, tag, element, bytes }, false))
+    }
+
+    /// A short message was handed to its link.
+    pub(super) fn short_sent(&mut self, send: u32) {
+        self.requests.finish_send(send, self.rank);
+    }
+
+    /// A piece of a long message was handed to its link; whether there is more of it.
+    pub(super) fn piece_sent(&mut self, send: u32, piece: usize) -> bool {
+        let Some(sending) = self.requests.send(send) else { return false };
+        let SendPhase::Cleared { sent, .. } = &mut sending.phase else { return false };
+        *sent += piece;
+        if *sent < sending.bytes {
+            return true;
+        }
+        self.requests.finish_send(send, self.rank);
+        false
+    }
+
+    /// The send that a peer's answer on `link` is about, if it awaits one.
+    fn answered(&mut self, link: usize, message: u32) -> Result<&mut Sending, String> {
+        self.requests
+            .send(message)
+            .filter(|sending| sending.phase == SendPhase::Announced { link })
+            .ok_or_else(|| format!("an answer to message {message}, which was not announced to it"))
+    }
+
+    /// A peer clears a long message; whether its bytes are to follow (not if it was cancelled meanwhile).
+    pub(super) fn cleared(&mut self, link: usize, message: u32, reply: u32) -> Result<bool, String> {
+        let sending = self.answered(link, message)?;
+        sending.phase = SendPhase::Cleared { link, reply, sent: 0 };
+        let wanted = sending.data.is_some();
+        if !wanted {
+            self.requests.remove(message);
+        }
+        Ok(wanted)
+    }
+
+    /// A peer refuses a long message, with a receive of this element type and capacity.
+    pub(super) fn refused(&mut self, link: usize, message: u32, element: TypeTag, capacity: u64) -> Result<(), String> {
+        let &mut Sending { to, element: sent, bytes, .. } = self.answered(link, message)?;
+        let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
+        let refusal = if sent == element {
+            MessageError::Truncated { peer: to, sent: bytes, capacity }
+        } else {
+            MessageError::TypeMismatch { peer: to, sent, expected: element }
+        };
+        self.requests.finish(message, Err(refusal));
+        Ok(())
+    }
+
+    /// A piece of a long message begins to come in: where to put it, and from which byte on.
+    pub(super) fn place_piece(&mut self, link: usize, reply: u32, piece: usize) -> Result<(Place, usize), String> {
+        let unexpected = || format!("{piece} B for receive {reply}, which does not expect them");
+        let receiving = self.requests.receive(reply).ok_or_else(unexpected)?;
+        match receiving.phase {
+            ReceivePhase::Filling { link: of, bytes, filled, .. } if of == link && piece <= bytes - filled => {
+                Ok((if receiving.into.is_some() { Place::Request(reply) } else { Place::Nowhere }, filled))
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// A piece of a long message has come in.
+    pub(super) fn piece_complete(&mut self, reply: u32, piece: usize) {
+        let Some(receiving) = self.requests.receive(reply) else { return };
+        let ReceivePhase::Filling { source, tag, bytes, filled, .. } = &mut receiving.phase else { return };
+        *filled += piece;
+        if filled == bytes {
+            let envelope = Envelope { source: *source, tag: *tag, element: receiving.element, bytes: *bytes };
+            self.requests.finish(reply, Ok(envelope));
+        }
+    }
+
+    /// A peer has cancelled a message that it announced on `link`: the answer, if none was given yet.
+    pub(super) fn withdrawn(&mut self, source: usize, link: usize, message: u32) -> Option<Frame> {
+        let mut answer = None;
+        let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Announced { link: l, message: m, .. } if (*l, *m) == (link, message));
+        self.matching.take_back(source, is_it, |arrival| {
+            self.charged[source] -= cost(&arrival);
+            if let Arrival::Announced { element, .. } = arrival {
+                answer = Some(Frame::Refuse { message, element, capacity: 0 });
+            }
+        });
+        let is_it = |request: &Request| {
+            matches!(request, Request::Receive(Receiving { phase: ReceivePhase::Filling { link: l, message: m, .. }, .. })
+                if (*l, *m) == (link, message))
+        };
+        for receive in self.requests.find(is_it) {
+            self.requests.finish(receive, Err(MessageError::Withdrawn { peer: source }));
+        }
+        answer
+    }
+
+    /// Takes back a receive that found no message, or a send to this rank that found no receive.
+    pub(super) fn unpost(&mut self, request: u32) {
+        if let Some(Receiving { from, .. }) = self.requests.receive(request) {
+            self.matching.unpost(*from, request);
+        } else {
+            let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Own { request: own } if *own == request);
+            self.matching.take_back(self.rank, is_it, |arrival| self.charged[self.rank] -= cost(&arrival));
+        }
+        self.requests.remove(request);
+    }
+
+    /// A peer is gone: everything that waits for it fails, and with it what waits for anyone, where it was the last one.
+    pub(super) fn end_peer(&mut self, peer: usize, notice: Notice, was_last: bool) {
+        let announced = |arrival: &Arrival| matches!(arrival, Arrival::Announced { .. });
+        self.matching.take_back(peer, announced, |arrival| self.charged[peer] -= cost(&arrival));
+        let concerned = self.requests.find(|request| match request {
+            Request::Done(_) => false,
+            Request::Send(sending) => sending.to == peer,
+            Request::Receive(Receiving { from, phase, .. }) => match phase {
+                ReceivePhase::Posted => from.map_or(was_last, |from| from == peer),
+                ReceivePhase::Reading { source } | ReceivePhase::Filling { source, .. } => *source == peer,
+            },
+        });
+        for request in concerned {
+            if let Some(Receiving { from, phase: ReceivePhase::Posted, .. }) = self.requests.receive(request) {
+                self.matching.unpost(*from, request);
+            }
+            self.requests.finish(request, Err(MessageError::Ended(notice)));
+        }
+    }
+}
+
+/// How much of the limit a waiting message uses.
+fn cost(arrival: &Arrival) -> usize {
+    match arrival {
+        Arrival::Short { bytes, .. } => bytes.len() + OVERHEAD_BYTES,
+        Arrival::Announced { .. } => OVERHEAD_BYTES,
+        // Bounded by what the caller itself has posted.
+        Arrival::Own { .. } => 0,
+    }
+}

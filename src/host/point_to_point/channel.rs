@@ -1,0 +1,98 @@
+//! One link to a peer with both its directions.
+
+use std::io;
+
+use crate::host::link::ByteLink;
+
+use super::board::Board;
+use super::incoming::{Incoming, ReadEnd};
+use super::outgoing::Outgoing;
+
+/// How often a link is read after writing to it has failed: what a peer sent before it died still counts.
+const LAST_READS: usize = 64;
+
+/// How a link ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// The peer left in order, having opened so many links to this rank.
+    Left { opened: u32 },
+    /// The peer died, the link broke, or the peer sent nonsense.
+    Broken,
+}
+
+/// A link at work.
+#[derive(Debug)]
+pub(super) struct Channel<L> {
+    pub(super) link: L,
+    pub(super) peer: usize,
+    pub(super) incoming: Incoming,
+    pub(super) outgoing: Outgoing,
+    end: Option<End>,
+}
+
+impl<L: ByteLink> Channel<L> {
+    /// A channel on a new link, which is called `number`.
+    pub(super) fn new(link: L, number: usize, peer: usize) -> Self {
+        Self { link, peer, incoming: Incoming::new(number, peer), outgoing: Outgoing::new(number), end: None }
+    }
+
+    /// How it ended; `None` while it works.
+    pub(super) fn end(&self) -> Option<End> {
+        self.end
+    }
+
+    /// Moves what can move now; whether anything did (an end counts).
+    pub(super) fn drive(&mut self, board: &mut Board) -> bool {
+        if self.end.is_some() {
+            return false;
+        }
+        let has_read = self.read(board);
+        let has_written = self.end.is_none() && self.write(board);
+        has_read || has_written
+    }
+
+    fn read(&mut self, board: &mut Board) -> bool {
+        match self.incoming.read(&mut self.link, board, &mut self.outgoing) {
+            Ok(moved) => moved,
+            Err(end) => {
+                self.end = Some(self.explain(end));
+                true
+            }
+        }
+    }
+
+    /// Writes what can be written; whether anything moved.
+    pub(super) fn write(&mut self, board: &mut Board) -> bool {
+        if self.end.is_some() {
+            return false;
+        }
+        match self.outgoing.write(&mut self.link, board) {
+            Ok(moved) => moved,
+            Err(error) => {
+                for _ in 0..LAST_READS {
+                    if self.end.is_some() || !self.read(board) {
+                        break;
+                    }
+                }
+                if self.end.is_none() {
+                    self.end = Some(self.explain(error.into()));
+                }
+                true
+            }
+        }
+    }
+
+    /// Says in the log why it ended.
+    fn explain(&self, end: ReadEnd) -> End {
+        let peer = self.peer;
+        match end {
+            ReadEnd::Left { opened } => return End::Left { opened },
+            ReadEnd::Malformed(reason) => tracing::warn!(peer, "a peer's messages cannot be understood, giving it up: {reason}"),
+            ReadEnd::Failed(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                tracing::debug!(peer, "a peer closed its link for messages without leaving");
+            }
+            ReadEnd::Failed(error) => tracing::debug!(peer, "a link for messages failed: {error}"),
+        }
+        End::Broken
+    }
+}

@@ -1,0 +1,220 @@
+//! What travels on a link between two ranks: a fixed header, and for some kinds a payload. Pure.
+//!
+//! Header, little-endian: kind `u8`, three zero bytes, message `u32`, reply `u32`, element `u32`, tag `u64`, length `u64`. Fields
+//! that a kind does not use are zero, and anything else is refused, so that a stream out of step is found out at once.
+
+use crate::element::TypeTag;
+use crate::host::notice::Notice;
+
+/// Length of a header.
+pub(super) const HEADER_BYTES: usize = 32;
+
+/// Longest message that travels in one frame with its header, without asking first.
+pub(super) const EAGER_BYTES: usize = 16 << 10;
+
+/// Longest piece of a long message: between two pieces others get their turn.
+pub(super) const CHUNK_BYTES: usize = 256 << 10;
+
+/// Longest of what is encoded as a whole: a notice with its header.
+pub(super) const WHOLE_BYTES: usize = HEADER_BYTES + Notice::BYTES;
+
+/// One frame. `message` is the sender's number for a long message, `reply` the receiver's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Frame {
+    /// A short message; its bytes follow.
+    Eager { tag: u64, element: TypeTag, bytes: usize },
+    /// A long message is there to be had.
+    RequestToSend { message: u32, tag: u64, element: TypeTag, bytes: usize },
+    /// It has found its receive: send it.
+    ClearToSend { message: u32, reply: u32 },
+    /// It has found a receive that cannot take it: one of this element type and capacity. Also the answer to `Withdraw` where
+    /// no receive was found yet, so that every request to send has exactly one answer.
+    Refuse { message: u32, element: TypeTag, capacity: u64 },
+    /// The next piece of a long message; its bytes follow.
+    Data { reply: u32, bytes: usize },
+    /// The sender has cancelled a message that it had announced.
+    Withdraw { message: u32 },
+    /// The communicator has ended; why.
+    Notice(Notice),
+    /// Nothing more will come on this link. `opened`: how many links the leaving rank has opened to this peer; each will bring
+    /// its own `Leave`.
+    Leave { opened: u32 },
+}
+
+/// What a header says before it is understood.
+#[derive(Debug, Clone, Copy, Default)]
+struct Fields {
+    kind: u8,
+    message: u32,
+    reply: u32,
+    element: u32,
+    tag: u64,
+    length: u64,
+}
+
+impl Fields {
+    fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0] = self.kind;
+        bytes[4..8].copy_from_slice(&self.message.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.reply.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.element.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.tag.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        let word = |at: usize| bytes[at..].first_chunk().map(|chunk| u32::from_le_bytes(*chunk));
+        let long = |at: usize| bytes[at..].first_chunk().map(|chunk| u64::from_le_bytes(*chunk));
+        Some(Self { kind: bytes[0], message: word(4)?, reply: word(8)?, element: word(12)?, tag: long(16)?, length: long(24)? })
+    }
+
+    /// The length as one of memory, where it lies between two bounds.
+    fn length_within(&self, least: usize, most: usize) -> Option<usize> {
+        usize::try_from(self.length).ok().filter(|length| (least..=most).contains(length))
+    }
+
+    /// The frame that these fields begin; `None` for what cannot be.
+    fn to_frame(self, payload: &[u8]) -> Option<Frame> {
+        let Self { message, reply, tag, length, .. } = self;
+        let element = TypeTag::from_code(self.element)?;
+        Some(match self.kind {
+            1 => Frame::Eager { tag, element, bytes: self.length_within(0, EAGER_BYTES)? },
+            2 => Frame::RequestToSend { message, tag, element, bytes: self.length_within(EAGER_BYTES + 1, isize::MAX as usize)? },
+            3 => Frame::ClearToSend { message, reply },
+            4 => Frame::Refuse { message, element, capacity: length },
+            5 => Frame::Data { reply, bytes: self.length_within(1, CHUNK_BYTES)? },
+            6 => Frame::Withdraw { message },
+            NOTICE => Frame::Notice(payload.first_chunk().and_then(Notice::from_bytes)?),
+            8 => Frame::Leave { opened: message },
+            _ => return None,
+        })
+    }
+}
+
+/// The kind that is followed by an encoded notice.
+const NOTICE: u8 = 7;
+
+impl Frame {
+    fn to_fields(self) -> Fields {
+        let none = Fields::default();
+        match self {
+            Frame::Eager { tag, element, bytes } => Fields { kind: 1, tag, element: element.to_code(), length: bytes as u64, ..none },
+            Frame::RequestToSend { message, tag, element, bytes } => {
+                Fields { kind: 2, message, tag, element: element.to_code(), length: bytes as u64, ..none }
+            }
+            Frame::ClearToSend { message, reply } => Fields { kind: 3, message, reply, ..none },
+            Frame::Refuse { message, element, capacity } => {
+                Fields { kind: 4, message, element: element.to_code(), length: capacity, ..none }
+            }
+            Frame::Data { reply, bytes } => Fields { kind: 5, reply, length: bytes as u64, ..none },
+            Frame::Withdraw { message } => Fields { kind: 6, message, ..none },
+            Frame::Notice(_) => Fields { kind: NOTICE, length: Notice::BYTES as u64, ..none },
+            Frame::Leave { opened } => Fields { kind: 8, message: opened, ..none },
+        }
+    }
+
+    /// The encoded form without the bytes of a message: so many bytes of the array.
+    pub(super) fn encode(self) -> ([u8; WHOLE_BYTES], usize) {
+        let mut bytes = [0; WHOLE_BYTES];
+        bytes[..HEADER_BYTES].copy_from_slice(&self.to_fields().to_bytes());
+        if let Frame::Notice(notice) = self {
+            bytes[HEADER_BYTES..].copy_from_slice(&notice.to_bytes());
+            return (bytes, WHOLE_BYTES);
+        }
+        (bytes, HEADER_BYTES)
+    }
+
+    /// The frame at the front of `bytes` and how many of them encode it; `Ok(None)` where there is not enough yet, and an error
+    /// in words for what no rank sends.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, String> {
+        let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let whole = if header[0] == NOTICE { WHOLE_BYTES } else { HEADER_BYTES };
+        let Some(payload) = bytes.get(HEADER_BYTES..whole) else { return Ok(None) };
+        let frame = Fields::from_bytes(header)
+            .and_then(|fields| fields.to_frame(payload))
+            .filter(|frame| frame.to_fields().to_bytes() == *header)
+            .ok_or_else(|| format!("a frame header that no rank sends: {header:02x?}"))?;
+        Ok(Some((frame, whole)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::DType;
+    use crate::host::point_to_point::tests::Random;
+
+    fn examples() -> Vec<Frame> {
+        let element = TypeTag::Scalar(DType::Bf16);
+        let plain = TypeTag::Plain(24);
+        vec![
+            Frame::Eager { tag: u64::MAX, element, bytes: 0 },
+            Frame::Eager { tag: 0, element: plain, bytes: EAGER_BYTES },
+            Frame::RequestToSend { message: 9, tag: 1 << 63, element: plain, bytes: EAGER_BYTES + 1 },
+            Frame::RequestToSend { message: u32::MAX, tag: 4, element, bytes: isize::MAX as usize },
+            Frame::ClearToSend { message: 3, reply: 4 },
+            Frame::Refuse { message: 3, element, capacity: u64::MAX },
+            Frame::Data { reply: 5, bytes: 1 },
+            Frame::Data { reply: 5, bytes: CHUNK_BYTES },
+            Frame::Withdraw { message: 77 },
+            Frame::Notice(Notice::TimedOut { waiting: 1, missing: 2 }),
+            Frame::Leave { opened: 1 },
+        ]
+    }
+
+    #[test]
+    fn frames_survive_the_wire() {
+        for frame in examples() {
+            let (mut bytes, length) = frame.encode();
+            assert_eq!(Frame::decode(&bytes[..length]), Ok(Some((frame, length))));
+            for short in 0..length {
+                assert_eq!(Frame::decode(&bytes[..short]), Ok(None), "{frame:?} cut to {short}");
+            }
+            bytes[1] = 1;
+            assert!(Frame::decode(&bytes).is_err(), "{frame:?} with a padding byte set");
+        }
+    }
+
+    #[test]
+    fn lengths_beyond_their_bounds_are_refused() {
+        let element = TypeTag::Scalar(DType::U8);
+        for frame in [
+            Frame::Eager { tag: 0, element, bytes: EAGER_BYTES + 1 },
+            Frame::RequestToSend { message: 0, tag: 0, element, bytes: EAGER_BYTES },
+            Frame::RequestToSend { message: 0, tag: 0, element, bytes: usize::MAX },
+            Frame::Data { reply: 0, bytes: 0 },
+            Frame::Data { reply: 0, bytes: CHUNK_BYTES + 1 },
+        ] {
+            assert!(Frame::decode(&frame.encode().0).is_err(), "{frame:?}");
+        }
+    }
+
+    #[test]
+    fn whatever_is_understood_encodes_to_the_same_bytes() {
+        let seed = 0x5eed_0001;
+        let mut random = Random(seed);
+        let examples = examples();
+        let mut understood = 0;
+        for round in 0..60_000 {
+            let mut bytes = [0; WHOLE_BYTES];
+            if round % 3 == 0 {
+                bytes.fill_with(|| random.next() as u8);
+            } else {
+                // Close to valid: a real frame with a few bytes changed.
+                bytes = examples[random.below(examples.len())].encode().0;
+                for _ in 0..random.below(3) {
+                    bytes[random.below(HEADER_BYTES)] = random.next() as u8;
+                }
+            }
+            if let Ok(decoded) = Frame::decode(&bytes) {
+                let (frame, length) = decoded.expect("enough bytes were there");
+                assert_eq!(frame.encode().0[..HEADER_BYTES], bytes[..HEADER_BYTES], "seed {seed:#x} round {round}");
+                assert!(length <= WHOLE_BYTES);
+                understood += 1;
+            }
+        }
+        assert!(understood > 1000, "only {understood} were understood: the test tests nothing");
+    }
+}

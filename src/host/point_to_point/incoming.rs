@@ -1,0 +1,260 @@
+//! What comes in on one link.
+//!
+//! A little is read ahead, so that a header and a short message cost one read; anything longer goes straight from the link to
+//! where it belongs.
+
+use std::io;
+
+use crate::host::link::ByteLink;
+
+use super::Envelope;
+use super::board::{Board, Place};
+use super::frame::Frame;
+use super::outgoing::Outgoing;
+
+/// How much is read ahead.
+const AHEAD_BYTES: usize = 2048;
+
+/// From this length on, bytes are read to where they belong without a stop in between.
+const DIRECT_BYTES: usize = 1024;
+
+/// How much one link may read before the others get their turn.
+const PASS_BYTES: usize = 1 << 20;
+
+/// How many frames one link may read before the others get their turn.
+const PASS_FRAMES: usize = 256;
+
+/// Why no more will come.
+#[derive(Debug)]
+pub(super) enum ReadEnd {
+    /// The peer left in order, having opened so many links to this rank.
+    Left { opened: u32 },
+    /// The link failed.
+    Failed(io::Error),
+    /// The peer sent what no rank sends.
+    Malformed(String),
+}
+
+impl From<io::Error> for ReadEnd {
+    fn from(error: io::Error) -> Self {
+        ReadEnd::Failed(error)
+    }
+}
+
+impl From<String> for ReadEnd {
+    fn from(reason: String) -> Self {
+        ReadEnd::Malformed(reason)
+    }
+}
+
+/// Which message the bytes belong to.
+#[derive(Debug, Clone, Copy)]
+enum Of {
+    /// A short one.
+    Short(Envelope),
+    /// A long one, filled by this receive.
+    Long { receive: u32 },
+}
+
+/// Bytes of a message on their way in: `bytes` of them from byte `at` of the place on.
+#[derive(Debug)]
+struct Payload {
+    of: Of,
+    place: Place,
+    at: usize,
+    bytes: usize,
+    filled: usize,
+}
+
+/// Bytes that were read before it was known where they belong.
+#[derive(Debug)]
+struct Ahead {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Ahead {
+    fn as_slice(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.start += bytes;
+    }
+
+    /// Reads more.
+    fn fill<L: ByteLink>(&mut self, link: &mut L) -> io::Result<usize> {
+        self.bytes.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        let read = read_some(link, &mut self.bytes[self.end..])?;
+        self.end += read;
+        Ok(read)
+    }
+
+    /// Moves bytes to where they belong: what was read ahead, or else straight from the link where it is worth it.
+    fn take<L: ByteLink>(&mut self, link: &mut L, into: &mut [u8]) -> io::Result<usize> {
+        if self.start == self.end && into.len() >= DIRECT_BYTES {
+            return read_some(link, into);
+        }
+        if self.start == self.end {
+            self.fill(link)?;
+        }
+        let bytes = into.len().min(self.end - self.start);
+        into[..bytes].copy_from_slice(&self.as_slice()[..bytes]);
+        self.consume(bytes);
+        Ok(bytes)
+    }
+
+    /// Reads up to so many bytes and forgets them.
+    fn skip<L: ByteLink>(&mut self, link: &mut L, most: usize) -> io::Result<usize> {
+        if self.start == self.end {
+            self.fill(link)?;
+        }
+        let bytes = most.min(self.end - self.start);
+        self.consume(bytes);
+        Ok(bytes)
+    }
+}
+
+/// Reads, and takes a read of nothing for the end of the stream.
+fn read_some<L: ByteLink>(link: &mut L, into: &mut [u8]) -> io::Result<usize> {
+    match link.try_read(into)? {
+        read if read == 0 || read > into.len() => Err(io::ErrorKind::UnexpectedEof.into()),
+        read => Ok(read),
+    }
+}
+
+/// How far the reading of one link has come.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    /// Number of the link.
+    link: usize,
+    peer: usize,
+    ahead: Ahead,
+    payload: Option<Payload>,
+}
+
+impl Incoming {
+    pub(super) fn new(link: usize, peer: usize) -> Self {
+        let ahead = Ahead { bytes: vec![0; AHEAD_BYTES].into_boxed_slice(), start: 0, end: 0 };
+        Self { link, peer, ahead, payload: None }
+    }
+
+    /// Whether the next frame must wait until some of what has come was taken.
+    pub(super) fn is_paused(&self, board: &Board) -> bool {
+        self.payload.is_none() && board.is_full(self.peer)
+    }
+
+    /// A receive was cancelled while its message comes in: no more of it is written to the caller's memory. A short message is
+    /// kept for the next receive, the rest of a long one is dropped.
+    pub(super) fn forget(&mut self, receive: u32, board: &mut Board) {
+        let Some(payload) = self.payload.as_mut().filter(|payload| matches!(payload.place, Place::Request(of) if of == receive)) else {
+            return;
+        };
+        payload.place = match payload.of {
+            Of::Long { .. } => Place::Nowhere,
+            Of::Short(_) => Place::Buffer(board.requests.destination(receive)[..payload.bytes].to_vec()),
+        };
+    }
+
+    /// Reads what is there now; whether that was anything. Frames that were read whole before an end have been dealt with.
+    pub(super) fn read<L: ByteLink>(&mut self, link: &mut L, board: &mut Board, outgoing: &mut Outgoing) -> Result<bool, ReadEnd> {
+        let (mut total, mut frames) = (0, 0);
+        while total < PASS_BYTES && frames < PASS_FRAMES {
+            let step = if self.payload.is_some() {
+                self.read_payload(link, board).map_err(ReadEnd::from)
+            } else if board.is_full(self.peer) {
+                break;
+            } else {
+                frames += 1;
+                self.read_frame(link, board, outgoing)
+            };
+            match step {
+                Ok(read) => total += read,
+                Err(ReadEnd::Failed(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(ReadEnd::Failed(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(end) => return Err(end),
+            }
+        }
+        Ok(total > 0)
+    }
+
+    /// Deals with the next frame, or reads towards it.
+    fn read_frame<L: ByteLink>(&mut self, link: &mut L, board: &mut Board, outgoing: &mut Outgoing) -> Result<usize, ReadEnd> {
+        let Some((frame, length)) = Frame::decode(self.ahead.as_slice())? else { return Ok(self.ahead.fill(link)?) };
+        self.ahead.consume(length);
+        match frame {
+            Frame::Eager { tag, element, bytes } => {
+                let envelope = Envelope { source: self.peer, tag, element, bytes };
+                let place = board.place_short(envelope);
+                self.begin_payload(Payload { of: Of::Short(envelope), place, at: 0, bytes, filled: 0 }, board);
+            }
+            Frame::RequestToSend { message, tag, element, bytes } => {
+                let envelope = Envelope { source: self.peer, tag, element, bytes };
+                board.announced(envelope, self.link, message).into_iter().for_each(|frame| outgoing.answer(frame));
+            }
+            Frame::ClearToSend { message, reply } => {
+                if board.cleared(self.link, message, reply)? {
+                    outgoing.pieces_of(message);
+                }
+            }
+            Frame::Refuse { message, element, capacity } => board.refused(self.link, message, element, capacity)?,
+            Frame::Data { reply, bytes } => {
+                let (place, at) = board.place_piece(self.link, reply, bytes)?;
+                self.begin_payload(Payload { of: Of::Long { receive: reply }, place, at, bytes, filled: 0 }, board);
+            }
+            Frame::Withdraw { message } => {
+                board.withdrawn(self.peer, self.link, message).into_iter().for_each(|frame| outgoing.answer(frame));
+            }
+            Frame::Notice(notice) => {
+                board.heard.get_or_insert(notice);
+            }
+            Frame::Leave { opened } => return Err(ReadEnd::Left { opened }),
+        }
+        Ok(length)
+    }
+
+    fn begin_payload(&mut self, payload: Payload, board: &mut Board) {
+        self.payload = Some(payload);
+        self.finish_payload(board);
+    }
+
+    /// Reads some of the bytes that follow a header.
+    fn read_payload<L: ByteLink>(&mut self, link: &mut L, board: &mut Board) -> io::Result<usize> {
+        let Some(payload) = &mut self.payload else { return Ok(0) };
+        let range = payload.at + payload.filled..payload.at + payload.bytes;
+        let read = match &mut payload.place {
+            Place::Nowhere => self.ahead.skip(link, range.len())?,
+            Place::Buffer(buffer) => self.ahead.take(link, &mut buffer[range])?,
+            Place::Request(receive) => match board.requests.destination(*receive).get_mut(range.clone()) {
+                Some(into) => self.ahead.take(link, into)?,
+                None => self.ahead.skip(link, range.len())?,
+            },
+        };
+        payload.filled += read;
+        self.finish_payload(board);
+        Ok(read)
+    }
+
+    /// Tells the board where all bytes are there.
+    fn finish_payload(&mut self, board: &mut Board) {
+        if let Some(Payload { of, place, bytes, .. }) = self.payload.take_if(|payload| payload.filled == payload.bytes) {
+            match of {
+                Of::Short(envelope) => board.short_complete(envelope, place),
+                Of::Long { receive } => board.piece_complete(receive, bytes),
+            }
+        }
+    }
+
+    /// Reads and forgets what is there, so that closing the link does not look like a failure to the peer.
+    pub(super) fn drain<L: ByteLink>(&mut self, link: &mut L) {
+        // Bounded: a peer that goes on sending is not waited for.
+        for _ in 0..1024 {
+            if link.try_read(&mut self.ahead.bytes).is_err() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Peers and their links: opened when needed, taken when offered, closed when nothing more can come.
+
+use crate::deadline::Deadline;
+use crate::host::notice::{Notice, Stop};
+
+use super::channel::{Channel, End};
+use super::frame::Frame;
+use super::{Connector, Messages};
+
+/// What is known of a peer: its links, by number, and whether it is gone.
+#[derive(Debug, Default)]
+pub(super) struct PeerState {
+    pub(super) opened: Option<usize>,
+    pub(super) accepted: Option<usize>,
+    /// The one that messages to it take.
+    pub(super) chosen: Option<usize>,
+    pub(super) gone: Option<Notice>,
+}
+
+impl<C: Connector> Messages<C> {
+    /// The link that messages to this peer take.
+    pub(super) fn chosen_link(&mut self, peer: usize, deadline: &Deadline) -> Result<usize, Stop> {
+        if let Some(notice) = self.peers[peer].gone {
+            return Err(notice.into());
+        }
+        let link = match self.peers[peer].chosen {
+            Some(link) => link,
+            None => self.any_link(peer, deadline)?,
+        };
+        self.peers[peer].chosen = Some(link);
+        match self.channels[link].as_ref().and_then(Channel::end) {
+            None => Ok(link),
+            Some(end) => Err(self.end_notice(peer, end).into()),
+        }
+    }
+
+    /// A link to this peer, opened now where there is none.
+    pub(super) fn any_link(&mut self, peer: usize, deadline: &Deadline) -> Result<usize, Stop> {
+        let known = |state: &PeerState| state.opened.or(state.accepted);
+        if let Some(link) = known(&self.peers[peer]) {
+            return Ok(link);
+        }
+        self.take_links();
+        if let Some(link) = known(&self.peers[peer]) {
+            return Ok(link);
+        }
+        match self.connector.connect(peer, deadline) {
+            Ok(link) => {
+                let number = self.add_channel(peer, link);
+                self.peers[peer].opened = Some(number);
+                Ok(number)
+            }
+            Err(stop) => {
+                // It may have opened one, said what it had to say, and gone.
+                self.take_links();
+                known(&self.peers[peer]).ok_or(stop)
+            }
+        }
+    }
+
+    fn add_channel(&mut self, peer: usize, link: C::Link) -> usize {
+        let number = self.channels.len();
+        self.channels.push(Some(Channel::new(link, number, peer)));
+        number
+    }
+
+    /// Takes the links that peers have opened; whether there were any.
+    pub(super) fn take_links(&mut self) -> bool {
+        let mut taken = false;
+        for (peer, link) in self.connector.accept() {
+            let is_welcome =
+                peer != self.rank && self.peers.get(peer).is_some_and(|state| state.accepted.is_none() && state.gone.is_none());
+            if !is_welcome {
+                tracing::warn!(peer, "a link for messages that was not to be expected from this rank is closed");
+                continue;
+            }
+            let number = self.add_channel(peer, link);
+            self.peers[peer].accepted = Some(number);
+            taken = true;
+        }
+        taken
+    }
+
+    /// Draws the consequences where a link has ended: the peer is gone when nothing more can come from it.
+    pub(super) fn settle(&mut self, link: usize) {
+        let Some(channel) = &self.channels[link] else { return };
+        if channel.end().is_none() {
+            return;
+        }
+        let peer = channel.peer;
+        // A link that the peer opened may be waiting at the door with its last messages.
+        self.take_links();
+        let (mut is_broken, mut is_open, mut announced) = (false, false, 0);
+        for end in self.links_of(peer).filter_map(|link| self.channels[link].as_ref()).map(Channel::end) {
+            match end {
+                None => is_open = true,
+                Some(End::Broken) => is_broken = true,
+                Some(End::Left { opened }) => announced = announced.max(opened),
+            }
+        }
+        if is_broken {
+            self.read_last(peer);
+            self.end_peer(peer, Notice::Lost { rank: peer as u32 });
+        } else if !is_open && (announced == 0 || self.peers[peer].accepted.is_some()) {
+            self.end_peer(peer, Notice::Left { rank: peer as u32 });
+        }
+    }
+
+    fn links_of(&self, peer: usize) -> impl Iterator<Item = usize> + use<C> {
+        let state = &self.peers[peer];
+        [state.opened, state.accepted].into_iter().flatten()
+    }
+
+    /// Reads what a peer that is lost on one link has left on its other.
+    fn read_last(&mut self, peer: usize) {
+        for link in self.links_of(peer) {
+            let Some(channel) = &mut self.channels[link] else { continue };
+            // Bounded, as the peer might be alive and send without end.
+            for _ in 0..64 {
+                if !channel.drive(&mut self.board) {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn end_notice(&self, peer: usize, end: End) -> Notice {
+        match end {
+            End::Left { .. } => Notice::Left { rank: peer as u32 },
+            End::Broken => Notice::Lost { rank: peer as u32 },
+        }
+    }
+
+    /// A peer is gone: its links are closed, and the requests that need it fail.
+    pub(super) fn end_peer(&mut self, peer: usize, notice: Notice) {
+        if self.peers[peer].gone.is_some() {
+            return;
+        }
+        for link in self.links_of(peer) {
+            self.channels[link] = None;
+        }
+        self.peers[peer].gone = Some(notice);
+        let was_last = self.all_gone().is_some();
+        self.board.end_peer(peer, notice, was_last);
+    }
+
+    /// Where every peer is gone: how one of them ended. `None` for a rank without peers.
+    pub(super) fn all_gone(&self) -> Option<Notice> {
+        let mut last = None;
+        for (_, state) in self.peers.iter().enumerate().filter(|(peer, _)| *peer != self.rank) {
+            last = Some(state.gone?);
+        }
+        last
+    }
+
+    /// The peers that may still send something.
+    pub(super) fn living_peers(&self) -> impl Iterator<Item = usize> {
+        let rank = self.rank;
+        self.peers.iter().enumerate().filter(move |(peer, state)| *peer != rank && state.gone.is_none()).map(|(peer, _)| peer)
+    }
+
+    /// Whether all that was to be written is written.
+    fn is_flushed(&self) -> bool {
+        self.channels.iter().flatten().all(|channel| channel.outgoing.is_empty())
+    }
+
+    /// Ends the engine in order: hands what is pending to the links (not long sends that no receive has met), says goodbye on
+    /// each, and closes them. Requests that are left fail. Where the deadline passes first, says which peers did not take
+    /// everything; the links are closed all the same.
+    pub(crate) fn leave(&mut self, deadline: &Deadline) -> Result<(), Stop> {
+        self.flush(deadline);
+        for link in 0..self.channels.len() {
+            if let Some(channel) = &mut self.channels[link] {
+                let opened = u32::from(self.peers[channel.peer].opened.is_some());
+                channel.outgoing.in_turn(Frame::Leave { opened });
+            }
+        }
+        self.flush(deadline);
+        let left = self.channels.iter().flatten().filter(|channel| !channel.outgoing.is_empty());
+        let mut missing: Vec<u32> = left.map(|channel| channel.peer as u32).collect();
+        missing.dedup();
+        for channel in self.channels.iter_mut().flatten() {
+            channel.incoming.drain(&mut channel.link);
+        }
+        let rank = self.rank;
+        for peer in (0..self.peers.len()).filter(|peer| *peer != rank) {
+            self.end_peer(peer, Notice::Left { rank: rank as u32 });
+        }
+        match missing.first() {
+            None => Ok(()),
+            Some(&first) => {
+                let notice = Notice::TimedOut { waiting: self.rank as u32, missing: first };
+                Err(Stop { notice, missing, arrived: vec![self.rank as u32] })
+            }
+        }
+    }
+
+    /// Moves things until all that was to be written is written, or the deadline has passed.
+    fn flush(&mut self, deadline: &Deadline) {
+        let mut patience = self.patience();
+        while !self.is_flushed() && !deadline.has_passed() {
+            if self.progress() {
+                patience.reset();
+            } else {
+                self.rest(patience.next(), deadline.remaining());
+            }
+        }
+    }
+}

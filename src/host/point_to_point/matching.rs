@@ -1,0 +1,178 @@
+//! Which message meets which receive. Pure.
+//!
+//! The earliest posted receive wins a message, and the earliest arrived message a receive; source and tag must be the same, or
+//! left open by the receive. Because each source's messages are kept in the order in which they came, messages of one source
+//! and tag are received in the order in which they were sent.
+
+use std::collections::VecDeque;
+
+/// A receive that waits for its message.
+#[derive(Debug)]
+struct Posted {
+    order: u64,
+    tag: Option<u64>,
+    request: u32,
+}
+
+/// A message that waits for its receive.
+#[derive(Debug)]
+struct Arrived<A> {
+    order: u64,
+    tag: u64,
+    what: A,
+}
+
+/// Both queues. They are never both non-empty for the same source and tag.
+#[derive(Debug)]
+pub(super) struct Matching<A> {
+    /// Receives by source; the last one holds those from any source.
+    posted: Vec<VecDeque<Posted>>,
+    /// Messages by source.
+    arrived: Vec<VecDeque<Arrived<A>>>,
+    /// Numbers receives and messages in the order in which they came.
+    order: u64,
+}
+
+impl<A> Matching<A> {
+    pub(super) fn new(world_size: usize) -> Self {
+        Self {
+            posted: (0..=world_size).map(|_| VecDeque::new()).collect(),
+            arrived: (0..world_size).map(|_| VecDeque::new()).collect(),
+            order: 0,
+        }
+    }
+
+    fn next_order(&mut self) -> u64 {
+        self.order += 1;
+        self.order
+    }
+
+    /// The queue of receives from `source`.
+    fn queue(&self, source: Option<usize>) -> usize {
+        source.unwrap_or(self.arrived.len())
+    }
+
+    /// A receive for which no message is there ([`Matching::take_arrived`] said so).
+    pub(super) fn post(&mut self, source: Option<usize>, tag: Option<u64>, request: u32) {
+        let order = self.next_order();
+        let queue = self.queue(source);
+        self.posted[queue].push_back(Posted { order, tag, request });
+    }
+
+    /// The receive that a message of this source and tag meets.
+    pub(super) fn take_posted(&mut self, source: usize, tag: u64) -> Option<u32> {
+        let first = |queue: usize| {
+            let accepts = |posted: &Posted| posted.tag.is_none_or(|wanted| wanted == tag);
+            let at = self.posted[queue].iter().position(accepts)?;
+            Some((self.posted[queue][at].order, queue, at))
+        };
+        let (_, queue, at) = [first(source), first(self.queue(None))].into_iter().flatten().min()?;
+        self.posted[queue].remove(at).map(|posted| posted.request)
+    }
+
+    /// Takes back a receive that waits.
+    pub(super) fn unpost(&mut self, source: Option<usize>, request: u32) {
+        let queue = self.queue(source);
+        self.posted[queue].retain(|posted| posted.request != request);
+    }
+
+    /// A message for which no receive is there ([`Matching::take_posted`] said so).
+    pub(super) fn arrive(&mut self, source: usize, tag: u64, what: A) {
+        let order = self.next_order();
+        self.arrived[source].push_back(Arrived { order, tag, what });
+    }
+
+    /// The message that a receive of this source and tag meets, with its own source and tag.
+    pub(super) fn take_arrived(&mut self, source: Option<usize>, tag: Option<u64>) -> Option<(usize, u64, A)> {
+        let first = |source: usize| {
+            let accepts = |arrived: &Arrived<A>| tag.is_none_or(|wanted| wanted == arrived.tag);
+            let at = self.arrived[source].iter().position(accepts)?;
+            Some((self.arrived[source][at].order, source, at))
+        };
+        let (_, source, at) = match source {
+            Some(source) => first(source)?,
+            None => (0..self.arrived.len()).filter_map(first).min()?,
+        };
+        self.arrived[source].remove(at).map(|arrived| (source, arrived.tag, arrived.what))
+    }
+
+    /// Takes back the messages of `source` that are such, and hands them out.
+    pub(super) fn take_back(&mut self, source: usize, mut is_such: impl FnMut(&A) -> bool, mut each: impl FnMut(A)) {
+        while let Some(at) = self.arrived[source].iter().position(|arrived| is_such(&arrived.what)) {
+            if let Some(arrived) = self.arrived[source].remove(at) {
+                each(arrived.what);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::point_to_point::tests::Random;
+
+    /// The rules once more, over two plain lists.
+    #[derive(Default)]
+    struct Oracle {
+        posted: Vec<(Option<usize>, Option<u64>, u32)>,
+        arrived: Vec<(usize, u64, u32)>,
+    }
+
+    fn fits((source, tag): (Option<usize>, Option<u64>), message: (usize, u64)) -> bool {
+        source.is_none_or(|source| source == message.0) && tag.is_none_or(|tag| tag == message.1)
+    }
+
+    #[test]
+    fn matches_as_two_plain_lists_do() {
+        let seed = 0x5eed_0002;
+        let mut random = Random(seed);
+        let mut matching = Matching::new(4);
+        let mut oracle = Oracle::default();
+        let mut matched = 0;
+        for step in 0..20_000_u32 {
+            let (source, tag) = (random.below(4), random.below(3) as u64);
+            match random.below(5) {
+                0 | 1 => {
+                    let wanted = ((random.below(3) > 0).then_some(source), (random.below(3) > 0).then_some(tag));
+                    let at = oracle.arrived.iter().position(|message| fits(wanted, (message.0, message.1)));
+                    let expected = at.map(|at| oracle.arrived.remove(at));
+                    assert_eq!(matching.take_arrived(wanted.0, wanted.1), expected, "seed {seed:#x} step {step}");
+                    matched += usize::from(expected.is_some());
+                    if expected.is_none() {
+                        matching.post(wanted.0, wanted.1, step);
+                        oracle.posted.push((wanted.0, wanted.1, step));
+                    }
+                }
+                2 | 3 => {
+                    let at = oracle.posted.iter().position(|posted| fits((posted.0, posted.1), (source, tag)));
+                    let expected = at.map(|at| oracle.posted.remove(at).2);
+                    assert_eq!(matching.take_posted(source, tag), expected, "seed {seed:#x} step {step}");
+                    if expected.is_none() {
+                        matching.arrive(source, tag, step);
+                        oracle.arrived.push((source, tag, step));
+                    }
+                }
+                _ if oracle.posted.is_empty() => {}
+                _ => {
+                    let (source, _, request) = oracle.posted.remove(random.below(oracle.posted.len()));
+                    matching.unpost(source, request);
+                }
+            }
+        }
+        assert!(matched > 1000, "only {matched} messages met a receive");
+    }
+
+    #[test]
+    fn messages_are_taken_back_from_one_source_only() {
+        let mut matching = Matching::new(2);
+        for (source, what) in [(0, 1), (1, 2), (0, 3), (0, 4)] {
+            matching.arrive(source, 0, what);
+        }
+        let mut taken = Vec::new();
+        matching.take_back(0, |what| *what != 3, |what| taken.push(what));
+        assert_eq!(taken, [1, 4]);
+        assert_eq!(matching.take_arrived(None, None), Some((1, 0, 2)));
+        assert_eq!(matching.take_arrived(None, None), Some((0, 0, 3)));
+        assert_eq!(matching.take_arrived(None, None), None);
+    }
+}

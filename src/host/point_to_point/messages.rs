@@ -1,0 +1,250 @@
+//! The engine: posts, polls and cancels requests, and keeps account of peers and their links.
+
+#![expect(unsafe_code, reason = "posting a request takes the caller's memory for longer than the call")]
+
+use std::thread;
+
+use crate::deadline::Deadline;
+use crate::element::TypeTag;
+use crate::host::notice::{Notice, Stop};
+
+use super::board::Board;
+use super::channel::Channel;
+use super::frame::Frame;
+use super::links::PeerState;
+use super::memory::{Destination, Source};
+use super::requests::{ReceivePhase, Receiving, Request, SendPhase, Sending};
+use super::{Connector, Outcome, Ticket};
+
+/// How much of messages that nobody wants yet is buffered, over all peers.
+const UNEXPECTED_BYTES: usize = 64 << 20;
+
+/// How much of that each peer has at least.
+const UNEXPECTED_LEAST_BYTES: usize = 1 << 20;
+
+/// Newly opened links are looked for at least every so many rounds.
+const ACCEPT_EVERY: u64 = 16;
+
+/// The point-to-point engine of one rank.
+pub(crate) struct Messages<C: Connector> {
+    pub(super) rank: usize,
+    pub(super) connector: C,
+    /// By number of the link; `None` for those of peers that are gone.
+    pub(super) channels: Vec<Option<Channel<C::Link>>>,
+    /// By rank; this rank's own is unused.
+    pub(super) peers: Vec<PeerState>,
+    pub(super) board: Board,
+    rounds: u64,
+    /// Whether there seem to be more ranks than cores.
+    pub(super) is_crowded: bool,
+}
+
+impl<C: Connector> Messages<C> {
+    /// The engine of `rank`, without any link yet.
+    pub(crate) fn new(rank: usize, world_size: usize, connector: C) -> Self {
+        let limit = (UNEXPECTED_BYTES / world_size.max(1)).max(UNEXPECTED_LEAST_BYTES);
+        Self {
+            rank,
+            connector,
+            channels: Vec::new(),
+            peers: (0..world_size).map(|_| PeerState::default()).collect(),
+            board: Board::new(rank, world_size, limit),
+            rounds: 0,
+            is_crowded: thread::available_parallelism().map_or(1, usize::from) < world_size,
+        }
+    }
+
+    /// Begins to send a message to `to`, which must be less than the world size. Fails where that peer is known to be gone or no
+    /// link to it can be opened; later failures are the request's.
+    ///
+    /// # Safety
+    ///
+    /// The `bytes` bytes at `data` are initialised, and nobody writes them before the request is finished ([`Messages::poll`]
+    /// gives its outcome, or [`Messages::wait`] returned well), cancelled, or the engine dropped.
+    pub(crate) unsafe fn post_send(
+        &mut self,
+        to: usize,
+        tag: u64,
+        element: TypeTag,
+        data: *const u8,
+        bytes: usize,
+        deadline: &Deadline,
+    ) -> Result<Ticket, Stop> {
+        let link = if to == self.rank { None } else { Some(self.chosen_link(to, deadline)?) };
+        // SAFETY: promised by the caller for as long as the request is under way, and the source is dropped with the request.
+        let data = Some(unsafe { Source::new(data, bytes) });
+        let send = self.board.requests.insert(Request::Send(Sending { to, tag, element, bytes, data, phase: SendPhase::Queued }));
+        let ticket = self.board.requests.ticket(send);
+        match link {
+            None => self.board.send_to_self(send),
+            Some(link) => {
+                if let Some(channel) = &mut self.channels[link] {
+                    channel.outgoing.message(send);
+                }
+                self.write(link);
+            }
+        }
+        Ok(ticket)
+    }
+
+    /// Begins to receive a message: from a peer, which must be less than the world size, or from any rank; with a tag, or with
+    /// any. Fails where that peer (or, from any, every peer) is known to be gone and no message of it is left, or where no link
+    /// to it can be opened; later failures are the request's.
+    ///
+    /// # Safety
+    ///
+    /// The `capacity_bytes` bytes at `into` are initialised, may be written, and nobody else reads or writes them before the
+    /// request is finished ([`Messages::poll`] gives its outcome, or [`Messages::wait`] returned well), cancelled, or the
+    /// engine dropped.
+    pub(crate) unsafe fn post_receive(
+        &mut self,
+        from: Option<usize>,
+        tag: Option<u64>,
+        element: TypeTag,
+        into: *mut u8,
+        capacity_bytes: usize,
+        deadline: &Deadline,
+    ) -> Result<Ticket, Stop> {
+        // SAFETY: promised by the caller for as long as the request is under way, and the destination is dropped with the request.
+        let into = unsafe { Destination::new(into, capacity_bytes) };
+        let (receive, answer) = self.board.receive(from, tag, element, into);
+        let ticket = self.board.requests.ticket(receive);
+        if let Some((link, frame)) = answer {
+            if let Some(channel) = &mut self.channels[link] {
+                channel.outgoing.answer(frame);
+            }
+            self.write(link);
+        }
+        // A message that was there already counts even if its sender is gone by now.
+        if self.waits_for_message(receive)
+            && let Err(stop) = self.watch(from, deadline)
+        {
+            self.board.unpost(receive);
+            return Err(stop);
+        }
+        Ok(ticket)
+    }
+
+    /// Whether this is a receive that has met no message yet.
+    fn waits_for_message(&mut self, request: u32) -> bool {
+        self.board.requests.receive(request).is_some_and(|receiving| receiving.phase == ReceivePhase::Posted)
+    }
+
+    /// Makes sure that the death of whom a receive waits for will be noticed.
+    fn watch(&mut self, from: Option<usize>, deadline: &Deadline) -> Result<(), Stop> {
+        match from {
+            Some(peer) if peer == self.rank => Ok(()),
+            Some(peer) => match self.peers[peer].gone {
+                Some(notice) => Err(notice.into()),
+                None => self.any_link(peer, deadline).map(|_| ()),
+            },
+            None => self.all_gone().map_or(Ok(()), |notice| Err(notice.into())),
+        }
+    }
+
+    /// Moves whatever can move now, on all links; whether anything did.
+    pub(crate) fn progress(&mut self) -> bool {
+        let mut moved = false;
+        for link in 0..self.channels.len() {
+            let Some(channel) = &mut self.channels[link] else { continue };
+            if channel.drive(&mut self.board) {
+                moved = true;
+                self.settle(link);
+            }
+        }
+        self.rounds += 1;
+        if !moved || self.rounds.is_multiple_of(ACCEPT_EVERY) {
+            moved |= self.take_links();
+        }
+        moved
+    }
+
+    /// Takes the outcome of a request; `None` while it is under way, and for a ticket that means nothing any more.
+    pub(crate) fn poll(&mut self, ticket: Ticket) -> Option<Outcome> {
+        let index = self.board.requests.index(ticket)?;
+        let Some(Request::Done(outcome)) = self.board.requests.request(index) else { return None };
+        let outcome = *outcome;
+        self.board.requests.remove(index);
+        Some(outcome)
+    }
+
+    /// Gives a request up: its memory is not touched again, and its ticket means nothing any more.
+    ///
+    /// A send that has begun may still arrive; a long one that was already met by a receive makes that receive fail. A message
+    /// that had begun to fill a cancelled receive is kept for the next receive if it is short, and lost if it is long.
+    pub(crate) fn cancel(&mut self, ticket: Ticket) {
+        let Some(index) = self.board.requests.index(ticket) else { return };
+        match self.board.requests.request(index) {
+            Some(&Request::Send(Sending { to, phase, .. })) => self.cancel_send(index, to, phase),
+            Some(&Request::Receive(Receiving { phase, .. })) => self.cancel_receive(index, phase),
+            Some(Request::Done(_)) | None => {
+                self.board.requests.remove(index);
+            }
+        }
+    }
+
+    fn cancel_send(&mut self, send: u32, to: usize, phase: SendPhase) {
+        let link = match phase {
+            SendPhase::Queued if to == self.rank => return self.board.unpost(send),
+            SendPhase::Queued => self.peers[to].chosen,
+            SendPhase::Announced { link } | SendPhase::Cleared { link, .. } => Some(link),
+        };
+        if let Some(channel) = link.and_then(|link| self.channels[link].as_mut()) {
+            channel.outgoing.forget(send, &self.board);
+            if phase != SendPhase::Queued {
+                channel.outgoing.in_turn(Frame::Withdraw { message: send });
+            }
+        }
+        if let (SendPhase::Announced { .. }, Some(sending)) = (phase, self.board.requests.send(send)) {
+            // The peer's answer may be on its way: the slot is not used again before it is here.
+            sending.data = None;
+            self.board.requests.disown(send);
+        } else {
+            self.board.requests.remove(send);
+        }
+    }
+
+    fn cancel_receive(&mut self, receive: u32, phase: ReceivePhase) {
+        let source = match phase {
+            ReceivePhase::Posted => return self.board.unpost(receive),
+            ReceivePhase::Reading { source } | ReceivePhase::Filling { source, .. } => source,
+        };
+        let state = &self.peers[source];
+        for link in [state.opened, state.accepted].into_iter().flatten() {
+            if let Some(channel) = &mut self.channels[link] {
+                channel.incoming.forget(receive, &mut self.board);
+            }
+        }
+        if let (ReceivePhase::Filling { .. }, Some(receiving)) = (phase, self.board.requests.receive(receive)) {
+            // The rest of the message is still coming.
+            receiving.into = None;
+            self.board.requests.disown(receive);
+        } else {
+            self.board.requests.remove(receive);
+        }
+    }
+
+    /// Tells every peer with a link why the communicator ended, as far as the links take it now or in later rounds.
+    pub(crate) fn tell(&mut self, notice: Notice) {
+        for link in 0..self.channels.len() {
+            if let Some(channel) = &mut self.channels[link] {
+                channel.outgoing.answer(Frame::Notice(notice));
+                self.write(link);
+            }
+        }
+    }
+
+    /// What a peer has told about the end of the communicator.
+    pub(crate) fn heard(&self) -> Option<Notice> {
+        self.board.heard
+    }
+
+    /// Writes to a link what it takes now.
+    pub(super) fn write(&mut self, link: usize) {
+        if let Some(channel) = &mut self.channels[link]
+            && channel.write(&mut self.board)
+        {
+            self.settle(link);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Sends and receives with tags: the engine of one rank.
+//!
+//! Messages travel over links that are opened when first needed. A message to a peer always takes the same link, so that two of
+//! them never change places; the first link there is becomes that one, whoever opened it. Where both ranks open one at the same
+//! moment there are two, and both are read.
+//!
+//! A short message (up to 16 KiB) is sent at once and is done for the sender when the link has taken it. If no receive wants it
+//! yet, the receiving rank buffers it: up to 64 MiB over all peers, shared out evenly, with at least 1 MiB for each. When that
+//! is used up, the links of that peer are not read until some of its messages were received; what waits behind them waits
+//! too, be it the answer to a long send. A long message is announced first and moves when a receive has met it, in pieces,
+//! from the sender's memory to the receiver's.
+//!
+//! A message and a receive whose element types differ, or a message longer than the receive's memory, make both ends fail,
+//! and nothing else: the message is used up. A short message is done for its sender by then, so only the receiver is told.
+//!
+//! Nothing here blocks but `Messages::wait` and its kin, and opening a link. Whatever is waited for, everything that can move
+//! moves, in both directions and on all links, so two ranks that send to each other do not wait for each other.
+
+mod board;
+mod channel;
+mod frame;
+mod incoming;
+mod links;
+mod matching;
+mod memory;
+mod messages;
+mod outgoing;
+mod requests;
+#[cfg(test)]
+mod tests;
+mod wait;
+
+use std::os::fd::BorrowedFd;
+
+use crate::deadline::Deadline;
+use crate::element::TypeTag;
+
+use super::link::ByteLink;
+use super::notice::{Notice, Stop};
+
+pub(crate) use messages::Messages;
+
+/// Opens links to peers, and hands out those that peers have opened.
+pub(crate) trait Connector {
+    /// The kind of link.
+    type Link: ByteLink;
+
+    /// A link to `peer`: to send on it, or so that the peer's death is noticed while it is waited for. Called at most once for a
+    /// peer, unless it fails. Must not depend on the peer doing anything meanwhile: it may be in here itself, waiting for us.
+    fn connect(&mut self, peer: usize, deadline: &Deadline) -> Result<Self::Link, Stop>;
+
+    /// The links that peers have opened to this rank since the last call, with who opened them. Must not block. No more than
+    /// one of each peer is taken.
+    fn accept(&mut self) -> Vec<(usize, Self::Link)>;
+
+    /// What becomes readable when a peer opens a link; `None` where that must be looked for every now and then.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// Names a posted request until its outcome was taken or it was cancelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Ticket(u64);
+
+/// What a message was: the outcome of a request that went well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Envelope {
+    /// Who sent it (for a send: this rank).
+    pub(crate) source: usize,
+    /// Its tag.
+    pub(crate) tag: u64,
+    /// Its element type.
+    pub(crate) element: TypeTag,
+    /// Its length, which for a receive may be less than the capacity. Not checked to be whole elements.
+    pub(crate) bytes: usize,
+}
+
+/// Why a message did not get through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum MessageError {
+    /// The two sides mean different element types. Nothing was written.
+    #[error("a message of {sent} met a receive of {expected} (the other side is rank {peer})")]
+    TypeMismatch {
+        /// The other side.
+        peer: usize,
+        /// What the sender said.
+        sent: TypeTag,
+        /// What the receiver said.
+        expected: TypeTag,
+    },
+    /// The message is longer than the receive's memory. Nothing was written.
+    #[error("a message of {sent} B met a receive of {capacity} B (the other side is rank {peer})")]
+    Truncated {
+        /// The other side.
+        peer: usize,
+        /// Length of the message in bytes.
+        sent: usize,
+        /// Length of the receive's memory in bytes.
+        capacity: usize,
+    },
+    /// The sender cancelled a long message after it had met this receive. Some of it may have been written.
+    #[error("rank {peer} cancelled the message while it was being received")]
+    Withdrawn {
+        /// The sender.
+        peer: usize,
+    },
+    /// A peer is gone.
+    #[error("the message's peer is gone: {0:?}")]
+    Ended(Notice),
+}
+
+/// How a request ended.
+pub(crate) type Outcome = Result<Envelope, MessageError>;

@@ -1,0 +1,206 @@
+//! What is to be written to one link, and in which order.
+//!
+//! Answers go first, then messages in the order in which they were posted, then pieces of long messages that the peer has
+//! cleared, taking turns. A frame that was begun is finished before anything else.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+
+use crate::host::link::ByteLink;
+
+use super::board::Board;
+use super::frame::{CHUNK_BYTES, Frame, WHOLE_BYTES};
+use super::requests::{SendPhase, Sending};
+
+/// How much one link may write before the others get their turn.
+const PASS_BYTES: usize = 1 << 20;
+
+/// One thing among the messages, which keep their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Posting {
+    /// The message of this send, or its announcement.
+    Message(u32),
+    /// A frame that must not overtake the messages before it.
+    Frame(Frame),
+}
+
+/// The bytes that follow a header.
+#[derive(Debug)]
+enum Payload {
+    None,
+    /// A whole short message.
+    Message(u32),
+    /// A piece of a long one.
+    Piece {
+        send: u32,
+        from: usize,
+        bytes: usize,
+    },
+    /// Bytes of a send that was cancelled after its frame was begun.
+    Owned(Vec<u8>),
+}
+
+impl Payload {
+    /// The send it belongs to.
+    fn send(&self) -> Option<u32> {
+        match self {
+            Payload::Message(send) | Payload::Piece { send, .. } => Some(*send),
+            Payload::None | Payload::Owned(_) => None,
+        }
+    }
+
+    fn as_slice<'a>(&'a self, board: &'a Board) -> &'a [u8] {
+        match self {
+            Payload::None => &[],
+            Payload::Message(send) => board.requests.source(*send),
+            Payload::Piece { send, from, bytes } => board.requests.source(*send).get(*from..from + bytes).unwrap_or_default(),
+            Payload::Owned(bytes) => bytes,
+        }
+    }
+}
+
+/// The frame that is being written.
+#[derive(Debug)]
+struct Current {
+    head: [u8; WHOLE_BYTES],
+    head_bytes: usize,
+    payload: Payload,
+    written: usize,
+}
+
+impl Current {
+    fn new(frame: Frame, payload: Payload) -> Self {
+        let (head, head_bytes) = frame.encode();
+        Self { head, head_bytes, payload, written: 0 }
+    }
+
+    /// Writes what fits of the rest; how much that was, and whether all is written.
+    fn write<L: ByteLink>(&mut self, link: &mut L, board: &Board) -> io::Result<(usize, bool)> {
+        let head = &self.head[self.written.min(self.head_bytes)..self.head_bytes];
+        let payload = &self.payload.as_slice(board)[self.written.saturating_sub(self.head_bytes)..];
+        let left = head.len() + payload.len();
+        let written = if head.is_empty() {
+            link.try_write(&[IoSlice::new(payload)])?
+        } else {
+            link.try_write(&[IoSlice::new(head), IoSlice::new(payload)])?
+        };
+        if written == 0 || written > left {
+            return Err(io::Error::new(io::ErrorKind::WriteZero, format!("a link wrote {written} of {left} B")));
+        }
+        self.written += written;
+        Ok((written, written == left))
+    }
+}
+
+/// The queues of one link.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    /// Number of the link.
+    link: usize,
+    answers: VecDeque<Frame>,
+    messages: VecDeque<Posting>,
+    pieces: VecDeque<u32>,
+    current: Option<Current>,
+}
+
+impl Outgoing {
+    pub(super) fn new(link: usize) -> Self {
+        Self { link, answers: VecDeque::new(), messages: VecDeque::new(), pieces: VecDeque::new(), current: None }
+    }
+
+    /// Whether nothing is left to write.
+    pub(super) fn is_empty(&self) -> bool {
+        self.current.is_none() && self.answers.is_empty() && self.messages.is_empty() && self.pieces.is_empty()
+    }
+
+    /// An answer, or a notice: goes before all that has not begun.
+    pub(super) fn answer(&mut self, frame: Frame) {
+        self.answers.push_back(frame);
+    }
+
+    /// A message, in its turn.
+    pub(super) fn message(&mut self, send: u32) {
+        self.messages.push_back(Posting::Message(send));
+    }
+
+    /// A frame that keeps its place among the messages.
+    pub(super) fn in_turn(&mut self, frame: Frame) {
+        self.messages.push_back(Posting::Frame(frame));
+    }
+
+    /// A long message that the peer has cleared.
+    pub(super) fn pieces_of(&mut self, send: u32) {
+        self.pieces.push_back(send);
+    }
+
+    /// Removes a send; where a frame of it was begun, the rest of that frame is copied, so that the send's memory is free.
+    pub(super) fn forget(&mut self, send: u32, board: &Board) {
+        self.messages.retain(|posting| *posting != Posting::Message(send));
+        self.pieces.retain(|other| *other != send);
+        if let Some(current) = &mut self.current
+            && current.payload.send() == Some(send)
+        {
+            current.payload = Payload::Owned(current.payload.as_slice(board).to_vec());
+        }
+    }
+
+    /// Writes what can be written now; whether that was anything.
+    pub(super) fn write<L: ByteLink>(&mut self, link: &mut L, board: &mut Board) -> io::Result<bool> {
+        let mut total = 0;
+        while total < PASS_BYTES {
+            if self.current.is_none() {
+                self.current = self.next(board);
+            }
+            let Some(current) = &mut self.current else { break };
+            match current.write(link, board) {
+                Ok((written, is_whole)) => {
+                    total += written;
+                    if is_whole {
+                        self.finish(board);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(total > 0)
+    }
+
+    /// The next frame to begin.
+    fn next(&mut self, board: &mut Board) -> Option<Current> {
+        if let Some(frame) = self.answers.pop_front() {
+            return Some(Current::new(frame, Payload::None));
+        }
+        while let Some(posting) = self.messages.pop_front() {
+            match posting {
+                Posting::Frame(frame) => return Some(Current::new(frame, Payload::None)),
+                Posting::Message(send) => {
+                    if let Some((frame, is_short)) = board.begin_send(send, self.link) {
+                        return Some(Current::new(frame, if is_short { Payload::Message(send) } else { Payload::None }));
+                    }
+                }
+            }
+        }
+        while let Some(send) = self.pieces.pop_front() {
+            let Some(Sending { bytes, phase: SendPhase::Cleared { reply, sent, .. }, .. }) = board.requests.send(send) else { continue };
+            let piece = (*bytes - *sent).min(CHUNK_BYTES);
+            let payload = Payload::Piece { send, from: *sent, bytes: piece };
+            return Some(Current::new(Frame::Data { reply: *reply, bytes: piece }, payload));
+        }
+        None
+    }
+
+    /// The current frame is written.
+    fn finish(&mut self, board: &mut Board) {
+        match self.current.take().map(|current| current.payload) {
+            Some(Payload::Message(send)) => board.short_sent(send),
+            Some(Payload::Piece { send, bytes, .. }) => {
+                if board.piece_sent(send, bytes) {
+                    self.pieces.push_back(send);
+                }
+            }
+            Some(Payload::Owned(_) | Payload::None) | None => {}
+        }
+    }
+}

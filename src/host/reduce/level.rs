@@ -1,0 +1,124 @@
+//! Instruction sets: the same loops compiled for each, and one chosen when a kernel is made.
+//!
+//! All of them give the same bits: the compiler neither reorders nor fuses operations on floats.
+
+#![expect(unsafe_code, reason = "a function compiled for an instruction set may be called only where the processor has it")]
+
+use std::mem::MaybeUninit;
+use std::num::NonZeroU64;
+use std::ops::Mul;
+
+use super::block;
+use super::lane::{Half, Lane};
+use super::operation::Operation;
+
+/// A fold of one element type and operation: see [`block::fold`].
+pub(super) type FoldFunction = unsafe fn(*mut u8, &[*const u8], usize, NonZeroU64);
+
+/// A multiplication by a scalar: see [`block::scale`].
+pub(super) type ScaleFunction<S, W> = unsafe fn(&mut [MaybeUninit<S>], &[S], W);
+
+/// An instruction set to compute with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    /// What every processor of this architecture has.
+    Baseline,
+    /// 256-bit vectors, and conversion of `f16`.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// 512-bit vectors.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// Every level, from the least.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) const ALL: &[Level] = &[Level::Baseline, Level::Avx2, Level::Avx512];
+    /// Every level.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) const ALL: &[Level] = &[Level::Baseline];
+
+    /// Whether this processor has it.
+    pub(super) fn is_available(self) -> bool {
+        match self {
+            Level::Baseline => true,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c"),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => {
+                Level::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
+        }
+    }
+
+    /// The most this processor has.
+    pub(super) fn best() -> Self {
+        Self::ALL.iter().rev().copied().find(|level| level.is_available()).unwrap_or(Level::Baseline)
+    }
+
+    /// The fold compiled for this level, which must be available where it is called.
+    pub(super) fn fold<L: Lane, O: Operation<L::Wide>>(self) -> FoldFunction {
+        match self {
+            Level::Baseline => block::fold::<L, O>,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => fold_avx2::<L, O>,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => fold_avx512::<L, O>,
+        }
+    }
+
+    /// As [`Level::fold`], for `f16`.
+    pub(super) fn fold_half<O: Operation<f32>>(self) -> FoldFunction {
+        match self {
+            Level::Baseline => block::fold::<Half, O>,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 | Level::Avx512 => super::half_x86::fold::<O>,
+        }
+    }
+
+    /// The multiplication compiled for this level, which must be available where it is called.
+    pub(super) fn scale<L: Lane<Wide: Mul<Output = L::Wide>>>(self) -> ScaleFunction<L::Stored, L::Wide> {
+        match self {
+            Level::Baseline => block::scale::<L>,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => scale_avx2::<L>,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => scale_avx512::<L>,
+        }
+    }
+}
+
+/// The fold, for a processor of level `Avx2`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn fold_avx2<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs: &[*const u8], count: usize, divisor: NonZeroU64) {
+    // SAFETY: the caller vouches for the buffers.
+    unsafe { block::fold::<L, O>(into, inputs, count, divisor) }
+}
+
+/// The fold, for a processor of level `Avx512`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn fold_avx512<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs: &[*const u8], count: usize, divisor: NonZeroU64) {
+    // SAFETY: the caller vouches for the buffers.
+    unsafe { block::fold::<L, O>(into, inputs, count, divisor) }
+}
+
+/// The multiplication, for a processor of level `Avx2`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+fn scale_avx2<L: Lane<Wide: Mul<Output = L::Wide>>>(into: &mut [MaybeUninit<L::Stored>], from: &[L::Stored], scalar: L::Wide) {
+    block::scale::<L>(into, from, scalar);
+}
+
+/// The multiplication, for a processor of level `Avx512`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn scale_avx512<L: Lane<Wide: Mul<Output = L::Wide>>>(into: &mut [MaybeUninit<L::Stored>], from: &[L::Stored], scalar: L::Wide) {
+    block::scale::<L>(into, from, scalar);
+}

@@ -1,0 +1,198 @@
+//! The built-in operations on two values of one type, and the division that ends a mean.
+
+#![expect(unsafe_code, reason = "a checked conversion to an integer does not vectorise")]
+
+use std::num::NonZeroU64;
+
+/// Two values become one; at the end, one value becomes the result.
+pub(super) trait Operation<W>: 'static {
+    /// Whether `finish` does anything.
+    const DIVIDES: bool = false;
+
+    fn combine(a: W, b: W) -> W;
+
+    /// What is done once, after the last `combine`. `divisor` is what a mean divides by.
+    #[inline(always)]
+    fn finish(value: W, _divisor: NonZeroU64) -> W {
+        value
+    }
+}
+
+pub(super) struct Sum;
+pub(super) struct Product;
+pub(super) struct Least;
+pub(super) struct Greatest;
+/// The sum, then the division.
+pub(super) struct Mean;
+pub(super) struct And;
+pub(super) struct Or;
+pub(super) struct Xor;
+
+macro_rules! integer_operations {
+    ($($int:ty),*) => {$(
+        impl Operation<$int> for Sum {
+            #[inline(always)]
+            fn combine(a: $int, b: $int) -> $int {
+                a.wrapping_add(b)
+            }
+        }
+
+        impl Operation<$int> for Product {
+            #[inline(always)]
+            fn combine(a: $int, b: $int) -> $int {
+                a.wrapping_mul(b)
+            }
+        }
+
+        impl Operation<$int> for Least {
+            #[inline(always)]
+            fn combine(a: $int, b: $int) -> $int {
+                if b < a { b } else { a }
+            }
+        }
+
+        impl Operation<$int> for Greatest {
+            #[inline(always)]
+            fn combine(a: $int, b: $int) -> $int {
+                if b > a { b } else { a }
+            }
+        }
+
+        impl Operation<$int> for Mean {
+            const DIVIDES: bool = true;
+
+            #[inline(always)]
+            fn combine(a: $int, b: $int) -> $int {
+                a.wrapping_add(b)
+            }
+
+            #[inline(always)]
+            fn finish(value: $int, divisor: NonZeroU64) -> $int {
+                value.divided_by(divisor)
+            }
+        }
+    )*};
+}
+
+integer_operations!(i8, i16, i32, i64, u8, u16, u32, u64);
+
+macro_rules! float_operations {
+    ($($float:ty),*) => {$(
+        impl Operation<$float> for Sum {
+            #[inline(always)]
+            fn combine(a: $float, b: $float) -> $float {
+                a + b
+            }
+        }
+
+        impl Operation<$float> for Product {
+            #[inline(always)]
+            fn combine(a: $float, b: $float) -> $float {
+                a * b
+            }
+        }
+
+        /// A NaN gives way to a number; -0 counts as less than +0, so the order of the operands does not matter.
+        impl Operation<$float> for Least {
+            #[inline(always)]
+            fn combine(a: $float, b: $float) -> $float {
+                // A comparison with NaN is false, which leaves b.
+                let less = if a < b { a } else { b };
+                // Equal numbers have equal bits, except for the zeros: their union is -0.
+                let equal = if a == b { <$float>::from_bits(a.to_bits() | b.to_bits()) } else { less };
+                if b.is_nan() { a } else { equal }
+            }
+        }
+
+        /// A NaN gives way to a number; +0 counts as greater than -0, so the order of the operands does not matter.
+        impl Operation<$float> for Greatest {
+            #[inline(always)]
+            fn combine(a: $float, b: $float) -> $float {
+                let greater = if a > b { a } else { b };
+                let equal = if a == b { <$float>::from_bits(a.to_bits() & b.to_bits()) } else { greater };
+                if b.is_nan() { a } else { equal }
+            }
+        }
+
+        impl Operation<$float> for Mean {
+            const DIVIDES: bool = true;
+
+            #[inline(always)]
+            fn combine(a: $float, b: $float) -> $float {
+                a + b
+            }
+
+            #[inline(always)]
+            fn finish(value: $float, divisor: NonZeroU64) -> $float {
+                value / divisor.get() as $float
+            }
+        }
+    )*};
+}
+
+float_operations!(f32, f64);
+
+macro_rules! bitwise_operations {
+    ($($name:ident $operator:tt;)*) => {$(
+        impl Operation<u8> for $name {
+            #[inline(always)]
+            fn combine(a: u8, b: u8) -> u8 {
+                a $operator b
+            }
+        }
+    )*};
+}
+
+bitwise_operations! {
+    And &;
+    Or |;
+    Xor ^;
+}
+
+/// Division of an integer, truncating toward zero, whatever the divisor.
+trait DividedBy {
+    fn divided_by(self, divisor: NonZeroU64) -> Self;
+}
+
+/// Processors have no vector division of integers, but one of floats. It gives the exact result here: the nearest float to
+/// the quotient `x / n` can only reach the integer `k` above it where `k * n`, which is at most `|x| + n`, needs more bits
+/// than the float's mantissa has; and for an `n` above every `|x|` the quotient stays below 1.
+macro_rules! divided_as_float {
+    ($($int:ty, $float:ty, $whole:ty;)*) => {$(
+        impl DividedBy for $int {
+            #[inline(always)]
+            fn divided_by(self, divisor: NonZeroU64) -> Self {
+                let quotient = <$float>::from(self) / divisor.get() as $float;
+                // `as` would vectorise badly: it also provides for quotients that do not fit.
+                // SAFETY: the divisor is at least 1, so the quotient is finite and no larger than the dividend, which fits.
+                unsafe { quotient.to_int_unchecked::<$whole>() as $int }
+            }
+        }
+    )*};
+}
+
+divided_as_float! {
+    i8, f32, i32;
+    i16, f32, i32;
+    u8, f32, i32;
+    u16, f32, i32;
+    i32, f64, i32;
+    u32, f64, u32;
+}
+
+impl DividedBy for u64 {
+    #[inline(always)]
+    fn divided_by(self, divisor: NonZeroU64) -> Self {
+        // Most worlds are a power of two, and shifts vectorise.
+        if divisor.is_power_of_two() { self >> divisor.trailing_zeros() } else { self / divisor }
+    }
+}
+
+impl DividedBy for i64 {
+    #[inline(always)]
+    fn divided_by(self, divisor: NonZeroU64) -> Self {
+        let magnitude = self.unsigned_abs().divided_by(divisor);
+        // Wraps for MIN / 1 alone, to MIN.
+        if self < 0 { (magnitude as i64).wrapping_neg() } else { magnitude as i64 }
+    }
+}

@@ -1,0 +1,115 @@
+//! Which loop does which operation on which element type.
+
+use super::lane::{Brain, Lane, Plain, SmallE4M3, SmallE5M2, Truth};
+use super::level::{FoldFunction, Level};
+use super::operation::{And, Greatest, Least, Mean, Operation, Or, Product, Sum, Xor};
+use crate::{DType, ReduceOp, Result};
+
+/// The loops of one reduction.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Functions {
+    /// While more is to be folded into the result.
+    pub(super) partial: FoldFunction,
+    /// For the last fold.
+    pub(super) last: FoldFunction,
+    /// The bytes that the loops count as one element: not always the element's.
+    pub(super) unit_bytes: usize,
+}
+
+/// The loops for `op` on `dtype`.
+///
+/// # Errors
+///
+/// `Unsupported` where the op cannot be done on the type.
+pub(super) fn functions(level: Level, op: ReduceOp, dtype: DType) -> Result<Functions> {
+    op.check(dtype)?;
+    let unit_bytes = dtype.size_bytes();
+    if dtype == DType::Bool {
+        return Ok(always(truth(level, op), unit_bytes));
+    }
+    Ok(match op {
+        ReduceOp::Sum | ReduceOp::PreMulSum(_) => always(sum(level, dtype), unit_bytes),
+        ReduceOp::Avg => Functions { partial: sum(level, dtype), last: mean(level, dtype), unit_bytes },
+        ReduceOp::Prod => always(product(level, dtype), unit_bytes),
+        ReduceOp::Min => always(least(level, dtype), unit_bytes),
+        ReduceOp::Max => always(greatest(level, dtype), unit_bytes),
+        // Bits are bits: one loop over bytes serves every integer.
+        ReduceOp::BitAnd => always(level.fold::<Plain<u8>, And>(), 1),
+        ReduceOp::BitOr => always(level.fold::<Plain<u8>, Or>(), 1),
+        ReduceOp::BitXor => always(level.fold::<Plain<u8>, Xor>(), 1),
+    })
+}
+
+/// One loop, whether or not it is the last.
+fn always(function: FoldFunction, unit_bytes: usize) -> Functions {
+    Functions { partial: function, last: function, unit_bytes }
+}
+
+/// Truth values: every op that is allowed is one of three.
+fn truth(level: Level, op: ReduceOp) -> FoldFunction {
+    match op {
+        ReduceOp::Prod | ReduceOp::Min | ReduceOp::BitAnd => level.fold::<Truth, And>(),
+        ReduceOp::BitXor => level.fold::<Truth, Xor>(),
+        _ => level.fold::<Truth, Or>(),
+    }
+}
+
+/// Wrapping sums and products are the same for both signs.
+macro_rules! arithmetic {
+    ($name:ident, $operation:ident) => {
+        fn $name(level: Level, dtype: DType) -> FoldFunction {
+            match dtype {
+                DType::I8 | DType::U8 | DType::Bool => level.fold::<Plain<u8>, $operation>(),
+                DType::I16 | DType::U16 => level.fold::<Plain<u16>, $operation>(),
+                DType::I32 | DType::U32 => level.fold::<Plain<u32>, $operation>(),
+                DType::I64 | DType::U64 => level.fold::<Plain<u64>, $operation>(),
+                float => floats::<$operation>(level, float),
+            }
+        }
+    };
+}
+
+/// These look at the sign.
+macro_rules! signed {
+    ($name:ident, $operation:ident) => {
+        fn $name(level: Level, dtype: DType) -> FoldFunction {
+            match dtype {
+                DType::I8 => level.fold::<Plain<i8>, $operation>(),
+                DType::I16 => level.fold::<Plain<i16>, $operation>(),
+                DType::I32 => level.fold::<Plain<i32>, $operation>(),
+                DType::I64 => level.fold::<Plain<i64>, $operation>(),
+                DType::U8 | DType::Bool => level.fold::<Plain<u8>, $operation>(),
+                DType::U16 => level.fold::<Plain<u16>, $operation>(),
+                DType::U32 => level.fold::<Plain<u32>, $operation>(),
+                DType::U64 => level.fold::<Plain<u64>, $operation>(),
+                float => floats::<$operation>(level, float),
+            }
+        }
+    };
+}
+
+arithmetic!(sum, Sum);
+arithmetic!(product, Product);
+signed!(least, Least);
+signed!(greatest, Greatest);
+signed!(mean, Mean);
+
+/// The float types. Called for no other.
+fn floats<O>(level: Level, dtype: DType) -> FoldFunction
+where
+    O: Operation<f32> + Operation<f64>,
+{
+    match dtype {
+        DType::F64 => level.fold::<Plain<f64>, O>(),
+        DType::F16 => level.fold_half::<O>(),
+        DType::Bf16 => widened::<Brain, O>(level),
+        DType::F8E4M3 => widened::<SmallE4M3, O>(level),
+        DType::F8E5M2 => widened::<SmallE5M2, O>(level),
+        _ => widened::<Plain<f32>, O>(level),
+    }
+}
+
+/// Helps the compiler to see that `O` is meant on `f32`.
+fn widened<L: Lane<Wide = f32>, O: Operation<f32>>(level: Level) -> FoldFunction {
+    level.fold::<L, O>()
+}

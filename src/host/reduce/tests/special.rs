@@ -1,0 +1,177 @@
+//! Floats with something about them: all pairs of special values, all pairs of 8-bit floats, all 16-bit patterns; the scalar.
+
+use half::f16;
+
+use super::oracle::{expected, random_elements, read_float, special_elements, write_float};
+use super::{Kernel, Random, fold, levels};
+use crate::host::reduce::premultiply;
+use crate::host::reduce::scale::scaled_at;
+use crate::{DType, F8E4M3, F8E5M2, ReduceOp, Reduction, bf16};
+
+/// The six float types.
+fn floats() -> impl Iterator<Item = DType> {
+    DType::ALL.into_iter().filter(|dtype| dtype.is_float())
+}
+
+/// The ops on floats that differ.
+const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
+
+/// All pairs of the elements, as two inputs.
+fn all_pairs(elements: &[Vec<u8>]) -> (Vec<u8>, Vec<u8>) {
+    let pairs = || elements.iter().flat_map(|a| elements.iter().map(move |b| (a, b)));
+    (pairs().flat_map(|pair| pair.0.clone()).collect(), pairs().flat_map(|pair| pair.1.clone()).collect())
+}
+
+/// Checks all ops on all pairs, on every level, with the result apart and over the second input.
+fn check_pairs(dtype: DType, elements: &[Vec<u8>]) {
+    let (a, b) = all_pairs(elements);
+    let size = dtype.size_bytes();
+    for op in OPS {
+        let expected = expected(op, dtype, &[&a, &b], (op == ReduceOp::Avg).then_some(2));
+        for level in levels() {
+            let kernel = Kernel::builtin(level, op, dtype, 2).unwrap();
+            for alias in [None, Some(1)] {
+                let got = fold(&kernel, &[&a, &b], alias, true);
+                let wrong = got.chunks(size).zip(expected.chunks(size)).position(|(got, expected)| got != expected);
+                if let Some(index) = wrong {
+                    let at = |bytes: &[u8]| format!("{:02x?}", &bytes[index * size..(index + 1) * size]);
+                    panic!("{op} of {dtype} on {level:?}: {} and {} gave {}, not {}", at(&a), at(&b), at(&got), at(&expected));
+                }
+            }
+            // The order of two operands never matters.
+            assert_eq!(fold(&kernel, &[&b, &a], None, true), expected, "{op} of {dtype} on {level:?}, swapped");
+        }
+    }
+}
+
+#[test]
+fn all_pairs_of_special_values() {
+    for dtype in floats() {
+        check_pairs(dtype, &special_elements(dtype));
+    }
+}
+
+#[test]
+fn all_pairs_of_8_bit_floats() {
+    for dtype in [DType::F8E4M3, DType::F8E5M2] {
+        check_pairs(dtype, &(0..=255).map(|bits| vec![bits]).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn zeros_and_nan_in_words() {
+    let both = |op, a: f32, b: f32| {
+        let kernel = Kernel::of(&Reduction::<f32>::from(op), 2).unwrap();
+        let bytes = fold(&kernel, &[&a.to_le_bytes(), &b.to_le_bytes()], None, true);
+        f32::from_le_bytes(bytes.try_into().unwrap()).to_bits()
+    };
+    assert_eq!(both(ReduceOp::Min, 0.0, -0.0), (-0.0f32).to_bits());
+    assert_eq!(both(ReduceOp::Min, -0.0, 0.0), (-0.0f32).to_bits());
+    assert_eq!(both(ReduceOp::Max, 0.0, -0.0), 0);
+    assert_eq!(both(ReduceOp::Max, -0.0, 0.0), 0);
+    assert_eq!(both(ReduceOp::Min, f32::NAN, 3.0), 3f32.to_bits());
+    assert_eq!(both(ReduceOp::Max, f32::NEG_INFINITY, -f32::NAN), f32::NEG_INFINITY.to_bits());
+    assert_eq!(both(ReduceOp::Max, -f32::NAN, -f32::NAN), 0x7fc0_0000);
+    assert_eq!(both(ReduceOp::Sum, f32::INFINITY, f32::NEG_INFINITY), 0x7fc0_0000);
+    assert_eq!(both(ReduceOp::Sum, 1.0, -f32::NAN), 0x7fc0_0000);
+}
+
+#[test]
+fn every_narrow_pattern_survives_the_wide_type() {
+    for (dtype, quiet) in [(DType::F16, 0x7e00), (DType::Bf16, 0x7fc0)] {
+        let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+        for level in levels() {
+            // A mean over one rank computes, where a sum would copy.
+            let kernel = Kernel::builtin(level, ReduceOp::Avg, dtype, 1).unwrap();
+            let got = fold(&kernel, &[&bytes], None, true);
+            for (bits, got) in (0..=u16::MAX).zip(got.chunks_exact(2)) {
+                let expected = if read_float(dtype, &bits.to_le_bytes()).is_nan() { quiet } else { bits };
+                assert_eq!(u16::from_le_bytes([got[0], got[1]]), expected, "{dtype} {bits:#x} on {level:?}");
+            }
+            // And a sum of one input copies, NaN and all.
+            let kernel = Kernel::builtin(level, ReduceOp::Sum, dtype, 1).unwrap();
+            assert_eq!(fold(&kernel, &[&bytes], None, true), bytes);
+        }
+    }
+}
+
+#[test]
+fn narrow_floats_are_rounded_once() {
+    // 2048 + 1 + 1: rounded after each step it would stay at 2048.
+    let [large, one] = [2048.0, 1.0].map(|value| f16::from_f32(value).to_le_bytes());
+    let kernel = Kernel::of(&Reduction::<f16>::from(ReduceOp::Sum), 3).unwrap();
+    assert_eq!(fold(&kernel, &[&large, &one, &one], Some(2), true), f16::from_f32(2050.0).to_le_bytes());
+    // 448 + 448 is more than the type holds; their mean is not.
+    let kernel = Kernel::of(&Reduction::<F8E4M3>::from(ReduceOp::Avg), 2).unwrap();
+    assert_eq!(fold(&kernel, &[&[0x7e], &[0x7e]], None, true), [0x7e]);
+    assert_eq!(fold(&kernel, &[&[0x7e], &[0x7e]], None, false), [0x7f]);
+}
+
+/// The scalar as the element type has it.
+fn rounded(dtype: DType, scalar: f64) -> f64 {
+    let mut bytes = Vec::new();
+    write_float(dtype, scalar, &mut bytes);
+    read_float(dtype, &bytes)
+}
+
+/// `T`s read from bytes.
+fn elements<T: Copy>(bytes: &[u8]) -> Vec<T> {
+    let at = |index: usize| bytes[index * size_of::<T>()..].as_ptr().cast::<T>();
+    // SAFETY: within the bytes; called for floats, which any bytes are.
+    (0..bytes.len() / size_of::<T>()).map(|index| unsafe { at(index).read_unaligned() }).collect()
+}
+
+/// The products at every level, against the oracle.
+fn check_scalar<T: crate::Element>(dtype: DType, scalar: f64, seed: u64) {
+    let size = size_of::<T>();
+    let bytes = random_elements(&mut Random(seed), dtype, 777);
+    let mut expected = Vec::new();
+    for element in bytes.chunks(size) {
+        let product = read_float(dtype, element) * rounded(dtype, scalar);
+        write_float(dtype, if dtype == DType::F64 { product } else { f64::from(product as f32) }, &mut expected);
+    }
+    for level in levels() {
+        let mut into = Vec::<T>::new();
+        scaled_at(level, dtype, scalar, &elements::<T>(&bytes), &mut into);
+        // SAFETY: the bytes of floats.
+        let got = unsafe { std::slice::from_raw_parts(into.as_ptr().cast::<u8>(), into.len() * size) };
+        let wrong = got.chunks(size).zip(expected.chunks(size)).position(|(got, expected)| got != expected);
+        assert_eq!((wrong, got.len()), (None, expected.len()), "{dtype} times {scalar} on {level:?}, seed {seed:#x}");
+    }
+}
+
+#[test]
+fn products_with_a_scalar_are_rounded_once() {
+    for (seed, scalar) in [(1, 0.5), (2, 1.0 / 3.0), (3, -7.0), (4, 1e-3), (5, f64::INFINITY), (6, f64::NAN), (7, -0.0), (8, 1e300)] {
+        check_scalar::<f32>(DType::F32, scalar, seed);
+        check_scalar::<f64>(DType::F64, scalar, seed);
+        check_scalar::<f16>(DType::F16, scalar, seed);
+        check_scalar::<bf16>(DType::Bf16, scalar, seed);
+        check_scalar::<F8E4M3>(DType::F8E4M3, scalar, seed);
+        check_scalar::<F8E5M2>(DType::F8E5M2, scalar, seed);
+    }
+}
+
+#[test]
+fn the_scalar_is_rounded_once_too() {
+    // Above the tie between 1 and the next number by less than an f32 can tell, then below it.
+    let mut into = Vec::new();
+    for (beyond, steps) in [(2f64.powi(-40), 1.0), (-2f64.powi(-40), 0.0)] {
+        premultiply(&ReduceOp::PreMulSum(1.0 + 2f64.powi(-8) + beyond).into(), &[bf16::ONE], &mut into);
+        assert_eq!(into[0].to_f32(), 1.0 + steps * 2f32.powi(-7));
+        let mut into = Vec::new();
+        premultiply(&ReduceOp::PreMulSum(1.0 + 2f64.powi(-11) + beyond).into(), &[f16::ONE], &mut into);
+        assert_eq!(into[0].to_f32(), 1.0 + steps * 2f32.powi(-10));
+    }
+}
+
+#[test]
+fn premultiply_replaces_what_was_there() {
+    let mut into = vec![9.0f32; 3];
+    premultiply(&ReduceOp::PreMulSum(0.25).into(), &[1.0, 2.0, 4.0, 8.0], &mut into);
+    assert_eq!(into, [0.25, 0.5, 1.0, 2.0]);
+    premultiply(&ReduceOp::Sum.into(), &[3.0], &mut into);
+    assert_eq!(into, [3.0]);
+    premultiply(&ReduceOp::PreMulSum(0.25).into(), &[], &mut into);
+    assert!(into.is_empty());
+}

@@ -1,0 +1,249 @@
+//! Collectives that fold: all-reduce, reduce and reduce-scatter.
+//!
+//! Every fold takes the inputs of all ranks in local order in one go, so that the bits are the same on every rank and for every
+//! way of cutting.
+
+#![expect(unsafe_code, reason = "folds the caller's raw memory and the mapped areas")]
+
+use super::cut::{Cut, Shares, in_shares};
+use super::group::Group;
+use super::lane::Area;
+use super::layout::MAX_ELEMENT_BYTES;
+use super::moves::{Blocks, Memory, copy, within};
+use super::steps::Terms;
+use crate::host::fold::Fold;
+use crate::host::notice::{Notice, Stop};
+
+// Common to every function below. The caller vouches for its own memory. Areas lie in the mapping, are as long as the cut says
+// and aligned to the element (tested in `cut` and `lane`); a rank writes its own before it publishes the step, and reads the
+// others' after `meet` and before its next `publish`, which is what `flags` asks for. All ranks have agreed on the element type
+// by then, so the areas hold valid elements.
+impl Group {
+    /// The fold of all ranks' vectors to everyone. `last`: nothing more is folded into it elsewhere.
+    ///
+    /// # Safety
+    ///
+    /// Source and destination are the same, or share no byte; both hold `bytes` bytes of whole elements, aligned to the
+    /// element, whose alignment is at most a page.
+    #[inline]
+    pub(crate) unsafe fn all_reduce<F: Fold + ?Sized>(
+        &mut self,
+        memory: Memory,
+        bytes: usize,
+        fold: &F,
+        last: bool,
+        terms: &Terms<'_>,
+    ) -> Result<(), Stop> {
+        let area = Area::for_fold(bytes, fold.element_bytes());
+        if area == Area::Slot {
+            // SAFETY: the caller's word.
+            return unsafe { self.fold_large(memory, bytes, None, fold, last, terms) };
+        }
+        let fingerprint = self.enter(terms)?;
+        let step = self.next_step();
+        // SAFETY: the caller's source, this rank's area.
+        unsafe { copy(memory.source, self.area(self.me, step, area), bytes) };
+        self.meet(step, fingerprint, terms)?;
+        for rank in 0..self.ranks {
+            self.inputs[rank] = self.area(rank, step, area);
+        }
+        if bytes > 0 {
+            // SAFETY: see above; the destination is the caller's.
+            unsafe { fold.fold(memory.destination, &self.inputs, bytes, last) };
+        }
+        Ok(())
+    }
+
+    /// The fold of all ranks' vectors to the root. The others' destination is not touched.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Group::all_reduce`], the destination at the root alone.
+    pub(crate) unsafe fn reduce<F: Fold + ?Sized>(
+        &mut self,
+        memory: Memory,
+        bytes: usize,
+        root: usize,
+        fold: &F,
+        last: bool,
+        terms: &Terms<'_>,
+    ) -> Result<(), Stop> {
+        // SAFETY: the caller's word.
+        unsafe { self.fold_large(memory, bytes, Some(root), fold, last, terms) }
+    }
+
+    /// Chooses who folds: every rank that wants the result, or each rank a share of it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Group::all_reduce`]; with a root, only its destination is used.
+    unsafe fn fold_large<F: Fold + ?Sized>(
+        &mut self,
+        memory: Memory,
+        bytes: usize,
+        root: Option<usize>,
+        fold: &F,
+        last: bool,
+        terms: &Terms<'_>,
+    ) -> Result<(), Stop> {
+        self.check_element(fold.element_bytes(), terms)?;
+        if in_shares(bytes, self.ranks) {
+            // SAFETY: the caller's word.
+            unsafe { self.fold_shares(memory, bytes, root, fold, last, terms) }
+        } else {
+            // SAFETY: the caller's word.
+            unsafe { self.fold_flat(memory, bytes, root, fold, last, terms) }
+        }
+    }
+
+    /// Every rank that wants the result folds all of it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Group::fold_large`].
+    unsafe fn fold_flat<F: Fold + ?Sized>(
+        &mut self,
+        memory: Memory,
+        bytes: usize,
+        root: Option<usize>,
+        fold: &F,
+        last: bool,
+        terms: &Terms<'_>,
+    ) -> Result<(), Stop> {
+        let fingerprint = self.enter(terms)?;
+        let cut = Cut::folds(bytes, 1, fold.element_bytes(), self.region.layout().slot_bytes());
+        for range in cut.pieces() {
+            let step = self.next_step();
+            let source = memory.source.wrapping_add(range.start);
+            if root != Some(self.me) {
+                // SAFETY: the caller's source, this rank's area.
+                unsafe { copy(source, self.area(self.me, step, cut.area), range.len()) };
+            }
+            self.meet(step, fingerprint, terms)?;
+            if range.is_empty() || root.is_some_and(|root| root != self.me) {
+                continue;
+            }
+            self.set_inputs(step, cut.area, 0, source);
+            // SAFETY: see above; this rank's input is its own source, which may be the destination.
+            unsafe { fold.fold(memory.destination.add(range.start), &self.inputs, range.len(), last) };
+        }
+        Ok(())
+    }
+
+    /// Each rank folds its share of every piece into its area of the next step, whence those who want it copy it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Group::fold_large`].
+    unsafe fn fold_shares<F: Fold + ?Sized>(
+        &mut self,
+        memory: Memory,
+        bytes: usize,
+        root: Option<usize>,
+        fold: &F,
+        last: bool,
+        terms: &Terms<'_>,
+    ) -> Result<(), Stop> {
+        let fingerprint = self.enter(terms)?;
+        let cut = Cut::folds(bytes, 1, fold.element_bytes(), self.region.layout().slot_bytes());
+        let keeps = root.is_none_or(|root| root == self.me);
+        for range in cut.pieces() {
+            let shares = Shares::new(range.len(), self.ranks, fold.element_bytes());
+            let mine = shares.of(self.me);
+            let source = memory.source.wrapping_add(range.start);
+            let destination = memory.destination.wrapping_add(range.start);
+
+            let step = self.next_step();
+            let area = self.area(self.me, step, Area::Slot);
+            // SAFETY: the caller's source, this rank's area; nobody but this rank reads its own share.
+            unsafe {
+                copy(source, area, mine.start);
+                copy(source.wrapping_add(mine.end), area.add(mine.end), range.len() - mine.end);
+            }
+            self.meet(step, fingerprint, terms)?;
+
+            self.set_inputs(step, Area::Slot, mine.start, source.wrapping_add(mine.start));
+            let step = self.next_step();
+            let result = self.area(self.me, step, Area::Slot).wrapping_add(mine.start);
+            if !mine.is_empty() {
+                // SAFETY: see above; the result lies in this rank's area of the next step, which nobody reads yet.
+                unsafe { fold.fold(result, &self.inputs, mine.len(), last) };
+            }
+            self.publish(step, fingerprint);
+            if keeps {
+                // SAFETY: the caller's destination, this rank's own area. The source, if it is the same memory, has been read.
+                unsafe { copy(result, destination.wrapping_add(mine.start), mine.len()) };
+            }
+            self.arrive(step, fingerprint, terms)?;
+            for rank in (0..self.ranks).filter(|rank| keeps && *rank != self.me) {
+                let share = shares.of(rank);
+                let from = self.area(rank, step, Area::Slot).wrapping_add(share.start);
+                // SAFETY: the caller's destination, a published area.
+                unsafe { copy(from, destination.wrapping_add(share.start), share.len()) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Block `r` of the fold of all ranks' vectors to rank `r`. `blocks` describes the source; in place the destination is this
+    /// rank's block of it.
+    ///
+    /// # Safety
+    ///
+    /// The source holds every block, the destination this rank's, all of whole elements and aligned to them, whose alignment is
+    /// at most a page. The two share no byte, or the destination is this rank's block of the source.
+    pub(crate) unsafe fn reduce_scatter<F: Fold + ?Sized>(
+        &mut self,
+        memory: Memory,
+        blocks: Blocks<'_>,
+        fold: &F,
+        last: bool,
+        terms: &Terms<'_>,
+    ) -> Result<(), Stop> {
+        self.check_element(fold.element_bytes(), terms)?;
+        let fingerprint = self.enter(terms)?;
+        let cut = Cut::folds(blocks.longest(), self.ranks, fold.element_bytes(), self.region.layout().slot_bytes());
+        for range in cut.pieces() {
+            // All owners in one step, unless elements are so large that their pieces do not fit a slot together.
+            for first in (0..self.ranks).step_by(cut.width) {
+                let owners = first..self.ranks.min(first + cut.width);
+                let step = self.next_step();
+                let area = self.area(self.me, step, cut.area);
+                for owner in owners.clone().filter(|owner| *owner != self.me) {
+                    let (start, len) = within(&range, blocks.len(owner));
+                    let from = memory.source.wrapping_add(blocks.offset(owner) + start);
+                    // SAFETY: the caller's source, this rank's area.
+                    unsafe { copy(from, area.add((owner - first) * cut.piece), len) };
+                }
+                self.meet(step, fingerprint, terms)?;
+                let (start, len) = within(&range, blocks.len(self.me));
+                if !owners.contains(&self.me) || len == 0 {
+                    continue;
+                }
+                let own = memory.source.wrapping_add(blocks.offset(self.me) + start);
+                self.set_inputs(step, cut.area, (self.me - first) * cut.piece, own);
+                // SAFETY: see above; this rank's input is its own source, which may be the destination.
+                unsafe { fold.fold(memory.destination.add(start), &self.inputs, len, last) };
+            }
+        }
+        Ok(())
+    }
+
+    /// The inputs of a fold: what each rank published at `offset` of its area, and this rank's own from where it is.
+    fn set_inputs(&mut self, step: u64, area: Area, offset: usize, own: *const u8) {
+        for rank in 0..self.ranks {
+            self.inputs[rank] = self.area(rank, step, area).wrapping_add(offset);
+        }
+        self.inputs[self.me] = own;
+    }
+
+    /// Refuses elements that no slot holds. The same on every rank that makes the same call.
+    fn check_element(&mut self, element_bytes: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+        if element_bytes <= MAX_ELEMENT_BYTES {
+            return Ok(());
+        }
+        tracing::error!(element_bytes, limit = MAX_ELEMENT_BYTES, "an element is too large to be folded in shared memory");
+        let stop = Notice::Failed { rank: self.globals[self.me] }.into();
+        Err(self.fail(stop, terms.call.fingerprint(), terms))
+    }
+}

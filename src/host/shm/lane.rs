@@ -1,0 +1,119 @@
+//! What one rank publishes in one step: a fingerprint, and a payload in the smallest area that holds it.
+//!
+//! A lane's first line is `flag: u64, fingerprint: 4 × u64, payload: 24 bytes`, so that a tiny call costs its readers one line.
+//! Up to [`LINES_BYTES`] follow in the next lines, which the processor fetches ahead. Anything larger goes through a slot.
+
+#![expect(unsafe_code, reason = "reads and writes the mapped lanes")]
+
+use super::flags::parity;
+use super::group::Group;
+use super::layout::{HEAD_BYTES, LINES_BYTES};
+
+/// A call's fingerprint in words.
+pub(super) type Fingerprint = [u64; 4];
+
+/// Where the fingerprint lies in a lane: after the flag.
+const FINGERPRINT_AT: usize = 8;
+
+/// Which of a rank's areas holds the payload of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Area {
+    /// The rest of the header line.
+    Head,
+    /// The lines after it.
+    Lines,
+    /// The slot.
+    Slot,
+}
+
+impl Area {
+    /// The smallest area for so many bytes that are only moved.
+    #[inline]
+    pub(super) const fn for_move(bytes: usize) -> Self {
+        if bytes <= HEAD_BYTES {
+            Area::Head
+        } else if bytes <= LINES_BYTES {
+            Area::Lines
+        } else {
+            Area::Slot
+        }
+    }
+
+    /// The smallest area for so many bytes that are folded where they lie. Heads are aligned to 8 bytes, lines to 64, slots to
+    /// a page; an element's alignment divides its size.
+    #[inline]
+    pub(super) const fn for_fold(bytes: usize, element_bytes: usize) -> Self {
+        match Self::for_move(bytes) {
+            Area::Head if !element_bytes.is_multiple_of(16) => Area::Head,
+            Area::Head | Area::Lines if !element_bytes.is_multiple_of(128) => Area::Lines,
+            _ => Area::Slot,
+        }
+    }
+
+    /// Where it begins in a lane.
+    const fn offset(self) -> usize {
+        match self {
+            Area::Head => 64 - HEAD_BYTES,
+            Area::Lines | Area::Slot => 64,
+        }
+    }
+}
+
+impl Group {
+    /// Where the payload of `rank` for `step` lies.
+    #[inline]
+    pub(super) fn area(&self, rank: usize, step: u64, area: Area) -> *mut u8 {
+        let layout = self.region.layout();
+        match area {
+            Area::Slot => self.region.at(layout.slot(rank, parity(step))),
+            _ => self.region.at(layout.lane(rank, parity(step)) + area.offset()),
+        }
+    }
+
+    /// Where the fingerprint of `rank` for `step` lies.
+    #[inline]
+    fn fingerprint_of(&self, rank: usize, step: u64) -> *mut Fingerprint {
+        self.region.at(self.region.layout().lane(rank, parity(step)) + FINGERPRINT_AT).cast()
+    }
+
+    /// Publishes this rank's area for `step`: the payload has been written.
+    #[inline]
+    pub(super) fn publish(&mut self, step: u64, fingerprint: Fingerprint) {
+        // SAFETY: this rank's own lane, aligned to 8; nobody reads it now (see `flags`: all have seen the step before last).
+        unsafe { self.fingerprint_of(self.me, step).write(fingerprint) };
+        self.region.flag(self.me, parity(step)).publish(step);
+    }
+
+    /// Whether `rank` has published `step`.
+    #[inline]
+    pub(super) fn has_reached(&self, rank: usize, step: u64) -> bool {
+        self.region.flag(rank, parity(step)).has_reached(step)
+    }
+
+    /// What `rank` published with `step`.
+    ///
+    /// # Safety
+    ///
+    /// `rank` has been seen to reach `step`, and this rank has not published the next one.
+    #[inline]
+    pub(super) unsafe fn read_fingerprint(&self, rank: usize, step: u64) -> Fingerprint {
+        // SAFETY: inside the lane, aligned to 8; by the caller's word its owner wrote it before the flag and leaves it now.
+        unsafe { self.fingerprint_of(rank, step).read() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn areas_are_large_and_aligned_enough() {
+        assert_eq!([0, 24, 25, 4096, 4097].map(Area::for_move), [Area::Head, Area::Head, Area::Lines, Area::Lines, Area::Slot]);
+        assert_eq!(Area::for_fold(24, 8), Area::Head);
+        assert_eq!(Area::for_fold(16, 16), Area::Lines);
+        assert_eq!(Area::for_fold(24, 24), Area::Head);
+        assert_eq!(Area::for_fold(192, 192), Area::Lines);
+        assert_eq!(Area::for_fold(256, 256), Area::Slot);
+        assert_eq!(Area::for_fold(5000, 1), Area::Slot);
+    }
+}

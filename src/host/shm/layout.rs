@@ -1,0 +1,150 @@
+//! Where everything lies in the region: pure arithmetic, the same on every rank.
+//!
+//! For `L` ranks, in this order: one control block, `L` member records, `L` pairs of lanes (8.4 KiB each pair), `L` pairs of
+//! slots ([`Layout::slot_bytes`] each), and a ring per ordered pair and channel ([`Layout::ring_bytes`] each). Only pages that
+//! are touched cost memory.
+
+use super::control::{Control, Member};
+
+/// Every rank's parts start on a multiple of this: the two cache lines that processors fetch together.
+const LINE_PAIR: usize = 128;
+/// Slots start on a multiple of this.
+pub(super) const PAGE: usize = 4096;
+
+/// The most ranks of one host.
+pub(crate) const MAX_RANKS: usize = 1024;
+/// Payload beside the flag and the fingerprint, in one line.
+pub(super) const HEAD_BYTES: usize = 24;
+/// Payload in the lines that follow.
+pub(super) const LINES_BYTES: usize = 4096;
+/// A lane: a header line, then the payload's lines.
+pub(super) const LANE_BYTES: usize = (64 + LINES_BYTES).next_multiple_of(LINE_PAIR);
+/// From one rank's pair of lanes to the next: an odd number of line pairs, so that headers spread over the cache's sets.
+pub(super) const LANES_STRIDE: usize = 2 * LANE_BYTES + LINE_PAIR;
+/// The largest element that a fold can take: the smallest slot.
+pub(crate) const MAX_ELEMENT_BYTES: usize = 64 << 10;
+/// Channels per ordered pair of ranks.
+pub(super) const CHANNELS: usize = 2;
+/// The two cursors at the start of a ring.
+pub(super) const CURSORS_BYTES: usize = 2 * LINE_PAIR;
+
+/// The offsets for one number of ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) ranks: usize,
+    members: usize,
+    lanes: usize,
+    slots: usize,
+    rings: usize,
+    /// The size of the whole region.
+    pub(super) bytes: usize,
+}
+
+impl Layout {
+    /// For 1 to [`MAX_RANKS`] ranks; `None` for any other number.
+    pub(super) fn new(ranks: usize) -> Option<Self> {
+        if ranks == 0 || ranks > MAX_RANKS {
+            return None;
+        }
+        let members = size_of::<Control>().next_multiple_of(LINE_PAIR);
+        let lanes = members + ranks * size_of::<Member>();
+        let slots = (lanes + ranks * LANES_STRIDE).next_multiple_of(PAGE);
+        let rings = slots + ranks * 2 * Self::slot_bytes_for(ranks);
+        let bytes = rings + ranks * ranks * CHANNELS * (CURSORS_BYTES + Self::ring_bytes_for(ranks));
+        Some(Self { ranks, members, lanes, slots, rings, bytes: bytes.next_multiple_of(PAGE) })
+    }
+
+    /// Small enough that all slots together stay in a last-level cache, large enough that a step costs little beside its bytes.
+    const fn slot_bytes_for(ranks: usize) -> usize {
+        if ranks <= 32 { 128 << 10 } else { 64 << 10 }
+    }
+
+    /// 64 KiB for up to 8 ranks, 16 KiB for up to 32, else 4 KiB: their number grows with the square of the ranks.
+    const fn ring_bytes_for(ranks: usize) -> usize {
+        match ranks {
+            0..=8 => 64 << 10,
+            9..=32 => 16 << 10,
+            _ => 4 << 10,
+        }
+    }
+
+    /// The capacity of one slot.
+    pub(super) const fn slot_bytes(&self) -> usize {
+        Self::slot_bytes_for(self.ranks)
+    }
+
+    /// The capacity of one ring, a power of two.
+    pub(super) const fn ring_bytes(&self) -> usize {
+        Self::ring_bytes_for(self.ranks)
+    }
+
+    /// Where a rank's member record lies.
+    pub(super) fn member(&self, rank: usize) -> usize {
+        debug_assert!(rank < self.ranks, "rank {rank} of {}", self.ranks);
+        self.members + rank * size_of::<Member>()
+    }
+
+    /// Where a rank's lane of a parity lies.
+    #[inline]
+    pub(super) const fn lane(&self, rank: usize, parity: usize) -> usize {
+        debug_assert!(rank < self.ranks && parity < 2);
+        self.lanes + rank * LANES_STRIDE + parity * LANE_BYTES
+    }
+
+    /// Where a rank's slot of a parity lies.
+    #[inline]
+    pub(super) const fn slot(&self, rank: usize, parity: usize) -> usize {
+        debug_assert!(rank < self.ranks && parity < 2);
+        self.slots + (rank * 2 + parity) * self.slot_bytes()
+    }
+
+    /// Where the ring from one rank to another lies: its cursors, then its bytes.
+    pub(super) fn ring(&self, from: usize, to: usize, channel: usize) -> usize {
+        debug_assert!(from < self.ranks && to < self.ranks && channel < CHANNELS);
+        self.rings + ((from * self.ranks + to) * CHANNELS + channel) * (CURSORS_BYTES + self.ring_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every part as (start, end), in whatever order.
+    fn parts(layout: &Layout) -> Vec<(usize, usize)> {
+        let mut parts = vec![(0, size_of::<Control>())];
+        for rank in 0..layout.ranks {
+            parts.push((layout.member(rank), layout.member(rank) + size_of::<Member>()));
+            for parity in 0..2 {
+                parts.push((layout.lane(rank, parity), layout.lane(rank, parity) + LANE_BYTES));
+                parts.push((layout.slot(rank, parity), layout.slot(rank, parity) + layout.slot_bytes()));
+            }
+            for to in 0..layout.ranks {
+                for channel in 0..CHANNELS {
+                    let start = layout.ring(rank, to, channel);
+                    parts.push((start, start + CURSORS_BYTES + layout.ring_bytes()));
+                }
+            }
+        }
+        parts
+    }
+
+    #[test]
+    fn no_two_parts_share_a_byte() {
+        for ranks in [1, 2, 3, 8, 9, 13, 33] {
+            let layout = Layout::new(ranks).unwrap();
+            let mut parts = parts(&layout);
+            parts.sort_unstable();
+            assert!(parts.iter().all(|(start, _)| start % LINE_PAIR == 0), "{ranks} ranks");
+            assert!(parts.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ranks} ranks");
+            assert!(parts.last().unwrap().1 <= layout.bytes, "{ranks} ranks");
+            assert_eq!(layout.slot(ranks - 1, 1) % PAGE, 0);
+        }
+    }
+
+    #[test]
+    fn the_number_of_ranks_is_bounded() {
+        assert!(Layout::new(0).is_none() && Layout::new(MAX_RANKS + 1).is_none());
+        let largest = Layout::new(MAX_RANKS).unwrap();
+        assert!(largest.slot_bytes() >= MAX_ELEMENT_BYTES && largest.bytes < 16 << 30, "{}", largest.bytes);
+    }
+}

@@ -1,0 +1,225 @@
+//! Collectives that move bytes: barrier, broadcast, gathers, scatter and all-to-all.
+
+#![expect(unsafe_code, reason = "copies between the caller's raw memory and the mapped areas")]
+
+use super::cut::Cut;
+use super::group::Group;
+use super::lane::Area;
+use super::steps::{Standing, Terms};
+use crate::host::notice::Stop;
+
+/// What a call reads and where it writes: raw, since the two are one memory in the in-place forms. Either may be null or dangling
+/// where this rank does not use it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Memory {
+    pub(crate) source: *const u8,
+    pub(crate) destination: *mut u8,
+}
+
+/// The blocks of a vector, one a rank, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Blocks<'a> {
+    /// Of one length, side by side.
+    Equal(usize),
+    /// Of a length each, at an offset each; no two share a byte.
+    Varied { lengths: &'a [usize], offsets: &'a [usize] },
+}
+
+impl Blocks<'_> {
+    /// The length of a rank's block.
+    pub(super) fn len(&self, rank: usize) -> usize {
+        match self {
+            Blocks::Equal(bytes) => *bytes,
+            Blocks::Varied { lengths, .. } => lengths[rank],
+        }
+    }
+
+    /// Where a rank's block begins.
+    pub(super) fn offset(&self, rank: usize) -> usize {
+        match self {
+            Blocks::Equal(bytes) => bytes * rank,
+            Blocks::Varied { offsets, .. } => offsets[rank],
+        }
+    }
+
+    /// The length of the longest.
+    pub(super) fn longest(&self) -> usize {
+        match self {
+            Blocks::Equal(bytes) => *bytes,
+            Blocks::Varied { lengths, .. } => lengths.iter().copied().max().unwrap_or(0),
+        }
+    }
+}
+
+/// Copies; nothing where both are the same memory.
+///
+/// # Safety
+///
+/// Unless `bytes` is 0 or the two are equal: `from` is readable and `to` writable for `bytes` bytes, and nobody else writes to
+/// either meanwhile.
+#[inline]
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    if bytes > 0 && from != to.cast_const() {
+        // SAFETY: the caller's word.
+        unsafe { std::ptr::copy(from, to, bytes) };
+    }
+}
+
+/// The part of `range` that lies in a block of `len` bytes: its start and its length.
+pub(super) fn within(range: &std::ops::Range<usize>, len: usize) -> (usize, usize) {
+    let start = range.start.min(len);
+    (start, range.end.min(len) - start)
+}
+
+// Common to every function below. The caller vouches for its own memory. Areas lie in the mapping and are as long as the cut says
+// (tested in `cut`); a rank writes its own before it publishes the step, and reads the others' after `meet` and before its next
+// `publish`, which is what `flags` asks for.
+impl Group {
+    /// Everyone leaves after the last has entered. After a deadline the same barrier may be tried again, or another call made.
+    pub(crate) fn barrier(&mut self, terms: &Terms<'_>) -> Result<(), Stop> {
+        if self.standing == Standing::Unfinished(terms.call.fingerprint()) {
+            return self.resume(terms);
+        }
+        let fingerprint = self.enter(terms)?;
+        let step = self.next_step();
+        self.meet(step, fingerprint, terms)
+    }
+
+    /// The root's `bytes` to everyone.
+    ///
+    /// # Safety
+    ///
+    /// The root's source is readable and every destination writable for `bytes` bytes; the root's two may be the same.
+    pub(crate) unsafe fn broadcast(&mut self, memory: Memory, bytes: usize, root: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+        let fingerprint = self.enter(terms)?;
+        let cut = Cut::moves(bytes, 1, self.region.layout().slot_bytes());
+        for range in cut.pieces() {
+            let step = self.next_step();
+            let area = self.area(root, step, cut.area);
+            if self.me == root {
+                // SAFETY: the caller's source, this rank's area.
+                unsafe { copy(memory.source.wrapping_add(range.start), area, range.len()) };
+            }
+            self.meet(step, fingerprint, terms)?;
+            let from = if self.me == root { memory.source.wrapping_add(range.start) } else { area.cast_const() };
+            // SAFETY: the caller's destination, the root's published area or the caller's source.
+            unsafe { copy(from, memory.destination.wrapping_add(range.start), range.len()) };
+        }
+        Ok(())
+    }
+
+    /// Every rank's block to everyone. `blocks` describes the destination; in place the source is this rank's block of it.
+    ///
+    /// # Safety
+    ///
+    /// The source is readable for this rank's block, and the destination writable for every block. The two share no byte, or
+    /// the source is this rank's block of the destination.
+    pub(crate) unsafe fn all_gather(&mut self, memory: Memory, blocks: Blocks<'_>, terms: &Terms<'_>) -> Result<(), Stop> {
+        // SAFETY: the caller's word.
+        unsafe { self.gather_to(None, memory, blocks, terms) }
+    }
+
+    /// Every rank's block of `bytes` to the root, in rank order. The others' destination is not touched.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Group::all_gather`], the destination at the root alone.
+    pub(crate) unsafe fn gather(&mut self, memory: Memory, bytes: usize, root: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+        // SAFETY: the caller's word.
+        unsafe { self.gather_to(Some(root), memory, Blocks::Equal(bytes), terms) }
+    }
+
+    /// Every rank's block to the root, or to everyone.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Group::all_gather`]; with a root, only its destination is used.
+    unsafe fn gather_to(&mut self, root: Option<usize>, memory: Memory, blocks: Blocks<'_>, terms: &Terms<'_>) -> Result<(), Stop> {
+        let fingerprint = self.enter(terms)?;
+        let cut = Cut::moves(blocks.longest(), 1, self.region.layout().slot_bytes());
+        for range in cut.pieces() {
+            let step = self.next_step();
+            if root != Some(self.me) {
+                let (start, len) = within(&range, blocks.len(self.me));
+                // SAFETY: the caller's source, this rank's area.
+                unsafe { copy(memory.source.wrapping_add(start), self.area(self.me, step, cut.area), len) };
+            }
+            self.meet(step, fingerprint, terms)?;
+            if root.is_some_and(|root| root != self.me) {
+                continue;
+            }
+            for rank in 0..self.ranks {
+                let (start, len) = within(&range, blocks.len(rank));
+                let own = rank == self.me;
+                let from = if own { memory.source.wrapping_add(start) } else { self.area(rank, step, cut.area).cast_const() };
+                // SAFETY: the caller's destination, a published area or the caller's source.
+                unsafe { copy(from, memory.destination.wrapping_add(blocks.offset(rank) + start), len) };
+            }
+        }
+        Ok(())
+    }
+
+    /// The root's block of `bytes` for each rank to that rank. In place the root's destination is its block of the source.
+    ///
+    /// # Safety
+    ///
+    /// The root's source is readable for a block per rank; every destination is writable for one.
+    pub(crate) unsafe fn scatter(&mut self, memory: Memory, bytes: usize, root: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+        // SAFETY: the caller's word.
+        unsafe { self.scatter_from(Some(root), memory, bytes, terms) }
+    }
+
+    /// Block `j` of rank `i` becomes block `i` of rank `j`; blocks of `bytes`. Source and destination may be the same.
+    ///
+    /// # Safety
+    ///
+    /// The source is readable, and the destination writable, for a block per rank.
+    pub(crate) unsafe fn all_to_all(&mut self, memory: Memory, bytes: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+        // SAFETY: the caller's word.
+        unsafe { self.scatter_from(None, memory, bytes, terms) }
+    }
+
+    /// A block to each rank, from the root or from everyone. In place is right because a step publishes the same range of all
+    /// blocks of this rank before it overwrites that range of any.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Group::scatter`] with a root, for [`Group::all_to_all`] without.
+    unsafe fn scatter_from(&mut self, root: Option<usize>, memory: Memory, bytes: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+        let fingerprint = self.enter(terms)?;
+        let cut = Cut::moves(bytes, self.ranks, self.region.layout().slot_bytes());
+        for range in cut.pieces() {
+            let step = self.next_step();
+            if root.is_none_or(|root| root == self.me) {
+                // SAFETY: the caller's source holds a block for each rank.
+                unsafe { self.publish_blocks(memory.source, bytes, &range, &cut, step) };
+            }
+            self.meet(step, fingerprint, terms)?;
+            for from in root.map_or(0..self.ranks, |root| root..root + 1) {
+                let block = if root.is_some() { 0 } else { from };
+                let piece = if from == self.me {
+                    memory.source.wrapping_add(bytes * self.me + range.start)
+                } else {
+                    self.area(from, step, cut.area).wrapping_add(cut.piece * self.me).cast_const()
+                };
+                // SAFETY: the caller's destination, a published area or the caller's source.
+                unsafe { copy(piece, memory.destination.wrapping_add(bytes * block + range.start), range.len()) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a range of the block for each other rank to this rank's area, side by side.
+    ///
+    /// # Safety
+    ///
+    /// `source` is readable for a block of `bytes` per rank; `step` is not published yet.
+    unsafe fn publish_blocks(&self, source: *const u8, bytes: usize, range: &std::ops::Range<usize>, cut: &Cut, step: u64) {
+        let area: *mut u8 = self.area(self.me, step, cut.area);
+        debug_assert!(cut.width == self.ranks && (cut.area == Area::Slot || cut.piece == bytes));
+        for to in (0..self.ranks).filter(|to| *to != self.me) {
+            // SAFETY: inside the caller's block of that rank; inside this rank's area, which has room for all ranks' pieces.
+            unsafe { copy(source.add(bytes * to + range.start), area.add(cut.piece * to), range.len()) };
+        }
+    }
+}

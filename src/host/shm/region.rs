@@ -1,0 +1,221 @@
+//! The mapped memory that the ranks of one host share.
+//!
+//! It is an anonymous file (`memfd_create`): it has no name in any file system, and is gone with the last process that maps it,
+//! however that ends. It is sealed against shrinking, so that no mapping of it can turn into a bus error.
+
+#![expect(unsafe_code, reason = "owns the mapping and hands out what lies in it")]
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::thread::futex;
+
+use super::control::{Control, Member};
+use super::flags::Flag;
+use super::layout::Layout;
+use super::presence::Presence;
+use crate::host::notice::Notice;
+
+/// One rank's mapping of the region, its lock on it, and where everything lies.
+pub(super) struct Region {
+    base: NonNull<u8>,
+    layout: Layout,
+    /// This rank's local index.
+    me: usize,
+    presence: Presence,
+}
+
+// SAFETY: the mapping belongs to the value and no thread; what is reached through `&Region` in safe code is atomics alone.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+/// Makes the file behind a region: its size fixed, its bytes zero.
+pub(super) fn create(layout: &Layout) -> io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("collectives", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, layout.bytes as u64)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// Refuses a file that is not a region of this layout: one that could shrink would turn a read into a bus error.
+fn check(file: BorrowedFd<'_>, layout: &Layout) -> io::Result<()> {
+    let bytes = rustix::fs::fstat(file)?.st_size;
+    if u64::try_from(bytes) != Ok(layout.bytes as u64) {
+        let message = format!("the shared region has {bytes} bytes, {} were expected", layout.bytes);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+    }
+    if !rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the shared region is not sealed against shrinking"));
+    }
+    Ok(())
+}
+
+impl Region {
+    /// Maps the file, takes the lock of rank `me` and enters it.
+    pub(super) fn enter(file: OwnedFd, layout: Layout, me: usize) -> io::Result<Self> {
+        check(file.as_fd(), &layout)?;
+        // SAFETY: a fresh mapping at an address of the kernel's choice; the file is as long as the mapping (checked) and
+        // cannot shrink (sealed, checked).
+        let base =
+            unsafe { rustix::mm::mmap(ptr::null_mut(), layout.bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)? };
+        let unmap = |error| {
+            // SAFETY: mapped above with this length; nothing refers to it yet.
+            let _ = unsafe { rustix::mm::munmap(base, layout.bytes) };
+            error
+        };
+        let base_pointer = NonNull::new(base.cast::<u8>()).ok_or_else(|| unmap(io::Error::other("mapped at address zero")))?;
+        let presence = Presence::claim(file, me).map_err(unmap)?;
+        let region = Self { base: base_pointer, layout, me, presence };
+        let processors = rustix::thread::sched_getaffinity(None).ok();
+        region.member(me).enter(std::process::id(), region.presence.is_locked(), processors.as_ref());
+        Ok(region)
+    }
+
+    /// This rank's local index.
+    pub(super) fn me(&self) -> usize {
+        self.me
+    }
+
+    /// Where everything lies.
+    #[inline]
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The byte at an offset that the layout gave.
+    #[inline]
+    pub(super) fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset < self.layout.bytes);
+        // SAFETY: the layout's offsets are less than the mapping's length.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    /// The group's shared words.
+    #[inline]
+    pub(super) fn control(&self) -> &Control {
+        // SAFETY: the layout puts it at the start, page-aligned; it consists of atomics, valid for any bytes, and lives as
+        // long as the mapping.
+        unsafe { self.base.cast().as_ref() }
+    }
+
+    /// What a rank says of itself.
+    pub(super) fn member(&self, rank: usize) -> &Member {
+        assert!(rank < self.layout.ranks);
+        // SAFETY: a record of this index lies there, aligned to 128 bytes; it consists of atomics, valid for any bytes.
+        unsafe { &*self.at(self.layout.member(rank)).cast() }
+    }
+
+    /// A rank's flag of a parity: the first word of its lane. The caller vouches for the rank (debug-checked).
+    #[inline]
+    pub(super) fn flag(&self, rank: usize, parity: usize) -> &Flag {
+        // SAFETY: a lane starts there, aligned to 128 bytes, with a word that is only ever used as this atomic.
+        unsafe { &*self.at(self.layout.lane(rank, parity)).cast() }
+    }
+
+    /// Why the group ended, where a rank has told.
+    pub(super) fn notice(&self) -> Option<Notice> {
+        self.control().bulletin.read()
+    }
+
+    /// Tells the whole group why it ended, unless another rank has already, and wakes everyone.
+    pub(super) fn tell(&self, notice: &Notice) {
+        if self.control().bulletin.post(notice) {
+            self.wake();
+        }
+    }
+
+    /// Whether a rank lives and has not left; costs a system call.
+    pub(super) fn lives(&self, rank: usize) -> bool {
+        self.presence.lives(rank, self.member(rank))
+    }
+
+    /// Says that this rank leaves of its own will, then gives up its lock.
+    pub(super) fn depart(&self) {
+        self.member(self.me).depart();
+        self.wake();
+        self.presence.release(self.me);
+    }
+
+    /// Wakes every sleeper.
+    pub(super) fn wake(&self) {
+        let bell = &self.control().bell;
+        bell.fetch_add(1, Ordering::SeqCst);
+        let _ = futex::wake(bell, futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    /// Sleeps until woken, at most for `limit`, unless `done` holds once the sleep has been announced.
+    pub(super) fn sleep(&self, limit: Duration, done: impl FnOnce() -> bool) {
+        let control = self.control();
+        control.sleepers.fetch_add(1, Ordering::SeqCst);
+        let heard = control.bell.load(Ordering::SeqCst);
+        if !done() {
+            let limit = futex::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+            // Woken, interrupted, timed out or too late: the caller looks again in any case.
+            let _ = futex::wait(&control.bell, futex::Flags::empty(), heard, Some(&limit));
+        }
+        control.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `enter` with this length; every reference and pointer into it belongs to a holder of this value.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.layout.bytes) };
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// The regions of several ranks over one file.
+    pub(in crate::host::shm) fn regions(ranks: usize) -> Vec<Region> {
+        let layout = Layout::new(ranks).unwrap();
+        let file = create(&layout).unwrap();
+        (0..ranks).map(|me| Region::enter(file.try_clone().unwrap(), layout, me).unwrap()).collect()
+    }
+
+    #[test]
+    fn what_one_writes_the_other_sees() {
+        let regions = regions(2);
+        regions[0].flag(0, 1).publish(5);
+        assert!(regions[1].flag(0, 1).has_reached(5) && !regions[1].flag(0, 0).has_reached(1));
+        regions[1].tell(&Notice::Lost { rank: 9 });
+        assert_eq!(regions[0].notice(), Some(Notice::Lost { rank: 9 }));
+        assert!(!regions[0].member(1).has_departed() && regions[0].lives(1));
+        regions[1].depart();
+        assert!(regions[0].member(1).has_departed() && !regions[0].lives(1));
+    }
+
+    #[test]
+    fn a_file_that_is_no_region_is_refused() {
+        let layout = Layout::new(2).unwrap();
+        let refused = |file: OwnedFd, layout| Region::enter(file, layout, 0).err().unwrap().to_string();
+        assert!(refused(create(&layout).unwrap(), Layout::new(3).unwrap()).contains("were expected"));
+        let unsealed = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&unsealed, layout.bytes as u64).unwrap();
+        assert!(refused(unsealed, layout).contains("not sealed"));
+    }
+
+    #[test]
+    fn a_sleeper_is_woken() {
+        let regions = regions(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| regions[0].sleep(Duration::from_secs(60), || false));
+            while regions[1].control().sleepers.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            // The announcement comes before the sleep; ring until the sleeper has gone.
+            while regions[1].control().sleepers.load(Ordering::SeqCst) != 0 {
+                regions[1].wake();
+                std::thread::yield_now();
+            }
+        });
+    }
+}

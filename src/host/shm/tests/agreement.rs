@@ -1,0 +1,333 @@
+//! Ranks that disagree, are late, leave, or are told to stop.
+
+#![expect(unsafe_code, reason = "collectives take raw memory")]
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use super::{Rank, call, on_threads};
+use crate::call::{Call, Kind};
+use crate::deadline::Deadline;
+use crate::host::bootstrap::Exchange;
+use crate::host::bootstrap::local::exchanges;
+use crate::host::fold::Fold;
+use crate::host::health::Health;
+use crate::host::notice::{Notice, Stop};
+use crate::host::shm::{Blocks, Channel, Group, MAX_RANKS, Memory};
+
+/// A fold that must never run.
+struct Untouchable;
+
+impl Fold for Untouchable {
+    fn element_bytes(&self) -> usize {
+        1
+    }
+
+    fn is_commutative(&self) -> bool {
+        true
+    }
+
+    unsafe fn fold(&self, _into: *mut u8, _inputs: &[*const u8], _bytes: usize, _last: bool) {
+        panic!("folded though the ranks disagree");
+    }
+}
+
+/// Makes a call of this kind on `bytes` that must be left alone, in place.
+fn attempt(rank: &mut Rank, kind: Kind, bytes: &mut [u8]) -> Result<(), Stop> {
+    let memory = Memory { source: bytes.as_ptr(), destination: bytes.as_mut_ptr() };
+    let (len, block) = (bytes.len(), bytes.len() / rank.size);
+    let own = rank.index * block;
+    // SAFETY: blocks of the buffer, one a rank, or the whole.
+    rank.make(kind, |group, terms| unsafe {
+        match kind {
+            Kind::Broadcast => group.broadcast(memory, len, 0, terms),
+            Kind::AllReduce => group.all_reduce(memory, len, &Untouchable, true, terms),
+            Kind::Reduce => group.reduce(memory, len, 0, &Untouchable, true, terms),
+            Kind::AllGather => {
+                let memory = Memory { source: memory.source.add(own), ..memory };
+                group.all_gather(memory, Blocks::Equal(block), terms)
+            }
+            Kind::ReduceScatter => {
+                let memory = Memory { destination: memory.destination.add(own), ..memory };
+                group.reduce_scatter(memory, Blocks::Equal(block), &Untouchable, true, terms)
+            }
+            Kind::Gather => group.gather(Memory { source: memory.source.add(own), ..memory }, block, 0, terms),
+            Kind::Scatter => group.scatter(Memory { destination: memory.destination.add(own), ..memory }, block, 0, terms),
+            Kind::AllToAll => group.all_to_all(memory, block, terms),
+            _ => group.barrier(terms),
+        }
+    })
+}
+
+const KINDS: [Kind; 9] = [
+    Kind::Barrier,
+    Kind::Broadcast,
+    Kind::AllReduce,
+    Kind::Reduce,
+    Kind::AllGather,
+    Kind::ReduceScatter,
+    Kind::Gather,
+    Kind::Scatter,
+    Kind::AllToAll,
+];
+
+#[test]
+fn a_different_call_is_named_everywhere_and_touches_nothing() {
+    for ranks in [2, 3, 5] {
+        for (index, kind) in KINDS.into_iter().enumerate() {
+            for len in [16, 2000, 300_000] {
+                let other = KINDS[(index + 1 + len) % KINDS.len()];
+                if other == kind {
+                    continue;
+                }
+                let stops = on_threads(ranks, |mut rank| {
+                    rank.make(Kind::Barrier, |group, terms| group.barrier(terms)).unwrap();
+                    let mut bytes = vec![rank.index as u8; len];
+                    let kind = if rank.index == ranks - 1 { other } else { kind };
+                    let stop = attempt(&mut rank, kind, &mut bytes).unwrap_err();
+                    assert!(bytes.iter().all(|byte| *byte == rank.index as u8));
+                    assert_eq!(attempt(&mut rank, Kind::Barrier, &mut bytes), Err(stop.notice.into()), "it stays ended");
+                    assert!(matches!(rank.group.notice(), Some(Notice::Mismatch { .. })));
+                    stop
+                });
+                for (rank, stop) in stops.into_iter().enumerate() {
+                    let Notice::Mismatch { first, second } = stop.notice else { panic!("{ranks} ranks, {kind:?}: {stop:?}") };
+                    assert_eq!(first.0 as usize, rank);
+                    let (mine, theirs) = if rank == ranks - 1 { (other, kind) } else { (kind, other) };
+                    assert_eq!((first.1.kind, second.1.kind, first.1.sequence), (mine, theirs, 2));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn calls_that_differ_in_one_field_differ() {
+    let base = call(Kind::Broadcast, 1);
+    let others = [
+        Call { op: 1, ..base },
+        Call { count: 1, ..base },
+        Call { root: Some(1), ..base },
+        Call { counts_hash: 9, ..base },
+        Call { sequence: 2, ..base },
+        Call { element: crate::element::TypeTag::Plain(1), ..base },
+    ];
+    for other in others {
+        on_threads(2, |mut rank| {
+            let call = if rank.index == 0 { base } else { other };
+            let terms = super::Terms { call: &call, deadline: &rank.deadline, health: &rank.health };
+            assert!(matches!(rank.group.barrier(&terms).unwrap_err().notice, Notice::Mismatch { .. }), "{other}");
+        });
+    }
+}
+
+/// A barrier with a deadline of its own.
+fn barrier_within(rank: &mut Rank, limit: Duration, sequence: u64) -> Result<(), Stop> {
+    let (call, deadline) = (call(Kind::Barrier, sequence), Deadline::after(limit));
+    rank.group.barrier(&super::Terms { call: &call, deadline: &deadline, health: &rank.health })
+}
+
+#[test]
+fn a_deadline_names_who_is_missing_and_the_barrier_can_be_tried_again() {
+    let (early, late) = (Barrier::new(2), Barrier::new(4));
+    on_threads(4, |mut rank| {
+        let long = Duration::from_secs(60);
+        if rank.index == 1 || rank.index == 3 {
+            late.wait();
+            barrier_within(&mut rank, long, 1).unwrap();
+        } else {
+            let stop = barrier_within(&mut rank, Duration::ZERO, 1).unwrap_err();
+            assert!(stop.missing.contains(&1) && stop.missing.contains(&3) && stop.arrived.contains(&(rank.index as u32)));
+            // From here on the two have seen each other.
+            early.wait();
+            let stop = barrier_within(&mut rank, Duration::from_millis(20), 1).unwrap_err();
+            assert_eq!(stop.notice, Notice::TimedOut { waiting: rank.index as u32, missing: 1 });
+            assert_eq!((stop.missing, stop.arrived), (vec![1, 3], vec![0, 2]));
+            assert_eq!(rank.group.notice(), None);
+            late.wait();
+            // Rank 0 tries again, rank 2 goes on: the others' barrier is the one that both have entered.
+            if rank.index == 0 {
+                barrier_within(&mut rank, long, 1).unwrap();
+            }
+        }
+        rank.sequence = 1;
+        let mut bytes = [rank.index as u8; 100];
+        attempt(&mut rank, Kind::Broadcast, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 100]);
+        barrier_within(&mut rank, long, 3).unwrap();
+    });
+}
+
+#[test]
+fn a_deadline_in_another_call_ends_the_group() {
+    let late = Barrier::new(2);
+    on_threads(2, |mut rank| {
+        if rank.index == 0 {
+            rank.deadline = Deadline::after(Duration::from_millis(10));
+            let stop = attempt(&mut rank, Kind::Broadcast, &mut [0; 9]).unwrap_err();
+            assert_eq!((stop.missing, stop.arrived), (vec![1], vec![0]));
+            late.wait();
+        } else {
+            late.wait();
+            assert_eq!(rank.group.notice(), Some(Notice::TimedOut { waiting: 0, missing: 1 }));
+            // The first step is complete from here; the next call sees the end.
+            let _ = attempt(&mut rank, Kind::Broadcast, &mut [0; 9]);
+            let stop = attempt(&mut rank, Kind::Broadcast, &mut [0; 9]).unwrap_err();
+            assert_eq!(stop.notice, Notice::TimedOut { waiting: 0, missing: 1 });
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_is_named() {
+    let stops = on_threads(3, |mut rank| {
+        rank.make(Kind::Barrier, |group, terms| group.barrier(terms)).unwrap();
+        (rank.index != 1).then(|| attempt(&mut rank, Kind::AllToAll, &mut [0; 30]).unwrap_err().notice)
+    });
+    assert_eq!(stops, [Some(Notice::Left { rank: 1 }), None, Some(Notice::Left { rank: 1 })]);
+}
+
+#[test]
+fn what_a_rank_published_before_it_left_counts() {
+    on_threads(2, |mut rank| {
+        if rank.index == 0 {
+            while !rank.group.region.member(1).has_departed() {
+                std::thread::yield_now();
+            }
+            rank.make(Kind::Barrier, |group, terms| group.barrier(terms)).unwrap();
+        } else {
+            let step = rank.group.next_step();
+            rank.group.publish(step, call(Kind::Barrier, 1).fingerprint());
+        }
+    });
+}
+
+#[test]
+fn an_abort_ends_a_wait_here_and_elsewhere() {
+    let began = Instant::now();
+    let stops = on_threads(3, |mut rank| {
+        if rank.index == 2 {
+            // Neither calls nor leaves before the others have been told to stop.
+            while rank.group.notice().is_none() {
+                std::thread::yield_now();
+            }
+            return rank.group.notice().unwrap();
+        }
+        let index = rank.index;
+        let region = Arc::clone(&rank.group.region);
+        let health = Health::default();
+        let call = call(Kind::Barrier, 1);
+        let terms = super::Terms { call: &call, deadline: &rank.deadline, health: &health };
+        std::thread::scope(|scope| {
+            if index == 0 {
+                scope.spawn(|| {
+                    while region.control().sleepers.load(Ordering::SeqCst) < 2 {
+                        std::thread::yield_now();
+                    }
+                    health.end(Notice::Aborted { by: 0 });
+                });
+            }
+            rank.group.barrier(&terms).unwrap_err().notice
+        })
+    });
+    assert_eq!(stops, [Notice::Aborted { by: 0 }; 3]);
+    assert!(began.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_notice_wakes_sleepers() {
+    let stops = on_threads(3, |mut rank| {
+        if rank.index != 2 {
+            return attempt(&mut rank, Kind::Barrier, &mut []).unwrap_err().notice;
+        }
+        while rank.group.region.control().sleepers.load(Ordering::SeqCst) < 2 {
+            std::thread::yield_now();
+        }
+        rank.group.tell(&Notice::Failed { rank: 2 });
+        rank.group.tell(&Notice::Aborted { by: 2 });
+        rank.group.notice().unwrap()
+    });
+    assert_eq!(stops, [Notice::Failed { rank: 2 }; 3]);
+}
+
+#[test]
+fn each_link_is_given_away_once() {
+    on_threads(3, |mut rank| {
+        for peer in 0..4 {
+            for channel in [Channel::Collective, Channel::PointToPoint] {
+                assert_eq!(rank.group.link(peer, channel).is_some(), peer != rank.index && peer < 3);
+                assert!(rank.group.link(peer, channel).is_none());
+            }
+        }
+        assert_eq!((rank.group.local_index(), rank.group.size()), (rank.index, 3));
+    });
+}
+
+#[test]
+fn two_hosts_make_two_groups() {
+    let members = [vec![0, 2], vec![1, 3, 4]];
+    std::thread::scope(|scope| {
+        for (me, mut exchange) in exchanges(5).into_iter().enumerate() {
+            let mine = members.iter().find(|members| members.contains(&me)).unwrap();
+            scope.spawn(move || {
+                let deadline = Deadline::after(Duration::from_secs(60));
+                let mut group = Group::establish(&mut exchange, mine, me, 5, &deadline).unwrap();
+                assert_eq!(group.size(), mine.len());
+                let health = Health::default();
+                let call = call(Kind::AllGather, 1);
+                let terms = super::Terms { call: &call, deadline: &deadline, health: &health };
+                let mut all = vec![0; mine.len()];
+                let memory = Memory { source: (&raw const me).cast(), destination: all.as_mut_ptr() };
+                // SAFETY: one byte of this rank's number (little-endian), and room for one of each.
+                unsafe { group.all_gather(memory, Blocks::Equal(1), &terms) }.unwrap();
+                assert_eq!(all, mine.iter().map(|rank| *rank as u8).collect::<Vec<_>>());
+            });
+        }
+    });
+}
+
+/// An exchange in which the leader says something of the test's choice.
+struct Scripted(Vec<Vec<Vec<u8>>>);
+
+impl Exchange for Scripted {
+    fn all_gather(&mut self, _mine: &[u8], _deadline: &Deadline) -> crate::Result<Vec<Vec<u8>>> {
+        Ok(self.0.remove(0))
+    }
+}
+
+#[test]
+fn a_leader_that_fails_or_talks_nonsense_is_an_error() {
+    let deadline = Deadline::after(Duration::from_millis(100));
+    let follow = |name: &[u8], second: &[u8]| {
+        let mut exchange = Scripted(vec![vec![name.to_vec(), Vec::new()], vec![second.to_vec(), Vec::new()]]);
+        Group::establish(&mut exchange, &[0, 1], 1, 2, &deadline).err().unwrap().to_string()
+    };
+    let told = follow(b"\0no memory", b"no memory");
+    assert!(told.contains("lost rank 0") && told.contains("no memory"), "{told}");
+    assert!(follow(b"", b"").contains("empty message"));
+    assert!(follow(&[1, 0xff, 0xfe], b"").contains("not a socket's name"));
+    assert!(follow(b"\x01collectives-nobody-listens", b"").contains("@collectives-nobody-listens"));
+    let mut short = Scripted(vec![vec![], vec![]]);
+    assert!(Group::establish(&mut short, &[0, 1], 1, 2, &deadline).is_err());
+}
+
+#[test]
+fn a_member_that_fails_fails_everyone() {
+    let mut exchange = Scripted(vec![vec![Vec::new(); 2], vec![Vec::new(), b"out of address space".to_vec()]]);
+    let error = Group::establish(&mut exchange, &[0, 1], 0, 2, &Deadline::after(Duration::from_secs(1))).err().unwrap();
+    assert!(error.is_peer_lost() && error.to_string().contains("rank 1") && error.to_string().contains("out of address space"), "{error}");
+}
+
+#[test]
+fn impossible_members_are_refused() {
+    let deadline = Deadline::after(Duration::from_secs(1));
+    for members in [&[1, 0][..], &[1, 2], &[0, 0], &[0, 5], &[]] {
+        let mut exchange = Scripted(Vec::new());
+        assert!(Group::establish(&mut exchange, members, 0, 4, &deadline).is_err(), "{members:?}");
+    }
+    let world = MAX_RANKS + 1;
+    let members: Vec<usize> = (0..world).collect();
+    let mut exchange = Scripted(vec![vec![Vec::new(); world]; 2]);
+    assert!(Group::establish(&mut exchange, &members, 0, world, &deadline).err().unwrap().is_unsupported());
+}

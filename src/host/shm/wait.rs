@@ -1,0 +1,122 @@
+//! Waiting for ranks that are not there yet: yield, then sleep, and look for reasons to stop.
+//!
+//! With a core for every rank a waiter spins first (see `steps`), because a wake across cores costs a hundred times what a flag
+//! costs. With fewer cores it gives up its core at once, since the rank it waits for may need it.
+//!
+//! A sleeper announces itself, looks once more, and sleeps for a bounded time. The announcement and the flag of a rank that
+//! arrives at the same moment can miss each other, since no fence orders that rank's flag store before its look at the
+//! sleepers; the bound makes that a delay of a millisecond, once in a great while, where a fence would cost every call.
+
+use std::time::{Duration, Instant};
+
+use super::group::Group;
+use super::lane::Fingerprint;
+use super::region::Region;
+use super::steps::{Sight, Terms};
+use crate::host::notice::{Notice, Stop};
+
+/// How often a waiter with a core of its own looks before it yields: a few microseconds.
+const SPINS: u32 = 400;
+/// For how long it yields before it sleeps.
+const YIELD_FOR: Duration = Duration::from_micros(200);
+/// The first sleep; each one is twice as long as the one before.
+const FIRST_NAP: Duration = Duration::from_millis(1);
+/// The longest sleep: how late a waiter may notice what nobody wakes it for.
+const LONGEST_NAP: Duration = Duration::from_millis(50);
+/// How often a waiter asks the kernel whether a rank still lives.
+pub(super) const PULSE: Duration = Duration::from_millis(5);
+
+/// How often to look before yielding: never, where the ranks have fewer processors than they are.
+pub(super) fn spins(region: &Region) -> u32 {
+    let ranks = region.layout().ranks;
+    if ranks <= processors(region) { SPINS } else { 0 }
+}
+
+/// How many processors the ranks of a region have between them, by their affinities; a quota of this process lowers it.
+fn processors(region: &Region) -> usize {
+    let available = std::thread::available_parallelism().map_or(1, usize::from);
+    let masks: Vec<_> = (0..region.layout().ranks).map(|rank| region.member(rank).processors()).collect();
+    let count = |mask: &[u64]| mask.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+    if masks.iter().any(|mask| count(mask) == 0) {
+        return available;
+    }
+    let union: Vec<_> = (0..masks[0].len()).map(|word| masks.iter().fold(0, |all, mask| all | mask[word])).collect();
+    let limited = available < count(&masks[region.me()]);
+    if limited { count(&union).min(available) } else { count(&union) }
+}
+
+impl Group {
+    /// Waits for all ranks to publish `step`, however long that takes, and stops for a difference, a deadline, an end of the
+    /// communicator or of a rank.
+    #[cold]
+    pub(super) fn wait(&self, step: u64, fingerprint: &Fingerprint, terms: &Terms<'_>) -> Result<(), Stop> {
+        let began = Instant::now();
+        let mut pulse = began;
+        let mut nap = FIRST_NAP;
+        loop {
+            match self.look(step, fingerprint) {
+                Sight::Complete => return Ok(()),
+                Sight::Differs(rank) => return Err(self.mismatch(rank, step, fingerprint).into()),
+                Sight::Behind => {}
+            }
+            let now = Instant::now();
+            let feel = now.duration_since(pulse) >= PULSE;
+            if feel {
+                pulse = now;
+            }
+            if let Some(stop) = self.reason_to_stop(step, feel, terms) {
+                // What was published before the reason came still counts.
+                return match self.look(step, fingerprint) {
+                    Sight::Complete => Ok(()),
+                    Sight::Differs(rank) => Err(self.mismatch(rank, step, fingerprint).into()),
+                    Sight::Behind => Err(stop),
+                };
+            }
+            if now.duration_since(began) < YIELD_FOR {
+                std::thread::yield_now();
+            } else {
+                let stopped = || self.region.notice().is_some() || terms.health.notice().is_some();
+                let limit = nap.min(terms.deadline.remaining());
+                self.region.sleep(limit, || stopped() || self.look(step, fingerprint) != Sight::Behind);
+                nap = (nap * 2).min(LONGEST_NAP);
+            }
+        }
+    }
+
+    /// Why not to wait any longer. `feel`: also ask the kernel whether the missing ranks live.
+    fn reason_to_stop(&self, step: u64, feel: bool, terms: &Terms<'_>) -> Option<Stop> {
+        if let Some(notice) = terms.health.notice().copied().or_else(|| self.region.notice()) {
+            return Some(notice.into());
+        }
+        for rank in self.missing(step) {
+            if self.region.member(rank).has_departed() {
+                // It may have told why before it left.
+                return Some(self.region.notice().unwrap_or(Notice::Left { rank: self.globals[rank] }).into());
+            }
+            if feel && !self.region.lives(rank) {
+                let departed = self.region.member(rank).has_departed();
+                let rank = self.globals[rank];
+                let notice = if departed { Notice::Left { rank } } else { Notice::Lost { rank } };
+                return Some(self.region.notice().unwrap_or(notice).into());
+            }
+        }
+        if terms.deadline.has_passed() { self.timed_out(step) } else { None }
+    }
+
+    /// The ranks that have not published `step`.
+    fn missing(&self, step: u64) -> impl Iterator<Item = usize> {
+        (0..self.ranks).filter(move |rank| *rank != self.me && !self.has_reached(*rank, step))
+    }
+
+    /// The stop of a deadline that passed; `None` where everyone has arrived after all.
+    fn timed_out(&self, step: u64) -> Option<Stop> {
+        let behind: Vec<_> = self.missing(step).collect();
+        let global = |rank: usize| self.globals[rank];
+        let first = *behind.first()?;
+        Some(Stop {
+            notice: Notice::TimedOut { waiting: global(self.me), missing: global(first) },
+            missing: behind.iter().copied().map(global).collect(),
+            arrived: (0..self.ranks).filter(|rank| !behind.contains(rank)).map(global).collect(),
+        })
+    }
+}

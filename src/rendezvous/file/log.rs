@@ -1,0 +1,174 @@
+//! The file itself: records at its end under a lock, and a memory of those read so far.
+//!
+//! A record is a key and a value, each a 32-bit length and that many bytes. The last record of a key counts; a record whose key
+//! begins with `-` deletes the key behind it.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::FlockOperation;
+
+use crate::deadline::Deadline;
+use crate::rendezvous::limits::TABLE_BYTES;
+use crate::rendezvous::store;
+use crate::rendezvous::tcp::Backoff;
+use crate::{Error, Result};
+
+/// What the file is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Reading, under a shared lock.
+    Read,
+    /// Writing, under an exclusive lock; the file is created where it is absent.
+    Write,
+    /// Writing, under an exclusive lock, if the file is there.
+    Existing,
+}
+
+/// The outcome of opening the file.
+#[derive(Debug)]
+pub(super) enum Opened {
+    /// It is there. Where it was opened for writing, it is locked until this is dropped.
+    File(File),
+    /// It is not there.
+    Absent,
+}
+
+impl Opened {
+    /// The file, which must be there.
+    pub(super) fn present(self, path: &Path) -> Result<File> {
+        match self {
+            Self::File(file) => Ok(file),
+            Self::Absent => Err(Error::io(format!("opening the store file {path:?}"), std::io::Error::from(ErrorKind::NotFound))),
+        }
+    }
+}
+
+/// The content of the file as far as it has been read.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    position: u64,
+    values: HashMap<Vec<u8>, Vec<u8>>,
+}
+
+impl Log {
+    /// The value of a key.
+    pub(super) fn value(&self, key: &[u8]) -> Option<&[u8]> {
+        self.values.get(key).map(Vec::as_slice)
+    }
+
+    /// All keys.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        self.values.keys().map(Vec::as_slice)
+    }
+
+    /// Opens and locks the file, and reads what is new in it.
+    pub(super) fn open(&mut self, path: &Path, access: Access, deadline: &Deadline) -> Result<Opened> {
+        let write = access != Access::Read;
+        let opened = OpenOptions::new().read(true).write(write).create(access == Access::Write).truncate(false).open(path);
+        let mut file = match opened {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound && access != Access::Write => return Ok(Opened::Absent),
+            Err(error) => return Err(Error::io(format!("opening the store file {path:?}"), error)),
+        };
+        // Nothing new and nothing to write: the lock is not needed to know that.
+        if !write && self.length(&file, path)? == self.position {
+            return Ok(Opened::File(file));
+        }
+        lock(&file, path, write, deadline)?;
+        self.refresh(&mut file, path)?;
+        Ok(Opened::File(file))
+    }
+
+    /// How long the file is.
+    fn length(&self, file: &File, path: &Path) -> Result<u64> {
+        let length = file.metadata().map_err(|error| Error::io(format!("reading the store file {path:?}"), error))?.len();
+        if length < self.position {
+            let reason = format!("{length} bytes where there were {}: it was replaced, perhaps by another run", self.position);
+            return Err(malformed(path, reason));
+        }
+        Ok(length)
+    }
+
+    /// Reads the records that have been added.
+    fn refresh(&mut self, file: &mut File, path: &Path) -> Result<()> {
+        let length = self.length(file, path)?;
+        let more = length - self.position;
+        if more > TABLE_BYTES as u64 {
+            return Err(malformed(path, format!("{more} bytes to read, the limit is {TABLE_BYTES}")));
+        }
+        let mut bytes = Vec::new();
+        let read = file.seek(SeekFrom::Start(self.position)).and_then(|_| file.take(more).read_to_end(&mut bytes));
+        read.map_err(|error| Error::io(format!("reading the store file {path:?}"), error))?;
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let record = text(rest).and_then(|(key, rest)| text(rest).map(|(value, behind)| (key, value, behind)));
+            let Some((key, value, behind)) = record else {
+                let reason = format!("half a record at byte {} (its writer died, or this is no store)", self.position);
+                return Err(malformed(path, reason));
+            };
+            match key.strip_prefix(b"-") {
+                Some(deleted) => drop(self.values.remove(deleted)),
+                None => drop(self.values.insert(key.to_vec(), value.to_vec())),
+            }
+            self.position += (rest.len() - behind.len()) as u64;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    /// Puts records at the end of a file that was opened for writing.
+    pub(super) fn append(&mut self, file: &mut File, path: &Path, records: &[(&[u8], &[u8])]) -> Result<()> {
+        let mut bytes = Vec::new();
+        for part in records.iter().flat_map(|(key, value)| [*key, *value]) {
+            // Keys and values were held to limits far below 32 bits.
+            let length = u32::try_from(part.len()).map_err(|_| malformed(path, format!("a value of {} bytes", part.len())))?;
+            bytes.extend(length.to_le_bytes());
+            bytes.extend_from_slice(part);
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let written = file.seek(SeekFrom::Start(self.position)).and_then(|_| file.write_all(&bytes));
+        if let Err(error) = written {
+            // Half a record would break the file for everyone.
+            let undone = file.set_len(self.position);
+            let doing = format!("writing to the store file {path:?}{}", if undone.is_err() { ", which is now broken" } else { "" });
+            return Err(Error::io(doing, error));
+        }
+        self.refresh(file, path)
+    }
+}
+
+/// Splits a length and its bytes off.
+fn text(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = bytes.split_first_chunk()?;
+    rest.split_at_checked(u32::from_le_bytes(*length) as usize)
+}
+
+/// Locks the file until it is closed. Asks again and again instead of sleeping in the lock: a process that is stopped while it
+/// holds the lock must not stop the others for ever.
+fn lock(file: &File, path: &Path, exclusive: bool, deadline: &Deadline) -> Result<()> {
+    let operation = if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
+    let mut backoff = Backoff::new(Duration::from_micros(50), Duration::from_millis(10));
+    loop {
+        match rustix::fs::flock(file.as_fd(), operation) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) if deadline.has_passed() => {
+                return Err(store::timeout(format!("waiting for the lock on the store file {path:?}"), deadline));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => backoff.pause(deadline),
+            Err(error) => return Err(Error::io(format!("locking the store file {path:?}"), error)),
+        }
+    }
+}
+
+/// A file that cannot be understood.
+fn malformed(path: &Path, reason: String) -> Error {
+    Error::Protocol { with: format!("the store file {path:?}"), reason }
+}

@@ -1,0 +1,177 @@
+//! What clients ask.
+
+use super::scan::{Field, Fields, Scan, Shape};
+use super::{MAGIC, Malformed};
+
+/// The byte that begins each request.
+pub(in crate::rendezvous) mod query {
+    pub(in crate::rendezvous) const VALIDATE: u8 = 0;
+    pub(in crate::rendezvous) const SET: u8 = 1;
+    pub(in crate::rendezvous) const COMPARE_SET: u8 = 2;
+    pub(in crate::rendezvous) const GET: u8 = 3;
+    pub(in crate::rendezvous) const ADD: u8 = 4;
+    pub(in crate::rendezvous) const CHECK: u8 = 5;
+    pub(in crate::rendezvous) const WAIT: u8 = 6;
+    pub(in crate::rendezvous) const NUM_KEYS: u8 = 7;
+    pub(in crate::rendezvous) const DELETE_KEY: u8 = 8;
+    pub(in crate::rendezvous) const APPEND: u8 = 9;
+    pub(in crate::rendezvous) const MULTI_GET: u8 = 10;
+    pub(in crate::rendezvous) const MULTI_SET: u8 = 11;
+    pub(in crate::rendezvous) const CANCEL_WAIT: u8 = 12;
+    pub(in crate::rendezvous) const PING: u8 = 13;
+    pub(in crate::rendezvous) const QUEUE_PUSH: u8 = 14;
+    pub(in crate::rendezvous) const QUEUE_POP: u8 = 15;
+    pub(in crate::rendezvous) const QUEUE_LEN: u8 = 16;
+    pub(in crate::rendezvous) const LIST_KEYS: u8 = 17;
+    pub(in crate::rendezvous) const BARRIER: u8 = 18;
+}
+
+/// A request as a server reads it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::rendezvous) enum Request {
+    Validate,
+    Set { key: Vec<u8>, value: Vec<u8> },
+    CompareSet { key: Vec<u8>, expected: Vec<u8>, desired: Vec<u8> },
+    Get { key: Vec<u8> },
+    Add { key: Vec<u8>, delta: i64 },
+    Check { keys: Vec<Vec<u8>> },
+    Wait { keys: Vec<Vec<u8>> },
+    NumKeys,
+    DeleteKey { key: Vec<u8> },
+    Append { key: Vec<u8>, value: Vec<u8> },
+    MultiGet { keys: Vec<Vec<u8>> },
+    MultiSet { pairs: Vec<(Vec<u8>, Vec<u8>)> },
+    CancelWait,
+    Ping { nonce: u32 },
+    QueuePush { key: Vec<u8>, value: Vec<u8> },
+    QueuePop { key: Vec<u8> },
+    QueueLen { key: Vec<u8> },
+    ListKeys,
+    Barrier { key: Vec<u8>, world_size: i64 },
+}
+
+/// The fields of a query.
+fn shape(code: u8) -> Result<Shape, Malformed> {
+    use Field::{Fixed, Key, Value};
+    Ok(match code {
+        query::VALIDATE | query::PING => Shape::once(&[Fixed(4)]),
+        query::SET | query::APPEND | query::QUEUE_PUSH => Shape::once(&[Key, Value]),
+        query::COMPARE_SET => Shape::once(&[Key, Value, Value]),
+        query::GET | query::DELETE_KEY | query::QUEUE_POP | query::QUEUE_LEN => Shape::once(&[Key]),
+        query::ADD | query::BARRIER => Shape::once(&[Key, Fixed(8)]),
+        query::CHECK | query::WAIT | query::MULTI_GET => Shape::counted(&[Key]),
+        query::MULTI_SET => Shape::counted(&[Key, Value]),
+        query::NUM_KEYS | query::CANCEL_WAIT | query::LIST_KEYS => Shape::once(&[]),
+        unknown => return Err(Malformed(format!("an unknown query {unknown}"))),
+    })
+}
+
+/// Turns a complete message into a request.
+fn parse(message: &[u8]) -> Result<Request, Malformed> {
+    let mut fields = Fields::new(message);
+    let request = match fields.byte()? {
+        query::VALIDATE => match fields.number32()? {
+            MAGIC => Request::Validate,
+            other => return Err(Malformed(format!("a VALIDATE with {other:#010x} instead of {MAGIC:#010x}"))),
+        },
+        query::SET => Request::Set { key: fields.bytes()?, value: fields.bytes()? },
+        query::COMPARE_SET => Request::CompareSet { key: fields.bytes()?, expected: fields.bytes()?, desired: fields.bytes()? },
+        query::GET => Request::Get { key: fields.bytes()? },
+        query::ADD => Request::Add { key: fields.bytes()?, delta: fields.number()? },
+        query::CHECK => Request::Check { keys: keys(&mut fields)? },
+        query::WAIT => Request::Wait { keys: keys(&mut fields)? },
+        query::NUM_KEYS => Request::NumKeys,
+        query::DELETE_KEY => Request::DeleteKey { key: fields.bytes()? },
+        query::APPEND => Request::Append { key: fields.bytes()?, value: fields.bytes()? },
+        query::MULTI_GET => Request::MultiGet { keys: keys(&mut fields)? },
+        query::MULTI_SET => {
+            let count = fields.number()?;
+            Request::MultiSet { pairs: (0..count).map(|_| Ok((fields.bytes()?, fields.bytes()?))).collect::<Result<_, _>>()? }
+        }
+        query::CANCEL_WAIT => Request::CancelWait,
+        query::PING => Request::Ping { nonce: fields.number32()? },
+        query::QUEUE_PUSH => Request::QueuePush { key: fields.bytes()?, value: fields.bytes()? },
+        query::QUEUE_POP => Request::QueuePop { key: fields.bytes()? },
+        query::QUEUE_LEN => Request::QueueLen { key: fields.bytes()? },
+        query::LIST_KEYS => Request::ListKeys,
+        query::BARRIER => Request::Barrier { key: fields.bytes()?, world_size: fields.number()? },
+        unknown => return Err(Malformed(format!("an unknown query {unknown}"))),
+    };
+    debug_assert!(fields.is_empty());
+    Ok(request)
+}
+
+/// A count and so many keys.
+fn keys(fields: &mut Fields<'_>) -> Result<Vec<Vec<u8>>, Malformed> {
+    let count = fields.number()?;
+    (0..count).map(|_| fields.bytes()).collect()
+}
+
+/// Gathers bytes as they come and hands out requests as they are complete.
+#[derive(Debug, Default)]
+pub(in crate::rendezvous) struct RequestDecoder {
+    buffer: Vec<u8>,
+    /// How many bytes at the front belong to requests already handed out.
+    taken: usize,
+    /// The request that is being gathered.
+    scan: Option<Scan>,
+}
+
+impl RequestDecoder {
+    /// Takes in what has come.
+    pub(in crate::rendezvous) fn push(&mut self, bytes: &[u8]) {
+        self.buffer.drain(..self.taken);
+        self.taken = 0;
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// How many bytes wait here.
+    pub(in crate::rendezvous) fn waiting(&self) -> usize {
+        self.buffer.len() - self.taken
+    }
+
+    /// Whether the next request is of the kind `code`; `None` where not even its first byte has come.
+    pub(in crate::rendezvous) fn next_is(&self, code: u8) -> Option<bool> {
+        self.buffer.get(self.taken).map(|&first| first == code)
+    }
+
+    /// The next request, if all of it has come.
+    pub(in crate::rendezvous) fn next(&mut self) -> Result<Option<Request>, Malformed> {
+        let bytes = &self.buffer[self.taken..];
+        let Some(&code) = bytes.first() else { return Ok(None) };
+        let mut scan = match self.scan.take() {
+            Some(scan) => scan,
+            None => Scan::new(shape(code)?, 1),
+        };
+        let Some(end) = scan.advance(bytes)? else {
+            self.scan = Some(scan);
+            return Ok(None);
+        };
+        let request = parse(&bytes[..end])?;
+        self.taken += end;
+        if self.taken == self.buffer.len() {
+            // A long request must not keep its memory for the life of the connection.
+            self.buffer = Vec::new();
+            self.taken = 0;
+        }
+        Ok(Some(request))
+    }
+}
+
+/// A request whose fields come once: its code, keys and values, and a number at its end.
+pub(in crate::rendezvous) fn encode(code: u8, texts: &[&[u8]], number: Option<i64>) -> Vec<u8> {
+    let length = texts.iter().map(|text| 8 + text.len()).sum::<usize>();
+    let mut message = Vec::with_capacity(1 + length + 8);
+    message.push(code);
+    texts.iter().for_each(|text| super::push_bytes(&mut message, text));
+    message.extend(number.iter().flat_map(|number| number.to_le_bytes()));
+    message
+}
+
+/// A request with a count, and the texts of so many groups.
+pub(in crate::rendezvous) fn encode_keys<'a>(code: u8, count: usize, texts: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut message = vec![code];
+    message.extend((count as u64).to_le_bytes());
+    texts.for_each(|text| super::push_bytes(&mut message, text));
+    message
+}

@@ -1,0 +1,205 @@
+//! What every store can do: keys, values, counters, queues, and waits that end.
+
+use std::time::Duration;
+
+use super::limits;
+use crate::deadline::Deadline;
+use crate::{Error, Result};
+
+/// A small key-value store shared by the ranks of a job, with the meanings of `torch.distributed.Store`.
+///
+/// Keys are text of at most 8 KiB, values are bytes of at most 8 MiB. Numbers made by [`add`](Store::add) are kept as decimal text, so
+/// that [`get`](Store::get) of a counter reads `b"42"`. Every call can be made from any thread.
+///
+/// A store is for start-up and small agreements: nothing in it is fast, and nothing in it is secret.
+///
+/// # Errors
+///
+/// Every call fails with [`Error::InvalidArgument`] where a key or value is too long, and with [`Error::Io`] or [`Error::Protocol`]
+/// where what lies behind the store (a server, a file) fails or says nonsense. Calls that take a `timeout` fail with
+/// [`Error::Timeout`] once it has passed; the error's `doing` names the keys that were still missing. A timeout of zero looks once.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use collectives::{MemoryStore, Store};
+///
+/// # fn main() -> collectives::Result<()> {
+/// let store = MemoryStore::new();
+/// store.set("greeting", b"hello")?;
+/// assert_eq!(store.get("greeting", Duration::ZERO)?, b"hello");
+/// assert_eq!(store.add("counter", 3)?, 3);
+/// assert!(store.get("nothing", Duration::ZERO).unwrap_err().is_timeout());
+/// # Ok(())
+/// # }
+/// ```
+pub trait Store: Send + Sync {
+    /// Sets `key` to `value` and wakes those who wait for it.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`].
+    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Waits until `key` is there and returns its value.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`].
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
+
+    /// Adds `delta` to the number at `key` (0 where there is none) and returns the sum.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`]; also where the value at `key` is not a decimal number or the sum leaves the range of `i64`. A TCPStore
+    /// server can only answer that by closing the connection, so a [`TcpStore`](crate::TcpStore) is of no use afterwards.
+    fn add(&self, key: &str, delta: i64) -> Result<i64>;
+
+    /// Sets `key` to `desired` where its value is `expected`, and returns the value that `key` then has.
+    ///
+    /// An absent key is set where `expected` is empty. Where it is not, nothing is set and `expected` comes back, although the key
+    /// does not exist: so PyTorch's stores answer, and so do these.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`].
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>>;
+
+    /// Waits until every one of `keys` is there, as a value or as a queue that is not empty.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`].
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()>;
+
+    /// Whether every one of `keys` is there now, as a value or as a queue that is not empty.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`].
+    fn check(&self, keys: &[&str]) -> Result<bool>;
+
+    /// Deletes `key` and says whether it was there. Wakes nobody.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`].
+    fn delete_key(&self, key: &str) -> Result<bool>;
+
+    /// How many keys there are, whatever their prefix, with those that the store keeps for itself, without queues.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`].
+    fn num_keys(&self) -> Result<i64>;
+
+    /// Puts `value` behind what `key` holds; sets `key` where it is absent.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`].
+    fn append(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Waits until every one of `keys` is there and returns their values in the same order.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`].
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>>;
+
+    /// Sets several keys in one go.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`].
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()>;
+
+    /// Puts `value` at the end of the queue `key`.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`]; [`Error::Unsupported`] where the store has no queues.
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Waits until the queue `key` is not empty and takes its first value.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`]; [`Error::Unsupported`] where the store has no queues.
+    fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
+
+    /// How many values the queue `key` holds; 0 where there is no such queue.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`]; [`Error::Unsupported`] where the store has no queues.
+    fn queue_len(&self, key: &str) -> Result<i64>;
+
+    /// The keys that were set through this store, in no order, without queues.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`].
+    fn list_keys(&self) -> Result<Vec<String>>;
+
+    /// Waits until `world_size` callers have come to the barrier `key`.
+    ///
+    /// The key holds a plain counter that is never set back, so every barrier needs a key of its own; a caller whose time runs
+    /// out leaves its count behind.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`]; [`Error::InvalidArgument`] where `world_size` is 0.
+    fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()> {
+        check_barrier(key, world_size)?;
+        let deadline = Deadline::after(timeout);
+        let last = format!("{key}:last_worker");
+        let arrived = self.add(key, 1)?;
+        if usize::try_from(arrived).is_ok_and(|arrived| arrived >= world_size) {
+            return self.set(&last, b"1");
+        }
+        self.wait(&[&last], deadline.remaining()).map_err(|error| match error {
+            Error::Timeout { .. } => barrier_timeout(key, world_size, self.add(key, 0).ok(), &deadline),
+            other => other,
+        })
+    }
+}
+
+/// Checks the arguments of a barrier.
+pub(super) fn check_barrier(key: &str, world_size: usize) -> Result<()> {
+    limits::check_key("barrier", key)?;
+    if world_size == 0 {
+        return Err(Error::argument("barrier", format!("the world size of the barrier {key:?} is 0")));
+    }
+    Ok(())
+}
+
+/// The error of a barrier whose time has run out; `arrived` is how many had come, where it could be asked.
+pub(super) fn barrier_timeout(key: &str, world_size: usize, arrived: Option<i64>, deadline: &Deadline) -> Error {
+    let arrived = arrived.map_or_else(|| "an unknown number".to_owned(), |arrived| arrived.to_string());
+    timeout(format!("waiting at the store's barrier {key:?}, to which {arrived} of {world_size} have come"), deadline)
+}
+
+/// The error of a wait whose time has run out, naming what is still missing of `keys` keys.
+pub(super) fn wait_timeout(missing: &[&str], keys: usize, deadline: &Deadline) -> Error {
+    const NAMED: usize = 16;
+    let named = missing.iter().take(NAMED).map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ");
+    let more = match missing.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let words = if missing.is_empty() {
+        // The keys came between the end of the wait and the question which of them were missing.
+        format!("waiting for {keys} keys of the store, the last of which came too late")
+    } else {
+        format!("waiting for {keys} keys of the store, of which {} are missing: {named}{more}", missing.len())
+    };
+    timeout(words, deadline)
+}
+
+/// A timeout of a store: it knows keys, not ranks.
+pub(super) fn timeout(doing: String, deadline: &Deadline) -> Error {
+    Error::Timeout { doing, elapsed: deadline.elapsed(), missing: Vec::new(), arrived: Vec::new() }
+}

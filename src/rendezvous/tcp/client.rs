@@ -1,0 +1,329 @@
+//! The client's side: each call of a store as a request and its answer.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::connection::{Connection, Failure};
+use crate::deadline::Deadline;
+use crate::rendezvous::limits::{MESSAGE_BYTES, check_key, check_keys, check_pair};
+use crate::rendezvous::protocol::{Expect, READY, Reply, STOP_WAITING, WAIT_CANCELED, encode, encode_keys, query};
+use crate::rendezvous::store::{self, Store};
+use crate::{Error, Result};
+
+/// How long a server may take to confirm that a wait was cancelled.
+const CANCEL: Duration = Duration::from_secs(5);
+/// Of how many keys a failed wait finds out which are missing; beyond it, the rest is taken as missing too.
+const NAMED_KEYS: usize = 256;
+
+/// A client of a [`TcpStoreServer`](crate::TcpStoreServer), or of PyTorch's `TCPStore`: 2.6 and later for most calls, 2.8 for queues,
+/// 2.15 for [`list_keys`](Store::list_keys) and [`barrier`](Store::barrier), which an older server answers by closing the connection.
+///
+/// Every key gets a slash before it on the wire, as PyTorch does it.
+///
+/// One handle is one connection, and a connection carries one request at a time: while a thread waits in
+/// [`get`](Store::get), [`wait`](Store::wait) or the like, other threads that use the same handle wait for it to end. A thread that
+/// waits for a key that another thread is to set needs a handle of its own.
+///
+/// Where the connection is lost it stays lost, and every later call fails with [`Error::Io`].
+pub struct TcpStore {
+    server: String,
+    timeout: Duration,
+    link: Mutex<Link>,
+    local: IpAddr,
+}
+
+/// The connection, and why it is of no more use.
+struct Link {
+    connection: Connection,
+    lost: Option<String>,
+}
+
+impl TcpStore {
+    /// Connects to the server on `host` (a name or an address; IPv6 without brackets), trying until `timeout` has passed.
+    ///
+    /// The same `timeout` bounds later calls that take none of their own, such as [`set`](Store::set).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] where nobody answers in time, [`Error::Protocol`] where something else than a store listens there.
+    pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self> {
+        let connection = Connection::open(host, port, &Deadline::after(timeout))?;
+        let server = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let local = connection.local_addr().map_err(|error| Error::io(format!("connecting to the store at {server}"), error))?.ip();
+        Ok(Self { server, timeout, link: Mutex::new(Link { connection, lost: None }), local })
+    }
+
+    /// The address by which this host reached the server.
+    pub(crate) fn local_address(&self) -> IpAddr {
+        self.local
+    }
+
+    /// Counts this process among the workers, as PyTorch does it: a Python rank that serves the store waits for them all.
+    pub(crate) fn join(&self) -> Result<()> {
+        let message = encode(query::ADD, &[b"init/"], Some(1));
+        self.number("joining", &message).map(drop)
+    }
+
+    /// The connection. A panic while it was held leaves it lost or idle, both of which the next call notices.
+    fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Turns a failure into an error, after which the connection is of no more use.
+    fn lose(&self, link: &mut Link, doing: &str, failure: Failure, deadline: &Deadline) -> Error {
+        let doing = format!("{doing} at the store {}", self.server);
+        let error = match failure {
+            Failure::Late => store::timeout(format!("{doing}: the server does not answer"), deadline),
+            Failure::Broken(source) => Error::io(doing, source),
+            Failure::Malformed(reason) => Error::Protocol { with: format!("the store server {}", self.server), reason },
+        };
+        link.lost = Some(error.to_string());
+        error
+    }
+
+    /// Refuses to use a lost connection.
+    fn alive(&self, link: &Link, doing: &str) -> Result<()> {
+        link.lost.as_ref().map_or(Ok(()), |lost| {
+            let source = std::io::Error::new(std::io::ErrorKind::NotConnected, format!("the connection was lost earlier: {lost}"));
+            Err(Error::io(format!("{doing} at the store {}", self.server), source))
+        })
+    }
+
+    /// Sends a request and receives its answer, if it has one.
+    fn exchange(&self, link: &mut Link, doing: &str, message: &[u8], expect: Option<Expect>) -> Result<Option<Reply>> {
+        self.alive(link, doing)?;
+        if message.len() > MESSAGE_BYTES {
+            let reason =
+                format!("the request of {doing} has {} bytes, the limit is {MESSAGE_BYTES}; ask for less at a time", message.len());
+            return Err(Error::argument("store", reason));
+        }
+        let deadline = Deadline::after(self.timeout);
+        let outcome = link.connection.send(message, &deadline).and_then(|()| match expect {
+            Some(expect) => link.connection.receive(expect, &deadline).map(Some),
+            None => Ok(None),
+        });
+        outcome.map_err(|failure| self.lose(link, doing, failure, &deadline))
+    }
+
+    /// A request that has no answer.
+    fn tell(&self, doing: &str, message: &[u8]) -> Result<()> {
+        self.exchange(&mut self.link(), doing, message, None).map(drop)
+    }
+
+    /// A request that is answered with a number.
+    fn number(&self, doing: &str, message: &[u8]) -> Result<i64> {
+        match self.exchange(&mut self.link(), doing, message, Some(Expect::Number))? {
+            Some(Reply::Number(number)) => Ok(number),
+            other => Err(self.unexpected(doing, &other)),
+        }
+    }
+
+    /// A request that is answered with values.
+    fn values(&self, link: &mut Link, doing: &str, message: &[u8], count: usize) -> Result<Vec<Vec<u8>>> {
+        match self.exchange(link, doing, message, Some(Expect::Values(count)))? {
+            Some(Reply::Values(values)) => Ok(values),
+            other => Err(self.unexpected(doing, &other)),
+        }
+    }
+
+    /// An answer of the right length that makes no sense.
+    fn unexpected(&self, doing: &str, reply: &dyn fmt::Debug) -> Error {
+        Error::Protocol { with: format!("the store server {}", self.server), reason: format!("{reply:?} in answer to {doing}") }
+    }
+
+    /// Sends a WAIT or a BARRIER and says whether it ended before the deadline; if not, it has been cancelled.
+    fn park(&self, link: &mut Link, doing: &str, message: &[u8], deadline: &Deadline) -> Result<bool> {
+        self.alive(link, doing)?;
+        let connection = &mut link.connection;
+        let outcome = connection.send(message, &Deadline::after(self.timeout)).and_then(|()| connection.receive(Expect::Flag, deadline));
+        match outcome {
+            Ok(Reply::Flag(STOP_WAITING)) => Ok(true),
+            Ok(other) => Err(self.lose(link, doing, Failure::Malformed(format!("{other:?} in answer to a wait")), deadline)),
+            Err(Failure::Late) => self.cancel(link, doing, deadline),
+            Err(failure) => Err(self.lose(link, doing, failure, deadline)),
+        }
+    }
+
+    /// Cancels a wait. It may have ended at the same moment: then its answer comes first, and it has not failed.
+    fn cancel(&self, link: &mut Link, doing: &str, deadline: &Deadline) -> Result<bool> {
+        let limit = Deadline::after(CANCEL);
+        let connection = &mut link.connection;
+        let mut outcome = connection.send(&[query::CANCEL_WAIT], &limit).and_then(|()| connection.receive(Expect::Flag, &limit));
+        let ended = matches!(outcome, Ok(Reply::Flag(STOP_WAITING)));
+        if ended {
+            outcome = connection.receive(Expect::Flag, &limit);
+        }
+        match outcome {
+            Ok(Reply::Flag(WAIT_CANCELED)) => Ok(ended),
+            Ok(other) => Err(self.lose(link, doing, Failure::Malformed(format!("{other:?} in answer to CANCEL_WAIT")), deadline)),
+            Err(failure) => Err(self.lose(link, doing, failure, deadline)),
+        }
+    }
+
+    /// Waits for keys.
+    fn wait_for(&self, link: &mut Link, keys: &[&str], deadline: &Deadline) -> Result<()> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        if self.park(link, "waiting for keys", &encode_wire_keys(query::WAIT, keys), deadline)? {
+            return Ok(());
+        }
+        let mut missing = Vec::new();
+        for (index, key) in keys.iter().enumerate() {
+            if index >= NAMED_KEYS || !self.is_there(link, &[key])? {
+                missing.push(*key);
+            }
+        }
+        Err(store::wait_timeout(&missing, keys.len(), deadline))
+    }
+
+    /// Asks whether keys are there.
+    fn is_there(&self, link: &mut Link, keys: &[&str]) -> Result<bool> {
+        let message = encode_wire_keys(query::CHECK, keys);
+        match self.exchange(link, "checking keys", &message, Some(Expect::Flag))? {
+            Some(Reply::Flag(flag)) => Ok(flag == READY),
+            other => Err(self.unexpected("checking keys", &other)),
+        }
+    }
+}
+
+impl fmt::Debug for TcpStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpStore").field("server", &self.server).field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+/// A key as it goes over the wire.
+fn wire(key: &str) -> Vec<u8> {
+    [b"/", key.as_bytes()].concat()
+}
+
+/// A request of several keys.
+fn encode_wire_keys(code: u8, keys: &[&str]) -> Vec<u8> {
+    let keys: Vec<Vec<u8>> = keys.iter().map(|key| wire(key)).collect();
+    encode_keys(code, keys.len(), keys.iter().map(Vec::as_slice))
+}
+
+impl Store for TcpStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        check_pair("set", key, value)?;
+        self.tell(&format!("setting {key:?}"), &encode(query::SET, &[&wire(key), value], None))
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        check_key("get", key)?;
+        let mut link = self.link();
+        self.wait_for(&mut link, &[key], &Deadline::after(timeout))?;
+        let doing = format!("getting {key:?}");
+        let values = self.values(&mut link, &doing, &encode(query::GET, &[&wire(key)], None), 1)?;
+        values.into_iter().next().ok_or_else(|| self.unexpected(&doing, &"nothing"))
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64> {
+        check_key("add", key)?;
+        let doing = format!("adding {delta} to the number at {key:?}");
+        self.number(&doing, &encode(query::ADD, &[&wire(key)], Some(delta)))
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        check_pair("compare_set", key, expected)?;
+        check_pair("compare_set", key, desired)?;
+        let doing = format!("comparing and setting {key:?}");
+        let message = encode(query::COMPARE_SET, &[&wire(key), expected, desired], None);
+        let values = self.values(&mut self.link(), &doing, &message, 1)?;
+        values.into_iter().next().ok_or_else(|| self.unexpected(&doing, &"nothing"))
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        check_keys("wait", keys)?;
+        self.wait_for(&mut self.link(), keys, &Deadline::after(timeout))
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        check_keys("check", keys)?;
+        self.is_there(&mut self.link(), keys)
+    }
+
+    fn delete_key(&self, key: &str) -> Result<bool> {
+        check_key("delete_key", key)?;
+        Ok(self.number(&format!("deleting {key:?}"), &encode(query::DELETE_KEY, &[&wire(key)], None))? > 0)
+    }
+
+    fn num_keys(&self) -> Result<i64> {
+        self.number("counting keys", &[query::NUM_KEYS])
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        check_pair("append", key, value)?;
+        self.tell(&format!("appending to {key:?}"), &encode(query::APPEND, &[&wire(key), value], None))
+    }
+
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        check_keys("multi_get", keys)?;
+        let mut link = self.link();
+        self.wait_for(&mut link, keys, &Deadline::after(timeout))?;
+        let message = encode_wire_keys(query::MULTI_GET, keys);
+        self.values(&mut link, &format!("getting {} keys", keys.len()), &message, keys.len())
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
+        check_keys("multi_set", &keys)?;
+        pairs.iter().try_for_each(|(key, value)| check_pair("multi_set", key, value))?;
+        let keys: Vec<Vec<u8>> = keys.into_iter().map(wire).collect();
+        let texts = keys.iter().zip(pairs).flat_map(|(key, (_, value))| [key.as_slice(), *value]);
+        self.tell(&format!("setting {} keys", pairs.len()), &encode_keys(query::MULTI_SET, pairs.len(), texts))
+    }
+
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
+        check_pair("queue_push", key, value)?;
+        self.tell(&format!("pushing to the queue {key:?}"), &encode(query::QUEUE_PUSH, &[&wire(key), value], None))
+    }
+
+    fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        check_key("queue_pop", key)?;
+        let deadline = Deadline::after(timeout);
+        let doing = format!("popping from the queue {key:?}");
+        let mut link = self.link();
+        loop {
+            self.wait_for(&mut link, &[key], &deadline)?;
+            let message = encode(query::QUEUE_POP, &[&wire(key)], None);
+            match self.exchange(&mut link, &doing, &message, Some(Expect::Popped))? {
+                Some(Reply::Popped(Some(value))) => return Ok(value),
+                // Another client was quicker, or `key` is a value and no queue.
+                Some(Reply::Popped(None)) if deadline.has_passed() => return Err(store::wait_timeout(&[key], 1, &deadline)),
+                Some(Reply::Popped(None)) => std::thread::sleep(Duration::from_millis(1).min(deadline.remaining())),
+                other => return Err(self.unexpected(&doing, &other)),
+            }
+        }
+    }
+
+    fn queue_len(&self, key: &str) -> Result<i64> {
+        check_key("queue_len", key)?;
+        self.number(&format!("measuring the queue {key:?}"), &encode(query::QUEUE_LEN, &[&wire(key)], None))
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        match self.exchange(&mut self.link(), "listing keys", &[query::LIST_KEYS], Some(Expect::Keys))? {
+            // Keys without the slash are those that stores keep for themselves.
+            Some(Reply::Keys(keys)) => {
+                Ok(keys.iter().filter_map(|key| key.strip_prefix(b"/")).map(|key| String::from_utf8_lossy(key).into_owned()).collect())
+            }
+            other => Err(self.unexpected("listing keys", &other)),
+        }
+    }
+
+    fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()> {
+        store::check_barrier(key, world_size)?;
+        let deadline = Deadline::after(timeout);
+        let message = encode(query::BARRIER, &[&wire(key)], Some(i64::try_from(world_size).unwrap_or(i64::MAX)));
+        let mut link = self.link();
+        if self.park(&mut link, &format!("waiting at the barrier {key:?}"), &message, &deadline)? {
+            return Ok(());
+        }
+        drop(link);
+        Err(store::barrier_timeout(key, world_size, self.add(key, 0).ok(), &deadline))
+    }
+}

@@ -1,0 +1,178 @@
+//! One connection of a client to a server: made with patience, and never waited on without a deadline.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::Backoff;
+use crate::deadline::Deadline;
+use crate::rendezvous::protocol::{Expect, MAGIC, Reply, ReplyDecoder, query};
+use crate::rendezvous::store;
+use crate::{Error, Result};
+
+/// How long one attempt to connect may take: a host that drops packets must not eat the whole deadline.
+const ATTEMPT: Duration = Duration::from_secs(10);
+/// The longest single poll; waits beyond it poll again.
+const LONGEST_POLL: Duration = Duration::from_secs(3600);
+/// After so long without a connection a failed attempt is logged, and again after twice that, and so on.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// Why bytes do not move.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The deadline passed.
+    Late,
+    /// The system or the server ended it.
+    Broken(io::Error),
+    /// The server does not speak the protocol.
+    Malformed(String),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Broken(error)
+    }
+}
+
+/// A connection to a server that has answered a PING.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: TcpStream,
+    /// Bytes that came behind the last answer.
+    rest: Vec<u8>,
+}
+
+impl Connection {
+    /// Connects to the server at `host` and `port`, and asks until the deadline whether it is there.
+    pub(super) fn open(host: &str, port: u16, deadline: &Deadline) -> Result<Self> {
+        let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(2));
+        let mut quiet = QUIET;
+        loop {
+            let problem = match Self::attempt(host, port, deadline) {
+                Ok(connection) => return Ok(connection),
+                Err(Failure::Malformed(reason)) => {
+                    return Err(Error::Protocol { with: format!("what listens on {host}:{port}"), reason });
+                }
+                Err(Failure::Late) => "it did not answer in time".to_owned(),
+                Err(Failure::Broken(error)) => error.to_string(),
+            };
+            if deadline.has_passed() {
+                let attempts = backoff.attempts() + 1;
+                let words = format!(
+                    "connecting to the store at {host}:{port} ({attempts} attempts, the last: {problem}; is rank 0 running there?)"
+                );
+                return Err(store::timeout(words, deadline));
+            }
+            if deadline.elapsed() > quiet {
+                quiet *= 2;
+                tracing::warn!(host, port, %problem, "still trying to connect to the store");
+            }
+            backoff.pause(deadline);
+        }
+    }
+
+    /// Tries each address of the host once.
+    fn attempt(host: &str, port: u16, deadline: &Deadline) -> std::result::Result<Self, Failure> {
+        let mut last = Failure::Broken(io::Error::new(ErrorKind::NotFound, "the name has no address"));
+        // Looked up each time: a host that starts late may have no address yet, or get another.
+        for address in (host, port).to_socket_addrs()? {
+            match Self::connect(address, deadline) {
+                Ok(connection) => return Ok(connection),
+                Err(failure @ Failure::Malformed(_)) => return Err(failure),
+                Err(failure) => last = failure,
+            }
+        }
+        Err(last)
+    }
+
+    /// Connects to one address and asks whether a store answers there.
+    fn connect(address: SocketAddr, deadline: &Deadline) -> std::result::Result<Self, Failure> {
+        // A connection attempt with no time at all is an error of the system's; one millisecond is the least that is not.
+        let limit = Deadline::after(ATTEMPT.min(deadline.remaining()).max(Duration::from_millis(1)));
+        let stream = TcpStream::connect_timeout(&address, limit.remaining().max(Duration::from_millis(1)))?;
+        if stream.local_addr()? == stream.peer_addr()? {
+            // The system can connect a socket to itself where nobody listens on a port of its own range.
+            return Err(io::Error::new(ErrorKind::ConnectionRefused, "nobody listens there").into());
+        }
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        let mut connection = Self { stream, rest: Vec::new() };
+        connection.greet(&limit)?;
+        Ok(connection)
+    }
+
+    /// Says what protocol is spoken, and asks for a sign of life, both in one write: PyTorch's server drops a client
+    /// whose first five bytes come in pieces.
+    fn greet(&mut self, deadline: &Deadline) -> std::result::Result<(), Failure> {
+        let nonce = std::process::id();
+        let mut greeting = vec![query::VALIDATE];
+        greeting.extend(MAGIC.to_le_bytes());
+        greeting.push(query::PING);
+        greeting.extend(nonce.to_le_bytes());
+        self.send(&greeting, deadline)?;
+        match self.receive(Expect::Nonce, deadline)? {
+            Reply::Nonce(same) if same == nonce => Ok(()),
+            other => Err(Failure::Malformed(format!("{other:?} in answer to a PING with {nonce}; it is no TCPStore server"))),
+        }
+    }
+
+    /// The address by which this host reached the server.
+    pub(super) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.stream.local_addr()
+    }
+
+    /// Sends a request.
+    pub(super) fn send(&mut self, mut message: &[u8], deadline: &Deadline) -> std::result::Result<(), Failure> {
+        if !self.rest.is_empty() {
+            return Err(Failure::Malformed(format!("{} bytes that nobody asked for", self.rest.len())));
+        }
+        while !message.is_empty() {
+            match self.stream.write(message) {
+                Ok(count) => message = &message[count..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.ready(PollFlags::OUT, deadline)?,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives an answer.
+    pub(super) fn receive(&mut self, expect: Expect, deadline: &Deadline) -> std::result::Result<Reply, Failure> {
+        let mut decoder = ReplyDecoder::new(expect);
+        let mut scratch = [0; 16 << 10];
+        let mut come = std::mem::take(&mut self.rest);
+        loop {
+            if let Some((reply, rest)) = decoder.push(&come).map_err(|malformed| Failure::Malformed(malformed.0))? {
+                self.rest = rest;
+                return Ok(reply);
+            }
+            come.clear();
+            match self.stream.read(&mut scratch) {
+                Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "the server closed the connection").into()),
+                Ok(count) => come.extend_from_slice(&scratch[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.ready(PollFlags::IN, deadline)?,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Waits until bytes can move.
+    fn ready(&self, flags: PollFlags, deadline: &Deadline) -> std::result::Result<(), Failure> {
+        loop {
+            if deadline.has_passed() {
+                return Err(Failure::Late);
+            }
+            let patience = Timespec::try_from(deadline.remaining().min(LONGEST_POLL)).unwrap_or_default();
+            match poll(&mut [PollFd::from_borrowed_fd(self.stream.as_fd(), flags)], Some(&patience)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+        }
+    }
+}

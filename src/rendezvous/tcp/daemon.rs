@@ -1,0 +1,239 @@
+//! The server's thread: moves bytes between sockets and the service.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::deadline::Deadline;
+use crate::rendezvous::service::{ClientId, Service};
+
+/// How long a connection may take to show that it speaks the protocol.
+const HANDSHAKE: Duration = Duration::from_secs(30);
+/// How often connections are looked at that have not shown it yet.
+const SWEEP: Duration = Duration::from_secs(1);
+/// How long nothing is accepted after the system has refused to, for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// One connection.
+struct Client {
+    stream: TcpStream,
+    accepted: Instant,
+    /// It has sent its last byte; what it is owed is still sent.
+    finished: bool,
+}
+
+/// The thread's state.
+pub(super) struct Daemon {
+    listener: TcpListener,
+    bell: Arc<OwnedFd>,
+    linger: Duration,
+    /// Set once the server is being dropped.
+    ending: Option<Deadline>,
+    accept_pause: Option<Deadline>,
+    service: Service,
+    clients: HashMap<ClientId, Client>,
+    next: ClientId,
+    scratch: Vec<u8>,
+}
+
+/// What a poll has found.
+struct Found {
+    bell: bool,
+    listener: bool,
+    clients: Vec<(ClientId, PollFlags)>,
+}
+
+impl Daemon {
+    /// A thread to be, for a listener that does not block.
+    pub(super) fn new(listener: TcpListener, bell: Arc<OwnedFd>, linger: Duration) -> Self {
+        Self {
+            listener,
+            bell,
+            linger,
+            ending: None,
+            accept_pause: None,
+            service: Service::default(),
+            clients: HashMap::new(),
+            next: 0,
+            scratch: vec![0; 64 << 10],
+        }
+    }
+
+    /// Serves until the server is dropped and its clients have left.
+    pub(super) fn run(mut self) {
+        loop {
+            let found = self.poll();
+            if found.bell {
+                self.ending = Some(Deadline::after(self.linger));
+            }
+            if found.listener {
+                self.accept();
+            }
+            for (id, flags) in &found.clients {
+                self.attend(*id, *flags);
+            }
+            self.send_answers();
+            self.sweep();
+            let idle = !found.bell && !found.listener && found.clients.is_empty();
+            if self.ending.is_some_and(|ending| ending.has_passed() || (idle && !self.has_guests())) {
+                return self.farewell();
+            }
+        }
+    }
+
+    /// Whether a client that speaks the protocol is still connected.
+    fn has_guests(&self) -> bool {
+        self.clients.keys().any(|&id| self.service.is_validated(id))
+    }
+
+    /// Waits until there is something to do.
+    fn poll(&self) -> Found {
+        let ids: Vec<ClientId> = self.clients.keys().copied().collect();
+        let watch_bell = if self.ending.is_none() { PollFlags::IN } else { PollFlags::empty() };
+        let paused = self.accept_pause.is_some_and(|pause| !pause.has_passed());
+        let watch_listener = if paused { PollFlags::empty() } else { PollFlags::IN };
+        let mut watched = Vec::with_capacity(ids.len() + 2);
+        watched.push(PollFd::from_borrowed_fd(self.bell.as_fd(), watch_bell));
+        watched.push(PollFd::from_borrowed_fd(self.listener.as_fd(), watch_listener));
+        watched.extend(self.clients.iter().map(|(&id, client)| PollFd::from_borrowed_fd(client.stream.as_fd(), self.interest(id, client))));
+        match poll(&mut watched, self.patience(paused).as_ref()) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Found { bell: false, listener: false, clients: Vec::new() },
+            // Out of memory for the moment: there is nobody to tell, so try again a little later.
+            Err(_) => {
+                std::thread::sleep(ACCEPT_PAUSE);
+                return Found { bell: false, listener: false, clients: Vec::new() };
+            }
+        }
+        let clients = ids.into_iter().zip(watched[2..].iter().map(PollFd::revents)).filter(|(_, flags)| !flags.is_empty()).collect();
+        Found { bell: !watched[0].revents().is_empty(), listener: !watched[1].revents().is_empty(), clients }
+    }
+
+    /// What is waited for on a connection.
+    fn interest(&self, id: ClientId, client: &Client) -> PollFlags {
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::IN, !client.finished && self.service.wants_input(id));
+        flags.set(PollFlags::OUT, !self.service.unsent(id).is_empty());
+        flags
+    }
+
+    /// How long a poll may take.
+    fn patience(&self, paused: bool) -> Option<Timespec> {
+        let ending = self.ending.map(|ending| if self.has_guests() { ending.remaining() } else { Duration::ZERO });
+        let pause = paused.then_some(ACCEPT_PAUSE);
+        let sweep = self.clients.keys().any(|&id| !self.service.is_validated(id)).then_some(SWEEP);
+        let shortest = [ending, pause, sweep].into_iter().flatten().min()?;
+        Timespec::try_from(shortest).ok()
+    }
+
+    /// Accepts whoever has come.
+    fn accept(&mut self) {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => self.admit(stream),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                Err(error) => {
+                    tracing::warn!(%error, clients = self.clients.len(), "the store server cannot accept more clients for now");
+                    self.accept_pause = Some(Deadline::after(ACCEPT_PAUSE));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes in a new connection.
+    fn admit(&mut self, stream: TcpStream) {
+        // A socket that cannot be made ready is one whose peer is gone already.
+        if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_err() {
+            return;
+        }
+        let id = self.next;
+        self.next += 1;
+        self.service.connect(id);
+        self.clients.insert(id, Client { stream, accepted: Instant::now(), finished: false });
+    }
+
+    /// Reads from a connection, or notices that it is gone.
+    fn attend(&mut self, id: ClientId, flags: PollFlags) {
+        let broken = flags.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);
+        if flags.contains(PollFlags::IN) {
+            match self.read(id) {
+                Ok(()) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(_) => return self.drop_client(id),
+            }
+        } else if broken {
+            return self.drop_client(id);
+        }
+        self.send(id);
+    }
+
+    /// Reads once.
+    fn read(&mut self, id: ClientId) -> io::Result<()> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let count = client.stream.read(&mut self.scratch)?;
+        client.finished = count == 0;
+        self.service.receive(id, &self.scratch[..count]);
+        Ok(())
+    }
+
+    /// Sends what clients have been answered since the last time.
+    fn send_answers(&mut self) {
+        loop {
+            let answered = self.service.take_answered();
+            if answered.is_empty() {
+                return;
+            }
+            answered.into_iter().for_each(|id| self.send(id));
+        }
+    }
+
+    /// Sends what fits of a client's answers; drops it once it is owed nothing and has gone, or has been refused.
+    fn send(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        while !self.service.unsent(id).is_empty() {
+            match client.stream.write(self.service.unsent(id)) {
+                Ok(count) => self.service.sent(id, count),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return self.drop_client(id),
+            }
+        }
+        let owed = !self.service.unsent(id).is_empty();
+        if let Some(reason) = self.service.refusal(id) {
+            let peer = client.stream.peer_addr().map_or_else(|_| "gone".to_owned(), |peer| peer.to_string());
+            tracing::warn!(%peer, %reason, "the store server drops a client");
+            self.drop_client(id);
+        } else if client.finished && !owed {
+            self.drop_client(id);
+        }
+    }
+
+    /// Forgets a client; its waits are no longer anybody's.
+    fn drop_client(&mut self, id: ClientId) {
+        self.clients.remove(&id);
+        self.service.disconnect(id);
+    }
+
+    /// Drops connections that have not shown in time that they speak the protocol.
+    fn sweep(&mut self) {
+        let late =
+            |(&id, client): (&ClientId, &Client)| (!self.service.is_validated(id) && client.accepted.elapsed() > HANDSHAKE).then_some(id);
+        let late: Vec<ClientId> = self.clients.iter().filter_map(late).collect();
+        late.into_iter().for_each(|id| self.drop_client(id));
+    }
+
+    /// Ends the connections that are left in order: what was written still arrives.
+    fn farewell(self) {
+        for client in self.clients.values() {
+            // A client that is gone already needs no farewell.
+            drop(client.stream.shutdown(Shutdown::Write));
+        }
+    }
+}

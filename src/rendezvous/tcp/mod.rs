@@ -1,0 +1,14 @@
+//! The store over TCP: a server of one thread, and clients.
+
+mod backoff;
+mod client;
+mod connection;
+mod daemon;
+mod server;
+#[cfg(test)]
+mod tests;
+
+pub use client::TcpStore;
+pub use server::TcpStoreServer;
+
+pub(super) use backoff::Backoff;

@@ -1,0 +1,144 @@
+//! Starts and ends the server's thread.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use std::{fmt, io};
+
+use rustix::event::{EventfdFlags, eventfd};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use super::daemon::Daemon;
+use crate::{Error, Result};
+
+/// How many connections may wait to be accepted; the system lowers it to its own limit (`net.core.somaxconn`).
+const BACKLOG: i32 = 4096;
+/// How long a server that is dropped waits for its clients to leave, unless told otherwise.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// A server for [`TcpStore`](crate::TcpStore) and PyTorch's `TCPStore`, in one thread of this process.
+///
+/// It listens on the one address that it is told, never on all interfaces unless told so. The protocol has no authentication:
+/// whoever can reach the address can read and write every key, so give it an address of a trusted network, or of the loopback
+/// interface. A client that sends nonsense, or more than the limits allow (8 KiB a key, 8 MiB a value, 64 MiB a request, 1 GiB in all),
+/// is disconnected without harm to the others. Each client costs one file descriptor; with thousands of ranks, raise the limit on open files (`ulimit -n`).
+///
+/// When it is dropped it goes on serving until its last client has disconnected, so that none loses an answer, but for no
+/// longer than the bound given at the start (5 s by default). Drop the stores of the same process first.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use collectives::{Store, TcpStore, TcpStoreServer};
+///
+/// # fn main() -> collectives::Result<()> {
+/// let server = TcpStoreServer::bind("127.0.0.1:0")?;
+/// let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), Duration::from_secs(10))?;
+/// store.set("key", b"value")?;
+/// assert_eq!(store.get("key", Duration::from_secs(10))?, b"value");
+/// # Ok(())
+/// # }
+/// ```
+pub struct TcpStoreServer {
+    address: SocketAddr,
+    /// Tells the thread to end.
+    bell: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TcpStoreServer {
+    /// Starts a server on the first address of `address` that belongs to this host. Port 0 lets the system choose one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] where the address is in use or is none of this host's, [`Error::Io`] where it cannot be resolved or the
+    /// system refuses otherwise.
+    pub fn bind(address: impl ToSocketAddrs) -> Result<Self> {
+        Self::bind_with_linger(address, LINGER)
+    }
+
+    /// As [`bind`](Self::bind), and when dropped waits up to `linger` for clients to leave.
+    ///
+    /// # Errors
+    ///
+    /// As [`bind`](Self::bind).
+    pub fn bind_with_linger(address: impl ToSocketAddrs, linger: Duration) -> Result<Self> {
+        let resolved = address.to_socket_addrs().map_err(|error| Error::io("resolving the address of the store server", error))?;
+        let listener = listen_on_first(&resolved.collect::<Vec<_>>())?;
+        let doing = "starting the store server";
+        let address = listener.local_addr().map_err(|error| Error::io(doing, error))?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let bell = Arc::new(eventfd(0, flags).map_err(|error| Error::io(doing, error))?);
+        let daemon = Daemon::new(listener, Arc::clone(&bell), linger);
+        let thread = std::thread::Builder::new().name("store-server".to_owned()).spawn(move || daemon.run());
+        let thread = thread.map_err(|error| Error::io(doing, error))?;
+        Ok(Self { address, bell, thread: Some(thread) })
+    }
+
+    /// The address on which it listens, with the port that was chosen where 0 was asked for.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl fmt::Debug for TcpStoreServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpStoreServer").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl Drop for TcpStoreServer {
+    fn drop(&mut self) {
+        // Adding 1 to a fresh counter cannot fail; were it to, joining would wait for ever.
+        if let Err(error) = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes()) {
+            tracing::warn!(address = %self.address, %error, "the store server could not be told to end");
+            return;
+        }
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!(address = %self.address, "the store server's thread panicked");
+        }
+    }
+}
+
+/// Listens on the first of `addresses` that belongs to this host.
+///
+/// An address in use is final: a client that tried the same list would reach the other server there, not the one that moved on.
+fn listen_on_first(addresses: &[SocketAddr]) -> Result<std::net::TcpListener> {
+    for &address in addresses {
+        match listen(address) {
+            Ok(listener) => return Ok(listener),
+            Err(error) if is_foreign(&error) => {}
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                let reason = "another job, or another program, already listens on this host and port; \
+                              set MASTER_PORT to a free port, or choose port 0 where the port need not be known beforehand";
+                return Err(Error::config(format!("store server on {address}"), reason));
+            }
+            Err(error) => return Err(Error::io(format!("listening on {address} for the store"), error)),
+        }
+    }
+    let list = addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
+    Err(Error::config(
+        format!("store server on {list}"),
+        "that is no address of this host; rank 0 must run on the host that MASTER_ADDR (or the URL) names",
+    ))
+}
+
+/// Whether an address cannot be listened on because it is not this host's, or of a family that this host has not.
+fn is_foreign(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(libc::EAFNOSUPPORT)
+}
+
+/// Listens on one address.
+fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // Connections of an earlier server that are still dying down must not keep the next one from the port.
+    socket.set_reuse_address(true)?;
+    socket.bind(&SockAddr::from(address))?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}

@@ -1,0 +1,236 @@
+//! Stores against each other, and whole start-ups.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(20);
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    TcpStoreServer::bind("127.0.0.1:0").unwrap().local_addr().port()
+}
+
+/// Variables by name.
+fn reader(pairs: &[(&str, String)]) -> impl Fn(&str) -> Option<String> + use<> {
+    let pairs: Vec<(String, String)> = pairs.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    move |name| pairs.iter().find(|(other, _)| other == name).map(|(_, value)| value.clone())
+}
+
+fn nothing(_: &str) -> Option<String> {
+    None
+}
+
+/// Every store answers the same questions alike.
+#[test]
+fn all_stores_agree() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let memory: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let stores: Vec<(&str, Arc<dyn Store>)> = vec![
+        ("file", Arc::new(FileStore::open(folder.path().join("store"), Some(1), LONG).unwrap())),
+        ("tcp", Arc::new(TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap())),
+        ("prefix", Arc::new(PrefixStore::new("p", Arc::clone(&memory)))),
+        ("memory", memory),
+    ];
+    for (name, store) in &stores {
+        let queues = *name != "file";
+        store.set("k", b"\x00\xff").unwrap();
+        assert_eq!(store.get("k", Duration::ZERO).unwrap(), b"\x00\xff", "{name}");
+        assert_eq!(store.add("n", -3).unwrap(), -3, "{name}");
+        assert_eq!(store.add("n", 0).unwrap(), -3, "{name}");
+        assert_eq!(store.get("n", Duration::ZERO).unwrap(), b"-3", "{name}");
+        assert_eq!(store.compare_set("k", b"no", b"x").unwrap(), b"\x00\xff", "{name}");
+        assert_eq!(store.compare_set("none", b"no", b"x").unwrap(), b"no", "{name}");
+        assert!(!store.check(&["none"]).unwrap(), "{name}");
+        assert_eq!(store.compare_set("none", b"", b"x").unwrap(), b"x", "{name}");
+        assert!(store.delete_key("none").unwrap() && !store.delete_key("none").unwrap(), "{name}");
+        store.append("a", b"x").unwrap();
+        store.append("a", b"y").unwrap();
+        store.multi_set(&[("m", b"1"), ("", b"empty key")]).unwrap();
+        let values = store.multi_get(&["", "a", "m"], Duration::ZERO).unwrap();
+        assert_eq!(values, [b"empty key".to_vec(), b"xy".to_vec(), b"1".to_vec()], "{name}");
+        let keys: BTreeSet<String> = store.list_keys().unwrap().into_iter().filter(|key| !key.starts_with("p/")).collect();
+        assert_eq!(keys, ["", "a", "k", "m", "n"].map(str::to_owned).into(), "{name}");
+        assert!(store.num_keys().unwrap() >= 5, "{name}");
+        assert!(matches!(store.set(&"k".repeat(9000), b""), Err(Error::InvalidArgument { .. })), "{name}");
+        assert!(matches!(store.barrier("b", 0, LONG), Err(Error::InvalidArgument { .. })), "{name}");
+        store.barrier("b", 1, SHORT).unwrap();
+        let error = store.wait(&["k", "late"], SHORT).unwrap_err();
+        assert!(error.is_timeout() && error.to_string().contains("late"), "{name}: {error}");
+        assert!(!error.to_string().contains("arrived"), "{name}: {error}");
+        if queues {
+            store.queue_push("q", b"1").unwrap();
+            assert!(store.check(&["q"]).unwrap() && store.queue_len("q").unwrap() == 1, "{name}");
+            assert_eq!(store.queue_pop("q", Duration::ZERO).unwrap(), b"1", "{name}");
+            assert!(store.queue_pop("q", SHORT).unwrap_err().is_timeout(), "{name}");
+        }
+    }
+    drop(stores);
+}
+
+#[test]
+fn prefixes_are_joined_from_the_inside_out() {
+    let memory = MemoryStore::new();
+    let inner = Arc::new(PrefixStore::new("inner", Arc::new(memory.clone())));
+    let outer = PrefixStore::new("outer", inner.clone());
+    outer.set("k", b"v").unwrap();
+    assert_eq!(memory.get("inner/outer/k", Duration::ZERO).unwrap(), b"v");
+    memory.set("inner/other", b"").unwrap();
+    memory.set("innermost", b"").unwrap();
+    assert_eq!(outer.list_keys().unwrap(), ["k"]);
+    assert_eq!(inner.list_keys().unwrap().len(), 2);
+    assert_eq!(outer.num_keys().unwrap(), 3);
+}
+
+#[test]
+fn threads_wait_for_each_other_in_memory() {
+    let store = MemoryStore::new();
+    let waiters: Vec<_> = (0..4)
+        .map(|rank: i64| {
+            let store = store.clone();
+            std::thread::spawn(move || {
+                store.add("sum", rank).unwrap();
+                store.barrier("b", 5, LONG).unwrap();
+                (store.add("sum", 0).unwrap(), store.queue_pop("q", LONG).unwrap())
+            })
+        })
+        .collect();
+    (0..4_u8).for_each(|value| store.queue_push("q", &[value]).unwrap());
+    store.barrier("b", 5, LONG).unwrap();
+    let mut popped: Vec<Vec<u8>> = waiters
+        .into_iter()
+        .map(|waiter| {
+            let (sum, value) = waiter.join().unwrap();
+            assert_eq!(sum, 6);
+            value
+        })
+        .collect();
+    popped.sort();
+    assert_eq!(popped, [[0], [1], [2], [3]]);
+}
+
+/// Starts `size` threads that open the same rendezvous and tell each other their ranks; returns who served.
+fn start(size: usize, open: impl Fn(usize) -> Result<Rendezvoused> + Sync) -> Vec<usize> {
+    let servers = std::sync::Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for rank in 0..size {
+            let (open, servers) = (&open, &servers);
+            scope.spawn(move || {
+                let met = open(rank).unwrap();
+                assert_eq!((met.rank, met.world_size), (rank, size));
+                met.store.set(&format!("rank/{rank}"), &[rank as u8]).unwrap();
+                for other in 0..size {
+                    assert_eq!(met.store.get(&format!("rank/{other}"), LONG).unwrap(), [other as u8]);
+                }
+                if met.server.is_some() {
+                    servers.lock().unwrap().push(rank);
+                }
+            });
+        }
+    });
+    servers.into_inner().unwrap()
+}
+
+#[test]
+fn ranks_meet_by_tcp_url() {
+    let port = free_port();
+    let servers = start(5, |rank| {
+        let met = open(&format!("tcp://127.0.0.1:{port}?rank={rank}&world_size=5").parse()?, LONG, &nothing, 1)?;
+        assert_eq!(met.local_address, Some("127.0.0.1".parse().unwrap()));
+        Ok(met)
+    });
+    assert_eq!(servers, [0]);
+}
+
+#[test]
+fn one_rank_needs_no_port() {
+    let met = open(&"tcp://127.0.0.1:0?rank=0&world_size=1".parse().unwrap(), LONG, &nothing, 1).unwrap();
+    met.store.set("k", b"").unwrap();
+    assert!(met.server.is_some());
+    let error = open(&"tcp://127.0.0.1:0?rank=0&world_size=2".parse().unwrap(), LONG, &nothing, 1).unwrap_err();
+    assert!(error.to_string().contains("port 0"), "{error}");
+}
+
+#[test]
+fn ranks_meet_by_file_url() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let servers = start(3, |rank| {
+        let url = format!("file://{}?rank={rank}&world_size=3&timeout=15", path.display());
+        let met = open(&url.parse()?, LONG, &nothing, 1)?;
+        assert_eq!((met.timeout, met.local_address), (Duration::from_secs(15), None));
+        Ok(met)
+    });
+    assert!(servers.is_empty() && !path.exists());
+}
+
+#[test]
+fn ranks_meet_by_variables() {
+    let port = free_port();
+    let servers = start(3, |rank| {
+        let variables = [
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", "3".to_owned()),
+            ("LOCAL_RANK", rank.to_string()),
+            ("LOCAL_WORLD_SIZE", "3".to_owned()),
+            ("MASTER_ADDR", "localhost".to_owned()),
+            ("MASTER_PORT", port.to_string()),
+        ];
+        let met = open(&Rendezvous::env(), LONG, &reader(&variables), 1)?;
+        assert_eq!((met.local_rank, met.local_world_size), (Some(rank), Some(3)));
+        Ok(met)
+    });
+    assert_eq!(servers, [0]);
+    // The URL may say what the variables do not.
+    let variables = [("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", free_port().to_string())];
+    let servers = start(2, |rank| open(&format!("env://?rank={rank}&world_size=2").parse()?, LONG, &reader(&variables), 1));
+    assert_eq!(servers, [0]);
+}
+
+#[test]
+fn nobody_binds_where_the_agent_serves_and_a_restart_does_not_read_old_keys() {
+    let agent = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let port = agent.local_addr().port();
+    let variables = |rank: usize, attempt: usize| {
+        reader(&[
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", "2".to_owned()),
+            ("MASTER_ADDR", "127.0.0.1".to_owned()),
+            ("MASTER_PORT", port.to_string()),
+            ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
+            ("TORCHELASTIC_RESTART_COUNT", attempt.to_string()),
+        ])
+    };
+    for attempt in 0..2 {
+        let met = open(&Rendezvous::env(), LONG, &variables(0, attempt), 1).unwrap();
+        assert!(!met.store.check(&["rank/0"]).unwrap() && met.store.list_keys().unwrap().is_empty(), "attempt {attempt}");
+        drop(met);
+        assert!(start(2, |rank| open(&Rendezvous::env(), LONG, &variables(rank, attempt), 1)).is_empty());
+    }
+    // By URL it is the same store, and the same keys.
+    let url = format!("tcp://127.0.0.1:{port}?rank=0&world_size=2").parse().unwrap();
+    let met = open(&url, LONG, &variables(0, 1), 1).unwrap();
+    assert!(met.server.is_none());
+    assert_eq!(met.store.get("rank/1", Duration::ZERO).unwrap(), [1]);
+    let store = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
+    assert_eq!(store.get("collectives/attempt_0/rank/1", Duration::ZERO).unwrap(), [1]);
+}
+
+#[test]
+fn what_a_url_lacks_is_said() {
+    for (url, word) in [
+        ("tcp://127.0.0.1?world_size=2", "rank is missing"),
+        ("file:///tmp/store?rank=0", "world_size is missing"),
+        ("env://", "RANK"),
+        ("env://?rank=0", "WORLD_SIZE"),
+        ("tcp://192.0.2.1?rank=0&world_size=2", "rank 0 must run on the host"),
+    ] {
+        let error = open(&url.parse().unwrap(), SHORT, &nothing, 1).unwrap_err();
+        assert!(matches!(error, Error::Config { .. }) && error.to_string().contains(word), "{url}: {error}");
+    }
+    let slurm = [("SLURM_PROCID", "0".to_owned()), ("SLURM_NTASKS", "1".to_owned())];
+    let error = open(&"env://?rank=1".parse().unwrap(), SHORT, &reader(&slurm), 1).unwrap_err();
+    assert!(error.to_string().contains("neither") || error.to_string().contains("WORLD_SIZE"), "{error}");
+}

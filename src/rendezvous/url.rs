@@ -1,0 +1,238 @@
+//! Rendezvous URLs: `env://`, `tcp://` and `file://`.
+
+use std::net::Ipv6Addr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::{Error, Result};
+
+/// The port of a `tcp://` URL without one, and of a launcher that names none.
+pub(crate) const DEFAULT_PORT: u16 = 29500;
+
+/// Where ranks meet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Method {
+    /// What the launcher's variables say.
+    Env,
+    /// A store that rank 0 serves.
+    Tcp {
+        /// A name or an address, IPv6 without brackets.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// A file that all ranks can reach.
+    File {
+        /// Its absolute path.
+        path: PathBuf,
+    },
+}
+
+/// A URL, taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rendezvous {
+    /// Where ranks meet.
+    pub(crate) method: Method,
+    /// This process's rank, where the URL says it.
+    pub(crate) rank: Option<usize>,
+    /// How many ranks there are, where the URL says it.
+    pub(crate) world_size: Option<usize>,
+    /// How long to wait for the others, where the URL says it.
+    pub(crate) timeout: Option<Duration>,
+}
+
+impl Rendezvous {
+    /// What the launcher's variables say: `env://`.
+    pub(crate) fn env() -> Self {
+        Self { method: Method::Env, rank: None, world_size: None, timeout: None }
+    }
+}
+
+impl FromStr for Rendezvous {
+    type Err = Error;
+
+    fn from_str(url: &str) -> Result<Self> {
+        let wrong = |reason: String| Error::config(format!("rendezvous URL {url:?}"), reason);
+        let (scheme, rest) = url
+            .split_once("://")
+            .ok_or_else(|| wrong("expected env://, tcp://host:port?rank=R&world_size=N or file:///path?rank=R&world_size=N".to_owned()))?;
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let method = match scheme {
+            "env" => env(place),
+            "tcp" => tcp(place),
+            "file" => file(place),
+            other => Err(format!("unknown scheme {other:?}; expected env, tcp or file")),
+        };
+        let mut rendezvous = Self { method: method.map_err(&wrong)?, ..Self::env() };
+        query.split('&').filter(|part| !part.is_empty()).try_for_each(|part| rendezvous.parameter(part)).map_err(&wrong)?;
+        rendezvous.check().map_err(&wrong)?;
+        Ok(rendezvous)
+    }
+}
+
+impl Rendezvous {
+    /// Takes in one `name=value` of the query.
+    fn parameter(&mut self, part: &str) -> std::result::Result<(), String> {
+        let (name, value) = part.split_once('=').ok_or_else(|| format!("parameter {part:?} has no value"))?;
+        match name {
+            "rank" => once(&mut self.rank, name, number(name, value)?),
+            "world_size" => once(&mut self.world_size, name, number(name, value)?),
+            "timeout" => once(&mut self.timeout, name, seconds(value)?),
+            _ => Err(format!("unknown parameter {name:?}; expected rank, world_size or timeout")),
+        }
+    }
+
+    /// Checks what the parts say together.
+    fn check(&self) -> std::result::Result<(), String> {
+        match (self.rank, self.world_size) {
+            (_, Some(0)) => Err("world_size=0: there is at least one rank".to_owned()),
+            (Some(rank), Some(size)) if rank >= size => Err(format!("rank={rank} is not below world_size={size}")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// `env://` names no place.
+fn env(place: &str) -> std::result::Result<Method, String> {
+    if place.is_empty() { Ok(Method::Env) } else { Err(format!("{place:?} after env://, which names no place")) }
+}
+
+/// `host:port`, `host`, or either with IPv6 in brackets.
+fn tcp(place: &str) -> std::result::Result<Method, String> {
+    let place = place.strip_suffix('/').unwrap_or(place);
+    let (host, port) = match place.strip_prefix('[') {
+        Some(rest) => {
+            let (address, behind) = rest.split_once(']').ok_or_else(|| format!("{place:?} has no closing bracket"))?;
+            if !is_ipv6(address) {
+                return Err(format!("{address:?} in brackets is no IPv6 address"));
+            }
+            let port = match behind.strip_prefix(':') {
+                Some(port) => Some(port),
+                None if behind.is_empty() => None,
+                None => return Err(format!("{behind:?} after the bracket where a colon and a port were expected")),
+            };
+            (address, port)
+        }
+        None if place.matches(':').count() > 1 => return Err(format!("{place:?}: write an IPv6 address in brackets, as [::1]:29500")),
+        None => place.split_once(':').map_or((place, None), |(host, port)| (host, Some(port))),
+    };
+    if host.is_empty() || host.contains(|letter: char| letter.is_whitespace() || "/@#".contains(letter)) {
+        return Err(format!("{host:?} is no host name"));
+    }
+    let port = port.map_or(Ok(DEFAULT_PORT), |port| self::port(port).ok_or_else(|| format!("{port:?} is no port from 0 to 65535")))?;
+    Ok(Method::Tcp { host: host.to_owned(), port })
+}
+
+/// Whether a text is an IPv6 address, perhaps with the name of an interface behind a percent sign.
+fn is_ipv6(text: &str) -> bool {
+    let (address, zone) = text.split_once('%').map_or((text, None), |(address, zone)| (address, Some(zone)));
+    address.parse::<Ipv6Addr>().is_ok() && zone != Some("")
+}
+
+/// `/path`: a file of this host or of a file system that it shares, taken as it is written.
+fn file(place: &str) -> std::result::Result<Method, String> {
+    let path = place.strip_prefix("localhost").filter(|path| path.starts_with('/')).unwrap_or(place);
+    if !path.starts_with('/') {
+        return Err(format!("{place:?} is no absolute path; write file:///path"));
+    }
+    if path.ends_with('/') || path.contains('\0') {
+        return Err(format!("{path:?} is no path of a file"));
+    }
+    Ok(Method::File { path: PathBuf::from(path) })
+}
+
+/// A port in decimal digits.
+pub(super) fn port(text: &str) -> Option<u16> {
+    digits(text)?.parse().ok()
+}
+
+/// A text of nothing but decimal digits: the parser for numbers would let a sign pass.
+pub(super) fn digits(text: &str) -> Option<&str> {
+    (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then_some(text)
+}
+
+/// A rank or a count of ranks.
+fn number(name: &str, value: &str) -> std::result::Result<usize, String> {
+    digits(value).and_then(|value| value.parse().ok()).ok_or_else(|| format!("{name}={value:?} is no number of ranks"))
+}
+
+/// A positive number of seconds, perhaps with a fraction.
+fn seconds(value: &str) -> std::result::Result<Duration, String> {
+    let seconds = value.parse().ok().filter(|&seconds: &f64| seconds > 0.0).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.filter(|seconds| !seconds.is_zero()).ok_or_else(|| format!("timeout={value:?} is no positive number of seconds"))
+}
+
+/// Fills a slot that may be filled once.
+fn once<T>(slot: &mut Option<T>, name: &str, value: T) -> std::result::Result<(), String> {
+    if slot.replace(value).is_some() { Err(format!("{name} is given twice")) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(host: &str, port: u16) -> Method {
+        Method::Tcp { host: host.to_owned(), port }
+    }
+
+    #[test]
+    fn each_scheme_is_read() {
+        let parse = |url: &str| url.parse::<Rendezvous>().unwrap();
+        assert_eq!(parse("env://"), Rendezvous::env());
+        assert_eq!(parse("env://?rank=1&world_size=2"), Rendezvous { rank: Some(1), world_size: Some(2), ..Rendezvous::env() });
+        let full = parse("tcp://node-1.example:1234?rank=3&world_size=4&timeout=2.5");
+        assert_eq!(full.method, tcp("node-1.example", 1234));
+        assert_eq!((full.rank, full.world_size, full.timeout), (Some(3), Some(4), Some(Duration::from_millis(2500))));
+        assert_eq!(parse("tcp://10.0.0.1").method, tcp("10.0.0.1", 29500));
+        assert_eq!(parse("tcp://10.0.0.1:0/?rank=0").method, tcp("10.0.0.1", 0));
+        assert_eq!(parse("tcp://[::1]:99").method, tcp("::1", 99));
+        assert_eq!(parse("tcp://[fe80::1%eth0]").method, tcp("fe80::1%eth0", 29500));
+        assert_eq!(parse("file:///tmp/a b?world_size=1&rank=0").method, Method::File { path: "/tmp/a b".into() });
+        assert_eq!(parse("file://localhost/x").method, Method::File { path: "/x".into() });
+    }
+
+    #[test]
+    fn what_is_wrong_is_quoted() {
+        let cases = [
+            ("", "expected env://"),
+            ("localhost:29500", "expected env://"),
+            ("http://a:1", "\"http\""),
+            ("env://host", "\"host\""),
+            ("tcp://", "\"\" is no host"),
+            ("tcp://:5", "\"\" is no host"),
+            ("tcp://a b:5", "\"a b\""),
+            ("tcp://u@h:5", "\"u@h\""),
+            ("tcp://h:", "\"\" is no port"),
+            ("tcp://h:+5", "\"+5\""),
+            ("tcp://h:65536", "\"65536\""),
+            ("tcp://h:http", "\"http\""),
+            ("tcp://::1:29500", "brackets"),
+            ("tcp://[::1:29500", "closing bracket"),
+            ("tcp://[::g]:1", "\"::g\""),
+            ("tcp://[::1]29500", "\"29500\""),
+            ("tcp://[::1%]:1", "\"::1%\""),
+            ("tcp://h?rank", "\"rank\" has no value"),
+            ("tcp://h?rank=-1", "rank=\"-1\""),
+            ("tcp://h?rank=+1", "rank=\"+1\""),
+            ("tcp://h?rank=99999999999999999999999", "rank=\"9999"),
+            ("tcp://h?world_size=x", "world_size=\"x\""),
+            ("tcp://h?world_size=0", "world_size=0"),
+            ("tcp://h?rank=4&world_size=4", "rank=4"),
+            ("tcp://h?rank=1&rank=1", "twice"),
+            ("tcp://h?ranks=1", "\"ranks\""),
+            ("tcp://h?timeout=0", "timeout=\"0\""),
+            ("tcp://h?timeout=NaN", "timeout=\"NaN\""),
+            ("tcp://h?timeout=inf", "timeout=\"inf\""),
+            ("tcp://h?timeout=1e300", "timeout=\"1e300\""),
+            ("file://relative/path", "\"relative/path\""),
+            ("file://", "no absolute path"),
+            ("file:///", "no path of a file"),
+        ];
+        for (url, quoted) in cases {
+            let error = url.parse::<Rendezvous>().unwrap_err();
+            assert!(matches!(error, Error::Config { .. }), "{url}: {error:?}");
+            assert!(error.to_string().contains(quoted), "{url}: {error}");
+        }
+    }
+}

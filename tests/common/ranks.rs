@@ -1,0 +1,116 @@
+//! Starts the ranks of a test: as threads of this process, or as processes that run this very test again.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use collectives::{Communicator, Result, Transport};
+
+/// How the ranks of a test reach each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wiring {
+    /// All on one host, in shared memory.
+    Shm,
+    /// Over TCP only.
+    Tcp,
+    /// Hosts of up to two ranks, side by side: 0 1 | 2 3 | 4 …
+    Pairs,
+    /// Two hosts of unequal size, ranks dealt out in turn with every third on the second: 0 1 3 4 | 2 5.
+    Dealt,
+}
+
+impl Wiring {
+    pub const ALL: [Wiring; 4] = [Wiring::Shm, Wiring::Tcp, Wiring::Pairs, Wiring::Dealt];
+
+    /// The communicator builder of one rank.
+    pub fn builder(self, rank: usize) -> collectives::Builder {
+        let builder = Communicator::builder().timeout(Duration::from_secs(60));
+        match self {
+            Wiring::Shm => builder.transport(Transport::Shm),
+            Wiring::Tcp => builder.transport(Transport::Tcp),
+            Wiring::Pairs => builder.host_identity(format!("pair {}", rank / 2)),
+            Wiring::Dealt => builder.host_identity(if rank % 3 == 2 { "second" } else { "first" }),
+        }
+    }
+}
+
+/// Runs `program` on `world_size` threads that are ranks of one group; what they return, in rank order.
+pub fn threads<R: Send>(wiring: Wiring, world_size: usize, program: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
+    threads_with(world_size, |rank| wiring.builder(rank), program)
+}
+
+/// As [`threads`], with a builder for each rank.
+pub fn threads_with<R: Send>(
+    world_size: usize,
+    builder: impl Fn(usize) -> collectives::Builder + Sync,
+    program: impl Fn(&Communicator) -> R + Sync,
+) -> Vec<R> {
+    let store = collectives::MemoryStore::new();
+    let rank_program = |rank: usize| {
+        let comm = builder(rank).with_store(std::sync::Arc::new(store.clone()), rank, world_size).unwrap();
+        program(&comm)
+    };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..world_size)
+            .map(|rank| {
+                scope.spawn({
+                    let rank_program = &rank_program;
+                    move || rank_program(rank)
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+/// Marks a process as a rank of the test it names.
+const CHILD: &str = "COLLECTIVES_TEST_CHILD";
+
+/// Whether this process is a rank of the test `name`.
+pub fn is_rank_of(name: &str) -> bool {
+    std::env::var(CHILD).as_deref() == Ok(name)
+}
+
+/// A process that runs the test `name` of this binary as one rank; `variables` come on top of the usual ones.
+pub fn spawn_rank(name: &str, rank: usize, world_size: usize, port: u16, variables: &[(&str, String)]) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, name)
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", world_size.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env_remove("LOCAL_RANK")
+        .env_remove("TORCHELASTIC_USE_AGENT_STORE")
+        .envs(variables.iter().map(|(name, value)| (*name, value.as_str())))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// A port that was free a moment ago.
+pub fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Runs `program` in `world_size` processes, each a rank, and checks that every one of them succeeds. `name` is the full name of the
+/// test that calls it.
+pub fn processes(name: &str, wiring: Wiring, world_size: usize, program: impl Fn(&Communicator) -> Result<()>) {
+    if is_rank_of(name) {
+        let rank = std::env::var("RANK").unwrap().parse().unwrap();
+        let comm = wiring.builder(rank).from_env().unwrap();
+        program(&comm).unwrap();
+        comm.close().unwrap();
+        return;
+    }
+    if std::env::var(CHILD).is_ok() {
+        return;
+    }
+    let port = free_port();
+    let ranks: Vec<Child> = (0..world_size).map(|rank| spawn_rank(name, rank, world_size, port, &[])).collect();
+    for (rank, child) in ranks.into_iter().enumerate() {
+        let output = child.wait_with_output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "rank {rank} of {name}: {}\n{out}\n{err}", output.status);
+    }
+}

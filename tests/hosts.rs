@@ -1,0 +1,136 @@
+//! Several hosts with addresses of their own: network namespaces joined by a bridge. Needs root and `ip`; foreign launchers need to
+//! be installed. What is absent is said in one line, and the test counts as skipped.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+/// What says that a test did not run.
+macro_rules! skip {
+    ($($why:tt)*) => {{
+        println!("skipped: {}", format_args!($($why)*));
+        return;
+    }};
+}
+
+fn example(name: &str) -> PathBuf {
+    let mut path = std::env::current_exe().unwrap();
+    path.pop();
+    path.pop();
+    path.join("examples").join(name)
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().map_err(|error| format!("{program}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{program} {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// Hosts that vanish with this value.
+struct Hosts {
+    tag: String,
+    count: usize,
+}
+
+impl Hosts {
+    /// `count` namespaces on one bridge, with the addresses 10.99.`net`.1 and up.
+    fn up(net: u8, count: usize) -> Result<Self, String> {
+        let hosts = Self { tag: format!("c{}n{net}", std::process::id() % 10_000), count };
+        let bridge = format!("{}br", hosts.tag);
+        run("ip", &["link", "add", &bridge, "type", "bridge"])?;
+        run("ip", &["link", "set", &bridge, "up"])?;
+        for host in 0..count {
+            let (space, outer) = (hosts.space(host), format!("{}v{host}", hosts.tag));
+            run("ip", &["netns", "add", &space])?;
+            run("ip", &["link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", &space])?;
+            run("ip", &["link", "set", &outer, "master", &bridge, "up"])?;
+            run("ip", &["-n", &space, "addr", "add", &format!("10.99.{net}.{}/24", host + 1), "dev", "eth0"])?;
+            run("ip", &["-n", &space, "link", "set", "lo", "up"])?;
+            run("ip", &["-n", &space, "link", "set", "eth0", "up"])?;
+        }
+        Ok(hosts)
+    }
+
+    fn space(&self, host: usize) -> String {
+        format!("{}h{host}", self.tag)
+    }
+
+    /// A command on a host.
+    fn command(&self, host: usize, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.space(host), program]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for host in 0..self.count {
+            let _ = run("ip", &["netns", "del", &self.space(host)]);
+            let _ = run("ip", &["link", "del", &format!("{}v{host}", self.tag)]);
+        }
+        let _ = run("ip", &["link", "del", &format!("{}br", self.tag)]);
+    }
+}
+
+fn printed(what: &str, output: Output) -> String {
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{what}: {}\n{out}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    out
+}
+
+/// Runs an example under one collrun on each host.
+fn on_hosts(hosts: &Hosts, net: u8, per_host: usize, name: &str, arguments: &[&str]) -> Vec<String> {
+    let program = if name == "collperf" { PathBuf::from(env!("CARGO_BIN_EXE_collperf")) } else { example(name) };
+    let launchers: Vec<_> = (0..hosts.count)
+        .map(|host| {
+            hosts
+                .command(host, env!("CARGO_BIN_EXE_collrun"))
+                .args(["--nproc-per-node", &per_host.to_string(), "--nnodes", &hosts.count.to_string()])
+                .args(["--node-rank", &host.to_string(), "--master-addr", &format!("10.99.{net}.1"), "--master-port", "29511", "--"])
+                .arg(&program)
+                .args(arguments)
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    launchers.into_iter().map(|launcher| printed(name, launcher.wait_with_output().unwrap())).collect()
+}
+
+#[test]
+fn gradient_averaging_learns_on_two_hosts_under_two_launchers() {
+    let hosts = match Hosts::up(1, 2) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    let output = on_hosts(&hosts, 1, 2, "gradient_averaging", &[]);
+    assert!(output[0].contains("parameters alike on all 4 ranks, bit for bit: true"), "{output:?}");
+}
+
+#[test]
+fn every_collective_is_right_on_three_hosts() {
+    let hosts = match Hosts::up(2, 3) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    for per_host in [1, 2] {
+        let output = on_hosts(&hosts, 2, per_host, "collperf", &["all", "-b", "8", "-e", "64K", "-f", "64", "-n", "2", "-w", "1"]);
+        assert!(output[0].contains("Out of bounds values : 0 OK"), "{}", output[0]);
+    }
+}
+
+#[test]
+fn gradient_averaging_learns_under_a_stock_mpirun() {
+    if let Err(why) = run("mpirun", &["--version"]) {
+        skip!("no mpirun: {why}");
+    }
+    let output = Command::new("mpirun")
+        .args(["--allow-run-as-root", "--oversubscribe", "-n", "4"])
+        .arg(example("gradient_averaging"))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let out = printed("mpirun", output);
+    assert!(out.contains("parameters alike on all 4 ranks, bit for bit: true"), "{out}");
+}
