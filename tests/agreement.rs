@@ -22,9 +22,12 @@ fn mismatched(
     count: impl Fn(usize) -> usize + Sync,
     call: impl Fn(&Communicator, &mut [f32]) -> Result<()> + Sync,
 ) {
+    let everyone = std::sync::Barrier::new(ranks);
     let seen = threads(wiring, ranks, |comm| {
-        // A call that agrees first, so that links are open and numbers have moved on.
+        // A call that agrees first, so that links are open and numbers have moved on. A rank that is still in it when another finds
+        // a disagreement in the next would hear of that at once.
         comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap();
+        everyone.wait();
         let before: Vec<f32> = (0..count(comm.rank())).map(|index| (index * 10 + comm.rank()) as f32).collect();
         let mut buffer = before.clone();
         let begin = Instant::now();
@@ -106,7 +109,9 @@ fn another_custom_op() {
 fn other_counts_in_a_variable_collective() {
     for wiring in Wiring::ALL {
         for ranks in [2, 3, 5] {
+            let everyone = std::sync::Barrier::new(ranks);
             let errors = threads(wiring, ranks, |comm| {
+                everyone.wait();
                 let mut counts = vec![2; comm.world_size()];
                 if comm.rank() == 1 {
                     counts[0] += 1;
@@ -122,6 +127,7 @@ fn other_counts_in_a_variable_collective() {
 
             // Only the two ends of a transfer know its count.
             let errors = threads(wiring, ranks, |comm| {
+                everyone.wait();
                 let n = comm.world_size();
                 let send = vec![1; n];
                 let receive: Vec<usize> = (0..n).map(|from| if comm.rank() == 1 && from == 0 { 2 } else { 1 }).collect();

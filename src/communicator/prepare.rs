@@ -88,6 +88,7 @@ impl Communicator {
         layout: Layout,
     ) -> Result<Job> {
         let (element, element_bytes) = element::<T>(kind)?;
+        let in_place = matches!(source, Source::InPlace);
         let (source, source_len) = match source {
             Source::Nothing => (std::ptr::null(), 0),
             Source::Separate(slice) => (slice.as_ptr().cast::<u8>(), size_of_val(slice)),
@@ -108,6 +109,7 @@ impl Communicator {
             layout,
             kernel: None,
             element_bytes,
+            in_place,
             scaled: None,
         })
     }
@@ -125,6 +127,7 @@ impl Communicator {
         reduction: &Reduction<T>,
     ) -> Result<Job> {
         let kernel = Kernel::of(reduction, self.world_size())?;
+        let in_place = matches!(source, Source::InPlace);
         let scaled = kernel.needs_premultiply().then(|| {
             let contribution = match &source {
                 Source::Separate(slice) => slice,
@@ -139,6 +142,7 @@ impl Communicator {
         let mut job = self.moving(kind, root, count, source, destination, layout)?;
         job.call.op = reduction.code();
         job.kernel = Some(kernel);
+        job.in_place = in_place;
         job.scaled = scaled.map(|scaled| Box::new(scaled) as Box<dyn std::any::Any + Send>);
         Ok(job)
     }

@@ -69,8 +69,7 @@ impl Predict for bool {
     }
 
     fn bits(self) -> u64 {
-        // The byte itself: anything but 0 and 1 must show.
-        u64::from(unsafe { std::mem::transmute::<bool, u8>(self) })
+        u64::from(self)
     }
 }
 

@@ -20,13 +20,13 @@ impl Connector for MessageConnector {
     type Link = PlaneLink;
 
     fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<PlaneLink, Stop> {
-        Ok(PlaneLink::Opening(Box::new(self.mesh.connecting(peer)?)))
+        self.mesh.connecting(peer).map(PlaneLink::opening)
     }
 
     fn accept(&mut self) -> Vec<(usize, PlaneLink)> {
         // Rings need no opening: they are handed over at the first look.
         let mut links = std::mem::take(&mut self.rings);
-        links.extend(self.mesh.accepted(Channel::PointToPoint).into_iter().map(|(rank, link)| (rank, PlaneLink::Tcp(link))));
+        links.extend(self.mesh.accepted(Channel::PointToPoint).into_iter().map(|(rank, link)| (rank, PlaneLink::tcp(link))));
         links
     }
 

@@ -79,7 +79,7 @@ impl HostPlane {
         let mut rings = Vec::new();
         if let Some(group) = group.as_mut() {
             for (local, rank) in topology.island().iter().enumerate() {
-                rings.extend(group.link(local, Channel::PointToPoint).map(|link| (*rank, PlaneLink::Ring(link))));
+                rings.extend(group.link(local, Channel::PointToPoint).map(|link| (*rank, PlaneLink::ring(link))));
             }
         }
         let mut links = PlaneLinks::new(&mesh, group.as_mut(), &topology, world_size, Arc::clone(&health));

@@ -41,6 +41,8 @@ pub(crate) struct Job {
     pub(crate) kernel: Option<Kernel>,
     /// The size of one element in bytes.
     pub(crate) element_bytes: usize,
+    /// Whether the caller gave one buffer for both.
+    pub(crate) in_place: bool,
     /// This rank's contribution after pre-multiplication; `memory.source` points into it.
     pub(crate) scaled: Option<Box<dyn std::any::Any + Send>>,
 }
@@ -50,15 +52,15 @@ pub(crate) struct Job {
 unsafe impl Send for Job {}
 
 impl Job {
-    /// Whether source and destination are one buffer.
+    /// Whether the caller gave one buffer for both. A contribution that was multiplied first lies elsewhere all the same.
     pub(super) fn is_in_place(&self) -> bool {
-        std::ptr::eq(self.memory.source, self.memory.destination) && self.memory.source_len == self.memory.destination_len
+        self.in_place
     }
 
     /// The buffers as plans and shared memory want them: where a block of one buffer is the other, that block alone.
     pub(super) fn narrowed(&self, rank: usize) -> Operands {
         let Operands { mut source, mut source_len, mut destination, mut destination_len } = self.memory;
-        if !self.is_in_place() || self.memory.destination_len == 0 {
+        if !self.in_place {
             return self.memory;
         }
         let (offset, length) = self.layout.block(rank);

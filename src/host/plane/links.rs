@@ -2,7 +2,8 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::topology::Topology;
 use crate::deadline::Deadline;
@@ -16,54 +17,113 @@ use crate::host::net::tcp::TcpLink;
 use crate::host::notice::{Notice, Stop};
 use crate::host::shm::{Channel, Group, RingLink};
 
+/// How long a broken stream is not yet taken for a lost peer: whoever knows why it broke gets a moment to pass it on.
+const GRACE: Duration = Duration::from_millis(200);
+
 /// A stream to a rank of this host or of another.
-pub(crate) enum PlaneLink {
+pub(crate) struct PlaneLink {
+    stream: Stream,
+    /// Since when it is known to be broken.
+    broken: Option<Instant>,
+}
+
+/// What carries it.
+enum Stream {
     Ring(RingLink),
     Tcp(TcpLink),
-    /// Being opened from here: nothing moves until the peer has answered.
+    /// For messages, being opened from here: nothing moves until the peer has answered.
     Opening(Box<Connector>),
+    /// For collectives, being opened by this rank or by that peer. The engine looks after all its links meanwhile, so what another
+    /// peer tells is heard.
+    Pending(Arc<Mutex<CollectiveLinks>>, usize),
 }
 
 impl PlaneLink {
+    fn new(stream: Stream) -> Self {
+        Self { stream, broken: None }
+    }
+
+    /// Over shared memory.
+    pub(super) fn ring(link: RingLink) -> Self {
+        Self::new(Stream::Ring(link))
+    }
+
+    /// Over TCP.
+    pub(super) fn tcp(link: TcpLink) -> Self {
+        Self::new(Stream::Tcp(link))
+    }
+
+    /// Over TCP, once the peer has answered.
+    pub(super) fn opening(connector: Connector) -> Self {
+        Self::new(Stream::Opening(Box::new(connector)))
+    }
+
+    /// Whether anything can move already.
+    fn is_open(&self) -> bool {
+        matches!(self.stream, Stream::Ring(_) | Stream::Tcp(_))
+    }
+
     /// Goes on with opening; `WouldBlock` while the peer has not answered.
     fn open(&mut self) -> io::Result<()> {
-        if let PlaneLink::Opening(connector) = self {
-            match connector.advance() {
-                Ok(Some(link)) => *self = PlaneLink::Tcp(link),
-                Ok(None) => return Err(io::ErrorKind::WouldBlock.into()),
-                Err(error) => return Err(io::Error::new(io::ErrorKind::ConnectionReset, error)),
+        let opened = match &mut self.stream {
+            Stream::Ring(_) | Stream::Tcp(_) => return Ok(()),
+            Stream::Opening(connector) => connector.advance().map_err(Stop::from),
+            Stream::Pending(links, peer) => {
+                let mut links = links.lock().unwrap_or_else(PoisonError::into_inner);
+                links.advance(*peer).map(|_| links.take_opened(*peer))
             }
+        };
+        match opened {
+            Ok(Some(link)) => self.stream = Stream::Tcp(link),
+            Ok(None) => return Err(io::ErrorKind::WouldBlock.into()),
+            Err(_) => return Err(io::ErrorKind::ConnectionReset.into()),
         }
         Ok(())
+    }
+
+    /// Holds the news of a break back for a moment.
+    #[cold]
+    fn softened(&mut self, error: io::Error) -> io::Error {
+        if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
+            return error;
+        }
+        match self.broken.get_or_insert_with(Instant::now).elapsed() < GRACE {
+            true => io::ErrorKind::WouldBlock.into(),
+            false => error,
+        }
     }
 }
 
 impl ByteLink for PlaneLink {
     #[inline]
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.open()?;
-        match self {
-            PlaneLink::Ring(link) => link.try_write(parts),
-            PlaneLink::Tcp(link) => link.try_write(parts),
-            PlaneLink::Opening(_) => Err(io::ErrorKind::WouldBlock.into()),
-        }
+        let written = match &mut self.stream {
+            _ if self.broken.is_some() => Err(io::ErrorKind::BrokenPipe.into()),
+            Stream::Ring(link) => link.try_write(parts),
+            Stream::Tcp(link) => link.try_write(parts),
+            Stream::Opening(_) | Stream::Pending(..) => self.open().and(Err(io::ErrorKind::WouldBlock.into())),
+        };
+        written.map_err(|error| self.softened(error))
     }
 
     #[inline]
     fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.open()?;
-        match self {
-            PlaneLink::Ring(link) => link.try_read(into),
-            PlaneLink::Tcp(link) => link.try_read(into),
-            PlaneLink::Opening(_) => Err(io::ErrorKind::WouldBlock.into()),
-        }
+        // Also when it is broken: what the peer has said before may still be there.
+        let read = match &mut self.stream {
+            Stream::Ring(link) => link.try_read(into),
+            Stream::Tcp(link) => link.try_read(into),
+            Stream::Opening(_) | Stream::Pending(..) => self.open().and(Err(io::ErrorKind::WouldBlock.into())),
+        };
+        read.map_err(|error| self.softened(error))
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        match self {
-            PlaneLink::Ring(link) => link.descriptor(),
-            PlaneLink::Tcp(link) => link.descriptor(),
-            PlaneLink::Opening(_) => None,
+        match &self.stream {
+            // A poll on it would return at once.
+            _ if self.broken.is_some() => None,
+            Stream::Ring(link) => link.descriptor(),
+            Stream::Tcp(link) => link.descriptor(),
+            Stream::Opening(_) | Stream::Pending(..) => None,
         }
     }
 }
@@ -71,7 +131,7 @@ impl ByteLink for PlaneLink {
 /// The links that collectives run on, by rank: rings from the start, TCP as it is wanted.
 pub(super) struct PlaneLinks {
     open: Vec<Option<PlaneLink>>,
-    remote: CollectiveLinks,
+    remote: Arc<Mutex<CollectiveLinks>>,
     health: Arc<Health>,
 }
 
@@ -81,19 +141,20 @@ impl PlaneLinks {
         let mut open: Vec<Option<PlaneLink>> = (0..world_size).map(|_| None).collect();
         if let Some(group) = group {
             for (local, rank) in topology.island().iter().enumerate() {
-                open[*rank] = group.link(local, Channel::Collective).map(PlaneLink::Ring);
+                open[*rank] = group.link(local, Channel::Collective).map(PlaneLink::ring);
             }
         }
-        Self { open, remote: mesh.collective_links(), health }
+        Self { open, remote: Arc::new(Mutex::new(mesh.collective_links())), health }
     }
 
     /// Opens the links by which a death is noticed and small calls travel: those at distance 1, 2, 4 … among one rank of each host.
     pub(super) fn connect_partners(&mut self, participants: &[usize], deadline: &Deadline) -> Result<(), Stop> {
         let health = Arc::clone(&self.health);
-        self.remote.connect_partners(participants, deadline, &mut || health.notice().copied())?;
+        let mut remote = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        remote.connect_partners(participants, deadline, &mut || health.notice().copied())?;
         for rank in participants {
             if self.open[*rank].is_none() {
-                self.open[*rank] = self.remote.take_opened(*rank).map(PlaneLink::Tcp);
+                self.open[*rank] = remote.take_opened(*rank).map(PlaneLink::tcp);
             }
         }
         Ok(())
@@ -110,14 +171,9 @@ impl PlaneLinks {
 impl Links for PlaneLinks {
     type Link = PlaneLink;
 
-    fn link(&mut self, rank: usize, deadline: &Deadline) -> Result<&mut PlaneLink, Stop> {
-        let slot = &mut self.open[rank];
-        if slot.is_none() {
-            let health = Arc::clone(&self.health);
-            self.remote.link(rank, deadline, &mut || health.notice().copied())?;
-            *slot = self.remote.take_opened(rank).map(PlaneLink::Tcp);
-        }
-        slot.as_mut().ok_or_else(|| Notice::Lost { rank: rank as u32 }.into())
+    fn link(&mut self, rank: usize, _deadline: &Deadline) -> Result<&mut PlaneLink, Stop> {
+        let slot = self.open.get_mut(rank).ok_or(Notice::Lost { rank: rank as u32 })?;
+        Ok(slot.get_or_insert_with(|| PlaneLink::new(Stream::Pending(Arc::clone(&self.remote), rank))))
     }
 
     fn drop_link(&mut self, rank: usize) {
@@ -126,7 +182,7 @@ impl Links for PlaneLinks {
 
     fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut PlaneLink)) {
         for (rank, link) in self.open.iter_mut().enumerate() {
-            if let Some(link) = link {
+            if let Some(link) = link.as_mut().filter(|link| link.is_open()) {
                 visit(rank, link);
             }
         }

@@ -12,6 +12,22 @@ use super::{Envelope, MessageError};
 /// What a waiting message costs besides its bytes, so that empty ones are not free.
 const OVERHEAD_BYTES: usize = 128;
 
+/// What a message uses of the limit from when it is sent until a receive has taken it. Both ends reckon in the same way.
+pub(super) const fn cost(message_bytes: usize) -> usize {
+    if message_bytes <= EAGER_BYTES { message_bytes + OVERHEAD_BYTES } else { OVERHEAD_BYTES }
+}
+
+/// One source's use of the limit.
+#[derive(Debug, Clone, Copy, Default)]
+struct Account {
+    /// Cost of messages that came in and have met no receive.
+    waiting: usize,
+    /// Cost of messages that have, of which the sender was not told yet.
+    owed: usize,
+    /// On which link messages come from it.
+    link: usize,
+}
+
 /// How many buffers are kept for short messages to come.
 const SPARE_BUFFERS: usize = 64;
 
@@ -43,9 +59,9 @@ pub(super) struct Board {
     rank: usize,
     pub(super) requests: Requests,
     matching: Matching<Arrival>,
-    /// Bytes of messages that no receive wanted yet, by source.
-    charged: Vec<usize>,
-    /// Beyond this much of one source, its link is not read.
+    /// By source.
+    accounts: Vec<Account>,
+    /// How much messages of one source may cost that no receive has taken yet.
     limit: usize,
     spare: Vec<Vec<u8>>,
     /// What a peer said about the end of the communicator; the first one counts.
@@ -58,21 +74,43 @@ impl Board {
             rank,
             requests: Requests::default(),
             matching: Matching::new(world_size),
-            charged: vec![0; world_size],
+            accounts: vec![Account::default(); world_size],
             limit,
             spare: Vec::new(),
             heard: None,
         }
     }
 
-    /// Whether so much of `source` waits for receives that no more is read.
-    pub(super) fn is_full(&self, source: usize) -> bool {
-        self.charged[source] >= self.limit
+    /// How much messages to one peer may cost that it has not taken yet.
+    pub(super) fn limit(&self) -> usize {
+        self.limit
     }
 
-    fn arrive(&mut self, source: usize, tag: u64, arrival: Arrival) {
-        self.charged[source] += cost(&arrival);
-        self.matching.arrive(source, tag, arrival);
+    /// A message begins to come in: its cost counts from now on. Senders know the limit and keep to it.
+    pub(super) fn charge(&mut self, source: usize, link: usize, bytes: usize) -> Result<(), String> {
+        let account = &mut self.accounts[source];
+        account.link = link;
+        account.waiting += cost(bytes);
+        let used = account.waiting + account.owed;
+        if used > self.limit { Err(format!("more messages at once than agreed: {used} of {} B", self.limit)) } else { Ok(()) }
+    }
+
+    /// A receive has taken a message, or it was given up.
+    fn release(&mut self, source: usize, bytes: usize) {
+        let account = &mut self.accounts[source];
+        account.waiting -= cost(bytes);
+        if source != self.rank {
+            account.owed += cost(bytes);
+        }
+    }
+
+    /// What the peer at this link is to be told of messages taken, once it is worth a frame.
+    pub(super) fn take_owed(&mut self, peer: usize, link: usize) -> Option<Frame> {
+        let account = &mut self.accounts[peer];
+        if account.link != link || account.owed < self.limit / 4 {
+            return None;
+        }
+        Some(Frame::Credit { cost: std::mem::take(&mut account.owed) as u64 })
     }
 
     /// A buffer of this length with anything in it.
@@ -130,15 +168,19 @@ impl Board {
     /// A short message has come in whole.
     pub(super) fn short_complete(&mut self, envelope: Envelope, place: Place) {
         match place {
-            Place::Request(receive) => self.requests.finish(receive, Ok(envelope)),
-            Place::Nowhere => {}
+            Place::Request(receive) => {
+                self.requests.finish(receive, Ok(envelope));
+                self.release(envelope.source, envelope.bytes);
+            }
+            Place::Nowhere => self.release(envelope.source, envelope.bytes),
             // A receive may have been posted since the first of its bytes came.
             Place::Buffer(bytes) => match self.matching.take_posted(envelope.source, envelope.tag) {
                 Some(receive) => {
+                    self.release(envelope.source, bytes.len());
                     self.deliver(receive, envelope, &bytes);
                     self.recycle(bytes);
                 }
-                None => self.arrive(envelope.source, envelope.tag, Arrival::Short { element: envelope.element, bytes }),
+                None => self.matching.arrive(envelope.source, envelope.tag, Arrival::Short { element: envelope.element, bytes }),
             },
         }
     }
@@ -147,9 +189,10 @@ impl Board {
     pub(super) fn announced(&mut self, envelope: Envelope, link: usize, message: u32) -> Option<Frame> {
         let Envelope { source, tag, element, bytes } = envelope;
         if let Some(receive) = self.matching.take_posted(source, tag) {
+            self.release(source, bytes);
             return Some(self.answer(receive, envelope, link, message));
         }
-        self.arrive(source, tag, Arrival::Announced { link, message, element, bytes });
+        self.matching.arrive(source, tag, Arrival::Announced { link, message, element, bytes });
         None
     }
 
@@ -184,14 +227,15 @@ impl Board {
             self.matching.post(from, tag, receive);
             return (receive, None);
         };
-        self.charged[source] -= cost(&arrival);
         let answer = match arrival {
             Arrival::Short { element, bytes } => {
+                self.release(source, bytes.len());
                 self.deliver(receive, Envelope { source, tag, element, bytes: bytes.len() }, &bytes);
                 self.recycle(bytes);
                 None
             }
             Arrival::Announced { link, message, element, bytes } => {
+                self.release(source, bytes);
                 Some((link, self.answer(receive, Envelope { source, tag, element, bytes }, link, message)))
             }
             Arrival::Own { request } => {
@@ -208,12 +252,13 @@ impl Board {
         if let Some(receive) = self.matching.take_posted(self.rank, tag) {
             return self.meet_own(send, receive);
         }
-        if bytes > EAGER_BYTES || self.is_full(self.rank) {
-            return self.arrive(self.rank, tag, Arrival::Own { request: send });
+        if bytes > EAGER_BYTES || self.accounts[self.rank].waiting + cost(bytes) > self.limit {
+            return self.matching.arrive(self.rank, tag, Arrival::Own { request: send });
         }
+        self.accounts[self.rank].waiting += cost(bytes);
         let mut buffer = self.buffer(bytes);
         buffer.copy_from_slice(self.requests.source(send));
-        self.arrive(self.rank, tag, Arrival::Short { element, bytes: buffer });
+        self.matching.arrive(self.rank, tag, Arrival::Short { element, bytes: buffer });
         self.requests.finish_send(send, self.rank);
     }
 
@@ -324,12 +369,12 @@ impl Board {
     pub(super) fn withdrawn(&mut self, source: usize, link: usize, message: u32) -> Option<Frame> {
         let mut answer = None;
         let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Announced { link: l, message: m, .. } if (*l, *m) == (link, message));
-        self.matching.take_back(source, is_it, |arrival| {
-            self.charged[source] -= cost(&arrival);
-            if let Arrival::Announced { element, .. } = arrival {
-                answer = Some(Frame::Refuse { message, element, capacity: 0 });
-            }
-        });
+        let mut given_up = None;
+        self.matching.take_back(source, is_it, |arrival| given_up = Some(arrival));
+        if let Some(Arrival::Announced { element, bytes, .. }) = given_up {
+            self.release(source, bytes);
+            answer = Some(Frame::Refuse { message, element, capacity: 0 });
+        }
         let is_it = |request: &Request| {
             matches!(request, Request::Receive(Receiving { phase: ReceivePhase::Filling { link: l, message: m, .. }, .. })
                 if (*l, *m) == (link, message))
@@ -346,7 +391,7 @@ impl Board {
             self.matching.unpost(*from, request);
         } else {
             let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Own { request: own } if *own == request);
-            self.matching.take_back(self.rank, is_it, |arrival| self.charged[self.rank] -= cost(&arrival));
+            self.matching.take_back(self.rank, is_it, drop);
         }
         self.requests.remove(request);
     }
@@ -354,7 +399,8 @@ impl Board {
     /// A peer is gone: everything that waits for it fails, and with it what waits for anyone, where it was the last one.
     pub(super) fn end_peer(&mut self, peer: usize, notice: Notice, was_last: bool) {
         let announced = |arrival: &Arrival| matches!(arrival, Arrival::Announced { .. });
-        self.matching.take_back(peer, announced, |arrival| self.charged[peer] -= cost(&arrival));
+        let accounts = &mut self.accounts;
+        self.matching.take_back(peer, announced, |_| accounts[peer].waiting -= OVERHEAD_BYTES);
         let concerned = self.requests.find(|request| match request {
             Request::Done(_) => false,
             Request::Send(sending) => sending.to == peer,
@@ -372,12 +418,15 @@ impl Board {
     }
 }
 
-/// How much of the limit a waiting message uses.
-fn cost(arrival: &Arrival) -> usize {
-    match arrival {
-        Arrival::Short { bytes, .. } => bytes.len() + OVERHEAD_BYTES,
-        Arrival::Announced { .. } => OVERHEAD_BYTES,
-        // Bounded by what the caller itself has posted.
-        Arrival::Own { .. } => 0,
+#[cfg(test)]
+impl Board {
+    /// Whether neither a request nor a message is left.
+    pub(super) fn is_idle(&mut self) -> bool {
+        self.requests.find(|_| true).is_empty() && self.accounts.iter().all(|account| account.waiting == 0)
+    }
+
+    /// What the waiting messages of one source cost.
+    pub(super) fn waiting(&self, source: usize) -> usize {
+        self.accounts[source].waiting
     }
 }

@@ -31,9 +31,9 @@ pub(super) struct Channel<L> {
 }
 
 impl<L: ByteLink> Channel<L> {
-    /// A channel on a new link, which is called `number`.
-    pub(super) fn new(link: L, number: usize, peer: usize) -> Self {
-        Self { link, peer, incoming: Incoming::new(number, peer), outgoing: Outgoing::new(number), end: None }
+    /// A channel on a new link, which is called `number`, and may send messages of this cost for a start.
+    pub(super) fn new(link: L, number: usize, peer: usize, credit: usize) -> Self {
+        Self { link, peer, incoming: Incoming::new(number, peer), outgoing: Outgoing::new(number, peer, credit), end: None }
     }
 
     /// How it ended; `None` while it works.

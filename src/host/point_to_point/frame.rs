@@ -36,6 +36,8 @@ pub(super) enum Frame {
     Withdraw { message: u32 },
     /// The communicator has ended; why.
     Notice(Notice),
+    /// Messages that cost this much, sent on this link, have met their receives; as much more may be sent.
+    Credit { cost: u64 },
     /// Nothing more will come on this link. `opened`: how many links the leaving rank has opened to this peer; each will bring
     /// its own `Leave`.
     Leave { opened: u32 },
@@ -88,6 +90,7 @@ impl Fields {
             6 => Frame::Withdraw { message },
             NOTICE => Frame::Notice(payload.first_chunk().and_then(Notice::from_bytes)?),
             8 => Frame::Leave { opened: message },
+            9 => Frame::Credit { cost: length },
             _ => return None,
         })
     }
@@ -112,6 +115,7 @@ impl Frame {
             Frame::Withdraw { message } => Fields { kind: 6, message, ..none },
             Frame::Notice(_) => Fields { kind: NOTICE, length: Notice::BYTES as u64, ..none },
             Frame::Leave { opened } => Fields { kind: 8, message: opened, ..none },
+            Frame::Credit { cost } => Fields { kind: 9, length: cost, ..none },
         }
     }
 
@@ -161,6 +165,7 @@ mod tests {
             Frame::Withdraw { message: 77 },
             Frame::Notice(Notice::TimedOut { waiting: 1, missing: 2 }),
             Frame::Leave { opened: 1 },
+            Frame::Credit { cost: 1 << 40 },
         ]
     }
 

@@ -142,11 +142,6 @@ impl Incoming {
         Self { link, peer, ahead, payload: None }
     }
 
-    /// Whether the next frame must wait until some of what has come was taken.
-    pub(super) fn is_paused(&self, board: &Board) -> bool {
-        self.payload.is_none() && board.is_full(self.peer)
-    }
-
     /// A receive was cancelled while its message comes in: no more of it is written to the caller's memory. A short message is
     /// kept for the next receive, the rest of a long one is dropped.
     pub(super) fn forget(&mut self, receive: u32, board: &mut Board) {
@@ -165,8 +160,6 @@ impl Incoming {
         while total < PASS_BYTES && frames < PASS_FRAMES {
             let step = if self.payload.is_some() {
                 self.read_payload(link, board).map_err(ReadEnd::from)
-            } else if board.is_full(self.peer) {
-                break;
             } else {
                 frames += 1;
                 self.read_frame(link, board, outgoing)
@@ -188,11 +181,13 @@ impl Incoming {
         match frame {
             Frame::Eager { tag, element, bytes } => {
                 let envelope = Envelope { source: self.peer, tag, element, bytes };
+                board.charge(self.peer, self.link, bytes)?;
                 let place = board.place_short(envelope);
                 self.begin_payload(Payload { of: Of::Short(envelope), place, at: 0, bytes, filled: 0 }, board);
             }
             Frame::RequestToSend { message, tag, element, bytes } => {
                 let envelope = Envelope { source: self.peer, tag, element, bytes };
+                board.charge(self.peer, self.link, bytes)?;
                 board.announced(envelope, self.link, message).into_iter().for_each(|frame| outgoing.answer(frame));
             }
             Frame::ClearToSend { message, reply } => {
@@ -211,6 +206,7 @@ impl Incoming {
             Frame::Notice(notice) => {
                 board.heard.get_or_insert(notice);
             }
+            Frame::Credit { cost } => outgoing.add_credit(cost, board.limit())?,
             Frame::Leave { opened } => return Err(ReadEnd::Left { opened }),
         }
         Ok(length)
@@ -251,7 +247,7 @@ impl Incoming {
     /// Reads and forgets what is there, so that closing the link does not look like a failure to the peer.
     pub(super) fn drain<L: ByteLink>(&mut self, link: &mut L) {
         // Bounded: a peer that goes on sending is not waited for.
-        for _ in 0..1024 {
+        for _ in 0..8192 {
             if link.try_read(&mut self.ahead.bytes).is_err() {
                 return;
             }

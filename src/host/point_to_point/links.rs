@@ -60,7 +60,7 @@ impl<C: Connector> Messages<C> {
 
     fn add_channel(&mut self, peer: usize, link: C::Link) -> usize {
         let number = self.channels.len();
-        self.channels.push(Some(Channel::new(link, number, peer)));
+        self.channels.push(Some(Channel::new(link, number, peer, self.board.limit())));
         number
     }
 
@@ -90,20 +90,24 @@ impl<C: Connector> Messages<C> {
         let peer = channel.peer;
         // A link that the peer opened may be waiting at the door with its last messages.
         self.take_links();
-        let (mut is_broken, mut is_open, mut announced) = (false, false, 0);
-        for end in self.links_of(peer).filter_map(|link| self.channels[link].as_ref()).map(Channel::end) {
-            match end {
-                None => is_open = true,
-                Some(End::Broken) => is_broken = true,
-                Some(End::Left { opened }) => announced = announced.max(opened),
-            }
-        }
-        if is_broken {
+        if self.ends_of(peer).any(|end| end == Some(End::Broken)) {
             self.read_last(peer);
-            self.end_peer(peer, Notice::Lost { rank: peer as u32 });
-        } else if !is_open && (announced == 0 || self.peers[peer].accepted.is_some()) {
+            // One that leaves never said goodbye on a link that it had not accepted yet.
+            let has_left = self.ends_of(peer).any(|end| matches!(end, Some(End::Left { .. })));
+            let rank = peer as u32;
+            self.end_peer(peer, if has_left { Notice::Left { rank } } else { Notice::Lost { rank } });
+            return;
+        }
+        let announces_another = |end| matches!(end, Some(End::Left { opened: 1.. }));
+        let is_awaited = self.peers[peer].accepted.is_none() && self.ends_of(peer).any(announces_another);
+        if !is_awaited && self.ends_of(peer).all(|end| end.is_some()) {
             self.end_peer(peer, Notice::Left { rank: peer as u32 });
         }
+    }
+
+    /// How each link of a peer has ended, if it has.
+    fn ends_of(&self, peer: usize) -> impl Iterator<Item = Option<End>> {
+        self.links_of(peer).filter_map(|link| self.channels[link].as_ref()).map(Channel::end)
     }
 
     fn links_of(&self, peer: usize) -> impl Iterator<Item = usize> + use<C> {
@@ -168,6 +172,7 @@ impl<C: Connector> Messages<C> {
     /// each, and closes them. Requests that are left fail. Where the deadline passes first, says which peers did not take
     /// everything; the links are closed all the same.
     pub(crate) fn leave(&mut self, deadline: &Deadline) -> Result<(), Stop> {
+        self.take_links();
         self.flush(deadline);
         for link in 0..self.channels.len() {
             if let Some(channel) = &mut self.channels[link] {
@@ -197,12 +202,10 @@ impl<C: Connector> Messages<C> {
 
     /// Moves things until all that was to be written is written, or the deadline has passed.
     fn flush(&mut self, deadline: &Deadline) {
-        let mut patience = self.patience();
         while !self.is_flushed() && !deadline.has_passed() {
-            if self.progress() {
-                patience.reset();
-            } else {
-                self.rest(patience.next(), deadline.remaining());
+            if !self.progress() {
+                let rest = self.patience.next();
+                self.rest(rest, deadline.remaining());
             }
         }
     }

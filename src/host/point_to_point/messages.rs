@@ -14,6 +14,7 @@ use super::frame::Frame;
 use super::links::PeerState;
 use super::memory::{Destination, Source};
 use super::requests::{ReceivePhase, Receiving, Request, SendPhase, Sending};
+use super::wait::Patience;
 use super::{Connector, Outcome, Ticket};
 
 /// How much of messages that nobody wants yet is buffered, over all peers.
@@ -35,8 +36,7 @@ pub(crate) struct Messages<C: Connector> {
     pub(super) peers: Vec<PeerState>,
     pub(super) board: Board,
     rounds: u64,
-    /// Whether there seem to be more ranks than cores.
-    pub(super) is_crowded: bool,
+    pub(super) patience: Patience,
 }
 
 impl<C: Connector> Messages<C> {
@@ -50,7 +50,7 @@ impl<C: Connector> Messages<C> {
             peers: (0..world_size).map(|_| PeerState::default()).collect(),
             board: Board::new(rank, world_size, limit),
             rounds: 0,
-            is_crowded: thread::available_parallelism().map_or(1, usize::from) < world_size,
+            patience: Patience::new(thread::available_parallelism().map_or(1, usize::from) < world_size),
         }
     }
 
@@ -75,6 +75,7 @@ impl<C: Connector> Messages<C> {
         let data = Some(unsafe { Source::new(data, bytes) });
         let send = self.board.requests.insert(Request::Send(Sending { to, tag, element, bytes, data, phase: SendPhase::Queued }));
         let ticket = self.board.requests.ticket(send);
+        self.patience.reset();
         match link {
             None => self.board.send_to_self(send),
             Some(link) => {
@@ -109,6 +110,7 @@ impl<C: Connector> Messages<C> {
         let into = unsafe { Destination::new(into, capacity_bytes) };
         let (receive, answer) = self.board.receive(from, tag, element, into);
         let ticket = self.board.requests.ticket(receive);
+        self.patience.reset();
         if let Some((link, frame)) = answer {
             if let Some(channel) = &mut self.channels[link] {
                 channel.outgoing.answer(frame);
@@ -156,6 +158,9 @@ impl<C: Connector> Messages<C> {
         if !moved || self.rounds.is_multiple_of(ACCEPT_EVERY) {
             moved |= self.take_links();
         }
+        if moved {
+            self.patience.reset();
+        }
         moved
     }
 
@@ -192,7 +197,8 @@ impl<C: Connector> Messages<C> {
         if let Some(channel) = link.and_then(|link| self.channels[link].as_mut()) {
             channel.outgoing.forget(send, &self.board);
             if phase != SendPhase::Queued {
-                channel.outgoing.in_turn(Frame::Withdraw { message: send });
+                // Behind what of it was begun, before any other message of the same number.
+                channel.outgoing.answer(Frame::Withdraw { message: send });
             }
         }
         if let (SendPhase::Announced { .. }, Some(sending)) = (phase, self.board.requests.send(send)) {

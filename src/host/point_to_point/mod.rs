@@ -5,9 +5,9 @@
 //! moment there are two, and both are read.
 //!
 //! A short message (up to 16 KiB) is sent at once and is done for the sender when the link has taken it. If no receive wants it
-//! yet, the receiving rank buffers it: up to 64 MiB over all peers, shared out evenly, with at least 1 MiB for each. When that
-//! is used up, the links of that peer are not read until some of its messages were received; what waits behind them waits
-//! too, be it the answer to a long send. A long message is announced first and moves when a receive has met it, in pieces,
+//! yet, the receiving rank buffers it: up to 64 MiB over all peers, shared out evenly, with at least 1 MiB for each. The sender keeps
+//! account: when that is used up, its further messages to that peer wait until some were received (their sends stay
+//! pending), while links are read on, so that nothing else is held up. A long message is announced first and moves when a receive has met it, in pieces,
 //! from the sender's memory to the receiver's.
 //!
 //! A message and a receive whose element types differ, or a message longer than the receive's memory, make both ends fail,

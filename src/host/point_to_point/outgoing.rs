@@ -1,14 +1,15 @@
 //! What is to be written to one link, and in which order.
 //!
 //! Answers go first, then messages in the order in which they were posted, then pieces of long messages that the peer has
-//! cleared, taking turns. A frame that was begun is finished before anything else.
+//! cleared, taking turns. A frame that was begun is finished before anything else. Where the peer has taken too few of the messages
+//! sent so far, further ones wait for its word; answers and pieces do not, so that it can go on taking.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
 use crate::host::link::ByteLink;
 
-use super::board::Board;
+use super::board::{Board, cost};
 use super::frame::{CHUNK_BYTES, Frame, WHOLE_BYTES};
 use super::requests::{SendPhase, Sending};
 
@@ -97,6 +98,9 @@ impl Current {
 pub(super) struct Outgoing {
     /// Number of the link.
     link: usize,
+    peer: usize,
+    /// How much further messages may cost.
+    credit: usize,
     answers: VecDeque<Frame>,
     messages: VecDeque<Posting>,
     pieces: VecDeque<u32>,
@@ -104,8 +108,8 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn new(link: usize) -> Self {
-        Self { link, answers: VecDeque::new(), messages: VecDeque::new(), pieces: VecDeque::new(), current: None }
+    pub(super) fn new(link: usize, peer: usize, credit: usize) -> Self {
+        Self { link, peer, credit, answers: VecDeque::new(), messages: VecDeque::new(), pieces: VecDeque::new(), current: None }
     }
 
     /// Whether nothing is left to write.
@@ -113,7 +117,19 @@ impl Outgoing {
         self.current.is_none() && self.answers.is_empty() && self.messages.is_empty() && self.pieces.is_empty()
     }
 
-    /// An answer, or a notice: goes before all that has not begun.
+    /// Whether a frame was begun that the link did not take whole.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// The peer has taken messages of this cost.
+    pub(super) fn add_credit(&mut self, cost: u64, limit: usize) -> Result<(), String> {
+        let credit = usize::try_from(cost).ok().and_then(|cost| self.credit.checked_add(cost)).filter(|credit| *credit <= limit);
+        self.credit = credit.ok_or_else(|| format!("word that it has taken messages of {cost} B, more than were sent"))?;
+        Ok(())
+    }
+
+    /// An answer, a notice, or a cancel: goes before all that has not begun.
     pub(super) fn answer(&mut self, frame: Frame) {
         self.answers.push_back(frame);
     }
@@ -169,19 +185,31 @@ impl Outgoing {
 
     /// The next frame to begin.
     fn next(&mut self, board: &mut Board) -> Option<Current> {
-        if let Some(frame) = self.answers.pop_front() {
+        if let Some(frame) = self.answers.pop_front().or_else(|| board.take_owed(self.peer, self.link)) {
             return Some(Current::new(frame, Payload::None));
         }
-        while let Some(posting) = self.messages.pop_front() {
-            match posting {
-                Posting::Frame(frame) => return Some(Current::new(frame, Payload::None)),
-                Posting::Message(send) => {
-                    if let Some((frame, is_short)) = board.begin_send(send, self.link) {
-                        return Some(Current::new(frame, if is_short { Payload::Message(send) } else { Payload::None }));
-                    }
-                }
+        self.next_message(board).or_else(|| self.next_piece(board))
+    }
+
+    /// The next frame among the messages, if it can be afforded.
+    fn next_message(&mut self, board: &mut Board) -> Option<Current> {
+        match *self.messages.front()? {
+            Posting::Frame(frame) => {
+                self.messages.pop_front();
+                Some(Current::new(frame, Payload::None))
+            }
+            Posting::Message(send) => {
+                let cost = cost(board.requests.source(send).len());
+                self.credit = self.credit.checked_sub(cost)?;
+                self.messages.pop_front();
+                let (frame, is_short) = board.begin_send(send, self.link)?;
+                Some(Current::new(frame, if is_short { Payload::Message(send) } else { Payload::None }))
             }
         }
+    }
+
+    /// The next piece of a long message.
+    fn next_piece(&mut self, board: &mut Board) -> Option<Current> {
         while let Some(send) = self.pieces.pop_front() {
             let Some(Sending { bytes, phase: SendPhase::Cleared { reply, sent, .. }, .. }) = board.requests.send(send) else { continue };
             let piece = (*bytes - *sent).min(CHUNK_BYTES);

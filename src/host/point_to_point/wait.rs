@@ -50,6 +50,11 @@ pub(super) struct Patience {
 }
 
 impl Patience {
+    /// Where there are more ranks than cores, cores are given up at once.
+    pub(super) fn new(is_crowded: bool) -> Self {
+        Self { spins: if is_crowded { 0 } else { SPINS }, rounds: 0 }
+    }
+
     /// What to do after one more fruitless round.
     pub(super) fn next(&mut self) -> Rest {
         let round = self.rounds;
@@ -81,7 +86,6 @@ impl<C: Connector> Messages<C> {
         health: &Health,
         interrupted: &mut dyn FnMut() -> Option<Notice>,
     ) -> Result<(), Stop> {
-        let mut patience = self.patience();
         let (mut finished, mut failures, mut rounds) = (0, None, 0_u32);
         loop {
             let moved = self.progress();
@@ -100,7 +104,7 @@ impl<C: Connector> Messages<C> {
                 return Err(notice.into());
             }
             rounds = rounds.wrapping_add(1);
-            let rest = if moved { None } else { Some(patience.next()) };
+            let rest = if moved { None } else { Some(self.patience.next()) };
             if (rounds.is_multiple_of(ASK_EVERY) || rest.is_some_and(|rest| rest != Rest::Spin))
                 && let Some(notice) = interrupted()
             {
@@ -109,25 +113,25 @@ impl<C: Connector> Messages<C> {
             if deadline.has_passed() {
                 return Err(self.timed_out(tickets));
             }
-            match rest {
-                None => patience.reset(),
-                Some(rest) => self.rest(rest, deadline.remaining()),
+            if let Some(rest) = rest {
+                self.rest(rest, deadline.remaining());
             }
         }
     }
 
-    /// One round, and where nothing moved one sleep of at most `budget` for something to happen and one more round; whether
-    /// anything moved. For a thread that shares the engine and must let go of it in between.
+    /// Rounds until something moves or, after a few fruitless ones, one sleep of at most `budget` is over; whether anything
+    /// moved. For a thread that shares the engine and must let go of it in between.
     pub(crate) fn wait_step(&mut self, budget: Duration) -> bool {
-        self.progress() || {
-            self.sleep(budget, NAP);
-            self.progress()
+        loop {
+            if self.progress() {
+                return true;
+            }
+            let rest = self.patience.next();
+            self.rest(rest, budget);
+            if matches!(rest, Rest::Sleep(_)) {
+                return self.progress();
+            }
         }
-    }
-
-    /// A fresh count of fruitless rounds.
-    pub(super) fn patience(&self) -> Patience {
-        Patience { spins: if self.is_crowded { 0 } else { SPINS }, rounds: 0 }
     }
 
     /// Passes the time after a fruitless round, at most `limit` of it.
@@ -144,16 +148,13 @@ impl<C: Connector> Messages<C> {
         let mut descriptors = Vec::with_capacity(self.channels.len() + 1);
         let mut all = true;
         let mut add = |descriptor: Option<BorrowedFd<'a>>, events| match descriptor {
-            // A descriptor of which nothing is wanted would still wake us when its peer is gone.
-            Some(_) if events == PollFlags::empty() => {}
             Some(descriptor) => descriptors.push(PollFd::from_borrowed_fd(descriptor, events)),
             None => all = false,
         };
         add(self.connector.descriptor(), PollFlags::IN);
         for channel in self.channels.iter().flatten().filter(|channel| channel.end().is_none()) {
-            let read = if channel.incoming.is_paused(&self.board) { PollFlags::empty() } else { PollFlags::IN };
-            let write = if channel.outgoing.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-            add(channel.link.descriptor(), read | write);
+            let write = if channel.outgoing.is_stuck() { PollFlags::OUT } else { PollFlags::empty() };
+            add(channel.link.descriptor(), PollFlags::IN | write);
         }
         let limit = if all { limit } else { limit.min(nap) };
         let result = Timespec::try_from(limit).map(|limit| poll(&mut descriptors, Some(&limit)));

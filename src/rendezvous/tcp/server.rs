@@ -113,7 +113,7 @@ fn listen_on_first(addresses: &[SocketAddr]) -> Result<std::net::TcpListener> {
             Ok(listener) => return Ok(listener),
             Err(error) if is_foreign(&error) => {}
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                let reason = "another job, or another program, already listens on this host and port; \
+                let reason = "address already in use: another job, or another program, listens on this host and port; \
                               set MASTER_PORT to a free port, or choose port 0 where the port need not be known beforehand";
                 return Err(Error::config(format!("store server on {address}"), reason));
             }
