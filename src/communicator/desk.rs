@@ -76,6 +76,8 @@ impl Drop for Cancel<'_> {
 struct Inner {
     messages: Messages<MessageConnector>,
     outstanding: Vec<Outstanding>,
+    /// Whether the peers were told of the end of the communicator.
+    told: bool,
     /// Callers that are busy with something else while their messages are on their way.
     away: usize,
 }
@@ -100,7 +102,13 @@ impl Desk {
     /// The desk of a new communicator.
     pub(super) fn new(rank: usize, peers: Arc<[Peer]>, health: Arc<Health>, connector: MessageConnector) -> Self {
         let messages = Messages::new(rank, peers.len(), connector);
-        Self { rank, peers, health, inner: Mutex::new(Inner { messages, outstanding: Vec::new(), away: 0 }), background: OnceLock::new() }
+        Self {
+            rank,
+            peers,
+            health,
+            inner: Mutex::new(Inner { messages, outstanding: Vec::new(), told: false, away: 0 }),
+            background: OnceLock::new(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -247,6 +255,13 @@ impl Desk {
     /// Moves what can move, and ends the background messages that are done.
     fn advance(&self, inner: &mut Inner) -> bool {
         let moved = inner.messages.progress();
+        if let Some(notice) = inner.messages.heard() {
+            self.health.end(notice);
+        }
+        if let (false, Some(notice)) = (inner.told, self.health.notice()) {
+            inner.told = true;
+            inner.messages.tell(*notice);
+        }
         let mut at = 0;
         while at < inner.outstanding.len() {
             let Outstanding { ticket, terms, sending, deadline, .. } = &inner.outstanding[at];
@@ -287,6 +302,7 @@ impl Desk {
     pub(super) fn close(&self) {
         let deadline = Deadline::after(Duration::from_secs(5));
         let mut inner = self.lock();
+        self.advance(&mut inner);
         while inner.outstanding.iter().any(|message| message.sending) && !deadline.has_passed() && self.health.notice().is_none() {
             if !self.advance(&mut inner) {
                 inner.messages.wait_step(TURN);
