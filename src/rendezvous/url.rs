@@ -215,7 +215,6 @@ mod tests {
             ("tcp://h?rank=99999999999999999999999", "rank=\"9999"),
             ("tcp://h?world_size=x", "world_size=\"x\""),
             ("tcp://h?world_size=0", "world_size=0"),
-            ("tcp://h?rank=4&world_size=4", "rank=4"),
             ("tcp://h?rank=1&rank=1", "twice"),
             ("tcp://h?ranks=1", "\"ranks\""),
             ("tcp://h?timeout=0", "timeout=\"0\""),
