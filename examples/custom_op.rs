@@ -2,6 +2,8 @@
 //!
 //! `cargo launch --nproc-per-node 4 -- target/debug/examples/custom_op`
 
+#![expect(unsafe_code, reason = "says what the bytes of a type of its own mean")]
+
 use collectives::{Communicator, CustomOp, Data};
 
 /// A value and the rank that has it.

@@ -15,8 +15,11 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            found.extend(sources(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            // Unit tests that outgrew the file they test may use what they like.
+            if !(path.ends_with("tests") && path.starts_with(root().join("src"))) {
+                found.extend(sources(&path));
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("tests.rs") {
             found.push(path);
         }
     }
@@ -85,8 +88,21 @@ fn pure_modules_name_no_sockets_threads_clocks_or_unsafe() {
         assert!(!files.is_empty(), "{pure} is gone");
         for file in files {
             let code = code(&file);
-            for word in ["std::net", "std::thread", "std::time::Instant", "SystemTime", "std::env", "std::fs", "rustix", "libc", "unsafe "]
-            {
+            for word in [
+                "TcpStream",
+                "TcpListener",
+                "UdpSocket",
+                "ToSocketAddrs",
+                "std::os",
+                "std::thread",
+                "std::time::Instant",
+                "SystemTime",
+                "std::env",
+                "std::fs",
+                "rustix",
+                "libc",
+                "unsafe ",
+            ] {
                 assert!(!code.contains(word), "{} names {word}", file.display());
             }
         }
