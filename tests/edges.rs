@@ -98,3 +98,15 @@ fn arrays_of_truth_values_meet_no_other_arrays() {
         });
     }
 }
+
+#[test]
+fn an_op_in_rank_order_meets_none_of_the_same_name_that_is_not() {
+    for wiring in Wiring::ALL {
+        let seen = threads(wiring, 3, |comm| {
+            let add = |into: &mut [u32], from: &[u32]| into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
+            let op = if comm.rank() == 1 { CustomOp::ordered("add", add) } else { CustomOp::new("add", add) };
+            comm.all_reduce(&mut [1_u32; 100], &op).unwrap_err()
+        });
+        assert!(seen.iter().all(|error| error.is_mismatch() && error.to_string().contains("in rank order")), "{seen:?}");
+    }
+}
