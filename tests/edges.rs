@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use common::ranks::{Wiring, threads};
 
-use collectives::{CustomOp, Data, Error, Result};
+use collectives::{Communicator, CustomOp, Data, Error, ReduceOp, Result};
 
 /// Plain data with an alignment of its own, and a sum of it.
 macro_rules! aligned {
@@ -108,5 +110,65 @@ fn an_op_in_rank_order_meets_none_of_the_same_name_that_is_not() {
             comm.all_reduce(&mut [1_u32; 100], &op).unwrap_err()
         });
         assert!(seen.iter().all(|error| error.is_mismatch() && error.to_string().contains("in rank order")), "{seen:?}");
+    }
+}
+
+#[test]
+fn a_panic_in_an_op_is_told_to_the_others_at_once() {
+    for wiring in Wiring::ALL {
+        // The rank keeps its communicator and does nothing with it until the others have heard.
+        let everyone = std::sync::Barrier::new(3);
+        let seen = threads(wiring, 3, |comm| {
+            let culprit = comm.rank() == 0;
+            let op = CustomOp::new("panics", move |_: &mut [u32], _: &[u32]| {
+                if culprit {
+                    resume_unwind(Box::new("on purpose"));
+                }
+            });
+            let mut x = vec![1_u32; 100_000];
+            let result = catch_unwind(AssertUnwindSafe(|| comm.all_reduce(&mut x, &op)));
+            let panicked = result.is_err();
+            let heard = result.map_or(Ok(()), |result| result.and_then(|()| comm.barrier()));
+            everyone.wait();
+            assert_eq!(panicked, culprit, "{wiring:?}");
+            if culprit { comm.barrier().unwrap_err() } else { heard.unwrap_err() }
+        });
+        assert!(seen[0].is_poisoned() && seen[0].to_string().contains("it panicked"), "{wiring:?}: {}", seen[0]);
+        for error in &seen[1..] {
+            assert!(error.is_peer_lost() && error.to_string().contains("rank 0"), "{wiring:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn calls_made_while_a_panic_unwinds_are_like_any_others() {
+    struct Last<'a>(&'a Communicator);
+    impl Drop for Last<'_> {
+        fn drop(&mut self) {
+            self.0.barrier().unwrap();
+        }
+    }
+    threads(Wiring::Shm, 2, |comm| {
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let _last = Last(comm);
+            resume_unwind(Box::new("on purpose"));
+        }));
+        assert!(unwound.is_err());
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn later_calls_quote_the_first_error() {
+    let texts = threads(Wiring::Shm, 2, |comm| {
+        let mut x = [0_u8; 3];
+        comm.all_reduce(&mut x[..comm.rank() + 1], ReduceOp::Sum).unwrap_err();
+        [comm.barrier().unwrap_err(), comm.send(&x, 0).unwrap_err(), comm.isend(x, 0).unwrap_err()].map(|error| error.to_string())
+    });
+    for [barrier, send, isend] in texts {
+        assert!(barrier.starts_with("barrier: ") && send.starts_with("send to rank 0: "), "{barrier}; {send}");
+        let cause = |text: &str| text.split_once(" by an earlier error: ").unwrap().1.to_owned();
+        assert!(cause(&barrier).contains("all_reduce(sum, u8, count 1)"), "{barrier}");
+        assert!(cause(&send) == cause(&barrier) && cause(&isend) == cause(&barrier), "{send}");
     }
 }

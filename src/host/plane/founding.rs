@@ -99,7 +99,6 @@ impl HostPlane {
             sequence: 0,
             unfinished_barrier: None,
             scratch: Scratch::default(),
-            cause: None,
         };
         Ok((plane, MessageConnector { rings, mesh }))
     }
