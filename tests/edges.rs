@@ -4,6 +4,8 @@ mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use std::time::{Duration, Instant};
+
 use common::ranks::{Wiring, threads};
 
 use collectives::{Communicator, CustomOp, Data, Error, ReduceOp, Result};
@@ -171,4 +173,21 @@ fn later_calls_quote_the_first_error() {
         assert!(cause(&barrier).contains("all_reduce(sum, u8, count 1)"), "{barrier}");
         assert!(cause(&send) == cause(&barrier) && cause(&isend) == cause(&barrier), "{send}");
     }
+}
+
+#[test]
+fn the_place_on_a_host_does_not_depend_on_the_transport() {
+    for wiring in [Wiring::Shm, Wiring::Tcp] {
+        assert_eq!(threads(wiring, 3, |comm| (comm.local_rank(), comm.local_world_size())), [(0, 3), (1, 3), (2, 3)]);
+    }
+    assert_eq!(threads(Wiring::Dealt, 3, |comm| (comm.local_rank(), comm.local_world_size())), [(0, 2), (1, 2), (0, 1)]);
+}
+
+#[test]
+fn the_timeout_of_a_url_bounds_the_start_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}?rank=0&world_size=2&timeout=0.1", folder.path().join("store").display());
+    let begin = Instant::now();
+    let error = Communicator::builder().timeout(Duration::from_secs(60)).from_url(&url).unwrap_err();
+    assert!(error.is_timeout() && begin.elapsed() < Duration::from_secs(10), "{error}");
 }

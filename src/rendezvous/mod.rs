@@ -41,34 +41,27 @@ pub(crate) struct Rendezvoused {
     pub(crate) rank: usize,
     /// How many ranks there are.
     pub(crate) world_size: usize,
-    /// Its rank among those of its host, where the launcher says it.
-    pub(crate) local_rank: Option<usize>,
-    /// How many ranks its host has, where the launcher says it.
-    pub(crate) local_world_size: Option<usize>,
     /// The server of the store, on rank 0 where it serves it.
     pub(crate) server: Option<TcpStoreServer>,
-    /// How long to wait for the others.
-    pub(crate) timeout: Duration,
     /// The address by which this host reached the store; `None` for a file.
     pub(crate) local_address: Option<IpAddr>,
 }
 
 impl fmt::Debug for Rendezvoused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, world_size, server, local_address, .. } = self;
+        let Self { store: _, rank, world_size, server, local_address } = self;
         write!(f, "Rendezvoused(rank {rank} of {world_size}, server {server:?}, local address {local_address:?})")
     }
 }
 
-/// Meets the other ranks where `rendezvous` says. `timeout` is how long to wait, unless the URL says it. `environment` reads one variable
-/// and `parent_process` is the id of the process that started this one; both matter only where launchers do.
+/// Meets the other ranks where `rendezvous` says. `timeout` is how long to wait. `environment` reads one variable and
+/// `parent_process` is the id of the process that started this one; both matter only where launchers do.
 pub(crate) fn open(
     rendezvous: &Rendezvous,
     timeout: Duration,
     environment: &dyn Fn(&str) -> Option<String>,
     parent_process: u32,
 ) -> Result<Rendezvoused> {
-    let timeout = rendezvous.timeout.unwrap_or(timeout);
     match &rendezvous.method {
         Method::Env => meet(&from_env(rendezvous, environment, parent_process)?, timeout),
         Method::Tcp { host, port } => {
@@ -136,16 +129,7 @@ fn meet(launch: &Launch, timeout: Duration) -> Result<Rendezvoused> {
     store.join()?;
     let local_address = Some(store.local_address());
     tracing::debug!(launch.launcher, rank, world_size, address, port, serves = server.is_some(), "connected to the store");
-    Ok(Rendezvoused {
-        store: Arc::new(PrefixStore::new(&launch.prefix, Arc::new(store))),
-        rank,
-        world_size,
-        local_rank: launch.local_rank,
-        local_world_size: launch.local_world_size,
-        server,
-        timeout,
-        local_address,
-    })
+    Ok(Rendezvoused { store: Arc::new(PrefixStore::new(&launch.prefix, Arc::new(store))), rank, world_size, server, local_address })
 }
 
 /// Warns, or refuses, where the address of rank 0 is one that only its own host can reach: some systems give a host's own name
@@ -167,14 +151,5 @@ fn check_reachable(launch: &Launch, bound: IpAddr) -> Result<()> {
 /// Opens a store in a file.
 fn meet_in_file(path: &Path, rank: usize, world_size: usize, timeout: Duration, prefix: &str) -> Result<Rendezvoused> {
     let store = FileStore::open(path, Some(world_size), timeout)?;
-    Ok(Rendezvoused {
-        store: Arc::new(PrefixStore::new(prefix, Arc::new(store))),
-        rank,
-        world_size,
-        local_rank: None,
-        local_world_size: None,
-        server: None,
-        timeout,
-        local_address: None,
-    })
+    Ok(Rendezvoused { store: Arc::new(PrefixStore::new(prefix, Arc::new(store))), rank, world_size, server: None, local_address: None })
 }

@@ -38,6 +38,8 @@ pub(crate) struct HostPlane {
     peers: Arc<[Peer]>,
     health: Arc<Health>,
     topology: Topology,
+    /// This rank's place among the ranks of its host, and how many these are, whatever links they use.
+    local: (usize, usize),
     /// The shared memory of this host's ranks, where there are several.
     group: Option<Group>,
     links: PlaneLinks,
@@ -94,7 +96,7 @@ impl HostPlane {
 
     /// This rank's place on its host by identity, and how many ranks the host has.
     pub(crate) fn local(&self) -> (usize, usize) {
-        (self.topology.local(), self.topology.island().len())
+        self.local
     }
 
     /// Runs one collective.
