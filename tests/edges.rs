@@ -191,3 +191,22 @@ fn the_timeout_of_a_url_bounds_the_start_too() {
     let error = Communicator::builder().timeout(Duration::from_secs(60)).from_url(&url).unwrap_err();
     assert!(error.is_timeout() && begin.elapsed() < Duration::from_secs(10), "{error}");
 }
+
+#[test]
+fn a_monitored_barrier_may_wait_longer_than_a_call() {
+    let late = std::sync::Barrier::new(2);
+    let seen = threads(Wiring::Shm, 3, |comm| {
+        comm.set_timeout(Duration::from_millis(20));
+        match comm.rank() {
+            // A call that times out, so that more than the timeout has passed when rank 2 comes.
+            1 => {
+                assert!(comm.recv(&mut [0_u8], 1).unwrap_err().is_timeout());
+                late.wait();
+            }
+            2 => _ = late.wait(),
+            _ => {}
+        }
+        comm.monitored_barrier(Duration::from_secs(60)).map_err(|error| error.to_string())
+    });
+    assert_eq!(seen, [Ok(()), Ok(()), Ok(())]);
+}
