@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use std::time::{Duration, Instant};
@@ -330,4 +331,47 @@ fn elements_without_bytes_are_refused_however_many() {
     for result in refused {
         assert!(result.unwrap_err().to_string().contains("size 0"));
     }
+}
+
+#[test]
+fn an_op_that_calls_its_own_communicator_is_refused() {
+    thread_local! {
+        static COMM: RefCell<Option<Communicator>> = const { RefCell::new(None) };
+    }
+    fn with<R>(call: impl FnOnce(&Communicator) -> R) -> R {
+        COMM.with_borrow(|comm| call(comm.as_ref().unwrap()))
+    }
+    let comms = Communicator::local(2).unwrap();
+    std::thread::scope(|scope| {
+        for comm in comms {
+            scope.spawn(move || {
+                COMM.set(Some(comm));
+                let op = CustomOp::new("recursive", |_: &mut [u8], _: &[u8]| {
+                    assert!(matches!(with(Communicator::barrier), Err(Error::InvalidArgument { .. })));
+                    assert!(matches!(with(|comm| comm.split(Some(0), 0)), Err(Error::InvalidArgument { .. })));
+                });
+                with(|comm| comm.all_reduce(&mut 1_u8, &op)).unwrap();
+                with(Communicator::barrier).unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn an_op_may_drop_the_communicator_that_runs_it() {
+    let comms = Communicator::local(2).unwrap();
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        for comm in comms {
+            scope.spawn(move || {
+                let (give, take) = std::sync::mpsc::channel::<Communicator>();
+                let take = std::sync::Mutex::new(take);
+                let op = CustomOp::new("drops", move |_: &mut [u8], _: &[u8]| drop(take.lock().unwrap().recv()));
+                let work = comm.start_all_reduce(vec![1_u8], op).unwrap();
+                give.send(comm).unwrap();
+                assert_eq!(work.wait().unwrap(), [1]);
+            });
+        }
+    });
+    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
 }

@@ -63,6 +63,10 @@ impl Worker {
     /// Waits a while for what was started, then ends the communicator, and the thread with it.
     pub(super) fn stop(self, shared: &Shared) {
         drop(self.jobs);
+        if self.thread.thread().id() == std::thread::current().id() {
+            // A custom op has dropped its own communicator: what was started before goes on, and the thread ends by itself.
+            return;
+        }
         if self.ended.recv_timeout(DROP_PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             shared.health.end(Notice::Aborted { by: shared.rank as u32 });
         }
