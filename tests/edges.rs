@@ -430,3 +430,24 @@ fn some_ranks_may_call_in_place_and_others_not() {
         }
     }
 }
+
+#[test]
+fn a_message_that_is_late_names_whoever_could_have_sent_it() {
+    threads(Wiring::Shm, 3, |comm| {
+        comm.set_timeout(Duration::from_millis(1));
+        let missing = |result: Result<_>| match result {
+            Err(Error::Timeout { missing, arrived, .. }) => {
+                assert!(arrived.iter().all(|peer| peer.rank == comm.rank()));
+                missing.iter().map(|peer| peer.rank).collect::<Vec<_>>()
+            }
+            other => panic!("{other:?}"),
+        };
+        let me = comm.rank();
+        let others: Vec<_> = (0..3).filter(|rank| *rank != me).collect();
+        assert_eq!(missing(comm.recv_any(&mut [0_u8])), others);
+        assert_eq!(missing(comm.recv(&mut [0_u8], others[1])), others[1..]);
+        assert_eq!(missing(comm.recv(&mut [0_u8], me)), [me]);
+        comm.set_timeout(Duration::from_secs(60));
+        comm.barrier().unwrap();
+    });
+}

@@ -1,5 +1,7 @@
 //! The examples are programs: each runs to its end on several ranks, started by collrun.
 
+#![expect(clippy::unwrap_used, reason = "a test ends in a panic where something is wrong")]
+
 use std::path::PathBuf;
 use std::process::Command;
 

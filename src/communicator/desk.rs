@@ -361,9 +361,10 @@ impl Desk {
 
     /// A deadline that passed.
     fn late(&self, terms: &Terms, sending: bool, deadline: &Deadline) -> Error {
-        let missing = terms.peer.and_then(|peer| self.peers.get(peer)).cloned();
-        let arrived = vec![self.peers[self.rank].clone()];
-        Error::Timeout { doing: doing(terms, sending), elapsed: deadline.elapsed(), missing: missing.into_iter().collect(), arrived }
+        let is_missing = |peer: &Peer| terms.peer.map_or(peer.rank != self.rank, |missing| peer.rank == missing);
+        let missing: Vec<Peer> = self.peers.iter().filter(|peer| is_missing(peer)).cloned().collect();
+        let arrived = self.peers.iter().filter(|peer| peer.rank == self.rank && !is_missing(peer)).cloned().collect();
+        Error::Timeout { doing: doing(terms, sending), elapsed: deadline.elapsed(), missing, arrived }
     }
 }
 

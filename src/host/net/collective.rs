@@ -32,22 +32,8 @@ impl CollectiveLinks {
         Self { shared, slots: std::iter::repeat_with(|| Slot::Closed).take(world_size).collect() }
     }
 
-    /// The link to `peer`, opened if need be. `interrupted` is asked now and then whether to give up.
-    pub(crate) fn link(
-        &mut self,
-        peer: usize,
-        deadline: &Deadline,
-        interrupted: &mut dyn FnMut() -> Option<Notice>,
-    ) -> Result<&mut TcpLink, Stop> {
-        if self.opened(peer).is_none() {
-            self.open(&[peer], deadline, interrupted)?;
-        }
-        let me = self.shared.me.rank;
-        self.opened(peer).ok_or_else(|| Notice::Failed { rank: me }.into())
-    }
-
     /// The link to `peer`, if it is open.
-    pub(crate) fn opened(&mut self, peer: usize) -> Option<&mut TcpLink> {
+    pub(super) fn opened(&mut self, peer: usize) -> Option<&mut TcpLink> {
         match self.slots.get_mut(peer) {
             Some(Slot::Open(link)) => Some(link),
             _ => None,
@@ -102,15 +88,6 @@ impl CollectiveLinks {
         self.open(&partners, deadline, interrupted)
     }
 
-    /// Calls `visit` with every open link and its peer's rank.
-    pub(crate) fn for_each_open(&mut self, mut visit: impl FnMut(usize, &mut TcpLink)) {
-        for (peer, slot) in self.slots.iter_mut().enumerate() {
-            if let Slot::Open(link) = slot {
-                visit(peer, link);
-            }
-        }
-    }
-
     /// Opens the links to `peers`, all at once, and waits for them.
     fn open(&mut self, peers: &[usize], deadline: &Deadline, interrupted: &mut dyn FnMut() -> Option<Notice>) -> Result<(), Stop> {
         loop {
@@ -135,6 +112,32 @@ impl CollectiveLinks {
                 return Err(self.shared.timed_out(&missing, &arrived));
             }
             self.shared.wait(opening().filter_map(|connector| connector.interest()).collect(), deadline);
+        }
+    }
+}
+
+#[cfg(test)]
+impl CollectiveLinks {
+    /// The link to `peer`, opened if need be. `interrupted` is asked now and then whether to give up.
+    pub(crate) fn link(
+        &mut self,
+        peer: usize,
+        deadline: &Deadline,
+        interrupted: &mut dyn FnMut() -> Option<Notice>,
+    ) -> Result<&mut TcpLink, Stop> {
+        if self.opened(peer).is_none() {
+            self.open(&[peer], deadline, interrupted)?;
+        }
+        let me = self.shared.me.rank;
+        self.opened(peer).ok_or_else(|| Notice::Failed { rank: me }.into())
+    }
+
+    /// Calls `visit` with every open link and its peer's rank.
+    pub(crate) fn for_each_open(&mut self, mut visit: impl FnMut(usize, &mut TcpLink)) {
+        for (peer, slot) in self.slots.iter_mut().enumerate() {
+            if let Slot::Open(link) = slot {
+                visit(peer, link);
+            }
         }
     }
 }

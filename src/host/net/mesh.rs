@@ -92,6 +92,22 @@ impl Mesh {
         self.shared.connector(Channel::PointToPoint, peer)
     }
 
+    /// The links of this kind that peers have opened since the last call, with their ranks.
+    pub(crate) fn accepted(&self, channel: Channel) -> Vec<(usize, TcpLink)> {
+        let Some(mut acceptor) = self.shared.acceptor() else { return Vec::new() };
+        acceptor.poll();
+        acceptor.take_all(channel)
+    }
+
+    /// Readable when [`Mesh::accepted`] has something to do, though not for each link that it then returns: another thread may
+    /// have taken it in. `None` where this rank does not listen.
+    pub(crate) fn listener_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.listening.as_ref().map(|listening| listening.readiness.as_fd())
+    }
+}
+
+#[cfg(test)]
+impl Mesh {
     /// Opens a point-to-point link to `peer`, and waits for it. `interrupted` is asked now and then whether to give up.
     pub(crate) fn connect(
         &self,
@@ -114,19 +130,6 @@ impl Mesh {
             }
             self.shared.wait(connector.interest().into_iter().collect(), deadline);
         }
-    }
-
-    /// The links of this kind that peers have opened since the last call, with their ranks.
-    pub(crate) fn accepted(&self, channel: Channel) -> Vec<(usize, TcpLink)> {
-        let Some(mut acceptor) = self.shared.acceptor() else { return Vec::new() };
-        acceptor.poll();
-        acceptor.take_all(channel)
-    }
-
-    /// Readable when [`Mesh::accepted`] has something to do, though not for each link that it then returns: another thread may
-    /// have taken it in. `None` where this rank does not listen.
-    pub(crate) fn listener_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.shared.listening.as_ref().map(|listening| listening.readiness.as_fd())
     }
 }
 

@@ -157,12 +157,6 @@ impl<C: Connector> Messages<C> {
         last
     }
 
-    /// The peers that may still send something.
-    pub(super) fn living_peers(&self) -> impl Iterator<Item = usize> {
-        let rank = self.rank;
-        self.peers.iter().enumerate().filter(move |(peer, state)| *peer != rank && state.gone.is_none()).map(|(peer, _)| peer)
-    }
-
     /// Whether all that was to be written is written.
     fn is_flushed(&self) -> bool {
         self.channels.iter().flatten().all(|channel| channel.outgoing.is_empty())

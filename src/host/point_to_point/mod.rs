@@ -13,7 +13,7 @@
 //! A message and a receive whose element types differ, or a message longer than the receive's memory, make both ends fail,
 //! and nothing else: the message is used up. A short message is done for its sender by then, so only the receiver is told.
 //!
-//! Nothing here blocks but `Messages::wait` and its kin, and opening a link. Whatever is waited for, everything that can move
+//! Nothing here blocks but `Messages::wait_step` and leaving. Whatever is waited for, everything that can move
 //! moves, in both directions and on all links, so two ranks that send to each other do not wait for each other.
 
 mod board;

@@ -3,7 +3,7 @@
 use crate::element::TypeTag;
 
 use super::memory::{Destination, Source};
-use super::{Envelope, MessageError, Outcome, Ticket};
+use super::{Envelope, Outcome, Ticket};
 
 /// A send under way.
 #[derive(Debug)]
@@ -69,8 +69,6 @@ struct Slot {
 pub(super) struct Requests {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// How many have failed because a peer is gone.
-    failures: u64,
 }
 
 impl Requests {
@@ -141,7 +139,6 @@ impl Requests {
             self.remove(index);
             return;
         }
-        self.failures += u64::from(matches!(outcome, Err(MessageError::Ended(_))));
         self.slots[index as usize].request = Some(Request::Done(outcome));
     }
 
@@ -171,10 +168,5 @@ impl Requests {
     pub(super) fn find(&self, is_such: impl Fn(&Request) -> bool) -> Vec<u32> {
         let such = |slot: &Slot| slot.request.as_ref().is_some_and(&is_such);
         (0..self.slots.len() as u32).filter(|index| such(&self.slots[*index as usize])).collect()
-    }
-
-    /// How many requests have failed so far because a peer is gone.
-    pub(super) fn failures(&self) -> u64 {
-        self.failures
     }
 }

@@ -7,7 +7,6 @@ use super::hall::{Hall, MemoryLink, SocketLink, Wire, pump};
 use super::{Random, Talk, pattern, soon};
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
-use crate::host::health::Health;
 use crate::host::link::ByteLink;
 use crate::host::notice::{Notice, Stop};
 use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES, Frame};
@@ -136,44 +135,11 @@ fn links_from_nowhere_are_closed() {
 }
 
 #[test]
-fn a_deadline_says_who_is_missing() {
-    let (_hall, [mut a, mut b, mut c, _d]) = Hall::<SocketLink>::of(13);
-    let long = pattern(1, LONG);
-    let mut into = [[0; 4]; 2];
-    let [one, other] = &mut into;
-    let tickets = [a.irecv(Some(1), None, one), a.irecv(Some(2), None, other), a.isend(3, 0, &long)];
-    b.send(0, 0, &[1; 4]);
-    pump(&mut [&mut a, &mut b, &mut c]);
-    let stop = a.wait(&tickets, &Deadline::after(Duration::ZERO), &Health::default(), &mut || None).expect_err("two are missing");
-    assert_eq!(stop, Stop { notice: Notice::TimedOut { waiting: 0, missing: 2 }, missing: vec![2, 3], arrived: vec![0, 1] });
-    // Nothing was given up: what comes later still counts.
-    c.send(0, 0, &[2; 4]);
-    a.finish_all(&tickets[..2]).expect("both have arrived");
-    let anyone = a.irecv(None, Some(8), &mut [0; 4]);
-    let stop = a.wait(&[anyone], &Deadline::after(Duration::from_millis(3)), &Health::default(), &mut || None).expect_err("nobody came");
-    assert_eq!(stop.missing, [1, 2, 3]);
-    a.cancel(anyone);
-    tickets.iter().for_each(|ticket| a.cancel(*ticket));
-    assert!(a.wait(&tickets, &soon(), &Health::default(), &mut || None).is_ok(), "cancelled tickets are nothing to wait for");
-}
-
-#[test]
-fn a_wait_ends_with_the_communicator() {
+fn a_peer_s_word_ends_a_wait() {
     let (_hall, [mut a, mut b]) = Hall::<SocketLink>::of(14);
     let mut into = [0; 4];
     let receive = a.irecv(Some(1), Some(1), &mut into);
-    let health = Health::default();
-    thread::scope(|scope| {
-        scope.spawn(|| health.end(Notice::Aborted { by: 0 }));
-        assert_eq!(a.wait(&[receive], &soon(), &health, &mut || None), Err(Notice::Aborted { by: 0 }.into()));
-    });
-    let mut asked = 0;
-    let mut interrupted = || {
-        asked += 1;
-        (asked > 3).then_some(Notice::Failed { rank: 1 })
-    };
-    assert_eq!(a.wait(&[receive], &soon(), &Health::default(), &mut interrupted), Err(Notice::Failed { rank: 1 }.into()));
-    // A peer's word, which also the other side of a busy link hears.
+    // Also the other side of a busy link hears it.
     let long = pattern(1, LONG);
     let send = b.isend(0, 5, &long);
     pump(&mut [&mut a, &mut b]);

@@ -9,10 +9,10 @@ mod traffic;
 
 use std::time::Duration;
 
-use super::{Connector, Envelope, Messages, Outcome, Ticket};
+use super::requests::Request;
+use super::{Connector, Envelope, MessageError, Messages, Outcome, Ticket};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
-use crate::host::health::Health;
 use crate::host::notice::Stop;
 
 /// Every byte is an element.
@@ -56,6 +56,8 @@ fn soon() -> Deadline {
 trait Talk {
     fn isend_typed(&mut self, to: usize, tag: u64, element: TypeTag, data: &[u8]) -> Result<Ticket, Stop>;
     fn irecv_typed(&mut self, from: Option<usize>, tag: Option<u64>, element: TypeTag, into: &mut [u8]) -> Result<Ticket, Stop>;
+    /// Moves things until all these requests are finished. Ends early where one fails because its peer is gone, or with a peer's
+    /// word that the communicator ended.
     fn finish_all(&mut self, tickets: &[Ticket]) -> Result<(), Stop>;
     fn outcome(&mut self, ticket: Ticket) -> Outcome;
 
@@ -97,7 +99,24 @@ impl<C: Connector> Talk for Messages<C> {
     }
 
     fn finish_all(&mut self, tickets: &[Ticket]) -> Result<(), Stop> {
-        self.wait(tickets, &soon(), &Health::default(), &mut || None)
+        let deadline = soon();
+        self.progress();
+        loop {
+            let mut pending = false;
+            for index in tickets.iter().filter_map(|ticket| self.board.requests.index(*ticket)) {
+                match self.board.requests.request(index) {
+                    Some(Request::Done(Err(MessageError::Ended(notice)))) => return Err((*notice).into()),
+                    Some(Request::Done(_)) | None => {}
+                    Some(_) => pending = true,
+                }
+            }
+            match self.heard() {
+                _ if !pending => return Ok(()),
+                Some(notice) => return Err(notice.into()),
+                None => assert!(!deadline.has_passed(), "a request hangs"),
+            }
+            self.wait_step(Duration::from_millis(1));
+        }
     }
 
     fn outcome(&mut self, ticket: Ticket) -> Outcome {
