@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::Communicator;
 use super::desk::{INTERNAL_TAG, Place, Terms};
 use super::keep::Keep;
-use super::prepare::{host, host_mut};
+use super::prepare::{element, host, host_mut};
 use super::work::{Drive, OwnedBuffer, Work};
 use crate::buffer::{Buffer, BufferMut};
-use crate::element::{Data, TypeTag};
+use crate::element::Data;
 use crate::error::{Error, Result};
 
 /// What a receive got.
@@ -35,10 +35,8 @@ impl Communicator {
         if tag & INTERNAL_TAG != 0 {
             return Err(Error::argument(call, format!("tag {tag} is too large: tags are below 2^63")));
         }
-        if size_of::<T>() == 0 {
-            return Err(Error::argument(call, "elements of size 0 carry nothing"));
-        }
-        Ok(Terms { peer, tag, element: TypeTag::of::<T>(), element_bytes: size_of::<T>() })
+        let (element, element_bytes) = element::<T>(call)?;
+        Ok(Terms { peer, tag, element, element_bytes })
     }
 
     fn receive_now<T: Data>(&self, call: &'static str, buffer: &mut [T], from: Option<usize>, tag: u64) -> Result<Received> {
