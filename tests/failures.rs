@@ -128,7 +128,8 @@ impl Ranks {
 
     /// The next line of any rank.
     fn next(&mut self, what: &str) -> (usize, String) {
-        self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+        let line = self.lines.recv_timeout(PATIENCE).inspect(|(rank, line)| println!("rank {rank}: {line}"));
+        line.unwrap_or_else(|_| {
             self.children.iter_mut().for_each(|child| child.kill().unwrap());
             (0..self.children.len()).for_each(|rank| drop(self.outcome(rank).map_err(|said| println!("{said}"))));
             panic!("no rank says any more that {what}")
