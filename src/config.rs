@@ -32,7 +32,9 @@ pub struct Config {
     /// Overrides the host identity (boot id and namespaces) by which ranks are found to share a host. Default: `None`.
     pub host_identity: Option<String>,
     /// Overrides the choice of algorithm, as `name:from-to` ranges of bytes separated by commas, e.g.
-    /// `doubling:0-16K,ring:16K-`. Default: `None`, the cost table decides.
+    /// `doubling:0-16K,ring:16K-`: `doubling`, `ring`, `direct`, `binomial`, `chain`, `scatter_gather`. An algorithm that a collective
+    /// does not have, or that an op does not allow, leaves that collective to the cost table, as does the default, `None`. Sizes
+    /// are of the whole vector. Shared memory inside a host has one way and is not affected.
     pub algorithm: Option<String>,
     /// The most bytes that the objects of one object collective may have together. Default: 256 MiB.
     pub object_limit_bytes: usize,

@@ -572,3 +572,22 @@ fn a_missing_variable_is_named() {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+#[test]
+fn a_process_may_join_an_agents_store_more_than_once() {
+    const NAME: &str = "a_process_may_join_an_agents_store_more_than_once";
+    if is_rank_of(NAME) {
+        for _ in 0..3 {
+            let comm = Communicator::builder().timeout(WAIT).from_env().unwrap();
+            assert_eq!(sum_of_ranks(&comm), 1);
+        }
+        return;
+    }
+    let agent = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let agents = [("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned())];
+    let ranks = [0, 1].map(|rank| spawn_rank(NAME, rank, 2, agent.local_addr().port(), &agents));
+    for rank in ranks {
+        let output = rank.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}

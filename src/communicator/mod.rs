@@ -216,6 +216,15 @@ impl Communicator {
         &self.shared.config
     }
 
+    /// How calls of this communicator are done, in words: over shared memory, over TCP, and between hosts which collective takes which
+    /// algorithm at which size (in the form that [`Config::algorithm`] understands). For people; the text may change.
+    #[must_use]
+    pub fn explain(&self) -> String {
+        // SAFETY: as in `execute`.
+        let said = unsafe { self.shared.plane.as_caller(&self.caller, |plane| plane.explain()) };
+        said.unwrap_or_else(|| "in use by a reduction that is under way".to_owned())
+    }
+
     /// How long a call may wait for its peers.
     #[must_use]
     pub fn timeout(&self) -> Duration {

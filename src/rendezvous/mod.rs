@@ -45,6 +45,8 @@ pub(crate) struct Rendezvoused {
     pub(crate) local_rank: Option<usize>,
     /// How many ranks its host has, where the launcher says it.
     pub(crate) local_world_size: Option<usize>,
+    /// Where the store is one that a launcher's agent serves, and which outlives this meeting: its address and prefix.
+    pub(crate) agent: Option<String>,
     /// The server of the store, on rank 0 where it serves it.
     pub(crate) server: Option<TcpStoreServer>,
     /// How long to wait for the others.
@@ -142,6 +144,7 @@ fn meet(launch: &Launch, timeout: Duration) -> Result<Rendezvoused> {
         world_size,
         local_rank: launch.local_rank,
         local_world_size: launch.local_world_size,
+        agent: launch.agent_store.then(|| format!("{address}:{port}/{}", launch.prefix)),
         server,
         timeout,
         local_address,
@@ -173,6 +176,7 @@ fn meet_in_file(path: &Path, rank: usize, world_size: usize, timeout: Duration, 
         world_size,
         local_rank: None,
         local_world_size: None,
+        agent: None,
         server: None,
         timeout,
         local_address: None,

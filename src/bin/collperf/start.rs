@@ -8,6 +8,7 @@ use collectives::Communicator;
 use crate::arguments::{Arguments, RankKind};
 use crate::failure::{CHECK, Failure};
 use crate::launch::{self, Job, Output, Store};
+use crate::report::say;
 use crate::run::run;
 use crate::settings::Settings;
 
@@ -29,8 +30,13 @@ pub(crate) fn start(arguments: &Arguments) -> Result<u8, Failure> {
         (Some(variable), RankKind::Thread) => {
             Err(Failure::usage(format!("--ranks thread: this process is a rank already, since {variable} is set")))
         }
-        (Some(_), RankKind::Process) => {
+        (Some(variable), RankKind::Process) => {
             let comm = builder(&settings).from_env()?;
+            let asked = arguments.ranks_here.map(usize::from).filter(|asked| *asked != comm.world_size());
+            if let (Some(asked), 0) = (asked, comm.rank()) {
+                let size = comm.world_size();
+                say(&format!("-g {asked} has no effect: {variable} makes this process one of {size} ranks"));
+            }
             let code = run(&comm, &settings)?;
             comm.close()?;
             Ok(code)

@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// Port on host 0; needed with several hosts, else one that is free
     #[arg(long, alias = "master_port", value_name = "P", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) master_port: Option<u16>,
-    /// Leave the ranks' output as it is, instead of putting [rank] before each line
+    /// Leave the ranks' output as it is, instead of putting the rank in brackets before each line
     #[arg(long)]
     pub(crate) no_prefix: bool,
     /// How long ranks may take to stop when another has failed, before they are killed

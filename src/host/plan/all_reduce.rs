@@ -1,135 +1,141 @@
-//! All-reduce.
+//! Everyone gets the fold of everyone's vector.
 
-use super::Plan;
-use super::draft::{Blocks, Draft, destination, part, segments, source};
+use super::blocks::Part;
+use super::builder::{Builder, alone};
+use super::direct::direct;
+use super::ring::{Sink, ring};
+use super::{Algorithm, Plan, Space, Span};
 
-/// Recursive doubling: log₂ n exchanges of everything. A surplus over a power of two is folded into neighbours first, so operands
-/// stay in rank order, and every rank folds the same operands in the same order.
-pub(super) fn doubling(n: usize, me: usize, bytes: usize) -> Plan {
-    let mut draft = Draft::new(n, me);
-    let core = 1 << n.ilog2();
-    let surplus = n - core;
-    let real = |place: usize| if place < surplus { 2 * place } else { place + surplus };
-    let paired = me < 2 * surplus;
-    if paired && me % 2 == 1 {
-        let sent = draft.send(me - 1, source(0, bytes), &[]);
-        draft.receive(me - 1, destination(0, bytes), &[sent]);
-        return draft.finish();
+/// Up to so many received bytes, `direct` sends whole vectors instead of shares: one exchange instead of two.
+pub(super) const FLAT_BYTES: usize = 32 << 10;
+
+/// A plan for `all_reduce` of `bytes` bytes.
+///
+/// - `Doubling`: operands in rank order, grouped the same way for every rank. Scratch: up to twice the vector.
+/// - `Ring`: operands in the ring's order. Scratch: ten segments.
+/// - `Direct`: one fold of all operands in rank order. Scratch: `2 * (n - 1)` segments, or up to `FLAT_BYTES`.
+pub(crate) fn all_reduce(algorithm: Algorithm, n: usize, me: usize, bytes: usize, element: usize, segment: usize) -> Plan {
+    if n == 1 {
+        return alone(bytes);
     }
-    let place = if paired { me / 2 } else { me - surplus };
-    let (mut current, mut ready) = (source(0, bytes), Vec::new());
-    let mut read_source = Vec::new();
-    if paired {
-        let (theirs, sum) = (draft.scratch(bytes), draft.scratch(bytes));
-        let received = draft.receive(me + 1, theirs, &[]);
-        ready = vec![draft.fold(sum, vec![current, theirs], false, &[received])];
-        current = sum;
+    // Elements without bytes cut nothing.
+    let element = element.max(1);
+    let shares = || Part::whole(bytes).pieces(n, element);
+    match algorithm {
+        Algorithm::Ring => ring(n, me, &shares(), element, segment, Sink::Everyone),
+        Algorithm::Direct if is_flat(n, bytes, element) => flat(n, me, bytes, element),
+        Algorithm::Direct => direct(n, me, &shares(), element, segment, Sink::Everyone),
+        _ => Doubling::plan(n, me, bytes, element),
     }
-    let mut distance = 1;
-    while distance < core {
-        let partner = place ^ distance;
-        let last = distance * 2 == core;
-        let theirs = draft.scratch(bytes);
-        let sent = draft.send(real(partner), current, &ready);
-        let received = draft.receive(real(partner), theirs, &[]);
-        read_source.push(sent);
-        let into = if last { destination(0, bytes) } else { draft.scratch(bytes) };
-        let inputs = if place < partner { vec![current, theirs] } else { vec![theirs, current] };
-        let mut after = vec![received];
-        after.extend(&ready);
-        if last {
-            after.extend(&read_source);
-        }
-        ready = vec![draft.fold(into, inputs, last, &after)];
-        current = into;
-        distance *= 2;
-    }
-    if paired {
-        draft.send(me + 1, destination(0, bytes), &ready);
-    }
-    draft.finish()
 }
 
-/// Reduce-scatter and all-gather round a ring, in segments: 2(n−1)/n of the bytes. Partial results live in scratch memory of two
-/// blocks, so the destination is written only when a block has been round.
-pub(super) fn ring(n: usize, me: usize, bytes: usize, element_bytes: usize, segment_bytes: usize) -> Plan {
-    let mut draft = Draft::new(n, me);
-    let blocks = Blocks::cut(bytes, element_bytes, n);
-    let (next, previous) = (draft.at(1), draft.at(-1));
-    let slots = [draft.scratch(blocks.longest()), draft.scratch(blocks.longest())];
-    let cut = |block: usize| segments(blocks.len(block), segment_bytes, element_bytes).collect::<Vec<_>>();
-    // By block and segment: the step that read the source there last, and the step that finished the destination there.
-    let mut read = vec![Vec::new(); n];
-    let mut folded: Vec<usize> = Vec::new();
-    let mut sent: Vec<Vec<usize>> = Vec::new();
-    for turn in 0..n - 1 {
-        let outgoing = draft.at(-(turn as isize));
-        let sends: Vec<usize> = cut(outgoing)
-            .into_iter()
-            .enumerate()
-            .map(|(number, (start, len))| match turn {
-                0 => draft.send(next, source(blocks.offset(outgoing) + start, len), &[]),
-                _ => draft.send(next, part(slots[(turn - 1) % 2], start, len), &[folded[number]]),
-            })
-            .collect();
-        if turn == 0 {
-            read[outgoing] = sends.clone();
-        }
-        sent.push(sends);
-        let incoming = draft.at(-(turn as isize) - 1);
-        let slot = slots[turn % 2];
-        // The slot is free once everything that was sent from it two turns ago has gone.
-        let free: &[usize] = if turn >= 2 { &sent[turn - 1] } else { &[] };
-        let last = turn == n - 2;
-        folded = cut(incoming)
-            .into_iter()
-            .map(|(start, len)| {
-                let theirs = part(slot, start, len);
-                let ours = source(blocks.offset(incoming) + start, len);
-                let received = draft.receive(previous, theirs, free);
-                let into = if last { destination(blocks.offset(incoming) + start, len) } else { theirs };
-                draft.fold(into, vec![theirs, ours], last, &[received])
-            })
-            .collect();
-        read[incoming] = folded.clone();
-    }
-    let mut finished = folded;
-    for turn in 0..n - 1 {
-        let outgoing = draft.at(1 - turn as isize);
-        for ((start, len), done) in cut(outgoing).into_iter().zip(&finished) {
-            draft.send(next, destination(blocks.offset(outgoing) + start, len), &[*done]);
-        }
-        let incoming = draft.at(-(turn as isize));
-        finished = cut(incoming)
-            .into_iter()
-            .zip(&read[incoming])
-            .map(|((start, len), read)| draft.receive(previous, destination(blocks.offset(incoming) + start, len), &[*read]))
-            .collect();
-    }
-    draft.finish()
+/// Whether `direct` sends whole vectors.
+pub(super) fn is_flat(n: usize, bytes: usize, element: usize) -> bool {
+    bytes.saturating_mul(n - 1) <= FLAT_BYTES || bytes / element < n
 }
 
-/// Everyone's contribution to one's own share, folded in rank order at once, then all shares to all.
-pub(super) fn direct(n: usize, me: usize, bytes: usize, element_bytes: usize) -> Plan {
-    let mut draft = Draft::new(n, me);
-    let blocks = Blocks::cut(bytes, element_bytes, n);
-    let own = (blocks.offset(me), blocks.len(me));
-    let mut sent = vec![None; n];
-    let mut inputs = vec![source(own.0, own.1); n];
-    let mut received = Vec::new();
+/// Everyone sends everything to everyone, and folds it all.
+fn flat(n: usize, me: usize, bytes: usize, element: usize) -> Plan {
+    let mut plan = Builder::new(2 * n);
+    let own = Part::whole(bytes).of(Space::Source);
+    let mut inputs = vec![own; n];
+    let mut after = Vec::with_capacity(2 * n);
     for distance in 1..n {
-        let (to, from) = (draft.at(distance as isize), draft.at(-(distance as isize)));
-        sent[to] = Some(draft.send(to, source(blocks.offset(to), blocks.len(to)), &[]));
-        inputs[from] = draft.scratch(own.1);
-        received.push(draft.receive(from, inputs[from], &[]));
+        // In place, the fold overwrites what is being sent.
+        after.push(Some(plan.send((me + distance) % n, own, &[])));
+        let from = (me + n - distance) % n;
+        inputs[from] = plan.scratch(bytes, element);
+        after.push(Some(plan.receive(from, inputs[from], &[])));
     }
-    let result = destination(own.0, own.1);
-    let folded = draft.fold(result, inputs, true, &received);
-    for distance in 1..n {
-        let (to, from) = (draft.at(distance as isize), draft.at(-(distance as isize)));
-        draft.send(to, result, &[folded]);
-        let read: Vec<usize> = sent[from].into_iter().collect();
-        draft.receive(from, destination(blocks.offset(from), blocks.len(from)), &read);
+    plan.fold(Part::whole(bytes).of(Space::Destination), inputs, true, &after);
+    plan.finish()
+}
+
+/// Recursive doubling in the making.
+struct Doubling {
+    plan: Builder,
+    buffers: [Span; 2],
+    bytes: usize,
+    /// How many folds there will be, and how many there are.
+    folds: usize,
+    folded: usize,
+    /// The fold of a group of neighbours in rank order, and the step that made it.
+    partial: Span,
+    ready: Option<usize>,
+    /// The send of the own contribution, and those of what lies in the buffers.
+    source_sent: Option<usize>,
+    buffer_sent: [Option<usize>; 2],
+}
+
+impl Doubling {
+    /// At distances 1, 2, 4 … ranks exchange the folds of their groups, the lower group always being the left operand: so
+    /// all ranks fold the same operands in the same order. Where n is no power of two, the lowest ranks first become one in
+    /// adjacent pairs, the even rank acting for both.
+    fn plan(n: usize, me: usize, bytes: usize, element: usize) -> Plan {
+        let power = 1 << n.ilog2();
+        let pairs = n - power;
+        let paired = me < 2 * pairs;
+        if paired && me % 2 == 1 {
+            return Self::represented(me, bytes);
+        }
+        let (number, rank) = if paired { (me / 2, me) } else { (me - pairs, me) };
+        let actor = |number: usize| if number < pairs { 2 * number } else { number + pairs };
+        let mut doubling = Self::new(bytes, element, n.ilog2() as usize + usize::from(paired));
+        if paired {
+            doubling.fold(rank + 1, true);
+        }
+        let mut distance = 1;
+        while distance < power {
+            let other = number ^ distance;
+            doubling.send(actor(other));
+            doubling.fold(actor(other), number < other);
+            distance *= 2;
+        }
+        if paired {
+            doubling.send(rank + 1);
+        }
+        doubling.plan.finish()
     }
-    draft.finish()
+
+    /// The part of a rank for which its lower neighbour acts.
+    fn represented(me: usize, bytes: usize) -> Plan {
+        let mut plan = Builder::new(2);
+        let sent = plan.send(me - 1, Part::whole(bytes).of(Space::Source), &[]);
+        plan.receive(me - 1, Part::whole(bytes).of(Space::Destination), &[Some(sent)]);
+        plan.finish()
+    }
+
+    fn new(bytes: usize, element: usize, folds: usize) -> Self {
+        let mut plan = Builder::new(3 * folds + 1);
+        let first = plan.scratch(bytes, element);
+        let second = if folds > 1 { plan.scratch(bytes, element) } else { first };
+        let partial = Part::whole(bytes).of(Space::Source);
+        let (ready, source_sent, buffer_sent) = (None, None, [None; 2]);
+        Self { plan, buffers: [first, second], bytes, folds, folded: 0, partial, ready, source_sent, buffer_sent }
+    }
+
+    /// Sends the partial result.
+    fn send(&mut self, to: usize) {
+        let sent = Some(self.plan.send(to, self.partial, &[self.ready]));
+        match self.folded {
+            0 => self.source_sent = sent,
+            folded => self.buffer_sent[(folded - 1) % 2] = sent,
+        }
+    }
+
+    /// Takes another group's partial result and makes it one with the own.
+    fn fold(&mut self, from: usize, own_is_left: bool) {
+        let (buffer, reused) = (self.buffers[self.folded % 2], self.folded >= 2);
+        // What lay in this buffer was sent, and then read by the latest fold.
+        let after = [self.ready.filter(|_| reused), self.buffer_sent[self.folded % 2]];
+        let received = self.plan.receive(from, buffer, &after);
+        self.folded += 1;
+        let last = self.folded == self.folds;
+        let into = if last { Part::whole(self.bytes).of(Space::Destination) } else { buffer };
+        let inputs = if own_is_left { vec![self.partial, buffer] } else { vec![buffer, self.partial] };
+        // In place, the last fold overwrites what was sent first.
+        let after = [Some(received), self.ready, self.source_sent.filter(|_| last)];
+        self.ready = Some(self.plan.fold(into, inputs, last, &after));
+        self.partial = into;
+    }
 }

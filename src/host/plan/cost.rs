@@ -1,194 +1,396 @@
-//! Which algorithm a call takes: the cheapest by a table of latency and bandwidth, unless the user says otherwise.
+//! Which algorithm: the one whose estimated time is least, unless the caller asked for another.
 
 use std::fmt;
 
+use super::overrides::{Overrides, Size};
+use super::{Algorithm, all_reduce, broadcast, reduce};
 use crate::call::Kind;
-use crate::error::{Error, Result};
 
-/// How a collective is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Algorithm {
-    /// Recursive doubling: log₂ n exchanges of everything.
-    Doubling,
-    /// Round a ring, in segments.
-    Ring,
-    /// Between each pair at once, folded in rank order.
-    Direct,
-    /// A binomial tree.
-    Tree,
-    /// A chain in segments.
-    Chain,
+/// What the links between the participants are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum LinkClass {
+    SharedMemory,
+    Tcp,
 }
 
-impl Algorithm {
-    const ALL: [Algorithm; 5] = [Algorithm::Doubling, Algorithm::Ring, Algorithm::Direct, Algorithm::Tree, Algorithm::Chain];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Algorithm::Doubling => "doubling",
-            Algorithm::Ring => "ring",
-            Algorithm::Direct => "direct",
-            Algorithm::Tree => "tree",
-            Algorithm::Chain => "chain",
-        }
-    }
-
-    /// Those that a collective has.
-    fn of(kind: Kind) -> &'static [Algorithm] {
-        match kind {
-            Kind::AllReduce => &[Algorithm::Doubling, Algorithm::Ring, Algorithm::Direct],
-            Kind::Reduce => &[Algorithm::Tree, Algorithm::Ring, Algorithm::Direct],
-            Kind::ReduceScatter | Kind::ReduceScatterV => &[Algorithm::Direct, Algorithm::Ring],
-            Kind::AllGather | Kind::AllGatherV => &[Algorithm::Direct, Algorithm::Ring],
-            Kind::Broadcast => &[Algorithm::Tree, Algorithm::Chain],
-            _ => &[Algorithm::Direct],
-        }
-    }
-}
-
-impl fmt::Display for Algorithm {
+impl fmt::Display for LinkClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(match self {
+            LinkClass::SharedMemory => "shared memory",
+            LinkClass::Tcp => "tcp",
+        })
     }
 }
 
-/// What a message costs between two hosts.
+/// What a fold has to promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Order {
+    /// The same bits on every rank.
+    Any,
+    /// Operands in rank order, in any grouping: the op is not commutative.
+    Ranks,
+    /// All operands at once, in rank order: the same bits whatever the transport (`Config::reproducible`).
+    Exact,
+}
+
+/// What links of a class cost, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Costs {
-    /// From sending a small message to having it, in seconds.
+pub(crate) struct LinkCost {
+    /// From handing a small message over until the peer sees it.
     pub(crate) latency: f64,
-    /// Seconds per byte on the way.
-    pub(crate) per_byte: f64,
-    /// Seconds per byte that is folded.
-    pub(crate) per_folded_byte: f64,
+    /// The processor's time for a message, sent or received, whatever its length.
+    pub(crate) message: f64,
+    /// For each byte, one way.
+    pub(crate) byte: f64,
+    /// For each byte folded or copied.
+    pub(crate) fold: f64,
+    /// The segments in which large messages travel, in bytes.
+    pub(crate) segment_bytes: usize,
 }
 
-impl Default for Costs {
-    /// Ten-gigabit-class TCP.
+/// What both classes of links cost.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct CostTable {
+    pub(crate) shared_memory: LinkCost,
+    pub(crate) tcp: LinkCost,
+}
+
+impl Default for CostTable {
+    /// Measured between two cores of one machine: flags and copies for shared memory, the loopback device for TCP.
     fn default() -> Self {
-        Self { latency: 20e-6, per_byte: 0.5e-9, per_folded_byte: 0.1e-9 }
-    }
-}
-
-impl Costs {
-    /// The estimated time of an algorithm among `n`, in seconds; `bytes` as in the call's whole vector.
-    fn estimate(&self, kind: Kind, algorithm: Algorithm, bytes: f64, n: f64) -> f64 {
-        let hops = n.log2().ceil();
-        let share = bytes / n;
-        let (latency, moved, folded) = match (kind, algorithm) {
-            (_, Algorithm::Doubling) => (hops + 1.0, hops * bytes, hops * bytes),
-            (Kind::AllReduce, Algorithm::Ring) => (2.0 * (n - 1.0), 2.0 * (n - 1.0) * share, (n - 1.0) * share),
-            (Kind::AllReduce, _) => (2.0 + n / 8.0, 2.0 * (n - 1.0) * share, (n - 1.0) * share),
-            (Kind::Reduce, Algorithm::Tree) => (2.0 * hops, hops * bytes, hops * bytes),
-            (Kind::Reduce, _) => (hops + n, 2.0 * (n - 1.0) * share, (n - 1.0) * share),
-            (Kind::Broadcast, Algorithm::Tree) => (2.0 * hops, hops * bytes, 0.0),
-            (Kind::Broadcast, _) => (hops + n, bytes, 0.0),
-            // One hop, but all at once: what a ring spreads out meets at the receivers here.
-            (_, Algorithm::Direct) => (1.0 + n / 8.0, 1.5 * (n - 1.0) * share, (n - 1.0) * share),
-            _ => (hops + n - 1.0, (n - 1.0) * share, (n - 1.0) * share),
-        };
-        latency * self.latency + moved * self.per_byte + folded * self.per_folded_byte
-    }
-}
-
-/// A range of sizes for which the user chose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Chosen {
-    algorithm: Algorithm,
-    from: u64,
-    to: u64,
-}
-
-/// Chooses algorithms.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Choice {
-    costs: Costs,
-    chosen: Vec<Chosen>,
-}
-
-impl Choice {
-    /// The table's choice, overridden by ranges as `doubling:0-16K,ring:16K-` (bytes; the upper end is not in the range; K, M and G
-    /// are binary). An algorithm that a collective does not have leaves that collective to the table.
-    pub(crate) fn new(ranges: Option<&str>) -> Result<Self> {
-        let chosen = ranges.unwrap_or_default().split(',').map(str::trim).filter(|range| !range.is_empty());
-        Ok(Self { costs: Costs::default(), chosen: chosen.map(parse_range).collect::<Result<_>>()? })
-    }
-
-    /// The algorithm for `bytes` (the whole vector) among `n`.
-    pub(crate) fn choose(&self, kind: Kind, bytes: usize, n: usize) -> Algorithm {
-        let offered = Algorithm::of(kind);
-        let fits = |chosen: &&Chosen| (chosen.from..chosen.to).contains(&(bytes as u64)) && offered.contains(&chosen.algorithm);
-        if let Some(chosen) = self.chosen.iter().find(fits) {
-            return chosen.algorithm;
+        Self {
+            shared_memory: LinkCost { latency: 200.0, message: 60.0, byte: 0.06, fold: 0.03, segment_bytes: 64 << 10 },
+            tcp: LinkCost { latency: 10_000.0, message: 3_000.0, byte: 0.2, fold: 0.03, segment_bytes: 256 << 10 },
         }
-        let cost = |algorithm: Algorithm| self.costs.estimate(kind, algorithm, bytes as f64, n as f64);
-        let cheaper = |best: Algorithm, other: Algorithm| if cost(other) < cost(best) { other } else { best };
-        // Never `Direct` for an all-reduce of many: it is there for those who want rank order.
-        let candidates = offered
-            .iter()
-            .copied()
-            .filter(|algorithm| !(matches!(kind, Kind::AllReduce | Kind::Reduce) && *algorithm == Algorithm::Direct));
-        candidates.reduce(cheaper).unwrap_or(Algorithm::Direct)
     }
 }
 
-/// A number of bytes with an optional K, M or G.
-fn parse_bytes(text: &str) -> Option<u64> {
-    let (digits, shift) = match text.as_bytes().last()? {
-        b'K' | b'k' => (&text[..text.len() - 1], 10),
-        b'M' | b'm' => (&text[..text.len() - 1], 20),
-        b'G' | b'g' => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+impl CostTable {
+    /// The cost of links of this class.
+    pub(crate) fn link(&self, class: LinkClass) -> &LinkCost {
+        match class {
+            LinkClass::SharedMemory => &self.shared_memory,
+            LinkClass::Tcp => &self.tcp,
+        }
+    }
 }
 
-/// `ring:16K-` or `ring:16K-1M` or `ring`.
-fn parse_range(text: &str) -> Result<Chosen> {
-    let wrong = |reason: String| Error::config(format!("algorithm range {text:?}"), reason);
-    let (name, range) = text.split_once(':').unwrap_or((text, "0-"));
-    let algorithm = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name).ok_or_else(|| {
-        let known: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
-        wrong(format!("{name:?} is no algorithm; one of {}", known.join(", ")))
-    })?;
-    let (from, to) = range.split_once('-').ok_or_else(|| wrong(format!("{range:?} is no range; write from-to, as 0-16K or 16K-")))?;
-    let from = parse_bytes(from).ok_or_else(|| wrong(format!("{from:?} is no number of bytes")))?;
-    let to = if to.is_empty() { u64::MAX } else { parse_bytes(to).ok_or_else(|| wrong(format!("{to:?} is no number of bytes")))? };
-    Ok(Chosen { algorithm, from, to })
+/// What is to be done. All participants must ask the same question, to get the same answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Question {
+    pub(crate) kind: Kind,
+    /// The whole vector; for `all_gather` and `reduce_scatter`, all blocks together. The kinds with one candidate ignore it.
+    pub(crate) bytes: usize,
+    pub(crate) element_bytes: usize,
+    pub(crate) n: usize,
+    pub(crate) class: LinkClass,
+    pub(crate) order: Order,
+}
+
+/// The algorithms that a collective knows and that keep this order; never empty.
+pub(crate) fn candidates(kind: Kind, order: Order) -> &'static [Algorithm] {
+    use Algorithm::{Binomial, Chain, Direct, Doubling, Ring, ScatterGather};
+    match (kind, order) {
+        (Kind::Barrier, _) => &[Doubling],
+        (Kind::AllReduce, Order::Any) => &[Doubling, Ring, Direct],
+        (Kind::AllReduce, Order::Ranks) => &[Doubling, Direct],
+        (Kind::Reduce, Order::Any) => &[Binomial, ScatterGather, Direct],
+        (Kind::Reduce, Order::Ranks) => &[Binomial, Direct],
+        (Kind::ReduceScatter | Kind::ReduceScatterV, Order::Any) => &[Ring, Direct],
+        (Kind::Broadcast, _) => &[Binomial, Chain],
+        (Kind::AllGather | Kind::AllGatherV, _) => &[Doubling, Ring, Direct],
+        (Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter | Kind::ReduceScatterV, _) => &[Direct],
+        (Kind::Gather | Kind::GatherV | Kind::Scatter | Kind::ScatterV | Kind::AllToAll | Kind::AllToAllV, _) => &[Direct],
+    }
+}
+
+/// How algorithms are chosen.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Policy {
+    costs: CostTable,
+    overrides: Overrides,
+}
+
+impl Policy {
+    /// Chooses by these costs, where the caller's rules leave a choice.
+    pub(crate) fn new(costs: CostTable, overrides: Overrides) -> Self {
+        Self { costs, overrides }
+    }
+
+    /// The segments in which large messages travel on links of this class.
+    pub(crate) fn segment_bytes(&self, class: LinkClass) -> usize {
+        self.costs.link(class).segment_bytes
+    }
+
+    /// The algorithm to use.
+    pub(crate) fn choose(&self, question: &Question) -> Algorithm {
+        let candidates = candidates(question.kind, question.order);
+        if let [only] = candidates {
+            return *only;
+        }
+        let estimate = Estimate::new(question, self.costs.link(question.class));
+        // Ties go to the earlier candidate, whatever the rounding.
+        let cheaper = |best: (Algorithm, f64), other: &Algorithm| {
+            let time = estimate.nanoseconds(*other);
+            if time < 0.99 * best.1 { (*other, time) } else { best }
+        };
+        self.overrides.find(question.bytes, candidates).unwrap_or_else(|| candidates.iter().fold((candidates[0], f64::INFINITY), cheaper).0)
+    }
+
+    /// The choices for `n` participants over links of one class, as they would be written to ask for them.
+    pub(crate) fn explain(&self, n: usize, class: LinkClass) -> Explanation<'_> {
+        Explanation { policy: self, n, class }
+    }
+}
+
+impl fmt::Display for Policy {
+    /// The costs, and what the caller asked for.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for class in [LinkClass::SharedMemory, LinkClass::Tcp] {
+            let LinkCost { latency, message, byte, fold, segment_bytes } = self.costs.link(class);
+            let segment = Size(*segment_bytes);
+            writeln!(f, "{class}: latency {latency} ns, message {message} ns, {byte} ns/B, fold {fold} ns/B, segments of {segment}")?;
+        }
+        let overrides = self.overrides.to_string();
+        write!(f, "asked for: {}", if overrides.is_empty() { "nothing" } else { &overrides })
+    }
+}
+
+/// Prints a line for each collective that has a choice, e.g. `all_reduce: doubling:0-16K,ring:16K-`.
+pub(crate) struct Explanation<'a> {
+    policy: &'a Policy,
+    n: usize,
+    class: LinkClass,
+}
+
+impl fmt::Display for Explanation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut sizes: Vec<usize> =
+            std::iter::once(0).chain((8..36).map(|bits| 1 << bits)).chain(self.policy.overrides.borders()).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        write!(f, "{} ranks, {}", self.n, self.class)?;
+        for kind in [Kind::AllReduce, Kind::Reduce, Kind::Broadcast, Kind::AllGather, Kind::ReduceScatter] {
+            let choose = |bytes| {
+                let (n, class, order) = (self.n, self.class, Order::Any);
+                self.policy.choose(&Question { kind, bytes, element_bytes: 1, n, class, order })
+            };
+            write!(f, "\n{}: {}:0-", kind.name(), choose(0))?;
+            for (before, size) in sizes.iter().zip(&sizes[1..]) {
+                if choose(*size) != choose(*before) {
+                    write!(f, "{},{}:{}-", Size(*size), choose(*size), Size(*size))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Estimates for one question.
+struct Estimate<'a> {
+    question: &'a Question,
+    cost: &'a LinkCost,
+    /// Participants, bytes, and the messages that a share of the vector takes.
+    n: f64,
+    bytes: f64,
+    share_messages: f64,
+    /// ceil(log2 n).
+    rounds: f64,
+    /// The part of a vector that a rank does not have itself.
+    others: f64,
+    /// For each byte received and folded in segments: both go on at once, and the slower counts.
+    overlapped: f64,
+    /// For each byte where everyone sends to one rank at once. How much slower that is was assumed, not measured.
+    crowded: f64,
+}
+
+impl<'a> Estimate<'a> {
+    fn new(question: &'a Question, cost: &'a LinkCost) -> Self {
+        let n = question.n as f64;
+        Self {
+            question,
+            cost,
+            n,
+            bytes: question.bytes as f64,
+            share_messages: (question.bytes / question.n).div_ceil(cost.segment_bytes.max(1)).max(1) as f64,
+            rounds: f64::from(usize::BITS - (question.n - 1).leading_zeros()),
+            others: (n - 1.0) / n,
+            overlapped: cost.byte.max(cost.fold),
+            crowded: cost.byte * (1.0 + 0.1 * (n - 2.0)).clamp(1.0, 2.0),
+        }
+    }
+
+    /// How long this algorithm would take.
+    fn nanoseconds(&self, algorithm: Algorithm) -> f64 {
+        match self.question.kind {
+            Kind::AllReduce => self.all_reduce(algorithm),
+            Kind::Reduce => self.reduce(algorithm),
+            Kind::Broadcast => self.broadcast(algorithm),
+            Kind::AllGather | Kind::AllGatherV => self.all_gather(algorithm),
+            Kind::ReduceScatter | Kind::ReduceScatterV => self.reduce_scatter(algorithm),
+            _ => 0.0,
+        }
+    }
+
+    /// A message of so many bytes.
+    fn hop(&self, bytes: f64) -> f64 {
+        self.cost.latency + self.cost.message + bytes * self.cost.byte
+    }
+
+    /// The messages of `times` shares to or from each other rank.
+    fn messages(&self, times: f64) -> f64 {
+        times * (self.n - 1.0) * self.share_messages * self.cost.message
+    }
+
+    /// Everyone's whole vector goes straight to whoever folds it.
+    fn whole_vectors(&self) -> f64 {
+        let each = self.cost.message + self.bytes * (self.crowded + self.cost.fold);
+        self.cost.latency + (self.n - 1.0) * each
+    }
+
+    /// Shares of the vector go to and fro between everyone, in segments.
+    fn shares(&self) -> f64 {
+        2.0 * self.cost.latency + self.messages(2.0) + self.others * self.bytes * (self.crowded + self.crowded.max(self.cost.fold))
+    }
+
+    fn all_reduce(&self, algorithm: Algorithm) -> f64 {
+        let element = self.question.element_bytes.max(1);
+        match algorithm {
+            Algorithm::Ring => {
+                let bytes = self.others * self.bytes * (self.overlapped + self.cost.byte);
+                2.0 * (self.n - 1.0) * self.cost.latency + self.messages(2.0) + bytes
+            }
+            Algorithm::Direct if all_reduce::is_flat(self.question.n, self.question.bytes, element) => self.whole_vectors(),
+            Algorithm::Direct => self.shares(),
+            _ => {
+                let uneven = if self.question.n.is_power_of_two() { 0.0 } else { 1.0 };
+                (self.rounds + uneven) * self.hop(self.bytes) + self.rounds * self.bytes * self.cost.fold
+            }
+        }
+    }
+
+    fn reduce(&self, algorithm: Algorithm) -> f64 {
+        let element = self.question.element_bytes.max(1);
+        match algorithm {
+            Algorithm::ScatterGather => {
+                let bytes = self.others * self.bytes * (self.overlapped + self.cost.byte);
+                self.n * self.cost.latency + self.messages(2.0) + bytes
+            }
+            Algorithm::Direct if reduce::is_star(self.question.n, self.question.bytes, element) => self.whole_vectors(),
+            Algorithm::Direct => self.shares(),
+            _ => self.rounds * (self.hop(self.bytes) + self.bytes * self.cost.fold),
+        }
+    }
+
+    fn broadcast(&self, algorithm: Algorithm) -> f64 {
+        let agreement = self.rounds * self.hop(0.0);
+        let carried = self.question.bytes <= broadcast::CARRIED_BYTES;
+        match algorithm {
+            Algorithm::Chain => {
+                let segment = self.bytes.min(self.cost.segment_bytes as f64);
+                let segments = self.question.bytes.div_ceil(self.cost.segment_bytes.max(1)) as f64;
+                agreement + (self.n - 1.0) * self.hop(segment) + segments * self.cost.message + self.bytes * self.cost.byte
+            }
+            _ if carried => self.rounds * self.hop(self.bytes) + self.bytes * self.cost.fold,
+            _ => agreement + self.rounds * self.hop(self.bytes),
+        }
+    }
+
+    fn all_gather(&self, algorithm: Algorithm) -> f64 {
+        let (agreement, bytes) = (self.rounds * self.hop(0.0), self.others * self.bytes);
+        match algorithm {
+            Algorithm::Ring => agreement + (self.n / 2.0).floor() * self.cost.latency + self.messages(1.0) + bytes * self.cost.byte,
+            Algorithm::Direct => agreement + self.hop(0.0) + (self.n - 2.0) * self.cost.message + bytes * self.crowded,
+            _ => agreement + bytes * self.cost.byte + self.bytes * self.cost.fold,
+        }
+    }
+
+    fn reduce_scatter(&self, algorithm: Algorithm) -> f64 {
+        let bytes = self.others * self.bytes;
+        match algorithm {
+            Algorithm::Direct => self.cost.latency + self.messages(1.0) + bytes * self.crowded.max(self.cost.fold),
+            _ => (self.n - 1.0) * self.cost.latency + self.messages(1.0) + bytes * self.overlapped,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn question(kind: Kind, bytes: usize, n: usize, class: LinkClass) -> Question {
+        Question { kind, bytes, element_bytes: 4, n, class, order: Order::Any }
+    }
+
+    fn asked(rules: &str) -> Overrides {
+        Overrides::parse(rules).expect("rules")
+    }
+
     #[test]
-    fn small_calls_take_few_hops_and_large_ones_few_bytes() {
-        let choice = Choice::new(None).unwrap();
-        for n in [2, 3, 8, 64] {
-            assert_eq!(choice.choose(Kind::AllReduce, 8, n), Algorithm::Doubling);
-            assert_eq!(choice.choose(Kind::Broadcast, 8, n), Algorithm::Tree);
-        }
-        for n in [3, 8, 64] {
-            assert_eq!(choice.choose(Kind::AllReduce, 64 << 20, n), Algorithm::Ring);
-            assert_eq!(choice.choose(Kind::Broadcast, 64 << 20, n), Algorithm::Chain);
+    fn small_is_chosen_for_latency_and_large_for_bandwidth() {
+        let policy = Policy::default();
+        for class in [LinkClass::SharedMemory, LinkClass::Tcp] {
+            let choose = |kind, bytes, n| policy.choose(&question(kind, bytes, n, class));
+            assert_ne!(choose(Kind::AllReduce, 4, 8), Algorithm::Ring);
+            assert_ne!(choose(Kind::AllReduce, 64 << 20, 8), Algorithm::Doubling);
+            assert_eq!(choose(Kind::Broadcast, 4, 8), Algorithm::Binomial);
+            assert_eq!(choose(Kind::Broadcast, 64 << 20, 8), Algorithm::Chain);
+            assert_eq!(choose(Kind::AllGather, 64, 8), Algorithm::Doubling);
+            assert_ne!(choose(Kind::AllGather, 64 << 20, 8), Algorithm::Doubling);
+            assert_ne!(choose(Kind::Reduce, 64 << 20, 8), Algorithm::Binomial);
         }
     }
 
     #[test]
-    fn ranges_override_the_table_where_the_collective_has_the_algorithm() {
-        let choice = Choice::new(Some("ring:0-16K, doubling:16K-")).unwrap();
-        assert_eq!(choice.choose(Kind::AllReduce, 16 * 1024 - 1, 4), Algorithm::Ring);
-        assert_eq!(choice.choose(Kind::AllReduce, 16 * 1024, 4), Algorithm::Doubling);
-        assert_eq!(choice.choose(Kind::Broadcast, 8, 4), Algorithm::Tree);
+    fn every_choice_is_a_candidate() {
+        let policy = Policy::new(CostTable::default(), asked("chain:0-,ring:0-1K"));
+        for kind in Kind::ALL {
+            for order in [Order::Any, Order::Ranks, Order::Exact] {
+                for (bytes, n) in [(0, 1), (1, 2), (usize::MAX, 3), (1 << 20, 1000), (17, usize::MAX)] {
+                    let chosen = policy.choose(&Question { order, ..question(kind, bytes, n, LinkClass::Tcp) });
+                    assert!(candidates(kind, order).contains(&chosen), "{kind:?} {order:?}");
+                }
+            }
+        }
     }
 
     #[test]
-    fn malformed_ranges_are_quoted() {
-        for (text, part) in
-            [("ringo:0-", "ringo"), ("ring:5", "5"), ("ring:x-", "x"), ("ring:0-1T", "1T"), ("ring:99999999999G-", "99999999999G")]
-        {
-            let error = Choice::new(Some(text)).unwrap_err().to_string();
-            assert!(error.contains(part) && error.contains(text), "{error}");
+    fn what_was_asked_for_wins_where_it_exists() {
+        let policy = Policy::new(CostTable::default(), asked("ring:0-"));
+        let ask = |kind, order| policy.choose(&Question { order, ..question(kind, 4, 4, LinkClass::Tcp) });
+        assert_eq!(ask(Kind::AllReduce, Order::Any), Algorithm::Ring);
+        assert_eq!(ask(Kind::AllReduce, Order::Exact), Algorithm::Direct);
+        assert_ne!(ask(Kind::AllReduce, Order::Ranks), Algorithm::Ring);
+        assert_eq!(ask(Kind::Broadcast, Order::Any), Algorithm::Binomial);
+    }
+
+    #[test]
+    fn an_explanation_can_be_asked_for() {
+        let policy = Policy::default();
+        for (n, class) in [(2, LinkClass::Tcp), (4, LinkClass::SharedMemory), (16, LinkClass::Tcp)] {
+            let text = policy.explain(n, class).to_string();
+            for (kind, line) in
+                [Kind::AllReduce, Kind::Reduce, Kind::Broadcast, Kind::AllGather, Kind::ReduceScatter].iter().zip(text.lines().skip(1))
+            {
+                let (name, rules) = line.split_once(": ").expect("name and rules");
+                assert_eq!(name, kind.name());
+                let written = Policy::new(CostTable::default(), asked(rules));
+                for bits in 8..36 {
+                    let question = Question { element_bytes: 1, ..question(*kind, 1 << bits, n, class) };
+                    assert_eq!(written.choose(&question), policy.choose(&question), "{text}");
+                }
+            }
         }
+    }
+
+    #[test]
+    fn a_policy_says_what_it_goes_by() {
+        let policy = Policy::new(CostTable::default(), asked("ring:16K-"));
+        assert_eq!(
+            policy.to_string(),
+            "shared memory: latency 200 ns, message 60 ns, 0.06 ns/B, fold 0.03 ns/B, segments of 64K\n\
+             tcp: latency 10000 ns, message 3000 ns, 0.2 ns/B, fold 0.03 ns/B, segments of 256K\n\
+             asked for: ring:16K-"
+        );
     }
 }

@@ -3,101 +3,56 @@
 //! A plan is one rank's part of a collective among `n` participants, numbered from 0. Streams between two participants are
 //! first in, first out: the k-th [`Action::Send`] of `a` to `b` meets the k-th [`Action::Receive`] of `b` from `a`, and both
 //! have the same length (zero is allowed: it carries the agreement alone).
+//!
+//! Every plan of this module keeps these promises, and the tests check each of them for every algorithm:
+//!
+//! - **Agreement.** A rank writes no byte of its destination before it has heard, transitively, from every participant. Only
+//!   the first message of a direction of a link (whatever its length) and messages with bytes count as heard; a plan never
+//!   waits for anything else that has no bytes. Plans whose data flow does not bring this about start with a [`barrier()`].
+//! - **In place.** Source and destination may be the same memory, in the layout of the collective: equal for `all_reduce`,
+//!   `reduce`, `broadcast` and `all_to_all`; the destination is the rank's own block inside the source for `reduce_scatter` and
+//!   for the root of `scatter`; the source is the own block inside the destination for `all_gather` and for the root of
+//!   `gather`. No destination byte is written before every step that reads the source byte at that place is done.
+//! - **No races.** Of two steps that touch the same bytes, one of them writing, one is `after` the other, directly or not.
+//! - **No deadlock**, whatever the links' capacity, provided that sends and receives of different links progress independently.
+//! - `after` names earlier steps only; a rank's sends on one link, and its receives from one link, can be done in step order.
+//!
+//! Sizes are bytes. Whoever calls has checked that `n >= 1`, that `me` and `root` are below `n`, that there is one block for
+//! each rank, that lengths are multiples of the element's size where something is folded, and that the sum of all lengths
+//! fits in memory.
 
+mod all_gather;
 mod all_reduce;
-mod cost;
-mod draft;
-mod moves;
+mod all_to_all;
+mod barrier;
+mod blocks;
+mod broadcast;
+mod builder;
+pub(crate) mod cost;
+mod direct;
+pub(crate) mod overrides;
+#[cfg(test)]
+mod proof;
 mod reduce;
+mod reduce_scatter;
+mod ring;
 #[cfg(test)]
 mod simulator;
+mod star;
+#[cfg(test)]
+mod tests;
 
-pub(crate) use cost::{Algorithm, Choice};
+use std::fmt;
 
-/// How much is sent at once where sending, receiving and folding are to overlap.
-pub(crate) const SEGMENT_BYTES: usize = 128 << 10;
-
-/// Participant `me` of `n`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) n: usize,
-    pub(crate) me: usize,
-}
-
-/// All-reduce of `bytes`.
-pub(crate) fn all_reduce(algorithm: Algorithm, Place { n, me }: Place, bytes: usize, element_bytes: usize, segment_bytes: usize) -> Plan {
-    match algorithm {
-        Algorithm::Doubling => all_reduce::doubling(n, me, bytes),
-        Algorithm::Direct => all_reduce::direct(n, me, bytes, element_bytes),
-        _ => all_reduce::ring(n, me, bytes, element_bytes, segment_bytes),
-    }
-}
-
-/// Reduce of `bytes` to participant `root`.
-pub(crate) fn reduce(
-    algorithm: Algorithm,
-    Place { n, me }: Place,
-    bytes: usize,
-    element_bytes: usize,
-    segment_bytes: usize,
-    root: usize,
-) -> Plan {
-    match algorithm {
-        Algorithm::Tree => reduce::binomial(n, me, bytes, root),
-        Algorithm::Direct => reduce::scatter_gather(n, me, bytes, element_bytes, None, root),
-        _ => reduce::scatter_gather(n, me, bytes, element_bytes, Some(segment_bytes), root),
-    }
-}
-
-/// Reduce-scatter of blocks of these lengths in bytes.
-pub(crate) fn reduce_scatter(
-    algorithm: Algorithm,
-    Place { n, me }: Place,
-    lengths: &[usize],
-    element_bytes: usize,
-    segment_bytes: usize,
-) -> Plan {
-    match algorithm {
-        Algorithm::Direct => reduce::scatter_direct(n, me, lengths),
-        _ => reduce::scatter_ring(n, me, lengths, element_bytes, segment_bytes),
-    }
-}
-
-/// Broadcast of `bytes` from participant `root`.
-pub(crate) fn broadcast(algorithm: Algorithm, Place { n, me }: Place, bytes: usize, segment_bytes: usize, root: usize) -> Plan {
-    match algorithm {
-        Algorithm::Tree => moves::broadcast_tree(n, me, bytes, root),
-        _ => moves::broadcast_chain(n, me, bytes, segment_bytes, root),
-    }
-}
-
-/// All-gather of blocks of these lengths in bytes.
-pub(crate) fn all_gather(algorithm: Algorithm, Place { n, me }: Place, lengths: &[usize], segment_bytes: usize) -> Plan {
-    match algorithm {
-        Algorithm::Direct => moves::all_gather_direct(n, me, lengths),
-        _ => moves::all_gather_ring(n, me, lengths, segment_bytes),
-    }
-}
-
-/// Gather to participant `root`, which knows all lengths; each knows its own.
-pub(crate) fn gather(Place { n, me }: Place, own: usize, lengths: Option<&[usize]>, root: usize) -> Plan {
-    moves::gather(n, me, own, lengths, root)
-}
-
-/// Scatter from participant `root`, which knows all lengths; each knows its own.
-pub(crate) fn scatter(Place { n, me }: Place, own: usize, lengths: Option<&[usize]>, root: usize) -> Plan {
-    moves::scatter(n, me, own, lengths, root)
-}
-
-/// All-to-all of blocks of these lengths in bytes.
-pub(crate) fn all_to_all(Place { n, me }: Place, sends: &[usize], receives: &[usize], in_place: bool) -> Plan {
-    moves::all_to_all(n, me, sends, receives, in_place)
-}
-
-/// Everyone hears from everyone.
-pub(crate) fn barrier(Place { n, me }: Place) -> Plan {
-    moves::barrier(n, me)
-}
+pub(crate) use all_gather::all_gather;
+pub(crate) use all_reduce::all_reduce;
+pub(crate) use all_to_all::all_to_all;
+pub(crate) use barrier::barrier;
+pub(crate) use blocks::Blocks;
+pub(crate) use broadcast::broadcast;
+pub(crate) use reduce::reduce;
+pub(crate) use reduce_scatter::reduce_scatter;
+pub(crate) use star::{gather, scatter};
 
 /// Which memory a span lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -144,4 +99,58 @@ pub(crate) struct Step {
 pub(crate) struct Plan {
     pub(crate) steps: Vec<Step>,
     pub(crate) scratch_bytes: usize,
+}
+
+/// How a collective is done. Not every collective knows every algorithm: see [`cost::candidates`]. One that is asked for an
+/// algorithm that it lacks uses its first candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Algorithm {
+    /// Distances 1, 2, 4 …: everyone has heard everyone after log2 n exchanges.
+    Doubling,
+    /// A tree of log2 n levels.
+    Binomial,
+    /// From neighbour to neighbour, both ways round, in segments.
+    Ring,
+    /// From the root to its neighbour and on, in segments.
+    Chain,
+    /// A ring brings every rank a complete share; the shares then go to the root.
+    ScatterGather,
+    /// Everyone talks to everyone; folds take all ranks' contributions at once, in rank order.
+    Direct,
+}
+
+impl Algorithm {
+    /// Every algorithm.
+    pub(crate) const ALL: [Algorithm; 6] =
+        [Algorithm::Doubling, Algorithm::Binomial, Algorithm::Ring, Algorithm::Chain, Algorithm::ScatterGather, Algorithm::Direct];
+
+    /// The name used in `Config::algorithm` and in messages.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Algorithm::Doubling => "doubling",
+            Algorithm::Binomial => "binomial",
+            Algorithm::Ring => "ring",
+            Algorithm::Chain => "chain",
+            Algorithm::ScatterGather => "scatter_gather",
+            Algorithm::Direct => "direct",
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The plan with a round of agreement beside it: who only sends learns by it that everyone makes this call.
+pub(crate) fn agreed(plan: Plan, n: usize, me: usize) -> Plan {
+    let mut joined = barrier(n, me);
+    let first = joined.steps.len();
+    joined.steps.extend(plan.steps.into_iter().map(|step| {
+        let after = step.after.into_iter().map(|before| before + first).collect();
+        Step { after, ..step }
+    }));
+    joined.scratch_bytes = plan.scratch_bytes;
+    joined
 }

@@ -1,447 +1,348 @@
-//! Runs the plans of all participants on simulated links in random order, and checks what every plan promises.
+//! Runs the plans of all ranks over links of small capacity, in an order drawn at random.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
+use std::ops::Range;
 
-use super::*;
+use super::{Action, Plan, Space, Span};
 
-/// A small generator of random numbers (SplitMix64).
+/// A small generator of pseudo-random numbers (splitmix64).
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ x >> 31
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
     }
 
-    fn below(&mut self, bound: usize) -> usize {
+    /// Below `bound`, which is not 0.
+    pub(super) fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound as u64) as usize
     }
+
+    pub(super) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
 }
 
-/// One element: the list of contributions folded into it, in order. Folding joins lists: associative, and nothing commutes.
-type Element = Vec<u16>;
-
-/// What travels: elements, and whom the sender had heard from.
-struct Message {
-    elements: Vec<Element>,
-    heard: BTreeSet<usize>,
+/// One rank: its plan, what it contributes, and where its destination lies.
+pub(super) struct Rank {
+    pub(super) plan: Plan,
+    pub(super) source: Vec<u8>,
+    pub(super) destination_len: usize,
+    /// In place: where the destination begins, counted from the beginning of the source.
+    pub(super) in_place: Option<isize>,
 }
 
-/// One participant: its plan and its memory, an element per byte.
-struct Node {
-    plan: Plan,
-    memory: [Vec<Element>; 3],
-    /// Where the source lies in the destination (or the destination in the source), for calls in place.
-    alias: Option<InPlace>,
-    done: Vec<bool>,
-    heard: BTreeSet<usize>,
-    folded_last: usize,
-}
+/// Addresses of the spaces of a rank in one memory.
+const SOURCE_AT: usize = 1 << 20;
 
-/// How two buffers share memory.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum InPlace {
-    /// The source is the destination from this offset on.
-    SourceInDestination(usize),
-    /// The destination is the source from this offset on.
-    DestinationInSource(usize),
-}
-
-impl Node {
-    fn at(&self, span: Span) -> (usize, std::ops::Range<usize>) {
-        let range = span.offset..span.offset + span.len;
-        match (span.space, self.alias) {
-            (Space::Source, Some(InPlace::SourceInDestination(offset))) => (1, range.start + offset..range.end + offset),
-            (Space::Destination, Some(InPlace::DestinationInSource(offset))) => (0, range.start + offset..range.end + offset),
-            (space, _) => (space as usize, range),
+impl Rank {
+    fn base(&self, space: Space) -> usize {
+        match (space, self.in_place) {
+            (Space::Source, _) => SOURCE_AT,
+            (Space::Destination, Some(offset)) => SOURCE_AT.checked_add_signed(offset).expect("offset"),
+            (Space::Destination, None) => 2 * SOURCE_AT,
+            (Space::Scratch, _) => 4 * SOURCE_AT,
         }
     }
 
-    fn read(&self, span: Span) -> Vec<Element> {
-        let (space, range) = self.at(span);
-        self.memory[space][range].to_vec()
-    }
-
-    fn write(&mut self, span: Span, elements: Vec<Element>, n: usize) {
-        assert_eq!(elements.len(), span.len);
-        if span.space == Space::Destination && span.len > 0 {
-            assert_eq!(self.heard.len(), n, "written before everyone was heard from: {span:?}");
-        }
-        assert_ne!(span.space, Space::Source, "the source is written");
-        let (space, range) = self.at(span);
-        self.memory[space][range].clone_from_slice(&elements);
-    }
-
-    fn is_ready(&self, step: usize) -> bool {
-        !self.done[step] && self.plan.steps[step].after.iter().all(|before| self.done[*before])
-    }
-
-    /// Whether an earlier step on the same stream is still to be done.
-    fn is_behind(&self, step: usize) -> bool {
-        let stream = |action: &Action| match action {
-            Action::Send { to, .. } => Some((0, *to)),
-            Action::Receive { from, .. } => Some((1, *from)),
-            _ => None,
+    /// Where a span lies; fails where it does not fit its space.
+    pub(super) fn range(&self, span: Span) -> Range<usize> {
+        let len = match span.space {
+            Space::Source => self.source.len(),
+            Space::Destination => self.destination_len,
+            Space::Scratch => self.plan.scratch_bytes,
         };
-        let mine = stream(&self.plan.steps[step].action);
-        mine.is_some() && (0..step).any(|earlier| !self.done[earlier] && stream(&self.plan.steps[earlier].action) == mine)
+        assert!(span.offset.checked_add(span.len).is_some_and(|end| end <= len), "{span:?} does not fit {len}");
+        let start = self.base(span.space) + span.offset;
+        start..start + span.len
     }
 }
 
-/// The outcome of a simulated collective.
-pub(super) struct Outcome {
-    /// Every participant's destination.
-    pub(super) destinations: Vec<Vec<Element>>,
-    /// Elements that each has sent.
-    pub(super) sent: Vec<usize>,
+/// The ops by which plans are tested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Op {
+    /// Bytes are added: any order will do.
+    Sum,
+    /// Every four bytes are a 2x2 matrix modulo 256, and are multiplied; other bytes are added. Associative, not commutative.
+    Matrix,
+    /// A hash over all inputs' elements: neither associative nor commutative, so it tells every grouping from every other.
+    Hash,
 }
 
-/// Runs `plans` with each participant's source (element `i` of participant `p` is `contribution(p, i)`), in an order drawn from `seed`.
-pub(super) fn simulate(
-    plans: Vec<Plan>,
-    sources: Vec<Vec<Element>>,
-    destination_len: impl Fn(usize) -> usize,
-    alias: impl Fn(usize) -> Option<InPlace>,
-    seed: u64,
-) -> Outcome {
-    let n = plans.len();
-    let mut random = Random(seed);
-    let mut links: Vec<VecDeque<Message>> = (0..n * n).map(|_| VecDeque::new()).collect();
-    let mut sent = vec![0; n];
-    let mut nodes: Vec<Node> = plans
-        .into_iter()
-        .zip(sources)
-        .enumerate()
-        .map(|(me, (plan, source))| {
-            let blank = vec![vec![u16::MAX]; destination_len(me)];
-            let scratch = vec![vec![u16::MAX]; plan.scratch_bytes];
-            let (source, destination) = match alias(me) {
-                Some(InPlace::SourceInDestination(offset)) => {
-                    let mut joined = blank;
-                    joined[offset..offset + source.len()].clone_from_slice(&source);
-                    (Vec::new(), joined)
-                }
-                Some(InPlace::DestinationInSource(_)) => (source, Vec::new()),
-                None => (source, blank),
-            };
-            let done = vec![false; plan.steps.len()];
-            Node { plan, memory: [source, destination, scratch], alias: alias(me), done, heard: BTreeSet::from([me]), folded_last: 0 }
-        })
-        .collect();
-    loop {
-        let enabled: Vec<(usize, usize)> = (0..n)
-            .flat_map(|me| (0..nodes[me].plan.steps.len()).map(move |step| (me, step)))
-            .filter(|(me, step)| nodes[*me].is_ready(*step) && !nodes[*me].is_behind(*step))
-            .filter(|(me, step)| match &nodes[*me].plan.steps[*step].action {
-                // A link holds two messages at most.
-                Action::Send { to, .. } => links[me * n + to].len() < 2,
-                Action::Receive { from, .. } => !links[from * n + me].is_empty(),
-                _ => true,
-            })
-            .collect();
-        if enabled.is_empty() {
-            break;
+impl Op {
+    /// The fold of these inputs; `last` changes every byte, so that it shows where it is missing or done twice.
+    pub(super) fn fold(self, inputs: &[&[u8]], element: usize, last: bool) -> Vec<u8> {
+        let mut folded = match self {
+            Op::Sum => add(inputs),
+            Op::Matrix => multiply(inputs, element),
+            Op::Hash => hash(inputs, element),
+        };
+        folded.iter_mut().filter(|_| last).for_each(|byte| *byte ^= 0xa5);
+        folded
+    }
+}
+
+fn add(inputs: &[&[u8]]) -> Vec<u8> {
+    (0..inputs[0].len()).map(|at| inputs.iter().fold(0, |sum: u8, input| sum.wrapping_add(input[at]))).collect()
+}
+
+fn multiply(inputs: &[&[u8]], element: usize) -> Vec<u8> {
+    let mut folded = add(inputs);
+    for start in (0..folded.len()).step_by(element) {
+        for at in (start..start + element / 4 * 4).step_by(4) {
+            let matrices = inputs.iter().map(|input| [input[at], input[at + 1], input[at + 2], input[at + 3]]);
+            let product = matrices.reduce(|[a, b, c, d], [e, f, g, h]| {
+                let cell = |p: u8, q: u8, r: u8, s: u8| p.wrapping_mul(q).wrapping_add(r.wrapping_mul(s));
+                [cell(a, e, b, g), cell(a, f, b, h), cell(c, e, d, g), cell(c, f, d, h)]
+            });
+            folded[at..at + 4].copy_from_slice(&product.expect("inputs"));
         }
-        let (me, step) = enabled[random.below(enabled.len())];
-        let action = nodes[me].plan.steps[step].action.clone();
-        match action {
-            Action::Send { to, from } => {
-                assert_ne!(to, me);
-                sent[me] += from.len;
-                let message = Message { elements: nodes[me].read(from), heard: nodes[me].heard.clone() };
-                links[me * n + to].push_back(message);
+    }
+    folded
+}
+
+fn hash(inputs: &[&[u8]], element: usize) -> Vec<u8> {
+    let mut folded = Vec::with_capacity(inputs[0].len());
+    for start in (0..inputs[0].len()).step_by(element) {
+        let mut state = inputs.len() as u64;
+        for byte in inputs.iter().flat_map(|input| &input[start..start + element]) {
+            state = (state ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
+        }
+        folded.extend(Random(state).bytes(element));
+    }
+    folded
+}
+
+/// One direction between two ranks: steps still to come, in order, and bytes under way.
+#[derive(Default)]
+struct Link {
+    sends: VecDeque<usize>,
+    receives: VecDeque<usize>,
+    /// Whether the first message has been sent, and received, if only in part.
+    first_sent: bool,
+    first_received: bool,
+    /// Bytes that the first step of each end has moved.
+    sent: usize,
+    received: usize,
+    under_way: VecDeque<u8>,
+}
+
+/// A rank's memory and progress.
+struct State {
+    memory: std::collections::HashMap<Space, Vec<Option<u8>>>,
+    waiting: Vec<usize>,
+    /// The steps that each step allows.
+    allows: Vec<Vec<usize>>,
+    local: Vec<usize>,
+    undone: usize,
+}
+
+/// All ranks, and what the schedule draws.
+struct World<'a> {
+    ranks: &'a [Rank],
+    states: Vec<State>,
+    /// `links[from * n + to]`.
+    links: Vec<Link>,
+    capacity: usize,
+    op: Op,
+    element: usize,
+    random: Random,
+}
+
+/// Runs all plans to their end and returns the destinations. `None` is a byte that was never written.
+///
+/// A message without bytes that is not the first of its link is received at once: links need not carry it.
+pub(super) fn simulate(ranks: &[Rank], op: Op, element: usize, capacity: usize, seed: u64) -> Vec<Vec<Option<u8>>> {
+    let n = ranks.len();
+    let mut links: Vec<Link> = (0..n * n).map(|_| Link::default()).collect();
+    for (me, rank) in ranks.iter().enumerate() {
+        for (index, step) in rank.plan.steps.iter().enumerate() {
+            match step.action {
+                Action::Send { to, .. } => links[me * n + to].sends.push_back(index),
+                Action::Receive { from, .. } => links[from * n + me].receives.push_back(index),
+                _ => {}
             }
-            Action::Receive { from, into } => {
-                let message = links[from * n + me].pop_front().expect("enabled");
-                nodes[me].heard.extend(message.heard);
-                nodes[me].write(into, message.elements, n);
+        }
+    }
+    let states = ranks.iter().map(State::new).collect();
+    let mut world = World { ranks, states, links, capacity, op, element, random: Random(seed) };
+    world.run();
+    (0..n).map(|me| world.destination(me)).collect()
+}
+
+impl State {
+    fn new(rank: &Rank) -> Self {
+        let steps = &rank.plan.steps;
+        let mut allows = vec![Vec::new(); steps.len()];
+        for (index, step) in steps.iter().enumerate() {
+            step.after.iter().for_each(|earlier| allows[*earlier].push(index));
+        }
+        let source: Vec<Option<u8>> = rank.source.iter().copied().map(Some).collect();
+        let mut memory = std::collections::HashMap::new();
+        memory.insert(Space::Scratch, vec![None; rank.plan.scratch_bytes]);
+        if let Some(offset) = rank.in_place {
+            // One memory from the lower of both beginnings on.
+            let before = offset.min(0).unsigned_abs();
+            let end = (rank.source.len() + before).max(rank.destination_len + offset.max(0).unsigned_abs());
+            let mut shared = vec![None; end];
+            shared[before..before + source.len()].copy_from_slice(&source);
+            memory.insert(Space::Source, shared);
+        } else {
+            memory.insert(Space::Source, source);
+            memory.insert(Space::Destination, vec![None; rank.destination_len]);
+        }
+        let waiting: Vec<usize> = steps.iter().map(|step| step.after.len()).collect();
+        let mut state = Self { memory, waiting, allows, local: Vec::new(), undone: steps.len() };
+        for index in 0..steps.len() {
+            state.offer(rank, index);
+        }
+        state
+    }
+
+    /// Notes a fold or copy that may start.
+    fn offer(&mut self, rank: &Rank, index: usize) {
+        let local = matches!(rank.plan.steps[index].action, Action::Fold { .. } | Action::Copy { .. });
+        if local && self.waiting[index] == 0 {
+            self.local.push(index);
+        }
+    }
+
+    fn place(rank: &Rank, span: Span) -> (Space, usize) {
+        let Some(offset) = rank.in_place else { return (span.space, span.offset) };
+        match span.space {
+            Space::Source => (Space::Source, span.offset + offset.min(0).unsigned_abs()),
+            Space::Destination => (Space::Source, span.offset + offset.max(0).unsigned_abs()),
+            Space::Scratch => (Space::Scratch, span.offset),
+        }
+    }
+
+    fn read(&self, rank: &Rank, span: Span, part: Range<usize>) -> Vec<u8> {
+        let (space, offset) = Self::place(rank, span);
+        let bytes = &self.memory[&space][offset + part.start..offset + part.end];
+        bytes.iter().map(|byte| byte.unwrap_or_else(|| panic!("reads what was never written: {span:?}"))).collect()
+    }
+
+    fn write(&mut self, rank: &Rank, span: Span, at: usize, bytes: &[u8]) {
+        let (space, offset) = Self::place(rank, span);
+        let memory = self.memory.get_mut(&space).expect("space");
+        for (cell, byte) in memory[offset + at..].iter_mut().zip(bytes) {
+            *cell = Some(*byte);
+        }
+    }
+}
+
+impl World<'_> {
+    /// Makes random moves until all is done; fails where no move is left.
+    fn run(&mut self) {
+        let n = self.ranks.len();
+        let used: Vec<usize> =
+            (0..n * n).filter(|link| !self.links[*link].sends.is_empty() || !self.links[*link].receives.is_empty()).collect();
+        let kinds = 2 * used.len() + n;
+        while self.states.iter().any(|state| state.undone > 0) {
+            // Moves from a random place on, the rest in turn: each round makes at least one move, or there is none.
+            let first = self.random.below(kinds);
+            let moved = (first..first + kinds).map(|kind| kind % kinds).any(|kind| match kind {
+                kind if kind < used.len() => self.send(used[kind]),
+                kind if kind < 2 * used.len() => self.receive(used[kind - used.len()]),
+                kind => self.compute(kind - 2 * used.len()),
+            });
+            assert!(moved, "deadlock: {:?} steps undone", self.states.iter().map(|state| state.undone).collect::<Vec<_>>());
+        }
+    }
+
+    fn finish(&mut self, me: usize, index: usize) {
+        let state = &mut self.states[me];
+        state.undone -= 1;
+        for later in state.allows[index].clone() {
+            state.waiting[later] -= 1;
+            state.offer(&self.ranks[me], later);
+        }
+    }
+
+    /// Hands some bytes of the next message over.
+    fn send(&mut self, link: usize) -> bool {
+        let me = link / self.ranks.len();
+        let Some(&index) = self.links[link].sends.front() else { return false };
+        let Action::Send { from, .. } = self.ranks[me].plan.steps[index].action else { unreachable!("a send") };
+        if self.states[me].waiting[index] > 0 {
+            return false;
+        }
+        let room = self.capacity - self.links[link].under_way.len();
+        let rest = from.len - self.links[link].sent;
+        if rest > 0 && room == 0 {
+            return false;
+        }
+        let count = if rest == 0 { 0 } else { 1 + self.random.below(rest.min(room)) };
+        let state = &mut self.links[link];
+        let bytes = self.states[me].read(&self.ranks[me], from, state.sent..state.sent + count);
+        state.first_sent = true;
+        state.under_way.extend(bytes);
+        state.sent += count;
+        if state.sent == from.len {
+            state.sent = 0;
+            state.sends.pop_front();
+            self.finish(me, index);
+        }
+        true
+    }
+
+    /// Takes some bytes of the next message.
+    fn receive(&mut self, link: usize) -> bool {
+        let me = link % self.ranks.len();
+        let Some(&index) = self.links[link].receives.front() else { return false };
+        let Action::Receive { into, .. } = self.ranks[me].plan.steps[index].action else { unreachable!("a receive") };
+        let state = &mut self.links[link];
+        let there = match into.len {
+            0 => state.first_received || state.first_sent,
+            _ => !state.under_way.is_empty(),
+        };
+        if self.states[me].waiting[index] > 0 || !there {
+            return false;
+        }
+        let rest = into.len - state.received;
+        let count = if rest == 0 { 0 } else { 1 + self.random.below(rest.min(state.under_way.len())) };
+        let bytes: Vec<u8> = state.under_way.drain(..count).collect();
+        self.states[me].write(&self.ranks[me], into, state.received, &bytes);
+        state.received += count;
+        state.first_received = true;
+        if state.received == into.len {
+            state.received = 0;
+            state.receives.pop_front();
+            self.finish(me, index);
+        }
+        true
+    }
+
+    /// Folds or copies.
+    fn compute(&mut self, me: usize) -> bool {
+        if self.states[me].local.is_empty() {
+            return false;
+        }
+        let chosen = self.random.below(self.states[me].local.len());
+        let index = self.states[me].local.swap_remove(chosen);
+        let (rank, state) = (&self.ranks[me], &mut self.states[me]);
+        match &rank.plan.steps[index].action {
+            Action::Copy { from, into } => {
+                let bytes = state.read(rank, *from, 0..from.len);
+                state.write(rank, *into, 0, &bytes);
             }
             Action::Fold { into, inputs, last } => {
-                let columns: Vec<Vec<Element>> = inputs.iter().map(|input| nodes[me].read(*input)).collect();
-                let folded = (0..into.len).map(|index| columns.iter().flat_map(|column| column[index].clone()).collect()).collect();
-                nodes[me].folded_last += if last { into.len } else { 0 };
-                nodes[me].write(into, folded, n);
+                let inputs: Vec<Vec<u8>> = inputs.iter().map(|input| state.read(rank, *input, 0..input.len)).collect();
+                let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+                let folded = self.op.fold(&inputs, self.element, *last);
+                state.write(rank, *into, 0, &folded);
             }
-            Action::Copy { from, into } => {
-                if nodes[me].at(from) != nodes[me].at(into) {
-                    let elements = nodes[me].read(from);
-                    nodes[me].write(into, elements, n);
-                }
-            }
+            Action::Send { .. } | Action::Receive { .. } => unreachable!("not local"),
         }
-        nodes[me].done[step] = true;
+        self.finish(me, index);
+        true
     }
-    for (me, node) in nodes.iter().enumerate() {
-        assert!(node.done.iter().all(|done| *done), "participant {me} of {n} is stuck, seed {seed}: {:?}", node.plan);
-    }
-    assert!(links.iter().all(VecDeque::is_empty), "something sent was not received");
-    let destination = |node: &Node| match node.alias {
-        Some(InPlace::DestinationInSource(_)) => node.memory[0].clone(),
-        _ => node.memory[1].clone(),
-    };
-    Outcome { destinations: nodes.iter().map(destination).collect(), sent }
-}
 
-/// Contribution of `p` at `index`.
-fn contribution(p: usize, index: usize) -> Element {
-    vec![(p * 1000 + index % 1000) as u16]
-}
-
-fn sources(lengths: impl Iterator<Item = usize>) -> Vec<Vec<Element>> {
-    lengths.enumerate().map(|(p, len)| (0..len).map(|index| contribution(p, index)).collect()).collect()
-}
-
-/// All contributions at `index` in rank order.
-fn in_order(n: usize, index: usize) -> Element {
-    (0..n).flat_map(|p| contribution(p, index)).collect()
-}
-
-/// Whether a folded element has every contribution once; in rank order where that is asked for.
-fn check_fold(got: &Element, n: usize, index: usize, ordered: bool, what: &str) {
-    let expected = in_order(n, index);
-    let mut sorted = got.clone();
-    sorted.sort_unstable();
-    let mut all = expected.clone();
-    all.sort_unstable();
-    assert_eq!(sorted, all, "{what}: contributions");
-    assert!(!ordered || *got == expected, "{what}: order {got:?}");
-}
-
-const WORLDS: [usize; 11] = [2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17];
-const SIZES: [usize; 5] = [0, 1, 3, 7, 40];
-const SEGMENT: usize = 4;
-
-fn places(n: usize) -> impl Iterator<Item = Place> {
-    (0..n).map(move |me| Place { n, me })
-}
-
-#[test]
-fn all_reduce_folds_everything_once_and_alike_on_all() {
-    for n in WORLDS {
-        for bytes in SIZES {
-            for (algorithm, ordered) in [(Algorithm::Doubling, true), (Algorithm::Ring, false), (Algorithm::Direct, true)] {
-                for in_place in [false, true] {
-                    let what = format!("{algorithm} of {bytes} among {n}, in place {in_place}");
-                    let plans: Vec<Plan> = places(n).map(|place| all_reduce(algorithm, place, bytes, 1, SEGMENT)).collect();
-                    let alias = |_| in_place.then_some(InPlace::SourceInDestination(0));
-                    let outcome = simulate(plans, sources((0..n).map(|_| bytes)), |_| bytes, alias, n as u64 + bytes as u64);
-                    for destination in &outcome.destinations {
-                        assert_eq!(*destination, outcome.destinations[0], "{what}: alike");
-                    }
-                    for index in 0..bytes {
-                        check_fold(&outcome.destinations[0][index], n, index, ordered, &what);
-                    }
-                    if algorithm == Algorithm::Ring {
-                        let bound = 2 * (n - 1) * bytes.div_ceil(n);
-                        assert!(outcome.sent.iter().all(|sent| *sent <= bound), "{what}: {:?} > {bound}", outcome.sent);
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn ring_scratch_is_two_blocks_and_doubling_scratch_grows_as_the_logarithm() {
-    for n in WORLDS {
-        let bytes = 64 * 1024 * n;
-        let ring = all_reduce(Algorithm::Ring, Place { n, me: 0 }, bytes, 4, 4096);
-        assert!(ring.scratch_bytes <= 2 * (bytes / n + 64));
-        let doubling = all_reduce(Algorithm::Doubling, Place { n, me: 0 }, bytes, 4, 4096);
-        assert!(doubling.scratch_bytes <= 2 * (n.ilog2() as usize + 1) * bytes);
-    }
-}
-
-#[test]
-fn elements_are_never_cut() {
-    for n in [3, 8] {
-        for me in 0..n {
-            let plans = [
-                all_reduce(Algorithm::Ring, Place { n, me }, 12 * 50, 12, 100),
-                all_reduce(Algorithm::Direct, Place { n, me }, 12 * 50, 12, 100),
-                reduce(Algorithm::Ring, Place { n, me }, 12 * 50, 12, 100, 1),
-            ];
-            for span in plans.iter().flat_map(|plan| &plan.steps).flat_map(|step| match &step.action {
-                Action::Send { from, .. } => vec![*from],
-                Action::Receive { into, .. } => vec![*into],
-                Action::Fold { into, inputs, .. } => [&inputs[..], &[*into]].concat(),
-                Action::Copy { from, into } => vec![*from, *into],
-            }) {
-                assert_eq!(span.len % 12, 0);
-                assert!(span.space == Space::Scratch || span.offset % 12 == 0);
-            }
-        }
-    }
-}
-
-#[test]
-fn reduce_reaches_the_root_and_touches_nobody_else() {
-    for n in WORLDS {
-        for bytes in SIZES {
-            for root in [0, n / 2, n - 1] {
-                for (algorithm, ordered) in [(Algorithm::Tree, true), (Algorithm::Ring, false), (Algorithm::Direct, true)] {
-                    for in_place in [false, true] {
-                        let what = format!("{algorithm} of {bytes} among {n} to {root}, in place {in_place}");
-                        let plans: Vec<Plan> = places(n).map(|place| reduce(algorithm, place, bytes, 1, SEGMENT, root)).collect();
-                        let alias = |_| in_place.then_some(InPlace::SourceInDestination(0));
-                        let given = sources((0..n).map(|_| bytes));
-                        let outcome = simulate(plans, given.clone(), |_| bytes, alias, n as u64 ^ bytes as u64);
-                        for (me, destination) in outcome.destinations.iter().enumerate() {
-                            for index in 0..bytes {
-                                match (me == root, in_place) {
-                                    (true, _) => check_fold(&destination[index], n, index, ordered, &what),
-                                    (false, true) => assert_eq!(destination[index], given[me][index], "{what}"),
-                                    (false, false) => assert_eq!(destination[index], [u16::MAX], "{what}"),
-                                }
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Unequal lengths, some of them zero.
-fn unequal(n: usize, size: usize) -> Vec<usize> {
-    (0..n).map(|rank| (rank * 7 + 3) % 4 * size).collect()
-}
-
-fn starts(lengths: &[usize]) -> Vec<usize> {
-    (0..lengths.len()).map(|rank| lengths[..rank].iter().sum()).collect()
-}
-
-#[test]
-fn reduce_scatter_leaves_each_its_block() {
-    for n in WORLDS {
-        for lengths in [vec![0; n], vec![5; n], unequal(n, 3)] {
-            for (algorithm, ordered) in [(Algorithm::Ring, false), (Algorithm::Direct, true)] {
-                for in_place in [false, true] {
-                    let what = format!("{algorithm} of {lengths:?}, in place {in_place}");
-                    let (total, starts) = (lengths.iter().sum::<usize>(), starts(&lengths));
-                    let plans: Vec<Plan> = places(n).map(|place| reduce_scatter(algorithm, place, &lengths, 1, SEGMENT)).collect();
-                    let alias = |me: usize| in_place.then_some(InPlace::DestinationInSource(starts[me]));
-                    let given = sources((0..n).map(|_| total));
-                    let outcome = simulate(plans, given.clone(), |me| lengths[me], alias, n as u64);
-                    for (me, destination) in outcome.destinations.iter().enumerate() {
-                        for (index, element) in destination.iter().enumerate() {
-                            let own = starts[me]..starts[me] + lengths[me];
-                            match in_place {
-                                true if !own.contains(&index) => assert_eq!(*element, given[me][index], "{what}"),
-                                true => check_fold(element, n, index, ordered, &what),
-                                false => check_fold(element, n, starts[me] + index, ordered, &what),
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn broadcast_reaches_everyone() {
-    for n in WORLDS {
-        for bytes in SIZES {
-            for root in [0, n / 2, n - 1] {
-                for algorithm in [Algorithm::Tree, Algorithm::Chain] {
-                    for in_place in [false, true] {
-                        let plans: Vec<Plan> = places(n).map(|place| broadcast(algorithm, place, bytes, SEGMENT, root)).collect();
-                        let alias = |me: usize| (in_place && me == root).then_some(InPlace::SourceInDestination(0));
-                        let given = sources((0..n).map(|_| bytes));
-                        let outcome = simulate(plans, given.clone(), |_| bytes, alias, n as u64);
-                        assert!(outcome.destinations.iter().all(|destination| *destination == given[root]), "{algorithm} {bytes} {n}");
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn all_gather_joins_all_blocks() {
-    for n in WORLDS {
-        for lengths in [vec![0; n], vec![5; n], unequal(n, 3)] {
-            for algorithm in [Algorithm::Direct, Algorithm::Ring] {
-                for in_place in [false, true] {
-                    let (total, starts) = (lengths.iter().sum::<usize>(), starts(&lengths));
-                    let plans: Vec<Plan> = places(n).map(|place| all_gather(algorithm, place, &lengths, SEGMENT)).collect();
-                    let alias = |me: usize| in_place.then_some(InPlace::SourceInDestination(starts[me]));
-                    let given = sources(lengths.iter().copied());
-                    let outcome = simulate(plans, given.clone(), |_| total, alias, n as u64);
-                    assert!(outcome.destinations.iter().all(|destination| *destination == given.concat()), "{algorithm} {lengths:?}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn gather_and_scatter_are_each_others_reverse() {
-    for n in WORLDS {
-        for lengths in [vec![0; n], vec![5; n], unequal(n, 3)] {
-            let (total, starts) = (lengths.iter().sum::<usize>(), starts(&lengths));
-            for root in [0, n - 1] {
-                for in_place in [false, true] {
-                    let known = |me: usize| (me == root).then_some(&lengths[..]);
-                    let here = |me: usize| in_place && me == root;
-                    let plans: Vec<Plan> = places(n).map(|place| gather(place, lengths[place.me], known(place.me), root)).collect();
-                    let given = sources(lengths.iter().copied());
-                    let alias = |me: usize| here(me).then_some(InPlace::SourceInDestination(starts[me]));
-                    let outcome = simulate(plans, given.clone(), |me| if me == root { total } else { 0 }, alias, n as u64);
-                    assert_eq!(outcome.destinations[root], given.concat());
-
-                    let plans: Vec<Plan> = places(n).map(|place| scatter(place, lengths[place.me], known(place.me), root)).collect();
-                    let given = sources((0..n).map(|me| if me == root { total } else { 0 }));
-                    let alias = |me: usize| here(me).then_some(InPlace::DestinationInSource(starts[me]));
-                    let outcome = simulate(plans, given.clone(), |me| lengths[me], alias, n as u64);
-                    for me in (0..n).filter(|me| !here(*me)) {
-                        assert_eq!(outcome.destinations[me], given[root][starts[me]..starts[me] + lengths[me]]);
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn all_to_all_transposes() {
-    for n in WORLDS {
-        for equal in [true, false] {
-            for in_place in [false, true] {
-                if in_place && !equal {
-                    continue;
-                }
-                let pair = |from: usize, to: usize| if equal { 3 } else { (from * 5 + to * 3) % 4 };
-                let sends = |me: usize| (0..n).map(|to| pair(me, to)).collect::<Vec<_>>();
-                let receives = |me: usize| (0..n).map(|from| pair(from, me)).collect::<Vec<_>>();
-                let plans: Vec<Plan> = places(n).map(|place| all_to_all(place, &sends(place.me), &receives(place.me), in_place)).collect();
-                let given = sources((0..n).map(|me| sends(me).iter().sum()));
-                let alias = |_| in_place.then_some(InPlace::SourceInDestination(0));
-                let outcome = simulate(plans, given.clone(), |me| receives(me).iter().sum(), alias, n as u64);
-                for me in 0..n {
-                    let block = |from: usize| given[from][starts(&sends(from))[me]..][..pair(from, me)].to_vec();
-                    assert_eq!(outcome.destinations[me], (0..n).flat_map(block).collect::<Vec<_>>(), "{me} of {n}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn a_barrier_lets_nobody_pass_before_everyone_has_come() {
-    for n in WORLDS {
-        // The destination's one byte may only be written when everyone was heard from, which `simulate` checks.
-        let plans = places(n).map(|place| {
-            let mut plan = barrier(place);
-            let nothing = Span { space: Space::Source, offset: 0, len: 1 };
-            let after = (0..plan.steps.len()).collect();
-            plan.steps.push(Step { action: Action::Copy { from: nothing, into: Span { space: Space::Destination, ..nothing } }, after });
-            plan
-        });
-        simulate(plans.collect(), sources((0..n).map(|_| 1)), |_| 1, |_| None, n as u64);
+    fn destination(&self, me: usize) -> Vec<Option<u8>> {
+        let (space, offset) = State::place(&self.ranks[me], Span { space: Space::Destination, offset: 0, len: 0 });
+        self.states[me].memory[&space][offset..offset + self.ranks[me].destination_len].to_vec()
     }
 }

@@ -11,34 +11,54 @@ use crate::error::Result as CrateResult;
 use crate::host::engine::{Memory, Request};
 use crate::host::fold::Fold;
 use crate::host::notice::{Notice, Stop};
-use crate::host::plan::{self, Algorithm, Choice, Place, Plan, SEGMENT_BYTES};
+use crate::host::plan::cost::{CostTable, LinkClass, Order, Policy, Question};
+use crate::host::plan::overrides::Overrides;
+use crate::host::plan::{self, Algorithm, Blocks, Plan};
 use crate::host::reduce::Kernel;
 use crate::host::shm::Group;
 
 /// Decides how a call is done.
 #[derive(Debug, Clone)]
 pub(super) struct Chooser {
-    choice: Choice,
+    policy: Policy,
     reproducible: bool,
 }
 
 impl Chooser {
     /// As the settings say.
     pub(super) fn new(config: &Config) -> CrateResult<Self> {
-        Ok(Self { choice: Choice::new(config.algorithm.as_deref())?, reproducible: config.reproducible })
+        let overrides = config.algorithm.as_deref().map(Overrides::parse).transpose()?.unwrap_or_default();
+        Ok(Self { policy: Policy::new(CostTable::default(), overrides), reproducible: config.reproducible })
     }
 
-    /// Whether contributions must be folded in rank order, all at once.
+    /// Whether contributions must be folded in rank order.
     pub(super) fn in_rank_order(&self, kernel: Option<&Kernel>) -> bool {
-        kernel.is_some_and(|kernel| self.reproducible || !kernel.is_commutative())
+        self.order(kernel) != Order::Any
     }
 
-    /// The algorithm of a call.
-    fn algorithm(&self, kind: Kind, bytes: usize, n: usize, kernel: Option<&Kernel>) -> Algorithm {
-        if self.in_rank_order(kernel) {
-            return Algorithm::Direct;
+    /// What folds have to promise.
+    fn order(&self, kernel: Option<&Kernel>) -> Order {
+        match kernel {
+            Some(_) if self.reproducible => Order::Exact,
+            Some(kernel) if !kernel.is_commutative() => Order::Ranks,
+            _ => Order::Any,
         }
-        self.choice.choose(kind, bytes, n)
+    }
+
+    /// The algorithm of a call on `bytes` in all.
+    fn algorithm(&self, kind: Kind, bytes: usize, leg: &Leg<'_>) -> Algorithm {
+        let (n, order) = (leg.participants.len(), self.order(leg.kernel));
+        self.policy.choose(&Question { kind, bytes, element_bytes: leg.element_bytes(), n, class: LinkClass::Tcp, order })
+    }
+
+    /// The choices between `n` hosts, in words.
+    pub(super) fn explain(&self, n: usize) -> String {
+        self.policy.explain(n, LinkClass::Tcp).to_string()
+    }
+
+    /// The segments in which large messages travel.
+    fn segment(&self) -> usize {
+        self.policy.segment_bytes(LinkClass::Tcp)
     }
 }
 
@@ -52,8 +72,9 @@ pub(super) struct Leg<'a> {
 }
 
 impl Leg<'_> {
-    fn place(&self) -> Place {
-        Place { n: self.participants.len(), me: self.me }
+    /// How many take part.
+    fn n(&self) -> usize {
+        self.participants.len()
     }
 
     fn element_bytes(&self) -> usize {
@@ -67,27 +88,36 @@ impl HostPlane {
         let n = self.peers.len();
         let leg = Leg { participants: (0..n).collect(), me: self.rank, kernel: job.kernel.as_ref() };
         let operands = job.narrowed(self.rank);
-        let root = call.root.unwrap_or_default() as usize;
-        let lengths = || job.layout.blocks(n);
-        let own = job.layout.block(self.rank).1;
-        let at_root = (self.rank == root).then(lengths);
-        let (place, element) = (leg.place(), job.element_bytes);
-        let choose = |bytes: usize| self.chooser.algorithm(call.kind, bytes, n, leg.kernel);
+        let (me, root) = (self.rank, call.root.unwrap_or_default() as usize);
+        let (own, element, segment) = (job.layout.block(me).1, job.element_bytes, self.chooser.segment());
+        // Of a gather or scatter with unequal blocks, the others know their own alone.
+        let mut only_own = Vec::new();
+        let blocks = match &job.layout {
+            Layout::Equal(bytes) => Blocks::Equal(*bytes),
+            Layout::Blocks(blocks) => Blocks::Each(blocks),
+            Layout::Own(bytes) => {
+                only_own.resize(n, 0);
+                only_own[me] = *bytes;
+                Blocks::Each(&only_own)
+            }
+            Layout::Pairs { send, .. } => Blocks::Each(send),
+        };
+        let choose = |bytes: usize| self.chooser.algorithm(call.kind, bytes, &leg);
         let plan = match call.kind {
-            Kind::Barrier => plan::barrier(place),
+            Kind::Barrier => plan::barrier(n, me),
             Kind::AllReduce => return self.all_reduce_between(&leg, operands, own, call, deadline),
             Kind::Reduce => return self.reduce_between(&leg, operands, own, root, call, deadline),
             Kind::Broadcast => return self.broadcast_between(&leg, operands, own, root, call, deadline),
-            Kind::AllGather | Kind::AllGatherV => plan::all_gather(choose(operands.destination_len), place, &lengths(), SEGMENT_BYTES),
+            Kind::AllGather | Kind::AllGatherV => plan::all_gather(choose(operands.destination_len), n, me, blocks, segment),
             Kind::ReduceScatter | Kind::ReduceScatterV => {
-                plan::reduce_scatter(choose(operands.source_len), place, &lengths(), element, SEGMENT_BYTES)
+                plan::reduce_scatter(choose(operands.source_len), n, me, blocks, element, segment)
             }
-            Kind::Gather | Kind::GatherV => plan::gather(place, own, at_root.as_deref(), root),
-            Kind::Scatter | Kind::ScatterV => plan::scatter(place, own, at_root.as_deref(), root),
-            Kind::AllToAll => plan::all_to_all(place, &lengths(), &lengths(), job.is_in_place()),
+            Kind::Gather | Kind::GatherV => plan::gather(n, me, root, blocks),
+            Kind::Scatter | Kind::ScatterV => plan::scatter(n, me, root, blocks),
+            Kind::AllToAll => plan::all_to_all(n, me, blocks, blocks, job.is_in_place(), segment),
             Kind::AllToAllV => match &job.layout {
-                Layout::Pairs { send, receive } => plan::all_to_all(place, send, receive, false),
-                _ => return Err(Notice::Failed { rank: self.rank as u32 }.into()),
+                Layout::Pairs { receive, .. } => plan::all_to_all(n, me, blocks, Blocks::Each(receive), false, segment),
+                _ => return Err(Notice::Failed { rank: me as u32 }.into()),
             },
         };
         self.execute(&plan, &leg, operands, call, deadline)
@@ -102,9 +132,8 @@ impl HostPlane {
         call: &Call,
         deadline: &Deadline,
     ) -> Result<(), Stop> {
-        let place = leg.place();
-        let algorithm = self.chooser.algorithm(Kind::AllReduce, bytes, place.n, leg.kernel);
-        let plan = plan::all_reduce(algorithm, place, bytes, leg.element_bytes(), SEGMENT_BYTES);
+        let algorithm = self.chooser.algorithm(Kind::AllReduce, bytes, leg);
+        let plan = plan::all_reduce(algorithm, leg.n(), leg.me, bytes, leg.element_bytes(), self.chooser.segment());
         self.execute(&plan, leg, operands, call, deadline)
     }
 
@@ -118,9 +147,9 @@ impl HostPlane {
         call: &Call,
         deadline: &Deadline,
     ) -> Result<(), Stop> {
-        let place = leg.place();
-        let algorithm = self.chooser.algorithm(Kind::Reduce, bytes, place.n, leg.kernel);
-        let plan = plan::reduce(algorithm, place, bytes, leg.element_bytes(), SEGMENT_BYTES, root);
+        let algorithm = self.chooser.algorithm(Kind::Reduce, bytes, leg);
+        let plan = plan::reduce(algorithm, leg.n(), leg.me, root, bytes, leg.element_bytes(), self.chooser.segment());
+        let plan = plan::agreed(plan, leg.n(), leg.me);
         self.execute(&plan, leg, operands, call, deadline)
     }
 
@@ -134,16 +163,15 @@ impl HostPlane {
         call: &Call,
         deadline: &Deadline,
     ) -> Result<(), Stop> {
-        let place = leg.place();
-        let algorithm = self.chooser.algorithm(Kind::Broadcast, bytes, place.n, None);
-        let plan = plan::broadcast(algorithm, place, bytes, SEGMENT_BYTES, root);
+        let algorithm = self.chooser.algorithm(Kind::Broadcast, bytes, leg);
+        let plan = plan::broadcast(algorithm, leg.n(), leg.me, root, bytes, self.chooser.segment());
         self.execute(&plan, leg, operands, call, deadline)
     }
 
     /// Barrier among the participants of a leg.
     pub(super) fn barrier_between(&mut self, leg: &Leg<'_>, call: &Call, deadline: &Deadline) -> Result<(), Stop> {
         let nothing = Operands { source: std::ptr::null(), source_len: 0, destination: std::ptr::null_mut(), destination_len: 0 };
-        self.execute(&plan::barrier(leg.place()), leg, nothing, call, deadline)
+        self.execute(&plan::barrier(leg.n(), leg.me), leg, nothing, call, deadline)
     }
 
     /// Runs a plan.

@@ -100,13 +100,4 @@ impl Layout {
             Layout::Pairs { send, .. } => (send[..rank].iter().sum(), send[rank]),
         }
     }
-
-    /// Every rank's block length; for equal blocks, `ranks` times the same.
-    pub(super) fn blocks(&self, ranks: usize) -> Vec<usize> {
-        match self {
-            Layout::Equal(bytes) | Layout::Own(bytes) => vec![*bytes; ranks],
-            Layout::Blocks(blocks) => blocks.clone(),
-            Layout::Pairs { send, .. } => send.clone(),
-        }
-    }
 }

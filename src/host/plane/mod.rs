@@ -81,6 +81,17 @@ impl HostPlane {
         Arc::clone(&self.health)
     }
 
+    /// How calls are routed and, between hosts, done, in words.
+    pub(crate) fn explain(&self) -> String {
+        let hosts = self.topology.host_count();
+        match (self.topology.is_one_island(), self.topology.is_scattered()) {
+            _ if self.peers.len() == 1 => "one rank: results are copies".to_owned(),
+            (true, _) => format!("{} ranks of one host: shared memory", self.peers.len()),
+            (_, true) => format!("between {hosts} hosts with one rank each, over TCP:\n{}", self.chooser.explain(hosts)),
+            _ => format!("shared memory inside {hosts} hosts; between them, over TCP:\n{}", self.chooser.explain(hosts)),
+        }
+    }
+
     /// This rank's place on its host by identity, and how many ranks the host has.
     pub(crate) fn local(&self) -> (usize, usize) {
         (self.topology.local(), self.topology.island().len())

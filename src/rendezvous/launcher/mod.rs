@@ -162,6 +162,9 @@ fn kubernetes(variables: &Variables<'_>) -> Result<Launch> {
 fn check(launch: &Launch, variables: &Variables<'_>) -> Result<()> {
     let wrong = |reason: String| Err(variables.wrong(launch.launcher, &reason));
     // A rank outside the world is refused once the others can be told: see the exchange over the store.
+    if launch.world_size == 0 {
+        return wrong("the world size 0 leaves no room for a rank".to_owned());
+    }
     match (launch.local_rank, launch.local_world_size) {
         (Some(rank), Some(size)) if rank >= size => wrong(format!("local rank {rank} is not below the local world size {size}")),
         (_, Some(size)) if size > launch.world_size => {

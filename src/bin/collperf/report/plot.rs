@@ -26,9 +26,18 @@ const COLOURS: [&str; 10] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f0
 struct Series {
     label: String,
     in_place: bool,
-    /// Bytes, microseconds, bus bandwidth.
-    points: Vec<(f64, f64, f64)>,
+    points: Vec<Point>,
 }
+
+/// One size of a series.
+struct Point {
+    bytes: f64,
+    time_us: f64,
+    busbw: f64,
+}
+
+/// What of a point a panel shows.
+type Value = fn(&Point) -> f64;
 
 /// Draws the rows.
 pub(super) fn draw(rows: &[Row], facts: &Facts, transport: &str) -> String {
@@ -43,8 +52,7 @@ pub(super) fn draw(rows: &[Row], facts: &Facts, transport: &str) -> String {
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     title(&mut svg, rows, facts, transport);
-    let panels: [(&str, fn(&(f64, f64, f64)) -> f64); 2] =
-        [("time per call (µs)", |point| point.1), ("bus bandwidth (GB/s)", |point| point.2)];
+    let panels: [(&str, Value); 2] = [("time per call (µs)", |point| point.time_us), ("bus bandwidth (GB/s)", |point| point.busbw)];
     for (left, (name, value)) in PANEL_LEFT.into_iter().zip(panels) {
         panel(&mut svg, left, name, &series, value);
     }
@@ -62,11 +70,11 @@ fn series(rows: &[Row]) -> Vec<Series> {
                 all.push(Series { label, in_place, points: vec![] });
                 all.len() - 1
             });
-            all[place].points.push((row.bytes as f64, half.time_us, half.busbw));
+            all[place].points.push(Point { bytes: row.bytes as f64, time_us: half.time_us, busbw: half.busbw });
         }
     }
     for series in &mut all {
-        series.points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        series.points.sort_by(|a, b| a.bytes.total_cmp(&b.bytes));
     }
     all
 }
@@ -111,11 +119,12 @@ fn title(svg: &mut String, rows: &[Row], facts: &Facts, transport: &str) {
     let _ = writeln!(svg, "<text x=\"{}\" y=\"62\" fill=\"#555\">{}</text>", PANEL_LEFT[0], escaped(&below));
 }
 
-fn panel(svg: &mut String, left: f64, name: &str, series: &[Series], value: fn(&(f64, f64, f64)) -> f64) {
+fn panel(svg: &mut String, left: f64, name: &str, series: &[Series], value: Value) {
     let (right, bottom) = (left + PANEL_WIDTH, PANEL_TOP + PANEL_HEIGHT);
     let _ = writeln!(svg, "<text x=\"{left}\" y=\"{}\" font-size=\"15\" font-weight=\"bold\">{name}</text>", PANEL_TOP - 14.0);
     let points = || series.iter().flat_map(|series| &series.points).filter(|point| value(point) > 0.0 && value(point).is_finite());
-    let (Some(across), Some(up)) = (Axis::of(points().map(|point| point.0), left, right), Axis::of(points().map(value), bottom, PANEL_TOP))
+    let (Some(across), Some(up)) =
+        (Axis::of(points().map(|point| point.bytes), left, right), Axis::of(points().map(value), bottom, PANEL_TOP))
     else {
         let _ = writeln!(
             svg,
@@ -145,7 +154,7 @@ fn panel(svg: &mut String, left: f64, name: &str, series: &[Series], value: fn(&
             .points
             .iter()
             .filter(|point| value(point) > 0.0 && value(point).is_finite())
-            .map(|point| (across.place(point.0), up.place(value(point))))
+            .map(|point| (across.place(point.bytes), up.place(value(point))))
             .collect();
         line(svg, number, series.in_place, &places);
     }

@@ -64,12 +64,11 @@ impl<'a> Call<'a> {
             Collective::AllToAllV => comm.all_to_all_v_into(&source[..whole], counts, &mut target[..whole], counts),
             Collective::SendRecv => {
                 let (source, target) = (&source[..count], &mut target[..count]);
-                comm.group(|group| {
+                let received = comm.group(|group| {
                     group.send(source, self.next)?;
-                    group.recv(target, self.previous)?;
-                    Ok(())
-                })
-                .map(drop)
+                    group.recv(target, self.previous)
+                });
+                received.map(drop)
             }
             Collective::Barrier => comm.barrier(),
         }

@@ -14,7 +14,8 @@ use crate::host::bootstrap::local::exchanges;
 use crate::host::fold::Fold;
 use crate::host::health::Health;
 use crate::host::notice::{Notice, Stop};
-use crate::host::shm::{Blocks, Channel, Group, MAX_RANKS, Memory};
+use crate::host::shm::layout::MAX_RANKS;
+use crate::host::shm::{Blocks, Channel, Group, Memory};
 
 /// A fold that must never run.
 struct Untouchable;

@@ -1,0 +1,151 @@
+//! Everyone gets everyone's block.
+
+use super::blocks::Part;
+use super::builder::{Builder, alone};
+use super::{Algorithm, Blocks, Plan, Space, Span};
+
+/// A plan for `all_gather` with these blocks.
+///
+/// - `Doubling`: through scratch, which is as long as the result.
+/// - `Ring`: every block goes half the way round in each direction. No scratch.
+/// - `Direct`: every block goes straight to everyone. No scratch.
+pub(crate) fn all_gather(algorithm: Algorithm, n: usize, me: usize, blocks: Blocks<'_>, segment: usize) -> Plan {
+    if n == 1 {
+        return alone(blocks.len(me));
+    }
+    let blocks = blocks.parts(n);
+    match algorithm {
+        Algorithm::Ring => Ring::plan(n, me, &blocks, segment),
+        Algorithm::Direct => direct(n, me, &blocks),
+        _ => doubling(n, me, &blocks),
+    }
+}
+
+/// The own block, as the caller contributes it.
+fn contribution(block: Part) -> Span {
+    Part::whole(block.len).of(Space::Source)
+}
+
+/// Copies the own block to where it belongs.
+fn copy_own(plan: &mut Builder, block: Part, after: Option<usize>) {
+    if block.len > 0 {
+        plan.copy(contribution(block), block.of(Space::Destination), &[after]);
+    }
+}
+
+/// Before the round of distance d, a rank has the blocks of the d ranks up to itself; it sends them d ranks on. Scratch holds
+/// the blocks in the order of ranks from `me + 1` round to `me`, so that what is sent and what is received is in one piece.
+/// Everyone has been heard at the end, when the blocks are copied to the destination.
+fn doubling(n: usize, me: usize, blocks: &[Part]) -> Plan {
+    let mut plan = Builder::new(2 * n.ilog2() as usize + 6);
+    let lens = (1..=n).map(|distance| blocks[(me + distance) % n].len);
+    let starts: Vec<usize> = std::iter::once(0)
+        .chain(lens.scan(0, |end, len| {
+            *end += len;
+            Some(*end)
+        }))
+        .collect();
+    let scratch = plan.scratch(starts[n], 1);
+    // Blocks that lie side by side in scratch: `count` of them, the last being `back` ranks before `me`.
+    let run = |back: usize, count: usize| {
+        let (start, end) = (starts[n - back - count], starts[n - back]);
+        Span { offset: scratch.offset + start, len: end - start, ..scratch }
+    };
+    let kept = (blocks[me].len > 0).then(|| plan.copy(contribution(blocks[me]), run(0, 1), &[]));
+    let (mut heard, mut distance) = (None, 1);
+    while distance < n {
+        let count = distance.min(n - distance);
+        let outgoing = if distance == 1 { contribution(blocks[me]) } else { run(0, count) };
+        plan.send((me + distance) % n, outgoing, &[heard, kept.filter(|_| distance > 1)]);
+        heard = Some(plan.receive((me + n - distance) % n, run(distance, count), &[heard]));
+        distance *= 2;
+    }
+    // Higher ranks' blocks come first in scratch, then lower ranks', then the own.
+    for (first, back, count) in [(me + 1, me + 1, n - 1 - me), (0, 1, me)] {
+        let from = run(back, count);
+        if from.len > 0 {
+            plan.copy(from, Span { space: Space::Destination, offset: blocks[first].offset, len: from.len }, &[heard]);
+        }
+    }
+    copy_own(&mut plan, blocks[me], heard);
+    plan.finish()
+}
+
+/// Everyone sends its block to everyone.
+fn direct(n: usize, me: usize, blocks: &[Part]) -> Plan {
+    let mut plan = Builder::agreed(n, me);
+    for distance in 1..n {
+        if blocks[me].len > 0 {
+            plan.send((me + distance) % n, contribution(blocks[me]), &[]);
+        }
+        let from = (me + n - distance) % n;
+        if blocks[from].len > 0 {
+            plan.receive(from, blocks[from].of(Space::Destination), &[]);
+        }
+    }
+    copy_own(&mut plan, blocks[me], None);
+    plan.finish()
+}
+
+/// One direction round the ring.
+struct Ring<'a> {
+    n: usize,
+    me: usize,
+    blocks: &'a [Part],
+    segment: usize,
+    forward: bool,
+    hops: usize,
+    /// The receives of the segments that go out in the next hop.
+    received: Vec<usize>,
+}
+
+impl<'a> Ring<'a> {
+    /// Blocks travel n / 2 hops forward and the rest backward, so that each arrives once.
+    fn plan(n: usize, me: usize, blocks: &'a [Part], segment: usize) -> Plan {
+        let mut plan = Builder::agreed(n, me);
+        let way = |forward, hops| Self { n, me, blocks, segment, forward, hops, received: Vec::new() };
+        let mut ways = [way(true, n / 2), way(false, (n - 1) / 2)];
+        for hop in 0..n / 2 {
+            for way in &mut ways {
+                way.hop(&mut plan, hop);
+            }
+        }
+        copy_own(&mut plan, blocks[me], None);
+        plan.finish()
+    }
+
+    /// The rank so many places before this one on this way.
+    fn before(&self, places: usize) -> usize {
+        if self.forward { (self.me + self.n - places) % self.n } else { (self.me + places) % self.n }
+    }
+
+    /// The segments of a block; none where it is empty.
+    fn segments(&self, rank: usize) -> Vec<Part> {
+        let block = self.blocks[rank];
+        if block.len == 0 { Vec::new() } else { block.pieces(block.segments(self.segment, 1), 1) }
+    }
+
+    /// Sends what came in the hop before, and receives the next block.
+    fn hop(&mut self, plan: &mut Builder, hop: usize) {
+        if hop >= self.hops {
+            return;
+        }
+        let (next, previous) = (self.before(self.n - 1), self.before(1));
+        let incoming = self.segments(self.before(hop + 1));
+        let outgoing = self.segments(self.before(hop));
+        let mut received = Vec::with_capacity(incoming.len());
+        for index in 0..incoming.len().max(outgoing.len()) {
+            if let Some(part) = outgoing.get(index) {
+                let from = match hop {
+                    0 => Part { offset: part.offset - self.blocks[self.me].offset, len: part.len }.of(Space::Source),
+                    _ => part.of(Space::Destination),
+                };
+                plan.send(next, from, &[self.received.get(index).copied()]);
+            }
+            if let Some(part) = incoming.get(index) {
+                received.push(plan.receive(previous, part.of(Space::Destination), &[]));
+            }
+        }
+        self.received = received;
+    }
+}

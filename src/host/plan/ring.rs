@@ -1,0 +1,227 @@
+//! Reduction by passing partial results from neighbour to neighbour.
+//!
+//! The vector is cut into one share for each rank, and each share into pieces. A piece travels once round the ring, and every
+//! rank folds its own contribution in; the rank after which the share is numbered completes it. A few pieces are under way at
+//! once, so that sending, receiving and folding overlap; partial results lie in that many slots of scratch and one more.
+//!
+//! Messages have one order, by (group of pieces, hop, way round, piece), to which every link's order conforms. A step waits
+//! for messages earlier in this order alone: a slot is taken again after `IN_FLIGHT + 1` receives, and what it held before
+//! goes out `IN_FLIGHT` messages after it came in. So no capacity of the links is needed for progress.
+
+use super::blocks::Part;
+use super::builder::Builder;
+use super::{Plan, Space, Span};
+
+/// How many pieces are under way at once in one direction.
+pub(super) const IN_FLIGHT: usize = 4;
+
+/// Where complete shares go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sink {
+    /// Each stays with its rank, whose destination holds it alone.
+    Own,
+    /// To every rank's destination.
+    Everyone,
+    /// To this rank's destination.
+    Root(usize),
+}
+
+/// A slot of scratch, and the step after which it may be filled again.
+struct Slot {
+    span: Span,
+    free: Option<usize>,
+}
+
+/// What this rank passes on in the next hop.
+#[derive(Clone, Copy)]
+struct Held {
+    span: Span,
+    ready: usize,
+    slot: Option<usize>,
+}
+
+/// One direction round the ring: its part of every share, and where its pieces are.
+///
+/// Ranks are renumbered so that pieces always travel from number i to i + 1.
+struct Way {
+    forward: bool,
+    shares: Vec<Part>,
+    slots: Vec<Slot>,
+    next_slot: usize,
+    held: [Option<Held>; IN_FLIGHT],
+    /// The step that reads this rank's contribution to (share, piece in flight).
+    readers: Vec<[Option<usize>; IN_FLIGHT]>,
+}
+
+/// What the builders of hops need to know.
+struct Ring {
+    n: usize,
+    me: usize,
+    own: Part,
+    element: usize,
+    pieces: usize,
+    sink: Sink,
+    plan: Builder,
+}
+
+/// Reduces over a ring of at least two ranks. The order of operands is the ring's, the same for every rank.
+///
+/// Scratch: at most `2 * (IN_FLIGHT + 1)` slots of `segment_bytes` (or one element), each rounded up to its alignment.
+pub(super) fn ring(n: usize, me: usize, shares: &[Part], element: usize, segment: usize, sink: Sink) -> Plan {
+    let total = shares.iter().fold(0_usize, |sum, share| sum.saturating_add(share.len));
+    let largest = shares.iter().map(|share| share.len).max().unwrap_or(0);
+    // Both ways at once only where there are two ways, and enough for both.
+    let ways = if n > 2 && total > segment && largest >= 2 * element { 2 } else { 1 };
+    let halves = |way| shares.iter().map(|share| share.piece(ways, way, element)).collect::<Vec<_>>();
+    let mut ways: Vec<Way> = (0..ways).map(|way| Way::new(halves(way), way == 0)).collect();
+    let longest = ways.iter().flat_map(|way| &way.shares).map(|share| share.len).max().unwrap_or(0);
+    let pieces = Part::whole(longest).segments(segment, element);
+
+    let steps = ways.len() * pieces.saturating_mul(5 * n);
+    let mut ring = Ring { n, me, own: shares[me], element, pieces, sink, plan: Builder::new(steps.min(1 << 20)) };
+    // A piece without bytes does not travel, and so does not bring the agreement with it.
+    if ways.iter().flat_map(|way| &way.shares).any(|share| share.len / element < pieces) {
+        ring.plan.agree(n, me);
+    }
+    let slot_len = Part::whole(longest).piece(pieces, 0, element).len;
+    for way in &mut ways {
+        let slots = (IN_FLIGHT.min(pieces) + 1).min(pieces.saturating_mul(n - 1));
+        way.slots = (0..slots).map(|_| Slot { span: ring.plan.scratch(slot_len, element), free: None }).collect();
+    }
+    for first in (0..pieces).step_by(IN_FLIGHT) {
+        ring.group(&mut ways, first..(first + IN_FLIGHT).min(pieces));
+    }
+    ring.plan.finish()
+}
+
+impl Way {
+    fn new(shares: Vec<Part>, forward: bool) -> Self {
+        let readers = vec![[None; IN_FLIGHT]; shares.len()];
+        Self { forward, shares, slots: Vec::new(), next_slot: 0, held: [None; IN_FLIGHT], readers }
+    }
+
+    /// The rank with this number on this way, and the reverse.
+    fn rank(&self, number: usize) -> usize {
+        let n = self.shares.len();
+        if self.forward { number % n } else { (n - number % n) % n }
+    }
+}
+
+impl Ring {
+    /// A group of pieces on its whole journey.
+    fn group(&mut self, ways: &mut [Way], pieces: std::ops::Range<usize>) {
+        for hop in 0..self.n - 1 {
+            for way in &mut *ways {
+                for piece in pieces.clone() {
+                    self.reduce_hop(way, hop, piece);
+                }
+            }
+        }
+        match self.sink {
+            Sink::Own => {}
+            Sink::Everyone => {
+                for hop in 0..self.n - 1 {
+                    for way in &mut *ways {
+                        for piece in pieces.clone() {
+                            self.gather_hop(way, hop, piece);
+                        }
+                    }
+                }
+            }
+            Sink::Root(root) => {
+                for way in ways {
+                    for piece in pieces.clone() {
+                        self.collect(way, root, piece);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A piece of a share, on this way.
+    fn part(&self, way: &Way, share: usize, piece: usize) -> Part {
+        way.shares[share].piece(self.pieces, piece, self.element)
+    }
+
+    /// Passes a partial result on, takes the next one and folds the own contribution in. The last hop completes the own share.
+    fn reduce_hop(&mut self, way: &mut Way, hop: usize, piece: usize) {
+        let (number, flight) = (way.rank(self.me), piece % IN_FLIGHT);
+        let (right, left) = (way.rank(number + 1), way.rank(number + self.n - 1));
+        let outgoing = way.rank(number + self.n - 1 - hop);
+        let part = self.part(way, outgoing, piece);
+        match way.held[flight].take().filter(|_| hop > 0) {
+            Some(held) => self.pass_on(way, right, held),
+            None if hop == 0 && part.len > 0 => {
+                way.readers[outgoing][flight] = Some(self.plan.send(right, part.of(Space::Source), &[]));
+            }
+            None => {}
+        }
+
+        let incoming = way.rank(number + 2 * self.n - 2 - hop);
+        let part = self.part(way, incoming, piece);
+        if part.len == 0 {
+            return;
+        }
+        let slot = way.next_slot;
+        way.next_slot = (slot + 1) % way.slots.len();
+        let span = Span { len: part.len, ..way.slots[slot].span };
+        let received = self.plan.receive(left, span, &[way.slots[slot].free]);
+        let last = hop == self.n - 2;
+        let into = if last { self.complete(part).unwrap_or(span) } else { span };
+        let folded = self.plan.fold(into, vec![span, part.of(Space::Source)], last, &[Some(received)]);
+        way.readers[incoming][flight] = Some(folded);
+        way.slots[slot].free = Some(folded);
+        way.held[flight] = Some(Held { span: into, ready: folded, slot: Some(slot) });
+    }
+
+    /// Where a complete piece of the own share is written, if this rank may write it.
+    fn complete(&self, part: Part) -> Option<Span> {
+        match self.sink {
+            Sink::Own => Some(Part { offset: part.offset - self.own.offset, len: part.len }.of(Space::Destination)),
+            Sink::Root(root) if root != self.me => None,
+            Sink::Everyone | Sink::Root(_) => Some(part.of(Space::Destination)),
+        }
+    }
+
+    /// Sends what this rank holds; its slot is free after that.
+    fn pass_on(&mut self, way: &mut Way, to: usize, held: Held) {
+        let sent = self.plan.send(to, held.span, &[Some(held.ready)]);
+        if let (Some(slot), Space::Scratch) = (held.slot, held.span.space) {
+            way.slots[slot].free = Some(sent);
+        }
+    }
+
+    /// Passes a complete share on and takes the next one.
+    fn gather_hop(&mut self, way: &mut Way, hop: usize, piece: usize) {
+        let (number, flight) = (way.rank(self.me), piece % IN_FLIGHT);
+        let (right, left) = (way.rank(number + 1), way.rank(number + self.n - 1));
+        if let Some(held) = way.held[flight].take() {
+            self.pass_on(way, right, held);
+        }
+        let incoming = way.rank(number + self.n - 1 - hop);
+        let part = self.part(way, incoming, piece);
+        if part.len > 0 {
+            let span = part.of(Space::Destination);
+            let ready = self.plan.receive(left, span, &[way.readers[incoming][flight]]);
+            way.held[flight] = Some(Held { span, ready, slot: None });
+        }
+    }
+
+    /// Brings a piece of every complete share to the root.
+    fn collect(&mut self, way: &mut Way, root: usize, piece: usize) {
+        let held = way.held[piece % IN_FLIGHT].take();
+        if self.me != root {
+            if let Some(held) = held {
+                self.pass_on(way, root, held);
+            }
+            return;
+        }
+        for owner in (1..self.n).map(|distance| (root + distance) % self.n) {
+            let part = self.part(way, owner, piece);
+            if part.len > 0 {
+                let reader = way.readers[owner][piece % IN_FLIGHT];
+                self.plan.receive(owner, part.of(Space::Destination), &[reader]);
+            }
+        }
+    }
+}
