@@ -52,12 +52,16 @@ impl Worker {
             .spawn(move || {
                 for started in queue {
                     let Started { job, buffers, state, timeout } = started;
-                    let guarded = |plane: &mut HostPlane| catch_unwind(AssertUnwindSafe(|| plane.run(&job, &Deadline::after(timeout))));
                     // SAFETY: this is the one worker, and each job in the queue was submitted once.
-                    let result = unsafe { shared.plane.as_worker(guarded) };
-                    drop(job);
-                    let finished = |()| Finished { buffer: buffers.release(), received: None };
-                    state.end(result.unwrap_or_else(|_| Err(panicked())).map(finished));
+                    unsafe {
+                        shared.plane.as_worker(|plane: &mut HostPlane| {
+                            let result = catch_unwind(AssertUnwindSafe(|| plane.run(&job, &Deadline::after(timeout))));
+                            drop(job);
+                            let finished = |()| Finished { buffer: buffers.release(), received: None };
+                            // Before the caller gets the plane back: whoever waited for it finds this call ended.
+                            state.end(result.unwrap_or_else(|_| Err(panicked())).map(finished));
+                        });
+                    }
                 }
                 drop(end);
             })
@@ -68,6 +72,10 @@ impl Worker {
     /// Waits a while for what was started, then ends the communicator, and the thread with it.
     pub(super) fn stop(self, shared: &Shared) {
         drop(self.jobs);
+        if shared.plane.is_worker() {
+            // Dropped by a custom op, on that very thread: it ends by itself when it has run what is queued.
+            return;
+        }
         if self.ended.recv_timeout(DROP_PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             shared.health.end(Notice::Aborted { by: shared.rank as u32 });
         }

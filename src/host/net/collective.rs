@@ -21,6 +21,8 @@ pub(crate) struct CollectiveLinks {
 #[derive(Debug)]
 enum Slot {
     Closed,
+    /// To be opened by the peer, which is looked for meanwhile.
+    Expected(Box<Connector>),
     /// Being opened from here. A deadline that passes leaves it so, and the next wait goes on.
     Opening(Box<Connector>),
     Open(TcpLink),
@@ -73,8 +75,7 @@ impl CollectiveLinks {
             return Ok(true);
         }
         if peer < self.shared.me.rank as usize {
-            let link = self.shared.take(Channel::Collective, peer)?;
-            return Ok(link.map(|link| self.slots[peer] = Slot::Open(link)).is_some());
+            return self.expect(peer);
         }
         self.shared.serve();
         // An error leaves the slot closed, and whoever tries again begins anew.
@@ -86,6 +87,20 @@ impl CollectiveLinks {
         let is_open = link.is_some();
         self.slots[peer] = link.map_or(Slot::Opening(connector), Slot::Open);
         Ok(is_open)
+    }
+
+    /// Takes the link that `peer` opens, if it has; an error where it is not there any more to open it.
+    fn expect(&mut self, peer: usize) -> Result<bool, Stop> {
+        if let Some(link) = self.shared.take(Channel::Collective, peer)? {
+            self.slots[peer] = Slot::Open(link);
+            return Ok(true);
+        }
+        if let Slot::Expected(knocking) = &mut self.slots[peer] {
+            knocking.knock()?;
+        } else {
+            self.slots[peer] = Slot::Expected(Box::new(self.shared.knocking(peer)?));
+        }
+        Ok(false)
     }
 
     /// Opens the links to the partners of a dissemination among `participants` (ranks, in an order that all share): those at

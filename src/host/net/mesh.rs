@@ -151,6 +151,16 @@ impl Shared {
 
     /// A link to `peer` to be opened. An error where it never can.
     pub(super) fn connector(&self, channel: Channel, peer: usize) -> std::result::Result<Connector, Stop> {
+        self.way(channel, peer).map(|(address, hello, same_host)| Connector::new(address, hello, same_host))
+    }
+
+    /// What looks whether `peer` lives, which is to open a link for collectives.
+    pub(super) fn knocking(&self, peer: usize) -> std::result::Result<Connector, Stop> {
+        self.way(Channel::Collective, peer).map(|(address, hello, same_host)| Connector::knocking(address, hello, same_host))
+    }
+
+    /// Where `peer` listens, what to say there, and whether that is on this host.
+    fn way(&self, channel: Channel, peer: usize) -> std::result::Result<(SocketAddr, Hello, bool), Stop> {
         let receiver = self.known(peer)?;
         let Some(address) = self.addresses[peer] else {
             tracing::error!("rank {} wants a link to rank {peer}, which does not listen", self.me.rank);
@@ -158,7 +168,7 @@ impl Shared {
         };
         let my_ip = self.addresses[self.me.rank as usize].map(|address| address.ip());
         let same_host = address.ip().is_loopback() || my_ip == Some(address.ip());
-        Ok(Connector::new(address, Hello { channel, sender: self.me, receiver }, same_host))
+        Ok((address, Hello { channel, sender: self.me, receiver }, same_host))
     }
 
     /// Waits until one of `interests` or the acceptor is ready, not longer than a slice.

@@ -53,17 +53,17 @@ pub(crate) struct HostPlane {
     cause: Option<Arc<Error>>,
 }
 
-/// Ends the communicator where a panic (in a custom op) leaves a call half done.
-struct PanicGuard<'a> {
-    health: &'a Health,
-    rank: u32,
-}
+/// A plane in the midst of a call: where a panic (in a custom op) leaves it half done, the communicator ends and the peers are told.
+struct Running<'a>(&'a mut HostPlane);
 
-impl Drop for PanicGuard<'_> {
+impl Drop for Running<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.health.end(Notice::Failed { rank: self.rank });
-        }
+        let Self(plane) = self;
+        let notice = Notice::Failed { rank: plane.rank as u32 };
+        plane.health.end(notice);
+        let error = notice.to_error("a custom op that panicked", &Deadline::after(std::time::Duration::ZERO), &plane.peers);
+        plane.cause.get_or_insert_with(|| Arc::new(error));
+        plane.tell();
     }
 }
 
@@ -104,9 +104,11 @@ impl HostPlane {
             return Err(self.refuse(job, deadline));
         }
         let call = Call { sequence: self.number(job.call.kind), ..job.call };
-        let health = Arc::clone(&self.health);
-        let _guard = PanicGuard { health: &health, rank: self.rank as u32 };
-        match self.route(job, &call, deadline) {
+        let running = Running(self);
+        let routed = running.0.route(job, &call, deadline);
+        // There was no panic.
+        std::mem::forget(running);
+        match routed {
             Ok(()) => Ok(()),
             Err(stop) => Err(self.end(&stop, &call, deadline)),
         }
