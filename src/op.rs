@@ -151,8 +151,11 @@ impl FromStr for ReduceOp {
 pub struct CustomOp<T> {
     name: Arc<str>,
     commutative: bool,
-    function: Arc<dyn Fn(&mut [T], &[T]) + Send + Sync>,
+    function: Arc<Function<T>>,
 }
+
+/// Folds the second slice into the first.
+type Function<T> = dyn Fn(&mut [T], &[T]) + Send + Sync;
 
 impl<T: Data> CustomOp<T> {
     /// An op that is associative and commutative.

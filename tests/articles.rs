@@ -264,7 +264,8 @@ fn tags_are_received_in_any_order() {
             if comm.rank() == 0 {
                 let first = comm.isend_tagged(vec![1_u8; 1 << 20], 1, 1).unwrap();
                 let second = comm.isend_tagged(vec![2_u8; 1 << 20], 1, 2).unwrap();
-                (first.wait().unwrap(), second.wait().unwrap());
+                first.wait().unwrap();
+                second.wait().unwrap();
             } else {
                 let mut x = vec![0_u8; 1 << 20];
                 comm.recv_tagged(&mut x, 0, 2).unwrap();

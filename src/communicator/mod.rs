@@ -118,7 +118,6 @@ impl Communicator {
     }
 
     /// Starts to describe a communicator.
-    #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
     }
