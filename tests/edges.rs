@@ -2,9 +2,13 @@
 
 mod common;
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use std::time::{Duration, Instant};
+
 use common::ranks::{Wiring, threads};
 
-use collectives::{CustomOp, Data, Error, Result};
+use collectives::{Communicator, CustomOp, Data, Error, ReduceOp, Result};
 
 /// Plain data with an alignment of its own, and a sum of it.
 macro_rules! aligned {
@@ -109,4 +113,100 @@ fn an_op_in_rank_order_meets_none_of_the_same_name_that_is_not() {
         });
         assert!(seen.iter().all(|error| error.is_mismatch() && error.to_string().contains("in rank order")), "{seen:?}");
     }
+}
+
+#[test]
+fn a_panic_in_an_op_is_told_to_the_others_at_once() {
+    for wiring in Wiring::ALL {
+        // The rank keeps its communicator and does nothing with it until the others have heard.
+        let everyone = std::sync::Barrier::new(3);
+        let seen = threads(wiring, 3, |comm| {
+            let culprit = comm.rank() == 0;
+            let op = CustomOp::new("panics", move |_: &mut [u32], _: &[u32]| {
+                if culprit {
+                    resume_unwind(Box::new("on purpose"));
+                }
+            });
+            let mut x = vec![1_u32; 100_000];
+            let result = catch_unwind(AssertUnwindSafe(|| comm.all_reduce(&mut x, &op)));
+            let panicked = result.is_err();
+            let heard = result.map_or(Ok(()), |result| result.and_then(|()| comm.barrier()));
+            everyone.wait();
+            assert_eq!(panicked, culprit, "{wiring:?}");
+            if culprit { comm.barrier().unwrap_err() } else { heard.unwrap_err() }
+        });
+        assert!(seen[0].is_poisoned() && seen[0].to_string().contains("it panicked"), "{wiring:?}: {}", seen[0]);
+        for error in &seen[1..] {
+            assert!(error.is_peer_lost() && error.to_string().contains("rank 0"), "{wiring:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn calls_made_while_a_panic_unwinds_are_like_any_others() {
+    struct Last<'a>(&'a Communicator);
+    impl Drop for Last<'_> {
+        fn drop(&mut self) {
+            self.0.barrier().unwrap();
+        }
+    }
+    threads(Wiring::Shm, 2, |comm| {
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let _last = Last(comm);
+            resume_unwind(Box::new("on purpose"));
+        }));
+        assert!(unwound.is_err());
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn later_calls_quote_the_first_error() {
+    let texts = threads(Wiring::Shm, 2, |comm| {
+        let mut x = [0_u8; 3];
+        comm.all_reduce(&mut x[..comm.rank() + 1], ReduceOp::Sum).unwrap_err();
+        [comm.barrier().unwrap_err(), comm.send(&x, 0).unwrap_err(), comm.isend(x, 0).unwrap_err()].map(|error| error.to_string())
+    });
+    for [barrier, send, isend] in texts {
+        assert!(barrier.starts_with("barrier: ") && send.starts_with("send to rank 0: "), "{barrier}; {send}");
+        let cause = |text: &str| text.split_once(" by an earlier error: ").unwrap().1.to_owned();
+        assert!(cause(&barrier).contains("all_reduce(sum, u8, count 1)"), "{barrier}");
+        assert!(cause(&send) == cause(&barrier) && cause(&isend) == cause(&barrier), "{send}");
+    }
+}
+
+#[test]
+fn the_place_on_a_host_does_not_depend_on_the_transport() {
+    for wiring in [Wiring::Shm, Wiring::Tcp] {
+        assert_eq!(threads(wiring, 3, |comm| (comm.local_rank(), comm.local_world_size())), [(0, 3), (1, 3), (2, 3)]);
+    }
+    assert_eq!(threads(Wiring::Dealt, 3, |comm| (comm.local_rank(), comm.local_world_size())), [(0, 2), (1, 2), (0, 1)]);
+}
+
+#[test]
+fn the_timeout_of_a_url_bounds_the_start_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}?rank=0&world_size=2&timeout=0.1", folder.path().join("store").display());
+    let begin = Instant::now();
+    let error = Communicator::builder().timeout(Duration::from_secs(60)).from_url(&url).unwrap_err();
+    assert!(error.is_timeout() && begin.elapsed() < Duration::from_secs(10), "{error}");
+}
+
+#[test]
+fn a_monitored_barrier_may_wait_longer_than_a_call() {
+    let late = std::sync::Barrier::new(2);
+    let seen = threads(Wiring::Shm, 3, |comm| {
+        comm.set_timeout(Duration::from_millis(20));
+        match comm.rank() {
+            // A call that times out, so that more than the timeout has passed when rank 2 comes.
+            1 => {
+                assert!(comm.recv(&mut [0_u8], 1).unwrap_err().is_timeout());
+                late.wait();
+            }
+            2 => _ = late.wait(),
+            _ => {}
+        }
+        comm.monitored_barrier(Duration::from_secs(60)).map_err(|error| error.to_string())
+    });
+    assert_eq!(seen, [Ok(()), Ok(()), Ok(())]);
 }

@@ -115,15 +115,17 @@ impl Desk {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a call is refused with once the communicator is ended.
+    /// Refuses a message once the communicator is ended.
+    fn refuse_if_ended(&self, terms: &Terms, sending: bool) -> Result<()> {
+        self.health.refusal(|| doing(terms, sending), &self.peers).map_or(Ok(()), Err)
+    }
+
+    /// What a message gets that was under way when the communicator ended.
     fn check_health(&self, terms: &Terms, sending: bool, deadline: &Deadline) -> Result<()> {
-        match self.health.notice() {
-            None => Ok(()),
-            Some(notice) => {
-                let cause = notice.to_error(&doing(terms, sending), deadline, &self.peers);
-                Err(Error::Poisoned { call: doing(terms, sending), cause: Arc::new(cause) })
-            }
-        }
+        let Some(notice) = self.health.notice() else { return Ok(()) };
+        let error = notice.to_error(&doing(terms, sending), deadline, &self.peers);
+        self.health.keep_cause(&error);
+        Err(error)
     }
 
     /// Posts a message.
@@ -171,7 +173,7 @@ impl Desk {
         let mut failure = None;
         for (terms, place) in messages {
             let sending = matches!(place, Place::Send { .. });
-            if let Err(error) = self.check_health(terms, sending, &deadline) {
+            if let Err(error) = self.refuse_if_ended(terms, sending) {
                 failure = Some(error);
                 break;
             }
@@ -193,6 +195,7 @@ impl Desk {
         self.wait_all(&mut cancel.posted, &deadline)?;
         Ok(cancel.posted.iter().filter_map(|posted| posted.received).collect())
     }
+
     /// Moves messages on until every posted one has ended.
     fn wait_all(&self, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
         loop {
@@ -228,7 +231,7 @@ impl Desk {
     ) -> Result<Arc<State>> {
         let deadline = Deadline::after(limit);
         let sending = matches!(place, Place::Send { .. });
-        self.check_health(&terms, sending, &deadline)?;
+        self.refuse_if_ended(&terms, sending)?;
         let mut inner = self.lock();
         // SAFETY: the buffer is kept in `outstanding` until the ticket has ended.
         let ticket = unsafe { Self::post(&mut inner, &terms, place, &deadline) };
@@ -309,10 +312,9 @@ impl Desk {
             }
         }
         let _ = inner.messages.leave(&Deadline::after(Duration::from_secs(1)));
-        for Outstanding { ticket, terms, sending, deadline, state, .. } in std::mem::take(&mut inner.outstanding) {
+        for Outstanding { ticket, terms, sending, state, .. } in std::mem::take(&mut inner.outstanding) {
             inner.messages.cancel(ticket);
-            let by = Peer::clone(&self.peers[self.rank]);
-            let _ = deadline;
+            let by = self.peers[self.rank].clone();
             state.end(Err(Error::Aborted { doing: doing(&terms, sending), by }));
         }
     }
