@@ -14,10 +14,15 @@ impl Communicator {
 
     /// Bytes of rank `from` as a value.
     fn decode<T: DeserializeOwned>(&self, from: usize, bytes: &[u8]) -> Result<T> {
-        postcard::from_bytes(bytes).map_err(|error| Error::Protocol {
+        let unexpected = |why: String| Error::Protocol {
             with: self.peers()[from].to_string(),
-            reason: format!("an object of {} B is not of the expected type: {error}", bytes.len()),
-        })
+            reason: format!("an object of {} B is not of the expected type: {why}", bytes.len()),
+        };
+        match postcard::take_from_bytes(bytes) {
+            Ok((value, [])) => Ok(value),
+            Ok((_, rest)) => Err(unexpected(format!("{} B are left over", rest.len()))),
+            Err(error) => Err(unexpected(error.to_string())),
+        }
     }
 
     /// Refuses objects that are together larger than `Config::object_limit_bytes`, on every rank alike.
