@@ -4,6 +4,7 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Child;
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -133,7 +134,9 @@ impl Ranks {
         let line = self.lines.recv_timeout(PATIENCE).inspect(|(rank, line)| println!("rank {rank}: {line}"));
         line.unwrap_or_else(|_| {
             self.children.iter_mut().for_each(|child| child.kill().unwrap());
-            (0..self.children.len()).for_each(|rank| drop(self.outcome(rank).map_err(|said| println!("{said}"))));
+            for rank in 0..self.children.len() {
+                println!("{:?}", self.outcome(rank));
+            }
             panic!("no rank says any more that {what}")
         })
     }
@@ -216,4 +219,366 @@ kills! {
     killed_in_pairs_4_of_5 Pairs 5 4;
     killed_as_dealt_2_of_5 Dealt 5 2;
     killed_as_dealt_4_of_5 Dealt 5 4;
+}
+
+/// Runs `test` on every cell at once: most of their time is spent waiting.
+fn at_once<T: Send + Copy>(cells: impl IntoIterator<Item = T>, test: impl Fn(T) + Sync) {
+    std::thread::scope(|scope| {
+        let test = &test;
+        let cells: Vec<_> = cells.into_iter().map(|cell| scope.spawn(move || test(cell))).collect();
+        cells.into_iter().for_each(|cell| cell.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    });
+}
+
+/// The product of the wirings and something else.
+fn on_every_wiring<T: Copy>(others: &[T]) -> impl Iterator<Item = (Wiring, T)> {
+    Wiring::ALL.into_iter().flat_map(|wiring| others.iter().map(move |other| (wiring, *other)))
+}
+
+/// Every rank sends every other one a message: after that there is a link between any two.
+fn get_acquainted(comm: &Communicator) {
+    let others = || (0..comm.world_size()).filter(|peer| *peer != comm.rank());
+    comm.group(|group| others().try_for_each(|peer| group.send(&[1_u8], peer))).unwrap();
+    others().for_each(|peer| assert_eq!(comm.recv(&mut [0_u8], peer).unwrap().source, peer));
+}
+
+/// What a rank was doing with the one that leaves before that leaves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Before {
+    /// Nothing: no link may be open between them.
+    Nothing,
+    /// Everything.
+    Messages,
+}
+
+/// A rank drops its communicator while the others are in, or come to, a call that needs it.
+fn a_rank_leaves(wiring: Wiring, (ranks, leaver): (usize, usize), before: Before, call: impl Fn(&Communicator) -> Result<()> + Sync) {
+    for others_are_first in [true, false] {
+        let meeting = Meeting::new(ranks);
+        let survivors = Meeting::new(ranks - 1);
+        each(communicators(wiring, ranks), |comm| {
+            let me = comm.rank();
+            let place = format!("rank {me} of {ranks} without {leaver}, {wiring:?}, others first: {others_are_first}, before: {before:?}");
+            if before == Before::Messages {
+                get_acquainted(&comm);
+            }
+            if me == leaver {
+                if others_are_first {
+                    meeting.meet();
+                }
+                drop(comm);
+                return if !others_are_first { meeting.meet() };
+            }
+            meeting.meet();
+            let begin = Instant::now();
+            let error = call(&comm).expect_err(&place);
+            assert!(begin.elapsed() < NOTICED, "{place}: {:?}", begin.elapsed());
+            let (who, how) = lost(&error);
+            assert_eq!(who, leaver, "{place}: {error}");
+            // Over a link that was never open nobody can say how it went.
+            assert!(how.contains("closed") || before == Before::Nothing, "{place}: {error}");
+            survivors.meet();
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_early_is_named_and_said_to_have_left() {
+    at_once(on_every_wiring(&[(2, 0), (2, 1), (3, 1), (5, 2), (5, 0)]), |(wiring, (ranks, leaver))| {
+        let leave = |before, call: fn(&Communicator, usize) -> Result<()>| {
+            a_rank_leaves(wiring, (ranks, leaver), before, |comm| call(comm, leaver));
+        };
+        for before in [Before::Nothing, Before::Messages] {
+            leave(before, |comm, _| comm.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum));
+            leave(before, |comm, leaver| comm.recv(&mut [0_u8; 4], leaver).map(drop));
+            leave(before, |comm, leaver| comm.send(&vec![0_u8; 1 << 20], leaver));
+        }
+        leave(Before::Messages, |comm, _| comm.all_reduce(&mut vec![1.0_f32; 50_000], ReduceOp::Sum));
+        leave(Before::Messages, |comm, _| comm.barrier());
+        leave(Before::Messages, |comm, leaver| comm.broadcast(&mut [1_u8; 100], leaver));
+        leave(Before::Messages, |comm, leaver| comm.irecv([0_u8; 4], leaver)?.wait().map(drop));
+    });
+}
+
+/// A call that a deadline ends, by name.
+type Timed = (&'static str, fn(&Communicator) -> Result<()>);
+
+const TIMED: [Timed; 4] = [
+    ("all_reduce", |comm| comm.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum)),
+    ("all_reduce of much", |comm| comm.all_reduce(&mut vec![1_i32; 100_000], ReduceOp::Sum)),
+    ("broadcast", |comm| comm.broadcast(&mut [1_u8; 64], comm.world_size() - 1)),
+    ("barrier", Communicator::barrier),
+];
+
+/// The ranks that an error says were missing, and those that had come.
+#[track_caller]
+fn missing(error: &Error) -> (Vec<usize>, Vec<usize>) {
+    match cause(error) {
+        Error::Timeout { missing, arrived, .. } => {
+            let ranks = |peers: &[collectives::Peer]| peers.iter().map(|peer| peer.rank).collect();
+            (ranks(missing), ranks(arrived))
+        }
+        other => panic!("no deadline: {other}"),
+    }
+}
+
+#[test]
+fn a_deadline_that_passes_names_who_is_missing() {
+    at_once(on_every_wiring(&[2, 3, 5]), |(wiring, ranks)| {
+        for (name, call) in TIMED {
+            let late = ranks - 1;
+            let (meeting, named) = (Meeting::new(ranks), Mutex::new(Vec::new()));
+            threads(wiring, ranks, |comm| {
+                let place = format!("{name} on rank {} of {ranks}, {wiring:?}", comm.rank());
+                comm.set_timeout(Duration::from_millis(200));
+                if comm.rank() != late {
+                    let begin = Instant::now();
+                    let error = call(comm).expect_err(&place);
+                    let elapsed = begin.elapsed();
+                    assert!(error.is_timeout() && !error.is_poisoned(), "{place}: {error}");
+                    assert!(elapsed < NOTICED && error.to_string().contains("timed out"), "{place}: {elapsed:?}: {error}");
+                    assert!(!missing(&error).1.contains(&late), "{place}: {error}");
+                    named.lock().unwrap().extend(missing(&error).0);
+                }
+                meeting.meet();
+            });
+            // Between hosts a rank knows only whom it waits for itself. In one host it knows all.
+            let named = named.into_inner().unwrap();
+            assert!(named.contains(&late), "{name}, {ranks} ranks, {wiring:?}: {named:?}");
+            assert!(wiring != Wiring::Shm || named.iter().all(|rank| *rank == late), "{name}, {ranks} ranks: {named:?}");
+        }
+    });
+}
+
+#[test]
+fn a_deadline_inside_one_host_names_all_who_are_missing_and_nobody_else() {
+    for (_, call) in TIMED {
+        let meeting = Meeting::new(5);
+        threads(Wiring::Shm, 5, |comm| {
+            if [0, 2, 3].contains(&comm.rank()) {
+                comm.set_timeout(Duration::from_millis(100));
+                let error = call(comm).expect_err("ranks 1 and 4 do not come");
+                // The first one whose deadline passes tells the others what it knows.
+                assert!([vec![1, 4], vec![1]].contains(&missing(&error).0), "{error}");
+                assert!(!missing(&error).1.contains(&1), "{error}");
+            }
+            meeting.meet();
+        });
+    }
+}
+
+#[test]
+fn a_barrier_inside_one_host_can_be_tried_again_after_its_deadline() {
+    for ranks in [2, 3, 5] {
+        let meeting = Meeting::new(ranks);
+        threads(Wiring::Shm, ranks, |comm| {
+            for round in 0..3 {
+                if comm.rank() != 1 {
+                    comm.set_timeout(Duration::from_millis(30));
+                    for _ in 0..2 {
+                        let error = comm.barrier().expect_err("rank 1 is late");
+                        assert_eq!(missing(&error).0, [1], "round {round}: {error}");
+                        assert!(!error.is_poisoned(), "{error}");
+                    }
+                }
+                meeting.meet();
+                comm.set_timeout(PATIENCE);
+                comm.barrier().unwrap();
+                let mut x = [comm.rank() as u32 + 1];
+                comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+                assert_eq!(x[0] as usize, ranks * (ranks + 1) / 2, "round {round}");
+                meeting.meet();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_call_after_the_end_carries_the_first_error() {
+    for wiring in Wiring::ALL {
+        let meeting = Meeting::new(3);
+        threads(wiring, 3, |comm| {
+            if comm.rank() == 0 {
+                // Another one first, so that the numbers of calls mean something.
+                comm.set_timeout(Duration::from_millis(50));
+                let first = comm.all_reduce(&mut [1_i64], ReduceOp::Sum).expect_err("nobody else comes");
+                assert!(first.is_timeout() && !first.is_poisoned(), "{first}");
+                comm.set_timeout(PATIENCE);
+                let refused = [
+                    comm.all_reduce(&mut [1_i64], ReduceOp::Sum),
+                    comm.barrier(),
+                    comm.start_barrier().unwrap().wait(),
+                    comm.send(&[1_u8], 1),
+                    comm.recv(&mut [1_u8], 1).map(drop),
+                    comm.isend([1_u8], 1).map(drop),
+                    comm.irecv([1_u8], 1).map(drop),
+                    comm.group(|group| group.send(&[1_u8], 2)).map(drop),
+                    comm.monitored_barrier(PATIENCE),
+                    comm.split(Some(1), 0).map(drop),
+                    comm.duplicate().map(drop),
+                ];
+                for (number, result) in refused.into_iter().enumerate() {
+                    let error = result.expect_err("the communicator is ended");
+                    assert!(error.is_poisoned() && error.is_timeout(), "{wiring:?}, call {number}: {error}");
+                    assert_eq!(missing(&error).0.first(), missing(&first).0.first(), "{wiring:?}, call {number}: {error}");
+                }
+                comm.abort();
+                let error = comm.barrier().expect_err("the communicator is ended");
+                assert!(error.is_timeout(), "the first error stays: {error}");
+            }
+            meeting.meet();
+        });
+    }
+}
+
+/// A call that an abort ends, by name: the ranks in it wait for rank 0.
+const ENDLESS: [Timed; 8] = [
+    ("all_reduce", |comm| comm.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum)),
+    ("all_reduce of much", |comm| comm.all_reduce(&mut vec![1_i32; 100_000], ReduceOp::Sum)),
+    ("barrier", Communicator::barrier),
+    ("started broadcast", |comm| comm.start_broadcast([1_u8; 100], 0)?.wait().map(drop)),
+    ("recv", |comm| comm.recv(&mut [0_u8], 0).map(drop)),
+    ("recv_any", |comm| comm.recv_any(&mut [0_u8]).map(drop)),
+    ("large isend", |comm| comm.isend(vec![0_u8; 1 << 20], 0)?.wait().map(drop)),
+    ("group", |comm| {
+        let (mut x, mut y) = ([1_u8; 4], [1_u8; 4]);
+        comm.group(|group| {
+            group.recv(&mut x, 0)?;
+            group.all_reduce(&mut y, ReduceOp::Sum)
+        })
+        .map(drop)
+    }),
+];
+
+#[test]
+fn an_abort_ends_a_call_on_every_rank() {
+    for wiring in Wiring::ALL {
+        for ranks in [2, 3, 5] {
+            for (name, call) in ENDLESS {
+                let (begun, ended) = (Meeting::new(ranks), Meeting::new(ranks));
+                threads(wiring, ranks, |comm| {
+                    let place = format!("{name} on rank {} of {ranks}, {wiring:?}", comm.rank());
+                    comm.set_timeout(PATIENCE);
+                    // A receive from any rank opens no link by itself.
+                    if name == "recv_any" {
+                        get_acquainted(comm);
+                    }
+                    begun.meet();
+                    if comm.rank() == 0 {
+                        comm.abort();
+                        comm.abort();
+                    } else {
+                        let begin = Instant::now();
+                        let error = call(comm).expect_err(&place);
+                        assert!(begin.elapsed() < NOTICED, "{place}: {:?}", begin.elapsed());
+                        assert!(matches!(cause(&error), Error::Aborted { by, .. } if by.rank == 0), "{place}: {error}");
+                    }
+                    // Rank 0 lives, and its communicator too: it is the abort that ended the calls.
+                    ended.meet();
+                    let later = comm.barrier().expect_err(&place);
+                    assert!(later.is_poisoned() && matches!(cause(&later), Error::Aborted { .. }), "{place}: {later}");
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn an_abort_from_another_thread_unblocks_a_call_at_once() {
+    for wiring in Wiring::ALL {
+        for (name, call) in ENDLESS {
+            let (begun, ended) = (Meeting::new(3), Meeting::new(2));
+            threads(wiring, 2, |comm| {
+                if comm.rank() == 0 {
+                    begun.meet();
+                    return ended.meet();
+                }
+                let handle = comm.abort_handle();
+                let unblocked = std::thread::scope(|scope| {
+                    let aborter = scope.spawn(|| {
+                        begun.meet();
+                        // Into the midst of the wait, more often than not.
+                        std::thread::yield_now();
+                        handle.abort();
+                        Instant::now()
+                    });
+                    begun.meet();
+                    let error = call(comm).expect_err(name);
+                    let returned = Instant::now();
+                    assert!(matches!(cause(&error), Error::Aborted { by, .. } if by.rank == 1), "{name}, {wiring:?}: {error}");
+                    returned.saturating_duration_since(aborter.join().unwrap())
+                });
+                assert!(unblocked < Duration::from_millis(200), "{name}, {wiring:?}: {unblocked:?}");
+                ended.meet();
+            });
+        }
+    }
+}
+
+#[test]
+fn an_abort_from_another_thread_reaches_the_peers_of_a_call() {
+    for wiring in Wiring::ALL {
+        for ranks in [2, 3, 5] {
+            for (name, call) in [TIMED[0], TIMED[1], TIMED[3]] {
+                let (begun, ended) = (Meeting::new(ranks), Meeting::new(ranks));
+                threads(wiring, ranks, |comm| {
+                    begun.meet();
+                    let begin = Instant::now();
+                    let outcome = match comm.rank() {
+                        // Stays away, so that the others must wait.
+                        rank if rank == ranks - 1 => Ok(()),
+                        0 => {
+                            let handle = comm.abort_handle();
+                            std::thread::scope(|scope| {
+                                scope.spawn(|| handle.abort());
+                                call(comm)
+                            })
+                        }
+                        _ => call(comm),
+                    };
+                    assert!(begin.elapsed() < NOTICED, "{name} on rank {}, {wiring:?}: {:?}", comm.rank(), begin.elapsed());
+                    ended.meet();
+                    // The one that stayed away finds the others' part of the first call complete.
+                    let error = outcome.and_then(|()| call(comm)).and_then(|()| call(comm)).expect_err("the communicator is ended");
+                    let is_told = match cause(&error) {
+                        Error::Aborted { by, .. } => by.rank == 0,
+                        // A rank that ends in the middle of a message has no way to say why.
+                        other => other.is_peer_lost() && name == "all_reduce of much",
+                    };
+                    assert!(is_told, "{name} on rank {} of {ranks}, {wiring:?}: {error}", comm.rank());
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn no_descriptor_is_left_over() {
+    const NAME: &str = "no_descriptor_is_left_over";
+    if !is_rank_of(NAME) {
+        let output = spawn_rank(NAME, 0, 1, free_port(), &[]).wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    // A process of its own, for descriptors belong to all tests of one together.
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let cycle = |wiring| {
+        threads(wiring, 3, |comm| {
+            let (next, previous) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+            comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap();
+            comm.start_barrier().unwrap().wait().unwrap();
+            comm.send_recv(&[1_u8], next, &mut [0_u8], previous).unwrap();
+            drop(comm.irecv_tagged([0_u8], previous, 5).unwrap());
+            drop(comm.split(Some(u32::from(comm.rank() == 0)), 0).unwrap());
+        });
+    };
+    at_once(Wiring::ALL, cycle);
+    let before = open();
+    at_once(Wiring::ALL, |wiring| (0..50).for_each(|_| cycle(wiring)));
+    // A thread for messages may hold the last one for the moment in which it looks up.
+    let begin = Instant::now();
+    while open() > before {
+        assert!(begin.elapsed() < PATIENCE, "{before} descriptors before and {} after", open());
+        std::thread::yield_now();
+    }
 }

@@ -52,6 +52,9 @@ impl Worker {
                         shared.plane.as_worker(|plane: &mut HostPlane| {
                             let result = catch_unwind(AssertUnwindSafe(|| plane.run(&job, &Deadline::after(timeout))));
                             drop(job);
+                            if !matches!(result, Ok(Ok(()))) {
+                                shared.announce_end();
+                            }
                             let finished = |()| Finished { buffer: buffers.release(), received: None };
                             // Before the caller gets the plane back: whoever waited for it finds this call ended.
                             state.end(result.unwrap_or_else(|_| Err(op_panicked())).map(finished));

@@ -50,32 +50,22 @@ pub fn threads_with<R: Send>(
     builder: impl Fn(usize) -> collectives::Builder + Sync,
     program: impl Fn(&Communicator) -> R + Sync,
 ) -> Vec<R> {
-    let store = collectives::MemoryStore::new();
-    let rank_program = |rank: usize| {
-        let comm = builder(rank).with_store(std::sync::Arc::new(store.clone()), rank, world_size).unwrap();
-        program(&comm)
-    };
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..world_size)
-            .map(|rank| {
-                scope.spawn({
-                    let rank_program = &rank_program;
-                    move || rank_program(rank)
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    })
+    each(communicators_with(world_size, builder), |comm| program(&comm))
 }
 
-/// The communicators of one group, in rank order, for tests that move or drop them.
+/// The communicators of one group, in rank order, for tests that move or drop them. All are complete: a rank that fails at once
+/// cannot disturb one that is still joining.
 pub fn communicators(wiring: Wiring, world_size: usize) -> Vec<Communicator> {
+    communicators_with(world_size, |rank| wiring.builder(rank))
+}
+
+fn communicators_with(world_size: usize, builder: impl Fn(usize) -> collectives::Builder + Sync) -> Vec<Communicator> {
     let store = collectives::MemoryStore::new();
-    let join = |rank: usize| wiring.builder(rank).with_store(std::sync::Arc::new(store.clone()), rank, world_size).unwrap();
+    let join = |rank: usize| builder(rank).with_store(std::sync::Arc::new(store.clone()), rank, world_size).unwrap();
     std::thread::scope(|scope| {
         let join = &join;
         let ranks: Vec<_> = (0..world_size).map(|rank| scope.spawn(move || join(rank))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     })
 }
 
