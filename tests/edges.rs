@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use std::time::{Duration, Instant};
@@ -209,4 +210,168 @@ fn a_monitored_barrier_may_wait_longer_than_a_call() {
         comm.monitored_barrier(Duration::from_secs(60)).map_err(|error| error.to_string())
     });
     assert_eq!(seen, [Ok(()), Ok(()), Ok(())]);
+}
+
+#[test]
+fn communicators_part_ways_and_live_on() {
+    for wiring in Wiring::ALL {
+        threads(wiring, 4, |comm| {
+            assert!(comm.split(None, 0).unwrap().is_none() && comm.subgroup(&[]).unwrap().is_none());
+            let alone = comm.split(Some(comm.rank() as u32), 0).unwrap().unwrap();
+            assert_eq!((alone.rank(), alone.world_size()), (0, 1));
+            let pair = comm.split(Some(comm.rank() as u32 % 2), -(comm.rank() as i64)).unwrap().unwrap();
+            assert_eq!(pair.rank(), 1 - comm.rank() / 2);
+            let nested = pair.split(Some(0), 0).unwrap().unwrap();
+            let twin = nested.duplicate().unwrap();
+            drop((nested, pair));
+            let mut x = comm.rank();
+            let sum = |comm: &Communicator, x: usize| {
+                let mut x = x as u64;
+                comm.all_reduce(&mut x, ReduceOp::Sum).map(|()| x as usize)
+            };
+            x = sum(&twin, x).unwrap();
+            assert_eq!(x, [2, 4][comm.rank() % 2]);
+            assert_eq!((sum(&alone, x).unwrap(), sum(comm, 1).unwrap()), (x, 4));
+        });
+    }
+}
+
+#[test]
+fn a_split_outlives_what_it_was_split_from() {
+    let comms = Communicator::local(3).unwrap();
+    std::thread::scope(|scope| {
+        for comm in comms {
+            scope.spawn(move || {
+                let child = comm.duplicate().unwrap();
+                comm.close().unwrap();
+                let mut x = 1;
+                child.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+                assert_eq!(x, 3);
+            });
+        }
+    });
+}
+
+#[test]
+fn lists_that_differ_are_both_quoted() {
+    let errors = threads(Wiring::Shm, 3, |comm| {
+        let list: &[usize] = if comm.rank() == 2 { &[1, 0] } else { &[0, 1] };
+        let error = comm.subgroup(list).unwrap_err();
+        comm.barrier().unwrap();
+        error.to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("[0, 1]") && error.contains("rank 2") && error.contains("[1, 0]")), "{errors:?}");
+}
+
+#[test]
+fn started_calls_of_many_communicators_run_in_any_order() {
+    threads(Wiring::Shm, 3, |comm| {
+        let comms: Vec<_> = (0..8).map(|_| comm.duplicate().unwrap()).collect();
+        let mut order: Vec<usize> = (0..comms.len()).collect();
+        order.rotate_left(comm.rank() * 3);
+        let start = |at: usize| (at, comms[at].start_all_reduce(vec![at as u32; 10], ReduceOp::Sum).unwrap());
+        let works: Vec<_> = order.into_iter().map(start).collect();
+        for (at, work) in works {
+            assert_eq!(work.wait().unwrap(), [at as u32 * 3; 10]);
+        }
+    });
+}
+
+#[test]
+fn sixty_four_threads_are_ranks() {
+    let seen = Communicator::run_local(64, |comm| {
+        let me = comm.rank() as u32;
+        let mut x = [me; 100];
+        comm.all_reduce(&mut x, ReduceOp::Sum)?;
+        let mut half = 1;
+        comm.split(Some(me % 2), 0)?.unwrap().all_reduce(&mut half, ReduceOp::Sum)?;
+        let mut blocks = vec![0; 64];
+        comm.all_gather_into(&me, &mut blocks)?;
+        comm.all_to_all(&mut blocks)?;
+        Ok((x[99], half, blocks[63]))
+    });
+    assert!(seen.unwrap().into_iter().enumerate().all(|(rank, seen)| seen == (2016, 32, rank as u32)));
+}
+
+#[test]
+fn a_group_of_one_is_a_group() {
+    let comm = Communicator::local(1).unwrap().pop().unwrap();
+    let mut x = [1.0_f32, 3.0];
+    comm.all_reduce(&mut x, ReduceOp::PreMulSum(0.5)).unwrap();
+    comm.all_reduce(&mut x, ReduceOp::Avg).unwrap();
+    comm.reduce(&mut x, 0, ReduceOp::PreMulSum(2.0)).unwrap();
+    comm.reduce_scatter(&mut x, ReduceOp::PreMulSum(2.0)).unwrap();
+    assert_eq!(x, [2.0, 6.0]);
+    let mut y = [0.0_f32; 2];
+    comm.all_to_all_v_into(&x, &[2], &mut y, &[2]).unwrap();
+    assert_eq!(y, x);
+    comm.send_recv(&[5.0_f32], 0, &mut y, 0).unwrap();
+    assert_eq!(y, [5.0, 6.0]);
+    comm.monitored_barrier(Duration::ZERO).unwrap();
+    comm.duplicate().unwrap().close().unwrap();
+    assert!(comm.broadcast(&mut x, 1).unwrap_err().to_string().contains("root 1 does not exist"));
+    comm.abort();
+    assert!(comm.all_reduce(&mut x, ReduceOp::Sum).unwrap_err().is_poisoned());
+}
+
+#[test]
+fn elements_without_bytes_are_refused_however_many() {
+    let comm = Communicator::local(1).unwrap().pop().unwrap();
+    let nothing = CustomOp::new("nothing", |_: &mut [[u8; 0]], _: &[[u8; 0]]| {});
+    let (mut many, mut more) = (vec![[0_u8; 0]; usize::MAX], vec![[0_u8; 0]; usize::MAX]);
+    let refused = [
+        comm.all_reduce_many(&mut [&mut many[..], &mut more[..]], &nothing),
+        comm.all_reduce(&mut many, &nothing),
+        comm.all_gather_v(&mut many, &[usize::MAX]),
+        comm.reduce_into(&many, Some(&mut more), 0, &nothing),
+        comm.send(&many, 0),
+        comm.isend(many.clone(), 0).map(drop),
+        comm.recv(&mut many, 0).map(drop),
+    ];
+    for result in refused {
+        assert!(result.unwrap_err().to_string().contains("size 0"));
+    }
+}
+
+#[test]
+fn an_op_that_calls_its_own_communicator_is_refused() {
+    thread_local! {
+        static COMM: RefCell<Option<Communicator>> = const { RefCell::new(None) };
+    }
+    fn with<R>(call: impl FnOnce(&Communicator) -> R) -> R {
+        COMM.with_borrow(|comm| call(comm.as_ref().unwrap()))
+    }
+    let comms = Communicator::local(2).unwrap();
+    std::thread::scope(|scope| {
+        for comm in comms {
+            scope.spawn(move || {
+                COMM.set(Some(comm));
+                let op = CustomOp::new("recursive", |_: &mut [u8], _: &[u8]| {
+                    assert!(matches!(with(Communicator::barrier), Err(Error::InvalidArgument { .. })));
+                    assert!(matches!(with(|comm| comm.split(Some(0), 0)), Err(Error::InvalidArgument { .. })));
+                });
+                with(|comm| comm.all_reduce(&mut 1_u8, &op)).unwrap();
+                with(Communicator::barrier).unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn an_op_may_drop_the_communicator_that_runs_it() {
+    let comms = Communicator::local(2).unwrap();
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        for comm in comms {
+            scope.spawn(move || {
+                let (give, take) = std::sync::mpsc::channel::<Communicator>();
+                let take = std::sync::Mutex::new(take);
+                let op = CustomOp::new("drops", move |_: &mut [u8], _: &[u8]| drop(take.lock().unwrap().recv()));
+                let work = comm.start_all_reduce(vec![1_u8], op).unwrap();
+                give.send(comm).unwrap();
+                assert_eq!(work.wait().unwrap(), [1]);
+            });
+        }
+    });
+    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
 }

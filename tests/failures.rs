@@ -267,7 +267,9 @@ fn a_rank_leaves(wiring: Wiring, (ranks, leaver): (usize, usize), before: Before
                     meeting.meet();
                 }
                 drop(comm);
-                return if !others_are_first { meeting.meet() };
+                return if !others_are_first {
+                    meeting.meet()
+                };
             }
             meeting.meet();
             let begin = Instant::now();

@@ -83,6 +83,17 @@ struct Inner {
     telling: Option<Instant>,
     /// Callers that are busy with something else while their messages are on their way.
     away: usize,
+    /// Nothing is posted any more: the communicator is gone.
+    closed: bool,
+}
+
+/// Counts a caller as away; also one that a panic takes away for good.
+struct Away<'a>(&'a Desk);
+
+impl Drop for Away<'_> {
+    fn drop(&mut self) {
+        self.0.lock().away -= 1;
+    }
 }
 
 impl Inner {
@@ -116,7 +127,7 @@ impl Desk {
             rank,
             peers,
             health,
-            inner: Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0 }),
+            inner: Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false }),
             background: OnceLock::new(),
         }
     }
@@ -260,9 +271,9 @@ impl Desk {
     /// Lets the background thread move messages on while `busy` runs.
     pub(super) fn while_away<R>(self: &Arc<Self>, busy: impl FnOnce() -> Result<R>) -> Result<R> {
         self.lock().away += 1;
-        let result = self.wake_background().and_then(|()| busy());
-        self.lock().away -= 1;
-        result
+        let _away = Away(self);
+        self.wake_background()?;
+        busy()
     }
 
     /// Tells the peers that the communicator has ended; those that wait for a message of this rank would not learn of it otherwise.
@@ -330,10 +341,15 @@ impl Desk {
             }
         }
         let _ = inner.messages.leave(&Deadline::after(Duration::from_secs(1)));
+        inner.closed = true;
         for Outstanding { ticket, terms, sending, state, .. } in std::mem::take(&mut inner.outstanding) {
             inner.messages.cancel(ticket);
             let by = self.peers[self.rank].clone();
             state.end(Err(Error::Aborted { doing: doing(&terms, sending), by }));
+        }
+        drop(inner);
+        if let Some(thread) = self.background.get() {
+            thread.unpark();
         }
     }
 
@@ -378,11 +394,14 @@ impl Drive for Desk {
     }
 }
 
-/// Moves background messages on while nobody waits for them. Ends with the desk.
+/// Moves background messages on while nobody waits for them. Ends with the communicator.
 fn background(desk: &Weak<Desk>) {
     while let Some(desk) = desk.upgrade() {
         let idle = match desk.inner.try_lock() {
             Ok(mut inner) => {
+                if inner.closed {
+                    return;
+                }
                 let moved = desk.advance(&mut inner);
                 inner.is_busy().then_some(!moved)
             }
