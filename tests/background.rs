@@ -259,7 +259,9 @@ fn a_dropped_communicator_delivers_its_pending_sends() {
                         (0..100_u32).for_each(|number| drop(comm.isend([number; 50], to).unwrap()));
                     }
                     drop(comm);
-                    return if is_open { meeting.meet() };
+                    return if is_open {
+                        meeting.meet()
+                    };
                 }
                 if is_open {
                     meeting.meet();
@@ -422,7 +424,7 @@ fn bad_arguments_are_refused_at_the_start() {
                 let error = result.expect_err(&format!("start {number} must be refused"));
                 assert!(matches!(error, Error::InvalidArgument { .. } | Error::Unsupported { .. }), "start {number}: {error}");
             }
-            assert_eq!(comm.start_all_reduce([comm.rank()as i32], ReduceOp::Sum).unwrap().wait().unwrap(), [1]);
+            assert_eq!(comm.start_all_reduce([comm.rank() as i32], ReduceOp::Sum).unwrap().wait().unwrap(), [1]);
         });
     }
 }
@@ -452,7 +454,7 @@ fn a_communicator_is_used_on_another_thread_than_it_was_made_on() {
             // Started here, waited for there; and the communicator goes on there, with the worker that was started here.
             let works = [(); 3].map(|()| comm.start_all_reduce(vec![1_i32; 10_000], ReduceOp::Sum).unwrap());
             let (next, previous) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
-            let send = comm.isend([comm.rank()as u64], next).unwrap();
+            let send = comm.isend([comm.rank() as u64], next).unwrap();
             let there = move || {
                 works.into_iter().for_each(|work| assert_eq!(work.wait().unwrap(), [3; 10_000]));
                 let mut x = [0_u64];

@@ -46,7 +46,9 @@ const CALLS: [(&str, fn(&Communicator, usize, &dyn Fn()) -> Error); 8] = [
     ("barrier", |comm, victim, ready| held_up(comm, victim, ready, || comm.barrier())),
     ("broadcast", |comm, victim, ready| held_up(comm, victim, ready, || comm.broadcast(&mut vec![1_u8; 100_000], victim))),
     ("started reduce", |comm, victim, ready| {
-        held_up(comm, victim, ready, || comm.start_reduce([1.0_f64; 100], (victim + 1) % comm.world_size(), ReduceOp::Sum)?.wait().map(drop))
+        held_up(comm, victim, ready, || {
+            comm.start_reduce([1.0_f64; 100], (victim + 1) % comm.world_size(), ReduceOp::Sum)?.wait().map(drop)
+        })
     }),
     ("recv", |comm, victim, ready| held_up(comm, victim, ready, || comm.recv(&mut [0_u8; 10], victim).map(drop))),
     ("irecv", |comm, victim, ready| held_up(comm, victim, ready, || comm.irecv([0_u8; 10], victim)?.wait().map(drop))),
@@ -265,7 +267,9 @@ fn a_rank_leaves(wiring: Wiring, (ranks, leaver): (usize, usize), before: Before
                     meeting.meet();
                 }
                 drop(comm);
-                return if !others_are_first { meeting.meet() };
+                return if !others_are_first {
+                    meeting.meet()
+                };
             }
             meeting.meet();
             let begin = Instant::now();

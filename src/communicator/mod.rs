@@ -283,8 +283,8 @@ impl Communicator {
         let timeout = self.timeout.get();
         // SAFETY: `caller` is the only caller's side of this baton: both were made together and neither can be cloned.
         let entered = unsafe { self.shared.plane.as_caller(&self.caller, |plane| plane.run(job, &Deadline::after(timeout))) };
-        let result =
-            entered.unwrap_or_else(|| Err(Error::argument(job.call.kind.name(), "called from within a reduction of the same communicator")));
+        let result = entered
+            .unwrap_or_else(|| Err(Error::argument(job.call.kind.name(), "called from within a reduction of the same communicator")));
         if result.is_err() {
             self.shared.announce_end();
         }
