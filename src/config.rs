@@ -18,7 +18,11 @@ pub enum Transport {
     Tcp,
 }
 
-/// Settings of a communicator. Every rank of a job must use the same.
+/// Settings of a communicator. Every rank of a job must use the same, apart from the timeout, the limit and what names its host.
+///
+/// What is left at its default is taken from the environment where a communicator is made: `COLLECTIVES_ALGORITHM`,
+/// `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`), `COLLECTIVES_REPRODUCIBLE` (`0` or `1`), `COLLECTIVES_HOST_IDENTITY`,
+/// `COLLECTIVES_LISTEN_ADDRESS` and `COLLECTIVES_TIMEOUT` (seconds).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
@@ -39,7 +43,7 @@ pub struct Config {
     /// The most bytes that the objects of one object collective may have together. Default: 256 MiB.
     pub object_limit_bytes: usize,
     /// The address on which this rank listens for peers of other hosts. Default: `None`, the address by which it reaches
-    /// rank 0's store.
+    /// rank 0's store, and the loopback interface where that is not known (a file, a store of one's own).
     pub listen_address: Option<std::net::IpAddr>,
 }
 
@@ -58,9 +62,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Fills in what was left at its default from the variables `COLLECTIVES_ALGORITHM`, `COLLECTIVES_TRANSPORT` (`auto`, `shm` or
-    /// `tcp`), `COLLECTIVES_REPRODUCIBLE` (`0` or `1`), `COLLECTIVES_HOST_IDENTITY`, `COLLECTIVES_LISTEN_ADDRESS` and
-    /// `COLLECTIVES_TIMEOUT` (seconds).
+    /// Fills in what was left at its default from the variables named above.
     pub(crate) fn with_environment(self) -> Result<Self> {
         self.with_variables(&environment)
     }

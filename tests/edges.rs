@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use std::time::{Duration, Instant};
 
-use common::ranks::{Wiring, threads};
+use common::ranks::{Wiring, free_port, threads, threads_with};
 
 use collectives::{Communicator, CustomOp, Data, Error, ReduceOp, Result};
 
@@ -376,4 +376,59 @@ fn an_op_may_drop_the_communicator_that_runs_it() {
         }
     });
     assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_rank_that_panics_is_named_by_run_local() {
+    let error = Communicator::run_local(3, |comm| match comm.rank() {
+        1 => resume_unwind(Box::new("on purpose")),
+        _ => comm.barrier(),
+    });
+    let error = error.unwrap_err();
+    assert!(error.is_peer_lost() && error.to_string().contains("rank 1 after") && error.to_string().contains("panicked"), "{error}");
+    assert!(Communicator::run_local(0, |_| Ok(())).unwrap_err().to_string().contains("at least one rank"));
+}
+
+#[test]
+fn no_timeout_is_too_long() {
+    let endless = |_| Communicator::builder().timeout(Duration::MAX);
+    threads_with(2, endless, |comm| {
+        let other = 1 - comm.rank();
+        let work = comm.isend(vec![1_u8], other).unwrap();
+        assert_eq!(comm.recv(&mut [0_u8], other).unwrap().source, other);
+        work.wait().unwrap();
+        comm.start_barrier().unwrap().wait().unwrap();
+        comm.monitored_barrier(Duration::MAX).unwrap();
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let urls = [format!("file://{}?", folder.path().join("store").display()), format!("tcp://127.0.0.1:{}?", free_port())];
+    for url in urls {
+        std::thread::scope(|scope| {
+            for rank in 0..2 {
+                let url = format!("{url}rank={rank}&world_size=2");
+                scope.spawn(move || endless(rank).from_url(&url).unwrap().close().unwrap());
+            }
+        });
+    }
+}
+
+#[test]
+fn some_ranks_may_call_in_place_and_others_not() {
+    for wiring in Wiring::ALL {
+        for (ranks, block) in [(2, 1), (3, 5000), (5, 40)] {
+            threads(wiring, ranks, |comm| {
+                let me = comm.rank();
+                let value = |from: usize, at: usize| (from * 1_000_000 + at) as u64;
+                let mut x: Vec<u64> = (0..ranks * block).map(|at| value(me, at)).collect();
+                let expected: Vec<u64> = (0..ranks * block).map(|at| value(at / block, me * block + at % block)).collect();
+                if me.is_multiple_of(2) {
+                    comm.all_to_all(&mut x).unwrap();
+                } else {
+                    let source = x.clone();
+                    comm.all_to_all_into(&source, &mut x).unwrap();
+                }
+                assert!(x == expected, "{wiring:?} {ranks} {block}");
+            });
+        }
+    }
 }

@@ -25,6 +25,12 @@ const WORLD: &str = "collectives/world";
 /// The most ranks that a world may have; more is a mistake in a variable.
 const MAX_WORLD: usize = 1 << 20;
 
+/// Tells all ranks that join over this store that nothing comes of it.
+pub(super) fn call_off(store: &dyn Store, error: &Error) {
+    // Where the store cannot be reached either, the deadline remains.
+    let _ = store.compare_set(CONFLICT, b"", error.to_string().as_bytes());
+}
+
 /// One rank's end of an exchange over a store.
 pub(super) struct StoreExchange {
     store: Arc<dyn Store>,
@@ -47,7 +53,7 @@ impl StoreExchange {
             );
         }
         if exchange.store.add(&format!("collectives/claim/{rank}"), 1)? > 1 {
-            let other = exchange.first_claimant(rank, deadline)?;
+            let other = exchange.first_claimant(rank, deadline);
             return Err(exchange.contradict(&format!("rank {rank} is claimed by two processes: {other}; and {me}")));
         }
         exchange.store.set(&format!("collectives/who/{rank}"), me.as_bytes())?;
@@ -69,9 +75,9 @@ impl StoreExchange {
     }
 
     /// Who came first under a number.
-    fn first_claimant(&self, rank: usize, deadline: &Deadline) -> Result<String> {
+    fn first_claimant(&self, rank: usize, deadline: &Deadline) -> String {
         let who = self.store.get(&format!("collectives/who/{rank}"), deadline.remaining().min(Duration::from_secs(1)));
-        Ok(who.map_or_else(|_| "one that did not say who it is".to_owned(), |who| String::from_utf8_lossy(&who).into_owned()))
+        who.map_or_else(|_| "one that did not say who it is".to_owned(), |who| String::from_utf8_lossy(&who).into_owned())
     }
 
     /// Waits for keys, looking out for contradictions; `Ok(false)` where the deadline passes first.
@@ -178,4 +184,32 @@ fn split_blobs(mut bytes: &[u8], expected: usize) -> Result<Vec<Vec<u8>>> {
         return Ok(blobs);
     }
     Err(malformed(&format!("a list of {} blobs where {expected} were expected", blobs.len())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::MemoryStore;
+
+    #[test]
+    fn ranks_do_not_wait_for_a_start_that_was_called_off() {
+        let store = MemoryStore::new();
+        call_off(&store, &Error::argument("local", "no more threads"));
+        let deadline = Deadline::after(Duration::from_secs(60));
+        let mut exchange = StoreExchange::join(Arc::new(store), 1, 3, &deadline).unwrap();
+        let error = exchange.all_gather(b"facts", &deadline).unwrap_err();
+        assert!(matches!(error, Error::Conflict { .. }) && error.to_string().contains("no more threads"), "{error}");
+    }
+
+    #[test]
+    fn blobs_survive_the_store_and_nonsense_does_not() {
+        let blobs = vec![vec![1, 2], vec![], vec![3]];
+        let bytes = join_blobs(&blobs);
+        assert_eq!(split_blobs(&bytes, 3).unwrap(), blobs);
+        assert!(split_blobs(&bytes, 2).is_err() && split_blobs(&bytes, 4).is_err());
+        for length in 0..bytes.len() {
+            assert!(split_blobs(&bytes[..length], 3).is_err());
+        }
+        assert!(split_blobs(&[0xff; 12], 3).is_err());
+    }
 }

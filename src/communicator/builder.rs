@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use super::Communicator;
-use super::bootstrap::StoreExchange;
+use super::bootstrap::{self, StoreExchange};
 use super::desk::Desk;
 use crate::config::{Config, Transport, environment};
 use crate::deadline::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, Peer, Result};
 use crate::host::plane::{Founding, HostPlane};
 use crate::rendezvous::{self, MemoryStore, PrefixStore, Rendezvous, Rendezvoused, Store};
 
@@ -93,7 +94,11 @@ impl Builder {
         comm
     }
 
-    /// Joins over a store that all ranks share; `prefix`ed keys keep several communicators on one store apart.
+    /// Joins over a store that all ranks share. A store serves one communicator: put a [`PrefixStore`](crate::PrefixStore) with a
+    /// prefix of its own before it for each further one.
+    ///
+    /// With ranks on several hosts, say by [`listen_address`](Self::listen_address) where peers reach this one: a store does not
+    /// tell, and the loopback interface is assumed.
     ///
     /// # Errors
     ///
@@ -115,10 +120,8 @@ impl Builder {
         }
         let store = MemoryStore::new();
         let join = |rank: usize| self.clone().with_store(Arc::new(store.clone()), rank, world_size);
-        std::thread::scope(|scope| {
-            let ranks: Vec<_> = (0..world_size).map(|rank| scope.spawn(move || join(rank))).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(panicked("establishing a rank")))).collect()
-        })
+        let call_off = |error: &Error| bootstrap::call_off(&store, error);
+        on_threads("local", (0..world_size).collect(), join, call_off).into_iter().collect()
     }
 
     /// As [`Communicator::run_local`].
@@ -127,15 +130,16 @@ impl Builder {
     ///
     /// As [`Communicator::run_local`].
     pub fn run_local<R: Send>(self, world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
-        let program = &program;
         let comms = self.local(world_size)?;
-        let results: Vec<Result<R>> = std::thread::scope(|scope| {
-            let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || program(&comm))).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(panicked("a rank's program")))).collect()
-        });
+        // A rank without a thread drops its communicator, so its peers lose it.
+        let results = on_threads("run_local", comms, |comm| program(&comm), |_| {});
         // What a rank did itself says more than that its peers lost it.
-        let telling = results.iter().position(|result| result.as_ref().is_err_and(|error| !error.is_peer_lost()));
-        match telling {
+        let own = |(rank, result): (usize, &Result<R>)| match result {
+            Ok(_) => false,
+            Err(Error::PeerLost { peer, .. }) => peer.rank == rank,
+            Err(error) => !error.is_peer_lost(),
+        };
+        match results.iter().enumerate().position(own) {
             Some(rank) => results.into_iter().nth(rank).into_iter().collect(),
             None => results.into_iter().collect(),
         }
@@ -154,9 +158,32 @@ fn meeting(agent: String, rank: usize) -> String {
     number.to_string()
 }
 
+/// Runs `program` on a thread for each rank; what they return, in rank order. Where the system gives no more threads, `without_thread`
+/// hears of it, and the ranks that got none have its error.
+fn on_threads<T: Send, R: Send>(
+    doing: &str,
+    ranks: Vec<T>,
+    program: impl Fn(T) -> Result<R> + Sync,
+    without_thread: impl Fn(&Error),
+) -> Vec<Result<R>> {
+    let program = &program;
+    std::thread::scope(|scope| {
+        let start = |(rank, given): (usize, T)| {
+            let thread = std::thread::Builder::new().name(format!("rank {rank}")).spawn_scoped(scope, move || program(given));
+            thread.map_err(|error| Error::io(format!("{doing}: starting a thread for rank {rank}"), error)).inspect_err(&without_thread)
+        };
+        let threads: Vec<_> = ranks.into_iter().enumerate().map(start).collect();
+        let join = |(rank, thread): (usize, Result<ScopedJoinHandle<'_, Result<R>>>)| {
+            thread.and_then(|thread| thread.join().unwrap_or_else(|_| Err(panicked(doing, rank))))
+        };
+        threads.into_iter().enumerate().map(join).collect()
+    })
+}
+
 /// What a panic on a rank's thread becomes.
-fn panicked(what: &'static str) -> Error {
-    Error::InvalidArgument { call: what, reason: "it panicked; its message is on standard error".to_owned() }
+fn panicked(doing: &str, rank: usize) -> Error {
+    let reason = "its thread panicked; the message is on standard error".to_owned();
+    Error::PeerLost { doing: doing.to_owned(), peer: Peer::unknown(rank), elapsed: Duration::ZERO, reason }
 }
 
 /// Joins the job that was found: tells who this rank is, learns who the others are, opens the links.

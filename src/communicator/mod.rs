@@ -98,11 +98,9 @@ pub struct AbortHandle {
 }
 
 impl AbortHandle {
-    /// Ends the communicator: a call that is under way returns `Aborted` soon, on this rank and on its peers, and later calls are
-    /// refused. Idempotent.
-    ///
-    /// Where this rank is in no call, peers that are in a collective hear of it when it makes its next one, or drops the
-    /// communicator; [`Communicator::abort`] tells them at once.
+    /// Ends the communicator: a call that is under way here returns `Aborted` soon, as do those of its peers that wait for this
+    /// rank, and later calls are refused. Where none is under way here, the peers hear of it when this rank makes its next call or
+    /// drops the communicator. Idempotent.
     pub fn abort(&self) {
         self.health.end(Notice::Aborted { by: self.rank as u32 });
         if let Some(desk) = self.desk.upgrade() {
@@ -189,7 +187,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The first rank's error; a rank that panics is reported as lost.
+    /// The error of a rank that failed by itself, if there is one, else the first rank's; a rank that panics is reported as lost.
     pub fn run_local<R: Send>(world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
         Self::builder().run_local(world_size, program)
     }

@@ -6,6 +6,14 @@ use serde::de::DeserializeOwned;
 use super::Communicator;
 use crate::error::{Error, Result};
 
+/// In place of a size: the value could not be serialised, so that the others do not wait for it.
+const FAILED: u64 = u64::MAX;
+
+/// The size of an encoded value, as it is told to the others.
+fn told(encoded: &Result<Vec<u8>>) -> u64 {
+    encoded.as_ref().map_or(FAILED, |bytes| bytes.len() as u64)
+}
+
 impl Communicator {
     /// A value as bytes.
     fn encode<T: Serialize>(call: &'static str, value: &T) -> Result<Vec<u8>> {
@@ -25,8 +33,13 @@ impl Communicator {
         }
     }
 
-    /// Refuses objects that are together larger than `Config::object_limit_bytes`, on every rank alike.
-    fn bounded(&self, call: &'static str, sizes: &[u64]) -> Result<Vec<usize>> {
+    /// Refuses objects that are together larger than `Config::object_limit_bytes` or could not be serialised (by `encoder`, or each
+    /// by its own rank), on every rank alike.
+    fn bounded(&self, call: &'static str, sizes: &[u64], encoder: Option<usize>) -> Result<Vec<usize>> {
+        if let Some(rank) = sizes.iter().position(|size| *size == FAILED) {
+            let encoder = &self.peers()[encoder.unwrap_or(rank)];
+            return Err(Error::argument(call, format!("the value could not be serialised on {encoder}")));
+        }
         let limit = self.config().object_limit_bytes as u64;
         let total = sizes.iter().try_fold(0_u64, |sum, size| sum.checked_add(*size));
         match total {
@@ -35,16 +48,22 @@ impl Communicator {
         }
     }
 
+    /// This rank's object as bytes, and the sizes of everyone's.
+    fn exchange_sizes<T: Serialize>(&self, call: &'static str, object: &T) -> Result<(Vec<u8>, Vec<usize>)> {
+        let encoded = Self::encode(call, object);
+        let mut sizes = vec![0_u64; self.world_size()];
+        self.all_gather_into(&told(&encoded), &mut sizes)?;
+        let encoded = encoded?;
+        Ok((encoded, self.bounded(call, &sizes, None)?))
+    }
+
     /// Every rank's object, in rank order, on every rank. Two collectives: the sizes, then the bytes.
     ///
     /// # Errors
     ///
     /// Those of the collectives; `InvalidArgument` where a value cannot be serialised or the objects are too large together.
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>> {
-        let mine = Self::encode("all_gather_object", object)?;
-        let mut sizes = vec![0_u64; self.world_size()];
-        self.all_gather_into(&(mine.len() as u64), &mut sizes)?;
-        let counts = self.bounded("all_gather_object", &sizes)?;
+        let (mine, counts) = self.exchange_sizes("all_gather_object", object)?;
         let mut bytes = vec![0_u8; counts.iter().sum()];
         self.all_gather_v_into(&mine, &mut bytes, &counts)?;
         self.decode_all(&bytes, &counts)
@@ -57,10 +76,11 @@ impl Communicator {
     /// As [`all_gather_object`](Self::all_gather_object).
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(&self, object: Option<&T>, root: usize) -> Result<T> {
         self.only_at_root(crate::call::Kind::Broadcast, "an object", object.is_some(), root)?;
-        let mut bytes = object.map(|object| Self::encode("broadcast_object", object)).transpose()?.unwrap_or_default();
-        let mut size = bytes.len() as u64;
+        let encoded = object.map_or(Ok(Vec::new()), |object| Self::encode("broadcast_object", object));
+        let mut size = told(&encoded);
         self.broadcast(&mut size, root)?;
-        self.bounded("broadcast_object", &[size])?;
+        let mut bytes = encoded?;
+        self.bounded("broadcast_object", &[size], Some(root))?;
         bytes.resize(size as usize, 0);
         self.broadcast(&mut bytes, root)?;
         self.decode(root, &bytes)
@@ -72,11 +92,8 @@ impl Communicator {
     ///
     /// As [`all_gather_object`](Self::all_gather_object).
     pub fn gather_object<T: Serialize + DeserializeOwned>(&self, object: &T, root: usize) -> Result<Option<Vec<T>>> {
-        let mine = Self::encode("gather_object", object)?;
-        let mut sizes = vec![0_u64; self.world_size()];
         // Everyone learns the sizes, so that too much is refused by everyone.
-        self.all_gather_into(&(mine.len() as u64), &mut sizes)?;
-        let counts = self.bounded("gather_object", &sizes)?;
+        let (mine, counts) = self.exchange_sizes("gather_object", object)?;
         if self.rank() != root {
             self.gather_v(&mine, None::<(&mut Vec<u8>, &[usize])>, root)?;
             return Ok(None);
@@ -93,18 +110,16 @@ impl Communicator {
     /// As [`all_gather_object`](Self::all_gather_object).
     pub fn scatter_object<T: Serialize + DeserializeOwned>(&self, objects: Option<&[T]>, root: usize) -> Result<T> {
         self.only_at_root(crate::call::Kind::Scatter, "objects", objects.is_some(), root)?;
-        let mut sizes = vec![0_u64; self.world_size()];
-        let mut bytes = Vec::new();
         if let Some(objects) = objects {
             Self::equal(crate::call::Kind::Scatter, "the list of objects", objects.len(), self.world_size(), "one for each rank")?;
-            for (size, object) in sizes.iter_mut().zip(objects) {
-                let encoded = Self::encode("scatter_object", object)?;
-                *size = encoded.len() as u64;
-                bytes.extend(encoded);
-            }
         }
+        let encode = |object| Self::encode("scatter_object", object);
+        let encoded: Vec<_> = objects.unwrap_or_default().iter().map(encode).collect();
+        let mut sizes: Vec<u64> = encoded.iter().map(told).collect();
+        sizes.resize(self.world_size(), 0);
         self.broadcast(&mut sizes, root)?;
-        let counts = self.bounded("scatter_object", &sizes)?;
+        let bytes = encoded.into_iter().collect::<Result<Vec<_>>>()?.concat();
+        let counts = self.bounded("scatter_object", &sizes, Some(root))?;
         let mut mine = vec![0_u8; counts[self.rank()]];
         let source = objects.map(|_| (&bytes, &counts[..]));
         self.scatter_v(source, &mut mine, root)?;
@@ -123,5 +138,44 @@ impl Communicator {
                 self.decode(rank, part)
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::{Deserialize, Serializer};
+
+    use super::*;
+
+    /// A value that some ranks cannot serialise.
+    #[derive(Debug, Deserialize)]
+    struct Fickle(bool);
+
+    impl Serialize for Fickle {
+        fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+            if self.0 { serializer.serialize_bool(true) } else { Err(serde::ser::Error::custom("not today")) }
+        }
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_serialised_keeps_nobody_waiting() {
+        let seen = Communicator::run_local(3, |comm| {
+            let good = comm.rank() != 1;
+            let at_root = (comm.rank() == 1).then(|| [Fickle(true), Fickle(false), Fickle(true)]);
+            let errors = [
+                comm.all_gather_object(&Fickle(good)).unwrap_err(),
+                comm.gather_object(&Fickle(good), 2).unwrap_err(),
+                comm.broadcast_object(at_root.as_ref().map(|objects| &objects[1]), 1).unwrap_err(),
+                comm.scatter_object(at_root.as_ref().map(|objects| &objects[..]), 1).unwrap_err(),
+            ];
+            // The communicator lives on.
+            assert_eq!(comm.all_gather_object(&comm.rank())?, [0, 1, 2]);
+            Ok(errors.map(|error| error.to_string()))
+        });
+        for (rank, errors) in seen.unwrap().iter().enumerate() {
+            for (error, call) in errors.iter().zip(["all_gather_object", "gather_object", "broadcast_object", "scatter_object"]) {
+                assert!(error.starts_with(call) && error.contains(if rank == 1 { "cannot be serialised" } else { "on rank 1" }), "{error}");
+            }
+        }
     }
 }

@@ -83,8 +83,8 @@ impl Communicator {
 /// # Collectives with unequal counts
 ///
 /// Blocks lie side by side in rank order; counts are in elements and may be 0. Where every rank passes all counts they must be
-/// the same everywhere; where a rank knows its own only, the counts of the two ends of each transfer are compared, and a
-/// difference is a `Mismatch` on every rank.
+/// the same everywhere; where a rank knows its own only, the counts of the two ends of each transfer are compared: a difference
+/// is a `Mismatch` where it is found and on every rank that is still in the call, and the others hear of it in their next.
 impl Communicator {
     /// As [`all_gather`](Self::all_gather), in place, with a count for each rank.
     ///

@@ -11,7 +11,7 @@ use crate::deadline::Deadline;
 
 /// A call that was started and goes on in the background, with the buffer it works on.
 ///
-/// [`Work::wait`] gives the buffer back. Dropping the handle lets the call go on and frees the buffer when it has ended;
+/// [`Work::wait`] gives the buffer back; where the call failed, its error comes instead and the buffer is freed. Dropping the handle lets the call go on and frees the buffer when it has ended;
 /// leaking it leaks the buffer and nothing worse.
 #[must_use = "the call's outcome and its buffer come back through `wait`"]
 pub struct Work<B> {
