@@ -94,7 +94,7 @@ impl Builder {
         comm
     }
 
-    /// Joins over a store that all ranks share. A store serves one communicator: put a [`PrefixStore`](crate::PrefixStore) with a
+    /// Joins over a store that all ranks share. A store serves one communicator: put a [`PrefixStore`] with a
     /// prefix of its own before it for each further one.
     ///
     /// With ranks on several hosts, say by [`listen_address`](Self::listen_address) where peers reach this one: a store does not

@@ -161,7 +161,7 @@ mod tests {
     fn a_value_that_cannot_be_serialised_keeps_nobody_waiting() {
         let seen = Communicator::run_local(3, |comm| {
             let good = comm.rank() != 1;
-            let at_root = (comm.rank() == 1).then(|| [Fickle(true), Fickle(false), Fickle(true)]);
+            let at_root = (comm.rank() == 1).then_some([Fickle(true), Fickle(false), Fickle(true)]);
             let errors = [
                 comm.all_gather_object(&Fickle(good)).unwrap_err(),
                 comm.gather_object(&Fickle(good), 2).unwrap_err(),
