@@ -151,6 +151,7 @@ impl fmt::Display for Call {
             match (self.op as u8, ReduceOp::ALL.iter().find(|op| u32::from(op.code()) == self.op)) {
                 (0, _) => {}
                 (_, Some(op)) => write!(f, "{op}, ")?,
+                (254, _) => write!(f, "custom op #{:06x} in rank order, ", self.op >> 8)?,
                 _ => write!(f, "custom op #{:06x}, ", self.op >> 8)?,
             }
             write!(f, "{}, count {}", self.element, self.count)?;
@@ -201,5 +202,7 @@ mod tests {
     #[test]
     fn a_call_reads_as_it_was_written() {
         assert_eq!(example().to_string(), "reduce(bxor, u16, count 1099511627776, counts #abcdef, root 3) number 99");
+        let custom = Call { op: 0xab_cdef << 8 | 254, counts_hash: 0, root: None, ..example() };
+        assert_eq!(custom.to_string(), "reduce(custom op #abcdef in rank order, u16, count 1099511627776) number 99");
     }
 }

@@ -158,16 +158,23 @@ impl FromStr for DType {
 ///
 /// - Every byte of a value is initialised: no padding, no `MaybeUninit`, no references or pointers that mean something in
 ///   one process only.
-/// - Any bytes that were read from a value of this type, in any process of the job, are a value of this type again.
-/// - `DTYPE` is left at its default by every implementation outside this crate.
+/// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks are held to types of the same size,
+///   not to the same type.
+/// - The hidden constants are left at their defaults by every implementation outside this crate.
 pub unsafe trait Data: Copy + Send + Sync + 'static {
     /// The element type where it is one that reductions know.
     #[doc(hidden)]
     const DTYPE: Option<DType> = None;
+    /// What an array is made of in the end, where it is an element type; for an element type itself.
+    #[doc(hidden)]
+    const INNERMOST: Option<DType> = Self::DTYPE;
 }
 
-// SAFETY: an array is its elements side by side, without padding, and each obeys the contract.
-unsafe impl<T: Data, const N: usize> Data for [T; N] {}
+// SAFETY: an array is its elements side by side, without padding, and each obeys the contract. (Arrays of `bool` are told apart
+// from everything else by their tag.)
+unsafe impl<T: Data, const N: usize> Data for [T; N] {
+    const INNERMOST: Option<DType> = T::INNERMOST;
+}
 
 /// The element types that the built-in reductions work on. Sealed: the set is fixed.
 ///
@@ -182,7 +189,8 @@ pub unsafe trait Element: Data + sealed::Sealed + PartialEq + fmt::Debug + Defau
 macro_rules! elements {
     ($($rust:ty => $dtype:ident),* $(,)?) => {$(
         impl sealed::Sealed for $rust {}
-        // SAFETY: a primitive or a transparent wrapper of one: no padding, and any bytes read from one are one.
+        // SAFETY: a primitive or a transparent wrapper of one: no padding, and any bytes are one. (`bool` is told apart from
+        // everything else by its tag, so that its bytes come from a `bool`.)
         unsafe impl Data for $rust {
             const DTYPE: Option<DType> = Some(DType::$dtype);
         }
@@ -212,38 +220,64 @@ elements! {
     bool => Bool,
 }
 
-/// What the elements of a call are, as its fingerprint says it: a type that reductions know, or plain data of some size.
+/// What the elements of a call are, as its fingerprint says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TypeTag {
     /// One of the fifteen.
     Scalar(DType),
-    /// Plain data of this many bytes.
+    /// An array, or array of arrays, of one of the fifteen, of this many bytes.
+    Array(DType, u32),
+    /// Other plain data of this many bytes.
     Plain(u32),
 }
 
 impl TypeTag {
-    /// The tag of `T`.
+    /// The largest element that has a tag.
+    pub(crate) const MAX_BYTES: usize = Self::SIZE_MASK as usize;
+
+    /// Set in a code that carries a size.
+    const SIZED: u32 = 1 << 31;
+    /// Where the number of an array's element type begins, which is 31 for other plain data.
+    const KIND_AT: u32 = 26;
+    const PLAIN: u32 = 31;
+    const SIZE_MASK: u32 = (1 << Self::KIND_AT) - 1;
+
+    /// The tag of `T`, which is no larger than [`TypeTag::MAX_BYTES`].
     pub(crate) const fn of<T: Data>() -> Self {
-        match T::DTYPE {
-            Some(dtype) => TypeTag::Scalar(dtype),
-            None => TypeTag::Plain(size_of::<T>() as u32),
+        match (T::DTYPE, T::INNERMOST) {
+            (Some(dtype), _) => TypeTag::Scalar(dtype),
+            (None, Some(dtype)) => TypeTag::Array(dtype, size_of::<T>() as u32),
+            (None, None) => TypeTag::Plain(size_of::<T>() as u32),
         }
     }
 
-    /// As it travels: the type's number, or the size with the top bit set.
+    /// The size of one element.
+    pub(crate) const fn size_bytes(self) -> usize {
+        match self {
+            TypeTag::Scalar(dtype) => dtype.size_bytes(),
+            TypeTag::Array(_, size) | TypeTag::Plain(size) => size as usize,
+        }
+    }
+
+    /// As it travels: the type's number; or the size, with the type's number above it, and the top bit set.
     pub(crate) const fn to_code(self) -> u32 {
         match self {
             TypeTag::Scalar(dtype) => dtype as u32,
-            TypeTag::Plain(size) => size | 1 << 31,
+            TypeTag::Array(dtype, size) => size & Self::SIZE_MASK | (dtype as u32) << Self::KIND_AT | Self::SIZED,
+            TypeTag::Plain(size) => size & Self::SIZE_MASK | Self::PLAIN << Self::KIND_AT | Self::SIZED,
         }
     }
 
     /// The reverse of [`TypeTag::to_code`]; `None` for a number that no version of this crate sends.
     pub(crate) fn from_code(code: u32) -> Option<Self> {
-        if code >> 31 == 1 {
-            return Some(TypeTag::Plain(code & !(1 << 31)));
+        if code & Self::SIZED == 0 {
+            return DType::from_code(u8::try_from(code).ok()?).map(TypeTag::Scalar);
         }
-        DType::from_code(u8::try_from(code).ok()?).map(TypeTag::Scalar)
+        let size = code & Self::SIZE_MASK;
+        match (code & !Self::SIZED) >> Self::KIND_AT {
+            Self::PLAIN => Some(TypeTag::Plain(size)),
+            kind => Some(TypeTag::Array(DType::from_code(kind as u8)?, size)),
+        }
     }
 }
 
@@ -251,7 +285,41 @@ impl fmt::Display for TypeTag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TypeTag::Scalar(dtype) => dtype.fmt(f),
+            TypeTag::Array(dtype, size) => write!(f, "[{dtype}; {}]", *size as usize / dtype.size_bytes()),
             TypeTag::Plain(size) => write!(f, "plain data of {size} B"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_tell_types_apart_and_survive_the_wire() {
+        let tags = [
+            TypeTag::of::<bool>(),
+            TypeTag::of::<u8>(),
+            TypeTag::of::<[bool; 4]>(),
+            TypeTag::of::<[[bool; 2]; 4]>(),
+            TypeTag::of::<[u8; 4]>(),
+            TypeTag::of::<[f32; 1]>(),
+            TypeTag::Plain(4),
+            TypeTag::Plain(TypeTag::MAX_BYTES as u32),
+            TypeTag::Array(DType::Bool, TypeTag::MAX_BYTES as u32),
+        ];
+        for (index, tag) in tags.iter().enumerate() {
+            assert_eq!(TypeTag::from_code(tag.to_code()), Some(*tag));
+            assert!(!tags[..index].contains(tag), "{tag}");
+        }
+        assert_eq!(TypeTag::of::<[[f16; 2]; 3]>().to_string(), "[f16; 6]");
+        assert_eq!(TypeTag::of::<[[f16; 2]; 3]>().size_bytes(), 12);
+    }
+
+    #[test]
+    fn nonsense_is_no_tag() {
+        for code in [15, 256, 1 << 30, 1 << 31 | 20 << 26] {
+            assert_eq!(TypeTag::from_code(code), None, "{code:#x}");
         }
     }
 }

@@ -90,7 +90,7 @@ impl ReduceOp {
         Err(Error::Unsupported { what: format!("{} of {dtype}", self.name()), reason: reason.to_owned() })
     }
 
-    /// The op's number in a fingerprint; 0 means no op, 255 a custom one.
+    /// The op's number in a fingerprint; 0 means no op, 255 a custom one, 254 one that is folded in rank order.
     pub(crate) const fn code(self) -> u8 {
         match self {
             ReduceOp::Sum => 1,
@@ -127,7 +127,7 @@ impl FromStr for ReduceOp {
 ///
 /// The function gets two slices of equal length and folds the second into the first, element by element: it may be called
 /// on any part of a buffer, and in any grouping, so it must be associative. An op that is not commutative is folded in
-/// rank order. Every rank must use an op of the same name; the name is part of the agreement check.
+/// rank order. Every rank must use an op of the same name and kind; both are part of the agreement check.
 ///
 /// ```
 /// use collectives::{Communicator, CustomOp};
@@ -151,8 +151,11 @@ impl FromStr for ReduceOp {
 pub struct CustomOp<T> {
     name: Arc<str>,
     commutative: bool,
-    function: Arc<dyn Fn(&mut [T], &[T]) + Send + Sync>,
+    function: Arc<Function<T>>,
 }
+
+/// Folds the second slice into the first.
+type Function<T> = dyn Fn(&mut [T], &[T]) + Send + Sync;
 
 impl<T: Data> CustomOp<T> {
     /// An op that is associative and commutative.
@@ -219,13 +222,14 @@ impl<T: Data> From<CustomOp<T>> for Reduction<T> {
 }
 
 impl<T> Reduction<T> {
-    /// As the fingerprint has it: the op's number, and for a custom op 24 bits of its name's hash (FNV-1a) above it.
+    /// As the fingerprint has it: the op's number, and for a custom op 24 bits of its name's hash (FNV-1a) above it. Whether an op
+    /// is commutative decides who folds what, so ranks must agree on it.
     pub(crate) fn code(&self) -> u32 {
         match &self.0 {
             ReductionKind::Builtin(op, _) => u32::from(op.code()),
             ReductionKind::Custom(op) => {
                 let hash = op.name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-                255 | (hash ^ hash >> 24) << 8
+                (if op.commutative { 255 } else { 254 }) | (hash ^ hash >> 24) << 8
             }
         }
     }

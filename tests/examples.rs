@@ -1,5 +1,7 @@
 //! The examples are programs: each runs to its end on several ranks, started by collrun.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::PathBuf;
 use std::process::Command;
 

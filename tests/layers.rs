@@ -1,5 +1,7 @@
 //! Arrows point down: reads the sources and fails on a `use` that points up, and on what certain modules must not know.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

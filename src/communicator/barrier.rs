@@ -13,6 +13,9 @@ use crate::host::plane::{Job, Layout};
 /// A monitored barrier's tags: this bit, the internal bit, and the barrier's number.
 const MONITORED_TAG: u64 = INTERNAL_TAG | 1 << 62;
 
+/// How much longer the others wait for rank 0's verdict than rank 0 waits for them.
+const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
+
 impl Communicator {
     pub(super) fn prepare_barrier(&self) -> Result<Job> {
         self.moving::<u8>(Kind::Barrier, None, 0, Source::Nothing, &mut [], Layout::Equal(0))
@@ -22,7 +25,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives. A deadline that passes ends the communicator, as in every collective; use
+    /// Those common to all collectives. Where all ranks share a host, a deadline that passes leaves the communicator usable: the
+    /// next barrier takes this one up again. Between hosts it ends the communicator, as in every collective; use
     /// [`monitored_barrier`](Self::monitored_barrier) where ranks may be late.
     #[doc(alias = "MPI_Barrier")]
     #[inline]
@@ -37,12 +41,16 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Timeout` with the missing ranks; `PeerLost` where a rank is gone. Either leaves the communicator usable.
+    /// `Timeout` with the missing ranks, those that are gone among them; `PeerLost` where rank 0 is gone. Either leaves the
+    /// communicator usable.
     pub fn monitored_barrier(&self, limit: Duration) -> Result<()> {
         let number = self.monitored.replace(self.monitored.get() + 1);
         let tag = MONITORED_TAG | number & 0xffff_ffff;
         let deadline = Deadline::after(limit);
-        let missing = if self.rank() == 0 { self.supervise(tag, &deadline)? } else { self.report_in(tag, limit)? };
+        // A rank that is late still finds the messages of this barrier.
+        let patience = limit.saturating_add(VERDICT_PATIENCE);
+        let keep = patience.max(self.timeout());
+        let missing = if self.rank() == 0 { self.supervise(tag, &deadline, keep)? } else { self.report_in(tag, patience, keep)? };
         if missing.is_empty() {
             return Ok(());
         }
@@ -52,8 +60,9 @@ impl Communicator {
     }
 
     /// Rank 0: hears from everyone until the deadline, then tells everyone, the missing too, who was missing.
-    fn supervise(&self, tag: u64, deadline: &Deadline) -> Result<Vec<u32>> {
-        let arrivals: Vec<_> = (1..self.world_size()).map(|rank| (rank, self.post_internal_receive(rank, tag, vec![0_u8; 1]))).collect();
+    fn supervise(&self, tag: u64, deadline: &Deadline, keep: Duration) -> Result<Vec<u32>> {
+        let expect = |rank| (rank, self.post_internal_receive(rank, tag, vec![0_u8; 1], keep));
+        let arrivals: Vec<_> = (1..self.world_size()).map(expect).collect();
         let mut missing = Vec::new();
         for (rank, arrival) in arrivals {
             match arrival.and_then(|mut arrival| arrival.wait_deadline(deadline.remaining())) {
@@ -66,17 +75,16 @@ impl Communicator {
         let verdict: Vec<u8> = missing.iter().flat_map(|rank| rank.to_le_bytes()).collect();
         for rank in 1..self.world_size() {
             // A rank that is gone cannot be told, and is in the list.
-            let _ = self.post_internal_send(rank, tag, verdict.clone());
+            let _ = self.post_internal_send(rank, tag, verdict.clone(), keep);
         }
         Ok(missing)
     }
 
     /// The others: report to rank 0 and wait for its verdict, a little longer than it waits for the rest.
-    fn report_in(&self, tag: u64, limit: Duration) -> Result<Vec<u32>> {
+    fn report_in(&self, tag: u64, patience: Duration, keep: Duration) -> Result<Vec<u32>> {
         let room = vec![0_u8; 4 * self.world_size()];
-        let mut verdict = self.post_internal_receive(0, tag, room)?;
-        let _sent = self.post_internal_send(0, tag, vec![1])?;
-        let patience = limit.saturating_add(Duration::from_secs(5));
+        let mut verdict = self.post_internal_receive(0, tag, room, keep)?;
+        let _sent = self.post_internal_send(0, tag, vec![1], keep)?;
         let Some((bytes, received)) = verdict.wait_deadline(patience)? else { return Ok(vec![0]) };
         Ok(bytes[..received.count].as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }

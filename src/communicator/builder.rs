@@ -79,11 +79,13 @@ impl Builder {
     ///
     /// As [`Communicator::from_url`].
     pub fn from_url(self, url: &str) -> Result<Communicator> {
+        let rendezvous: Rendezvous = url.parse()?;
         let config = self.config.with_environment()?;
-        let deadline = Deadline::after(config.timeout);
+        let timeout = rendezvous.timeout.unwrap_or(config.timeout);
+        let deadline = Deadline::after(timeout);
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
-        let found = rendezvous::open(&url.parse::<Rendezvous>()?, config.timeout, &environment, parent)?;
-        let Rendezvoused { store, rank, world_size, agent, server, timeout, local_address, .. } = found;
+        let found = rendezvous::open(&rendezvous, timeout, &environment, parent)?;
+        let Rendezvoused { store, rank, world_size, agent, server, local_address } = found;
         let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(meeting(agent, rank), store)));
         let comm = join(store, (rank, world_size), local_address, Config { timeout, ..config }, &deadline);
         // Lingers until the last rank has what it needs of the store.

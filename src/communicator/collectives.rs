@@ -4,7 +4,7 @@
 //! started forms share the former.
 
 use super::Communicator;
-use super::prepare::{Source, host, host_mut};
+use super::prepare::{Source, element, host, host_mut};
 use crate::buffer::{Buffer, BufferMut};
 use crate::call::Kind;
 use crate::element::Data;
@@ -188,6 +188,7 @@ impl Communicator {
     /// Those common to all collectives.
     #[doc(alias = "all_reduce_coalesced")]
     pub fn all_reduce_many<T: Data>(&self, buffers: &mut [&mut [T]], op: impl Into<Reduction<T>>) -> Result<()> {
+        element::<T>("all_reduce_many")?;
         let mut joined: Vec<T> = Vec::with_capacity(buffers.iter().map(|buffer| buffer.len()).sum());
         buffers.iter().for_each(|buffer| joined.extend_from_slice(buffer));
         self.all_reduce(&mut joined, op)?;

@@ -83,6 +83,17 @@ struct Inner {
     telling: Option<Instant>,
     /// Callers that are busy with something else while their messages are on their way.
     away: usize,
+    /// Nothing is posted any more: the communicator is gone.
+    closed: bool,
+}
+
+/// Counts a caller as away; also one that a panic takes away for good.
+struct Away<'a>(&'a Desk);
+
+impl Drop for Away<'_> {
+    fn drop(&mut self) {
+        self.0.lock().away -= 1;
+    }
 }
 
 impl Inner {
@@ -116,7 +127,7 @@ impl Desk {
             rank,
             peers,
             health,
-            inner: Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0 }),
+            inner: Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false }),
             background: OnceLock::new(),
         }
     }
@@ -125,15 +136,17 @@ impl Desk {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a call is refused with once the communicator is ended.
+    /// Refuses a message once the communicator is ended.
+    fn refuse_if_ended(&self, terms: &Terms, sending: bool) -> Result<()> {
+        self.health.refusal(|| doing(terms, sending), &self.peers).map_or(Ok(()), Err)
+    }
+
+    /// What a message gets that was under way when the communicator ended.
     fn check_health(&self, terms: &Terms, sending: bool, deadline: &Deadline) -> Result<()> {
-        match self.health.notice() {
-            None => Ok(()),
-            Some(notice) => {
-                let cause = notice.to_error(&doing(terms, sending), deadline, &self.peers);
-                Err(Error::Poisoned { call: doing(terms, sending), cause: Arc::new(cause) })
-            }
-        }
+        let Some(notice) = self.health.notice() else { return Ok(()) };
+        let error = notice.to_error(&doing(terms, sending), deadline, &self.peers);
+        self.health.keep_cause(&error);
+        Err(error)
     }
 
     /// Posts a message.
@@ -181,7 +194,7 @@ impl Desk {
         let mut failure = None;
         for (terms, place) in messages {
             let sending = matches!(place, Place::Send { .. });
-            if let Err(error) = self.check_health(terms, sending, &deadline) {
+            if let Err(error) = self.refuse_if_ended(terms, sending) {
                 failure = Some(error);
                 break;
             }
@@ -203,6 +216,7 @@ impl Desk {
         self.wait_all(&mut cancel.posted, &deadline)?;
         Ok(cancel.posted.iter().filter_map(|posted| posted.received).collect())
     }
+
     /// Moves messages on until every posted one has ended.
     fn wait_all(&self, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
         loop {
@@ -238,7 +252,7 @@ impl Desk {
     ) -> Result<Arc<State>> {
         let deadline = Deadline::after(limit);
         let sending = matches!(place, Place::Send { .. });
-        self.check_health(&terms, sending, &deadline)?;
+        self.refuse_if_ended(&terms, sending)?;
         let mut inner = self.lock();
         // SAFETY: the buffer is kept in `outstanding` until the ticket has ended.
         let ticket = unsafe { Self::post(&mut inner, &terms, place, &deadline) };
@@ -257,9 +271,9 @@ impl Desk {
     /// Lets the background thread move messages on while `busy` runs.
     pub(super) fn while_away<R>(self: &Arc<Self>, busy: impl FnOnce() -> Result<R>) -> Result<R> {
         self.lock().away += 1;
-        let result = self.wake_background().and_then(|()| busy());
-        self.lock().away -= 1;
-        result
+        let _away = Away(self);
+        self.wake_background()?;
+        busy()
     }
 
     /// Tells the peers that the communicator has ended; those that wait for a message of this rank would not learn of it otherwise.
@@ -327,11 +341,15 @@ impl Desk {
             }
         }
         let _ = inner.messages.leave(&Deadline::after(Duration::from_secs(1)));
-        for Outstanding { ticket, terms, sending, deadline, state, .. } in std::mem::take(&mut inner.outstanding) {
+        inner.closed = true;
+        for Outstanding { ticket, terms, sending, state, .. } in std::mem::take(&mut inner.outstanding) {
             inner.messages.cancel(ticket);
-            let by = Peer::clone(&self.peers[self.rank]);
-            let _ = deadline;
+            let by = self.peers[self.rank].clone();
             state.end(Err(Error::Aborted { doing: doing(&terms, sending), by }));
+        }
+        drop(inner);
+        if let Some(thread) = self.background.get() {
+            thread.unpark();
         }
     }
 
@@ -376,11 +394,14 @@ impl Drive for Desk {
     }
 }
 
-/// Moves background messages on while nobody waits for them. Ends with the desk.
+/// Moves background messages on while nobody waits for them. Ends with the communicator.
 fn background(desk: &Weak<Desk>) {
     while let Some(desk) = desk.upgrade() {
         let idle = match desk.inner.try_lock() {
             Ok(mut inner) => {
+                if inner.closed {
+                    return;
+                }
                 let moved = desk.advance(&mut inner);
                 inner.is_busy().then_some(!moved)
             }

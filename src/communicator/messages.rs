@@ -3,14 +3,15 @@
 #![expect(unsafe_code, reason = "posting raw places to the desk")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Communicator;
 use super::desk::{INTERNAL_TAG, Place, Terms};
 use super::keep::Keep;
-use super::prepare::{host, host_mut};
+use super::prepare::{element, host, host_mut};
 use super::work::{Drive, OwnedBuffer, Work};
 use crate::buffer::{Buffer, BufferMut};
-use crate::element::{Data, TypeTag};
+use crate::element::Data;
 use crate::error::{Error, Result};
 
 /// What a receive got.
@@ -35,10 +36,8 @@ impl Communicator {
         if tag & INTERNAL_TAG != 0 {
             return Err(Error::argument(call, format!("tag {tag} is too large: tags are below 2^63")));
         }
-        if size_of::<T>() == 0 {
-            return Err(Error::argument(call, "elements of size 0 carry nothing"));
-        }
-        Ok(Terms { peer, tag, element: TypeTag::of::<T>(), element_bytes: size_of::<T>() })
+        let (element, element_bytes) = element::<T>(call)?;
+        Ok(Terms { peer, tag, element, element_bytes })
     }
 
     fn receive_now<T: Data>(&self, call: &'static str, buffer: &mut [T], from: Option<usize>, tag: u64) -> Result<Received> {
@@ -49,32 +48,32 @@ impl Communicator {
         received.first().copied().ok_or_else(|| Error::argument(call, "no message was posted"))
     }
 
-    fn send_background<B: Buffer + Send + 'static>(&self, buffer: B, to: usize, tag: u64) -> Result<Work<B>> {
+    fn send_background<B: Buffer + Send + 'static>(&self, buffer: B, to: usize, tag: u64, limit: Duration) -> Result<Work<B>> {
         let terms = Terms { tag, ..self.terms::<B::Element>("isend", Some(to), tag & !INTERNAL_TAG)? };
         let mut buffer = Keep::new(buffer);
         let place = send_place(host(buffer.value()));
         // SAFETY: the place lies in the kept buffer.
-        let state = unsafe { self.shared.desk.post_background(terms, place, Box::new(buffer), self.timeout()) }?;
+        let state = unsafe { self.shared.desk.post_background(terms, place, Box::new(buffer), limit) }?;
         Ok(Work::new(state, Some(Arc::clone(&self.shared.desk) as Arc<dyn Drive>)))
     }
 
-    fn receive_background<B: OwnedBuffer>(&self, buffer: B, from: Option<usize>, tag: u64) -> Result<Work<(B, Received)>> {
+    fn receive_background<B: OwnedBuffer>(&self, buffer: B, from: Option<usize>, tag: u64, limit: Duration) -> Result<Work<(B, Received)>> {
         let terms = Terms { tag, ..self.terms::<B::Element>("irecv", from, tag & !INTERNAL_TAG)? };
         let mut buffer = Keep::new(buffer);
         let place = receive_place(host_mut(buffer.value()));
         // SAFETY: the place lies in the kept buffer.
-        let state = unsafe { self.shared.desk.post_background(terms, place, Box::new(buffer), self.timeout()) }?;
+        let state = unsafe { self.shared.desk.post_background(terms, place, Box::new(buffer), limit) }?;
         Ok(Work::<B>::receiving(state, Some(Arc::clone(&self.shared.desk) as Arc<dyn Drive>)))
     }
 
     /// A message of the crate's own; the tag carries the internal bit.
-    pub(super) fn post_internal_send(&self, to: usize, tag: u64, bytes: Vec<u8>) -> Result<Work<Vec<u8>>> {
-        self.send_background(bytes, to, tag)
+    pub(super) fn post_internal_send(&self, to: usize, tag: u64, bytes: Vec<u8>, limit: Duration) -> Result<Work<Vec<u8>>> {
+        self.send_background(bytes, to, tag, limit)
     }
 
     /// A message of the crate's own; the tag carries the internal bit.
-    pub(super) fn post_internal_receive(&self, from: usize, tag: u64, room: Vec<u8>) -> Result<Work<(Vec<u8>, Received)>> {
-        self.receive_background(room, Some(from), tag)
+    pub(super) fn post_internal_receive(&self, from: usize, tag: u64, room: Vec<u8>, limit: Duration) -> Result<Work<(Vec<u8>, Received)>> {
+        self.receive_background(room, Some(from), tag, limit)
     }
 }
 
@@ -198,7 +197,7 @@ impl Communicator {
     /// `InvalidArgument` and `Poisoned` here; the rest through the [`Work`].
     #[doc(alias = "MPI_Isend")]
     pub fn isend<B: OwnedBuffer>(&self, buffer: B, to: usize) -> Result<Work<B>> {
-        self.send_background(buffer, to, 0)
+        self.send_background(buffer, to, 0, self.timeout())
     }
 
     /// Starts a send under a tag below 2⁶³.
@@ -208,7 +207,7 @@ impl Communicator {
     /// As [`isend`](Self::isend).
     pub fn isend_tagged<B: OwnedBuffer>(&self, buffer: B, to: usize, tag: u64) -> Result<Work<B>> {
         self.terms::<B::Element>("isend", Some(to), tag)?;
-        self.send_background(buffer, to, tag)
+        self.send_background(buffer, to, tag, self.timeout())
     }
 
     /// Starts a receive; the buffer and what came into it come back through the [`Work`].
@@ -218,7 +217,7 @@ impl Communicator {
     /// As [`isend`](Self::isend).
     #[doc(alias = "MPI_Irecv")]
     pub fn irecv<B: OwnedBuffer>(&self, buffer: B, from: usize) -> Result<Work<(B, Received)>> {
-        self.receive_background(buffer, Some(from), 0)
+        self.receive_background(buffer, Some(from), 0, self.timeout())
     }
 
     /// Starts a receive of a message under a tag.
@@ -228,7 +227,7 @@ impl Communicator {
     /// As [`isend`](Self::isend).
     pub fn irecv_tagged<B: OwnedBuffer>(&self, buffer: B, from: usize, tag: u64) -> Result<Work<(B, Received)>> {
         self.terms::<B::Element>("irecv", Some(from), tag)?;
-        self.receive_background(buffer, Some(from), tag)
+        self.receive_background(buffer, Some(from), tag, self.timeout())
     }
 
     /// Starts a receive from whichever rank sends first.
@@ -237,6 +236,6 @@ impl Communicator {
     ///
     /// As [`isend`](Self::isend).
     pub fn irecv_any<B: OwnedBuffer>(&self, buffer: B) -> Result<Work<(B, Received)>> {
-        self.receive_background(buffer, None, 0)
+        self.receive_background(buffer, None, 0, self.timeout())
     }
 }

@@ -135,7 +135,6 @@ impl Communicator {
     }
 
     /// Starts to describe a communicator.
-    #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -264,7 +263,7 @@ impl Communicator {
     pub fn abort(&self) {
         self.abort_handle().abort();
         // SAFETY: as in `execute`.
-        unsafe { self.shared.plane.as_caller(&self.caller, HostPlane::announce_end) };
+        unsafe { self.shared.plane.as_caller(&self.caller, HostPlane::tell) };
     }
 
     /// Waits until every rank has come this far and all started calls have ended, then closes.

@@ -28,11 +28,13 @@ pub(super) fn host_mut<B: BufferMut + ?Sized>(buffer: &mut B) -> &mut [B::Elemen
     slice
 }
 
-/// An element type with a name and a size; types of size 0 and of 4 GiB and more are refused.
-fn element<T: Data>(kind: Kind) -> Result<(TypeTag, usize)> {
+/// An element type with a name and a size; types of size 0 and huge ones are refused.
+pub(super) fn element<T: Data>(call: &'static str) -> Result<(TypeTag, usize)> {
     match size_of::<T>() {
-        0 => Err(Error::argument(kind.name(), "elements of size 0 carry nothing")),
-        size if size >= 1 << 31 => Err(Error::argument(kind.name(), format!("elements of {size} B are too large"))),
+        0 => Err(Error::argument(call, "elements of size 0 carry nothing")),
+        size if size > TypeTag::MAX_BYTES => {
+            Err(Error::argument(call, format!("elements of {size} B are too large: at most {} B, or send their parts", TypeTag::MAX_BYTES)))
+        }
         size => Ok((TypeTag::of::<T>(), size)),
     }
 }
@@ -87,12 +89,15 @@ impl Communicator {
         destination: &mut [T],
         layout: Layout,
     ) -> Result<Job> {
-        let (element, element_bytes) = element::<T>(kind)?;
+        let (element, element_bytes) = element::<T>(kind.name())?;
         let in_place = matches!(source, Source::InPlace);
+        let destination_len = size_of_val(destination);
+        let destination = destination.as_mut_ptr().cast::<u8>();
         let (source, source_len) = match source {
             Source::Nothing => (std::ptr::null(), 0),
             Source::Separate(slice) => (slice.as_ptr().cast::<u8>(), size_of_val(slice)),
-            Source::InPlace => (destination.as_ptr().cast::<u8>(), size_of_val(destination)),
+            // From the same pointer: one made from a shared borrow may not be read through once the other has written.
+            Source::InPlace => (destination.cast_const(), destination_len),
         };
         let counts_hash = match (&layout, kind) {
             (Layout::Blocks(counts), Kind::AllGatherV | Kind::ReduceScatterV) => Call::hash_counts(counts),
@@ -100,12 +105,7 @@ impl Communicator {
         };
         Ok(Job {
             call: Call { kind, op: 0, element, count: count as u64, root, counts_hash, sequence: 0 },
-            memory: Operands {
-                source,
-                source_len,
-                destination: destination.as_mut_ptr().cast::<u8>(),
-                destination_len: size_of_val(destination),
-            },
+            memory: Operands { source, source_len, destination, destination_len },
             layout,
             kernel: None,
             element_bytes,

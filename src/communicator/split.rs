@@ -10,16 +10,36 @@ use crate::host::plane::Founding;
 /// What a rank says in a split: that it takes no part, or its colour and key.
 const NO_COLOR: u64 = u64::MAX;
 
+/// The most that one rank may say in one round of an exchange.
+const MAX_BLOB_BYTES: u64 = 1 << 20;
+
 /// Exchanges blobs over the parent, and hands on those of the members, in the order of their new ranks.
 struct ParentExchange<'a> {
     parent: &'a Communicator,
     members: &'a [usize],
+    rounds: usize,
+}
+
+impl ParentExchange<'_> {
+    /// Takes part in the rounds that are left, with nothing to say: other groups exchange over the same parent at the same time,
+    /// whatever becomes of this one.
+    fn finish(&mut self, deadline: &Deadline) -> Result<()> {
+        while self.rounds < HostPlane::EXCHANGES {
+            self.all_gather(&[], deadline)?;
+        }
+        Ok(())
+    }
 }
 
 impl Exchange for ParentExchange<'_> {
     fn all_gather(&mut self, mine: &[u8], _deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+        self.rounds += 1;
         let mut lengths = vec![0_u64; self.parent.world_size()];
         self.parent.all_gather_into(&(mine.len() as u64), &mut lengths)?;
+        if let Some(rank) = lengths.iter().position(|length| *length > MAX_BLOB_BYTES) {
+            let reason = format!("{} B about itself for a new communicator, and {MAX_BLOB_BYTES} B are the most", lengths[rank]);
+            return Err(Error::Protocol { with: self.parent.peers()[rank].to_string(), reason });
+        }
         let counts: Vec<usize> = lengths.iter().map(|length| *length as usize).collect();
         let mut bytes = vec![0_u8; counts.iter().sum()];
         self.parent.all_gather_v_into(mine, &mut bytes, &counts)?;
@@ -89,35 +109,35 @@ impl Communicator {
         for (place, rank) in ranks.iter().enumerate() {
             places[*rank] = place as u32 + 1;
         }
-        let mut all = vec![0_u32; self.world_size() * self.world_size()];
-        self.all_gather_into(&places, &mut all)?;
+        let mut first = places.clone();
+        self.broadcast(&mut first, 0)?;
+        let mut differs = vec![false; self.world_size()];
+        self.all_gather_into(&(first != places), &mut differs)?;
+        let Some(other) = differs.iter().position(|differs| *differs) else { return Ok(()) };
+        self.broadcast(&mut places, other)?;
         let list = |places: &[u32]| {
             let mut list: Vec<usize> = (0..places.len()).filter(|rank| places[*rank] != 0).collect();
             list.sort_by_key(|rank| places[*rank]);
             list
         };
-        match all.chunks_exact(self.world_size()).enumerate().find(|(_, theirs)| **theirs != places[..]) {
-            None => Ok(()),
-            Some((other, theirs)) => Err(Error::Conflict {
-                reason: format!("rank {} passed {ranks:?} to subgroup, and {} passed {:?}", self.rank(), self.peers()[other], list(theirs)),
-            }),
-        }
+        let [zero, other] = [0, other].map(|rank| &self.peers()[rank]);
+        let reason = format!("{zero} passed {:?} to subgroup, and {other} passed {:?}", list(&first), list(&places));
+        Err(Error::Conflict { reason })
     }
 
     /// Establishes the communicator of `members`; everyone takes part in the exchanges.
     fn found(&self, members: &[usize]) -> Result<Option<Self>> {
         let deadline = Deadline::after(self.timeout());
-        let mut exchange = ParentExchange { parent: self, members };
+        let mut exchange = ParentExchange { parent: self, members, rounds: 0 };
         let Some(rank) = members.iter().position(|member| *member == self.rank()) else {
-            for _ in 0..HostPlane::EXCHANGES {
-                exchange.all_gather(&[], &deadline)?;
-            }
-            return Ok(None);
+            return exchange.finish(&deadline).map(|()| None);
         };
         let mut config = self.config().clone();
         config.timeout = self.timeout();
         let founding = Founding { rank, world_size: members.len(), config: &config, listen: self.shared.listen };
-        let (plane, connector) = HostPlane::establish(&mut exchange, &founding, &deadline)?;
+        let established = HostPlane::establish(&mut exchange, &founding, &deadline);
+        exchange.finish(&deadline)?;
+        let (plane, connector) = established?;
         let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
         let comm = Self::new(plane, desk, config, self.shared.listen);
         comm.barrier()?;
@@ -134,5 +154,42 @@ impl Communicator {
         let everyone: Vec<usize> = (0..self.world_size()).collect();
         let comm = self.found(&everyone)?;
         comm.ok_or_else(|| Error::Conflict { reason: format!("rank {} is not in its own communicator", self.rank()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_that_fails_holds_up_no_other() {
+        let blobs = Communicator::run_local(3, |comm| {
+            let deadline = Deadline::after(comm.timeout());
+            let members: &[usize] = if comm.rank() == 1 { &[1] } else { &[2, 0] };
+            let mut exchange = ParentExchange { parent: comm, members, rounds: 0 };
+            let mine = vec![comm.rank() as u8; comm.rank()];
+            let all = exchange.all_gather(&mine, &deadline)?;
+            if comm.rank() == 1 {
+                for _ in 1..HostPlane::EXCHANGES {
+                    exchange.all_gather(&mine, &deadline)?;
+                }
+            }
+            exchange.finish(&deadline)?;
+            comm.barrier()?;
+            Ok(all)
+        });
+        assert_eq!(blobs.unwrap(), [vec![vec![2, 2], vec![]], vec![vec![1]], vec![vec![2, 2], vec![]]]);
+    }
+
+    #[test]
+    fn too_much_said_is_refused_by_everyone() {
+        let errors = Communicator::run_local(2, |comm| {
+            let mut exchange = ParentExchange { parent: comm, members: &[0, 1], rounds: 0 };
+            let mine = vec![0; if comm.rank() == 1 { MAX_BLOB_BYTES as usize + 1 } else { 0 }];
+            let error = exchange.all_gather(&mine, &Deadline::after(comm.timeout())).unwrap_err();
+            comm.barrier()?;
+            Ok(error.to_string())
+        });
+        assert!(errors.unwrap().iter().all(|error| error.contains("rank 1") && error.contains("1048577 B")));
     }
 }

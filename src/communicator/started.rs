@@ -15,7 +15,7 @@ use super::{Communicator, Shared};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::notice::Notice;
-use crate::host::plane::{HostPlane, Job};
+use crate::host::plane::{HostPlane, Job, op_panicked};
 use crate::op::Reduction;
 
 /// How long a dropped communicator waits for calls that were started and not waited for.
@@ -34,11 +34,6 @@ pub(super) struct Worker {
     jobs: Sender<Started>,
     ended: Receiver<()>,
     thread: JoinHandle<()>,
-}
-
-/// What a panic inside a custom op becomes; the plane has ended itself.
-fn panicked() -> Error {
-    Error::InvalidArgument { call: "custom op", reason: "it panicked; the communicator is ended".to_owned() }
 }
 
 impl Worker {
@@ -62,7 +57,7 @@ impl Worker {
                             }
                             let finished = |()| Finished { buffer: buffers.release(), received: None };
                             // Before the caller gets the plane back: whoever waited for it finds this call ended.
-                            state.end(result.unwrap_or_else(|_| Err(panicked())).map(finished));
+                            state.end(result.unwrap_or_else(|_| Err(op_panicked())).map(finished));
                         });
                     }
                 }
@@ -102,7 +97,7 @@ impl Communicator {
         if worker.jobs.send(started).is_err() {
             // Cannot be while `self.worker` lives: the thread ends when its queue is dropped, and catches panics.
             self.shared.plane.withdraw();
-            return Err(panicked());
+            return Err(Error::argument("start", "the worker thread of this communicator is gone"));
         }
         Ok(Work::new(state, None))
     }

@@ -15,7 +15,8 @@ pub(crate) trait Fold {
     ///
     /// # Safety
     ///
-    /// - `into` and every input point to `bytes` bytes, aligned to the element and valid for the access, for the whole call.
+    /// - `into` and every input point to `bytes` bytes, valid for the access for the whole call, and aligned to the element or to
+    ///   64 bytes, whichever is less.
     /// - `bytes` is a multiple of the element size.
     /// - `into` may be the same address as any of the inputs; apart from that it overlaps none.
     /// - The inputs hold valid elements (a `bool` is 0 or 1), and nobody writes to them during the call.

@@ -1,17 +1,22 @@
 //! Whether a communicator is still whole, shared by everyone who waits on its behalf.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::notice::Notice;
+use crate::deadline::Deadline;
+use crate::error::{Error, Peer};
 
 /// Set once, when a communicator ends: by an error found here, by a peer's notice, or by `abort` from any thread.
 ///
-/// Shared (`Arc`) between the calling thread, the progress thread and abort handles.
+/// Shared (`Arc`) between the calling thread, the progress threads and abort handles.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     ended: AtomicBool,
     notice: OnceLock<Notice>,
+    /// The first error that a call got from it.
+    cause: OnceLock<Arc<Error>>,
 }
 
 impl Health {
@@ -21,11 +26,50 @@ impl Health {
         self.ended.store(true, Ordering::Release);
     }
 
-    /// Why it ended; `None` while it is whole. One relaxed load while whole.
+    /// Why it ended; `None` while it is whole, which costs one load to find out.
+    #[inline]
     pub(crate) fn notice(&self) -> Option<&Notice> {
         if !self.ended.load(Ordering::Acquire) {
             return None;
         }
         self.notice.get()
+    }
+
+    /// Keeps the error of a call that was under way at the end, for later calls to quote; the first one counts.
+    pub(crate) fn keep_cause(&self, error: &Error) {
+        self.cause.get_or_init(|| Arc::new(error.clone()));
+    }
+
+    /// What a call gets that comes after the end; `None` while the communicator is whole.
+    pub(crate) fn refusal(&self, call: impl FnOnce() -> String, peers: &[Peer]) -> Option<Error> {
+        let notice = self.notice()?;
+        let between_calls = || Arc::new(notice.to_error("between calls", &Deadline::after(Duration::ZERO), peers));
+        Some(Error::Poisoned { call: call(), cause: Arc::clone(self.cause.get_or_init(between_calls)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_end_and_the_first_error_are_quoted() {
+        let health = Health::default();
+        assert!(health.notice().is_none() && health.refusal(String::new, &[]).is_none());
+        health.end(Notice::Aborted { by: 3 });
+        health.end(Notice::Lost { rank: 4 });
+        assert_eq!(health.notice(), Some(&Notice::Aborted { by: 3 }));
+        health.keep_cause(&Error::argument("reduce", "first"));
+        health.keep_cause(&Error::argument("reduce", "second"));
+        let text = health.refusal(|| "barrier".to_owned(), &[]).unwrap().to_string();
+        assert_eq!(text, "barrier: this communicator was ended by an earlier error: reduce: first");
+    }
+
+    #[test]
+    fn an_end_between_calls_is_said_to_be_one() {
+        let health = Health::default();
+        health.end(Notice::Aborted { by: 3 });
+        let error = health.refusal(|| "barrier".to_owned(), &[]).unwrap();
+        assert_eq!(error.to_string(), "barrier: this communicator was ended by an earlier error: between calls: aborted by rank 3");
     }
 }

@@ -41,16 +41,10 @@ pub(crate) struct Rendezvoused {
     pub(crate) rank: usize,
     /// How many ranks there are.
     pub(crate) world_size: usize,
-    /// Its rank among those of its host, where the launcher says it.
-    pub(crate) local_rank: Option<usize>,
-    /// How many ranks its host has, where the launcher says it.
-    pub(crate) local_world_size: Option<usize>,
     /// Where the store is one that a launcher's agent serves, and which outlives this meeting: its address and prefix.
     pub(crate) agent: Option<String>,
     /// The server of the store, on rank 0 where it serves it.
     pub(crate) server: Option<TcpStoreServer>,
-    /// How long to wait for the others.
-    pub(crate) timeout: Duration,
     /// The address by which this host reached the store; `None` for a file.
     pub(crate) local_address: Option<IpAddr>,
 }
@@ -62,15 +56,14 @@ impl fmt::Debug for Rendezvoused {
     }
 }
 
-/// Meets the other ranks where `rendezvous` says. `timeout` is how long to wait, unless the URL says it. `environment` reads one variable
-/// and `parent_process` is the id of the process that started this one; both matter only where launchers do.
+/// Meets the other ranks where `rendezvous` says. `timeout` is how long to wait. `environment` reads one variable and
+/// `parent_process` is the id of the process that started this one; both matter only where launchers do.
 pub(crate) fn open(
     rendezvous: &Rendezvous,
     timeout: Duration,
     environment: &dyn Fn(&str) -> Option<String>,
     parent_process: u32,
 ) -> Result<Rendezvoused> {
-    let timeout = rendezvous.timeout.unwrap_or(timeout);
     match &rendezvous.method {
         Method::Env => meet(&from_env(rendezvous, environment, parent_process)?, timeout),
         Method::Tcp { host, port } => {
@@ -142,11 +135,8 @@ fn meet(launch: &Launch, timeout: Duration) -> Result<Rendezvoused> {
         store: Arc::new(PrefixStore::new(&launch.prefix, Arc::new(store))),
         rank,
         world_size,
-        local_rank: launch.local_rank,
-        local_world_size: launch.local_world_size,
         agent: launch.agent_store.then(|| format!("{address}:{port}/{}", launch.prefix)),
         server,
-        timeout,
         local_address,
     })
 }
@@ -174,11 +164,8 @@ fn meet_in_file(path: &Path, rank: usize, world_size: usize, timeout: Duration, 
         store: Arc::new(PrefixStore::new(prefix, Arc::new(store))),
         rank,
         world_size,
-        local_rank: None,
-        local_world_size: None,
         agent: None,
         server: None,
-        timeout,
         local_address: None,
     })
 }

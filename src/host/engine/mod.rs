@@ -7,8 +7,6 @@
 //! that they disagree before any payload is taken. Whatever ends a run on one rank is told to every open link, and passed on
 //! once by whoever hears of it.
 
-#![expect(clippy::result_large_err, reason = "a stop is made once in the life of a communicator, and boxing it helps nobody")]
-
 mod farewell;
 mod input;
 mod lane;

@@ -9,7 +9,6 @@ use super::lane::{Context, Lane};
 use super::schedule::{NONE, Schedule};
 use super::wire::{self, Malformed, Message};
 use crate::call::Call;
-use crate::element::TypeTag;
 use crate::host::link::ByteLink;
 use crate::host::notice::Notice;
 use crate::host::plan::Span;
@@ -202,10 +201,7 @@ impl Peer {
             return Ok(());
         }
         // The calls agree in all that every rank knows, so their counts say what they disagree in.
-        let element_bytes = match context.call.element {
-            TypeTag::Scalar(dtype) => dtype.size_bytes() as u64,
-            TypeTag::Plain(bytes) => u64::from(bytes).max(1),
-        };
+        let element_bytes = context.call.element.size_bytes().max(1) as u64;
         let count_of = |bytes: u64| Call { count: bytes / element_bytes, ..*context.call };
         Err(self.mismatch(count_of(self.lane.receive_total), count_of(total), context))
     }

@@ -114,7 +114,7 @@ impl HostPlane {
             }
             Kind::Gather | Kind::GatherV => plan::gather(n, me, root, blocks),
             Kind::Scatter | Kind::ScatterV => plan::scatter(n, me, root, blocks),
-            Kind::AllToAll => plan::all_to_all(n, me, blocks, blocks, job.is_in_place(), segment),
+            Kind::AllToAll => plan::all_to_all(n, me, blocks, blocks, job.in_place, segment),
             Kind::AllToAllV => match &job.layout {
                 Layout::Pairs { receive, .. } => plan::all_to_all(n, me, blocks, Blocks::Each(receive), false, segment),
                 _ => return Err(Notice::Failed { rank: me as u32 }.into()),

@@ -58,6 +58,7 @@ impl HostPlane {
         Facts::compare(&facts)?;
         let identities: Vec<String> = facts.iter().map(|facts| facts.identity.clone()).collect();
         let topology = Topology::new(&identities, rank, config.transport);
+        let local = place_on_host(&identities, rank);
         if config.transport == Transport::Shm && !topology.is_one_island() && world_size > 1 {
             let hosts = topology.host_count();
             let reason = format!("the ranks are on {hosts} hosts; use the auto or the tcp transport");
@@ -89,18 +90,24 @@ impl HostPlane {
         }
         let plane = Self {
             rank,
-            engine: Engine::new(rank, world_size, topology.island().len()),
+            engine: Engine::new(rank, world_size, local.1),
             links,
             peers,
             health,
+            local,
             topology,
             group,
             chooser,
             sequence: 0,
             unfinished_barrier: None,
             scratch: Scratch::default(),
-            cause: None,
         };
         Ok((plane, MessageConnector { rings, mesh }))
     }
+}
+
+/// A rank's place among the ranks of its host, and how many these are, whatever links they use.
+fn place_on_host(identities: &[String], rank: usize) -> (usize, usize) {
+    let before = |end: usize| identities[..end].iter().filter(|identity| **identity == identities[rank]).count();
+    (before(rank), before(identities.len()))
 }

@@ -23,14 +23,16 @@ impl HostPlane {
         let terms = Terms { call, deadline, health: &self.health };
         if call.kind == Kind::AllReduce
             && let (Layout::Equal(bytes), Some(kernel)) = (&job.layout, &job.kernel)
+            && !job.is_too_large_to_share()
         {
             let memory = Memory { source: job.memory.source, destination: job.memory.destination };
             // SAFETY: the job's buffers hold `bytes` bytes of whole elements each, and are the same or apart (checked when it was
             // made; they stay borrowed until it has run).
             return unsafe { group.all_reduce(memory, *bytes, kernel, true, &terms) };
         }
-        if matches!(call.kind, Kind::GatherV | Kind::ScatterV | Kind::AllToAllV) {
-            // The counts are known in part on each rank: streams carry them, once everyone is known to make this call.
+        if matches!(call.kind, Kind::GatherV | Kind::ScatterV | Kind::AllToAllV) || job.is_too_large_to_share() {
+            // The counts are known in part on each rank, or an element does not fit: streams carry them, once everyone is known to
+            // make this call.
             group.barrier(&terms)?;
             return self.run_flat(job, call, deadline);
         }

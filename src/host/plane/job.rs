@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "a job points into buffers that its caller or its worker keeps alive")]
 
 use crate::call::{Call, Kind};
-
 use crate::host::reduce::Kernel;
+use crate::host::shm::MAX_ELEMENT_BYTES;
 
 /// The caller's two buffers, in bytes; they may be the same memory. A null source has length 0.
 #[derive(Debug, Clone, Copy)]
@@ -41,7 +41,7 @@ pub(crate) struct Job {
     pub(crate) kernel: Option<Kernel>,
     /// The size of one element in bytes.
     pub(crate) element_bytes: usize,
-    /// Whether the caller gave one buffer for both.
+    /// Whether the caller gave one buffer for both. A contribution that was multiplied first lies elsewhere all the same.
     pub(crate) in_place: bool,
     /// This rank's contribution after pre-multiplication; `memory.source` points into it.
     pub(crate) scaled: Option<Box<dyn std::any::Any + Send>>,
@@ -52,9 +52,9 @@ pub(crate) struct Job {
 unsafe impl Send for Job {}
 
 impl Job {
-    /// Whether the caller gave one buffer for both. A contribution that was multiplied first lies elsewhere all the same.
-    pub(super) fn is_in_place(&self) -> bool {
-        self.in_place
+    /// Whether this folds elements that are too large for shared memory: these travel over links, also inside a host.
+    pub(super) fn is_too_large_to_share(&self) -> bool {
+        self.kernel.is_some() && self.element_bytes > MAX_ELEMENT_BYTES
     }
 
     /// The buffers as plans and shared memory want them: where a block of one buffer is the other, that block alone.

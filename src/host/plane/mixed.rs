@@ -23,10 +23,12 @@ fn cut(bytes: usize, element_bytes: usize, shares: usize, ranks: usize) -> Vec<u
 impl HostPlane {
     /// Runs a call over shared memory and links together.
     pub(super) fn run_mixed(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Stop> {
-        let ordered = self.chooser.in_rank_order(job.kernel.as_ref());
+        let by_links = self.chooser.in_rank_order(job.kernel.as_ref()) || job.is_too_large_to_share();
         match (call.kind, &job.kernel, &job.layout) {
-            (Kind::AllReduce, Some(kernel), Layout::Equal(bytes)) if !ordered => self.mixed_all_reduce(job, *bytes, kernel, call, deadline),
-            (Kind::Reduce, Some(kernel), Layout::Equal(bytes)) if !ordered => self.mixed_reduce(job, *bytes, kernel, call, deadline),
+            (Kind::AllReduce, Some(kernel), Layout::Equal(bytes)) if !by_links => {
+                self.mixed_all_reduce(job, *bytes, kernel, call, deadline)
+            }
+            (Kind::Reduce, Some(kernel), Layout::Equal(bytes)) if !by_links => self.mixed_reduce(job, *bytes, kernel, call, deadline),
             (Kind::Broadcast, _, Layout::Equal(bytes)) => self.mixed_broadcast(job, *bytes, call, deadline),
             (Kind::Barrier, ..) => self.mixed_barrier(call, deadline),
             _ => {

@@ -38,6 +38,8 @@ pub(crate) struct HostPlane {
     peers: Arc<[Peer]>,
     health: Arc<Health>,
     topology: Topology,
+    /// This rank's place among the ranks of its host, and how many these are, whatever links they use.
+    local: (usize, usize),
     /// The shared memory of this host's ranks, where there are several.
     group: Option<Group>,
     links: PlaneLinks,
@@ -49,22 +51,22 @@ pub(crate) struct HostPlane {
     unfinished_barrier: Option<u64>,
     /// Memory for what a host has reduced before hosts exchange it.
     scratch: Scratch,
-    /// The error that ended the communicator.
-    cause: Option<Arc<Error>>,
 }
 
-/// A plane in the midst of a call: where a panic (in a custom op) leaves it half done, the communicator ends and the peers are told.
+/// A call under way. Dropped only where a panic (in a custom op) leaves it half done: then the communicator ends.
 struct Running<'a>(&'a mut HostPlane);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        let Self(plane) = self;
-        let notice = Notice::Failed { rank: plane.rank as u32 };
-        plane.health.end(notice);
-        let error = notice.to_error("a custom op that panicked", &Deadline::after(std::time::Duration::ZERO), &plane.peers);
-        plane.cause.get_or_insert_with(|| Arc::new(error));
-        plane.tell();
+        self.0.health.end(Notice::Failed { rank: self.0.rank as u32 });
+        self.0.health.keep_cause(&op_panicked());
+        self.0.tell();
     }
+}
+
+/// What a panic inside a custom op becomes.
+pub(crate) fn op_panicked() -> Error {
+    Error::argument("custom op", "it panicked, so the communicator is ended; its message is on standard error")
 }
 
 impl HostPlane {
@@ -94,24 +96,21 @@ impl HostPlane {
 
     /// This rank's place on its host by identity, and how many ranks the host has.
     pub(crate) fn local(&self) -> (usize, usize) {
-        (self.topology.local(), self.topology.island().len())
+        self.local
     }
 
     /// Runs one collective.
     #[inline]
     pub(crate) fn run(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
-        if self.health.notice().is_some() {
-            return Err(self.refuse(job, deadline));
+        if let Some(refusal) = self.health.refusal(|| job.call.kind.name().to_owned(), &self.peers) {
+            self.tell();
+            return Err(refusal);
         }
         let call = Call { sequence: self.number(job.call.kind), ..job.call };
         let running = Running(self);
-        let routed = running.0.route(job, &call, deadline);
-        // There was no panic.
+        let result = running.0.route(job, &call, deadline);
         std::mem::forget(running);
-        match routed {
-            Ok(()) => Ok(()),
-            Err(stop) => Err(self.end(&stop, &call, deadline)),
-        }
+        result.map_err(|stop| self.end(&stop, &call, deadline))
     }
 
     /// The number of a call of this kind.
@@ -144,51 +143,36 @@ impl HostPlane {
     #[cold]
     fn end(&mut self, stop: &Stop, call: &Call, deadline: &Deadline) -> Error {
         let error = stop.to_error(&call.to_string(), deadline, &self.peers);
-        if call.kind == Kind::Barrier && self.topology.is_one_island() && error.is_timeout() && self.health.notice().is_none() {
+        if call.kind == Kind::Barrier && self.topology.is_one_island() && error.is_timeout() && self.is_whole() {
             // Everyone will still come to this step of the shared memory, so nothing is lost.
             self.unfinished_barrier = Some(call.sequence);
             return error;
         }
         tracing::debug!(rank = self.rank, %error, "the communicator is ended");
         self.health.end(stop.notice);
-        self.cause.get_or_insert_with(|| Arc::new(error.clone()));
+        self.health.keep_cause(&error);
         self.tell();
         error
     }
 
-    /// Passes the end of the communicator on to everyone who can be reached.
-    fn tell(&mut self) {
+    /// Whether nobody has ended the communicator: neither here nor, as far as shared memory tells, a rank of this host.
+    fn is_whole(&self) -> bool {
+        self.health.notice().is_none() && self.group.as_ref().and_then(Group::notice).is_none()
+    }
+
+    /// Passes the end of the communicator, where it has ended, on to everyone who can be reached and was not told before.
+    pub(crate) fn tell(&mut self) {
         let Some(notice) = self.health.notice().copied() else { return };
         if let Some(group) = &self.group {
             group.tell(&notice);
         }
         self.engine.tell(&mut self.links, &notice);
     }
-
-    /// Tells the peers of an end that came from outside a call (`abort`).
-    pub(crate) fn announce_end(&mut self) {
-        if self.cause.is_none()
-            && let Some(notice) = self.health.notice()
-        {
-            let error = notice.to_error("abort", &Deadline::after(std::time::Duration::ZERO), &self.peers);
-            self.cause = Some(Arc::new(error));
-            self.tell();
-        }
-    }
-
-    /// What a call on an ended communicator gets.
-    #[cold]
-    fn refuse(&mut self, job: &Job, _deadline: &Deadline) -> Error {
-        self.announce_end();
-        let call = job.call.kind.name().to_owned();
-        let cause = self.cause.get_or_insert_with(|| Arc::new(Error::argument("collectives", "the communicator is ended")));
-        Error::Poisoned { call, cause: Arc::clone(cause) }
-    }
 }
 
 impl Drop for HostPlane {
     fn drop(&mut self) {
-        self.announce_end();
+        self.tell();
         self.links.leave(&mut self.engine);
     }
 }

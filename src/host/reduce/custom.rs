@@ -22,49 +22,68 @@ pub(super) trait ErasedFold: Send + Sync {
 impl<T: Data> ErasedFold for CustomOp<T> {
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize) {
         let Some((first, rest)) = inputs.split_first() else { return };
-        let mut scratch = Scratch::new();
-        let mut large = Vec::new();
-        let room = match Scratch::capacity::<T>() {
-            0 => {
-                // One element is larger than a block, or aligned to more: rare enough to allocate for.
-                large.push(MaybeUninit::uninit());
-                large.as_mut_slice()
-            }
-            _ => scratch.room::<T>(),
-        };
-        let count = bytes / size_of::<T>();
-        for start in (0..count).step_by(room.len()) {
-            let length = room.len().min(count - start);
-            // SAFETY: `start + length` is at most `count`, which every buffer covers.
-            unsafe { fold_block(self, into.cast::<T>().add(start), *first, rest, start, &mut room[..length]) }
+        let (mut scratch, mut large) = (Scratch::new(), Vec::new());
+        let folded = room::<T>(&mut scratch, &mut large);
+        let (mut scratch, mut large) = (Scratch::new(), Vec::new());
+        // The crate's own memory is aligned to a cache line; elements aligned to more are brought to where they may lie.
+        let is_aligned = |input: &*const u8| input.cast::<T>().is_aligned();
+        let staged = if rest.iter().all(is_aligned) { None } else { Some(room::<T>(&mut scratch, &mut large)) };
+        let mut block = Block { op: self, folded, staged };
+        let step = block.folded.len() * size_of::<T>();
+        for start in (0..bytes).step_by(step) {
+            // SAFETY: `start` plus the length is at most `bytes`, which every buffer covers.
+            unsafe { block.fold(into.add(start), *first, rest, start, step.min(bytes - start)) }
         }
     }
 }
 
-/// Folds one block in `room`, and writes it when the function has returned for all inputs: so `into` may be any of the inputs,
-/// and a function that panics leaves it as it was.
-///
-/// # Safety
-///
-/// `into` is writable, and every input readable from element `start` on, for `room.len()` elements.
-unsafe fn fold_block<T: Data>(
-    op: &CustomOp<T>,
-    into: *mut T,
-    first: *const u8,
-    rest: &[*const u8],
-    start: usize,
-    room: &mut [MaybeUninit<T>],
-) {
-    let length = room.len();
-    let room: *mut T = room.as_mut_ptr().cast();
-    // SAFETY: the caller vouches for the input; the room is ours and apart from it.
-    unsafe { ptr::copy_nonoverlapping(first.cast::<T>().add(start), room, length) };
-    // SAFETY: `length` elements, just initialised, and no other reference to them is alive.
-    let folded = unsafe { slice::from_raw_parts_mut(room, length) };
-    for input in rest {
-        // SAFETY: the caller vouches for the input: valid elements, to which nobody writes now.
-        op.apply(folded, unsafe { slice::from_raw_parts(input.cast::<T>().add(start), length) });
+/// Room for a block of elements, or for one where it is larger than a block, or aligned to more: rare enough to allocate for.
+fn room<'a, T>(scratch: &'a mut Scratch, large: &'a mut Vec<MaybeUninit<T>>) -> &'a mut [MaybeUninit<T>] {
+    if Scratch::capacity::<T>() > 0 {
+        return scratch.room();
     }
-    // SAFETY: the caller vouches for the destination; the room is apart from it.
-    unsafe { ptr::copy_nonoverlapping(room, into, length) };
+    large.push(MaybeUninit::uninit());
+    large
+}
+
+/// Where blocks of elements are folded.
+struct Block<'a, T> {
+    op: &'a CustomOp<T>,
+    /// The result so far.
+    folded: &'a mut [MaybeUninit<T>],
+    /// As long: an input, where some do not lie as their type demands.
+    staged: Option<&'a mut [MaybeUninit<T>]>,
+}
+
+impl<T: Data> Block<'_, T> {
+    /// Folds one block, and writes it when the function has returned for all inputs: so `into` may be any of the inputs, and a
+    /// function that panics leaves it as it was.
+    ///
+    /// # Safety
+    ///
+    /// `bytes` is of whole elements, and at most what the room holds. `into` is writable for `bytes` bytes, and every input
+    /// readable for as many from byte `start` on: valid elements, to which nobody writes now. `staged` is there unless all of
+    /// `rest` are aligned.
+    unsafe fn fold(&mut self, into: *mut u8, first: *const u8, rest: &[*const u8], start: usize, bytes: usize) {
+        let count = bytes / size_of::<T>();
+        let room: *mut T = self.folded.as_mut_ptr().cast();
+        // SAFETY: the caller vouches for the input; the room is ours, long enough, and apart from it.
+        unsafe { ptr::copy_nonoverlapping(first.add(start), room.cast(), bytes) };
+        // SAFETY: `count` elements, just initialised, and no other reference to them is alive.
+        let folded = unsafe { slice::from_raw_parts_mut(room, count) };
+        for input in rest {
+            // SAFETY: the caller vouches for the input.
+            let mut input = unsafe { input.add(start) }.cast::<T>();
+            if let Some(staged) = &mut self.staged {
+                let room: *mut T = staged.as_mut_ptr().cast();
+                // SAFETY: as for the first input.
+                unsafe { ptr::copy_nonoverlapping(input.cast::<u8>(), room.cast(), bytes) };
+                input = room;
+            }
+            // SAFETY: `count` valid elements, aligned: the caller's word, or just copied to where they are.
+            self.op.apply(folded, unsafe { slice::from_raw_parts(input, count) });
+        }
+        // SAFETY: the caller vouches for the destination; the room is apart from it.
+        unsafe { ptr::copy_nonoverlapping(room.cast::<u8>(), into, bytes) };
+    }
 }

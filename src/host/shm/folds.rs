@@ -15,7 +15,7 @@ use crate::host::fold::Fold;
 use crate::host::notice::{Notice, Stop};
 
 // Common to every function below. The caller vouches for its own memory. Areas lie in the mapping, are as long as the cut says
-// and aligned to the element (tested in `cut` and `lane`); a rank writes its own before it publishes the step, and reads the
+// and aligned to the element, or to 64 bytes where that is less (tested in `cut` and `lane`); a rank writes its own before it publishes the step, and reads the
 // others' after `meet` and before its next `publish`, which is what `flags` asks for. All ranks have agreed on the element type
 // by then, so the areas hold valid elements.
 impl Group {
@@ -24,7 +24,7 @@ impl Group {
     /// # Safety
     ///
     /// Source and destination are the same, or share no byte; both hold `bytes` bytes of whole elements, aligned to the
-    /// element, whose alignment is at most a page.
+    /// element.
     #[inline]
     pub(crate) unsafe fn all_reduce<F: Fold + ?Sized>(
         &mut self,

@@ -24,6 +24,7 @@ mod wait;
 mod tests;
 
 pub(crate) use group::Group;
+pub(crate) use layout::MAX_ELEMENT_BYTES;
 pub(crate) use moves::{Blocks, Memory};
 pub(crate) use ring::{Channel, RingLink};
 pub(crate) use steps::Terms;
