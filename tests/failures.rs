@@ -1,5 +1,7 @@
 //! Ranks that die, leave, come too late or abort: what the others see of it, and how soon; and that nothing is left behind.
 
+#![allow(clippy::unwrap_used, clippy::type_complexity, reason = "a test fails by panicking, and says what it needs where it needs it")]
+
 mod common;
 
 use std::io::{BufRead, BufReader, Read};

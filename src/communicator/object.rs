@@ -12,16 +12,16 @@ impl Communicator {
         postcard::to_stdvec(value).map_err(|error| Error::argument(call, format!("the value cannot be serialised: {error}")))
     }
 
-    /// Bytes of rank `from` as a value.
+    /// Bytes of rank `from` as a value. All of them: where some are left, the sender meant another type.
     fn decode<T: DeserializeOwned>(&self, from: usize, bytes: &[u8]) -> Result<T> {
-        let unexpected = |why: String| Error::Protocol {
+        let wrong = |what: String| Error::Protocol {
             with: self.peers()[from].to_string(),
-            reason: format!("an object of {} B is not of the expected type: {why}", bytes.len()),
+            reason: format!("an object of {} B is not of the expected type: {what}", bytes.len()),
         };
         match postcard::take_from_bytes(bytes) {
             Ok((value, [])) => Ok(value),
-            Ok((_, rest)) => Err(unexpected(format!("{} B are left over", rest.len()))),
-            Err(error) => Err(unexpected(error.to_string())),
+            Ok((_, rest)) => Err(wrong(format!("{} B are left over", rest.len()))),
+            Err(error) => Err(wrong(error.to_string())),
         }
     }
 

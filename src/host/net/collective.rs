@@ -35,6 +35,7 @@ impl CollectiveLinks {
     }
 
     /// The link to `peer`, opened if need be. `interrupted` is asked now and then whether to give up.
+    #[cfg(test)]
     pub(crate) fn link(
         &mut self,
         peer: usize,
@@ -118,6 +119,7 @@ impl CollectiveLinks {
     }
 
     /// Calls `visit` with every open link and its peer's rank.
+    #[cfg(test)]
     pub(crate) fn for_each_open(&mut self, mut visit: impl FnMut(usize, &mut TcpLink)) {
         for (peer, slot) in self.slots.iter_mut().enumerate() {
             if let Slot::Open(link) = slot {

@@ -93,6 +93,7 @@ impl Mesh {
     }
 
     /// Opens a point-to-point link to `peer`, and waits for it. `interrupted` is asked now and then whether to give up.
+    #[cfg(test)]
     pub(crate) fn connect(
         &self,
         peer: usize,

@@ -159,6 +159,7 @@ impl<C: Connector> Messages<C> {
     }
 
     /// The peers that may still send something.
+    #[cfg(test)]
     pub(super) fn living_peers(&self) -> impl Iterator<Item = usize> {
         let rank = self.rank;
         self.peers.iter().enumerate().filter(move |(peer, state)| *peer != rank && state.gone.is_none()).map(|(peer, _)| peer)

@@ -63,7 +63,7 @@ impl<C: Connector> Messages<C> {
     /// # Safety
     ///
     /// The `bytes` bytes at `data` are initialised, and nobody writes them before the request is finished ([`Messages::poll`]
-    /// gives its outcome, or [`Messages::wait`] returned well), cancelled, or the engine dropped.
+    /// gives its outcome), cancelled, or the engine dropped.
     pub(crate) unsafe fn post_send(
         &mut self,
         to: usize,
@@ -98,7 +98,7 @@ impl<C: Connector> Messages<C> {
     /// # Safety
     ///
     /// The `capacity_bytes` bytes at `into` are initialised, may be written, and nobody else reads or writes them before the
-    /// request is finished ([`Messages::poll`] gives its outcome, or [`Messages::wait`] returned well), cancelled, or the
+    /// request is finished ([`Messages::poll`] gives its outcome), cancelled, or the
     /// engine dropped.
     pub(crate) unsafe fn post_receive(
         &mut self,

@@ -174,6 +174,7 @@ impl Requests {
     }
 
     /// How many requests have failed so far because a peer is gone.
+    #[cfg(test)]
     pub(super) fn failures(&self) -> u64 {
         self.failures
     }

@@ -81,11 +81,13 @@ impl Group {
     }
 
     /// This rank's place among the ranks of its host.
+    #[cfg(test)]
     pub(crate) fn local_index(&self) -> usize {
         self.me
     }
 
     /// How many ranks this host has.
+    #[cfg(test)]
     pub(crate) fn size(&self) -> usize {
         self.ranks
     }

@@ -6,6 +6,7 @@ mod ends;
 mod hall;
 mod protocol;
 mod traffic;
+mod waiting;
 
 use std::time::Duration;
 
