@@ -37,9 +37,12 @@ fn lost(error: &Error) -> (usize, &str) {
     }
 }
 
+/// A call that ends with an error when the rank of this number dies.
+type EndingCall = fn(&Communicator, usize, &dyn Fn()) -> Error;
+
 /// The calls that a rank is in when another one dies, each on a communicator of its own. `ready` tells that the ones that go on for
 /// ever are going.
-const CALLS: [(&str, fn(&Communicator, usize, &dyn Fn()) -> Error); 8] = [
+const CALLS: [(&str, EndingCall); 8] = [
     ("small all_reduce", |comm, _, ready| forever(ready, || comm.all_reduce(&mut [1.0_f32; 4], ReduceOp::Sum))),
     ("large all_reduce", |comm, _, ready| {
         let mut x = vec![1_u64; 200_000];

@@ -1,5 +1,7 @@
 //! Messages of every size and in every constellation: none, too long, of another type, to oneself, crossing, in bursts, from anyone.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::time::Duration;

@@ -1,6 +1,8 @@
 //! Floats that round: which order they are folded in shows in the last bits. With `Config::reproducible` that order is the ranks',
 //! whatever the wiring; without it, it is at least the same on every rank and in every run.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use common::oracle::hash;
@@ -283,5 +285,21 @@ fn an_ordered_op_keeps_the_order_of_ranks_in_whatever_grouping() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn settings_that_differ_are_a_conflict() {
+    let store = collectives::MemoryStore::new();
+    let join = |rank: usize| {
+        let store = std::sync::Arc::new(store.clone());
+        Wiring::Shm.builder(rank).reproducible(rank == 0).with_store(store, rank, 2)
+    };
+    let errors = std::thread::scope(|scope| {
+        let ranks = [scope.spawn(|| join(0)), scope.spawn(|| join(1))];
+        ranks.map(|rank| rank.join().unwrap().expect_err("the settings differ").to_string())
+    });
+    for error in errors {
+        assert!(error.contains("reproducible true") && error.contains("reproducible false"), "{error}");
     }
 }
