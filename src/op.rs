@@ -154,7 +154,7 @@ pub struct CustomOp<T> {
     function: Arc<Function<T>>,
 }
 
-/// What folds its second argument into its first.
+/// Folds the second slice into the first.
 type Function<T> = dyn Fn(&mut [T], &[T]) + Send + Sync;
 
 impl<T: Data> CustomOp<T> {

@@ -3,7 +3,7 @@
 //! The sources: a blog post on torch.distributed's collectives (000), the second part of another on writing distributed
 //! applications (001), notes on running on two nodes (002), a chapter on parallel programming (003), a page on reduce ops (004).
 
-#![expect(clippy::unwrap_used, reason = "a test ends in a panic where something is wrong")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -574,4 +574,23 @@ fn a_missing_variable_is_named() {
     let child = spawn_rank(NAME, 0, 1, free_port(), &[("WORLD_SIZE", "many".to_owned())]);
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_process_may_join_an_agents_store_more_than_once() {
+    const NAME: &str = "a_process_may_join_an_agents_store_more_than_once";
+    if is_rank_of(NAME) {
+        for _ in 0..3 {
+            let comm = Communicator::builder().timeout(WAIT).from_env().unwrap();
+            assert_eq!(sum_of_ranks(&comm), 1);
+        }
+        return;
+    }
+    let agent = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let agents = [("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned())];
+    let ranks = [0, 1].map(|rank| spawn_rank(NAME, rank, 2, agent.local_addr().port(), &agents));
+    for rank in ranks {
+        let output = rank.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 }

@@ -1,5 +1,7 @@
 //! The edges of the public face: odd types and sizes, panics, limits, and communicators that part ways.
 
+#![allow(clippy::unwrap_used, clippy::type_complexity, reason = "a test fails by panicking, and says what it needs where it needs it")]
+
 mod common;
 
 use std::cell::RefCell;

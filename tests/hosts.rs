@@ -1,7 +1,7 @@
 //! Several hosts with addresses of their own: network namespaces joined by a bridge. Needs root and `ip`; foreign launchers need to
 //! be installed. What is absent is said in one line, and the test counts as skipped.
 
-#![expect(clippy::unwrap_used, reason = "a test ends in a panic where something is wrong")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};

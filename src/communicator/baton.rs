@@ -4,7 +4,8 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
 
 /// A value that belongs to the worker while jobs are pending, and to the caller while none are.
 ///
@@ -13,6 +14,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 pub(super) struct Baton<T> {
     value: UnsafeCell<T>,
     pending: AtomicUsize,
+    /// The worker, once it has run a job.
+    worker: OnceLock<ThreadId>,
     /// Wakes a caller that waits for the jobs to end.
     idle: (Mutex<()>, Condvar),
 }
@@ -38,11 +41,11 @@ impl Drop for Busy<'_> {
 impl<T> Baton<T> {
     /// A baton in the caller's hands.
     pub(super) fn new(value: T) -> Self {
-        Self { value: UnsafeCell::new(value), pending: AtomicUsize::new(0), idle: Default::default() }
+        Self { value: UnsafeCell::new(value), pending: AtomicUsize::new(0), worker: OnceLock::new(), idle: Default::default() }
     }
 
-    /// Runs `work` on the caller's thread once every submitted job has ended. `None` where it is entered from within itself
-    /// (a custom op that calls its own communicator).
+    /// Runs `work` on the caller's thread once every submitted job has ended. `None` where it is entered from within itself or
+    /// from within a job, which would wait for its own end (a custom op that calls its own communicator).
     ///
     /// # Safety
     ///
@@ -53,6 +56,9 @@ impl<T> Baton<T> {
         }
         let _busy = Busy(&side.busy);
         if self.pending.load(Ordering::Acquire) != 0 {
+            if self.is_worker() {
+                return None;
+            }
             self.wait_idle();
         }
         // SAFETY: - exclusive on this thread: `busy` was clear, and `side` is the only one (trusted of the caller);
@@ -77,6 +83,7 @@ impl<T> Baton<T> {
     ///
     /// Called by one worker thread only, once for each [`Baton::submit`].
     pub(super) unsafe fn as_worker<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        let _ = self.worker.set(thread::current().id());
         // SAFETY: a job is pending until the end of this function, so the caller stays away; there is one worker (trusted).
         let result = work(unsafe { &mut *self.value.get() });
         if self.pending.fetch_sub(1, Ordering::Release) == 1 {
@@ -84,6 +91,11 @@ impl<T> Baton<T> {
             self.idle.1.notify_all();
         }
         result
+    }
+
+    /// Whether this thread is the worker.
+    pub(super) fn is_worker(&self) -> bool {
+        self.worker.get() == Some(&thread::current().id())
     }
 
     /// Waits until no job is pending.

@@ -1,7 +1,8 @@
 //! How a communicator comes to be.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::config::{Config, Transport, environment};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::host::plane::{Founding, HostPlane};
-use crate::rendezvous::{self, MemoryStore, Rendezvous, Rendezvoused, Store};
+use crate::rendezvous::{self, MemoryStore, PrefixStore, Rendezvous, Rendezvoused, Store};
 
 /// Describes a communicator before it is made; see [`Communicator::builder`].
 #[derive(Debug, Clone, Default)]
@@ -85,14 +86,15 @@ impl Builder {
         let deadline = Deadline::after(timeout);
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
         let found = rendezvous::open(&rendezvous, timeout, &environment, parent)?;
-        let Rendezvoused { store, rank, world_size, server, local_address } = found;
+        let Rendezvoused { store, rank, world_size, agent, server, local_address } = found;
+        let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(meeting(agent, rank), store)));
         let comm = join(store, (rank, world_size), local_address, Config { timeout, ..config }, &deadline);
         // Lingers until the last rank has what it needs of the store.
         drop(server);
         comm
     }
 
-    /// Joins over a store that all ranks share. A store serves one communicator: put a [`PrefixStore`](crate::PrefixStore) with a
+    /// Joins over a store that all ranks share. A store serves one communicator: put a [`PrefixStore`] with a
     /// prefix of its own before it for each further one.
     ///
     /// With ranks on several hosts, say by [`listen_address`](Self::listen_address) where peers reach this one: a store does not
@@ -142,6 +144,18 @@ impl Builder {
             None => results.into_iter().collect(),
         }
     }
+}
+
+/// How often this process has met others at an agent's store, by the store and the rank.
+static MEETINGS: Mutex<BTreeMap<(String, usize), u64>> = Mutex::new(BTreeMap::new());
+
+/// The prefix of the keys of one meeting at an agent's store. The store outlives the communicator, so the next one of the same process
+/// needs keys of its own; every rank counts alike.
+fn meeting(agent: String, rank: usize) -> String {
+    let mut meetings = MEETINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let number = meetings.entry((agent, rank)).or_default();
+    *number += 1;
+    number.to_string()
 }
 
 /// Runs `program` on a thread for each rank; what they return, in rank order. Where the system gives no more threads, `without_thread`

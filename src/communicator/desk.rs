@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::keep::Kept;
 use super::messages::Received;
@@ -26,6 +26,9 @@ const TURN: Duration = Duration::from_micros(200);
 
 /// How long the background thread naps where nothing moves.
 const NAP: Duration = Duration::from_millis(1);
+
+/// For how long after the end of a communicator peers are heard that want to know of it: a link that they open takes a moment.
+const TELLING: Duration = Duration::from_secs(2);
 
 /// What is sent or received: with whom, under which tag, of which type.
 #[derive(Debug, Clone, Copy)]
@@ -76,8 +79,8 @@ impl Drop for Cancel<'_> {
 struct Inner {
     messages: Messages<MessageConnector>,
     outstanding: Vec<Outstanding>,
-    /// Whether the peers were told of the end of the communicator.
-    told: bool,
+    /// Since when the peers are told of the end of the communicator.
+    telling: Option<Instant>,
     /// Callers that are busy with something else while their messages are on their way.
     away: usize,
     /// Nothing is posted any more: the communicator is gone.
@@ -90,6 +93,13 @@ struct Away<'a>(&'a Desk);
 impl Drop for Away<'_> {
     fn drop(&mut self) {
         self.0.lock().away -= 1;
+    }
+}
+
+impl Inner {
+    /// Whether there is something to move on while nobody waits.
+    fn is_busy(&self) -> bool {
+        !self.outstanding.is_empty() || self.away > 0 || self.telling.is_some_and(|since| since.elapsed() < TELLING)
     }
 }
 
@@ -117,7 +127,7 @@ impl Desk {
             rank,
             peers,
             health,
-            inner: Mutex::new(Inner { messages, outstanding: Vec::new(), told: false, away: 0, closed: false }),
+            inner: Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false }),
             background: OnceLock::new(),
         }
     }
@@ -266,14 +276,22 @@ impl Desk {
         busy()
     }
 
+    /// Tells the peers that the communicator has ended; those that wait for a message of this rank would not learn of it otherwise.
+    pub(super) fn announce_end(self: &Arc<Self>) {
+        self.advance(&mut self.lock());
+        if let Err(error) = self.wake_background() {
+            tracing::warn!(rank = self.rank, %error, "peers whose links are not open yet are not told of the end");
+        }
+    }
+
     /// Moves what can move, and ends the background messages that are done.
     fn advance(&self, inner: &mut Inner) -> bool {
         let moved = inner.messages.progress();
         if let Some(notice) = inner.messages.heard() {
             self.health.end(notice);
         }
-        if let (false, Some(notice)) = (inner.told, self.health.notice()) {
-            inner.told = true;
+        if let (None, Some(notice)) = (inner.telling, self.health.notice()) {
+            inner.telling = Some(Instant::now());
             inner.messages.tell(*notice);
         }
         let mut at = 0;
@@ -386,7 +404,7 @@ fn background(desk: &Weak<Desk>) {
                     return;
                 }
                 let moved = desk.advance(&mut inner);
-                if inner.outstanding.is_empty() && inner.away == 0 { None } else { Some(!moved) }
+                inner.is_busy().then_some(!moved)
             }
             // Somebody is waiting, and moves everything on.
             Err(_) => Some(true),

@@ -22,7 +22,7 @@ mod work;
 use std::cell::{Cell, OnceCell};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::config::Config;
@@ -79,11 +79,22 @@ pub(crate) struct Shared {
     listen: IpAddr,
 }
 
+impl Shared {
+    /// After a collective that failed: where that ended the communicator, peers that wait for messages hear of it too.
+    #[cold]
+    fn announce_end(&self) {
+        if self.health.notice().is_some() {
+            self.desk.announce_end();
+        }
+    }
+}
+
 /// Ends a communicator from any thread; see [`Communicator::abort_handle`].
 #[derive(Debug, Clone)]
 pub struct AbortHandle {
     rank: usize,
     health: Arc<Health>,
+    desk: Weak<Desk>,
 }
 
 impl AbortHandle {
@@ -92,6 +103,9 @@ impl AbortHandle {
     /// drops the communicator. Idempotent.
     pub fn abort(&self) {
         self.health.end(Notice::Aborted { by: self.rank as u32 });
+        if let Some(desk) = self.desk.upgrade() {
+            desk.announce_end();
+        }
     }
 }
 
@@ -239,7 +253,7 @@ impl Communicator {
     /// A handle that any thread can use to end this communicator while a call is under way.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle { rank: self.shared.rank, health: Arc::clone(&self.shared.health) }
+        AbortHandle { rank: self.shared.rank, health: Arc::clone(&self.shared.health), desk: Arc::downgrade(&self.shared.desk) }
     }
 
     /// Ends the communicator at once, on this rank and on its peers, without waiting for anyone. Idempotent.
@@ -266,7 +280,12 @@ impl Communicator {
         let timeout = self.timeout.get();
         // SAFETY: `caller` is the only caller's side of this baton: both were made together and neither can be cloned.
         let entered = unsafe { self.shared.plane.as_caller(&self.caller, |plane| plane.run(job, &Deadline::after(timeout))) };
-        entered.unwrap_or_else(|| Err(Error::argument(job.call.kind.name(), "called from within a reduction of the same communicator")))
+        let result = entered
+            .unwrap_or_else(|| Err(Error::argument(job.call.kind.name(), "called from within a reduction of the same communicator")));
+        if result.is_err() {
+            self.shared.announce_end();
+        }
+        result
     }
 }
 

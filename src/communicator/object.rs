@@ -20,12 +20,17 @@ impl Communicator {
         postcard::to_stdvec(value).map_err(|error| Error::argument(call, format!("the value cannot be serialised: {error}")))
     }
 
-    /// Bytes of rank `from` as a value.
+    /// Bytes of rank `from` as a value. All of them: where some are left, the sender meant another type.
     fn decode<T: DeserializeOwned>(&self, from: usize, bytes: &[u8]) -> Result<T> {
-        postcard::from_bytes(bytes).map_err(|error| Error::Protocol {
+        let wrong = |what: String| Error::Protocol {
             with: self.peers()[from].to_string(),
-            reason: format!("an object of {} B is not of the expected type: {error}", bytes.len()),
-        })
+            reason: format!("an object of {} B is not of the expected type: {what}", bytes.len()),
+        };
+        match postcard::take_from_bytes(bytes) {
+            Ok((value, [])) => Ok(value),
+            Ok((_, rest)) => Err(wrong(format!("{} B are left over", rest.len()))),
+            Err(error) => Err(wrong(error.to_string())),
+        }
     }
 
     /// Refuses objects that are together larger than `Config::object_limit_bytes` or could not be serialised (by `encoder`, or each

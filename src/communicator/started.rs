@@ -47,12 +47,19 @@ impl Worker {
             .spawn(move || {
                 for started in queue {
                     let Started { job, buffers, state, timeout } = started;
-                    let guarded = |plane: &mut HostPlane| catch_unwind(AssertUnwindSafe(|| plane.run(&job, &Deadline::after(timeout))));
                     // SAFETY: this is the one worker, and each job in the queue was submitted once.
-                    let result = unsafe { shared.plane.as_worker(guarded) };
-                    drop(job);
-                    let finished = |()| Finished { buffer: buffers.release(), received: None };
-                    state.end(result.unwrap_or_else(|_| Err(op_panicked())).map(finished));
+                    unsafe {
+                        shared.plane.as_worker(|plane: &mut HostPlane| {
+                            let result = catch_unwind(AssertUnwindSafe(|| plane.run(&job, &Deadline::after(timeout))));
+                            drop(job);
+                            if !matches!(result, Ok(Ok(()))) {
+                                shared.announce_end();
+                            }
+                            let finished = |()| Finished { buffer: buffers.release(), received: None };
+                            // Before the caller gets the plane back: whoever waited for it finds this call ended.
+                            state.end(result.unwrap_or_else(|_| Err(op_panicked())).map(finished));
+                        });
+                    }
                 }
                 drop(end);
             })
@@ -63,8 +70,8 @@ impl Worker {
     /// Waits a while for what was started, then ends the communicator, and the thread with it.
     pub(super) fn stop(self, shared: &Shared) {
         drop(self.jobs);
-        if self.thread.thread().id() == std::thread::current().id() {
-            // A custom op has dropped its own communicator: what was started before goes on, and the thread ends by itself.
+        if shared.plane.is_worker() {
+            // Dropped by a custom op, on that very thread: it ends by itself when it has run what is queued.
             return;
         }
         if self.ended.recv_timeout(DROP_PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {

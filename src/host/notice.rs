@@ -68,6 +68,20 @@ impl From<Notice> for Stop {
 }
 
 impl Stop {
+    /// Another rank's deadline as `rank` sees it, which may know more: the other one waited for whom it needs, and that may be this
+    /// very rank, held up by those it waits for itself, `awaited`.
+    pub(crate) fn seen_by(mut self, rank: u32, awaited: impl IntoIterator<Item = u32>) -> Self {
+        if let Notice::TimedOut { waiting, missing } = self.notice
+            && waiting != rank
+        {
+            self.missing = awaited.into_iter().chain([missing]).filter(|other| ![waiting, rank].contains(other)).collect();
+            self.missing.sort_unstable();
+            self.missing.dedup();
+            self.arrived = vec![waiting.min(rank), waiting.max(rank)];
+        }
+        self
+    }
+
     /// As the error that a call on this rank returns. `peers` is indexed by rank.
     pub(crate) fn to_error(&self, doing: &str, deadline: &Deadline, peers: &[Peer]) -> Error {
         let mut error = self.notice.to_error(doing, deadline, peers);
@@ -166,6 +180,18 @@ impl Notice {
 mod tests {
     use super::*;
     use crate::call::Kind;
+
+    #[test]
+    fn a_deadline_of_a_rank_that_waited_for_this_one_is_seen_through() {
+        let seen = |rank, awaited: &[u32]| {
+            let stop = Stop::from(Notice::TimedOut { waiting: 1, missing: 0 }).seen_by(rank, awaited.iter().copied());
+            (stop.missing, stop.arrived)
+        };
+        assert_eq!(seen(0, &[2, 1]), (vec![2], vec![0, 1]));
+        assert_eq!(seen(3, &[4, 0]), (vec![0, 4], vec![1, 3]));
+        assert_eq!(seen(0, &[]), (vec![], vec![0, 1]));
+        assert_eq!(seen(1, &[2]), (vec![], vec![]), "its own deadline");
+    }
     use crate::element::{DType, TypeTag};
 
     #[test]

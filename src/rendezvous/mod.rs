@@ -41,6 +41,8 @@ pub(crate) struct Rendezvoused {
     pub(crate) rank: usize,
     /// How many ranks there are.
     pub(crate) world_size: usize,
+    /// Where the store is one that a launcher's agent serves, and which outlives this meeting: its address and prefix.
+    pub(crate) agent: Option<String>,
     /// The server of the store, on rank 0 where it serves it.
     pub(crate) server: Option<TcpStoreServer>,
     /// The address by which this host reached the store; `None` for a file.
@@ -49,7 +51,7 @@ pub(crate) struct Rendezvoused {
 
 impl fmt::Debug for Rendezvoused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store: _, rank, world_size, server, local_address } = self;
+        let Self { rank, world_size, server, local_address, .. } = self;
         write!(f, "Rendezvoused(rank {rank} of {world_size}, server {server:?}, local address {local_address:?})")
     }
 }
@@ -129,7 +131,14 @@ fn meet(launch: &Launch, timeout: Duration) -> Result<Rendezvoused> {
     store.join()?;
     let local_address = Some(store.local_address());
     tracing::debug!(launch.launcher, rank, world_size, address, port, serves = server.is_some(), "connected to the store");
-    Ok(Rendezvoused { store: Arc::new(PrefixStore::new(&launch.prefix, Arc::new(store))), rank, world_size, server, local_address })
+    Ok(Rendezvoused {
+        store: Arc::new(PrefixStore::new(&launch.prefix, Arc::new(store))),
+        rank,
+        world_size,
+        agent: launch.agent_store.then(|| format!("{address}:{port}/{}", launch.prefix)),
+        server,
+        local_address,
+    })
 }
 
 /// Warns, or refuses, where the address of rank 0 is one that only its own host can reach: some systems give a host's own name
@@ -151,5 +160,12 @@ fn check_reachable(launch: &Launch, bound: IpAddr) -> Result<()> {
 /// Opens a store in a file.
 fn meet_in_file(path: &Path, rank: usize, world_size: usize, timeout: Duration, prefix: &str) -> Result<Rendezvoused> {
     let store = FileStore::open(path, Some(world_size), timeout)?;
-    Ok(Rendezvoused { store: Arc::new(PrefixStore::new(prefix, Arc::new(store))), rank, world_size, server: None, local_address: None })
+    Ok(Rendezvoused {
+        store: Arc::new(PrefixStore::new(prefix, Arc::new(store))),
+        rank,
+        world_size,
+        agent: None,
+        server: None,
+        local_address: None,
+    })
 }

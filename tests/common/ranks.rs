@@ -1,9 +1,10 @@
 //! Starts the ranks of a test: as threads of this process, or as processes that run this very test again.
 
 use std::process::{Child, Command, Stdio};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-use collectives::{Communicator, Result, Transport};
+use collectives::{Communicator, Config, Result, Transport};
 
 /// How the ranks of a test reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +24,12 @@ impl Wiring {
 
     /// The communicator builder of one rank.
     pub fn builder(self, rank: usize) -> collectives::Builder {
-        let builder = Communicator::builder().timeout(Duration::from_secs(60));
+        self.builder_with(rank, Config::default())
+    }
+
+    /// As [`Wiring::builder`], on top of settings of the test's own.
+    pub fn builder_with(self, rank: usize, config: Config) -> collectives::Builder {
+        let builder = Communicator::builder().config(config).timeout(Duration::from_secs(60));
         match self {
             Wiring::Shm => builder.transport(Transport::Shm),
             Wiring::Tcp => builder.transport(Transport::Tcp),
@@ -44,22 +50,57 @@ pub fn threads_with<R: Send>(
     builder: impl Fn(usize) -> collectives::Builder + Sync,
     program: impl Fn(&Communicator) -> R + Sync,
 ) -> Vec<R> {
+    each(communicators_with(world_size, builder), |comm| program(&comm))
+}
+
+/// The communicators of one group, in rank order, for tests that move or drop them. All are complete: a rank that fails at once
+/// cannot disturb one that is still joining.
+pub fn communicators(wiring: Wiring, world_size: usize) -> Vec<Communicator> {
+    communicators_with(world_size, |rank| wiring.builder(rank))
+}
+
+fn communicators_with(world_size: usize, builder: impl Fn(usize) -> collectives::Builder + Sync) -> Vec<Communicator> {
     let store = collectives::MemoryStore::new();
-    let rank_program = |rank: usize| {
-        let comm = builder(rank).with_store(std::sync::Arc::new(store.clone()), rank, world_size).unwrap();
-        program(&comm)
-    };
+    let join = |rank: usize| builder(rank).with_store(std::sync::Arc::new(store.clone()), rank, world_size).unwrap();
     std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..world_size)
-            .map(|rank| {
-                scope.spawn({
-                    let rank_program = &rank_program;
-                    move || rank_program(rank)
-                })
-            })
-            .collect();
+        let join = &join;
+        let ranks: Vec<_> = (0..world_size).map(|rank| scope.spawn(move || join(rank))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     })
+}
+
+/// Runs each program on a thread of its own with a communicator of its own; what they return, in rank order.
+pub fn each<R: Send>(communicators: Vec<Communicator>, program: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let program = &program;
+        let ranks: Vec<_> = communicators.into_iter().map(|comm| scope.spawn(move || program(comm))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+/// Where the ranks of a test wait for each other without their communicator. One that waits in vain panics.
+pub struct Meeting {
+    ranks: usize,
+    arrived: Mutex<usize>,
+    bell: Condvar,
+}
+
+impl Meeting {
+    pub fn new(ranks: usize) -> Self {
+        Self { ranks, arrived: Mutex::new(0), bell: Condvar::new() }
+    }
+
+    /// Returns when every rank has come as often as this one.
+    #[track_caller]
+    pub fn meet(&self) {
+        let mut arrived = self.arrived.lock().unwrap();
+        let target = (*arrived / self.ranks + 1) * self.ranks;
+        *arrived += 1;
+        self.bell.notify_all();
+        let (arrived, wait) = self.bell.wait_timeout_while(arrived, Duration::from_secs(20), |arrived| *arrived < target).unwrap();
+        drop(arrived);
+        assert!(!wait.timed_out(), "the other ranks did not come");
+    }
 }
 
 /// Marks a process as a rank of the test it names.

@@ -53,23 +53,41 @@ impl Engine {
         }
     }
 
-    /// The deadline passed: sorts the participants into those that the run waits for and the others.
+    /// The deadline passed: says whom this rank waits for, and who is known to have come.
     pub(super) fn timed_out<L: Links>(&mut self, request: &Request<'_>, links: &mut L) -> End {
-        let (mut missing, mut arrived) = (Vec::new(), Vec::new());
-        for &rank in request.participants {
-            let is_missing = self.active.contains(&rank) && {
-                let link = links.link(rank, request.deadline).ok();
-                self.peers[rank].is_missing(link, &self.schedule)
-            };
-            if is_missing { missing.push(rank as u32) } else { arrived.push(rank as u32) }
-        }
-        // Nobody is: the time went into this rank's own folds.
         let waiting = self.rank as u32;
+        let mut missing = self.awaited(request, links);
+        let has_come = |rank: usize| rank == self.rank || (!missing.contains(&(rank as u32)) && self.peers[rank].has_come());
+        let mut arrived: Vec<u32> = request.participants.iter().filter(|rank| has_come(**rank)).map(|rank| *rank as u32).collect();
+        // Nobody is: the time went into this rank's own folds.
         if missing.is_empty() {
             arrived.retain(|rank| *rank != waiting);
             missing.push(waiting);
         }
         End { stop: Stop { notice: Notice::TimedOut { waiting, missing: missing[0] }, missing, arrived }, told_by: None }
+    }
+
+    /// Adds to another rank's deadline whom this rank waits for.
+    pub(super) fn with_own_view<L: Links>(&mut self, end: End, request: &Request<'_>, links: &mut L) -> End {
+        if !matches!(end.stop.notice, Notice::TimedOut { waiting, .. } if waiting != self.rank as u32) {
+            return end;
+        }
+        let awaited = self.awaited(request, links);
+        End { stop: end.stop.seen_by(self.rank as u32, awaited), ..end }
+    }
+
+    /// The participants that this run waits for.
+    fn awaited<L: Links>(&mut self, request: &Request<'_>, links: &mut L) -> Vec<u32> {
+        let mut awaited = Vec::new();
+        for &rank in request.participants {
+            if self.active.contains(&rank) {
+                let link = links.link(rank, request.deadline).ok();
+                if self.peers[rank].is_missing(link, &self.schedule) {
+                    awaited.push(rank as u32);
+                }
+            }
+        }
+        awaited
     }
 
     /// Writes the last message of all to every open link but one, after what is half sent there.

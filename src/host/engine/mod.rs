@@ -123,7 +123,10 @@ impl Engine {
             Err(notice) => Err(self.fail(notice.into(), None, request.health, links)),
             Ok(context) => {
                 let driven = self.drive(&mut request, &context, links);
-                driven.map_err(|end| self.fail(end, Some(&context), request.health, links))
+                driven.map_err(|end| {
+                    let end = self.with_own_view(end, &request, links);
+                    self.fail(end, Some(&context), request.health, links)
+                })
             }
         };
         self.is_running = false;
@@ -254,12 +257,16 @@ impl Engine {
 
     /// Sleeps until a link stirs, one of those included that this run does not need: a peer may have a notice for us.
     fn sleep<L: Links>(&mut self, request: &Request<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
-        let Self { peers, schedule, waiting, .. } = self;
+        let Self { peers, schedule, waiting, active, .. } = self;
         waiting.clear();
+        // Links that matter and are still being opened have nothing to sleep on, and are not visited.
+        let matters = |peer: &Peer| peer.wants_to_read(schedule) || peer.wants_to_write(schedule);
+        let mut unseen = active.iter().filter(|rank| matters(&peers[**rank])).count();
         let (mut is_blind, mut trouble) = (false, None);
         links.for_each_open(&mut |rank, link| {
             let Some(peer) = peers.get_mut(rank).filter(|_| trouble.is_none()) else { return };
             let (reads, writes) = (peer.wants_to_read(schedule), peer.wants_to_write(schedule));
+            unseen -= usize::from(reads || writes);
             is_blind |= (reads || writes) && link.descriptor().is_none();
             let result = match link.descriptor() {
                 _ if reads => Ok(true),
@@ -279,7 +286,7 @@ impl Engine {
         if let Some((rank, trouble)) = trouble {
             return Err(self.explain(rank, trouble, request.deadline, links));
         }
-        self.waiting.sleep(is_blind, request.deadline.remaining());
+        self.waiting.sleep(is_blind || unseen > 0, request.deadline.remaining());
         while let Some(rank) = self.waiting.stirred() {
             let link = links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
             if let Err(trouble) = self.peers[rank].watch(link, context) {

@@ -303,6 +303,11 @@ impl Peer {
         self.lane.receive != NONE && self.input.is_empty() && !has_bytes(&mut self.input)
     }
 
+    /// Whether anything of it has come in this run, or has come early.
+    pub(super) fn has_come(&self) -> bool {
+        self.lane.has_received || !self.input.is_empty()
+    }
+
     /// Does what it can to write the last message of all, after what is half sent (for which it needs the run's context).
     /// Says whether there is more to write.
     pub(super) fn say(&mut self, message: &[u8], link: &mut impl ByteLink, context: Option<&Context<'_>>) -> bool {

@@ -21,6 +21,8 @@ pub(crate) struct CollectiveLinks {
 #[derive(Debug)]
 enum Slot {
     Closed,
+    /// To be opened by the peer, which is looked for meanwhile.
+    Expected(Box<Connector>),
     /// Being opened from here. A deadline that passes leaves it so, and the next wait goes on.
     Opening(Box<Connector>),
     Open(TcpLink),
@@ -32,8 +34,23 @@ impl CollectiveLinks {
         Self { shared, slots: std::iter::repeat_with(|| Slot::Closed).take(world_size).collect() }
     }
 
+    /// The link to `peer`, opened if need be. `interrupted` is asked now and then whether to give up.
+    #[cfg(test)]
+    pub(crate) fn link(
+        &mut self,
+        peer: usize,
+        deadline: &Deadline,
+        interrupted: &mut dyn FnMut() -> Option<Notice>,
+    ) -> Result<&mut TcpLink, Stop> {
+        if self.opened(peer).is_none() {
+            self.open(&[peer], deadline, interrupted)?;
+        }
+        let me = self.shared.me.rank;
+        self.opened(peer).ok_or_else(|| Notice::Failed { rank: me }.into())
+    }
+
     /// The link to `peer`, if it is open.
-    pub(super) fn opened(&mut self, peer: usize) -> Option<&mut TcpLink> {
+    pub(crate) fn opened(&mut self, peer: usize) -> Option<&mut TcpLink> {
         match self.slots.get_mut(peer) {
             Some(Slot::Open(link)) => Some(link),
             _ => None,
@@ -59,8 +76,7 @@ impl CollectiveLinks {
             return Ok(true);
         }
         if peer < self.shared.me.rank as usize {
-            let link = self.shared.take(Channel::Collective, peer)?;
-            return Ok(link.map(|link| self.slots[peer] = Slot::Open(link)).is_some());
+            return self.expect(peer);
         }
         self.shared.serve();
         // An error leaves the slot closed, and whoever tries again begins anew.
@@ -72,6 +88,20 @@ impl CollectiveLinks {
         let is_open = link.is_some();
         self.slots[peer] = link.map_or(Slot::Opening(connector), Slot::Open);
         Ok(is_open)
+    }
+
+    /// Takes the link that `peer` opens, if it has; an error where it is not there any more to open it.
+    fn expect(&mut self, peer: usize) -> Result<bool, Stop> {
+        if let Some(link) = self.shared.take(Channel::Collective, peer)? {
+            self.slots[peer] = Slot::Open(link);
+            return Ok(true);
+        }
+        if let Slot::Expected(knocking) = &mut self.slots[peer] {
+            knocking.knock()?;
+        } else {
+            self.slots[peer] = Slot::Expected(Box::new(self.shared.knocking(peer)?));
+        }
+        Ok(false)
     }
 
     /// Opens the links to the partners of a dissemination among `participants` (ranks, in an order that all share): those at
@@ -86,6 +116,16 @@ impl CollectiveLinks {
         let Some(position) = participants.iter().position(|&rank| rank == me) else { return Ok(()) };
         let partners: Vec<usize> = partners(position, participants.len()).iter().map(|&at| participants[at]).collect();
         self.open(&partners, deadline, interrupted)
+    }
+
+    /// Calls `visit` with every open link and its peer's rank.
+    #[cfg(test)]
+    pub(crate) fn for_each_open(&mut self, mut visit: impl FnMut(usize, &mut TcpLink)) {
+        for (peer, slot) in self.slots.iter_mut().enumerate() {
+            if let Slot::Open(link) = slot {
+                visit(peer, link);
+            }
+        }
     }
 
     /// Opens the links to `peers`, all at once, and waits for them.
@@ -112,32 +152,6 @@ impl CollectiveLinks {
                 return Err(self.shared.timed_out(&missing, &arrived));
             }
             self.shared.wait(opening().filter_map(|connector| connector.interest()).collect(), deadline);
-        }
-    }
-}
-
-#[cfg(test)]
-impl CollectiveLinks {
-    /// The link to `peer`, opened if need be. `interrupted` is asked now and then whether to give up.
-    pub(crate) fn link(
-        &mut self,
-        peer: usize,
-        deadline: &Deadline,
-        interrupted: &mut dyn FnMut() -> Option<Notice>,
-    ) -> Result<&mut TcpLink, Stop> {
-        if self.opened(peer).is_none() {
-            self.open(&[peer], deadline, interrupted)?;
-        }
-        let me = self.shared.me.rank;
-        self.opened(peer).ok_or_else(|| Notice::Failed { rank: me }.into())
-    }
-
-    /// Calls `visit` with every open link and its peer's rank.
-    pub(crate) fn for_each_open(&mut self, mut visit: impl FnMut(usize, &mut TcpLink)) {
-        for (peer, slot) in self.slots.iter_mut().enumerate() {
-            if let Slot::Open(link) = slot {
-                visit(peer, link);
-            }
         }
     }
 }

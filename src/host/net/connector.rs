@@ -17,6 +17,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(4);
 /// The longest wait between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
+/// How long a rank that waits to be connected to leaves its peer in peace, before it looks whether that still lives.
+const FIRST_KNOCK: Duration = Duration::from_millis(100);
+
 /// A link that is being opened from this side. Dropping it gives up.
 #[derive(Debug)]
 pub(crate) struct Connector {
@@ -70,6 +73,26 @@ impl Connector {
         Self { address, hello, same_host, stage: Stage::Pausing(Instant::now()), pause: FIRST_PAUSE, trouble: None }
     }
 
+    /// One that opens no link: it only looks, by [`Connector::knock`], whether the peer lives, which is to open the link itself.
+    pub(super) fn knocking(address: SocketAddr, hello: Hello, same_host: bool) -> Self {
+        let stage = Stage::Pausing(Instant::now() + FIRST_KNOCK);
+        Self { stage, pause: FIRST_KNOCK, ..Self::new(address, hello, same_host) }
+    }
+
+    /// Connects every now and then and hangs up without a word. An error where nobody listens any more: a rank that dies before
+    /// it has opened its link would be waited for in vain. To be called every few milliseconds.
+    pub(super) fn knock(&mut self) -> Result<(), ConnectError> {
+        match self.attempt() {
+            Ok(false) => return Ok(()),
+            Err(Trouble::Final(error)) => return Err(error),
+            // What passes is no sign of death.
+            Ok(true) | Err(Trouble::Passing(_)) => {}
+        }
+        self.stage = Stage::Pausing(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        Ok(())
+    }
+
     /// Goes on as far as it can without waiting, and hands over the link once it is open. To be called again when
     /// [`Connector::interest`] is ready, and every few milliseconds where it is `None`; not after the link was handed over.
     pub(crate) fn advance(&mut self) -> Result<Option<TcpLink>, ConnectError> {
@@ -108,19 +131,10 @@ impl Connector {
 
     /// [`Connector::advance`], before a failed attempt is set aside.
     fn step(&mut self) -> Result<Option<TcpLink>, Trouble> {
-        if let Stage::Pausing(until) = self.stage {
-            if Instant::now() < until {
-                return Ok(None);
-            }
-            self.stage = Stage::Connecting(self.begin()?);
+        if !self.attempt()? {
+            return Ok(None);
         }
-        if let Stage::Connecting(socket) = &self.stage {
-            if !is_writable(socket)? {
-                return Ok(None);
-            }
-            if let Some(error) = socket.take_error()? {
-                return Err(self.failed(&error));
-            }
+        if let Stage::Connecting(_) = &self.stage {
             let stage = std::mem::replace(&mut self.stage, Stage::Pausing(Instant::now()));
             let Stage::Connecting(socket) = stage else { return Ok(None) };
             let mut stream = TcpStream::from(socket);
@@ -133,6 +147,25 @@ impl Connector {
             self.stage = Stage::Greeting(stream, Vec::new());
         }
         self.hear_answer()
+    }
+
+    /// Begins to connect when it is time; whether the kernel is done with it.
+    fn attempt(&mut self) -> Result<bool, Trouble> {
+        if let Stage::Pausing(until) = self.stage {
+            if Instant::now() < until {
+                return Ok(false);
+            }
+            self.stage = Stage::Connecting(self.begin()?);
+        }
+        if let Stage::Connecting(socket) = &self.stage {
+            if !is_writable(socket)? {
+                return Ok(false);
+            }
+            if let Some(error) = socket.take_error()? {
+                return Err(self.failed(&error));
+            }
+        }
+        Ok(true)
     }
 
     /// A socket that is connecting.

@@ -92,23 +92,8 @@ impl Mesh {
         self.shared.connector(Channel::PointToPoint, peer)
     }
 
-    /// The links of this kind that peers have opened since the last call, with their ranks.
-    pub(crate) fn accepted(&self, channel: Channel) -> Vec<(usize, TcpLink)> {
-        let Some(mut acceptor) = self.shared.acceptor() else { return Vec::new() };
-        acceptor.poll();
-        acceptor.take_all(channel)
-    }
-
-    /// Readable when [`Mesh::accepted`] has something to do, though not for each link that it then returns: another thread may
-    /// have taken it in. `None` where this rank does not listen.
-    pub(crate) fn listener_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.shared.listening.as_ref().map(|listening| listening.readiness.as_fd())
-    }
-}
-
-#[cfg(test)]
-impl Mesh {
     /// Opens a point-to-point link to `peer`, and waits for it. `interrupted` is asked now and then whether to give up.
+    #[cfg(test)]
     pub(crate) fn connect(
         &self,
         peer: usize,
@@ -130,6 +115,19 @@ impl Mesh {
             }
             self.shared.wait(connector.interest().into_iter().collect(), deadline);
         }
+    }
+
+    /// The links of this kind that peers have opened since the last call, with their ranks.
+    pub(crate) fn accepted(&self, channel: Channel) -> Vec<(usize, TcpLink)> {
+        let Some(mut acceptor) = self.shared.acceptor() else { return Vec::new() };
+        acceptor.poll();
+        acceptor.take_all(channel)
+    }
+
+    /// Readable when [`Mesh::accepted`] has something to do, though not for each link that it then returns: another thread may
+    /// have taken it in. `None` where this rank does not listen.
+    pub(crate) fn listener_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.listening.as_ref().map(|listening| listening.readiness.as_fd())
     }
 }
 
@@ -154,6 +152,16 @@ impl Shared {
 
     /// A link to `peer` to be opened. An error where it never can.
     pub(super) fn connector(&self, channel: Channel, peer: usize) -> std::result::Result<Connector, Stop> {
+        self.way(channel, peer).map(|(address, hello, same_host)| Connector::new(address, hello, same_host))
+    }
+
+    /// What looks whether `peer` lives, which is to open a link for collectives.
+    pub(super) fn knocking(&self, peer: usize) -> std::result::Result<Connector, Stop> {
+        self.way(Channel::Collective, peer).map(|(address, hello, same_host)| Connector::knocking(address, hello, same_host))
+    }
+
+    /// Where `peer` listens, what to say there, and whether that is on this host.
+    fn way(&self, channel: Channel, peer: usize) -> std::result::Result<(SocketAddr, Hello, bool), Stop> {
         let receiver = self.known(peer)?;
         let Some(address) = self.addresses[peer] else {
             tracing::error!("rank {} wants a link to rank {peer}, which does not listen", self.me.rank);
@@ -161,7 +169,7 @@ impl Shared {
         };
         let my_ip = self.addresses[self.me.rank as usize].map(|address| address.ip());
         let same_host = address.ip().is_loopback() || my_ip == Some(address.ip());
-        Ok(Connector::new(address, Hello { channel, sender: self.me, receiver }, same_host))
+        Ok((address, Hello { channel, sender: self.me, receiver }, same_host))
     }
 
     /// Waits until one of `interests` or the acceptor is ready, not longer than a slice.

@@ -35,6 +35,8 @@ pub(crate) struct Messages<C: Connector> {
     /// By rank; this rank's own is unused.
     pub(super) peers: Vec<PeerState>,
     pub(super) board: Board,
+    /// Why the communicator ended, once the peers are told: those too whose links come later.
+    told: Option<Notice>,
     rounds: u64,
     pub(super) patience: Patience,
 }
@@ -49,6 +51,7 @@ impl<C: Connector> Messages<C> {
             channels: Vec::new(),
             peers: (0..world_size).map(|_| PeerState::default()).collect(),
             board: Board::new(rank, world_size, limit),
+            told: None,
             rounds: 0,
             patience: Patience::new(thread::available_parallelism().map_or(1, usize::from) < world_size),
         }
@@ -230,13 +233,21 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Tells every peer with a link why the communicator ended, as far as the links take it now or in later rounds.
+    /// Tells every peer with a link, now or later, why the communicator ended, as far as the links take it now or in later rounds.
+    /// The first word is the last.
     pub(crate) fn tell(&mut self, notice: Notice) {
-        for link in 0..self.channels.len() {
-            if let Some(channel) = &mut self.channels[link] {
-                channel.outgoing.answer(Frame::Notice(notice));
-                self.write(link);
-            }
+        if self.told.is_some() {
+            return;
+        }
+        self.told = Some(notice);
+        (0..self.channels.len()).for_each(|link| self.tell_on(link));
+    }
+
+    /// Passes on, on one link, what the peers have been told.
+    pub(super) fn tell_on(&mut self, link: usize) {
+        if let (Some(notice), Some(channel)) = (self.told, &mut self.channels[link]) {
+            channel.outgoing.answer(Frame::Notice(notice));
+            self.write(link);
         }
     }
 

@@ -19,11 +19,11 @@ const VECTORS: usize = 4;
 /// Elements folded at a time.
 const STEP: usize = LANES * VECTORS;
 
-/// [`fold`](super::block::fold) of [`Half`], bit for bit.
+/// [`super::block::fold`] of [`Half`], bit for bit.
 ///
 /// # Safety
 ///
-/// As [`fold`](super::block::fold), on a processor with AVX2 and F16C.
+/// As [`super::block::fold`], on a processor with AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn fold<O: Operation<f32>>(into: *mut u8, inputs: &[*const u8], count: usize, divisor: NonZeroU64) {
     let (first, rest) = match *inputs {

@@ -80,6 +80,18 @@ impl Group {
         }
     }
 
+    /// This rank's place among the ranks of its host.
+    #[cfg(test)]
+    pub(crate) fn local_index(&self) -> usize {
+        self.me
+    }
+
+    /// How many ranks this host has.
+    #[cfg(test)]
+    pub(crate) fn size(&self) -> usize {
+        self.ranks
+    }
+
     /// The byte stream to and from another rank of this host; `None` where it was taken before, and for this rank itself.
     pub(crate) fn link(&mut self, local_peer: usize, channel: Channel) -> Option<RingLink> {
         if local_peer == self.me || local_peer >= self.ranks {

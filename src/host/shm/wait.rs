@@ -86,7 +86,8 @@ impl Group {
     /// Why not to wait any longer. `feel`: also ask the kernel whether the missing ranks live.
     fn reason_to_stop(&self, step: u64, feel: bool, terms: &Terms<'_>) -> Option<Stop> {
         if let Some(notice) = terms.health.notice().copied().or_else(|| self.region.notice()) {
-            return Some(notice.into());
+            let global = |rank: usize| self.globals[rank];
+            return Some(Stop::from(notice).seen_by(global(self.me), self.missing(step).map(global)));
         }
         for rank in self.missing(step) {
             if self.region.member(rank).has_departed() {

@@ -261,7 +261,7 @@ fn each_link_is_given_away_once() {
                 assert!(rank.group.link(peer, channel).is_none());
             }
         }
-        assert_eq!((rank.group.me, rank.group.ranks), (rank.index, 3));
+        assert_eq!((rank.group.local_index(), rank.group.size()), (rank.index, 3));
     });
 }
 
@@ -274,7 +274,7 @@ fn two_hosts_make_two_groups() {
             scope.spawn(move || {
                 let deadline = Deadline::after(Duration::from_secs(60));
                 let mut group = Group::establish(&mut exchange, mine, me, 5, &deadline).unwrap();
-                assert_eq!(group.ranks, mine.len());
+                assert_eq!(group.size(), mine.len());
                 let health = Health::default();
                 let call = call(Kind::AllGather, 1);
                 let terms = super::Terms { call: &call, deadline: &deadline, health: &health };
