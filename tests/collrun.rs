@@ -149,8 +149,8 @@ fn started(script: &str) -> (std::process::Child, BufReader<std::process::ChildS
 
 #[test]
 fn signals_reach_the_ranks() {
-    let (mut child, mut lines, _) = started("trap 'echo heard; exit 0' INT; echo $$; while :; do sleep 0.01; done");
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let (mut child, mut lines, _) = started("trap 'echo heard; exit 0' TERM; echo $$; while :; do sleep 0.01; done");
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut rest = String::new();
     lines.read_to_string(&mut rest).unwrap();
     assert_eq!(sorted_lines(rest.as_bytes()), ["[0] heard", "[1] heard"]);
