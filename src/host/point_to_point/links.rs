@@ -76,6 +76,7 @@ impl<C: Connector> Messages<C> {
             }
             let number = self.add_channel(peer, link);
             self.peers[peer].accepted = Some(number);
+            self.tell_on(number);
             taken = true;
         }
         taken
