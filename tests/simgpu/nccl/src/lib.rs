@@ -1,0 +1,1 @@
+//! An NCCL over host memory.
