@@ -1,4 +1,4 @@
-//! One checked call, and the 32 bytes by which ranks agree that they make the same one.
+//! One checked call, how its buffers are shared out, and the 32 bytes by which ranks agree that they make the same one.
 
 use std::fmt;
 
@@ -61,6 +61,31 @@ impl Kind {
             Kind::ScatterV => "scatter_v",
             Kind::AllToAll => "all_to_all",
             Kind::AllToAllV => "all_to_all_v",
+        }
+    }
+}
+
+/// How the bytes of a buffer are shared out between ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Every rank's block has this many bytes; for calls without blocks, the whole vector.
+    Equal(usize),
+    /// One block per rank, of these many bytes, known to this rank.
+    Blocks(Vec<usize>),
+    /// Only this rank's own block is known here (`gather_v`, `scatter_v` on other ranks than the root).
+    Own(usize),
+    /// What this rank sends to each rank, and what it gets from each.
+    Pairs { send: Vec<usize>, receive: Vec<usize> },
+}
+
+impl Layout {
+    /// Where a rank's block begins and how long it is, in bytes.
+    pub(crate) fn block(&self, rank: usize) -> (usize, usize) {
+        match self {
+            Layout::Equal(bytes) => (rank * bytes, *bytes),
+            Layout::Blocks(blocks) => (blocks[..rank].iter().sum(), blocks[rank]),
+            Layout::Own(bytes) => (0, *bytes),
+            Layout::Pairs { send, .. } => (send[..rank].iter().sum(), send[rank]),
         }
     }
 }

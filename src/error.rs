@@ -153,6 +153,36 @@ pub enum Error {
         /// What was wrong, with the offending value.
         reason: String,
     },
+    /// The communicator has no device plane, and the call needs one.
+    #[error("{call}: there is no device plane: {reason}")]
+    NoDevice {
+        /// The call, as the method is named.
+        call: String,
+        /// Why there is none, and what to do about it.
+        reason: String,
+    },
+    /// NCCL refused or failed.
+    #[error("{doing}: NCCL says {code} ({name}): {text}")]
+    Nccl {
+        /// What was being done.
+        doing: String,
+        /// NCCL's result code.
+        code: u32,
+        /// The code's name, as `ncclInvalidUsage`.
+        name: &'static str,
+        /// The library's own words.
+        text: String,
+    },
+    /// The CUDA driver refused or failed.
+    #[error("{doing}: the CUDA driver says {code}: {text}")]
+    Cuda {
+        /// What was being done.
+        doing: String,
+        /// The driver's result code.
+        code: u32,
+        /// The driver's own words.
+        text: String,
+    },
     /// The operating system refused.
     #[error("{doing}: {source}")]
     Io {
@@ -172,6 +202,11 @@ impl Error {
     /// A part of the configuration that cannot be understood.
     pub(crate) fn config(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Config { what: what.into(), reason: reason.into() }
+    }
+
+    /// A call that is understood and cannot be done.
+    pub(crate) fn unsupported(what: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Unsupported { what: what.into(), reason: reason.into() }
     }
 
     /// An argument that cannot be right.

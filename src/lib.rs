@@ -29,10 +29,14 @@ mod call;
 mod communicator;
 mod config;
 mod deadline;
+#[cfg(feature = "cuda")]
+mod device;
 mod element;
 mod error;
 mod float8;
 mod host;
+#[cfg(feature = "cuda")]
+mod nccl_config;
 mod op;
 mod rendezvous;
 

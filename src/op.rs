@@ -151,16 +151,56 @@ impl FromStr for ReduceOp {
 pub struct CustomOp<T> {
     name: Arc<str>,
     commutative: bool,
-    function: Arc<Function<T>>,
+    function: Option<Arc<Function<T>>>,
+    device: Option<DeviceCode>,
+}
+
+/// What a custom op does on a device.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum DeviceCode {
+    /// A CUDA C expression over `a` and `b`; compiled by NVRTC when it is first used.
+    Expression(Arc<str>),
+    /// A PTX image, and the entry in it that folds.
+    Ptx { image: Arc<str>, entry: Arc<str> },
 }
 
 /// Folds the second slice into the first.
-type Function<T> = dyn Fn(&mut [T], &[T]) + Send + Sync;
+pub(crate) type Function<T> = dyn Fn(&mut [T], &[T]) + Send + Sync;
 
 impl<T: Data> CustomOp<T> {
     /// An op that is associative and commutative.
     pub fn new(name: &str, function: impl Fn(&mut [T], &[T]) + Send + Sync + 'static) -> Self {
-        Self { name: name.into(), commutative: true, function: Arc::new(function) }
+        Self { name: name.into(), commutative: true, function: Some(Arc::new(function)), device: None }
+    }
+
+    /// An op for device buffers only, by a CUDA C expression; see [`CustomOp::with_expression`].
+    #[must_use]
+    pub fn on_device(name: &str, expression: &str) -> Self {
+        Self { name: name.into(), commutative: true, function: None, device: Some(DeviceCode::Expression(expression.into())) }
+    }
+
+    /// The same op on device buffers, by a CUDA C expression over `a` (what has been folded so far) and `b` (the next rank's
+    /// element), e.g. `fabsf(b) > fabsf(a) ? b : a`. Both are of the element's type; `float` for `f16`, `bf16` and the 8-bit floats, and
+    /// the result is rounded once, after the last rank. Ranks are folded in order.
+    ///
+    /// NVRTC compiles it when a communicator first uses it: where that is absent, the call says so. Every rank must pass the same
+    /// expression.
+    #[must_use]
+    pub fn with_expression(self, expression: &str) -> Self {
+        Self { device: Some(DeviceCode::Expression(expression.into())), ..self }
+    }
+
+    /// The same op on device buffers, by a PTX image of one's own and the name of the entry in it that folds. The entry has the
+    /// parameters of this crate's own folds, which `kernels/README.md` lists. The driver compiles it when a communicator first uses
+    /// it. The image is trusted: it can do whatever a kernel can.
+    ///
+    /// # Safety
+    ///
+    /// The entry has those parameters, reads no more than its inputs and writes no more than its output.
+    #[expect(unsafe_code, reason = "what foreign machine code does cannot be checked")]
+    #[must_use]
+    pub unsafe fn with_ptx(self, image: &str, entry: &str) -> Self {
+        Self { device: Some(DeviceCode::Ptx { image: image.into(), entry: entry.into() }), ..self }
     }
 
     /// An op that is associative only: always folded in rank order.
@@ -180,9 +220,15 @@ impl<T: Data> CustomOp<T> {
         self.commutative
     }
 
-    /// Folds `from` into `into`.
-    pub(crate) fn apply(&self, into: &mut [T], from: &[T]) {
-        (self.function)(into, from);
+    /// What folds host memory; `None` for an op that devices alone have.
+    pub(crate) fn function(&self) -> Option<&Arc<Function<T>>> {
+        self.function.as_ref()
+    }
+
+    /// What folds device memory, where the op has it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn device_code(&self) -> Option<&DeviceCode> {
+        self.device.as_ref()
     }
 }
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::Communicator;
 use super::desk::INTERNAL_TAG;
 use super::prepare::Source;
-use crate::call::Kind;
+use crate::call::{Kind, Layout};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
-use crate::host::plane::{Job, Layout};
+use crate::host::plane::Job;
 
 /// A monitored barrier's tags: this bit, the internal bit, and the barrier's number.
 const MONITORED_TAG: u64 = INTERNAL_TAG | 1 << 62;

@@ -6,10 +6,10 @@
 use super::Communicator;
 use super::prepare::{Source, element, host, host_mut};
 use crate::buffer::{Buffer, BufferMut};
-use crate::call::Kind;
+use crate::call::{Kind, Layout};
 use crate::element::Data;
 use crate::error::{Error, Result};
-use crate::host::plane::{Job, Layout};
+use crate::host::plane::Job;
 use crate::op::Reduction;
 
 impl Communicator {

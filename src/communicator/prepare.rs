@@ -2,10 +2,10 @@
 
 use super::Communicator;
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
-use crate::call::{Call, Kind};
+use crate::call::{Call, Kind, Layout};
 use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
-use crate::host::plane::{Job, Layout, Operands};
+use crate::host::plane::{Job, Operands};
 use crate::host::reduce::{self, Kernel};
 use crate::op::Reduction;
 

@@ -3,10 +3,10 @@
 use super::Communicator;
 use super::prepare::{Source, host, host_mut, to_bytes};
 use crate::buffer::{Buffer, BufferMut};
-use crate::call::Kind;
+use crate::call::{Kind, Layout};
 use crate::element::Data;
 use crate::error::Result;
-use crate::host::plane::{Job, Layout};
+use crate::host::plane::Job;
 use crate::op::Reduction;
 
 impl Communicator {

@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "hands the caller's buffers to the engine")]
 
 use super::HostPlane;
-use super::job::{Job, Layout, Operands};
-use crate::call::{Call, Kind};
+use super::job::{Job, Operands};
+use crate::call::{Call, Kind, Layout};
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::error::Result as CrateResult;

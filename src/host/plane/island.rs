@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "hands the caller's buffers to the shared-memory collectives")]
 
 use super::HostPlane;
-use super::job::{Job, Layout};
-use crate::call::{Call, Kind};
+use super::job::Job;
+use crate::call::{Call, Kind, Layout};
 use crate::deadline::Deadline;
 use crate::host::notice::{Notice, Stop};
 use crate::host::shm::{Blocks, Group, Memory, Terms};

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "a job points into buffers that its caller or its worker keeps alive")]
 
-use crate::call::{Call, Kind};
+use crate::call::{Call, Kind, Layout};
 use crate::host::reduce::Kernel;
 use crate::host::shm::MAX_ELEMENT_BYTES;
 
@@ -13,19 +13,6 @@ pub(crate) struct Operands {
     pub(crate) source_len: usize,
     pub(crate) destination: *mut u8,
     pub(crate) destination_len: usize,
-}
-
-/// How the bytes of a buffer are shared out between ranks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Layout {
-    /// Every rank's block has this many bytes; for calls without blocks, the whole vector.
-    Equal(usize),
-    /// One block per rank, of these many bytes, known to this rank.
-    Blocks(Vec<usize>),
-    /// Only this rank's own block is known here (`gather_v`, `scatter_v` on other ranks than the root).
-    Own(usize),
-    /// What this rank sends to each rank, and what it gets from each.
-    Pairs { send: Vec<usize>, receive: Vec<usize> },
 }
 
 /// A checked collective.
@@ -86,18 +73,6 @@ impl Job {
             // SAFETY: both buffers are valid for their lengths (checked when the job was made) and either the same, which was
             // excluded, or apart: a shared and an exclusive borrow.
             unsafe { std::ptr::copy_nonoverlapping(source, destination, length) };
-        }
-    }
-}
-
-impl Layout {
-    /// Where a rank's block begins and how long it is, in bytes.
-    pub(super) fn block(&self, rank: usize) -> (usize, usize) {
-        match self {
-            Layout::Equal(bytes) => (rank * bytes, *bytes),
-            Layout::Blocks(blocks) => (blocks[..rank].iter().sum(), blocks[rank]),
-            Layout::Own(bytes) => (0, *bytes),
-            Layout::Pairs { send, .. } => (send[..rank].iter().sum(), send[rank]),
         }
     }
 }

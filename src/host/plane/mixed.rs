@@ -5,8 +5,8 @@
 use super::HostPlane;
 use super::flat::Leg;
 use super::island::offsets;
-use super::job::{Job, Layout, Operands};
-use crate::call::{Call, Kind};
+use super::job::{Job, Operands};
+use crate::call::{Call, Kind, Layout};
 use crate::deadline::Deadline;
 use crate::host::fold::Fold;
 use crate::host::notice::{Notice, Stop};

@@ -30,7 +30,7 @@ use topology::Topology;
 
 pub(crate) use connector::MessageConnector;
 pub(crate) use founding::Founding;
-pub(crate) use job::{Job, Layout, Operands};
+pub(crate) use job::{Job, Operands};
 
 /// The host plane. Used by one thread at a time.
 pub(crate) struct HostPlane {

@@ -3,11 +3,12 @@
 #![expect(unsafe_code, reason = "the element type is given back to memory that comes as bytes")]
 
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 use std::{ptr, slice};
 
 use super::scratch::Scratch;
 use crate::element::Data;
-use crate::op::CustomOp;
+use crate::op::Function;
 
 /// A fold whose element type is known to its implementor alone.
 pub(super) trait ErasedFold: Send + Sync {
@@ -19,7 +20,10 @@ pub(super) trait ErasedFold: Send + Sync {
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize);
 }
 
-impl<T: Data> ErasedFold for CustomOp<T> {
+/// A caller's function.
+pub(super) struct CustomFold<T>(pub(super) Arc<Function<T>>);
+
+impl<T: Data> ErasedFold for CustomFold<T> {
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize) {
         let Some((first, rest)) = inputs.split_first() else { return };
         let (mut scratch, mut large) = (Scratch::new(), Vec::new());
@@ -28,7 +32,7 @@ impl<T: Data> ErasedFold for CustomOp<T> {
         // The crate's own memory is aligned to a cache line; elements aligned to more are brought to where they may lie.
         let is_aligned = |input: &*const u8| input.cast::<T>().is_aligned();
         let staged = if rest.iter().all(is_aligned) { None } else { Some(room::<T>(&mut scratch, &mut large)) };
-        let mut block = Block { op: self, folded, staged };
+        let mut block = Block { function: &*self.0, folded, staged };
         let step = block.folded.len() * size_of::<T>();
         for start in (0..bytes).step_by(step) {
             // SAFETY: `start` plus the length is at most `bytes`, which every buffer covers.
@@ -48,7 +52,7 @@ fn room<'a, T>(scratch: &'a mut Scratch, large: &'a mut Vec<MaybeUninit<T>>) -> 
 
 /// Where blocks of elements are folded.
 struct Block<'a, T> {
-    op: &'a CustomOp<T>,
+    function: &'a Function<T>,
     /// The result so far.
     folded: &'a mut [MaybeUninit<T>],
     /// As long: an input, where some do not lie as their type demands.
@@ -81,7 +85,7 @@ impl<T: Data> Block<'_, T> {
                 input = room;
             }
             // SAFETY: `count` valid elements, aligned: the caller's word, or just copied to where they are.
-            self.op.apply(folded, unsafe { slice::from_raw_parts(input, count) });
+            (self.function)(folded, unsafe { slice::from_raw_parts(input, count) });
         }
         // SAFETY: the caller vouches for the destination; the room is apart from it.
         unsafe { ptr::copy_nonoverlapping(room.cast::<u8>(), into, bytes) };

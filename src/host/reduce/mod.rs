@@ -26,13 +26,13 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use self::custom::ErasedFold;
+use self::custom::{CustomFold, ErasedFold};
 use self::level::Level;
 use self::table::Functions;
 use super::fold::Fold;
 use crate::element::Data;
 use crate::op::ReductionKind;
-use crate::{DType, ReduceOp, Reduction, Result};
+use crate::{DType, Error, ReduceOp, Reduction, Result};
 
 pub(crate) use self::scale::premultiply;
 
@@ -61,13 +61,17 @@ impl Kernel {
     pub(crate) fn of<T: Data>(reduction: &Reduction<T>, world_size: usize) -> Result<Self> {
         match &reduction.0 {
             ReductionKind::Builtin(op, dtype) => Self::builtin(Level::best(), *op, *dtype, world_size),
-            ReductionKind::Custom(op) => Ok(Self {
-                // An element without bytes has no blocks to fold; 1 spares everyone a division by zero.
-                element_bytes: size_of::<T>().max(1),
-                is_commutative: op.is_commutative(),
-                needs_premultiply: false,
-                work: Work::Custom(Arc::new(op.clone())),
-            }),
+            ReductionKind::Custom(op) => {
+                let reason = "it was made for device buffers only; give it a function with CustomOp::new";
+                let function = op.function().ok_or_else(|| Error::unsupported(format!("{:?} on host memory", op.name()), reason))?;
+                Ok(Self {
+                    // An element without bytes has no blocks to fold; 1 spares everyone a division by zero.
+                    element_bytes: size_of::<T>().max(1),
+                    is_commutative: op.is_commutative(),
+                    needs_premultiply: false,
+                    work: Work::Custom(Arc::new(CustomFold(Arc::clone(function)))),
+                })
+            }
         }
     }
 

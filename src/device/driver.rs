@@ -1,0 +1,1 @@
+//! The CUDA driver: whether it is there with everything we call, and the device a communicator uses.

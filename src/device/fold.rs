@@ -1,0 +1,1 @@
+//! Reductions that NCCL lacks: exchange, our kernel, exchange, in chunks.

@@ -1,0 +1,1 @@
+//! Our kernels on one device: the images, loaded once, and how each is launched.

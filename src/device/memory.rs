@@ -1,0 +1,1 @@
+//! Memory that NCCL allocates, and registrations and windows over it.

@@ -1,0 +1,1 @@
+//! What NCCL can be told about a communicator.
