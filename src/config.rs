@@ -1,9 +1,13 @@
 //! What a communicator can be told, and the only place where the environment is read.
 
+#[cfg(feature = "cuda")]
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+#[cfg(feature = "cuda")]
+use crate::nccl_config::NcclConfig;
 
 /// Which links the host plane may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,7 +26,8 @@ pub enum Transport {
 ///
 /// What is left at its default is taken from the environment where a communicator is made: `COLLECTIVES_ALGORITHM`,
 /// `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`), `COLLECTIVES_REPRODUCIBLE` (`0` or `1`), `COLLECTIVES_HOST_IDENTITY`,
-/// `COLLECTIVES_LISTEN_ADDRESS` and `COLLECTIVES_TIMEOUT` (seconds).
+/// `COLLECTIVES_LISTEN_ADDRESS` and `COLLECTIVES_TIMEOUT` (seconds); for devices also `COLLECTIVES_NCCL_LIBRARY` (a file) and
+/// `COLLECTIVES_CHECK_DEVICE_CALLS` (`0` or `1`).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
@@ -45,6 +50,20 @@ pub struct Config {
     /// The address on which this rank listens for peers of other hosts. Default: `None`, the address by which it reaches
     /// rank 0's store, and the loopback interface where that is not known (a file, a store of one's own).
     pub listen_address: Option<std::net::IpAddr>,
+    /// What NCCL is told about the communicator. Default: nothing, so NCCL decides.
+    #[cfg(feature = "cuda")]
+    pub nccl: NcclConfig,
+    /// The file of the NCCL to load. Default: `None`, one that is in the process already, else `libnccl.so.2` where the loader finds
+    /// it. The first communicator with a device decides for the whole process.
+    #[cfg(feature = "cuda")]
+    pub nccl_library: Option<PathBuf>,
+    /// How much device memory a communicator keeps for ops that NCCL lacks, which it exchanges and folds in chunks. Default: 32 MiB.
+    #[cfg(feature = "cuda")]
+    pub device_scratch_bytes: usize,
+    /// Compares every rank's call over the host plane before a device call is queued, so that ranks that disagree get a `Mismatch`
+    /// at once and not a hang. Costs a round trip between the hosts' processors per call: for finding faults. Default: off.
+    #[cfg(feature = "cuda")]
+    pub check_device_calls: bool,
 }
 
 impl Default for Config {
@@ -57,6 +76,14 @@ impl Default for Config {
             algorithm: None,
             object_limit_bytes: 256 << 20,
             listen_address: None,
+            #[cfg(feature = "cuda")]
+            nccl: NcclConfig::default(),
+            #[cfg(feature = "cuda")]
+            nccl_library: None,
+            #[cfg(feature = "cuda")]
+            device_scratch_bytes: 32 << 20,
+            #[cfg(feature = "cuda")]
+            check_device_calls: false,
         }
     }
 }
@@ -77,18 +104,44 @@ impl Config {
         if let Some(transport) = read("COLLECTIVES_TRANSPORT").filter(|_| self.transport == default.transport) {
             self.transport = transport.parse().map_err(|_| wrong("COLLECTIVES_TRANSPORT", &transport, "auto, shm or tcp"))?;
         }
-        if let Some(switch) = read("COLLECTIVES_REPRODUCIBLE").filter(|_| !self.reproducible) {
-            self.reproducible = match switch.as_str() {
-                "0" => false,
-                "1" => true,
-                _ => return Err(wrong("COLLECTIVES_REPRODUCIBLE", &switch, "0 or 1")),
-            };
+        self.reproducible |= switch(read, "COLLECTIVES_REPRODUCIBLE")?;
+        #[cfg(feature = "cuda")]
+        {
+            self.check_device_calls |= switch(read, "COLLECTIVES_CHECK_DEVICE_CALLS")?;
+            self.nccl_library = self.nccl_library.or_else(|| read("COLLECTIVES_NCCL_LIBRARY").map(PathBuf::from));
         }
         if let Some(seconds) = read("COLLECTIVES_TIMEOUT").filter(|_| self.timeout == default.timeout) {
             let timeout = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
             self.timeout = timeout.ok_or_else(|| wrong("COLLECTIVES_TIMEOUT", &seconds, "a number of seconds"))?;
         }
         Ok(self)
+    }
+}
+
+/// A variable that is `0` or `1`; off where it is not set.
+fn switch(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool> {
+    match read(name).as_deref() {
+        None | Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(other) => Err(wrong(name, other, "0 or 1")),
+    }
+}
+
+/// What NCCL itself reads of the environment, where this crate has to know it too.
+#[cfg(feature = "cuda")]
+pub(crate) struct NcclEnvironment {
+    /// `NCCL_MULTI_RANK_GPU_ENABLE`: several ranks may be on one device.
+    pub(crate) multi_rank_gpu: bool,
+    /// `NCCL_HOSTID`: by what NCCL takes ranks to share a host.
+    pub(crate) host_id: Option<String>,
+}
+
+#[cfg(feature = "cuda")]
+impl NcclEnvironment {
+    /// As this process has it now.
+    pub(crate) fn read() -> Self {
+        let multi_rank_gpu = environment("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value.trim() == "1");
+        Self { multi_rank_gpu, host_id: environment("NCCL_HOSTID") }
     }
 }
 

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use super::Communicator;
 use super::desk::INTERNAL_TAG;
-use super::prepare::Source;
+use super::prepare::{Prepared, Source};
 use crate::call::{Kind, Layout};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
-use crate::host::plane::Job;
 
 /// A monitored barrier's tags: this bit, the internal bit, and the barrier's number.
 const MONITORED_TAG: u64 = INTERNAL_TAG | 1 << 62;
@@ -17,8 +16,8 @@ const MONITORED_TAG: u64 = INTERNAL_TAG | 1 << 62;
 const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Communicator {
-    pub(super) fn prepare_barrier(&self) -> Result<Job> {
-        self.moving::<u8>(Kind::Barrier, None, 0, Source::Nothing, &mut [], Layout::Equal(0))
+    pub(super) fn prepare_barrier(&self) -> Result<Prepared<'static>> {
+        self.moving::<u8>(Kind::Barrier, None, 0, Source::Nothing, None, Layout::Equal(0))
     }
 
     /// Waits until every rank has entered. Cost: log₂ n hops.
@@ -31,7 +30,7 @@ impl Communicator {
     #[doc(alias = "MPI_Barrier")]
     #[inline]
     pub fn barrier(&self) -> Result<()> {
-        self.execute(&self.prepare_barrier()?)
+        self.execute(self.prepare_barrier()?)
     }
 
     /// Waits until every rank has entered, for at most `limit`. Where the limit passes, every rank that came gets an error
@@ -44,7 +43,7 @@ impl Communicator {
     /// `Timeout` with the missing ranks, those that are gone among them; `PeerLost` where rank 0 is gone. Either leaves the
     /// communicator usable.
     pub fn monitored_barrier(&self, limit: Duration) -> Result<()> {
-        let number = self.monitored.replace(self.monitored.get() + 1);
+        let number = self.core.monitored.replace(self.core.monitored.get() + 1);
         let tag = MONITORED_TAG | number & 0xffff_ffff;
         let deadline = Deadline::after(limit);
         // A rank that is late still finds the messages of this barrier.

@@ -9,10 +9,14 @@ use std::time::Duration;
 use super::Communicator;
 use super::bootstrap::{self, StoreExchange};
 use super::desk::Desk;
+#[cfg(feature = "cuda")]
+use super::device::{DeviceChoice, Request};
 use crate::config::{Config, Transport, environment};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::host::plane::{Founding, HostPlane};
+#[cfg(feature = "cuda")]
+use crate::nccl_config::NcclConfig;
 use crate::rendezvous::{self, MemoryStore, PrefixStore, Rendezvous, Rendezvoused, Store};
 
 /// Describes a communicator before it is made; see [`Communicator::builder`].
@@ -20,6 +24,8 @@ use crate::rendezvous::{self, MemoryStore, PrefixStore, Rendezvous, Rendezvoused
 #[must_use]
 pub struct Builder {
     config: Config,
+    #[cfg(feature = "cuda")]
+    device: Option<Request>,
 }
 
 impl Builder {
@@ -65,6 +71,28 @@ impl Builder {
         self
     }
 
+    /// Gives the communicator a device plane, where there is a GPU for every rank; where there is not, it does without, and
+    /// [`Communicator::why_no_device`] says why. Every rank asks alike.
+    #[cfg(feature = "cuda")]
+    pub fn device(mut self, choice: DeviceChoice) -> Self {
+        self.device = Some(Request { choice, required: false });
+        self
+    }
+
+    /// As [`device`](Self::device), and without a device plane there is no communicator: every rank gets `NoDevice`, with the reason.
+    #[cfg(feature = "cuda")]
+    pub fn require_device(mut self, choice: DeviceChoice) -> Self {
+        self.device = Some(Request { choice, required: true });
+        self
+    }
+
+    /// What NCCL is told about the communicator; see [`Config::nccl`].
+    #[cfg(feature = "cuda")]
+    pub fn nccl(mut self, nccl: NcclConfig) -> Self {
+        self.config.nccl = nccl;
+        self
+    }
+
     /// As [`Communicator::from_env`].
     ///
     /// # Errors
@@ -81,7 +109,8 @@ impl Builder {
     /// As [`Communicator::from_url`].
     pub fn from_url(self, url: &str) -> Result<Communicator> {
         let rendezvous: Rendezvous = url.parse()?;
-        let config = self.config.with_environment()?;
+        let Self { config, #[cfg(feature = "cuda")] device } = self;
+        let config = config.with_environment()?;
         let timeout = rendezvous.timeout.unwrap_or(config.timeout);
         let deadline = Deadline::after(timeout);
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
@@ -89,6 +118,8 @@ impl Builder {
         let Rendezvoused { store, rank, world_size, agent, server, local_address } = found;
         let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(meeting(agent, rank), store)));
         let comm = join(store, (rank, world_size), local_address, Config { timeout, ..config }, &deadline);
+        #[cfg(feature = "cuda")]
+        let comm = comm.and_then(|comm| with_device(comm, device.as_ref(), &deadline));
         // Lingers until the last rank has what it needs of the store.
         drop(server);
         comm
@@ -104,9 +135,13 @@ impl Builder {
     ///
     /// As [`Communicator::from_env`].
     pub fn with_store(self, store: Arc<dyn Store>, rank: usize, world_size: usize) -> Result<Communicator> {
-        let config = self.config.with_environment()?;
+        let Self { config, #[cfg(feature = "cuda")] device } = self;
+        let config = config.with_environment()?;
         let deadline = Deadline::after(config.timeout);
-        join(store, (rank, world_size), None, config, &deadline)
+        let comm = join(store, (rank, world_size), None, config, &deadline);
+        #[cfg(feature = "cuda")]
+        let comm = comm.and_then(|comm| with_device(comm, device.as_ref(), &deadline));
+        comm
     }
 
     /// As [`Communicator::local`].
@@ -144,6 +179,15 @@ impl Builder {
             None => results.into_iter().collect(),
         }
     }
+}
+
+/// Gives a communicator the device plane that was asked for.
+#[cfg(feature = "cuda")]
+fn with_device(comm: Communicator, request: Option<&Request>, deadline: &Deadline) -> Result<Communicator> {
+    if let Some(request) = request {
+        comm.attach_device(request, deadline)?;
+    }
+    Ok(comm)
 }
 
 /// How often this process has met others at an agent's store, by the store and the rank.

@@ -4,48 +4,47 @@
 //! started forms share the former.
 
 use super::Communicator;
-use super::prepare::{Source, element, host, host_mut};
-use crate::buffer::{Buffer, BufferMut};
+use super::prepare::{Prepared, Source, element};
+use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::{Kind, Layout};
 use crate::element::Data;
 use crate::error::{Error, Result};
-use crate::host::plane::Job;
 use crate::op::Reduction;
 
 impl Communicator {
-    pub(super) fn prepare_all_reduce<T: Data>(&self, source: Source<'_, T>, destination: &mut [T], op: &Reduction<T>) -> Result<Job> {
+    pub(super) fn prepare_all_reduce<'a, T: Data>(&self, source: Source<Memory<'a, T>>, destination: MemoryMut<'a, T>, op: &Reduction<T>) -> Result<Prepared<'a>> {
         let kind = Kind::AllReduce;
         if let Source::Separate(source) = &source {
             Self::equal(kind, "the destination", destination.len(), source.len(), "as many as the source has")?;
         }
-        let (count, bytes) = (destination.len(), size_of_val(destination));
+        let (count, bytes) = (destination.len(), destination.len() * size_of::<T>());
         self.reducing(kind, None, count, source, destination, Layout::Equal(bytes), op)
     }
 
-    pub(super) fn prepare_reduce<T: Data>(
+    pub(super) fn prepare_reduce<'a, T: Data>(
         &self,
-        source: Source<'_, T>,
-        destination: Option<&mut [T]>,
+        source: Source<Memory<'a, T>>,
+        destination: Option<MemoryMut<'a, T>>,
         count: usize,
         root: usize,
         op: &Reduction<T>,
-    ) -> Result<Job> {
+    ) -> Result<Prepared<'a>> {
         let kind = Kind::Reduce;
         let root = self.checked_root(kind, root)?;
         if let Some(destination) = &destination {
             Self::equal(kind, "the destination", destination.len(), count, "as many as the source has")?;
         }
         let layout = Layout::Equal(count * size_of::<T>());
-        self.reducing(kind, root, count, source, destination.unwrap_or_default(), layout, op)
+        self.reducing(kind, root, count, source, destination, layout, op)
     }
 
-    pub(super) fn prepare_broadcast<T: Data>(&self, source: Source<'_, T>, destination: &mut [T], root: usize) -> Result<Job> {
+    pub(super) fn prepare_broadcast<'a, T: Data>(&self, source: Source<Memory<'a, T>>, destination: MemoryMut<'a, T>, root: usize) -> Result<Prepared<'a>> {
         let root = self.checked_root(Kind::Broadcast, root)?;
-        let (count, bytes) = (destination.len(), size_of_val(destination));
+        let (count, bytes) = (destination.len(), destination.len() * size_of::<T>());
         self.moving(Kind::Broadcast, root, count, source, destination, Layout::Equal(bytes))
     }
 
-    pub(super) fn prepare_all_gather<T: Data>(&self, source: Option<&[T]>, destination: &mut [T]) -> Result<Job> {
+    pub(super) fn prepare_all_gather<'a, T: Data>(&self, source: Option<Memory<'a, T>>, destination: MemoryMut<'a, T>) -> Result<Prepared<'a>> {
         let kind = Kind::AllGather;
         let block = self.block(kind, "the destination", destination.len())?;
         let source = match source {
@@ -58,7 +57,7 @@ impl Communicator {
         self.moving(kind, None, block, source, destination, Layout::Equal(block * size_of::<T>()))
     }
 
-    pub(super) fn prepare_reduce_scatter<T: Data>(&self, source: Option<&[T]>, destination: &mut [T], op: &Reduction<T>) -> Result<Job> {
+    pub(super) fn prepare_reduce_scatter<'a, T: Data>(&self, source: Option<Memory<'a, T>>, destination: MemoryMut<'a, T>, op: &Reduction<T>) -> Result<Prepared<'a>> {
         let kind = Kind::ReduceScatter;
         let (source, block) = match source {
             Some(source) => {
@@ -71,25 +70,24 @@ impl Communicator {
         self.reducing(kind, None, block, source, destination, Layout::Equal(block * size_of::<T>()), op)
     }
 
-    pub(super) fn prepare_gather<T: Data>(
+    pub(super) fn prepare_gather<'a, T: Data>(
         &self,
-        source: Source<'_, T>,
-        destination: Option<&mut [T]>,
+        source: Source<Memory<'a, T>>,
+        destination: Option<MemoryMut<'a, T>>,
         block: usize,
         root: usize,
-    ) -> Result<Job> {
+    ) -> Result<Prepared<'a>> {
         let kind = Kind::Gather;
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a destination", destination.is_some(), root)?;
-        let destination = destination.unwrap_or_default();
-        if self.rank() == root {
+        if let Some(destination) = &destination {
             let whole = self.block(kind, "the destination", destination.len())?;
             Self::equal(kind, "the source", block, whole, "the destination's length divided by the world size")?;
         }
         self.moving(kind, root_field, block, source, destination, Layout::Equal(block * size_of::<T>()))
     }
 
-    pub(super) fn prepare_scatter<T: Data>(&self, source: Source<'_, T>, destination: &mut [T], block: usize, root: usize) -> Result<Job> {
+    pub(super) fn prepare_scatter<'a, T: Data>(&self, source: Source<Memory<'a, T>>, destination: MemoryMut<'a, T>, block: usize, root: usize) -> Result<Prepared<'a>> {
         let kind = Kind::Scatter;
         let root_field = self.checked_root(kind, root)?;
         match &source {
@@ -104,7 +102,7 @@ impl Communicator {
         self.moving(kind, root_field, block, source, destination, Layout::Equal(block * size_of::<T>()))
     }
 
-    pub(super) fn prepare_all_to_all<T: Data>(&self, source: Source<'_, T>, destination: &mut [T]) -> Result<Job> {
+    pub(super) fn prepare_all_to_all<'a, T: Data>(&self, source: Source<Memory<'a, T>>, destination: MemoryMut<'a, T>) -> Result<Prepared<'a>> {
         let kind = Kind::AllToAll;
         let block = self.block(kind, "the destination", destination.len())?;
         if let Source::Separate(source) = &source {
@@ -113,15 +111,18 @@ impl Communicator {
         self.moving(kind, None, block, source, destination, Layout::Equal(block * size_of::<T>()))
     }
 
-    pub(super) fn prepare_gather_in_place<T: Data>(&self, buffer: &mut [T], root: usize) -> Result<Job> {
+    pub(super) fn prepare_gather_in_place<'a, B: BufferMut + ?Sized>(&self, buffer: &'a mut B, root: usize) -> Result<Prepared<'a>> {
         if self.rank() == root {
+            let buffer = (*buffer).memory_mut();
             let block = self.block(Kind::Gather, "the buffer", buffer.len())?;
             return self.prepare_gather(Source::InPlace, Some(buffer), block, root);
         }
-        self.prepare_gather(Source::Separate(buffer), None, buffer.len(), root)
+        let buffer = (*buffer).memory();
+        let block = buffer.len();
+        self.prepare_gather(Source::Separate(buffer), None, block, root)
     }
 
-    pub(super) fn prepare_scatter_in_place<T: Data>(&self, buffer: &mut [T], root: usize) -> Result<Job> {
+    pub(super) fn prepare_scatter_in_place<'a, T: Data>(&self, buffer: MemoryMut<'a, T>, root: usize) -> Result<Prepared<'a>> {
         if self.rank() == root {
             let block = self.block(Kind::Scatter, "the buffer", buffer.len())?;
             return self.prepare_scatter(Source::InPlace, buffer, block, root);
@@ -175,7 +176,7 @@ impl Communicator {
     #[doc(alias("ncclAllReduce", "MPI_Allreduce"))]
     #[inline]
     pub fn all_reduce<B: BufferMut + ?Sized>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
-        self.execute(&self.prepare_all_reduce(Source::InPlace, host_mut(buffer), &op.into())?)
+        self.execute(self.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into())?)
     }
 
     /// Reduces several buffers as if they were one, in place: one call, whatever their number. They must have the same lengths, in
@@ -212,7 +213,7 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(&self.prepare_all_reduce(Source::Separate(host(source)), host_mut(destination), &op.into())?)
+        self.execute(self.prepare_all_reduce(Source::Separate(source.memory()), destination.memory_mut(), &op.into())?)
     }
 
     /// Reduces the buffers of all ranks into the root's, in place. The other ranks' buffers are left untouched.
@@ -224,9 +225,9 @@ impl Communicator {
     /// Those common to all collectives.
     #[doc(alias("ncclReduce", "MPI_Reduce"))]
     pub fn reduce<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize, op: impl Into<Reduction<B::Element>>) -> Result<()> {
-        let buffer = host_mut(buffer);
+        let buffer = buffer.memory_mut();
         let count = buffer.len();
-        self.execute(&self.prepare_reduce(Source::InPlace, Some(buffer), count, root, &op.into())?)
+        self.execute(self.prepare_reduce(Source::InPlace, Some(buffer), count, root, &op.into())?)
     }
 
     /// As [`reduce`](Self::reduce), from one buffer into another: the root passes `Some(destination)` of the source's length, the
@@ -246,10 +247,10 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let source = host(source);
+        let source = source.memory();
         self.only_at_root(Kind::Reduce, "a destination", destination.is_some(), root)?;
-        let destination = destination.map(|destination| host_mut(destination));
-        self.execute(&self.prepare_reduce(Source::Separate(source), destination, source.len(), root, &op.into())?)
+        let destination = destination.map(|destination| destination.memory_mut());
+        self.execute(self.prepare_reduce(Source::Separate(source), destination, source.len(), root, &op.into())?)
     }
 
     /// Copies the root's buffer to every rank. Cost: N bytes, over a pipeline or a tree.
@@ -259,9 +260,9 @@ impl Communicator {
     /// Those common to all collectives.
     #[doc(alias("ncclBroadcast", "ncclBcast", "MPI_Bcast"))]
     pub fn broadcast<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
-        let buffer = host_mut(buffer);
+        let buffer = buffer.memory_mut();
         let source = if self.rank() == root { Source::InPlace } else { Source::Nothing };
-        self.execute(&self.prepare_broadcast(source, buffer, root)?)
+        self.execute(self.prepare_broadcast(source, buffer, root)?)
     }
 
     /// As [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's too): the root passes
@@ -275,18 +276,18 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let destination = host_mut(destination);
+        let destination = destination.memory_mut();
         self.checked_root(Kind::Broadcast, root)?;
         self.only_at_root(Kind::Broadcast, "a source", source.is_some(), root)?;
         let source = match source {
             Some(source) => {
-                let source = host(source);
+                let source = source.memory();
                 Self::equal(Kind::Broadcast, "the destination", destination.len(), source.len(), "as many as the source has")?;
                 Source::Separate(source)
             }
             None => Source::Nothing,
         };
-        self.execute(&self.prepare_broadcast(source, destination, root)?)
+        self.execute(self.prepare_broadcast(source, destination, root)?)
     }
 
     /// Gathers every rank's block on every rank, in place: the buffer is one block per rank, in rank order, and this rank's
@@ -297,7 +298,7 @@ impl Communicator {
     /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
     #[doc(alias("ncclAllGather", "MPI_Allgather"))]
     pub fn all_gather<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
-        self.execute(&self.prepare_all_gather(None, host_mut(buffer))?)
+        self.execute(self.prepare_all_gather(None, buffer.memory_mut())?)
     }
 
     /// As [`all_gather`](Self::all_gather), from this rank's block into a destination of world size × its length.
@@ -310,7 +311,7 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(&self.prepare_all_gather(Some(host(source)), host_mut(destination))?)
+        self.execute(self.prepare_all_gather(Some(source.memory()), destination.memory_mut())?)
     }
 
     /// Reduces one block per rank, and leaves each rank with its own: in place, the result lands in this rank's block, and the
@@ -321,7 +322,7 @@ impl Communicator {
     /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
     #[doc(alias("ncclReduceScatter", "MPI_Reduce_scatter_block"))]
     pub fn reduce_scatter<B: BufferMut + ?Sized>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
-        self.execute(&self.prepare_reduce_scatter(None, host_mut(buffer), &op.into())?)
+        self.execute(self.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into())?)
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), from a source of world size × the destination's length.
@@ -334,7 +335,7 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(&self.prepare_reduce_scatter(Some(host(source)), host_mut(destination), &op.into())?)
+        self.execute(self.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into())?)
     }
 
     /// Gathers every rank's block on the root: the root passes `Some(destination)` of world size × the source's length, the others
@@ -349,9 +350,9 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let source = host(source);
-        let destination = destination.map(|destination| host_mut(destination));
-        self.execute(&self.prepare_gather(Source::Separate(source), destination, source.len(), root)?)
+        let source = source.memory();
+        let destination = destination.map(|destination| destination.memory_mut());
+        self.execute(self.prepare_gather(Source::Separate(source), destination, source.len(), root)?)
     }
 
     /// As [`gather`](Self::gather), in place at the root: it passes the whole buffer with its own block filled in, the others
@@ -361,7 +362,7 @@ impl Communicator {
     ///
     /// Those common to all collectives.
     pub fn gather_in_place<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
-        self.execute(&self.prepare_gather_in_place(host_mut(buffer), root)?)
+        self.execute(self.prepare_gather_in_place(buffer, root)?)
     }
 
     /// Hands each rank its block of the root's source: the root passes `Some(source)` of world size × the destination's length,
@@ -376,10 +377,10 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let source = source.map_or(Source::Nothing, |source| Source::Separate(host(source)));
-        let destination = host_mut(destination);
+        let source = source.map_or(Source::Nothing, |source| Source::Separate(source.memory()));
+        let destination = destination.memory_mut();
         let block = destination.len();
-        self.execute(&self.prepare_scatter(source, destination, block, root)?)
+        self.execute(self.prepare_scatter(source, destination, block, root)?)
     }
 
     /// As [`scatter`](Self::scatter), in place at the root: it passes the whole buffer and keeps its own block where it is, the
@@ -389,7 +390,7 @@ impl Communicator {
     ///
     /// Those common to all collectives.
     pub fn scatter_in_place<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
-        self.execute(&self.prepare_scatter_in_place(host_mut(buffer), root)?)
+        self.execute(self.prepare_scatter_in_place(buffer.memory_mut(), root)?)
     }
 
     /// Sends block `j` of this rank's buffer to rank `j` and replaces it by what rank `j` had for this one. Cost: (n−1)/n of the
@@ -400,7 +401,7 @@ impl Communicator {
     /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
     #[doc(alias("ncclAlltoAll", "MPI_Alltoall"))]
     pub fn all_to_all<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
-        self.execute(&self.prepare_all_to_all(Source::InPlace, host_mut(buffer))?)
+        self.execute(self.prepare_all_to_all(Source::InPlace, buffer.memory_mut())?)
     }
 
     /// As [`all_to_all`](Self::all_to_all), from one buffer into another of the same length.
@@ -413,6 +414,6 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(&self.prepare_all_to_all(Source::Separate(host(source)), host_mut(destination))?)
+        self.execute(self.prepare_all_to_all(Source::Separate(source.memory()), destination.memory_mut())?)
     }
 }

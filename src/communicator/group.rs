@@ -2,25 +2,41 @@
 
 #![expect(unsafe_code, reason = "posting recorded places to the desk")]
 
+use std::fmt;
 use std::marker::PhantomData;
 
 use super::Communicator;
 use super::desk::{Place, Terms};
+#[cfg(feature = "cuda")]
+use super::device::{Batch, untagged};
 use super::messages::{Received, receive_place, send_place};
-use super::prepare::{Source, host, host_mut};
-use crate::buffer::{Buffer, BufferMut};
+use super::prepare::{Prepared, Source};
+use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+#[cfg(feature = "cuda")]
+use crate::error::Error;
 use crate::error::Result;
 use crate::host::plane::Job;
 use crate::op::Reduction;
 
-/// Calls recorded by [`Communicator::group`]; their buffers are borrowed until the group has been launched and has ended.
-#[derive(Debug)]
+/// Calls recorded by [`Communicator::group`]; their buffers are borrowed until the group has been launched and, on the host, has
+/// ended.
 pub struct Group<'buffers, 'comm> {
     comm: &'comm Communicator,
     messages: Vec<(Terms, Place)>,
     collectives: Vec<Job>,
+    #[cfg(feature = "cuda")]
+    device: Batch<'buffers>,
+    /// For each receive, what a device's will get; a host's is known when it has ended.
+    receives: Vec<Option<Received>>,
     /// Invariant: the borrows last for exactly `'buffers`.
     buffers: PhantomData<std::cell::Cell<&'buffers mut ()>>,
+}
+
+impl fmt::Debug for Group<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { comm, messages, collectives, .. } = self;
+        write!(f, "Group({comm:?}, {} messages, {} collectives)", messages.len(), collectives.len())
+    }
 }
 
 impl Communicator {
@@ -50,26 +66,86 @@ impl Communicator {
     /// The closure's own, and those of the recorded calls.
     #[doc(alias("ncclGroupStart", "ncclGroupEnd", "batch_isend_irecv"))]
     pub fn group<'buffers>(&self, record: impl FnOnce(&mut Group<'buffers, '_>) -> Result<()>) -> Result<Vec<Received>> {
-        let mut group = Group { comm: self, messages: Vec::new(), collectives: Vec::new(), buffers: PhantomData };
+        let mut group = Group::new(self);
         record(&mut group)?;
-        let Group { messages, collectives, .. } = group;
-        let received = messages.iter().map(|(_, place)| matches!(place, Place::Receive { .. }));
-        let received: Vec<bool> = received.collect();
-        let run = || collectives.iter().try_for_each(|job| self.execute(job));
-        let desk = &self.shared.desk;
+        #[cfg(feature = "cuda")]
+        if !group.device.is_empty() {
+            Self::queue_batches(&mut [(self, std::mem::take(&mut group.device))])?;
+        }
+        group.run_on_host()
+    }
+
+    /// As [`group`](Self::group), for several communicators of this thread at once: `record` gets a group for each, in the same
+    /// order. So one thread can drive several GPUs, each with a communicator of its own. Device buffers only: on host memory each
+    /// rank needs a thread of its own.
+    ///
+    /// Returns what the receives of each communicator got.
+    ///
+    /// # Errors
+    ///
+    /// The closure's own, those of the recorded calls, and `Unsupported` where host buffers were recorded.
+    #[cfg(feature = "cuda")]
+    pub fn group_across<'buffers, 'comm>(
+        comms: &[&'comm Self],
+        record: impl FnOnce(&mut [Group<'buffers, 'comm>]) -> Result<()>,
+    ) -> Result<Vec<Vec<Received>>> {
+        let mut groups: Vec<_> = comms.iter().map(|comm| Group::new(comm)).collect();
+        record(&mut groups)?;
+        if groups.iter().any(|group| !group.messages.is_empty() || !group.collectives.is_empty()) {
+            return Err(Error::unsupported("a group of several communicators on host memory", "give each rank a thread of its own"));
+        }
+        let received = groups.iter().map(|group| group.receives.iter().flatten().copied().collect()).collect();
+        let mut parts: Vec<_> = groups.into_iter().map(|group| (group.comm, group.device)).filter(|(_, batch)| !batch.is_empty()).collect();
+        if !parts.is_empty() {
+            Self::queue_batches(&mut parts)?;
+        }
+        Ok(received)
+    }
+}
+
+impl<'comm> Group<'_, 'comm> {
+    /// Nothing recorded yet.
+    fn new(comm: &'comm Communicator) -> Self {
+        Self {
+            comm,
+            messages: Vec::new(),
+            collectives: Vec::new(),
+            #[cfg(feature = "cuda")]
+            device: Batch::default(),
+            receives: Vec::new(),
+            buffers: PhantomData,
+        }
+    }
+
+    /// Runs what was recorded on host memory; what every receive got, in the order in which they were recorded.
+    fn run_on_host(self) -> Result<Vec<Received>> {
+        let Self { comm, messages, collectives, receives, .. } = self;
+        let run = || collectives.iter().try_for_each(|job| comm.run(job));
+        let desk = &comm.core.shared.desk;
         // SAFETY: every recorded buffer is borrowed for `'buffers`, which the caller chose and which outlasts this call.
         let ended = unsafe {
-            desk.transfer_while(&messages, self.timeout(), || match (messages.is_empty(), collectives.is_empty()) {
+            desk.transfer_while(&messages, comm.timeout(), || match (messages.is_empty(), collectives.is_empty()) {
                 (_, true) => Ok(()),
                 (true, false) => run(),
                 (false, false) => desk.while_away(run),
             })
         }?;
-        Ok(ended.into_iter().zip(received).filter_map(|(message, receiving)| receiving.then_some(message)).collect())
+        let is_receive = |(_, place): &(Terms, Place)| matches!(place, Place::Receive { .. });
+        let mut ended = ended.into_iter().zip(&messages).filter(|(_, message)| is_receive(message)).map(|(received, _)| received);
+        Ok(receives.into_iter().filter_map(|device| device.or_else(|| ended.next())).collect())
     }
 }
 
 impl<'buffers> Group<'buffers, '_> {
+    /// Records a collective for the plane that runs it.
+    fn record(&mut self, prepared: Prepared<'buffers>) {
+        match prepared {
+            Prepared::Host(job, _) => self.collectives.push(job),
+            #[cfg(feature = "cuda")]
+            Prepared::Device(call) => self.device.call(call),
+        }
+    }
+
     /// Records a [`send`](Communicator::send).
     ///
     /// # Errors
@@ -86,7 +162,16 @@ impl<'buffers> Group<'buffers, '_> {
     /// `InvalidArgument`.
     pub fn send_tagged<B: Buffer + ?Sized>(&mut self, buffer: &'buffers B, to: usize, tag: u64) -> Result<()> {
         let terms = self.comm.terms::<B::Element>("send", Some(to), tag)?;
-        self.messages.push((terms, send_place(host(buffer))));
+        let slice = match buffer.memory() {
+            Memory::Host(slice) => slice,
+            #[cfg(feature = "cuda")]
+            Memory::Device(memory) => {
+                untagged("send", tag)?;
+                self.device.send(memory, to);
+                return Ok(());
+            }
+        };
+        self.messages.push((terms, send_place(slice)));
         Ok(())
     }
 
@@ -106,7 +191,17 @@ impl<'buffers> Group<'buffers, '_> {
     /// `InvalidArgument`.
     pub fn recv_tagged<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, from: usize, tag: u64) -> Result<()> {
         let terms = self.comm.terms::<B::Element>("recv", Some(from), tag)?;
-        self.messages.push((terms, receive_place(host_mut(buffer))));
+        let slice = match buffer.memory_mut() {
+            MemoryMut::Host(slice) => slice,
+            #[cfg(feature = "cuda")]
+            MemoryMut::Device(memory) => {
+                untagged("recv", tag)?;
+                self.receives.push(Some(self.device.receive(memory, from)));
+                return Ok(());
+            }
+        };
+        self.receives.push(None);
+        self.messages.push((terms, receive_place(slice)));
         Ok(())
     }
 
@@ -116,7 +211,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// `InvalidArgument` and `Unsupported`.
     pub fn all_reduce<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
-        self.collectives.push(self.comm.prepare_all_reduce(Source::InPlace, host_mut(buffer), &op.into())?);
+        let prepared = self.comm.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into())?;
+        self.record(prepared);
         Ok(())
     }
 
@@ -131,9 +227,10 @@ impl<'buffers> Group<'buffers, '_> {
         root: usize,
         op: impl Into<Reduction<B::Element>>,
     ) -> Result<()> {
-        let buffer = host_mut(buffer);
+        let buffer = buffer.memory_mut();
         let count = buffer.len();
-        self.collectives.push(self.comm.prepare_reduce(Source::InPlace, Some(buffer), count, root, &op.into())?);
+        let prepared = self.comm.prepare_reduce(Source::InPlace, Some(buffer), count, root, &op.into())?;
+        self.record(prepared);
         Ok(())
     }
 
@@ -144,7 +241,8 @@ impl<'buffers> Group<'buffers, '_> {
     /// `InvalidArgument`.
     pub fn broadcast<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, root: usize) -> Result<()> {
         let source = if self.comm.rank() == root { Source::InPlace } else { Source::Nothing };
-        self.collectives.push(self.comm.prepare_broadcast(source, host_mut(buffer), root)?);
+        let prepared = self.comm.prepare_broadcast(source, buffer.memory_mut(), root)?;
+        self.record(prepared);
         Ok(())
     }
 
@@ -158,7 +256,8 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.collectives.push(self.comm.prepare_all_gather(Some(host(source)), host_mut(destination))?);
+        let prepared = self.comm.prepare_all_gather(Some(source.memory()), destination.memory_mut())?;
+        self.record(prepared);
         Ok(())
     }
 
@@ -177,7 +276,8 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.collectives.push(self.comm.prepare_reduce_scatter(Some(host(source)), host_mut(destination), &op.into())?);
+        let prepared = self.comm.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into())?;
+        self.record(prepared);
         Ok(())
     }
 
@@ -191,7 +291,8 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.collectives.push(self.comm.prepare_all_to_all(Source::Separate(host(source)), host_mut(destination))?);
+        let prepared = self.comm.prepare_all_to_all(Source::Separate(source.memory()), destination.memory_mut())?;
+        self.record(prepared);
         Ok(())
     }
 }

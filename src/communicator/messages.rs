@@ -8,9 +8,9 @@ use std::time::Duration;
 use super::Communicator;
 use super::desk::{INTERNAL_TAG, Place, Terms};
 use super::keep::Keep;
-use super::prepare::{element, host, host_mut};
+use super::prepare::element;
 use super::work::{Drive, OwnedBuffer, Work};
-use crate::buffer::{Buffer, BufferMut};
+use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::element::Data;
 use crate::error::{Error, Result};
 
@@ -40,30 +40,55 @@ impl Communicator {
         Ok(Terms { peer, tag, element, element_bytes })
     }
 
-    fn receive_now<T: Data>(&self, call: &'static str, buffer: &mut [T], from: Option<usize>, tag: u64) -> Result<Received> {
-        let terms = self.terms::<T>(call, from, tag)?;
-        let place = receive_place(buffer);
+    fn receive_now<B>(&self, call: &'static str, buffer: &mut B, from: Option<usize>, tag: u64) -> Result<Received>
+    where
+        B: BufferMut + ?Sized,
+    {
+        let terms = self.terms::<B::Element>(call, from, tag)?;
+        let place = match buffer.memory_mut() {
+            MemoryMut::Host(slice) => receive_place(slice),
+            #[cfg(feature = "cuda")]
+            MemoryMut::Device(memory) => {
+                let from = from.ok_or_else(|| Error::unsupported(format!("{call} into device memory"), "NCCL needs to know the source; use recv"))?;
+                return self.queue_messages(call, tag, |batch| batch.receive(memory, from));
+            }
+        };
         // SAFETY: the buffer is borrowed mutably for the whole call.
-        let received = unsafe { self.shared.desk.transfer(&[(terms, place)], self.timeout()) }?;
+        let received = unsafe { self.core.shared.desk.transfer(&[(terms, place)], self.timeout()) }?;
         received.first().copied().ok_or_else(|| Error::argument(call, "no message was posted"))
     }
 
     fn send_background<B: Buffer + Send + 'static>(&self, buffer: B, to: usize, tag: u64, limit: Duration) -> Result<Work<B>> {
         let terms = Terms { tag, ..self.terms::<B::Element>("isend", Some(to), tag & !INTERNAL_TAG)? };
         let mut buffer = Keep::new(buffer);
-        let place = send_place(host(buffer.value()));
+        let place = match buffer.value().memory() {
+            Memory::Host(slice) => send_place(slice),
+            #[cfg(feature = "cuda")]
+            Memory::Device(memory) => {
+                let queued = self.queue_messages_and_mark("isend", tag, |batch| batch.send(memory, to))?.0;
+                return Ok(queued.into_work(buffer));
+            }
+        };
         // SAFETY: the place lies in the kept buffer.
-        let state = unsafe { self.shared.desk.post_background(terms, place, Box::new(buffer), limit) }?;
-        Ok(Work::new(state, Some(Arc::clone(&self.shared.desk) as Arc<dyn Drive>)))
+        let state = unsafe { self.core.shared.desk.post_background(terms, place, Box::new(buffer), limit) }?;
+        Ok(Work::new(state, Some(Arc::clone(&self.core.shared.desk) as Arc<dyn Drive>)))
     }
 
     fn receive_background<B: OwnedBuffer>(&self, buffer: B, from: Option<usize>, tag: u64, limit: Duration) -> Result<Work<(B, Received)>> {
         let terms = Terms { tag, ..self.terms::<B::Element>("irecv", from, tag & !INTERNAL_TAG)? };
         let mut buffer = Keep::new(buffer);
-        let place = receive_place(host_mut(buffer.value()));
+        let place = match buffer.value().memory_mut() {
+            MemoryMut::Host(slice) => receive_place(slice),
+            #[cfg(feature = "cuda")]
+            MemoryMut::Device(memory) => {
+                let from = from.ok_or_else(|| Error::unsupported("irecv_any into device memory", "NCCL needs to know the source; use irecv"))?;
+                let (queued, received) = self.queue_messages_and_mark("irecv", tag, |batch| batch.receive(memory, from))?;
+                return Ok(queued.into_receiving_work(buffer, received));
+            }
+        };
         // SAFETY: the place lies in the kept buffer.
-        let state = unsafe { self.shared.desk.post_background(terms, place, Box::new(buffer), limit) }?;
-        Ok(Work::<B>::receiving(state, Some(Arc::clone(&self.shared.desk) as Arc<dyn Drive>)))
+        let state = unsafe { self.core.shared.desk.post_background(terms, place, Box::new(buffer), limit) }?;
+        Ok(Work::<B>::receiving(state, Some(Arc::clone(&self.core.shared.desk) as Arc<dyn Drive>)))
     }
 
     /// A message of the crate's own; the tag carries the internal bit.
@@ -131,8 +156,13 @@ impl Communicator {
     /// Those common to messages.
     pub fn send_tagged<B: Buffer + ?Sized>(&self, buffer: &B, to: usize, tag: u64) -> Result<()> {
         let terms = self.terms::<B::Element>("send", Some(to), tag)?;
+        let place = match buffer.memory() {
+            Memory::Host(slice) => send_place(slice),
+            #[cfg(feature = "cuda")]
+            Memory::Device(memory) => return self.queue_messages("send", tag, |batch| batch.send(memory, to)),
+        };
         // SAFETY: the buffer is borrowed for the whole call.
-        unsafe { self.shared.desk.transfer(&[(terms, send_place(host(buffer)))], self.timeout()) }.map(drop)
+        unsafe { self.core.shared.desk.transfer(&[(terms, place)], self.timeout()) }.map(drop)
     }
 
     /// Receives a message from a rank.
@@ -142,7 +172,7 @@ impl Communicator {
     /// Those common to messages.
     #[doc(alias("ncclRecv", "MPI_Recv"))]
     pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: usize) -> Result<Received> {
-        self.receive_now("recv", host_mut(buffer), Some(from), 0)
+        self.receive_now("recv", buffer, Some(from), 0)
     }
 
     /// Receives a message that was sent under a tag.
@@ -151,7 +181,7 @@ impl Communicator {
     ///
     /// Those common to messages.
     pub fn recv_tagged<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: usize, tag: u64) -> Result<Received> {
-        self.receive_now("recv", host_mut(buffer), Some(from), tag)
+        self.receive_now("recv", buffer, Some(from), tag)
     }
 
     /// Receives a message from whichever rank sends first.
@@ -160,7 +190,7 @@ impl Communicator {
     ///
     /// Those common to messages.
     pub fn recv_any<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<Received> {
-        self.receive_now("recv_any", host_mut(buffer), None, 0)
+        self.receive_now("recv_any", buffer, None, 0)
     }
 
     /// Receives a message under a tag from whichever rank sends first.
@@ -169,7 +199,7 @@ impl Communicator {
     ///
     /// Those common to messages.
     pub fn recv_any_tagged<B: BufferMut + ?Sized>(&self, buffer: &mut B, tag: u64) -> Result<Received> {
-        self.receive_now("recv_any", host_mut(buffer), None, tag)
+        self.receive_now("recv_any", buffer, None, tag)
     }
 
     /// Sends to one rank while receiving from another (or the same), without waiting for either first.
@@ -183,10 +213,23 @@ impl Communicator {
         S: Buffer + ?Sized,
         R: BufferMut + ?Sized,
     {
-        let sending = (self.terms::<S::Element>("send_recv", Some(to), 0)?, send_place(host(send)));
-        let receiving = (self.terms::<R::Element>("send_recv", Some(from), 0)?, receive_place(host_mut(receive)));
+        let (to_terms, from_terms) =
+            (self.terms::<S::Element>("send_recv", Some(to), 0)?, self.terms::<R::Element>("send_recv", Some(from), 0)?);
+        let (send, receive) = match (send.memory(), receive.memory_mut()) {
+            (Memory::Host(send), MemoryMut::Host(receive)) => (send_place(send), receive_place(receive)),
+            #[cfg(feature = "cuda")]
+            (Memory::Device(send), MemoryMut::Device(receive)) => {
+                return self.queue_messages("send_recv", 0, |batch| {
+                    batch.send(send, to);
+                    batch.receive(receive, from)
+                });
+            }
+            #[cfg(feature = "cuda")]
+            _ => return Err(Error::argument("send_recv", "one buffer is on the host and the other on a device: pass both on the same side")),
+        };
+        let (sending, receiving) = ((to_terms, send), (from_terms, receive));
         // SAFETY: both buffers are borrowed for the whole call.
-        let received = unsafe { self.shared.desk.transfer(&[receiving, sending], self.timeout()) }?;
+        let received = unsafe { self.core.shared.desk.transfer(&[receiving, sending], self.timeout()) }?;
         received.first().copied().ok_or_else(|| Error::argument("send_recv", "no message was posted"))
     }
 

@@ -8,6 +8,8 @@ mod bootstrap;
 mod builder;
 mod collectives;
 mod desk;
+#[cfg(feature = "cuda")]
+mod device;
 mod group;
 mod keep;
 mod messages;
@@ -22,18 +24,25 @@ mod work;
 use std::cell::{Cell, OnceCell};
 use std::fmt;
 use std::net::IpAddr;
+use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::config::Config;
+#[cfg(feature = "cuda")]
+use crate::device::{DevicePlane, NcclComm};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::host::health::Health;
 use crate::host::notice::Notice;
 use crate::host::plane::{HostPlane, Job};
 
+#[cfg(feature = "cuda")]
+use cudarc::driver::CudaStream;
+
 use baton::{Baton, CallerSide};
 use desk::Desk;
+use prepare::Prepared;
 use started::Worker;
 
 pub use builder::Builder;
@@ -57,13 +66,35 @@ pub use work::{OwnedBuffer, Work};
 /// Dropping it waits a short while for started calls, tells the peers and closes its connections; see also
 /// [`close`](Self::close).
 pub struct Communicator {
+    core: Rc<Core>,
+    /// Where device calls are queued; `None` for the device plane's own stream.
+    #[cfg(feature = "cuda")]
+    stream: Option<Arc<CudaStream>>,
+}
+
+// SAFETY: the counter of `core` is not atomic, but everything else in it may be sent. The only other handles to it are those of
+// `OnStream`, which cannot be sent themselves and borrow this one, so while it is moved none is in use; one that was leaked is never
+// used again.
+unsafe impl Send for Communicator {}
+
+/// What a communicator is, whatever stream its calls are queued on. Dropped by the thread that drops the communicator.
+struct Core {
     shared: Arc<Shared>,
     caller: CallerSide,
     worker: OnceCell<Worker>,
     timeout: Cell<Duration>,
     /// The how-manieth monitored barrier is next.
     monitored: Cell<u64>,
+    /// The device plane, once it was asked for, or why there is none.
+    #[cfg(feature = "cuda")]
+    device: OnceCell<std::result::Result<DevicePlane, String>>,
 }
+
+/// Everything in a core may be sent to another thread.
+const _: () = {
+    const fn sendable<T: Send>() {}
+    sendable::<Core>();
+};
 
 /// What the caller, the background threads and abort handles share.
 pub(crate) struct Shared {
@@ -95,6 +126,8 @@ pub struct AbortHandle {
     rank: usize,
     health: Arc<Health>,
     desk: Weak<Desk>,
+    #[cfg(feature = "cuda")]
+    device: Weak<NcclComm>,
 }
 
 impl AbortHandle {
@@ -105,6 +138,10 @@ impl AbortHandle {
         self.health.end(Notice::Aborted { by: self.rank as u32 });
         if let Some(desk) = self.desk.upgrade() {
             desk.announce_end();
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(device) = self.device.upgrade() {
+            device.abort();
         }
     }
 }
@@ -123,12 +160,19 @@ impl Communicator {
             desk: Arc::new(desk),
             listen,
         };
-        Self {
+        let core = Core {
             shared: Arc::new(shared),
             caller: CallerSide::default(),
             worker: OnceCell::new(),
             timeout: Cell::new(timeout),
             monitored: Cell::new(0),
+            #[cfg(feature = "cuda")]
+            device: OnceCell::new(),
+        };
+        Self {
+            core: Rc::new(core),
+            #[cfg(feature = "cuda")]
+            stream: None,
         }
     }
 
@@ -196,38 +240,38 @@ impl Communicator {
     #[must_use]
     #[doc(alias = "ncclCommUserRank")]
     pub fn rank(&self) -> usize {
-        self.shared.rank
+        self.core.shared.rank
     }
 
     /// How many ranks the group has.
     #[must_use]
     #[doc(alias = "ncclCommCount")]
     pub fn world_size(&self) -> usize {
-        self.shared.peers.len()
+        self.core.shared.peers.len()
     }
 
     /// This rank's number among the group's ranks on the same host, from 0, as found by host identity.
     #[must_use]
     pub fn local_rank(&self) -> usize {
-        self.shared.local.0
+        self.core.shared.local.0
     }
 
     /// How many of the group's ranks share this host.
     #[must_use]
     pub fn local_world_size(&self) -> usize {
-        self.shared.local.1
+        self.core.shared.local.1
     }
 
     /// Every rank's host and process, indexed by rank.
     #[must_use]
     pub fn peers(&self) -> &[Peer] {
-        &self.shared.peers
+        &self.core.shared.peers
     }
 
     /// The settings this communicator was made with.
     #[must_use]
     pub fn config(&self) -> &Config {
-        &self.shared.config
+        &self.core.shared.config
     }
 
     /// How calls of this communicator are done, in words: over shared memory, over TCP, and between hosts which collective takes which
@@ -235,25 +279,32 @@ impl Communicator {
     #[must_use]
     pub fn explain(&self) -> String {
         // SAFETY: as in `execute`.
-        let said = unsafe { self.shared.plane.as_caller(&self.caller, |plane| plane.explain()) };
+        let said = unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.explain()) };
         said.unwrap_or_else(|| "in use by a reduction that is under way".to_owned())
     }
 
     /// How long a call may wait for its peers.
     #[must_use]
     pub fn timeout(&self) -> Duration {
-        self.timeout.get()
+        self.core.timeout.get()
     }
 
     /// Sets how long later calls may wait for their peers. Local to this rank.
     pub fn set_timeout(&self, timeout: Duration) {
-        self.timeout.set(timeout);
+        self.core.timeout.set(timeout);
     }
 
     /// A handle that any thread can use to end this communicator while a call is under way.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle { rank: self.shared.rank, health: Arc::clone(&self.shared.health), desk: Arc::downgrade(&self.shared.desk) }
+        let shared = &self.core.shared;
+        AbortHandle {
+            rank: shared.rank,
+            health: Arc::clone(&shared.health),
+            desk: Arc::downgrade(&shared.desk),
+            #[cfg(feature = "cuda")]
+            device: self.plane().map_or_else(|_| Weak::new(), |plane| Arc::downgrade(plane.comm())),
+        }
     }
 
     /// Ends the communicator at once, on this rank and on its peers, without waiting for anyone. Idempotent.
@@ -261,7 +312,7 @@ impl Communicator {
     pub fn abort(&self) {
         self.abort_handle().abort();
         // SAFETY: as in `execute`.
-        unsafe { self.shared.plane.as_caller(&self.caller, HostPlane::tell) };
+        unsafe { self.core.shared.plane.as_caller(&self.core.caller, HostPlane::tell) };
     }
 
     /// Waits until every rank has come this far and all started calls have ended, then closes.
@@ -271,25 +322,40 @@ impl Communicator {
     /// As [`Communicator::barrier`]. The communicator is gone either way.
     #[doc(alias("ncclCommFinalize", "destroy_process_group"))]
     pub fn close(self) -> Result<()> {
-        self.barrier()
+        #[cfg(feature = "cuda")]
+        let device = self.close_device();
+        self.barrier()?;
+        #[cfg(feature = "cuda")]
+        device?;
+        Ok(())
     }
 
-    /// Runs a checked job on this thread, after the started ones.
+    /// Runs a checked call: on the host at once, on a device by queueing it.
     #[inline]
-    fn execute(&self, job: &Job) -> Result<()> {
-        let timeout = self.timeout.get();
+    fn execute(&self, prepared: Prepared<'_>) -> Result<()> {
+        match prepared {
+            Prepared::Host(job, _) => self.run(&job),
+            #[cfg(feature = "cuda")]
+            Prepared::Device(call) => self.queue(call),
+        }
+    }
+
+    /// Runs a checked job of the host plane on this thread, after the started ones.
+    #[inline]
+    fn run(&self, job: &Job) -> Result<()> {
+        let timeout = self.core.timeout.get();
         // SAFETY: `caller` is the only caller's side of this baton: both were made together and neither can be cloned.
-        let entered = unsafe { self.shared.plane.as_caller(&self.caller, |plane| plane.run(job, &Deadline::after(timeout))) };
+        let entered = unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.run(job, &Deadline::after(timeout))) };
         let result = entered
             .unwrap_or_else(|| Err(Error::argument(job.call.kind.name(), "called from within a reduction of the same communicator")));
         if result.is_err() {
-            self.shared.announce_end();
+            self.core.shared.announce_end();
         }
         result
     }
 }
 
-impl Drop for Communicator {
+impl Drop for Core {
     fn drop(&mut self) {
         if let Some(worker) = self.worker.take() {
             worker.stop(&self.shared);

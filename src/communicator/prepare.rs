@@ -1,7 +1,13 @@
 //! The door: every argument of a collective is checked here once, and nowhere else.
 
+use std::marker::PhantomData;
+
 use super::Communicator;
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+#[cfg(feature = "cuda")]
+use super::device::DeviceCall;
+#[cfg(feature = "cuda")]
+use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
+use crate::buffer::{Memory, MemoryMut};
 use crate::call::{Call, Kind, Layout};
 use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
@@ -9,23 +15,53 @@ use crate::host::plane::{Job, Operands};
 use crate::host::reduce::{self, Kernel};
 use crate::op::Reduction;
 
-/// What a job reads: nothing, a buffer of its own, or the buffer it writes (in place).
-pub(super) enum Source<'a, T> {
+/// What a call reads: nothing, a buffer of its own, or the buffer it writes (in place).
+pub(super) enum Source<M> {
     Nothing,
-    Separate(&'a [T]),
+    Separate(M),
     InPlace,
 }
 
-/// The host memory behind a buffer.
-pub(super) fn host<B: Buffer + ?Sized>(buffer: &B) -> &[B::Element] {
-    let Memory::Host(slice) = buffer.memory();
-    slice
+/// A checked call, and the plane that runs it. Its buffers are borrowed as long as it lives.
+pub(super) enum Prepared<'a> {
+    Host(Job, PhantomData<&'a mut ()>),
+    #[cfg(feature = "cuda")]
+    Device(DeviceCall<'a>),
 }
 
-/// The host memory behind a buffer that is written.
-pub(super) fn host_mut<B: BufferMut + ?Sized>(buffer: &mut B) -> &mut [B::Element] {
-    let MemoryMut::Host(slice) = buffer.memory_mut();
-    slice
+/// A call's two buffers, both on one plane.
+enum OnePlane<'a, T> {
+    Host(Source<&'a [T]>, &'a mut [T]),
+    #[cfg(feature = "cuda")]
+    Device(Source<DeviceMemory<'a, T>>, Option<DeviceMemoryMut<'a, T>>),
+}
+
+/// Refuses buffers of two planes in one call.
+#[inline]
+fn on_one_plane<'a, T>(kind: Kind, source: Source<Memory<'a, T>>, destination: Option<MemoryMut<'a, T>>) -> Result<OnePlane<'a, T>> {
+    Ok(match (source, destination) {
+        (Source::Nothing, Some(MemoryMut::Host(destination))) => OnePlane::Host(Source::Nothing, destination),
+        (Source::InPlace, Some(MemoryMut::Host(destination))) => OnePlane::Host(Source::InPlace, destination),
+        (Source::Separate(Memory::Host(source)), Some(MemoryMut::Host(destination))) => {
+            OnePlane::Host(Source::Separate(source), destination)
+        }
+        (Source::Separate(Memory::Host(source)), None) => OnePlane::Host(Source::Separate(source), &mut []),
+        (Source::Nothing | Source::InPlace, None) => OnePlane::Host(Source::Nothing, &mut []),
+        #[cfg(feature = "cuda")]
+        (Source::Nothing, Some(MemoryMut::Device(destination))) => OnePlane::Device(Source::Nothing, Some(destination)),
+        #[cfg(feature = "cuda")]
+        (Source::InPlace, Some(MemoryMut::Device(destination))) => OnePlane::Device(Source::InPlace, Some(destination)),
+        #[cfg(feature = "cuda")]
+        (Source::Separate(Memory::Device(source)), Some(MemoryMut::Device(destination))) => {
+            OnePlane::Device(Source::Separate(source), Some(destination))
+        }
+        #[cfg(feature = "cuda")]
+        (Source::Separate(Memory::Device(source)), None) => OnePlane::Device(Source::Separate(source), None),
+        #[cfg(feature = "cuda")]
+        (Source::Separate(_), Some(_)) => {
+            return Err(Error::argument(kind.name(), "one buffer is on the host and the other on a device: pass both on the same side"));
+        }
+    })
 }
 
 /// An element type with a name and a size; types of size 0 and huge ones are refused.
@@ -79,73 +115,107 @@ impl Communicator {
         }
     }
 
-    /// A job that moves elements.
-    pub(super) fn moving<T: Data>(
+    /// A call that moves elements.
+    #[inline]
+    pub(super) fn moving<'a, T: Data>(
         &self,
         kind: Kind,
         root: Option<u32>,
         count: usize,
-        source: Source<'_, T>,
-        destination: &mut [T],
+        source: Source<Memory<'a, T>>,
+        destination: impl Into<Option<MemoryMut<'a, T>>>,
         layout: Layout,
-    ) -> Result<Job> {
-        let (element, element_bytes) = element::<T>(kind.name())?;
-        let in_place = matches!(source, Source::InPlace);
-        let destination_len = size_of_val(destination);
-        let destination = destination.as_mut_ptr().cast::<u8>();
-        let (source, source_len) = match source {
-            Source::Nothing => (std::ptr::null(), 0),
-            Source::Separate(slice) => (slice.as_ptr().cast::<u8>(), size_of_val(slice)),
-            // From the same pointer: one made from a shared borrow may not be read through once the other has written.
-            Source::InPlace => (destination.cast_const(), destination_len),
-        };
-        let counts_hash = match (&layout, kind) {
-            (Layout::Blocks(counts), Kind::AllGatherV | Kind::ReduceScatterV) => Call::hash_counts(counts),
-            _ => 0,
-        };
-        Ok(Job {
-            call: Call { kind, op: 0, element, count: count as u64, root, counts_hash, sequence: 0 },
-            memory: Operands { source, source_len, destination, destination_len },
-            layout,
-            kernel: None,
-            element_bytes,
-            in_place,
-            scaled: None,
+    ) -> Result<Prepared<'a>> {
+        let call = described::<T>(kind, root, count, &layout)?;
+        Ok(match on_one_plane(kind, source, destination.into())? {
+            OnePlane::Host(source, destination) => Prepared::Host(host_job(call, source, destination, layout), PhantomData),
+            #[cfg(feature = "cuda")]
+            OnePlane::Device(source, destination) => Prepared::Device(DeviceCall::new(call, source, destination, layout, None)),
         })
     }
 
-    /// A job that reduces: as one that moves, with a kernel, and the contribution multiplied first where the op says so.
+    /// A call that reduces: as one that moves, with a kernel, and the contribution multiplied first where the op says so.
     #[expect(clippy::too_many_arguments, reason = "one place where all that a reduction is made of comes together")]
-    pub(super) fn reducing<T: Data>(
+    #[inline]
+    pub(super) fn reducing<'a, T: Data>(
         &self,
         kind: Kind,
         root: Option<u32>,
         count: usize,
-        source: Source<'_, T>,
-        destination: &mut [T],
+        source: Source<Memory<'a, T>>,
+        destination: impl Into<Option<MemoryMut<'a, T>>>,
         layout: Layout,
         reduction: &Reduction<T>,
-    ) -> Result<Job> {
-        let kernel = Kernel::of(reduction, self.world_size())?;
-        let in_place = matches!(source, Source::InPlace);
-        let scaled = kernel.needs_premultiply().then(|| {
-            let contribution = match &source {
-                Source::Separate(slice) => slice,
-                Source::InPlace | Source::Nothing => &*destination,
-            };
-            premultiplied(reduction, contribution)
-        });
-        let source = match &scaled {
-            Some(scaled) => Source::Separate(&scaled[..]),
-            None => source,
-        };
-        let mut job = self.moving(kind, root, count, source, destination, layout)?;
-        job.call.op = reduction.code();
-        job.kernel = Some(kernel);
-        job.in_place = in_place;
-        job.scaled = scaled.map(|scaled| Box::new(scaled) as Box<dyn std::any::Any + Send>);
-        Ok(job)
+    ) -> Result<Prepared<'a>> {
+        let call = Call { op: reduction.code(), ..described::<T>(kind, root, count, &layout)? };
+        match on_one_plane(kind, source, destination.into())? {
+            OnePlane::Host(source, destination) => {
+                let kernel = Kernel::of(reduction, self.world_size())?;
+                Ok(Prepared::Host(folding_job(call, source, destination, layout, kernel, reduction), PhantomData))
+            }
+            #[cfg(feature = "cuda")]
+            OnePlane::Device(source, destination) => {
+                let reduction = super::device::reduction(reduction)?;
+                Ok(Prepared::Device(DeviceCall::new(call, source, destination, layout, Some(reduction))))
+            }
+        }
     }
+}
+
+/// What the ranks must agree on.
+#[inline]
+fn described<T: Data>(kind: Kind, root: Option<u32>, count: usize, layout: &Layout) -> Result<Call> {
+    let (element, _) = element::<T>(kind.name())?;
+    let counts_hash = match (layout, kind) {
+        (Layout::Blocks(counts), Kind::AllGatherV | Kind::ReduceScatterV) => Call::hash_counts(counts),
+        _ => 0,
+    };
+    Ok(Call { kind, op: 0, element, count: count as u64, root, counts_hash, sequence: 0 })
+}
+
+/// A job of the host plane that moves elements.
+#[inline]
+fn host_job<T>(call: Call, source: Source<&[T]>, destination: &mut [T], layout: Layout) -> Job {
+    let in_place = matches!(source, Source::InPlace);
+    let destination_len = size_of_val(destination);
+    let destination = destination.as_mut_ptr().cast::<u8>();
+    let (source, source_len) = match source {
+        Source::Nothing => (std::ptr::null(), 0),
+        Source::Separate(slice) => (slice.as_ptr().cast::<u8>(), size_of_val(slice)),
+        // From the same pointer: one made from a shared borrow may not be read through once the other has written.
+        Source::InPlace => (destination.cast_const(), destination_len),
+    };
+    let memory = Operands { source, source_len, destination, destination_len };
+    Job { call, memory, layout, kernel: None, element_bytes: size_of::<T>(), in_place, scaled: None }
+}
+
+/// A job of the host plane that folds elements.
+#[inline]
+fn folding_job<T: Data>(
+    call: Call,
+    source: Source<&[T]>,
+    destination: &mut [T],
+    layout: Layout,
+    kernel: Kernel,
+    reduction: &Reduction<T>,
+) -> Job {
+    let in_place = matches!(source, Source::InPlace);
+    let scaled = kernel.needs_premultiply().then(|| {
+        let contribution = match &source {
+            Source::Separate(slice) => slice,
+            Source::InPlace | Source::Nothing => &*destination,
+        };
+        premultiplied(reduction, contribution)
+    });
+    let source = match &scaled {
+        Some(scaled) => Source::Separate(&scaled[..]),
+        None => source,
+    };
+    let mut job = host_job(call, source, destination, layout);
+    job.kernel = Some(kernel);
+    job.in_place = in_place;
+    job.scaled = scaled.map(|scaled| Box::new(scaled) as Box<dyn std::any::Any + Send>);
+    job
 }
 
 /// A contribution times its scalar, in memory of its own.

@@ -34,22 +34,30 @@ impl ParentExchange<'_> {
 impl Exchange for ParentExchange<'_> {
     fn all_gather(&mut self, mine: &[u8], _deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
         self.rounds += 1;
-        let mut lengths = vec![0_u64; self.parent.world_size()];
-        self.parent.all_gather_into(&(mine.len() as u64), &mut lengths)?;
+        let mut blobs = self.parent.all_gather_blobs(mine)?;
+        Ok(self.members.iter().map(|member| std::mem::take(&mut blobs[*member])).collect())
+    }
+}
+
+impl Communicator {
+    /// What every rank has to say, in rank order.
+    pub(super) fn all_gather_blobs(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut lengths = vec![0_u64; self.world_size()];
+        self.all_gather_into(&(mine.len() as u64), &mut lengths)?;
         if let Some(rank) = lengths.iter().position(|length| *length > MAX_BLOB_BYTES) {
             let reason = format!("{} B about itself for a new communicator, and {MAX_BLOB_BYTES} B are the most", lengths[rank]);
-            return Err(Error::Protocol { with: self.parent.peers()[rank].to_string(), reason });
+            return Err(Error::Protocol { with: self.peers()[rank].to_string(), reason });
         }
         let counts: Vec<usize> = lengths.iter().map(|length| *length as usize).collect();
         let mut bytes = vec![0_u8; counts.iter().sum()];
-        self.parent.all_gather_v_into(mine, &mut bytes, &counts)?;
-        let mut starts = Vec::with_capacity(counts.len());
-        let mut start = 0;
-        for count in &counts {
-            starts.push(start);
-            start += count;
-        }
-        Ok(self.members.iter().map(|member| bytes[starts[*member]..][..counts[*member]].to_vec()).collect())
+        self.all_gather_v_into(mine, &mut bytes, &counts)?;
+        let mut rest = &bytes[..];
+        let mut next = |count: &usize| {
+            let (blob, tail) = rest.split_at(*count);
+            rest = tail;
+            blob.to_vec()
+        };
+        Ok(counts.iter().map(&mut next).collect())
     }
 }
 
@@ -130,17 +138,22 @@ impl Communicator {
         let deadline = Deadline::after(self.timeout());
         let mut exchange = ParentExchange { parent: self, members, rounds: 0 };
         let Some(rank) = members.iter().position(|member| *member == self.rank()) else {
-            return exchange.finish(&deadline).map(|()| None);
+            exchange.finish(&deadline)?;
+            #[cfg(feature = "cuda")]
+            self.split_device(None, &deadline)?;
+            return Ok(None);
         };
         let mut config = self.config().clone();
         config.timeout = self.timeout();
-        let founding = Founding { rank, world_size: members.len(), config: &config, listen: self.shared.listen };
+        let founding = Founding { rank, world_size: members.len(), config: &config, listen: self.core.shared.listen };
         let established = HostPlane::establish(&mut exchange, &founding, &deadline);
         exchange.finish(&deadline)?;
         let (plane, connector) = established?;
         let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
-        let comm = Self::new(plane, desk, config, self.shared.listen);
+        let comm = Self::new(plane, desk, config, self.core.shared.listen);
         comm.barrier()?;
+        #[cfg(feature = "cuda")]
+        self.split_device(Some((&comm, members[0] as u32)), &deadline)?;
         Ok(Some(comm))
     }
 

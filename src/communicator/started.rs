@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::keep::{Keep, Kept};
-use super::prepare::{Source, host, host_mut};
+use super::prepare::{Prepared, Source};
 use super::work::{Finished, OwnedBuffer, State, Work};
 use super::{Communicator, Shared};
 use crate::deadline::Deadline;
@@ -81,22 +81,48 @@ impl Worker {
     }
 }
 
+/// What a started call became.
+enum Launched {
+    Host(Job),
+    #[cfg(feature = "cuda")]
+    Device(super::device::Queued),
+}
+
 impl Communicator {
+    /// Starts a call on buffers that it owns until it has ended: on the worker, or on the device.
+    fn start<B, P>(&self, buffers: B, prepare: P) -> Result<Work<B>>
+    where
+        B: Send + 'static,
+        P: for<'a> FnOnce(&'a mut B) -> Result<Prepared<'a>>,
+    {
+        let mut buffers = Keep::new(buffers);
+        let launched = match prepare(buffers.value())? {
+            Prepared::Host(job, _) => Launched::Host(job),
+            #[cfg(feature = "cuda")]
+            Prepared::Device(call) => Launched::Device(self.queue_and_mark(call)?),
+        };
+        match launched {
+            Launched::Host(job) => self.start_job(job, buffers),
+            #[cfg(feature = "cuda")]
+            Launched::Device(queued) => Ok(queued.into_work(buffers)),
+        }
+    }
+
     /// Hands a job and the buffers it points into to the worker.
-    fn start<B: Send + 'static>(&self, job: Job, buffers: Keep<B>) -> Result<Work<B>> {
-        let worker = match self.worker.get() {
+    fn start_job<B: Send + 'static>(&self, job: Job, buffers: Keep<B>) -> Result<Work<B>> {
+        let worker = match self.core.worker.get() {
             Some(worker) => worker,
             None => {
-                let worker = Worker::spawn(&self.shared)?;
-                self.worker.get_or_init(|| worker)
+                let worker = Worker::spawn(&self.core.shared)?;
+                self.core.worker.get_or_init(|| worker)
             }
         };
         let state = State::new();
         let started = Started { job, buffers: Box::new(buffers), state: Arc::clone(&state), timeout: self.timeout() };
-        self.shared.plane.submit();
+        self.core.shared.plane.submit();
         if worker.jobs.send(started).is_err() {
-            // Cannot be while `self.worker` lives: the thread ends when its queue is dropped, and catches panics.
-            self.shared.plane.withdraw();
+            // Cannot be while `self.core.worker` lives: the thread ends when its queue is dropped, and catches panics.
+            self.core.shared.plane.withdraw();
             return Err(Error::argument("start", "the worker thread of this communicator is gone"));
         }
         Ok(Work::new(state, None))
@@ -127,9 +153,7 @@ impl Communicator {
     ///
     /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
     pub fn start_all_reduce<B: OwnedBuffer>(&self, buffer: B, op: impl Into<Reduction<B::Element>>) -> Result<Work<B>> {
-        let mut buffer = Keep::new(buffer);
-        let job = self.prepare_all_reduce(Source::InPlace, host_mut(buffer.value()), &op.into())?;
-        self.start(job, buffer)
+        self.start(buffer, |buffer| self.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into()))
     }
 
     /// Starts a [`reduce`](Self::reduce).
@@ -138,11 +162,12 @@ impl Communicator {
     ///
     /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
     pub fn start_reduce<B: OwnedBuffer>(&self, buffer: B, root: usize, op: impl Into<Reduction<B::Element>>) -> Result<Work<B>> {
-        let mut buffer = Keep::new(buffer);
-        let slice = host_mut(buffer.value());
-        let count = slice.len();
-        let job = self.prepare_reduce(Source::InPlace, Some(slice), count, root, &op.into())?;
-        self.start(job, buffer)
+        let op = op.into();
+        self.start(buffer, |buffer| {
+            let buffer = buffer.memory_mut();
+            let count = buffer.len();
+            self.prepare_reduce(Source::InPlace, Some(buffer), count, root, &op)
+        })
     }
 
     /// Starts a [`broadcast`](Self::broadcast).
@@ -151,10 +176,8 @@ impl Communicator {
     ///
     /// `InvalidArgument` here; the rest through the [`Work`].
     pub fn start_broadcast<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
-        let mut buffer = Keep::new(buffer);
         let source = if self.rank() == root { Source::InPlace } else { Source::Nothing };
-        let job = self.prepare_broadcast(source, host_mut(buffer.value()), root)?;
-        self.start(job, buffer)
+        self.start(buffer, |buffer| self.prepare_broadcast(source, buffer.memory_mut(), root))
     }
 
     /// Starts an [`all_gather`](Self::all_gather), in place.
@@ -163,9 +186,7 @@ impl Communicator {
     ///
     /// `InvalidArgument` here; the rest through the [`Work`].
     pub fn start_all_gather<B: OwnedBuffer>(&self, buffer: B) -> Result<Work<B>> {
-        let mut buffer = Keep::new(buffer);
-        let job = self.prepare_all_gather(None, host_mut(buffer.value()))?;
-        self.start(job, buffer)
+        self.start(buffer, |buffer| self.prepare_all_gather(None, buffer.memory_mut()))
     }
 
     /// Starts an [`all_gather_into`](Self::all_gather_into).
@@ -178,10 +199,7 @@ impl Communicator {
         S: OwnedBuffer,
         D: OwnedBuffer<Element = S::Element>,
     {
-        let mut buffers = Keep::new((source, destination));
-        let (source, destination) = buffers.value();
-        let job = self.prepare_all_gather(Some(host(source)), host_mut(destination))?;
-        self.start(job, buffers)
+        self.start((source, destination), |(source, destination)| self.prepare_all_gather(Some(source.memory()), destination.memory_mut()))
     }
 
     /// Starts a [`reduce_scatter`](Self::reduce_scatter), in place.
@@ -190,9 +208,7 @@ impl Communicator {
     ///
     /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
     pub fn start_reduce_scatter<B: OwnedBuffer>(&self, buffer: B, op: impl Into<Reduction<B::Element>>) -> Result<Work<B>> {
-        let mut buffer = Keep::new(buffer);
-        let job = self.prepare_reduce_scatter(None, host_mut(buffer.value()), &op.into())?;
-        self.start(job, buffer)
+        self.start(buffer, |buffer| self.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into()))
     }
 
     /// Starts a [`reduce_scatter_into`](Self::reduce_scatter_into).
@@ -205,10 +221,7 @@ impl Communicator {
         S: OwnedBuffer,
         D: OwnedBuffer<Element = S::Element>,
     {
-        let mut buffers = Keep::new((source, destination));
-        let (source, destination) = buffers.value();
-        let job = self.prepare_reduce_scatter(Some(host(source)), host_mut(destination), &op.into())?;
-        self.start(job, buffers)
+        self.start((source, destination), |(source, destination)| self.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into()))
     }
 
     /// Starts an [`all_to_all`](Self::all_to_all), in place.
@@ -217,9 +230,7 @@ impl Communicator {
     ///
     /// `InvalidArgument` here; the rest through the [`Work`].
     pub fn start_all_to_all<B: OwnedBuffer>(&self, buffer: B) -> Result<Work<B>> {
-        let mut buffer = Keep::new(buffer);
-        let job = self.prepare_all_to_all(Source::InPlace, host_mut(buffer.value()))?;
-        self.start(job, buffer)
+        self.start(buffer, |buffer| self.prepare_all_to_all(Source::InPlace, buffer.memory_mut()))
     }
 
     /// Starts a [`gather_in_place`](Self::gather_in_place).
@@ -228,9 +239,7 @@ impl Communicator {
     ///
     /// `InvalidArgument` here; the rest through the [`Work`].
     pub fn start_gather<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
-        let mut buffer = Keep::new(buffer);
-        let job = self.prepare_gather_in_place(host_mut(buffer.value()), root)?;
-        self.start(job, buffer)
+        self.start(buffer, |buffer| self.prepare_gather_in_place(buffer, root))
     }
 
     /// Starts a [`scatter_in_place`](Self::scatter_in_place).
@@ -239,9 +248,7 @@ impl Communicator {
     ///
     /// `InvalidArgument` here; the rest through the [`Work`].
     pub fn start_scatter<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
-        let mut buffer = Keep::new(buffer);
-        let job = self.prepare_scatter_in_place(host_mut(buffer.value()), root)?;
-        self.start(job, buffer)
+        self.start(buffer, |buffer| self.prepare_scatter_in_place(buffer.memory_mut(), root))
     }
 
     /// Starts a [`barrier`](Self::barrier).
@@ -250,6 +257,6 @@ impl Communicator {
     ///
     /// Those of the barrier come through the [`Work`].
     pub fn start_barrier(&self) -> Result<Work<()>> {
-        self.start(self.prepare_barrier()?, Keep::new(()))
+        self.start((), |()| self.prepare_barrier())
     }
 }

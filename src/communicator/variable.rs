@@ -1,16 +1,15 @@
 //! The collectives with a count of its own for each rank.
 
 use super::Communicator;
-use super::prepare::{Source, host, host_mut, to_bytes};
-use crate::buffer::{Buffer, BufferMut};
+use super::prepare::{Prepared, Source, to_bytes};
+use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::{Kind, Layout};
 use crate::element::Data;
 use crate::error::Result;
-use crate::host::plane::Job;
 use crate::op::Reduction;
 
 impl Communicator {
-    pub(super) fn prepare_all_gather_v<T: Data>(&self, source: Option<&[T]>, destination: &mut [T], counts: &[usize]) -> Result<Job> {
+    pub(super) fn prepare_all_gather_v<'a, T: Data>(&self, source: Option<Memory<'a, T>>, destination: MemoryMut<'a, T>, counts: &[usize]) -> Result<Prepared<'a>> {
         let kind = Kind::AllGatherV;
         self.checked_counts(kind, "the destination", counts, destination.len())?;
         if let Some(source) = source {
@@ -20,15 +19,15 @@ impl Communicator {
         self.moving(kind, None, total, source.map_or(Source::InPlace, Source::Separate), destination, layout)
     }
 
-    pub(super) fn prepare_reduce_scatter_v<T: Data>(
+    pub(super) fn prepare_reduce_scatter_v<'a, T: Data>(
         &self,
-        source: Option<&[T]>,
-        destination: &mut [T],
+        source: Option<Memory<'a, T>>,
+        destination: MemoryMut<'a, T>,
         counts: &[usize],
         op: &Reduction<T>,
-    ) -> Result<Job> {
+    ) -> Result<Prepared<'a>> {
         let kind = Kind::ReduceScatterV;
-        let total = source.map_or(destination.len(), <[T]>::len);
+        let total = source.map_or(destination.len(), |source| source.len());
         self.checked_counts(kind, "the source", counts, total)?;
         if source.is_some() {
             Self::equal(kind, "the destination", destination.len(), counts[self.rank()], "this rank's count")?;
@@ -37,25 +36,25 @@ impl Communicator {
         self.reducing(kind, None, total, source.map_or(Source::InPlace, Source::Separate), destination, layout, op)
     }
 
-    pub(super) fn prepare_gather_v<T: Data>(&self, source: &[T], destination: Option<(&mut [T], &[usize])>, root: usize) -> Result<Job> {
+    pub(super) fn prepare_gather_v<'a, T: Data>(&self, source: Memory<'a, T>, destination: Option<(MemoryMut<'a, T>, &[usize])>, root: usize) -> Result<Prepared<'a>> {
         let kind = Kind::GatherV;
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a destination", destination.is_some(), root)?;
         let Some((destination, counts)) = destination else {
-            let layout = Layout::Own(size_of_val(source));
-            return self.moving(kind, root_field, 0, Source::Separate(source), &mut [], layout);
+            let layout = Layout::Own(source.len() * size_of::<T>());
+            return self.moving(kind, root_field, 0, Source::Separate(source), None, layout);
         };
         self.checked_counts(kind, "the destination", counts, destination.len())?;
         Self::equal(kind, "the source", source.len(), counts[self.rank()], "this rank's count")?;
         self.moving(kind, root_field, 0, Source::Separate(source), destination, Layout::Blocks(to_bytes::<T>(counts)))
     }
 
-    pub(super) fn prepare_scatter_v<T: Data>(&self, source: Option<(&[T], &[usize])>, destination: &mut [T], root: usize) -> Result<Job> {
+    pub(super) fn prepare_scatter_v<'a, T: Data>(&self, source: Option<(Memory<'a, T>, &[usize])>, destination: MemoryMut<'a, T>, root: usize) -> Result<Prepared<'a>> {
         let kind = Kind::ScatterV;
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a source", source.is_some(), root)?;
         let Some((source, counts)) = source else {
-            let layout = Layout::Own(size_of_val(destination));
+            let layout = Layout::Own(destination.len() * size_of::<T>());
             return self.moving(kind, root_field, 0, Source::Nothing, destination, layout);
         };
         self.checked_counts(kind, "the source", counts, source.len())?;
@@ -63,13 +62,13 @@ impl Communicator {
         self.moving(kind, root_field, 0, Source::Separate(source), destination, Layout::Blocks(to_bytes::<T>(counts)))
     }
 
-    pub(super) fn prepare_all_to_all_v<T: Data>(
+    pub(super) fn prepare_all_to_all_v<'a, T: Data>(
         &self,
-        source: &[T],
+        source: Memory<'a, T>,
         send_counts: &[usize],
-        destination: &mut [T],
+        destination: MemoryMut<'a, T>,
         receive_counts: &[usize],
-    ) -> Result<Job> {
+    ) -> Result<Prepared<'a>> {
         let kind = Kind::AllToAllV;
         self.checked_counts(kind, "the source", send_counts, source.len())?;
         self.checked_counts(kind, "the destination", receive_counts, destination.len())?;
@@ -93,7 +92,7 @@ impl Communicator {
     /// Those common to all collectives; `InvalidArgument` where the counts do not cover the buffer.
     #[doc(alias = "MPI_Allgatherv")]
     pub fn all_gather_v<B: BufferMut + ?Sized>(&self, buffer: &mut B, counts: &[usize]) -> Result<()> {
-        self.execute(&self.prepare_all_gather_v(None, host_mut(buffer), counts)?)
+        self.execute(self.prepare_all_gather_v(None, buffer.memory_mut(), counts)?)
     }
 
     /// As [`all_gather_v`](Self::all_gather_v), from this rank's block into a destination for all of them.
@@ -106,7 +105,7 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(&self.prepare_all_gather_v(Some(host(source)), host_mut(destination), counts)?)
+        self.execute(self.prepare_all_gather_v(Some(source.memory()), destination.memory_mut(), counts)?)
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), in place, with a count for each rank.
@@ -121,7 +120,7 @@ impl Communicator {
         counts: &[usize],
         op: impl Into<Reduction<B::Element>>,
     ) -> Result<()> {
-        self.execute(&self.prepare_reduce_scatter_v(None, host_mut(buffer), counts, &op.into())?)
+        self.execute(self.prepare_reduce_scatter_v(None, buffer.memory_mut(), counts, &op.into())?)
     }
 
     /// As [`reduce_scatter_v`](Self::reduce_scatter_v), from one buffer into another that holds this rank's block.
@@ -140,7 +139,7 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(&self.prepare_reduce_scatter_v(Some(host(source)), host_mut(destination), counts, &op.into())?)
+        self.execute(self.prepare_reduce_scatter_v(Some(source.memory()), destination.memory_mut(), counts, &op.into())?)
     }
 
     /// As [`gather`](Self::gather) with a count for each rank, which only the root needs to know: it passes
@@ -155,8 +154,8 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let destination = destination.map(|(destination, counts)| (host_mut(destination), counts));
-        self.execute(&self.prepare_gather_v(host(source), destination, root)?)
+        let destination = destination.map(|(destination, counts)| (destination.memory_mut(), counts));
+        self.execute(self.prepare_gather_v(source.memory(), destination, root)?)
     }
 
     /// As [`scatter`](Self::scatter) with a count for each rank, which only the root needs to know: it passes
@@ -171,8 +170,8 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let source = source.map(|(source, counts)| (host(source), counts));
-        self.execute(&self.prepare_scatter_v(source, host_mut(destination), root)?)
+        let source = source.map(|(source, counts)| (source.memory(), counts));
+        self.execute(self.prepare_scatter_v(source, destination.memory_mut(), root)?)
     }
 
     /// As [`all_to_all_into`](Self::all_to_all_into), with counts for what this rank sends to each rank and gets from each.
@@ -186,6 +185,6 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(&self.prepare_all_to_all_v(host(source), send_counts, host_mut(destination), receive_counts)?)
+        self.execute(self.prepare_all_to_all_v(source.memory(), send_counts, destination.memory_mut(), receive_counts)?)
     }
 }

@@ -26,6 +26,11 @@ pub struct Work<B> {
 pub(super) trait Drive: Send + Sync {
     /// Moves what can move; where nothing can, waits for at most `limit`.
     fn drive(&self, limit: Duration);
+
+    /// Looks, without waiting, whether the call has ended where nobody else does; whether it has.
+    fn poll(&self) -> bool {
+        false
+    }
 }
 
 /// What the background and the handle share.
@@ -88,6 +93,9 @@ impl<B: Send + 'static> Work<B> {
     /// Whether the call has ended, well or not. Never blocks.
     #[must_use]
     pub fn is_done(&self) -> bool {
+        if let Some(driver) = &self.driver {
+            driver.poll();
+        }
         !matches!(*self.state.outcome.lock().unwrap_or_else(PoisonError::into_inner), Outcome::Pending)
     }
 

@@ -1,5 +1,8 @@
 //! What a call may be given as a buffer, and where it lives.
 
+#[cfg(feature = "cuda")]
+pub(crate) mod device;
+
 use crate::element::{Data, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
@@ -13,6 +16,9 @@ mod sealed {
 pub enum Memory<'a, T> {
     /// Ordinary memory: the call runs on the host plane.
     Host(&'a [T]),
+    /// Memory of a GPU: the call is queued on the device plane.
+    #[cfg(feature = "cuda")]
+    Device(device::DeviceMemory<'a, T>),
 }
 
 /// Memory that a call writes, and the plane that writes it.
@@ -21,9 +27,45 @@ pub enum Memory<'a, T> {
 pub enum MemoryMut<'a, T> {
     /// Ordinary memory: the call runs on the host plane.
     Host(&'a mut [T]),
+    /// Memory of a GPU: the call is queued on the device plane.
+    #[cfg(feature = "cuda")]
+    Device(device::DeviceMemoryMut<'a, T>),
 }
 
-/// A buffer that calls can read: slices, vectors, boxed slices, arrays and single elements.
+impl<T> Clone for Memory<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Memory<'_, T> {}
+
+impl<T> Memory<'_, T> {
+    /// How many elements it has.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Memory::Host(slice) => slice.len(),
+            #[cfg(feature = "cuda")]
+            Memory::Device(memory) => memory.len(),
+        }
+    }
+}
+
+impl<T> MemoryMut<'_, T> {
+    /// How many elements it has.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            MemoryMut::Host(slice) => slice.len(),
+            #[cfg(feature = "cuda")]
+            MemoryMut::Device(memory) => memory.len(),
+        }
+    }
+}
+
+/// A buffer that calls can read: slices, vectors, boxed slices, arrays and single elements; and, on a GPU, cudarc's slices and views,
+/// and views over raw addresses.
 ///
 /// Sealed: which plane a call runs on is decided by the type, at compile time.
 pub trait Buffer: sealed::Sealed {

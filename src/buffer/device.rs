@@ -1,0 +1,182 @@
+//! Buffers that live on a GPU.
+
+#![expect(unsafe_code, reason = "views over addresses that the caller vouches for")]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+
+use super::{Buffer, BufferMut, Memory, MemoryMut, sealed};
+use crate::element::Data;
+
+/// Device memory that can be read, whatever its elements are.
+pub(crate) trait DeviceRead {
+    /// The context that it belongs to.
+    fn context(&self) -> &Arc<CudaContext>;
+
+    /// Its address, once `stream` waits for the last write; the guard is dropped when the read has been queued.
+    fn read<'a>(&'a self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>);
+}
+
+/// Device memory that can be written.
+pub(crate) trait DeviceWrite {
+    /// The context that it belongs to.
+    fn context(&self) -> &Arc<CudaContext>;
+
+    /// Its address, once `stream` waits for the last reads and writes; the guard is dropped when the write has been queued.
+    fn write<'a>(&'a mut self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>);
+}
+
+/// Memory of a GPU that a call reads.
+pub struct DeviceMemory<'a, T> {
+    pub(crate) inner: &'a dyn DeviceRead,
+    length: usize,
+    elements: PhantomData<&'a [T]>,
+}
+
+/// Memory of a GPU that a call writes.
+pub struct DeviceMemoryMut<'a, T> {
+    pub(crate) inner: &'a mut dyn DeviceWrite,
+    length: usize,
+    elements: PhantomData<&'a mut [T]>,
+}
+
+impl<T> Clone for DeviceMemory<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for DeviceMemory<'_, T> {}
+
+impl<T> DeviceMemory<'_, T> {
+    /// How many elements it has.
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+}
+
+impl<T> DeviceMemoryMut<'_, T> {
+    /// How many elements it has.
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+}
+
+impl<T> fmt::Debug for DeviceMemory<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceMemory({} elements on device {})", self.length, self.inner.context().ordinal())
+    }
+}
+
+impl<T> fmt::Debug for DeviceMemoryMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceMemoryMut({} elements on device {})", self.length, self.inner.context().ordinal())
+    }
+}
+
+macro_rules! readable {
+    ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
+        impl<$($generics)*> DeviceRead for $buffer {
+            fn context(&self) -> &Arc<CudaContext> {
+                DeviceSlice::<T>::stream(self).context()
+            }
+            fn read<'a>(&'a self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>) {
+                DevicePtr::<T>::device_ptr(self, stream)
+            }
+        }
+        impl<$($generics)*> sealed::Sealed for $buffer {}
+        impl<$($generics)*> Buffer for $buffer {
+            type Element = T;
+            fn memory(&self) -> Memory<'_, T> {
+                Memory::Device(DeviceMemory { inner: self, length: DeviceSlice::<T>::len(self), elements: PhantomData })
+            }
+        }
+    )*};
+}
+
+macro_rules! writable {
+    ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
+        impl<$($generics)*> DeviceWrite for $buffer {
+            fn context(&self) -> &Arc<CudaContext> {
+                DeviceSlice::<T>::stream(self).context()
+            }
+            fn write<'a>(&'a mut self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>) {
+                DevicePtrMut::<T>::device_ptr_mut(self, stream)
+            }
+        }
+        impl<$($generics)*> BufferMut for $buffer {
+            fn memory_mut(&mut self) -> MemoryMut<'_, T> {
+                let length = DeviceSlice::<T>::len(self);
+                MemoryMut::Device(DeviceMemoryMut { inner: self, length, elements: PhantomData })
+            }
+        }
+    )*};
+}
+
+readable!([T: Data] CudaSlice<T>, ['v, T: Data] CudaView<'v, T>, ['v, T: Data] CudaViewMut<'v, T>);
+writable!([T: Data] CudaSlice<T>, ['v, T: Data] CudaViewMut<'v, T>);
+
+/// Elements at an address of a GPU that other code owns: what a call is given by engines with allocators of their own.
+///
+/// No events are kept for it: order the call against other work by the stream it runs on (see
+/// [`Communicator::on`](crate::Communicator::on)).
+#[derive(Debug)]
+pub struct RawDevice<'a, T> {
+    address: u64,
+    length: usize,
+    context: Arc<CudaContext>,
+    memory: PhantomData<&'a mut [T]>,
+}
+
+impl<T: Data> RawDevice<'_, T> {
+    /// `length` elements at `address`, in memory of this context's device.
+    ///
+    /// # Safety
+    ///
+    /// As long as this lives, and until every call that was given it has ended on its stream: the memory is allocated, nobody else
+    /// writes it (or reads it, where a call writes), and it holds elements of type `T` wherever a call reads.
+    #[must_use]
+    pub unsafe fn new(context: &Arc<CudaContext>, address: u64, length: usize) -> Self {
+        Self { address, length, context: Arc::clone(context), memory: PhantomData }
+    }
+}
+
+impl<T> DeviceRead for RawDevice<'_, T> {
+    fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    fn read<'a>(&'a self, _stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>) {
+        (self.address, SyncOnDrop::Record(None))
+    }
+}
+
+impl<T> DeviceWrite for RawDevice<'_, T> {
+    fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    fn write<'a>(&'a mut self, _stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>) {
+        (self.address, SyncOnDrop::Record(None))
+    }
+}
+
+impl<T: Data> sealed::Sealed for RawDevice<'_, T> {}
+
+impl<T: Data> Buffer for RawDevice<'_, T> {
+    type Element = T;
+
+    fn memory(&self) -> Memory<'_, T> {
+        Memory::Device(DeviceMemory { inner: self, length: self.length, elements: PhantomData })
+    }
+}
+
+impl<T: Data> BufferMut for RawDevice<'_, T> {
+    fn memory_mut(&mut self) -> MemoryMut<'_, T> {
+        let length = self.length;
+        MemoryMut::Device(DeviceMemoryMut { inner: self, length, elements: PhantomData })
+    }
+}

@@ -1,0 +1,325 @@
+//! How a communicator gets its device plane: the ranks tell each other what they have, agree whether it will do, and only then
+//! start NCCL. So whatever one rank lacks, every rank hears of.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cudarc::driver::CudaContext;
+
+use super::super::Communicator;
+use crate::config::NcclEnvironment;
+use crate::deadline::Deadline;
+use crate::device::{self, DevicePlane, Gpu, NcclComm, PlaneOptions, Setup, Version};
+use crate::error::{Error, Peer, Result};
+
+/// Which GPU a rank uses.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub enum DeviceChoice {
+    /// By the rank's number among the ranks of its host: the first takes device 0, the second device 1 … Where a process sees fewer
+    /// devices (a launcher that gives each its own), the count starts again.
+    #[default]
+    Local,
+    /// The device with this number.
+    Ordinal(usize),
+    /// The device of this context. It must be the device's primary one, as cudarc makes it.
+    Context(Arc<CudaContext>),
+}
+
+/// What the builder was asked for.
+#[derive(Debug, Clone)]
+pub(in super::super) struct Request {
+    pub(in super::super) choice: DeviceChoice,
+    /// Whether a communicator without a device plane will not do.
+    pub(in super::super) required: bool,
+}
+
+/// The first NCCL that can have several ranks on one device.
+const SHARED_DEVICES: Version = Version::new(2, 30, 3);
+
+/// How many ranks one root of the NCCL bootstrap serves, where the library can have several.
+const RANKS_PER_ROOT: usize = 256;
+
+/// What a rank has, as it tells the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Facts {
+    uuid: [u8; 16],
+    version: i32,
+    may_share: bool,
+    pci: String,
+    /// By what NCCL is told to take ranks to share a host; empty where it is not told.
+    host_id: String,
+}
+
+impl Facts {
+    /// The first byte says whether the rest is facts or the reason why there are none.
+    fn to_bytes(said: &std::result::Result<Self, String>) -> Vec<u8> {
+        match said {
+            Err(reason) => [&[0], reason.as_bytes()].concat(),
+            Ok(Self { uuid, version, may_share, pci, host_id }) => {
+                [&[1][..], uuid, &version.to_le_bytes(), &[u8::from(*may_share)], pci.as_bytes(), b"\n", host_id.as_bytes()].concat()
+            }
+        }
+    }
+
+    fn from_bytes(bytes: &[u8]) -> std::result::Result<Self, String> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match bytes {
+            [0, reason @ ..] => Err(text(reason)),
+            [1, rest @ ..] => Self::parse(rest).ok_or_else(|| "it said what cannot be understood".to_owned()),
+            _ => Err("it said what cannot be understood".to_owned()),
+        }
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (uuid, rest) = bytes.split_first_chunk()?;
+        let (version, rest) = rest.split_first_chunk()?;
+        let (may_share, rest) = rest.split_first()?;
+        let (pci, host_id) = std::str::from_utf8(rest).ok()?.split_once('\n')?;
+        Some(Self {
+            uuid: *uuid,
+            version: i32::from_le_bytes(*version),
+            may_share: *may_share != 0,
+            pci: pci.to_owned(),
+            host_id: host_id.to_owned(),
+        })
+    }
+}
+
+/// Why these ranks cannot have a device plane together; every rank comes to the same answer.
+fn objection(said: &[std::result::Result<Facts, String>], peers: &[Peer]) -> Option<String> {
+    let mut all = Vec::with_capacity(said.len());
+    for (peer, said) in peers.iter().zip(said) {
+        match said {
+            Ok(facts) => all.push(facts),
+            Err(reason) => return Some(format!("{peer}: {reason}")),
+        }
+    }
+    let first = all.first()?;
+    if let Some(other) = all.iter().position(|facts| facts.version != first.version) {
+        let [mine, theirs] = [first, all[other]].map(|facts| Version::from_code(facts.version));
+        let reason = format!("{} has NCCL {mine} and {} has NCCL {theirs}", peers[0], peers[other]);
+        return Some(format!("{reason}: NCCL wants one version everywhere; name the library with Config::nccl_library"));
+    }
+    let mut seen = BTreeMap::new();
+    for (rank, facts) in all.iter().enumerate() {
+        let Some(other) = seen.insert(facts.uuid, rank) else { continue };
+        if !shares(all[other], facts) {
+            let reason = format!("{} and {} are both on GPU {}", peers[other], peers[rank], facts.pci);
+            return Some(format!(
+                "{reason}: give each a GPU of its own, or, with NCCL {SHARED_DEVICES} or later, set NCCL_MULTI_RANK_GPU_ENABLE=1 for all ranks"
+            ));
+        }
+    }
+    None
+}
+
+/// Whether NCCL lets two ranks be on one device.
+fn shares(one: &Facts, other: &Facts) -> bool {
+    let enabled = one.may_share && other.may_share && Version::from_code(one.version) >= SHARED_DEVICES;
+    // Ranks that claim to be on different hosts talk over the network; NCCL does not compare their devices.
+    enabled || one.host_id != other.host_id
+}
+
+/// What this rank has.
+struct Found {
+    gpu: Gpu,
+    library: &'static nccl_sys::Library,
+}
+
+impl Communicator {
+    /// Makes the device plane, or notes why there is none.
+    ///
+    /// # Errors
+    ///
+    /// `NoDevice` on every rank where one is required and cannot be had; those of the host plane.
+    pub(in super::super) fn attach_device(&self, request: &Request, deadline: &Deadline) -> Result<()> {
+        let found = self.find_device(&request.choice);
+        let plane = self.establish_device(found, deadline)?;
+        self.keep_device(plane, request.required)
+    }
+
+    /// Keeps what came of an attempt.
+    fn keep_device(&self, plane: std::result::Result<DevicePlane, String>, required: bool) -> Result<()> {
+        if let Err(reason) = &plane {
+            tracing::info!(rank = self.rank(), reason, "no device plane");
+            if required {
+                return Err(Error::NoDevice { call: "making a communicator".to_owned(), reason: reason.clone() });
+            }
+        }
+        let _ = self.core.device.set(plane);
+        Ok(())
+    }
+
+    /// The device this rank would use, and the library.
+    fn find_device(&self, choice: &DeviceChoice) -> std::result::Result<Found, String> {
+        device::check_driver()?;
+        let gpu = match choice {
+            DeviceChoice::Local => match device::count()? {
+                0 => Err("the driver finds no device".to_owned()),
+                count => device::open(self.local_rank() % count),
+            },
+            DeviceChoice::Ordinal(ordinal) => device::open(*ordinal),
+            DeviceChoice::Context(context) => device::of(context),
+        }?;
+        let library = device::library(self.config().nccl_library.as_deref())?;
+        Ok(Found { gpu, library })
+    }
+
+    /// Agrees with the others, and starts NCCL. The outer error is the host plane's.
+    fn establish_device(
+        &self,
+        found: std::result::Result<Found, String>,
+        deadline: &Deadline,
+    ) -> Result<std::result::Result<DevicePlane, String>> {
+        let environment = NcclEnvironment::read();
+        let mine = found.as_ref().map_err(String::clone).map(|found| Facts {
+            uuid: found.gpu.uuid,
+            version: found.library.version().code(),
+            may_share: environment.multi_rank_gpu,
+            pci: found.gpu.pci.clone(),
+            host_id: environment.host_id.clone().unwrap_or_default(),
+        });
+        let said: Vec<_> = self.all_gather_blobs(&Facts::to_bytes(&mine))?.iter().map(|bytes| Facts::from_bytes(bytes)).collect();
+        if let Some(reason) = objection(&said, self.peers()) {
+            return Ok(Err(reason));
+        }
+        let Ok(found) = found else { return Ok(Err("this rank has no device".to_owned())) };
+        let made = match self.unique_ids(found.library)? {
+            Ok(ids) => {
+                let setup = Setup {
+                    library: found.library,
+                    gpu: &found.gpu,
+                    ids: &ids,
+                    rank: self.rank(),
+                    world_size: self.world_size(),
+                    config: &self.config().nccl,
+                    deadline,
+                };
+                NcclComm::create(setup).and_then(|comm| self.make_plane(found.gpu.clone(), comm)).map_err(|error| error.to_string())
+            }
+            Err(reason) => Err(reason),
+        };
+        self.agreed(made)
+    }
+
+    /// The plane around a communicator of NCCL's.
+    fn make_plane(&self, gpu: Gpu, comm: NcclComm) -> Result<DevicePlane> {
+        let config = self.config();
+        let options = PlaneOptions { reproducible: config.reproducible, scratch_bytes: config.device_scratch_bytes };
+        DevicePlane::new(gpu, comm, &options)
+    }
+
+    /// The ids of NCCL's bootstrap, made by ranks spread evenly, on every rank.
+    fn unique_ids(&self, library: &'static nccl_sys::Library) -> Result<std::result::Result<Vec<nccl_sys::ncclUniqueId>, String>> {
+        let world_size = self.world_size();
+        let roots = if library.has("ncclCommInitRankScalable") { world_size.div_ceil(RANKS_PER_ROOT) } else { 1 };
+        let is_root = (0..roots).any(|root| root * world_size / roots == self.rank());
+        let mine = if is_root { device::unique_id(library).map_err(|error| error.to_string()) } else { Ok(Vec::new()) };
+        let blob = match &mine {
+            Ok(id) => [&[1], &id[..]].concat(),
+            Err(reason) => [&[0], reason.as_bytes()].concat(),
+        };
+        let mut ids = Vec::with_capacity(roots);
+        for (peer, blob) in self.peers().iter().zip(self.all_gather_blobs(&blob)?) {
+            match &blob[..] {
+                [1] => {}
+                [1, id @ ..] if id.len() == size_of::<nccl_sys::ncclUniqueId>() => ids.push(device::id_from_bytes(id)),
+                [0, reason @ ..] => return Ok(Err(format!("{peer}: {}", String::from_utf8_lossy(reason)))),
+                _ => return Ok(Err(format!("{peer} sent an NCCL id that cannot be understood"))),
+            }
+        }
+        Ok(Ok(ids))
+    }
+
+    /// Everyone's plane or no one's: the first reason counts.
+    fn agreed(&self, made: std::result::Result<DevicePlane, String>) -> Result<std::result::Result<DevicePlane, String>> {
+        let mine = made.as_ref().map_or_else(|reason| reason.as_bytes(), |_| &[]);
+        let reasons = self.all_gather_blobs(mine)?;
+        let failed = self.peers().iter().zip(&reasons).find(|(_, reason)| !reason.is_empty());
+        match (made, failed) {
+            (Ok(plane), None) => Ok(Ok(plane)),
+            (made, failed) => {
+                if let Ok(plane) = made {
+                    plane.comm().abort();
+                }
+                let reason = failed.map_or_else(String::new, |(peer, reason)| format!("{peer}: {}", String::from_utf8_lossy(reason)));
+                Ok(Err(reason))
+            }
+        }
+    }
+
+    /// The device plane of a communicator made of some of this one's ranks: every rank of this one takes part, `child` on those that
+    /// are in it, `color` the same number on exactly those.
+    pub(in super::super) fn split_device(&self, child: Option<(&Communicator, u32)>, deadline: &Deadline) -> Result<()> {
+        let Some(Ok(plane)) = self.core.device.get() else {
+            if let (Some((child, _)), Some(Err(reason))) = (child, self.core.device.get()) {
+                let _ = child.core.device.set(Err(reason.clone()));
+            }
+            return Ok(());
+        };
+        let config = &self.config().nccl;
+        let key = child.map_or(0, |(child, _)| child.rank() as i32);
+        let made = plane.comm().split(child.map(|(_, color)| color), key, config, deadline);
+        let Some((child, _)) = child else { return made.map(|_| ()) };
+        let made = match made {
+            Ok(Some(comm)) => child.make_plane(plane.gpu().clone(), comm).map_err(|error| error.to_string()),
+            Ok(None) => Err("NCCL made no communicator for this rank".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        let plane = child.agreed(made)?;
+        child.keep_device(plane, false)
+    }
+
+    /// Waits for what is queued on the device plane's own stream, and ends NCCL's communicator.
+    pub(in super::super) fn close_device(&self) -> Result<()> {
+        let Some(Ok(plane)) = self.core.device.get() else { return Ok(()) };
+        let deadline = Deadline::after(self.timeout());
+        plane.synchronize(&deadline)?;
+        plane.comm().finalize(&deadline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(device: u8) -> Facts {
+        Facts { uuid: [device; 16], version: 23203, may_share: false, pci: format!("0000:{device:02x}:00.0"), host_id: String::new() }
+    }
+
+    fn judged(said: &[std::result::Result<Facts, String>]) -> Option<String> {
+        let peers: Vec<Peer> = (0..said.len()).map(Peer::unknown).collect();
+        objection(said, &peers)
+    }
+
+    #[test]
+    fn what_is_said_survives_the_wire() {
+        for said in [Ok(Facts { may_share: true, host_id: "a".to_owned(), ..facts(3) }), Err("no driver".to_owned())] {
+            assert_eq!(Facts::from_bytes(&Facts::to_bytes(&said)), said);
+        }
+        for nonsense in [&[][..], &[1], &[2, 3], &[1; 20]] {
+            assert!(Facts::from_bytes(nonsense).is_err());
+        }
+    }
+
+    #[test]
+    fn every_objection_names_who_and_what_to_do() {
+        assert_eq!(judged(&[Ok(facts(0)), Ok(facts(1))]), None);
+        assert_eq!(judged(&[Ok(facts(0)), Err("no driver".into())]), Some("rank 1: no driver".to_owned()));
+        let old = judged(&[Ok(facts(0)), Ok(Facts { version: 22809, ..facts(1) })]).unwrap();
+        assert!(old.contains("rank 0 has NCCL 2.32.3") && old.contains("rank 1 has NCCL 2.28.9"), "{old}");
+        let twice = judged(&[Ok(facts(0)), Ok(facts(1)), Ok(facts(0))]).unwrap();
+        assert!(twice.contains("rank 0 and rank 2") && twice.contains("NCCL_MULTI_RANK_GPU_ENABLE=1"), "{twice}");
+    }
+
+    #[test]
+    fn one_device_is_shared_where_nccl_allows_it() {
+        let willing = Facts { may_share: true, ..facts(0) };
+        assert_eq!(judged(&[Ok(willing.clone()), Ok(willing.clone())]), None);
+        assert!(judged(&[Ok(willing.clone()), Ok(facts(0))]).is_some());
+        let old = Facts { version: 22809, ..willing };
+        assert!(judged(&[Ok(old.clone()), Ok(old.clone())]).is_some());
+        assert_eq!(judged(&[Ok(old.clone()), Ok(Facts { host_id: "b".to_owned(), ..old })]), None);
+    }
+}

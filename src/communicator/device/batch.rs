@@ -1,0 +1,172 @@
+//! Device calls that are queued together: those of a group, and messages.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
+use super::super::messages::Received;
+use super::{Communicator, DeviceCall, Queued, overlap, resolve};
+use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
+use crate::device::{self, DevicePlane};
+use crate::error::{Error, Result};
+
+/// The memory at this rank's end of a message.
+enum End<'a> {
+    Read(&'a dyn DeviceRead),
+    Write(&'a mut dyn DeviceWrite),
+}
+
+/// A message on device memory.
+struct DeviceMessage<'a> {
+    message: device::Message,
+    end: End<'a>,
+}
+
+/// Device calls of one communicator, recorded to be queued together.
+#[derive(Default)]
+pub(in super::super) struct Batch<'a> {
+    calls: Vec<DeviceCall<'a>>,
+    messages: Vec<DeviceMessage<'a>>,
+}
+
+/// What a batch became when its buffers had addresses.
+struct Resolved<'s> {
+    jobs: Vec<device::Job>,
+    messages: Vec<device::Message>,
+    /// Dropped once everything has been queued.
+    _guards: Vec<cudarc::driver::SyncOnDrop<'s>>,
+}
+
+impl<'a> Batch<'a> {
+    pub(in super::super) fn is_empty(&self) -> bool {
+        self.calls.is_empty() && self.messages.is_empty()
+    }
+
+    /// Records a collective.
+    pub(in super::super) fn call(&mut self, call: DeviceCall<'a>) {
+        self.calls.push(call);
+    }
+
+    /// Records a send.
+    pub(in super::super) fn send<T>(&mut self, memory: DeviceMemory<'a, T>, to: usize) {
+        let message = device::Message { peer: to, sends: true, address: 0, bytes: memory.len() * size_of::<T>() };
+        self.messages.push(DeviceMessage { message, end: End::Read(memory.inner) });
+    }
+
+    /// Records a receive, and says what it will get.
+    pub(in super::super) fn receive<T>(&mut self, memory: DeviceMemoryMut<'a, T>, from: usize) -> Received {
+        let count = memory.len();
+        let message = device::Message { peer: from, sends: false, address: 0, bytes: count * size_of::<T>() };
+        self.messages.push(DeviceMessage { message, end: End::Write(memory.inner) });
+        Received { source: from, tag: 0, count }
+    }
+
+    /// Orders every buffer before `stream`, and fills in the addresses.
+    fn resolve<'s>(&'s mut self, stream: &'s CudaStream) -> Result<Resolved<'s>> {
+        let mut guards = Vec::with_capacity(2 * self.calls.len() + self.messages.len());
+        let mut jobs = Vec::with_capacity(self.calls.len());
+        for DeviceCall { job, source, destination } in std::mem::take(&mut self.calls) {
+            let mut job = job;
+            guards.extend(resolve(&mut job, source, destination, stream).into_iter().flatten());
+            if overlap(&job) {
+                return Err(Error::argument(job.call.kind.name(), "source and destination overlap"));
+            }
+            jobs.push(job);
+        }
+        let mut messages = Vec::with_capacity(self.messages.len());
+        for DeviceMessage { message, end } in &mut self.messages {
+            let (address, guard) = match end {
+                End::Read(memory) => memory.read(stream),
+                End::Write(memory) => memory.write(stream),
+            };
+            guards.push(guard);
+            messages.push(device::Message { address, ..*message });
+        }
+        Ok(Resolved { jobs, messages, _guards: guards })
+    }
+}
+
+/// Device messages have no tags: NCCL knows none.
+pub(in super::super) fn untagged(call: &str, tag: u64) -> Result<()> {
+    match tag {
+        0 => Ok(()),
+        _ => Err(Error::unsupported(format!("{call} of device memory under tag {tag}"), "NCCL has no tags; send in order, or from host memory")),
+    }
+}
+
+impl Communicator {
+    /// Checks a batch before anything is queued.
+    fn admit_batch<'s>(&'s self, batch: &Batch<'_>) -> Result<(&'s DevicePlane, &'s Arc<CudaStream>)> {
+        let plane = self.plane("group")?;
+        for call in &batch.calls {
+            self.admit(plane, call)?;
+        }
+        for DeviceMessage { message, end } in &batch.messages {
+            let (call, context) = match end {
+                End::Read(memory) => ("send", memory.context()),
+                End::Write(memory) => ("recv", memory.context()),
+            };
+            Self::same_device(plane, call, "the buffer", context)?;
+            if message.peer == self.rank() && !batch.answers(message) {
+                return Err(Error::argument(call, "a device message to oneself needs its other end in the same group"));
+            }
+        }
+        let shared = &self.core.shared;
+        if let Some(refusal) = shared.health.refusal(|| "a group of device calls".to_owned(), &shared.peers) {
+            return Err(refusal);
+        }
+        self.check_stream(plane, "group")?;
+        Ok((plane, self.device_stream(plane)))
+    }
+
+    /// Queues the messages that `record` records, and returns what it returns.
+    pub(in super::super) fn queue_messages<'a, R>(&self, call: &str, tag: u64, record: impl FnOnce(&mut Batch<'a>) -> R) -> Result<R> {
+        untagged(call, tag)?;
+        let mut batch = Batch::default();
+        let recorded = record(&mut batch);
+        Self::queue_batches(&mut [(self, batch)])?;
+        Ok(recorded)
+    }
+
+    /// As [`Communicator::queue_messages`], with an event behind them.
+    pub(in super::super) fn queue_messages_and_mark<'a, R>(
+        &self,
+        call: &'static str,
+        tag: u64,
+        record: impl FnOnce(&mut Batch<'a>) -> R,
+    ) -> Result<(Queued, R)> {
+        self.and_mark(call, call.to_owned(), || self.queue_messages(call, tag, record))
+    }
+
+    /// Queues what was recorded on one or several communicators in one go.
+    pub(in super::super) fn queue_batches(parts: &mut [(&Communicator, Batch<'_>)]) -> Result<()> {
+        let mut admitted = Vec::with_capacity(parts.len());
+        for (comm, batch) in parts.iter() {
+            admitted.push(comm.admit_batch(batch)?);
+        }
+        let timeout = parts.iter().map(|(comm, _)| comm.timeout()).min().unwrap_or_default();
+        let mut resolved = Vec::with_capacity(parts.len());
+        for ((_, batch), (_, stream)) in parts.iter_mut().zip(&admitted) {
+            resolved.push(batch.resolve(stream)?);
+        }
+        let ready: Vec<_> =
+            admitted.iter().zip(&resolved).map(|((plane, stream), part)| (*plane, &part.jobs[..], &part.messages[..], *stream)).collect();
+        // SAFETY: as for a single call: every address belongs to a buffer that is borrowed until the guards in `resolved` have been
+        // dropped, which is after everything has been queued, on the device of its plane (checked).
+        let queued = unsafe { DevicePlane::enqueue_group(&ready, timeout) };
+        drop(resolved);
+        let parked = admitted.iter().try_for_each(|(plane, _)| Self::parked(plane, "group"));
+        queued.and(parked)
+    }
+}
+
+impl Batch<'_> {
+    /// Whether the other end of a message to oneself is recorded too.
+    fn answers(&self, message: &device::Message) -> bool {
+        let alike = |sends: bool| {
+            let mine = self.messages.iter().map(|recorded| &recorded.message);
+            mine.filter(|other| other.peer == message.peer && other.sends == sends).map(|other| other.bytes).collect::<Vec<_>>()
+        };
+        alike(true) == alike(false)
+    }
+}

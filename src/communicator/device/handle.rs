@@ -1,0 +1,102 @@
+//! What a communicator tells about its device, and what it lends of it.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream};
+
+use super::super::Communicator;
+use crate::deadline::Deadline;
+use crate::device::DevicePlane;
+use crate::error::{Error, Result};
+
+/// A communicator's device plane; see [`Communicator::device`].
+#[derive(Debug, Clone, Copy)]
+pub struct Device<'a> {
+    comm: &'a Communicator,
+    plane: &'a DevicePlane,
+}
+
+impl Communicator {
+    /// The device plane, where this communicator has one: calls on device buffers need it.
+    #[must_use]
+    pub fn device(&self) -> Option<Device<'_>> {
+        self.plane("device").ok().map(|plane| Device { comm: self, plane })
+    }
+
+    /// Why there is no device plane, in words; `None` where there is one.
+    #[must_use]
+    pub fn why_no_device(&self) -> Option<String> {
+        match self.plane("device") {
+            Ok(_) => None,
+            Err(Error::NoDevice { reason, .. }) => Some(reason),
+            Err(error) => Some(error.to_string()),
+        }
+    }
+}
+
+impl<'a> Device<'a> {
+    /// The device's number in this process.
+    #[must_use]
+    pub fn ordinal(&self) -> usize {
+        self.plane.gpu().ordinal
+    }
+
+    /// The device's name, as the driver has it.
+    #[must_use]
+    pub fn name(&self) -> &'a str {
+        &self.plane.gpu().name
+    }
+
+    /// The device's address on its bus, as `0000:1b:00.0`.
+    #[must_use]
+    pub fn pci_address(&self) -> &'a str {
+        &self.plane.gpu().pci
+    }
+
+    /// The device's context, in which buffers for this communicator are allocated.
+    #[must_use]
+    pub fn context(&self) -> &'a Arc<CudaContext> {
+        &self.plane.gpu().context
+    }
+
+    /// The stream on which calls are queued where no other is named with [`Communicator::on`].
+    #[must_use]
+    pub fn stream(&self) -> &'a Arc<CudaStream> {
+        self.plane.stream()
+    }
+
+    /// The version of the loaded NCCL, as `2.28.9`.
+    #[must_use]
+    pub fn nccl_version(&self) -> String {
+        self.plane.comm().version().to_string()
+    }
+
+    /// NCCL's own communicator, for calls that this crate does not have. It is used by one thread at a time, and never destroyed.
+    #[must_use]
+    pub fn nccl_handle(&self) -> nccl_sys::ncclComm_t {
+        self.plane.comm().handle()
+    }
+
+    /// What has gone wrong since, found by NCCL or by the watchdog: a lost peer, a call that did not end in time.
+    #[must_use]
+    pub fn failure(&self) -> Option<Error> {
+        self.plane.comm().failure()
+    }
+
+    /// Waits until everything queued on [`Device::stream`] has ended, for at most the communicator's timeout. Where the limit passes,
+    /// the communicator is aborted, so that the stream comes free.
+    ///
+    /// # Errors
+    ///
+    /// `Timeout`, and what NCCL or the driver met.
+    #[doc(alias = "cudaStreamSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        self.plane.synchronize(&Deadline::after(self.comm.timeout()))
+    }
+
+    /// Which way each op and type goes, in words. For people; the text may change.
+    #[must_use]
+    pub fn explain(&self) -> String {
+        self.plane.explain()
+    }
+}

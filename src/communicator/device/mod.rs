@@ -1,0 +1,204 @@
+//! The face of the device plane: calls on device buffers are checked, ordered by their buffers' events, and queued.
+
+#![expect(unsafe_code, reason = "addresses of buffers that are borrowed, or owned by a work, are handed to the device plane")]
+
+mod attach;
+mod batch;
+mod handle;
+mod stream;
+mod work;
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream, SyncOnDrop};
+
+use super::Communicator;
+use super::prepare::Source;
+use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
+use crate::call::{Call, Layout};
+use crate::device::{self, DevicePlane};
+use crate::error::{Error, Result};
+use crate::op;
+
+pub use attach::DeviceChoice;
+pub use handle::Device;
+pub use stream::OnStream;
+
+pub(super) use attach::Request;
+pub(super) use batch::{Batch, untagged};
+pub(super) use work::Queued;
+
+/// A checked call on device buffers, which it borrows.
+pub(super) struct DeviceCall<'a> {
+    job: device::Job,
+    source: Option<&'a dyn DeviceRead>,
+    destination: Option<&'a mut dyn DeviceWrite>,
+}
+
+impl<'a> DeviceCall<'a> {
+    /// A call without addresses yet: those come with the stream.
+    pub(super) fn new<T>(
+        call: Call,
+        source: Source<DeviceMemory<'a, T>>,
+        destination: Option<DeviceMemoryMut<'a, T>>,
+        layout: Layout,
+        reduction: Option<device::Reduction>,
+    ) -> Self {
+        let bytes = |elements: usize| elements * size_of::<T>();
+        let destination_len = destination.as_ref().map_or(0, |memory| bytes(memory.len()));
+        let (in_place, source_len, source) = match source {
+            Source::Nothing => (false, 0, None),
+            Source::InPlace => (true, destination_len, None),
+            Source::Separate(memory) => (false, bytes(memory.len()), Some(memory.inner)),
+        };
+        let destination = destination.map(|memory| memory.inner);
+        let element_bytes = size_of::<T>();
+        let job =
+            device::Job { call, source: 0, source_len, destination: 0, destination_len, layout, element_bytes, reduction, in_place };
+        Self { job, source, destination }
+    }
+}
+
+/// Makes `stream` wait for what else uses a call's buffers, and fills in their addresses. The guards are dropped once the call has
+/// been queued: they tell later users of the buffers to wait for it.
+fn resolve<'s>(
+    job: &mut device::Job,
+    source: Option<&'s dyn DeviceRead>,
+    destination: Option<&'s mut (dyn DeviceWrite + '_)>,
+    stream: &'s CudaStream,
+) -> [Option<SyncOnDrop<'s>>; 2] {
+    let reading = source.map(|source| {
+        let (address, guard) = source.read(stream);
+        job.source = address;
+        guard
+    });
+    let writing = destination.map(|destination| {
+        let (address, guard) = destination.write(stream);
+        job.destination = address;
+        guard
+    });
+    if job.in_place {
+        job.source = job.destination;
+    }
+    [reading, writing]
+}
+
+/// How a device folds what the caller asked for.
+pub(super) fn reduction<T>(reduction: &op::Reduction<T>) -> Result<device::Reduction>
+where
+    T: crate::element::Data,
+{
+    match &reduction.0 {
+        op::ReductionKind::Builtin(op, dtype) => op.check(*dtype).map(|()| device::Reduction::Builtin(*op)),
+        op::ReductionKind::Custom(op) => op.device_code().cloned().map(device::Reduction::User).ok_or_else(|| {
+            let reason = "it has a function for host memory only; give it an expression with CustomOp::with_expression";
+            Error::unsupported(format!("{:?} on device memory", op.name()), reason)
+        }),
+    }
+}
+
+/// Two ranges of device memory that are not the same and share bytes.
+fn overlap(job: &device::Job) -> bool {
+    let end = |start: u64, length: usize| start.saturating_add(length as u64);
+    !job.in_place
+        && job.source_len != 0
+        && job.destination_len != 0
+        && job.source < end(job.destination, job.destination_len)
+        && job.destination < end(job.source, job.source_len)
+}
+
+impl Communicator {
+    /// The device plane.
+    pub(super) fn plane(&self, call: &str) -> Result<&DevicePlane> {
+        match self.core.device.get() {
+            Some(Ok(plane)) => Ok(plane),
+            Some(Err(reason)) => Err(Error::NoDevice { call: call.to_owned(), reason: reason.clone() }),
+            None => {
+                let reason = "none was asked for: make the communicator with Communicator::builder().device(…)".to_owned();
+                Err(Error::NoDevice { call: call.to_owned(), reason })
+            }
+        }
+    }
+
+    /// The stream that device calls are queued on.
+    fn device_stream<'a>(&'a self, plane: &'a DevicePlane) -> &'a Arc<CudaStream> {
+        self.stream.as_ref().unwrap_or_else(|| plane.stream())
+    }
+
+    /// Refuses a buffer or a stream of another device than the plane's.
+    fn same_device(plane: &DevicePlane, call: &'static str, what: &str, context: &Arc<CudaContext>) -> Result<()> {
+        let own = &plane.gpu().context;
+        if Arc::ptr_eq(own, context) || own.cu_ctx() == context.cu_ctx() {
+            return Ok(());
+        }
+        let reason = match (own.ordinal(), context.ordinal()) {
+            (own, other) if own == other => {
+                format!("{what} belongs to another context of device {own}: use the primary one, as CudaContext::new gives it")
+            }
+            (own, other) => format!("{what} lives on device {other}, and this communicator on device {own}"),
+        };
+        Err(Error::argument(call, reason))
+    }
+
+    /// Refuses a stream of another device.
+    fn check_stream(&self, plane: &DevicePlane, call: &'static str) -> Result<()> {
+        self.stream.as_ref().map_or(Ok(()), |stream| Self::same_device(plane, call, "the stream", stream.context()))
+    }
+
+    /// Everything that is checked before a call is queued.
+    fn admit(&self, plane: &DevicePlane, call: &DeviceCall<'_>) -> Result<()> {
+        let kind = call.job.call.kind;
+        self.check_stream(plane, kind.name())?;
+        if let Some(source) = call.source {
+            Self::same_device(plane, kind.name(), "the source", source.context())?;
+        }
+        if let Some(destination) = &call.destination {
+            Self::same_device(plane, kind.name(), "the destination", destination.context())?;
+        }
+        let shared = &self.core.shared;
+        if let Some(refusal) = shared.health.refusal(|| call.job.call.to_string(), &shared.peers) {
+            return Err(refusal);
+        }
+        if self.config().check_device_calls { self.agree(&call.job.call) } else { Ok(()) }
+    }
+
+    /// Compares this rank's call with everyone's over the host plane. Nothing has been queued yet, so a difference harms nothing.
+    fn agree(&self, call: &Call) -> Result<()> {
+        let mut all = vec![[0_u64; 4]; self.world_size()];
+        self.all_gather_into(&[call.fingerprint()], &mut all)?;
+        let Some(other) = all.iter().position(|words| *words != all[0]) else { return Ok(()) };
+        let said = |rank: usize| Call::from_fingerprint(all[rank]).map_or_else(|| "something unknown".to_owned(), |call| call.to_string());
+        Err(Error::Mismatch {
+            first: self.peers()[0].clone(),
+            first_call: said(0),
+            second: self.peers()[other].clone(),
+            second_call: said(other),
+        })
+    }
+
+    /// Queues a checked call on the stream of this handle.
+    pub(super) fn queue(&self, call: DeviceCall<'_>) -> Result<()> {
+        let kind = call.job.call.kind;
+        let plane = self.plane(kind.name())?;
+        let stream = self.device_stream(plane);
+        self.admit(plane, &call)?;
+        let DeviceCall { mut job, source, destination } = call;
+        let guards = resolve(&mut job, source, destination, stream);
+        let queued = if overlap(&job) {
+            Err(Error::argument(kind.name(), "source and destination overlap; use the in-place form, or buffers that lie apart"))
+        } else {
+            // SAFETY: - the addresses are those of buffers that are borrowed by the call (or owned by a work until it has ended), as
+            //   long as their lengths say, on the plane's device (checked);
+            // - their events make later users, and the one who frees them, wait for what is queued here: the guards are dropped
+            //   after it (cudarc's protocol; whoever switched that off answers for the order by the `unsafe` he did it with).
+            unsafe { plane.enqueue(&job, stream, self.timeout()) }
+        };
+        drop(guards);
+        queued.and(Self::parked(plane, kind.name()))
+    }
+
+    /// An error that cudarc met while it ordered buffers, which has no other way out.
+    fn parked(plane: &DevicePlane, call: &str) -> Result<()> {
+        plane.gpu().context.check_err().map_err(|error| device::cuda_error(format!("{call}: ordering its buffers"), error))
+    }
+}
