@@ -14,7 +14,7 @@ impl Version {
     /// The version major.minor.patch. Minor and patch are below 100 in all of NCCL's.
     pub const fn new(major: u16, minor: u8, patch: u8) -> Self {
         let (major, minor, patch) = (major as c_int, minor as c_int, patch as c_int);
-        let old = major < 2 || (major == 2 && minor <= 8);
+        let old = major <= 2 && minor <= 8;
         Self(if old { major * 1000 } else { major * 10000 } + minor * 100 + patch)
     }
 
