@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test uses some of it")]
 
 pub(crate) mod header;
+#[macro_use]
+pub(crate) mod release;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
