@@ -124,7 +124,7 @@ macro_rules! functions {
                 pub unsafe fn $name(&self $(, $argument: $type)*) -> Result<returned!($($result)?), $crate::MissingSymbol> {
                     const SINCE: $crate::Version = $crate::first_version(stringify!($name)).expect("FUNCTIONS lacks a function");
                     let address = self.address(&self.slots.$name, stringify!($name), SINCE)?;
-                    // SAFETY: NCCL's function of this name has had this signature in all releases since 2.0, which is trusted of C.
+                    // SAFETY: NCCL's function of this name has had these arguments in every release of NCCL 2; that the library is one is trusted.
                     let function = unsafe {
                         ::core::mem::transmute::<*mut ::core::ffi::c_void, unsafe extern "C" fn($($type),*) $(-> $result)?>(address)
                     };
