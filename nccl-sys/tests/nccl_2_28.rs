@@ -1,0 +1,8 @@
+//! NCCL 2.28 itself, in a process of its own, because a library is never unloaded.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(unsafe_code, reason = "functions are C's")]
+
+mod common;
+
+tests_of!(common::RELEASES[1]);
