@@ -137,9 +137,19 @@ pub fn free_port() -> u16 {
 /// Runs `program` in `world_size` processes, each a rank, and checks that every one of them succeeds. `name` is the full name of the
 /// test that calls it.
 pub fn processes(name: &str, wiring: Wiring, world_size: usize, program: impl Fn(&Communicator) -> Result<()>) {
+    processes_with(name, world_size, |rank| wiring.builder(rank), program);
+}
+
+/// As [`processes`], with a builder for each rank.
+pub fn processes_with(
+    name: &str,
+    world_size: usize,
+    builder: impl Fn(usize) -> collectives::Builder,
+    program: impl Fn(&Communicator) -> Result<()>,
+) {
     if is_rank_of(name) {
         let rank = std::env::var("RANK").unwrap().parse().unwrap();
-        let comm = wiring.builder(rank).from_env().unwrap();
+        let comm = builder(rank).from_env().unwrap();
         program(&comm).unwrap();
         comm.close().unwrap();
         return;

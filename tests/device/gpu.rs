@@ -1,0 +1,113 @@
+//! Ranks with a device each, and buffers on it.
+
+#![expect(unsafe_code, reason = "elements of any type go to the device as bytes")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use collectives::{Builder, Communicator, Config, DeviceChoice};
+use cudarc::driver::{CudaSlice, CudaStream, DeviceSlice};
+
+use crate::common::cases::Memory;
+use crate::common::oracle::Predict;
+use crate::common::ranks::{processes_with, threads_with};
+
+/// Puts the simulation in place, once per process; does nothing where real GPUs are to be used.
+pub fn prepare() {
+    if std::env::var("COLLECTIVES_TEST_GPU").as_deref() != Ok("real") {
+        simgpu::install();
+    }
+}
+
+/// How a rank of these tests joins.
+pub fn builder(config: Config) -> Builder {
+    prepare();
+    Communicator::builder().config(config).timeout(Duration::from_secs(60)).require_device(DeviceChoice::Local)
+}
+
+/// Runs `program` on `world_size` threads, each a rank with a device of its own; what they return, in rank order.
+pub fn ranks<R: Send>(world_size: usize, program: impl Fn(&Communicator, &DeviceMemory) -> R + Sync) -> Vec<R> {
+    ranks_with(world_size, Config::default(), program)
+}
+
+/// As [`ranks`], with settings. Checks at the end that nothing was found by the simulation.
+pub fn ranks_with<R: Send>(world_size: usize, config: Config, program: impl Fn(&Communicator, &DeviceMemory) -> R + Sync) -> Vec<R> {
+    let results = threads_with(
+        world_size,
+        |_| builder(config.clone()),
+        |comm| {
+            let result = program(comm, &DeviceMemory::of(comm));
+            comm.device().unwrap().synchronize().unwrap();
+            result
+        },
+    );
+    assert_nothing_found();
+    results
+}
+
+/// As [`ranks`], in processes. `name` is the full name of the test.
+pub fn process_ranks(name: &str, world_size: usize, program: impl Fn(&Communicator, &DeviceMemory)) {
+    processes_with(
+        name,
+        world_size,
+        |_| builder(Config::default()),
+        |comm| {
+            program(comm, &DeviceMemory::of(comm));
+            comm.device().unwrap().synchronize()?;
+            assert_nothing_found();
+            Ok(())
+        },
+    );
+}
+
+/// Fails where the simulation has found a misuse.
+#[track_caller]
+pub fn assert_nothing_found() {
+    let reports = simgpu::reports();
+    assert!(reports.is_empty(), "the simulated GPU found:\n{}", reports.join("\n"));
+}
+
+/// Buffers of one rank's device, on a stream that is not the communicator's: so that every call has something to wait for.
+pub struct DeviceMemory {
+    pub stream: Arc<CudaStream>,
+}
+
+impl DeviceMemory {
+    pub fn of(comm: &Communicator) -> Self {
+        Self { stream: comm.device().unwrap().context().new_stream().unwrap() }
+    }
+}
+
+impl Memory for DeviceMemory {
+    type Buffer<T: Predict> = CudaSlice<T>;
+
+    fn put<T: Predict>(&self, elements: &[T]) -> CudaSlice<T> {
+        if elements.is_empty() {
+            return self.stream.null().unwrap();
+        }
+        // SAFETY: elements are plain data.
+        let bytes = unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) };
+        let on_device = self.stream.clone_htod(bytes).unwrap();
+        // The leaked slice's events are gone: what it was told to do ends first.
+        self.stream.synchronize().unwrap();
+        // SAFETY: an allocation of that many bytes, filled with elements, which nobody else owns any more.
+        unsafe { self.stream.upgrade_device_ptr(on_device.leak(), elements.len()) }
+    }
+
+    fn get<T: Predict>(&self, buffer: &CudaSlice<T>) -> Vec<T> {
+        let count = buffer.len();
+        if count == 0 {
+            return Vec::new();
+        }
+        // SAFETY: the same memory as bytes.
+        let view = unsafe { buffer.transmute::<u8>(buffer.num_bytes()) }.unwrap();
+        let bytes = self.stream.clone_dtoh(&view).unwrap();
+        let mut elements: Vec<T> = Vec::with_capacity(count);
+        // SAFETY: as many bytes as the elements have, which were elements on the device: plain data.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), elements.as_mut_ptr().cast(), bytes.len());
+            elements.set_len(count);
+        }
+        elements
+    }
+}

@@ -1,0 +1,83 @@
+//! Calls recorded first and queued together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use collectives::{Communicator, DeviceChoice, MemoryStore, ReduceOp};
+
+use super::gpu::{DeviceMemory, assert_nothing_found, prepare, ranks};
+use crate::common::cases::Memory;
+
+#[test]
+fn opposite_sends_and_receives_do_not_wait_for_each_other() {
+    ranks(4, |comm, memory| {
+        let (me, n) = (comm.rank(), comm.world_size());
+        let mine: Vec<_> = (0..n).map(|to| memory.put(&vec![(10 * me + to) as i32; 100 + to])).collect();
+        let mut theirs: Vec<_> = (0..n).map(|_| memory.put(&vec![-1_i32; 100 + me])).collect();
+        let mut sum = memory.put(&[me as u32; 50]);
+        let mut on_host = [me as u32];
+        let received = comm
+            .group(|group| {
+                for (peer, buffer) in theirs.iter_mut().enumerate() {
+                    group.send(&mine[peer], peer)?;
+                    group.recv(buffer, peer)?;
+                }
+                group.all_reduce(&mut sum, ReduceOp::BitOr)?;
+                group.all_reduce(&mut on_host, ReduceOp::Sum)
+            })
+            .unwrap();
+        assert_eq!(received.iter().map(|received| received.source).collect::<Vec<_>>(), (0..n).collect::<Vec<_>>());
+        for (peer, buffer) in theirs.iter().enumerate() {
+            assert_eq!(memory.get(buffer), vec![(10 * peer + me) as i32; 100 + me]);
+        }
+        assert_eq!((memory.get(&sum), on_host), (vec![3; 50], [6]));
+    });
+}
+
+#[test]
+fn a_group_that_fails_to_record_has_done_nothing() {
+    ranks(2, |comm, memory| {
+        let mut buffer = memory.put(&[comm.rank() as u32; 10]);
+        let refused = comm.group(|group| {
+            group.all_reduce(&mut buffer, ReduceOp::Sum)?;
+            Err(collectives::Error::Conflict { reason: "changed my mind".to_owned() })
+        });
+        assert!(refused.is_err());
+        assert_eq!(memory.get(&buffer), [comm.rank() as u32; 10]);
+        comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        assert_eq!(memory.get(&buffer), [1; 10]);
+    });
+}
+
+/// One thread that drives three devices, each with a communicator of its own.
+#[test]
+fn one_thread_drives_several_devices() {
+    prepare();
+    let store = MemoryStore::new();
+    let join = |rank: usize| {
+        let builder = Communicator::builder().timeout(Duration::from_secs(60)).require_device(DeviceChoice::Ordinal(rank));
+        builder.with_store(Arc::new(store.clone()), rank, 3).unwrap()
+    };
+    let comms: Vec<Communicator> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..3).map(|rank| scope.spawn(move || join(rank))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    let memories: Vec<_> = comms.iter().map(DeviceMemory::of).collect();
+    let mut buffers: Vec<_> = memories.iter().enumerate().map(|(rank, memory)| memory.put(&vec![1_u32 << rank; 2000])).collect();
+    let all: Vec<&Communicator> = comms.iter().collect();
+    for op in [ReduceOp::Sum, ReduceOp::BitOr] {
+        Communicator::group_across(&all, |groups| {
+            groups.iter_mut().zip(&mut buffers).try_for_each(|(group, buffer)| group.all_reduce(buffer, op))
+        })
+        .unwrap();
+        for (memory, buffer) in memories.iter().zip(&buffers) {
+            assert_eq!(memory.get(buffer), vec![7; 2000], "{op}");
+        }
+    }
+    let mut on_host = [1_u32];
+    let error = Communicator::group_across(&all[..1], |groups| groups[0].all_reduce(&mut on_host, ReduceOp::Sum)).unwrap_err();
+    assert!(error.is_unsupported(), "{error}");
+    drop((buffers, memories));
+    std::thread::scope(|scope| comms.into_iter().for_each(|comm| drop(scope.spawn(move || comm.close().unwrap()))));
+    assert_nothing_found();
+}

@@ -1,0 +1,17 @@
+//! The device plane: on the simulated GPU, or, with `COLLECTIVES_TEST_GPU=real`, on the ones that are there.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod faults;
+mod gpu;
+mod graphs;
+mod groups;
+mod matrix;
+mod messages;
+mod ordering;
+mod split;
+mod user_kernels;
+mod work;

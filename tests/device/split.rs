@@ -1,0 +1,38 @@
+//! Communicators made of others keep their devices.
+
+use collectives::ReduceOp;
+
+use super::gpu::{DeviceMemory, process_ranks, ranks};
+use crate::common::cases::{Memory, movements_in, reductions_in};
+
+fn halves(comm: &collectives::Communicator, memory: &DeviceMemory) {
+    let me = comm.rank();
+    let half = comm.split(Some(me as u32 % 2), -(me as i64)).unwrap().unwrap();
+    assert!(half.device().is_some(), "{:?}", half.why_no_device());
+    reductions_in::<u32, _>(memory, &half, ReduceOp::BitOr, 100, 1);
+    reductions_in::<f32, _>(memory, &half, ReduceOp::Sum, 100, 2);
+    movements_in::<u8, _>(memory, &half, 100, 3);
+    let pair = comm.subgroup(&[2, 0]).unwrap();
+    assert_eq!(pair.is_some(), [0, 2].contains(&me));
+    if let Some(pair) = &pair {
+        let mut buffer = memory.put(&[pair.rank() as i32]);
+        pair.broadcast(&mut buffer, 0).unwrap();
+        assert_eq!((memory.get(&buffer), pair.rank()), (vec![0], if me == 2 { 0 } else { 1 }));
+        pair.device().unwrap().synchronize().unwrap();
+    }
+    let same = comm.duplicate().unwrap();
+    reductions_in::<i16, _>(memory, &same, ReduceOp::Max, 50, 4);
+    same.close().unwrap();
+    half.close().unwrap();
+    reductions_in::<i64, _>(memory, comm, ReduceOp::Sum, 10, 5);
+}
+
+#[test]
+fn split_and_subgroups_of_threads() {
+    ranks(5, halves);
+}
+
+#[test]
+fn split_and_subgroups_of_processes() {
+    process_ranks("split::split_and_subgroups_of_processes", 4, halves);
+}
