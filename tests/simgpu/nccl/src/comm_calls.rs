@@ -1,7 +1,6 @@
 //! The exported functions that make, ask and end communicators.
 
 #![expect(unsafe_code, reason = "exported to C")]
-#![expect(non_snake_case, reason = "the names are NCCL's")]
 #![allow(clippy::missing_safety_doc, reason = "the contracts are NCCL's own")]
 #![allow(missing_docs, reason = "NCCL's manual says what these do")]
 

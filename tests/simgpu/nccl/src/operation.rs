@@ -5,7 +5,6 @@ use crate::abi::Kind;
 /// What is done with the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-#[expect(missing_docs, reason = "the names are NCCL's")]
 pub(crate) enum Verb {
     AllReduce = 0,
     Reduce = 1,
@@ -90,7 +89,6 @@ impl Verb {
 /// How elements are folded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-#[expect(missing_docs, reason = "the names are NCCL's")]
 pub(crate) enum Fold {
     Sum = 0,
     Prod = 1,
