@@ -46,6 +46,8 @@ use prepare::Prepared;
 use started::Worker;
 
 pub use builder::Builder;
+#[cfg(feature = "cuda")]
+pub use device::{Device, DeviceChoice, OnStream};
 pub use group::Group;
 pub use messages::Received;
 pub use work::{OwnedBuffer, Work};
@@ -303,7 +305,7 @@ impl Communicator {
             health: Arc::clone(&shared.health),
             desk: Arc::downgrade(&shared.desk),
             #[cfg(feature = "cuda")]
-            device: self.plane().map_or_else(|_| Weak::new(), |plane| Arc::downgrade(plane.comm())),
+            device: self.plane("abort_handle").map_or_else(|_| Weak::new(), |plane| Arc::downgrade(plane.comm())),
         }
     }
 

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
+use nccl_sys::{Version, ncclUniqueId};
 
 use super::super::Communicator;
 use crate::config::NcclEnvironment;
 use crate::deadline::Deadline;
-use crate::device::{self, DevicePlane, Gpu, NcclComm, PlaneOptions, Setup, Version};
+use crate::device::{self, DevicePlane, Gpu, NcclComm, PlaneOptions, Setup};
 use crate::error::{Error, Peer, Result};
 
 /// Which GPU a rank uses.
@@ -211,21 +212,24 @@ impl Communicator {
     }
 
     /// The ids of NCCL's bootstrap, made by ranks spread evenly, on every rank.
-    fn unique_ids(&self, library: &'static nccl_sys::Library) -> Result<std::result::Result<Vec<nccl_sys::ncclUniqueId>, String>> {
+    fn unique_ids(&self, library: &'static nccl_sys::Library) -> Result<std::result::Result<Vec<ncclUniqueId>, String>> {
         let world_size = self.world_size();
         let roots = if library.has("ncclCommInitRankScalable") { world_size.div_ceil(RANKS_PER_ROOT) } else { 1 };
         let is_root = (0..roots).any(|root| root * world_size / roots == self.rank());
-        let mine = if is_root { device::unique_id(library).map_err(|error| error.to_string()) } else { Ok(Vec::new()) };
-        let blob = match &mine {
-            Ok(id) => [&[1], &id[..]].concat(),
-            Err(reason) => [&[0], reason.as_bytes()].concat(),
+        let blob = match is_root.then(|| device::unique_id(library)) {
+            None => vec![1],
+            Some(Ok(id)) => [&[1], &id.internal.map(|byte| byte as u8)[..]].concat(),
+            Some(Err(error)) => [&[0], error.to_string().as_bytes()].concat(),
         };
         let mut ids = Vec::with_capacity(roots);
         for (peer, blob) in self.peers().iter().zip(self.all_gather_blobs(&blob)?) {
             match &blob[..] {
                 [1] => {}
-                [1, id @ ..] if id.len() == size_of::<nccl_sys::ncclUniqueId>() => ids.push(device::id_from_bytes(id)),
                 [0, reason @ ..] => return Ok(Err(format!("{peer}: {}", String::from_utf8_lossy(reason)))),
+                [1, id @ ..] => match <[u8; size_of::<ncclUniqueId>()]>::try_from(id) {
+                    Ok(bytes) => ids.push(ncclUniqueId { internal: bytes.map(|byte| byte as std::ffi::c_char) }),
+                    Err(_) => return Ok(Err(format!("{peer} sent an NCCL id of {} B", id.len()))),
+                },
                 _ => return Ok(Err(format!("{peer} sent an NCCL id that cannot be understood"))),
             }
         }
