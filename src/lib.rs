@@ -47,6 +47,8 @@ pub use communicator::{AbortHandle, Builder, Communicator, Group, OwnedBuffer, R
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, OnStream};
 pub use config::{Config, Transport};
+#[cfg(feature = "cuda")]
+pub use device::{NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registration, Shrink, UniqueId, Window};
 pub use element::{DType, Data, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Peer, Result};
 pub use half::{bf16, f16};

@@ -29,9 +29,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::config::Config;
-#[cfg(feature = "cuda")]
-use crate::device::{DevicePlane, NcclComm};
 use crate::deadline::Deadline;
+#[cfg(feature = "cuda")]
+use crate::device::{NcclComm, NcclCommunicator};
 use crate::error::{Error, Peer, Result};
 use crate::host::health::Health;
 use crate::host::notice::Notice;
@@ -89,7 +89,7 @@ struct Core {
     monitored: Cell<u64>,
     /// The device plane, once it was asked for, or why there is none.
     #[cfg(feature = "cuda")]
-    device: OnceCell<std::result::Result<DevicePlane, String>>,
+    device: OnceCell<std::result::Result<NcclCommunicator, String>>,
 }
 
 /// Everything in a core may be sent to another thread.

@@ -53,8 +53,7 @@ impl<'a> DeviceCall<'a> {
         };
         let destination = destination.map(|memory| memory.inner);
         let element_bytes = size_of::<T>();
-        let job =
-            device::Job { call, source: 0, source_len, destination: 0, destination_len, layout, element_bytes, reduction, in_place };
+        let job = device::Job { call, source: 0, source_len, destination: 0, destination_len, layout, element_bytes, reduction, in_place };
         Self { job, source, destination }
     }
 }
@@ -111,7 +110,7 @@ impl Communicator {
     /// The device plane.
     pub(super) fn plane(&self, call: &str) -> Result<&DevicePlane> {
         match self.core.device.get() {
-            Some(Ok(plane)) => Ok(plane),
+            Some(Ok(device)) => Ok(device.plane()),
             Some(Err(reason)) => Err(Error::NoDevice { call: call.to_owned(), reason: reason.clone() }),
             None => {
                 let reason = "none was asked for: make the communicator with Communicator::builder().device(…)".to_owned();
