@@ -6,7 +6,7 @@
 use crate::abi::{Code, Config, Handle};
 use crate::operation::Verb;
 use crate::report;
-use crate::{comm, control, driver, group, other_calls};
+use crate::{comm, control, group, other_calls};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -29,12 +29,6 @@ fn caller(anyone: c_int) -> Option<ThreadId> {
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_set_version(version: c_int) {
     control::set_version(version);
-}
-
-/// Takes driver functions from `resolver` instead of the `libcuda` of the process, or from there again.
-#[unsafe(no_mangle)]
-pub extern "C" fn simgpu_nccl_use_driver(resolver: Option<driver::Resolver>) {
-    driver::use_resolver(resolver);
 }
 
 /// Lets the `nth` call of a function from now (1 is the next), by this thread or by anyone, fail with a code.

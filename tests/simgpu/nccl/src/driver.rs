@@ -6,45 +6,26 @@
 use crate::abi::{Code, Stream};
 use crate::fault::{Fault, Outcome};
 use crate::operation::Region;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 
-/// Finds a driver function by name.
-pub type Resolver = extern "C" fn(*const c_char) -> *mut c_void;
 /// What a stream can be asked to call.
 pub(crate) type HostFunction = extern "C" fn(*mut c_void);
 
 /// A buffer that a host function reads or writes, for a driver that checks who uses what.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Access {
+pub(crate) struct Access {
     /// Where it begins.
-    pub address: u64,
+    pub(crate) address: u64,
     /// How long it is.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Whether it is written.
-    pub write: u8,
-}
-
-static RESOLVER: AtomicUsize = AtomicUsize::new(0);
-
-/// Takes the driver from somewhere else than the `libcuda` of the process.
-pub(crate) fn use_resolver(resolver: Option<Resolver>) {
-    RESOLVER.store(resolver.map_or(0, |resolver| resolver as usize), Ordering::SeqCst);
+    pub(crate) write: u8,
 }
 
 fn symbol(name: &CStr) -> Option<*mut c_void> {
-    let resolver = RESOLVER.load(Ordering::SeqCst);
-    let found = if resolver == 0 {
-        library().map(|library| {
-            // SAFETY: the library is never closed.
-            unsafe { libc::dlsym(library, name.as_ptr()) }
-        })?
-    } else {
-        // SAFETY: only `use_resolver` stores here, and what it stores is a `Resolver`.
-        let resolver: Resolver = unsafe { std::mem::transmute(resolver) };
-        resolver(name.as_ptr())
-    };
+    // SAFETY: the library is never closed.
+    let found = unsafe { libc::dlsym(library()?, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 

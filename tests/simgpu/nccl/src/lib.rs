@@ -37,6 +37,5 @@ pub use collective_calls::*;
 pub use comm_calls::*;
 pub use config::unset;
 pub use control_calls::*;
-pub use driver::{Access, Resolver};
 pub use other_calls::*;
 pub use symbols::SYMBOLS;
