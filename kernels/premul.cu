@@ -24,7 +24,7 @@ template <class L, int Width> INLINE void multiply(const char *from, char *to, t
     load(chunk, from);
 #pragma unroll
     for (int k = 0; k < P::count; k++) {
-        P::put(product, k, P::get(chunk, k) * scalar);
+        P::put(product, k, L::narrow(P::get(chunk, k) * scalar));
     }
     store(to, product);
 }
