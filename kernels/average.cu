@@ -17,10 +17,10 @@ FOLD(avg_i64, LaneI64, Mean, 16, false, 2)
 FOLD(avg_u64, LaneU64, Mean, 16, false, 2)
 
 // data[i] = data[i] / divisor: the mean of one input, in place.
-#define SCALE(name, lane, op)                                                                                                          \
+#define SCALE(name, lane, op)                                                                                                      \
     KERNEL(2) scale_##name(void *data, unsigned long long count, unsigned int divisor) {                                           \
         Inputs from = {(const char *)data, 0, (const char *)data, 0, 1};                                                           \
-        fold<lane, op<lane>, 16, false>(from, (char *)data, count, divisor);                                                         \
+        fold<lane, op<lane>, 16, false>(from, (char *)data, count, divisor);                                                       \
     }
 
 SCALE(f32, LaneF32, QuickMean)

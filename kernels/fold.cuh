@@ -1,6 +1,7 @@
 // n inputs, one output, one pass, in rank order.
-#pragma once
-#include "lanes.cuh"
+#ifndef KERNELS_FOLD
+#define KERNELS_FOLD
+#include "chunks.cuh"
 
 // Two values become one. The identity leaves every other value as it is: for a sum of floats that is -0.
 template <class L> struct Sum {
@@ -210,10 +211,12 @@ template <class L, class Op, int Width, bool Fours> INLINE void fold(const Input
 
 // The signature of all folds. `inputs + r * stride_bytes` is where input r begins, except that of rank `own_index`, which begins
 // at `own`. `output` may be `own`, and overlaps nothing else.
-#define FOLD(name, lane, op, width, fours, blocks)                                                                              \
+#define FOLD(name, lane, op, width, fours, blocks)                                                                                 \
     KERNEL(blocks)                                                                                                                 \
     fold_##name(const void *inputs, unsigned long long stride_bytes, const void *own, unsigned int own_index, unsigned int ranks,  \
                 void *output, unsigned long long count, unsigned int divisor) {                                                    \
         Inputs from = {(const char *)inputs, stride_bytes, (const char *)own, own_index, ranks};                                   \
-        fold<lane, op<lane>, width, fours>(from, (char *)output, count, divisor);                                               \
+        fold<lane, op<lane>, width, fours>(from, (char *)output, count, divisor);                                                  \
     }
+
+#endif

@@ -2,7 +2,8 @@
 //
 // The arithmetic is that of the crate's folds on the processor, bit for bit: 16- and 8-bit floats are computed in f32 and rounded
 // once, a computed NaN is the type's positive quiet one, 8-bit floats are converted by integer arithmetic.
-#pragma once
+#ifndef KERNELS_LANES
+#define KERNELS_LANES
 #include "base.cuh"
 
 // The largest divisor that the divisions without an instruction for it are proven for.
@@ -124,7 +125,9 @@ template <int E, int M> INLINE u32 round_magnitude(u32 bits) {
 }
 
 // A byte's lower seven bits, put where f16 has its exponent's and mantissa's: that is the value, but for a power of two.
-INLINE float small_magnitude(u32 magnitude, int shift) { return half_to_float((u16)(magnitude << shift)); }
+INLINE float small_magnitude(u32 magnitude, int shift) {
+    return half_to_float((u16)(magnitude << shift));
+}
 
 struct LaneF8E4M3 : FloatLane<false> {
     typedef u8 Stored;
@@ -182,7 +185,7 @@ template <class S, class Signed, class W, class D, bool IsSigned> struct Integer
     static INLINE_MEMBER W widen(S stored) { return IsSigned ? (W)(Signed)stored : (W)stored; }
     static INLINE_MEMBER S narrow(W wide) { return (S)wide; }
     // Least and greatest never leave the type, so their operands are settled.
-    static INLINE_MEMBER W highest() { return IsSigned ? widen((S)((S)~(S)0 >> 1)) : (W)(S)~(S)0; }
+    static INLINE_MEMBER W highest() { return IsSigned ? widen((S)((S) ~(S)0 >> 1)) : (W)(S) ~(S)0; }
     static INLINE_MEMBER W lowest() { return IsSigned ? ~highest() : 0; }
     static INLINE_MEMBER bool less(W a, W b) {
         const W top = IsSigned ? (W)1 << (sizeof(W) * 8 - 1) : 0;
@@ -208,45 +211,4 @@ typedef IntegerLane<u32, int, u32, WordDivisor, false> LaneU32;
 typedef IntegerLane<u64, long long, u64, LongDivisor, true> LaneI64;
 typedef IntegerLane<u64, long long, u64, LongDivisor, false> LaneU64;
 
-// Bytes, or words of them, for what works on bits whatever the type.
-struct LaneBits {
-    typedef u8 Stored;
-    typedef u32 Wide;
-    static INLINE_MEMBER u32 narrow(u32 wide) { return wide; }
-    struct Divisor {
-        INLINE_MEMBER explicit Divisor(u32) {}
-        static INLINE_MEMBER bool is_quick(u32) { return true; }
-    };
-};
-
-// How a lane's elements lie in a chunk: `count` of them, read and put by their place. A chunk to be filled starts as zeros.
-template <class L, int Width> struct Places {
-    typedef typename L::Stored Stored;
-    typedef typename L::Wide Wide;
-    enum : int { count = Width / (int)sizeof(Stored) };
-
-    static INLINE_MEMBER Wide get(const Chunk<Width> &chunk, int k) {
-        if constexpr (sizeof(Stored) == 8) {
-            return L::widen((Stored)chunk.word[2 * k] | (Stored)chunk.word[2 * k + 1] << 32);
-        } else {
-            const int per_word = 4 / (int)sizeof(Stored), bits = 8 * (int)sizeof(Stored);
-            return L::widen((Stored)(chunk.word[k / per_word] >> (k % per_word * bits)));
-        }
-    }
-
-    static INLINE_MEMBER void put(Chunk<Width> &chunk, int k, Stored stored) {
-        if constexpr (sizeof(Stored) == 8) {
-            chunk.word[2 * k] = (u32)stored;
-            chunk.word[2 * k + 1] = (u32)(stored >> 32);
-        } else {
-            const int per_word = 4 / (int)sizeof(Stored), bits = 8 * (int)sizeof(Stored);
-            chunk.word[k / per_word] |= (u32)stored << (k % per_word * bits);
-        }
-    }
-};
-
-template <int Width> struct Places<LaneBits, Width> {
-    enum : int { count = Chunk<Width>::words };
-    static INLINE_MEMBER u32 get(const Chunk<Width> &chunk, int k) { return chunk.word[k]; }
-    static INLINE_MEMBER void put(Chunk<Width> &chunk, int k, u32 stored) { chunk.word[k] = stored; }
-};
+#endif
