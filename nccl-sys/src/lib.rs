@@ -1,1 +1,49 @@
-//! Raw bindings to NCCL.
+//! Raw bindings to [NCCL](https://docs.nvidia.com/deeplearning/nccl/), opened at run time and never linked.
+//!
+//! A program that uses this crate builds and starts on machines without NCCL, CUDA or a GPU, and runs with any NCCL 2: each function is
+//! looked up when it is first called, and one that the library at hand does not have is an error that names the release which brings it.
+//!
+//! ```no_run
+//! use nccl_sys::{Library, ncclComm_t, ncclResult_t, ncclUniqueId};
+//!
+//! let nccl = Library::open(None)?;
+//! println!("NCCL {} from {}", nccl.version(), nccl.path());
+//!
+//! let mut id = ncclUniqueId { internal: [0; 128] };
+//! let mut comm: ncclComm_t = nccl_sys::NCCL_COMM_NULL;
+//! let mut config = nccl_sys::ncclConfig_t::new();
+//! config.blocking = 0;
+//! // SAFETY: all pointers are to variables of ours, which outlive the calls.
+//! let result = unsafe {
+//!     assert_eq!(nccl.ncclGetUniqueId(&mut id)?, ncclResult_t::ncclSuccess);
+//!     nccl.ncclCommInitRankConfig(&mut comm, 1, id, 0, &mut config)?
+//! };
+//! println!("rank 0 of 1: {result:?}");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Types, constants and signatures are those of the newest `nccl.h` known here, [`NCCL_VERSION_CODE`]. NCCL's structs only grow, and say how
+//! large and how new they are, so that older libraries accept them too. C's enums are integers with names: a newer library may return
+//! values that this crate has no name for. Streams and events are opaque pointers; those of any CUDA crate can be cast to them.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("NCCL is a library for Linux");
+
+mod error;
+#[macro_use]
+mod functions;
+mod library;
+mod values;
+mod version;
+
+#[allow(clippy::too_many_arguments, reason = "NCCL's functions have as many as they have")]
+#[expect(unsafe_code, non_camel_case_types, non_snake_case, non_upper_case_globals, missing_docs, reason = "names and calls are C's")]
+#[rustfmt::skip]
+mod bindings;
+
+pub use bindings::*;
+pub use error::{Attempt, LoadError, MissingSymbol, Reason};
+pub use functions::{FUNCTIONS, first_version};
+pub use library::Library;
+pub use values::*;
+pub use version::Version;

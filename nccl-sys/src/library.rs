@@ -1,0 +1,195 @@
+//! Finds NCCL, opens it once and for ever, and looks functions up when they are first called.
+
+#![expect(unsafe_code, reason = "the system's loader is C")]
+
+use std::error::Error;
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::path::Path;
+use std::ptr::{null, null_mut, without_provenance_mut};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::{fmt, fs};
+
+use libloading::os::unix::{Library as Opened, RTLD_LAZY, RTLD_LOCAL};
+
+use crate::bindings::Slots;
+use crate::{Attempt, LoadError, MissingSymbol, Reason, Version, ncclResult_t};
+
+/// The names under which NCCL is installed; the second comes with packages for developers only.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// Linux's flag of `dlopen`: only a library that is in the process already.
+const RTLD_NOLOAD: c_int = 4;
+
+/// All that were opened, in that order. They stay: NCCL has threads that would not outlive their code.
+static OPEN: Mutex<Vec<&Library>> = Mutex::new(Vec::new());
+
+/// An NCCL in this process. Its methods with NCCL's names are NCCL's functions.
+///
+/// A call costs one atomic load more than it does from C, and the first of each function a search for its name.
+pub struct Library {
+    opened: Opened,
+    /// The address of `ncclGetVersion`, which tells libraries apart.
+    identity: usize,
+    version: Version,
+    path: String,
+    pub(crate) slots: Slots,
+}
+
+impl Library {
+    /// Opens NCCL, or finds it open.
+    ///
+    /// With a name, that file and no other is opened. Without, these are tried: the first that was opened here before; one that something
+    /// else has brought into the process (PyTorch, say); `libnccl.so.2` and `libnccl.so` where the system's loader finds them.
+    /// The same file gives the same library, and a library is never unloaded. Two files may be open side by side.
+    ///
+    /// A library's initialisers run when it is opened: the file is trusted to be NCCL, or at least harmless.
+    ///
+    /// # Errors
+    /// [`LoadError`] where no file can be opened that has an `ncclGetVersion` which succeeds.
+    pub fn open(explicit: Option<&Path>) -> Result<&'static Self, LoadError> {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut attempts = Vec::new();
+        if let Some(path) = explicit {
+            let found = attempt(path.as_os_str(), &mut attempts);
+            return found.map(|library| keep(library, &mut open)).ok_or(LoadError { attempts });
+        }
+        if let Some(first) = open.first() {
+            return Ok(first);
+        }
+        let present = NAMES.iter().find_map(|name| Self::load(OsStr::new(name), RTLD_NOLOAD).ok());
+        let found = present.or_else(|| NAMES.iter().find_map(|name| attempt(OsStr::new(name), &mut attempts)));
+        found.map(|library| keep(library, &mut open)).ok_or(LoadError { attempts })
+    }
+
+    /// The release of the loaded library, as it says itself.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The file that is loaded, symbolic links followed.
+    pub fn path(&self) -> String {
+        self.path.clone()
+    }
+
+    /// Whether the loaded library has the function of this name, be it one that this crate knows or not. Searches each time.
+    pub fn has(&self, function: &str) -> bool {
+        find(&self.opened, function).is_some()
+    }
+
+    fn load(name: &OsStr, flags: c_int) -> Result<Self, Reason> {
+        // SAFETY: the initialisers of NCCL ask for nothing; that the file is NCCL is trusted, as the documentation of `open` says.
+        let opened =
+            unsafe { Opened::open(Some(name), RTLD_LAZY | RTLD_LOCAL | flags) }.map_err(|error| Reason::NotOpened(words(&error)))?;
+        let found = find(&opened, "ncclGetVersion").ok_or(Reason::NotNccl).and_then(|address| Ok((address, version(address)?)));
+        match found {
+            Ok((address, version)) => {
+                Ok(Self { opened, identity: address.addr(), version, path: file_of(address, name), slots: Slots::default() })
+            }
+            Err(reason) => {
+                // What has run its initialisers may have left threads behind: it stays, though it is not used.
+                std::mem::forget(opened);
+                Err(reason)
+            }
+        }
+    }
+
+    /// Where the function is that `slot` is for.
+    #[inline]
+    pub(crate) fn address(&self, slot: &Slot, symbol: &'static str, since: Version) -> Result<*mut c_void, MissingSymbol> {
+        // Whoever holds the library has synchronised with its opening, and the address itself is all that is published here.
+        let address = slot.0.load(Ordering::Relaxed);
+        let address = if address.is_null() { self.resolve(slot, symbol) } else { address };
+        if address == ABSENT { Err(MissingSymbol { symbol, since, loaded: self.version }) } else { Ok(address) }
+    }
+
+    #[cold]
+    fn resolve(&self, slot: &Slot, symbol: &str) -> *mut c_void {
+        let address = find(&self.opened, symbol).unwrap_or(ABSENT);
+        slot.0.store(address, Ordering::Relaxed);
+        address
+    }
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library").field("version", &self.version).field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// The address of one function: null until it is asked for.
+#[derive(Default)]
+pub(crate) struct Slot(AtomicPtr<c_void>);
+
+/// The address of a function that the library does not have.
+const ABSENT: *mut c_void = without_provenance_mut(1);
+
+fn attempt(name: &OsStr, attempts: &mut Vec<Attempt>) -> Option<Library> {
+    match Library::load(name, 0) {
+        Ok(library) => Some(library),
+        Err(reason) => {
+            attempts.push(Attempt { name: name.to_string_lossy().into_owned(), reason });
+            None
+        }
+    }
+}
+
+/// The library for good, or the one that is open already where it is the same.
+fn keep(library: Library, open: &mut Vec<&'static Library>) -> &'static Library {
+    if let Some(known) = open.iter().find(|known| known.identity == library.identity) {
+        // Closing it here only takes back one of two openings.
+        return known;
+    }
+    let library = Box::leak(Box::new(library));
+    open.push(library);
+    library
+}
+
+fn find(opened: &Opened, symbol: &str) -> Option<*mut c_void> {
+    // SAFETY: the type says no more than that it is an address; whoever calls it gives it its own type.
+    let address = unsafe { opened.get::<*mut c_void>(symbol) }.ok()?.into_raw();
+    (!address.is_null()).then_some(address)
+}
+
+fn version(address: *mut c_void) -> Result<Version, Reason> {
+    // SAFETY: the address is that of the library's `ncclGetVersion`, which has had this signature in all releases.
+    let function = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> ncclResult_t>(address) };
+    let mut code = 0;
+    // SAFETY: the function writes one integer.
+    match unsafe { function(&mut code) } {
+        ncclResult_t::ncclSuccess => Ok(Version::from_code(code)),
+        failed => Err(Reason::VersionFailed(failed)),
+    }
+}
+
+/// The system loader's own words.
+fn words(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// C's `Dl_info`.
+#[repr(C)]
+struct Place {
+    file: *const c_char,
+    base: *mut c_void,
+    symbol: *const c_char,
+    address: *mut c_void,
+}
+
+unsafe extern "C" {
+    fn dladdr(address: *const c_void, place: *mut Place) -> c_int;
+}
+
+/// The file that `address` was loaded from, or `name` where the system does not say.
+fn file_of(address: *mut c_void, name: &OsStr) -> String {
+    let mut place = Place { file: null(), base: null_mut(), symbol: null(), address: null_mut() };
+    // SAFETY: any address may be asked for; the answer is written to a struct of C's layout.
+    let known = unsafe { dladdr(address, &mut place) } != 0 && !place.file.is_null();
+    let file = if known {
+        // SAFETY: the loader's string lives as long as the library, and that is in use.
+        unsafe { CStr::from_ptr(place.file) }.to_string_lossy()
+    } else {
+        name.to_string_lossy()
+    };
+    fs::canonicalize(&*file).map_or_else(|_| file.to_string(), |whole| whole.to_string_lossy().into_owned())
+}

@@ -1,0 +1,116 @@
+//! What is a macro in `nccl.h` that bindings cannot be made from: initialisers, and the values that mean "unset".
+
+#![allow(non_camel_case_types, reason = "names are C's")]
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::{null, null_mut};
+
+use crate::{NCCL_API_MAGIC, NCCL_VERSION_CODE};
+use crate::{ncclCollConfig_t, ncclComm_t, ncclConfig_t, ncclEncryptionConfig_t, ncclEncryptionMode_t, ncclSimInfo_t};
+
+/// A setting of a configuration that NCCL shall choose.
+pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
+/// A string or list of a configuration that NCCL shall choose.
+pub const NCCL_CONFIG_UNDEF_PTR: *mut c_void = null_mut();
+/// A time that is not known yet.
+pub const NCCL_UNDEF_FLOAT: f32 = -1.0;
+/// No communicator.
+pub const NCCL_COMM_NULL: ncclComm_t = null_mut();
+/// What [`ncclSimInfo_t`] has in the place where other structs have [`NCCL_API_MAGIC`].
+pub const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;
+
+const VERSION: c_uint = NCCL_VERSION_CODE as c_uint;
+
+impl ncclConfig_t {
+    /// `NCCL_CONFIG_INITIALIZER`: every setting is NCCL's choice.
+    pub const fn new() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: NCCL_API_MAGIC,
+            version: VERSION,
+            blocking: NCCL_CONFIG_UNDEF_INT,
+            cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
+            minCTAs: NCCL_CONFIG_UNDEF_INT,
+            maxCTAs: NCCL_CONFIG_UNDEF_INT,
+            netName: null(),
+            splitShare: NCCL_CONFIG_UNDEF_INT,
+            trafficClass: NCCL_CONFIG_UNDEF_INT,
+            commName: null(),
+            collnetEnable: NCCL_CONFIG_UNDEF_INT,
+            CTAPolicy: NCCL_CONFIG_UNDEF_INT,
+            shrinkShare: NCCL_CONFIG_UNDEF_INT,
+            nvlsCTAs: NCCL_CONFIG_UNDEF_INT,
+            nChannelsPerNetPeer: NCCL_CONFIG_UNDEF_INT,
+            nvlinkCentricSched: NCCL_CONFIG_UNDEF_INT,
+            graphUsageMode: NCCL_CONFIG_UNDEF_INT,
+            numRmaCtx: NCCL_CONFIG_UNDEF_INT,
+            maxP2pPeers: NCCL_CONFIG_UNDEF_INT,
+            graphStreamOrdering: NCCL_CONFIG_UNDEF_INT,
+            launchOrderImplicit: NCCL_CONFIG_UNDEF_INT,
+            numRmaSig: NCCL_CONFIG_UNDEF_INT,
+            rmaEagerInit: NCCL_CONFIG_UNDEF_INT,
+            hostCftMode: NCCL_CONFIG_UNDEF_INT,
+            nvlsHostMode: NCCL_CONFIG_UNDEF_INT,
+        }
+    }
+}
+
+impl ncclCollConfig_t {
+    /// `NCCL_COLLCONFIG_INITIALIZER`: every setting of the one call is NCCL's choice.
+    pub const fn new() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: NCCL_API_MAGIC,
+            version: VERSION,
+            ext: null_mut(),
+            minCTAs: NCCL_CONFIG_UNDEF_INT,
+            maxCTAs: NCCL_CONFIG_UNDEF_INT,
+            nvlsCTAs: NCCL_CONFIG_UNDEF_INT,
+            cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
+            algSelection: null(),
+            forceAlgSelection: 1,
+            CTAPolicy: NCCL_CONFIG_UNDEF_INT,
+            userProfilerTag: 0,
+            launchCompletionEvent: null_mut(),
+        }
+    }
+}
+
+impl ncclSimInfo_t {
+    /// `NCCL_SIM_INFO_INITIALIZER`: no time is estimated yet.
+    pub const fn new() -> Self {
+        Self { size: size_of::<Self>(), magic: NCCL_SIM_INFO_MAGIC, version: VERSION, estimatedTime: NCCL_UNDEF_FLOAT }
+    }
+}
+
+impl ncclEncryptionConfig_t {
+    /// `NCCL_ENCRYPTION_CONFIG_INITIALIZER`: no encryption.
+    pub const fn new() -> Self {
+        let mode = ncclEncryptionMode_t::NCCL_ENCRYPTION_MODE_NONE.0 as c_int;
+        Self { size: size_of::<Self>(), magic: NCCL_API_MAGIC, version: VERSION, mode, psk: null() }
+    }
+}
+
+impl Default for ncclConfig_t {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Default for ncclCollConfig_t {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Default for ncclSimInfo_t {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Default for ncclEncryptionConfig_t {
+    fn default() -> Self {
+        Self::new()
+    }
+}
