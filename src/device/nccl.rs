@@ -1,1 +1,522 @@
 //! The only caller of nccl-sys: one function a call, errors with names.
+
+#![expect(unsafe_code, reason = "NCCL is C")]
+
+use std::cell::Cell;
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::marker::PhantomData;
+use std::path::Path;
+
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::CUstream;
+use half::{bf16, f16};
+use nccl_sys::{
+    Library, MissingSymbol, Version, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarResidence_t,
+    ncclUniqueId,
+};
+
+use crate::device::driver;
+use crate::element::{DType, F8E4M3, F8E5M2};
+use crate::error::Error;
+use crate::nccl_config::{CtaPolicy, GraphUsage, NcclConfig};
+
+/// The oldest NCCL that is used: the first with splits.
+const OLDEST: Version = Version::new(2, 18, 0);
+
+/// NCCL: the file named, or one that is already in the process or where the system's loader finds it.
+pub(crate) fn library(explicit: Option<&Path>) -> Result<&'static Library, String> {
+    let library = Library::open(explicit).map_err(|error| error.to_string())?;
+    if library.version() < OLDEST {
+        let (found, path) = (library.version(), library.path());
+        return Err(format!("NCCL {found} ({path}) is older than 2.18, the oldest that can be used: install a newer one, or name its file"));
+    }
+    Ok(library)
+}
+
+/// Why a call was not made: which one, and whose refusal it is.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    call: &'static str,
+    reason: Reason,
+}
+
+#[derive(Debug)]
+enum Reason {
+    /// NCCL's code, with the last text that it wrote, which may be about something older.
+    Code(ncclResult_t, String),
+    Missing(MissingSymbol),
+    Driver(DriverError),
+}
+
+impl Refusal {
+    /// The driver refused a call, as `cuLaunchKernel`.
+    pub(crate) fn driver(call: &'static str, error: DriverError) -> Self {
+        Self { call, reason: Reason::Driver(error) }
+    }
+
+    /// Whether the communicator is as good as before.
+    pub(crate) fn is_harmless(&self) -> bool {
+        match &self.reason {
+            Reason::Code(code, _) => *code == ncclResult_t::ncclInvalidArgument,
+            Reason::Missing(_) => true,
+            Reason::Driver(_) => false,
+        }
+    }
+
+    /// The error of a caller who was `doing` something.
+    pub(crate) fn into_error(self, doing: String) -> Error {
+        let call = self.call;
+        match self.reason {
+            Reason::Code(code, text) => Error::Nccl { doing: format!("{doing} ({call})"), code: code.0, name: code_name(code), text },
+            Reason::Missing(missing) => Error::unsupported(doing, missing.to_string()),
+            Reason::Driver(error) => driver::cuda_error(format!("{doing} ({call})"), error),
+        }
+    }
+}
+
+/// What NCCL answered: `Ok(true)` where it is still at it.
+pub(crate) fn check(
+    library: &Library,
+    handle: ncclComm_t,
+    call: &'static str,
+    answer: Result<ncclResult_t, MissingSymbol>,
+) -> Result<bool, Refusal> {
+    match answer {
+        Ok(ncclResult_t::ncclSuccess) => Ok(false),
+        Ok(ncclResult_t::ncclInProgress) => Ok(true),
+        Ok(code) => Err(refused(library, handle, call, code)),
+        Err(missing) => Err(Refusal { call, reason: Reason::Missing(missing) }),
+    }
+}
+
+/// The refusal that goes with a code.
+#[cold]
+pub(crate) fn refused(library: &Library, handle: ncclComm_t, call: &'static str, code: ncclResult_t) -> Refusal {
+    Refusal { call, reason: Reason::Code(code, last_error(library, handle, code)) }
+}
+
+/// NCCL's words: the general ones of the code, and the last text it wrote, where there is one.
+fn last_error(library: &Library, handle: ncclComm_t, code: ncclResult_t) -> String {
+    // SAFETY: any code may be asked for; the string is the library's own and is never freed.
+    let general = unsafe { library.ncclGetErrorString(code) }.ok();
+    // SAFETY: the handle is that of a live communicator or null, both of which may be asked; the buffer is the library's own and is copied
+    // at once. Another thread may write to it meanwhile, but not past its final zero.
+    let last = unsafe { library.ncclGetLastError(handle) }.ok();
+    let mut text = String::new();
+    for pointer in [general, last].into_iter().flatten().filter(|pointer| !pointer.is_null()) {
+        // SAFETY: NCCL's strings end in a zero, which is trusted of C.
+        let words = unsafe { CStr::from_ptr(pointer) }.to_string_lossy();
+        let words = words.trim();
+        if !words.is_empty() && !text.contains(words) {
+            text += if text.is_empty() { "" } else { "; last reported: " };
+            text += words;
+        }
+    }
+    if text.is_empty() { "no words".to_owned() } else { text }
+}
+
+/// The name of a code in `nccl.h`.
+pub(crate) fn code_name(code: ncclResult_t) -> &'static str {
+    match code {
+        ncclResult_t::ncclSuccess => "ncclSuccess",
+        ncclResult_t::ncclUnhandledCudaError => "ncclUnhandledCudaError",
+        ncclResult_t::ncclSystemError => "ncclSystemError",
+        ncclResult_t::ncclInternalError => "ncclInternalError",
+        ncclResult_t::ncclInvalidArgument => "ncclInvalidArgument",
+        ncclResult_t::ncclInvalidUsage => "ncclInvalidUsage",
+        ncclResult_t::ncclRemoteError => "ncclRemoteError",
+        ncclResult_t::ncclInProgress => "ncclInProgress",
+        ncclResult_t::ncclTimeout => "ncclTimeout",
+        _ => "a code that this crate does not know",
+    }
+}
+
+/// NCCL's number for an element type; `None` where this release has none.
+pub(crate) fn data_type(dtype: DType, version: Version) -> Option<ncclDataType_t> {
+    let float8 = |code| (version >= Version::new(2, 24, 3)).then_some(code);
+    match dtype {
+        DType::F32 => Some(ncclDataType_t::ncclFloat32),
+        DType::F64 => Some(ncclDataType_t::ncclFloat64),
+        DType::F16 => Some(ncclDataType_t::ncclFloat16),
+        DType::Bf16 => Some(ncclDataType_t::ncclBfloat16),
+        DType::F8E4M3 => float8(ncclDataType_t::ncclFloat8e4m3),
+        DType::F8E5M2 => float8(ncclDataType_t::ncclFloat8e5m2),
+        DType::I8 => Some(ncclDataType_t::ncclInt8),
+        DType::I32 => Some(ncclDataType_t::ncclInt32),
+        DType::I64 => Some(ncclDataType_t::ncclInt64),
+        DType::U8 | DType::Bool => Some(ncclDataType_t::ncclUint8),
+        DType::U32 => Some(ncclDataType_t::ncclUint32),
+        DType::U64 => Some(ncclDataType_t::ncclUint64),
+        DType::I16 | DType::U16 => None,
+    }
+}
+
+/// The bytes of a scalar that has been rounded to a float type, and how many they are; `None` for other types.
+fn scalar_bytes(scalar: f64, dtype: DType) -> Option<[u8; 8]> {
+    let mut bytes = [0; 8];
+    match dtype {
+        DType::F32 => bytes[..4].copy_from_slice(&(scalar as f32).to_ne_bytes()),
+        DType::F64 => bytes = scalar.to_ne_bytes(),
+        DType::F16 => bytes[..2].copy_from_slice(&f16::from_f64(scalar).to_ne_bytes()),
+        DType::Bf16 => bytes[..2].copy_from_slice(&bf16::from_f64(scalar).to_ne_bytes()),
+        DType::F8E4M3 => bytes[0] = F8E4M3::from_f64(scalar).to_bits(),
+        DType::F8E5M2 => bytes[0] = F8E5M2::from_f64(scalar).to_bits(),
+        _ => return None,
+    }
+    Some(bytes)
+}
+
+/// A configuration in NCCL's form, with the strings that it points to.
+#[derive(Debug)]
+pub(crate) struct RawConfig {
+    pub(crate) config: ncclConfig_t,
+    _strings: [Option<CString>; 2],
+}
+
+impl RawConfig {
+    /// Always of the kind that does not block.
+    pub(crate) fn new(config: &NcclConfig) -> Result<Self, Error> {
+        let mut raw = ncclConfig_t::new();
+        let strings = [c_string("network_name", config.network_name.as_deref())?, c_string("name", config.name.as_deref())?];
+        let [network_name, name] = &strings;
+        raw.blocking = 0;
+        set(&mut raw.cgaClusterSize, "cga_cluster_size", config.cga_cluster_size)?;
+        set(&mut raw.minCTAs, "min_ctas", config.min_ctas)?;
+        set(&mut raw.maxCTAs, "max_ctas", config.max_ctas)?;
+        set(&mut raw.splitShare, "split_share", config.split_share.map(u32::from))?;
+        set(&mut raw.trafficClass, "traffic_class", config.traffic_class)?;
+        set(&mut raw.collnetEnable, "collnet", config.collnet.map(u32::from))?;
+        set(&mut raw.CTAPolicy, "cta_policy", config.cta_policy.map(policy_code))?;
+        set(&mut raw.shrinkShare, "shrink_share", config.shrink_share.map(u32::from))?;
+        set(&mut raw.nvlsCTAs, "nvls_ctas", config.nvls_ctas)?;
+        set(&mut raw.nChannelsPerNetPeer, "channels_per_net_peer", config.channels_per_net_peer)?;
+        set(&mut raw.nvlinkCentricSched, "nvlink_centric_sched", config.nvlink_centric_sched.map(u32::from))?;
+        set(&mut raw.graphUsageMode, "graph_usage", config.graph_usage.map(usage_code))?;
+        set(&mut raw.numRmaCtx, "rma_contexts", config.rma_contexts)?;
+        set(&mut raw.maxP2pPeers, "max_p2p_peers", config.max_p2p_peers)?;
+        set(&mut raw.graphStreamOrdering, "graph_stream_ordering", config.graph_stream_ordering.map(u32::from))?;
+        set(&mut raw.launchOrderImplicit, "launch_order_implicit", config.launch_order_implicit.map(u32::from))?;
+        for (field, string) in [(&mut raw.netName, network_name), (&mut raw.commName, name)] {
+            if let Some(string) = string {
+                *field = string.as_ptr();
+            }
+        }
+        Ok(Self { config: raw, _strings: strings })
+    }
+}
+
+fn c_string(name: &str, text: Option<&str>) -> Result<Option<CString>, Error> {
+    let convert = |text: &str| {
+        CString::new(text).map_err(|_| Error::config(format!("NcclConfig::{name} {text:?}"), "a name without a zero byte is expected"))
+    };
+    text.map(convert).transpose()
+}
+
+fn set(field: &mut c_int, name: &str, value: Option<u32>) -> Result<(), Error> {
+    if let Some(value) = value {
+        *field = c_int::try_from(value)
+            .map_err(|_| Error::config(format!("NcclConfig::{name} {value}"), format!("a number up to {} is expected", c_int::MAX)))?;
+    }
+    Ok(())
+}
+
+fn policy_code(policy: CtaPolicy) -> u32 {
+    let code = match policy {
+        CtaPolicy::Default => nccl_sys::NCCL_CTA_POLICY_DEFAULT,
+        CtaPolicy::Efficiency => nccl_sys::NCCL_CTA_POLICY_EFFICIENCY,
+        CtaPolicy::Zero => nccl_sys::NCCL_CTA_POLICY_ZERO,
+    };
+    code.unsigned_abs()
+}
+
+fn usage_code(usage: GraphUsage) -> u32 {
+    match usage {
+        GraphUsage::None => 0,
+        GraphUsage::One => 1,
+        GraphUsage::Mixed => 2,
+    }
+}
+
+/// A new id, which is good for one communicator.
+pub(crate) fn unique_id(library: &'static Library) -> Result<ncclUniqueId, Refusal> {
+    let mut id = ncclUniqueId { internal: [0; nccl_sys::NCCL_UNIQUE_ID_BYTES] };
+    // SAFETY: the id is a variable of ours.
+    let answer = unsafe { library.ncclGetUniqueId(&mut id) };
+    check(library, nccl_sys::NCCL_COMM_NULL, "ncclGetUniqueId", answer)?;
+    Ok(id)
+}
+
+/// A communicator into which this thread may call now: the lock of its device is held and its context is current.
+///
+/// All methods but [`Raw::has`] and [`Raw::version`] are unsafe for the same reasons: addresses are of device memory of this communicator's
+/// device, long enough for the count, and stay so until the stream has done the work; the stream is of the same context. A call may
+/// return before the work is on the stream: only the function that lent this `Raw` knows when it is.
+pub(crate) struct Raw<'a> {
+    pub(crate) library: &'static Library,
+    pub(crate) handle: ncclComm_t,
+    in_progress: Cell<bool>,
+    lent: PhantomData<&'a Cell<()>>,
+}
+
+impl Raw<'_> {
+    pub(in crate::device) fn new(library: &'static Library, handle: ncclComm_t) -> Self {
+        Self { library, handle, in_progress: Cell::new(false), lent: PhantomData }
+    }
+
+    /// Whether some call has not come to its end yet.
+    pub(in crate::device) fn is_in_progress(&self) -> bool {
+        self.in_progress.get()
+    }
+
+    /// The release of the library.
+    pub(crate) fn version(&self) -> Version {
+        self.library.version()
+    }
+
+    /// Whether the library has a function.
+    pub(crate) fn has(&self, symbol: &str) -> bool {
+        self.library.has(symbol)
+    }
+
+    #[inline]
+    fn done(&self, call: &'static str, answer: Result<ncclResult_t, MissingSymbol>) -> Result<(), Refusal> {
+        if check(self.library, self.handle, call, answer)? {
+            self.in_progress.set(true);
+        }
+        Ok(())
+    }
+
+    /// Opens a group: what follows is launched together by [`Raw::group_end`].
+    pub(in crate::device) fn group_start(&self) -> Result<(), Refusal> {
+        // SAFETY: the function asks for nothing; whoever opens a group here also ends it.
+        self.done("ncclGroupStart", unsafe { self.library.ncclGroupStart() })
+    }
+
+    /// Ends the group and launches what is in it.
+    pub(in crate::device) fn group_end(&self) -> Result<(), Refusal> {
+        // SAFETY: the function asks for nothing beyond what the calls in the group asked for.
+        self.done("ncclGroupEnd", unsafe { self.library.ncclGroupEnd() })
+    }
+
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn all_reduce(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        op: ncclRedOp_t,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer = unsafe { self.library.ncclAllReduce(source(send), target(receive), count, dtype, op, self.handle, queue(stream)) };
+        self.done("ncclAllReduce", answer)
+    }
+
+    /// # Safety
+    /// As [`Raw`] says.
+    #[expect(clippy::too_many_arguments, reason = "as many as NCCL's function has")]
+    #[inline]
+    pub(crate) unsafe fn reduce(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        op: ncclRedOp_t,
+        root: usize,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer =
+            unsafe { self.library.ncclReduce(source(send), target(receive), count, dtype, op, number(root), self.handle, queue(stream)) };
+        self.done("ncclReduce", answer)
+    }
+
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn broadcast(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        root: usize,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer =
+            unsafe { self.library.ncclBroadcast(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
+        self.done("ncclBroadcast", answer)
+    }
+
+    /// `count` elements from each rank.
+    ///
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn all_gather(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer = unsafe { self.library.ncclAllGather(source(send), target(receive), count, dtype, self.handle, queue(stream)) };
+        self.done("ncclAllGather", answer)
+    }
+
+    /// `count` elements to each rank.
+    ///
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn reduce_scatter(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        op: ncclRedOp_t,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer = unsafe { self.library.ncclReduceScatter(source(send), target(receive), count, dtype, op, self.handle, queue(stream)) };
+        self.done("ncclReduceScatter", answer)
+    }
+
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn send(
+        &self,
+        address: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        peer: usize,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer = unsafe { self.library.ncclSend(source(address), count, dtype, number(peer), self.handle, queue(stream)) };
+        self.done("ncclSend", answer)
+    }
+
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn recv(
+        &self,
+        address: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        peer: usize,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer = unsafe { self.library.ncclRecv(target(address), count, dtype, number(peer), self.handle, queue(stream)) };
+        self.done("ncclRecv", answer)
+    }
+
+    /// `count` elements from each rank to each rank. NCCL 2.28.3.
+    ///
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn all_to_all(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer = unsafe { self.library.ncclAlltoAll(source(send), target(receive), count, dtype, self.handle, queue(stream)) };
+        self.done("ncclAlltoAll", answer)
+    }
+
+    /// `count` elements from each rank. NCCL 2.28.3.
+    ///
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn gather(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        root: usize,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer =
+            unsafe { self.library.ncclGather(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
+        self.done("ncclGather", answer)
+    }
+
+    /// `count` elements to each rank. NCCL 2.28.3.
+    ///
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn scatter(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        root: usize,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer =
+            unsafe { self.library.ncclScatter(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
+        self.done("ncclScatter", answer)
+    }
+
+    /// An op of this communicator that multiplies this rank's elements by a scalar, rounded to their type, and sums. Floats only. It may
+    /// be destroyed as soon as the calls that use it have been made.
+    pub(crate) fn pre_mul_sum(&self, scalar: f64, dtype: DType) -> Result<ncclRedOp_t, Refusal> {
+        const CALL: &str = "ncclRedOpCreatePreMulSum";
+        let invalid = || Refusal {
+            call: CALL,
+            reason: Reason::Code(ncclResult_t::ncclInvalidArgument, format!("there is no PreMulSum of {dtype} in this NCCL")),
+        };
+        let (mut bytes, code) = scalar_bytes(scalar, dtype).zip(data_type(dtype, self.version())).ok_or_else(invalid)?;
+        let mut op = ncclRedOp_t::ncclNumOps;
+        let host = ncclScalarResidence_t::ncclScalarHostImmediate;
+        // SAFETY: the scalar is a variable of ours with as many bytes as its type has, which the call reads before it returns.
+        let answer = unsafe { self.library.ncclRedOpCreatePreMulSum(&mut op, bytes.as_mut_ptr().cast(), code, host, self.handle) };
+        self.done(CALL, answer)?;
+        Ok(op)
+    }
+
+    /// Destroys an op that [`Raw::pre_mul_sum`] made.
+    pub(crate) fn destroy_op(&self, op: ncclRedOp_t) -> Result<(), Refusal> {
+        // SAFETY: NCCL checks the op's number.
+        self.done("ncclRedOpDestroy", unsafe { self.library.ncclRedOpDestroy(op, self.handle) })
+    }
+}
+
+fn source(address: u64) -> *const c_void {
+    address as usize as *const c_void
+}
+
+fn target(address: u64) -> *mut c_void {
+    address as usize as *mut c_void
+}
+
+fn queue(stream: CUstream) -> cudaStream_t {
+    stream.cast()
+}
+
+/// A rank in C's way; one that is out of range becomes negative, which NCCL refuses.
+fn number(rank: usize) -> c_int {
+    c_int::try_from(rank).unwrap_or(-1)
+}
