@@ -11,8 +11,8 @@ use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUstream;
 use half::{bf16, f16};
 use nccl_sys::{
-    Library, MissingSymbol, Version, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarResidence_t,
-    ncclUniqueId,
+    Library, MissingSymbol, Version, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t,
+    ncclScalarResidence_t, ncclUniqueId,
 };
 
 use crate::device::driver;
@@ -28,7 +28,9 @@ pub(crate) fn library(explicit: Option<&Path>) -> Result<&'static Library, Strin
     let library = Library::open(explicit).map_err(|error| error.to_string())?;
     if library.version() < OLDEST {
         let (found, path) = (library.version(), library.path());
-        return Err(format!("NCCL {found} ({path}) is older than 2.18, the oldest that can be used: install a newer one, or name its file"));
+        return Err(format!(
+            "NCCL {found} ({path}) is older than 2.18, the oldest that can be used: install a newer one, or name its file"
+        ));
     }
     Ok(library)
 }

@@ -241,14 +241,7 @@ impl Kernels {
     /// # Safety
     ///
     /// The parameters are those of the kernel, and what they point to may be used there.
-    unsafe fn launch(
-        &self,
-        function: Function,
-        what: &str,
-        bytes: u64,
-        stream: &CudaStream,
-        parameters: &mut [*mut c_void],
-    ) -> Result<()> {
+    unsafe fn launch(&self, function: Function, what: &str, bytes: u64, stream: &CudaStream, parameters: &mut [*mut c_void]) -> Result<()> {
         let Some(handle) = function.handle() else {
             return Err(Error::unsupported(what, "there is no kernel for it"));
         };

@@ -114,13 +114,7 @@ fn compiler_log(image: &CStr) -> Option<String> {
     let mut module = null_mut();
     // SAFETY: the image ends with a NUL; each option has its value: a buffer, and its size, which is passed as a pointer's bits.
     let result = unsafe {
-        sys::cuModuleLoadDataEx(
-            &mut module,
-            image.as_ptr().cast(),
-            options.len() as c_uint,
-            options.as_mut_ptr(),
-            values.as_mut_ptr(),
-        )
+        sys::cuModuleLoadDataEx(&mut module, image.as_ptr().cast(), options.len() as c_uint, options.as_mut_ptr(), values.as_mut_ptr())
     };
     if result.result().is_ok() {
         // SAFETY: loaded this time, and used by nobody.

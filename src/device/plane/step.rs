@@ -8,23 +8,73 @@ use crate::device::kernels::FoldArguments;
 /// One call of NCCL's. Addresses are of this rank's memory; lengths are in bytes where no type is named.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Transfer {
-    AllReduce { source: u64, destination: u64, count: usize, dtype: DType, op: NativeOp },
+    AllReduce {
+        source: u64,
+        destination: u64,
+        count: usize,
+        dtype: DType,
+        op: NativeOp,
+    },
     /// The destination counts at the root alone.
-    Reduce { source: u64, destination: u64, count: usize, dtype: DType, op: NativeOp, root: usize },
+    Reduce {
+        source: u64,
+        destination: u64,
+        count: usize,
+        dtype: DType,
+        op: NativeOp,
+        root: usize,
+    },
     /// `count` elements to each rank.
-    ReduceScatter { source: u64, destination: u64, count: usize, dtype: DType, op: NativeOp },
+    ReduceScatter {
+        source: u64,
+        destination: u64,
+        count: usize,
+        dtype: DType,
+        op: NativeOp,
+    },
     /// The source counts at the root alone.
-    Broadcast { source: u64, destination: u64, bytes: usize, root: usize },
+    Broadcast {
+        source: u64,
+        destination: u64,
+        bytes: usize,
+        root: usize,
+    },
     /// As many bytes from each rank.
-    AllGather { source: u64, destination: u64, bytes: usize },
+    AllGather {
+        source: u64,
+        destination: u64,
+        bytes: usize,
+    },
     /// As many bytes from each rank to each rank.
-    AllToAll { source: u64, destination: u64, bytes: usize },
+    AllToAll {
+        source: u64,
+        destination: u64,
+        bytes: usize,
+    },
     /// As many bytes from each rank.
-    Gather { source: u64, destination: u64, bytes: usize, root: usize },
+    Gather {
+        source: u64,
+        destination: u64,
+        bytes: usize,
+        root: usize,
+    },
     /// As many bytes to each rank.
-    Scatter { source: u64, destination: u64, bytes: usize, root: usize },
-    Send { address: u64, bytes: usize, peer: usize },
-    Receive { address: u64, bytes: usize, peer: usize },
+    Scatter {
+        source: u64,
+        destination: u64,
+        bytes: usize,
+        root: usize,
+    },
+    Send {
+        address: u64,
+        bytes: usize,
+        peer: usize,
+    },
+    Receive {
+        address: u64,
+        bytes: usize,
+        peer: usize,
+    },
 }
 
 /// Where our own work runs.
@@ -60,12 +110,32 @@ pub(crate) enum Step {
     /// Transfers that are launched as one group. There may be none where other ranks have some.
     Transfer(Vec<Transfer>),
     /// A copy inside this device's memory, on the call's lane.
-    Copy { source: u64, destination: u64, bytes: usize },
-    Fold { lane: Lane, folder: Folder, arguments: FoldArguments, element_bytes: usize },
+    Copy {
+        source: u64,
+        destination: u64,
+        bytes: usize,
+    },
+    Fold {
+        lane: Lane,
+        folder: Folder,
+        arguments: FoldArguments,
+        element_bytes: usize,
+    },
     /// Each element is divided by `divisor`, on the call's lane.
-    Divide { data: u64, count: usize, dtype: DType, divisor: u32 },
+    Divide {
+        data: u64,
+        count: usize,
+        dtype: DType,
+        divisor: u32,
+    },
     /// Each element times the scalar, on the call's lane.
-    Multiply { source: u64, destination: u64, count: usize, dtype: DType, scalar: f64 },
+    Multiply {
+        source: u64,
+        destination: u64,
+        count: usize,
+        dtype: DType,
+        scalar: f64,
+    },
     /// The side waits for what the call's lane has done so far, or the reverse.
     Record(Moment),
     Wait(Moment),

@@ -65,9 +65,7 @@ pub(crate) fn moving(job: &Job, ranks: Ranks, library: Library, room: Room) -> R
         }
         (Kind::AllGather, Layout::Equal(bytes)) => Plan::One(Transfer::AllGather { source, destination, bytes: *bytes }),
         (Kind::AllGatherV, Layout::Blocks(blocks)) => all_gather_v(source, destination, blocks, &job.layout, ranks),
-        (Kind::Gather, Layout::Equal(bytes)) if library.gather => {
-            Plan::One(Transfer::Gather { source, destination, bytes: *bytes, root })
-        }
+        (Kind::Gather, Layout::Equal(bytes)) if library.gather => Plan::One(Transfer::Gather { source, destination, bytes: *bytes, root }),
         (Kind::Scatter, Layout::Equal(bytes)) if library.scatter => {
             Plan::One(Transfer::Scatter { source, destination, bytes: *bytes, root })
         }
@@ -230,9 +228,9 @@ fn swap(buffer: u64, block: usize, ranks: Ranks, room: Room) -> Result<Plan> {
         let bytes = most.min(block - start);
         let at = |rank: usize| buffer + (rank * block + start) as u64;
         let slot = |rank: usize| room.address + (rank * most) as u64;
-        let transfers = ranks.others().flat_map(|peer| {
-            [Transfer::Send { address: at(peer), bytes, peer }, Transfer::Receive { address: slot(peer), bytes, peer }]
-        });
+        let transfers = ranks
+            .others()
+            .flat_map(|peer| [Transfer::Send { address: at(peer), bytes, peer }, Transfer::Receive { address: slot(peer), bytes, peer }]);
         steps.push(Step::Transfer(transfers.collect()));
         steps.extend(ranks.others().map(|peer| Step::Copy { source: slot(peer), destination: at(peer), bytes }));
     }
@@ -252,3 +250,6 @@ fn with_copy(transfers: Vec<Transfer>, source: u64, destination: u64, bytes: usi
     }
     Plan::Steps(steps)
 }
+
+#[cfg(test)]
+mod tests;
