@@ -204,6 +204,62 @@ pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
     asked.result().is_err() || status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
 }
 
+/// An event without times. Unlike cudarc's it leaves errors alone that others have parked in the context.
+#[derive(Debug)]
+pub(crate) struct Event {
+    event: sys::CUevent,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: the driver's events may be used by any thread, and by several at once; the pointer is never followed here.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event of the context, which is current.
+    pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
+        let event = cudarc::driver::result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
+        Ok(Self { event, context: Arc::clone(context) })
+    }
+
+    /// Records what is on the stream now, which is of the same context.
+    pub(crate) fn record(&self, stream: &CudaStream) -> Result<(), DriverError> {
+        // SAFETY: event and stream are alive, for we own the one and hold a reference to the other.
+        unsafe { cudarc::driver::result::event::record(self.event, stream.cu_stream()) }
+    }
+
+    /// Whether what was recorded has been done.
+    pub(crate) fn is_complete(&self) -> Result<bool, DriverError> {
+        // SAFETY: the event is alive, for we own it.
+        match unsafe { cudarc::driver::result::event::query(self.event) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // A context that cannot be bound any more has taken its events with it.
+        if bind(&self.context).is_ok() {
+            // SAFETY: the event is ours and is used no more. The driver waits for nothing here.
+            let _ = unsafe { cudarc::driver::result::event::destroy(self.event) };
+        }
+    }
+}
+
+/// Makes this thread's calls invisible to stream captures of others: they would end a capture otherwise, wherever it is.
+pub(crate) fn ignore_captures() {
+    const SYMBOL: &str = "cuThreadExchangeStreamCaptureMode";
+    if has(SYMBOL) {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the function is there, and swaps a variable of ours with one of this thread.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -40,6 +40,8 @@ pub(crate) fn library(explicit: Option<&Path>) -> Result<&'static Library, Strin
 pub(crate) struct Refusal {
     call: &'static str,
     reason: Reason,
+    /// Whether it was one of a group, of which other calls may have been made.
+    grouped: bool,
 }
 
 #[derive(Debug)]
@@ -53,12 +55,18 @@ enum Reason {
 impl Refusal {
     /// The driver refused a call, as `cuLaunchKernel`.
     pub(crate) fn driver(call: &'static str, error: DriverError) -> Self {
-        Self { call, reason: Reason::Driver(error) }
+        Self { call, reason: Reason::Driver(error), grouped: false }
+    }
+
+    /// The same, of a call that was one of a group.
+    pub(in crate::device) fn in_group(self) -> Self {
+        Self { grouped: true, ..self }
     }
 
     /// Whether the communicator is as good as before.
     pub(crate) fn is_harmless(&self) -> bool {
         match &self.reason {
+            _ if self.grouped => false,
             Reason::Code(code, _) => *code == ncclResult_t::ncclInvalidArgument,
             Reason::Missing(_) => true,
             Reason::Driver(_) => false,
@@ -87,14 +95,14 @@ pub(crate) fn check(
         Ok(ncclResult_t::ncclSuccess) => Ok(false),
         Ok(ncclResult_t::ncclInProgress) => Ok(true),
         Ok(code) => Err(refused(library, handle, call, code)),
-        Err(missing) => Err(Refusal { call, reason: Reason::Missing(missing) }),
+        Err(missing) => Err(Refusal { call, reason: Reason::Missing(missing), grouped: false }),
     }
 }
 
 /// The refusal that goes with a code.
 #[cold]
 pub(crate) fn refused(library: &Library, handle: ncclComm_t, call: &'static str, code: ncclResult_t) -> Refusal {
-    Refusal { call, reason: Reason::Code(code, last_error(library, handle, code)) }
+    Refusal { call, reason: Reason::Code(code, last_error(library, handle, code)), grouped: false }
 }
 
 /// NCCL's words: the general ones of the code, and the last text it wrote, where there is one.
@@ -172,7 +180,8 @@ fn scalar_bytes(scalar: f64, dtype: DType) -> Option<[u8; 8]> {
 #[derive(Debug)]
 pub(crate) struct RawConfig {
     pub(crate) config: ncclConfig_t,
-    _strings: [Option<CString>; 2],
+    /// What it points to, which must live for as long as the communicator.
+    pub(crate) strings: [Option<CString>; 2],
 }
 
 impl RawConfig {
@@ -203,7 +212,7 @@ impl RawConfig {
                 *field = string.as_ptr();
             }
         }
-        Ok(Self { config: raw, _strings: strings })
+        Ok(Self { config: raw, strings })
     }
 }
 
@@ -489,6 +498,7 @@ impl Raw<'_> {
         let invalid = || Refusal {
             call: CALL,
             reason: Reason::Code(ncclResult_t::ncclInvalidArgument, format!("there is no PreMulSum of {dtype} in this NCCL")),
+            grouped: false,
         };
         let (mut bytes, code) = scalar_bytes(scalar, dtype).zip(data_type(dtype, self.version())).ok_or_else(invalid)?;
         let mut op = ncclRedOp_t::ncclNumOps;
