@@ -16,7 +16,7 @@ use self::slabs::{Region, Slabs, unit};
 use super::job::Job;
 use super::kernels::FoldArguments;
 use super::native::{narrowed, root};
-use super::plane::{FoldOp, Folder, Lane, Moment, Plan, Ranks, Room, Step, Transfer, Way};
+use super::plane::{FoldOp, Folder, Lane, Moment, Plan, Ranks, Room, Step, Transfer};
 use crate::call::{Kind, Layout};
 use crate::error::Error;
 use crate::{DType, Result};
@@ -35,16 +35,11 @@ pub(crate) struct Folding {
 }
 
 impl Folding {
-    /// The fold of a way; `None` where NCCL reduces.
-    pub(crate) fn of(way: Way) -> Option<Self> {
-        let (op, dtype, multiply) = match way {
-            Way::Fold(op, dtype) => (op, dtype, None),
-            Way::MultiplyThenFold(scalar, dtype) => (FoldOp::Sum, dtype, Some((scalar, dtype))),
-            Way::Native(..) | Way::SumThenDivide(_) => return None,
-        };
+    /// A fold by one of our kernels, of elements that are multiplied first where it says so.
+    pub(crate) fn by(op: FoldOp, dtype: DType, multiply: Option<(f64, DType)>) -> Self {
         // Bitwise kernels count bytes.
         let element_bytes = if op.is_bitwise() { 1 } else { dtype.size_bytes() };
-        Some(Self { folder: Folder::Ours(op, dtype), multiply, element_bytes })
+        Self { folder: Folder::Ours(op, dtype), multiply, element_bytes }
     }
 }
 

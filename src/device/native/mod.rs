@@ -1,7 +1,7 @@
 //! Collectives as NCCL has them, or composed of sends and receives where the loaded library is older.
 
 use super::job::{Job, Message};
-use super::plane::{NativeOp, Plan, Ranks, Room, Step, Transfer, Way};
+use super::plane::{NativeOp, Plan, Ranks, Room, Step, Transfer};
 use crate::call::{Kind, Layout};
 use crate::error::Error;
 use crate::{DType, Result};
@@ -39,10 +39,10 @@ pub(crate) fn alone(job: &Job, multiply: Option<(f64, DType)>) -> Plan {
     match multiply {
         _ if bytes == 0 => Plan::Nothing,
         Some((scalar, dtype)) => {
-            Plan::Steps(vec![Step::Multiply { source, destination, count: bytes / dtype.size_bytes(), dtype, scalar }])
+            let after = vec![Step::Multiply { source, destination, count: bytes / dtype.size_bytes(), dtype, scalar }];
+            Plan::Group { transfers: Vec::new(), after }
         }
-        None if source == destination => Plan::Nothing,
-        None => Plan::Steps(vec![Step::Copy { source, destination, bytes }]),
+        None => with_copy(Vec::new(), source, destination, bytes),
     }
 }
 
@@ -113,34 +113,39 @@ pub(crate) fn reducing(job: &Job, op: NativeOp, dtype: DType, ranks: Ranks) -> R
 ///
 /// Those of [`reducing`].
 pub(crate) fn dividing(job: &Job, dtype: DType, ranks: Ranks) -> Result<Plan> {
-    let mut steps = match reducing(job, NativeOp::Sum, dtype, ranks)? {
-        Plan::Nothing => return Ok(Plan::Nothing),
-        Plan::One(transfer) => vec![Step::Transfer(vec![transfer])],
-        Plan::Steps(steps) => steps,
+    let (transfers, mut after) = match reducing(job, NativeOp::Sum, dtype, ranks)? {
+        Plan::One(transfer) => (vec![transfer], Vec::new()),
+        Plan::Group { transfers, after } => (transfers, after),
+        plan => return Ok(plan),
     };
     let has_result = job.call.kind != Kind::Reduce || root(job) == ranks.me;
     let (data, count) = (narrowed(job, ranks.me).1, job.layout.block(ranks.me).1 / dtype.size_bytes());
     if has_result && count != 0 {
-        steps.push(Step::Divide { data, count, dtype, divisor: ranks.n as u32 });
+        after.push(Step::Divide { data, count, dtype, divisor: ranks.n as u32 });
     }
-    Ok(Plan::Steps(steps))
+    Ok(Plan::Group { transfers, after })
 }
 
-/// The way of a reduction that NCCL takes part in as such; `None` where it is a fold.
-pub(crate) fn reduction(job: &Job, way: Way, ranks: Ranks) -> Option<Result<Plan>> {
-    match way {
-        Way::Native(op, dtype) => Some(reducing(job, op, dtype, ranks)),
-        Way::SumThenDivide(dtype) => Some(dividing(job, dtype, ranks)),
-        Way::Fold(..) | Way::MultiplyThenFold(..) => None,
+/// Messages as transfers. Those without bytes are left out, which both ends agree on; those to this rank itself are copies.
+///
+/// # Errors
+///
+/// `InvalidArgument` where what this rank sends to itself is not what it receives from itself: it would wait for ever.
+pub(crate) fn messages(messages: &[Message], me: usize) -> Result<(Vec<Transfer>, Vec<Step>)> {
+    let (mut transfers, mut sent, mut received) = (Vec::with_capacity(messages.len()), Vec::new(), Vec::new());
+    for &Message { peer, sends, address, bytes } in messages.iter().filter(|message| message.bytes != 0) {
+        match sends {
+            _ if peer == me => if sends { &mut sent } else { &mut received }.push((address, bytes)),
+            true => transfers.push(Transfer::Send { address, bytes, peer }),
+            false => transfers.push(Transfer::Receive { address, bytes, peer }),
+        }
     }
-}
-
-/// Messages as transfers. Those without bytes are left out, which both ends agree on.
-pub(crate) fn messages(messages: &[Message]) -> impl Iterator<Item = Transfer> {
-    messages.iter().filter(|message| message.bytes != 0).map(|&Message { peer, sends, address, bytes }| match sends {
-        true => Transfer::Send { address, bytes, peer },
-        false => Transfer::Receive { address, bytes, peer },
-    })
+    if !sent.iter().map(|(_, bytes)| bytes).eq(received.iter().map(|(_, bytes)| bytes)) {
+        let reason = format!("rank {me} sends {} messages to itself in one group and receives {}, or their lengths differ", sent.len(), received.len());
+        return Err(Error::argument("messages on a device", reason));
+    }
+    let copy = |((source, bytes), (destination, _))| Step::Copy { source, destination, bytes };
+    Ok((transfers, sent.into_iter().zip(received).map(copy).collect()))
 }
 
 /// Every rank's block to every rank.
@@ -154,7 +159,7 @@ fn all_gather_v(source: u64, destination: u64, blocks: &[usize], layout: &Layout
         let destination = destination + offset as u64;
         Transfer::Broadcast { source: if root == ranks.me { source } else { destination }, destination, bytes, root }
     });
-    Plan::group(broadcasts.collect())
+    Plan::Group { transfers: broadcasts.collect(), after: Vec::new() }
 }
 
 /// Every rank's block of the result to that rank.
@@ -172,13 +177,13 @@ fn reduce_scatter_v(source: u64, destination: u64, blocks: &[usize], op: NativeO
         }
         at += *bytes as u64;
     }
-    Plan::group(reduces)
+    Plan::Group { transfers: reduces, after: Vec::new() }
 }
 
 /// Every rank's block to the root.
 fn gather(source: u64, destination: u64, layout: &Layout, ranks: Ranks, root: usize, own: usize) -> Plan {
     if ranks.me != root {
-        return Plan::group(some(own, Transfer::Send { address: source, bytes: own, peer: root }));
+        return Plan::Group { transfers: some(own, Transfer::Send { address: source, bytes: own, peer: root }), after: Vec::new() };
     }
     let mut transfers = Vec::with_capacity(ranks.n);
     for peer in ranks.others() {
@@ -191,7 +196,7 @@ fn gather(source: u64, destination: u64, layout: &Layout, ranks: Ranks, root: us
 /// Every rank's block from the root.
 fn scatter(source: u64, destination: u64, layout: &Layout, ranks: Ranks, root: usize, own: usize) -> Plan {
     if ranks.me != root {
-        return Plan::group(some(own, Transfer::Receive { address: destination, bytes: own, peer: root }));
+        return Plan::Group { transfers: some(own, Transfer::Receive { address: destination, bytes: own, peer: root }), after: Vec::new() };
     }
     let mut transfers = Vec::with_capacity(ranks.n);
     for peer in ranks.others() {
@@ -244,11 +249,9 @@ fn some(bytes: usize, transfer: Transfer) -> Vec<Transfer> {
 
 /// A group of transfers, and a copy of this rank's own block where it is not there already.
 fn with_copy(transfers: Vec<Transfer>, source: u64, destination: u64, bytes: usize) -> Plan {
-    let mut steps = vec![Step::Transfer(transfers)];
-    if bytes != 0 && source != destination {
-        steps.push(Step::Copy { source, destination, bytes });
-    }
-    Plan::Steps(steps)
+    let copies = bytes != 0 && source != destination;
+    let after = if copies { vec![Step::Copy { source, destination, bytes }] } else { Vec::new() };
+    Plan::Group { transfers, after }
 }
 
 #[cfg(test)]

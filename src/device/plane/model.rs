@@ -151,6 +151,7 @@ impl Model {
             rank.steps = match plan {
                 Plan::Nothing => VecDeque::new(),
                 Plan::One(transfer) => [Step::Transfer(vec![transfer])].into(),
+                Plan::Group { transfers, after } => [vec![Step::Transfer(transfers)], after].concat().into(),
                 Plan::Steps(steps) => steps.into(),
             };
         }

@@ -148,15 +148,10 @@ pub(crate) enum Plan {
     Nothing,
     /// One call of NCCL's.
     One(Transfer),
-    /// Several steps.
+    /// One group of NCCL's calls, which may be empty, then work of our own.
+    Group { transfers: Vec<Transfer>, after: Vec<Step> },
+    /// Several exchanges through the plane's memory.
     Steps(Vec<Step>),
-}
-
-impl Plan {
-    /// A group of transfers.
-    pub(crate) fn group(transfers: Vec<Transfer>) -> Self {
-        Plan::Steps(vec![Step::Transfer(transfers)])
-    }
 }
 
 /// A rank and how many there are.
