@@ -1,5 +1,5 @@
 // What a measurement needs besides the collective: buffers filled with a pattern, and the elements that differ from it counted.
-#include "base.cuh"
+#include "chunks.cuh"
 
 // Fills by chunks of `Width` bytes, all of which lie in one piece of the pattern; `position` is where the first one reads.
 template <int Width> INLINE void fill(char *to, u64 chunks, const char *pattern, u64 pattern_bytes, u64 position) {
@@ -16,9 +16,10 @@ template <int Width> INLINE void fill(char *to, u64 chunks, const char *pattern,
 }
 
 // destination[i] = pattern[(i + phase) % pattern_bytes], where `pattern_bytes` is a multiple of 16. Fast where the pattern begins
-// at a multiple of 16, and the destination as far past one as the phase.
-KERNEL(2) fill_pattern(void *destination, unsigned long long bytes, const void *pattern, unsigned long long pattern_bytes,
-                       unsigned long long phase) {
+// at a multiple of 16, and the destination as far past one as the phase. The pattern is not empty.
+KERNEL(2)
+fill_pattern(void *destination, unsigned long long bytes, const void *pattern, unsigned long long pattern_bytes,
+             unsigned long long phase) {
     char *to = (char *)destination;
     const char *from = (const char *)pattern;
     u64 position = phase % pattern_bytes;
@@ -50,8 +51,10 @@ INLINE bool differs(const char *a, const char *b, u32 size, bool by_words) {
 }
 
 // Adds to *wrong how many of `count` elements differ from pattern[(i + phase) % pattern_elements].
-KERNEL(2) check_pattern(const void *buffer, unsigned long long count, unsigned int element_bytes, const void *pattern,
-                        unsigned long long pattern_elements, unsigned long long phase, unsigned long long *wrong) {
+// The pattern has at least one element.
+KERNEL(2)
+check_pattern(const void *buffer, unsigned long long count, unsigned int element_bytes, const void *pattern,
+              unsigned long long pattern_elements, unsigned long long phase, unsigned long long *wrong) {
     __shared__ u64 counts[512];
     const char *got = (const char *)buffer, *expected = (const char *)pattern;
     bool by_words = element_bytes % 4 == 0 && agree(got, 0, 4) && agree(expected, 0, 4);

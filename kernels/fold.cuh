@@ -1,11 +1,12 @@
 // n inputs, one output, one pass, in rank order.
-#pragma once
-#include "lanes.cuh"
+#ifndef KERNELS_FOLD
+#define KERNELS_FOLD
+#include "chunks.cuh"
 
 // Two values become one. The identity leaves every other value as it is: for a sum of floats that is -0.
 template <class L> struct Sum {
     typedef typename L::Wide W;
-    enum : bool { divides = false };
+    enum : bool { divides = false, is_quick = false };
     static INLINE_MEMBER W identity() { return (W)-0.0f; }
     static INLINE_MEMBER W combine(W a, W b) { return a + b; }
     static INLINE_MEMBER W finish(W value, const typename L::Divisor &) { return value; }
@@ -50,6 +51,11 @@ template <class L> struct Mean : Sum<L> {
     enum : bool { divides = true };
     static INLINE_MEMBER W finish(W value, const typename L::Divisor &by) { return L::divide(value, by); }
     static INLINE_MEMBER W finish_exactly(W value, const typename L::Divisor &by) { return L::divide_exactly(value, by); }
+};
+
+// For the lanes that can tell what is rare.
+template <class L> struct QuickMean : Mean<L> {
+    enum : bool { is_quick = true };
 };
 
 // Where the inputs begin: one after another, `stride` bytes apart, but for the one that is elsewhere.
@@ -119,6 +125,31 @@ template <class L, class Op, int Width, bool Fours> INLINE void fold_all(typenam
     fold_chunk<L, Op, Width>(sums, chunk);
 }
 
+// From sums to elements. Where a mean has a quick division, it is tried on the whole chunk, and all is done again with care
+// where a single value was rare.
+template <class L, class Op, int Width>
+INLINE void finish_all(Chunk<Width> &chunk, const typename L::Wide *sums, const typename L::Divisor &by) {
+    typedef Places<L, Width> P;
+    if constexpr (Op::is_quick) {
+        bool rare = false;
+        chunk = {};
+#pragma unroll
+        for (int k = 0; k < P::count; k++) {
+            typename L::Wide quotient;
+            rare |= L::divide_or_tell(sums[k], by, quotient);
+            P::put(chunk, k, L::round(quotient));
+        }
+        if (!rare) {
+            return;
+        }
+    }
+    chunk = {};
+#pragma unroll
+    for (int k = 0; k < P::count; k++) {
+        P::put(chunk, k, L::narrow(Op::finish(sums[k], by)));
+    }
+}
+
 // The chunks between the edges.
 template <class L, class Op, int Width, bool Fours>
 INLINE void fold_body(const Inputs &inputs, char *output, const Split &split, const typename L::Divisor &by) {
@@ -128,11 +159,8 @@ INLINE void fold_body(const Inputs &inputs, char *output, const Split &split, co
         u64 offset = split.head * sizeof(typename L::Stored) + i * Width;
         typename L::Wide sums[P::count];
         fold_all<L, Op, Width, Fours>(sums, inputs, offset);
-        Chunk<Width> chunk = {};
-#pragma unroll
-        for (int k = 0; k < P::count; k++) {
-            P::put(chunk, k, Op::finish(sums[k], by));
-        }
+        Chunk<Width> chunk;
+        finish_all<L, Op, Width>(chunk, sums, by);
         store(output + offset, chunk);
     }
 }
@@ -148,7 +176,7 @@ INLINE void fold_edges(const Inputs &inputs, char *output, const Split &split, u
         typename L::Wide sum;
         fold_all<L, Op, size, false>(&sum, inputs, offset);
         Chunk<size> chunk = {};
-        P::put(chunk, 0, Op::finish_exactly(sum, by));
+        P::put(chunk, 0, L::narrow(Op::finish_exactly(sum, by)));
         store(output + offset, chunk);
     }
 }
@@ -183,10 +211,12 @@ template <class L, class Op, int Width, bool Fours> INLINE void fold(const Input
 
 // The signature of all folds. `inputs + r * stride_bytes` is where input r begins, except that of rank `own_index`, which begins
 // at `own`. `output` may be `own`, and overlaps nothing else.
-#define FOLD(name, lane, op, width, fours, blocks)                                                                              \
+#define FOLD(name, lane, op, width, fours, blocks)                                                                                 \
     KERNEL(blocks)                                                                                                                 \
     fold_##name(const void *inputs, unsigned long long stride_bytes, const void *own, unsigned int own_index, unsigned int ranks,  \
                 void *output, unsigned long long count, unsigned int divisor) {                                                    \
         Inputs from = {(const char *)inputs, stride_bytes, (const char *)own, own_index, ranks};                                   \
-        fold<lane, op<lane>, width, fours>(from, (char *)output, count, divisor);                                               \
+        fold<lane, op<lane>, width, fours>(from, (char *)output, count, divisor);                                                  \
     }
+
+#endif

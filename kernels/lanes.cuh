@@ -2,10 +2,11 @@
 //
 // The arithmetic is that of the crate's folds on the processor, bit for bit: 16- and 8-bit floats are computed in f32 and rounded
 // once, a computed NaN is the type's positive quiet one, 8-bit floats are converted by integer arithmetic.
-#pragma once
+#ifndef KERNELS_LANES
+#define KERNELS_LANES
 #include "base.cuh"
 
-// The largest divisor that `divide_quickly` is right for.
+// The largest divisor that the divisions without an instruction for it are proven for.
 enum : u32 { QUICK_DIVISOR = 1u << 22 };
 
 // 1 / n, for dividing by n.
@@ -27,20 +28,27 @@ INLINE float nearest_tiny(float near, float rest, float n) {
 }
 
 // value / n, correctly rounded, for a whole n of at most QUICK_DIVISOR: the product with the reciprocal is off by less than two
-// in the last place, what it leaves is exact, and one step of Newton's rounds as division would (Markstein). Infinities, NaN
-// and zeros leave nothing to correct with. `Tiny` says whether the result of a subnormal quotient matters.
-template <bool Tiny> INLINE float divide_quickly(float value, const FloatDivisor &by) {
+// in the last place, what is left is exact, and one step of Newton's rounds as division would (Markstein). Infinities, NaN
+// and zeros leave nothing to correct with. `Tiny` says whether a quotient below the least normal f32 matters.
+template <bool Tiny> INLINE float divide_carefully(float value, const FloatDivisor &by) {
     float near = value * by.reciprocal;
     float rest = fmaf(-near, by.n, value);
     float better = fmaf(rest, by.reciprocal, near);
     float quotient = fabsf(rest) > 0.0f ? better : near;
-    if (Tiny) {
-        u32 magnitude = bits_of(near) & 0x7fffffffu;
-        if (magnitude - 1 < 0x007fffffu) {
-            quotient = nearest_tiny(near, rest, by.n);
-        }
+    if (Tiny && (bits_of(near) & 0x7fffffffu) - 1 < 0x007fffffu) {
+        quotient = nearest_tiny(near, rest, by.n);
     }
     return quotient;
+}
+
+// The same in a few instructions, but for rare values: where it returns true, the quotient must be had the careful way. With the
+// sign of the rest turned around, zeros keep their sign.
+template <bool Tiny> INLINE bool divide_quickly(float value, const FloatDivisor &by, float &quotient) {
+    float near = value * by.reciprocal;
+    float excess = fmaf(near, by.n, -value);
+    quotient = fmaf(-excess, by.reciprocal, near);
+    bool rare = !(fabsf(near) < float_of(0x7f800000u));
+    return Tiny ? rare || bits_of(near) * 2 - 2 < 0x00fffffeu : rare;
 }
 
 struct DoubleDivisor {
@@ -49,10 +57,14 @@ struct DoubleDivisor {
     static INLINE_MEMBER bool is_quick(u32) { return true; }
 };
 
-// What the floats that are computed in f32 have in common.
-struct FloatLane {
+// What the floats that are computed in f32 have in common. `Tiny`: whether they have numbers below the least normal f32.
+template <bool Tiny> struct FloatLane {
     typedef float Wide;
     typedef FloatDivisor Divisor;
+    static INLINE_MEMBER float divide(float value, const FloatDivisor &by) { return divide_carefully<Tiny>(value, by); }
+    static INLINE_MEMBER bool divide_or_tell(float value, const FloatDivisor &by, float &quotient) {
+        return divide_quickly<Tiny>(value, by, quotient);
+    }
     static INLINE_MEMBER float divide_exactly(float value, const FloatDivisor &by) { return value / by.n; }
     // A NaN gives way to a number, so it is the identity of both.
     static INLINE_MEMBER float highest() { return float_of(0x7fc00000u); }
@@ -68,11 +80,11 @@ struct FloatLane {
     }
 };
 
-struct LaneF32 : FloatLane {
+struct LaneF32 : FloatLane<true> {
     typedef u32 Stored;
     static INLINE_MEMBER float widen(u32 stored) { return float_of(stored); }
-    static INLINE_MEMBER u32 narrow(float wide) { return wide != wide ? 0x7fc00000u : bits_of(wide); }
-    static INLINE_MEMBER float divide(float value, const FloatDivisor &by) { return divide_quickly<true>(value, by); }
+    static INLINE_MEMBER u32 round(float number) { return bits_of(number); }
+    static INLINE_MEMBER u32 narrow(float wide) { return wide != wide ? 0x7fc00000u : round(wide); }
 };
 
 struct LaneF64 {
@@ -85,19 +97,18 @@ struct LaneF64 {
     static INLINE_MEMBER double divide_exactly(double value, const DoubleDivisor &by) { return value / by.n; }
 };
 
-struct LaneF16 : FloatLane {
+struct LaneF16 : FloatLane<false> {
     typedef u16 Stored;
     static INLINE_MEMBER float widen(u16 stored) { return half_to_float(stored); }
-    static INLINE_MEMBER u16 narrow(float wide) { return wide != wide ? (u16)0x7e00 : float_to_half(wide); }
-    // What is subnormal in f32 is zero here.
-    static INLINE_MEMBER float divide(float value, const FloatDivisor &by) { return divide_quickly<false>(value, by); }
+    static INLINE_MEMBER u16 round(float number) { return float_to_half(number); }
+    static INLINE_MEMBER u16 narrow(float wide) { return wide != wide ? (u16)0x7e00 : round(wide); }
 };
 
-struct LaneBF16 : FloatLane {
+struct LaneBF16 : FloatLane<true> {
     typedef u16 Stored;
     static INLINE_MEMBER float widen(u16 stored) { return float_of((u32)stored << 16); }
-    static INLINE_MEMBER u16 narrow(float wide) { return wide != wide ? (u16)0x7fc0 : float_to_brain(wide); }
-    static INLINE_MEMBER float divide(float value, const FloatDivisor &by) { return divide_quickly<true>(value, by); }
+    static INLINE_MEMBER u16 round(float number) { return float_to_brain(number); }
+    static INLINE_MEMBER u16 narrow(float wide) { return wide != wide ? (u16)0x7fc0 : round(wide); }
 };
 
 // The magnitude nearest to the f32 magnitude `bits` in a float of E exponent and M mantissa bits, ties to even. What lies above
@@ -114,9 +125,11 @@ template <int E, int M> INLINE u32 round_magnitude(u32 bits) {
 }
 
 // A byte's lower seven bits, put where f16 has its exponent's and mantissa's: that is the value, but for a power of two.
-INLINE float small_magnitude(u32 magnitude, int shift) { return half_to_float((u16)(magnitude << shift)); }
+INLINE float small_magnitude(u32 magnitude, int shift) {
+    return half_to_float((u16)(magnitude << shift));
+}
 
-struct LaneF8E4M3 : FloatLane {
+struct LaneF8E4M3 : FloatLane<false> {
     typedef u8 Stored;
     static INLINE_MEMBER float widen(u8 stored) {
         u32 magnitude = stored & 0x7fu;
@@ -128,10 +141,9 @@ struct LaneF8E4M3 : FloatLane {
         u32 rounded = round_magnitude<4, 3>(bits_of(wide) & 0x7fffffffu);
         return (u8)(rounded >= 0x7f ? 0x7fu : rounded | (bits_of(wide) >> 31) << 7);
     }
-    static INLINE_MEMBER float divide(float value, const FloatDivisor &by) { return divide_quickly<false>(value, by); }
 };
 
-struct LaneF8E5M2 : FloatLane {
+struct LaneF8E5M2 : FloatLane<false> {
     typedef u8 Stored;
     static INLINE_MEMBER float widen(u8 stored) { return half_to_float((u16)((u32)stored << 8)); }
     static INLINE_MEMBER u8 narrow(float wide) {
@@ -139,7 +151,6 @@ struct LaneF8E5M2 : FloatLane {
         u32 clamped = rounded > 0x7c ? 0x7cu : rounded;
         return (u8)(wide != wide ? 0x7eu : clamped | (bits_of(wide) >> 31) << 7);
     }
-    static INLINE_MEMBER float divide(float value, const FloatDivisor &by) { return divide_quickly<false>(value, by); }
 };
 
 // Division of magnitudes of up to 16 bits: the product with 2^32 / n, rounded up, has the quotient in its upper half. It is one
@@ -174,7 +185,7 @@ template <class S, class Signed, class W, class D, bool IsSigned> struct Integer
     static INLINE_MEMBER W widen(S stored) { return IsSigned ? (W)(Signed)stored : (W)stored; }
     static INLINE_MEMBER S narrow(W wide) { return (S)wide; }
     // Least and greatest never leave the type, so their operands are settled.
-    static INLINE_MEMBER W highest() { return IsSigned ? widen((S)((S)~(S)0 >> 1)) : (W)(S)~(S)0; }
+    static INLINE_MEMBER W highest() { return IsSigned ? widen((S)((S) ~(S)0 >> 1)) : (W)(S) ~(S)0; }
     static INLINE_MEMBER W lowest() { return IsSigned ? ~highest() : 0; }
     static INLINE_MEMBER bool less(W a, W b) {
         const W top = IsSigned ? (W)1 << (sizeof(W) * 8 - 1) : 0;
@@ -200,45 +211,4 @@ typedef IntegerLane<u32, int, u32, WordDivisor, false> LaneU32;
 typedef IntegerLane<u64, long long, u64, LongDivisor, true> LaneI64;
 typedef IntegerLane<u64, long long, u64, LongDivisor, false> LaneU64;
 
-// Bytes, or words of them, for what works on bits whatever the type.
-struct LaneBits {
-    typedef u8 Stored;
-    typedef u32 Wide;
-    struct Divisor {
-        INLINE_MEMBER explicit Divisor(u32) {}
-        static INLINE_MEMBER bool is_quick(u32) { return true; }
-    };
-};
-
-// How a lane's elements lie in a chunk: `count` of them, read and put by their place. A chunk to be filled starts as zeros.
-template <class L, int Width> struct Places {
-    typedef typename L::Stored Stored;
-    typedef typename L::Wide Wide;
-    enum : int { count = Width / (int)sizeof(Stored) };
-
-    static INLINE_MEMBER Wide get(const Chunk<Width> &chunk, int k) {
-        if constexpr (sizeof(Stored) == 8) {
-            return L::widen((Stored)chunk.word[2 * k] | (Stored)chunk.word[2 * k + 1] << 32);
-        } else {
-            const int per_word = 4 / (int)sizeof(Stored), bits = 8 * (int)sizeof(Stored);
-            return L::widen((Stored)(chunk.word[k / per_word] >> (k % per_word * bits)));
-        }
-    }
-
-    static INLINE_MEMBER void put(Chunk<Width> &chunk, int k, Wide value) {
-        if constexpr (sizeof(Stored) == 8) {
-            Stored stored = L::narrow(value);
-            chunk.word[2 * k] = (u32)stored;
-            chunk.word[2 * k + 1] = (u32)(stored >> 32);
-        } else {
-            const int per_word = 4 / (int)sizeof(Stored), bits = 8 * (int)sizeof(Stored);
-            chunk.word[k / per_word] |= (u32)L::narrow(value) << (k % per_word * bits);
-        }
-    }
-};
-
-template <int Width> struct Places<LaneBits, Width> {
-    enum : int { count = Chunk<Width>::words };
-    static INLINE_MEMBER u32 get(const Chunk<Width> &chunk, int k) { return chunk.word[k]; }
-    static INLINE_MEMBER void put(Chunk<Width> &chunk, int k, u32 value) { chunk.word[k] = value; }
-};
+#endif

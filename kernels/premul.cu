@@ -1,5 +1,5 @@
 // A rank's own elements times its scalar, before a sum.
-#include "lanes.cuh"
+#include "chunks.cuh"
 
 // `value` as an f32 that any narrower format rounds as it would round `value` itself: cut off, and with the last bit set where
 // something was cut (rounding to odd).
@@ -15,8 +15,12 @@ INLINE float narrow_to_odd(double value) {
 }
 
 // The scalar as an element has it.
-template <class L> INLINE float rounded_scalar(double scalar) { return L::widen(L::narrow(narrow_to_odd(scalar))); }
-template <> __device__ __forceinline__ float rounded_scalar<LaneF32>(double scalar) { return (float)scalar; }
+template <class L> INLINE float rounded_scalar(double scalar) {
+    return L::widen(L::narrow(narrow_to_odd(scalar)));
+}
+template <> __device__ __forceinline__ float rounded_scalar<LaneF32>(double scalar) {
+    return (float)scalar;
+}
 
 template <class L, int Width> INLINE void multiply(const char *from, char *to, typename L::Wide scalar) {
     typedef Places<L, Width> P;
@@ -24,7 +28,7 @@ template <class L, int Width> INLINE void multiply(const char *from, char *to, t
     load(chunk, from);
 #pragma unroll
     for (int k = 0; k < P::count; k++) {
-        P::put(product, k, P::get(chunk, k) * scalar);
+        P::put(product, k, L::narrow(P::get(chunk, k) * scalar));
     }
     store(to, product);
 }

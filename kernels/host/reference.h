@@ -1,6 +1,7 @@
 // What the kernels are compared with: one element at a time, from the definitions of the types and operations. Nothing here is
 // shared with the kernels.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -27,10 +28,22 @@ struct Type {
 
 inline const std::vector<Type> &types() {
     static const std::vector<Type> all = {
-        {"f32", Kind::Float, 4, 8},          {"f64", Kind::Float, 8, 11},    {"f16", Kind::Float, 2, 5},    {"bf16", Kind::Float, 2, 8},
-        {"f8e4m3", Kind::Float, 1, 4, false}, {"f8e5m2", Kind::Float, 1, 5}, {"i8", Kind::Signed, 1},        {"u8", Kind::Unsigned, 1},
-        {"i16", Kind::Signed, 2},            {"u16", Kind::Unsigned, 2},     {"i32", Kind::Signed, 4},       {"u32", Kind::Unsigned, 4},
-        {"i64", Kind::Signed, 8},            {"u64", Kind::Unsigned, 8},     {"b8", Kind::Unsigned, 1},
+        {"f32", Kind::Float, 4, 8},
+        {"f64", Kind::Float, 8, 11},
+        {"f16", Kind::Float, 2, 5},
+        {"bf16", Kind::Float, 2, 8},
+        {"f8e4m3", Kind::Float, 1, 4, false},
+        {"f8e5m2", Kind::Float, 1, 5},
+        {"i8", Kind::Signed, 1},
+        {"u8", Kind::Unsigned, 1},
+        {"i16", Kind::Signed, 2},
+        {"u16", Kind::Unsigned, 2},
+        {"i32", Kind::Signed, 4},
+        {"u32", Kind::Unsigned, 4},
+        {"i64", Kind::Signed, 8},
+        {"u64", Kind::Unsigned, 8},
+        {"b8", Kind::Unsigned, 1},
+        {"bool", Kind::Unsigned, 1},
     };
     return all;
 }
@@ -96,7 +109,8 @@ template <class F> F combine_floats(const std::string &op, F a, F b) {
     return (op == "min") == a_is_less ? a : b;
 }
 
-template <class F> uint64_t fold_floats(const Type &type, const std::string &op, const std::vector<uint64_t> &inputs, uint32_t divisor) {
+template <class F>
+uint64_t fold_floats(const Type &type, const std::string &op, const std::vector<uint64_t> &inputs, uint32_t divisor) {
     F value = (F)decode(type, inputs[0]);
     for (size_t i = 1; i < inputs.size(); i++) {
         value = combine_floats<F>(op, value, (F)decode(type, inputs[i]));
@@ -129,6 +143,9 @@ inline uint64_t fold_reference(const Type &type, const std::string &op, const st
     }
     if (type.kind == Kind::Float) {
         return type.bytes == 8 ? fold_floats<double>(type, op, inputs, divisor) : fold_floats<float>(type, op, inputs, divisor);
+    }
+    if (type.name == "bool") {
+        return std::any_of(inputs.begin(), inputs.end(), [](uint64_t bits) { return bits != 0; });
     }
     uint64_t value = inputs[0];
     for (size_t i = 1; i < inputs.size(); i++) {

@@ -26,10 +26,16 @@ struct Index {
 inline thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 // Set while the threads of a block really run side by side.
 inline std::barrier<> *block_barrier = nullptr;
-inline void __syncthreads() { block_barrier->arrive_and_wait(); }
+inline void __syncthreads() {
+    block_barrier->arrive_and_wait();
+}
 
-inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
-inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz((unsigned)value); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+    return (unsigned)((unsigned long long)a * b >> 32);
+}
+inline int __clz(int value) {
+    return value == 0 ? 32 : __builtin_clz((unsigned)value);
+}
 inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long more) {
     return std::atomic_ref<unsigned long long>(*at).fetch_add(more);
 }
@@ -40,12 +46,24 @@ template <class To, class From> inline To cast_bits(From from) {
     std::memcpy(&to, &from, sizeof(to));
     return to;
 }
-inline unsigned bits_of(float value) { return cast_bits<unsigned>(value); }
-inline float float_of(unsigned bits) { return cast_bits<float>(bits); }
-inline unsigned long long bits_of(double value) { return cast_bits<unsigned long long>(value); }
-inline double double_of(unsigned long long bits) { return cast_bits<double>(bits); }
-inline float half_to_float(unsigned short bits) { return (float)cast_bits<_Float16>(bits); }
-inline unsigned short float_to_half(float value) { return cast_bits<unsigned short>((_Float16)value); }
+inline unsigned bits_of(float value) {
+    return cast_bits<unsigned>(value);
+}
+inline float float_of(unsigned bits) {
+    return cast_bits<float>(bits);
+}
+inline unsigned long long bits_of(double value) {
+    return cast_bits<unsigned long long>(value);
+}
+inline double double_of(unsigned long long bits) {
+    return cast_bits<double>(bits);
+}
+inline float half_to_float(unsigned short bits) {
+    return (float)cast_bits<_Float16>(bits);
+}
+inline unsigned short float_to_half(float value) {
+    return cast_bits<unsigned short>((_Float16)value);
+}
 
 inline void check_alignment(const void *at, int width) {
     if ((uintptr_t)at % width != 0) {
