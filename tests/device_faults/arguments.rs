@@ -75,11 +75,8 @@ fn ranks_that_disagree_are_told_where_calls_are_checked() {
 fn two_ranks_on_one_device_are_told() {
     let _alone = simgpu::alone();
     simgpu::install();
-    let whys = threads_with(
-        3,
-        |rank| Communicator::builder().device(DeviceChoice::Ordinal(rank / 2)),
-        |comm| comm.why_no_device().unwrap(),
-    );
+    let whys =
+        threads_with(3, |rank| Communicator::builder().device(DeviceChoice::Ordinal(rank / 2)), |comm| comm.why_no_device().unwrap());
     for why in whys {
         assert!(why.contains("rank 0") && why.contains("rank 1") && why.contains("NCCL_MULTI_RANK_GPU_ENABLE"), "{why}");
     }

@@ -28,6 +28,7 @@ use super::job::{Job, Message, Reduction};
 use super::kernels::Kernels;
 use super::native::{self, Library};
 use super::user::Users;
+use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::Error;
@@ -52,6 +53,13 @@ pub(crate) struct Options {
     pub(crate) least_capability: (i32, i32),
 }
 
+impl Options {
+    /// As a communicator's settings have it.
+    pub(crate) fn of(config: &Config, least_capability: (i32, i32)) -> Self {
+        Self { reproducible: config.reproducible, scratch_bytes: config.device_scratch_bytes, least_capability }
+    }
+}
+
 /// The device plane of one communicator. One thread at a time uses it.
 ///
 /// Everything that calls need is made with it: streams, events, memory, kernels. Only kernels of the caller's own are loaded when they
@@ -63,7 +71,7 @@ pub(crate) struct Options {
 pub(crate) struct DevicePlane {
     gpu: Gpu,
     /// Ends before what its streams may still use.
-    comm: NcclComm,
+    comm: Arc<NcclComm>,
     stream: Arc<CudaStream>,
     side: Arc<CudaStream>,
     kernels: Arc<Kernels>,
@@ -120,7 +128,7 @@ impl DevicePlane {
         let allocate = || if bytes == 0 { Ok(0) } else { unsafe { result::malloc_sync(bytes) } };
         let address = allocate().map_err(|error| cuda_error(format!("allocating {bytes} B of memory on device {}", gpu.ordinal), error))?;
         let (room, users, last) = (Room { address, bytes }, RefCell::new(Users::new(&gpu)), Cell::new(stream.cu_stream().addr()));
-        let product = Cell::new(None);
+        let (product, comm) = (Cell::new(None), Arc::new(comm));
         Ok(Self { gpu, comm, stream, side, kernels, users, facts, library, ranks, room, arrived, folded, free, last, product })
     }
 
@@ -129,8 +137,13 @@ impl DevicePlane {
         &self.gpu
     }
 
+    /// The least compute capability among the devices of all ranks.
+    pub(crate) fn least_capability(&self) -> (i32, i32) {
+        self.facts.capability
+    }
+
     /// NCCL's communicator.
-    pub(crate) fn comm(&self) -> &NcclComm {
+    pub(crate) fn comm(&self) -> &Arc<NcclComm> {
         &self.comm
     }
 
@@ -142,6 +155,17 @@ impl DevicePlane {
     /// Our kernels on the device.
     pub(crate) fn kernels(&self) -> &Arc<Kernels> {
         &self.kernels
+    }
+
+    /// Waits until everything queued on the plane's own stream has ended. A deadline that passes ends the communicator.
+    ///
+    /// # Errors
+    ///
+    /// `Timeout`, `Poisoned`, `Cuda`.
+    pub(crate) fn synchronize(&self, deadline: &Deadline) -> Result<()> {
+        let doing = || format!("waiting for the stream of device {}", self.gpu.ordinal);
+        let event = self.stream.record_event(None).map_err(|error| cuda_error(doing(), error))?;
+        self.comm.wait(&event, deadline)
     }
 
     /// Which way each call goes, in words.
