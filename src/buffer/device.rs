@@ -16,6 +16,9 @@ pub(crate) trait DeviceRead {
     /// The context that it belongs to.
     fn context(&self) -> &Arc<CudaContext>;
 
+    /// The stream on which it will be freed, where that is known.
+    fn owner(&self) -> Option<&Arc<CudaStream>>;
+
     /// Its address, once `stream` waits for the last write; the guard is dropped when the read has been queued.
     fn read<'a>(&'a self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>);
 }
@@ -92,6 +95,9 @@ macro_rules! readable {
             fn context(&self) -> &::std::sync::Arc<::cudarc::driver::CudaContext> {
                 ::cudarc::driver::DeviceSlice::<T>::stream(self).context()
             }
+            fn owner(&self) -> Option<&::std::sync::Arc<::cudarc::driver::CudaStream>> {
+                Some(::cudarc::driver::DeviceSlice::<T>::stream(self))
+            }
             fn read<'a>(&'a self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, ::cudarc::driver::SyncOnDrop<'a>) {
                 ::cudarc::driver::DevicePtr::<T>::device_ptr(self, stream)
             }
@@ -158,6 +164,10 @@ impl<T: Data> RawDevice<'_, T> {
 impl<T> DeviceRead for RawDevice<'_, T> {
     fn context(&self) -> &Arc<CudaContext> {
         &self.context
+    }
+
+    fn owner(&self) -> Option<&Arc<CudaStream>> {
+        None
     }
 
     fn read<'a>(&'a self, _stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>) {

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use super::Communicator;
 use super::desk::{Place, Terms};
 #[cfg(feature = "cuda")]
-use super::device::{Batch, untagged};
+use super::device::{Batch, Hold, untagged};
 use super::messages::{Received, receive_place, send_place};
 use super::prepare::{Prepared, Source};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
@@ -70,7 +70,7 @@ impl Communicator {
         record(&mut group)?;
         #[cfg(feature = "cuda")]
         if !group.device.is_empty() {
-            Self::queue_batches(&mut [(self, std::mem::take(&mut group.device))])?;
+            Self::queue_batches(&mut [(self, std::mem::take(&mut group.device))], Hold::Borrowed)?;
         }
         group.run_on_host()
     }
@@ -97,7 +97,7 @@ impl Communicator {
         let received = groups.iter().map(|group| group.receives.iter().flatten().copied().collect()).collect();
         let mut parts: Vec<_> = groups.into_iter().map(|group| (group.comm, group.device)).filter(|(_, batch)| !batch.is_empty()).collect();
         if !parts.is_empty() {
-            Self::queue_batches(&mut parts)?;
+            Self::queue_batches(&mut parts, Hold::Borrowed)?;
         }
         Ok(received)
     }

@@ -338,7 +338,7 @@ impl Communicator {
         match prepared {
             Prepared::Host(job, _) => self.run(&job),
             #[cfg(feature = "cuda")]
-            Prepared::Device(call) => self.queue(call),
+            Prepared::Device(call) => self.queue(call, device::Hold::Borrowed),
         }
     }
 

@@ -69,8 +69,11 @@ impl<T: Data> NcclBuffer<T> {
         if !context.is_managing_stream_synchronization() {
             return context.synchronize().is_ok();
         }
+        // Readers on other streams are waited for by the buffer's own stream; the read event knows the last of them only.
+        let Ok(own) = self.stream.record_event(None) else { return false };
+        let own = Some(own);
         let (deadline, mut pace) = (Deadline::after(DROP_PATIENCE), Pace::default());
-        let done = || [&self.read, &self.write].into_iter().flatten().all(|event| !matches!(event.try_is_complete(), Ok(false)));
+        let done = || [&self.read, &self.write, &own].into_iter().flatten().all(|event| !matches!(event.try_is_complete(), Ok(false)));
         while !done() {
             if deadline.has_passed() {
                 return false;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collectives::{Builder, Communicator, Config, DeviceChoice};
-use cudarc::driver::{CudaSlice, CudaStream, DeviceSlice};
+use cudarc::driver::{CudaSlice, CudaStream};
 
 use crate::common::cases::Memory;
 use crate::common::oracle::Predict;
@@ -91,12 +91,10 @@ impl Memory for DeviceMemory {
     type Buffer<T: Predict> = CudaSlice<T>;
 
     fn put<T: Predict>(&self, elements: &[T]) -> CudaSlice<T> {
-        if elements.is_empty() {
-            return self.stream.null().unwrap();
-        }
         // SAFETY: elements are plain data.
         let bytes = unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) };
-        let on_device = self.stream.clone_htod(bytes).unwrap();
+        // A driver need not give memory of no bytes.
+        let on_device = self.stream.clone_htod(if bytes.is_empty() { &[0_u8][..] } else { bytes }).unwrap();
         // The leaked slice's events are gone: what it was told to do ends first.
         self.stream.synchronize().unwrap();
         // SAFETY: an allocation of that many bytes, filled with elements, which nobody else owns any more.

@@ -1,7 +1,7 @@
 //! Streams: calls wait for what their buffers wait for, and those who come after wait for the calls.
 
 use collectives::{RawDevice, ReduceOp};
-use cudarc::driver::{DevicePtr, DeviceSlice};
+use cudarc::driver::DevicePtr;
 
 use super::gpu::{assert_nothing_found, ranks};
 use crate::common::cases::Memory;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use super::super::messages::Received;
+use super::guards::{Guards, Hold};
 use super::{Communicator, DeviceCall, Queued, overlap, resolve};
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
 use crate::device::{self, DevicePlane};
@@ -33,8 +34,7 @@ pub(in super::super) struct Batch<'a> {
 struct Resolved<'s> {
     jobs: Vec<device::Job>,
     messages: Vec<device::Message>,
-    /// Dropped once everything has been queued.
-    _guards: Vec<cudarc::driver::SyncOnDrop<'s>>,
+    guards: Guards<'s>,
 }
 
 impl<'a> Batch<'a> {
@@ -62,12 +62,12 @@ impl<'a> Batch<'a> {
     }
 
     /// Orders every buffer before `stream`, and fills in the addresses.
-    fn resolve<'s>(&'s mut self, stream: &'s CudaStream) -> Result<Resolved<'s>> {
-        let mut guards = Vec::with_capacity(2 * self.calls.len() + self.messages.len());
+    fn resolve<'s>(&'s mut self, stream: &'s CudaStream, hold: Hold) -> Result<Resolved<'s>> {
+        let mut guards = Guards::new(hold);
         let mut jobs = Vec::with_capacity(self.calls.len());
         for DeviceCall { job, source, destination } in std::mem::take(&mut self.calls) {
             let mut job = job;
-            guards.extend(resolve(&mut job, source, destination, stream).into_iter().flatten());
+            resolve(&mut job, source, destination, stream, &mut guards);
             if overlap(&job) {
                 return Err(Error::argument(job.call.kind.name(), "source and destination overlap"));
             }
@@ -75,14 +75,13 @@ impl<'a> Batch<'a> {
         }
         let mut messages = Vec::with_capacity(self.messages.len());
         for DeviceMessage { message, end } in &mut self.messages {
-            let (address, guard) = match end {
-                End::Read(memory) => memory.read(stream),
-                End::Write(memory) => memory.write(stream),
+            let address = match end {
+                End::Read(memory) => guards.read(*memory, stream),
+                End::Write(memory) => guards.write(*memory, stream),
             };
-            guards.push(guard);
             messages.push(device::Message { address, ..*message });
         }
-        Ok(Resolved { jobs, messages, _guards: guards })
+        Ok(Resolved { jobs, messages, guards })
     }
 }
 
@@ -124,10 +123,14 @@ impl Communicator {
 
     /// Queues the messages that `record` records, and returns what it returns.
     pub(in super::super) fn queue_messages<'a, R>(&self, call: &str, tag: u64, record: impl FnOnce(&mut Batch<'a>) -> R) -> Result<R> {
+        self.queue_messages_held(call, tag, record, Hold::Borrowed)
+    }
+
+    fn queue_messages_held<'a, R>(&self, call: &str, tag: u64, record: impl FnOnce(&mut Batch<'a>) -> R, hold: Hold) -> Result<R> {
         untagged(call, tag)?;
         let mut batch = Batch::default();
         let recorded = record(&mut batch);
-        Self::queue_batches(&mut [(self, batch)])?;
+        Self::queue_batches(&mut [(self, batch)], hold)?;
         Ok(recorded)
     }
 
@@ -138,11 +141,11 @@ impl Communicator {
         tag: u64,
         record: impl FnOnce(&mut Batch<'a>) -> R,
     ) -> Result<(Queued, R)> {
-        self.and_mark(call, call.to_owned(), || self.queue_messages(call, tag, record))
+        self.and_mark(call, call.to_owned(), || self.queue_messages_held(call, tag, record, Hold::Owned))
     }
 
     /// Queues what was recorded on one or several communicators in one go.
-    pub(in super::super) fn queue_batches(parts: &mut [(&Communicator, Batch<'_>)]) -> Result<()> {
+    pub(in super::super) fn queue_batches(parts: &mut [(&Communicator, Batch<'_>)], hold: Hold) -> Result<()> {
         let mut admitted = Vec::with_capacity(parts.len());
         for (comm, batch) in parts.iter() {
             admitted.push(comm.admit_batch(batch)?);
@@ -150,16 +153,17 @@ impl Communicator {
         let timeout = parts.iter().map(|(comm, _)| comm.timeout()).min().unwrap_or_default();
         let mut resolved = Vec::with_capacity(parts.len());
         for ((_, batch), (_, stream)) in parts.iter_mut().zip(&admitted) {
-            resolved.push(batch.resolve(stream)?);
+            resolved.push(batch.resolve(stream, hold)?);
         }
         let ready: Vec<_> =
             admitted.iter().zip(&resolved).map(|((plane, stream), part)| (*plane, &part.jobs[..], &part.messages[..], *stream)).collect();
         // SAFETY: as for a single call: every address belongs to a buffer that is borrowed until the guards in `resolved` have been
         // dropped, which is after everything has been queued, on the device of its plane (checked).
         let queued = unsafe { DevicePlane::enqueue_group(&ready, timeout) };
-        drop(resolved);
-        let parked = admitted.iter().try_for_each(|(plane, _)| Self::parked(plane, "group"));
-        queued.and(parked)
+        drop(ready);
+        let mut parts = admitted.iter().zip(resolved);
+        let released = parts.try_for_each(|((plane, stream), part)| Self::release(part.guards, plane, stream, "group"));
+        queued.and(released)
     }
 }
 

@@ -4,13 +4,16 @@
 
 mod attach;
 mod batch;
+mod guards;
 mod handle;
 mod stream;
 mod work;
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaStream, SyncOnDrop};
+use cudarc::driver::{CudaContext, CudaStream};
+
+use guards::Guards;
 
 use super::Communicator;
 use super::prepare::Source;
@@ -26,6 +29,7 @@ pub use stream::OnStream;
 
 pub(super) use attach::Request;
 pub(super) use batch::{Batch, untagged};
+pub(super) use guards::Hold;
 pub(super) use work::Queued;
 
 /// A checked call on device buffers, which it borrows.
@@ -58,28 +62,23 @@ impl<'a> DeviceCall<'a> {
     }
 }
 
-/// Makes `stream` wait for what else uses a call's buffers, and fills in their addresses. The guards are dropped once the call has
-/// been queued: they tell later users of the buffers to wait for it.
+/// Makes `stream` wait for what else uses a call's buffers, and fills in their addresses.
 fn resolve<'s>(
     job: &mut device::Job,
     source: Option<&'s dyn DeviceRead>,
     destination: Option<&'s mut (dyn DeviceWrite + '_)>,
     stream: &'s CudaStream,
-) -> [Option<SyncOnDrop<'s>>; 2] {
-    let reading = source.map(|source| {
-        let (address, guard) = source.read(stream);
-        job.source = address;
-        guard
-    });
-    let writing = destination.map(|destination| {
-        let (address, guard) = destination.write(stream);
-        job.destination = address;
-        guard
-    });
+    guards: &mut Guards<'s>,
+) {
+    if let Some(source) = source {
+        job.source = guards.read(source, stream);
+    }
+    if let Some(destination) = destination {
+        job.destination = guards.write(destination, stream);
+    }
     if job.in_place {
         job.source = job.destination;
     }
-    [reading, writing]
 }
 
 /// How a device folds what the caller asked for.
@@ -176,13 +175,14 @@ impl Communicator {
     }
 
     /// Queues a checked call on the stream of this handle.
-    pub(super) fn queue(&self, call: DeviceCall<'_>) -> Result<()> {
+    pub(super) fn queue(&self, call: DeviceCall<'_>, hold: Hold) -> Result<()> {
         let kind = call.job.call.kind;
         let plane = self.plane(kind.name())?;
         let stream = self.device_stream(plane);
         self.admit(plane, &call)?;
         let DeviceCall { mut job, source, destination } = call;
-        let guards = resolve(&mut job, source, destination, stream);
+        let mut guards = Guards::new(hold);
+        resolve(&mut job, source, destination, stream, &mut guards);
         let queued = if overlap(&job) {
             Err(Error::argument(kind.name(), "source and destination overlap; use the in-place form, or buffers that lie apart"))
         } else {
@@ -192,12 +192,12 @@ impl Communicator {
             //   after it (cudarc's protocol; whoever switched that off answers for the order by the `unsafe` he did it with).
             unsafe { plane.enqueue(&job, stream, self.timeout()) }
         };
-        drop(guards);
-        queued.and(Self::parked(plane, kind.name()))
+        queued.and(Self::release(guards, plane, stream, kind.name()))
     }
 
-    /// An error that cudarc met while it ordered buffers, which has no other way out.
-    fn parked(plane: &DevicePlane, call: &str) -> Result<()> {
-        plane.gpu().context.check_err().map_err(|error| device::cuda_error(format!("{call}: ordering its buffers"), error))
+    /// Lets go of a call's buffers.
+    fn release(guards: Guards<'_>, plane: &DevicePlane, stream: &CudaStream, call: &str) -> Result<()> {
+        let released = guards.release(&plane.gpu().context, stream);
+        released.map_err(|error| device::cuda_error(format!("{call}: ordering its buffers"), error))
     }
 }

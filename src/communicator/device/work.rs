@@ -8,7 +8,7 @@ use cudarc::driver::CudaEvent;
 use super::super::keep::{Keep, Kept};
 use super::super::messages::Received;
 use super::super::work::{Drive, Finished, State, Work};
-use super::{Communicator, DeviceCall};
+use super::{Communicator, DeviceCall, Hold};
 use crate::deadline::Deadline;
 use crate::device::{self, NcclComm};
 use crate::error::{Error, Result};
@@ -96,7 +96,7 @@ impl Communicator {
     /// Queues a call, and an event behind it.
     pub(in super::super) fn queue_and_mark(&self, call: DeviceCall<'_>) -> Result<Queued> {
         let doing = call.job.call.to_string();
-        self.and_mark(call.job.call.kind.name(), doing, || self.queue(call)).map(|(queued, ())| queued)
+        self.and_mark(call.job.call.kind.name(), doing, || self.queue(call, Hold::Owned)).map(|(queued, ())| queued)
     }
 
     /// Puts an event behind what `queue` queues.

@@ -1,0 +1,93 @@
+//! What is held from the moment a call's buffers are ordered until the call has been queued.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, SyncOnDrop};
+
+use crate::buffer::device::{DeviceRead, DeviceWrite};
+use crate::device;
+
+/// The guards of a call's buffers. They are let go once the call has been queued, and tell later users of the buffers to wait for it.
+pub(super) struct Guards<'s> {
+    hold: Hold,
+    guards: Vec2<SyncOnDrop<'s>>,
+    readings: Vec2<Reading<'s>>,
+}
+
+/// Who can reach a call's buffers while it is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Hold {
+    /// Whoever lent them.
+    Borrowed,
+    /// Nobody: the call's work owns them.
+    Owned,
+}
+
+/// Two of something, as most calls have, or more, without allocating for two.
+struct Vec2<T> {
+    few: [Option<T>; 2],
+    more: Vec<T>,
+}
+
+impl<T> Default for Vec2<T> {
+    fn default() -> Self {
+        Self { few: [None, None], more: Vec::new() }
+    }
+}
+
+impl<T> Vec2<T> {
+    fn push(&mut self, item: T) {
+        match self.few.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = Some(item),
+            None => self.more.push(item),
+        }
+    }
+}
+
+/// A buffer that is read on another stream than the one it will be freed on.
+struct Reading<'s> {
+    owner: &'s Arc<CudaStream>,
+    event: &'s CudaEvent,
+}
+
+impl<'s> Guards<'s> {
+    pub(super) fn new(hold: Hold) -> Self {
+        Self { hold, guards: Vec2::default(), readings: Vec2::default() }
+    }
+
+    /// Has `stream` wait for the last write of a buffer; its address.
+    pub(super) fn read(&mut self, buffer: &'s dyn DeviceRead, stream: &'s CudaStream) -> u64 {
+        let (address, guard) = buffer.read(stream);
+        if let (SyncOnDrop::Record(Some((event, _))), Some(owner)) = (&guard, buffer.owner())
+            && self.hold == Hold::Borrowed
+            && owner.cu_stream() != stream.cu_stream()
+        {
+            self.readings.push(Reading { owner, event });
+        }
+        self.guards.push(guard);
+        address
+    }
+
+    /// Has `stream` wait for the last reads and writes of a buffer; its address.
+    pub(super) fn write(&mut self, buffer: &'s mut (dyn DeviceWrite + '_), stream: &'s CudaStream) -> u64 {
+        let (address, guard) = buffer.write(stream);
+        self.guards.push(guard);
+        address
+    }
+
+    /// Lets go, after the call has been queued on `stream`.
+    ///
+    /// A slice of cudarc's remembers its last reader only: once somebody else has read it, whoever writes or frees it would no longer
+    /// wait for this call. So the stream on which it will be freed waits for the call now. Calls that own their buffers do without.
+    pub(super) fn release(self, context: &CudaContext, stream: &CudaStream) -> Result<(), DriverError> {
+        let Self { guards, readings, .. } = self;
+        drop(guards);
+        let mut readings = readings.few.into_iter().flatten().chain(readings.more).peekable();
+        // Inside a graph the other stream would be drawn into it.
+        if readings.peek().is_some() && context.is_managing_stream_synchronization() && !device::is_capturing(stream) {
+            readings.try_for_each(|reading| reading.owner.wait(reading.event))?;
+        }
+        // What cudarc met while it ordered buffers has no other way out.
+        context.check_err()
+    }
+}
