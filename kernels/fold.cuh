@@ -97,6 +97,13 @@ template <class L, class Op, int Width> INLINE void fold_four(typename L::Wide *
     }
 }
 
+// Below sm_80 four loads do not fit in 32 registers beside the sums, and two are enough for the memory there.
+#if !defined(HOST_SHIM) && __CUDA_ARCH__ < 800
+#define FOURS_FIT 0
+#else
+#define FOURS_FIT 1
+#endif
+
 // The sums of what lies at `offset` in every input: by fours where `Fours` says so, the rest with the next input always under
 // way while one is folded. There are two loads in flight at least, and the code stays small.
 template <class L, class Op, int Width, bool Fours> INLINE void fold_all(typename L::Wide *sums, const Inputs &inputs, u64 offset) {
@@ -105,7 +112,7 @@ template <class L, class Op, int Width, bool Fours> INLINE void fold_all(typenam
         sums[k] = Op::identity();
     }
     u32 rank = 0;
-    if constexpr (Fours) {
+    if constexpr (Fours && FOURS_FIT) {
 #pragma unroll 1
         for (; inputs.ranks - rank >= 4; rank += 4) {
             fold_four<L, Op, Width>(sums, inputs, rank, offset);
@@ -155,8 +162,7 @@ template <class L, class Op, int Width, bool Fours>
 INLINE void fold_body(const Inputs &inputs, char *output, const Split &split, const typename L::Divisor &by) {
     typedef Places<L, Width> P;
 #pragma unroll 1
-    for (u64 i = grid_start(); i < split.chunks; i += grid_step()) {
-        u64 offset = split.head * sizeof(typename L::Stored) + i * Width;
+    for (u64 offset = split.begin + grid_start() * Width; offset < split.end; offset += grid_step() * Width) {
         typename L::Wide sums[P::count];
         fold_all<L, Op, Width, Fours>(sums, inputs, offset);
         Chunk<Width> chunk;
@@ -167,12 +173,13 @@ INLINE void fold_body(const Inputs &inputs, char *output, const Split &split, co
 
 // The elements before and after the body, or all of them where there is none.
 template <class L, class Op>
-INLINE void fold_edges(const Inputs &inputs, char *output, const Split &split, u32 per_chunk, const typename L::Divisor &by) {
+INLINE void fold_edges(const Inputs &inputs, char *output, const Split &split, u64 count, const typename L::Divisor &by) {
     const int size = sizeof(typename L::Stored);
     typedef Places<L, size> P;
+    u64 edges = count * size - split.body();
 #pragma unroll 1
-    for (u64 i = grid_start(); i < split.edges; i += grid_step()) {
-        u64 offset = split.edge(i, per_chunk) * size;
+    for (u64 i = grid_start() * size; i < edges; i += grid_step() * size) {
+        u64 offset = split.edge(i);
         typename L::Wide sum;
         fold_all<L, Op, size, false>(&sum, inputs, offset);
         Chunk<size> chunk = {};
@@ -204,9 +211,9 @@ template <class L, class Op, int Width, bool Fours> INLINE void fold(const Input
     divisor = divisor == 0 ? 1 : divisor;
     typename L::Divisor by(divisor);
     bool quick = !Op::divides || L::Divisor::is_quick(divisor);
-    Split split(quick && inputs.agree_with(output, Width), output, count, size, Width);
+    Split split(quick && inputs.agree_with(output, Width), output, count * size, Width);
     fold_body<L, Op, Width, Fours>(inputs, output, split, by);
-    fold_edges<L, Op>(inputs, output, split, Width / size, by);
+    fold_edges<L, Op>(inputs, output, split, count, by);
 }
 
 // The signature of all folds. `inputs + r * stride_bytes` is where input r begins, except that of rank `own_index`, which begins
