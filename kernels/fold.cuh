@@ -3,6 +3,14 @@
 #define KERNELS_FOLD
 #include "chunks.cuh"
 
+// Below sm_80 neither four loads nor a second way of dividing fit in 32 registers beside the sums; nor does the memory there ask
+// for so much.
+#if !defined(HOST_SHIM) && __CUDA_ARCH__ < 800
+#define ROOM_FOR_MORE false
+#else
+#define ROOM_FOR_MORE true
+#endif
+
 // Two values become one. The identity leaves every other value as it is: for a sum of floats that is -0.
 template <class L> struct Sum {
     typedef typename L::Wide W;
@@ -55,7 +63,7 @@ template <class L> struct Mean : Sum<L> {
 
 // For the lanes that can tell what is rare.
 template <class L> struct QuickMean : Mean<L> {
-    enum : bool { is_quick = true };
+    enum : bool { is_quick = ROOM_FOR_MORE };
 };
 
 // Where the inputs begin: one after another, `stride` bytes apart, but for the one that is elsewhere.
@@ -97,13 +105,6 @@ template <class L, class Op, int Width> INLINE void fold_four(typename L::Wide *
     }
 }
 
-// Below sm_80 four loads do not fit in 32 registers beside the sums, and two are enough for the memory there.
-#if !defined(HOST_SHIM) && __CUDA_ARCH__ < 800
-#define FOURS_FIT 0
-#else
-#define FOURS_FIT 1
-#endif
-
 // The sums of what lies at `offset` in every input: by fours where `Fours` says so, the rest with the next input always under
 // way while one is folded. There are two loads in flight at least, and the code stays small.
 template <class L, class Op, int Width, bool Fours> INLINE void fold_all(typename L::Wide *sums, const Inputs &inputs, u64 offset) {
@@ -112,7 +113,7 @@ template <class L, class Op, int Width, bool Fours> INLINE void fold_all(typenam
         sums[k] = Op::identity();
     }
     u32 rank = 0;
-    if constexpr (Fours && FOURS_FIT) {
+    if constexpr (Fours && ROOM_FOR_MORE) {
 #pragma unroll 1
         for (; inputs.ranks - rank >= 4; rank += 4) {
             fold_four<L, Op, Width>(sums, inputs, rank, offset);
