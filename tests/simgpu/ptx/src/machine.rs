@@ -3,12 +3,11 @@
 
 use crate::fault::FaultKind;
 use crate::memory::{self, Global};
-use crate::program::{Access, CallSite, Callee, Carrier, Function, Initial, Kernel, Op, Program, Slot, Special};
+use crate::program::{Access, CallSite, Callee, Carrier, Function, Initial, Kernel, LARGEST_LOCAL, Op, Program, Slot, Special};
 use crate::types::Space;
 
-/// Calls may nest so deep, and their local memory may be so large, as on the hardware.
+/// Calls may nest so deep.
 const DEEPEST: usize = 4096;
-const LARGEST_LOCAL: usize = 512 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {

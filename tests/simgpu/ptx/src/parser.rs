@@ -8,13 +8,21 @@ use crate::types::{Space, Type};
 pub(crate) struct Parser<'a> {
     tokens: Vec<(Token<'a>, u32)>,
     at: usize,
+    /// How many brackets are open around an operand or an initial value.
+    depth: usize,
 }
+
+/// No instruction nests its operands deeper, and no array has more dimensions.
+const DEEPEST: usize = 16;
+
+/// Far more than compilers declare at once.
+const MOST_REGISTERS: u32 = 1 << 20;
 
 type Parsed<T> = Result<T, ParseError>;
 
 impl<'a> Parser<'a> {
     pub(crate) fn new(text: &'a str) -> Parsed<Self> {
-        Ok(Self { tokens: tokens(text)?, at: 0 })
+        Ok(Self { tokens: tokens(text)?, at: 0, depth: 0 })
     }
 
     pub(crate) fn source(mut self) -> Parsed<Source<'a>> {
@@ -43,7 +51,7 @@ impl<'a> Parser<'a> {
             "pragma" => self.skip_past(';')?,
             "section" => self.skip_section()?,
             "visible" | "weak" | "common" | "extern" | "global" | "const" | "shared" | "entry" | "func" => self.declaration(source)?,
-            other => return Err(self.error(format!("directive .{other} is not supported"))),
+            other => return Err(ParseError::new(self.line(), format!("directive .{other} is not supported"))),
         }
         Ok(())
     }
@@ -183,8 +191,8 @@ impl<'a> Parser<'a> {
                 statements.extend(self.variables(Space::Shared, true)?.into_iter().map(Statement::Variable));
             }
             other => {
-                let space = Space::named(other).ok_or_else(|| self.error(format!("directive .{other} is not supported in a function")))?;
                 self.next();
+                let space = Space::named(other).ok_or_else(|| self.error(format!("directive .{other} is not supported in a function")))?;
                 statements.extend(self.variables(space, false)?.into_iter().map(Statement::Variable));
             }
         }
@@ -198,7 +206,8 @@ impl<'a> Parser<'a> {
             let name = self.word()?;
             let mut count = None;
             if self.take('<') {
-                count = Some(u32::try_from(self.integer()?).map_err(|_| self.error("too many registers"))?);
+                let found = u32::try_from(self.integer()?).ok().filter(|&count| count <= MOST_REGISTERS);
+                count = Some(found.ok_or_else(|| self.error("too many registers"))?);
                 self.expect('>')?;
             }
             registers.push(Registers { name, count });
@@ -265,6 +274,23 @@ impl<'a> Parser<'a> {
     }
 
     fn simple_operand(&mut self) -> Parsed<Operand<'a>> {
+        self.enter()?;
+        let operand = self.open_operand();
+        self.leave();
+        operand
+    }
+
+    /// One level deeper, until `leave`.
+    pub(crate) fn enter(&mut self) -> Parsed<()> {
+        self.depth += 1;
+        if self.depth > DEEPEST { Err(self.error("brackets nest too deep")) } else { Ok(()) }
+    }
+
+    pub(crate) fn leave(&mut self) {
+        self.depth -= 1;
+    }
+
+    fn open_operand(&mut self) -> Parsed<Operand<'a>> {
         match self.next() {
             Some(Token::Word("_")) => Ok(Operand::Sink),
             Some(Token::Word("WARP_SZ")) => Ok(Operand::Number(Literal::Integer(32))),
@@ -282,8 +308,9 @@ impl<'a> Parser<'a> {
             },
             Some(Token::Mark('!')) => Ok(Operand::Not(Box::new(self.simple_operand()?))),
             Some(Token::Mark('[')) => {
-                let inner = self.simple_operand()?;
-                self.expect(']')?;
+                let mut inner = self.list(']')?;
+                // Textures have several coordinates.
+                let inner = if inner.len() == 1 { inner.remove(0) } else { Operand::Vector(inner) };
                 Ok(Operand::Address(Box::new(inner)))
             }
             Some(Token::Mark('{')) => Ok(Operand::Vector(self.list('}')?)),

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use crate::ParseError;
 use crate::integer;
-use crate::program::{Alu, Carrier, Function, Initial, Instruction, Op, Shared, Slot, Special};
+use crate::program::{Alu, Carrier, Function, Initial, Instruction, LARGEST_LOCAL, Op, Shared, Slot, Special};
 use crate::syntax::{Formal, FunctionText, Literal, Operand, Registers, Statement, Text, Variable};
 use crate::types::{Space, Type};
 
@@ -236,6 +236,10 @@ impl<'a> Builder<'a, '_> {
             self.close()?;
         }
         let mut function = self.function;
+        if function.local > LARGEST_LOCAL {
+            let (name, bytes) = (function.name, function.local);
+            return Err(ParseError::new(self.line, format!("{name} has {bytes} bytes of local memory; a thread has {LARGEST_LOCAL}")));
+        }
         function.local = function.local.next_multiple_of(16);
         crate::poison::guard(&mut function, &mut self.names);
         function.slots = self.names.len();
