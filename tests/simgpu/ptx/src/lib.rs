@@ -12,6 +12,7 @@
 //! Addresses: those of global memory are what [`Memory`] knows; shared, local and parameter memory have windows of their
 //! own at `0x7f00_…`, `0x7e00_…` and `0x7d00_…`, where generic addresses lead. Fresh shared and local memory holds `0xA5`.
 
+mod access;
 mod block;
 mod convert;
 mod fault;
@@ -23,6 +24,7 @@ mod lower;
 mod machine;
 mod memory;
 mod module;
+mod operand;
 mod parser;
 mod poison;
 mod program;

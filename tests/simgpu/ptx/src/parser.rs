@@ -1,19 +1,16 @@
 //! From text to declarations and statements. Debug information, pragmas and linkage are skipped.
 
 use crate::ParseError;
-use crate::syntax::{Formal, FunctionText, Literal, Operand, Registers, Source, Statement, Text};
+use crate::syntax::{Formal, FunctionText, Literal, Registers, Source, Statement, Text};
 use crate::token::{Token, tokens};
 use crate::types::{Space, Type};
 
 pub(crate) struct Parser<'a> {
     tokens: Vec<(Token<'a>, u32)>,
-    at: usize,
+    pub(crate) at: usize,
     /// How many brackets are open around an operand or an initial value.
-    depth: usize,
+    pub(crate) depth: usize,
 }
-
-/// No instruction nests its operands deeper, and no array has more dimensions.
-const DEEPEST: usize = 16;
 
 /// Far more than compilers declare at once.
 const MOST_REGISTERS: u32 = 1 << 20;
@@ -265,89 +262,6 @@ impl<'a> Parser<'a> {
         Ok(Text { guard, opcode, suffixes, operands, line })
     }
 
-    fn operand(&mut self) -> Parsed<Operand<'a>> {
-        let first = self.simple_operand()?;
-        if self.take('|') {
-            return Ok(Operand::Pair(Box::new(first), Box::new(self.simple_operand()?)));
-        }
-        Ok(first)
-    }
-
-    fn simple_operand(&mut self) -> Parsed<Operand<'a>> {
-        self.enter()?;
-        let operand = self.open_operand();
-        self.leave();
-        operand
-    }
-
-    /// One level deeper, until `leave`.
-    pub(crate) fn enter(&mut self) -> Parsed<()> {
-        self.depth += 1;
-        if self.depth > DEEPEST { Err(self.error("brackets nest too deep")) } else { Ok(()) }
-    }
-
-    pub(crate) fn leave(&mut self) {
-        self.depth -= 1;
-    }
-
-    fn open_operand(&mut self) -> Parsed<Operand<'a>> {
-        match self.next() {
-            Some(Token::Word("_")) => Ok(Operand::Sink),
-            Some(Token::Word("WARP_SZ")) => Ok(Operand::Number(Literal::Integer(32))),
-            Some(Token::Word(name)) => {
-                if let (true, Some(Token::Dot(component))) = (name.starts_with('%'), self.peek()) {
-                    self.next();
-                    return Ok(Operand::Component(name, component));
-                }
-                Ok(Operand::Name(name, self.offset()?))
-            }
-            Some(Token::Number(text)) => Ok(Operand::Number(self.literal(text)?)),
-            Some(Token::Mark('-')) => match self.next() {
-                Some(Token::Number(text)) => Ok(Operand::Number(self.literal(text)?.negated())),
-                _ => Err(self.error("a number is needed after the minus")),
-            },
-            Some(Token::Mark('!')) => Ok(Operand::Not(Box::new(self.simple_operand()?))),
-            Some(Token::Mark('[')) => {
-                let mut inner = self.list(']')?;
-                // Textures have several coordinates.
-                let inner = if inner.len() == 1 { inner.remove(0) } else { Operand::Vector(inner) };
-                Ok(Operand::Address(Box::new(inner)))
-            }
-            Some(Token::Mark('{')) => Ok(Operand::Vector(self.list('}')?)),
-            Some(Token::Mark('(')) => Ok(Operand::Group(self.list(')')?)),
-            _ => {
-                self.at -= 1;
-                Err(self.unexpected("an operand"))
-            }
-        }
-    }
-
-    fn list(&mut self, end: char) -> Parsed<Vec<Operand<'a>>> {
-        let mut operands = Vec::new();
-        while !self.take(end) {
-            if !operands.is_empty() {
-                self.expect(',')?;
-            }
-            operands.push(self.operand()?);
-        }
-        Ok(operands)
-    }
-
-    /// `+4`, `-4`, `+-4` or nothing.
-    fn offset(&mut self) -> Parsed<i64> {
-        let plus = self.take('+');
-        let minus = self.take('-');
-        if !plus && !minus {
-            return Ok(0);
-        }
-        let value = self.integer()? as i64;
-        Ok(if minus { value.wrapping_neg() } else { value })
-    }
-
-    fn literal(&self, text: &str) -> Parsed<Literal> {
-        Literal::read(text).ok_or_else(|| self.error(format!("{text} is no number")))
-    }
-
     pub(crate) fn kind(&mut self) -> Parsed<Type> {
         match self.next() {
             Some(Token::Dot(name)) => Type::named(name).ok_or_else(|| self.error(format!("type .{name} is not supported"))),
@@ -421,7 +335,7 @@ impl<'a> Parser<'a> {
         ParseError::new(self.tokens.get(at).map_or(1, |(_, line)| *line), message)
     }
 
-    fn unexpected(&self, wanted: &str) -> ParseError {
+    pub(crate) fn unexpected(&self, wanted: &str) -> ParseError {
         let found = match self.peek() {
             Some(Token::Word(name)) => name.to_owned(),
             Some(Token::Dot(name)) => format!(".{name}"),

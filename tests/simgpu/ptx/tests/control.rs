@@ -96,7 +96,7 @@ fn elements_are_extended_to_the_register() {
     check(&stored("ld.local.v2.u64 {%rd8, %rd9}, [m];"), "rd", &operands, |_, b, _| b);
     check(&stored("ld.local.v4.u8 {_, _, %rs8, %rs9}, [m];"), "rs", &operands, |a, _, _| a >> 24 & 0xff);
     check(&stored("st.local.v4.u8 [m], {%rs0, %rs1, %rs0, %rs1}; ld.local.u64 %rd9, [m];"), "rd", &operands, |a, b, _| {
-        a >> 32 << 32 | (a & 0xff) * 0x1_0001 | (b & 0xff) * 0x0100_0100
+        (a >> 32 << 32) | ((a & 0xff) * 0x1_0001) | ((b & 0xff) * 0x0100_0100)
     });
     check(&stored("st.local.b16 [m+2], %r1; ld.local.f32 %f9, [m];"), "f", &operands, |a, b, _| a & 0xffff | (b & 0xffff) << 16);
 }
@@ -104,7 +104,8 @@ fn elements_are_extended_to_the_register() {
 #[test]
 fn atomics_return_the_old_value_and_leave_the_new_one() {
     let operands = [[5, 7, 5], [0xffff_ffff_ffff_fffe, 3, 9], [0, 0, 1], [0x8000_0000_8000_0000, 1, 2], [7, 7, 100]];
-    let cases: [(&str, fn(u32, u32, u32) -> u32); 12] = [
+    type New = fn(u32, u32, u32) -> u32;
+    let cases: [(&str, New); 12] = [
         ("add.u32", |a, b, _| a.wrapping_add(b)),
         ("add.s32", |a, b, _| a.wrapping_add(b)),
         ("min.s32", |a, b, _| (a as i32).min(b as i32) as u32),
@@ -121,14 +122,22 @@ fn atomics_return_the_old_value_and_leave_the_new_one() {
     for (name, oracle) in cases {
         let more = if name.starts_with("cas") { ", %r2" } else { "" };
         for space in ["shared", "global"] {
-            let place = if space == "shared" { ".shared .align 8 .b8 m[2048]; mov.u32 %r15, %tid.x; shl.b32 %r15, %r15, 3; mov.u32 %r16, m; add.s32 %r15, %r15, %r16;" } else { "" };
+            let place = if space == "shared" {
+                ".shared .align 8 .b8 m[2048]; mov.u32 %r15, %tid.x; shl.b32 %r15, %r15, 3; mov.u32 %r16, m; add.s32 %r15, %r15, %r16;"
+            } else {
+                ""
+            };
             let at = if space == "shared" { "[%r15]" } else { "[%rd20]" };
-            let piece = format!("{place} st.{space}.u32 {at}, %r0; atom.{space}.{name} %r10, {at}, %r1{more}; ld.{space}.u32 %r11, {at}; mov.b64 %rd9, {{%r10, %r11}};");
+            let piece = format!(
+                "{place} st.{space}.u32 {at}, %r0; atom.{space}.{name} %r10, {at}, %r1{more}; ld.{space}.u32 %r11, {at}; mov.b64 %rd9, {{%r10, %r11}};"
+            );
             check(&piece, "rd", &operands, |a, b, c| a & 0xffff_ffff | u64::from(oracle(a as u32, b as u32, c as u32)) << 32);
         }
     }
     check("red.global.add.u64 [%rd20], %rd1; ld.global.u64 %rd9, [%rd20];", "rd", &operands, |a, b, _| a.wrapping_add(b));
-    check("red.relaxed.gpu.global.max.s64 [%rd20], %rd1; ld.global.u64 %rd9, [%rd20];", "rd", &operands, |a, b, _| (a as i64).max(b as i64) as u64);
+    check("red.relaxed.gpu.global.max.s64 [%rd20], %rd1; ld.global.u64 %rd9, [%rd20];", "rd", &operands, |a, b, _| {
+        (a as i64).max(b as i64) as u64
+    });
     check("atom.acq_rel.sys.global.cas.b64 %rd9, [%rd20], %rd1, %rd2; ld.global.u64 %rd9, [%rd20];", "rd", &operands, |a, b, c| {
         if a == b { c } else { a }
     });
@@ -143,7 +152,8 @@ fn float_atomics_flush_subnormal_numbers_in_global_memory_only() {
     let global = evaluate("red.global.add.f32 [%rd20], %f1; ld.global.u32 %r9, [%rd20];", "r", &row);
     assert_eq!(global, [3.75_f32.to_bits().into(), 0, 0x7fff_ffff]);
     let place = ".shared .b32 m; setp.eq.u32 %p5, %tid.x, 1; @!%p5 mov.u32 %r9, 0; @!%p5 bra END;";
-    let shared = evaluate(&format!("{place} st.shared.f32 [m], %f0; atom.shared.add.f32 %f9, [m], %f1; ld.shared.u32 %r9, [m]; END:"), "r", &row);
+    let shared =
+        evaluate(&format!("{place} st.shared.f32 [m], %f0; atom.shared.add.f32 %f9, [m], %f1; ld.shared.u32 %r9, [m]; END:"), "r", &row);
     assert_eq!(shared, [0, 3, 0]);
     let doubles = [[1.5_f64.to_bits(), 2.25_f64.to_bits(), 0]];
     assert_eq!(evaluate("atom.global.add.f64 %fd9, [%rd20], %fd1; ld.global.f64 %fd9, [%rd20];", "fd", &doubles), [3.75_f64.to_bits()]);
@@ -181,7 +191,7 @@ fn shuffles_keep_to_their_segments() {
         ("down", 2, 31, |lane| (lane + 2 < 32).then(|| lane + 2)),
         ("down", 2, 0x1803, |lane| (lane % 8 + 2 <= 3).then(|| lane + 2)),
         ("bfly", 5, 31, |lane| Some(lane ^ 5)),
-        ("bfly", 8, 0x1807, |lane| (lane ^ 8 < lane).then(|| lane ^ 8)),
+        ("bfly", 8, 0x1807, |lane| (lane ^ 8 < lane).then_some(lane ^ 8)),
         ("idx", 6, 31, |_| Some(6)),
         ("idx", 13, 0x1807, |lane| Some(lane & 24 | 13 & 7)),
     ] {
