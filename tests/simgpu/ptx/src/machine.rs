@@ -151,6 +151,7 @@ impl Machine<'_> {
     /// Runs a thread for up to `turn` steps. On a fault the thread stands at the step that made it.
     pub(crate) fn run(&mut self, thread: &mut Thread, turn: u64) -> Result<(), FaultKind> {
         let program = self.program;
+        let turn = turn.min(self.budget.saturating_sub(thread.executed));
         let mut left = turn;
         let result = loop {
             let function = &program.functions[thread.function];

@@ -192,6 +192,10 @@ fn a_thread_that_never_ends() {
     let fault = launch_within(1_000_000, module.kernel("k").unwrap(), &size(1, 40), &[], 0, &Device::default()).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Endless(1_000_000));
     assert_eq!(fault.place, place(6, 0, 0));
+    // A block of many is found as soon: all of them at once would take minutes.
+    let budget = simgpu_ptx::INSTRUCTIONS_PER_THREAD / 8;
+    let fault = launch_within(budget, module.kernel("k").unwrap(), &size(1, 512), &[], 0, &Device::default()).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Endless(budget));
     let counting = common::module("", "", "mov.u32 %r1, 0;\nAGAIN: add.s32 %r1, %r1, 1; setp.lt.s32 %p1, %r1, 200000; @%p1 bra AGAIN;");
     assert!(launch_within(1_000_000, counting.kernel("k").unwrap(), &size(2, 2), &[], 0, &Device::default()).is_ok());
 }

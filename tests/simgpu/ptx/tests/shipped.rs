@@ -58,7 +58,7 @@ fn fold(module: &Module, kernel: &str, inputs: &[Vec<u8>], own: usize, divisor: 
     let mut device = Device::default();
     let base = device.put(&gathered);
     let (at_own, out) = (device.put(&shifted(&inputs[own])), device.put(&shifted(&vec![0; length])));
-    let elements = length / inputs_size(kernel);
+    let elements = length / element_bytes(kernel);
     let arguments = Arguments::default()
         .with(base + shift as u64)
         .with(stride as u64)
@@ -70,17 +70,17 @@ fn fold(module: &Module, kernel: &str, inputs: &[Vec<u8>], own: usize, divisor: 
         .with(divisor);
     let touched = run(module, kernel, launch, arguments, &mut device).unwrap_or_else(|fault| panic!("{fault}"));
     let start = out + shift as u64;
-    let expected = if length == 0 { vec![] } else { vec![start..start + length as u64] };
-    assert_eq!(touched.writes, expected, "{kernel} writes");
+    let written: Vec<_> = touched.writes.iter().map(|range| (range.start, range.end)).collect();
+    let expected = if length == 0 { vec![] } else { vec![(start, start + length as u64)] };
+    assert_eq!(written, expected, "{kernel} writes");
     device.get(out)[shift..].to_vec()
 }
 
-fn inputs_size(kernel: &str) -> usize {
+/// Bytes of an element, from the last part of the kernel's name.
+fn element_bytes(kernel: &str) -> usize {
     match kernel.rsplit('_').next().unwrap() {
-        "b8" => 1,
-        "bf16" => 2,
-        "f32" => 4,
-        other => panic!("{other}"),
+        name if name.contains("f8") => 1,
+        name => name.trim_start_matches(|c: char| c.is_alphabetic()).parse::<usize>().unwrap() / 8,
     }
 }
 
@@ -155,6 +155,49 @@ fn means_of_bf16_are_rounded_once() {
                 let expected = (0..count).map(|i| narrow(mean(i)));
                 assert!(values::<u16>(&got).into_iter().eq(expected), "{name}: {ranks} inputs of {count} by {divisor}, shifted by {shift}");
             }
+        }
+    }
+}
+
+#[test]
+fn every_fold_reads_and_writes_its_elements_only() {
+    for (name, module) in modules() {
+        for kernel in module.kernels().map(simgpu_ptx::Kernel::name).filter(|kernel| kernel.starts_with("fold_")) {
+            let size_of = element_bytes(kernel);
+            for (count, ranks, shift) in [(37, 1, 0), (1000, 3, 0), (77, 6, 1)] {
+                let inputs = inputs(ranks, count * size_of, 11, |bits| bits as u8);
+                let got = fold(&module, kernel, &inputs, ranks - 1, ranks as u32, shift * size_of, &size(2, 64));
+                assert!(ranks > 1 || kernel.contains("avg") || got == inputs[0], "{name}: {kernel} of one input is a copy");
+            }
+        }
+    }
+}
+
+#[test]
+fn patterns_are_filled_and_checked() {
+    for (name, module) in modules_with("fill_pattern") {
+        for (bytes_in, pattern_bytes, phase, shift) in
+            [(0, 16, 0, 0), (1, 32, 5, 1), (5000, 48, 7, 7), (70001, 1024, 1000, 3), (4096, 64, 16, 0)]
+        {
+            let mut random = Random(13);
+            let pattern: Vec<u8> = (0..pattern_bytes).map(|_| random.next() as u8).collect();
+            let mut device = Device::default();
+            let buffer = device.put(&vec![0xEE; shift + bytes_in]) + shift as u64;
+            let (at, wrong) = (device.put(&pattern), device.put(&[0; 8]));
+            let arguments = Arguments::default().with(buffer).with(bytes_in as u64).with(at).with(pattern_bytes as u64).with(phase as u64);
+            run(&module, "fill_pattern", &size(3, 64), arguments, &mut device).unwrap();
+            let filled = device.get(buffer - shift as u64);
+            let expected: Vec<u8> = (0..bytes_in).map(|i| pattern[(i + phase) % pattern_bytes]).collect();
+            assert!(filled[shift..] == expected, "{name}: {bytes_in} bytes, phase {phase}, shift {shift}");
+            // Against the pattern one place further on, what differs is counted.
+            for phase in [phase, phase + 1] {
+                let arguments = Arguments::default().with(buffer).with(bytes_in as u64).with(1_u32).with(at);
+                let arguments = arguments.with(pattern_bytes as u64).with(phase as u64).with(wrong);
+                run(&module, "check_pattern", &size(3, 128), arguments, &mut device).unwrap();
+            }
+            let differs =
+                (0..bytes_in).filter(|i| pattern[(i + phase) % pattern_bytes] != pattern[(i + phase + 1) % pattern_bytes]).count();
+            assert_eq!(values::<u64>(&device.get(wrong)), [differs as u64], "{name}: {bytes_in} bytes");
         }
     }
 }
