@@ -192,8 +192,7 @@ fn pointers_tell_what_they_point_to() {
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
     ];
-    let mut places: [*mut c_void; 4] =
-        [(&raw mut kind).cast(), (&raw mut ordinal).cast(), (&raw mut start).cast(), (&raw mut size).cast()];
+    let mut places: [*mut c_void; 4] = [(&raw mut kind).cast(), (&raw mut ordinal).cast(), (&raw mut start).cast(), (&raw mut size).cast()];
     // SAFETY: four attributes, four places of their types.
     unsafe { sys::cuPointerGetAttributes(4, which.as_mut_ptr(), places.as_mut_ptr(), pointer + 10) }.result().unwrap();
     assert_eq!((kind, ordinal, start, size), (2, 5, pointer, 1000));
