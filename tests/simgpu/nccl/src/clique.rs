@@ -8,6 +8,7 @@ use crate::report::{lock, report};
 use crate::round::Rounds;
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Told once, when the clique breaks.
 pub(crate) type Notify = Box<dyn Fn(&Fault) + Send + Sync>;
@@ -58,13 +59,44 @@ struct State {
 pub(crate) struct Clique {
     state: Mutex<State>,
     changed: Condvar,
+    pub(crate) errands: Errands,
+}
+
+/// Calls that are made for ranks of other processes, and not answered yet.
+#[derive(Default)]
+pub(crate) struct Errands {
+    under_way: Mutex<usize>,
+    fewer: Condvar,
+}
+
+/// One of them, until it is dropped.
+pub(crate) struct Errand<'a>(&'a Errands);
+
+impl Errands {
+    pub(crate) fn begin(&self) -> Errand<'_> {
+        *lock(&self.under_way) += 1;
+        Errand(self)
+    }
+
+    /// Waits until all are answered, but not for long: some may wait for ranks that never come.
+    pub(crate) fn wait(&self) {
+        let under_way = lock(&self.under_way);
+        drop(self.fewer.wait_timeout_while(under_way, Duration::from_secs(1), |under_way| *under_way > 0));
+    }
+}
+
+impl Drop for Errand<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.under_way) -= 1;
+        self.0.fewer.notify_all();
+    }
 }
 
 impl Clique {
     pub(crate) fn new(size: usize) -> Clique {
         let seats = (0..size).map(|_| Seat { presence: Presence::Expected, notify: None, meetings: HashMap::new() }).collect();
         let state = State { seats, rounds: Rounds::new(size), mail: Mail::default(), meetings: HashMap::new(), fault: None };
-        Clique { state: Mutex::new(state), changed: Condvar::new() }
+        Clique { state: Mutex::new(state), changed: Condvar::new(), errands: Errands::default() }
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {

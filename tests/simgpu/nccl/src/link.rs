@@ -120,7 +120,13 @@ impl Link {
     /// Gives up this rank's place and stops its work.
     pub(crate) fn leave(&self, how: Departure) {
         match &self.way {
-            Way::Here(clique) => hub::leave(&self.place.name, clique, self.rank, how),
+            Way::Here(clique) => {
+                // This process may end next, and other processes have to get what the clique did for them.
+                if how == Departure::Destroyed {
+                    clique.errands.wait();
+                }
+                hub::leave(&self.place.name, clique, self.rank, how);
+            }
             Way::Away(remote) => {
                 lock(&remote.state).left = true;
                 remote.changed.notify_all();
