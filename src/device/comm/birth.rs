@@ -58,7 +58,9 @@ fn numbers(doing: &dyn Fn() -> String, setup: &Setup<'_>) -> Result<(c_int, c_in
     let numbers = c_int::try_from(setup.rank).ok().zip(c_int::try_from(setup.world_size).ok());
     match numbers {
         Some(numbers) if setup.rank < setup.world_size && !setup.ids.is_empty() && setup.ids.len() <= setup.world_size => Ok(numbers),
-        _ => Err(Error::config(doing(), format!("a rank below the size, and one id at least, are expected; there are {}", setup.ids.len()))),
+        _ => {
+            Err(Error::config(doing(), format!("a rank below the size, and one id at least, are expected; there are {}", setup.ids.len())))
+        }
     }
 }
 
@@ -108,7 +110,10 @@ impl NcclComm {
     pub(crate) fn shrink(&self, excluded: &[usize], abort_parent: bool, config: &NcclConfig, deadline: &Deadline) -> Result<Self> {
         let doing = || format!("shrinking the communicator of rank {} of {}", self.rank(), self.world_size());
         if let Some(wrong) = excluded.iter().find(|rank| **rank >= self.world_size() || **rank == self.rank()) {
-            return Err(Error::argument("shrink", format!("rank {wrong} cannot be left out by rank {} of {}", self.rank(), self.world_size())));
+            return Err(Error::argument(
+                "shrink",
+                format!("rank {wrong} cannot be left out by rank {} of {}", self.rank(), self.world_size()),
+            ));
         }
         // A list of our own: NCCL sorts it. What is listed twice would be counted twice.
         let mut list: Vec<c_int> = excluded.iter().map(|rank| *rank as c_int).collect();
@@ -118,7 +123,9 @@ impl NcclComm {
         let library = self.inner().library;
         let count = list.len() as c_int;
         // SAFETY: slot and configuration are those of `conceive`, which also sees to it that the parent is alive; the list is as long as is said.
-        let shrink = |parent, slot, config| unsafe { ("ncclCommShrink", library.ncclCommShrink(parent, list.as_mut_ptr(), count, slot, config, flags)) };
+        let shrink = |parent, slot, config| unsafe {
+            ("ncclCommShrink", library.ncclCommShrink(parent, list.as_mut_ptr(), count, slot, config, flags))
+        };
         self.descend(config, deadline, &doing, shrink)
     }
 

@@ -141,7 +141,11 @@ pub(crate) fn messages(messages: &[Message], me: usize) -> Result<(Vec<Transfer>
         }
     }
     if !sent.iter().map(|(_, bytes)| bytes).eq(received.iter().map(|(_, bytes)| bytes)) {
-        let reason = format!("rank {me} sends {} messages to itself in one group and receives {}, or their lengths differ", sent.len(), received.len());
+        let reason = format!(
+            "rank {me} sends {} messages to itself in one group and receives {}, or their lengths differ",
+            sent.len(),
+            received.len()
+        );
         return Err(Error::argument("messages on a device", reason));
     }
     let copy = |((source, bytes), (destination, _))| Step::Copy { source, destination, bytes };
