@@ -8,6 +8,7 @@
 
 mod cuda;
 mod library;
+pub mod nccl;
 
 pub use cuda::{
     Alone, Gate, alone, clear_faults, configure, counts, fail_call, fail_call_of_this_thread, fail_stream, launch_host_function,
