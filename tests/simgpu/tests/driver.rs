@@ -4,8 +4,8 @@
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
 
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
@@ -141,6 +141,39 @@ fn host_functions_run_in_stream_order() {
     assert_eq!(seen.load(Ordering::Relaxed), 100);
 }
 
+extern "C" fn meet(place: *mut c_void) {
+    // SAFETY: the test keeps the barrier until all streams have been waited for.
+    unsafe { &*place.cast::<Barrier>() }.wait();
+}
+
+#[test]
+fn streams_run_beside_each_other() {
+    let _alone = simgpu::alone();
+    let barrier = Barrier::new(8);
+    let streams: Vec<_> = (0..8).map(|at| CudaContext::new(at % 4).unwrap().new_stream().unwrap()).collect();
+    for stream in streams.iter().chain(streams.iter().rev()) {
+        stream.context().bind_to_thread().unwrap();
+        let place = (&raw const barrier).cast_mut().cast();
+        // SAFETY: the barrier outlives the waits below.
+        unsafe { result::stream::launch_host_function(stream.cu_stream(), meet, place) }.unwrap();
+    }
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
+}
+
+#[test]
+fn a_stream_that_is_destroyed_does_its_work_first() {
+    let _alone = simgpu::alone();
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let event = context.new_event(None).unwrap();
+    let gate = gate(&stream);
+    event.record(&stream).unwrap();
+    drop(stream);
+    assert!(!event.try_is_complete().unwrap());
+    gate.open();
+    event.synchronize().unwrap();
+}
+
 extern "C" fn call_the_driver(code: *mut c_void) {
     let mut free = 0;
     let mut total = 0;
@@ -192,8 +225,7 @@ fn pointers_tell_what_they_point_to() {
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
     ];
-    let mut places: [*mut c_void; 4] =
-        [(&raw mut kind).cast(), (&raw mut ordinal).cast(), (&raw mut start).cast(), (&raw mut size).cast()];
+    let mut places: [*mut c_void; 4] = [(&raw mut kind).cast(), (&raw mut ordinal).cast(), (&raw mut start).cast(), (&raw mut size).cast()];
     // SAFETY: four attributes, four places of their types.
     unsafe { sys::cuPointerGetAttributes(4, which.as_mut_ptr(), places.as_mut_ptr(), pointer + 10) }.result().unwrap();
     assert_eq!((kind, ordinal, start, size), (2, 5, pointer, 1000));
