@@ -63,18 +63,48 @@ pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 
 /// How long to rest between two looks: first hardly, then for up to a millisecond.
 #[derive(Debug, Default)]
-pub(super) struct Pace(u32);
+pub(in crate::device) struct Pace(u32);
 
 impl Pace {
     const SPINS: u32 = 100;
     const YIELDS: u32 = 150;
 
-    pub(super) fn rest(&mut self) {
+    pub(in crate::device) fn rest(&mut self) {
         self.0 = self.0.saturating_add(1);
         match self.0 {
             ..Self::SPINS => std::hint::spin_loop(),
             Self::SPINS..Self::YIELDS => thread::yield_now(),
             looks => thread::sleep(Duration::from_micros(u64::from((looks - Self::YIELDS).clamp(20, 1000)))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_is_held_is_given_up_after_the_limit_and_taken_when_it_comes_free() {
+        let mutex = Mutex::new(7);
+        let held = lock_within(&mutex, Duration::ZERO).unwrap();
+        thread::scope(|scope| {
+            assert!(scope.spawn(|| lock_within(&mutex, Duration::from_millis(5)).is_none()).join().unwrap());
+            let waiting = scope.spawn(|| lock_within(&mutex, Duration::from_secs(60)).map(|guard| *guard));
+            drop(held);
+            assert_eq!(waiting.join().unwrap(), Some(7));
+        });
+    }
+
+    #[test]
+    fn a_panic_under_a_lock_leaves_it_usable() {
+        let mutex = Mutex::new(());
+        let panicked = thread::scope(|scope| {
+            let holder = scope.spawn(|| {
+                let _guard = lock_within(&mutex, Duration::ZERO);
+                panic!("on purpose");
+            });
+            holder.join().is_err()
+        });
+        assert!(panicked && lock_within(&mutex, Duration::ZERO).is_some());
     }
 }

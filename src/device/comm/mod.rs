@@ -24,9 +24,11 @@ use nccl_sys::{Library, Version, ncclComm_t};
 
 pub(crate) use self::birth::{Setup, join, unique_id};
 pub(crate) use self::calls::{Part, grouped};
+pub(in crate::device) use self::lock::Pace;
 pub(in crate::device) use self::state::Inner;
 use crate::call::Call;
 use crate::deadline::Deadline;
+use crate::device::nccl::{Raw, Refusal};
 use crate::error::{Error, Result};
 
 /// How long a communicator that is merely dropped may take to finish what was begun.
@@ -113,6 +115,18 @@ impl NcclComm {
     /// has nothing to wait for.
     pub(in crate::device) fn quiesce(&self, deadline: &Deadline) -> std::result::Result<bool, DriverError> {
         self.inner.quiesce(deadline)
+    }
+
+    /// Makes a call that puts nothing on a stream, and waits for its end.
+    pub(in crate::device) fn manage(
+        &self,
+        doing: &dyn Fn() -> String,
+        deadline: &Deadline,
+        work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
+    ) -> Result<()> {
+        let _gate = self.inner.enter(doing, deadline.remaining())?;
+        self.inner.inside(doing, deadline.remaining(), work)?;
+        self.inner.settled(doing, deadline)
     }
 
     pub(in crate::device) fn inner(&self) -> &Arc<Inner> {

@@ -17,6 +17,9 @@ use crate::device::driver;
 use crate::device::nccl::{self, Raw, Refusal};
 use crate::error::{Error, Peer, Result};
 
+/// How long giving something back waits for the device, at most.
+const REST_PATIENCE: Duration = Duration::from_secs(600);
+
 /// What threads that use a communicator and the watchdog share.
 #[derive(Debug)]
 pub(in crate::device) struct Inner {
@@ -269,6 +272,25 @@ impl Inner {
             _ => *seen = Some((entry, now)),
         }
         seen.map(|(_, since)| since)
+    }
+
+    /// Makes a call once the device has done all that is on record, and waits for its end. A communicator that has ended needs none, and one
+    /// that the device does not come to rest for is ended.
+    pub(in crate::device) fn manage_at_rest(
+        self: &Arc<Self>,
+        doing: &dyn Fn() -> String,
+        work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
+    ) {
+        let deadline = Deadline::after(self.limit().min(REST_PATIENCE));
+        let Some(_gate) = lock_within(&self.gate, deadline.remaining()).filter(|_| !self.is_ended()) else { return };
+        let outcome = match self.quiesce(&deadline) {
+            Ok(true) => self.inside(doing, deadline.remaining(), work).and_then(|_| self.settled(doing, &deadline)),
+            Ok(false) => Err(self.expire(doing, deadline.elapsed())),
+            Err(error) => Err(self.end(driver::cuda_error(doing(), error), doing)),
+        };
+        if let Err(error) = outcome {
+            tracing::warn!(%error, "a call that gives something back to NCCL failed");
+        }
     }
 
     /// Waits until the device has done all that is on record.
