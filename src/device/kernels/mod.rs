@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_void};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::sys::CUstream;
-use cudarc::driver::{CudaContext, CudaStream, result};
+use cudarc::driver::{CudaStream, result};
 
 use self::names::{DIVIDED, FAMILIES, FLOATS};
 use super::driver::{Gpu, cuda_error};

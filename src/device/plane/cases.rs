@@ -94,7 +94,8 @@ impl Case {
         (known(source, source_len), known(destination, destination_len))
     }
 
-    fn memory_len(&self) -> usize {
+    /// How many bytes of memory a rank has, without the plane's.
+    pub(crate) fn memory_len(&self) -> usize {
         let end = |me: usize| {
             let ((source, length), (destination, destination_len)) = self.buffers(me);
             (source + length as u64).max(destination + destination_len as u64).max(BASE) - BASE
@@ -121,7 +122,8 @@ impl Case {
         }
     }
 
-    /// Runs the plans of all ranks and compares memory. `fold` makes one vector of those of all ranks. Returns the bytes sent.
+    /// Runs the plans of all ranks over the model and compares memory. `fold` makes one vector of those of all ranks. Returns the bytes
+    /// sent.
     pub(crate) fn run(
         &self,
         random: &mut Random,
@@ -130,13 +132,23 @@ impl Case {
         fold: impl Fn(&[Vec<u8>]) -> Vec<u8>,
     ) -> usize {
         let before = self.memory_len();
-        let memories: Vec<Vec<u8>> = (0..self.n)
-            .map(|_| (0..(before + self.room).div_ceil(4)).flat_map(|_| fill(random)).take(before + self.room).collect())
-            .collect();
-        let mut expected = memories.clone();
-        let contributions: Vec<Vec<u8>> = (0..self.n).map(|me| self.contribution(me, &memories[me])).collect();
+        let memory = |_| (0..(before + self.room).div_ceil(4)).flat_map(|_| fill(random)).take(before + self.room).collect();
+        let memories: Vec<Vec<u8>> = (0..self.n).map(memory).collect();
+        let expected = self.expected(&memories, &fold);
+        let mut model = Model::new(memories);
+        model.run(everyone(self.n).map(|ranks| plan(ranks, room(before, self.room))).collect());
         for me in 0..self.n {
-            let result = self.result(me, &contributions, &fold);
+            self.compare(me, &model.memory(me)[..before], &expected[me][..before]);
+        }
+        model.wire
+    }
+
+    /// What the collective leaves in the memory of each rank.
+    pub(crate) fn expected(&self, memories: &[Vec<u8>], fold: &impl Fn(&[Vec<u8>]) -> Vec<u8>) -> Vec<Vec<u8>> {
+        let mut expected = memories.to_vec();
+        let contributions: Vec<Vec<u8>> = (0..self.n).map(|me| self.contribution(me, &memories[me])).collect();
+        for (me, memory) in expected.iter_mut().enumerate() {
+            let result = self.result(me, &contributions, fold);
             let (_, (mut address, length)) = self.buffers(me);
             if length == 0 || result.is_empty() {
                 continue;
@@ -145,16 +157,20 @@ impl Case {
                 address += self.blocks[..me].iter().sum::<usize>() as u64;
             }
             let start = (address - BASE) as usize;
-            expected[me][start..start + result.len()].copy_from_slice(&result);
+            memory[start..start + result.len()].copy_from_slice(&result);
         }
-        let mut model = Model::new(memories);
-        model.run(everyone(self.n).map(|ranks| plan(ranks, room(before, self.room))).collect());
-        for me in 0..self.n {
-            let (got, wanted) = (&model.memory(me)[..before], &expected[me][..before]);
-            let wrong = got.iter().zip(wanted).position(|(a, b)| a != b);
-            assert!(wrong.is_none(), "rank {me}, byte {wrong:?} of {before}: {self:?}");
+        expected
+    }
+
+    /// Fails where memory is not what it should be.
+    pub(crate) fn compare(&self, me: usize, got: &[u8], expected: &[u8]) {
+        if let Some(wrong) = got.iter().zip(expected).position(|(a, b)| a != b) {
+            let (_, (destination, _)) = self.buffers(me);
+            let place = wrong as i64 - destination.saturating_sub(BASE) as i64;
+            let (end, len) = ((wrong + 16).min(got.len()), got.len());
+            let (got, expected) = (&got[wrong..end], &expected[wrong..end]);
+            panic!("rank {me}, byte {place} of its destination, {wrong} of {len}: {got:x?} and not {expected:x?}: {self:?}");
         }
-        model.wire
     }
 
     /// What a rank puts into the collective.

@@ -11,6 +11,8 @@ pub(crate) mod cases;
 mod model;
 mod run;
 mod step;
+#[cfg(test)]
+mod tests;
 mod way;
 
 use std::cell::{Cell, RefCell};

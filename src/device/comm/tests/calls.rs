@@ -1,5 +1,7 @@
 //! Calls that go well: collectives, groups, waits, and what a drop waits for.
 
+use simgpu::nccl;
+
 use super::sim::Sim;
 use super::*;
 
@@ -35,7 +37,7 @@ fn several_ids_start_the_same_communicator() {
             });
         }
     });
-    assert_eq!(sim.calls("ncclCommInitRankScalable"), 4);
+    assert_eq!(nccl::calls("ncclCommInitRankScalable"), 4);
     sim.finish();
 }
 
@@ -43,7 +45,7 @@ fn several_ids_start_the_same_communicator() {
 fn calls_that_are_in_progress_for_a_while_come_to_their_end() {
     let sim = Sim::new();
     for function in ["ncclCommInitRankConfig", "ncclAllReduce", "ncclCommFinalize"] {
-        sim.in_progress(function, 20);
+        nccl::in_progress(function, 20);
     }
     ranks(2, |rank| {
         for round in 0..5 {
@@ -53,7 +55,7 @@ fn calls_that_are_in_progress_for_a_while_come_to_their_end() {
         }
         rank.comm.finalize(&Deadline::after(LONG)).unwrap();
     });
-    assert!(sim.calls("ncclCommGetAsyncError") >= 2 * (20 + 5 * 20 + 20));
+    assert!(nccl::calls("ncclCommGetAsyncError") >= 2 * (20 + 5 * 20 + 20));
     sim.finish();
 }
 
@@ -130,7 +132,7 @@ fn dropping_waits_for_healthy_work() {
             assert_eq!(read(&stream, vector), total(1000, &[0, 1, 2, 3]));
         }
     });
-    assert_eq!((sim.calls("ncclCommDestroy"), sim.calls("ncclCommAbort")), (4, 0));
+    assert_eq!((nccl::calls("ncclCommDestroy"), nccl::calls("ncclCommAbort")), (4, 0));
     sim.finish();
 }
 
@@ -173,6 +175,6 @@ fn scalars_multiply_before_the_sum() {
         let expected: Vec<f32> = (0..len).map(|index| index as f32 * 2.0 + (index as f32 + 1.0) * 3.0).collect();
         assert_eq!(read(&rank.stream, &vector), expected);
     });
-    assert_eq!(sim.live("operations"), 0);
+    assert_eq!(nccl::counts().operators, 0);
     sim.finish();
 }

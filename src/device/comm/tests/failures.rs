@@ -2,6 +2,8 @@
 
 use std::thread;
 
+use simgpu::nccl;
+
 use super::sim::Sim;
 use super::*;
 use crate::call::{Call, Kind};
@@ -26,7 +28,7 @@ fn a_rank_that_does_not_call_is_noticed_by_the_watchdog() {
     ranks(2, |rank| {
         if rank.comm.rank() == 1 {
             // Its partner's end is this rank's sign to go.
-            while sim.calls("ncclCommAbort") == 0 {
+            while nccl::calls("ncclCommAbort") == 0 {
                 thread::yield_now();
             }
             return rank.comm.abort();
@@ -71,7 +73,7 @@ fn abort_ends_what_other_threads_wait_for_and_may_be_done_again() {
     ranks(2, |rank| {
         let comm = Arc::new(rank.comm);
         if comm.rank() == 1 {
-            while sim.calls("ncclCommAbort") == 0 {
+            while nccl::calls("ncclCommAbort") == 0 {
                 thread::yield_now();
             }
             return comm.abort();
@@ -100,7 +102,7 @@ fn abort_ends_what_other_threads_wait_for_and_may_be_done_again() {
         assert!(comm.finalize(&Deadline::after(LONG)).unwrap_err().is_poisoned());
         let _ = rank.stream.synchronize();
     });
-    assert_eq!(sim.calls("ncclCommAbort"), 2);
+    assert_eq!(nccl::calls("ncclCommAbort"), 2);
     sim.finish();
 }
 
@@ -109,7 +111,7 @@ fn a_call_that_stays_in_progress_is_a_timeout_and_ends_the_communicator() {
     let sim = Sim::new();
     ranks(1, |rank| {
         let mut vector = rank.vector(10);
-        sim.in_progress("ncclAllReduce", u32::MAX);
+        nccl::in_progress("ncclAllReduce", u32::MAX);
         let error = rank.all_reduce(&mut vector, SHORT).unwrap_err();
         assert!(error.is_timeout() && !error.is_poisoned() && error.to_string().starts_with("all_reduce: timed out"), "{error}");
         assert!(rank.all_reduce(&mut vector, SHORT).unwrap_err().is_poisoned());
@@ -120,13 +122,13 @@ fn a_call_that_stays_in_progress_is_a_timeout_and_ends_the_communicator() {
 #[test]
 fn abort_reaches_a_thread_that_polls() {
     let sim = Sim::new();
-    sim.in_progress("ncclAllReduce", u32::MAX);
+    nccl::in_progress("ncclAllReduce", u32::MAX);
     ranks(1, |rank| {
         let comm = rank.comm;
         let mut vector = rank.stream.alloc_zeros::<f32>(10).unwrap();
         let error = thread::scope(|scope| {
             scope.spawn(|| {
-                while sim.calls("ncclAllReduce") == 0 {
+                while nccl::calls("ncclAllReduce") == 0 {
                     thread::yield_now();
                 }
                 comm.abort();
@@ -143,7 +145,7 @@ fn a_lost_rank_ends_the_others() {
     let sim = Sim::new();
     ranks(2, |rank| {
         if rank.comm.rank() == 1 {
-            sim.lose(1);
+            nccl::lose(1);
             return rank.comm.abort();
         }
         let mut vector = rank.vector(10);
@@ -163,7 +165,7 @@ fn a_failing_collective_is_an_error_with_words_of_nccl_and_poisons_unless_it_is_
     for code in 1..=6 {
         ranks(1, |rank| {
             let mut vector = rank.vector(10);
-            sim.fail("ncclAllReduce", 1, code);
+            nccl::fail_call_of_this_thread("ncclAllReduce", 1, code);
             let error = rank.all_reduce(&mut vector, LONG).unwrap_err();
             assert!(matches!(&error, Error::Nccl { code: found, .. } if *found == code.unsigned_abs()), "{error}");
             assert!(error.to_string().contains("all_reduce (ncclAllReduce)"), "{error}");
@@ -190,12 +192,12 @@ fn failures_at_the_birth_of_a_communicator_leave_nothing_behind() {
         ("ncclCommCount", 1),
     ] {
         let ids = [unique_id(library()).unwrap()];
-        sim.fail(function, nth, 3);
+        nccl::fail_call_of_this_thread(function, nth, 3);
         let error = NcclComm::create(setup(&gpu, &ids, 0, 1, &NcclConfig::default(), &Deadline::after(LONG))).unwrap_err();
         assert!(matches!(&error, Error::Nccl { code: 3, .. }) && error.to_string().contains(function), "{function}: {error}");
-        sim.wait_until_none("communicators");
+        sim.wait_until_none_is_left();
     }
-    sim.fail("ncclGetUniqueId", 1, 2);
+    nccl::fail_call_of_this_thread("ncclGetUniqueId", 1, 2);
     assert!(matches!(unique_id(library()), Err(Error::Nccl { code: 2, .. })));
     sim.finish();
 }
@@ -205,12 +207,11 @@ fn a_failing_finalize_aborts() {
     let sim = Sim::new();
     for function in ["ncclCommFinalize", "ncclCommGetAsyncError"] {
         ranks(1, |rank| {
-            sim.fail(function, 1, 3);
-            let error = rank.comm.finalize(&Deadline::after(LONG));
-            // The watchdog may have got the planted failure of a question instead.
-            assert!(error.is_err() || function == "ncclCommGetAsyncError");
+            nccl::fail_call_of_this_thread(function, 1, 3);
+            let error = rank.comm.finalize(&Deadline::after(LONG)).unwrap_err();
+            assert!(error.to_string().contains(function), "{error}");
         });
-        sim.wait_until_none("communicators");
+        sim.wait_until_none_is_left();
     }
     sim.finish();
 }
@@ -233,16 +234,16 @@ fn a_failing_group_ends_all_its_communicators_and_is_closed() {
                 }
             })
             .collect();
-        sim.fail(function, if function == "ncclAllReduce" { 2 } else { 1 }, 4);
+        nccl::fail_call_of_this_thread(function, if function == "ncclAllReduce" { 2 } else { 1 }, 4);
         let mut parts: Vec<Part<'_>> = pair.iter().zip(&mut works).map(|(rank, work)| (&rank.comm, &rank.stream, work as _)).collect();
         // SAFETY: as above.
         let error = unsafe { grouped(&mut parts, &|| "group".to_owned(), LONG) }.unwrap_err();
         assert!(matches!(&error, Error::Nccl { code: 4, .. }) && error.to_string().contains(function), "{error}");
         assert!(pair.iter().all(|rank| rank.comm.failure().is_some()));
-        assert_eq!(sim.group_depth(), 0);
+        assert_eq!(nccl::group_depth(), 0);
         drop(works);
         drop(pair);
-        sim.wait_until_none("communicators");
+        sim.wait_until_none_is_left();
     }
     drop(sim);
 }
@@ -251,11 +252,16 @@ fn a_failing_group_ends_all_its_communicators_and_is_closed() {
 fn a_broken_device_is_noticed() {
     let sim = Sim::new();
     ranks(1, |rank| {
-        simgpu::fail_call("cuCtxSetCurrent", 1, 201);
-        // A thread that has no context yet.
+        let mut vector = rank.stream.alloc_zeros::<f32>(10).unwrap();
+        // A thread that has no context yet has to take this one.
         let error = thread::scope(|scope| {
-            let mut vector = rank.vector(10);
-            scope.spawn(|| rank.all_reduce(&mut vector, LONG).unwrap_err()).join().unwrap()
+            scope
+                .spawn(|| {
+                    simgpu::fail_call_of_this_thread("cuCtxSetCurrent", 1, 201);
+                    rank.all_reduce(&mut vector, LONG).unwrap_err()
+                })
+                .join()
+                .unwrap()
         });
         assert!(matches!(&error, Error::Cuda { code: 201, .. }), "{error}");
         assert!(rank.comm.failure().is_some());

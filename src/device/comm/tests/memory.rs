@@ -2,6 +2,8 @@
 
 use cudarc::driver::DeviceSlice;
 
+use simgpu::nccl;
+
 use super::sim::Sim;
 use super::*;
 use crate::device::memory::{NcclBuffer, Registration, Window};
@@ -32,7 +34,7 @@ fn a_buffer_of_nccl_is_zero_is_used_like_a_slice_and_is_freed() {
         let error = NcclBuffer::<f32>::zeroed(&rank.comm, &rank.stream, usize::MAX / 2).unwrap_err();
         assert!(matches!(error, Error::InvalidArgument { call: "alloc", .. }), "{error}");
     });
-    assert_eq!(sim.live("allocations"), 0);
+    assert_eq!(nccl::counts().allocations, 0);
     sim.finish();
 }
 
@@ -52,7 +54,7 @@ fn a_buffer_is_not_freed_under_a_stream_that_uses_it() {
         });
         other.synchronize().unwrap();
     });
-    assert_eq!(sim.live("allocations"), 0);
+    assert_eq!(nccl::counts().allocations, 0);
     sim.finish();
 }
 
@@ -76,6 +78,6 @@ fn registrations_and_windows_end_before_their_buffer_and_before_the_communicator
         drop(comm);
         drop(slice);
     });
-    assert_eq!((sim.live("registrations"), sim.live("windows"), sim.live("allocations")), (0, 0, 0));
+    assert_eq!((nccl::counts().registrations, nccl::counts().windows, nccl::counts().allocations), (0, 0, 0));
     sim.finish();
 }

@@ -1,0 +1,1 @@
+//! Ops of the caller's own.
