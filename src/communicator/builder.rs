@@ -109,7 +109,11 @@ impl Builder {
     /// As [`Communicator::from_url`].
     pub fn from_url(self, url: &str) -> Result<Communicator> {
         let rendezvous: Rendezvous = url.parse()?;
-        let Self { config, #[cfg(feature = "cuda")] device } = self;
+        let Self {
+            config,
+            #[cfg(feature = "cuda")]
+            device,
+        } = self;
         let config = config.with_environment()?;
         let timeout = rendezvous.timeout.unwrap_or(config.timeout);
         let deadline = Deadline::after(timeout);
@@ -135,7 +139,11 @@ impl Builder {
     ///
     /// As [`Communicator::from_env`].
     pub fn with_store(self, store: Arc<dyn Store>, rank: usize, world_size: usize) -> Result<Communicator> {
-        let Self { config, #[cfg(feature = "cuda")] device } = self;
+        let Self {
+            config,
+            #[cfg(feature = "cuda")]
+            device,
+        } = self;
         let config = config.with_environment()?;
         let deadline = Deadline::after(config.timeout);
         let comm = join(store, (rank, world_size), None, config, &deadline);

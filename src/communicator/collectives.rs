@@ -12,7 +12,12 @@ use crate::error::{Error, Result};
 use crate::op::Reduction;
 
 impl Communicator {
-    pub(super) fn prepare_all_reduce<'a, T: Data>(&self, source: Source<Memory<'a, T>>, destination: MemoryMut<'a, T>, op: &Reduction<T>) -> Result<Prepared<'a>> {
+    pub(super) fn prepare_all_reduce<'a, T: Data>(
+        &self,
+        source: Source<Memory<'a, T>>,
+        destination: MemoryMut<'a, T>,
+        op: &Reduction<T>,
+    ) -> Result<Prepared<'a>> {
         let kind = Kind::AllReduce;
         if let Source::Separate(source) = &source {
             Self::equal(kind, "the destination", destination.len(), source.len(), "as many as the source has")?;
@@ -38,13 +43,22 @@ impl Communicator {
         self.reducing(kind, root, count, source, destination, layout, op)
     }
 
-    pub(super) fn prepare_broadcast<'a, T: Data>(&self, source: Source<Memory<'a, T>>, destination: MemoryMut<'a, T>, root: usize) -> Result<Prepared<'a>> {
+    pub(super) fn prepare_broadcast<'a, T: Data>(
+        &self,
+        source: Source<Memory<'a, T>>,
+        destination: MemoryMut<'a, T>,
+        root: usize,
+    ) -> Result<Prepared<'a>> {
         let root = self.checked_root(Kind::Broadcast, root)?;
         let (count, bytes) = (destination.len(), destination.len() * size_of::<T>());
         self.moving(Kind::Broadcast, root, count, source, destination, Layout::Equal(bytes))
     }
 
-    pub(super) fn prepare_all_gather<'a, T: Data>(&self, source: Option<Memory<'a, T>>, destination: MemoryMut<'a, T>) -> Result<Prepared<'a>> {
+    pub(super) fn prepare_all_gather<'a, T: Data>(
+        &self,
+        source: Option<Memory<'a, T>>,
+        destination: MemoryMut<'a, T>,
+    ) -> Result<Prepared<'a>> {
         let kind = Kind::AllGather;
         let block = self.block(kind, "the destination", destination.len())?;
         let source = match source {
@@ -57,7 +71,12 @@ impl Communicator {
         self.moving(kind, None, block, source, destination, Layout::Equal(block * size_of::<T>()))
     }
 
-    pub(super) fn prepare_reduce_scatter<'a, T: Data>(&self, source: Option<Memory<'a, T>>, destination: MemoryMut<'a, T>, op: &Reduction<T>) -> Result<Prepared<'a>> {
+    pub(super) fn prepare_reduce_scatter<'a, T: Data>(
+        &self,
+        source: Option<Memory<'a, T>>,
+        destination: MemoryMut<'a, T>,
+        op: &Reduction<T>,
+    ) -> Result<Prepared<'a>> {
         let kind = Kind::ReduceScatter;
         let (source, block) = match source {
             Some(source) => {
@@ -87,7 +106,13 @@ impl Communicator {
         self.moving(kind, root_field, block, source, destination, Layout::Equal(block * size_of::<T>()))
     }
 
-    pub(super) fn prepare_scatter<'a, T: Data>(&self, source: Source<Memory<'a, T>>, destination: MemoryMut<'a, T>, block: usize, root: usize) -> Result<Prepared<'a>> {
+    pub(super) fn prepare_scatter<'a, T: Data>(
+        &self,
+        source: Source<Memory<'a, T>>,
+        destination: MemoryMut<'a, T>,
+        block: usize,
+        root: usize,
+    ) -> Result<Prepared<'a>> {
         let kind = Kind::Scatter;
         let root_field = self.checked_root(kind, root)?;
         match &source {
@@ -102,7 +127,11 @@ impl Communicator {
         self.moving(kind, root_field, block, source, destination, Layout::Equal(block * size_of::<T>()))
     }
 
-    pub(super) fn prepare_all_to_all<'a, T: Data>(&self, source: Source<Memory<'a, T>>, destination: MemoryMut<'a, T>) -> Result<Prepared<'a>> {
+    pub(super) fn prepare_all_to_all<'a, T: Data>(
+        &self,
+        source: Source<Memory<'a, T>>,
+        destination: MemoryMut<'a, T>,
+    ) -> Result<Prepared<'a>> {
         let kind = Kind::AllToAll;
         let block = self.block(kind, "the destination", destination.len())?;
         if let Source::Separate(source) = &source {

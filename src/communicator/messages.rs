@@ -49,7 +49,8 @@ impl Communicator {
             MemoryMut::Host(slice) => receive_place(slice),
             #[cfg(feature = "cuda")]
             MemoryMut::Device(memory) => {
-                let from = from.ok_or_else(|| Error::unsupported(format!("{call} into device memory"), "NCCL needs to know the source; use recv"))?;
+                let from = from
+                    .ok_or_else(|| Error::unsupported(format!("{call} into device memory"), "NCCL needs to know the source; use recv"))?;
                 return self.queue_messages(call, tag, |batch| batch.receive(memory, from));
             }
         };
@@ -81,7 +82,8 @@ impl Communicator {
             MemoryMut::Host(slice) => receive_place(slice),
             #[cfg(feature = "cuda")]
             MemoryMut::Device(memory) => {
-                let from = from.ok_or_else(|| Error::unsupported("irecv_any into device memory", "NCCL needs to know the source; use irecv"))?;
+                let from =
+                    from.ok_or_else(|| Error::unsupported("irecv_any into device memory", "NCCL needs to know the source; use irecv"))?;
                 let (queued, received) = self.queue_messages_and_mark("irecv", tag, |batch| batch.receive(memory, from))?;
                 return Ok(queued.into_receiving_work(buffer, received));
             }
@@ -225,7 +227,9 @@ impl Communicator {
                 });
             }
             #[cfg(feature = "cuda")]
-            _ => return Err(Error::argument("send_recv", "one buffer is on the host and the other on a device: pass both on the same side")),
+            _ => {
+                return Err(Error::argument("send_recv", "one buffer is on the host and the other on a device: pass both on the same side"));
+            }
         };
         let (sending, receiving) = ((to_terms, send), (from_terms, receive));
         // SAFETY: both buffers are borrowed for the whole call.

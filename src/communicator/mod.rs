@@ -29,9 +29,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::config::Config;
+use crate::deadline::Deadline;
 #[cfg(feature = "cuda")]
 use crate::device::{DevicePlane, NcclComm};
-use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::host::health::Health;
 use crate::host::notice::Notice;

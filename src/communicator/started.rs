@@ -221,7 +221,9 @@ impl Communicator {
         S: OwnedBuffer,
         D: OwnedBuffer<Element = S::Element>,
     {
-        self.start((source, destination), |(source, destination)| self.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into()))
+        self.start((source, destination), |(source, destination)| {
+            self.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into())
+        })
     }
 
     /// Starts an [`all_to_all`](Self::all_to_all), in place.

@@ -9,7 +9,12 @@ use crate::error::Result;
 use crate::op::Reduction;
 
 impl Communicator {
-    pub(super) fn prepare_all_gather_v<'a, T: Data>(&self, source: Option<Memory<'a, T>>, destination: MemoryMut<'a, T>, counts: &[usize]) -> Result<Prepared<'a>> {
+    pub(super) fn prepare_all_gather_v<'a, T: Data>(
+        &self,
+        source: Option<Memory<'a, T>>,
+        destination: MemoryMut<'a, T>,
+        counts: &[usize],
+    ) -> Result<Prepared<'a>> {
         let kind = Kind::AllGatherV;
         self.checked_counts(kind, "the destination", counts, destination.len())?;
         if let Some(source) = source {
@@ -36,7 +41,12 @@ impl Communicator {
         self.reducing(kind, None, total, source.map_or(Source::InPlace, Source::Separate), destination, layout, op)
     }
 
-    pub(super) fn prepare_gather_v<'a, T: Data>(&self, source: Memory<'a, T>, destination: Option<(MemoryMut<'a, T>, &[usize])>, root: usize) -> Result<Prepared<'a>> {
+    pub(super) fn prepare_gather_v<'a, T: Data>(
+        &self,
+        source: Memory<'a, T>,
+        destination: Option<(MemoryMut<'a, T>, &[usize])>,
+        root: usize,
+    ) -> Result<Prepared<'a>> {
         let kind = Kind::GatherV;
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a destination", destination.is_some(), root)?;
@@ -49,7 +59,12 @@ impl Communicator {
         self.moving(kind, root_field, 0, Source::Separate(source), destination, Layout::Blocks(to_bytes::<T>(counts)))
     }
 
-    pub(super) fn prepare_scatter_v<'a, T: Data>(&self, source: Option<(Memory<'a, T>, &[usize])>, destination: MemoryMut<'a, T>, root: usize) -> Result<Prepared<'a>> {
+    pub(super) fn prepare_scatter_v<'a, T: Data>(
+        &self,
+        source: Option<(Memory<'a, T>, &[usize])>,
+        destination: MemoryMut<'a, T>,
+        root: usize,
+    ) -> Result<Prepared<'a>> {
         let kind = Kind::ScatterV;
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a source", source.is_some(), root)?;

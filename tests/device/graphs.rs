@@ -37,8 +37,14 @@ fn captured_calls_give_the_same_bits_at_every_launch() {
             let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
             let graph = stream.end_capture(flags).unwrap().unwrap();
             for round in 0..3 {
-                let ins = (inputs(ReduceOp::Sum, round, n, count), inputs(ReduceOp::BitXor, round, n, count), inputs(ReduceOp::Avg, round, n, count));
-                let fill = |memory: &super::gpu::DeviceMemory| (memory.put::<f32>(&ins.0[me]), memory.put::<u16>(&ins.1[me]), memory.put::<bf16>(&ins.2[me]));
+                let ins = (
+                    inputs(ReduceOp::Sum, round, n, count),
+                    inputs(ReduceOp::BitXor, round, n, count),
+                    inputs(ReduceOp::Avg, round, n, count),
+                );
+                let fill = |memory: &super::gpu::DeviceMemory| {
+                    (memory.put::<f32>(&ins.0[me]), memory.put::<u16>(&ins.1[me]), memory.put::<bf16>(&ins.2[me]))
+                };
                 let new = fill(memory);
                 memory.stream.synchronize().unwrap();
                 copy(&stream, &new.0, &mut sums);

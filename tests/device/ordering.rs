@@ -37,8 +37,7 @@ fn views_and_raw_addresses_are_buffers() {
         let mut raw = unsafe { RawDevice::<i32>::new(memory.stream.context(), address, buffer.len()) };
         comm.on(&memory.stream).all_reduce(&mut raw, ReduceOp::Min).unwrap();
         memory.stream.synchronize().unwrap();
-        let expected: Vec<i32> =
-            (0..100).map(|index| if (10..20).contains(&index) || index >= 50 { index + 1 } else { index }).collect();
+        let expected: Vec<i32> = (0..100).map(|index| if (10..20).contains(&index) || index >= 50 { index + 1 } else { index }).collect();
         assert_eq!(memory.get(&buffer), expected);
     });
 }

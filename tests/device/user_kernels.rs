@@ -46,7 +46,10 @@ fn an_expression_that_is_none_is_refused_by_everyone() {
         let mut buffer = memory.put(&[1_u32]);
         for expression in ["a +", "a; b", "*(int*)0", "__trap()", "asm(\"trap;\")", "(a)[b]", ""] {
             let error = comm.all_reduce(&mut buffer, &CustomOp::on_device("wrong", expression)).unwrap_err();
-            assert!(error.to_string().contains("wrong") || error.to_string().contains("expression") || error.is_unsupported(), "{expression:?}: {error}");
+            assert!(
+                error.to_string().contains("wrong") || error.to_string().contains("expression") || error.is_unsupported(),
+                "{expression:?}: {error}"
+            );
         }
         comm.all_reduce(&mut buffer, collectives::ReduceOp::Sum).unwrap();
         assert_eq!(memory.get(&buffer), [2]);

@@ -90,7 +90,10 @@ impl<'a> Batch<'a> {
 pub(in super::super) fn untagged(call: &str, tag: u64) -> Result<()> {
     match tag {
         0 => Ok(()),
-        _ => Err(Error::unsupported(format!("{call} of device memory under tag {tag}"), "NCCL has no tags; send in order, or from host memory")),
+        _ => Err(Error::unsupported(
+            format!("{call} of device memory under tag {tag}"),
+            "NCCL has no tags; send in order, or from host memory",
+        )),
     }
 }
 

@@ -53,8 +53,7 @@ impl<'a> DeviceCall<'a> {
         };
         let destination = destination.map(|memory| memory.inner);
         let element_bytes = size_of::<T>();
-        let job =
-            device::Job { call, source: 0, source_len, destination: 0, destination_len, layout, element_bytes, reduction, in_place };
+        let job = device::Job { call, source: 0, source_len, destination: 0, destination_len, layout, element_bytes, reduction, in_place };
         Self { job, source, destination }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use super::Facts;
+use crate::facts::Facts;
 use super::axis::{Axis, Tick};
 use crate::row::Row;
 
