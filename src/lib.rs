@@ -40,11 +40,19 @@ mod nccl_config;
 mod op;
 mod rendezvous;
 
+#[cfg(feature = "cuda")]
+pub use buffer::device::{DeviceMemory, DeviceMemoryMut, RawDevice};
 pub use buffer::{Buffer, BufferMut, Memory, MemoryMut};
 pub use communicator::{AbortHandle, Builder, Communicator, Group, OwnedBuffer, Received, Work};
+#[cfg(feature = "cuda")]
+pub use communicator::{Device, DeviceChoice, OnStream};
 pub use config::{Config, Transport};
+#[cfg(feature = "cuda")]
+pub use device::{NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registration, Shrink, UniqueId, Window};
 pub use element::{DType, Data, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Peer, Result};
 pub use half::{bf16, f16};
+#[cfg(feature = "cuda")]
+pub use nccl_config::{CtaPolicy, GraphUsage, NcclConfig};
 pub use op::{CustomOp, ReduceOp, Reduction};
 pub use rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};

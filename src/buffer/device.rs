@@ -6,7 +6,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, SyncOnDrop};
 
 use super::{Buffer, BufferMut, Memory, MemoryMut, sealed};
 use crate::element::Data;
@@ -51,14 +51,22 @@ impl<T> Clone for DeviceMemory<'_, T> {
 
 impl<T> Copy for DeviceMemory<'_, T> {}
 
-impl<T> DeviceMemory<'_, T> {
+impl<'a, T> DeviceMemory<'a, T> {
+    pub(crate) fn new(inner: &'a dyn DeviceRead, length: usize) -> Self {
+        Self { inner, length, elements: PhantomData }
+    }
+
     /// How many elements it has.
     pub(crate) fn len(&self) -> usize {
         self.length
     }
 }
 
-impl<T> DeviceMemoryMut<'_, T> {
+impl<'a, T> DeviceMemoryMut<'a, T> {
+    pub(crate) fn new(inner: &'a mut dyn DeviceWrite, length: usize) -> Self {
+        Self { inner, length, elements: PhantomData }
+    }
+
     /// How many elements it has.
     pub(crate) fn len(&self) -> usize {
         self.length
@@ -77,44 +85,47 @@ impl<T> fmt::Debug for DeviceMemoryMut<'_, T> {
     }
 }
 
+/// Makes buffers of what cudarc can read.
 macro_rules! readable {
     ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
-        impl<$($generics)*> DeviceRead for $buffer {
-            fn context(&self) -> &Arc<CudaContext> {
-                DeviceSlice::<T>::stream(self).context()
+        impl<$($generics)*> $crate::buffer::device::DeviceRead for $buffer {
+            fn context(&self) -> &::std::sync::Arc<::cudarc::driver::CudaContext> {
+                ::cudarc::driver::DeviceSlice::<T>::stream(self).context()
             }
-            fn read<'a>(&'a self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>) {
-                DevicePtr::<T>::device_ptr(self, stream)
+            fn read<'a>(&'a self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, ::cudarc::driver::SyncOnDrop<'a>) {
+                ::cudarc::driver::DevicePtr::<T>::device_ptr(self, stream)
             }
         }
-        impl<$($generics)*> sealed::Sealed for $buffer {}
-        impl<$($generics)*> Buffer for $buffer {
+        impl<$($generics)*> $crate::buffer::sealed::Sealed for $buffer {}
+        impl<$($generics)*> $crate::buffer::Buffer for $buffer {
             type Element = T;
-            fn memory(&self) -> Memory<'_, T> {
-                Memory::Device(DeviceMemory { inner: self, length: DeviceSlice::<T>::len(self), elements: PhantomData })
+            fn memory(&self) -> $crate::buffer::Memory<'_, T> {
+                $crate::buffer::Memory::Device($crate::buffer::device::DeviceMemory::new(self, ::cudarc::driver::DeviceSlice::<T>::len(self)))
             }
         }
     )*};
 }
 
+/// Makes buffers to write to of what cudarc can write.
 macro_rules! writable {
     ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
-        impl<$($generics)*> DeviceWrite for $buffer {
-            fn context(&self) -> &Arc<CudaContext> {
-                DeviceSlice::<T>::stream(self).context()
+        impl<$($generics)*> $crate::buffer::device::DeviceWrite for $buffer {
+            fn context(&self) -> &::std::sync::Arc<::cudarc::driver::CudaContext> {
+                ::cudarc::driver::DeviceSlice::<T>::stream(self).context()
             }
-            fn write<'a>(&'a mut self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>) {
-                DevicePtrMut::<T>::device_ptr_mut(self, stream)
+            fn write<'a>(&'a mut self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, ::cudarc::driver::SyncOnDrop<'a>) {
+                ::cudarc::driver::DevicePtrMut::<T>::device_ptr_mut(self, stream)
             }
         }
-        impl<$($generics)*> BufferMut for $buffer {
-            fn memory_mut(&mut self) -> MemoryMut<'_, T> {
-                let length = DeviceSlice::<T>::len(self);
-                MemoryMut::Device(DeviceMemoryMut { inner: self, length, elements: PhantomData })
+        impl<$($generics)*> $crate::buffer::BufferMut for $buffer {
+            fn memory_mut(&mut self) -> $crate::buffer::MemoryMut<'_, T> {
+                let length = ::cudarc::driver::DeviceSlice::<T>::len(self);
+                $crate::buffer::MemoryMut::Device($crate::buffer::device::DeviceMemoryMut::new(self, length))
             }
         }
     )*};
 }
+pub(crate) use {readable, writable};
 
 readable!([T: Data] CudaSlice<T>, ['v, T: Data] CudaView<'v, T>, ['v, T: Data] CudaViewMut<'v, T>);
 writable!([T: Data] CudaSlice<T>, ['v, T: Data] CudaViewMut<'v, T>);
@@ -170,13 +181,13 @@ impl<T: Data> Buffer for RawDevice<'_, T> {
     type Element = T;
 
     fn memory(&self) -> Memory<'_, T> {
-        Memory::Device(DeviceMemory { inner: self, length: self.length, elements: PhantomData })
+        Memory::Device(DeviceMemory::new(self, self.length))
     }
 }
 
 impl<T: Data> BufferMut for RawDevice<'_, T> {
     fn memory_mut(&mut self) -> MemoryMut<'_, T> {
         let length = self.length;
-        MemoryMut::Device(DeviceMemoryMut { inner: self, length, elements: PhantomData })
+        MemoryMut::Device(DeviceMemoryMut::new(self, length))
     }
 }

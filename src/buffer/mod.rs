@@ -6,7 +6,7 @@ pub(crate) mod device;
 use crate::element::{Data, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
 }
 

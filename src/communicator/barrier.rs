@@ -16,7 +16,7 @@ const MONITORED_TAG: u64 = INTERNAL_TAG | 1 << 62;
 const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Communicator {
-    pub(super) fn prepare_barrier(&self) -> Result<Prepared<'static>> {
+    pub(super) fn prepare_barrier<'a>(&self) -> Result<Prepared<'a>> {
         self.moving::<u8>(Kind::Barrier, None, 0, Source::Nothing, None, Layout::Equal(0))
     }
 

@@ -31,7 +31,7 @@ use std::time::Duration;
 use crate::config::Config;
 use crate::deadline::Deadline;
 #[cfg(feature = "cuda")]
-use crate::device::{DevicePlane, NcclComm};
+use crate::device::{NcclComm, NcclCommunicator};
 use crate::error::{Error, Peer, Result};
 use crate::host::health::Health;
 use crate::host::notice::Notice;
@@ -46,6 +46,8 @@ use prepare::Prepared;
 use started::Worker;
 
 pub use builder::Builder;
+#[cfg(feature = "cuda")]
+pub use device::{Device, DeviceChoice, OnStream};
 pub use group::Group;
 pub use messages::Received;
 pub use work::{OwnedBuffer, Work};
@@ -87,7 +89,7 @@ struct Core {
     monitored: Cell<u64>,
     /// The device plane, once it was asked for, or why there is none.
     #[cfg(feature = "cuda")]
-    device: OnceCell<std::result::Result<DevicePlane, String>>,
+    device: OnceCell<std::result::Result<NcclCommunicator, String>>,
 }
 
 /// Everything in a core may be sent to another thread.
@@ -303,7 +305,7 @@ impl Communicator {
             health: Arc::clone(&shared.health),
             desk: Arc::downgrade(&shared.desk),
             #[cfg(feature = "cuda")]
-            device: self.plane().map_or_else(|_| Weak::new(), |plane| Arc::downgrade(plane.comm())),
+            device: self.plane("abort_handle").map_or_else(|_| Weak::new(), |plane| Arc::downgrade(plane.comm())),
         }
     }
 

@@ -1,1 +1,280 @@
 //! The CUDA driver: whether it is there with everything we call, and the device a communicator uses.
+
+#![expect(unsafe_code, reason = "the CUDA driver is C")]
+
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUstreamCaptureStatus};
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
+use libloading::Library;
+
+use crate::error::Error;
+
+/// A device and the context in which it is used.
+#[derive(Debug, Clone)]
+pub(crate) struct Gpu {
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) ordinal: usize,
+    pub(crate) name: String,
+    /// Tells devices and their parts (MIG) apart.
+    pub(crate) uuid: [u8; 16],
+    /// Its place on the PCI bus, as `0000:3b:00.0`.
+    pub(crate) pci: String,
+    /// The compute capability, as (9, 0).
+    pub(crate) capability: (i32, i32),
+    pub(crate) multiprocessors: u32,
+}
+
+/// What we and the parts of cudarc that we use call. cudarc panics where one is missing.
+const SYMBOLS: &[&str] = &[
+    "cuInit",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceGetAttribute",
+    if sys::CUDA_VERSION >= 13000 { "cuDeviceGetUuid_v2" } else { "cuDeviceGetUuid" },
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxSynchronize",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuStreamIsCapturing",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuEventDestroy_v2",
+    "cuMemAlloc_v2",
+    "cuMemAllocAsync",
+    "cuMemFree_v2",
+    "cuMemFreeAsync",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemsetD8Async",
+    "cuModuleLoadData",
+    "cuModuleGetFunction",
+    "cuModuleUnload",
+    "cuLaunchKernel",
+];
+
+/// The files that cudarc tries, in its order: whichever opens first is the one it uses.
+fn candidates() -> Vec<String> {
+    let (major, minor) = (sys::CUDA_VERSION / 1000, sys::CUDA_VERSION % 1000 / 10);
+    let one = |name: &str| {
+        let endings = [
+            ".so".to_owned(),
+            "64.so".to_owned(),
+            format!("64_{major}.so"),
+            format!("64_{major}{minor}.so"),
+            format!("64_{major}{minor}_0.so"),
+            format!("64_{major}0_{minor}.so"),
+            "64_10.so".to_owned(),
+            "64_11.so".to_owned(),
+            "64_12.so".to_owned(),
+            format!("64_{major}0_0.so"),
+            "64_9.so".to_owned(),
+            format!(".so.{major}"),
+            ".so.12".to_owned(),
+            ".so.11".to_owned(),
+            ".so.10".to_owned(),
+            ".so.9".to_owned(),
+            ".so.1".to_owned(),
+        ];
+        endings.map(|ending| format!("lib{name}{ending}"))
+    };
+    [one("cuda"), one("nvcuda")].concat()
+}
+
+/// The driver's library, opened for good, with the name under which it was found.
+fn opened() -> Option<&'static (Library, String)> {
+    static OPENED: OnceLock<Option<(Library, String)>> = OnceLock::new();
+    let open = |name: String| {
+        // SAFETY: the initialisers of the driver ask for nothing; that a file of this name is the driver is trusted, as by cudarc.
+        let library = unsafe { Library::new(&name) }.ok()?;
+        Some((library, name))
+    };
+    OPENED.get_or_init(|| candidates().into_iter().find_map(open)).as_ref()
+}
+
+/// Whether the driver has a function.
+pub(crate) fn has(symbol: &str) -> bool {
+    // SAFETY: the type says no more than that it is an address, and the address is not called.
+    opened().is_some_and(|(library, _)| unsafe { library.get::<*const ()>(symbol) }.is_ok())
+}
+
+/// Whether the driver is there with every function that we call, and is willing to work; in words where it is not.
+pub(crate) fn check() -> Result<(), String> {
+    static CHECKED: OnceLock<Result<(), String>> = OnceLock::new();
+    CHECKED.get_or_init(probe).clone()
+}
+
+fn probe() -> Result<(), String> {
+    let Some((_, name)) = opened() else {
+        return Err("libcuda.so.1 was not found: install the NVIDIA driver, or use memory of the host".to_owned());
+    };
+    let missing: Vec<_> = SYMBOLS.iter().copied().filter(|symbol| !has(symbol)).collect();
+    if !missing.is_empty() {
+        let list = missing.join(", ");
+        return Err(format!("the CUDA driver ({name}) lacks {list}: it is too old, install one for CUDA 12 or later"));
+    }
+    cudarc::driver::result::init().map_err(|error| format!("the CUDA driver ({name}) does not start: {}", words(error)))
+}
+
+/// How many devices there are.
+pub(crate) fn count() -> Result<usize, String> {
+    check()?;
+    let count = CudaContext::device_count().map_err(|error| format!("cannot count the devices: {}", words(error)))?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+/// The device of this number, with its primary context.
+pub(crate) fn open(ordinal: usize) -> Result<Gpu, String> {
+    let count = count()?;
+    if ordinal >= count {
+        let there = match count {
+            0 => "there is none; look at nvidia-smi and CUDA_VISIBLE_DEVICES".to_owned(),
+            1 => "there is 1 device, 0".to_owned(),
+            count => format!("there are {count} devices, 0 to {}", count - 1),
+        };
+        return Err(format!("there is no device {ordinal}: {there}"));
+    }
+    let context = CudaContext::new(ordinal).map_err(|error| format!("cannot open device {ordinal}: {}", words(error)))?;
+    of(&context)
+}
+
+/// The device of a context.
+pub(crate) fn of(context: &Arc<CudaContext>) -> Result<Gpu, String> {
+    check()?;
+    let ordinal = context.ordinal();
+    describe(context).map_err(|error| format!("cannot ask device {ordinal} what it is: {}", words(error)))
+}
+
+fn describe(context: &Arc<CudaContext>) -> Result<Gpu, DriverError> {
+    let attribute = |attribute| context.attribute(attribute);
+    let place = (
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
+    );
+    Ok(Gpu {
+        context: Arc::clone(context),
+        ordinal: context.ordinal(),
+        name: context.name()?,
+        uuid: context.uuid()?.bytes.map(|byte| byte as u8),
+        pci: format!("{:04x}:{:02x}:{:02x}.0", place.0, place.1, place.2),
+        capability: context.compute_capability()?,
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs(),
+    })
+}
+
+/// An error of the driver with what was being done.
+pub(crate) fn cuda_error(doing: impl Into<String>, error: DriverError) -> Error {
+    Error::Cuda { doing: doing.into(), code: error.0 as u32, text: words(error) }
+}
+
+/// The driver's own words for an error.
+pub(crate) fn words(error: DriverError) -> String {
+    let name = error.error_name().map_or("unknown error".into(), |name| name.to_string_lossy());
+    let text = error.error_string().map_or("the driver has no words for it".into(), |text| text.to_string_lossy());
+    format!("{name}: {text}")
+}
+
+/// Makes the context current on this thread. Unlike cudarc's way it leaves errors alone that others have parked in the context.
+pub(crate) fn bind(context: &CudaContext) -> Result<(), DriverError> {
+    if cudarc::driver::result::ctx::get_current()? == Some(context.cu_ctx()) {
+        return Ok(());
+    }
+    // SAFETY: the context is alive, for we hold a reference to it.
+    unsafe { cudarc::driver::result::ctx::set_current(context.cu_ctx()) }
+}
+
+/// Whether work that is put on this stream becomes part of a graph. A stream that the driver will not tell about counts as capturing:
+/// nothing of ours that a capture could trip over is put on it.
+pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the stream is alive, for we hold a reference to it, and the answer is written to a variable of ours.
+    let asked = unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &mut status) };
+    asked.result().is_err() || status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+}
+
+/// An event without times. Unlike cudarc's it leaves errors alone that others have parked in the context.
+#[derive(Debug)]
+pub(crate) struct Event {
+    event: sys::CUevent,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: the driver's events may be used by any thread, and by several at once; the pointer is never followed here.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event of the context, which is current.
+    pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
+        let event = cudarc::driver::result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
+        Ok(Self { event, context: Arc::clone(context) })
+    }
+
+    /// Records what is on the stream now, which is of the same context.
+    pub(crate) fn record(&self, stream: &CudaStream) -> Result<(), DriverError> {
+        // SAFETY: event and stream are alive, for we own the one and hold a reference to the other.
+        unsafe { cudarc::driver::result::event::record(self.event, stream.cu_stream()) }
+    }
+
+    /// Whether what was recorded has been done.
+    pub(crate) fn is_complete(&self) -> Result<bool, DriverError> {
+        // SAFETY: the event is alive, for we own it.
+        match unsafe { cudarc::driver::result::event::query(self.event) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // A context that cannot be bound any more has taken its events with it.
+        if bind(&self.context).is_ok() {
+            // SAFETY: the event is ours and is used no more. The driver waits for nothing here.
+            let _ = unsafe { cudarc::driver::result::event::destroy(self.event) };
+        }
+    }
+}
+
+/// Makes this thread's calls invisible to stream captures of others: they would end a capture otherwise, wherever it is.
+pub(crate) fn ignore_captures() {
+    const SYMBOL: &str = "cuThreadExchangeStreamCaptureMode";
+    if has(SYMBOL) {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the function is there, and swaps a variable of ours with one of this thread.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_driver_is_looked_for_where_cudarc_looks_and_in_its_order() {
+        let theirs: Vec<_> = ["cuda", "nvcuda"].iter().flat_map(|name| cudarc::get_lib_name_candidates(name)).collect();
+        assert_eq!(candidates(), theirs);
+    }
+
+    #[test]
+    fn no_function_is_listed_twice() {
+        let mut symbols = SYMBOLS.to_vec();
+        symbols.sort_unstable();
+        symbols.dedup();
+        assert_eq!(symbols.len(), SYMBOLS.len());
+    }
+}

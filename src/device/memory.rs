@@ -1,1 +1,309 @@
 //! Memory that NCCL allocates, and registrations and windows over it.
+
+#![expect(unsafe_code, reason = "NCCL is C")]
+
+use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaEvent, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+use nccl_sys::{Library, ncclWindow_t};
+
+use crate::deadline::Deadline;
+use crate::device::comm::{Inner, NcclComm, Pace};
+use crate::device::driver;
+use crate::device::nccl::{self, Refusal};
+use crate::element::Data;
+use crate::error::{Error, Result};
+
+/// How long a buffer that is dropped waits for the streams that use it.
+const DROP_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Device memory of the kind that NCCL can do most with: registrations, windows, reductions in the NVLink switch.
+///
+/// It can be used where a cudarc `CudaSlice` can, with cudarc's own copies and kernels and with this crate's collectives, and keeps track of
+/// the streams that use it in the same way. Dropping it waits until they have done so, because NCCL frees memory at once and not in the order
+/// of a stream: for up to a minute, after which the memory is lost rather than taken away from under a kernel. Where event tracking was
+/// disabled in the context, dropping it waits for everything in the context.
+#[derive(Debug)]
+pub struct NcclBuffer<T: Data> {
+    library: &'static Library,
+    address: CUdeviceptr,
+    len: usize,
+    read: Option<CudaEvent>,
+    write: Option<CudaEvent>,
+    stream: Arc<CudaStream>,
+    elements: PhantomData<T>,
+}
+
+impl<T: Data> NcclBuffer<T> {
+    /// `len` elements of zero bytes, which the stream writes. NCCL 2.19.1.
+    pub(crate) fn zeroed(comm: &NcclComm, stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
+        let doing = || format!("allocating {len} elements of {} bytes with NCCL", size_of::<T>());
+        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+        let bytes = bytes.ok_or_else(|| Error::argument("alloc", format!("{len} elements of {} bytes are too many", size_of::<T>())))?;
+        if stream.context().cu_ctx() != comm.context().cu_ctx() {
+            return Err(Error::argument("alloc", "the stream belongs to another context than the communicator"));
+        }
+        let event = || stream.context().new_event(None).map_err(|error| driver::cuda_error(doing(), error));
+        let (read, write) = (Some(event()?), Some(event()?));
+        let address = allocate(comm, bytes.max(1)).map_err(|refusal| refusal.into_error(doing()))?;
+        let mut buffer = Self { library: comm.library(), address, len, read, write, stream: Arc::clone(stream), elements: PhantomData };
+        if bytes > 0 {
+            let (address, _guard) = buffer.device_ptr_mut(stream);
+            // SAFETY: the memory is ours and as long as is said, and is freed only after the stream has come past this.
+            let cleared = unsafe { cudarc::driver::result::memset_d8_async(address, 0, bytes, stream.cu_stream()) };
+            cleared.map_err(|error| driver::cuda_error(doing(), error))?;
+        }
+        Ok(buffer)
+    }
+
+    /// Waits for the streams that use it; `false` where they did not come to their end.
+    fn wait_for_uses(&self) -> bool {
+        let context = self.stream.context();
+        if driver::bind(context).is_err() {
+            return false;
+        }
+        if !context.is_managing_stream_synchronization() {
+            return context.synchronize().is_ok();
+        }
+        let (deadline, mut pace) = (Deadline::after(DROP_PATIENCE), Pace::default());
+        let done = || [&self.read, &self.write].into_iter().flatten().all(|event| !matches!(event.try_is_complete(), Ok(false)));
+        while !done() {
+            if deadline.has_passed() {
+                return false;
+            }
+            pace.rest();
+        }
+        true
+    }
+}
+
+fn allocate(comm: &NcclComm, bytes: usize) -> std::result::Result<CUdeviceptr, Refusal> {
+    driver::bind(comm.context()).map_err(|error| Refusal::driver("cuCtxSetCurrent", error))?;
+    let mut address: *mut c_void = std::ptr::null_mut();
+    // SAFETY: the address is a variable of ours, and the context of the device is current.
+    let answer = unsafe { comm.library().ncclMemAlloc(&mut address, bytes) };
+    nccl::check(comm.library(), nccl_sys::NCCL_COMM_NULL, "ncclMemAlloc", answer)?;
+    Ok(address.expose_provenance() as CUdeviceptr)
+}
+
+impl<T: Data> Drop for NcclBuffer<T> {
+    fn drop(&mut self) {
+        if !self.wait_for_uses() {
+            tracing::warn!(bytes = self.num_bytes(), "memory of NCCL's is still in use and is not freed");
+            return;
+        }
+        // SAFETY: the memory is ours, and no stream uses it any more; the context is current.
+        let answer = unsafe { self.library.ncclMemFree(self.address as usize as *mut c_void) };
+        if let Err(refusal) = nccl::check(self.library, nccl_sys::NCCL_COMM_NULL, "ncclMemFree", answer) {
+            tracing::warn!(?refusal, "memory of NCCL's was not freed");
+        }
+    }
+}
+
+impl<T: Data> DeviceSlice<T> for NcclBuffer<T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+}
+
+/// Has the stream wait for what was recorded. What goes wrong is parked in the context, as cudarc does it.
+fn wait_for(stream: &CudaStream, events: &[&Option<CudaEvent>]) {
+    if stream.context().is_managing_stream_synchronization() {
+        for event in events.iter().copied().flatten() {
+            stream.context().record_err(stream.wait(event));
+        }
+    }
+}
+
+impl<T: Data> DevicePtr<T> for NcclBuffer<T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        wait_for(stream, &[&self.write]);
+        (self.address, SyncOnDrop::record_event(&self.read, stream))
+    }
+}
+
+impl<T: Data> DevicePtrMut<T> for NcclBuffer<T> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        wait_for(stream, &[&self.read, &self.write]);
+        (self.address, SyncOnDrop::record_event(&self.write, stream))
+    }
+}
+
+/// Something that NCCL knows about memory, and forgets when this is dropped: before the memory goes.
+#[derive(Debug)]
+struct Tie {
+    inner: Arc<Inner>,
+    handle: Handle,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Handle {
+    Registration(*mut c_void),
+    Window(ncclWindow_t),
+}
+
+// SAFETY: NCCL's handles may be used by any thread; these are given to NCCL only, under the lock of the device.
+unsafe impl Send for Tie {}
+// SAFETY: as above.
+unsafe impl Sync for Tie {}
+
+impl Tie {
+    /// Makes NCCL know `bytes` at `address`; nothing where it has no use for that.
+    fn new(comm: &NcclComm, address: CUdeviceptr, bytes: usize, window: Option<c_int>, deadline: &Deadline) -> Result<Option<Self>> {
+        let doing = || format!("registering {bytes} bytes with the communicator of rank {} of {}", comm.rank(), comm.world_size());
+        let pointer = address as usize as *mut c_void;
+        // NCCL may write to it later, from a thread of its own; it is given up where that is not waited for.
+        let place = Box::into_raw(Box::new(std::ptr::null_mut::<c_void>()));
+        // SAFETY: the memory is the caller's and outlives the tie; the place for the handle is given up only after the call has ended.
+        comm.manage(&doing, deadline, |raw| unsafe {
+            let (name, answer) = match window {
+                None => ("ncclCommRegister", raw.library.ncclCommRegister(raw.handle, pointer, bytes, place)),
+                Some(flags) => {
+                    let place = place.cast::<ncclWindow_t>();
+                    ("ncclCommWindowRegister", raw.library.ncclCommWindowRegister(raw.handle, pointer, bytes, place, flags))
+                }
+            };
+            nccl::check(raw.library, raw.handle, name, answer).map(|_| ())
+        })?;
+        // SAFETY: it came out of a box above, and the call has ended.
+        let handle = *unsafe { Box::from_raw(place) };
+        let handle = if window.is_some() { Handle::Window(handle.cast()) } else { Handle::Registration(handle) };
+        Ok((!handle.is_null()).then(|| Self { inner: Arc::clone(comm.inner()), handle }))
+    }
+}
+
+impl Handle {
+    fn is_null(self) -> bool {
+        match self {
+            Handle::Registration(handle) => handle.is_null(),
+            Handle::Window(handle) => handle.is_null(),
+        }
+    }
+}
+
+impl Drop for Tie {
+    fn drop(&mut self) {
+        let handle = self.handle;
+        self.inner.manage_at_rest(&|| "forgetting a registration".to_owned(), |raw| {
+            // SAFETY: the handle is this communicator's, which is alive, and is given back once.
+            let (name, answer) = unsafe {
+                match handle {
+                    Handle::Registration(handle) => ("ncclCommDeregister", raw.library.ncclCommDeregister(raw.handle, handle)),
+                    Handle::Window(window) => ("ncclCommWindowDeregister", raw.library.ncclCommWindowDeregister(raw.handle, window)),
+                }
+            };
+            nccl::check(raw.library, raw.handle, name, answer).map(|_| ())
+        });
+    }
+}
+
+/// A buffer that one communicator knows: its collectives can use it in place, without copies through buffers of NCCL's.
+///
+/// It owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like one. Dropping it waits for the communicator's work on the device.
+#[derive(Debug)]
+pub struct Registration<T, B> {
+    // First, for it goes before the memory does.
+    _tie: Option<Tie>,
+    buffer: B,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T: Data, B: DevicePtr<T> + 'static> Registration<T, B> {
+    /// Registers a buffer on this rank. NCCL 2.19.1.
+    pub(crate) fn new(comm: &NcclComm, buffer: B, deadline: &Deadline) -> Result<Self> {
+        let (address, bytes) = extent(comm, &buffer)?;
+        let tie = Tie::new(comm, address, bytes, None, deadline)?;
+        Ok(Self { _tie: tie, buffer, elements: PhantomData })
+    }
+
+    /// Gives the buffer back, as it was before.
+    #[must_use]
+    pub fn into_buffer(self) -> B {
+        let Self { _tie: tie, buffer, .. } = self;
+        drop(tie);
+        buffer
+    }
+}
+
+/// A buffer that all ranks of one communicator know of each other: the fastest kernels need one, and collectives without kernels.
+///
+/// It owns the buffer, and is used like one. Dropping it waits for the communicator's work on the device.
+#[derive(Debug)]
+pub struct Window<T, B> {
+    // First, for it goes before the memory does.
+    tie: Option<Tie>,
+    buffer: B,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T: Data, B: DevicePtr<T> + 'static> Window<T, B> {
+    /// Opens a window on each rank's buffer; all ranks do so together, with buffers of one size. NCCL 2.27.3.
+    pub(crate) fn new(comm: &NcclComm, buffer: B, deadline: &Deadline) -> Result<Self> {
+        let (address, bytes) = extent(comm, &buffer)?;
+        let tie = Tie::new(comm, address, bytes, Some(nccl_sys::NCCL_WIN_COLL_SYMMETRIC), deadline)?;
+        Ok(Self { tie, buffer, elements: PhantomData })
+    }
+
+    /// Whether the devices of the communicator can do more with it than with other memory. Where they cannot, it is a buffer like any other.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.tie.is_some()
+    }
+
+    /// Gives the buffer back, as it was before.
+    #[must_use]
+    pub fn into_buffer(self) -> B {
+        let Self { tie, buffer, .. } = self;
+        drop(tie);
+        buffer
+    }
+}
+
+/// Where a buffer is and how many bytes it has.
+fn extent<T: Data, B: DevicePtr<T>>(comm: &NcclComm, buffer: &B) -> Result<(CUdeviceptr, usize)> {
+    if buffer.stream().context().cu_ctx() != comm.context().cu_ctx() {
+        return Err(Error::argument("register", "the buffer belongs to another context than the communicator"));
+    }
+    if buffer.num_bytes() == 0 {
+        return Err(Error::argument("register", "the buffer is empty"));
+    }
+    let (address, _guard) = buffer.device_ptr(buffer.stream());
+    Ok((address, buffer.num_bytes()))
+}
+
+macro_rules! used_like_its_buffer {
+    ($name:ident) => {
+        impl<T, B: DeviceSlice<T>> DeviceSlice<T> for $name<T, B> {
+            fn len(&self) -> usize {
+                self.buffer.len()
+            }
+
+            fn stream(&self) -> &Arc<CudaStream> {
+                self.buffer.stream()
+            }
+        }
+
+        impl<T, B: DevicePtr<T>> DevicePtr<T> for $name<T, B> {
+            fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+                self.buffer.device_ptr(stream)
+            }
+        }
+
+        impl<T, B: DevicePtrMut<T>> DevicePtrMut<T> for $name<T, B> {
+            fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+                self.buffer.device_ptr_mut(stream)
+            }
+        }
+    };
+}
+
+used_like_its_buffer!(Registration);
+used_like_its_buffer!(Window);

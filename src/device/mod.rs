@@ -1,5 +1,6 @@
 //! The device plane: collectives on GPU memory, over NCCL.
 
+mod buffers;
 mod comm;
 mod driver;
 mod fold;
@@ -9,5 +10,14 @@ mod memory;
 mod native;
 mod nccl;
 mod plane;
+mod standalone;
 mod user;
 mod watchdog;
+
+pub(crate) use comm::{NcclComm, Setup, unique_id};
+pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, is_capturing, of, open};
+pub(crate) use job::{Job, Message, Reduction};
+pub use memory::{NcclBuffer, Registration, Window};
+pub(crate) use nccl::library;
+pub(crate) use plane::DevicePlane;
+pub use standalone::{NcclAbortHandle, NcclCommunicator, RawBuffer, RawCall, Shrink, UniqueId};

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
+use nccl_sys::{Version, ncclUniqueId};
 
 use super::super::Communicator;
 use crate::config::NcclEnvironment;
 use crate::deadline::Deadline;
-use crate::device::{self, DevicePlane, Gpu, NcclComm, PlaneOptions, Setup, Version};
+use crate::device::{self, Gpu, NcclComm, NcclCommunicator, Setup};
 use crate::error::{Error, Peer, Result};
 
 /// Which GPU a rank uses.
@@ -140,7 +141,7 @@ impl Communicator {
     }
 
     /// Keeps what came of an attempt.
-    fn keep_device(&self, plane: std::result::Result<DevicePlane, String>, required: bool) -> Result<()> {
+    fn keep_device(&self, plane: std::result::Result<NcclCommunicator, String>, required: bool) -> Result<()> {
         if let Err(reason) = &plane {
             tracing::info!(rank = self.rank(), reason, "no device plane");
             if required {
@@ -171,7 +172,7 @@ impl Communicator {
         &self,
         found: std::result::Result<Found, String>,
         deadline: &Deadline,
-    ) -> Result<std::result::Result<DevicePlane, String>> {
+    ) -> Result<std::result::Result<NcclCommunicator, String>> {
         let environment = NcclEnvironment::read();
         let mine = found.as_ref().map_err(String::clone).map(|found| Facts {
             uuid: found.gpu.uuid,
@@ -196,36 +197,34 @@ impl Communicator {
                     config: &self.config().nccl,
                     deadline,
                 };
-                NcclComm::create(setup).and_then(|comm| self.make_plane(found.gpu.clone(), comm)).map_err(|error| error.to_string())
+                NcclComm::create(setup)
+                    .and_then(|comm| NcclCommunicator::around(found.gpu.clone(), comm, self.config()))
+                    .map_err(|error| error.to_string())
             }
             Err(reason) => Err(reason),
         };
         self.agreed(made)
     }
 
-    /// The plane around a communicator of NCCL's.
-    fn make_plane(&self, gpu: Gpu, comm: NcclComm) -> Result<DevicePlane> {
-        let config = self.config();
-        let options = PlaneOptions { reproducible: config.reproducible, scratch_bytes: config.device_scratch_bytes };
-        DevicePlane::new(gpu, comm, &options)
-    }
-
     /// The ids of NCCL's bootstrap, made by ranks spread evenly, on every rank.
-    fn unique_ids(&self, library: &'static nccl_sys::Library) -> Result<std::result::Result<Vec<nccl_sys::ncclUniqueId>, String>> {
+    fn unique_ids(&self, library: &'static nccl_sys::Library) -> Result<std::result::Result<Vec<ncclUniqueId>, String>> {
         let world_size = self.world_size();
         let roots = if library.has("ncclCommInitRankScalable") { world_size.div_ceil(RANKS_PER_ROOT) } else { 1 };
         let is_root = (0..roots).any(|root| root * world_size / roots == self.rank());
-        let mine = if is_root { device::unique_id(library).map_err(|error| error.to_string()) } else { Ok(Vec::new()) };
-        let blob = match &mine {
-            Ok(id) => [&[1], &id[..]].concat(),
-            Err(reason) => [&[0], reason.as_bytes()].concat(),
+        let blob = match is_root.then(|| device::unique_id(library)) {
+            None => vec![1],
+            Some(Ok(id)) => [&[1], &id.internal.map(|byte| byte as u8)[..]].concat(),
+            Some(Err(error)) => [&[0], error.to_string().as_bytes()].concat(),
         };
         let mut ids = Vec::with_capacity(roots);
         for (peer, blob) in self.peers().iter().zip(self.all_gather_blobs(&blob)?) {
             match &blob[..] {
                 [1] => {}
-                [1, id @ ..] if id.len() == size_of::<nccl_sys::ncclUniqueId>() => ids.push(device::id_from_bytes(id)),
                 [0, reason @ ..] => return Ok(Err(format!("{peer}: {}", String::from_utf8_lossy(reason)))),
+                [1, id @ ..] => match <[u8; size_of::<ncclUniqueId>()]>::try_from(id) {
+                    Ok(bytes) => ids.push(ncclUniqueId { internal: bytes.map(|byte| byte as std::ffi::c_char) }),
+                    Err(_) => return Ok(Err(format!("{peer} sent an NCCL id of {} B", id.len()))),
+                },
                 _ => return Ok(Err(format!("{peer} sent an NCCL id that cannot be understood"))),
             }
         }
@@ -233,15 +232,15 @@ impl Communicator {
     }
 
     /// Everyone's plane or no one's: the first reason counts.
-    fn agreed(&self, made: std::result::Result<DevicePlane, String>) -> Result<std::result::Result<DevicePlane, String>> {
+    fn agreed(&self, made: std::result::Result<NcclCommunicator, String>) -> Result<std::result::Result<NcclCommunicator, String>> {
         let mine = made.as_ref().map_or_else(|reason| reason.as_bytes(), |_| &[]);
         let reasons = self.all_gather_blobs(mine)?;
         let failed = self.peers().iter().zip(&reasons).find(|(_, reason)| !reason.is_empty());
         match (made, failed) {
             (Ok(plane), None) => Ok(Ok(plane)),
             (made, failed) => {
-                if let Ok(plane) = made {
-                    plane.comm().abort();
+                if let Ok(made) = made {
+                    made.abort_handle().abort();
                 }
                 let reason = failed.map_or_else(String::new, |(peer, reason)| format!("{peer}: {}", String::from_utf8_lossy(reason)));
                 Ok(Err(reason))
@@ -252,7 +251,7 @@ impl Communicator {
     /// The device plane of a communicator made of some of this one's ranks: every rank of this one takes part, `child` on those that
     /// are in it, `color` the same number on exactly those.
     pub(in super::super) fn split_device(&self, child: Option<(&Communicator, u32)>, deadline: &Deadline) -> Result<()> {
-        let Some(Ok(plane)) = self.core.device.get() else {
+        let Some(Ok(device)) = self.core.device.get() else {
             if let (Some((child, _)), Some(Err(reason))) = (child, self.core.device.get()) {
                 let _ = child.core.device.set(Err(reason.clone()));
             }
@@ -260,10 +259,11 @@ impl Communicator {
         };
         let config = &self.config().nccl;
         let key = child.map_or(0, |(child, _)| child.rank() as i32);
+        let plane = device.plane();
         let made = plane.comm().split(child.map(|(_, color)| color), key, config, deadline);
         let Some((child, _)) = child else { return made.map(|_| ()) };
         let made = match made {
-            Ok(Some(comm)) => child.make_plane(plane.gpu().clone(), comm).map_err(|error| error.to_string()),
+            Ok(Some(comm)) => NcclCommunicator::around(plane.gpu().clone(), comm, child.config()).map_err(|error| error.to_string()),
             Ok(None) => Err("NCCL made no communicator for this rank".to_owned()),
             Err(error) => Err(error.to_string()),
         };
@@ -273,7 +273,8 @@ impl Communicator {
 
     /// Waits for what is queued on the device plane's own stream, and ends NCCL's communicator.
     pub(in super::super) fn close_device(&self) -> Result<()> {
-        let Some(Ok(plane)) = self.core.device.get() else { return Ok(()) };
+        let Some(Ok(device)) = self.core.device.get() else { return Ok(()) };
+        let plane = device.plane();
         let deadline = Deadline::after(self.timeout());
         plane.synchronize(&deadline)?;
         plane.comm().finalize(&deadline)

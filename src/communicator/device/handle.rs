@@ -6,21 +6,22 @@ use cudarc::driver::{CudaContext, CudaStream};
 
 use super::super::Communicator;
 use crate::deadline::Deadline;
-use crate::device::DevicePlane;
+use crate::device::NcclCommunicator;
 use crate::error::{Error, Result};
 
 /// A communicator's device plane; see [`Communicator::device`].
 #[derive(Debug, Clone, Copy)]
 pub struct Device<'a> {
     comm: &'a Communicator,
-    plane: &'a DevicePlane,
+    raw: &'a NcclCommunicator,
 }
 
 impl Communicator {
     /// The device plane, where this communicator has one: calls on device buffers need it.
     #[must_use]
     pub fn device(&self) -> Option<Device<'_>> {
-        self.plane("device").ok().map(|plane| Device { comm: self, plane })
+        let raw = self.core.device.get()?.as_ref().ok()?;
+        Some(Device { comm: self, raw })
     }
 
     /// Why there is no device plane, in words; `None` where there is one.
@@ -38,49 +39,49 @@ impl<'a> Device<'a> {
     /// The device's number in this process.
     #[must_use]
     pub fn ordinal(&self) -> usize {
-        self.plane.gpu().ordinal
+        self.raw.plane().gpu().ordinal
     }
 
     /// The device's name, as the driver has it.
     #[must_use]
     pub fn name(&self) -> &'a str {
-        &self.plane.gpu().name
+        &self.raw.plane().gpu().name
     }
 
     /// The device's address on its bus, as `0000:1b:00.0`.
     #[must_use]
     pub fn pci_address(&self) -> &'a str {
-        &self.plane.gpu().pci
+        &self.raw.plane().gpu().pci
     }
 
     /// The device's context, in which buffers for this communicator are allocated.
     #[must_use]
     pub fn context(&self) -> &'a Arc<CudaContext> {
-        &self.plane.gpu().context
+        &self.raw.plane().gpu().context
     }
 
     /// The stream on which calls are queued where no other is named with [`Communicator::on`].
     #[must_use]
     pub fn stream(&self) -> &'a Arc<CudaStream> {
-        self.plane.stream()
+        self.raw.plane().stream()
     }
 
     /// The version of the loaded NCCL, as `2.28.9`.
     #[must_use]
     pub fn nccl_version(&self) -> String {
-        self.plane.comm().version().to_string()
+        self.raw.plane().comm().version().to_string()
     }
 
-    /// NCCL's own communicator, for calls that this crate does not have. It is used by one thread at a time, and never destroyed.
+    /// The same communicator of NCCL's, for raw calls on addresses, memory and registrations.
     #[must_use]
-    pub fn nccl_handle(&self) -> nccl_sys::ncclComm_t {
-        self.plane.comm().handle()
+    pub fn raw(&self) -> &'a NcclCommunicator {
+        self.raw
     }
 
     /// What has gone wrong since, found by NCCL or by the watchdog: a lost peer, a call that did not end in time.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
-        self.plane.comm().failure()
+        self.raw.failure()
     }
 
     /// Waits until everything queued on [`Device::stream`] has ended, for at most the communicator's timeout. Where the limit passes,
@@ -91,12 +92,12 @@ impl<'a> Device<'a> {
     /// `Timeout`, and what NCCL or the driver met.
     #[doc(alias = "cudaStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
-        self.plane.synchronize(&Deadline::after(self.comm.timeout()))
+        self.raw.plane().synchronize(&Deadline::after(self.comm.timeout()))
     }
 
     /// Which way each op and type goes, in words. For people; the text may change.
     #[must_use]
     pub fn explain(&self) -> String {
-        self.plane.explain()
+        self.raw.plane().explain()
     }
 }

@@ -110,7 +110,7 @@ impl Communicator {
     /// The device plane.
     pub(super) fn plane(&self, call: &str) -> Result<&DevicePlane> {
         match self.core.device.get() {
-            Some(Ok(plane)) => Ok(plane),
+            Some(Ok(device)) => Ok(device.plane()),
             Some(Err(reason)) => Err(Error::NoDevice { call: call.to_owned(), reason: reason.clone() }),
             None => {
                 let reason = "none was asked for: make the communicator with Communicator::builder().device(…)".to_owned();

@@ -1,1 +1,18 @@
-//! The simulated GPU.
+//! The simulated GPU: puts it in place, plants faults, reads its reports.
+//!
+//! A test calls [`install`] (or [`alone`], which calls it) before anything looks for a driver. From then on the process has a CUDA driver
+//! and an NCCL over host memory, and nobody finds the real ones. Not a model of speed, and no proof that the real ones behave: what it
+//! proves is that our side is right.
+
+#![allow(unsafe_code, reason = "calls C functions of the simulated libraries")]
+
+mod cuda;
+mod library;
+pub mod nccl;
+
+pub use cuda::{
+    Alone, Gate, alone, clear_faults, configure, counts, fail_call, fail_call_of_this_thread, fail_stream, launch_host_function,
+    limit_memory, report, reports,
+};
+pub use fakecuda::{Access, Configuration, Counts};
+pub use library::{install, install_cuda_only, preload};

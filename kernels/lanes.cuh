@@ -1,0 +1,214 @@
+// Lanes: what an element of a type is in memory (an unsigned integer of its size), what it is computed in, and the ways between.
+//
+// The arithmetic is that of the crate's folds on the processor, bit for bit: 16- and 8-bit floats are computed in f32 and rounded
+// once, a computed NaN is the type's positive quiet one, 8-bit floats are converted by integer arithmetic.
+#ifndef KERNELS_LANES
+#define KERNELS_LANES
+#include "base.cuh"
+
+// The largest divisor that the divisions without an instruction for it are proven for.
+enum : u32 { QUICK_DIVISOR = 1u << 22 };
+
+// 1 / n, for dividing by n.
+struct FloatDivisor {
+    float n, reciprocal;
+    INLINE_MEMBER explicit FloatDivisor(u32 divisor) : n((float)divisor), reciprocal(1.0f / (float)divisor) {}
+    static INLINE_MEMBER bool is_quick(u32 divisor) { return divisor <= QUICK_DIVISOR; }
+};
+
+// The correctly rounded quotient below the least normal number, where products with the reciprocal lose bits. `near` is within
+// one of it; `rest`, which is exact, is what is left of the dividend. The better neighbour is the one that leaves at most half.
+INLINE float nearest_tiny(float near, float rest, float n) {
+    float twice = fabsf(rest) + fabsf(rest);
+    float step = n * float_of(1);
+    u32 bits = bits_of(near);
+    bool moves = twice > step || (twice == step && (bits & 1));
+    u32 direction = (bits_of(rest) ^ bits) >> 31 ? 0xffffffffu : 1u;
+    return float_of(moves ? bits + direction : bits);
+}
+
+// value / n, correctly rounded, for a whole n of at most QUICK_DIVISOR: the product with the reciprocal is off by less than two
+// in the last place, what is left is exact, and one step of Newton's rounds as division would (Markstein). Infinities, NaN
+// and zeros leave nothing to correct with. `Tiny` says whether a quotient below the least normal f32 matters.
+template <bool Tiny> INLINE float divide_carefully(float value, const FloatDivisor &by) {
+    float near = value * by.reciprocal;
+    float rest = fmaf(-near, by.n, value);
+    float better = fmaf(rest, by.reciprocal, near);
+    float quotient = fabsf(rest) > 0.0f ? better : near;
+    if (Tiny && (bits_of(near) & 0x7fffffffu) - 1 < 0x007fffffu) {
+        quotient = nearest_tiny(near, rest, by.n);
+    }
+    return quotient;
+}
+
+// The same in a few instructions, but for rare values: where it returns true, the quotient must be had the careful way. With the
+// sign of the rest turned around, zeros keep their sign.
+template <bool Tiny> INLINE bool divide_quickly(float value, const FloatDivisor &by, float &quotient) {
+    float near = value * by.reciprocal;
+    float excess = fmaf(near, by.n, -value);
+    quotient = fmaf(-excess, by.reciprocal, near);
+    bool rare = !(fabsf(near) < float_of(0x7f800000u));
+    return Tiny ? rare || bits_of(near) * 2 - 2 < 0x00fffffeu : rare;
+}
+
+struct DoubleDivisor {
+    double n;
+    INLINE_MEMBER explicit DoubleDivisor(u32 divisor) : n((double)divisor) {}
+    static INLINE_MEMBER bool is_quick(u32) { return true; }
+};
+
+// What the floats that are computed in f32 have in common. `Tiny`: whether they have numbers below the least normal f32.
+template <bool Tiny> struct FloatLane {
+    typedef float Wide;
+    typedef FloatDivisor Divisor;
+    static INLINE_MEMBER float divide(float value, const FloatDivisor &by) { return divide_carefully<Tiny>(value, by); }
+    static INLINE_MEMBER bool divide_or_tell(float value, const FloatDivisor &by, float &quotient) {
+        return divide_quickly<Tiny>(value, by, quotient);
+    }
+    static INLINE_MEMBER float divide_exactly(float value, const FloatDivisor &by) { return value / by.n; }
+    // A NaN gives way to a number, so it is the identity of both.
+    static INLINE_MEMBER float highest() { return float_of(0x7fc00000u); }
+    static INLINE_MEMBER float lowest() { return float_of(0x7fc00000u); }
+    // Equal numbers have equal bits, except for the zeros: their union is -0, which counts as the lesser, their intersection +0.
+    static INLINE_MEMBER float lesser(float a, float b) {
+        float either = a == b ? float_of(bits_of(a) | bits_of(b)) : a < b ? a : b;
+        return b != b ? a : either;
+    }
+    static INLINE_MEMBER float greater(float a, float b) {
+        float either = a == b ? float_of(bits_of(a) & bits_of(b)) : a > b ? a : b;
+        return b != b ? a : either;
+    }
+};
+
+struct LaneF32 : FloatLane<true> {
+    typedef u32 Stored;
+    static INLINE_MEMBER float widen(u32 stored) { return float_of(stored); }
+    static INLINE_MEMBER u32 round(float number) { return bits_of(number); }
+    static INLINE_MEMBER u32 narrow(float wide) { return wide != wide ? 0x7fc00000u : round(wide); }
+};
+
+struct LaneF64 {
+    typedef u64 Stored;
+    typedef double Wide;
+    typedef DoubleDivisor Divisor;
+    static INLINE_MEMBER double widen(u64 stored) { return double_of(stored); }
+    static INLINE_MEMBER u64 narrow(double wide) { return wide != wide ? 0x7ff8000000000000ull : bits_of(wide); }
+    static INLINE_MEMBER double divide(double value, const DoubleDivisor &by) { return value / by.n; }
+    static INLINE_MEMBER double divide_exactly(double value, const DoubleDivisor &by) { return value / by.n; }
+};
+
+struct LaneF16 : FloatLane<false> {
+    typedef u16 Stored;
+    static INLINE_MEMBER float widen(u16 stored) { return half_to_float(stored); }
+    static INLINE_MEMBER u16 round(float number) { return float_to_half(number); }
+    static INLINE_MEMBER u16 narrow(float wide) { return wide != wide ? (u16)0x7e00 : round(wide); }
+};
+
+struct LaneBF16 : FloatLane<true> {
+    typedef u16 Stored;
+    static INLINE_MEMBER float widen(u16 stored) { return float_of((u32)stored << 16); }
+    static INLINE_MEMBER u16 round(float number) { return float_to_brain(number); }
+    static INLINE_MEMBER u16 narrow(float wide) { return wide != wide ? (u16)0x7fc0 : round(wide); }
+};
+
+// The magnitude nearest to the f32 magnitude `bits` in a float of E exponent and M mantissa bits, ties to even. What lies above
+// the largest number comes out above its pattern, for the caller to clamp.
+template <int E, int M> INLINE u32 round_magnitude(u32 bits) {
+    const u32 bias = (1u << (E - 1)) - 1;
+    const u32 rebias = (127 - bias) << 23;
+    const u32 least = rebias + (1u << 23);
+    u32 normal = (bits - rebias + ((1u << (22 - M)) - 1) + (bits >> (23 - M) & 1)) >> (23 - M);
+    // A power of two whose last place is the format's least subnormal lets the addition do the rounding.
+    const u32 magic = (127 + 24 - bias - M) << 23;
+    u32 subnormal = bits_of(float_of(bits) + float_of(magic)) - magic;
+    return bits < least ? subnormal : normal;
+}
+
+// A byte's lower seven bits, put where f16 has its exponent's and mantissa's: that is the value, but for a power of two.
+INLINE float small_magnitude(u32 magnitude, int shift) {
+    return half_to_float((u16)(magnitude << shift));
+}
+
+struct LaneF8E4M3 : FloatLane<false> {
+    typedef u8 Stored;
+    static INLINE_MEMBER float widen(u8 stored) {
+        u32 magnitude = stored & 0x7fu;
+        u32 bits = bits_of(small_magnitude(magnitude, 7) * 256.0f);
+        return float_of((magnitude == 0x7f ? 0x7fc00000u : bits) | (u32)(stored & 0x80u) << 24);
+    }
+    // There are no infinities: what does not fit is NaN, and a NaN has the largest magnitude of all.
+    static INLINE_MEMBER u8 narrow(float wide) {
+        u32 rounded = round_magnitude<4, 3>(bits_of(wide) & 0x7fffffffu);
+        return (u8)(rounded >= 0x7f ? 0x7fu : rounded | (bits_of(wide) >> 31) << 7);
+    }
+};
+
+struct LaneF8E5M2 : FloatLane<false> {
+    typedef u8 Stored;
+    static INLINE_MEMBER float widen(u8 stored) { return half_to_float((u16)((u32)stored << 8)); }
+    static INLINE_MEMBER u8 narrow(float wide) {
+        u32 rounded = round_magnitude<5, 2>(bits_of(wide) & 0x7fffffffu);
+        u32 clamped = rounded > 0x7c ? 0x7cu : rounded;
+        return (u8)(wide != wide ? 0x7eu : clamped | (bits_of(wide) >> 31) << 7);
+    }
+};
+
+// Division of magnitudes of up to 16 bits: the product with 2^32 / n, rounded up, has the quotient in its upper half. It is one
+// too little to fit for n = 1, where it is 0 and the dividend itself is added.
+struct ShortDivisor {
+    u32 reciprocal, whole;
+    INLINE_MEMBER explicit ShortDivisor(u32 n) : reciprocal(0xffffffffu / n + 1), whole(n == 1 ? 0xffffffffu : 0) {}
+    static INLINE_MEMBER bool is_quick(u32) { return true; }
+    INLINE_MEMBER u32 divide(u32 magnitude) const { return __umulhi(magnitude, reciprocal) + (magnitude & whole); }
+};
+
+struct WordDivisor {
+    u32 n;
+    INLINE_MEMBER explicit WordDivisor(u32 divisor) : n(divisor) {}
+    static INLINE_MEMBER bool is_quick(u32) { return true; }
+    INLINE_MEMBER u32 divide(u32 magnitude) const { return magnitude / n; }
+};
+
+struct LongDivisor {
+    u32 n;
+    INLINE_MEMBER explicit LongDivisor(u32 divisor) : n(divisor) {}
+    static INLINE_MEMBER bool is_quick(u32) { return true; }
+    // Most worlds are a power of two, and a device has no instruction for a division.
+    INLINE_MEMBER u64 divide(u64 magnitude) const { return (n & (n - 1)) == 0 ? magnitude >> (31 - __clz((int)n)) : magnitude / n; }
+};
+
+// An integer: computed in an unsigned register, where arithmetic wraps, and whose upper bits may be anything until `settle`.
+template <class S, class Signed, class W, class D, bool IsSigned> struct IntegerLane {
+    typedef S Stored;
+    typedef W Wide;
+    typedef D Divisor;
+    static INLINE_MEMBER W widen(S stored) { return IsSigned ? (W)(Signed)stored : (W)stored; }
+    static INLINE_MEMBER S narrow(W wide) { return (S)wide; }
+    // Least and greatest never leave the type, so their operands are settled.
+    static INLINE_MEMBER W highest() { return IsSigned ? widen((S)((S) ~(S)0 >> 1)) : (W)(S) ~(S)0; }
+    static INLINE_MEMBER W lowest() { return IsSigned ? ~highest() : 0; }
+    static INLINE_MEMBER bool less(W a, W b) {
+        const W top = IsSigned ? (W)1 << (sizeof(W) * 8 - 1) : 0;
+        return (a ^ top) < (b ^ top);
+    }
+    static INLINE_MEMBER W lesser(W a, W b) { return less(b, a) ? b : a; }
+    static INLINE_MEMBER W greater(W a, W b) { return less(a, b) ? b : a; }
+    // Truncates toward zero; wraps for the least number over 1 alone, to itself.
+    static INLINE_MEMBER W divide(W value, const D &by) {
+        W settled = widen(narrow(value));
+        W sign = IsSigned ? (W)0 - (settled >> (sizeof(W) * 8 - 1)) : 0;
+        return (by.divide((settled ^ sign) - sign) ^ sign) - sign;
+    }
+    static INLINE_MEMBER W divide_exactly(W value, const D &by) { return divide(value, by); }
+};
+
+typedef IntegerLane<u8, signed char, u32, ShortDivisor, true> LaneI8;
+typedef IntegerLane<u8, signed char, u32, ShortDivisor, false> LaneU8;
+typedef IntegerLane<u16, short, u32, ShortDivisor, true> LaneI16;
+typedef IntegerLane<u16, short, u32, ShortDivisor, false> LaneU16;
+typedef IntegerLane<u32, int, u32, WordDivisor, true> LaneI32;
+typedef IntegerLane<u32, int, u32, WordDivisor, false> LaneU32;
+typedef IntegerLane<u64, long long, u64, LongDivisor, true> LaneI64;
+typedef IntegerLane<u64, long long, u64, LongDivisor, false> LaneU64;
+
+#endif

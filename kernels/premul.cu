@@ -1,0 +1,62 @@
+// A rank's own elements times its scalar, before a sum.
+#include "chunks.cuh"
+
+// `value` as an f32 that any narrower format rounds as it would round `value` itself: cut off, and with the last bit set where
+// something was cut (rounding to odd).
+INLINE float narrow_to_odd(double value) {
+    float nearest = (float)value;
+    double back = (double)nearest;
+    u32 bits = bits_of(nearest);
+    if (back == value || value != value || (bits & 1)) {
+        return nearest;
+    }
+    // One of the two neighbours of `value` is odd: not the nearest, so the one on its other side.
+    return float_of((back > value) == (value > 0.0) ? bits - 1 : bits + 1);
+}
+
+// The scalar as an element has it.
+template <class L> INLINE float rounded_scalar(double scalar) {
+    return L::widen(L::narrow(narrow_to_odd(scalar)));
+}
+template <> __device__ __forceinline__ float rounded_scalar<LaneF32>(double scalar) {
+    return (float)scalar;
+}
+
+template <class L, int Width> INLINE void multiply(const char *from, char *to, typename L::Wide scalar) {
+    typedef Places<L, Width> P;
+    Chunk<Width> chunk, product = {};
+    load(chunk, from);
+#pragma unroll
+    for (int k = 0; k < P::count; k++) {
+        P::put(product, k, L::narrow(P::get(chunk, k) * scalar));
+    }
+    store(to, product);
+}
+
+template <class L, int Width> INLINE void premultiply(const char *from, char *to, u64 count, typename L::Wide scalar) {
+    const int size = sizeof(typename L::Stored);
+    Split split(agree(from, to, Width), to, count, size, Width);
+#pragma unroll 1
+    for (u64 i = grid_start(); i < split.chunks; i += grid_step()) {
+        u64 offset = split.head * size + i * Width;
+        multiply<L, Width>(from + offset, to + offset, scalar);
+    }
+#pragma unroll 1
+    for (u64 i = grid_start(); i < split.edges; i += grid_step()) {
+        u64 offset = split.edge(i, Width / size) * size;
+        multiply<L, size>(from + offset, to + offset, scalar);
+    }
+}
+
+// destination[i] = source[i] * scalar, the scalar rounded to the type first, each product once. They may be the same memory.
+#define PREMUL(name, lane, width, rounded)                                                                                         \
+    KERNEL(2) premul_##name(const void *source, void *destination, unsigned long long count, double scalar) {                      \
+        premultiply<lane, width>((const char *)source, (char *)destination, count, rounded);                                       \
+    }
+
+PREMUL(f32, LaneF32, 16, rounded_scalar<LaneF32>(scalar))
+PREMUL(f64, LaneF64, 16, scalar)
+PREMUL(f16, LaneF16, 16, rounded_scalar<LaneF16>(scalar))
+PREMUL(bf16, LaneBF16, 16, rounded_scalar<LaneBF16>(scalar))
+PREMUL(f8e4m3, LaneF8E4M3, 8, rounded_scalar<LaneF8E4M3>(scalar))
+PREMUL(f8e5m2, LaneF8E5M2, 8, rounded_scalar<LaneF8E5M2>(scalar))

@@ -1,0 +1,97 @@
+//! The streams that a communicator's calls were put on, and how far they have come.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
+
+use crate::device::driver::{self, Event};
+
+/// CUDA's name for "the calling thread's own stream", which no other thread can look at.
+const PER_THREAD_STREAM: usize = 2;
+/// Marks on one stream at a time. The watchdog makes at most ten or so in the time that a call may take.
+const MARKS: usize = 16;
+
+/// One stream that a communicator uses.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) stream: Arc<CudaStream>,
+    /// How many calls have been put on it.
+    issued: AtomicU64,
+    marks: Mutex<Marks>,
+}
+
+/// Events on a stream behind calls that were put there, oldest first.
+#[derive(Debug, Default)]
+struct Marks {
+    /// How many calls the newest mark stands behind.
+    covered: u64,
+    pending: VecDeque<(Event, Instant)>,
+    spare: Vec<Event>,
+}
+
+impl Lane {
+    pub(super) fn new(stream: &Arc<CudaStream>) -> Self {
+        Self { stream: Arc::clone(stream), issued: AtomicU64::new(0), marks: Mutex::default() }
+    }
+
+    #[inline]
+    pub(super) fn is(&self, stream: &CudaStream) -> bool {
+        self.stream.cu_stream() == stream.cu_stream()
+    }
+
+    /// Counts a call that is on the stream now. One thread at a time does this, the one that has the communicator.
+    #[inline]
+    pub(super) fn count(&self) {
+        self.issued.store(self.issued.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
+    /// Whether calls were put on it that no mark stands behind.
+    pub(super) fn has_news(&self) -> bool {
+        self.marks().covered != self.issued.load(Ordering::Acquire)
+    }
+
+    /// Whether all calls are known to have been done.
+    pub(super) fn is_idle(&self) -> bool {
+        let marks = self.marks();
+        marks.pending.is_empty() && marks.covered == self.issued.load(Ordering::Acquire)
+    }
+
+    /// Marks the stream's end. The lock of the device is held and its context is current.
+    ///
+    /// Calls that became part of a graph are not waited for: a graph is launched by whoever owns it, or never.
+    pub(super) fn mark(&self, context: &Arc<CudaContext>, now: Instant) -> Result<(), DriverError> {
+        let mut marks = self.marks();
+        let issued = self.issued.load(Ordering::Acquire);
+        if marks.pending.len() >= MARKS {
+            return Ok(());
+        }
+        if self.stream.cu_stream().addr() != PER_THREAD_STREAM && !driver::is_capturing(&self.stream) {
+            let event = marks.spare.pop().map_or_else(|| Event::new(context), Ok)?;
+            event.record(&self.stream)?;
+            marks.pending.push_back((event, now));
+        }
+        marks.covered = issued;
+        Ok(())
+    }
+
+    /// Since when the oldest call that is not done has been waiting. The context is current.
+    pub(super) fn waiting_since(&self) -> Result<Option<Instant>, DriverError> {
+        let mut marks = self.marks();
+        while let Some((event, since)) = marks.pending.front() {
+            if !event.is_complete()? {
+                return Ok(Some(*since));
+            }
+            if let Some((event, _)) = marks.pending.pop_front() {
+                marks.spare.push(event);
+            }
+        }
+        Ok(None)
+    }
+
+    fn marks(&self) -> std::sync::MutexGuard<'_, Marks> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

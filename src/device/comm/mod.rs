@@ -1,0 +1,148 @@
+//! One NCCL communicator: made, used, split and ended without ever blocking for longer than a deadline.
+//!
+//! All calls into NCCL are made in the non-blocking way, under the lock of the device, for no longer than NCCL takes to answer; a call that is
+//! still in progress is looked at again and again, and the lock is free between two looks. So ranks of one process never wait for each
+//! other with a lock held, and whoever aborts finds a moment to.
+
+#![expect(unsafe_code, reason = "NCCL is C")]
+
+mod birth;
+mod calls;
+mod ending;
+mod lane;
+mod lock;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, CudaEvent, DriverError};
+use nccl_sys::{Library, Version, ncclComm_t};
+
+pub(crate) use self::birth::{Setup, join, unique_id};
+pub(crate) use self::calls::{Part, grouped};
+pub(in crate::device) use self::lock::Pace;
+pub(in crate::device) use self::state::Inner;
+use crate::call::Call;
+use crate::deadline::Deadline;
+use crate::device::nccl::{Raw, Refusal};
+use crate::error::{Error, Result};
+
+/// How long a communicator that is merely dropped may take to finish what was begun.
+const DROP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A communicator of NCCL. Any thread may use it; one call is made at a time.
+///
+/// An error other than a wrong argument ends it: it is aborted, so that work on streams which waits for other ranks returns, and all
+/// later calls are refused with the first error as the cause.
+#[derive(Debug)]
+pub(crate) struct NcclComm {
+    inner: Arc<Inner>,
+}
+
+impl NcclComm {
+    pub(crate) fn rank(&self) -> usize {
+        self.inner.rank
+    }
+
+    pub(crate) fn world_size(&self) -> usize {
+        self.inner.world_size
+    }
+
+    /// The library that it belongs to.
+    pub(crate) fn library(&self) -> &'static Library {
+        self.inner.library
+    }
+
+    /// The release of the library.
+    pub(crate) fn version(&self) -> Version {
+        self.inner.library.version()
+    }
+
+    /// The context in which it uses its device.
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        &self.inner.context
+    }
+
+    /// NCCL's own handle; null once it has ended.
+    pub(crate) fn handle(&self) -> ncclComm_t {
+        self.inner.handle.load(Ordering::Acquire)
+    }
+
+    /// What later calls would give as the cause of their refusal; nothing where they would not be refused.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.inner.is_over().then(|| (*self.inner.cause()).clone())
+    }
+
+    /// Asks NCCL whether something went wrong in the background. Where it did, the communicator is ended, and this is why.
+    pub(crate) fn async_error(&self) -> Option<Error> {
+        self.inner.look();
+        self.failure()
+    }
+
+    /// Remembers what is being done, for the watchdog's words, which it may have to find long after the call.
+    #[inline]
+    pub(crate) fn label(&self, call: &Call) {
+        self.inner.label(call.fingerprint());
+    }
+
+    /// Waits for an event, which was recorded behind this communicator's work.
+    ///
+    /// # Errors
+    ///
+    /// `Timeout` when the deadline passes, which ends nothing; `Poisoned` when the communicator ends first; `Cuda`.
+    pub(crate) fn wait(&self, event: &CudaEvent, deadline: &Deadline) -> Result<()> {
+        let doing = || format!("waiting on the device for {}", self.inner.last_call());
+        let mut pace = lock::Pace::default();
+        loop {
+            let complete = event.try_is_complete();
+            match (complete, self.failure()) {
+                (_, Some(_)) => return Err(self.inner.refuse(&doing)),
+                (Ok(true), None) => return Ok(()),
+                (Ok(false), None) if deadline.has_passed() => {
+                    return Err(Error::Timeout { doing: doing(), elapsed: deadline.elapsed(), missing: Vec::new(), arrived: Vec::new() });
+                }
+                (Ok(false), None) => pace.rest(),
+                (Err(error), None) => return Err(crate::device::driver::cuda_error(doing(), error)),
+            }
+        }
+    }
+
+    /// Waits until the device has done all calls that were made; `false` where the deadline passed first. A communicator that has ended
+    /// has nothing to wait for.
+    pub(in crate::device) fn quiesce(&self, deadline: &Deadline) -> std::result::Result<bool, DriverError> {
+        self.inner.quiesce(deadline)
+    }
+
+    /// Makes a call that puts nothing on a stream, and waits for its end.
+    pub(in crate::device) fn manage(
+        &self,
+        doing: &dyn Fn() -> String,
+        deadline: &Deadline,
+        work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
+    ) -> Result<()> {
+        let _gate = self.inner.enter(doing, deadline.remaining())?;
+        self.inner.inside(doing, deadline.remaining(), work)?;
+        self.inner.settled(doing, deadline)
+    }
+
+    pub(in crate::device) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+}
+
+impl Drop for NcclComm {
+    fn drop(&mut self) {
+        if self.handle().is_null() {
+            return;
+        }
+        let deadline = Deadline::after(DROP_PATIENCE);
+        let healthy = !self.inner.is_ended() && matches!(self.quiesce(&deadline), Ok(true));
+        if !(healthy && self.finalize(&deadline).is_ok()) {
+            self.abort();
+        }
+    }
+}

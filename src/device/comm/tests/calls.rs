@@ -1,0 +1,178 @@
+//! Calls that go well: collectives, groups, waits, and what a drop waits for.
+
+use super::sim::Sim;
+use super::*;
+
+#[test]
+fn ranks_sum_what_they_have() {
+    let sim = Sim::new();
+    for size in [1, 2, 4, 8] {
+        let len = 1000 + size;
+        let sums = ranks(size, |rank| {
+            assert_eq!((rank.comm.rank(), rank.comm.world_size()), (rank.gpu.ordinal, size));
+            let mut vector = rank.vector(len);
+            rank.all_reduce(&mut vector, LONG).unwrap();
+            let sum = read(&rank.stream, &vector);
+            rank.comm.finalize(&Deadline::after(LONG)).unwrap();
+            sum
+        });
+        assert_eq!(sums, vec![total(len, &(0..size).collect::<Vec<_>>()); size]);
+    }
+    sim.finish();
+}
+
+#[test]
+fn several_ids_start_the_same_communicator() {
+    let sim = Sim::new();
+    let ids = [unique_id(library()).unwrap(), unique_id(library()).unwrap()];
+    std::thread::scope(|scope| {
+        for rank in 0..4 {
+            scope.spawn(move || {
+                let rank = Rank::new(&ids, rank, 4);
+                let mut vector = rank.vector(10);
+                rank.all_reduce(&mut vector, LONG).unwrap();
+                assert_eq!(read(&rank.stream, &vector), total(10, &[0, 1, 2, 3]));
+            });
+        }
+    });
+    assert_eq!(sim.calls("ncclCommInitRankScalable"), 4);
+    sim.finish();
+}
+
+#[test]
+fn calls_that_are_in_progress_for_a_while_come_to_their_end() {
+    let sim = Sim::new();
+    for function in ["ncclCommInitRankConfig", "ncclAllReduce", "ncclCommFinalize"] {
+        sim.in_progress(function, 20);
+    }
+    ranks(2, |rank| {
+        for round in 0..5 {
+            let mut vector = rank.vector(round + 1);
+            rank.all_reduce(&mut vector, LONG).unwrap();
+            assert_eq!(read(&rank.stream, &vector), total(round + 1, &[0, 1]));
+        }
+        rank.comm.finalize(&Deadline::after(LONG)).unwrap();
+    });
+    assert!(sim.calls("ncclCommGetAsyncError") >= 2 * (20 + 5 * 20 + 20));
+    sim.finish();
+}
+
+#[test]
+fn one_thread_has_calls_of_several_communicators_in_one_group() {
+    let sim = Sim::new();
+    let ids = [unique_id(library()).unwrap()];
+    // Each rank is made by a thread of its own, as all of them must be there at once; then one thread has them all.
+    let ranks: Vec<Rank> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || Rank::new(&ids, rank, 3))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let vectors: Vec<_> = ranks.iter().map(|rank| rank.vector(50)).collect();
+    let mut works: Vec<_> = ranks
+        .iter()
+        .zip(&vectors)
+        .map(|(rank, vector)| {
+            let stream = rank.stream.cu_stream();
+            let (address, _guard) = vector.device_ptr(&rank.stream);
+            move |raw: &Raw<'_>| {
+                // SAFETY: the vector is alive until the test has waited for the stream.
+                unsafe { raw.all_reduce(address, address, 50, ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum, stream) }
+            }
+        })
+        .collect();
+    let mut parts: Vec<Part<'_>> = ranks.iter().zip(&mut works).map(|(rank, work)| (&rank.comm, &rank.stream, work as _)).collect();
+    // SAFETY: as above.
+    unsafe { grouped(&mut parts, &|| "group".to_owned(), LONG) }.unwrap();
+    for (rank, vector) in ranks.iter().zip(&vectors) {
+        rank.stream.synchronize().unwrap();
+        assert_eq!(read(&rank.stream, vector), total(50, &[0, 1, 2]));
+    }
+    drop(ranks);
+    drop(sim);
+}
+
+#[test]
+fn several_calls_of_one_communicator_are_one_group() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        let peer = 1 - rank.comm.rank();
+        let mine = rank.vector(7);
+        let mut theirs = rank.stream.alloc_zeros::<f32>(7).unwrap();
+        {
+            let (from, _read) = mine.device_ptr(&rank.stream);
+            let (to, _written) = theirs.device_ptr_mut(&rank.stream);
+            let stream = rank.stream.cu_stream();
+            let mut swap = |raw: &Raw<'_>| {
+                // SAFETY: both vectors are alive until the stream has been waited for below.
+                unsafe {
+                    raw.send(from, 7, ncclDataType_t::ncclFloat32, peer, stream)?;
+                    raw.recv(to, 7, ncclDataType_t::ncclFloat32, peer, stream)
+                }
+            };
+            // SAFETY: as above.
+            unsafe { grouped(&mut [(&rank.comm, &rank.stream, &mut swap)], &|| "swap".to_owned(), LONG) }.unwrap();
+        }
+        assert_eq!(read(&rank.stream, &theirs), total(7, &[peer]));
+    });
+    sim.finish();
+}
+
+#[test]
+fn dropping_waits_for_healthy_work() {
+    let sim = Sim::new();
+    ranks(4, |rank| {
+        let mut vectors: Vec<_> = (0..10).map(|_| rank.vector(1000)).collect();
+        for vector in &mut vectors {
+            rank.all_reduce(vector, LONG).unwrap();
+        }
+        let Rank { comm, stream, gpu: _gpu } = rank;
+        drop(comm);
+        for vector in &vectors {
+            assert_eq!(read(&stream, vector), total(1000, &[0, 1, 2, 3]));
+        }
+    });
+    assert_eq!((sim.calls("ncclCommDestroy"), sim.calls("ncclCommAbort")), (4, 0));
+    sim.finish();
+}
+
+#[test]
+fn waiting_for_an_event_ends_with_the_work_or_the_deadline() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        let mut vector = rank.vector(10);
+        let gate = simgpu::Gate::close(rank.stream.cu_stream().cast());
+        rank.all_reduce(&mut vector, LONG).unwrap();
+        let event = rank.stream.record_event(None).unwrap();
+        let error = rank.comm.wait(&event, &Deadline::after(Duration::from_millis(5))).unwrap_err();
+        assert!(error.is_timeout() && !error.is_poisoned() && rank.comm.failure().is_none(), "{error}");
+        gate.open();
+        rank.comm.wait(&event, &Deadline::after(LONG)).unwrap();
+    });
+    sim.finish();
+}
+
+#[test]
+fn scalars_multiply_before_the_sum() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        let len = 20;
+        let mut vector = rank.vector(len);
+        let own = rank.comm.rank();
+        {
+            let stream = rank.stream.cu_stream();
+            let (address, _guard) = vector.device_ptr_mut(&rank.stream);
+            // SAFETY: the vector is alive until the stream has been waited for below.
+            let done = unsafe {
+                rank.comm.enqueue(&|| "all_reduce".to_owned(), &rank.stream, LONG, |raw| {
+                    let op = raw.pre_mul_sum(own as f64 + 2.0, crate::DType::F32)?;
+                    raw.all_reduce(address, address, len, ncclDataType_t::ncclFloat32, op, stream)?;
+                    raw.destroy_op(op)
+                })
+            };
+            done.unwrap();
+        }
+        let expected: Vec<f32> = (0..len).map(|index| index as f32 * 2.0 + (index as f32 + 1.0) * 3.0).collect();
+        assert_eq!(read(&rank.stream, &vector), expected);
+    });
+    assert_eq!(sim.live("operations"), 0);
+    sim.finish();
+}

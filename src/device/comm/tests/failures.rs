@@ -1,0 +1,243 @@
+//! What goes wrong ends in a typed error, on time, and is the cause of all later refusals.
+
+use std::thread;
+
+use super::sim::Sim;
+use super::*;
+use crate::call::{Call, Kind};
+
+const SHORT: Duration = Duration::from_millis(100);
+
+#[test]
+fn a_rank_that_never_joins_is_a_timeout() {
+    let sim = Sim::new();
+    let gpu = driver::open(0).unwrap();
+    let ids = [unique_id(library()).unwrap()];
+    let began = std::time::Instant::now();
+    let error = NcclComm::create(setup(&gpu, &ids, 0, 2, &NcclConfig::default(), &Deadline::after(SHORT))).unwrap_err();
+    assert!(error.is_timeout() && error.to_string().contains("rank 0 of 2"), "{error}");
+    assert!(began.elapsed() >= SHORT && began.elapsed() < LONG);
+    sim.finish();
+}
+
+#[test]
+fn a_rank_that_does_not_call_is_noticed_by_the_watchdog() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        if rank.comm.rank() == 1 {
+            // Its partner's end is this rank's sign to go.
+            while sim.calls("ncclCommAbort") == 0 {
+                thread::yield_now();
+            }
+            return rank.comm.abort();
+        }
+        let mut vector = rank.vector(100);
+        let call = Call { kind: Kind::AllReduce, op: 1, element: crate::element::TypeTag::Scalar(crate::DType::F32), count: 100, root: None, counts_hash: 0, sequence: 7 };
+        rank.comm.label(&call);
+        rank.all_reduce(&mut vector, SHORT).unwrap();
+        // Returns because the watchdog aborts.
+        let _ = rank.stream.synchronize();
+        let failure = wait_for_failure(&rank.comm);
+        assert!(matches!(&failure, Error::Timeout { elapsed, .. } if *elapsed >= SHORT), "{failure}");
+        assert!(failure.to_string().contains("rank 0 of 2: all_reduce(sum, f32, count 100) number 7"), "{failure}");
+        let refused = rank.all_reduce(&mut vector, LONG).unwrap_err();
+        assert!(refused.is_poisoned() && refused.is_timeout(), "{refused}");
+    });
+    sim.finish();
+}
+
+fn wait_for_failure(comm: &NcclComm) -> Error {
+    let deadline = Deadline::after(LONG);
+    loop {
+        if let Some(failure) = comm.failure() {
+            return failure;
+        }
+        assert!(!deadline.has_passed(), "the watchdog did not notice");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn abort_ends_what_other_threads_wait_for_and_may_be_done_again() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        let comm = Arc::new(rank.comm);
+        if comm.rank() == 1 {
+            while sim.calls("ncclCommAbort") == 0 {
+                thread::yield_now();
+            }
+            return comm.abort();
+        }
+        let mut vector = rank.stream.alloc_zeros::<f32>(10).unwrap();
+        sum(&comm, &rank.stream, &mut vector, LONG).unwrap();
+        let event = rank.stream.record_event(None).unwrap();
+        let waiter = thread::spawn({
+            let comm = Arc::clone(&comm);
+            move || comm.wait(&event, &Deadline::after(LONG))
+        });
+        let aborters: Vec<_> = (0..3).map(|_| thread::spawn({ let comm = Arc::clone(&comm); move || comm.abort() })).collect();
+        aborters.into_iter().for_each(|aborter| aborter.join().unwrap());
+        let error = waiter.join().unwrap().unwrap_err();
+        assert!(matches!(&error, Error::Poisoned { cause, .. } if matches!(**cause, Error::Aborted { .. })), "{error}");
+        comm.abort();
+        assert!(sum(&comm, &rank.stream, &mut vector, LONG).unwrap_err().is_poisoned());
+        assert!(comm.split(Some(0), 0, &NcclConfig::default(), &Deadline::after(LONG)).unwrap_err().is_poisoned());
+        assert!(comm.finalize(&Deadline::after(LONG)).unwrap_err().is_poisoned());
+        let _ = rank.stream.synchronize();
+    });
+    assert_eq!(sim.calls("ncclCommAbort"), 2);
+    sim.finish();
+}
+
+#[test]
+fn a_call_that_stays_in_progress_is_a_timeout_and_ends_the_communicator() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        let mut vector = rank.vector(10);
+        sim.in_progress("ncclAllReduce", u32::MAX);
+        let error = rank.all_reduce(&mut vector, SHORT).unwrap_err();
+        assert!(error.is_timeout() && !error.is_poisoned() && error.to_string().starts_with("all_reduce: timed out"), "{error}");
+        assert!(rank.all_reduce(&mut vector, SHORT).unwrap_err().is_poisoned());
+    });
+    sim.finish();
+}
+
+#[test]
+fn abort_reaches_a_thread_that_polls() {
+    let sim = Sim::new();
+    sim.in_progress("ncclAllReduce", u32::MAX);
+    ranks(1, |rank| {
+        let comm = rank.comm;
+        let mut vector = rank.stream.alloc_zeros::<f32>(10).unwrap();
+        let error = thread::scope(|scope| {
+            scope.spawn(|| {
+                while sim.calls("ncclAllReduce") == 0 {
+                    thread::yield_now();
+                }
+                comm.abort();
+            });
+            sum(&comm, &rank.stream, &mut vector, LONG).unwrap_err()
+        });
+        assert!(matches!(&error, Error::Poisoned { cause, .. } if matches!(**cause, Error::Aborted { .. })), "{error}");
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_lost_rank_ends_the_others() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        if rank.comm.rank() == 1 {
+            sim.lose(1);
+            return rank.comm.abort();
+        }
+        let mut vector = rank.vector(10);
+        // It may be noticed before, during or after the call.
+        let _ = rank.all_reduce(&mut vector, LONG);
+        let _ = rank.stream.synchronize();
+        let failure = wait_for_failure(&rank.comm);
+        assert!(matches!(&failure, Error::Nccl { code: 6, name: "ncclRemoteError", .. }), "{failure}");
+        assert!(rank.all_reduce(&mut vector, LONG).unwrap_err().is_poisoned());
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_failing_collective_is_an_error_with_words_of_nccl_and_poisons_unless_it_is_an_argument() {
+    let sim = Sim::new();
+    for code in 1..=6 {
+        ranks(1, |rank| {
+            let mut vector = rank.vector(10);
+            sim.fail("ncclAllReduce", 1, code);
+            let error = rank.all_reduce(&mut vector, LONG).unwrap_err();
+            assert!(matches!(&error, Error::Nccl { code: found, .. } if *found == code.unsigned_abs()), "{error}");
+            assert!(error.to_string().contains("all_reduce (ncclAllReduce)"), "{error}");
+            let again = rank.all_reduce(&mut vector, LONG);
+            match code {
+                4 => again.unwrap(),
+                _ => assert!(again.unwrap_err().is_poisoned()),
+            }
+            let _ = rank.stream.synchronize();
+        });
+    }
+    sim.finish();
+}
+
+#[test]
+fn failures_at_the_birth_of_a_communicator_leave_nothing_behind() {
+    let sim = Sim::new();
+    let gpu = driver::open(0).unwrap();
+    for (function, nth) in [("ncclCommInitRankConfig", 1), ("ncclCommGetAsyncError", 1), ("ncclCommGetAsyncError", 2), ("ncclCommUserRank", 1), ("ncclCommCount", 1)] {
+        let ids = [unique_id(library()).unwrap()];
+        sim.fail(function, nth, 3);
+        let error = NcclComm::create(setup(&gpu, &ids, 0, 1, &NcclConfig::default(), &Deadline::after(LONG))).unwrap_err();
+        assert!(matches!(&error, Error::Nccl { code: 3, .. }) && error.to_string().contains(function), "{function}: {error}");
+        sim.wait_until_none("communicators");
+    }
+    sim.fail("ncclGetUniqueId", 1, 2);
+    assert!(matches!(unique_id(library()), Err(Error::Nccl { code: 2, .. })));
+    sim.finish();
+}
+
+#[test]
+fn a_failing_finalize_aborts() {
+    let sim = Sim::new();
+    for function in ["ncclCommFinalize", "ncclCommGetAsyncError"] {
+        ranks(1, |rank| {
+            sim.fail(function, 1, 3);
+            let error = rank.comm.finalize(&Deadline::after(LONG));
+            // The watchdog may have got the planted failure of a question instead.
+            assert!(error.is_err() || function == "ncclCommGetAsyncError");
+        });
+        sim.wait_until_none("communicators");
+    }
+    sim.finish();
+}
+
+#[test]
+fn a_failing_group_ends_all_its_communicators_and_is_closed() {
+    let sim = Sim::new();
+    for function in ["ncclAllReduce", "ncclGroupEnd"] {
+        // Two communicators of one rank each, on one device.
+        let pair: Vec<Rank> = (0..2).map(|_| Rank::new(&[unique_id(library()).unwrap()], 0, 1)).collect();
+        let mut works: Vec<_> = pair
+            .iter()
+            .map(|rank| {
+                let vector = rank.vector(10);
+                let stream = rank.stream.cu_stream();
+                move |raw: &Raw<'_>| {
+                    let (address, _guard) = vector.device_ptr(vector.stream());
+                    // SAFETY: the vector lives as long as the closure, and dropping it waits for the stream.
+                    unsafe { raw.all_reduce(address, address, 10, ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum, stream) }
+                }
+            })
+            .collect();
+        sim.fail(function, if function == "ncclAllReduce" { 2 } else { 1 }, 4);
+        let mut parts: Vec<Part<'_>> = pair.iter().zip(&mut works).map(|(rank, work)| (&rank.comm, &rank.stream, work as _)).collect();
+        // SAFETY: as above.
+        let error = unsafe { grouped(&mut parts, &|| "group".to_owned(), LONG) }.unwrap_err();
+        assert!(matches!(&error, Error::Nccl { code: 4, .. }) && error.to_string().contains(function), "{error}");
+        assert!(pair.iter().all(|rank| rank.comm.failure().is_some()));
+        assert_eq!(sim.group_depth(), 0);
+        drop(works);
+        drop(pair);
+        sim.wait_until_none("communicators");
+    }
+    drop(sim);
+}
+
+#[test]
+fn a_broken_device_is_noticed() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        simgpu::fail_call("cuCtxSetCurrent", 1, 201);
+        // A thread that has no context yet.
+        let error = thread::scope(|scope| {
+            let mut vector = rank.vector(10);
+            scope.spawn(|| rank.all_reduce(&mut vector, LONG).unwrap_err()).join().unwrap()
+        });
+        assert!(matches!(&error, Error::Cuda { code: 201, .. }), "{error}");
+        assert!(rank.comm.failure().is_some());
+    });
+    sim.finish();
+}

@@ -1,1 +1,0 @@
-//! The only caller of nccl-sys: one function a call, errors with names.

@@ -1,0 +1,307 @@
+//! NCCL's functions on one communicator.
+
+#![expect(unsafe_code, reason = "NCCL is C")]
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
+
+use cudarc::driver::sys::CUstream;
+use half::{bf16, f16};
+use nccl_sys::{
+    Library, MissingSymbol, Version, cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarResidence_t,
+};
+
+use super::{Reason, Refusal, check, data_type};
+use crate::element::{DType, F8E4M3, F8E5M2};
+
+/// A communicator into which this thread may call now: the lock of its device is held and its context is current.
+///
+/// All methods but [`Raw::has`] and [`Raw::version`] are unsafe for the same reasons: addresses are of device memory of this communicator's
+/// device, long enough for the count, and stay so until the stream has done the work; the stream is of the same context. A call may
+/// return before the work is on the stream: only the function that lent this `Raw` knows when it is.
+pub(crate) struct Raw<'a> {
+    pub(crate) library: &'static Library,
+    pub(crate) handle: ncclComm_t,
+    in_progress: Cell<bool>,
+    lent: PhantomData<&'a Cell<()>>,
+}
+
+impl Raw<'_> {
+    pub(in crate::device) fn new(library: &'static Library, handle: ncclComm_t) -> Self {
+        Self { library, handle, in_progress: Cell::new(false), lent: PhantomData }
+    }
+
+    /// Whether some call has not come to its end yet.
+    pub(in crate::device) fn is_in_progress(&self) -> bool {
+        self.in_progress.get()
+    }
+
+    /// The release of the library.
+    pub(crate) fn version(&self) -> Version {
+        self.library.version()
+    }
+
+    /// Whether the library has a function.
+    pub(crate) fn has(&self, symbol: &str) -> bool {
+        self.library.has(symbol)
+    }
+
+    #[inline]
+    fn done(&self, call: &'static str, answer: Result<ncclResult_t, MissingSymbol>) -> Result<(), Refusal> {
+        if check(self.library, self.handle, call, answer)? {
+            self.in_progress.set(true);
+        }
+        Ok(())
+    }
+
+    /// Opens a group: what follows is launched together by [`Raw::group_end`].
+    pub(in crate::device) fn group_start(&self) -> Result<(), Refusal> {
+        // SAFETY: the function asks for nothing; whoever opens a group here also ends it.
+        self.done("ncclGroupStart", unsafe { self.library.ncclGroupStart() })
+    }
+
+    /// Ends the group and launches what is in it.
+    pub(in crate::device) fn group_end(&self) -> Result<(), Refusal> {
+        // SAFETY: the function asks for nothing beyond what the calls in the group asked for.
+        self.done("ncclGroupEnd", unsafe { self.library.ncclGroupEnd() })
+    }
+
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn all_reduce(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        op: ncclRedOp_t,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer = unsafe { self.library.ncclAllReduce(source(send), target(receive), count, dtype, op, self.handle, queue(stream)) };
+        self.done("ncclAllReduce", answer)
+    }
+
+    /// # Safety
+    /// As [`Raw`] says.
+    #[expect(clippy::too_many_arguments, reason = "as many as NCCL's function has")]
+    #[inline]
+    pub(crate) unsafe fn reduce(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        op: ncclRedOp_t,
+        root: usize,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer =
+            unsafe { self.library.ncclReduce(source(send), target(receive), count, dtype, op, number(root), self.handle, queue(stream)) };
+        self.done("ncclReduce", answer)
+    }
+
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn broadcast(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        root: usize,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer =
+            unsafe { self.library.ncclBroadcast(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
+        self.done("ncclBroadcast", answer)
+    }
+
+    /// `count` elements from each rank.
+    ///
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn all_gather(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer = unsafe { self.library.ncclAllGather(source(send), target(receive), count, dtype, self.handle, queue(stream)) };
+        self.done("ncclAllGather", answer)
+    }
+
+    /// `count` elements to each rank.
+    ///
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn reduce_scatter(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        op: ncclRedOp_t,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer = unsafe { self.library.ncclReduceScatter(source(send), target(receive), count, dtype, op, self.handle, queue(stream)) };
+        self.done("ncclReduceScatter", answer)
+    }
+
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn send(
+        &self,
+        address: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        peer: usize,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer = unsafe { self.library.ncclSend(source(address), count, dtype, number(peer), self.handle, queue(stream)) };
+        self.done("ncclSend", answer)
+    }
+
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn recv(
+        &self,
+        address: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        peer: usize,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer = unsafe { self.library.ncclRecv(target(address), count, dtype, number(peer), self.handle, queue(stream)) };
+        self.done("ncclRecv", answer)
+    }
+
+    /// `count` elements from each rank to each rank. NCCL 2.28.3.
+    ///
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn all_to_all(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer = unsafe { self.library.ncclAlltoAll(source(send), target(receive), count, dtype, self.handle, queue(stream)) };
+        self.done("ncclAlltoAll", answer)
+    }
+
+    /// `count` elements from each rank. NCCL 2.28.3.
+    ///
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn gather(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        root: usize,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer =
+            unsafe { self.library.ncclGather(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
+        self.done("ncclGather", answer)
+    }
+
+    /// `count` elements to each rank. NCCL 2.28.3.
+    ///
+    /// # Safety
+    /// As [`Raw`] says.
+    #[inline]
+    pub(crate) unsafe fn scatter(
+        &self,
+        send: u64,
+        receive: u64,
+        count: usize,
+        dtype: ncclDataType_t,
+        root: usize,
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        let answer =
+            unsafe { self.library.ncclScatter(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
+        self.done("ncclScatter", answer)
+    }
+
+    /// An op of this communicator that multiplies this rank's elements by a scalar, rounded to their type, and sums. Floats only. It may
+    /// be destroyed as soon as the calls that use it have been made.
+    pub(crate) fn pre_mul_sum(&self, scalar: f64, dtype: DType) -> Result<ncclRedOp_t, Refusal> {
+        const CALL: &str = "ncclRedOpCreatePreMulSum";
+        let invalid = || Refusal {
+            call: CALL,
+            reason: Reason::Code(ncclResult_t::ncclInvalidArgument, format!("there is no PreMulSum of {dtype} in this NCCL")),
+            grouped: false,
+        };
+        let (mut bytes, code) = scalar_bytes(scalar, dtype).zip(data_type(dtype, self.version())).ok_or_else(invalid)?;
+        let mut op = ncclRedOp_t::ncclNumOps;
+        let host = ncclScalarResidence_t::ncclScalarHostImmediate;
+        // SAFETY: the scalar is a variable of ours with as many bytes as its type has, which the call reads before it returns.
+        let answer = unsafe { self.library.ncclRedOpCreatePreMulSum(&mut op, bytes.as_mut_ptr().cast(), code, host, self.handle) };
+        self.done(CALL, answer)?;
+        Ok(op)
+    }
+
+    /// Destroys an op that [`Raw::pre_mul_sum`] made.
+    pub(crate) fn destroy_op(&self, op: ncclRedOp_t) -> Result<(), Refusal> {
+        // SAFETY: NCCL checks the op's number.
+        self.done("ncclRedOpDestroy", unsafe { self.library.ncclRedOpDestroy(op, self.handle) })
+    }
+}
+
+fn source(address: u64) -> *const c_void {
+    address as usize as *const c_void
+}
+
+fn target(address: u64) -> *mut c_void {
+    address as usize as *mut c_void
+}
+
+fn queue(stream: CUstream) -> cudaStream_t {
+    stream.cast()
+}
+
+/// A rank in C's way; one that is out of range becomes negative, which NCCL refuses.
+fn number(rank: usize) -> c_int {
+    c_int::try_from(rank).unwrap_or(-1)
+}
+
+/// The bytes of a scalar that has been rounded to a float type, and how many they are; `None` for other types.
+pub(super) fn scalar_bytes(scalar: f64, dtype: DType) -> Option<[u8; 8]> {
+    let mut bytes = [0; 8];
+    match dtype {
+        DType::F32 => bytes[..4].copy_from_slice(&(scalar as f32).to_ne_bytes()),
+        DType::F64 => bytes = scalar.to_ne_bytes(),
+        DType::F16 => bytes[..2].copy_from_slice(&f16::from_f64(scalar).to_ne_bytes()),
+        DType::Bf16 => bytes[..2].copy_from_slice(&bf16::from_f64(scalar).to_ne_bytes()),
+        DType::F8E4M3 => bytes[0] = F8E4M3::from_f64(scalar).to_bits(),
+        DType::F8E5M2 => bytes[0] = F8E5M2::from_f64(scalar).to_bits(),
+        _ => return None,
+    }
+    Some(bytes)
+}

@@ -1,0 +1,412 @@
+//! A communicator on one device without a host plane: for engines that bring their own start-up, streams and memory.
+
+#![expect(unsafe_code, reason = "calls on addresses that the caller vouches for")]
+
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
+use nccl_sys::ncclUniqueId;
+
+use super::comm::{self, NcclComm, Setup};
+use super::driver::{self, Gpu};
+use super::job::{Job, Message, Reduction};
+use super::memory::{NcclBuffer, Registration, Window};
+use super::nccl;
+use super::plane::{DevicePlane, Options};
+use crate::call::{Call, Kind, Layout};
+use crate::config::Config;
+use crate::deadline::Deadline;
+use crate::element::{DType, Data, TypeTag};
+use crate::error::{Error, Result};
+use crate::op::ReduceOp;
+
+/// By what the ranks of a new [`NcclCommunicator`] find each other: one rank makes it and brings it to the others. Good for one
+/// communicator. It is no secret to be kept, but whoever has it can join: send it over a connection you trust.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct UniqueId([u8; size_of::<ncclUniqueId>()]);
+
+impl UniqueId {
+    /// A new id. It opens a port, on which this process waits for the ranks.
+    ///
+    /// # Errors
+    ///
+    /// `NoDevice` where no NCCL is found (`library` names its file, `None` leaves it to the loader), `Nccl`.
+    #[doc(alias = "ncclGetUniqueId")]
+    pub fn new(library: Option<&Path>) -> Result<Self> {
+        let library = nccl::library(library).map_err(|reason| Error::NoDevice { call: "UniqueId::new".to_owned(), reason })?;
+        comm::unique_id(library).map(Self::from_nccl)
+    }
+
+    /// As it travels.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; size_of::<ncclUniqueId>()] {
+        self.0
+    }
+
+    /// As it came.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; size_of::<ncclUniqueId>()]) -> Self {
+        Self(bytes)
+    }
+
+    fn from_nccl(id: ncclUniqueId) -> Self {
+        Self(id.internal.map(|byte| byte as u8))
+    }
+
+    fn to_nccl(self) -> ncclUniqueId {
+        ncclUniqueId { internal: self.0.map(|byte| byte as std::ffi::c_char) }
+    }
+}
+
+impl fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UniqueId(…)")
+    }
+}
+
+/// One rank of a communicator of NCCL's, with this crate's deadlines, watchdog and kernels: [`Communicator`](crate::Communicator)
+/// without the host plane, so nothing is exchanged or compared between processors. Ranks that call different things wait for each
+/// other until the timeout.
+///
+/// Every wait ends at [`Config::timeout`]: the communicator is then aborted, and says why.
+#[derive(Debug)]
+pub struct NcclCommunicator {
+    plane: DevicePlane,
+    config: Config,
+}
+
+/// Ends an [`NcclCommunicator`] from any thread.
+#[derive(Debug, Clone)]
+pub struct NcclAbortHandle(Weak<NcclComm>);
+
+impl NcclAbortHandle {
+    /// Ends it at once: what waits on the device for other ranks returns, and its results are worth nothing. Idempotent.
+    pub fn abort(&self) {
+        if let Some(comm) = self.0.upgrade() {
+            comm.abort();
+        }
+    }
+}
+
+/// What becomes of the parent of a communicator that is shrunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shrink {
+    /// It goes on; nothing may be in flight on it.
+    Keep,
+    /// What is in flight on it is stopped first, for example because a rank died in it; only dropping it remains.
+    Abort,
+}
+
+/// An address for a raw call, and the length in elements behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RawBuffer {
+    /// The device address; 0 only where nothing is read or written.
+    pub address: u64,
+    /// How many elements.
+    pub count: usize,
+    /// Of what type.
+    pub dtype: DType,
+}
+
+/// One raw collective.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum RawCall {
+    /// Source and destination have the same length; they may be the same.
+    AllReduce(ReduceOp),
+    /// As `AllReduce`; the destination matters on the root alone.
+    Reduce(ReduceOp, usize),
+    /// As `AllReduce`; the source matters on the root alone.
+    Broadcast(usize),
+    /// The destination is world size × the source.
+    AllGather,
+    /// The source is world size × the destination.
+    ReduceScatter(ReduceOp),
+    /// Source and destination have the same length, a multiple of the world size.
+    AllToAll,
+}
+
+impl NcclCommunicator {
+    /// Joins the communicator of these ids on the device of this context, and waits for all other ranks to do so. Several ids spread
+    /// the work of starting thousands of ranks; all ranks pass the same in the same order.
+    ///
+    /// # Errors
+    ///
+    /// `NoDevice` where driver or NCCL is missing; `Nccl`; `Timeout` where ranks do not come.
+    #[doc(alias("ncclCommInitRankConfig", "ncclCommInitRankScalable"))]
+    pub fn create(context: &Arc<CudaContext>, ids: &[UniqueId], rank: usize, world_size: usize, config: &Config) -> Result<Self> {
+        Self::born(context, ids, rank, world_size, config, |setup| NcclComm::create(setup))
+    }
+
+    /// Joins a communicator that is being grown by [`NcclCommunicator::grow`], as a new rank. NCCL 2.29.2.
+    ///
+    /// # Errors
+    ///
+    /// As [`NcclCommunicator::create`], and `Unsupported` with an older NCCL.
+    pub fn join(context: &Arc<CudaContext>, id: UniqueId, rank: usize, world_size: usize, config: &Config) -> Result<Self> {
+        Self::born(context, &[id], rank, world_size, config, comm::join)
+    }
+
+    fn born(
+        context: &Arc<CudaContext>,
+        ids: &[UniqueId],
+        rank: usize,
+        world_size: usize,
+        config: &Config,
+        bear: impl FnOnce(Setup<'_>) -> Result<NcclComm>,
+    ) -> Result<Self> {
+        let no_device = |reason| Error::NoDevice { call: "making a communicator".to_owned(), reason };
+        driver::check().map_err(no_device)?;
+        let gpu = driver::of(context).map_err(no_device)?;
+        let library = nccl::library(config.nccl_library.as_deref()).map_err(no_device)?;
+        let ids: Vec<_> = ids.iter().map(|id| id.to_nccl()).collect();
+        let deadline = Deadline::after(config.timeout);
+        let comm = bear(Setup { library, gpu: &gpu, ids: &ids, rank, world_size, config: &config.nccl, deadline: &deadline })?;
+        Self::around(gpu, comm, config)
+    }
+
+    /// What this crate puts around a communicator of NCCL's.
+    pub(crate) fn around(gpu: Gpu, comm: NcclComm, config: &Config) -> Result<Self> {
+        Ok(Self { plane: DevicePlane::new(gpu, comm, &Options::of(config))?, config: config.clone() })
+    }
+
+    /// A communicator made of this one.
+    fn descendant(&self, comm: NcclComm) -> Result<Self> {
+        Self::around(self.plane.gpu().clone(), comm, &self.config)
+    }
+
+    fn deadline(&self) -> Deadline {
+        Deadline::after(self.config.timeout)
+    }
+
+    /// This rank's number, from 0.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.plane.comm().rank()
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.plane.comm().world_size()
+    }
+
+    /// Splits the ranks by colour, ordered by key; those without a colour take part and get `None`. Collective.
+    ///
+    /// # Errors
+    ///
+    /// `Nccl`, `Timeout`, `Poisoned`.
+    #[doc(alias = "ncclCommSplit")]
+    pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
+        let made = self.plane.comm().split(color, key, &self.config.nccl, &self.deadline())?;
+        made.map(|comm| self.descendant(comm)).transpose()
+    }
+
+    /// A communicator of all ranks but those listed, called by the others alone. NCCL 2.27.3.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`, `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
+    #[doc(alias = "ncclCommShrink")]
+    pub fn shrink(&self, excluded: &[usize], parent: Shrink) -> Result<Self> {
+        let comm = self.plane.comm().shrink(excluded, parent == Shrink::Abort, &self.config.nccl, &self.deadline())?;
+        self.descendant(comm)
+    }
+
+    /// An id for the next [`NcclCommunicator::grow`], which one rank makes and brings to all new ranks. NCCL 2.29.2.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` with an older NCCL, `Nccl`.
+    #[doc(alias = "ncclCommGetUniqueId")]
+    pub fn grow_id(&self) -> Result<UniqueId> {
+        self.plane.comm().grow_id().map(UniqueId::from_nccl)
+    }
+
+    /// A communicator of these ranks and new ones, which [`join`](Self::join) it; `id` on the rank that made it. NCCL 2.29.2.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`, `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
+    #[doc(alias = "ncclCommGrow")]
+    pub fn grow(&self, world_size: usize, id: Option<UniqueId>) -> Result<Self> {
+        let id = id.map(UniqueId::to_nccl);
+        let comm = self.plane.comm().grow(world_size, id.as_ref(), &self.config.nccl, &self.deadline())?;
+        self.descendant(comm)
+    }
+
+    /// Stops what is in flight and refuses collectives from now on; [`shrink`](Self::shrink), [`split`](Self::split) and dropping
+    /// remain. NCCL 2.28.7.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` with an older NCCL, `Nccl`.
+    #[doc(alias = "ncclCommRevoke")]
+    pub fn revoke(&self) -> Result<()> {
+        self.plane.comm().revoke(&self.deadline())
+    }
+
+    /// A handle that any thread can use to end this communicator.
+    #[must_use]
+    pub fn abort_handle(&self) -> NcclAbortHandle {
+        NcclAbortHandle(Arc::downgrade(self.plane.comm()))
+    }
+
+    /// Waits for what is in flight on the streams that were used, then closes. All ranks do this.
+    ///
+    /// # Errors
+    ///
+    /// `Timeout`, and what NCCL or the driver met. The communicator is gone either way.
+    #[doc(alias("ncclCommFinalize", "ncclCommDestroy"))]
+    pub fn close(self) -> Result<()> {
+        let deadline = self.deadline();
+        self.plane.synchronize(&deadline)?;
+        self.plane.comm().finalize(&deadline)
+    }
+
+    /// What went wrong in the background: a lost peer, a call that did not end in time. The communicator is then ended.
+    #[must_use]
+    pub fn failure(&self) -> Option<Error> {
+        self.plane.comm().async_error()
+    }
+
+    /// NCCL's own communicator, for calls that this crate does not have; null once it has ended. It is used by one thread at a time,
+    /// and never destroyed by others.
+    #[must_use]
+    pub fn nccl_handle(&self) -> nccl_sys::ncclComm_t {
+        self.plane.comm().handle()
+    }
+
+    /// The device plane, for the communicator that owns this one.
+    pub(crate) fn plane(&self) -> &DevicePlane {
+        &self.plane
+    }
+
+    /// Queues a collective on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for lengths that do not fit, `Unsupported` for an op that the type does not have, `Nccl`, `Poisoned`.
+    ///
+    /// # Safety
+    ///
+    /// Both buffers are memory of this device, as long as they say, until the stream has done the call; nobody else writes them, nor
+    /// reads the destination, meanwhile. They are the same or lie apart; for `AllGather` and `ReduceScatter` the shorter may also be
+    /// this rank's block of the longer.
+    pub unsafe fn call(&self, call: RawCall, source: RawBuffer, destination: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
+        let job = self.job(call, source, destination)?;
+        // SAFETY: passed on.
+        unsafe { self.plane.enqueue(&job, stream, self.config.timeout) }
+    }
+
+    /// Queues a send to (`sends`) or a receive from a peer. Messages of one pair are matched in order, and have the same length at both
+    /// ends.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`, `Nccl`, `Poisoned`.
+    ///
+    /// # Safety
+    ///
+    /// As [`NcclCommunicator::call`].
+    pub unsafe fn message(&self, peer: usize, sends: bool, buffer: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
+        if peer >= self.world_size() || peer == self.rank() {
+            return Err(Error::argument("message", format!("rank {peer} is no peer of rank {} of {}", self.rank(), self.world_size())));
+        }
+        let message = Message { peer, sends, address: buffer.address, bytes: buffer.count * buffer.dtype.size_bytes() };
+        // SAFETY: passed on.
+        unsafe { DevicePlane::enqueue_group(&[(&self.plane, &[], &[message], stream)], self.config.timeout) }
+    }
+
+    /// Checks a raw call, and describes it.
+    fn job(&self, call: RawCall, source: RawBuffer, destination: RawBuffer) -> Result<Job> {
+        let size = self.world_size();
+        let (kind, op, root, times_source, times_destination) = match call {
+            RawCall::AllReduce(op) => (Kind::AllReduce, Some(op), None, 1, 1),
+            RawCall::Reduce(op, root) => (Kind::Reduce, Some(op), Some(root), 1, 1),
+            RawCall::Broadcast(root) => (Kind::Broadcast, None, Some(root), 1, 1),
+            RawCall::AllGather => (Kind::AllGather, None, None, size, 1),
+            RawCall::ReduceScatter(op) => (Kind::ReduceScatter, Some(op), None, 1, size),
+            RawCall::AllToAll => (Kind::AllToAll, None, None, 1, 1),
+        };
+        let wrong = |reason: String| Err(Error::argument(kind.name(), reason));
+        if source.dtype != destination.dtype {
+            return wrong(format!("the source has {} and the destination {}", source.dtype, destination.dtype));
+        }
+        if source.count.checked_mul(times_source) != destination.count.checked_mul(times_destination) {
+            return wrong(format!("{} elements do not go into {} with {size} ranks", source.count, destination.count));
+        }
+        if root.is_some_and(|root| root >= size) {
+            return wrong(format!("the root does not exist: the ranks are 0 to {}", size - 1));
+        }
+        if kind == Kind::AllToAll && !source.count.is_multiple_of(size) {
+            return wrong(format!("{} elements are not a multiple of the world size {size}", source.count));
+        }
+        op.map_or(Ok(()), |op| op.check(source.dtype))?;
+        Ok(described(kind, op, root, source, destination, size))
+    }
+
+    /// Device memory of NCCL's, of zero bytes, which `stream` writes: registrations and windows can do most with it. NCCL 2.19.1.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` with an older NCCL, `Nccl`, `Cuda`.
+    #[doc(alias = "ncclMemAlloc")]
+    pub fn allocate<T: Data>(&self, stream: &Arc<CudaStream>, count: usize) -> Result<NcclBuffer<T>> {
+        NcclBuffer::zeroed(self.plane.comm(), stream, count)
+    }
+
+    /// Registers a buffer, so that NCCL can use it without copies. NCCL 2.19.1.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` with an older NCCL, `Nccl`.
+    #[doc(alias = "ncclCommRegister")]
+    pub fn register<T: Data, B: DevicePtr<T> + 'static>(&self, buffer: B) -> Result<Registration<T, B>> {
+        Registration::new(self.plane.comm(), buffer, &self.deadline())
+    }
+
+    /// Opens a symmetric window over a buffer; all ranks do so with buffers of the same length. NCCL 2.27.3.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
+    #[doc(alias = "ncclCommWindowRegister")]
+    pub fn window<T: Data, B: DevicePtr<T> + 'static>(&self, buffer: B) -> Result<Window<T, B>> {
+        Window::new(self.plane.comm(), buffer, &self.deadline())
+    }
+}
+
+/// A checked raw call as the plane wants it.
+fn described(kind: Kind, op: Option<ReduceOp>, root: Option<usize>, source: RawBuffer, destination: RawBuffer, size: usize) -> Job {
+    let element_bytes = source.dtype.size_bytes();
+    let bytes = |buffer: RawBuffer| buffer.count * element_bytes;
+    let in_place = source.address == destination.address && source.count == destination.count;
+    let block = match kind {
+        Kind::AllToAll => source.count / size,
+        _ => source.count.min(destination.count),
+    };
+    let count = if kind == Kind::AllToAll { block } else { source.count.min(destination.count) };
+    let call = Call {
+        kind,
+        op: op.map_or(0, |op| u32::from(op.code())),
+        element: TypeTag::Scalar(source.dtype),
+        count: count as u64,
+        root: root.map(|root| root as u32),
+        counts_hash: 0,
+        sequence: 0,
+    };
+    Job {
+        call,
+        source: source.address,
+        source_len: bytes(source),
+        destination: destination.address,
+        destination_len: bytes(destination),
+        layout: Layout::Equal(block * element_bytes),
+        element_bytes,
+        reduction: op.map(Reduction::Builtin),
+        in_place,
+    }
+}

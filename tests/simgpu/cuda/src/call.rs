@@ -1,0 +1,93 @@
+//! What every function of the driver does before its own work, and how its outcome becomes a number.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::code::{Code, Outcome};
+use crate::state;
+
+thread_local! {
+    /// Set while a host function of a stream runs on this thread: it must not call the driver.
+    static INSIDE_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a host function, with the driver closed to it.
+pub(crate) fn host_function(function: impl FnOnce()) {
+    INSIDE_HOST_FUNCTION.set(true);
+    function();
+    INSIDE_HOST_FUNCTION.set(false);
+}
+
+const WITHOUT_INIT: [&str; 5] = ["cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "simgpu"];
+
+fn admit(function: &str) -> Outcome {
+    let mut state = state::lock();
+    if INSIDE_HOST_FUNCTION.get() {
+        state.reports.add(format!("{function} was called from a host function, which must not call the driver"));
+        return Err(Code::NOT_PERMITTED);
+    }
+    state.faults.call(function)?;
+    if !state.initialised && !WITHOUT_INIT.contains(&function) {
+        return Err(Code::NOT_INITIALIZED);
+    }
+    Ok(())
+}
+
+/// Makes a call of a function of the driver.
+pub(crate) fn enter(function: &'static str, body: impl FnOnce() -> Outcome) -> u32 {
+    match catch_unwind(AssertUnwindSafe(|| admit(function).and_then(|()| body()))) {
+        Ok(Ok(())) => 0,
+        Ok(Err(code)) => code.0,
+        Err(_) => {
+            state::lock().reports.add(format!("{function} of the simulated driver panicked: a bug of the simulation"));
+            Code::UNKNOWN.0
+        }
+    }
+}
+
+/// Makes a call of one of the functions that tests steer the simulation with: nothing is planted for those, and they work at any time.
+pub(crate) fn control(body: impl FnOnce() -> Outcome) -> u32 {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Code::UNKNOWN)).err().map_or(0, |code| code.0)
+}
+
+/// Writes a result where the caller wants it.
+///
+/// # Safety
+///
+/// `place` is null or may be written.
+pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Outcome {
+    if place.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    // SAFETY: it is not null, and the caller vouches that it may be written then.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// As [`put`], where the caller may leave out what it does not want.
+///
+/// # Safety
+///
+/// As for [`put`].
+pub(crate) unsafe fn offer<T>(place: *mut T, value: T) {
+    if !place.is_null() {
+        // SAFETY: as above.
+        unsafe { place.write(value) };
+    }
+}
+
+/// Makes C functions of the driver out of bodies that give an [`Outcome`].
+macro_rules! driver {
+    ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)*) => {$(
+        $(#[$attribute])*
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $kind),*) -> u32 {
+            crate::call::enter(stringify!($name), || {
+                // SAFETY: as for the real driver, the caller vouches for the pointers it hands over; each is checked for null.
+                #[allow(unused_unsafe, reason = "some take no pointers")]
+                unsafe { $body }
+            })
+        }
+    )*};
+}
+pub(crate) use driver;

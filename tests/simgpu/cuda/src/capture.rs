@@ -1,0 +1,203 @@
+//! Stream capture: what is submitted becomes nodes of a graph instead of being run.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::thread::ThreadId;
+
+use crate::code::{Code, Outcome};
+use crate::graph::{Graph, Node};
+use crate::job::Task;
+use crate::state::{Handle, State};
+
+/// `CU_STREAM_CAPTURE_MODE_*`: who must not call what cannot be captured while a capture goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// No thread.
+    Global,
+    /// The thread that captures.
+    ThreadLocal,
+    /// Everyone may.
+    Relaxed,
+}
+
+impl Mode {
+    pub(crate) fn from_number(number: u32) -> Outcome<Mode> {
+        match number {
+            0 => Ok(Mode::Global),
+            1 => Ok(Mode::ThreadLocal),
+            2 => Ok(Mode::Relaxed),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+}
+
+thread_local! {
+    static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
+}
+
+/// Sets the mode of this thread, gives the one it had.
+pub(crate) fn exchange_mode(mode: Mode) -> Mode {
+    MODE.replace(mode)
+}
+
+pub(crate) struct Capture {
+    origin: Handle,
+    mode: Mode,
+    thread: ThreadId,
+    pub(crate) number: u64,
+    nodes: Vec<Node>,
+    /// The streams that take part: where each stands, and which lane it is.
+    streams: HashMap<Handle, Place>,
+    pub(crate) invalid: bool,
+}
+
+struct Place {
+    lane: usize,
+    after: Vec<usize>,
+}
+
+/// Begins a capture. Its handle will be that of the graph.
+pub(crate) fn begin(state: &mut State, stream: Handle, mode: Mode) -> Outcome {
+    let of = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?;
+    if of.capture.is_some() {
+        return Err(Code::ILLEGAL_STATE);
+    }
+    if state.contexts.get(&of.context).is_some_and(|context| context.default == Some(stream)) {
+        return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let (handle, number) = (state.handle(), state.next_number());
+    let streams = HashMap::from([(stream, Place { lane: 0, after: Vec::new() })]);
+    let thread = std::thread::current().id();
+    let capture = Capture { origin: stream, mode, thread, number, nodes: Vec::new(), streams, invalid: false };
+    state.captures.insert(handle, capture);
+    state.streams.entry(stream).and_modify(|stream| stream.capture = Some(handle));
+    Ok(())
+}
+
+fn valid(state: &mut State, capture: Handle) -> Outcome<&mut Capture> {
+    let capture = state.captures.get_mut(&capture).ok_or(Code::STREAM_CAPTURE_INVALIDATED)?;
+    if capture.invalid { Err(Code::STREAM_CAPTURE_INVALIDATED) } else { Ok(capture) }
+}
+
+/// Adds a node after all that its stream has captured.
+pub(crate) fn add(state: &mut State, capture: Handle, stream: Handle, task: Task) -> Outcome {
+    let capture = valid(state, capture)?;
+    let next = capture.nodes.len();
+    let place = capture.streams.get_mut(&stream).ok_or(Code::UNKNOWN)?;
+    let after = std::mem::replace(&mut place.after, vec![next]);
+    let lane = place.lane;
+    capture.nodes.push(Node { task, after, lane });
+    Ok(())
+}
+
+/// The nodes that come last on a stream.
+pub(crate) fn tips(state: &mut State, capture: Handle, stream: Handle) -> Outcome<Vec<usize>> {
+    let capture = valid(state, capture)?;
+    Ok(capture.streams.get(&stream).map(|place| place.after.clone()).unwrap_or_default())
+}
+
+/// Makes a stream wait for nodes of a capture, and by that a part of it.
+pub(crate) fn join(state: &mut State, capture: Handle, stream: Handle, after: &[usize]) -> Outcome {
+    let Some(to) = state.captures.get(&capture) else { return Err(Code::CAPTURED_EVENT) };
+    let lane = to.streams.len();
+    match state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?.capture {
+        Some(own) if own != capture => {
+            invalidate(state, own);
+            invalidate(state, capture);
+            return Err(Code::STREAM_CAPTURE_MERGE);
+        }
+        _ => state.streams.entry(stream).and_modify(|stream| stream.capture = Some(capture)),
+    };
+    let place = valid(state, capture)?.streams.entry(stream).or_insert(Place { lane, after: Vec::new() });
+    after.iter().for_each(|node| {
+        if !place.after.contains(node) {
+            place.after.push(*node)
+        }
+    });
+    Ok(())
+}
+
+/// Something that cannot be captured was done: the end of the capture will say so.
+pub(crate) fn invalidate(state: &mut State, capture: Handle) {
+    if let Some(capture) = state.captures.get_mut(&capture) {
+        capture.invalid = true;
+    }
+}
+
+/// Whether `node` comes before one of `after`.
+fn reaches(nodes: &[Node], after: &[usize], node: usize) -> bool {
+    let mut seen = vec![false; nodes.len()];
+    let mut open = after.to_vec();
+    while let Some(next) = open.pop() {
+        if next == node {
+            return true;
+        }
+        if !std::mem::replace(&mut seen[next], true) {
+            open.extend(&nodes[next].after);
+        }
+    }
+    false
+}
+
+/// Ends the capture that was begun on `stream`; gives the graph.
+pub(crate) fn end(state: &mut State, stream: Handle) -> Outcome<Handle> {
+    let handle = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?.capture.ok_or(Code::ILLEGAL_STATE)?;
+    let capture = state.captures.get(&handle).ok_or(Code::ILLEGAL_STATE)?;
+    if capture.origin != stream {
+        invalidate(state, handle);
+        return Err(Code::STREAM_CAPTURE_UNMATCHED);
+    }
+    if capture.mode != Mode::Relaxed && capture.thread != std::thread::current().id() {
+        return Err(Code::STREAM_CAPTURE_WRONG_THREAD);
+    }
+    let capture = state.captures.remove(&handle).ok_or(Code::ILLEGAL_STATE)?;
+    for stream in state.streams.values_mut().filter(|stream| stream.capture == Some(handle)) {
+        stream.capture = None;
+    }
+    if capture.invalid {
+        return Err(Code::STREAM_CAPTURE_INVALIDATED);
+    }
+    let own = &capture.streams[&stream].after;
+    let joined = |place: &Place| place.after.iter().all(|&node| reaches(&capture.nodes, own, node));
+    if !capture.streams.values().all(joined) {
+        return Err(Code::STREAM_CAPTURE_UNJOINED);
+    }
+    let lanes = capture.streams.len();
+    state.graphs.insert(handle, Graph { nodes: capture.nodes.into(), lanes });
+    Ok(handle)
+}
+
+/// Before calls that cannot be captured, and might break a capture that goes on: refuses them as the modes demand.
+pub(crate) fn unsafe_call(state: &mut State) -> Outcome {
+    let (thread, mode) = (std::thread::current().id(), MODE.get());
+    let forbids = |capture: &Capture| match mode {
+        Mode::Relaxed => false,
+        Mode::ThreadLocal => capture.thread == thread && capture.mode != Mode::Relaxed,
+        Mode::Global => capture.mode == Mode::Global || capture.thread == thread && capture.mode != Mode::Relaxed,
+    };
+    let mut outcome = Ok(());
+    for capture in state.captures.values_mut().filter(|capture| forbids(capture)) {
+        capture.invalid = true;
+        outcome = Err(Code::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    outcome
+}
+
+/// Before calls that wait for a stream: one that captures can not be waited for.
+pub(crate) fn refuse(state: &mut State, stream: Handle) -> Outcome {
+    let Some(capture) = state.streams.get(&stream).and_then(|stream| stream.capture) else { return unsafe_call(state) };
+    invalidate(state, capture);
+    Err(Code::STREAM_CAPTURE_UNSUPPORTED)
+}
+
+/// Before calls that wait for a whole context.
+pub(crate) fn refuse_context(state: &mut State, context: Handle) -> Outcome {
+    let capturing = |stream: &crate::stream::Stream| stream.capture.filter(|_| stream.context == context);
+    match state.streams.values().find_map(capturing) {
+        Some(capture) => {
+            invalidate(state, capture);
+            Err(Code::STREAM_CAPTURE_UNSUPPORTED)
+        }
+        None => unsafe_call(state),
+    }
+}

@@ -1,0 +1,132 @@
+//! Events: a point in a stream, with all that comes before it.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use crate::capture;
+use crate::clock::Clock;
+use crate::code::{Code, Outcome};
+use crate::job::{Task, Ticket, Work};
+use crate::state::{self, Guard, Handle, State};
+use crate::stream;
+use crate::submit;
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: u32 = 2;
+
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) context: Handle,
+    pub(crate) flags: u32,
+    pub(crate) recorded: Recorded,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Recorded {
+    Never,
+    At {
+        ticket: Ticket,
+        clock: Clock,
+        time: Arc<OnceLock<Instant>>,
+    },
+    /// In a capture, after these nodes.
+    Captured {
+        capture: Handle,
+        after: Vec<usize>,
+    },
+}
+
+impl State {
+    fn event(&self, handle: Handle) -> Outcome<&Event> {
+        self.events.get(&handle).ok_or(Code::INVALID_HANDLE)
+    }
+}
+
+pub(crate) fn record(state: &mut State, event: Handle, stream: Handle) -> Outcome {
+    let stream = state.stream(stream)?;
+    let of = &state.streams[&stream];
+    if state.event(event)?.context != of.context {
+        return Err(Code::INVALID_HANDLE);
+    }
+    let recorded = match of.capture {
+        Some(capture) => Recorded::Captured { capture, after: capture::tips(state, capture, stream)? },
+        None => {
+            let time = Arc::new(OnceLock::new());
+            let task = Task { work: Work::Clock(time.clone()), what: "cuEventRecord".into(), spans: Vec::new() };
+            let ticket = submit::submit(state, stream, task)?.ok_or(Code::UNKNOWN)?;
+            Recorded::At { ticket, clock: state.streams[&stream].clock.clone(), time }
+        }
+    };
+    state.events.entry(event).and_modify(|event| event.recorded = recorded);
+    Ok(())
+}
+
+/// Makes a stream wait for an event. Waiting for one that was never recorded is no wait.
+pub(crate) fn stream_wait(state: &mut State, stream: Handle, event: Handle) -> Outcome {
+    let stream = state.stream(stream)?;
+    let recorded = state.event(event)?.recorded.clone();
+    let capturing = state.streams[&stream].capture;
+    match (recorded, capturing) {
+        (Recorded::Never, _) => Ok(()),
+        (Recorded::At { ticket, clock, .. }, None) => submit::wait_for(state, stream, ticket, &clock, "cuStreamWaitEvent"),
+        (Recorded::At { .. }, Some(capture)) => {
+            capture::invalidate(state, capture);
+            Err(Code::STREAM_CAPTURE_ISOLATION)
+        }
+        (Recorded::Captured { capture, after }, _) => capture::join(state, capture, stream, &after),
+    }
+}
+
+/// What the host would wait for: nothing if the event was never recorded.
+fn awaited(state: &mut State, event: Handle) -> Outcome<Option<(Ticket, Clock)>> {
+    let event = state.event(event)?;
+    let (context, recorded) = (event.context, event.recorded.clone());
+    state.healthy(context)?;
+    match recorded {
+        Recorded::Never => Ok(None),
+        Recorded::At { ticket, clock, .. } => Ok(Some((ticket, clock))),
+        Recorded::Captured { capture, .. } => {
+            // Harmless where the capture is over.
+            capture::invalidate(state, capture);
+            Err(Code::CAPTURED_EVENT)
+        }
+    }
+}
+
+pub(crate) fn query(state: &mut State, event: Handle) -> Outcome {
+    capture::unsafe_call(state)?;
+    let Some((ticket, clock)) = awaited(state, event)? else { return Ok(()) };
+    if !state.passed(ticket) {
+        return Err(Code::NOT_READY);
+    }
+    state.host.join(&clock);
+    Ok(())
+}
+
+pub(crate) fn synchronise(mut state: Guard<'_>, event: Handle) -> Outcome {
+    capture::unsafe_call(&mut state)?;
+    let context = state.event(event)?.context;
+    let Some((ticket, clock)) = awaited(&mut state, event)? else { return Ok(()) };
+    let mut state = stream::wait(state, ticket);
+    state.host.join(&clock);
+    state.healthy(context)
+}
+
+/// Milliseconds from one event to another.
+pub(crate) fn elapsed(start: Handle, end: Handle) -> Outcome<f32> {
+    let state = state::lock();
+    let time = |handle| {
+        let event = state.event(handle)?;
+        state.healthy(event.context)?;
+        if event.flags & DISABLE_TIMING != 0 {
+            return Err(Code::INVALID_HANDLE);
+        }
+        match &event.recorded {
+            Recorded::At { time, .. } => time.get().copied().ok_or(Code::NOT_READY),
+            _ => Err(Code::INVALID_HANDLE),
+        }
+    };
+    let (start, end) = (time(start)?, time(end)?);
+    let earlier = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f32() * 1e3;
+    Ok(if end >= start { earlier(start, end) } else { -earlier(end, start) })
+}

@@ -1,0 +1,14 @@
+//! The C functions. What is not here is a missing symbol.
+
+#![allow(non_snake_case, reason = "the driver's names")]
+
+mod context;
+mod control;
+mod copy;
+mod device;
+mod error;
+mod event;
+mod graph;
+mod memory;
+mod module;
+mod stream;

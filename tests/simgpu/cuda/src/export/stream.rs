@@ -1,0 +1,184 @@
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::call::{driver, offer, put};
+use crate::capture::{self, Mode};
+use crate::code::{Code, Outcome};
+use crate::event;
+use crate::job::{HostFunction, Task, Work};
+use crate::state::{self, Handle, State};
+use crate::stream;
+use crate::submit;
+
+/// Neither capturing, nor capturing still, nor broken: `CUstreamCaptureStatus`.
+fn status(state: &State, stream: Handle) -> (u32, u64, Handle) {
+    let capture = state.streams.get(&stream).and_then(|stream| stream.capture);
+    match capture.and_then(|handle| Some((handle, state.captures.get(&handle)?))) {
+        None => (0, 0, 0),
+        Some((handle, capture)) => (if capture.invalid { 2 } else { 1 }, capture.number, handle),
+    }
+}
+
+fn create(flags: c_uint, priority: c_int) -> Outcome<Handle> {
+    if flags & !stream::NON_BLOCKING != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let mut state = state::lock();
+    let context = state.current()?;
+    stream::create(&mut state, context, flags, priority, None)
+}
+
+/// Where the capture of a stream stands: its status, its graph, and the nodes the next one would come after.
+///
+/// # Safety
+///
+/// Each pointer is null or may be written.
+unsafe fn capture_info(
+    named: Handle,
+    status_out: *mut u32,
+    id: *mut u64,
+    graph: *mut usize,
+    nodes: *mut *const usize,
+    count: *mut usize,
+) -> Outcome {
+    let mut state = state::lock();
+    let stream = state.stream(named)?;
+    let (status, number, capture) = status(&state, stream);
+    let after = if status == 1 { capture::tips(&mut state, capture, stream)? } else { Vec::new() };
+    let handles: Box<[Handle]> = after.into_iter().map(|node| super::graph::node_handle(capture, node)).collect();
+    let of = state.streams.get_mut(&stream).ok_or(Code::INVALID_HANDLE)?;
+    of.nodes = handles;
+    // SAFETY: as the caller vouches.
+    unsafe {
+        put(status_out, status)?;
+        offer(id, number);
+        offer(graph, capture);
+        offer(nodes, of.nodes.as_ptr());
+        offer(count, of.nodes.len());
+    }
+    Ok(())
+}
+
+driver! {
+    fn cuStreamCreate(place: *mut usize, flags: c_uint) {
+        if place.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        put(place, create(flags, 0)?)
+    }
+
+    fn cuStreamCreateWithPriority(place: *mut usize, flags: c_uint, priority: c_int) {
+        if place.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        put(place, create(flags, priority)?)
+    }
+
+    fn cuStreamDestroy_v2(handle: usize) {
+        let mut state = state::lock();
+        if state.streams.get(&handle).is_none_or(|stream| stream.implicit || stream.destroyed) {
+            return Err(Code::INVALID_HANDLE);
+        }
+        stream::destroy(&mut state, handle);
+        state.stream_health(handle)
+    }
+
+    fn cuStreamSynchronize(named: usize) {
+        let mut state = state::lock();
+        let stream = state.stream(named)?;
+        capture::refuse(&mut state, stream)?;
+        stream::synchronise(state, stream).1
+    }
+
+    fn cuStreamQuery(named: usize) {
+        let mut state = state::lock();
+        let stream = state.stream(named)?;
+        capture::refuse(&mut state, stream)?;
+        let (ticket, clock) = (state.streams[&stream].last(stream), state.streams[&stream].clock.clone());
+        if !state.passed(ticket) {
+            return Err(Code::NOT_READY);
+        }
+        state.host.join(&clock);
+        state.stream_health(stream)
+    }
+
+    fn cuStreamWaitEvent(named: usize, event: usize, _flags: c_uint) {
+        event::stream_wait(&mut state::lock(), named, event)
+    }
+
+    fn cuStreamGetCtx(named: usize, place: *mut usize) {
+        let mut state = state::lock();
+        let stream = state.stream(named)?;
+        put(place, state.streams[&stream].context)
+    }
+
+    fn cuStreamGetPriority(named: usize, place: *mut c_int) {
+        let mut state = state::lock();
+        let stream = state.stream(named)?;
+        put(place, state.streams[&stream].priority)
+    }
+
+    fn cuStreamGetFlags(named: usize, place: *mut c_uint) {
+        let mut state = state::lock();
+        let stream = state.stream(named)?;
+        put(place, state.streams[&stream].flags)
+    }
+
+    fn cuStreamGetDevice(named: usize, place: *mut c_int) {
+        let mut state = state::lock();
+        let stream = state.stream(named)?;
+        let context = state.streams[&stream].context;
+        put(place, state.contexts[&context].device as c_int)
+    }
+
+    fn cuStreamIsCapturing(named: usize, place: *mut u32) {
+        let mut state = state::lock();
+        let stream = state.stream(named)?;
+        put(place, status(&state, stream).0)
+    }
+
+    fn cuStreamBeginCapture_v2(named: usize, mode: c_uint) {
+        let mut state = state::lock();
+        let stream = state.stream(named)?;
+        capture::begin(&mut state, stream, Mode::from_number(mode)?)
+    }
+
+    fn cuStreamEndCapture(named: usize, place: *mut usize) {
+        let mut state = state::lock();
+        let stream = state.stream(named)?;
+        let graph = capture::end(&mut state, stream);
+        offer(place, graph.unwrap_or(0));
+        graph.map(drop)
+    }
+
+    fn cuStreamGetCaptureInfo(named: usize, status: *mut u32, id: *mut u64) {
+        capture_info(named, status, id, std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut())
+    }
+
+    fn cuStreamGetCaptureInfo_v2(
+        named: usize, status: *mut u32, id: *mut u64, graph: *mut usize, nodes: *mut *const usize, count: *mut usize,
+    ) {
+        capture_info(named, status, id, graph, nodes, count)
+    }
+
+    fn cuStreamGetCaptureInfo_v3(
+        named: usize, status: *mut u32, id: *mut u64, graph: *mut usize, nodes: *mut *const usize, edges: *mut *const c_void,
+        count: *mut usize,
+    ) {
+        offer(edges, std::ptr::null());
+        capture_info(named, status, id, graph, nodes, count)
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) {
+        if mode.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        put(mode, capture::exchange_mode(Mode::from_number(*mode)?) as u32)
+    }
+
+    fn cuLaunchHostFunc(named: usize, function: Option<unsafe extern "C" fn(*mut c_void)>, data: *mut c_void) {
+        let mut state = state::lock();
+        let stream = state.stream(named)?;
+        let work = Work::Call(HostFunction { function: function.ok_or(Code::INVALID_VALUE)?, data });
+        submit::submit(&mut state, stream, Task { work, what: "cuLaunchHostFunc".into(), spans: Vec::new() }).map(drop)
+    }
+}

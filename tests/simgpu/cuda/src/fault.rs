@@ -1,0 +1,44 @@
+//! Errors that tests plant: the n-th call of a function returns a code instead of being made.
+
+use std::thread::ThreadId;
+
+use crate::code::{Code, Outcome};
+
+#[derive(Debug)]
+struct Planted {
+    function: String,
+    /// How many calls are still let through, this one's number counted from 1.
+    remaining: u64,
+    code: Code,
+    thread: Option<ThreadId>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Faults(Vec<Planted>);
+
+impl Faults {
+    /// The `nth` call of `function` from now on, counted from 1, by `thread` or by anyone, returns `code`; once.
+    pub(crate) fn plant(&mut self, function: String, nth: u64, code: Code, thread: Option<ThreadId>) {
+        self.0.push(Planted { function, remaining: nth.max(1), code, thread });
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Counts a call. An error if one was planted for it.
+    pub(crate) fn call(&mut self, function: &str) -> Outcome {
+        let thread = std::thread::current().id();
+        let mut due = None;
+        for (at, planted) in self.0.iter_mut().enumerate() {
+            if planted.function == function && planted.thread.is_none_or(|only| only == thread) {
+                planted.remaining -= 1;
+                if planted.remaining == 0 && due.is_none() {
+                    due = Some(at);
+                }
+                planted.remaining = planted.remaining.max(1);
+            }
+        }
+        due.map_or(Ok(()), |at| Err(self.0.swap_remove(at).code))
+    }
+}

@@ -1,0 +1,284 @@
+//! The map of all memory the driver knows: device memory, pinned and registered host memory, the globals of modules.
+//!
+//! An address is the address of the bytes on the host, between two pages that no one may touch. Fresh memory is filled with
+//! [`FRESH`]. What is freed is filled with [`DEAD`] and stays in the map for a while, so that what still uses it is found, and so that its
+//! address does not come back at once under another name.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use crate::checker::Record;
+use crate::clock::Stamp;
+use crate::code::{Code, Outcome};
+
+pub(crate) const FRESH: u8 = 0xA5;
+pub(crate) const DEAD: u8 = 0xDD;
+const TAIL: u8 = 0xC3;
+const PAGE: usize = 4096;
+/// Freed memory beyond this is given back to the system.
+const QUARANTINE_BYTES: u64 = 64 << 20;
+const QUARANTINE_COUNT: usize = 512;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// From `cuMemAlloc`.
+    Device,
+    /// From `cuMemAllocAsync`.
+    Pool,
+    /// From `cuMemAllocManaged`.
+    Managed,
+    /// The globals of a module.
+    Globals,
+    /// From `cuMemAllocHost` and `cuMemHostAlloc`.
+    Pinned,
+    /// The caller's own memory, made known by `cuMemHostRegister`.
+    Registered,
+}
+
+impl Kind {
+    pub(crate) fn host(self) -> bool {
+        matches!(self, Kind::Pinned | Kind::Registered)
+    }
+
+    /// Whether every device reaches it.
+    fn everywhere(self) -> bool {
+        self.host() || self == Kind::Managed
+    }
+
+    /// Whether it counts against the memory of its device.
+    pub(crate) fn on_device(self) -> bool {
+        !self.host()
+    }
+}
+
+/// When and by what an allocation was freed.
+#[derive(Debug)]
+pub(crate) struct Freed {
+    pub(crate) stamp: Stamp,
+    pub(crate) what: Arc<str>,
+    /// Jobs with a smaller number were submitted before, and may still find the memory.
+    pub(crate) number: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
+    pub(crate) kind: Kind,
+    pub(crate) device: usize,
+    pub(crate) context: usize,
+    pub(crate) freed: Option<Freed>,
+    /// Who used it, as far as that still matters.
+    pub(crate) records: Vec<Record>,
+    mapping: Option<Mapping>,
+}
+
+impl Allocation {
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.bytes
+    }
+
+    /// For reports.
+    pub(crate) fn name(&self) -> String {
+        let place = if self.kind.host() { "host memory".to_string() } else { format!("device {}", self.device) };
+        format!("buffer {:#x} ({} bytes, {place})", self.start, self.bytes)
+    }
+
+    /// Whether a job with this number may use it.
+    pub(crate) fn usable(&self, number: u64) -> bool {
+        self.freed.as_ref().is_none_or(|freed| number < freed.number)
+    }
+
+    /// Whether a kernel on `device` reaches it, which may use the memory of `peers`.
+    pub(crate) fn reachable(&self, device: usize, peers: &[usize]) -> bool {
+        self.kind.everywhere() || self.device == device || peers.contains(&self.device)
+    }
+}
+
+/// Pages of the host between two that are closed.
+#[derive(Debug)]
+struct Mapping {
+    base: usize,
+    /// Of the open pages.
+    length: usize,
+    /// Of those, what was asked for.
+    bytes: usize,
+}
+
+impl Mapping {
+    fn new(bytes: usize) -> Outcome<Mapping> {
+        let length = bytes.checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?;
+        let all = length.checked_add(2 * PAGE).ok_or(Code::OUT_OF_MEMORY)?;
+        // SAFETY: a fresh private mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), all, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Code::OUT_OF_MEMORY);
+        }
+        let mapping = Mapping { base: base as usize, length, bytes };
+        // SAFETY: the pages lie inside the mapping that was just made.
+        if unsafe { libc::mprotect(mapping.start() as *mut libc::c_void, length, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
+            return Err(Code::OUT_OF_MEMORY);
+        }
+        mapping.fill(FRESH);
+        // SAFETY: from the end of what was asked for to the end of the open pages.
+        unsafe { std::ptr::write_bytes((mapping.start() + bytes) as *mut u8, TAIL, length - bytes) };
+        Ok(mapping)
+    }
+
+    fn start(&self) -> usize {
+        self.base + PAGE
+    }
+
+    fn fill(&self, value: u8) {
+        // SAFETY: `bytes` from the start lie inside the open pages, which live as long as this.
+        unsafe { std::ptr::write_bytes(self.start() as *mut u8, value, self.bytes) };
+    }
+
+    /// Whether the bytes behind what was asked for are as they were.
+    fn tail_is_whole(&self) -> bool {
+        // SAFETY: as in `new`; nothing but a wild write touches these bytes.
+        let tail = unsafe { std::slice::from_raw_parts((self.start() + self.bytes) as *const u8, self.length - self.bytes) };
+        tail.iter().all(|&byte| byte == TAIL)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` and is given up once.
+        unsafe { libc::munmap(self.base as *mut libc::c_void, self.length + 2 * PAGE) };
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    map: BTreeMap<u64, Allocation>,
+    quarantine: VecDeque<u64>,
+    quarantined: u64,
+}
+
+impl Memory {
+    /// Fresh memory. Whether the device has as much left is for the caller to know.
+    pub(crate) fn allocate(&mut self, bytes: u64, kind: Kind, device: usize, context: usize) -> Outcome<u64> {
+        let mapping = Mapping::new(usize::try_from(bytes).map_err(|_| Code::OUT_OF_MEMORY)?)?;
+        let start = mapping.start() as u64;
+        self.insert(start, bytes, kind, device, context, Some(mapping));
+        Ok(start)
+    }
+
+    /// Makes the caller's own memory known.
+    pub(crate) fn register(&mut self, start: u64, bytes: u64, device: usize, context: usize) -> Outcome {
+        let end = start.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
+        if self.map.range(..end).next_back().is_some_and(|(_, last)| last.end() > start) {
+            return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        self.insert(start, bytes, Kind::Registered, device, context, None);
+        Ok(())
+    }
+
+    fn insert(&mut self, start: u64, bytes: u64, kind: Kind, device: usize, context: usize, mapping: Option<Mapping>) {
+        let allocation = Allocation { start, bytes, kind, device, context, freed: None, records: Vec::new(), mapping };
+        self.map.insert(start, allocation);
+    }
+
+    /// The allocation that holds `address`, freed or not.
+    pub(crate) fn at(&self, address: u64) -> Option<&Allocation> {
+        self.map.range(..=address).next_back().map(|(_, found)| found).filter(|found| address < found.end())
+    }
+
+    pub(crate) fn at_mut(&mut self, address: u64) -> Option<&mut Allocation> {
+        self.map.range_mut(..=address).next_back().map(|(_, found)| found).filter(|found| address < found.end())
+    }
+
+    /// The allocation that holds `address` and was not freed.
+    pub(crate) fn live(&self, address: u64) -> Option<&Allocation> {
+        self.at(address).filter(|found| found.freed.is_none())
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Allocation> {
+        self.map.values()
+    }
+
+    /// Overwrites what was freed and keeps it in quarantine; registered memory, which is the caller's, is forgotten. False if someone
+    /// wrote behind its end.
+    pub(crate) fn release(&mut self, start: u64) -> bool {
+        let Some(allocation) = self.map.get(&start) else { return true };
+        let Some(mapping) = &allocation.mapping else {
+            self.map.remove(&start);
+            return true;
+        };
+        let whole = mapping.tail_is_whole();
+        mapping.fill(DEAD);
+        self.quarantined += allocation.bytes;
+        self.quarantine.push_back(start);
+        whole
+    }
+
+    /// Gives the oldest freed memory back to the system when there is much of it. `oldest` is the number of the first job that is not
+    /// over: what was freed after that was submitted may still be in use.
+    pub(crate) fn tidy(&mut self, oldest: u64) {
+        while self.quarantined > QUARANTINE_BYTES || self.quarantine.len() > QUARANTINE_COUNT {
+            let Some(&start) = self.quarantine.front() else { return };
+            if self.map.get(&start).and_then(|found| found.freed.as_ref()).is_some_and(|freed| freed.number > oldest) {
+                return;
+            }
+            self.quarantine.pop_front();
+            self.quarantined -= self.map.remove(&start).map_or(0, |gone| gone.bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    fn bytes(start: u64, count: usize) -> Vec<u8> {
+        // SAFETY: the tests ask for memory that is mapped.
+        unsafe { std::slice::from_raw_parts(start as *const u8, count) }.to_vec()
+    }
+
+    #[test]
+    fn memory_is_filled_when_fresh_and_when_freed() {
+        let mut memory = Memory::default();
+        let start = memory.allocate(5000, Kind::Device, 0, 1).unwrap();
+        assert_eq!(bytes(start, 5000), vec![FRESH; 5000]);
+        assert!(memory.at(start + 4999).is_some() && memory.at(start + 5000).is_none());
+        assert!(memory.release(start));
+        assert_eq!(bytes(start, 5000), vec![DEAD; 5000]);
+    }
+
+    #[test]
+    fn a_write_behind_the_end_is_noticed() {
+        let mut memory = Memory::default();
+        let start = memory.allocate(100, Kind::Device, 0, 1).unwrap();
+        // SAFETY: the page goes on behind the 100 bytes.
+        unsafe { ((start + 100) as *mut u8).write(0) };
+        assert!(!memory.release(start));
+    }
+
+    #[test]
+    fn ranges_are_registered_once() {
+        let mut memory = Memory::default();
+        memory.register(0x10000, 100, 0, 1).unwrap();
+        assert_eq!(memory.register(0x10063, 1, 0, 1), Err(Code::HOST_MEMORY_ALREADY_REGISTERED));
+        assert_eq!(memory.register(0xfff0, 17, 0, 1), Err(Code::HOST_MEMORY_ALREADY_REGISTERED));
+        memory.register(0x10064, 1, 0, 1).unwrap();
+        memory.release(0x10000);
+        memory.register(0x10000, 100, 0, 1).unwrap();
+    }
+
+    #[test]
+    fn freed_memory_comes_back_only_when_no_job_from_before_is_left() {
+        let mut memory = Memory::default();
+        let start = memory.allocate(QUARANTINE_BYTES + 1, Kind::Device, 0, 1).unwrap();
+        let stamp = Stamp { component: 0, epoch: 1, clock: Arc::default() };
+        memory.at_mut(start).unwrap().freed = Some(Freed { stamp, what: "test".into(), number: 7 });
+        memory.release(start);
+        memory.tidy(6);
+        assert!(memory.at(start).is_some());
+        memory.tidy(7);
+        assert!(memory.at(start).is_none());
+    }
+}

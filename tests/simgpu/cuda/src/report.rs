@@ -1,0 +1,37 @@
+//! What was found wrong, until a test reads it.
+
+/// More than this many are one and the same bug, seen over and over.
+const MOST: usize = 200;
+
+#[derive(Debug, Default)]
+pub(crate) struct Reports {
+    texts: Vec<String>,
+    left_out: usize,
+}
+
+impl Reports {
+    /// Keeps `text`, once.
+    pub(crate) fn add(&mut self, text: String) {
+        if self.texts.contains(&text) {
+            return;
+        }
+        if self.texts.len() == MOST {
+            self.left_out += 1;
+            return;
+        }
+        self.texts.push(text);
+    }
+
+    /// All of them, each followed by a NUL.
+    pub(crate) fn text(&self) -> String {
+        let mut all: String = self.texts.iter().map(|text| format!("{text}\0")).collect();
+        if self.left_out > 0 {
+            all.push_str(&format!("and {} more reports\0", self.left_out));
+        }
+        all
+    }
+
+    pub(crate) fn clear(&mut self) {
+        *self = Reports::default();
+    }
+}

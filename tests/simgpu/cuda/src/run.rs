@@ -1,0 +1,127 @@
+//! Executes jobs, on the thread of their stream.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use crate::call;
+use crate::checker::{self, Record, Verb};
+use crate::code::{self, Code};
+use crate::job::{Job, Span, Step, Work};
+use crate::module::{self, Sight};
+use crate::state::{self, Guard, Handle, State};
+
+/// Why a job could not be done.
+pub(crate) struct Failure {
+    pub(crate) code: Code,
+    pub(crate) text: String,
+}
+
+/// Runs one job to its end. A context that is broken does nothing any more but free memory.
+pub(crate) fn execute(mut state: Guard<'_>, stream: Handle, job: Job) -> Guard<'_> {
+    let context = state.streams.get(&stream).map_or(0, |stream| stream.context);
+    for step in &job.steps {
+        if state.healthy(context).is_ok() {
+            state = advance(state, context, job.number, step);
+        }
+        if let Work::Free { start } = step.work {
+            state.release(start);
+        }
+        settle(&mut state, job.number, step);
+    }
+    state.pending.remove(&job.number);
+    if let Some(stream) = state.streams.get_mut(&stream) {
+        stream.finish_job();
+    }
+    state
+}
+
+fn advance<'a>(state: Guard<'a>, context: Handle, number: u64, step: &Step) -> Guard<'a> {
+    let sight = prepare(&state, context, number, step);
+    drop(state);
+    let outcome = sight.and_then(|sight| perform(&step.work, sight));
+    let mut state = state::lock();
+    match outcome {
+        Ok(spans) => spans.iter().for_each(|span| {
+            state.record(step.record(span));
+            forget(&mut state, number, &step.record(span));
+        }),
+        Err(failure) => {
+            state.reports.add(format!("{} failed with {}: {}", step.what, code::name(failure.code), failure.text));
+            state.contexts.entry(context).and_modify(|context| context.poison = Some(failure.code));
+        }
+    }
+    state
+}
+
+fn settle(state: &mut State, number: u64, step: &Step) {
+    if matches!(step.work, Work::Free { .. }) {
+        return;
+    }
+    for span in &step.spans {
+        forget(state, number, &step.record(span));
+    }
+}
+
+fn forget(state: &mut State, number: u64, record: &Record) {
+    let idle = state.pending.iter().all(|&pending| pending == number);
+    checker::settle(&mut state.memory, record, &state.host, idle);
+}
+
+/// Looks whether what the job needs is there, and what a kernel will see.
+fn prepare(state: &State, context: Handle, number: u64, step: &Step) -> Result<Sight, Failure> {
+    let spans = if matches!(step.work, Work::Free { .. }) { &[] } else { &step.spans[..] };
+    for span in spans {
+        match state.memory.at(span.start) {
+            Some(found) if found.usable(number) && span.end() <= found.end() => {}
+            None if !span.known => {}
+            found => {
+                let what = found.map_or("no memory there".to_string(), |found| found.name());
+                let text = format!("bytes {:#x}..{:#x}: {what}, freed or too short", span.start, span.end());
+                return Err(Failure { code: Code::ILLEGAL_ADDRESS, text });
+            }
+        }
+    }
+    Ok(match &step.work {
+        Work::Kernel(_) => Sight::of(state, context, number),
+        _ => Sight::default(),
+    })
+}
+
+/// Does the work. Gives what it used, where that is known only now.
+fn perform(work: &Work, sight: Sight) -> Result<Vec<Span>, Failure> {
+    match work {
+        Work::Nothing | Work::Free { .. } => {}
+        Work::Clock(time) => drop(time.set(Instant::now())),
+        Work::Copy { to, from, bytes } => {
+            // SAFETY: `prepare` found both ranges in the map, or one is the caller's own memory, for which he vouches. What is in the map
+            // stays mapped while a job that was submitted before its end is not over. They may overlap.
+            unsafe { std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes) };
+        }
+        Work::Upload { to, from } => {
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), *to as *mut u8, from.len()) };
+        }
+        Work::Fill { to, element, width, count } => {
+            for at in 0..*count {
+                // SAFETY: as above: `count` times `width` bytes were found in the map.
+                unsafe { std::ptr::copy_nonoverlapping(element.as_ptr(), (*to as *mut u8).add(at * width), *width) };
+            }
+        }
+        Work::Call(function) => {
+            // SAFETY: the caller of `cuLaunchHostFunc` vouches that the function may be called so, once for each run.
+            call::host_function(|| unsafe { (function.function)(function.data) });
+        }
+        Work::Kernel(launch) => {
+            let outcome = catch_unwind(AssertUnwindSafe(|| module::run(launch, &sight)));
+            let text = || "the interpreter panicked: a bug of the simulation".to_string();
+            return outcome.unwrap_or_else(|_| Err(Failure { code: Code::LAUNCH_FAILED, text: text() }));
+        }
+        Work::Fail(code) => return Err(Failure { code: *code, text: "planted by a test".to_string() }),
+    }
+    Ok(Vec::new())
+}
+
+/// A range a kernel used.
+pub(crate) fn touched(start: u64, end: u64, verb: Verb) -> Span {
+    Span { start, bytes: end - start, verb, known: true }
+}

@@ -1,0 +1,159 @@
+//! Puts work into streams, with its place in the order of all.
+
+use std::sync::Arc;
+
+use crate::capture;
+use crate::checker::Verb;
+use crate::clock::{Clock, Stamp};
+use crate::code::{Code, Outcome};
+use crate::job::{Job, Span, Step, Task, Ticket, Work};
+use crate::memory::Freed;
+use crate::state::{Handle, State};
+
+/// What comes before the next job of `stream` besides its own jobs: all that the host has waited for, and what the legacy default
+/// stream and the blocking ones owe each other.
+fn order(state: &mut State, stream: Handle) -> Outcome<Vec<Ticket>> {
+    let this = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?;
+    let (context, blocking) = (this.context, this.blocking());
+    let default = state.contexts.get(&context).and_then(|context| context.default);
+    let others: Vec<Handle> = match default {
+        Some(default) if default == stream => {
+            let blocking = |(&handle, other): (&Handle, &crate::stream::Stream)| {
+                (other.context == context && other.blocking() && handle != stream).then_some(handle)
+            };
+            state.streams.iter().filter_map(blocking).collect()
+        }
+        Some(default) if blocking => vec![default],
+        _ => Vec::new(),
+    };
+    if let Some(capture) = others.iter().find_map(|other| state.streams[other].capture) {
+        capture::invalidate(state, capture);
+        return Err(Code::STREAM_CAPTURE_IMPLICIT);
+    }
+    let mut clock = state.host.clone();
+    others.iter().for_each(|other| clock.join(&state.streams[other].clock));
+    let waits = others.iter().map(|other| state.streams[other].last(*other)).filter(|&ticket| !state.passed(ticket)).collect();
+    if let Some(this) = state.streams.get_mut(&stream) {
+        this.clock.join(&clock);
+    }
+    Ok(waits)
+}
+
+/// Memory that has to be known must be there in full.
+fn check(state: &mut State, task: &Task, stream: Handle) -> Outcome {
+    for span in task.spans.iter().filter(|span| span.known) {
+        let found = state.memory.at(span.start);
+        if let Some(freed) = found.and_then(|found| found.freed.as_ref()) {
+            let name = found.map(|found| found.name()).unwrap_or_default();
+            let text = format!("{name}: used by {} on {} after it was freed by {}", task.what, state.stream_name(stream), freed.what);
+            state.reports.add(text);
+            return Err(Code::INVALID_VALUE);
+        }
+        if found.is_none_or(|found| span.end() > found.end()) {
+            return Err(Code::INVALID_VALUE);
+        }
+    }
+    Ok(())
+}
+
+/// Submits work to a stream, or adds it to the capture that the stream is part of. Gives what to wait for, unless it was captured.
+pub(crate) fn submit(state: &mut State, stream: Handle, task: Task) -> Outcome<Option<Ticket>> {
+    check(state, &task, stream)?;
+    if let Some(capture) = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?.capture {
+        capture::add(state, capture, stream, task)?;
+        return Ok(None);
+    }
+    let waits = order(state, stream)?;
+    let stamp = tick(state, stream);
+    let name = state.stream_name(stream);
+    let step = Step { work: task.work, stamp, what: format!("{} on {name}", task.what).into(), spans: task.spans };
+    Ok(Some(enqueue(state, stream, waits, vec![step])))
+}
+
+/// The place of the next job of a stream.
+fn tick(state: &mut State, stream: Handle) -> Stamp {
+    let mut clock = Clock::default();
+    let component = state.streams.get_mut(&stream).map_or(0, |stream| {
+        clock = std::mem::take(&mut stream.clock);
+        stream.component
+    });
+    let stamp = state.components.tick(component, &mut clock);
+    if let Some(stream) = state.streams.get_mut(&stream) {
+        stream.clock = clock;
+    }
+    stamp
+}
+
+fn enqueue(state: &mut State, stream: Handle, waits: Vec<Ticket>, steps: Vec<Step>) -> Ticket {
+    let number = state.next_number();
+    for step in &steps {
+        match step.work {
+            Work::Free { start } => state.free(start, Freed { stamp: step.stamp.clone(), what: step.what.clone(), number }),
+            _ => step.spans.iter().for_each(|span| state.record(step.record(span))),
+        }
+    }
+    state.pending.insert(number);
+    let Some(this) = state.streams.get_mut(&stream) else { return Ticket { stream, position: 0 } };
+    this.push(Job { number, waits, steps });
+    this.last(stream)
+}
+
+/// All later jobs of `stream` come after `ticket`, with all that is in `clock`.
+pub(crate) fn wait_for(state: &mut State, stream: Handle, ticket: Ticket, clock: &Clock, what: &str) -> Outcome {
+    let mut waits = order(state, stream)?;
+    if let Some(this) = state.streams.get_mut(&stream) {
+        this.clock.join(clock);
+    }
+    waits.push(ticket);
+    let stamp = tick(state, stream);
+    enqueue(state, stream, waits, vec![Step { work: Work::Nothing, stamp, what: what.into(), spans: Vec::new() }]);
+    Ok(())
+}
+
+/// What a node of a graph becomes when the graph is launched: its task, the nodes before it, and the component it runs on.
+pub(crate) struct Node<'a> {
+    pub(crate) task: &'a Task,
+    pub(crate) after: &'a [usize],
+    pub(crate) component: usize,
+}
+
+/// Submits all nodes of a graph as one job, each with its own place in the order. The nodes come in an order that respects `after`.
+pub(crate) fn submit_graph<'a>(
+    state: &mut State,
+    stream: Handle,
+    nodes: impl Iterator<Item = Node<'a>>,
+    earlier: Option<(Ticket, Clock)>,
+) -> Outcome<(Ticket, Clock)> {
+    let mut waits = order(state, stream)?;
+    if let Some((ticket, clock)) = earlier {
+        waits.push(ticket);
+        state.streams.entry(stream).and_modify(|stream| stream.clock.join(&clock));
+    }
+    let begin = tick(state, stream);
+    let name = state.stream_name(stream);
+    let mut steps: Vec<Step> = Vec::new();
+    let mut all = (*begin.clock).clone();
+    for node in nodes {
+        let mut clock = (*begin.clock).clone();
+        node.after.iter().for_each(|&before| clock.join(&steps[before].stamp.clock));
+        let stamp = state.components.tick(node.component, &mut clock);
+        all.join(&clock);
+        let what: Arc<str> = format!("{} of a graph on {name}", node.task.what).into();
+        steps.push(Step { work: node.task.work.clone(), stamp, what, spans: node.task.spans.clone() });
+    }
+    if let Some(this) = state.streams.get_mut(&stream) {
+        this.clock.join(&all);
+    }
+    Ok((enqueue(state, stream, waits, steps), all))
+}
+
+/// Frees memory when its turn in the stream comes. What uses it must come before that, by stream order or by waiting.
+pub(crate) fn submit_free(state: &mut State, stream: Handle, start: u64, bytes: usize) -> Outcome {
+    let task = Task { work: Work::Free { start }, what: "cuMemFreeAsync".into(), spans: vec![known(start, bytes, Verb::Write)] };
+    submit(state, stream, task).map(drop)
+}
+
+/// A span the driver has to know.
+pub(crate) fn known(start: u64, bytes: usize, verb: Verb) -> Span {
+    Span { start, bytes: bytes as u64, verb, known: true }
+}

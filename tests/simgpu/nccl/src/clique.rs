@@ -1,0 +1,254 @@
+//! The ranks of one communicator, and where they meet. It lives in the process that made the unique id: ranks there call it directly,
+//! those of other processes through a thread that stands in for them (see `hub`).
+
+use crate::fault::{Fault, Outcome};
+use crate::mail::Mail;
+use crate::operation::Operation;
+use crate::report::{lock, report};
+use crate::round::Rounds;
+use std::collections::HashMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Told once, when the clique breaks.
+pub(crate) type Notify = Box<dyn Fn(&Fault) + Send + Sync>;
+
+/// How a rank left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Departure {
+    /// It aborted. As with NCCL the others are not told, and wait until they give up.
+    Aborted = 0,
+    /// It destroyed its communicator, which it may only do when the others no longer need it.
+    Destroyed = 1,
+    /// Its process is gone.
+    Dead = 2,
+}
+
+/// A rank's work was stopped by its own abort or revocation: nothing was or will be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stopped;
+
+enum Presence {
+    Expected,
+    Active,
+    Revoked,
+    Gone(Departure),
+}
+
+struct Seat {
+    presence: Presence,
+    notify: Option<Notify>,
+    /// How often this rank took part in a meeting of each name.
+    meetings: HashMap<String, u64>,
+}
+
+struct Meeting {
+    said: HashMap<usize, Vec<u8>>,
+    left: usize,
+}
+
+struct State {
+    seats: Vec<Seat>,
+    rounds: Rounds,
+    mail: Mail,
+    meetings: HashMap<(String, u64), Meeting>,
+    fault: Option<Fault>,
+}
+
+pub(crate) struct Clique {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Clique {
+    pub(crate) fn new(size: usize) -> Clique {
+        let seats = (0..size).map(|_| Seat { presence: Presence::Expected, notify: None, meetings: HashMap::new() }).collect();
+        let state = State { seats, rounds: Rounds::new(size), mail: Mail::default(), meetings: HashMap::new(), fault: None };
+        Clique { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a rank's place.
+    pub(crate) fn sit(&self, rank: usize, size: usize, notify: Notify) -> Outcome<()> {
+        let mut state = lock(&self.state);
+        if state.seats.len() != size {
+            let text = format!("rank {rank} joins a communicator of {size} ranks, others one of {}", state.seats.len());
+            report(text.as_str());
+            return Err(Fault::usage(text));
+        }
+        let seat = &mut state.seats[rank];
+        if !matches!(seat.presence, Presence::Expected) {
+            let text = format!("rank {rank} of {size} joins twice with one unique id");
+            report(text.as_str());
+            return Err(Fault::usage(text));
+        }
+        seat.presence = Presence::Active;
+        seat.notify = Some(notify);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Tells all `participants` something and waits for what each of them says. The result is in their order.
+    pub(crate) fn confer(&self, rank: usize, participants: &[usize], name: &str, words: Vec<u8>) -> Outcome<Vec<Vec<u8>>> {
+        let mut state = lock(&self.state);
+        let times = state.seats[rank].meetings.entry(name.to_owned()).or_insert(0);
+        *times += 1;
+        let key = (name.to_owned(), *times);
+        let meeting = state.meetings.entry(key.clone()).or_insert_with(|| Meeting { said: HashMap::new(), left: 0 });
+        meeting.said.insert(rank, words);
+        self.changed.notify_all();
+        loop {
+            if let Presence::Gone(_) = state.seats[rank].presence {
+                return Err(Fault::remote(format!("rank {rank} was aborted while it waited for its peers")));
+            }
+            let said = &state.meetings[&key].said;
+            let missing = participants.iter().find(|&&peer| !said.contains_key(&peer));
+            let Some(&missing) = missing else { break };
+            if participants.iter().any(|peer| !said.contains_key(peer) && matches!(state.seats[*peer].presence, Presence::Gone(_))) {
+                return Err(Fault::remote(format!("rank {missing} is gone while rank {rank} waits for it")));
+            }
+            state = self.wait(state);
+        }
+        let meeting = state.meetings.get_mut(&key).expect("a meeting lasts until all have left it");
+        let heard = participants.iter().map(|peer| meeting.said[peer].clone()).collect();
+        meeting.left += 1;
+        if meeting.left == participants.len() {
+            state.meetings.remove(&key);
+        }
+        Ok(heard)
+    }
+
+    /// Runs the operations of one launch, sends and receives at the same time. Waits for peers, and where the clique is broken until this
+    /// rank stops.
+    pub(crate) fn run(&self, rank: usize, operations: &[Operation]) -> Result<(), Stopped> {
+        let mut state = lock(&self.state);
+        let (point_to_point, collective): (Vec<&Operation>, Vec<&Operation>) =
+            operations.iter().partition(|operation| operation.signature.verb.is_point_to_point());
+        let mut tickets = Vec::new();
+        for operation in point_to_point {
+            let peer = operation.signature.root;
+            if !state.usable(rank) || !self.admit(&mut state, rank, peer..peer + 1, operation) {
+                break;
+            }
+            match state.mail.post(rank, operation) {
+                Ok(ticket) => tickets.push(ticket),
+                Err(text) => self.mismatch(&mut state, text),
+            }
+        }
+        self.changed.notify_all();
+        for operation in collective {
+            state = self.collect(state, rank, operation)?;
+        }
+        while state.broken() || tickets.iter().any(|&ticket| state.mail.is_open(ticket)) {
+            if !state.active(rank) {
+                state.mail.withdraw(&tickets);
+                return Err(Stopped);
+            }
+            state = self.wait(state);
+        }
+        Ok(())
+    }
+
+    /// Takes part in the next collective and waits for its end.
+    fn collect<'a>(&self, mut state: MutexGuard<'a, State>, rank: usize, operation: &Operation) -> Result<MutexGuard<'a, State>, Stopped> {
+        let mut turn = None;
+        let size = state.seats.len();
+        if state.usable(rank) && self.admit(&mut state, rank, 0..size, operation) {
+            match state.rounds.arrive(rank, operation) {
+                Ok(round) => turn = Some(round),
+                Err(text) => self.mismatch(&mut state, text),
+            }
+            self.changed.notify_all();
+        }
+        loop {
+            if let Some(round) = turn
+                && state.rounds.leave_finished(round)
+            {
+                return Ok(state);
+            }
+            if !state.active(rank) {
+                if let Some(round) = turn {
+                    state.rounds.withdraw(round, rank);
+                }
+                return Err(Stopped);
+            }
+            state = self.wait(state);
+        }
+    }
+
+    /// Whether the peers that an operation needs are still there. Where one has destroyed its communicator, that breaks the clique.
+    fn admit(&self, state: &mut State, rank: usize, peers: std::ops::Range<usize>, operation: &Operation) -> bool {
+        let destroyed = |peer: &usize| matches!(state.seats[*peer].presence, Presence::Gone(Departure::Destroyed));
+        let Some(gone) = peers.into_iter().find(destroyed) else { return true };
+        let text = format!("rank {gone} destroyed its communicator before rank {rank} ran {}", operation.signature);
+        report(text.as_str());
+        self.fail(state, &Fault::remote(text));
+        false
+    }
+
+    fn mismatch(&self, state: &mut State, text: String) {
+        report(text.as_str());
+        self.fail(state, &Fault::usage(text));
+    }
+
+    /// Breaks the clique, the first time.
+    fn fail(&self, state: &mut State, fault: &Fault) {
+        if state.fault.is_some() {
+            return;
+        }
+        state.fault = Some(fault.clone());
+        for seat in &state.seats {
+            if let (Presence::Active | Presence::Revoked, Some(notify)) = (&seat.presence, &seat.notify) {
+                notify(fault);
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// Stops this rank's work; it may still confer.
+    pub(crate) fn revoke(&self, rank: usize) {
+        let mut state = lock(&self.state);
+        if let Presence::Active = state.seats[rank].presence {
+            state.seats[rank].presence = Presence::Revoked;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Gives up a rank's place and stops its work. Says whether no one is left.
+    pub(crate) fn leave(&self, rank: usize, how: Departure) -> bool {
+        let mut state = lock(&self.state);
+        if !matches!(state.seats[rank].presence, Presence::Gone(_)) {
+            state.seats[rank].presence = Presence::Gone(how);
+            state.seats[rank].notify = None;
+            let waiting = state.rounds.waiting_for(rank).or_else(|| state.mail.waiting_for(rank));
+            match (how, waiting) {
+                (Departure::Dead, _) => self.fail(&mut state, &Fault::remote(format!("the process of rank {rank} is gone"))),
+                (Departure::Destroyed, Some(text)) => {
+                    let text = format!("rank {rank} destroyed its communicator while {text}");
+                    report(text.as_str());
+                    self.fail(&mut state, &Fault::remote(text));
+                }
+                _ => {}
+            }
+        }
+        self.changed.notify_all();
+        state.seats.iter().all(|seat| matches!(seat.presence, Presence::Gone(_)))
+    }
+}
+
+impl State {
+    fn active(&self, rank: usize) -> bool {
+        matches!(self.seats[rank].presence, Presence::Active)
+    }
+
+    fn broken(&self) -> bool {
+        self.fault.is_some()
+    }
+
+    fn usable(&self, rank: usize) -> bool {
+        self.active(rank) && !self.broken()
+    }
+}

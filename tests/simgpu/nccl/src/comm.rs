@@ -1,0 +1,386 @@
+//! A communicator: one rank's state, its life and its errors.
+
+use crate::abi::{Code, Config, Handle, Kind};
+use crate::clique::{Departure, Notify};
+use crate::driver::{Device, Event};
+use crate::fault::{Fault, Outcome};
+use crate::link::Link;
+use crate::report::{lock, report, warn};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+
+/// Who a communicator is among its peers.
+pub(crate) struct Member {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) link: Link,
+}
+
+pub(crate) struct Comm {
+    pub(crate) handle: usize,
+    pub(crate) device: Device,
+    pub(crate) config: Config,
+    /// Known as soon as the rank has taken its place.
+    member: OnceLock<Member>,
+    state: Mutex<State>,
+    changed: Condvar,
+    progress: Mutex<Option<Progress>>,
+    pub(crate) goods: Mutex<Goods>,
+}
+
+#[derive(Default)]
+struct State {
+    error: Option<Fault>,
+    finalized: bool,
+    revoked: bool,
+    suspended: bool,
+    /// Aborted or destroyed: the handle is dead.
+    stopped: bool,
+    /// Launches that a stream has not begun, those of graphs apart.
+    queued: usize,
+    running: usize,
+    /// Places taken for communicators that are being made from this one.
+    unborn: Vec<Link>,
+}
+
+/// What a communicator owns that its user has to give back.
+#[derive(Default)]
+pub(crate) struct Goods {
+    /// Splits, shrinks and the like so far: the n-th one of each rank is the same.
+    pub(crate) children: usize,
+    pub(crate) scalars: BTreeMap<i32, Scalar>,
+    pub(crate) registrations: BTreeMap<usize, (usize, usize)>,
+    pub(crate) windows: BTreeMap<usize, (usize, usize)>,
+    /// The stream of the last launch and an event behind it.
+    pub(crate) order: Option<(usize, Event)>,
+    /// An id made for growing that no one has used yet.
+    pub(crate) growing: bool,
+}
+
+/// A scalar of `ncclRedOpCreatePreMulSum`.
+#[derive(Clone, Copy)]
+pub(crate) struct Scalar {
+    pub(crate) kind: Kind,
+    /// The value, or where it will be when the collective runs.
+    pub(crate) value: Result<u64, usize>,
+}
+
+/// What makes a call of a non-blocking communicator complete.
+pub(crate) struct Step {
+    pub(crate) ready: Box<dyn Fn() -> bool + Send>,
+    pub(crate) finish: Box<dyn FnOnce() -> Outcome<()> + Send>,
+}
+
+struct Progress {
+    /// How often the communicator still says that it is not ready.
+    polls: u32,
+    steps: Vec<Step>,
+}
+
+static LIVE: Mutex<BTreeMap<usize, Arc<Comm>>> = Mutex::new(BTreeMap::new());
+static DEAD: Mutex<BTreeMap<usize, &'static str>> = Mutex::new(BTreeMap::new());
+
+/// The live communicators of this process.
+pub(crate) fn live() -> Vec<Arc<Comm>> {
+    lock(&LIVE).values().cloned().collect()
+}
+
+/// The communicator of a handle.
+pub(crate) fn find(handle: Handle, name: &str) -> Outcome<Arc<Comm>> {
+    if handle.is_null() {
+        return Err(Fault::argument(format!("{name} : comm argument is NULL")));
+    }
+    if let Some(comm) = lock(&LIVE).get(&(handle as usize)) {
+        return Ok(comm.clone());
+    }
+    let end = lock(&DEAD).get(&(handle as usize)).copied();
+    report(format!("{name} called with a communicator that {}", end.unwrap_or("never was")));
+    Err(Fault::argument(format!("{name} : Error: corrupted comm object detected")))
+}
+
+impl Comm {
+    /// A communicator that has no place yet.
+    pub(crate) fn new(device: Device, config: Config) -> Arc<Comm> {
+        static ISSUED: Mutex<usize> = Mutex::new(0);
+        let mut issued = lock(&ISSUED);
+        *issued += 1;
+        // Far from any address, so that a user who follows the pointer crashes at once.
+        let handle = 0x10_0000_0000_0000 + *issued * 16;
+        let state = Mutex::default();
+        let (member, changed, progress, goods) = (OnceLock::new(), Condvar::new(), Mutex::default(), Mutex::default());
+        Arc::new(Comm { handle, device, config, member, state, changed, progress, goods })
+    }
+
+    /// Makes its handle valid.
+    pub(crate) fn publish(self: &Arc<Self>) -> Handle {
+        lock(&LIVE).insert(self.handle, self.clone());
+        self.handle as Handle
+    }
+
+    pub(crate) fn is_blocking(&self) -> bool {
+        self.config.blocking != 0
+    }
+
+    /// Told when the clique breaks.
+    pub(crate) fn listener(self: &Arc<Self>) -> Notify {
+        let comm: Weak<Comm> = Arc::downgrade(self);
+        Box::new(move |fault| {
+            if let Some(comm) = comm.upgrade() {
+                comm.fail(fault);
+            }
+        })
+    }
+
+    /// Takes its place. Fails where it was aborted in the meantime.
+    pub(crate) fn settle(&self, rank: usize, size: usize, link: Link) -> Outcome<()> {
+        let stopped = {
+            let state = lock(&self.state);
+            let _ = self.member.set(Member { rank, size, link: link.clone() });
+            state.stopped
+        };
+        if stopped {
+            link.leave(Departure::Aborted);
+            return Err(Fault::remote("the communicator was aborted while it was made"));
+        }
+        Ok(())
+    }
+
+    /// Its place, once it has one.
+    pub(crate) fn member(&self) -> Outcome<&Member> {
+        self.member.get().ok_or_else(|| Fault::argument("Attempt to use communicator before the previous operation returned ncclSuccess"))
+    }
+
+    /// Remembers a place taken for a child, so that an abort gives it up.
+    pub(crate) fn expect_child(&self, link: &Link) -> Outcome<()> {
+        let mut state = lock(&self.state);
+        if !state.stopped {
+            state.unborn.push(link.clone());
+            return Ok(());
+        }
+        drop(state);
+        link.leave(Departure::Aborted);
+        Err(Fault::remote("the communicator was aborted while another was made from it"))
+    }
+
+    /// The child is born: from now on it looks after itself.
+    pub(crate) fn child_born(&self, link: &Link) {
+        lock(&self.state).unborn.retain(|other| other.place != link.place);
+    }
+
+    /// Sets the asynchronous error, the first time.
+    pub(crate) fn fail(&self, fault: &Fault) {
+        let mut state = lock(&self.state);
+        if !state.stopped && state.error.is_none() {
+            warn(&fault.text);
+            state.error = Some(fault.clone());
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// What `ncclCommGetAsyncError` says. A poll brings the end of what is in progress nearer.
+    pub(crate) fn poll(&self, counts: bool) -> Code {
+        if let Some(error) = &lock(&self.state).error {
+            return error.code;
+        }
+        let steps = {
+            let mut progress = lock(&self.progress);
+            match &mut *progress {
+                None => return Code::SUCCESS,
+                Some(waiting) if waiting.polls > 0 => {
+                    waiting.polls -= u32::from(counts);
+                    return Code::IN_PROGRESS;
+                }
+                Some(waiting) if !waiting.steps.iter().all(|step| (step.ready)()) => return Code::IN_PROGRESS,
+                Some(_) => progress.take().map(|waiting| waiting.steps).unwrap_or_default(),
+            }
+        };
+        for step in steps {
+            if let Err(fault) = (step.finish)() {
+                self.fail(&fault);
+                return fault.code;
+            }
+        }
+        Code::SUCCESS
+    }
+
+    /// Goes on in the background until the communicator was asked `polls` times and the step is ready.
+    pub(crate) fn postpone(&self, polls: u32, step: Step) {
+        let mut progress = lock(&self.progress);
+        let waiting = progress.get_or_insert_with(|| Progress { polls: 0, steps: Vec::new() });
+        waiting.polls = waiting.polls.max(polls);
+        waiting.steps.push(step);
+    }
+
+    /// What every call but a few begins with.
+    pub(crate) fn ensure_ready(&self) -> Outcome<()> {
+        if lock(&self.state).suspended {
+            return Err(Fault::usage("the communicator is suspended"));
+        }
+        match self.poll(false) {
+            Code::SUCCESS => Ok(()),
+            Code::IN_PROGRESS => Err(Fault::argument("Attempt to use communicator before the previous operation returned ncclSuccess")),
+            code => Err(lock(&self.state).error.clone().unwrap_or_else(|| Fault::new(code, ""))),
+        }
+    }
+
+    /// Whether collectives may still be called.
+    pub(crate) fn check_open(&self, name: &str) -> Outcome<()> {
+        let state = lock(&self.state);
+        if state.revoked {
+            return Err(Fault::usage(format!("{name}: communicator was revoked")));
+        }
+        if state.finalized {
+            drop(state);
+            report(format!("{name} on a communicator that was finalized"));
+            return Err(Fault::usage(format!("{name}: communicator was finalized")));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_revoked(&self) -> bool {
+        lock(&self.state).revoked
+    }
+
+    /// Marks the communicator as finalized, once.
+    pub(crate) fn begin_finalize(&self) -> Outcome<()> {
+        let mut state = lock(&self.state);
+        if state.finalized || state.revoked {
+            return Err(Fault::argument("ncclCommFinalize : the communicator was finalized or revoked before"));
+        }
+        state.finalized = true;
+        Ok(())
+    }
+
+    pub(crate) fn set_suspended(&self, suspended: bool) -> Outcome<()> {
+        let mut state = lock(&self.state);
+        if state.suspended == suspended {
+            return Err(Fault::usage(if suspended {
+                "the communicator is suspended already"
+            } else {
+                "the communicator is not suspended"
+            }));
+        }
+        state.suspended = suspended;
+        Ok(())
+    }
+
+    pub(crate) fn enqueued(&self) {
+        lock(&self.state).queued += 1;
+    }
+
+    /// A stream begins a launch, which waits first where a fault was planted. Says whether it may go on.
+    pub(crate) fn begin(&self, captured: bool, hangs: bool) -> bool {
+        let mut state = lock(&self.state);
+        while hangs && !state.stopped && !state.revoked {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.stopped && captured {
+            report("a graph was launched that holds a collective of a communicator that was destroyed or aborted");
+        }
+        let goes_on = !state.stopped && !state.revoked;
+        state.running += usize::from(goes_on);
+        if !goes_on {
+            state.queued -= usize::from(!captured);
+        }
+        drop(state);
+        self.changed.notify_all();
+        goes_on
+    }
+
+    /// A stream is done with a launch.
+    pub(crate) fn end(&self, captured: bool) {
+        let mut state = lock(&self.state);
+        state.running -= 1;
+        state.queued -= usize::from(!captured);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Whether all launches are done.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = lock(&self.state);
+        state.stopped || (state.queued == 0 && state.running == 0)
+    }
+
+    /// Waits until all launches are done, or the communicator is aborted.
+    pub(crate) fn drain(&self) {
+        let mut state = lock(&self.state);
+        while !state.stopped && (state.queued > 0 || state.running > 0) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Stops what runs and refuses what comes.
+    pub(crate) fn revoke(&self) -> Outcome<()> {
+        {
+            let mut state = lock(&self.state);
+            if state.finalized || state.revoked {
+                return Err(Fault::argument("ncclCommRevoke : the communicator was finalized or revoked before"));
+            }
+            state.revoked = true;
+            // What broke before is over.
+            state.error = None;
+        }
+        self.stop_running(Link::revoke);
+        Ok(())
+    }
+
+    /// Frees the communicator: `how` it ends is what its peers notice.
+    pub(crate) fn end_life(&self, how: Departure) {
+        lock(&LIVE).remove(&self.handle);
+        let end = if how == Departure::Destroyed { "was destroyed" } else { "was aborted" };
+        lock(&DEAD).insert(self.handle, end);
+        self.leave(how);
+    }
+
+    /// Takes the handle away, while launches may go on.
+    pub(crate) fn retire(&self) {
+        lock(&LIVE).remove(&self.handle);
+        lock(&DEAD).insert(self.handle, "was destroyed");
+    }
+
+    /// Gives up its place, and those of children that were never born.
+    pub(crate) fn leave(&self, how: Departure) {
+        let unborn = {
+            let mut state = lock(&self.state);
+            state.stopped = true;
+            std::mem::take(&mut state.unborn)
+        };
+        unborn.iter().for_each(|link| link.leave(Departure::Aborted));
+        self.stop_running(|link| link.leave(how));
+        lock(&self.progress).take();
+        lock(&self.goods).order = None;
+    }
+
+    /// Its process seems to die: for its peers and for itself.
+    pub(crate) fn lose(&self) {
+        if let Some(member) = self.member.get() {
+            self.fail(&Fault::remote(format!("rank {} is lost", member.rank)));
+            member.link.leave(Departure::Dead);
+        }
+    }
+
+    fn stop_running(&self, stop: impl Fn(&Link)) {
+        if let Some(member) = self.member.get() {
+            stop(&member.link);
+        }
+        self.changed.notify_all();
+        let mut state = lock(&self.state);
+        while state.running > 0 {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// How many things of each sort are alive, for tests that look for leaks.
+pub(crate) fn census() -> HashMap<&'static str, usize> {
+    let live = live();
+    let count = |of: fn(&Goods) -> usize| live.iter().map(|comm| of(&lock(&comm.goods))).sum();
+    HashMap::from([
+        ("communicators", live.len()),
+        ("registrations", count(|goods| goods.registrations.len())),
+        ("windows", count(|goods| goods.windows.len())),
+        ("operations", count(|goods| goods.scalars.len())),
+    ])
+}

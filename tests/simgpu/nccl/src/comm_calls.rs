@@ -1,0 +1,376 @@
+//! The exported functions that make, ask and end communicators.
+
+#![expect(unsafe_code, reason = "exported to C")]
+#![allow(clippy::missing_safety_doc, reason = "the contracts are NCCL's own")]
+#![allow(missing_docs, reason = "NCCL's manual says what these do")]
+
+use crate::abi::{Code, Config, Handle, UniqueId};
+use crate::birth::{self, Target, check_rank};
+use crate::call::{acting, asking, call, check_pointer, in_group};
+use crate::clique::Departure;
+use crate::comm::{self, Comm};
+use crate::driver::{self, Device};
+use crate::fault::{Fault, Outcome};
+use crate::group::{self, Task};
+use crate::inside::Inside;
+use crate::report::lock;
+use crate::{config, control, hub};
+use std::ffi::c_int;
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
+    call("ncclGetUniqueId", || {
+        check_pointer(id, "GetUniqueId", "out")?;
+        // SAFETY: the pointer is not null.
+        unsafe { id.write(hub::issue()?) };
+        Ok(Code::SUCCESS)
+    })
+}
+
+/// # Safety
+/// The target can be written to, unless it is null, and the configuration read, unless it is null.
+unsafe fn init(
+    target: *mut Handle,
+    name: &'static str,
+    (rank, size): (c_int, c_int),
+    id: &UniqueId,
+    config: *const Config,
+) -> Outcome<Code> {
+    let device = Device::current()?;
+    check_pointer(target, "CommInitRank", "newcomm")?;
+    // SAFETY: the pointer is not null.
+    unsafe { target.write(null_mut()) };
+    // SAFETY: promised by the caller.
+    let config = unsafe { config::read(config, control::version())? };
+    // SAFETY: the pointer is not null.
+    let code = unsafe { birth::from_id(Target(target), name, id, check_rank(rank, size)?, device, config)? };
+    if config.blocking == 0 && group::depth() > 0 { Ok(Code::IN_PROGRESS) } else { Ok(code) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRank(comm: *mut Handle, nranks: c_int, id: UniqueId, rank: c_int) -> c_int {
+    // SAFETY: the caller keeps to NCCL's contract.
+    in_group("ncclCommInitRank", || unsafe { init(comm, "ncclCommInitRank", (rank, nranks), &id, null()) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankConfig(comm: *mut Handle, nranks: c_int, id: UniqueId, rank: c_int, config: *mut Config) -> c_int {
+    // SAFETY: the caller keeps to NCCL's contract.
+    in_group("ncclCommInitRankConfig", || unsafe { init(comm, "ncclCommInitRankConfig", (rank, nranks), &id, config) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankScalable(
+    comm: *mut Handle,
+    nranks: c_int,
+    rank: c_int,
+    ids: c_int,
+    id: *mut UniqueId,
+    config: *mut Config,
+) -> c_int {
+    in_group("ncclCommInitRankScalable", || {
+        check_pointer(id, "CommInitRankScalable", "commId")?;
+        if ids <= 0 || ids > nranks {
+            return Err(Fault::argument(format!("improper usage of ncclCommInitRank: nId = {ids}, nranks={nranks}")));
+        }
+        // SAFETY: there is at least one id; the rest is NCCL's contract.
+        unsafe { init(comm, "ncclCommInitRankScalable", (rank, nranks), &*id, config) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitAll(comms: *mut Handle, ndev: c_int, devices: *const c_int) -> c_int {
+    call("ncclCommInitAll", || {
+        check_pointer(comms, "CommInitAll", "comms")?;
+        let count = usize::try_from(ndev).map_err(|_| Fault::argument(format!("Invalid device count requested : {ndev}")))?;
+        // SAFETY: the caller passes as many devices as it says, or none at all.
+        let devices: Vec<c_int> =
+            if devices.is_null() { (0..ndev).collect() } else { unsafe { std::slice::from_raw_parts(devices, count).to_vec() } };
+        check_devices(&devices)?;
+        let (id, config) = (hub::issue()?, config::unset(control::version() as u32));
+        group::start();
+        for (rank, &device) in devices.iter().enumerate() {
+            // SAFETY: the caller has room for as many communicators; the configuration is whole.
+            let begun = unsafe {
+                let config = config::read(&raw const config, control::version())?;
+                birth::from_id(Target(comms.add(rank)), "ncclCommInitAll", &id, (rank, count), Device::primary(device)?, config)
+            };
+            let _ = begun.inspect_err(group::note);
+        }
+        group::end("")
+    })
+}
+
+fn check_devices(devices: &[c_int]) -> Outcome<()> {
+    let total = driver::devices()?;
+    if let Some(device) = devices.iter().find(|device| !(0..total).contains(*device)) {
+        return Err(Fault::argument(format!("Invalid device {device} (totalnDev={total})")));
+    }
+    let repeated = devices.iter().enumerate().any(|(at, device)| devices[..at].contains(device));
+    // NCCL says nothing more here.
+    if repeated && !birth::may_share_device() { Err(Fault::usage("")) } else { Ok(()) }
+}
+
+/// The configuration of a child: its own, or its parent's.
+///
+/// # Safety
+/// The configuration can be read, unless it is null.
+unsafe fn child_config(parent: &Comm, config: *const Config) -> Outcome<Config> {
+    if config.is_null() {
+        return Ok(parent.config);
+    }
+    // SAFETY: promised by the caller.
+    unsafe { config::read(config, control::version()) }
+}
+
+/// As NCCL does, splits of non-blocking communicators say that they succeeded: only the parent knows that they go on.
+fn without_progress(code: Code) -> Code {
+    if code == Code::IN_PROGRESS { Code::SUCCESS } else { code }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommSplit(comm: Handle, color: c_int, key: c_int, child: *mut Handle, config: *mut Config) -> c_int {
+    in_group("ncclCommSplit", || {
+        let (parent, inside) = acting(comm, "ncclCommSplit")?;
+        check_pointer(child, "ncclCommSplit", "newcomm")?;
+        if color < -1 {
+            return Err(Fault::argument(format!("ncclCommSplit : color {color} is negative and not NCCL_SPLIT_NOCOLOR")));
+        }
+        // SAFETY: the pointer is not null; the configuration is the caller's contract.
+        let config = unsafe {
+            child.write(null_mut());
+            child_config(&parent, config)?
+        };
+        drop(inside);
+        birth::by_split(&parent, color, key, Target(child), config).map(without_progress)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommShrink(
+    comm: Handle,
+    excluded: *mut c_int,
+    count: c_int,
+    child: *mut Handle,
+    config: *mut Config,
+    flags: c_int,
+) -> c_int {
+    in_group("ncclCommShrink", || {
+        const ABORT: c_int = 1;
+        let parent = comm::find(comm, "ncclCommShrink")?;
+        let inside = Inside::acting(&parent, "ncclCommShrink");
+        check_pointer(child, "ncclCommShrink", "newcomm")?;
+        check_pointer(excluded, "ncclCommShrink", "excludeRanksList")?;
+        if flags & !ABORT != 0 {
+            return Err(Fault::argument(format!("ncclCommShrink : unknown flags {flags:#x}")));
+        }
+        // SAFETY: the caller passes as many ranks as it says. As NCCL does, they are sorted where they are.
+        let excluded = unsafe { std::slice::from_raw_parts_mut(excluded, usize::try_from(count).unwrap_or(0)) };
+        excluded.sort_unstable();
+        if flags & ABORT != 0 && !parent.is_revoked() {
+            parent.revoke()?;
+        }
+        parent.ensure_ready()?;
+        let member = parent.member()?;
+        let ranks: Vec<usize> = excluded.iter().filter_map(|&rank| usize::try_from(rank).ok()).filter(|&rank| rank < member.size).collect();
+        if ranks.is_empty() || ranks.len() != excluded.len() || ranks.contains(&member.rank) {
+            let (rank, size) = (member.rank, member.size);
+            return Err(Fault::argument(format!("ncclCommShrink : rank {rank} of {size} cannot exclude {excluded:?}")));
+        }
+        // SAFETY: the pointer is not null; the configuration is the caller's contract.
+        let config = unsafe {
+            child.write(null_mut());
+            child_config(&parent, config)?
+        };
+        drop(inside);
+        birth::by_shrink(&parent, &ranks, Target(child), config).map(without_progress)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGetUniqueId(comm: Handle, id: *mut UniqueId) -> c_int {
+    call("ncclCommGetUniqueId", || {
+        let (comm, _inside) = acting(comm, "ncclCommGetUniqueId")?;
+        check_pointer(id, "CommGetUniqueId", "uniqueId")?;
+        if std::mem::replace(&mut lock(&comm.goods).growing, true) {
+            return Err(Fault::usage("ncclCommGetUniqueId : the id made before was not used yet"));
+        }
+        // SAFETY: the pointer is not null.
+        unsafe { id.write(hub::issue()?) };
+        Ok(Code::SUCCESS)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGrow(
+    comm: Handle,
+    nranks: c_int,
+    id: *const UniqueId,
+    rank: c_int,
+    child: *mut Handle,
+    config: *mut Config,
+) -> c_int {
+    in_group("ncclCommGrow", || {
+        check_pointer(child, "ncclCommGrow", "newcomm")?;
+        // SAFETY: the pointer is not null; an id that is not null is one.
+        let id = unsafe {
+            child.write(null_mut());
+            id.as_ref()
+        };
+        if comm.is_null() {
+            let id = id.ok_or_else(|| Fault::argument("ncclCommGrow: new ranks must pass non-NULL uniqueId"))?;
+            // SAFETY: the pointer is not null; the configuration is the caller's contract.
+            return unsafe { init(child, "ncclCommGrow", (rank, nranks), id, config) }.map(without_progress);
+        }
+        let (parent, inside) = acting(comm, "ncclCommGrow")?;
+        let (_, size) = check_rank(0, nranks)?;
+        let before = parent.member()?.size;
+        if size <= before || rank != -1 {
+            let text = format!("ncclCommGrow: existing ranks must pass rank=-1, got {rank}, and more ranks than {before}, got {size}");
+            return Err(Fault::argument(text));
+        }
+        drop(inside);
+        // SAFETY: the pointer is not null; the configuration is the caller's contract.
+        unsafe { birth::by_growth(&parent, size, id.copied(), Target(child), child_config(&parent, config)?) }.map(without_progress)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommFinalize(comm: Handle) -> c_int {
+    in_group("ncclCommFinalize", || {
+        if comm.is_null() {
+            return Ok(Code::SUCCESS);
+        }
+        let (comm, inside) = acting(comm, "ncclCommFinalize")?;
+        comm.begin_finalize()?;
+        drop(inside);
+        let draining = comm.clone();
+        let work = move || {
+            draining.drain();
+            Ok(Box::new(|| Ok(())) as group::Finish)
+        };
+        group::add_task(Task { comm, name: "ncclCommFinalize", work: Box::new(work) })
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommDestroy(comm: Handle) -> c_int {
+    in_group("ncclCommDestroy", || {
+        if comm.is_null() {
+            return Ok(Code::SUCCESS);
+        }
+        let comm = comm::find(comm, "ncclCommDestroy")?;
+        let inside = Inside::acting(&comm, "ncclCommDestroy");
+        if !comm.is_revoked() {
+            comm.ensure_ready()?;
+        }
+        drop(inside);
+        destroy(comm);
+        Ok(Code::SUCCESS)
+    })
+}
+
+/// Waits for what runs, where the communicator is blocking; else that goes on in the background.
+fn destroy(comm: Arc<Comm>) {
+    if comm.is_blocking() {
+        comm.drain();
+    }
+    if comm.is_idle() || comm.is_revoked() {
+        return comm.end_life(Departure::Destroyed);
+    }
+    comm.retire();
+    std::thread::spawn(move || {
+        comm.drain();
+        comm.leave(Departure::Destroyed);
+    });
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommAbort(comm: Handle) -> c_int {
+    call("ncclCommAbort", || {
+        if comm.is_null() {
+            return Ok(Code::SUCCESS);
+        }
+        let comm = comm::find(comm, "ncclCommAbort")?;
+        Inside::aborting(&comm);
+        comm.end_life(Departure::Aborted);
+        Ok(Code::SUCCESS)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommRevoke(comm: Handle, flags: c_int) -> c_int {
+    in_group("ncclCommRevoke", || {
+        if comm.is_null() {
+            return Ok(Code::SUCCESS);
+        }
+        let comm = comm::find(comm, "ncclCommRevoke")?;
+        if flags != 0 {
+            return Err(Fault::argument(format!("ncclCommRevoke : flags {flags:#x} must be 0")));
+        }
+        comm.revoke()?;
+        let work = || Ok(Box::new(|| Ok(())) as group::Finish);
+        group::add_task(Task { comm, name: "ncclCommRevoke", work: Box::new(work) })
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGetAsyncError(comm: Handle, error: *mut c_int) -> c_int {
+    call("ncclCommGetAsyncError", || {
+        let (comm, _inside) = asking(comm, "ncclCommGetAsyncError")?;
+        check_pointer(error, "ncclGetAsyncError", "asyncError")?;
+        // SAFETY: the pointer is not null.
+        unsafe { error.write(comm.poll(true).0) };
+        Ok(Code::SUCCESS)
+    })
+}
+
+/// Answers a question that only a communicator that is ready can answer.
+fn ask(handle: Handle, name: &'static str, into: *mut c_int, answer: impl FnOnce(&Comm) -> Outcome<usize>) -> c_int {
+    call(name, || {
+        let (comm, _inside) = asking(handle, name)?;
+        check_pointer(into, name, "result")?;
+        comm.ensure_ready()?;
+        // SAFETY: the pointer is not null.
+        unsafe { into.write(answer(&comm)? as c_int) };
+        Ok(Code::SUCCESS)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommCount(comm: Handle, count: *mut c_int) -> c_int {
+    ask(comm, "ncclCommCount", count, |comm| Ok(comm.member()?.size))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommCuDevice(comm: Handle, device: *mut c_int) -> c_int {
+    ask(comm, "ncclCommCuDevice", device, |comm| Ok(comm.device.ordinal as usize))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommUserRank(comm: Handle, rank: *mut c_int) -> c_int {
+    ask(comm, "ncclCommUserRank", rank, |comm| Ok(comm.member()?.rank))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommSuspend(comm: Handle, flags: c_int) -> c_int {
+    call("ncclCommSuspend", || {
+        let (comm, _inside) = acting(comm, "ncclCommSuspend")?;
+        if flags != 1 {
+            return Err(Fault::argument(format!("ncclCommSuspend : flags {flags:#x} must be NCCL_SUSPEND_MEM")));
+        }
+        comm.set_suspended(true)?;
+        Ok(Code::SUCCESS)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommResume(comm: Handle) -> c_int {
+    call("ncclCommResume", || {
+        let (comm, _inside) = asking(comm, "ncclCommResume")?;
+        comm.set_suspended(false)?;
+        Ok(Code::SUCCESS)
+    })
+}

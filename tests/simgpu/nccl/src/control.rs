@@ -1,0 +1,143 @@
+//! What tests plant and count.
+
+use crate::abi::Code;
+use crate::operation::Verb;
+use crate::report::lock;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::thread::ThreadId;
+use std::time::Duration;
+
+/// Calls of one function that shall fail.
+struct Planted {
+    /// Whose calls count; anyone's where it is `None`.
+    thread: Option<ThreadId>,
+    /// How many calls go well before.
+    before: u64,
+    code: Code,
+}
+
+struct Plan {
+    version: i32,
+    failures: HashMap<String, Vec<Planted>>,
+    polls: HashMap<String, u32>,
+    /// Ranks that hang, each after so many launches.
+    hangs: HashMap<usize, u64>,
+    calls: HashMap<(&'static str, Option<ThreadId>), u64>,
+    /// Bytes sent by verb and rank.
+    sent: HashMap<(Verb, usize), u64>,
+    linger: Duration,
+}
+
+static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
+
+/// What is reported where no test says otherwise: 2.32.3.
+pub(crate) const NEWEST: i32 = 23203;
+
+/// How often making a communicator says that it is in progress where no test says otherwise.
+const POLLS_TO_MAKE: u32 = 2;
+
+fn with<T>(act: impl FnOnce(&mut Plan) -> T) -> T {
+    act(lock(&PLAN).get_or_insert_with(|| Plan {
+        version: NEWEST,
+        failures: HashMap::new(),
+        polls: HashMap::new(),
+        hangs: HashMap::new(),
+        calls: HashMap::new(),
+        sent: HashMap::new(),
+        linger: Duration::ZERO,
+    }))
+}
+
+/// Counts a call, and says with which code it shall fail, if it shall.
+pub(crate) fn enter(name: &'static str) -> Option<Code> {
+    let thread = std::thread::current().id();
+    let (failure, linger) = with(|plan| {
+        for caller in [None, Some(thread)] {
+            *plan.calls.entry((name, caller)).or_default() += 1;
+        }
+        let planted = plan.failures.get_mut(name);
+        let mut fails = None;
+        if let Some(planted) = planted {
+            let applies = |planted: &Planted| planted.thread.is_none_or(|only| only == thread);
+            fails = planted.iter().position(|planted| applies(planted) && planted.before == 0).map(|found| planted.remove(found).code);
+            planted.iter_mut().filter(|planted| applies(planted)).for_each(|planted| planted.before = planted.before.saturating_sub(1));
+        }
+        (fails, plan.linger)
+    });
+    if !linger.is_zero() {
+        std::thread::sleep(linger);
+    }
+    failure
+}
+
+/// Lets the `nth` call from now (1 is the next) of a function fail.
+pub(crate) fn fail(name: &str, nth: u64, code: Code, thread: Option<ThreadId>) {
+    let planted = Planted { thread, before: nth.saturating_sub(1), code };
+    with(|plan| plan.failures.entry(name.to_owned()).or_default().push(planted));
+}
+
+/// How often a communicator says that it is in progress after a call of a function.
+pub(crate) fn polls(name: &str) -> u32 {
+    const MAKING: [&str; 6] =
+        ["ncclCommInitRankConfig", "ncclCommInitRankScalable", "ncclCommSplit", "ncclCommShrink", "ncclCommGrow", "ncclCommFinalize"];
+    with(|plan| plan.polls.get(name).copied()).unwrap_or(if MAKING.contains(&name) { POLLS_TO_MAKE } else { 0 })
+}
+
+pub(crate) fn set_polls(name: &str, polls: u32) {
+    with(|plan| plan.polls.insert(name.to_owned(), polls));
+}
+
+/// Whether a launch of a rank hangs.
+pub(crate) fn hangs(rank: usize) -> bool {
+    with(|plan| match plan.hangs.get_mut(&rank) {
+        Some(0) => true,
+        Some(before) => {
+            *before -= 1;
+            false
+        }
+        None => false,
+    })
+}
+
+/// Lets a rank hang after so many launches, or no longer.
+pub(crate) fn set_hang(rank: usize, after: Option<u64>) {
+    with(|plan| match after {
+        Some(after) => plan.hangs.insert(rank, after),
+        None => plan.hangs.remove(&rank),
+    });
+}
+
+pub(crate) fn version() -> i32 {
+    with(|plan| plan.version)
+}
+
+pub(crate) fn set_version(version: i32) {
+    with(|plan| plan.version = version);
+}
+
+pub(crate) fn set_linger(linger: Duration) {
+    with(|plan| plan.linger = linger);
+}
+
+/// How often a function was called, by anyone or by one thread.
+pub(crate) fn calls(name: &str, thread: Option<ThreadId>) -> u64 {
+    with(|plan| plan.calls.iter().filter(|((called, caller), _)| *called == name && *caller == thread).map(|(_, count)| count).sum())
+}
+
+pub(crate) fn count_sent(verb: Verb, rank: usize, bytes: usize) {
+    with(|plan| *plan.sent.entry((verb, rank)).or_default() += bytes as u64);
+}
+
+/// Bytes that ranks of this process sent; of one verb or all, by one rank or all.
+pub(crate) fn sent(verb: Option<Verb>, rank: Option<usize>) -> u64 {
+    let asked = |&(of, by): &(Verb, usize)| verb.is_none_or(|verb| verb == of) && rank.is_none_or(|rank| rank == by);
+    with(|plan| plan.sent.iter().filter(|(key, _)| asked(key)).map(|(_, bytes)| bytes).sum())
+}
+
+/// Forgets all that was planted and counted; the version stays.
+pub(crate) fn reset() {
+    let version = version();
+    *lock(&PLAN) = None;
+    set_version(version);
+}

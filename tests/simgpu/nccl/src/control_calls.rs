@@ -1,0 +1,122 @@
+//! The exported functions by which tests steer this library; `simgpu` wraps them.
+
+#![expect(unsafe_code, reason = "exported to C")]
+#![allow(clippy::missing_safety_doc, reason = "strings are null-terminated, buffers as long as their callers say")]
+
+use crate::abi::{Code, Config, Handle};
+use crate::operation::Verb;
+use crate::report;
+use crate::{comm, control, group, other_calls};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+/// # Safety
+/// The string is null-terminated, or null.
+unsafe fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return String::new();
+    }
+    // SAFETY: promised by the caller.
+    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+}
+
+fn caller(anyone: c_int) -> Option<ThreadId> {
+    (anyone == 0).then(|| std::thread::current().id())
+}
+
+/// Sets what `ncclGetVersion` says and what depends on it.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_set_version(version: c_int) {
+    control::set_version(version);
+}
+
+/// Lets the `nth` call of a function from now (1 is the next), by this thread or by anyone, fail with a code.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn simgpu_nccl_fail(function: *const c_char, nth: u64, code: c_int, anyone: c_int) {
+    // SAFETY: promised by the caller.
+    control::fail(&unsafe { text(function) }, nth, Code(code), caller(anyone));
+}
+
+/// After each call of a function, a non-blocking communicator says that many times that it is in progress.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn simgpu_nccl_in_progress(function: *const c_char, polls: u32) {
+    // SAFETY: promised by the caller.
+    control::set_polls(&unsafe { text(function) }, polls);
+}
+
+/// Launches of a rank hang, after `after` that go well, until the communicator is aborted. A negative number ends that for later ones.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_hang(rank: usize, after: i64) {
+    control::set_hang(rank, u64::try_from(after).ok());
+}
+
+/// A rank's process seems to die, as far as the communicators of this process go in which it has this rank. Says how many there were.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_lose(rank: usize) -> usize {
+    let lost: Vec<_> = comm::live().into_iter().filter(|comm| comm.member().is_ok_and(|member| member.rank == rank)).collect();
+    lost.iter().for_each(|comm| comm.lose());
+    lost.len()
+}
+
+/// Each call takes that much longer, so that calls which should not meet do.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_linger(microseconds: u64) {
+    control::set_linger(Duration::from_micros(microseconds));
+}
+
+/// Forgets all that was planted and counted. Communicators stay.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_reset() {
+    control::reset();
+}
+
+/// Hands every report so far to `sink`, with `data`, and forgets them.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_take_reports(sink: extern "C" fn(*mut c_void, *const u8, usize), data: *mut c_void) {
+    report::take().iter().for_each(|text| sink(data, text.as_ptr(), text.len()));
+}
+
+/// How many things are alive: "communicators", "registrations", "windows", "operations" or "allocations".
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn simgpu_nccl_live(what: *const c_char) -> usize {
+    // SAFETY: promised by the caller.
+    match unsafe { text(what) }.as_str() {
+        "allocations" => other_calls::allocations(),
+        what => comm::census().get(what).copied().unwrap_or(0),
+    }
+}
+
+/// How often a function was called, by this thread or by anyone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn simgpu_nccl_calls(function: *const c_char, anyone: c_int) -> u64 {
+    // SAFETY: promised by the caller.
+    control::calls(&unsafe { text(function) }, caller(anyone))
+}
+
+/// Bytes sent by ranks of this process, as the plain algorithms would: by one verb ("AllReduce" …) or all of them (""), by one rank or all
+/// (negative).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn simgpu_nccl_bytes_sent(verb: *const c_char, rank: c_int) -> u64 {
+    // SAFETY: promised by the caller.
+    let verb = unsafe { text(verb) };
+    let known = Verb::ALL.into_iter().find(|known| format!("{known:?}") == verb);
+    if known.is_none() && !verb.is_empty() { 0 } else { control::sent(known, usize::try_from(rank).ok()) }
+}
+
+/// How many groups this thread has open.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_group_depth() -> usize {
+    group::depth()
+}
+
+/// The configuration a communicator was made with, as this library read it. Says whether there is such a communicator.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn simgpu_nccl_config(comm: Handle, config: *mut Config) -> c_int {
+    let found = comm::live().into_iter().find(|live| live.handle == comm as usize);
+    // SAFETY: promised by the caller.
+    found.map_or(0, |live| unsafe {
+        config.write(live.config);
+        1
+    })
+}

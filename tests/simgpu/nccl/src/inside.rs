@@ -1,0 +1,86 @@
+//! Who is inside the library: NCCL wants one thread at a time per communicator, and per device.
+
+use crate::comm::Comm;
+use crate::report::{lock, report};
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::thread::ThreadId;
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Place {
+    Communicator(usize),
+    Device(i32),
+}
+
+struct Visit {
+    thread: ThreadId,
+    name: &'static str,
+    /// Calls of one thread may contain each other.
+    depth: usize,
+}
+
+static VISITS: Mutex<Option<HashMap<Place, Visit>>> = Mutex::new(None);
+
+/// A thread is inside until this is dropped.
+pub(crate) struct Inside(Vec<Place>);
+
+impl Inside {
+    /// A call that only asks something of a communicator.
+    pub(crate) fn asking(comm: &Comm, name: &'static str) -> Inside {
+        Inside::enter(&[Place::Communicator(comm.handle)], name)
+    }
+
+    /// A call that makes a communicator or its device do something.
+    pub(crate) fn acting(comm: &Comm, name: &'static str) -> Inside {
+        Inside::enter(&[Place::Communicator(comm.handle), Place::Device(comm.device.ordinal)], name)
+    }
+
+    fn enter(places: &[Place], name: &'static str) -> Inside {
+        let thread = std::thread::current().id();
+        let mut visits = lock(&VISITS);
+        let visits = visits.get_or_insert_default();
+        let entered = places.iter().filter(|&&place| {
+            let visit = visits.entry(place).or_insert(Visit { thread, name, depth: 0 });
+            if visit.thread != thread {
+                report(format!("two threads inside NCCL on {}: {} and {name}", describe(place), visit.name));
+                return false;
+            }
+            visit.depth += 1;
+            true
+        });
+        Inside(entered.copied().collect())
+    }
+
+    /// Notes an abort while another thread is inside on the same communicator.
+    pub(crate) fn aborting(comm: &Comm) {
+        let visits = lock(&VISITS);
+        let visit = visits.as_ref().and_then(|visits| visits.get(&Place::Communicator(comm.handle)));
+        if let Some(visit) = visit
+            && visit.thread != std::thread::current().id()
+        {
+            report(format!("ncclCommAbort while another thread is inside {} on the same communicator", visit.name));
+        }
+    }
+}
+
+fn describe(place: Place) -> String {
+    match place {
+        Place::Communicator(_) => "one communicator".to_owned(),
+        Place::Device(device) => format!("device {device}"),
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let mut visits = lock(&VISITS);
+        let visits = visits.get_or_insert_default();
+        for place in &self.0 {
+            if let Some(visit) = visits.get_mut(place) {
+                visit.depth -= 1;
+                if visit.depth == 0 {
+                    visits.remove(place);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Launches: what a stream is asked to call, and what it finds when it does.
+
+#![expect(unsafe_code, reason = "device memory is read and written by its address")]
+
+use crate::abi::{Kind, Stream};
+use crate::comm::Comm;
+use crate::control;
+use crate::driver::{self, Access, Event};
+use crate::exchange::bytes;
+use crate::fault::Outcome;
+use crate::operation::{Fold, Operation, Region};
+use crate::report::{lock, report};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+
+/// An operation whose scalar may be known only when it runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) operation: Operation,
+    /// Where the scalar of `PreMulSum` is, if it is on the device.
+    pub(crate) scalar_at: Option<usize>,
+}
+
+struct Job {
+    comm: Arc<Comm>,
+    calls: Vec<Call>,
+    /// Part of a graph: it runs as often as the graph does, and is kept for as long as the process lives.
+    captured: bool,
+}
+
+static JOBS: Mutex<Option<HashMap<usize, Arc<Job>>>> = Mutex::new(None);
+static ISSUED: Mutex<usize> = Mutex::new(0);
+
+/// Puts the calls of one communicator on a stream, as one launch. Where the group used other streams too, they wait for it and it for them.
+pub(crate) fn launch(comm: &Arc<Comm>, streams: &[usize], calls: Vec<Call>) -> Outcome<()> {
+    let _there = comm.device.enter()?;
+    let stream = streams[0] as Stream;
+    let captured = driver::is_capturing(stream);
+    for &other in &streams[1..] {
+        Event::new()?.order(other as Stream, stream)?;
+    }
+    follow(comm, stream, captured)?;
+    let accesses: Vec<Access> = calls.iter().flat_map(accesses).collect();
+    let number = remember(Job { comm: comm.clone(), calls, captured });
+    if !captured {
+        comm.enqueued();
+    }
+    if let Err(fault) = driver::launch(stream, execute, number, &accesses) {
+        forget(number);
+        if !captured && comm.begin(false, false) {
+            comm.end(false);
+        }
+        return Err(fault);
+    }
+    for &other in &streams[1..] {
+        Event::new()?.order(stream, other as Stream)?;
+    }
+    mark(comm, stream, captured)
+}
+
+/// Launches of one communicator run in the order of their calls, on whichever streams.
+fn follow(comm: &Comm, stream: Stream, captured: bool) -> Outcome<()> {
+    match &lock(&comm.goods).order {
+        Some((last, event)) if *last != stream as usize && !captured => event.await_on(stream),
+        _ => Ok(()),
+    }
+}
+
+fn mark(comm: &Comm, stream: Stream, captured: bool) -> Outcome<()> {
+    if captured {
+        return Ok(());
+    }
+    let mut goods = lock(&comm.goods);
+    let (last, event) = match goods.order.take() {
+        Some((_, event)) => (stream as usize, event),
+        None => (stream as usize, Event::new()?),
+    };
+    event.record(stream)?;
+    goods.order = Some((last, event));
+    Ok(())
+}
+
+fn accesses(call: &Call) -> impl Iterator<Item = Access> + use<> {
+    let Operation { input, output, signature, .. } = call.operation;
+    let scalar = call.scalar_at.map(|address| Region { address, bytes: signature.kind.size() }).unwrap_or_default();
+    let all = [(input, 0), (scalar, 0), (output, 1)];
+    all.into_iter().filter(|(region, _)| region.bytes > 0).map(|(region, write)| Access {
+        address: region.address as u64,
+        bytes: region.bytes as u64,
+        write,
+    })
+}
+
+fn remember(job: Job) -> usize {
+    let mut issued = lock(&ISSUED);
+    *issued += 1;
+    lock(&JOBS).get_or_insert_default().insert(*issued, Arc::new(job));
+    *issued
+}
+
+fn forget(number: usize) {
+    lock(&JOBS).get_or_insert_default().remove(&number);
+}
+
+extern "C" fn execute(data: *mut c_void) {
+    let number = data as usize;
+    let job = lock(&JOBS).get_or_insert_default().get(&number).cloned();
+    let Some(job) = job else { return report("a stream ran a launch a second time that was not captured") };
+    if !job.captured {
+        forget(number);
+    }
+    let run = std::panic::AssertUnwindSafe(|| job.run());
+    if std::panic::catch_unwind(run).is_err() {
+        report("the simulated NCCL failed: a launch panicked");
+    }
+}
+
+impl Job {
+    fn run(&self) {
+        let Ok(member) = self.comm.member() else { return };
+        if !self.comm.begin(self.captured, control::hangs(member.rank)) {
+            return;
+        }
+        let operations: Vec<_> = self.calls.iter().map(Call::resolve).collect();
+        // SAFETY: the regions were checked when the calls were made; their owner may free them only when the stream is past this launch.
+        if unsafe { member.link.run(&operations) }.is_ok() {
+            for Operation { signature, .. } in &operations {
+                let moved = signature.count * signature.kind.size();
+                control::count_sent(signature.verb, member.rank, signature.verb.sends(member.rank, signature.root, member.size, moved));
+            }
+        }
+        self.comm.end(self.captured);
+    }
+}
+
+impl Call {
+    fn resolve(&self) -> Operation {
+        let Some(address) = self.scalar_at else { return self.operation };
+        let kind = self.operation.signature.kind;
+        // SAFETY: the user promised a scalar of this type there, for as long as collectives that use it run.
+        Operation { scalar: scalar_bits(kind, unsafe { bytes(Region { address, bytes: kind.size() }) }), ..self.operation }
+    }
+}
+
+/// The bits of a scalar, at the beginning of the word as in memory.
+pub(crate) fn scalar_bits(kind: Kind, value: &[u8]) -> u64 {
+    let mut bits = [0; 8];
+    bits[..kind.size()].copy_from_slice(&value[..kind.size()]);
+    u64::from_ne_bytes(bits)
+}
+
+/// The operation that NCCL before 2.29.7 runs where one rank is alone and averages: it drops the end of what it should write.
+pub(crate) fn with_lost_tail(operation: Operation, size: usize) -> Operation {
+    let affected = size == 1 && operation.signature.fold == Fold::Avg && operation.signature.verb.reduces();
+    if !affected || !(22705..22907).contains(&control::version()) {
+        return operation;
+    }
+    let output = Region { bytes: operation.output.bytes / 16 * 16, ..operation.output };
+    Operation { output, ..operation }
+}

@@ -1,0 +1,266 @@
+//! The exported functions for everything else: versions, errors, memory, registrations, windows and operators.
+
+#![expect(unsafe_code, reason = "exported to C")]
+#![allow(clippy::missing_safety_doc, reason = "the contracts are NCCL's own")]
+#![allow(missing_docs, reason = "NCCL's manual says what these do")]
+
+use crate::abi::{Code, Handle, Kind};
+use crate::call::{acting, asking, call, check_pointer, in_group};
+use crate::comm::Scalar;
+use crate::control;
+use crate::driver::{self, Device};
+use crate::fault::{Fault, Outcome};
+use crate::group::{self, Task};
+use crate::job::scalar_bits;
+use crate::operation::Region;
+use crate::report::{self, lock};
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
+    call("ncclGetVersion", || {
+        check_pointer(version, "ncclGetVersion", "version")?;
+        // SAFETY: the pointer is not null.
+        unsafe { version.write(control::version()) };
+        Ok(Code::SUCCESS)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetErrorString(code: c_int) -> *const c_char {
+    let text = match Code(code) {
+        Code::SUCCESS => c"no error",
+        Code::UNHANDLED_CUDA_ERROR => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        Code::SYSTEM_ERROR => c"unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        Code::INTERNAL_ERROR => c"internal error - please report this issue to the NCCL developers",
+        Code::INVALID_ARGUMENT => c"invalid argument (run with NCCL_DEBUG=WARN for details)",
+        Code::INVALID_USAGE => c"invalid usage (run with NCCL_DEBUG=WARN for details)",
+        Code::REMOTE_ERROR => c"remote process exited or there was a network error",
+        Code::IN_PROGRESS => c"NCCL operation in progress",
+        Code::TIMEOUT if control::version() >= 23000 => c"timeout",
+        _ => c"unknown result code",
+    };
+    text.as_ptr()
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetLastError(_comm: Handle) -> *const c_char {
+    report::last().as_ptr()
+}
+
+/// What was handed out, and what it really is: the address is rounded up to a page, as windows need it.
+static MEMORY: Mutex<BTreeMap<usize, (u64, usize)>> = Mutex::new(BTreeMap::new());
+const PAGE: usize = 4096;
+
+/// How many allocations of `ncclMemAlloc` are alive.
+pub(crate) fn allocations() -> usize {
+    lock(&MEMORY).len()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclMemAlloc(pointer: *mut *mut c_void, size: usize) -> c_int {
+    call("ncclMemAlloc", || {
+        check_pointer(pointer, "ncclMemAlloc", "ptr")?;
+        let device = Device::current()?;
+        let _there = device.enter()?;
+        let whole = size.checked_next_multiple_of(PAGE).and_then(|size| size.checked_add(PAGE));
+        let base =
+            driver::allocate(whole.ok_or_else(|| Fault::argument(format!("ncclMemAlloc : {size} bytes are more than there is memory")))?)?;
+        let address = (base as usize).next_multiple_of(PAGE);
+        lock(&MEMORY).insert(address, (base, size));
+        // SAFETY: the pointer is not null.
+        unsafe { pointer.write(address as *mut c_void) };
+        Ok(Code::SUCCESS)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclMemFree(pointer: *mut c_void) -> c_int {
+    call("ncclMemFree", || {
+        let memory = lock(&MEMORY).remove(&(pointer as usize));
+        let (base, _) = memory.ok_or_else(|| Fault::argument(format!("ncclMemFree : {pointer:p} is no memory of ncclMemAlloc")))?;
+        driver::free(base)?;
+        Ok(Code::SUCCESS)
+    })
+}
+
+/// Whether a region lies in one allocation of `ncclMemAlloc`.
+fn is_ours(region: Region) -> bool {
+    let memory = lock(&MEMORY);
+    let before = memory.range(..=region.address).next_back();
+    before.is_some_and(|(&start, &(_, size))| region.address + region.bytes <= start + size.next_multiple_of(PAGE))
+}
+
+fn new_token() -> usize {
+    static ISSUED: AtomicUsize = AtomicUsize::new(0x20_0000_0000_0000);
+    ISSUED.fetch_add(16, Ordering::SeqCst)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommRegister(comm: Handle, buffer: *mut c_void, size: usize, handle: *mut *mut c_void) -> c_int {
+    call("ncclCommRegister", || {
+        let (comm, _inside) = acting(comm, "ncclCommRegister")?;
+        check_pointer(buffer, "ncclCommRegister", "buff")?;
+        check_pointer(handle, "ncclCommRegister", "handle")?;
+        if size == 0 {
+            return Err(Fault::argument("ncclCommRegister : nothing to register: the size is 0"));
+        }
+        let _there = comm.device.enter()?;
+        comm.device.check_region(Region { address: buffer as usize, bytes: size }, "ncclCommRegister", "buff")?;
+        let token = new_token();
+        lock(&comm.goods).registrations.insert(token, (buffer as usize, size));
+        // SAFETY: the pointer is not null.
+        unsafe { handle.write(token as *mut c_void) };
+        Ok(Code::SUCCESS)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommDeregister(comm: Handle, handle: *mut c_void) -> c_int {
+    call("ncclCommDeregister", || {
+        let (comm, _inside) = asking(comm, "ncclCommDeregister")?;
+        let known = lock(&comm.goods).registrations.remove(&(handle as usize));
+        known.map(|_| Code::SUCCESS).ok_or_else(|| Fault::argument("ncclCommDeregister : nothing is registered under this handle"))
+    })
+}
+
+/// Where the handle of a window goes.
+struct WindowTarget(*mut *mut c_void);
+// SAFETY: NCCL's rule is the same: the variable has to live until the call is complete, and only the finishing thread writes to it.
+unsafe impl Send for WindowTarget {}
+
+impl WindowTarget {
+    /// # Safety
+    /// The caller's variable must still be there.
+    unsafe fn set(self, token: usize) {
+        // SAFETY: promised by the caller.
+        unsafe { self.0.write(token as *mut c_void) };
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommWindowRegister(
+    comm: Handle,
+    buffer: *mut c_void,
+    size: usize,
+    window: *mut *mut c_void,
+    flags: c_int,
+) -> c_int {
+    in_group("ncclCommWindowRegister", || {
+        let (comm, inside) = acting(comm, "ncclCommWindowRegister")?;
+        check_pointer(window, "ncclCommWindowRegister", "win")?;
+        // SAFETY: the pointer is not null.
+        unsafe { window.write(std::ptr::null_mut()) };
+        check_window(Region { address: buffer as usize, bytes: size }, flags)?;
+        drop(inside);
+        let (target, address) = (WindowTarget(window), buffer as usize);
+        let meeting = {
+            let mut goods = lock(&comm.goods);
+            goods.children += 1;
+            format!("window {}", goods.children)
+        };
+        let registering = comm.clone();
+        let work = move || {
+            let member = registering.member()?;
+            let everyone: Vec<usize> = (0..member.size).collect();
+            member.link.confer(&everyone, &meeting, Vec::new())?;
+            let registering = registering.clone();
+            Ok(Box::new(move || {
+                let token = new_token();
+                lock(&registering.goods).windows.insert(token, (address, size));
+                // SAFETY: the call is complete only now, so the caller still keeps the variable.
+                unsafe { target.set(token) };
+                Ok(())
+            }) as group::Finish)
+        };
+        group::add_task(Task { comm, name: "ncclCommWindowRegister", work: Box::new(work) })
+    })
+}
+
+fn check_window(region: Region, flags: c_int) -> Outcome<()> {
+    let known = if control::version() >= 22907 { 0x03 } else { 0x01 };
+    if region.address == 0 || region.bytes == 0 {
+        return Err(Fault::argument(format!("invalid pointer {:#x} / size {}", region.address, region.bytes)));
+    }
+    if flags & !known != 0 {
+        return Err(Fault::argument(format!("ncclCommWindowRegister : unknown flags {flags:#x}")));
+    }
+    if region.address % PAGE != 0 {
+        return Err(Fault::argument(format!("ncclCommWindowRegister : {:#x} is not aligned to {PAGE} bytes", region.address)));
+    }
+    if !is_ours(region) {
+        return Err(Fault::argument("ncclCommWindowRegister : the memory is not of ncclMemAlloc, or the window is longer than it"));
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommWindowDeregister(comm: Handle, window: *mut c_void) -> c_int {
+    call("ncclCommWindowDeregister", || {
+        let (comm, _inside) = asking(comm, "ncclCommWindowDeregister")?;
+        let known = lock(&comm.goods).windows.remove(&(window as usize));
+        known.map(|_| Code::SUCCESS).ok_or_else(|| Fault::argument("ncclCommWindowDeregister : this window is not registered"))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclWinGetUserPtr(comm: Handle, window: *mut c_void, pointer: *mut *mut c_void) -> c_int {
+    call("ncclWinGetUserPtr", || {
+        let (comm, _inside) = asking(comm, "ncclWinGetUserPtr")?;
+        check_pointer(pointer, "ncclWinGetUserPtr", "outUserPtr")?;
+        let known = lock(&comm.goods).windows.get(&(window as usize)).copied();
+        let (address, _) = known.ok_or_else(|| Fault::argument("ncclWinGetUserPtr : this window is not registered"))?;
+        // SAFETY: the pointer is not null.
+        unsafe { pointer.write(address as *mut c_void) };
+        Ok(Code::SUCCESS)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
+    op: *mut c_int,
+    scalar: *mut c_void,
+    datatype: c_int,
+    residence: c_int,
+    comm: Handle,
+) -> c_int {
+    call("ncclRedOpCreatePreMulSum", || {
+        // Numbers of one communicator mean nothing to another.
+        static ISSUED: AtomicI32 = AtomicI32::new(5);
+        let (comm, _inside) = acting(comm, "ncclRedOpCreatePreMulSum")?;
+        check_pointer(op, "ncclRedOpCreatePreMulSum", "op")?;
+        check_pointer(scalar, "ncclRedOpCreatePreMulSum", "scalar")?;
+        let kind = Kind::of(datatype).ok_or_else(|| Fault::argument(format!("ncclRedOpCreatePreMulSum : invalid type {datatype}")))?;
+        let region = Region { address: scalar as usize, bytes: kind.size() };
+        let value = match residence {
+            0 => {
+                let _there = comm.device.enter()?;
+                comm.device.check_region(region, "ncclRedOpCreatePreMulSum", "scalar")?;
+                Err(region.address)
+            }
+            // SAFETY: the caller passes a scalar of this type.
+            1 => Ok(scalar_bits(kind, unsafe { crate::exchange::bytes(region) })),
+            _ => return Err(Fault::argument(format!("ncclRedOpCreatePreMulSum : unknown residence {residence}"))),
+        };
+        let number = ISSUED.fetch_add(1, Ordering::SeqCst);
+        lock(&comm.goods).scalars.insert(number, Scalar { kind, value });
+        // SAFETY: the pointer is not null.
+        unsafe { op.write(number) };
+        Ok(Code::SUCCESS)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclRedOpDestroy(op: c_int, comm: Handle) -> c_int {
+    call("ncclRedOpDestroy", || {
+        if (0..5).contains(&op) {
+            return Err(Fault::argument("ncclRedOpDestroy : operator is a NCCL builtin."));
+        }
+        let (comm, _inside) = asking(comm, "ncclRedOpDestroy")?;
+        let known = lock(&comm.goods).scalars.remove(&op);
+        known.map(|_| Code::SUCCESS).ok_or_else(|| Fault::argument("ncclRedOpDestroy : operator unknown to this communicator."))
+    })
+}

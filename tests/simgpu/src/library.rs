@@ -1,0 +1,59 @@
+//! Finds the simulated libraries and opens them under the names of the real ones.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+const CUDA: &str = "libfakecuda.so";
+pub(crate) const NCCL: &str = "libfakenccl.so";
+
+/// Cargo puts them beside the tests, which lie in `target/…/deps`; programs lie above, examples beside that.
+pub(crate) fn path(name: &str) -> PathBuf {
+    let program = std::env::current_exe().unwrap_or_else(|error| panic!("looking for {name}: where is this program? {error}"));
+    let folders: Vec<PathBuf> = program.ancestors().skip(1).take(2).flat_map(|folder| [folder.into(), folder.join("deps")]).collect();
+    let found = folders.iter().map(|folder| folder.join(name)).find(|path| path.exists());
+    found.unwrap_or_else(|| panic!("{name} is in none of {folders:?}; `cargo build --workspace` makes it"))
+}
+
+/// Opens a library for good. It gives its own name as that of the real one, so every later look-up by that name ends here.
+pub(crate) fn open(path: &Path) -> Library {
+    // SAFETY: the libraries are of this workspace; they do nothing when opened.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.unwrap_or_else(|error| panic!("opening {}: {error}", path.display()))
+}
+
+pub(crate) fn cuda() -> &'static Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    LIBRARY.get_or_init(|| open(&path(CUDA)))
+}
+
+/// Puts the simulated driver and the simulated NCCL in place for this process. Calls after the first do nothing.
+///
+/// # Panics
+///
+/// If they were not built, or cannot be opened.
+pub fn install() {
+    crate::nccl::library();
+}
+
+/// Puts only the driver in place: a machine that has no NCCL. What of NCCL the system has can then be found.
+///
+/// # Panics
+///
+/// As [`install`].
+pub fn install_cuda_only() {
+    cuda();
+}
+
+/// The value of `LD_PRELOAD` with which a child process has the simulation from its start.
+///
+/// # Panics
+///
+/// If the libraries were not built.
+pub fn preload() -> OsString {
+    let mut paths = path(CUDA).into_os_string();
+    paths.push(":");
+    paths.push(path(NCCL));
+    paths
+}
