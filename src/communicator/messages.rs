@@ -228,7 +228,10 @@ impl Communicator {
             }
             #[cfg(feature = "cuda")]
             _ => {
-                return Err(Error::argument("send_recv", "one buffer is on the host and the other on a device: pass both on the same side"));
+                return Err(Error::argument(
+                    "send_recv",
+                    "one buffer is on the host and the other on a device: pass both on the same side",
+                ));
             }
         };
         let (sending, receiving) = ((to_terms, send), (from_terms, receive));

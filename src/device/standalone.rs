@@ -68,7 +68,7 @@ impl fmt::Debug for UniqueId {
 
 /// One rank of a communicator of NCCL's, with this crate's deadlines, watchdog and kernels: [`Communicator`](crate::Communicator)
 /// without the host plane, so nothing is exchanged or compared between processors. Ranks that call different things wait for each
-/// other until the timeout.
+/// other until the timeout. The devices of all ranks are taken to have the same compute capability.
 ///
 /// Every wait ends at [`Config::timeout`]: the communicator is then aborted, and says why.
 #[derive(Debug)]
@@ -164,17 +164,19 @@ impl NcclCommunicator {
         let ids: Vec<_> = ids.iter().map(|id| id.to_nccl()).collect();
         let deadline = Deadline::after(config.timeout);
         let comm = bear(Setup { library, gpu: &gpu, ids: &ids, rank, world_size, config: &config.nccl, deadline: &deadline })?;
-        Self::around(gpu, comm, config)
+        let capability = gpu.capability;
+        Self::around(gpu, comm, config, capability)
     }
 
-    /// What this crate puts around a communicator of NCCL's.
-    pub(crate) fn around(gpu: Gpu, comm: NcclComm, config: &Config) -> Result<Self> {
-        Ok(Self { plane: DevicePlane::new(gpu, comm, &Options::of(config))?, config: config.clone() })
+    /// What this crate puts around a communicator of NCCL's. Ranks go the same way only where they know of the same capability.
+    pub(crate) fn around(gpu: Gpu, comm: NcclComm, config: &Config, least_capability: (i32, i32)) -> Result<Self> {
+        let options = Options::of(config, least_capability);
+        Ok(Self { plane: DevicePlane::new(gpu, comm, &options)?, config: config.clone() })
     }
 
     /// A communicator made of this one.
     fn descendant(&self, comm: NcclComm) -> Result<Self> {
-        Self::around(self.plane.gpu().clone(), comm, &self.config)
+        Self::around(self.plane.gpu().clone(), comm, &self.config, self.plane.least_capability())
     }
 
     fn deadline(&self) -> Deadline {

@@ -59,7 +59,8 @@ pub fn communicators(wiring: Wiring, world_size: usize) -> Vec<Communicator> {
     communicators_with(world_size, |rank| wiring.builder(rank))
 }
 
-fn communicators_with(world_size: usize, builder: impl Fn(usize) -> collectives::Builder + Sync) -> Vec<Communicator> {
+/// As [`communicators`], with a builder for each rank.
+pub fn communicators_with(world_size: usize, builder: impl Fn(usize) -> collectives::Builder + Sync) -> Vec<Communicator> {
     let store = collectives::MemoryStore::new();
     let join = |rank: usize| builder(rank).with_store(std::sync::Arc::new(store.clone()), rank, world_size).unwrap();
     std::thread::scope(|scope| {

@@ -14,9 +14,14 @@ use crate::common::ranks::{processes_with, threads_with};
 
 /// Puts the simulation in place, once per process; does nothing where real GPUs are to be used.
 pub fn prepare() {
-    if std::env::var("COLLECTIVES_TEST_GPU").as_deref() != Ok("real") {
+    if !is_real() {
         simgpu::install();
     }
+}
+
+/// Whether the GPUs are those of this machine.
+fn is_real() -> bool {
+    std::env::var("COLLECTIVES_TEST_GPU").as_deref() == Ok("real")
 }
 
 /// How a rank of these tests joins.
@@ -63,7 +68,11 @@ pub fn process_ranks(name: &str, world_size: usize, program: impl Fn(&Communicat
 /// Fails where the simulation has found a misuse.
 #[track_caller]
 pub fn assert_nothing_found() {
-    let reports = simgpu::reports();
+    if is_real() {
+        return;
+    }
+    let mut reports = simgpu::reports();
+    reports.extend(simgpu::nccl::reports());
     assert!(reports.is_empty(), "the simulated GPU found:\n{}", reports.join("\n"));
 }
 

@@ -5,7 +5,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod faults;
 mod gpu;
 mod graphs;
 mod groups;

@@ -46,6 +46,8 @@ const RANKS_PER_ROOT: usize = 256;
 struct Facts {
     uuid: [u8; 16],
     version: i32,
+    /// Compute capability.
+    capability: (u8, u8),
     may_share: bool,
     pci: String,
     /// By what NCCL is told to take ranks to share a host; empty where it is not told.
@@ -57,8 +59,9 @@ impl Facts {
     fn to_bytes(said: &std::result::Result<Self, String>) -> Vec<u8> {
         match said {
             Err(reason) => [&[0], reason.as_bytes()].concat(),
-            Ok(Self { uuid, version, may_share, pci, host_id }) => {
-                [&[1][..], uuid, &version.to_le_bytes(), &[u8::from(*may_share)], pci.as_bytes(), b"\n", host_id.as_bytes()].concat()
+            Ok(Self { uuid, version, capability: (major, minor), may_share, pci, host_id }) => {
+                [&[1][..], uuid, &version.to_le_bytes(), &[*major, *minor, u8::from(*may_share)], pci.as_bytes(), b"\n", host_id.as_bytes()]
+                    .concat()
             }
         }
     }
@@ -75,11 +78,12 @@ impl Facts {
     fn parse(bytes: &[u8]) -> Option<Self> {
         let (uuid, rest) = bytes.split_first_chunk()?;
         let (version, rest) = rest.split_first_chunk()?;
-        let (may_share, rest) = rest.split_first()?;
+        let ([major, minor, may_share], rest) = rest.split_first_chunk()?;
         let (pci, host_id) = std::str::from_utf8(rest).ok()?.split_once('\n')?;
         Some(Self {
             uuid: *uuid,
             version: i32::from_le_bytes(*version),
+            capability: (*major, *minor),
             may_share: *may_share != 0,
             pci: pci.to_owned(),
             host_id: host_id.to_owned(),
@@ -88,24 +92,17 @@ impl Facts {
 }
 
 /// Why these ranks cannot have a device plane together; every rank comes to the same answer.
-fn objection(said: &[std::result::Result<Facts, String>], peers: &[Peer]) -> Option<String> {
-    let mut all = Vec::with_capacity(said.len());
-    for (peer, said) in peers.iter().zip(said) {
-        match said {
-            Ok(facts) => all.push(facts),
-            Err(reason) => return Some(format!("{peer}: {reason}")),
-        }
-    }
+fn objection(all: &[Facts], peers: &[Peer]) -> Option<String> {
     let first = all.first()?;
     if let Some(other) = all.iter().position(|facts| facts.version != first.version) {
-        let [mine, theirs] = [first, all[other]].map(|facts| Version::from_code(facts.version));
+        let [mine, theirs] = [first, &all[other]].map(|facts| Version::from_code(facts.version));
         let reason = format!("{} has NCCL {mine} and {} has NCCL {theirs}", peers[0], peers[other]);
         return Some(format!("{reason}: NCCL wants one version everywhere; name the library with Config::nccl_library"));
     }
     let mut seen = BTreeMap::new();
     for (rank, facts) in all.iter().enumerate() {
         let Some(other) = seen.insert(facts.uuid, rank) else { continue };
-        if !shares(all[other], facts) {
+        if !shares(&all[other], facts) {
             let reason = format!("{} and {} are both on GPU {}", peers[other], peers[rank], facts.pci);
             return Some(format!(
                 "{reason}: give each a GPU of its own, or, with NCCL {SHARED_DEVICES} or later, set NCCL_MULTI_RANK_GPU_ENABLE=1 for all ranks"
@@ -113,6 +110,13 @@ fn objection(said: &[std::result::Result<Facts, String>], peers: &[Peer]) -> Opt
         }
     }
     None
+}
+
+/// What the ranks have, where all have something and it will do; else why not.
+fn judged(said: &[Vec<u8>], peers: &[Peer]) -> std::result::Result<Vec<Facts>, String> {
+    let facts = peers.iter().zip(said).map(|(peer, bytes)| Facts::from_bytes(bytes).map_err(|reason| format!("{peer}: {reason}")));
+    let facts = facts.collect::<std::result::Result<Vec<_>, _>>()?;
+    objection(&facts, peers).map_or(Ok(facts), Err)
 }
 
 /// Whether NCCL lets two ranks be on one device.
@@ -177,14 +181,17 @@ impl Communicator {
         let mine = found.as_ref().map_err(String::clone).map(|found| Facts {
             uuid: found.gpu.uuid,
             version: found.library.version().code(),
+            capability: (found.gpu.capability.0 as u8, found.gpu.capability.1 as u8),
             may_share: environment.multi_rank_gpu,
             pci: found.gpu.pci.clone(),
             host_id: environment.host_id.clone().unwrap_or_default(),
         });
-        let said: Vec<_> = self.all_gather_blobs(&Facts::to_bytes(&mine))?.iter().map(|bytes| Facts::from_bytes(bytes)).collect();
-        if let Some(reason) = objection(&said, self.peers()) {
-            return Ok(Err(reason));
-        }
+        let said = self.all_gather_blobs(&Facts::to_bytes(&mine))?;
+        let facts = match judged(&said, self.peers()) {
+            Ok(facts) => facts,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let least = facts.iter().map(|facts| facts.capability).min().map_or((0, 0), |(major, minor)| (major.into(), minor.into()));
         let Ok(found) = found else { return Ok(Err("this rank has no device".to_owned())) };
         let made = match self.unique_ids(found.library)? {
             Ok(ids) => {
@@ -198,7 +205,7 @@ impl Communicator {
                     deadline,
                 };
                 NcclComm::create(setup)
-                    .and_then(|comm| NcclCommunicator::around(found.gpu.clone(), comm, self.config()))
+                    .and_then(|comm| NcclCommunicator::around(found.gpu.clone(), comm, self.config(), least))
                     .map_err(|error| error.to_string())
             }
             Err(reason) => Err(reason),
@@ -263,7 +270,8 @@ impl Communicator {
         let made = plane.comm().split(child.map(|(_, color)| color), key, config, deadline);
         let Some((child, _)) = child else { return made.map(|_| ()) };
         let made = match made {
-            Ok(Some(comm)) => NcclCommunicator::around(plane.gpu().clone(), comm, child.config()).map_err(|error| error.to_string()),
+            Ok(Some(comm)) => NcclCommunicator::around(plane.gpu().clone(), comm, child.config(), plane.least_capability())
+                .map_err(|error| error.to_string()),
             Ok(None) => Err("NCCL made no communicator for this rank".to_owned()),
             Err(error) => Err(error.to_string()),
         };
@@ -286,12 +294,20 @@ mod tests {
     use super::*;
 
     fn facts(device: u8) -> Facts {
-        Facts { uuid: [device; 16], version: 23203, may_share: false, pci: format!("0000:{device:02x}:00.0"), host_id: String::new() }
+        Facts {
+            uuid: [device; 16],
+            version: 23203,
+            capability: (9, 0),
+            may_share: false,
+            pci: format!("0000:{device:02x}:00.0"),
+            host_id: String::new(),
+        }
     }
 
-    fn judged(said: &[std::result::Result<Facts, String>]) -> Option<String> {
+    fn judge(said: &[std::result::Result<Facts, String>]) -> Option<String> {
         let peers: Vec<Peer> = (0..said.len()).map(Peer::unknown).collect();
-        objection(said, &peers)
+        let said: Vec<_> = said.iter().map(Facts::to_bytes).collect();
+        judged(&said, &peers).err()
     }
 
     #[test]
@@ -306,21 +322,21 @@ mod tests {
 
     #[test]
     fn every_objection_names_who_and_what_to_do() {
-        assert_eq!(judged(&[Ok(facts(0)), Ok(facts(1))]), None);
-        assert_eq!(judged(&[Ok(facts(0)), Err("no driver".into())]), Some("rank 1: no driver".to_owned()));
-        let old = judged(&[Ok(facts(0)), Ok(Facts { version: 22809, ..facts(1) })]).unwrap();
+        assert_eq!(judge(&[Ok(facts(0)), Ok(facts(1))]), None);
+        assert_eq!(judge(&[Ok(facts(0)), Err("no driver".into())]), Some("rank 1: no driver".to_owned()));
+        let old = judge(&[Ok(facts(0)), Ok(Facts { version: 22809, ..facts(1) })]).unwrap();
         assert!(old.contains("rank 0 has NCCL 2.32.3") && old.contains("rank 1 has NCCL 2.28.9"), "{old}");
-        let twice = judged(&[Ok(facts(0)), Ok(facts(1)), Ok(facts(0))]).unwrap();
+        let twice = judge(&[Ok(facts(0)), Ok(facts(1)), Ok(facts(0))]).unwrap();
         assert!(twice.contains("rank 0 and rank 2") && twice.contains("NCCL_MULTI_RANK_GPU_ENABLE=1"), "{twice}");
     }
 
     #[test]
     fn one_device_is_shared_where_nccl_allows_it() {
         let willing = Facts { may_share: true, ..facts(0) };
-        assert_eq!(judged(&[Ok(willing.clone()), Ok(willing.clone())]), None);
-        assert!(judged(&[Ok(willing.clone()), Ok(facts(0))]).is_some());
+        assert_eq!(judge(&[Ok(willing.clone()), Ok(willing.clone())]), None);
+        assert!(judge(&[Ok(willing.clone()), Ok(facts(0))]).is_some());
         let old = Facts { version: 22809, ..willing };
-        assert!(judged(&[Ok(old.clone()), Ok(old.clone())]).is_some());
-        assert_eq!(judged(&[Ok(old.clone()), Ok(Facts { host_id: "b".to_owned(), ..old })]), None);
+        assert!(judge(&[Ok(old.clone()), Ok(old.clone())]).is_some());
+        assert_eq!(judge(&[Ok(old.clone()), Ok(Facts { host_id: "b".to_owned(), ..old })]), None);
     }
 }

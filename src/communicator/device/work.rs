@@ -68,9 +68,7 @@ impl Queued {
         if !self.deadline.has_passed() {
             return None;
         }
-        self.comm.abort();
-        let (missing, arrived) = (Vec::new(), Vec::new());
-        Some(Err(Error::Timeout { doing: self.doing.clone(), elapsed: self.deadline.elapsed(), missing, arrived }))
+        Some(Err(self.comm.time_out(&|| self.doing.clone(), &self.deadline)))
     }
 }
 

@@ -89,11 +89,12 @@ impl NcclComm {
         self.inner.label(call.fingerprint());
     }
 
-    /// Waits for an event, which was recorded behind this communicator's work.
+    /// Waits for an event, which was recorded behind this communicator's work. A deadline that passes ends the communicator, so that the
+    /// stream comes free.
     ///
     /// # Errors
     ///
-    /// `Timeout` when the deadline passes, which ends nothing; `Poisoned` when the communicator ends first; `Cuda`.
+    /// `Timeout` when the deadline passes; `Poisoned` when the communicator ends first; `Cuda`.
     pub(crate) fn wait(&self, event: &CudaEvent, deadline: &Deadline) -> Result<()> {
         let doing = || format!("waiting on the device for {}", self.inner.last_call());
         let mut pace = lock::Pace::default();
@@ -102,13 +103,16 @@ impl NcclComm {
             match (complete, self.failure()) {
                 (_, Some(_)) => return Err(self.inner.refuse(&doing)),
                 (Ok(true), None) => return Ok(()),
-                (Ok(false), None) if deadline.has_passed() => {
-                    return Err(Error::Timeout { doing: doing(), elapsed: deadline.elapsed(), missing: Vec::new(), arrived: Vec::new() });
-                }
+                (Ok(false), None) if deadline.has_passed() => return Err(self.time_out(&doing, deadline)),
                 (Ok(false), None) => pace.rest(),
                 (Err(error), None) => return Err(crate::device::driver::cuda_error(doing(), error)),
             }
         }
+    }
+
+    /// Ends the communicator because somebody's deadline passed, and says so.
+    pub(crate) fn time_out(&self, doing: &dyn Fn() -> String, deadline: &Deadline) -> Error {
+        self.inner.expire(doing, deadline.elapsed())
     }
 
     /// Waits until the device has done all calls that were made; `false` where the deadline passed first. A communicator that has ended

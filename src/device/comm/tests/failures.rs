@@ -32,7 +32,15 @@ fn a_rank_that_does_not_call_is_noticed_by_the_watchdog() {
             return rank.comm.abort();
         }
         let mut vector = rank.vector(100);
-        let call = Call { kind: Kind::AllReduce, op: 1, element: crate::element::TypeTag::Scalar(crate::DType::F32), count: 100, root: None, counts_hash: 0, sequence: 7 };
+        let call = Call {
+            kind: Kind::AllReduce,
+            op: 1,
+            element: crate::element::TypeTag::Scalar(crate::DType::F32),
+            count: 100,
+            root: None,
+            counts_hash: 0,
+            sequence: 7,
+        };
         rank.comm.label(&call);
         rank.all_reduce(&mut vector, SHORT).unwrap();
         // Returns because the watchdog aborts.
@@ -75,7 +83,14 @@ fn abort_ends_what_other_threads_wait_for_and_may_be_done_again() {
             let comm = Arc::clone(&comm);
             move || comm.wait(&event, &Deadline::after(LONG))
         });
-        let aborters: Vec<_> = (0..3).map(|_| thread::spawn({ let comm = Arc::clone(&comm); move || comm.abort() })).collect();
+        let aborters: Vec<_> = (0..3)
+            .map(|_| {
+                thread::spawn({
+                    let comm = Arc::clone(&comm);
+                    move || comm.abort()
+                })
+            })
+            .collect();
         aborters.into_iter().for_each(|aborter| aborter.join().unwrap());
         let error = waiter.join().unwrap().unwrap_err();
         assert!(matches!(&error, Error::Poisoned { cause, .. } if matches!(**cause, Error::Aborted { .. })), "{error}");
@@ -167,7 +182,13 @@ fn a_failing_collective_is_an_error_with_words_of_nccl_and_poisons_unless_it_is_
 fn failures_at_the_birth_of_a_communicator_leave_nothing_behind() {
     let sim = Sim::new();
     let gpu = driver::open(0).unwrap();
-    for (function, nth) in [("ncclCommInitRankConfig", 1), ("ncclCommGetAsyncError", 1), ("ncclCommGetAsyncError", 2), ("ncclCommUserRank", 1), ("ncclCommCount", 1)] {
+    for (function, nth) in [
+        ("ncclCommInitRankConfig", 1),
+        ("ncclCommGetAsyncError", 1),
+        ("ncclCommGetAsyncError", 2),
+        ("ncclCommUserRank", 1),
+        ("ncclCommCount", 1),
+    ] {
         let ids = [unique_id(library()).unwrap()];
         sim.fail(function, nth, 3);
         let error = NcclComm::create(setup(&gpu, &ids, 0, 1, &NcclConfig::default(), &Deadline::after(LONG))).unwrap_err();

@@ -1,1 +1,0 @@
-//! Reductions that NCCL lacks: exchange, our kernel, exchange, in chunks.

@@ -1,1 +1,0 @@
-//! Our kernels on one device: the images, loaded once, and how each is launched.

@@ -1,0 +1,259 @@
+//! Our kernels on one device: the images, loaded once, and how each is launched.
+
+#![expect(unsafe_code, reason = "kernels take addresses")]
+
+mod module;
+mod names;
+
+use std::ffi::{CStr, c_void};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use cudarc::driver::sys::CUstream;
+use cudarc::driver::{CudaContext, CudaStream, result};
+
+use self::names::{DIVIDED, FAMILIES, FLOATS};
+use super::driver::{Gpu, cuda_error};
+use super::plane::FoldOp;
+use crate::error::Error;
+use crate::{DType, Result};
+
+pub(crate) use self::module::{Function, Module};
+#[cfg(test)]
+pub(crate) use self::names::has_fold;
+
+/// Threads in a block, as every kernel expects.
+const BLOCK: u32 = 512;
+
+/// Blocks for each multiprocessor at most: as many as run at once.
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
+
+/// What one thread moves at a time.
+const CHUNK_BYTES: u64 = 16;
+
+/// How many types there are.
+const TYPES: usize = DType::ALL.len();
+
+/// The kernels of one device.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    folds: [[Function; TYPES]; FoldOp::ALL.len()],
+    divisions: [Function; TYPES],
+    products: [Function; TYPES],
+    fill: Function,
+    check: Function,
+    most_blocks: u32,
+    /// What the functions above belong to.
+    _modules: Vec<Module>,
+}
+
+/// What a fold reads and writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FoldArguments {
+    /// Where rank 0's input is.
+    pub(crate) inputs: u64,
+    /// How far apart inputs are, in bytes.
+    pub(crate) stride: u64,
+    /// Where this rank's own input is, and which one it is, if that is elsewhere.
+    pub(crate) own: Option<(u64, u32)>,
+    /// How many inputs there are.
+    pub(crate) ranks: u32,
+    /// Where the result goes: apart from all inputs, or exactly where this rank's own is.
+    pub(crate) output: u64,
+    /// How many elements; of bitwise ops, bytes.
+    pub(crate) count: u64,
+    /// What a mean divides by.
+    pub(crate) divisor: u32,
+}
+
+/// The kernels of each context that are in use.
+static LOADED: Mutex<Vec<(usize, Weak<Kernels>)>> = Mutex::new(Vec::new());
+
+impl Kernels {
+    /// The kernels on a device: those that another communicator uses there already, or loaded now.
+    ///
+    /// # Errors
+    ///
+    /// `Cuda` where the driver refuses an image.
+    pub(crate) fn on(gpu: &Gpu) -> Result<Arc<Self>> {
+        // Contexts that are alive have addresses of their own, and kernels hold theirs.
+        let context = gpu.context.cu_ctx() as usize;
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.retain(|(_, kernels)| kernels.strong_count() != 0);
+        if let Some(kernels) = loaded.iter().find(|(of, _)| *of == context).and_then(|(_, kernels)| kernels.upgrade()) {
+            return Ok(kernels);
+        }
+        let kernels = Arc::new(Self::load(gpu)?);
+        loaded.push((context, Arc::downgrade(&kernels)));
+        Ok(kernels)
+    }
+
+    fn load(gpu: &Gpu) -> Result<Self> {
+        let mut modules = Vec::with_capacity(FAMILIES.len());
+        for family in &FAMILIES {
+            let image = CStr::from_bytes_with_nul(family.image(gpu.capability).as_bytes())
+                .map_err(|_| Error::config(format!("image {}", family.name), "it does not end with its only NUL"))?;
+            modules.push(Module::load(&gpu.context, image, &format!("our kernels of the family {:?}", family.name))?);
+        }
+        let find = |(family, name): (&str, String)| {
+            let index = FAMILIES.iter().position(|known| known.name == family);
+            let module = index.and_then(|index| modules.get(index));
+            module.ok_or_else(|| Error::config(format!("kernel {name:?}"), "its family is unknown"))?.function(&name)
+        };
+        let mut folds = [[Function::NONE; TYPES]; FoldOp::ALL.len()];
+        for op in FoldOp::ALL {
+            for dtype in DType::ALL.into_iter().filter(|dtype| names::has_fold(op, *dtype)) {
+                folds[op as usize][dtype as usize] = find(names::fold(op, dtype))?;
+            }
+        }
+        let (mut divisions, mut products) = ([Function::NONE; TYPES], [Function::NONE; TYPES]);
+        for dtype in DIVIDED {
+            divisions[dtype as usize] = find(names::divide(dtype))?;
+        }
+        for dtype in FLOATS {
+            products[dtype as usize] = find(names::multiply(dtype))?;
+        }
+        let (fill, check) = (find(("check", "fill_pattern".to_owned()))?, find(("check", "check_pattern".to_owned()))?);
+        let most_blocks = gpu.multiprocessors.max(1) * BLOCKS_PER_MULTIPROCESSOR;
+        Ok(Self { folds, divisions, products, fill, check, most_blocks, _modules: modules })
+    }
+
+    /// The fold of an op on a type.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where there is none.
+    pub(crate) fn fold_of(&self, op: FoldOp, dtype: DType) -> Result<Function> {
+        let function = self.folds[op as usize][dtype as usize];
+        let lacking = || Error::unsupported(format!("a fold of {dtype} by {}", op.name()), "there is no kernel for it");
+        function.handle().map(|_| function).ok_or_else(lacking)
+    }
+
+    /// Folds inputs into an output.
+    ///
+    /// # Safety
+    ///
+    /// `function` is a fold of elements of `element_bytes`, of a module that stays loaded until the stream has passed the call; inputs and
+    /// output are memory of the stream's device for as long, and may be used there at that point of the stream.
+    pub(crate) unsafe fn fold(
+        &self,
+        function: Function,
+        arguments: &FoldArguments,
+        element_bytes: usize,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let FoldArguments { mut inputs, mut stride, own, mut ranks, mut output, mut count, mut divisor } = *arguments;
+        let (mut own, mut own_index) = own.unwrap_or((0, u32::MAX));
+        let mut parameters = [
+            address(&mut inputs),
+            address(&mut stride),
+            address(&mut own),
+            address(&mut own_index),
+            address(&mut ranks),
+            address(&mut output),
+            address(&mut count),
+            address(&mut divisor),
+        ];
+        // SAFETY: the parameters are those of a fold; the rest is the caller's promise.
+        unsafe { self.launch(function, "a fold", count * element_bytes as u64, stream, &mut parameters) }
+    }
+
+    /// Divides each element in place.
+    ///
+    /// # Safety
+    ///
+    /// `data` is `count` elements of this type, memory of the stream's device until the stream has passed the call.
+    pub(crate) unsafe fn divide(&self, dtype: DType, mut data: u64, mut count: u64, mut divisor: u32, stream: &CudaStream) -> Result<()> {
+        let function = self.divisions[dtype as usize];
+        let mut parameters = [address(&mut data), address(&mut count), address(&mut divisor)];
+        // SAFETY: the parameters are those of a division; the rest is the caller's promise.
+        unsafe { self.launch(function, "a division", count * dtype.size_bytes() as u64, stream, &mut parameters) }
+    }
+
+    /// Multiplies each element with a scalar, which is rounded to the type first. Source and destination may be the same.
+    ///
+    /// # Safety
+    ///
+    /// Both are `count` elements of this type, memory of the stream's device until the stream has passed the call.
+    pub(crate) unsafe fn multiply(
+        &self,
+        dtype: DType,
+        mut source: u64,
+        mut destination: u64,
+        mut count: u64,
+        mut scalar: f64,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let function = self.products[dtype as usize];
+        let mut parameters = [address(&mut source), address(&mut destination), address(&mut count), address(&mut scalar)];
+        // SAFETY: the parameters are those of a multiplication; the rest is the caller's promise.
+        unsafe { self.launch(function, "a multiplication", count * dtype.size_bytes() as u64, stream, &mut parameters) }
+    }
+
+    /// Fills memory with a pattern again and again, from its `phase`-th byte on.
+    ///
+    /// # Safety
+    ///
+    /// Destination and pattern are as long as said, apart, and memory of the stream's device until the stream has passed the call.
+    pub(crate) unsafe fn fill_pattern(
+        &self,
+        (mut destination, mut bytes): (u64, u64),
+        (mut pattern, mut pattern_bytes): (u64, u64),
+        mut phase: u64,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let mut parameters =
+            [address(&mut destination), address(&mut bytes), address(&mut pattern), address(&mut pattern_bytes), address(&mut phase)];
+        // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
+        unsafe { self.launch(self.fill, "filling memory", bytes, stream, &mut parameters) }
+    }
+
+    /// Adds to the number at `wrong` how many of `count` elements differ from a repeated pattern of elements, from its `phase`-th on.
+    ///
+    /// # Safety
+    ///
+    /// Buffer and pattern hold as many elements as said, `wrong` is an aligned 64-bit number, all memory of the stream's device until
+    /// the stream has passed the call.
+    pub(crate) unsafe fn check_pattern(
+        &self,
+        (mut buffer, mut count): (u64, u64),
+        mut element_bytes: u32,
+        (mut pattern, mut pattern_elements): (u64, u64),
+        mut phase: u64,
+        mut wrong: u64,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let bytes = count * u64::from(element_bytes);
+        let mut parameters = [
+            address(&mut buffer),
+            address(&mut count),
+            address(&mut element_bytes),
+            address(&mut pattern),
+            address(&mut pattern_elements),
+            address(&mut phase),
+            address(&mut wrong),
+        ];
+        // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
+        unsafe { self.launch(self.check, "checking memory", bytes, stream, &mut parameters) }
+    }
+
+    /// Puts a kernel on a stream, with as many blocks as `bytes` keep busy. The stream's context is bound.
+    ///
+    /// # Safety
+    ///
+    /// The parameters are those of the kernel, and what they point to may be used there.
+    unsafe fn launch(&self, function: Function, what: &str, bytes: u64, stream: &CudaStream, parameters: &mut [*mut c_void]) -> Result<()> {
+        let Some(handle) = function.handle() else {
+            return Err(Error::unsupported(what, "there is no kernel for it"));
+        };
+        let blocks = bytes.div_ceil(CHUNK_BYTES * u64::from(BLOCK)).clamp(1, u64::from(self.most_blocks)) as u32;
+        let stream: CUstream = stream.cu_stream();
+        // SAFETY: the module is loaded, the stream is alive, and the driver copies the parameters; the rest is the caller's promise.
+        unsafe { result::launch_kernel(handle, (blocks, 1, 1), (BLOCK, 1, 1), 0, stream, parameters) }
+            .map_err(|error| cuda_error(format!("launching the kernel of {what}"), error))
+    }
+}
+
+/// Where a parameter is.
+fn address<T>(parameter: &mut T) -> *mut c_void {
+    std::ptr::from_mut(parameter).cast()
+}

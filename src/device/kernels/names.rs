@@ -1,0 +1,137 @@
+//! What our kernels are called and what they take, by family: an image each.
+
+use crate::DType;
+use crate::device::plane::FoldOp;
+
+/// The images of one family: for devices from 7.0 and from 8.0 on. The driver wants a NUL at the end.
+#[derive(Debug)]
+pub(super) struct Family {
+    pub(super) name: &'static str,
+    sm70: &'static str,
+    sm80: &'static str,
+}
+
+macro_rules! families {
+    ($($name:literal),*) => {
+        [$(Family {
+            name: $name,
+            sm70: concat!(include_str!(concat!("../../../kernels/ptx/", $name, "_sm70.ptx")), "\0"),
+            sm80: concat!(include_str!(concat!("../../../kernels/ptx/", $name, "_sm80.ptx")), "\0"),
+        }),*]
+    };
+}
+
+/// Every family.
+pub(super) static FAMILIES: [Family; 5] = families!["bits", "average", "sum", "premul", "check"];
+
+impl Family {
+    /// The image for a device.
+    pub(super) fn image(&self, capability: (i32, i32)) -> &'static str {
+        if capability >= (8, 0) { self.sm80 } else { self.sm70 }
+    }
+}
+
+/// The six float types.
+pub(super) const FLOATS: [DType; 6] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::F8E4M3, DType::F8E5M2];
+
+/// The floats whose sums are divided in place.
+pub(super) const DIVIDED: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
+
+/// Whether there is a fold of this op on this type.
+pub(crate) fn has_fold(op: FoldOp, dtype: DType) -> bool {
+    match op {
+        FoldOp::And | FoldOp::Or | FoldOp::Xor => !dtype.is_float(),
+        FoldOp::Avg => dtype != DType::Bool,
+        FoldOp::Sum | FoldOp::Prod => dtype.is_float() || matches!(dtype, DType::I16 | DType::U16),
+        FoldOp::Min | FoldOp::Max => matches!(dtype, DType::I16 | DType::U16 | DType::F8E4M3 | DType::F8E5M2),
+    }
+}
+
+/// The family and name of a fold. Bitwise ops work on bytes, whatever the type.
+pub(super) fn fold(op: FoldOp, dtype: DType) -> (&'static str, String) {
+    match op {
+        FoldOp::And | FoldOp::Or | FoldOp::Xor => ("bits", format!("fold_{}_b8", op.name())),
+        FoldOp::Avg => ("average", format!("fold_avg_{dtype}")),
+        _ => ("sum", format!("fold_{}_{dtype}", op.name())),
+    }
+}
+
+/// The family and name of the division that ends a mean.
+pub(super) fn divide(dtype: DType) -> (&'static str, String) {
+    ("average", format!("scale_{dtype}"))
+}
+
+/// The family and name of the multiplication that comes before a `PreMulSum`.
+pub(super) fn multiply(dtype: DType) -> (&'static str, String) {
+    ("premul", format!("premul_{dtype}"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    const FOLD: &[&str] = &["u64", "u64", "u64", "u32", "u32", "u64", "u64", "u32"];
+    const DIVIDE: &[&str] = &["u64", "u64", "u32"];
+    const MULTIPLY: &[&str] = &["u64", "u64", "u64", "f64"];
+    const FILL: &[&str] = &["u64", "u64", "u64", "u64", "u64"];
+    const CHECK: &[&str] = &["u64", "u64", "u32", "u64", "u64", "u64", "u64"];
+
+    /// Every entry that we look up, with its family and parameters.
+    fn expected() -> Vec<(&'static str, String, &'static [&'static str])> {
+        let mut entries: Vec<(&'static str, String, &'static [&'static str])> = Vec::new();
+        for op in FoldOp::ALL {
+            for dtype in DType::ALL.into_iter().filter(|dtype| has_fold(op, *dtype)) {
+                let (family, name) = fold(op, dtype);
+                entries.push((family, name, FOLD));
+            }
+        }
+        entries.extend(DIVIDED.map(divide).map(|(family, name)| (family, name, DIVIDE)));
+        entries.extend(FLOATS.map(multiply).map(|(family, name)| (family, name, MULTIPLY)));
+        entries.push(("check", "fill_pattern".to_owned(), FILL));
+        entries.push(("check", "check_pattern".to_owned(), CHECK));
+        entries.sort();
+        entries.dedup();
+        entries
+    }
+
+    /// The entries of an image and the types of their parameters.
+    fn entries(image: &str) -> Vec<(String, Vec<String>)> {
+        let parts = image.split(".visible .entry ").skip(1);
+        parts
+            .map(|part| {
+                let (name, rest) = part.split_once('(').unwrap();
+                let (parameters, _) = rest.split_once(')').unwrap();
+                let types = parameters.split(".param .").skip(1).map(|parameter| parameter.split(' ').next().unwrap().to_owned());
+                (name.to_owned(), types.collect())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_images_have_every_entry_with_the_parameters_that_we_pass_and_no_other() {
+        for capability in [(7, 0), (8, 0)] {
+            for family in &FAMILIES {
+                let mut there = entries(family.image(capability));
+                there.sort();
+                let wanted = expected().into_iter().filter(|(of, ..)| *of == family.name);
+                let wanted: Vec<_> =
+                    wanted.map(|(_, name, types)| (name, types.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())).collect();
+                assert_eq!(there, wanted, "family {} for {capability:?}", family.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_gets_the_newest_image_that_it_can_run() {
+        for family in &FAMILIES {
+            for (capability, target) in [((7, 0), "sm_70"), ((7, 5), "sm_70"), ((8, 0), "sm_80"), ((9, 0), "sm_80"), ((12, 1), "sm_80")] {
+                let image = family.image(capability);
+                assert!(image.contains(&format!(".target {target}\n")), "{} for {capability:?}", family.name);
+                assert!(image.contains(".version 8.0\n") && image.ends_with('\0'), "{}", family.name);
+                assert_eq!(image.matches('\0').count(), 1);
+            }
+        }
+    }
+}

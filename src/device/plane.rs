@@ -1,1 +1,0 @@
-//! The device plane of one communicator: which way each call goes, and what it needs.

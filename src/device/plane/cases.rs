@@ -1,0 +1,197 @@
+//! One collective of the model's ranks, compared byte by byte with what it should leave in memory.
+
+use super::model::{BASE, Model, everyone, room};
+use super::step::{Plan, Ranks, Room};
+use crate::DType;
+use crate::call::{Call, Kind, Layout};
+use crate::device::job::{Job, Reduction};
+use crate::element::TypeTag;
+
+/// A repeatable sequence of numbers.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % bound
+    }
+}
+
+/// A collective, the same on all ranks but for what only some of them know.
+#[derive(Debug, Clone)]
+pub(crate) struct Case {
+    pub(crate) kind: Kind,
+    pub(crate) n: usize,
+    pub(crate) root: usize,
+    pub(crate) in_place: bool,
+    /// The bytes of each rank's block; for calls without blocks, of the vector. Of `all_to_all_v`, what `pairs` says.
+    pub(crate) blocks: Vec<usize>,
+    /// What each rank sends to each.
+    pub(crate) pairs: Vec<Vec<usize>>,
+    pub(crate) element_bytes: usize,
+    pub(crate) room: usize,
+}
+
+/// What lies between buffers, and must stay as it was.
+const GUARD: usize = 48;
+
+impl Case {
+    /// A case of a kind; `element_bytes` divide every block.
+    pub(crate) fn some(kind: Kind, in_place: bool, element_bytes: usize, most: usize, random: &mut Random) -> Self {
+        let n = [2, 3, 4, 8][random.below(4)];
+        let mut length = || [0, 1, 2, 5, 16, 17, 64, 100, 1023][random.below(9)].min(most) * element_bytes;
+        let varies = matches!(kind, Kind::AllGatherV | Kind::ReduceScatterV | Kind::GatherV | Kind::ScatterV);
+        let first = length();
+        let blocks = (0..n).map(|_| if varies { length() } else { first }).collect();
+        let pairs = (0..n).map(|_| (0..n).map(|_| length()).collect()).collect();
+        let room = [0, 1, 2, 7][random.below(4)] * 1000 + 16 * 1024;
+        Self { kind, n, root: random.below(n), in_place, blocks, pairs, element_bytes, room }
+    }
+
+    /// How many bytes this rank reads and writes, in buffers of its own.
+    fn lengths(&self, me: usize) -> (usize, usize) {
+        let (own, all) = (self.blocks[me], self.blocks.iter().sum());
+        let at_root = |bytes: usize| if me == self.root { bytes } else { 0 };
+        match self.kind {
+            Kind::Barrier => (0, 0),
+            Kind::Broadcast => (at_root(own), own),
+            Kind::AllReduce => (own, own),
+            Kind::Reduce => (own, at_root(own)),
+            Kind::AllGather | Kind::AllGatherV => (own, all),
+            Kind::ReduceScatter | Kind::ReduceScatterV => (all, own),
+            Kind::Gather | Kind::GatherV => (own, at_root(all)),
+            Kind::Scatter | Kind::ScatterV => (at_root(all), own),
+            Kind::AllToAll => (all, all),
+            Kind::AllToAllV => (self.pairs[me].iter().sum(), self.pairs.iter().map(|pairs| pairs[me]).sum()),
+        }
+    }
+
+    fn layout(&self, me: usize) -> Layout {
+        match self.kind {
+            Kind::AllGatherV | Kind::ReduceScatterV => Layout::Blocks(self.blocks.clone()),
+            Kind::GatherV | Kind::ScatterV if me == self.root => Layout::Blocks(self.blocks.clone()),
+            Kind::GatherV | Kind::ScatterV => Layout::Own(self.blocks[me]),
+            Kind::AllToAllV => Layout::Pairs { send: self.pairs[me].clone(), receive: self.pairs.iter().map(|pairs| pairs[me]).collect() },
+            _ => Layout::Equal(self.blocks[me]),
+        }
+    }
+
+    /// Whether this rank has one buffer for both.
+    fn shares(&self, me: usize) -> bool {
+        self.in_place && (me == self.root || !matches!(self.kind, Kind::Broadcast | Kind::Gather | Kind::Scatter))
+    }
+
+    /// Where this rank's job reads and writes, and how much.
+    fn buffers(&self, me: usize) -> ((u64, usize), (u64, usize)) {
+        let (source_len, destination_len) = self.lengths(me);
+        let source = BASE + GUARD as u64;
+        if self.shares(me) {
+            let length = source_len.max(destination_len);
+            return ((source, length), (source, length));
+        }
+        let destination = source + (source_len + GUARD) as u64 + 256 - ((source_len + GUARD) % 256) as u64;
+        let known = |address: u64, length: usize| if length == 0 { (0, 0) } else { (address, length) };
+        (known(source, source_len), known(destination, destination_len))
+    }
+
+    fn memory_len(&self) -> usize {
+        let end = |me: usize| {
+            let ((source, length), (destination, destination_len)) = self.buffers(me);
+            (source + length as u64).max(destination + destination_len as u64).max(BASE) - BASE
+        };
+        ((0..self.n).map(end).max().unwrap_or(0) as usize + GUARD).next_multiple_of(256)
+    }
+
+    /// This rank's job.
+    pub(crate) fn job(&self, me: usize, dtype: DType, reduction: Option<Reduction>) -> Job {
+        let ((source, source_len), (destination, destination_len)) = self.buffers(me);
+        let rooted = matches!(self.kind, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::GatherV | Kind::Scatter | Kind::ScatterV);
+        let element = TypeTag::Scalar(dtype);
+        let root = rooted.then_some(self.root as u32);
+        Job {
+            call: Call { kind: self.kind, op: 0, element, count: 0, root, counts_hash: 0, sequence: 1 },
+            source,
+            source_len,
+            destination,
+            destination_len,
+            layout: self.layout(me),
+            element_bytes: self.element_bytes,
+            reduction,
+            in_place: self.shares(me),
+        }
+    }
+
+    /// Runs the plans of all ranks and compares memory. `fold` makes one vector of those of all ranks. Returns the bytes sent.
+    pub(crate) fn run(
+        &self,
+        random: &mut Random,
+        fill: impl Fn(&mut Random) -> [u8; 4],
+        plan: impl Fn(Ranks, Room) -> Plan,
+        fold: impl Fn(&[Vec<u8>]) -> Vec<u8>,
+    ) -> usize {
+        let before = self.memory_len();
+        let memories: Vec<Vec<u8>> = (0..self.n)
+            .map(|_| (0..(before + self.room).div_ceil(4)).flat_map(|_| fill(random)).take(before + self.room).collect())
+            .collect();
+        let mut expected = memories.clone();
+        let contributions: Vec<Vec<u8>> = (0..self.n).map(|me| self.contribution(me, &memories[me])).collect();
+        for me in 0..self.n {
+            let result = self.result(me, &contributions, &fold);
+            let (_, (mut address, length)) = self.buffers(me);
+            if length == 0 || result.is_empty() {
+                continue;
+            }
+            if self.shares(me) && matches!(self.kind, Kind::ReduceScatter | Kind::ReduceScatterV | Kind::Scatter) {
+                address += self.blocks[..me].iter().sum::<usize>() as u64;
+            }
+            let start = (address - BASE) as usize;
+            expected[me][start..start + result.len()].copy_from_slice(&result);
+        }
+        let mut model = Model::new(memories);
+        model.run(everyone(self.n).map(|ranks| plan(ranks, room(before, self.room))).collect());
+        for me in 0..self.n {
+            let (got, wanted) = (&model.memory(me)[..before], &expected[me][..before]);
+            let wrong = got.iter().zip(wanted).position(|(a, b)| a != b);
+            assert!(wrong.is_none(), "rank {me}, byte {wrong:?} of {before}: {self:?}");
+        }
+        model.wire
+    }
+
+    /// What a rank puts into the collective.
+    fn contribution(&self, me: usize, memory: &[u8]) -> Vec<u8> {
+        let (length, _) = self.lengths(me);
+        let ((mut address, known), _) = self.buffers(me);
+        if known == 0 || length == 0 {
+            return Vec::new();
+        }
+        if self.shares(me) && matches!(self.kind, Kind::AllGather | Kind::AllGatherV | Kind::Gather) {
+            address += self.blocks[..me].iter().sum::<usize>() as u64;
+        }
+        let start = (address - BASE) as usize;
+        memory[start..start + length].to_vec()
+    }
+
+    /// What a rank gets out of it; nothing where it gets nothing.
+    fn result(&self, me: usize, inputs: &[Vec<u8>], fold: &impl Fn(&[Vec<u8>]) -> Vec<u8>) -> Vec<u8> {
+        let start = |blocks: &[usize], rank: usize| blocks[..rank].iter().sum::<usize>();
+        let own = start(&self.blocks, me)..start(&self.blocks, me) + self.blocks[me];
+        match self.kind {
+            Kind::Barrier => Vec::new(),
+            Kind::Broadcast => inputs[self.root].clone(),
+            Kind::AllReduce => fold(inputs),
+            Kind::ReduceScatter | Kind::ReduceScatterV => fold(inputs)[own].to_vec(),
+            Kind::AllGather | Kind::AllGatherV => inputs.concat(),
+            Kind::Scatter | Kind::ScatterV => inputs[self.root][own].to_vec(),
+            Kind::Reduce if me == self.root => fold(inputs),
+            Kind::Gather | Kind::GatherV if me == self.root => inputs.concat(),
+            Kind::Reduce | Kind::Gather | Kind::GatherV => Vec::new(),
+            Kind::AllToAll => inputs.iter().flat_map(|input| input[own.clone()].to_vec()).collect(),
+            Kind::AllToAllV => (0..self.n)
+                .flat_map(|peer| {
+                    let from = start(&self.pairs[peer], me);
+                    inputs[peer][from..from + self.pairs[peer][me]].to_vec()
+                })
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! The device plane of one communicator: which way each call goes, and what it needs.
+//!
+//! A call is planned first, as plain values, and then put on its stream: transfers by NCCL, kernels and copies of our own between them.
+//! What NCCL does in one call goes there directly. See [`Way`] for what NCCL reduces and what our kernels fold.
+
+#![expect(unsafe_code, reason = "calls take addresses of device memory")]
+
+#[cfg(test)]
+pub(crate) mod cases;
+#[cfg(test)]
+mod model;
+mod run;
+mod step;
+mod way;
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
+use nccl_sys::ncclRedOp_t;
+
+use self::run::Running;
+use super::comm::NcclComm;
+use super::driver::{self, Gpu, cuda_error};
+use super::fold::{self, Folding};
+use super::job::{Job, Message, Reduction};
+use super::kernels::Kernels;
+use super::native::{self, Library};
+use super::user::Users;
+use crate::config::Config;
+use crate::deadline::Deadline;
+use crate::element::TypeTag;
+use crate::error::Error;
+use crate::{DType, ReduceOp, Result};
+
+#[cfg(test)]
+pub(crate) use self::model::combine;
+pub(crate) use self::step::{Folder, Lane, Moment, Plan, Ranks, Room, Step, Transfer};
+pub(crate) use self::way::{Facts, FoldOp, NativeOp, Way};
+
+/// How long the end waits for our kernels on streams of the caller's.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a plane is told. The same on every rank, so that all do the same.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Options {
+    /// Whether floats are folded in rank order, always.
+    pub(crate) reproducible: bool,
+    /// How much device memory the plane keeps for folds and exchanges in place, in bytes. More makes the slabs of large folds larger.
+    pub(crate) scratch_bytes: usize,
+    /// The least compute capability among the devices of all ranks.
+    pub(crate) least_capability: (i32, i32),
+}
+
+impl Options {
+    /// As a communicator's settings have it.
+    pub(crate) fn of(config: &Config, least_capability: (i32, i32)) -> Self {
+        Self { reproducible: config.reproducible, scratch_bytes: config.device_scratch_bytes, least_capability }
+    }
+}
+
+/// The device plane of one communicator. One thread at a time uses it.
+///
+/// Everything that calls need is made with it: streams, events, memory, kernels. Only kernels of the caller's own are loaded when they
+/// are first used.
+///
+/// Calls may be captured into a graph. Those that fold, or exchange in place, use the plane's memory: such a graph must not run at the
+/// same time as other calls of the communicator on other streams, and not after the communicator has ended.
+#[derive(Debug)]
+pub(crate) struct DevicePlane {
+    gpu: Gpu,
+    /// Ends before what its streams may still use.
+    comm: Arc<NcclComm>,
+    stream: Arc<CudaStream>,
+    side: Arc<CudaStream>,
+    kernels: Arc<Kernels>,
+    users: RefCell<Users>,
+    facts: Facts,
+    library: Library,
+    ranks: Ranks,
+    room: Room,
+    /// The inputs of a slab have come.
+    arrived: CudaEvent,
+    /// One for each half of the memory: the slab there is folded.
+    folded: [CudaEvent; 2],
+    /// The plane's memory is free again, and its kernels are done.
+    free: CudaEvent,
+    /// The stream on which it was used last.
+    last: Cell<usize>,
+    /// NCCL's op for the last `PreMulSum`.
+    product: Cell<Option<Product>>,
+}
+
+/// An op that NCCL was given a scalar for.
+#[derive(Debug, Clone, Copy)]
+struct Product {
+    scalar: u64,
+    dtype: DType,
+    op: ncclRedOp_t,
+}
+
+/// One communicator's share of a group.
+pub(crate) type GroupPart<'a> = (&'a DevicePlane, &'a [Job], &'a [Message], &'a Arc<CudaStream>);
+
+impl DevicePlane {
+    /// The plane of a communicator on a device.
+    ///
+    /// # Errors
+    ///
+    /// `Cuda` where the driver refuses a stream, memory or our kernels.
+    pub(crate) fn new(gpu: Gpu, comm: NcclComm, options: &Options) -> Result<Self> {
+        let doing = |what: &str| format!("making {what} on device {}", gpu.ordinal);
+        let failed = |what: &'static str| move |error: DriverError| cuda_error(doing(what), error);
+        driver::bind(&gpu.context).map_err(failed("a device plane"))?;
+        let stream = gpu.context.new_stream().map_err(failed("a stream"))?;
+        let side = gpu.context.new_stream().map_err(failed("a stream"))?;
+        let event = || gpu.context.new_event(None).map_err(failed("an event"));
+        let (arrived, folded, free) = (event()?, [event()?, event()?], event()?);
+        let kernels = Kernels::on(&gpu)?;
+        let ranks = Ranks { me: comm.rank(), n: comm.world_size() };
+        let Options { reproducible, scratch_bytes, least_capability } = *options;
+        let facts = Facts { ranks: ranks.n, nccl: comm.version(), capability: least_capability, reproducible };
+        let has = |function: &str| comm.library().has(function);
+        let library = Library { all_to_all: has("ncclAlltoAll"), gather: has("ncclGather"), scatter: has("ncclScatter") };
+        let bytes = if ranks.n == 1 { 0 } else { scratch_bytes };
+        // Not of a pool: NCCL may reach into it from other devices.
+        let allocate = || if bytes == 0 { Ok(0) } else { unsafe { result::malloc_sync(bytes) } };
+        let address = allocate().map_err(|error| cuda_error(format!("allocating {bytes} B of memory on device {}", gpu.ordinal), error))?;
+        let (room, users, last) = (Room { address, bytes }, RefCell::new(Users::new(&gpu)), Cell::new(stream.cu_stream().addr()));
+        let (product, comm) = (Cell::new(None), Arc::new(comm));
+        Ok(Self { gpu, comm, stream, side, kernels, users, facts, library, ranks, room, arrived, folded, free, last, product })
+    }
+
+    /// The device.
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The least compute capability among the devices of all ranks.
+    pub(crate) fn least_capability(&self) -> (i32, i32) {
+        self.facts.capability
+    }
+
+    /// NCCL's communicator.
+    pub(crate) fn comm(&self) -> &Arc<NcclComm> {
+        &self.comm
+    }
+
+    /// The plane's own stream, which lives as long as it.
+    pub(crate) fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Our kernels on the device.
+    pub(crate) fn kernels(&self) -> &Arc<Kernels> {
+        &self.kernels
+    }
+
+    /// Waits until everything queued on the plane's own stream has ended. A deadline that passes ends the communicator.
+    ///
+    /// # Errors
+    ///
+    /// `Timeout`, `Poisoned`, `Cuda`.
+    pub(crate) fn synchronize(&self, deadline: &Deadline) -> Result<()> {
+        let doing = || format!("waiting for the stream of device {}", self.gpu.ordinal);
+        let event = self.stream.record_event(None).map_err(|error| cuda_error(doing(), error))?;
+        self.comm.wait(&event, deadline)
+    }
+
+    /// Which way each call goes, in words.
+    pub(crate) fn explain(&self) -> String {
+        let Gpu { name, ordinal, capability: (major, minor), .. } = &self.gpu;
+        let own = |has: bool| if has { "NCCL's own" } else { "grouped sends and receives" };
+        let Library { all_to_all, gather, scatter } = self.library;
+        format!(
+            "device {ordinal}, {name}, compute capability {major}.{minor}; NCCL {}; {} ranks; {} B of scratch memory\n\
+             all_to_all: {}; gather: {}; scatter: {}; broadcast, all_gather: NCCL's own\n{}",
+            self.comm.version(),
+            self.ranks.n,
+            self.room.bytes,
+            own(all_to_all),
+            own(gather),
+            own(scatter),
+            way::explain(&self.facts),
+        )
+    }
+
+    /// Puts a collective on a stream.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported` where the call cannot be done; nothing was queued then, and the other ranks say the same. Any
+    /// other error ends the communicator.
+    ///
+    /// # Safety
+    ///
+    /// The addresses of the job are memory of this device, valid for their lengths and kept until the stream has passed the call; the
+    /// two buffers are one, as the job says, or apart.
+    #[inline]
+    pub(crate) unsafe fn enqueue(&self, job: &Job, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
+        self.check_stream(stream)?;
+        let plan = self.plan(job, stream)?;
+        self.comm.label(&job.call);
+        let doing = || job.call.to_string();
+        match plan {
+            Plan::Nothing => self.refuse_if_over(&doing),
+            Plan::One(transfer) => {
+                let queue = stream.cu_stream();
+                // SAFETY: the transfer uses this stream alone; its addresses are the caller's promise.
+                unsafe { self.comm.enqueue(&doing, stream, timeout, |raw| self.issue(raw, &transfer, queue)) }
+            }
+            plan => {
+                let running = Running::new(self, plan, stream);
+                // SAFETY: the steps use the job's addresses, which are the caller's promise, and the plane's own.
+                unsafe { run::together(&mut [running], &doing, timeout) }
+            }
+        }
+    }
+
+    /// Puts several collectives and messages of one or several communicators on their streams together: what NCCL does in one call each
+    /// becomes one group; the rest follows, in order.
+    ///
+    /// # Errors
+    ///
+    /// As [`DevicePlane::enqueue`].
+    ///
+    /// # Safety
+    ///
+    /// As [`DevicePlane::enqueue`] for every job and message. No call of the group uses what another one writes.
+    pub(crate) unsafe fn enqueue_group(parts: &[GroupPart<'_>], timeout: Duration) -> Result<()> {
+        let mut all = Vec::with_capacity(parts.len());
+        for (plane, jobs, messages, stream) in parts {
+            plane.check_stream(stream)?;
+            let (mut transfers, mut after) = native::messages(messages, plane.ranks.me)?;
+            let mut rest = Vec::new();
+            for job in *jobs {
+                plane.comm.label(&job.call);
+                match plane.plan(job, stream)? {
+                    Plan::Nothing => {}
+                    Plan::One(transfer) => transfers.push(transfer),
+                    Plan::Group { transfers: more, after: work } => {
+                        transfers.extend(more);
+                        after.extend(work);
+                    }
+                    Plan::Steps(steps) => rest.extend(steps),
+                }
+            }
+            all.push(Running::of_steps(plane, transfers, after, rest, stream));
+        }
+        let doing = || {
+            let (jobs, messages) = parts.iter().fold((0, 0), |(jobs, messages), part| (jobs + part.1.len(), messages + part.2.len()));
+            format!("a group of {jobs} collectives and {messages} messages")
+        };
+        for (plane, ..) in parts {
+            plane.refuse_if_over(&doing)?;
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { run::together(&mut all, &doing, timeout) }
+    }
+
+    /// Puts sends and receives on a stream together.
+    ///
+    /// # Errors
+    ///
+    /// As [`DevicePlane::enqueue`].
+    ///
+    /// # Safety
+    ///
+    /// As [`DevicePlane::enqueue`] for every message.
+    pub(crate) unsafe fn messages(&self, messages: &[Message], stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { Self::enqueue_group(&[(self, &[], messages, stream)], timeout) }
+    }
+
+    /// What a job comes down to on this rank.
+    fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
+        let alone = self.ranks.n == 1;
+        match &job.reduction {
+            None if alone => Ok(native::alone(job, None)),
+            None => native::moving(job, self.ranks, self.library, self.room),
+            Some(Reduction::Builtin(op)) => {
+                let TypeTag::Scalar(dtype) = job.call.element else {
+                    let reason = "a built-in op knows single elements; use a custom one";
+                    return Err(Error::unsupported(format!("{op} of {}", job.call.element), reason));
+                };
+                op.check(dtype)?;
+                match *op {
+                    ReduceOp::PreMulSum(scalar) if alone => Ok(native::alone(job, Some((scalar, dtype)))),
+                    _ if alone => Ok(native::alone(job, None)),
+                    op => self.plan_reduction(job, Way::of(op, dtype, &self.facts)?),
+                }
+            }
+            Some(Reduction::User(_)) if alone => Ok(native::alone(job, None)),
+            Some(Reduction::User(code)) => {
+                let place = self.users.borrow_mut().place(code, job.call.element, stream)?;
+                let folding = Folding { folder: Folder::User(place), multiply: None, element_bytes: job.element_bytes };
+                fold::plan(job, folding, self.ranks, self.room)
+            }
+        }
+    }
+
+    fn plan_reduction(&self, job: &Job, way: Way) -> Result<Plan> {
+        match way {
+            Way::Native(op, dtype) => native::reducing(job, op, dtype, self.ranks),
+            Way::SumThenDivide(dtype) => native::dividing(job, dtype, self.ranks),
+            Way::Fold(op, dtype) => fold::plan(job, Folding::by(op, dtype, None), self.ranks, self.room),
+            Way::MultiplyThenFold(scalar, dtype) => {
+                fold::plan(job, Folding::by(FoldOp::Sum, dtype, Some((scalar, dtype))), self.ranks, self.room)
+            }
+        }
+    }
+
+    /// A stream of this device.
+    fn check_stream(&self, stream: &CudaStream) -> Result<()> {
+        if stream.context().cu_ctx() == self.gpu.context.cu_ctx() {
+            return Ok(());
+        }
+        let reason = format!("it is of device {}, and the communicator is on device {}", stream.context().ordinal(), self.gpu.ordinal);
+        Err(Error::argument("a call on a stream", reason))
+    }
+
+    /// Calls for which there is nothing to do are refused as all others are.
+    fn refuse_if_over(&self, doing: &dyn Fn() -> String) -> Result<()> {
+        match self.comm.failure() {
+            Some(cause) => Err(Error::Poisoned { call: doing(), cause: Arc::new(cause) }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for DevicePlane {
+    fn drop(&mut self) {
+        // Kernels and memory are in use until then. Where the communicator has ended, what waits for other ranks returns.
+        if self.comm.wait(&self.free, &Deadline::after(PATIENCE)).is_err() {
+            self.comm.abort();
+        }
+        if self.room.address != 0 && driver::bind(&self.gpu.context).is_ok() {
+            // SAFETY: allocated by `new`, freed once; the driver waits for what uses it.
+            let _ = unsafe { result::free_sync(self.room.address) };
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What a call comes down to: transfers by NCCL, and work of our own between them. Plain values, so that they can be looked at.
+
+use crate::DType;
+
+use super::way::{FoldOp, NativeOp};
+use crate::device::kernels::FoldArguments;
+
+/// One call of NCCL's. Addresses are of this rank's memory; lengths are in bytes where no type is named.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Transfer {
+    AllReduce {
+        source: u64,
+        destination: u64,
+        count: usize,
+        dtype: DType,
+        op: NativeOp,
+    },
+    /// The destination counts at the root alone.
+    Reduce {
+        source: u64,
+        destination: u64,
+        count: usize,
+        dtype: DType,
+        op: NativeOp,
+        root: usize,
+    },
+    /// `count` elements to each rank.
+    ReduceScatter {
+        source: u64,
+        destination: u64,
+        count: usize,
+        dtype: DType,
+        op: NativeOp,
+    },
+    /// The source counts at the root alone.
+    Broadcast {
+        source: u64,
+        destination: u64,
+        bytes: usize,
+        root: usize,
+    },
+    /// As many bytes from each rank.
+    AllGather {
+        source: u64,
+        destination: u64,
+        bytes: usize,
+    },
+    /// As many bytes from each rank to each rank.
+    AllToAll {
+        source: u64,
+        destination: u64,
+        bytes: usize,
+    },
+    /// As many bytes from each rank.
+    Gather {
+        source: u64,
+        destination: u64,
+        bytes: usize,
+        root: usize,
+    },
+    /// As many bytes to each rank.
+    Scatter {
+        source: u64,
+        destination: u64,
+        bytes: usize,
+        root: usize,
+    },
+    Send {
+        address: u64,
+        bytes: usize,
+        peer: usize,
+    },
+    Receive {
+        address: u64,
+        bytes: usize,
+        peer: usize,
+    },
+}
+
+/// Where our own work runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// The stream of the call, on which NCCL's part runs, too.
+    Call,
+    /// A stream of the plane's, beside it.
+    Side,
+}
+
+/// A moment on one lane for which the other waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// The inputs of a slab have come. The side waits.
+    Arrived,
+    /// The slab in this half of the scratch memory is folded. The call's stream waits.
+    Folded(usize),
+}
+
+/// A kernel that folds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Folder {
+    /// One of ours.
+    Ours(FoldOp, DType),
+    /// One of the caller's, by its place among those that were loaded.
+    User(usize),
+}
+
+/// One step of a call. Steps of one lane run one after another.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Step {
+    /// Transfers that are launched as one group. There may be none where other ranks have some.
+    Transfer(Vec<Transfer>),
+    /// A copy inside this device's memory, on the call's lane.
+    Copy {
+        source: u64,
+        destination: u64,
+        bytes: usize,
+    },
+    Fold {
+        lane: Lane,
+        folder: Folder,
+        arguments: FoldArguments,
+        element_bytes: usize,
+    },
+    /// Each element is divided by `divisor`, on the call's lane.
+    Divide {
+        data: u64,
+        count: usize,
+        dtype: DType,
+        divisor: u32,
+    },
+    /// Each element times the scalar, on the call's lane.
+    Multiply {
+        source: u64,
+        destination: u64,
+        count: usize,
+        dtype: DType,
+        scalar: f64,
+    },
+    /// The side waits for what the call's lane has done so far, or the reverse.
+    Record(Moment),
+    Wait(Moment),
+}
+
+/// What a call comes down to.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Plan {
+    /// There is nothing to do on this rank.
+    Nothing,
+    /// One call of NCCL's.
+    One(Transfer),
+    /// One group of NCCL's calls, which may be empty, then work of our own.
+    Group { transfers: Vec<Transfer>, after: Vec<Step> },
+    /// Several exchanges through the plane's memory.
+    Steps(Vec<Step>),
+}
+
+/// A rank and how many there are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ranks {
+    pub(crate) me: usize,
+    pub(crate) n: usize,
+}
+
+impl Ranks {
+    /// Every other rank, from the next one on, so that not all start with the same.
+    pub(crate) fn others(self) -> impl Iterator<Item = usize> {
+        (1..self.n).map(move |step| (self.me + step) % self.n)
+    }
+}
+
+/// Memory of the plane's own on the device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    pub(crate) address: u64,
+    pub(crate) bytes: usize,
+}

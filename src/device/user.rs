@@ -1,1 +1,0 @@
-//! Kernels of the caller: a CUDA C expression, compiled by NVRTC, or a PTX image.

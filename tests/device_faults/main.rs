@@ -1,0 +1,15 @@
+//! Faults on the device plane, planted in the simulated GPU: each becomes a typed error on every rank, or is found by the simulation.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../device/gpu.rs"]
+mod gpu;
+
+mod arguments;
+mod endings;
+mod misuse;
+mod refusals;
+mod start;
+mod versions;

@@ -1,0 +1,109 @@
+//! Other NCCL releases and other cards: each in a process of its own, since a library is never unloaded.
+
+use std::process::{Command, Stdio};
+
+use collectives::{Communicator, DeviceChoice, F8E4M3, ReduceOp, bf16};
+use simgpu::Configuration;
+
+use super::common::cases::{everything_in, movements_in, reductions_in};
+use super::common::ranks::{processes_with, threads_with};
+use super::gpu::{DeviceMemory, assert_nothing_found};
+
+/// Runs `program` in a process of its own, which is this test again.
+fn alone_in_a_process(name: &str, program: impl FnOnce()) {
+    const INSIDE: &str = "COLLECTIVES_TEST_INSIDE";
+    if std::env::var(INSIDE).as_deref() == Ok(name) {
+        return program();
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(INSIDE, name)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{name}: {}\n{out}\n{err}", output.status);
+}
+
+fn ranks(world_size: usize, program: impl Fn(&Communicator, &DeviceMemory) + Sync) {
+    let builder = |_: usize| Communicator::builder().require_device(DeviceChoice::Local);
+    threads_with(world_size, builder, |comm| program(comm, &DeviceMemory::of(comm)));
+    assert_nothing_found();
+}
+
+macro_rules! releases {
+    ($($test:ident $code:literal;)*) => {$(
+        #[test]
+        fn $test() {
+            alone_in_a_process(concat!("versions::", stringify!($test)), || {
+                simgpu::nccl::install($code);
+                ranks(3, |comm, memory| {
+                    assert_eq!(comm.device().unwrap().nccl_version().replace('.', ""), stringify!($test).replace(|c: char| !c.is_ascii_digit(), ""));
+                    everything_in(memory, comm, &[13], $code);
+                    let half = comm.split(Some(comm.rank() as u32 % 2), 0).unwrap().unwrap();
+                    reductions_in::<u16, _>(memory, &half, ReduceOp::Avg, 100, $code);
+                });
+                let native = simgpu::nccl::calls("ncclAlltoAll");
+                assert_eq!(native > 0, $code >= 22803, "{native} native calls");
+            });
+        }
+    )*};
+}
+
+releases! {
+    everything_on_nccl_2_18_3 21803;
+    everything_on_nccl_2_23_4 22304;
+    everything_on_nccl_2_27_5 22705;
+    everything_on_nccl_2_28_9 22809;
+}
+
+#[test]
+fn one_rank_on_a_release_whose_mean_is_broken() {
+    alone_in_a_process("versions::one_rank_on_a_release_whose_mean_is_broken", || {
+        simgpu::nccl::install(22809);
+        ranks(1, |comm, memory| {
+            reductions_in::<f32, _>(memory, comm, ReduceOp::Avg, 1003, 1);
+            reductions_in::<bf16, _>(memory, comm, ReduceOp::Avg, 1003, 2);
+            reductions_in::<i8, _>(memory, comm, ReduceOp::Avg, 1003, 3);
+        });
+    });
+}
+
+#[test]
+fn a_release_that_is_too_old_is_named() {
+    alone_in_a_process("versions::a_release_that_is_too_old_is_named", || {
+        simgpu::nccl::install(21705);
+        let why = Communicator::builder().device(DeviceChoice::Local).run_local(2, |comm| Ok(comm.why_no_device().unwrap())).unwrap();
+        assert!(why.iter().all(|why| why.contains("2.17.5") && why.contains("2.18")), "{why:?}");
+    });
+}
+
+#[test]
+fn a_card_without_eight_bit_floats_folds_them_itself() {
+    alone_in_a_process("versions::a_card_without_eight_bit_floats_folds_them_itself", || {
+        simgpu::install_cuda_only();
+        simgpu::configure(Configuration { capability: 70, ..Configuration::default() });
+        simgpu::install();
+        ranks(3, |comm, memory| {
+            reductions_in::<F8E4M3, _>(memory, comm, ReduceOp::Sum, 500, 1);
+            reductions_in::<F8E4M3, _>(memory, comm, ReduceOp::Max, 500, 2);
+            reductions_in::<bf16, _>(memory, comm, ReduceOp::Avg, 500, 3);
+            movements_in::<F8E4M3, _>(memory, comm, 500, 4);
+        });
+    });
+}
+
+#[test]
+fn releases_that_differ_between_ranks_are_named() {
+    let name = "versions::releases_that_differ_between_ranks_are_named";
+    let builder = |rank: usize| {
+        simgpu::nccl::install(if rank == 1 { 22809 } else { 23203 });
+        Communicator::builder().device(DeviceChoice::Local)
+    };
+    processes_with(name, 2, builder, |comm| {
+        let why = comm.why_no_device().unwrap();
+        assert!(why.contains("NCCL 2.32.3") && why.contains("NCCL 2.28.9"), "{why}");
+        Ok(())
+    });
+}
