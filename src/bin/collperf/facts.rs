@@ -68,7 +68,7 @@ impl Facts {
     }
 
     /// Such ranks with a device each.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "cuda"))]
     pub(crate) fn example_on_devices(ranks: usize) -> Self {
         let mut facts = Self { on: On::Device { nccl: 22809 }, ..Self::example(ranks) };
         for (ordinal, rank) in facts.ranks.iter_mut().enumerate() {

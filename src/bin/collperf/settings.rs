@@ -365,7 +365,10 @@ mod tests {
     fn flags_of_devices_are_refused_on_the_host_with_a_reason() {
         for flag in ["-G 1", "-R 2", "-C 1", "-x 0", "-M 1", "-y 1"] {
             let (code, message) = refusal(&format!("all_reduce --plane host {flag}"));
-            assert!(code == 5 && message.starts_with(&format!("{flag}: the host plane")) || message.starts_with("-C 1: calls"), "{message}");
+            assert!(
+                code == 5 && message.starts_with(&format!("{flag}: the host plane")) || message.starts_with("-C 1: calls"),
+                "{message}"
+            );
         }
         for flag in ["-D 3", "-V 16", "-m 4", "-t 2", "-p 1"] {
             let (code, message) = refusal(&format!("all_reduce {flag}"));

@@ -16,6 +16,7 @@ use crate::failure::{CHECK, Failure};
 use crate::machine::now;
 use crate::row::Row;
 use crate::settings::{Blocking, Destination, Settings};
+use crate::sizes::human;
 use crate::table;
 
 /// Everything that goes out.
@@ -152,6 +153,12 @@ impl<'a> Report<'a> {
         self.print(&table::footer(collective.name(), here.failed_checks, here.mean_busbw(), here.reached(self.settings)))
     }
 
+    /// Says how much of a device's memory a rank's buffers take, how much is in use there, and how much there is.
+    pub(crate) fn memory(&mut self, bytes: [usize; 3]) -> Result<(), Failure> {
+        let [buffers, used, total] = bytes.map(human);
+        self.print(&format!("# GPU memory usage     : {buffers} in buffers, {used} of {total} in use\n#\n"))
+    }
+
     /// Writes the files and returns the exit code.
     pub(crate) fn finish(mut self) -> Result<u8, Failure> {
         self.bar.finish_and_clear();
@@ -242,7 +249,10 @@ fn heading(settings: &Settings, facts: &Facts, collective: Collective) -> String
             Some(Gpu { ordinal, bus, name }) => (ordinal, &bus[..], name),
             None => (local_rank, "host", processor),
         };
-        text += &format!("#  Rank {:>2} Group {:>2} Pid {:>6} on {:>10} device {device:>2} [{bus}] {name}\n", peer.rank, 0, peer.pid, peer.host);
+        text += &format!(
+            "#  Rank {:>2} Group {:>2} Pid {:>6} on {:>10} device {device:>2} [{bus}] {name}\n",
+            peer.rank, 0, peer.pid, peer.host
+        );
     }
     text
 }
@@ -296,6 +306,31 @@ mod tests {
             "#  Rank  1 Group  0 Pid    101 on       desk device  1 [host] Abacus 9\n",
         );
         assert_eq!(heading(&settings, &Facts::example(2), Collective::Broadcast), expected);
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn devices_are_named_as_nccl_tests_names_them() {
+        let settings = Settings::new(&Arguments::parse_from(["collperf", "broadcast", "-G", "4", "-z", "2"]), None).unwrap();
+        let text = heading(&settings, &Facts::example_on_devices(2), Collective::Broadcast);
+        let expected = [
+            " nccl-library=22809\n",
+            "# nThread 1 nGpus 1 ",
+            " graph: 4 ",
+            "# Blocking Enabled: wait for completion of each call\n",
+            "#  Rank  1 Group  0 Pid    101 on       desk device  1 [0000:01:00] Soroban 2 GPU\n",
+        ];
+        expected.into_iter().for_each(|part| assert!(text.contains(part), "{part:?} is not in\n{text}"));
+        let barrier = heading(&settings, &Facts::example_on_devices(1), Collective::Barrier);
+        assert!(barrier.contains("# A barrier is the host plane's"), "{barrier}");
+    }
+
+    #[test]
+    fn a_run_that_fell_back_says_why() {
+        let settings = Settings::new(&Arguments::parse_from(["collperf", "broadcast"]), None).unwrap();
+        let facts = Facts { on: On::Host { why: Some("no driver".to_owned()) }, ..Facts::example(1) };
+        let text = heading(&settings, &facts, Collective::Broadcast);
+        assert!(text.contains("# On the host plane, since there is no device plane: no driver\n"), "{text}");
     }
 
     #[test]

@@ -30,7 +30,8 @@ pub(super) struct OnDevice<'a> {
     stream: &'a Arc<CudaStream>,
     /// Recorded behind calls to find out whether they have ended.
     end: CudaEvent,
-    /// Allocated once, as large as the largest row needs.
+    /// Allocated once, as large as the largest row needs: so many bytes each.
+    bytes: usize,
     storage: [Storage; 2],
 }
 
@@ -62,7 +63,7 @@ impl<'a> OnDevice<'a> {
         let storage = [storage()?, storage()?];
         // Memory is not allocated where a rank's calls wait for another's on the same device.
         comm.barrier()?;
-        Ok(Self { comm, device, stream, end, storage })
+        Ok(Self { comm, device, stream, end, bytes, storage })
     }
 
     /// The device in words, as [`crate::facts::Gpu`] reads them.
@@ -138,6 +139,11 @@ impl Plane for OnDevice<'_> {
     fn between(&self, from: &CudaEvent, to: &CudaEvent) -> Result<f64> {
         let milliseconds = from.elapsed_ms(to).map_err(|error| cuda("reading a time between events", error))?;
         Ok(f64::from(milliseconds) * 1e3)
+    }
+
+    fn memory_use(&self) -> Result<[u64; 3]> {
+        let (free, total) = self.device.context().mem_get_info().map_err(|error| cuda("asking for free memory", error))?;
+        Ok([2 * self.bytes as u64, total.saturating_sub(free) as u64, total as u64])
     }
 
     fn capture(&self, queue: &mut dyn FnMut() -> Result<()>) -> Result<CudaGraph> {
@@ -324,4 +330,50 @@ impl<T: Sample> Memory<T> for Elements<'_, T> {
 /// An error of the driver with what was being done.
 fn cuda(doing: impl Into<String>, error: DriverError) -> Error {
     Error::Cuda { doing: doing.into(), code: error.0 as u32, text: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use collectives::DeviceChoice;
+
+    use super::*;
+    use crate::arguments::Arguments;
+
+    #[test]
+    fn what_differs_is_told() {
+        if std::env::var("COLLECTIVES_TEST_GPU").as_deref() != Ok("real") {
+            simgpu::install();
+        }
+        let comm = Communicator::builder().require_device(DeviceChoice::Local).local(1).unwrap().remove(0);
+        let settings = Settings::new(&Arguments::parse_from(["collperf", "all_reduce", "-e", "1M"]), None).unwrap();
+        let device = comm.device().unwrap();
+        let plane = OnDevice::new(&comm, device, device.stream(), &settings).unwrap();
+        let [mut buffer, _] = plane.buffers::<u16>(200_000, 3).unwrap();
+        let runs = [
+            Run { start: 1, length: 150_000, origin: Origin::Folded { start: 0 } },
+            Run { start: 150_010, length: 9, origin: Origin::Of { rank: 1, start: 7 } },
+        ];
+        // Values that repeat themselves as inputs do.
+        let value = |origin, offset: usize| match origin {
+            Origin::Folded { .. } => (offset % OnDevice::PERIOD) as u16,
+            Origin::Of { .. } => 100 + offset as u16,
+        };
+        let told = |buffer: &Elements<'_, u16>| {
+            let mut told = vec![];
+            buffer.compare(&runs, value, |index, found, right| told.push((index, found, right))).unwrap();
+            told
+        };
+        buffer.clear().unwrap();
+        assert_eq!(told(&buffer).len(), 150_000 - 3 + 9, "zeros are right where the pattern begins");
+        buffer.write(&runs, value).unwrap();
+        assert_eq!(told(&buffer), []);
+        for index in [2, 140_000, 150_005, 150_012] {
+            buffer.repeat(buffer.at(index), &[0xee, 0xff], 2).unwrap();
+        }
+        let right = |index: usize| ((index - 1) % OnDevice::PERIOD) as u16;
+        let expected = [(2, right(2)), (140_000, right(140_000)), (150_012, 102)];
+        assert_eq!(told(&buffer), expected.map(|(index, right)| (index, "0xffee".to_owned(), right)));
+        plane.close().unwrap();
+    }
 }

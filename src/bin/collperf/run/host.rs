@@ -37,6 +37,10 @@ impl Plane for Host {
         Ok(to.duration_since(*from).as_secs_f64() * 1e6)
     }
 
+    fn memory_use(&self) -> Result<[u64; 3]> {
+        Ok([0; 3])
+    }
+
     fn capture(&self, _queue: &mut dyn FnMut() -> Result<()>) -> Result<Infallible> {
         Err(Error::Unsupported { what: "a graph of calls".to_owned(), reason: "the host plane has no CUDA graphs".to_owned() })
     }

@@ -98,11 +98,9 @@ fn check_room(comm: &Communicator, settings: &Settings) -> Result<(), Failure> {
     let largest = largest_buffer(settings, comm.world_size());
     let needed = largest.saturating_mul(2 * comm.local_world_size());
     match available_memory().filter(|available| needed > *available) {
-        Some(available) => Err(Failure::internal(format!(
-            "this host's ranks need {}, and {} are free; use a smaller -e",
-            human(needed),
-            human(available)
-        ))),
+        Some(available) => {
+            Err(Failure::internal(format!("this host's ranks need {}, and {} are free; use a smaller -e", human(needed), human(available))))
+        }
         None => Ok(()),
     }
 }
@@ -111,7 +109,8 @@ fn check_room(comm: &Communicator, settings: &Settings) -> Result<(), Failure> {
 fn largest_buffer(settings: &Settings, world_size: usize) -> usize {
     let sizes = settings.sizes.iter().copied().max().unwrap_or(0);
     let types = settings.dtypes.iter().map(|dtype| dtype.size_bytes());
-    let bytes = |collective: Collective, element: usize| collective.bytes(collective.count(sizes, element, world_size), element, world_size);
+    let bytes =
+        |collective: Collective, element: usize| collective.bytes(collective.count(sizes, element, world_size), element, world_size);
     let of_type = |element: usize| settings.collectives.iter().map(move |collective| bytes(*collective, element)).max();
     types.filter_map(of_type).max().unwrap_or(0)
 }
@@ -121,6 +120,7 @@ fn measure<P: Plane>(comm: &Communicator, plane: &P, settings: &Settings, facts:
     let report = if comm.rank() == 0 { Some(Report::open(settings, facts, row_count(settings, comm.world_size()))?) } else { None };
     let mut session = Session { comm, plane, settings, report, checks: Checks::default(), wrong_cells: 0 };
     let result = settings.collectives.iter().try_for_each(|collective| session.collective(*collective));
+    let result = result.and_then(|()| if settings.device.memory { session.tell_memory() } else { Ok(()) });
     match (result, session.report) {
         (Err(failure), Some(report)) => {
             report.abandon(&failure);
@@ -161,6 +161,16 @@ impl<P: Plane> Session<'_, P> {
             report.refuse(failure.message);
         }
         Ok(())
+    }
+
+    /// Has the report say how much memory is in use on the device that has the most of it in use.
+    fn tell_memory(&mut self) -> Result<(), Failure> {
+        let all = share(self.comm, &self.plane.memory_use()?)?;
+        let most = all.chunks_exact(3).max_by_key(|of_rank| of_rank[1]);
+        match (&mut self.report, most) {
+            (Some(report), Some([buffers, used, total])) => report.memory([*buffers, *used, *total].map(|bytes| bytes as usize)),
+            _ => Ok(()),
+        }
     }
 
     /// Says on a terminal what is being measured.

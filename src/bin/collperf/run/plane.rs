@@ -33,6 +33,10 @@ pub(super) trait Plane {
     /// Microseconds between two points in time, both of which have passed.
     fn between(&self, from: &Self::Mark, to: &Self::Mark) -> Result<f64>;
 
+    /// What this rank's buffers take of its device, what is in use there by all, and how much there is, in bytes. Zeros where there is
+    /// no device.
+    fn memory_use(&self) -> Result<[u64; 3]>;
+
     /// Records what `queue` queues.
     fn capture(&self, queue: &mut dyn FnMut() -> Result<()>) -> Result<Self::Graph>;
 
