@@ -1,4 +1,4 @@
-//! The command line: nccl-tests' flags where they mean something on this plane, refusals where they do not, and our own.
+//! The command line: nccl-tests' flags where they mean something here, refusals where they do not, and our own.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -60,8 +60,8 @@ pub(crate) struct Arguments {
     /// The root rank, where there is one; -1: each in turn
     #[arg(short = 'r', long, value_name = "RANK", default_value_t = 0)]
     pub(crate) root: i64,
-    /// 0: call after call; 1: a barrier after each call, in the time; 2: as 0, since every call here waits; 3: a barrier after
-    /// each call, outside the time
+    /// 0: call after call; 1: wait for each call, and a barrier after it, in the time; 2: wait for each call (on the host plane as 0,
+    /// since every call there waits); 3: as 1, with the barrier outside the time. With -G, a call is a launch of the graph
     #[arg(short = 'z', long, value_name = "0-3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) blocking: u8,
     /// Give up a call after this many seconds
@@ -73,9 +73,12 @@ pub(crate) struct Arguments {
     /// Let buffers begin this many elements after an aligned address
     #[arg(short = 'u', long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16))]
     pub(crate) unalign: u16,
-    /// 1: also time each call by itself, and print least, largest, 99th percentile and variation
+    /// 1: also time each call by itself (on devices by events), and print least, largest, 99th percentile and variation
     #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) per_iteration: u8,
+    /// Leave this many of the first calls that are timed by themselves out of their figures
+    #[arg(short = 'K', long = "per_iter_skip", alias = "per-iter-skip", value_name = "N", default_value_t = 0)]
+    pub(crate) skip: u32,
     /// 1: print the time of day (UTC) in each row
     #[arg(short = 'S', long = "report_timestamps", alias = "report-timestamps", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) timestamps: u8,
@@ -86,7 +89,7 @@ pub(crate) struct Arguments {
     /// What ranks are on this host
     #[arg(long, value_enum, default_value_t = RankKind::Process)]
     pub(crate) ranks: RankKind,
-    /// Where buffers lie
+    /// Where buffers lie: auto takes devices where every rank gets one, and host memory otherwise
     #[arg(long, value_enum, default_value_t = Plane::Auto)]
     pub(crate) plane: Plane,
     /// How ranks of the host plane reach each other
@@ -102,6 +105,9 @@ pub(crate) struct Arguments {
     /// with least and median of the slowest rank's time per call
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub(crate) cell_ms: Option<Duration>,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceFlags,
 
     /// Write the results here as JSON; an existing file is kept, and a number added to the name
     #[arg(short = 'J', long = "output_file", alias = "output-file", value_name = "FILE.json")]
@@ -122,7 +128,46 @@ pub(crate) struct Arguments {
     pub(crate) elsewhere: Elsewhere,
 }
 
-/// nccl-tests' flags that this plane has no meaning for: taken, so that they can be refused with a reason.
+/// Flags that mean something on devices only.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct DeviceFlags {
+    /// Devices: capture the timed calls in a CUDA graph and launch it this often; 0: no graph
+    #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0)]
+    pub(crate) graph: u32,
+    /// Devices: 1: report the processor's time to issue a call in place of the call's time
+    #[arg(short = 'C', long = "report_cputime", alias = "report-cputime", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub(crate) issue_time: u8,
+    /// Devices: 1: register buffers with NCCL; 2: as windows for symmetric memory
+    #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0-2", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub(crate) register: u8,
+    /// Devices: 1: queue calls on the null stream
+    #[arg(short = 'y', long = "stream_null", alias = "stream-null", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub(crate) null_stream: u8,
+    /// Devices: NCCL's policy for thread blocks: 0: default; 1: efficiency; 2: zero
+    #[arg(short = 'x', long = "cta_policy", alias = "cta-policy", value_name = "0-2", value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub(crate) cta_policy: Option<u8>,
+    /// Devices: 1: print the device memory in use
+    #[arg(short = 'M', long, value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub(crate) memory: u8,
+}
+
+impl DeviceFlags {
+    /// The first flag that asks for a device, and why the host plane has no meaning for it.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let flags = [
+            ("-G", self.graph, "the host plane has no CUDA graphs"),
+            ("-C", self.issue_time.into(), "calls of the host plane are done when they return, so the time to issue them is the time"),
+            ("-R", self.register.into(), "the host plane has no buffers to register with NCCL"),
+            ("-y", self.null_stream.into(), "the host plane has no streams"),
+            ("-M", self.memory.into(), "the host plane uses no GPU memory"),
+        ];
+        let switched_on = flags.into_iter().find(|(_, value, _)| *value != 0);
+        let policy = self.cta_policy.map(|policy| ("-x", policy.into(), "the host plane has no thread blocks"));
+        switched_on.or(policy).map(|(flag, value, reason)| format!("{flag} {value}: {reason}"))
+    }
+}
+
+/// nccl-tests' flags that have no meaning here: taken, so that they can be refused with a reason.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Elsewhere {
     #[arg(short = 't', long = "nthreads", hide = true)]
@@ -131,24 +176,10 @@ pub(crate) struct Elsewhere {
     aggregated: Option<String>,
     #[arg(short = 'p', long = "parallel_init", hide = true)]
     parallel_init: Option<String>,
-    #[arg(short = 'y', long = "stream_null", hide = true)]
-    null_stream: Option<String>,
-    #[arg(short = 'G', long = "cudagraph", hide = true)]
-    graph: Option<String>,
-    #[arg(short = 'C', long = "report_cputime", hide = true)]
-    issue_time: Option<String>,
-    #[arg(short = 'R', long = "local_register", hide = true)]
-    register: Option<String>,
-    #[arg(short = 'x', long = "cta_policy", hide = true)]
-    cta_policy: Option<String>,
     #[arg(short = 'D', long = "device_implementation", hide = true)]
     device_implementation: Option<String>,
     #[arg(short = 'V', long = "device_cta_count", hide = true)]
     cta_count: Option<String>,
-    #[arg(short = 'M', long = "memory", hide = true)]
-    memory: Option<String>,
-    #[arg(short = 'K', long = "per_iter_skip", hide = true)]
-    skip: Option<String>,
 }
 
 impl Elsewhere {
@@ -156,17 +187,10 @@ impl Elsewhere {
     pub(crate) fn refusal(&self) -> Option<String> {
         let flags = [
             ("-t", &self.threads, "1", "ranks are counted by -g alone; --ranks thread makes them threads"),
-            ("-m", &self.aggregated, "1", "calls of the host plane are not fused in groups"),
-            ("-p", &self.parallel_init, "0", "ranks of the host plane always start in parallel"),
-            ("-y", &self.null_stream, "0", "the host plane has no streams"),
-            ("-G", &self.graph, "0", "the host plane has no CUDA graphs"),
-            ("-C", &self.issue_time, "0", "calls of the host plane are done when they return, so the time to issue them is the time"),
-            ("-R", &self.register, "0", "the host plane has no buffers to register with NCCL"),
-            ("-x", &self.cta_policy, "", "the host plane has no thread blocks"),
-            ("-D", &self.device_implementation, "0", "the host plane has no device kernels"),
-            ("-V", &self.cta_count, "", "the host plane has no thread blocks"),
-            ("-M", &self.memory, "0", "the host plane uses no GPU memory"),
-            ("-K", &self.skip, "0", "all timed calls are reported; use -w for calls that are not"),
+            ("-m", &self.aggregated, "1", "calls are not fused in groups; on devices -G puts many of them into one launch"),
+            ("-p", &self.parallel_init, "0", "ranks always start in parallel"),
+            ("-D", &self.device_implementation, "0", "collperf calls the library, which has no kernels of NCCL's device interface"),
+            ("-V", &self.cta_count, "", "collperf has no kernels of NCCL's device interface whose blocks could be counted"),
         ];
         flags.into_iter().find_map(|(flag, value, off, reason)| {
             let value = value.as_deref().filter(|value| *value != off)?;

@@ -56,6 +56,7 @@ impl From<collectives::Error> for Failure {
         let code = match &error {
             error if error.is_timeout() => TIMEOUT,
             error if error.is_unsupported() => UNSUPPORTED,
+            collectives::Error::NoDevice { .. } => UNSUPPORTED,
             collectives::Error::Config { .. } => USAGE,
             _ => COLLECTIVE,
         };

@@ -31,6 +31,8 @@ pub(crate) struct Recipe {
     /// `None` where data is only moved.
     pub(crate) op: Option<ReduceOp>,
     pub(crate) world_size: usize,
+    /// After how many elements inputs repeat themselves.
+    pub(crate) period: usize,
 }
 
 /// The scalar of `PreMulSum` on this rank: 1 and 2 in turns, as nccl-tests has it.
@@ -48,6 +50,7 @@ fn mixed(mut bits: u64) -> u64 {
 impl Recipe {
     /// Bits that all ranks share at this index.
     fn common(&self, index: usize) -> u64 {
+        let index = if index < self.period { index } else { index % self.period };
         mixed(self.seed.wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
@@ -394,7 +397,7 @@ mod tests {
     }
 
     fn check_orders<T: Fold>(op: ReduceOp, world_size: usize, seed: u64) {
-        let recipe = Recipe { seed, op: Some(op), world_size };
+        let recipe = Recipe { seed, op: Some(op), world_size, period: usize::MAX };
         let mut order: Vec<usize> = (0..world_size).collect();
         for round in 0..4_u64 {
             for i in (1..world_size).rev() {
@@ -436,7 +439,7 @@ mod tests {
         for dtype in DType::ALL {
             for op in ReduceOp::ALL.into_iter().filter(|op| op.check(dtype).is_ok()) {
                 for world_size in [1, 2, 13] {
-                    let recipe = Recipe { seed: 5, op: Some(op), world_size };
+                    let recipe = Recipe { seed: 5, op: Some(op), world_size, period: usize::MAX };
                     let variety = with_element!(dtype, T => variety::<T>(&recipe), unreachable!());
                     assert!(variety > INDICES / 8, "{op} of {dtype} over {world_size}: {variety}");
                 }
@@ -446,7 +449,7 @@ mod tests {
 
     /// Leaves out one rank and counts how often that would be noticed.
     fn noticed<T: Fold>(op: ReduceOp, world_size: usize, left_out: usize) -> usize {
-        let recipe = Recipe { seed: 9, op: Some(op), world_size };
+        let recipe = Recipe { seed: 9, op: Some(op), world_size, period: usize::MAX };
         let others: Vec<usize> = (0..world_size).filter(|rank| *rank != left_out).collect();
         let differs = |index: &usize| folded_in_order::<T>(&recipe, op, &others, *index, false).bits() != T::folded(&recipe, *index).bits();
         (0..INDICES).filter(differs).count()
@@ -465,7 +468,7 @@ mod tests {
     }
 
     fn check_poison<T: Sample>(op: Option<ReduceOp>) {
-        let recipe = Recipe { seed: 3, op, world_size: 3 };
+        let recipe = Recipe { seed: 3, op, world_size: 3, period: usize::MAX };
         for index in 0..INDICES {
             let expected = if op.is_some() { T::folded(&recipe, index) } else { T::input(&recipe, 1, index) };
             assert_ne!(expected.poisoned().bits(), expected.bits(), "{expected:?}");
@@ -481,8 +484,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn inputs_repeat_themselves_where_asked() {
+        let recipe = Recipe { seed: 5, op: Some(ReduceOp::Sum), world_size: 3, period: 7 };
+        let endless = Recipe { period: usize::MAX, ..recipe };
+        for index in 0..50 {
+            assert_eq!(i64::input(&recipe, 1, index), i64::input(&endless, 1, index % 7));
+            assert_eq!(i64::folded(&recipe, index), i64::folded(&endless, index % 7));
+        }
+    }
+
     fn check_move<T: Sample>() {
-        let recipe = Recipe { seed: 4, op: None, world_size: 4 };
+        let recipe = Recipe { seed: 4, op: None, world_size: 4, period: usize::MAX };
         let other = Recipe { seed: 5, ..recipe };
         let differ = |a: &dyn Fn(usize) -> u64, b: &dyn Fn(usize) -> u64| (0..INDICES).filter(|index| a(*index) != b(*index)).count();
         let mine = |index| T::input(&recipe, 0, index).bits();

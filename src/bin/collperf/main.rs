@@ -2,7 +2,9 @@
 
 mod arguments;
 mod collective;
+mod facts;
 mod failure;
+mod gpus;
 mod inputs;
 #[path = "../collrun/launch/mod.rs"]
 #[expect(dead_code, reason = "some of it is for collrun, which starts any program")]

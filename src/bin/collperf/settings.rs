@@ -5,15 +5,12 @@ use std::time::Duration;
 
 use collectives::{DType, ReduceOp};
 
-use crate::arguments::{Arguments, Links, Plane, RankKind};
+use crate::arguments::{Arguments, DeviceFlags, Links, Plane, RankKind};
 use crate::collective::Collective;
 use crate::failure::Failure;
 use crate::sizes::{self, Step};
 use crate::statistics::Average;
 use crate::table::Columns;
-
-/// The ranks to start where nothing is said and there is no GPU.
-const DEFAULT_RANKS: usize = 2;
 
 /// Everything that the ranks need to know. All of them make it of the same command line.
 #[derive(Debug, Clone)]
@@ -37,9 +34,13 @@ pub(crate) struct Settings {
     pub(crate) average: Average,
     pub(crate) unalign: usize,
     pub(crate) columns: Columns,
-    /// Ranks to start here.
-    pub(crate) ranks: usize,
+    /// Calls that the figures of single calls leave out.
+    pub(crate) skip: usize,
+    /// Ranks to start here; `None`: as many as there are GPUs.
+    pub(crate) ranks: Option<usize>,
     pub(crate) rank_kind: RankKind,
+    pub(crate) plane: Plane,
+    pub(crate) device: Device,
     pub(crate) transport: Links,
     pub(crate) pin: bool,
     /// Sample each cell for this long, instead of timing a number of calls.
@@ -58,10 +59,55 @@ pub(crate) struct Settings {
 pub(crate) enum Blocking {
     /// Nothing.
     No,
-    /// A barrier, in the time.
+    /// The wait for the first.
+    Wait,
+    /// The wait, and a barrier, in the time.
     Barrier,
-    /// A barrier, outside the time.
+    /// The wait, and a barrier outside the time.
     UntimedBarrier,
+}
+
+/// What is asked of devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Device {
+    /// How often the graph of the timed calls is launched; 0: there is none.
+    pub(crate) graph: usize,
+    /// Report the time to issue a call.
+    pub(crate) issue_time: bool,
+    pub(crate) register: Register,
+    pub(crate) null_stream: bool,
+    pub(crate) cta_policy: Option<u8>,
+    pub(crate) memory: bool,
+    /// The first of these that is asked for, and why the host plane has no meaning for it.
+    pub(crate) refusal: Option<String>,
+}
+
+/// What NCCL is told of buffers beforehand (`-R`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Register {
+    Nothing,
+    /// This rank's buffers.
+    Local,
+    /// All ranks' buffers together, as windows.
+    Window,
+}
+
+impl Device {
+    fn new(flags: &DeviceFlags) -> Self {
+        Self {
+            graph: flags.graph as usize,
+            issue_time: flags.issue_time == 1,
+            register: match flags.register {
+                0 => Register::Nothing,
+                1 => Register::Local,
+                _ => Register::Window,
+            },
+            null_stream: flags.null_stream == 1,
+            cta_policy: flags.cta_policy,
+            memory: flags.memory == 1,
+            refusal: flags.refusal(),
+        }
+    }
 }
 
 /// Where CSV goes.
@@ -77,9 +123,8 @@ impl Settings {
         if let Some(refusal) = arguments.elsewhere.refusal() {
             return Err(Failure::unsupported(refusal));
         }
-        if arguments.plane == Plane::Device {
-            return Err(Failure::unsupported("--plane device: this build of collperf has no device plane; use --plane host"));
-        }
+        let device = Device::new(&arguments.device);
+        contradictions(arguments, &device)?;
         let all_ops = arguments.op == "all";
         let ops = if all_ops { ReduceOp::ALL.to_vec() } else { vec![arguments.op.parse().map_err(|error| known(&error))?] };
         let all_dtypes = arguments.datatype == "all";
@@ -103,15 +148,23 @@ impl Settings {
             check: arguments.check as usize,
             blocking: match arguments.blocking {
                 1 => Blocking::Barrier,
+                2 => Blocking::Wait,
                 3 => Blocking::UntimedBarrier,
                 _ => Blocking::No,
             },
             timeout: arguments.timeout.map(Duration::from_secs),
             average: [Average::Rank0, Average::Mean, Average::Min, Average::Max][usize::from(arguments.average & 3)],
             unalign: usize::from(arguments.unalign),
-            columns: Columns { per_iteration: arguments.per_iteration == 1, timestamps: arguments.timestamps == 1 },
-            ranks: arguments.ranks_here.map_or(DEFAULT_RANKS, usize::from),
+            columns: Columns {
+                per_iteration: arguments.per_iteration == 1,
+                timestamps: arguments.timestamps == 1,
+                issue_time: device.issue_time,
+            },
+            skip: arguments.skip as usize,
+            ranks: arguments.ranks_here.map(usize::from),
             rank_kind: arguments.ranks,
+            plane: arguments.plane,
+            device,
             transport: arguments.transport,
             pin: arguments.pin,
             cell: arguments.cell_ms,
@@ -131,10 +184,34 @@ impl Settings {
         }
     }
 
-    /// Whether the time of every single call is wanted.
+    /// Whether the time of every single call is wanted. Those inside a graph have none.
     pub(crate) fn wants_samples(&self) -> bool {
-        self.columns.per_iteration || self.json.is_some() || self.csv.is_some()
+        self.device.graph == 0 && (self.columns.per_iteration || self.json.is_some() || self.csv.is_some())
     }
+}
+
+/// Refuses flags that do not go together.
+fn contradictions(arguments: &Arguments, device: &Device) -> Result<(), Failure> {
+    if arguments.plane == Plane::Device && !cfg!(feature = "cuda") {
+        return Err(Failure::unsupported("--plane device: this build of collperf has no device plane; use --plane host"));
+    }
+    if let Some(refusal) = device.refusal.as_ref().filter(|_| arguments.plane == Plane::Host || !cfg!(feature = "cuda")) {
+        return Err(Failure::unsupported(refusal));
+    }
+    let graph = arguments.device.graph;
+    if graph > 0 && device.null_stream {
+        return Err(Failure::usage(format!("-G {graph} -y 1: the null stream cannot be captured")));
+    }
+    if graph > 0 && arguments.per_iteration == 1 {
+        return Err(Failure::usage(format!("-G {graph} -I 1: calls inside a graph cannot be timed by themselves")));
+    }
+    if graph > 0 && arguments.cell_ms.is_some() {
+        return Err(Failure::usage(format!("-G {graph} --cell-ms: cells are sampled call by call")));
+    }
+    if arguments.skip >= arguments.iterations {
+        return Err(Failure::usage(format!("-K {}: of {} calls (-n), none would be left", arguments.skip, arguments.iterations)));
+    }
+    Ok(())
 }
 
 /// A name that is not known; the library's message lists those that are.
@@ -245,7 +322,7 @@ mod tests {
         assert_eq!((settings.sizes[0], settings.sizes.len(), *settings.sizes.last().unwrap()), (8, 25, 128 << 20));
         assert_eq!((settings.iterations, settings.warmup, settings.cycles, settings.check), (20, 1, 1, 1));
         assert_eq!((settings.ops.clone(), settings.dtypes.clone(), settings.root), (vec![ReduceOp::Sum], vec![DType::F32], Some(0)));
-        assert_eq!((settings.average, settings.blocking, settings.ranks), (Average::Mean, Blocking::No, 2));
+        assert_eq!((settings.average, settings.blocking, settings.ranks), (Average::Mean, Blocking::No, None));
         assert_eq!((settings.csv.clone(), settings.wants_samples()), (None, false));
     }
 
@@ -285,13 +362,48 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_the_gpu_are_refused_with_a_reason() {
-        for flag in ["-G 1", "-R 2", "-C 1", "-D 3", "-V 16", "-x 0", "-M 1", "-y 1", "-m 4", "-t 2", "--plane device"] {
+    fn flags_of_devices_are_refused_on_the_host_with_a_reason() {
+        for flag in ["-G 1", "-R 2", "-C 1", "-x 0", "-M 1", "-y 1"] {
+            let (code, message) = refusal(&format!("all_reduce --plane host {flag}"));
+            assert!(
+                code == 5 && message.starts_with(&format!("{flag}: the host plane")) || message.starts_with("-C 1: calls"),
+                "{message}"
+            );
+        }
+        for flag in ["-D 3", "-V 16", "-m 4", "-t 2", "-p 1"] {
             let (code, message) = refusal(&format!("all_reduce {flag}"));
-            assert!(code == 5 && message.starts_with(&flag.replace("  ", " ")), "{message}");
+            assert!(code == 5 && message.starts_with(flag), "{message}");
         }
         // Their off values change nothing.
-        assert!(settings("all_reduce -G 0 -R 0 -C 0 -t 1 -m 1 -y 0 -p 0").is_ok());
+        assert!(settings("all_reduce --plane host -G 0 -R 0 -C 0 -t 1 -m 1 -y 0 -p 0 -D 0 -M 0").is_ok());
+    }
+
+    #[test]
+    fn flags_that_do_not_go_together_are_refused() {
+        assert_eq!(refusal("all_reduce -n 5 -K 5").0, 6);
+        assert_eq!(settings("all_reduce -n 5 -K 4").unwrap().skip, 4);
+        #[cfg(feature = "cuda")]
+        for line in ["-G 2 -y 1", "-G 2 -I 1", "-G 2 --cell-ms 5"] {
+            let (code, message) = refusal(&format!("all_reduce {line}"));
+            assert!(code == 6 && message.starts_with("-G 2 "), "{message}");
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn what_is_asked_of_devices_is_kept_until_there_is_one() {
+        let device = settings("all_reduce -G 3 -C 1 -R 2 -x 1 -M 1 -z 2").unwrap().device;
+        assert_eq!((device.graph, device.issue_time, device.register, device.cta_policy), (3, true, Register::Window, Some(1)));
+        assert!(device.memory && device.refusal.unwrap().starts_with("-G 3"));
+        assert_eq!(settings("all_reduce -n 7").unwrap().device.refusal, None);
+        assert!(!settings("all_reduce -G 1 -J x.json").unwrap().wants_samples());
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn a_build_without_devices_says_so() {
+        assert!(refusal("all_reduce --plane device").1.contains("no device plane"));
+        assert_eq!(refusal("all_reduce -G 1").0, 5);
     }
 
     #[test]

@@ -4,9 +4,12 @@ use std::thread;
 use std::time::Duration;
 
 use collectives::Communicator;
+#[cfg(feature = "cuda")]
+use collectives::{CtaPolicy, DeviceChoice, NcclConfig};
 
-use crate::arguments::{Arguments, RankKind};
+use crate::arguments::{Arguments, Plane, RankKind};
 use crate::failure::{CHECK, Failure};
+use crate::gpus;
 use crate::launch::{self, Job, Output, Store};
 use crate::report::say;
 use crate::run::run;
@@ -14,6 +17,8 @@ use crate::settings::Settings;
 
 /// Variables by which launchers tell a process its rank: torchrun and collrun, Open MPI, PMIx, PMI, Slurm, Kubernetes.
 const RANK_VARIABLES: [&str; 6] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"];
+/// The ranks to start where nothing is said and there is no GPU.
+const DEFAULT_RANKS: usize = 2;
 /// How long ranks may take to stop after one has failed.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -22,10 +27,6 @@ pub(crate) fn start(arguments: &Arguments) -> Result<u8, Failure> {
     let least_busbw = std::env::var("NCCL_TESTS_MIN_BW").ok();
     let settings = Settings::new(arguments, least_busbw.as_deref())?;
     let launched = RANK_VARIABLES.into_iter().find(|name| std::env::var_os(name).is_some());
-    if launched.is_none() {
-        // Said once, rather than by every rank.
-        settings.check_root(settings.ranks)?;
-    }
     match (launched, settings.rank_kind) {
         (Some(variable), RankKind::Thread) => {
             Err(Failure::usage(format!("--ranks thread: this process is a rank already, since {variable} is set")))
@@ -41,23 +42,63 @@ pub(crate) fn start(arguments: &Arguments) -> Result<u8, Failure> {
             comm.close()?;
             Ok(code)
         }
-        (None, RankKind::Thread) => threads(&settings),
-        (None, RankKind::Process) => processes(&settings),
+        (None, kind) => {
+            let ranks = ranks_here(&settings)?;
+            // Said once, rather than by every rank.
+            settings.check_root(ranks)?;
+            if kind == RankKind::Thread { threads(&settings, ranks) } else { processes(ranks) }
+        }
+    }
+}
+
+/// How many ranks to start: as many as asked for, else one for each GPU.
+fn ranks_here(settings: &Settings) -> Result<usize, Failure> {
+    if settings.plane == Plane::Host {
+        return Ok(settings.ranks.unwrap_or(DEFAULT_RANKS));
+    }
+    let counted = gpus::count();
+    match (&counted, settings.plane, &settings.device.refusal) {
+        (Err(reason), Plane::Device, _) => Err(Failure::unsupported(format!("--plane device: {reason}"))),
+        (Err(reason), _, Some(refusal)) => Err(Failure::unsupported(format!("{refusal}, and there is no device: {reason}"))),
+        _ => Ok(settings.ranks.or(counted.ok()).unwrap_or(DEFAULT_RANKS)),
     }
 }
 
 /// What all ranks set.
 fn builder(settings: &Settings) -> collectives::Builder {
     let builder = Communicator::builder().transport(settings.transport.transport());
+    #[cfg(feature = "cuda")]
+    let builder = with_device(builder, settings);
     match settings.timeout {
         Some(timeout) => builder.timeout(timeout),
         None => builder,
     }
 }
 
+/// Asks for the device plane that the command line names.
+#[cfg(feature = "cuda")]
+fn with_device(builder: collectives::Builder, settings: &Settings) -> collectives::Builder {
+    let policy = match settings.device.cta_policy {
+        None => return choose_device(builder, settings.plane),
+        Some(0) => CtaPolicy::Default,
+        Some(1) => CtaPolicy::Efficiency,
+        Some(_) => CtaPolicy::Zero,
+    };
+    choose_device(builder, settings.plane).nccl(NcclConfig::default().cta_policy(policy))
+}
+
+#[cfg(feature = "cuda")]
+fn choose_device(builder: collectives::Builder, plane: Plane) -> collectives::Builder {
+    match plane {
+        Plane::Host => builder,
+        Plane::Auto => builder.device(DeviceChoice::Local),
+        Plane::Device => builder.require_device(DeviceChoice::Local),
+    }
+}
+
 /// Every rank is a thread.
-fn threads(settings: &Settings) -> Result<u8, Failure> {
-    let comms = builder(settings).local(settings.ranks)?;
+fn threads(settings: &Settings, ranks: usize) -> Result<u8, Failure> {
+    let comms = builder(settings).local(ranks)?;
     let ended: Vec<Result<u8, Failure>> = thread::scope(|scope| {
         let rank = |comm: Communicator| {
             scope.spawn(move || {
@@ -79,12 +120,12 @@ fn threads(settings: &Settings) -> Result<u8, Failure> {
 }
 
 /// Every rank is a process that runs this program with the same command line.
-fn processes(settings: &Settings) -> Result<u8, Failure> {
+fn processes(ranks: usize) -> Result<u8, Failure> {
     let program = std::env::current_exe().map_err(|error| Failure::io("finding this program, to start ranks", &error))?;
     let job = Job {
         program: program.into(),
         arguments: std::env::args_os().skip(1).collect(),
-        local_world_size: settings.ranks,
+        local_world_size: ranks,
         nodes: 1,
         node: 0,
         output: Output::FirstRank,

@@ -12,6 +12,8 @@ pub(crate) struct Columns {
     pub(crate) per_iteration: bool,
     /// The time of day.
     pub(crate) timestamps: bool,
+    /// Whether the times are those to issue calls.
+    pub(crate) issue_time: bool,
 }
 
 /// The three lines above the rows.
@@ -30,7 +32,8 @@ pub(crate) fn header(columns: Columns) -> String {
         "           out-of-place                       in-place          "
     };
     let mut text = format!("#\n{}{band}\n", fixed([""; 5]));
-    let names = ["time", "algbw", "busbw", "#wrong", "i_min", "i_max", "i_p99", "i_cv%"];
+    let time = if columns.issue_time { "cputime" } else { "time" };
+    let names = [time, "algbw", "busbw", "#wrong", "i_min", "i_max", "i_p99", "i_cv%"];
     text += &line(["size", "count", "type", "redop", "root"], names, stamp);
     let units = ["(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "(us)", "(%)"];
     text += &line(["(B)", "(elements)", "", "", ""], units, format);
@@ -185,7 +188,7 @@ mod tests {
         let spread = Spread::of(&[1.0, 2.0, 3.0]);
         let with = |half: Option<Half>| half.map(|half| Half { spread: spread.clone(), ..half });
         let row_with = Row { out_of_place: with(example().out_of_place), in_place: None, ..example() };
-        let columns = Columns { per_iteration: true, timestamps: true };
+        let columns = Columns { per_iteration: true, timestamps: true, issue_time: false };
         let line = row(&row_with, columns, "2026-01-02 03:04:05");
         assert!(line.contains("       0     1.00     3.00     3.00    40.82      N/A"), "{line}");
         let names = header(columns).lines().nth(2).unwrap().to_owned();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::Facts;
+use crate::facts::Facts;
 use crate::row::{Half, Row};
 use crate::settings::{Blocking, Settings};
 use crate::sizes::Step;
@@ -18,7 +18,7 @@ pub(super) struct Document<'a> {
     version: u32,
     start_time: &'a str,
     args: Vec<String>,
-    /// There is no NCCL on this plane.
+    /// 0 where there is none.
     nccl_version: u32,
     library: &'static str,
     config: Config<'a>,
@@ -62,7 +62,7 @@ struct Device<'a> {
     pid: u32,
     hostname: &'a str,
     device: usize,
-    device_hex: &'static str,
+    device_hex: &'a str,
     device_info: &'a str,
 }
 
@@ -86,7 +86,10 @@ struct ResultRow<'a> {
 
 #[derive(Serialize)]
 struct HalfRow {
-    time: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_time: Option<f64>,
     alg_bw: f64,
     bus_bw: f64,
     nwrong: Option<u64>,
@@ -140,10 +143,10 @@ impl<'a> Document<'a> {
             version: 3,
             start_time,
             args: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
-            nccl_version: 0,
+            nccl_version: facts.on.library(),
             library: concat!("collectives ", env!("CARGO_PKG_VERSION")),
             config: Config::new(settings, facts),
-            results: rows.iter().map(ResultRow::new).collect(),
+            results: rows.iter().map(|row| ResultRow::new(row, settings)).collect(),
             out_of_bounds: OutOfBounds { count: totals.failed_checks, okay: word(totals.failed_checks == 0) },
             average_bus_bandwidth: AverageBandwidth { bandwidth: totals.mean_busbw, okay },
             errors,
@@ -171,13 +174,13 @@ impl<'a> Config<'a> {
             group: 0,
             pid: rank.peer.pid,
             hostname: &rank.peer.host,
-            device: rank.local_rank,
-            device_hex: "host",
-            device_info: &rank.processor,
+            device: rank.gpu.as_ref().map_or(rank.local_rank, |gpu| gpu.ordinal),
+            device_hex: rank.gpu.as_ref().map_or("host", |gpu| &gpu.bus),
+            device_info: rank.gpu.as_ref().map_or(&rank.processor, |gpu| &gpu.name),
         });
         Self {
             nthreads: 1,
-            ngpus: 0,
+            ngpus: usize::from(facts.on.is_device()),
             minimum_bytes: settings.sizes.iter().copied().min().unwrap_or(0),
             maximum_bytes: settings.sizes.iter().copied().max().unwrap_or(0),
             step_factor,
@@ -186,13 +189,13 @@ impl<'a> Config<'a> {
             iterations: settings.iterations,
             aggregated_iterations: 1,
             validation: settings.check,
-            graph: 0,
+            graph: settings.device.graph,
             blocking_collectives: word(settings.blocking != Blocking::No),
             per_iter_timing: word(settings.columns.per_iteration),
-            per_iter_skip: 0,
+            per_iter_skip: settings.skip,
             parallel_init: "false",
-            plane: "host",
-            transport: settings.transport.name(),
+            plane: facts.on.name(),
+            transport: facts.on.links(settings),
             ranks: facts.ranks.len(),
             kernel: &facts.machine.kernel,
             devices: devices.collect(),
@@ -201,17 +204,19 @@ impl<'a> Config<'a> {
 }
 
 impl<'a> ResultRow<'a> {
-    fn new(row: &'a Row) -> Self {
+    fn new(row: &'a Row, settings: &Settings) -> Self {
+        let half = |half| HalfRow::new(half, settings.device.issue_time);
+        let per_iteration = |half| PerIteration::new(half, settings.skip);
         Self {
             size: row.bytes,
             count: row.count,
             type_name: row.type_name(),
             redop: row.op_name(),
             root: row.root.map_or("-1".to_owned(), |root| root.to_string()),
-            out_of_place: row.out_of_place.as_ref().map(HalfRow::new),
-            out_of_place_per_iter: row.out_of_place.as_ref().and_then(PerIteration::new),
-            in_place: row.in_place.as_ref().map(HalfRow::new),
-            in_place_per_iter: row.in_place.as_ref().and_then(PerIteration::new),
+            out_of_place: row.out_of_place.as_ref().map(half),
+            out_of_place_per_iter: row.out_of_place.as_ref().and_then(per_iteration),
+            in_place: row.in_place.as_ref().map(half),
+            in_place_per_iter: row.in_place.as_ref().and_then(per_iteration),
             actual_iterations: row.iterations,
             experiment_name: row.collective.name(),
         }
@@ -219,16 +224,17 @@ impl<'a> ResultRow<'a> {
 }
 
 impl HalfRow {
-    fn new(half: &Half) -> Self {
-        Self { time: half.time_us, alg_bw: half.algbw, bus_bw: half.busbw, nwrong: half.wrong }
+    fn new(half: &Half, is_issue_time: bool) -> Self {
+        let (time, cpu_time) = if is_issue_time { (None, Some(half.time_us)) } else { (Some(half.time_us), None) };
+        Self { time, cpu_time, alg_bw: half.algbw, bus_bw: half.busbw, nwrong: half.wrong }
     }
 }
 
 impl<'a> PerIteration<'a> {
-    fn new(half: &'a Half) -> Option<Self> {
+    fn new(half: &'a Half, skipped_iterations: usize) -> Option<Self> {
         let spread: &Spread = half.spread.as_ref()?;
         Some(Self {
-            skipped_iterations: 0,
+            skipped_iterations,
             min_us: spread.min,
             max_us: spread.max,
             avg_us: spread.mean,

@@ -8,53 +8,16 @@ mod plot;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 
-use collectives::Peer;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::collective::Collective;
+use crate::facts::{Facts, Gpu, On, RankFacts};
 use crate::failure::{CHECK, Failure};
-use crate::machine::{Machine, now};
+use crate::machine::now;
 use crate::row::Row;
-use crate::settings::{Destination, Settings};
+use crate::settings::{Blocking, Destination, Settings};
+use crate::sizes::human;
 use crate::table;
-
-/// Who takes part, and where.
-#[derive(Debug, Clone)]
-pub(crate) struct Facts {
-    pub(crate) ranks: Vec<RankFacts>,
-    pub(crate) machine: Machine,
-    /// When it began, in UTC.
-    pub(crate) start_time: String,
-}
-
-/// One rank.
-#[derive(Debug, Clone)]
-pub(crate) struct RankFacts {
-    pub(crate) peer: Peer,
-    /// Its number on its host.
-    pub(crate) local_rank: usize,
-    /// The name of its host's processor.
-    pub(crate) processor: String,
-}
-
-impl Facts {
-    /// How many hosts there are.
-    fn hosts(&self) -> usize {
-        self.ranks.iter().filter(|rank| rank.local_rank == 0).count()
-    }
-
-    /// Ranks of an imaginary host.
-    #[cfg(test)]
-    fn example(ranks: usize) -> Self {
-        let machine = Machine { processor: "Abacus 9".to_owned(), cores: 4, kernel: "Linux 6.1".to_owned() };
-        let rank = |rank| RankFacts {
-            peer: Peer { rank, host: "desk".to_owned(), pid: 100 + rank as u32 },
-            local_rank: rank,
-            processor: machine.processor.clone(),
-        };
-        Self { ranks: (0..ranks).map(rank).collect(), machine: machine.clone(), start_time: "2026-01-02 03:04:05".to_owned() }
-    }
-}
 
 /// Everything that goes out.
 pub(crate) struct Report<'a> {
@@ -165,7 +128,7 @@ impl<'a> Report<'a> {
             let timestamp = if self.settings.columns.timestamps { now() } else { String::new() };
             self.print(&table::row(&row, self.settings.columns, &timestamp))?;
         }
-        let transport = self.settings.transport.name();
+        let transport = self.facts.on.links(self.settings);
         let lines = if self.settings.cell.is_some() { csv::cell(&row, transport) } else { csv::sweep(&row, transport) };
         self.write_csv(&lines)?;
         if self.settings.json.is_some() || self.settings.plot.is_some() {
@@ -188,6 +151,12 @@ impl<'a> Report<'a> {
         }
         let here = self.here;
         self.print(&table::footer(collective.name(), here.failed_checks, here.mean_busbw(), here.reached(self.settings)))
+    }
+
+    /// Says how much of a device's memory a rank's buffers take, how much is in use there, and how much there is.
+    pub(crate) fn memory(&mut self, bytes: [usize; 3]) -> Result<(), Failure> {
+        let [buffers, used, total] = bytes.map(human);
+        self.print(&format!("# GPU memory usage     : {buffers} in buffers, {used} of {total} in use\n#\n"))
     }
 
     /// Writes the files and returns the exit code.
@@ -223,7 +192,7 @@ impl<'a> Report<'a> {
             document.write(file).map_err(|error| Failure::io("writing JSON", &error))?;
         }
         if let Some(path) = &self.settings.plot {
-            let picture = plot::draw(&self.rows, &self.facts, self.settings.transport.name());
+            let picture = plot::draw(&self.rows, &self.facts, self.facts.on.links(self.settings));
             std::fs::write(path, picture).map_err(|error| Failure::io(format!("writing {}", path.display()), &error))?;
         }
         Ok(())
@@ -260,28 +229,47 @@ fn heading(settings: &Settings, facts: &Facts, collective: Collective) -> String
     };
     let (least, most) = (settings.sizes.iter().min().unwrap_or(&0), settings.sizes.iter().max().unwrap_or(&0));
     let mut text = format!(
-        "# collperf version {} nccl-headers=0 nccl-library=0\n# Collective test starting: {collective}\n\
-         # nThread 1 nGpus 0 minBytes {least} maxBytes {most} step: {step}({kind}) warmup iters: {} iters: {} agg iters: 1 \
-         validation: {} graph: 0 unalign: {}\n",
+        "# collperf version {} nccl-headers={} nccl-library={}\n# Collective test starting: {collective}\n\
+         # nThread 1 nGpus {} minBytes {least} maxBytes {most} step: {step}({kind}) warmup iters: {} iters: {} agg iters: 1 \
+         validation: {} graph: {} unalign: {}\n",
         env!("CARGO_PKG_VERSION"),
+        facts.on.headers(),
+        facts.on.library(),
+        usize::from(facts.on.is_device()),
         settings.warmup,
         settings.iterations,
         settings.check,
+        settings.device.graph,
         settings.unalign,
     );
-    match settings.blocking {
-        crate::settings::Blocking::No => {}
-        crate::settings::Blocking::Barrier => text += "# Blocking Enabled: barrier after each call, in the time\n",
-        crate::settings::Blocking::UntimedBarrier => text += "# Blocking Enabled: barrier after each call; time excludes barrier\n",
-    }
+    notes(&mut text, settings, facts, collective);
     text += "#\n# Using devices\n";
-    for RankFacts { peer, local_rank, processor } in &facts.ranks {
+    for RankFacts { peer, local_rank, processor, gpu } in &facts.ranks {
+        let (device, bus, name) = match gpu {
+            Some(Gpu { ordinal, bus, name }) => (ordinal, &bus[..], name),
+            None => (local_rank, "host", processor),
+        };
         text += &format!(
-            "#  Rank {:>2} Group {:>2} Pid {:>6} on {:>10} device {local_rank:>2} [host] {processor}\n",
+            "#  Rank {:>2} Group {:>2} Pid {:>6} on {:>10} device {device:>2} [{bus}] {name}\n",
             peer.rank, 0, peer.pid, peer.host
         );
     }
     text
+}
+
+/// What is unusual about a run.
+fn notes(text: &mut String, settings: &Settings, facts: &Facts, collective: Collective) {
+    match settings.blocking {
+        Blocking::No => {}
+        Blocking::Wait => *text += "# Blocking Enabled: wait for completion of each call\n",
+        Blocking::Barrier => *text += "# Blocking Enabled: wait for completion and barrier after each call, in the time\n",
+        Blocking::UntimedBarrier => *text += "# Blocking Enabled: wait for completion and barrier after each call; time excludes barrier\n",
+    }
+    match &facts.on {
+        On::Host { why: Some(why) } => *text += &format!("# On the host plane, since there is no device plane: {why}\n"),
+        On::Device { .. } if collective == Collective::Barrier => *text += "# A barrier is the host plane's, whatever the plane\n",
+        On::Host { why: None } | On::Device { .. } => {}
+    }
 }
 
 /// A bar on standard error, where that is a terminal.
@@ -318,6 +306,31 @@ mod tests {
             "#  Rank  1 Group  0 Pid    101 on       desk device  1 [host] Abacus 9\n",
         );
         assert_eq!(heading(&settings, &Facts::example(2), Collective::Broadcast), expected);
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn devices_are_named_as_nccl_tests_names_them() {
+        let settings = Settings::new(&Arguments::parse_from(["collperf", "broadcast", "-G", "4", "-z", "2"]), None).unwrap();
+        let text = heading(&settings, &Facts::example_on_devices(2), Collective::Broadcast);
+        let expected = [
+            " nccl-library=22809\n",
+            "# nThread 1 nGpus 1 ",
+            " graph: 4 ",
+            "# Blocking Enabled: wait for completion of each call\n",
+            "#  Rank  1 Group  0 Pid    101 on       desk device  1 [0000:01:00] Soroban 2 GPU\n",
+        ];
+        expected.into_iter().for_each(|part| assert!(text.contains(part), "{part:?} is not in\n{text}"));
+        let barrier = heading(&settings, &Facts::example_on_devices(1), Collective::Barrier);
+        assert!(barrier.contains("# A barrier is the host plane's"), "{barrier}");
+    }
+
+    #[test]
+    fn a_run_that_fell_back_says_why() {
+        let settings = Settings::new(&Arguments::parse_from(["collperf", "broadcast"]), None).unwrap();
+        let facts = Facts { on: On::Host { why: Some("no driver".to_owned()) }, ..Facts::example(1) };
+        let text = heading(&settings, &facts, Collective::Broadcast);
+        assert!(text.contains("# On the host plane, since there is no device plane: no driver\n"), "{text}");
     }
 
     #[test]

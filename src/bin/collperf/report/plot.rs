@@ -5,8 +5,8 @@
 
 use std::fmt::Write as _;
 
-use super::Facts;
 use super::axis::{Axis, Tick};
+use crate::facts::Facts;
 use crate::row::Row;
 
 const WIDTH: f64 = 1200.0;

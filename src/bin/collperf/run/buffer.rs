@@ -27,12 +27,17 @@ impl<T: Sample> Buffer<T> {
         let start = if to_page + unalign + length <= total { to_page + unalign } else { unalign };
         let mut buffer = Self { storage, start, length };
         // Zeros that the system hands out are one page, many times over, until they are written to.
-        buffer.elements().fill(T::default());
+        buffer.elements_mut().fill(T::default());
         Ok(buffer)
     }
 
     /// All of them.
-    pub(super) fn elements(&mut self) -> &mut [T] {
+    pub(super) fn elements(&self) -> &[T] {
+        &self.storage[self.start..self.start + self.length]
+    }
+
+    /// All of them, to be written.
+    pub(super) fn elements_mut(&mut self) -> &mut [T] {
         &mut self.storage[self.start..self.start + self.length]
     }
 }
@@ -44,7 +49,7 @@ mod tests {
     #[test]
     fn buffers_begin_where_they_should() {
         for (length, unalign) in [(0, 0), (1, 0), (5000, 3)] {
-            let mut buffer = Buffer::<u16>::new(length, unalign).unwrap();
+            let buffer = Buffer::<u16>::new(length, unalign).unwrap();
             assert_eq!(buffer.elements().len(), length);
             assert_eq!(buffer.elements().as_ptr() as usize % ALIGNMENT, 2 * unalign);
         }

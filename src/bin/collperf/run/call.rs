@@ -2,6 +2,7 @@
 
 use collectives::{Communicator, ReduceOp, Result};
 
+use super::plane::Memory;
 use crate::collective::Collective;
 use crate::inputs::{Sample, premultiplier};
 use crate::layout::Layout;
@@ -45,28 +46,35 @@ impl<'a> Call<'a> {
     }
 
     /// With two buffers.
-    pub(super) fn out_of_place<T: Sample>(&self, root: usize, source: &[T], target: &mut [T]) -> Result<()> {
-        let (comm, count, whole, counts) = (self.comm, self.count, self.whole, &self.counts[..]);
+    pub(super) fn out_of_place<T: Sample>(&self, root: usize, source: &impl Memory<T>, target: &mut impl Memory<T>) -> Result<()> {
+        let (comm, op, whole, counts) = (self.comm, self.op, self.whole, &self.counts[..]);
+        let (one, mine) = (self.count, counts[self.rank]);
         let is_root = self.rank == root;
         match self.collective {
-            Collective::AllReduce => comm.all_reduce_into(&source[..count], &mut target[..count], self.op),
-            Collective::Reduce => comm.reduce_into(&source[..count], is_root.then(|| &mut target[..count]), root, self.op),
-            Collective::Broadcast => comm.broadcast_into(is_root.then(|| &source[..count]), &mut target[..count], root),
-            Collective::AllGather => comm.all_gather_into(&source[..count], &mut target[..whole]),
-            Collective::ReduceScatter => comm.reduce_scatter_into(&source[..whole], &mut target[..count], self.op),
-            Collective::Gather => comm.gather(&source[..count], is_root.then(|| &mut target[..whole]), root),
-            Collective::Scatter => comm.scatter(is_root.then(|| &source[..whole]), &mut target[..count], root),
-            Collective::AllToAll => comm.all_to_all_into(&source[..whole], &mut target[..whole]),
-            Collective::AllGatherV => comm.all_gather_v_into(&source[..counts[self.rank]], &mut target[..whole], counts),
-            Collective::ReduceScatterV => comm.reduce_scatter_v_into(&source[..whole], &mut target[..counts[self.rank]], counts, self.op),
-            Collective::GatherV => comm.gather_v(&source[..counts[self.rank]], is_root.then(|| (&mut target[..whole], counts)), root),
-            Collective::ScatterV => comm.scatter_v(is_root.then(|| (&source[..whole], counts)), &mut target[..counts[self.rank]], root),
-            Collective::AllToAllV => comm.all_to_all_v_into(&source[..whole], counts, &mut target[..whole], counts),
+            Collective::AllReduce => comm.all_reduce_into(&source.part(one), &mut target.part_mut(one), op),
+            Collective::Reduce => comm.reduce_into(&source.part(one), is_root.then(|| target.part_mut(one)).as_mut(), root, op),
+            Collective::Broadcast => comm.broadcast_into(is_root.then(|| source.part(one)).as_ref(), &mut target.part_mut(one), root),
+            Collective::AllGather => comm.all_gather_into(&source.part(one), &mut target.part_mut(whole)),
+            Collective::ReduceScatter => comm.reduce_scatter_into(&source.part(whole), &mut target.part_mut(one), op),
+            Collective::Gather => comm.gather(&source.part(one), is_root.then(|| target.part_mut(whole)).as_mut(), root),
+            Collective::Scatter => comm.scatter(is_root.then(|| source.part(whole)).as_ref(), &mut target.part_mut(one), root),
+            Collective::AllToAll => comm.all_to_all_into(&source.part(whole), &mut target.part_mut(whole)),
+            Collective::AllGatherV => comm.all_gather_v_into(&source.part(mine), &mut target.part_mut(whole), counts),
+            Collective::ReduceScatterV => comm.reduce_scatter_v_into(&source.part(whole), &mut target.part_mut(mine), counts, op),
+            Collective::GatherV => {
+                let mut target = is_root.then(|| target.part_mut(whole));
+                comm.gather_v(&source.part(mine), target.as_mut().map(|target| (target, counts)), root)
+            }
+            Collective::ScatterV => {
+                let source = is_root.then(|| source.part(whole));
+                comm.scatter_v(source.as_ref().map(|source| (source, counts)), &mut target.part_mut(mine), root)
+            }
+            Collective::AllToAllV => comm.all_to_all_v_into(&source.part(whole), counts, &mut target.part_mut(whole), counts),
             Collective::SendRecv => {
-                let (source, target) = (&source[..count], &mut target[..count]);
+                let (source, mut target) = (source.part(one), target.part_mut(one));
                 let received = comm.group(|group| {
-                    group.send(source, self.next)?;
-                    group.recv(target, self.previous)
+                    group.send(&source, self.next)?;
+                    group.recv(&mut target, self.previous)
                 });
                 received.map(drop)
             }
@@ -75,34 +83,34 @@ impl<'a> Call<'a> {
     }
 
     /// With one buffer, where the collective has such a form.
-    pub(super) fn in_place<T: Sample>(&self, root: usize, buffer: &mut [T]) -> Result<()> {
+    pub(super) fn in_place<T: Sample>(&self, root: usize, buffer: &mut impl Memory<T>) -> Result<()> {
         let (comm, count, whole) = (self.comm, self.count, self.whole);
         let is_root = self.rank == root;
         match self.collective {
-            Collective::AllReduce => comm.all_reduce(&mut buffer[..count], self.op),
-            Collective::Reduce => comm.reduce(&mut buffer[..count], root, self.op),
-            Collective::Broadcast => comm.broadcast(&mut buffer[..count], root),
-            Collective::AllGather => comm.all_gather(&mut buffer[..whole]),
-            Collective::ReduceScatter => comm.reduce_scatter(&mut buffer[..whole], self.op),
-            Collective::Gather => comm.gather_in_place(&mut buffer[..if is_root { whole } else { count }], root),
-            Collective::Scatter => comm.scatter_in_place(&mut buffer[..if is_root { whole } else { count }], root),
-            Collective::AllToAll => comm.all_to_all(&mut buffer[..whole]),
+            Collective::AllReduce => comm.all_reduce(&mut buffer.part_mut(count), self.op),
+            Collective::Reduce => comm.reduce(&mut buffer.part_mut(count), root, self.op),
+            Collective::Broadcast => comm.broadcast(&mut buffer.part_mut(count), root),
+            Collective::AllGather => comm.all_gather(&mut buffer.part_mut(whole)),
+            Collective::ReduceScatter => comm.reduce_scatter(&mut buffer.part_mut(whole), self.op),
+            Collective::Gather => comm.gather_in_place(&mut buffer.part_mut(if is_root { whole } else { count }), root),
+            Collective::Scatter => comm.scatter_in_place(&mut buffer.part_mut(if is_root { whole } else { count }), root),
+            Collective::AllToAll => comm.all_to_all(&mut buffer.part_mut(whole)),
             // The others have no such form; `Collective::has_in_place` keeps them away.
             _ => comm.barrier(),
         }
     }
 
     /// A message from rank 0 to rank 1 and back; nothing on the others.
-    pub(super) fn ping_pong<T: Sample>(&self, source: &[T], target: &mut [T]) -> Result<()> {
-        let (source, target) = (&source[..self.count], &mut target[..self.count]);
+    pub(super) fn ping_pong<T: Sample>(&self, source: &impl Memory<T>, target: &mut impl Memory<T>) -> Result<()> {
+        let (source, mut target) = (source.part(self.count), target.part_mut(self.count));
         match self.rank {
             0 => {
-                self.comm.send(source, 1)?;
-                self.comm.recv(target, 1)?;
+                self.comm.send(&source, 1)?;
+                self.comm.recv(&mut target, 1)?;
             }
             1 => {
-                self.comm.recv(target, 0)?;
-                self.comm.send(source, 0)?;
+                self.comm.recv(&mut target, 0)?;
+                self.comm.send(&source, 0)?;
             }
             _ => {}
         }

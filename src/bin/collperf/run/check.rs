@@ -6,6 +6,7 @@ use collectives::{Communicator, Result};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::call::Call;
+use super::plane::{Memory, Plane};
 use super::share;
 use crate::inputs::{Recipe, Sample};
 use crate::layout::{Layout, Origin, Run};
@@ -23,36 +24,43 @@ pub(super) struct Checks {
 
 impl Checks {
     /// Calls with two buffers and counts wrong elements over all ranks.
-    pub(super) fn out_of_place<T: Sample>(
+    pub(super) fn out_of_place<P: Plane, T: Sample>(
         &mut self,
+        plane: &P,
         call: &Call<'_>,
         layout: &Layout,
         recipe: Recipe,
         root: usize,
-        [source, target]: [&mut [T]; 2],
+        [source, target]: [&mut P::Memory<'_, T>; 2],
     ) -> Result<u64> {
         let (recipe, rank) = (self.next(recipe), call.comm.rank());
         let expected = layout.expected(rank);
-        fill(&recipe, &[Run { start: 0, length: layout.source_length(rank), origin: Origin::Of { rank, start: 0 } }], source);
-        poison(&recipe, &expected, target);
+        let input = Run { start: 0, length: layout.source_length(rank), origin: Origin::Of { rank, start: 0 } };
+        source.write(&[input], |origin, offset| value(&recipe, origin, offset))?;
+        target.write(&expected, |origin, offset| value::<T>(&recipe, origin, offset).poisoned())?;
+        call.comm.barrier()?;
         call.out_of_place(root, source, target)?;
+        plane.finish()?;
         self.compare(call, &recipe, &expected, target)
     }
 
     /// Calls with one buffer and counts wrong elements over all ranks.
-    pub(super) fn in_place<T: Sample>(
+    pub(super) fn in_place<P: Plane, T: Sample>(
         &mut self,
+        plane: &P,
         call: &Call<'_>,
         layout: &Layout,
         recipe: Recipe,
         root: usize,
-        buffer: &mut [T],
+        buffer: &mut P::Memory<'_, T>,
     ) -> Result<u64> {
         let (recipe, rank) = (self.next(recipe), call.comm.rank());
         let expected = layout.expected_in_place(rank);
-        poison(&recipe, &expected, buffer);
-        fill(&recipe, &layout.initial_in_place(rank), buffer);
+        buffer.write(&expected, |origin, offset| value::<T>(&recipe, origin, offset).poisoned())?;
+        buffer.write(&layout.initial_in_place(rank), |origin, offset| value(&recipe, origin, offset))?;
+        call.comm.barrier()?;
         call.in_place(root, buffer)?;
+        plane.finish()?;
         self.compare(call, &recipe, &expected, buffer)
     }
 
@@ -62,26 +70,17 @@ impl Checks {
         Recipe { seed: self.made, ..recipe }
     }
 
-    fn compare<T: Sample>(&mut self, call: &Call<'_>, recipe: &Recipe, expected: &[Run], found: &[T]) -> Result<u64> {
+    fn compare<T: Sample>(&mut self, call: &Call<'_>, recipe: &Recipe, expected: &[Run], found: &impl Memory<T>) -> Result<u64> {
         let rank = call.comm.rank();
         let mut wrong = 0_u64;
-        for run in expected {
-            for (offset, found) in found[run.start..run.start + run.length].iter().enumerate() {
-                let right: T = value(recipe, run.origin, offset);
-                if found.bits() != right.bits() {
-                    wrong += 1;
-                    self.complaints += 1;
-                    if self.complaints <= MOST_COMPLAINTS {
-                        let index = run.start + offset;
-                        say(&format!(
-                            "rank {rank}: {} of {}: element {index} is {found:?}, not {right:?}",
-                            call.collective,
-                            T::ELEMENT_TYPE
-                        ));
-                    }
-                }
+        let complain = |index, found, right: T| {
+            wrong += 1;
+            self.complaints += 1;
+            if self.complaints <= MOST_COMPLAINTS {
+                say(&format!("rank {rank}: {} of {}: element {index} is {found}, not {right:?}", call.collective, T::ELEMENT_TYPE));
             }
-        }
+        };
+        found.compare(expected, |origin, offset| value(recipe, origin, offset), complain)?;
         Ok(share(call.comm, &[wrong])?.into_iter().sum())
     }
 
@@ -117,23 +116,5 @@ fn value<T: Sample>(recipe: &Recipe, origin: Origin, offset: usize) -> T {
     match origin {
         Origin::Of { rank, start } => T::input(recipe, rank, start + offset),
         Origin::Folded { start } => T::folded(recipe, start + offset),
-    }
-}
-
-/// Writes what the runs say.
-fn fill<T: Sample>(recipe: &Recipe, runs: &[Run], buffer: &mut [T]) {
-    for run in runs {
-        for (offset, element) in buffer[run.start..run.start + run.length].iter_mut().enumerate() {
-            *element = value(recipe, run.origin, offset);
-        }
-    }
-}
-
-/// Writes what is wrong everywhere, so that what a call leaves untouched shows.
-fn poison<T: Sample>(recipe: &Recipe, runs: &[Run], buffer: &mut [T]) {
-    for run in runs {
-        for (offset, element) in buffer[run.start..run.start + run.length].iter_mut().enumerate() {
-            *element = value::<T>(recipe, run.origin, offset).poisoned();
-        }
     }
 }

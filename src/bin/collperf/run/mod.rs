@@ -5,26 +5,37 @@
 mod buffer;
 mod call;
 mod check;
+#[cfg(feature = "cuda")]
+mod device;
+mod host;
+mod plane;
 mod sweep;
 mod timing;
 
 use collectives::{Communicator, DType, Data, ReduceOp};
 
+use crate::arguments::Plane as PlaneChoice;
 use crate::collective::Collective;
+use crate::facts::{Facts, Gpu, On, RankFacts};
 use crate::failure::{CHECK, Failure};
+#[cfg(not(feature = "cuda"))]
+use crate::gpus;
 use crate::inputs::with_element;
-use crate::machine::{Machine, now};
+use crate::machine::{Machine, available_memory, now};
 use crate::pin::pin;
-use crate::report::{Facts, RankFacts, Report, say};
+use crate::report::{Report, say};
 use crate::row::Row;
 use crate::settings::Settings;
 use crate::sizes::human;
 use check::Checks;
+use host::Host;
+use plane::Plane;
 use sweep::{EXTRA_TYPES, Subject};
 
 /// What a rank carries through its run.
-struct Session<'a> {
+struct Session<'a, P> {
     comm: &'a Communicator,
+    plane: &'a P,
     settings: &'a Settings,
     /// On rank 0.
     report: Option<Report<'a>>,
@@ -39,10 +50,77 @@ pub(crate) fn run(comm: &Communicator, settings: &Settings) -> Result<u8, Failur
         pin(comm.local_rank()).map_err(|error| Failure::io("binding this rank to a core", &error))?;
     }
     settings.check_root(comm.world_size())?;
-    let facts = facts(comm)?;
+    #[cfg(feature = "cuda")]
+    if let Some(device) = comm.device() {
+        return on_device(comm, device, settings);
+    }
+    on_host(comm, settings)
+}
+
+/// Runs on ordinary memory.
+fn on_host(comm: &Communicator, settings: &Settings) -> Result<u8, Failure> {
+    let asked_of_device = settings.device.refusal.as_ref();
+    let why = (settings.plane == PlaneChoice::Auto).then(|| why_no_device(comm));
+    match (asked_of_device, &why) {
+        (Some(asked), Some(why)) => return Err(Failure::unsupported(format!("{asked}, and there is no device: {why}"))),
+        (Some(asked), None) => return Err(Failure::unsupported(asked)),
+        (None, _) => {}
+    }
+    check_room(comm, settings)?;
+    let facts = Facts { on: On::Host { why }, ..facts(comm, "")? };
+    measure(comm, &Host, settings, facts)
+}
+
+/// Runs on device memory.
+#[cfg(feature = "cuda")]
+fn on_device(comm: &Communicator, device: collectives::Device<'_>, settings: &Settings) -> Result<u8, Failure> {
+    let null_stream = device.context().default_stream();
+    let on_null_stream = settings.device.null_stream.then(|| comm.on(&null_stream));
+    let comm = on_null_stream.as_deref().unwrap_or(comm);
+    let stream = if settings.device.null_stream { &null_stream } else { device.stream() };
+    let plane = device::OnDevice::new(comm, device, stream, settings)?;
+    let facts = Facts { on: On::Device { nccl: plane.nccl_version() }, ..facts(comm, &plane.describe())? };
+    let code = measure(comm, &plane, settings, facts)?;
+    plane.close()?;
+    Ok(code)
+}
+
+/// Why a communicator has no device, in words.
+fn why_no_device(comm: &Communicator) -> String {
+    #[cfg(feature = "cuda")]
+    return comm.why_no_device().unwrap_or_default();
+    #[cfg(not(feature = "cuda"))]
+    return gpus::count().err().filter(|_| comm.world_size() > 0).unwrap_or_default();
+}
+
+/// Whether this host has room for all its ranks' buffers.
+fn check_room(comm: &Communicator, settings: &Settings) -> Result<(), Failure> {
+    let largest = largest_buffer(settings, comm.world_size());
+    let needed = largest.saturating_mul(2 * comm.local_world_size());
+    match available_memory().filter(|available| needed > *available) {
+        Some(available) => {
+            Err(Failure::internal(format!("this host's ranks need {}, and {} are free; use a smaller -e", human(needed), human(available))))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The bytes of the largest buffer that any row needs.
+fn largest_buffer(settings: &Settings, world_size: usize) -> usize {
+    let sizes = settings.sizes.iter().copied().max().unwrap_or(0);
+    let types = settings.dtypes.iter().map(|dtype| dtype.size_bytes());
+    let bytes =
+        |collective: Collective, element: usize| collective.bytes(collective.count(sizes, element, world_size), element, world_size);
+    let of_type = |element: usize| settings.collectives.iter().map(move |collective| bytes(*collective, element)).max();
+    types.filter_map(of_type).max().unwrap_or(0)
+}
+
+/// Everything that was asked for, on a plane.
+fn measure<P: Plane>(comm: &Communicator, plane: &P, settings: &Settings, facts: Facts) -> Result<u8, Failure> {
     let report = if comm.rank() == 0 { Some(Report::open(settings, facts, row_count(settings, comm.world_size()))?) } else { None };
-    let mut session = Session { comm, settings, report, checks: Checks::default(), wrong_cells: 0 };
+    let mut session = Session { comm, plane, settings, report, checks: Checks::default(), wrong_cells: 0 };
     let result = settings.collectives.iter().try_for_each(|collective| session.collective(*collective));
+    let result = result.and_then(|()| if settings.device.memory { session.tell_memory() } else { Ok(()) });
     match (result, session.report) {
         (Err(failure), Some(report)) => {
             report.abandon(&failure);
@@ -54,7 +132,7 @@ pub(crate) fn run(comm: &Communicator, settings: &Settings) -> Result<u8, Failur
     }
 }
 
-impl Session<'_> {
+impl<P: Plane> Session<'_, P> {
     /// Everything that was asked of one collective.
     fn collective(&mut self, collective: Collective) -> Result<(), Failure> {
         if let Some(report) = &mut self.report {
@@ -83,6 +161,16 @@ impl Session<'_> {
             report.refuse(failure.message);
         }
         Ok(())
+    }
+
+    /// Has the report say how much memory is in use on the device that has the most of it in use.
+    fn tell_memory(&mut self) -> Result<(), Failure> {
+        let all = share(self.comm, &self.plane.memory_use()?)?;
+        let most = all.chunks_exact(3).max_by_key(|of_rank| of_rank[1]);
+        match (&mut self.report, most) {
+            (Some(report), Some([buffers, used, total])) => report.memory([*buffers, *used, *total].map(|bytes| bytes as usize)),
+            _ => Ok(()),
+        }
     }
 
     /// Says on a terminal what is being measured.
@@ -146,24 +234,31 @@ fn share<T: Data + Default>(comm: &Communicator, mine: &[T]) -> collectives::Res
     Ok(all)
 }
 
-/// The longest name of a processor that is told to others, in bytes.
-const PROCESSOR_BYTES: usize = 96;
+/// The longest name that is told to others, in bytes.
+const NAME_BYTES: usize = 128;
 
-/// Who takes part. Every rank tells its processor; the rest is known.
-fn facts(comm: &Communicator) -> Result<Facts, Failure> {
+/// Who takes part. Every rank tells its processor and, in `gpu`, its device; the rest is known.
+fn facts(comm: &Communicator, gpu: &str) -> Result<Facts, Failure> {
     let machine = Machine::here();
-    let mut mine = [0_u8; PROCESSOR_BYTES];
-    for (byte, from) in mine.iter_mut().zip(machine.processor.bytes()) {
-        *byte = from;
-    }
-    let all = share(comm, &mine)?;
+    let all = share(comm, &[name(&machine.processor), name(gpu)].concat())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
     let peers = comm.peers();
-    let ranks = peers.iter().zip(all.chunks_exact(PROCESSOR_BYTES)).enumerate().map(|(rank, (peer, processor))| RankFacts {
+    let ranks = peers.iter().zip(all.chunks_exact(2 * NAME_BYTES)).enumerate().map(|(rank, (peer, said))| RankFacts {
         peer: peer.clone(),
         local_rank: peers[..rank].iter().filter(|other| other.host == peer.host).count(),
-        processor: String::from_utf8_lossy(processor).trim_end_matches('\0').to_owned(),
+        processor: text(&said[..NAME_BYTES]),
+        gpu: Gpu::from_words(&text(&said[NAME_BYTES..])),
     });
-    Ok(Facts { ranks: ranks.collect(), machine, start_time: now() })
+    Ok(Facts { ranks: ranks.collect(), on: On::Host { why: None }, machine, start_time: now() })
+}
+
+/// A text in as many bytes as all ranks tell.
+fn name(text: &str) -> [u8; NAME_BYTES] {
+    let mut bytes = [0_u8; NAME_BYTES];
+    for (byte, from) in bytes.iter_mut().zip(text.bytes()) {
+        *byte = from;
+    }
+    bytes
 }
 
 #[cfg(test)]
@@ -175,6 +270,19 @@ mod tests {
 
     fn settings(line: &str) -> Settings {
         Settings::new(&Arguments::parse_from(std::iter::once("collperf").chain(line.split(' '))), None).unwrap()
+    }
+
+    #[test]
+    fn the_largest_buffer_is_known_beforehand() {
+        for (line, bytes) in [
+            ("all_reduce -e 1M", 1 << 20),
+            ("all -e 1M", 1 << 20),
+            ("all -d all -b 1 -e 1", 24),
+            ("all --sizes 9,7,100 -d i16", 100),
+            ("barrier", 0),
+        ] {
+            assert_eq!(largest_buffer(&settings(line), 3), bytes, "{line}");
+        }
     }
 
     #[test]

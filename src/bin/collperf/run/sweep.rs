@@ -4,16 +4,15 @@ use std::cell::Cell as Mutable;
 
 use collectives::{DType, ReduceOp};
 
-use super::buffer::Buffer;
 use super::call::Call;
+use super::check::Checks;
+use super::plane::{Memory, Plane};
 use super::{Session, timing};
 use crate::collective::Collective;
 use crate::failure::Failure;
 use crate::inputs::{Recipe, Sample};
 use crate::layout::Layout;
-use crate::machine::available_memory;
 use crate::row::{Half, Row};
-use crate::sizes::human;
 use crate::statistics::Spread;
 
 /// What a row is about, but for its size.
@@ -22,12 +21,6 @@ pub(super) struct Subject {
     pub(super) collective: Collective,
     pub(super) op: Option<ReduceOp>,
     pub(super) root: usize,
-}
-
-/// The two buffers of a sweep.
-struct Buffers<T> {
-    source: Buffer<T>,
-    target: Buffer<T>,
 }
 
 impl Subject {
@@ -39,20 +32,25 @@ impl Subject {
     }
 }
 
-impl Session<'_> {
+impl<P: Plane> Session<'_, P> {
     /// Measures every size, or all of them several times.
     pub(super) fn sweep<T: Sample>(&mut self, subject: Subject) -> Result<(), Failure> {
-        let counts = subject.counts(&self.settings.sizes, size_of::<T>(), self.comm.world_size());
-        let mut buffers = self.buffers::<T>(subject.collective, counts.iter().copied().max().unwrap_or(0))?;
+        let world_size = self.comm.world_size();
+        let counts = subject.counts(&self.settings.sizes, size_of::<T>(), world_size);
+        let most = subject.collective.bytes(counts.iter().copied().max().unwrap_or(0), 1, world_size);
+        let mut buffers = self.plane.buffers::<T>(most, self.settings.unalign)?;
         if self.settings.cell.is_some() {
             return self.cells(subject, &counts, &mut buffers);
         }
+        let [source, target] = &mut buffers;
+        source.clear()?;
         for count in &counts {
             let call = Call::new(self.comm, subject.collective, subject.op, *count);
             for _ in 0..self.settings.warmup {
-                call.out_of_place(subject.root, buffers.source.elements(), buffers.target.elements())?;
+                call.out_of_place(subject.root, source, target)?;
             }
         }
+        self.plane.finish()?;
         let mut cycle = 0;
         while self.settings.cycles == 0 || cycle < self.settings.cycles {
             for count in &counts {
@@ -64,36 +62,26 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Buffers for the largest row, if this host has room for those of all its ranks.
-    fn buffers<T: Sample>(&self, collective: Collective, count: usize) -> Result<Buffers<T>, Failure> {
-        let length = collective.bytes(count, 1, self.comm.world_size());
-        let needed = length.saturating_mul(size_of::<T>()).saturating_mul(2 * self.comm.local_world_size());
-        if let Some(available) = available_memory().filter(|available| needed > *available) {
-            let (needed, available) = (human(needed), human(available));
-            return Err(Failure::internal(format!(
-                "this host's ranks need {needed} for {collective}, and {available} are free; use a smaller -e"
-            )));
-        }
-        let unalign = self.settings.unalign;
-        Ok(Buffers { source: Buffer::new(length, unalign)?, target: Buffer::new(length, unalign)? })
-    }
-
     /// A row as nccl-tests measures it.
-    fn timed_row<T: Sample>(&mut self, subject: Subject, count: usize, buffers: &mut Buffers<T>) -> Result<Row, Failure> {
+    fn timed_row<T: Sample>(&mut self, subject: Subject, count: usize, buffers: &mut [P::Memory<'_, T>; 2]) -> Result<Row, Failure> {
         let mut row = self.empty_row::<T>(subject, count);
         self.announce(&row);
         let call = Call::new(self.comm, subject.collective, subject.op, count);
         let root = subject.root;
-        let (source, target) = (buffers.source.elements(), buffers.target.elements());
+        let [source, target] = buffers;
         // What was left by an earlier check, products above all, could drift into numbers that are slow to compute with.
-        source.fill(T::default());
+        source.clear()?;
         let half = self.timed(&row, || call.out_of_place(root, source, target))?;
-        let wrong = self.check_out_of_place(&call, subject, count, [source, target])?;
+        let wrong = self.check(subject, count, |plane, checks, layout, recipe| {
+            checks.out_of_place::<P, T>(plane, &call, layout, recipe, root, [&mut *source, &mut *target])
+        })?;
         row.out_of_place = Some(Half { wrong, ..half });
         if subject.collective.has_in_place() {
-            target.fill(T::default());
+            target.clear()?;
             let half = self.timed(&row, || call.in_place(root, target))?;
-            let wrong = self.check_in_place(&call, subject, count, target)?;
+            let wrong = self.check(subject, count, |plane, checks, layout, recipe| {
+                checks.in_place::<P, T>(plane, &call, layout, recipe, root, target)
+            })?;
             row.in_place = Some(Half { wrong, ..half });
         }
         Ok(row)
@@ -101,17 +89,20 @@ impl Session<'_> {
 
     /// Times a call, and, where that is wanted, each call by itself.
     fn timed(&self, row: &Row, mut once: impl FnMut() -> collectives::Result<()>) -> Result<Half, Failure> {
-        let time_us = timing::mean(self.comm, self.settings, &mut once)?;
-        let mut half = Half::new(row.collective, row.ranks, row.bytes, time_us);
+        let mean = timing::mean(self.plane, self.comm, self.settings, &mut once)?;
+        let mut half = Half::new(row.collective, row.ranks, row.bytes, mean.time);
+        if self.settings.device.issue_time {
+            half.time_us = mean.issue;
+        }
         if self.settings.wants_samples() {
-            half.samples = timing::single(self.comm, self.settings, &mut once)?;
+            half.samples = timing::single(self.plane, self.comm, self.settings, &mut once)?.split_off(self.settings.skip);
             half.spread = Spread::of(&half.samples);
         }
         Ok(half)
     }
 
     /// Samples every size.
-    fn cells<T: Sample>(&mut self, subject: Subject, counts: &[usize], buffers: &mut Buffers<T>) -> Result<(), Failure> {
+    fn cells<T: Sample>(&mut self, subject: Subject, counts: &[usize], buffers: &mut [P::Memory<'_, T>; 2]) -> Result<(), Failure> {
         for count in counts {
             let row = self.cell::<T>(subject, *count, buffers)?;
             if row.out_of_place.is_some() || row.in_place.is_some() {
@@ -123,28 +114,32 @@ impl Session<'_> {
 
     /// A row of sampled cells. Rooted collectives move their root by one each call: calls that wait for nobody would queue
     /// up behind each other, and the figure would be no latency.
-    fn cell<T: Sample>(&mut self, subject: Subject, count: usize, buffers: &mut Buffers<T>) -> Result<Row, Failure> {
-        let Subject { collective, op, .. } = subject;
+    fn cell<T: Sample>(&mut self, subject: Subject, count: usize, buffers: &mut [P::Memory<'_, T>; 2]) -> Result<Row, Failure> {
+        let Subject { collective, op, root: first_root } = subject;
         let mut row = self.empty_row::<T>(subject, count);
         row.root = None;
         self.announce(&row);
         let (call, world_size) = (Call::new(self.comm, collective, op, count), self.comm.world_size());
         let root = Mutable::new(0);
         let next_root = || root.replace((root.get() + 1) % world_size);
-        let (source, target) = (buffers.source.elements(), buffers.target.elements());
+        let [source, target] = buffers;
         let forms = cell_forms(collective, T::ELEMENT_TYPE, op, row.bytes, self.has_extra_types());
         if forms.out_of_place && !(collective == Collective::SendRecv && world_size < 2) {
-            let wrong = self.check_out_of_place(&call, subject, count, [source, target])?;
-            source.fill(T::default());
-            target.fill(T::default());
+            let wrong = self.check(subject, count, |plane, checks, layout, recipe| {
+                checks.out_of_place::<P, T>(plane, &call, layout, recipe, first_root, [&mut *source, &mut *target])
+            })?;
+            source.clear()?;
+            target.clear()?;
             row.out_of_place = self.sampled(&mut row, wrong, || match collective {
                 Collective::SendRecv => call.ping_pong(source, target),
                 _ => call.out_of_place(next_root(), source, target),
             })?;
         }
         if forms.in_place {
-            let wrong = self.check_in_place(&call, subject, count, target)?;
-            target.fill(T::default());
+            let wrong = self.check(subject, count, |plane, checks, layout, recipe| {
+                checks.in_place::<P, T>(plane, &call, layout, recipe, first_root, target)
+            })?;
+            target.clear()?;
             root.set(0);
             row.in_place = self.sampled(&mut row, wrong, || call.in_place(next_root(), target))?;
         }
@@ -164,7 +159,7 @@ impl Session<'_> {
             self.tell(&format!("WRONG RESULT {} {} {bytes} B: {} elements", row.collective, row.op_name(), wrong.unwrap_or(0)));
             return Ok(None);
         };
-        let mut cell = timing::sample(self.comm, time, row.bytes, once)?;
+        let mut cell = timing::sample(self.plane, self.comm, time, row.bytes, once)?;
         if row.collective == Collective::SendRecv {
             cell.samples.iter_mut().for_each(|round_trip| *round_trip /= 2.0);
         }
@@ -174,42 +169,19 @@ impl Session<'_> {
         Ok(Some(Half { wrong, spread, samples: cell.samples, ..Half::new(row.collective, row.ranks, row.bytes, time_us) }))
     }
 
-    fn check_out_of_place<T: Sample>(
-        &mut self,
-        call: &Call<'_>,
-        subject: Subject,
-        count: usize,
-        buffers: [&mut [T]; 2],
-    ) -> Result<Option<u64>, Failure> {
-        let [source, target] = buffers;
-        self.check(subject, count, |checks, layout, recipe| {
-            checks.out_of_place(call, layout, recipe, subject.root, [&mut *source, &mut *target])
-        })
-    }
-
-    fn check_in_place<T: Sample>(
-        &mut self,
-        call: &Call<'_>,
-        subject: Subject,
-        count: usize,
-        buffer: &mut [T],
-    ) -> Result<Option<u64>, Failure> {
-        self.check(subject, count, |checks, layout, recipe| checks.in_place(call, layout, recipe, subject.root, buffer))
-    }
-
     /// Runs a check as often as asked, or until one fails.
     fn check(
         &mut self,
         subject: Subject,
         count: usize,
-        mut once: impl FnMut(&mut super::check::Checks, &Layout, Recipe) -> collectives::Result<u64>,
+        mut once: impl FnMut(&P, &mut Checks, &Layout, Recipe) -> collectives::Result<u64>,
     ) -> Result<Option<u64>, Failure> {
         let world_size = self.comm.world_size();
         let layout = Layout::new(subject.collective, world_size, subject.root, count);
-        let recipe = Recipe { seed: 0, op: subject.op, world_size };
+        let recipe = Recipe { seed: 0, op: subject.op, world_size, period: P::PERIOD };
         let mut wrong = None;
         for _ in 0..self.settings.check {
-            wrong = Some(once(&mut self.checks, &layout, recipe)?);
+            wrong = Some(once(self.plane, &mut self.checks, &layout, recipe)?);
             if wrong != Some(0) {
                 break;
             }

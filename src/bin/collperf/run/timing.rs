@@ -4,47 +4,82 @@ use std::time::{Duration, Instant};
 
 use collectives::{Communicator, Result};
 
+use super::plane::Plane;
 use super::share;
 use crate::settings::{Blocking, Settings};
 use crate::statistics::slowest;
 
 /// Microseconds per call on average, one figure for all ranks.
-pub(super) fn mean(comm: &Communicator, settings: &Settings, mut once: impl FnMut() -> Result<()>) -> Result<f64> {
+pub(super) struct Mean {
+    /// From the first call to the end of the last.
+    pub(super) time: f64,
+    /// Until the last was queued.
+    pub(super) issue: f64,
+}
+
+/// Times calls back to back, or launches of a graph of them.
+pub(super) fn mean<P: Plane>(plane: &P, comm: &Communicator, settings: &Settings, mut once: impl FnMut() -> Result<()>) -> Result<Mean> {
     once()?;
+    plane.finish()?;
+    let launches = settings.device.graph;
+    let graph = match launches {
+        0 => None,
+        _ => Some(plane.capture(&mut || (0..settings.iterations).try_for_each(|_| once()))?),
+    };
+    let mut round = || graph.as_ref().map_or_else(&mut once, |graph| plane.launch(graph));
+    let (rounds, calls) = if launches == 0 { (settings.iterations, 1) } else { (launches, settings.iterations) };
     comm.barrier()?;
     let mut excluded = Duration::ZERO;
     let began = Instant::now();
-    for _ in 0..settings.iterations {
-        once()?;
-        match settings.blocking {
-            Blocking::No => {}
-            Blocking::Barrier => comm.barrier()?,
-            Blocking::UntimedBarrier => {
-                let done = Instant::now();
-                comm.barrier()?;
-                excluded += done.elapsed();
-            }
-        }
+    for _ in 0..rounds {
+        round()?;
+        excluded += between_calls(plane, comm, settings.blocking)?;
     }
-    let time = microseconds(began.elapsed().saturating_sub(excluded)) / settings.iterations as f64;
-    Ok(settings.average.of(&share(comm, &[time])?))
+    let issued = began.elapsed();
+    plane.finish()?;
+    let ended = began.elapsed();
+    let per_call = |time: Duration| microseconds(time.saturating_sub(excluded)) / (rounds * calls) as f64;
+    let all = share(comm, &[per_call(ended), per_call(issued)])?;
+    let of = |which: usize| settings.average.of(&all.iter().copied().skip(which).step_by(2).collect::<Vec<_>>());
+    Ok(Mean { time: of(0), issue: of(1) })
+}
+
+/// What `-z` asks for after each call; returns how long of it is not to be counted.
+fn between_calls<P: Plane>(plane: &P, comm: &Communicator, blocking: Blocking) -> Result<Duration> {
+    if blocking == Blocking::No {
+        return Ok(Duration::ZERO);
+    }
+    plane.finish()?;
+    let done = Instant::now();
+    match blocking {
+        Blocking::No | Blocking::Wait => Ok(Duration::ZERO),
+        Blocking::Barrier => comm.barrier().map(|()| Duration::ZERO),
+        Blocking::UntimedBarrier => comm.barrier().map(|()| done.elapsed()),
+    }
 }
 
 /// Microseconds of every single call, the slowest rank's.
-pub(super) fn single(comm: &Communicator, settings: &Settings, mut once: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
-    let mut times = Vec::with_capacity(settings.iterations);
+pub(super) fn single<P: Plane>(
+    plane: &P,
+    comm: &Communicator,
+    settings: &Settings,
+    mut once: impl FnMut() -> Result<()>,
+) -> Result<Vec<f64>> {
+    let mut marks = Vec::with_capacity(settings.iterations);
     comm.barrier()?;
     for _ in 0..settings.iterations {
-        let began = Instant::now();
+        let began = plane.mark()?;
         once()?;
         if settings.blocking == Blocking::Barrier {
-            comm.barrier()?;
+            between_calls(plane, comm, Blocking::Barrier)?;
         }
-        times.push(microseconds(began.elapsed()));
-        if settings.blocking == Blocking::UntimedBarrier {
-            comm.barrier()?;
+        marks.push((began, plane.mark()?));
+        if settings.blocking != Blocking::Barrier {
+            between_calls(plane, comm, settings.blocking)?;
         }
     }
+    plane.finish()?;
+    let times = marks.iter().map(|(began, ended)| plane.between(began, ended)).collect::<Result<Vec<f64>>>()?;
     Ok(slowest(&share(comm, &times)?, settings.iterations))
 }
 
@@ -63,36 +98,39 @@ pub(super) struct Cell {
 
 /// Samples for as long as asked: batches of calls back to back, each after a barrier that is not timed, each counted as the
 /// slowest rank's time per call.
-pub(super) fn sample(comm: &Communicator, time: Duration, bytes: usize, mut once: impl FnMut() -> Result<()>) -> Result<Cell> {
-    for _ in 0..if bytes >= 16 << 20 { 1 } else { 20 } {
-        once()?;
-    }
+pub(super) fn sample<P: Plane>(
+    plane: &P,
+    comm: &Communicator,
+    time: Duration,
+    bytes: usize,
+    mut once: impl FnMut() -> Result<()>,
+) -> Result<Cell> {
+    // So many calls, and the time they took.
+    let mut batch = |calls: usize| -> Result<Duration> {
+        let began = Instant::now();
+        (0..calls).try_for_each(|_| once())?;
+        plane.finish()?;
+        Ok(began.elapsed())
+    };
+    batch(if bytes >= 16 << 20 { 1 } else { 20 })?;
     comm.barrier()?;
-    let trial = if bytes >= 1 << 20 { 2 } else { 20 };
-    let began = Instant::now();
-    for _ in 0..trial {
-        once()?;
-    }
-    let mine = microseconds(began.elapsed()) / f64::from(trial);
+    let trial: usize = if bytes >= 1 << 20 { 2 } else { 20 };
+    let mine = microseconds(batch(trial)?) / trial as f64;
     // All ranks must choose the same number of calls, so they choose by the slowest.
     let per_call = share(comm, &[mine])?.into_iter().fold(0.02, f64::max);
-    let batch = if per_call >= SAMPLE_US { 1 } else { (SAMPLE_US / per_call) as usize + 1 };
-    let wanted = (microseconds(time) / (per_call * batch as f64)) as usize + 1;
-    let samples = samples(comm, time, batch, wanted.clamp(LEAST_SAMPLES, MOST_SAMPLES), once)?;
-    let calls = (samples.len() * batch) as u64;
+    let calls = if per_call >= SAMPLE_US { 1 } else { (SAMPLE_US / per_call) as usize + 1 };
+    let wanted = (microseconds(time) / (per_call * calls as f64)) as usize + 1;
+    let samples = samples(comm, time, wanted.clamp(LEAST_SAMPLES, MOST_SAMPLES), || Ok(microseconds(batch(calls)?) / calls as f64))?;
+    let calls = (samples.len() * calls) as u64;
     Ok(Cell { samples: slowest(&share(comm, &samples)?, samples.len()), calls })
 }
 
-fn samples(comm: &Communicator, time: Duration, batch: usize, wanted: usize, mut once: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
+fn samples(comm: &Communicator, time: Duration, wanted: usize, mut sample: impl FnMut() -> Result<f64>) -> Result<Vec<f64>> {
     let mut samples = Vec::with_capacity(wanted);
     let started = Instant::now();
     while samples.len() < wanted {
         comm.barrier()?;
-        let began = Instant::now();
-        for _ in 0..batch {
-            once()?;
-        }
-        samples.push(microseconds(began.elapsed()) / batch as f64);
+        samples.push(sample()?);
         // A cell that runs far over its time ends early, on all ranks together.
         if samples.len() >= LEAST_SAMPLES && samples.len() % 8 == 2 {
             let mut stop = [u8::from(started.elapsed() > 4 * time)];

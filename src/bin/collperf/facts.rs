@@ -1,0 +1,138 @@
+//! Who takes part in a run, and on what.
+
+use collectives::Peer;
+
+use crate::machine::Machine;
+use crate::settings::Settings;
+
+/// Who takes part, and where.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts {
+    pub(crate) ranks: Vec<RankFacts>,
+    pub(crate) on: On,
+    pub(crate) machine: Machine,
+    /// When it began, in UTC.
+    pub(crate) start_time: String,
+}
+
+/// The plane that is measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum On {
+    /// Host memory; why there are no devices, where they would have been taken.
+    Host { why: Option<String> },
+    /// Device memory, with an NCCL of this version, as 22809.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "there are no devices in such a build"))]
+    Device { nccl: u32 },
+}
+
+/// One rank.
+#[derive(Debug, Clone)]
+pub(crate) struct RankFacts {
+    pub(crate) peer: Peer,
+    /// Its number on its host.
+    pub(crate) local_rank: usize,
+    /// The name of its host's processor.
+    pub(crate) processor: String,
+    /// The device that its buffers lie on, if they do.
+    pub(crate) gpu: Option<Gpu>,
+}
+
+/// A rank's device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Gpu {
+    /// Its number in the rank's process.
+    pub(crate) ordinal: usize,
+    /// Its place on the PCI bus, as `0000:1b:00`.
+    pub(crate) bus: String,
+    pub(crate) name: String,
+}
+
+impl Facts {
+    /// How many hosts there are.
+    pub(crate) fn hosts(&self) -> usize {
+        self.ranks.iter().filter(|rank| rank.local_rank == 0).count()
+    }
+
+    /// Ranks of an imaginary host.
+    #[cfg(test)]
+    pub(crate) fn example(ranks: usize) -> Self {
+        let machine = Machine { processor: "Abacus 9".to_owned(), cores: 4, kernel: "Linux 6.1".to_owned() };
+        let rank = |rank| RankFacts {
+            peer: Peer { rank, host: "desk".to_owned(), pid: 100 + rank as u32 },
+            local_rank: rank,
+            processor: machine.processor.clone(),
+            gpu: None,
+        };
+        let start_time = "2026-01-02 03:04:05".to_owned();
+        Self { ranks: (0..ranks).map(rank).collect(), on: On::Host { why: None }, machine: machine.clone(), start_time }
+    }
+
+    /// Such ranks with a device each.
+    #[cfg(all(test, feature = "cuda"))]
+    pub(crate) fn example_on_devices(ranks: usize) -> Self {
+        let mut facts = Self { on: On::Device { nccl: 22809 }, ..Self::example(ranks) };
+        for (ordinal, rank) in facts.ranks.iter_mut().enumerate() {
+            rank.gpu = Gpu::from_words(&format!("{ordinal} 0000:{ordinal:02x}:00.0 Soroban 2 GPU"));
+        }
+        facts
+    }
+}
+
+impl On {
+    /// The word in JSON.
+    pub(crate) fn name(&self) -> &'static str {
+        if self.is_device() { "device" } else { "host" }
+    }
+
+    pub(crate) fn is_device(&self) -> bool {
+        matches!(self, On::Device { .. })
+    }
+
+    /// How ranks reach each other: the word in CSV, JSON and plots.
+    pub(crate) fn links(&self, settings: &Settings) -> &'static str {
+        if self.is_device() { "nccl" } else { settings.transport.name() }
+    }
+
+    /// The version of NCCL that is loaded, 0 where none is.
+    pub(crate) fn library(&self) -> u32 {
+        match self {
+            On::Host { .. } => 0,
+            On::Device { nccl } => *nccl,
+        }
+    }
+
+    /// The version of NCCL whose interface was compiled in, 0 where it is not used.
+    pub(crate) fn headers(&self) -> u32 {
+        match self {
+            On::Host { .. } => 0,
+            #[cfg(feature = "cuda")]
+            On::Device { .. } => nccl_sys::NCCL_VERSION_CODE.unsigned_abs(),
+            #[cfg(not(feature = "cuda"))]
+            On::Device { .. } => 0,
+        }
+    }
+}
+
+impl Gpu {
+    /// Reads a number, an address on the bus, and a name.
+    pub(crate) fn from_words(words: &str) -> Option<Self> {
+        let (ordinal, rest) = words.split_once(' ')?;
+        let (bus, name) = rest.split_once(' ')?;
+        // nccl-tests leaves the function off: it is always 0.
+        let bus = bus.strip_suffix(".0").unwrap_or(bus);
+        Some(Self { ordinal: ordinal.parse().ok()?, bus: bus.to_owned(), name: name.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_read_as_it_is_told() {
+        let gpu = Gpu::from_words("3 0000:1b:00.0 NVIDIA H200").unwrap();
+        assert_eq!(gpu, Gpu { ordinal: 3, bus: "0000:1b:00".to_owned(), name: "NVIDIA H200".to_owned() });
+        assert_eq!(Gpu::from_words(""), None);
+        assert_eq!(Gpu::from_words("x 0000:1b:00.0 y"), None);
+    }
+}

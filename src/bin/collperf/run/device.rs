@@ -1,0 +1,379 @@
+//! The device plane: memory of a GPU, and calls that are queued on a stream.
+
+#![expect(unsafe_code, reason = "memory of a device is known by its address")]
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use collectives::{Communicator, Device, Error, NcclBuffer, RawDevice, Registration, Result, Window};
+use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, DevicePtr, DriverError, result};
+
+use super::largest_buffer;
+use super::plane::{Memory, Plane};
+use crate::failure::Failure;
+use crate::inputs::Sample;
+use crate::layout::{Origin, Run};
+use crate::settings::{Register, Settings};
+use crate::sizes::human;
+
+/// How long a rank looks for the end of its calls before it waits more patiently.
+const IMPATIENCE: Duration = Duration::from_millis(20);
+/// The largest element, in bytes.
+const ELEMENT_BYTES: usize = 8;
+
+/// The device plane of one rank.
+pub(super) struct OnDevice<'a> {
+    comm: &'a Communicator,
+    device: Device<'a>,
+    stream: &'a Arc<CudaStream>,
+    /// Recorded behind calls to find out whether they have ended.
+    end: CudaEvent,
+    /// Allocated once, as large as the largest row needs: so many bytes each.
+    bytes: usize,
+    storage: [Storage; 2],
+}
+
+/// Memory of a device.
+enum Storage {
+    Plain(Allocation),
+    Registered(Registration<u8, NcclBuffer<u8>>),
+    Window(Window<u8, NcclBuffer<u8>>),
+}
+
+/// Memory that the driver allocates.
+struct Allocation {
+    address: CUdeviceptr,
+    context: Arc<CudaContext>,
+}
+
+impl<'a> OnDevice<'a> {
+    /// Allocates for the largest row. All ranks do so together.
+    pub(super) fn new(
+        comm: &'a Communicator,
+        device: Device<'a>,
+        stream: &'a Arc<CudaStream>,
+        settings: &Settings,
+    ) -> std::result::Result<Self, Failure> {
+        let bytes = largest_buffer(settings, comm.world_size()) + (settings.unalign + 1) * ELEMENT_BYTES;
+        let context = device.context();
+        let end = context.new_event(None).map_err(|error| cuda("making an event", error))?;
+        let storage = || Storage::new(device, stream, bytes, settings.device.register);
+        let storage = [storage()?, storage()?];
+        // Memory is not allocated where a rank's calls wait for another's on the same device.
+        comm.barrier()?;
+        Ok(Self { comm, device, stream, end, bytes, storage })
+    }
+
+    /// The device in words, as [`crate::facts::Gpu`] reads them.
+    pub(super) fn describe(&self) -> String {
+        format!("{} {} {}", self.device.ordinal(), self.device.pci_address(), self.device.name())
+    }
+
+    /// The version of NCCL as one number.
+    pub(super) fn nccl_version(&self) -> u32 {
+        let version = self.device.nccl_version();
+        let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+        let mut part = || parts.next().unwrap_or(0);
+        part() * 10_000 + part() * 100 + part()
+    }
+
+    /// Frees the memory when everyone is done with theirs.
+    pub(super) fn close(self) -> Result<()> {
+        self.finish()?;
+        self.comm.barrier()
+    }
+
+    /// Waits for the event behind the last call, as fast as can be.
+    fn look(&self) -> std::result::Result<bool, DriverError> {
+        self.end.record(self.stream)?;
+        let began = Instant::now();
+        while !self.end.try_is_complete()? {
+            if began.elapsed() > IMPATIENCE {
+                return Ok(false);
+            }
+            std::thread::yield_now();
+        }
+        Ok(true)
+    }
+}
+
+impl Plane for OnDevice<'_> {
+    type Memory<'p, T: Sample>
+        = Elements<'p, T>
+    where
+        Self: 'p;
+    type Mark = CudaEvent;
+    type Graph = CudaGraph;
+
+    // No factor of it is larger than 16 and a factor of the length of a chunk, so data that lands in the place of other data shows.
+    const PERIOD: usize = 16 * 4093;
+
+    fn buffers<T: Sample>(&self, length: usize, unalign: usize) -> std::result::Result<[Elements<'_, T>; 2], Failure> {
+        let elements = |storage: &Storage| Elements {
+            address: storage.address(self.stream) + (unalign * size_of::<T>()) as u64,
+            length,
+            stream: self.stream,
+            elements: PhantomData,
+        };
+        Ok([elements(&self.storage[0]), elements(&self.storage[1])])
+    }
+
+    fn finish(&self) -> Result<()> {
+        if !self.look().map_err(|error| cuda("waiting for calls", error))? {
+            // Its own stream is waited for with a deadline.
+            if Arc::ptr_eq(self.stream, self.device.stream()) {
+                self.device.synchronize()?;
+            } else {
+                self.stream.synchronize().map_err(|error| cuda("waiting for calls", error))?;
+            }
+        }
+        self.device.failure().map_or(Ok(()), Err)
+    }
+
+    fn mark(&self) -> Result<CudaEvent> {
+        self.stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(|error| cuda("recording an event", error))
+    }
+
+    fn between(&self, from: &CudaEvent, to: &CudaEvent) -> Result<f64> {
+        let milliseconds = from.elapsed_ms(to).map_err(|error| cuda("reading a time between events", error))?;
+        Ok(f64::from(milliseconds) * 1e3)
+    }
+
+    fn memory_use(&self) -> Result<[u64; 3]> {
+        let (free, total) = self.device.context().mem_get_info().map_err(|error| cuda("asking for free memory", error))?;
+        Ok([2 * self.bytes as u64, total.saturating_sub(free) as u64, total as u64])
+    }
+
+    fn capture(&self, queue: &mut dyn FnMut() -> Result<()>) -> Result<CudaGraph> {
+        let doing = "capturing calls in a graph";
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream.begin_capture(mode).map_err(|error| cuda(doing, error))?;
+        let queued = queue();
+        // Ended whatever came of it, so that the stream is free again.
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let captured = self.stream.end_capture(flags).map_err(|error| cuda(doing, error));
+        queued?;
+        let nothing = || Error::Unsupported { what: doing.to_owned(), reason: "the calls leave nothing in the graph".to_owned() };
+        let graph = captured?.ok_or_else(nothing)?;
+        graph.upload().map_err(|error| cuda(doing, error))?;
+        self.finish()?;
+        Ok(graph)
+    }
+
+    fn launch(&self, graph: &CudaGraph) -> Result<()> {
+        graph.launch().map_err(|error| cuda("launching a graph", error))
+    }
+}
+
+impl Storage {
+    fn new(device: Device<'_>, stream: &Arc<CudaStream>, bytes: usize, register: Register) -> std::result::Result<Self, Failure> {
+        let raw = device.raw();
+        let made = match register {
+            Register::Nothing => Allocation::new(device.context(), bytes).map(Storage::Plain),
+            Register::Local => raw.allocate(stream, bytes).and_then(|buffer| raw.register(buffer)).map(Storage::Registered),
+            Register::Window => raw.allocate(stream, bytes).and_then(|buffer| raw.window(buffer)).map(Storage::Window),
+        };
+        made.map_err(|error| {
+            let unsupported = error.is_unsupported();
+            let message = format!("a buffer of {} on device {}: {error}", human(bytes), device.ordinal());
+            if unsupported { Failure::unsupported(message) } else { Failure::internal(format!("{message}; use a smaller -e")) }
+        })
+    }
+
+    fn address(&self, stream: &CudaStream) -> CUdeviceptr {
+        match self {
+            Storage::Plain(allocation) => allocation.address,
+            Storage::Registered(buffer) => buffer.device_ptr(stream).0,
+            Storage::Window(buffer) => buffer.device_ptr(stream).0,
+        }
+    }
+}
+
+impl Allocation {
+    /// Not of a pool: other devices may reach into it.
+    fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
+        context.bind_to_thread().map_err(|error| cuda("choosing a device", error))?;
+        // SAFETY: the memory is written before it is read; the context is current.
+        let address = unsafe { result::malloc_sync(bytes) }.map_err(|error| cuda(format!("allocating {bytes} B"), error))?;
+        Ok(Self { address, context: Arc::clone(context) })
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: it came of `malloc_sync`, and the driver waits for what uses it.
+            let _ = unsafe { result::free_sync(self.address) };
+        }
+    }
+}
+
+/// Elements in memory of a device, which outlives them.
+pub(super) struct Elements<'p, T> {
+    address: CUdeviceptr,
+    length: usize,
+    stream: &'p Arc<CudaStream>,
+    elements: PhantomData<T>,
+}
+
+impl<T: Sample> Elements<'_, T> {
+    fn view(&self, length: usize) -> RawDevice<'_, T> {
+        assert!(length <= self.length, "a call on {length} of {} elements", self.length);
+        // SAFETY: - the memory was allocated for at least `self.length` elements, and is freed after the stream has been waited for;
+        // - whatever uses it is queued on one stream, so nothing writes it at the same time;
+        // - it holds elements wherever a call reads: every buffer is cleared or written first, and zeros are elements of every type.
+        unsafe { RawDevice::new(self.stream.context(), self.address, length) }
+    }
+
+    /// Where an element is.
+    fn at(&self, index: usize) -> CUdeviceptr {
+        self.address + (index * size_of::<T>()) as u64
+    }
+
+    /// Does something on the stream and waits until it is done.
+    fn on_stream(&self, doing: &str, act: impl FnOnce() -> std::result::Result<(), DriverError>) -> Result<()> {
+        let done = self.stream.context().bind_to_thread().and_then(|()| act()).and_then(|()| self.stream.synchronize());
+        done.map_err(|error| cuda(doing, error))
+    }
+
+    /// Writes bytes, again and again, until `bytes` of them are written.
+    fn repeat(&mut self, to: CUdeviceptr, block: &[u8], bytes: usize) -> Result<()> {
+        self.on_stream("copying inputs to the device", || {
+            // SAFETY: the caller's range lies in this memory, and the stream is waited for before the block is gone.
+            unsafe { result::memcpy_htod_async(to, block, self.stream.cu_stream()) }?;
+            let mut done = block.len();
+            while done < bytes {
+                let more = done.min(bytes - done);
+                // SAFETY: both ranges lie in this memory, and apart: the second begins where the first one ends.
+                unsafe { result::memcpy_dtod_async(to + done as u64, to, more, self.stream.cu_stream()) }?;
+                done += more;
+            }
+            Ok(())
+        })
+    }
+
+    /// The elements of a run until they repeat themselves.
+    fn block(run: &Run, value: impl Fn(Origin, usize) -> T) -> Vec<T> {
+        (0..run.length.min(OnDevice::PERIOD)).map(|offset| value(run.origin, offset)).collect()
+    }
+}
+
+/// Elements as the device has them.
+fn bytes_of<T: Sample>(elements: &[T]) -> Vec<u8> {
+    elements.iter().flat_map(|element| element.bits().to_le_bytes().into_iter().take(size_of::<T>())).collect()
+}
+
+impl<T: Sample> Memory<T> for Elements<'_, T> {
+    type Part<'a>
+        = RawDevice<'a, T>
+    where
+        Self: 'a;
+    type PartMut<'a>
+        = RawDevice<'a, T>
+    where
+        Self: 'a;
+
+    fn part(&self, length: usize) -> RawDevice<'_, T> {
+        self.view(length)
+    }
+
+    fn part_mut(&mut self, length: usize) -> RawDevice<'_, T> {
+        self.view(length)
+    }
+
+    fn clear(&mut self) -> Result<()> {
+        let bytes = self.length * size_of::<T>();
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as many bytes as the memory has.
+        self.on_stream("clearing a buffer", || unsafe { result::memset_d8_async(self.address, 0, bytes, self.stream.cu_stream()) })
+    }
+
+    fn write(&mut self, runs: &[Run], value: impl Fn(Origin, usize) -> T) -> Result<()> {
+        for run in runs.iter().filter(|run| run.length > 0) {
+            assert!(run.start + run.length <= self.length, "{run:?} of {} elements", self.length);
+            let block = bytes_of(&Self::block(run, &value));
+            self.repeat(self.at(run.start), &block, run.length * size_of::<T>())?;
+        }
+        Ok(())
+    }
+
+    fn compare(&self, runs: &[Run], value: impl Fn(Origin, usize) -> T, mut wrong: impl FnMut(usize, String, T)) -> Result<()> {
+        for run in runs.iter().filter(|run| run.length > 0) {
+            assert!(run.start + run.length <= self.length, "{run:?} of {} elements", self.length);
+            let block = Self::block(run, &value);
+            let right = bytes_of(&block);
+            let mut found = vec![0_u8; right.len()];
+            for start in (0..run.length).step_by(block.len()) {
+                let count = block.len().min(run.length - start);
+                let found = &mut found[..count * size_of::<T>()];
+                // SAFETY: the range lies in this memory (checked), and the stream is waited for before the bytes are read.
+                self.on_stream("copying results from the device", || unsafe {
+                    result::memcpy_dtoh_async(found, self.at(run.start + start), self.stream.cu_stream())
+                })?;
+                if *found != right[..found.len()] {
+                    let pairs = found.chunks_exact(size_of::<T>()).zip(right.chunks_exact(size_of::<T>())).enumerate();
+                    for (offset, (found, _)) in pairs.filter(|(_, (found, right))| found != right) {
+                        let digits: String = found.iter().rev().map(|byte| format!("{byte:02x}")).collect();
+                        wrong(run.start + start + offset, format!("0x{digits}"), block[offset]);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An error of the driver with what was being done.
+fn cuda(doing: impl Into<String>, error: DriverError) -> Error {
+    Error::Cuda { doing: doing.into(), code: error.0 as u32, text: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use collectives::DeviceChoice;
+
+    use super::*;
+    use crate::arguments::Arguments;
+
+    #[test]
+    fn what_differs_is_told() {
+        if std::env::var("COLLECTIVES_TEST_GPU").as_deref() != Ok("real") {
+            simgpu::install();
+        }
+        let comm = Communicator::builder().require_device(DeviceChoice::Local).local(1).unwrap().remove(0);
+        let settings = Settings::new(&Arguments::parse_from(["collperf", "all_reduce", "-e", "1M"]), None).unwrap();
+        let device = comm.device().unwrap();
+        let plane = OnDevice::new(&comm, device, device.stream(), &settings).unwrap();
+        let [mut buffer, _] = plane.buffers::<u16>(200_000, 3).unwrap();
+        let runs = [
+            Run { start: 1, length: 150_000, origin: Origin::Folded { start: 0 } },
+            Run { start: 150_010, length: 9, origin: Origin::Of { rank: 1, start: 7 } },
+        ];
+        // Values that repeat themselves as inputs do.
+        let value = |origin, offset: usize| match origin {
+            Origin::Folded { .. } => (offset % OnDevice::PERIOD) as u16,
+            Origin::Of { .. } => 100 + offset as u16,
+        };
+        let told = |buffer: &Elements<'_, u16>| {
+            let mut told = vec![];
+            buffer.compare(&runs, value, |index, found, right| told.push((index, found, right))).unwrap();
+            told
+        };
+        buffer.clear().unwrap();
+        assert_eq!(told(&buffer).len(), 150_000 - 3 + 9, "zeros are right where the pattern begins");
+        buffer.write(&runs, value).unwrap();
+        assert_eq!(told(&buffer), []);
+        for index in [2, 140_000, 150_005, 150_012] {
+            buffer.repeat(buffer.at(index), &[0xee, 0xff], 2).unwrap();
+        }
+        let right = |index: usize| ((index - 1) % OnDevice::PERIOD) as u16;
+        let expected = [(2, right(2)), (140_000, right(140_000)), (150_012, 102)];
+        assert_eq!(told(&buffer), expected.map(|(index, right)| (index, "0xffee".to_owned(), right)));
+        plane.close().unwrap();
+    }
+}

@@ -1,0 +1,73 @@
+//! What a run needs of a plane: memory, and the ends and times of calls on it.
+
+use collectives::{Buffer, BufferMut, Result};
+
+use crate::failure::Failure;
+use crate::inputs::Sample;
+use crate::layout::{Origin, Run};
+
+/// Where buffers lie, and how calls on them are waited for.
+pub(super) trait Plane {
+    /// Elements on this plane.
+    type Memory<'p, T: Sample>: Memory<T>
+    where
+        Self: 'p;
+    /// A point in time.
+    type Mark;
+    /// Calls that are launched together.
+    type Graph;
+
+    /// After how many elements inputs may repeat themselves.
+    const PERIOD: usize;
+
+    /// Two buffers of this many elements each, which begin this many elements after an aligned address. Those that were had before
+    /// are no longer in use.
+    fn buffers<T: Sample>(&self, length: usize, unalign: usize) -> std::result::Result<[Self::Memory<'_, T>; 2], Failure>;
+
+    /// Waits until the calls so far have ended.
+    fn finish(&self) -> Result<()>;
+
+    /// The time when the calls so far have ended.
+    fn mark(&self) -> Result<Self::Mark>;
+
+    /// Microseconds between two points in time, both of which have passed.
+    fn between(&self, from: &Self::Mark, to: &Self::Mark) -> Result<f64>;
+
+    /// What this rank's buffers take of its device, what is in use there by all, and how much there is, in bytes. Zeros where there is
+    /// no device.
+    fn memory_use(&self) -> Result<[u64; 3]>;
+
+    /// Records what `queue` queues.
+    fn capture(&self, queue: &mut dyn FnMut() -> Result<()>) -> Result<Self::Graph>;
+
+    /// Queues what was recorded.
+    fn launch(&self, graph: &Self::Graph) -> Result<()>;
+}
+
+/// A buffer of a plane.
+pub(super) trait Memory<T: Sample> {
+    /// The beginning of it, to be read.
+    type Part<'a>: Buffer<Element = T>
+    where
+        Self: 'a;
+    /// The beginning of it, to be written.
+    type PartMut<'a>: BufferMut<Element = T>
+    where
+        Self: 'a;
+
+    /// The first elements, to be read by a call.
+    fn part(&self, length: usize) -> Self::Part<'_>;
+
+    /// The first elements, to be written by a call.
+    fn part_mut(&mut self, length: usize) -> Self::PartMut<'_>;
+
+    /// Writes zeros everywhere.
+    fn clear(&mut self) -> Result<()>;
+
+    /// Writes, into each run, the values at its offsets. They repeat themselves after the plane's period.
+    fn write(&mut self, runs: &[Run], value: impl Fn(Origin, usize) -> T) -> Result<()>;
+
+    /// Compares each run with such values, bit by bit, and tells of every element that differs: its index, what it is, and what it
+    /// should be.
+    fn compare(&self, runs: &[Run], value: impl Fn(Origin, usize) -> T, wrong: impl FnMut(usize, String, T)) -> Result<()>;
+}
