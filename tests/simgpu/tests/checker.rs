@@ -235,6 +235,25 @@ fn pinned_memory_is_watched_too() {
 }
 
 #[test]
+fn the_host_must_wait_before_it_reads() {
+    let _alone = simgpu::alone();
+    let (context, a, _) = two_streams(0);
+    let mut slice = a.alloc_zeros::<u8>(64).unwrap();
+    context.synchronize().unwrap();
+    let gate = Gate::close(a.cu_stream().cast());
+    a.memset_zeros(&mut slice).unwrap();
+    let mut read = [0u8; 64];
+    // SAFETY: the sizes agree. The default stream does not wait for streams that do not block.
+    unsafe { result::memcpy_dtoh_sync(&mut read, address(&slice)) }.unwrap();
+    one(&["written by cuMemsetD8Async on stream", "read by cuMemcpyDtoH on the default stream of device 0"]);
+    gate.open();
+    a.synchronize().unwrap();
+    // SAFETY: as above.
+    unsafe { result::memcpy_dtoh_sync(&mut read, address(&slice)) }.unwrap();
+    none();
+}
+
+#[test]
 fn a_write_behind_the_end_is_found_when_the_buffer_is_freed() {
     let _alone = simgpu::alone();
     let (context, a, _) = two_streams(0);

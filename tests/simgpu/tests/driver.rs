@@ -4,8 +4,8 @@
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
 
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
@@ -139,6 +139,39 @@ fn host_functions_run_in_stream_order() {
     }
     stream.synchronize().unwrap();
     assert_eq!(seen.load(Ordering::Relaxed), 100);
+}
+
+extern "C" fn meet(place: *mut c_void) {
+    // SAFETY: the test keeps the barrier until all streams have been waited for.
+    unsafe { &*place.cast::<Barrier>() }.wait();
+}
+
+#[test]
+fn streams_run_beside_each_other() {
+    let _alone = simgpu::alone();
+    let barrier = Barrier::new(8);
+    let streams: Vec<_> = (0..8).map(|at| CudaContext::new(at % 4).unwrap().new_stream().unwrap()).collect();
+    for stream in streams.iter().chain(streams.iter().rev()) {
+        stream.context().bind_to_thread().unwrap();
+        let place = (&raw const barrier).cast_mut().cast();
+        // SAFETY: the barrier outlives the waits below.
+        unsafe { result::stream::launch_host_function(stream.cu_stream(), meet, place) }.unwrap();
+    }
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
+}
+
+#[test]
+fn a_stream_that_is_destroyed_does_its_work_first() {
+    let _alone = simgpu::alone();
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let event = context.new_event(None).unwrap();
+    let gate = gate(&stream);
+    event.record(&stream).unwrap();
+    drop(stream);
+    assert!(!event.try_is_complete().unwrap());
+    gate.open();
+    event.synchronize().unwrap();
 }
 
 extern "C" fn call_the_driver(code: *mut c_void) {

@@ -101,9 +101,11 @@ fn perform(work: &Work, sight: Sight) -> Result<Vec<Span>, Failure> {
             // SAFETY: as above.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), *to as *mut u8, from.len()) };
         }
+        // SAFETY: as above: `count` times `width` bytes were found in the map.
+        Work::Fill { to, element: [byte, ..], width: 1, count } => unsafe { std::ptr::write_bytes(*to as *mut u8, *byte, *count) },
         Work::Fill { to, element, width, count } => {
             for at in 0..*count {
-                // SAFETY: as above: `count` times `width` bytes were found in the map.
+                // SAFETY: as above.
                 unsafe { std::ptr::copy_nonoverlapping(element.as_ptr(), (*to as *mut u8).add(at * width), *width) };
             }
         }

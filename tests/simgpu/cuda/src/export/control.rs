@@ -99,7 +99,8 @@ extern "C" fn simgpu_limit_memory(device: c_int, bytes: u64) -> u32 {
 extern "C" fn simgpu_set_gate(named: usize, closed: u8) -> u32 {
     control(|| {
         let mut state = state::lock();
-        let stream = state.stream(named)?;
+        // Also that of a stream which is broken, or which ends when its jobs are done.
+        let stream = if state.streams.contains_key(&named) { named } else { state.stream(named)? };
         stream::set_gate(&mut state, stream, closed != 0);
         Ok(())
     })

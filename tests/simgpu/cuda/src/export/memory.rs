@@ -158,6 +158,7 @@ driver! {
         }
         let mut state = state::lock();
         let context = state.current()?;
+        capture::unsafe_call(&mut state)?;
         let device = state.contexts[&context].device;
         state.memory.register(start, bytes as u64, device, context)
     }

@@ -10,4 +10,5 @@ mod error;
 mod event;
 mod graph;
 mod memory;
+mod module;
 mod stream;

@@ -1,0 +1,192 @@
+//! The threads of a block: their turns, and the barriers at which they wait for one another.
+
+use crate::fault::{Fault, FaultKind, FaultPlace};
+use crate::machine::{Machine, State, Thread};
+use crate::program::{Barrier, Reduction};
+use crate::warp;
+
+/// Steps of a thread before the next one has its turn, so that threads can wait for what others write.
+const TURN: u64 = 1 << 17;
+
+/// Barriers of a block.
+const BARRIERS: usize = 16;
+
+pub(crate) struct Block<'t> {
+    threads: &'t mut [Thread],
+    /// Threads that came to a barrier without waiting.
+    arrived: [u32; BARRIERS],
+}
+
+impl<'t> Block<'t> {
+    pub(crate) fn new(threads: &'t mut [Thread]) -> Self {
+        Self { threads, arrived: [0; BARRIERS] }
+    }
+
+    /// Runs the block to its end.
+    pub(crate) fn run(&mut self, machine: &mut Machine<'_>) -> Result<(), Fault> {
+        loop {
+            for first in (0..self.threads.len()).step_by(32) {
+                self.run_warp(machine, first)?;
+            }
+            let (mut ready, mut done) = (0, 0);
+            for thread in self.threads.iter() {
+                ready += usize::from(thread.state == State::Ready);
+                done += usize::from(thread.state == State::Done);
+            }
+            if done == self.threads.len() {
+                return Ok(());
+            }
+            if ready > 0 {
+                // Threads may wait for what another stream or the host writes.
+                std::thread::yield_now();
+            } else if !self.release_full(machine)? && !self.unstick(machine)? {
+                return Err(self.stuck(machine));
+            }
+        }
+    }
+
+    /// Gives every ready thread of a warp its turn, again as long as they meet.
+    fn run_warp(&mut self, machine: &mut Machine<'_>, first: usize) -> Result<(), Fault> {
+        let last = (first + 32).min(self.threads.len());
+        loop {
+            let mut meeting = false;
+            for number in first..last {
+                if self.threads[number].state == State::Ready {
+                    machine.run(&mut self.threads[number], TURN).map_err(|kind| fault(machine, &self.threads[number], kind))?;
+                    self.arrive(machine, number)?;
+                }
+                meeting |= matches!(self.threads[number].state, State::Meeting(_));
+            }
+            if !meeting || !self.meet(machine, first, false)? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn meet(&mut self, machine: &Machine<'_>, first: usize, stuck: bool) -> Result<bool, Fault> {
+        let last = (first + 32).min(self.threads.len());
+        let warp = &mut self.threads[first..last];
+        warp::meet(machine.program, warp, stuck).map_err(|(lane, kind)| fault(machine, &self.threads[first + lane], kind))
+    }
+
+    /// Lets threads meet that wait without a mask, since nobody else can come any more.
+    fn unstick(&mut self, machine: &Machine<'_>) -> Result<bool, Fault> {
+        let mut met = false;
+        for first in (0..self.threads.len()).step_by(32) {
+            met |= self.meet(machine, first, true)?;
+        }
+        Ok(met)
+    }
+
+    fn site<'m>(machine: &Machine<'m>, thread: &Thread) -> Option<&'m Barrier> {
+        let State::Barrier(site) = thread.state else { return None };
+        machine.program.functions[thread.function].barriers.get(site as usize)
+    }
+
+    /// The barrier's number and the threads it waits for, where the instruction says how many.
+    fn claim(machine: &Machine<'_>, thread: &Thread) -> Option<(u64, Option<u64>)> {
+        let site = Self::site(machine, thread)?;
+        Some((thread.slot(site.id) & 0xffff_ffff, site.count.map(|count| thread.slot(count) & 0xffff_ffff)))
+    }
+
+    /// A thread came to a barrier: checks its operands, and opens the barrier if it only waited for this one.
+    fn arrive(&mut self, machine: &Machine<'_>, number: usize) -> Result<(), Fault> {
+        let thread = &self.threads[number];
+        let Some((id, count)) = Self::claim(machine, thread) else { return Ok(()) };
+        if id >= BARRIERS as u64 {
+            return Err(fault(machine, thread, FaultKind::Divergence(format!("there is no barrier {id}; the last one is 15"))));
+        }
+        let Some(count) = count else { return Ok(()) };
+        if count == 0 || count % 32 != 0 {
+            let message = format!("barrier {id} is to wait for {count} threads, which is no multiple of 32");
+            return Err(fault(machine, thread, FaultKind::Divergence(message)));
+        }
+        if Self::site(machine, thread).is_some_and(|site| !site.waits) {
+            self.arrived[id as usize] += 1;
+            self.threads[number].resume();
+        }
+        let waiting = self.waiting(machine, id);
+        if waiting.iter().any(|&other| Self::claim(machine, &self.threads[other]) != Some((id, Some(count)))) {
+            let message = format!("threads wait at barrier {id} for different numbers of threads");
+            return Err(fault(machine, &self.threads[number], FaultKind::Divergence(message)));
+        }
+        if waiting.len() as u64 + u64::from(self.arrived[id as usize]) == count {
+            self.open(machine, id, &waiting)?;
+        }
+        Ok(())
+    }
+
+    fn waiting(&self, machine: &Machine<'_>, id: u64) -> Vec<usize> {
+        let waits = |number: &usize| Self::claim(machine, &self.threads[*number]).is_some_and(|(other, _)| other == id);
+        (0..self.threads.len()).filter(waits).collect()
+    }
+
+    /// Opens the barrier at which all threads wait that have not ended.
+    fn release_full(&mut self, machine: &Machine<'_>) -> Result<bool, Fault> {
+        let live: Vec<usize> = (0..self.threads.len()).filter(|&number| self.threads[number].state != State::Done).collect();
+        let Some((id, None)) = Self::claim(machine, &self.threads[live[0]]) else { return Ok(false) };
+        if live.iter().any(|&number| Self::claim(machine, &self.threads[number]) != Some((id, None))) {
+            return Ok(false);
+        }
+        self.open(machine, id, &live)?;
+        Ok(true)
+    }
+
+    fn open(&mut self, machine: &Machine<'_>, id: u64, waiting: &[usize]) -> Result<(), Fault> {
+        let mut previous: Option<usize> = None;
+        for &number in waiting {
+            let thread = &self.threads[number];
+            let other = previous.filter(|other| other / 32 == number / 32).map(|other| &self.threads[other]);
+            let aligned = Self::site(machine, thread).is_some_and(|site| site.aligned);
+            if let Some(other) = other.filter(|other| aligned && (other.function, other.at) != (thread.function, thread.at)) {
+                let line = machine.program.functions[other.function].code[other.at].line;
+                let message = format!("threads of one warp came to barrier {id} by different instructions, here and in line {line}");
+                return Err(fault(machine, thread, FaultKind::Divergence(message)));
+            }
+            previous = Some(number);
+        }
+        self.reduce(machine, waiting);
+        self.arrived[id as usize] = 0;
+        waiting.iter().for_each(|&number| self.threads[number].resume());
+        Ok(())
+    }
+
+    /// Gives the threads at `bar.red` their common result.
+    fn reduce(&mut self, machine: &Machine<'_>, waiting: &[usize]) {
+        let site = |thread: &Thread| Self::site(machine, thread).and_then(|site| site.reduction);
+        let set = |number: &&usize| site(&self.threads[**number]).is_some_and(|(_, value, _)| self.threads[**number].slot(value) & 1 == 1);
+        let votes = waiting.iter().filter(set).count();
+        for &number in waiting {
+            if let Some((operation, _, to)) = site(&self.threads[number]) {
+                let result = match operation {
+                    Reduction::Popc => votes as u64,
+                    Reduction::And => u64::from(votes == waiting.len()),
+                    Reduction::Or => u64::from(votes > 0),
+                };
+                self.threads[number].set(to, result);
+            }
+        }
+    }
+
+    fn stuck(&self, machine: &Machine<'_>) -> Fault {
+        let mut places: Vec<(u32, usize, &Thread)> = Vec::new();
+        for thread in self.threads.iter().filter(|thread| thread.state != State::Done) {
+            let line = machine.program.functions[thread.function].code[thread.at].line;
+            match places.iter_mut().find(|(other, ..)| *other == line) {
+                Some((_, count, _)) => *count += 1,
+                None => places.push((line, 1, thread)),
+            }
+        }
+        let ended = self.threads.iter().filter(|thread| thread.state == State::Done).count();
+        let list: Vec<_> = places.iter().map(|(line, count, _)| format!("{count} in line {line}")).collect();
+        let message = format!("threads wait for others that never come: {}; {ended} have ended", list.join(", "));
+        fault(machine, places[0].2, FaultKind::Divergence(message))
+    }
+}
+
+fn fault(machine: &Machine<'_>, thread: &Thread, kind: FaultKind) -> Fault {
+    let code = &machine.program.functions[thread.function].code;
+    let line = code[thread.at.min(code.len() - 1)].line;
+    let place = FaultPlace { line, thread: thread.index, block: machine.current };
+    Fault { kernel: machine.kernel.name().to_owned(), kind, place: Some(place) }
+}

@@ -1,0 +1,135 @@
+//! What went wrong, where in the text and in the grid.
+
+use std::fmt;
+
+/// The text could not be decoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParseError {
+    /// The line of the text, from 1.
+    pub line: u32,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+impl ParseError {
+    pub(crate) fn new(line: u32, message: impl Into<String>) -> Self {
+        Self { line, message: message.into() }
+    }
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PTX line {}: {}", self.line, self.message)
+    }
+}
+
+impl std::error::Error for ParseError {}
+
+/// Why a launch stopped. Memory may have been written before it did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// The kernel's name.
+    pub kernel: String,
+    /// What happened.
+    pub kind: FaultKind,
+    /// Where it happened; `None` where the launch itself was wrong.
+    pub place: Option<FaultPlace>,
+}
+
+/// The instruction and the thread of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FaultPlace {
+    /// The line of the PTX text, from 1.
+    pub line: u32,
+    /// The thread's index in its block.
+    pub thread: [u32; 3],
+    /// The block's index in the grid.
+    pub block: [u32; 3],
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// Bytes outside every allocation, or beyond the end of one.
+    OutOfBounds {
+        /// `"global"`, `"shared"`, `"local"` or `"param"`.
+        space: &'static str,
+        /// The first byte of the access.
+        address: u64,
+        /// Its size.
+        bytes: u32,
+        /// Whether it would have written.
+        write: bool,
+        /// Start and size of the allocation that is nearest, of global memory, or of the whole other space.
+        nearest: Option<(u64, u64)>,
+    },
+    /// An address that is not a multiple of the access's size.
+    Misaligned {
+        /// The first byte of the access.
+        address: u64,
+        /// Its size.
+        bytes: u32,
+        /// Whether it would have written.
+        write: bool,
+    },
+    /// The grid, the block or the shared memory is too large, empty, or not what the kernel was made for.
+    Launch(String),
+    /// The parameters are missing or short.
+    Parameters {
+        /// Bytes that the kernel takes.
+        needed: usize,
+        /// Bytes that were given.
+        given: usize,
+    },
+    /// A register was read that the thread never wrote.
+    Unset(String),
+    /// The thread ran more instructions than allowed: it probably never ends.
+    Endless(u64),
+    /// Threads wait for others that never come.
+    Divergence(String),
+    /// The kernel gave up: `trap`, or a failed assertion.
+    Trap,
+    /// Something that only shows at run time and is not supported.
+    Unsupported(String),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kernel {}", self.kernel)?;
+        if let Some(FaultPlace { line, thread, block }) = self.place {
+            let ([x, y, z], [i, j, k]) = (thread, block);
+            write!(f, ", PTX line {line}, thread ({x},{y},{z}) of block ({i},{j},{k})")?;
+        }
+        write!(f, ": {}", self.kind)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+impl fmt::Display for FaultKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = |write: &bool| if *write { "write" } else { "read" };
+        match self {
+            Self::OutOfBounds { space, address, bytes, write, nearest } => {
+                write!(f, "{} of {bytes} bytes at {address:#x} is outside {space} memory", verb(write))?;
+                let Some((start, size)) = *nearest else { return write!(f, "; no allocation is near") };
+                let end = start.saturating_add(size);
+                write!(f, "; the nearest allocation is {start:#x}..{end:#x} ({size} bytes)")?;
+                match address.saturating_add(u64::from(*bytes)) {
+                    beyond if beyond > end => write!(f, ", {} bytes past its end", beyond - end),
+                    _ => write!(f, ", {} bytes before its start", start.saturating_sub(*address)),
+                }
+            }
+            Self::Misaligned { address, bytes, write } => {
+                write!(f, "{} of {bytes} bytes at {address:#x}, which is not a multiple of {bytes}", verb(write))
+            }
+            Self::Launch(message) | Self::Divergence(message) | Self::Unsupported(message) => f.write_str(message),
+            Self::Parameters { needed, given } => write!(f, "{given} bytes of parameters were given, {needed} are needed"),
+            Self::Unset(register) if register.is_empty() => f.write_str("a value is read that was never set"),
+            Self::Unset(register) => write!(f, "register {register} is read but was never set"),
+            Self::Endless(budget) => write!(f, "the thread ran {budget} instructions and did not end"),
+            Self::Trap => f.write_str("the kernel ran into a trap"),
+        }
+    }
+}

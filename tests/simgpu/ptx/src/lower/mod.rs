@@ -1,0 +1,505 @@
+//! From statements to the machine's steps: names become slots, guards become branches, vectors fall apart.
+
+mod arithmetic;
+mod control;
+mod conversion;
+mod memory;
+mod warp;
+
+use std::collections::HashMap;
+
+use crate::ParseError;
+use crate::integer;
+use crate::program::{Alu, Carrier, Function, Initial, Instruction, Op, Shared, Slot, Special};
+use crate::syntax::{Formal, FunctionText, Literal, Operand, Registers, Statement, Text, Variable};
+use crate::types::{Space, Type};
+
+pub(crate) type Lowered<T> = Result<T, ParseError>;
+
+/// Where a variable lies; an offset makes it an address.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Place {
+    Global(u64),
+    Shared(usize),
+    Dynamic,
+    Local(u64),
+    Param(u64),
+}
+
+impl Place {
+    fn at(self, offset: i64) -> Initial {
+        match self {
+            Self::Global(base) => Initial::Global(base.wrapping_add_signed(offset)),
+            Self::Shared(number) => Initial::Shared(number, offset),
+            Self::Dynamic => Initial::Dynamic(offset),
+            Self::Local(base) => Initial::Local(base.wrapping_add_signed(offset)),
+            Self::Param(base) => Initial::Param(base.wrapping_add_signed(offset)),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Symbol {
+    Register(Slot, Type),
+    Variable(Place, Space, usize),
+}
+
+/// What functions know of the module around them.
+#[derive(Debug, Default)]
+pub(crate) struct Surroundings<'a> {
+    pub(crate) variables: HashMap<&'a str, (Place, Space, usize)>,
+    /// Functions that have a body, by their number, and those that are only declared.
+    pub(crate) functions: HashMap<&'a str, Option<usize>>,
+    pub(crate) shared: Vec<Shared>,
+    pub(crate) accesses: usize,
+}
+
+#[derive(Default)]
+struct Scope<'a> {
+    names: HashMap<String, Symbol>,
+    labels: HashMap<&'a str, u32>,
+    tables: HashMap<&'a str, Vec<&'a str>>,
+    /// Steps and tables that still need the place of a label.
+    jumps: Vec<(Jump, &'a str, u32)>,
+}
+
+#[derive(Clone, Copy)]
+enum Jump {
+    Step(usize),
+    Table { table: usize, row: usize },
+}
+
+pub(crate) struct Builder<'a, 'm> {
+    module: &'m mut Surroundings<'a>,
+    entry: bool,
+    function: Function,
+    scopes: Vec<Scope<'a>>,
+    constants: HashMap<Initial, Slot>,
+    /// Names of registers by slot; empty for constants and intermediate values.
+    names: Vec<String>,
+    line: u32,
+    carry: Option<Slot>,
+}
+
+/// Decodes the body of a function; `parameters` are the places of a kernel's parameters.
+pub(crate) fn function<'a>(text: &FunctionText<'a>, parameters: &[u64], module: &mut Surroundings<'a>) -> Lowered<Function> {
+    let mut builder = Builder {
+        module,
+        entry: text.entry,
+        function: Function { name: text.name.to_owned(), ..Function::default() },
+        scopes: vec![Scope::default()],
+        constants: HashMap::new(),
+        names: Vec::new(),
+        line: text.line,
+        carry: None,
+    };
+    if text.entry {
+        for (formal, &offset) in text.parameters.iter().zip(parameters) {
+            builder.name(formal.variable.name, Symbol::Variable(Place::Param(offset), Space::Param, formal.variable.bytes));
+        }
+    } else {
+        builder.function.parameters = builder.formals(&text.parameters);
+        builder.function.results = builder.formals(&text.results);
+    }
+    for statement in text.body.iter().flatten() {
+        builder.statement(statement)?;
+    }
+    builder.finish()
+}
+
+impl<'a> Builder<'a, '_> {
+    fn formals(&mut self, formals: &[Formal<'a>]) -> Vec<Carrier> {
+        let carrier = |formal: &Formal<'a>| {
+            let variable = &formal.variable;
+            if formal.register {
+                let slot = self.register(variable.name, variable.kind);
+                return Carrier::Register(slot);
+            }
+            let offset = self.local(variable);
+            Carrier::Memory { offset: offset as u32, bytes: variable.bytes as u32 }
+        };
+        formals.iter().map(carrier).collect()
+    }
+
+    /// Room in the function's local memory, under the variable's name.
+    fn local(&mut self, variable: &Variable<'a>) -> u64 {
+        let offset = self.function.local.next_multiple_of(variable.align.max(1));
+        self.function.local = offset + variable.bytes;
+        self.name(variable.name, Symbol::Variable(Place::Local(offset as u64), Space::Local, variable.bytes));
+        offset as u64
+    }
+
+    fn statement(&mut self, statement: &Statement<'a>) -> Lowered<()> {
+        match statement {
+            Statement::Open => self.scopes.push(Scope::default()),
+            Statement::Close => self.close()?,
+            Statement::Label(name, line) => {
+                let at = self.here();
+                if self.scope().labels.insert(name, at).is_some() {
+                    return Err(ParseError::new(*line, format!("label {name} stands twice in one scope")));
+                }
+            }
+            Statement::Targets(name, targets) => {
+                self.scope().tables.insert(name, targets.clone());
+            }
+            Statement::Registers(registers, kind) => self.registers(registers, *kind),
+            Statement::Variable(variable) => self.variable(variable)?,
+            Statement::Instruction(text) => self.guarded(text)?,
+        }
+        Ok(())
+    }
+
+    fn registers(&mut self, registers: &[Registers<'a>], kind: Type) {
+        for family in registers {
+            match family.count {
+                None => {
+                    self.register(family.name, kind);
+                }
+                Some(count) => (0..count).for_each(|number| {
+                    self.register(&format!("{}{number}", family.name), kind);
+                }),
+            }
+        }
+    }
+
+    fn register(&mut self, name: &str, kind: Type) -> Slot {
+        let slot = self.slot(name);
+        self.name(name, Symbol::Register(slot, kind));
+        slot
+    }
+
+    fn variable(&mut self, variable: &Variable<'a>) -> Lowered<()> {
+        let place = match variable.space {
+            Space::Shared if variable.external => Place::Dynamic,
+            Space::Shared => {
+                self.module.shared.push(Shared { bytes: variable.bytes, align: variable.align });
+                Place::Shared(self.module.shared.len() - 1)
+            }
+            Space::Local | Space::Param => {
+                self.local(variable);
+                return Ok(());
+            }
+            _ => return Err(ParseError::new(variable.line, format!("variable {} cannot be declared in a function", variable.name))),
+        };
+        self.name(variable.name, Symbol::Variable(place, variable.space, variable.bytes));
+        Ok(())
+    }
+
+    fn name(&mut self, name: &str, symbol: Symbol) {
+        self.scope().names.insert(name.to_owned(), symbol);
+    }
+
+    fn scope(&mut self) -> &mut Scope<'a> {
+        if self.scopes.is_empty() {
+            self.scopes.push(Scope::default());
+        }
+        let last = self.scopes.len() - 1;
+        &mut self.scopes[last]
+    }
+
+    /// Ends a scope: its labels are known; jumps to others are left to the scope around it.
+    fn close(&mut self) -> Lowered<()> {
+        let Some(scope) = self.scopes.pop() else { return Ok(()) };
+        let mut open = Vec::new();
+        for (jump, label, line) in scope.jumps {
+            let Some(&target) = scope.labels.get(label) else {
+                open.push((jump, label, line));
+                continue;
+            };
+            match jump {
+                Jump::Step(step) => self.land(step, target),
+                Jump::Table { table, row } => self.function.tables[table][row] = target,
+            }
+        }
+        match (self.scopes.last_mut(), open.first()) {
+            (Some(outer), _) => outer.jumps.extend(open),
+            (None, Some((_, label, line))) => return Err(ParseError::new(*line, format!("label {label} is not there"))),
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
+    /// Points a jump at its target.
+    fn land(&mut self, step: usize, at: u32) {
+        if let Op::Jump { target } | Op::Branch { target, .. } = &mut self.function.code[step].op {
+            *target = at;
+        }
+    }
+
+    fn here(&self) -> u32 {
+        self.function.code.len() as u32
+    }
+
+    fn finish(mut self) -> Lowered<Function> {
+        self.emit(if self.entry { Op::Exit } else { Op::Return });
+        while !self.scopes.is_empty() {
+            self.close()?;
+        }
+        let mut function = self.function;
+        function.local = function.local.next_multiple_of(16);
+        crate::poison::guard(&mut function, &mut self.names);
+        function.slots = self.names.len();
+        let varies = |initial: &Initial| matches!(initial, Initial::Flag(_) | Initial::Special(Special::Block(_)));
+        function.initial.sort_by_key(|(_, initial)| !varies(initial));
+        function.varying = function.initial.iter().take_while(|(_, initial)| varies(initial)).count();
+        Ok(function)
+    }
+
+    /// A guarded instruction is one that a branch goes around.
+    fn guarded(&mut self, text: &Text<'a>) -> Lowered<()> {
+        self.line = text.line;
+        let Some((name, unless)) = text.guard else { return self.instruction(text) };
+        let on = self.source(&Operand::Name(name, 0), Type::Pred)?;
+        if let ("bra", [Operand::Name(label, 0)]) = (text.opcode, &text.operands[..]) {
+            let step = self.emit(Op::Branch { on, unless, target: 0 });
+            self.scope().jumps.push((Jump::Step(step), label, text.line));
+            return Ok(());
+        }
+        let step = self.emit(Op::Branch { on, unless: !unless, target: 0 });
+        self.instruction(text)?;
+        let after = self.here();
+        self.land(step, after);
+        Ok(())
+    }
+
+    fn instruction(&mut self, text: &Text<'a>) -> Lowered<()> {
+        match text.opcode {
+            "mov" => self.mov(text),
+            "cvt" => self.cvt(text),
+            "ld" | "ldu" | "st" | "atom" | "red" | "prefetch" | "prefetchu" | "cvta" | "isspacep" | "createpolicy" => self.memory(text),
+            "bra" | "brx" | "call" | "ret" | "exit" | "trap" | "brkpt" | "membar" | "fence" | "nanosleep" | "pmevent" => self.control(text),
+            "bar" | "barrier" => self.barrier(text),
+            "shfl" | "vote" | "match" | "redux" | "activemask" => self.warp(text),
+            _ => self.arithmetic(text),
+        }
+    }
+
+    fn error(&self, message: impl Into<String>) -> ParseError {
+        ParseError::new(self.line, message)
+    }
+
+    fn unsupported(&self, text: &Text<'a>) -> ParseError {
+        self.error(format!("instruction {} is not supported", text.full()))
+    }
+
+    /// The operands of an instruction that has exactly so many.
+    fn operands<'t, const N: usize>(&self, text: &'t Text<'a>) -> Lowered<&'t [Operand<'a>; N]> {
+        let count = text.operands.len();
+        (&text.operands[..]).try_into().map_err(|_| self.error(format!("{} has {count} operands, not {N}", text.full())))
+    }
+
+    fn emit(&mut self, op: Op) -> usize {
+        self.function.code.push(Instruction { op, line: self.line });
+        self.function.code.len() - 1
+    }
+
+    fn alu(&mut self, run: Alu, to: Slot, sources: [Slot; 3]) {
+        let [a, b, c] = sources;
+        self.emit(Op::Alu { run, to, a, b, c });
+    }
+
+    /// The result of an operation in a slot of its own.
+    fn computed(&mut self, run: Alu, a: Slot, b: Slot, c: Slot) -> Slot {
+        let to = self.temporary();
+        self.alu(run, to, [a, b, c]);
+        to
+    }
+
+    fn slot(&mut self, name: &str) -> Slot {
+        self.names.push(name.to_owned());
+        (self.names.len() - 1) as Slot
+    }
+
+    fn temporary(&mut self) -> Slot {
+        self.slot("")
+    }
+
+    fn constant(&mut self, initial: Initial) -> Slot {
+        if let Some(&slot) = self.constants.get(&initial) {
+            return slot;
+        }
+        let slot = self.slot("");
+        self.function.initial.push((slot, initial));
+        self.constants.insert(initial, slot);
+        slot
+    }
+
+    fn bits(&mut self, bits: u64) -> Slot {
+        self.constant(Initial::Bits(bits))
+    }
+
+    fn zero(&mut self) -> Slot {
+        self.bits(0)
+    }
+
+    fn find(&self, name: &str) -> Lowered<Symbol> {
+        let inner = self.scopes.iter().rev().find_map(|scope| scope.names.get(name).copied());
+        let outer = || self.module.variables.get(name).map(|&(place, space, bytes)| Symbol::Variable(place, space, bytes));
+        inner.or_else(outer).ok_or_else(|| self.error(format!("{name} is not declared")))
+    }
+
+    /// A slot that holds an operand of exactly this type's width.
+    fn source(&mut self, operand: &Operand<'a>, kind: Type) -> Lowered<Slot> {
+        let (slot, width) = self.any_source(operand, kind)?;
+        if width != kind.bits() {
+            return Err(self.error(format!("an operand of {width} bits stands where {} are needed", kind.bits())));
+        }
+        Ok(slot)
+    }
+
+    /// A slot that holds an operand, and its width; numbers take the width of the type.
+    fn any_source(&mut self, operand: &Operand<'a>, kind: Type) -> Lowered<(Slot, u32)> {
+        match operand {
+            Operand::Number(Literal::Integer(value)) if matches!(kind, Type::F32 | Type::F64) && *value != 0 => {
+                Err(self.error(format!("the integer {value} stands where a float is needed")))
+            }
+            Operand::Number(number) => Ok((self.bits(number.bits(kind)), kind.bits())),
+            Operand::Component(register, component) => {
+                let special = special(register, component).ok_or_else(|| self.error(format!("{register}.{component} is not supported")))?;
+                Ok((self.constant(Initial::Special(special)), kind.bits()))
+            }
+            Operand::Not(inner) => {
+                let slot = self.source(inner, Type::Pred)?;
+                let zero = self.zero();
+                Ok((self.computed(|a, _, _| a & 1 ^ 1, slot, zero, zero), 1))
+            }
+            Operand::Name(name, offset) => self.named_source(name, *offset, kind),
+            _ => Err(self.error("an operand of this form is not supported here")),
+        }
+    }
+
+    fn named_source(&mut self, name: &str, offset: i64, kind: Type) -> Lowered<(Slot, u32)> {
+        if let Some(special) = plain_special(name) {
+            return Ok((self.constant(special), kind.bits()));
+        }
+        match self.find(name)? {
+            Symbol::Register(slot, kind) => Ok((slot, kind.bits())),
+            Symbol::Variable(place, ..) => Ok((self.constant(place.at(offset)), kind.bits())),
+        }
+    }
+
+    /// The register that receives a result of this width, or a slot that nobody reads.
+    fn target(&mut self, operand: &Operand<'a>, kind: Type) -> Lowered<Slot> {
+        let (slot, width) = self.any_target(operand, kind)?;
+        if width != kind.bits() {
+            return Err(self.error(format!("a result of {} bits goes to a register of {width}", kind.bits())));
+        }
+        Ok(slot)
+    }
+
+    fn any_target(&mut self, operand: &Operand<'a>, kind: Type) -> Lowered<(Slot, u32)> {
+        match operand {
+            Operand::Sink => Ok((self.temporary(), kind.bits())),
+            Operand::Name(name, 0) => match self.find(name)? {
+                Symbol::Register(slot, kind) => Ok((slot, kind.bits())),
+                Symbol::Variable(..) => Err(self.error(format!("{name} is no register"))),
+            },
+            _ => Err(self.error("a register is needed as the first operand")),
+        }
+    }
+
+    /// `mov`: copies, addresses, packing and unpacking.
+    fn mov(&mut self, text: &Text<'a>) -> Lowered<()> {
+        let &[kind] = &text.suffixes[..] else { return Err(self.unsupported(text)) };
+        let kind = Type::named(kind).ok_or_else(|| self.unsupported(text))?;
+        match self.operands(text)? {
+            [Operand::Vector(parts), whole] => self.unpack(parts, whole, kind),
+            [whole, Operand::Vector(parts)] => self.pack(whole, parts, kind),
+            [to, Operand::Name("%clock" | "%clock64" | "%clock_hi" | "%globaltimer" | "%globaltimer_lo", 0)] => {
+                let to = self.target(to, kind)?;
+                self.emit(Op::Clock { to });
+                Ok(())
+            }
+            [to, from] => {
+                let from = self.source(from, kind)?;
+                let to = self.target(to, kind)?;
+                self.emit(Op::Copy { to, from });
+                Ok(())
+            }
+        }
+    }
+
+    fn element(&self, parts: usize, kind: Type) -> Lowered<Type> {
+        match (kind.bits(), parts) {
+            (bits @ (16 | 32 | 64), 2 | 4) if bits / parts as u32 >= 8 => Ok(Type::B(bits / parts as u32)),
+            _ => Err(self.error(format!("{parts} elements do not make up {} bits", kind.bits()))),
+        }
+    }
+
+    fn unpack(&mut self, parts: &[Operand<'a>], whole: &Operand<'a>, kind: Type) -> Lowered<()> {
+        let element = self.element(parts.len(), kind)?;
+        let whole = self.source(whole, kind)?;
+        let zero = self.zero();
+        for (place, part) in parts.iter().enumerate() {
+            if matches!(part, Operand::Sink) {
+                continue;
+            }
+            let (to, width) = self.any_target(part, element)?;
+            if width < element.bits() {
+                return Err(self.error("an element is wider than its register"));
+            }
+            let shift = self.bits(place as u64 * u64::from(element.bits()));
+            let run = integer::instance!(element, integer::field).ok_or_else(|| self.error("an element has no type"))?;
+            self.alu(run, to, [whole, shift, zero]);
+        }
+        Ok(())
+    }
+
+    fn pack(&mut self, whole: &Operand<'a>, parts: &[Operand<'a>], kind: Type) -> Lowered<()> {
+        let element = self.element(parts.len(), kind)?;
+        let to = self.target(whole, kind)?;
+        let zero = self.zero();
+        let run = integer::instance!(element, integer::field).ok_or_else(|| self.error("an element has no type"))?;
+        let mut sum = None;
+        for (place, part) in parts.iter().enumerate() {
+            let (slot, width) = self.any_source(part, element)?;
+            let slot = if width == element.bits() { slot } else { self.computed(run, slot, zero, zero) };
+            sum = Some(match sum {
+                None => slot,
+                Some(low) => {
+                    let below = self.bits(place as u64 * u64::from(element.bits()));
+                    self.computed(integer::pack, low, slot, below)
+                }
+            });
+        }
+        if let Some(from) = sum {
+            self.emit(Op::Copy { to, from });
+        }
+        Ok(())
+    }
+}
+
+fn special(register: &str, component: &str) -> Option<Special> {
+    let axis = match component {
+        "x" => 0,
+        "y" => 1,
+        "z" => 2,
+        _ => return None,
+    };
+    Some(match register {
+        "%tid" => Special::Thread(axis),
+        "%ntid" => Special::BlockSize(axis),
+        "%ctaid" => Special::Block(axis),
+        "%nctaid" => Special::GridSize(axis),
+        _ => return None,
+    })
+}
+
+fn plain_special(name: &str) -> Option<Initial> {
+    Some(match name {
+        "%laneid" => Initial::Special(Special::Lane),
+        "%warpid" => Initial::Special(Special::WarpIndex),
+        "%nwarpid" => Initial::Special(Special::Warps),
+        "%lanemask_eq" => Initial::Special(Special::LanesEqual),
+        "%lanemask_lt" => Initial::Special(Special::LanesBelow),
+        "%lanemask_le" => Initial::Special(Special::LanesUpTo),
+        "%lanemask_gt" => Initial::Special(Special::LanesAbove),
+        "%lanemask_ge" => Initial::Special(Special::LanesFrom),
+        "%dynamic_smem_size" => Initial::Special(Special::DynamicShared),
+        "%total_smem_size" => Initial::Special(Special::TotalShared),
+        // The simulated device has one multiprocessor and runs one grid at a time.
+        "%smid" | "%gridid" => Initial::Bits(0),
+        "%nsmid" => Initial::Bits(1),
+        _ => return None,
+    })
+}

@@ -1,0 +1,437 @@
+//! Runs the steps of one thread until it waits, ends, or has had its turn.
+#![expect(unsafe_code, reason = "device memory is reached by the pointers that its owner gives")]
+
+use crate::fault::FaultKind;
+use crate::memory::{self, Global};
+use crate::program::{Access, CallSite, Callee, Carrier, Function, Initial, Kernel, Op, Program, Slot, Special};
+use crate::types::Space;
+
+/// Calls may nest so deep, and their local memory may be so large, as on the hardware.
+const DEEPEST: usize = 4096;
+const LARGEST_LOCAL: usize = 512 << 10;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    Ready,
+    /// At a barrier of the block: the site's number in its function.
+    Barrier(u32),
+    /// At an instruction for which the warp meets.
+    Meeting(u32),
+    Done,
+}
+
+/// Where a function goes on after a call.
+#[derive(Debug, Clone, Copy)]
+struct Caller {
+    function: usize,
+    at: usize,
+    base: usize,
+    local: usize,
+    site: u32,
+}
+
+pub(crate) struct Thread {
+    pub(crate) state: State,
+    /// The function that runs, and the step that is next, or at which the thread waits.
+    pub(crate) function: usize,
+    pub(crate) at: usize,
+    pub(crate) index: [u32; 3],
+    pub(crate) lane: u32,
+    slots: Vec<u64>,
+    base: usize,
+    memory: Vec<u8>,
+    local: usize,
+    callers: Vec<Caller>,
+    executed: u64,
+}
+
+impl Thread {
+    pub(crate) fn slot(&self, slot: Slot) -> u64 {
+        self.slots[self.base + slot as usize]
+    }
+
+    pub(crate) fn set(&mut self, slot: Slot, value: u64) {
+        let place = self.base + slot as usize;
+        self.slots[place] = value;
+    }
+
+    /// Lets a thread go on that waited.
+    pub(crate) fn resume(&mut self) {
+        self.state = State::Ready;
+        self.at += 1;
+    }
+}
+
+/// What all threads of a launch share.
+pub(crate) struct Machine<'m> {
+    pub(crate) program: &'m Program,
+    pub(crate) kernel: &'m Kernel,
+    pub(crate) parameters: &'m [u8],
+    pub(crate) globals: u64,
+    pub(crate) global: Global<'m>,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    /// The block that runs.
+    pub(crate) current: [u32; 3],
+    pub(crate) shared: Vec<u8>,
+    /// Where the dynamic part of the shared memory begins.
+    pub(crate) dynamic: u64,
+    pub(crate) budget: u64,
+}
+
+impl Machine<'_> {
+    pub(crate) fn thread(&self, number: u32) -> Thread {
+        let [x, y, _] = self.block;
+        let function = &self.program.functions[self.kernel.function];
+        let mut thread = Thread {
+            state: State::Ready,
+            function: self.kernel.function,
+            at: 0,
+            index: [number % x, number / x % y, number / x / y],
+            lane: number % 32,
+            slots: vec![0; function.slots],
+            base: 0,
+            memory: Vec::new(),
+            local: 0,
+            callers: Vec::new(),
+            executed: 0,
+        };
+        self.fill(&mut thread, &function.initial);
+        thread
+    }
+
+    /// Sends a thread of the last block into the one that is next.
+    pub(crate) fn restart(&self, thread: &mut Thread) {
+        let function = &self.program.functions[self.kernel.function];
+        (thread.state, thread.function, thread.at, thread.base, thread.local) = (State::Ready, self.kernel.function, 0, 0, 0);
+        (thread.executed, thread.callers) = (0, Vec::new());
+        thread.memory.clear();
+        thread.memory.resize(function.local, 0xA5);
+        self.fill(thread, &function.initial[..function.varying]);
+    }
+
+    fn fill(&self, thread: &mut Thread, initial: &[(Slot, Initial)]) {
+        for &(slot, initial) in initial {
+            let value = match initial {
+                Initial::Bits(bits) => bits,
+                Initial::Flag(_) => 0,
+                Initial::Global(offset) => self.globals.wrapping_add(offset),
+                Initial::Shared(variable, offset) => self.kernel.shared_offsets[variable].unwrap_or(0).wrapping_add_signed(offset),
+                Initial::Dynamic(offset) => self.dynamic.wrapping_add_signed(offset),
+                Initial::Local(offset) => (thread.local as u64).wrapping_add(offset),
+                Initial::Param(offset) => offset,
+                Initial::Special(special) => self.special(thread, special),
+            };
+            thread.set(slot, value);
+        }
+    }
+
+    fn special(&self, thread: &Thread, special: Special) -> u64 {
+        let [x, y, z] = self.block;
+        let number = thread.index[0] + x * (thread.index[1] + y * thread.index[2]);
+        let below = (1_u32 << thread.lane) - 1;
+        let own = 1_u32 << thread.lane;
+        u64::from(match special {
+            Special::Thread(axis) => thread.index[axis],
+            Special::BlockSize(axis) => self.block[axis],
+            Special::Block(axis) => self.current[axis],
+            Special::GridSize(axis) => self.grid[axis],
+            Special::Lane => thread.lane,
+            Special::WarpIndex => number / 32,
+            Special::Warps => (x * y * z).div_ceil(32),
+            Special::LanesEqual => own,
+            Special::LanesBelow => below,
+            Special::LanesUpTo => below | own,
+            Special::LanesAbove => !(below | own),
+            Special::LanesFrom => !below,
+            Special::DynamicShared => (self.shared.len() as u64 - self.dynamic) as u32,
+            Special::TotalShared => self.shared.len() as u32,
+        })
+    }
+
+    /// Runs a thread for up to `turn` steps. On a fault the thread stands at the step that made it.
+    pub(crate) fn run(&mut self, thread: &mut Thread, turn: u64) -> Result<(), FaultKind> {
+        let program = self.program;
+        let mut left = turn;
+        let result = loop {
+            let function = &program.functions[thread.function];
+            match self.steps(function, thread, &mut left, turn) {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(fault) => break Err(fault),
+            }
+        };
+        thread.executed += turn - left;
+        result?;
+        if thread.executed >= self.budget && thread.state == State::Ready { Err(FaultKind::Endless(self.budget)) } else { Ok(()) }
+    }
+
+    /// Runs steps of one function; tells whether to go on in another one.
+    fn steps(&mut self, function: &Function, thread: &mut Thread, left: &mut u64, turn: u64) -> Result<bool, FaultKind> {
+        let base = thread.base;
+        let code = &function.code[..];
+        let mut at = thread.at;
+        let mut remaining = *left;
+        let slots = &mut thread.slots[base..base + function.slots];
+        let outcome = loop {
+            if remaining == 0 {
+                break Ok(false);
+            }
+            remaining -= 1;
+            let op = code[at].op;
+            match op {
+                Op::Alu { run, to, a, b, c } => {
+                    slots[to as usize] = run(slots[a as usize], slots[b as usize], slots[c as usize]);
+                }
+                Op::Copy { to, from } => slots[to as usize] = slots[from as usize],
+                Op::Branch { on, unless, target } => {
+                    if (slots[on as usize] & 1 == 1) != unless {
+                        at = target as usize;
+                        continue;
+                    }
+                }
+                Op::Jump { target } => {
+                    at = target as usize;
+                    continue;
+                }
+                Op::Load { access } => {
+                    let access = &function.accesses[access as usize];
+                    if let Err(fault) = self.load(access, slots, &mut thread.memory) {
+                        break Err(fault);
+                    }
+                }
+                Op::Store { access } => {
+                    let access = &function.accesses[access as usize];
+                    if let Err(fault) = self.store(access, slots, &mut thread.memory) {
+                        break Err(fault);
+                    }
+                }
+                Op::Atomic { access } => {
+                    let access = &function.accesses[access as usize];
+                    if let Err(fault) = self.atomic(access, slots, &mut thread.memory) {
+                        break Err(fault);
+                    }
+                }
+                Op::Switch { index, table } => match function.tables[table as usize].get(slots[index as usize] as usize) {
+                    Some(&target) => {
+                        at = target as usize;
+                        continue;
+                    }
+                    None => break Err(FaultKind::Unsupported(format!("a branch to place {} of its table", slots[index as usize]))),
+                },
+                Op::Generic { to, from, space } => slots[to as usize] = slots[from as usize].wrapping_add(space.window()),
+                Op::Within { to, from, space } => slots[to as usize] = slots[from as usize].wrapping_sub(space.window()),
+                Op::IsIn { to, from, space } => slots[to as usize] = u64::from(Space::of_generic(slots[from as usize]).0 == space),
+                Op::Clock { to } => slots[to as usize] = thread.executed + turn - remaining,
+                Op::Fence => std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst),
+                Op::Check { flag, register } => {
+                    if slots[flag as usize] == 0 {
+                        break Err(FaultKind::Unset(function.registers[register as usize].clone()));
+                    }
+                }
+                Op::Barrier { site } => {
+                    thread.state = State::Barrier(site);
+                    break Ok(false);
+                }
+                Op::Warp { site } => {
+                    thread.state = State::Meeting(site);
+                    break Ok(false);
+                }
+                Op::Exit => {
+                    thread.state = State::Done;
+                    break Ok(false);
+                }
+                Op::Trap => break Err(FaultKind::Trap),
+                Op::Call { .. } | Op::Return => {
+                    thread.at = at;
+                    *left = remaining;
+                    return if let Op::Call { site } = op { self.call(function, thread, site) } else { self.back(function, thread) };
+                }
+            }
+            at += 1;
+        };
+        thread.at = at;
+        *left = remaining;
+        outcome
+    }
+
+    fn call(&self, caller: &Function, thread: &mut Thread, site: u32) -> Result<bool, FaultKind> {
+        let call = &caller.calls[site as usize];
+        let number = match &call.callee {
+            Callee::Defined(number) => *number,
+            Callee::External(name) if name == "__assertfail" => return Err(FaultKind::Trap),
+            Callee::External(name) => return Err(FaultKind::Unsupported(format!("function {name} is outside of the module"))),
+        };
+        let callee = &self.program.functions[number];
+        let values: Vec<Vec<u8>> = call.arguments.iter().map(|&carrier| take(thread, carrier)).collect();
+        let (base, local) = (thread.base + caller.slots, thread.local + caller.local);
+        if thread.callers.len() >= DEEPEST || local + callee.local > LARGEST_LOCAL {
+            return Err(FaultKind::Unsupported(format!("calls nest {} deep with {local} bytes of local memory", thread.callers.len())));
+        }
+        thread.callers.push(Caller { function: thread.function, at: thread.at + 1, base: thread.base, local: thread.local, site });
+        (thread.function, thread.at, thread.base, thread.local) = (number, 0, base, local);
+        let slots = thread.slots.len().max(base + callee.slots);
+        thread.slots.resize(slots, 0);
+        thread.memory.truncate(local);
+        thread.memory.resize(local + callee.local, 0xA5);
+        self.fill(thread, &callee.initial);
+        callee.parameters.iter().zip(&values).for_each(|(&carrier, value)| give(thread, carrier, value));
+        Ok(true)
+    }
+
+    fn back(&self, callee: &Function, thread: &mut Thread) -> Result<bool, FaultKind> {
+        let Some(caller) = thread.callers.pop() else {
+            thread.state = State::Done;
+            return Ok(false);
+        };
+        let values: Vec<Vec<u8>> = callee.results.iter().map(|&carrier| take(thread, carrier)).collect();
+        (thread.function, thread.at, thread.base, thread.local) = (caller.function, caller.at, caller.base, caller.local);
+        let call: &CallSite = &self.program.functions[caller.function].calls[caller.site as usize];
+        call.results.iter().zip(&values).for_each(|(&carrier, value)| give(thread, carrier, value));
+        Ok(true)
+    }
+
+    /// Space and address of an access, after the check of its alignment.
+    #[inline(always)]
+    fn place(access: &Access, slots: &[u64], bytes: u32, write: bool) -> Result<(Space, u64), FaultKind> {
+        let address = slots[access.base as usize].wrapping_add_signed(access.offset);
+        if address & u64::from(bytes - 1) != 0 {
+            return Err(FaultKind::Misaligned { address, bytes, write });
+        }
+        Ok(if access.space == Space::Generic { Space::of_generic(address) } else { (access.space, address) })
+    }
+
+    fn load(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
+        let bytes = access.bytes * access.slots.len() as u32;
+        let (space, address) = Self::place(access, slots, bytes, false)?;
+        if matches!(space, Space::Global | Space::Const) {
+            let mut at = self.global.reach(access.id, address, bytes, true, false)?;
+            for slot in &access.slots {
+                // SAFETY: `reach` returned a place with `bytes` bytes; the address is aligned, and so is the host's.
+                let value = unsafe { memory::read(at, access.bytes) };
+                at = at.wrapping_add(access.bytes as usize);
+                if let Some(slot) = *slot {
+                    slots[slot as usize] = extended(access, value);
+                }
+            }
+            return Ok(());
+        }
+        let memory = match space {
+            Space::Shared => &self.shared[..],
+            Space::Local => local,
+            _ => self.parameters,
+        };
+        let from = inside(memory, space, address, bytes, false)?;
+        for (slot, element) in access.slots.iter().zip(from.chunks_exact(access.bytes as usize)) {
+            if let Some(slot) = *slot {
+                slots[slot as usize] = extended(access, little(element));
+            }
+        }
+        Ok(())
+    }
+
+    fn store(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
+        let bytes = access.bytes * access.slots.len() as u32;
+        let (space, address) = Self::place(access, slots, bytes, true)?;
+        let values = access.slots.iter().map(|slot| slot.map_or(0, |slot| slots[slot as usize]));
+        if space == Space::Global {
+            let mut at = self.global.reach(access.id, address, bytes, false, true)?;
+            for value in values {
+                // SAFETY: `reach` returned a place with `bytes` bytes; the address is aligned, and so is the host's.
+                unsafe { memory::write(at, access.bytes, value) };
+                at = at.wrapping_add(access.bytes as usize);
+            }
+            return Ok(());
+        }
+        let to = inside_mut(&mut self.shared, local, space, address, bytes)?;
+        for (value, element) in values.zip(to.chunks_exact_mut(access.bytes as usize)) {
+            element.copy_from_slice(&value.to_le_bytes()[..access.bytes as usize]);
+        }
+        Ok(())
+    }
+
+    fn atomic(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
+        let (space, address) = Self::place(access, slots, access.bytes, true)?;
+        let Some(atomic) = access.atomic else { return Ok(()) };
+        let (b, c) = (slots[atomic.b as usize], slots[atomic.c as usize]);
+        let old = if space == Space::Global {
+            let at = self.global.reach(access.id, address, access.bytes, true, true)?;
+            // SAFETY: `reach` returned a place with `bytes` bytes; the address is aligned, and so is the host's.
+            unsafe { memory::update(at, access.bytes, atomic.run, b, c) }
+        } else {
+            let element = inside_mut(&mut self.shared, local, space, address, access.bytes)?;
+            let old = little(element);
+            element.copy_from_slice(&(atomic.run)(old, b, c).to_le_bytes()[..access.bytes as usize]);
+            old
+        };
+        if let Some(Some(slot)) = access.slots.first() {
+            slots[*slot as usize] = old;
+        }
+        Ok(())
+    }
+}
+
+#[inline(always)]
+fn extended(access: &Access, value: u64) -> u64 {
+    if !access.sign {
+        return value;
+    }
+    let unused = 64 - 8 * access.bytes;
+    let wide = ((value << unused) as i64 >> unused) as u64;
+    if access.width >= 64 { wide } else { wide & ((1 << access.width) - 1) }
+}
+
+fn little(element: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[..element.len()].copy_from_slice(element);
+    u64::from_le_bytes(bytes)
+}
+
+fn name(space: Space) -> &'static str {
+    match space {
+        Space::Shared => "shared",
+        Space::Local => "local",
+        Space::Param => "param",
+        _ => "global",
+    }
+}
+
+fn range(size: usize, space: Space, address: u64, bytes: u32, write: bool) -> Result<std::ops::Range<usize>, FaultKind> {
+    match usize::try_from(address).ok().and_then(|start| Some(start..start.checked_add(bytes as usize)?)) {
+        Some(range) if range.end <= size => Ok(range),
+        _ => Err(FaultKind::OutOfBounds { space: name(space), address, bytes, write, nearest: Some((0, size as u64)) }),
+    }
+}
+
+fn inside(memory: &[u8], space: Space, address: u64, bytes: u32, write: bool) -> Result<&[u8], FaultKind> {
+    Ok(&memory[range(memory.len(), space, address, bytes, write)?])
+}
+
+fn inside_mut<'b>(shared: &'b mut [u8], local: &'b mut [u8], space: Space, address: u64, bytes: u32) -> Result<&'b mut [u8], FaultKind> {
+    let memory = match space {
+        Space::Shared => shared,
+        Space::Local => local,
+        _ => return Err(FaultKind::Unsupported(format!("{} memory cannot be written", name(space)))),
+    };
+    let range = range(memory.len(), space, address, bytes, true)?;
+    Ok(&mut memory[range])
+}
+
+/// The bytes of an argument or a result.
+fn take(thread: &Thread, carrier: Carrier) -> Vec<u8> {
+    match carrier {
+        Carrier::Register(slot) => thread.slot(slot).to_le_bytes().to_vec(),
+        Carrier::Memory { offset, bytes } => thread.memory[thread.local + offset as usize..][..bytes as usize].to_vec(),
+    }
+}
+
+fn give(thread: &mut Thread, carrier: Carrier, value: &[u8]) {
+    match carrier {
+        Carrier::Register(slot) => thread.set(slot, little(&value[..value.len().min(8)])),
+        Carrier::Memory { offset, bytes } => {
+            let length = value.len().min(bytes as usize);
+            let start = thread.local + offset as usize;
+            thread.memory[start..start + length].copy_from_slice(&value[..length]);
+        }
+    }
+}

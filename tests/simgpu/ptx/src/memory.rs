@@ -1,0 +1,205 @@
+//! Global memory: allocations of the host, found by device address and remembered per access.
+#![expect(unsafe_code, reason = "device memory is reached by the pointers that its owner gives")]
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use crate::fault::FaultKind;
+use crate::program::Alu;
+
+/// One live allocation.
+#[derive(Debug, Clone, Copy)]
+pub struct Region {
+    /// Its first device address.
+    pub start: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Where its first byte is on the host: readable and writable for `bytes` bytes until the launch ends, and as
+    /// aligned as `start` is, up to 8 bytes.
+    pub host: *mut u8,
+}
+
+/// Finds allocations by device address.
+pub trait Memory: Sync {
+    /// The allocation that holds the byte at this address.
+    fn find(&self, address: u64) -> Option<Region>;
+}
+
+/// The global memory that a launch touched: per allocation at most one range of addresses, from the first to the last
+/// byte, in the order of addresses. Atomic operations read and write.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// What was read.
+    pub reads: Vec<Range<u64>>,
+    /// What was written.
+    pub writes: Vec<Range<u64>>,
+}
+
+/// From the first to the last byte; empty while the start is above the end.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    start: u64,
+    end: u64,
+}
+
+impl Span {
+    const EMPTY: Self = Self { start: u64::MAX, end: 0 };
+
+    fn add(&mut self, other: Self) {
+        self.start = self.start.min(other.start);
+        self.end = self.end.max(other.end);
+    }
+}
+
+/// The allocation that an access used last, and what it touched of it.
+#[derive(Debug, Clone, Copy)]
+struct Recent {
+    region: Region,
+    reads: Span,
+    writes: Span,
+}
+
+const NOTHING: Recent =
+    Recent { region: Region { start: 0, bytes: 0, host: std::ptr::null_mut() }, reads: Span::EMPTY, writes: Span::EMPTY };
+
+/// The global memory during one launch.
+pub(crate) struct Global<'m> {
+    memory: &'m dyn Memory,
+    recent: Vec<Recent>,
+    seen: BTreeMap<u64, Recent>,
+}
+
+impl<'m> Global<'m> {
+    pub(crate) fn new(memory: &'m dyn Memory, accesses: usize) -> Self {
+        Self { memory, recent: vec![NOTHING; accesses], seen: BTreeMap::new() }
+    }
+
+    /// The place on the host of bytes that access `id` reaches; writes it down as touched.
+    #[inline]
+    pub(crate) fn reach(&mut self, id: usize, address: u64, bytes: u32, reads: bool, writes: bool) -> Result<*mut u8, FaultKind> {
+        let recent = &mut self.recent[id];
+        let offset = address.wrapping_sub(recent.region.start);
+        // Sizes are at most 64 and allocations never end at the end of the address space.
+        if offset >= recent.region.bytes || recent.region.bytes - offset < u64::from(bytes) {
+            return self.look_up(id, address, bytes, reads, writes);
+        }
+        let span = Span { start: address, end: address + u64::from(bytes) };
+        if reads {
+            recent.reads.add(span);
+        }
+        if writes {
+            recent.writes.add(span);
+        }
+        // The offset lies inside of the region, whose bytes the owner promises to be there.
+        Ok(recent.region.host.wrapping_add(offset as usize))
+    }
+
+    #[cold]
+    fn look_up(&mut self, id: usize, address: u64, bytes: u32, reads: bool, writes: bool) -> Result<*mut u8, FaultKind> {
+        self.forget(id);
+        let known = self.seen.range(..=address).next_back().map(|(_, seen)| seen.region).filter(|region| holds(region, address));
+        let found = known.or_else(|| self.memory.find(address)).filter(|region| {
+            let offset = address.wrapping_sub(region.start);
+            offset < region.bytes && region.bytes - offset >= u64::from(bytes)
+        });
+        let Some(region) = found else {
+            return Err(FaultKind::OutOfBounds { space: "global", address, bytes, write: writes, nearest: self.nearest(address) });
+        };
+        if (region.host as u64).wrapping_sub(region.start) % 8 != 0 {
+            return Err(FaultKind::Unsupported(format!(
+                "the host memory of the allocation at {:#x} is not aligned as it is",
+                region.start
+            )));
+        }
+        self.recent[id] = Recent { region, ..NOTHING };
+        self.reach(id, address, bytes, reads, writes)
+    }
+
+    /// Keeps what an access touched of its last allocation.
+    fn forget(&mut self, id: usize) {
+        let recent = std::mem::replace(&mut self.recent[id], NOTHING);
+        if recent.region.bytes > 0 {
+            let seen = self.seen.entry(recent.region.start).or_insert(Recent { region: recent.region, ..NOTHING });
+            seen.reads.add(recent.reads);
+            seen.writes.add(recent.writes);
+        }
+    }
+
+    /// The allocation whose start or end is nearest, among those seen and those that a look around finds.
+    fn nearest(&mut self, address: u64) -> Option<(u64, u64)> {
+        (0..self.recent.len()).for_each(|id| self.forget(id));
+        let around = (0..48).flat_map(|power| [address.saturating_sub(1 << power), address.saturating_add(1 << power)]);
+        let found = around.chain([address]).filter_map(|probe| self.memory.find(probe));
+        let seen = self.seen.values().map(|seen| seen.region);
+        let distance = |region: &Region| {
+            let end = region.start.saturating_add(region.bytes);
+            if holds(region, address) { 0 } else { address.abs_diff(region.start).min(address.abs_diff(end)) }
+        };
+        found.chain(seen).min_by_key(distance).map(|region| (region.start, region.bytes))
+    }
+
+    pub(crate) fn touched(mut self) -> Touched {
+        (0..self.recent.len()).for_each(|id| self.forget(id));
+        let ranges = |pick: fn(&Recent) -> Span| {
+            self.seen.values().map(pick).filter(|span| span.start < span.end).map(|span| span.start..span.end).collect()
+        };
+        Touched { reads: ranges(|seen| seen.reads), writes: ranges(|seen| seen.writes) }
+    }
+}
+
+fn holds(region: &Region, address: u64) -> bool {
+    address.wrapping_sub(region.start) < region.bytes
+}
+
+/// Reads an element of 1, 2, 4 or 8 bytes.
+///
+/// # Safety
+/// `at` is aligned to `bytes` and valid for as many.
+pub(crate) unsafe fn read(at: *mut u8, bytes: u32) -> u64 {
+    // SAFETY: aligned and valid by the caller's promise; atomic accesses do not race with one another.
+    unsafe {
+        match bytes {
+            1 => AtomicU8::from_ptr(at).load(Ordering::Acquire).into(),
+            2 => AtomicU16::from_ptr(at.cast()).load(Ordering::Acquire).into(),
+            4 => AtomicU32::from_ptr(at.cast()).load(Ordering::Acquire).into(),
+            _ => AtomicU64::from_ptr(at.cast()).load(Ordering::Acquire),
+        }
+    }
+}
+
+/// Writes the low bytes of a value as an element of 1, 2, 4 or 8 bytes.
+///
+/// # Safety
+/// `at` is aligned to `bytes` and valid for as many.
+pub(crate) unsafe fn write(at: *mut u8, bytes: u32, value: u64) {
+    // SAFETY: aligned and valid by the caller's promise; atomic accesses do not race with one another.
+    unsafe {
+        match bytes {
+            1 => AtomicU8::from_ptr(at).store(value as u8, Ordering::Release),
+            2 => AtomicU16::from_ptr(at.cast()).store(value as u16, Ordering::Release),
+            4 => AtomicU32::from_ptr(at.cast()).store(value as u32, Ordering::Release),
+            _ => AtomicU64::from_ptr(at.cast()).store(value, Ordering::Release),
+        }
+    }
+}
+
+/// Replaces an element of 2, 4 or 8 bytes in one step, and returns what it was.
+///
+/// # Safety
+/// `at` is aligned to `bytes` and valid for as many.
+pub(crate) unsafe fn update(at: *mut u8, bytes: u32, run: Alu, b: u64, c: u64) -> u64 {
+    macro_rules! exchange {
+        ($atomic:ty, $element:ty) => {{
+            // SAFETY: aligned and valid by the caller's promise; atomic accesses do not race with one another.
+            let cell = unsafe { <$atomic>::from_ptr(at.cast()) };
+            let new = |old: $element| Some(run(old.into(), b, c) as $element);
+            cell.fetch_update(Ordering::AcqRel, Ordering::Acquire, new).unwrap_or_else(|old| old).into()
+        }};
+    }
+    match bytes {
+        2 => exchange!(AtomicU16, u16),
+        4 => exchange!(AtomicU32, u32),
+        _ => exchange!(AtomicU64, u64),
+    }
+}
