@@ -30,16 +30,22 @@ fn bytes(case: &Case, seed: u64) -> Vec<Vec<u8>> {
 fn calls_on_several_streams_take_turns_with_the_planes_memory() {
     let sim = Sim::new();
     ranks(2, &Options { scratch_bytes: 64 << 10, ..options() }, |plane| {
-        let (case, me) = (large(2), plane.comm().rank());
-        let streams: Vec<_> = (0..3).map(|_| plane.gpu().context.new_stream().unwrap()).collect();
-        let inputs: Vec<_> = (0..3).map(|round| bytes(&case, 130 + round)).collect();
+        let me = plane.comm().rank();
+        let streams: Vec<_> = (0..4).map(|_| plane.gpu().context.new_stream().unwrap()).collect();
+        // Some end with a fold, behind NCCL's last transfer.
+        let case = |(round, _): (usize, _)| {
+            let kind = if round == 1 { Kind::ReduceScatter } else { Kind::AllReduce };
+            Case { kind, blocks: vec![if round == 0 { 300_000 } else { 10_000 }; 2], ..large(2) }
+        };
+        let cases: Vec<_> = streams.iter().enumerate().map(case).collect();
+        let inputs: Vec<_> = cases.iter().zip(130..).map(|(case, seed)| bytes(case, seed)).collect();
         let mut memories: Vec<_> = streams.iter().zip(&inputs).map(|(stream, inputs)| upload(stream, &inputs[me])).collect();
-        for (stream, memory) in streams.iter().zip(&mut memories) {
-            let job = job_at(&case, me, address(stream, memory), DType::U8, by_xor());
+        for ((case, stream), memory) in cases.iter().zip(&streams).zip(&mut memories) {
+            let job = job_at(case, me, address(stream, memory), DType::U8, by_xor());
             // SAFETY: the memory is as the case says, and is read back on the same stream.
             unsafe { plane.enqueue(&job, stream, LONG) }.unwrap();
         }
-        for ((stream, memory), inputs) in streams.iter().zip(&memories).zip(&inputs) {
+        for (((case, stream), memory), inputs) in cases.iter().zip(&streams).zip(&memories).zip(&inputs) {
             case.compare(me, &download(stream, memory), &case.expected(inputs, &xor)[me]);
         }
     });
