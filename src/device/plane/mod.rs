@@ -322,6 +322,18 @@ impl DevicePlane {
         Err(Error::argument("a call on a stream", reason))
     }
 
+    /// Whether the plane's memory is free, or becomes so before long.
+    fn is_free_soon(&self) -> bool {
+        let deadline = Deadline::after(PATIENCE);
+        loop {
+            match self.free.try_is_complete() {
+                Ok(false) if !deadline.has_passed() => std::thread::sleep(Duration::from_millis(1)),
+                // A context that is broken runs nothing any more.
+                outcome => return outcome.unwrap_or(true),
+            }
+        }
+    }
+
     /// Calls for which there is nothing to do are refused as all others are.
     fn refuse_if_over(&self, doing: &dyn Fn() -> String) -> Result<()> {
         match self.comm.failure() {
@@ -333,12 +345,14 @@ impl DevicePlane {
 
 impl Drop for DevicePlane {
     fn drop(&mut self) {
-        // Kernels and memory are in use until then. Where the communicator has ended, what waits for other ranks returns.
-        if self.comm.wait(&self.free, &Deadline::after(PATIENCE)).is_err() {
+        // Kernels and memory are in use until then. Once the communicator has ended, what waits for other ranks returns.
+        let is_free = self.comm.wait(&self.free, &Deadline::after(PATIENCE)).is_ok() || {
             self.comm.abort();
-        }
-        if self.room.address != 0 && driver::bind(&self.gpu.context).is_ok() {
-            // SAFETY: allocated by `new`, freed once; the driver waits for what uses it.
+            self.is_free_soon()
+        };
+        // What is still in use, of a device that hangs, is better lost than waited for.
+        if is_free && self.room.address != 0 && driver::bind(&self.gpu.context).is_ok() {
+            // SAFETY: allocated by `new`, freed once, and used by nobody any more.
             let _ = unsafe { result::free_sync(self.room.address) };
         }
     }
