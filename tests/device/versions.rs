@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 use collectives::{Communicator, DeviceChoice, F8E4M3, ReduceOp, bf16};
 use simgpu::Configuration;
 
-use super::common::cases::{everything_in, movements_in, reductions_in};
-use super::common::ranks::{processes_with, threads_with};
+use crate::common::cases::{everything_in, movements_in, reductions_in};
+use crate::common::ranks::{processes_with, threads_with};
 use super::gpu::{DeviceMemory, assert_nothing_found};
 
 /// Runs `program` in a process of its own, which is this test again.
