@@ -124,3 +124,34 @@ fn what_cannot_be_loaded_says_why_and_leaves_the_communicator_usable() {
     assert!(!reports.is_empty() && reports.iter().all(|report| report.contains("nonsense")), "{reports:?}");
     sim.finish();
 }
+
+#[test]
+fn an_expression_folds_in_rank_order_or_says_that_there_is_no_compiler() {
+    let sim = Sim::new();
+    // SAFETY: opening the library runs its initialisers, which ask for nothing.
+    let is_there = unsafe { cudarc::nvrtc::sys::is_culib_present() };
+    ranks(3, &options(), |plane| {
+        let case = case(Kind::AllReduce, 3, 4000);
+        let values = |random: &mut Random, _| (random.below(2000) as f32 - 1000.0).to_ne_bytes().to_vec();
+        let memories = memories(&case, &mut Random(122), values);
+        let reduction = Reduction::User(DeviceCode::Expression("fabsf(b) > fabsf(a) ? b : a * 0.5f".into()));
+        if is_there {
+            let number = |input: &[u8], at: usize| f32::from_ne_bytes(input[4 * at..4 * at + 4].try_into().unwrap());
+            let combine = |a: f32, b: f32| if b.abs() > a.abs() { b } else { a * 0.5 };
+            let fold = |inputs: &[Vec<u8>]| {
+                let element = |at| inputs[1..].iter().fold(number(&inputs[0], at), |a, b| combine(a, number(b, at)));
+                (0..inputs[0].len() / 4).flat_map(|at| element(at).to_ne_bytes()).collect::<Vec<_>>()
+            };
+            let case = Case { element_bytes: 4, ..case };
+            run(plane, &case, &memories, DType::F32, Some(reduction), &fold);
+        } else {
+            let (stream, me) = (plane.stream(), plane.comm().rank());
+            let mut memory = upload(stream, &memories[me]);
+            let job = job_at(&case, me, address(stream, &mut memory), DType::F32, Some(reduction));
+            // SAFETY: nothing is queued.
+            let error = unsafe { plane.enqueue(&job, stream, LONG) }.unwrap_err();
+            assert!(error.is_unsupported() && error.to_string().contains("with_ptx"), "{error}");
+        }
+    });
+    sim.finish();
+}
