@@ -23,7 +23,9 @@ fn work(comm: &Communicator, plant: impl FnOnce()) -> Result<()> {
     let mut sum = memory.put(&[1_f32; 50]);
     let mut bits = memory.put(&vec![1_u16; 5000]);
     let mut mean = memory.put(&[bf16::ONE; 50]);
-    let (mine, mut gathered) = (memory.put(&[1_u8]), memory.put(&[0_u8; 3]));
+    let (mine, mut theirs, mut gathered) = (memory.put(&[1_u8]), memory.put(&[0_u8]), memory.put(&[0_u8; 3]));
+    let n = comm.world_size();
+    let (next, previous) = ((comm.rank() + 1) % n, (comm.rank() + n - 1) % n);
     plant();
     let work = (|| {
         comm.all_reduce(&mut sum, ReduceOp::Sum)?;
@@ -31,10 +33,11 @@ fn work(comm: &Communicator, plant: impl FnOnce()) -> Result<()> {
         comm.all_reduce(&mut mean, ReduceOp::Avg)?;
         comm.all_reduce(&mut sum, ReduceOp::PreMulSum(0.5))?;
         comm.all_gather_into(&mine, &mut gathered)?;
+        comm.send_recv(&mine, next, &mut theirs, previous)?;
         comm.device().map_or(Ok(()), |device| device.synchronize())
     })();
     // Where the device is broken, buffers cannot be freed; the tests look at what is said only.
-    std::mem::forget((sum, bits, mean, mine, gathered));
+    std::mem::forget((sum, bits, mean, mine, theirs, gathered));
     work
 }
 
