@@ -87,6 +87,7 @@ struct Split {
 struct LaneBits {
     typedef u8 Stored;
     typedef u32 Wide;
+    enum : bool { by_words = true };
     static INLINE_MEMBER u32 narrow(u32 wide) { return wide; }
     struct Divisor {
         INLINE_MEMBER explicit Divisor(u32) {}

@@ -199,7 +199,8 @@ template <int Size> INLINE void copy(const char *from, char *to, u64 count) {
     }
 }
 
-// A fold by chunks of `Width` bytes where the addresses allow it, and by four inputs at once where `Fours` says so.
+// A fold by chunks of `Width` bytes where the addresses allow it, of 4 bytes for some types where they allow no more, and by four
+// inputs at once where `Fours` says so.
 template <class L, class Op, int Width, bool Fours> INLINE void fold(const Inputs &inputs, char *output, u64 count, u32 divisor) {
     const int size = sizeof(typename L::Stored);
     if (inputs.ranks == 0) {
@@ -212,8 +213,17 @@ template <class L, class Op, int Width, bool Fours> INLINE void fold(const Input
     divisor = divisor == 0 ? 1 : divisor;
     typename L::Divisor by(divisor);
     bool quick = !Op::divides || L::Divisor::is_quick(divisor);
-    Split split(quick && inputs.agree_with(output, Width), output, count * size, Width);
-    fold_body<L, Op, Width, Fours>(inputs, output, split, by);
+    bool wide = quick && inputs.agree_with(output, Width);
+    Split split(wide, output, count * size, Width);
+    if constexpr (L::by_words) {
+        if (!wide) {
+            split = Split(inputs.agree_with(output, 4), output, count * size, 4);
+            fold_body<L, Op, 4, false>(inputs, output, split, by);
+        }
+    }
+    if (wide) {
+        fold_body<L, Op, Width, Fours>(inputs, output, split, by);
+    }
     fold_edges<L, Op>(inputs, output, split, count, by);
 }
 

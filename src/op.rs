@@ -152,6 +152,7 @@ pub struct CustomOp<T> {
     name: Arc<str>,
     commutative: bool,
     function: Option<Arc<Function<T>>>,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without devices nobody asks"))]
     device: Option<DeviceCode>,
 }
 

@@ -160,6 +160,7 @@ impl<'buffers> Group<'buffers, '_> {
     /// # Errors
     ///
     /// `InvalidArgument`.
+    #[cfg_attr(not(feature = "cuda"), expect(clippy::infallible_destructuring_match, reason = "with devices it is not"))]
     pub fn send_tagged<B: Buffer + ?Sized>(&mut self, buffer: &'buffers B, to: usize, tag: u64) -> Result<()> {
         let terms = self.comm.terms::<B::Element>("send", Some(to), tag)?;
         let slice = match buffer.memory() {
@@ -189,6 +190,7 @@ impl<'buffers> Group<'buffers, '_> {
     /// # Errors
     ///
     /// `InvalidArgument`.
+    #[cfg_attr(not(feature = "cuda"), expect(clippy::infallible_destructuring_match, reason = "with devices it is not"))]
     pub fn recv_tagged<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, from: usize, tag: u64) -> Result<()> {
         let terms = self.comm.terms::<B::Element>("recv", Some(from), tag)?;
         let slice = match buffer.memory_mut() {

@@ -137,7 +137,7 @@ impl NcclCommunicator {
     /// `NoDevice` where driver or NCCL is missing; `Nccl`; `Timeout` where ranks do not come.
     #[doc(alias("ncclCommInitRankConfig", "ncclCommInitRankScalable"))]
     pub fn create(context: &Arc<CudaContext>, ids: &[UniqueId], rank: usize, world_size: usize, config: &Config) -> Result<Self> {
-        Self::born(context, ids, rank, world_size, config, |setup| NcclComm::create(setup))
+        Self::born(context, ids, rank, world_size, config, NcclComm::create)
     }
 
     /// Joins a communicator that is being grown by [`NcclCommunicator::grow`], as a new rank. NCCL 2.29.2.

@@ -166,3 +166,20 @@ pub fn processes_with(
         assert!(output.status.success(), "rank {rank} of {name}: {}\n{out}\n{err}", output.status);
     }
 }
+
+/// Runs `program` in a process of its own, which runs this very test again. `name` is its full name.
+pub fn alone_in_a_process(name: &str, program: impl FnOnce()) {
+    const INSIDE: &str = "COLLECTIVES_TEST_INSIDE";
+    if std::env::var(INSIDE).as_deref() == Ok(name) {
+        return program();
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(INSIDE, name)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{name}: {}\n{out}\n{err}", output.status);
+}

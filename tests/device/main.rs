@@ -13,4 +13,5 @@ mod messages;
 mod ordering;
 mod split;
 mod user_kernels;
+mod versions;
 mod work;

@@ -12,4 +12,3 @@ mod endings;
 mod misuse;
 mod refusals;
 mod start;
-mod versions;

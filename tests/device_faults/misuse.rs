@@ -7,7 +7,7 @@ use cudarc::driver::DevicePtr;
 use simgpu::Gate;
 
 use super::common::cases::Memory;
-use super::common::ranks::threads_with;
+use super::common::ranks::{alone_in_a_process, threads_with};
 use super::gpu::{DeviceMemory, builder};
 
 /// Two ranks, with nothing checked at the end.
@@ -88,7 +88,11 @@ const TOO_FAR: &str = "
 
 #[test]
 fn a_kernel_that_writes_out_of_bounds_is_an_error_and_is_found() {
-    let _alone = simgpu::alone();
+    // A context that a kernel has broken stays broken for the whole process, as on hardware.
+    alone_in_a_process("misuse::a_kernel_that_writes_out_of_bounds_is_an_error_and_is_found", write_too_far);
+}
+
+fn write_too_far() {
     two_ranks(|comm, memory| {
         // SAFETY: broken on purpose: it writes where nothing is.
         let op = unsafe { CustomOp::<u32>::on_device("too far", "a").with_ptx(TOO_FAR, "fold_user") };
@@ -96,7 +100,7 @@ fn a_kernel_that_writes_out_of_bounds_is_an_error_and_is_found() {
         let queued = comm.all_reduce(&mut buffer, &op);
         let ended = comm.device().unwrap().synchronize();
         assert!(queued.is_err() || ended.is_err());
-        // The context is broken, as on hardware: nothing in it can be freed any more.
+        // Nothing in a broken context can be freed.
         std::mem::forget(buffer);
     });
     let found = found();
@@ -113,4 +117,19 @@ fn a_healthy_run_finds_nothing() {
     });
     let found = found();
     assert!(found.is_empty(), "{found}");
+}
+
+#[test]
+fn an_image_that_the_driver_refuses_is_an_error() {
+    let _alone = simgpu::alone();
+    two_ranks(|comm, memory| {
+        // SAFETY: it is refused.
+        let op = unsafe { CustomOp::<u32>::on_device("broken", "a").with_ptx("this is no PTX", "fold") };
+        let mut buffer = memory.put(&[1_u32]);
+        let error = comm.all_reduce(&mut buffer, &op).unwrap_err();
+        assert!(error.to_string().contains("PTX") || error.to_string().contains("image"), "{error}");
+        comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        assert_eq!(memory.get(&buffer), [2]);
+    });
+    simgpu::reports();
 }

@@ -8,45 +8,61 @@ use super::common::cases::Memory;
 use super::common::ranks::communicators_with;
 use super::gpu::DeviceMemory;
 
-/// Calls of every route.
-fn work(comm: &Communicator) -> Result<()> {
+/// When a fault is planted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// Before the communicator is made.
+    Making,
+    /// When it and its buffers are there.
+    Using,
+}
+
+/// Calls of every route, after `plant`.
+fn work(comm: &Communicator, plant: impl FnOnce()) -> Result<()> {
     let memory = DeviceMemory::of(comm);
     let mut sum = memory.put(&[1_f32; 50]);
     let mut bits = memory.put(&vec![1_u16; 5000]);
     let mut mean = memory.put(&[bf16::ONE; 50]);
-    let mut gathered = memory.put(&[0_u8; 3]);
+    let (mine, mut theirs, mut gathered) = (memory.put(&[1_u8]), memory.put(&[0_u8]), memory.put(&[0_u8; 3]));
+    let n = comm.world_size();
+    let (next, previous) = ((comm.rank() + 1) % n, (comm.rank() + n - 1) % n);
+    plant();
     let work = (|| {
         comm.all_reduce(&mut sum, ReduceOp::Sum)?;
         comm.all_reduce(&mut bits, ReduceOp::BitXor)?;
         comm.all_reduce(&mut mean, ReduceOp::Avg)?;
         comm.all_reduce(&mut sum, ReduceOp::PreMulSum(0.5))?;
-        comm.all_gather_into(&memory.put(&[1_u8]), &mut gathered)?;
+        comm.all_gather_into(&mine, &mut gathered)?;
+        comm.send_recv(&mine, next, &mut theirs, previous)?;
         comm.device().map_or(Ok(()), |device| device.synchronize())
     })();
     // Where the device is broken, buffers cannot be freed; the tests look at what is said only.
-    std::mem::forget((sum, bits, mean, gathered));
+    std::mem::forget((sum, bits, mean, mine, theirs, gathered));
     work
 }
 
-/// Rank 1's `nth` call of `function` fails while a communicator is made and used; what each rank got.
-fn with_failure(plant: impl Fn() + Sync) -> Vec<Result<()>> {
-    let builder = |_: usize| {
+/// Rank 1 plants a fault; what each rank got. Nothing of ours may panic.
+fn with_failure(when: When, plant: impl Fn() + Sync) -> Vec<Result<()>> {
+    simgpu::install();
+    let builder = || {
         let mut config = Config::default();
         config.device_scratch_bytes = 64 << 10;
-        simgpu::install();
         Communicator::builder().config(config).timeout(Duration::from_secs(3)).require_device(DeviceChoice::Local)
     };
     let store = collectives::MemoryStore::new();
-    let plant = &plant;
+    let (plant, builder) = (&plant, &builder);
     std::thread::scope(|scope| {
         let rank = |rank: usize| {
             let store = std::sync::Arc::new(store.clone());
             scope.spawn(move || {
-                if rank == 1 {
-                    plant();
-                }
-                let comm = builder(rank).with_store(store, rank, 3)?;
-                let result = work(&comm);
+                let planting = |now: When| {
+                    if rank == 1 && now == when {
+                        plant();
+                    }
+                };
+                planting(When::Making);
+                let comm = builder().with_store(store, rank, 3)?;
+                let result = work(&comm, || planting(When::Using));
                 // Nobody leaves before everybody has seen what happened.
                 let _ = comm.monitored_barrier(Duration::from_secs(20));
                 result
@@ -57,80 +73,47 @@ fn with_failure(plant: impl Fn() + Sync) -> Vec<Result<()>> {
     })
 }
 
-fn judge(function: &str, nth: u64, results: &[Result<()>]) -> bool {
-    let failed = results.iter().any(Result::is_err);
+/// Whether somebody was told, and everybody who was, in words.
+fn judge(function: &str, results: &[Result<()>]) {
+    let mut told = 0;
     for (rank, result) in results.iter().enumerate() {
         if let Err(error) = result {
             let text = error.to_string();
-            assert!(!text.is_empty() && !text.contains("panicked"), "{function}, call {nth}, rank {rank}: {text}");
+            assert!(!text.is_empty() && !text.contains("panicked"), "{function}, rank {rank}: {text}");
+            told += 1;
         }
     }
-    failed
+    assert!(told > 0, "{function} failed, and nobody was told");
 }
 
-#[test]
-fn every_failing_nccl_call_is_an_error_in_words() {
-    let functions = [
-        "ncclGetUniqueId",
-        "ncclCommInitRankConfig",
-        "ncclCommGetAsyncError",
-        "ncclAllReduce",
-        "ncclAllGather",
-        "ncclGroupStart",
-        "ncclGroupEnd",
-        "ncclSend",
-        "ncclRecv",
-        "ncclRedOpCreatePreMulSum",
-    ];
-    for function in functions {
-        for nth in 1..=2 {
-            let alone = simgpu::alone();
-            simgpu::install();
-            // 3 is ncclInternalError.
-            let results = with_failure(|| simgpu::nccl::fail_call_of_this_thread(function, nth, 3));
-            judge(function, nth, &results);
-            simgpu::nccl::reset();
-            simgpu::clear_faults();
-            simgpu::reports();
-            drop(alone);
-        }
-    }
-}
-
-#[test]
-fn every_failing_driver_call_is_an_error_in_words() {
-    let functions = [
-        "cuDevicePrimaryCtxRetain",
-        "cuDeviceGetAttribute",
-        "cuStreamCreate",
-        "cuMemAllocAsync",
-        "cuMemAlloc_v2",
-        "cuModuleLoadData",
-        "cuModuleGetFunction",
-        "cuLaunchKernel",
-        "cuEventCreate",
-        "cuEventRecord",
-        "cuStreamWaitEvent",
-        "cuMemcpyDtoDAsync_v2",
-    ];
+/// Lets each function fail once.
+fn each_fails(when: When, functions: &[&str], plant: impl Fn(&str) + Sync) {
     for function in functions {
         let alone = simgpu::alone();
-        simgpu::install();
-        // 999 is CUDA_ERROR_UNKNOWN.
-        let results = std::panic::catch_unwind(|| with_failure(|| simgpu::fail_call_of_this_thread(function, 1, 999)));
-        match results {
-            Ok(results) => drop(judge(function, 1, &results)),
-            // The test's own calls of cudarc are made on the same thread; ours may not panic.
-            Err(panic) => {
-                let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-                assert!(text.contains("DriverError"), "{function}: {text}");
-            }
-        }
+        judge(function, &with_failure(when, || plant(function)));
         simgpu::nccl::reset();
         simgpu::clear_faults();
         simgpu::reports();
         drop(alone);
     }
+}
+
+#[test]
+fn every_failing_nccl_call_is_an_error_in_words() {
+    // 3 is ncclInternalError.
+    let plant = |function: &str| simgpu::nccl::fail_call_of_this_thread(function, 1, 3);
+    each_fails(When::Making, &["ncclCommInitRankConfig", "ncclCommGetAsyncError"], plant);
+    let used = ["ncclAllReduce", "ncclAllGather", "ncclGroupStart", "ncclGroupEnd", "ncclSend", "ncclRecv", "ncclRedOpCreatePreMulSum"];
+    each_fails(When::Using, &used, plant);
+}
+
+#[test]
+fn every_failing_driver_call_is_an_error_in_words() {
+    // 999 is CUDA_ERROR_UNKNOWN.
+    let plant = |function: &str| simgpu::fail_call_of_this_thread(function, 1, 999);
+    let made = ["cuDevicePrimaryCtxRetain", "cuDeviceGetAttribute", "cuStreamCreate", "cuMemAlloc_v2", "cuEventCreate"];
+    each_fails(When::Making, &made, plant);
+    each_fails(When::Using, &["cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"], plant);
 }
 
 #[test]
@@ -142,7 +125,7 @@ fn calls_that_are_in_progress_for_a_while_are_waited_for() {
     }
     let comms = communicators_with(3, |_| Communicator::builder().timeout(Duration::from_secs(30)).require_device(DeviceChoice::Local));
     super::common::ranks::each(comms, |comm| {
-        work(&comm).unwrap();
+        work(&comm, || {}).unwrap();
         let half = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();
         assert!(half.device().is_some(), "{:?}", half.why_no_device());
         half.close().unwrap();

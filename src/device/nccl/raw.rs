@@ -42,11 +42,6 @@ impl Raw<'_> {
         self.library.version()
     }
 
-    /// Whether the library has a function.
-    pub(crate) fn has(&self, symbol: &str) -> bool {
-        self.library.has(symbol)
-    }
-
     #[inline]
     fn done(&self, call: &'static str, answer: Result<ncclResult_t, MissingSymbol>) -> Result<(), Refusal> {
         if check(self.library, self.handle, call, answer)? {

@@ -127,8 +127,9 @@ impl DevicePlane {
         let library = Library { all_to_all: has("ncclAlltoAll"), gather: has("ncclGather"), scatter: has("ncclScatter") };
         let bytes = if ranks.n == 1 { 0 } else { scratch_bytes };
         // Not of a pool: NCCL may reach into it from other devices.
-        let allocate = || if bytes == 0 { Ok(0) } else { unsafe { result::malloc_sync(bytes) } };
-        let address = allocate().map_err(|error| cuda_error(format!("allocating {bytes} B of memory on device {}", gpu.ordinal), error))?;
+        // SAFETY: the context is bound; the memory is freed when the plane is dropped.
+        let address = if bytes == 0 { Ok(0) } else { unsafe { result::malloc_sync(bytes) } };
+        let address = address.map_err(|error| cuda_error(format!("allocating {bytes} B of memory on device {}", gpu.ordinal), error))?;
         let (room, users, last) = (Room { address, bytes }, RefCell::new(Users::new(&gpu)), Cell::new(stream.cu_stream().addr()));
         let (product, comm) = (Cell::new(None), Arc::new(comm));
         Ok(Self { gpu, comm, stream, side, kernels, users, facts, library, ranks, room, arrived, folded, free, last, product })
@@ -261,20 +262,6 @@ impl DevicePlane {
         unsafe { run::together(&mut all, &doing, timeout) }
     }
 
-    /// Puts sends and receives on a stream together.
-    ///
-    /// # Errors
-    ///
-    /// As [`DevicePlane::enqueue`].
-    ///
-    /// # Safety
-    ///
-    /// As [`DevicePlane::enqueue`] for every message.
-    pub(crate) unsafe fn messages(&self, messages: &[Message], stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
-        // SAFETY: passed on to the caller.
-        unsafe { Self::enqueue_group(&[(self, &[], messages, stream)], timeout) }
-    }
-
     /// What a job comes down to on this rank.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
         let alone = self.ranks.n == 1;
@@ -322,6 +309,18 @@ impl DevicePlane {
         Err(Error::argument("a call on a stream", reason))
     }
 
+    /// Whether the plane's memory is free, or becomes so before long.
+    fn is_free_soon(&self) -> bool {
+        let deadline = Deadline::after(PATIENCE);
+        loop {
+            match self.free.try_is_complete() {
+                Ok(false) if !deadline.has_passed() => std::thread::sleep(Duration::from_millis(1)),
+                // A context that is broken runs nothing any more.
+                outcome => return outcome.unwrap_or(true),
+            }
+        }
+    }
+
     /// Calls for which there is nothing to do are refused as all others are.
     fn refuse_if_over(&self, doing: &dyn Fn() -> String) -> Result<()> {
         match self.comm.failure() {
@@ -333,12 +332,14 @@ impl DevicePlane {
 
 impl Drop for DevicePlane {
     fn drop(&mut self) {
-        // Kernels and memory are in use until then. Where the communicator has ended, what waits for other ranks returns.
-        if self.comm.wait(&self.free, &Deadline::after(PATIENCE)).is_err() {
+        // Kernels and memory are in use until then. Once the communicator has ended, what waits for other ranks returns.
+        let is_free = self.comm.wait(&self.free, &Deadline::after(PATIENCE)).is_ok() || {
             self.comm.abort();
-        }
-        if self.room.address != 0 && driver::bind(&self.gpu.context).is_ok() {
-            // SAFETY: allocated by `new`, freed once; the driver waits for what uses it.
+            self.is_free_soon()
+        };
+        // What is still in use, of a device that hangs, is better lost than waited for.
+        if is_free && self.room.address != 0 && driver::bind(&self.gpu.context).is_ok() {
+            // SAFETY: allocated by `new`, freed once, and used by nobody any more.
             let _ = unsafe { result::free_sync(self.room.address) };
         }
     }

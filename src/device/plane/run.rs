@@ -82,7 +82,11 @@ pub(super) unsafe fn together(parts: &mut [Running<'_>], doing: &dyn Fn() -> Str
     // SAFETY: passed on to the caller.
     let outcome = unsafe { put(parts, doing, timeout) };
     if outcome.is_err() {
-        parts.iter().filter(|part| part.plane.comm.failure().is_none()).for_each(|part| part.plane.comm.abort());
+        for Running { plane, stream, .. } in parts.iter() {
+            plane.comm.abort();
+            // What is on the streams may use the plane's memory until its turn has come.
+            let _ = plane.join_side(stream).and_then(|()| plane.free_room(stream));
+        }
     }
     outcome
 }
@@ -231,6 +235,13 @@ impl DevicePlane {
     fn take_room(&self, stream: &CudaStream) -> Result<()> {
         driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
         if self.last.get() == stream.cu_stream().addr() || driver::is_capturing(stream) { Ok(()) } else { wait(&self.free, stream) }
+    }
+
+    /// Has the stream wait for the side.
+    fn join_side(&self, stream: &CudaStream) -> Result<()> {
+        driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
+        record(&self.arrived, &self.side)?;
+        wait(&self.arrived, stream)
     }
 
     /// Notes when the stream has done with the plane's memory.

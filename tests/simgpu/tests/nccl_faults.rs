@@ -278,3 +278,44 @@ fn short_floats_need_a_device_that_knows_them() {
     });
     expect_clean();
 }
+
+#[test]
+fn the_driver_learns_which_buffers_a_collective_uses() {
+    let _alone = alone();
+    in_ranks(1, |rank| {
+        let other = rank.context.new_stream().unwrap();
+        let (from, mut into) = (rank.upload(&[1; 64]), rank.room(64));
+        rank.wait();
+        let call = || ok(ncclAllReduce(rank.at(&from), rank.at(&into), 64, U8, SUM, rank.comm, rank.stream()));
+        call();
+        other.clone_dtoh(&from).unwrap();
+        assert_eq!(simgpu::reports(), [""; 0], "both only read it");
+        other.memset_zeros(&mut into).unwrap();
+        other.synchronize().unwrap();
+        let reports = simgpu::reports();
+        assert!(reports.len() == 1 && reports[0].contains("written by"), "{reports:#?}");
+        rank.wait();
+    });
+    expect_clean();
+}
+
+#[test]
+fn a_group_on_two_streams_is_ordered_with_both() {
+    let _alone = alone();
+    in_ranks(2, |rank| {
+        let other = rank.context.new_stream().unwrap();
+        let (first, mut second) = (rank.upload(&[1; 64]), rank.room(64));
+        let gate = simgpu::Gate::close(other.cu_stream().cast());
+        other.memcpy_htod(&[3u8; 64], &mut second).unwrap();
+        ok(ncclGroupStart());
+        ok(ncclAllReduce(rank.at(&first), rank.at(&first), 64, U8, SUM, rank.comm, rank.stream()));
+        ok(ncclAllReduce(rank.at(&second), rank.at(&second), 64, U8, SUM, rank.comm, other.cu_stream().cast()));
+        ok(ncclGroupEnd());
+        gate.open();
+        let mut found = [0u8; 64];
+        other.memcpy_dtoh(&second, &mut found).unwrap();
+        other.synchronize().unwrap();
+        assert_eq!((rank.download(&first), found), (vec![2; 64], [6; 64]));
+    });
+    expect_clean();
+}

@@ -324,3 +324,57 @@ fn a_suspended_communicator_waits_for_its_resumption() {
     });
     expect_clean();
 }
+
+#[test]
+fn several_ids_make_one_communicator() {
+    let _alone = alone();
+    let ids = [new_id(), new_id()];
+    on_threads(3, move |mut rank| {
+        let (mut ids, mut config) = (ids, blocking(true));
+        assert_eq!(ncclCommInitRankScalable(&raw mut rank.comm, 3, rank.rank as c_int, 4, ids.as_mut_ptr(), &raw mut config), 4);
+        ok(ncclCommInitRankScalable(&raw mut rank.comm, 3, rank.rank as c_int, 2, ids.as_mut_ptr(), &raw mut config));
+        add_up(&rank);
+        ok(ncclCommDestroy(rank.comm));
+    });
+    expect_clean();
+}
+
+/// The beginnings of the structures that calls and groups take.
+#[repr(C)]
+struct Head {
+    size: usize,
+    magic: u32,
+    version: u32,
+    time: f32,
+    rest: [u64; 6],
+}
+
+#[test]
+fn calls_take_configurations_and_groups_tell_how_long_they_would_take() {
+    type Config = unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Comm, *mut std::ffi::c_void, *const Head) -> c_int;
+    type Simulate = unsafe extern "C" fn(*mut Head) -> c_int;
+    let _alone = alone();
+    let (with_config, simulate): (Config, Simulate) = (find("ncclAllReduceConfig").unwrap(), find("ncclGroupSimulateEnd").unwrap());
+    in_ranks(2, move |rank| {
+        let buffer = rank.upload(&[4; 16]);
+        let head = |magic| Head { size: 72, magic, version: 23203, time: 0.0, rest: [0; 6] };
+        let (at, stream) = (rank.at(&buffer), rank.stream());
+        // SAFETY: the structure is as long as it says.
+        let call = |head: &Head| unsafe { with_config(at, at, 16, U8, SUM, rank.comm, stream, head) };
+        assert_eq!(call(&head(1)), 4);
+        ok(call(&head(0xcafe_beef)));
+        assert_eq!(rank.download(&buffer), [8; 16]);
+        ok(ncclGroupStart());
+        ok(call(&head(0xcafe_beef)));
+        let mut info = Head { size: 24, ..head(0x7468_5283) };
+        // SAFETY: as above.
+        ok(unsafe { simulate(&raw mut info) });
+        assert!(info.time > 0.0);
+        assert_eq!(rank.download(&buffer), [8; 16], "nothing was launched");
+        ok(ncclGroupStart());
+        // SAFETY: as above.
+        ok(unsafe { simulate(&raw mut info) });
+        assert_eq!(info.time, -1.0);
+    });
+    expect_clean();
+}

@@ -51,8 +51,8 @@ fn options() -> Options {
     Options { reproducible: false, scratch_bytes: 1 << 20, least_capability: (9, 0) }
 }
 
-/// Runs one thread for each rank of a new plane.
-fn ranks<T: Send>(size: usize, options: &Options, test: impl Fn(&DevicePlane) -> T + Sync) -> Vec<T> {
+/// The planes of a new communicator.
+fn several(size: usize, options: &Options) -> Vec<DevicePlane> {
     let library = nccl::library(None).unwrap();
     let ids = [unique_id(library).unwrap()];
     let plane = |rank: usize| {
@@ -62,15 +62,19 @@ fn ranks<T: Send>(size: usize, options: &Options, test: impl Fn(&DevicePlane) ->
         let comm = NcclComm::create(setup).unwrap();
         DevicePlane::new(gpu, comm, options).unwrap()
     };
+    on_threads(0..size, plane)
+}
+
+/// Runs one thread for each rank of a new plane.
+fn ranks<T: Send>(size: usize, options: &Options, test: impl Fn(&DevicePlane) -> T + Sync) -> Vec<T> {
+    on_threads(several(size, options), |plane| test(&plane))
+}
+
+/// Each item on a thread of its own.
+fn on_threads<I: Send, T: Send>(items: impl IntoIterator<Item = I>, work: impl Fn(I) -> T + Sync) -> Vec<T> {
+    let work = &work;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..size)
-            .map(|rank| {
-                scope.spawn({
-                    let (plane, test) = (&plane, &test);
-                    move || test(&plane(rank))
-                })
-            })
-            .collect();
+        let threads: Vec<_> = items.into_iter().map(|item| scope.spawn(move || work(item))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }

@@ -18,8 +18,13 @@ const KINDS: [Kind; 9] = [
 #[test]
 fn every_collective_that_moves_leaves_the_right_bytes() {
     let sim = Sim::new();
-    for n in [1, 2, 3, 4, 8] {
-        ranks(n, &Options { scratch_bytes: 4096, ..options() }, |plane| {
+    for (n, old) in [(1, false), (2, false), (3, false), (3, true), (4, false), (4, true), (8, false)] {
+        let mut planes = several(n, &Options { scratch_bytes: 4096, ..options() });
+        if old {
+            let none = Library { all_to_all: false, gather: false, scatter: false };
+            planes.iter_mut().for_each(|plane| plane.library = none);
+        }
+        on_threads(planes, |plane| {
             let seed = 90 + n as u64;
             let mut random = Random(seed);
             for round in 0..6 {
@@ -32,7 +37,7 @@ fn every_collective_that_moves_leaves_the_right_bytes() {
                     case.pairs = (0..n).map(|_| (0..n).map(|_| length(&mut random)).collect()).collect();
                     let memories = memories(&case, &mut random, |random, _| vec![random.below(256) as u8]);
                     println!("round {round} of seed {seed}: {case:?}");
-                    run(plane, &case, &memories, DType::U8, None, &|_| unreachable!("nothing is folded"));
+                    run(&plane, &case, &memories, DType::U8, None, &|_| unreachable!("nothing is folded"));
                 }
             }
         });

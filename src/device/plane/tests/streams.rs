@@ -1,1 +1,152 @@
 //! Streams of the caller's, graphs, and errors.
+
+use cudarc::driver::sys::CUstreamCaptureMode;
+
+use super::*;
+use crate::call::Kind;
+use crate::op::DeviceCode;
+
+/// A bitwise all-reduce in place, which goes through the plane's memory in slabs.
+fn large(n: usize) -> Case {
+    let mut case = Case::some(Kind::AllReduce, true, 1, 1, &mut Random(1));
+    (case.n, case.root, case.blocks) = (n, 0, vec![300_000; n]);
+    case
+}
+
+fn xor(inputs: &[Vec<u8>]) -> Vec<u8> {
+    let join = |a: Vec<u8>, b: &Vec<u8>| a.iter().zip(b).map(|(a, b)| a ^ b).collect();
+    inputs[1..].iter().fold(inputs[0].clone(), join)
+}
+
+fn by_xor() -> Option<Reduction> {
+    Some(Reduction::Builtin(ReduceOp::BitXor))
+}
+
+fn bytes(case: &Case, seed: u64) -> Vec<Vec<u8>> {
+    memories(case, &mut Random(seed), |random, _| vec![random.below(256) as u8])
+}
+
+#[test]
+fn calls_on_several_streams_take_turns_with_the_planes_memory() {
+    let sim = Sim::new();
+    ranks(2, &Options { scratch_bytes: 64 << 10, ..options() }, |plane| {
+        let me = plane.comm().rank();
+        let streams: Vec<_> = (0..4).map(|_| plane.gpu().context.new_stream().unwrap()).collect();
+        // Some end with a fold, behind NCCL's last transfer.
+        let case = |(round, _): (usize, _)| {
+            let kind = if round == 1 { Kind::ReduceScatter } else { Kind::AllReduce };
+            Case { kind, blocks: vec![if round == 0 { 300_000 } else { 10_000 }; 2], ..large(2) }
+        };
+        let cases: Vec<_> = streams.iter().enumerate().map(case).collect();
+        let inputs: Vec<_> = cases.iter().zip(130..).map(|(case, seed)| bytes(case, seed)).collect();
+        let mut memories: Vec<_> = streams.iter().zip(&inputs).map(|(stream, inputs)| upload(stream, &inputs[me])).collect();
+        for ((case, stream), memory) in cases.iter().zip(&streams).zip(&mut memories) {
+            let job = job_at(case, me, address(stream, memory), DType::U8, by_xor());
+            // SAFETY: the memory is as the case says, and is read back on the same stream.
+            unsafe { plane.enqueue(&job, stream, LONG) }.unwrap();
+        }
+        for (((case, stream), memory), inputs) in cases.iter().zip(&streams).zip(&memories).zip(&inputs) {
+            case.compare(me, &download(stream, memory), &case.expected(inputs, &xor)[me]);
+        }
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_graph_replays_a_fold_in_slabs() {
+    let sim = Sim::new();
+    ranks(2, &Options { scratch_bytes: 64 << 10, ..options() }, |plane| {
+        let (case, me, stream) = (large(2), plane.comm().rank(), plane.stream());
+        let inputs = bytes(&case, 140);
+        // Connections are made before a capture.
+        run(plane, &case, &inputs, DType::U8, by_xor(), &xor);
+        let mut memory = upload(stream, &inputs[me]);
+        let job = job_at(&case, me, address(stream, &mut memory), DType::U8, by_xor());
+        stream.synchronize().unwrap();
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+        // SAFETY: the memory outlives the graph.
+        let queued = unsafe { plane.enqueue(&job, stream, LONG) };
+        let code = DeviceCode::Ptx { image: "".into(), entry: "never".into() };
+        let user = job_at(&case, me, job.destination, DType::U8, Some(Reduction::User(code)));
+        // SAFETY: as above.
+        let refused = unsafe { plane.enqueue(&user, stream, LONG) }.unwrap_err();
+        let flags = cudarc::driver::sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags).unwrap().unwrap();
+        queued.unwrap();
+        assert!(refused.is_unsupported() && refused.to_string().contains("before the capture"), "{refused}");
+        graph.launch().unwrap();
+        case.compare(me, &download(stream, &memory), &case.expected(&inputs, &xor)[me]);
+        // Of two equal halves nothing is left.
+        graph.launch().unwrap();
+        let got = download(stream, &memory);
+        assert!(got[(job.destination - address(stream, &mut memory)) as usize..][..300_000].iter().all(|byte| *byte == 0));
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_stream_of_another_device_is_refused() {
+    let sim = Sim::new();
+    ranks(2, &options(), |plane| {
+        let other = driver::open(5).unwrap().context.new_stream().unwrap();
+        let case = large(2);
+        let job = job_at(&case, plane.comm().rank(), 4096, DType::U8, by_xor());
+        // SAFETY: nothing is queued.
+        let error = unsafe { plane.enqueue(&job, &other, LONG) }.unwrap_err().to_string();
+        assert!(error.contains("device 5"), "{error}");
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_kernel_that_cannot_be_launched_ends_the_communicator_on_all_ranks() {
+    let sim = Sim::new();
+    ranks(2, &options(), |plane| {
+        let (case, me, stream) = (large(2), plane.comm().rank(), plane.stream());
+        let mut memory = upload(stream, &bytes(&case, 150)[me]);
+        let job = job_at(&case, me, address(stream, &mut memory), DType::U8, by_xor());
+        if me == 0 {
+            simgpu::fail_call_of_this_thread("cuLaunchKernel", 1, 2);
+        }
+        // SAFETY: the memory is as the case says, and outlives the plane's communicator.
+        let outcome = unsafe { plane.enqueue(&job, stream, Duration::from_secs(2)) };
+        if me == 0 {
+            let error = outcome.unwrap_err();
+            assert!(error.to_string().contains("launching"), "{error}");
+            // SAFETY: nothing is queued.
+            let again = unsafe { plane.enqueue(&job, stream, LONG) }.unwrap_err();
+            assert!(again.is_poisoned(), "{again}");
+        } else {
+            let event = stream.record_event(None).unwrap();
+            let ended = outcome.and_then(|()| plane.comm().wait(&event, &Deadline::after(LONG)));
+            ended.unwrap_err();
+        }
+        let deadline = Deadline::after(LONG);
+        while !plane.free.try_is_complete().unwrap() {
+            assert!(!deadline.has_passed(), "the streams go on");
+            std::thread::yield_now();
+        }
+        drop(memory);
+    });
+    sim.finish();
+}
+
+#[test]
+fn the_native_path_of_a_call_makes_one_call_of_nccls() {
+    let sim = Sim::new();
+    ranks(2, &options(), |plane| {
+        let (case, me, stream) = (large(2), plane.comm().rank(), plane.stream());
+        let mut memory = upload(stream, &bytes(&case, 160)[me]);
+        let job = job_at(&case, me, address(stream, &mut memory), DType::F32, Some(Reduction::Builtin(ReduceOp::PreMulSum(0.5))));
+        for round in 1..=3 {
+            // SAFETY: the memory is as the case says, and is read back on the same stream.
+            unsafe { plane.enqueue(&job, stream, LONG) }.unwrap();
+            assert_eq!(simgpu::nccl::calls_of_this_thread("ncclAllReduce"), round);
+            assert_eq!(simgpu::nccl::calls_of_this_thread("ncclRedOpCreatePreMulSum"), 1);
+            assert_eq!(simgpu::nccl::calls_of_this_thread("ncclGroupStart"), 0);
+        }
+        download(stream, &memory);
+        assert!(plane.explain().contains("NCCL's own"), "{}", plane.explain());
+    });
+    sim.finish();
+}

@@ -159,22 +159,26 @@ impl Clique {
         let mut state = lock(&self.state);
         let (point_to_point, collective): (Vec<&Operation>, Vec<&Operation>) =
             operations.iter().partition(|operation| operation.signature.verb.is_point_to_point());
-        let mut tickets = Vec::new();
+        let (mut tickets, mut stuck) = (Vec::new(), false);
         for operation in point_to_point {
             let peer = operation.signature.root;
-            if !state.usable(rank) || !self.admit(&mut state, rank, peer..peer + 1, operation) {
+            stuck = !state.usable(rank) || !self.admit(&mut state, rank, peer..peer + 1, operation);
+            if stuck {
                 break;
             }
             match state.mail.post(rank, operation) {
                 Ok(ticket) => tickets.push(ticket),
-                Err(text) => self.mismatch(&mut state, text),
+                Err(text) => {
+                    stuck = true;
+                    self.mismatch(&mut state, text);
+                }
             }
         }
         self.changed.notify_all();
         for operation in collective {
             state = self.collect(state, rank, operation)?;
         }
-        while state.broken() || tickets.iter().any(|&ticket| state.mail.is_open(ticket)) {
+        while stuck || tickets.iter().any(|&ticket| state.mail.is_open(ticket)) {
             if !state.active(rank) {
                 state.mail.withdraw(&tickets);
                 return Err(Stopped);
@@ -276,11 +280,7 @@ impl State {
         matches!(self.seats[rank].presence, Presence::Active)
     }
 
-    fn broken(&self) -> bool {
-        self.fault.is_some()
-    }
-
     fn usable(&self, rank: usize) -> bool {
-        self.active(rank) && !self.broken()
+        self.active(rank) && self.fault.is_none()
     }
 }

@@ -1,30 +1,11 @@
 //! Other NCCL releases and other cards: each in a process of its own, since a library is never unloaded.
 
-use std::process::{Command, Stdio};
-
 use collectives::{Communicator, DeviceChoice, F8E4M3, ReduceOp, bf16};
 use simgpu::Configuration;
 
-use super::common::cases::{everything_in, movements_in, reductions_in};
-use super::common::ranks::{processes_with, threads_with};
+use crate::common::cases::{everything_in, movements_in, reductions_in};
+use crate::common::ranks::{alone_in_a_process, processes_with, threads_with};
 use super::gpu::{DeviceMemory, assert_nothing_found};
-
-/// Runs `program` in a process of its own, which is this test again.
-fn alone_in_a_process(name: &str, program: impl FnOnce()) {
-    const INSIDE: &str = "COLLECTIVES_TEST_INSIDE";
-    if std::env::var(INSIDE).as_deref() == Ok(name) {
-        return program();
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(INSIDE, name)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .output()
-        .unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{name}: {}\n{out}\n{err}", output.status);
-}
 
 fn ranks(world_size: usize, program: impl Fn(&Communicator, &DeviceMemory) + Sync) {
     let builder = |_: usize| Communicator::builder().require_device(DeviceChoice::Local);
