@@ -1,5 +1,6 @@
 //! Ranks with a device each, and buffers on it.
 
+#![allow(dead_code, unreachable_pub, reason = "each test program uses what it needs")]
 #![expect(unsafe_code, reason = "elements of any type go to the device as bytes")]
 
 use std::sync::Arc;

@@ -45,7 +45,7 @@ fn an_expression_that_is_none_is_refused_by_everyone() {
     ranks(2, |comm, memory| {
         let mut buffer = memory.put(&[1_u32]);
         for expression in ["a +", "a; b", "*(int*)0", "__trap()", "asm(\"trap;\")", "(a)[b]", ""] {
-            let error = comm.all_reduce(&mut buffer, &CustomOp::on_device("wrong", expression)).unwrap_err();
+            let error = comm.all_reduce(&mut buffer, CustomOp::on_device("wrong", expression)).unwrap_err();
             assert!(
                 error.to_string().contains("wrong") || error.to_string().contains("expression") || error.is_unsupported(),
                 "{expression:?}: {error}"
@@ -62,7 +62,7 @@ fn a_host_op_on_device_memory_says_what_it_lacks() {
         let op = CustomOp::new("first", |_: &mut [u32], _: &[u32]| {});
         let error = comm.all_reduce(&mut memory.put(&[1_u32]), &op).unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("with_expression"), "{error}");
-        let error = comm.all_reduce(&mut [1_u32], &CustomOp::on_device("first", "a")).unwrap_err();
+        let error = comm.all_reduce(&mut [1_u32], CustomOp::on_device("first", "a")).unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("CustomOp::new"), "{error}");
     });
 }

@@ -121,7 +121,7 @@ fn messages_go_both_ways_at_once() {
             Message { peer: 1 - me, sends: false, address: base + 100, bytes: 100 },
         ];
         // SAFETY: both lie in the memory, which is read back on the same stream.
-        unsafe { plane.messages(&messages, stream, LONG) }.unwrap();
+        unsafe { DevicePlane::enqueue_group(&[(plane, &[], &messages, stream)], LONG) }.unwrap();
         assert_eq!(download(stream, &memory)[100..], [1 - me as u8; 100]);
     });
     sim.finish();
