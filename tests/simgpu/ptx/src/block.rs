@@ -5,8 +5,10 @@ use crate::machine::{Machine, State, Thread};
 use crate::program::{Barrier, Reduction};
 use crate::warp;
 
-/// Steps of a thread before the next one has its turn, so that threads can wait for what others write.
-const TURN: u64 = 1 << 17;
+/// Steps of a thread before the next one has its turn, so that threads can wait for what others write: the next number
+/// each time that no thread has come to a wait or to its end. After the last one a thread goes on until it has none left,
+/// so that a block that never ends is found as soon as a single thread.
+const TURNS: [u64; 2] = [1 << 17, 1 << 19];
 
 /// Barriers of a block.
 const BARRIERS: usize = 16;
@@ -15,11 +17,13 @@ pub(crate) struct Block<'t> {
     threads: &'t mut [Thread],
     /// Threads that came to a barrier without waiting.
     arrived: [u32; BARRIERS],
+    /// Rounds since a thread came to a wait or to its end.
+    idle: usize,
 }
 
 impl<'t> Block<'t> {
     pub(crate) fn new(threads: &'t mut [Thread]) -> Self {
-        Self { threads, arrived: [0; BARRIERS] }
+        Self { threads, arrived: [0; BARRIERS], idle: 0 }
     }
 
     /// Runs the block to its end.
@@ -36,6 +40,7 @@ impl<'t> Block<'t> {
             if done == self.threads.len() {
                 return Ok(());
             }
+            self.idle += 1;
             if ready > 0 {
                 // Threads may wait for what another stream or the host writes.
                 std::thread::yield_now();
@@ -52,7 +57,11 @@ impl<'t> Block<'t> {
             let mut meeting = false;
             for number in first..last {
                 if self.threads[number].state == State::Ready {
-                    machine.run(&mut self.threads[number], TURN).map_err(|kind| fault(machine, &self.threads[number], kind))?;
+                    let turn = TURNS.get(self.idle).copied().unwrap_or(u64::MAX);
+                    machine.run(&mut self.threads[number], turn).map_err(|kind| fault(machine, &self.threads[number], kind))?;
+                    if self.threads[number].state != State::Ready {
+                        self.idle = 0;
+                    }
                     self.arrive(machine, number)?;
                 }
                 meeting |= matches!(self.threads[number].state, State::Meeting(_));

@@ -163,8 +163,9 @@ fn sqrt_directed<const R: u8>(a: u64, _: u64, _: u64) -> u64 {
 pub(crate) fn approximate(name: &str, kind: Type) -> Option<Alu> {
     let single = |function: Alu| (kind == Type::F32).then_some(function);
     match (name, kind) {
-        ("rsqrt", Type::F64) => Some(|a, _, _| put64(1.0 / get64(a).sqrt())),
-        ("rcp", Type::F64) => Some(|a, _, _| put64(1.0 / get64(a))),
+        // These two look at the upper half of the operand alone, and write the upper half of the result.
+        ("rsqrt", Type::F64) => Some(|a, _, _| put64(1.0 / get64(a >> 32 << 32).sqrt()) >> 32 << 32),
+        ("rcp", Type::F64) => Some(|a, _, _| put64(1.0 / get64(a >> 32 << 32)) >> 32 << 32),
         ("tanh", Type::F16) => Some(|a, _, _| F16.narrow(F16.widen(a).tanh(), Round::Nearest)),
         ("tanh", Type::Bf16) => Some(|a, _, _| BF16.narrow(BF16.widen(a).tanh(), Round::Nearest)),
         ("ex2", Type::F16) => Some(|a, _, _| F16.narrow(F16.widen(a).exp2(), Round::Nearest)),
@@ -199,6 +200,7 @@ pub(crate) fn sign(name: &str, kind: Type) -> Option<Alu> {
 pub(crate) fn flush(kind: Type) -> Option<Alu> {
     Some(match kind {
         Type::F32 => |a, _, _| F32.flush(a & 0xffff_ffff),
+        Type::F64 => |a, _, _| format::F64.flush(a),
         Type::F16 => |a, _, _| F16.flush(a & 0xffff),
         _ => return None,
     })
@@ -223,13 +225,20 @@ pub(crate) fn clamp_unit(value: f64) -> f64 {
     if value > 0.0 { value.min(1.0) } else { 0.0 }
 }
 
-/// Negative numbers and NaN (of `.relu`): NaN stays, the others become zero.
+/// Negative numbers become zero, NaN stays (`.relu`).
 pub(crate) fn relu(kind: Type) -> Option<Alu> {
+    fn in_format(format: Format, bits: u64) -> u64 {
+        format.narrow(or_nan(format.widen(bits), 0.0, maximum), Round::Nearest)
+    }
     Some(match kind {
-        Type::F16 => |a, _, _| if F16.widen(a).is_nan() { 0x7fff } else { a & (u64::from(a >> 15 & 1) ^ 1) * 0xffff },
-        Type::Bf16 => |a, _, _| if BF16.widen(a).is_nan() { 0x7fff } else { a & (u64::from(a >> 15 & 1) ^ 1) * 0xffff },
+        Type::F16 => |a, _, _| in_format(F16, a),
+        Type::Bf16 => |a, _, _| in_format(BF16, a),
         _ => return None,
     })
+}
+
+fn unordered(a: f64, b: f64) -> bool {
+    a.is_nan() || b.is_nan()
 }
 
 /// The comparison of two floats that a suffix names; the ones ending in `u` hold for NaN.
@@ -247,19 +256,19 @@ pub(crate) fn compare(kind: Type, name: &str) -> Option<Alu> {
     }
     let test: Alu = match name {
         "eq" => test!(|a: f64, b: f64| a == b),
-        "ne" => test!(|a: f64, b: f64| a < b || a > b),
+        "ne" => test!(|a: f64, b: f64| a != b && !unordered(a, b)),
         "lt" => test!(|a: f64, b: f64| a < b),
         "le" => test!(|a: f64, b: f64| a <= b),
         "gt" => test!(|a: f64, b: f64| a > b),
         "ge" => test!(|a: f64, b: f64| a >= b),
-        "equ" => test!(|a: f64, b: f64| a == b || a.is_nan() || b.is_nan()),
+        "equ" => test!(|a: f64, b: f64| a == b || unordered(a, b)),
         "neu" => test!(|a: f64, b: f64| a != b),
-        "ltu" => test!(|a: f64, b: f64| !(a >= b)),
-        "leu" => test!(|a: f64, b: f64| !(a > b)),
-        "gtu" => test!(|a: f64, b: f64| !(a <= b)),
-        "geu" => test!(|a: f64, b: f64| !(a < b)),
-        "num" => test!(|a: f64, b: f64| !a.is_nan() && !b.is_nan()),
-        "nan" => test!(|a: f64, b: f64| a.is_nan() || b.is_nan()),
+        "ltu" => test!(|a: f64, b: f64| a < b || unordered(a, b)),
+        "leu" => test!(|a: f64, b: f64| a <= b || unordered(a, b)),
+        "gtu" => test!(|a: f64, b: f64| a > b || unordered(a, b)),
+        "geu" => test!(|a: f64, b: f64| a >= b || unordered(a, b)),
+        "num" => test!(|a: f64, b: f64| !unordered(a, b)),
+        "nan" => test!(unordered),
         _ => return None,
     };
     Some(test)

@@ -84,7 +84,7 @@ impl<'m> Global<'m> {
         if offset >= recent.region.bytes || recent.region.bytes - offset < u64::from(bytes) {
             return self.look_up(id, address, bytes, reads, writes);
         }
-        let span = Span { start: address, end: address + u64::from(bytes) };
+        let span = Span { start: address, end: address.saturating_add(bytes.into()) };
         if reads {
             recent.reads.add(span);
         }

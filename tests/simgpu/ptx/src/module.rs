@@ -9,6 +9,9 @@ use crate::program::{Callee, Initial, Kernel, Parameter, Program, Shared};
 use crate::syntax::{FunctionText, Source};
 use crate::types::Space;
 
+/// Modules have no more variables; buffers are allocated.
+const MOST_GLOBALS: usize = 1 << 28;
+
 /// PTX, decoded and ready to run; nothing in it changes any more.
 #[derive(Debug, Clone)]
 pub struct Module {
@@ -79,6 +82,9 @@ fn surroundings<'a>(source: &Source<'a>) -> Result<(Surroundings<'a>, Vec<u8>), 
         let place = match variable.space {
             Space::Global | Space::Const => {
                 let offset = globals.len().next_multiple_of(variable.align.max(1));
+                if offset + variable.bytes > MOST_GLOBALS {
+                    return Err(ParseError::new(variable.line, format!("the module's variables take more than {MOST_GLOBALS} bytes")));
+                }
                 globals.resize(offset, 0);
                 globals.extend_from_slice(&variable.initial);
                 globals.resize(offset + variable.bytes, 0);

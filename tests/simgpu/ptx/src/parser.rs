@@ -1,20 +1,25 @@
 //! From text to declarations and statements. Debug information, pragmas and linkage are skipped.
 
 use crate::ParseError;
-use crate::syntax::{Formal, FunctionText, Literal, Operand, Registers, Source, Statement, Text};
+use crate::syntax::{Formal, FunctionText, Literal, Registers, Source, Statement, Text};
 use crate::token::{Token, tokens};
 use crate::types::{Space, Type};
 
 pub(crate) struct Parser<'a> {
     tokens: Vec<(Token<'a>, u32)>,
-    at: usize,
+    pub(crate) at: usize,
+    /// How many brackets are open around an operand or an initial value.
+    pub(crate) depth: usize,
 }
+
+/// Far more than compilers declare at once.
+const MOST_REGISTERS: u32 = 1 << 20;
 
 type Parsed<T> = Result<T, ParseError>;
 
 impl<'a> Parser<'a> {
     pub(crate) fn new(text: &'a str) -> Parsed<Self> {
-        Ok(Self { tokens: tokens(text)?, at: 0 })
+        Ok(Self { tokens: tokens(text)?, at: 0, depth: 0 })
     }
 
     pub(crate) fn source(mut self) -> Parsed<Source<'a>> {
@@ -43,7 +48,7 @@ impl<'a> Parser<'a> {
             "pragma" => self.skip_past(';')?,
             "section" => self.skip_section()?,
             "visible" | "weak" | "common" | "extern" | "global" | "const" | "shared" | "entry" | "func" => self.declaration(source)?,
-            other => return Err(self.error(format!("directive .{other} is not supported"))),
+            other => return Err(ParseError::new(self.line(), format!("directive .{other} is not supported"))),
         }
         Ok(())
     }
@@ -183,8 +188,8 @@ impl<'a> Parser<'a> {
                 statements.extend(self.variables(Space::Shared, true)?.into_iter().map(Statement::Variable));
             }
             other => {
-                let space = Space::named(other).ok_or_else(|| self.error(format!("directive .{other} is not supported in a function")))?;
                 self.next();
+                let space = Space::named(other).ok_or_else(|| self.error(format!("directive .{other} is not supported in a function")))?;
                 statements.extend(self.variables(space, false)?.into_iter().map(Statement::Variable));
             }
         }
@@ -198,7 +203,8 @@ impl<'a> Parser<'a> {
             let name = self.word()?;
             let mut count = None;
             if self.take('<') {
-                count = Some(u32::try_from(self.integer()?).map_err(|_| self.error("too many registers"))?);
+                let found = u32::try_from(self.integer()?).ok().filter(|&count| count <= MOST_REGISTERS);
+                count = Some(found.ok_or_else(|| self.error("too many registers"))?);
                 self.expect('>')?;
             }
             registers.push(Registers { name, count });
@@ -254,71 +260,6 @@ impl<'a> Parser<'a> {
             operands.push(self.operand()?);
         }
         Ok(Text { guard, opcode, suffixes, operands, line })
-    }
-
-    fn operand(&mut self) -> Parsed<Operand<'a>> {
-        let first = self.simple_operand()?;
-        if self.take('|') {
-            return Ok(Operand::Pair(Box::new(first), Box::new(self.simple_operand()?)));
-        }
-        Ok(first)
-    }
-
-    fn simple_operand(&mut self) -> Parsed<Operand<'a>> {
-        match self.next() {
-            Some(Token::Word("_")) => Ok(Operand::Sink),
-            Some(Token::Word("WARP_SZ")) => Ok(Operand::Number(Literal::Integer(32))),
-            Some(Token::Word(name)) => {
-                if let (true, Some(Token::Dot(component))) = (name.starts_with('%'), self.peek()) {
-                    self.next();
-                    return Ok(Operand::Component(name, component));
-                }
-                Ok(Operand::Name(name, self.offset()?))
-            }
-            Some(Token::Number(text)) => Ok(Operand::Number(self.literal(text)?)),
-            Some(Token::Mark('-')) => match self.next() {
-                Some(Token::Number(text)) => Ok(Operand::Number(self.literal(text)?.negated())),
-                _ => Err(self.error("a number is needed after the minus")),
-            },
-            Some(Token::Mark('!')) => Ok(Operand::Not(Box::new(self.simple_operand()?))),
-            Some(Token::Mark('[')) => {
-                let inner = self.simple_operand()?;
-                self.expect(']')?;
-                Ok(Operand::Address(Box::new(inner)))
-            }
-            Some(Token::Mark('{')) => Ok(Operand::Vector(self.list('}')?)),
-            Some(Token::Mark('(')) => Ok(Operand::Group(self.list(')')?)),
-            _ => {
-                self.at -= 1;
-                Err(self.unexpected("an operand"))
-            }
-        }
-    }
-
-    fn list(&mut self, end: char) -> Parsed<Vec<Operand<'a>>> {
-        let mut operands = Vec::new();
-        while !self.take(end) {
-            if !operands.is_empty() {
-                self.expect(',')?;
-            }
-            operands.push(self.operand()?);
-        }
-        Ok(operands)
-    }
-
-    /// `+4`, `-4`, `+-4` or nothing.
-    fn offset(&mut self) -> Parsed<i64> {
-        let plus = self.take('+');
-        let minus = self.take('-');
-        if !plus && !minus {
-            return Ok(0);
-        }
-        let value = self.integer()? as i64;
-        Ok(if minus { value.wrapping_neg() } else { value })
-    }
-
-    fn literal(&self, text: &str) -> Parsed<Literal> {
-        Literal::read(text).ok_or_else(|| self.error(format!("{text} is no number")))
     }
 
     pub(crate) fn kind(&mut self) -> Parsed<Type> {
@@ -394,7 +335,7 @@ impl<'a> Parser<'a> {
         ParseError::new(self.tokens.get(at).map_or(1, |(_, line)| *line), message)
     }
 
-    fn unexpected(&self, wanted: &str) -> ParseError {
+    pub(crate) fn unexpected(&self, wanted: &str) -> ParseError {
         let found = match self.peek() {
             Some(Token::Word(name)) => name.to_owned(),
             Some(Token::Dot(name)) => format!(".{name}"),

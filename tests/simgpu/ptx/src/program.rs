@@ -4,6 +4,9 @@ use std::sync::Arc;
 
 use crate::types::Space;
 
+/// Local memory of a thread, as on the hardware.
+pub(crate) const LARGEST_LOCAL: usize = 512 << 10;
+
 /// A value's place in the frame of a function: a register, a constant, or what a thread has of its own.
 pub(crate) type Slot = u32;
 

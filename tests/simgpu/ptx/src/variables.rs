@@ -6,8 +6,8 @@ use crate::syntax::Variable;
 use crate::token::Token;
 use crate::types::{Space, Type};
 
-/// No GPU holds more; larger sizes are errors in the text.
-const LARGEST: usize = 1 << 40;
+/// Modules have no larger variables; buffers are allocated.
+const LARGEST: usize = 1 << 28;
 
 impl<'a> Parser<'a> {
     /// Variables up to the semicolon: `.align 4 .b8 name[16] = {1, 2}, other;`.
@@ -111,10 +111,12 @@ impl<'a> Parser<'a> {
             into.extend_from_slice(&value.to_le_bytes()[..kind.bytes()]);
             return Ok(());
         }
+        self.enter()?;
         while !self.take('}') {
             self.values(kind, into)?;
             self.take(',');
         }
+        self.leave();
         Ok(())
     }
 }

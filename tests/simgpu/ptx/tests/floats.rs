@@ -117,7 +117,8 @@ fn a_number_beats_nan_and_zeros_have_an_order() {
 #[test]
 fn comparisons_know_nan() {
     let operands = operands();
-    let cases: [(&str, fn(f32, f32) -> bool); 14] = [
+    type Holds = fn(f32, f32) -> bool;
+    let cases: [(&str, Holds); 14] = [
         ("eq", |a, b| a == b),
         ("ne", |a, b| a != b && !a.is_nan() && !b.is_nan()),
         ("lt", |a, b| a < b),
@@ -260,7 +261,8 @@ fn conversions_to_integers_round_and_saturate() {
     {
         operands.push([value.to_bits().into(), 0, 0]);
     }
-    let rounds: [(&str, fn(f32) -> f32); 4] = [("rni", f32::round_ties_even), ("rzi", f32::trunc), ("rmi", f32::floor), ("rpi", f32::ceil)];
+    type Rounds = fn(f32) -> f32;
+    let rounds: [(&str, Rounds); 4] = [("rni", f32::round_ties_even), ("rzi", f32::trunc), ("rmi", f32::floor), ("rpi", f32::ceil)];
     for (name, round) in rounds {
         let zero = |a: u64| f(a).is_nan();
         check(&format!("cvt.{name}.s32.f32 %r9, %f0;"), "r", &operands, |a, _, _| u64::from(round(f(a)) as i32 as u32));
@@ -370,4 +372,17 @@ fn approximations_are_as_near_as_documented() {
     near("sin.approx.f32 %f9, %f0;", |a, _| a.sin());
     near("div.full.f32 %f9, %f0, %f1;", |a, b| a / b);
     near("div.approx.ftz.f32 %f9, %f0, %f1;", |a, b| a / b);
+}
+
+#[test]
+fn pairs_and_eight_bit_formats() {
+    let pair = |a: f32, b: f32| [[u64::from(a.to_bits()), u64::from(b.to_bits()), 0]];
+    assert_eq!(evaluate("cvt.rn.f16x2.f32 %r9, %f0, %f1;", "r", &pair(1.0, -2.0)), [0x3c00_c000]);
+    assert_eq!(evaluate("cvt.rn.relu.bf16x2.f32 %r9, %f0, %f1;", "r", &pair(-1.0, f32::NAN)), [0x0000_7fff]);
+    assert_eq!(evaluate("cvt.rn.satfinite.e4m3x2.f32 %rs9, %f0, %f1;", "rs", &pair(1e9, -0.001953125)), [0x7e81]);
+    assert_eq!(evaluate("cvt.rn.satfinite.e5m2x2.f32 %rs9, %f0, %f1;", "rs", &pair(f32::NAN, 1.125)), [0x7f3c]);
+    // 448 and the least number of the format, both as halves.
+    assert_eq!(evaluate("cvt.rn.f16x2.e4m3x2 %r9, %rs0;", "r", &[[0x7e01, 0, 0]]), [0x5f00_1800]);
+    assert_eq!(evaluate("cvt.rn.f16x2.e5m2x2 %r9, %rs0;", "r", &[[0x7cbc, 0, 0]]), [0x7c00_bc00]);
+    assert_eq!(evaluate("fma.rn.relu.f16 %rs9, %rs0, %rs1, %rs2;", "rs", &[[0x3c00, 0xbc00, 0], [0x3c00, 0x3c00, 0x3c00]]), [0, 0x4000]);
 }

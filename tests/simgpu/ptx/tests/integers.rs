@@ -241,7 +241,7 @@ fn carries_run_through_long_sums() {
     let product = "mul.lo.u32 %r14, %r0, %r1; mad.lo.cc.u32 %r15, %r0, %r1, %r2; madc.hi.u32 %r9, %r0, %r1, 0;";
     check(product, "r", &operands, |a, b, c| {
         let wide = (a & 0xffff_ffff) * (b & 0xffff_ffff);
-        (wide >> 32) + u64::from((wide as u32).checked_add(c as u32).is_none()) & 0xffff_ffff
+        ((wide >> 32) + u64::from((wide as u32).checked_add(c as u32).is_none())) & 0xffff_ffff
     });
 }
 

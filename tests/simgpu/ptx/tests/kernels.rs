@@ -98,7 +98,7 @@ fn means_of_two_formats_are_rounded_once() {
             let mut element = || {
                 let bits = random.next() as u16;
                 // Finite, and not so large that a sum overflows.
-                if halves { bits & 0xdfff } else { bits & 0x807f | (random.next() % 240 + 2) as u16 * 128 & 0x7f80 }
+                if halves { bits & 0xdfff } else { bits & 0x807f | ((random.next() % 240 + 2) as u16) << 7 }
             };
             let inputs: Vec<Vec<u16>> = (0..ranks).map(|_| (0..count).map(|_| element()).collect()).collect();
             let mut device = Device::default();
@@ -249,7 +249,7 @@ fn warp(x: &[u32]) -> Vec<u32> {
     let votes = u32::from(x.iter().any(|&x| x > 4_000_000_000)) | if x.iter().all(|&x| x > 100) { 2 } else { 0 };
     let one = |lane: usize| {
         let scan = x[..=lane].iter().copied().fold(0, u32::wrapping_add);
-        let third = if lane % 3 == 0 { 11_000_u32.wrapping_add(x[3]) } else { 0 };
+        let third = if lane.is_multiple_of(3) { 11_000_u32.wrapping_add(x[3]) } else { 0 };
         let parts = [
             (scan, 3),
             (lanes(&|l| x[l] & 1 == 1), 5),

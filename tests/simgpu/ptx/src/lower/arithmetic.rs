@@ -1,22 +1,22 @@
 //! Arithmetic, logic, shifts, comparisons and selections.
 
 use super::{Builder, Lowered};
+use crate::float;
 use crate::format::Round;
 use crate::integer as int;
 use crate::program::{Alu, Op, Slot};
-use crate::syntax::{Operand, Text};
+use crate::syntax::Text;
 use crate::types::Type;
-use crate::{float, types};
 
 /// The suffixes of an instruction, sorted.
-struct Suffixes<'a> {
-    kinds: Vec<Type>,
+pub(super) struct Suffixes<'a> {
+    pub(super) kinds: Vec<Type>,
     /// What is neither a type nor one of the modifiers below.
-    variant: Vec<&'a str>,
-    round: Option<Round>,
-    flush: bool,
-    saturate: bool,
-    carry: bool,
+    pub(super) variant: Vec<&'a str>,
+    pub(super) round: Option<Round>,
+    pub(super) flush: bool,
+    pub(super) saturate: bool,
+    pub(super) carry: bool,
 }
 
 impl<'a> Suffixes<'a> {
@@ -37,16 +37,16 @@ impl<'a> Suffixes<'a> {
         found
     }
 
-    fn plain(&self) -> bool {
+    pub(super) fn plain(&self) -> bool {
         self.round.is_none() && !self.flush && !self.saturate && !self.carry
     }
 }
 
 /// How an integer instruction is run: the function, the type of its result and of its operands.
-struct Shape {
-    run: Alu,
-    to: Type,
-    from: Vec<Type>,
+pub(super) struct Shape {
+    pub(super) run: Alu,
+    pub(super) to: Type,
+    pub(super) from: Vec<Type>,
 }
 
 fn wide(kind: Type) -> Type {
@@ -100,7 +100,7 @@ fn shape(opcode: &str, variant: &[&str], kind: Type) -> Option<Shape> {
 }
 
 /// Logic, which also works on predicates.
-fn logic(opcode: &str, kind: Type) -> Option<(Alu, usize)> {
+pub(super) fn logic(opcode: &str, kind: Type) -> Option<(Alu, usize)> {
     let bits = if kind == Type::Pred { Type::B(8) } else { kind };
     Some(match opcode {
         "and" => (int::instance!(bits, int::and)?, 2),
@@ -152,7 +152,7 @@ impl<'a> Builder<'a, '_> {
         self.shaped(text, &shape)
     }
 
-    fn shaped(&mut self, text: &Text<'a>, shape: &Shape) -> Lowered<()> {
+    pub(super) fn shaped(&mut self, text: &Text<'a>, shape: &Shape) -> Lowered<()> {
         if text.operands.len() != shape.from.len() + 1 {
             return Err(self.error(format!("{} has {} operands, not {}", text.full(), text.operands.len(), shape.from.len() + 1)));
         }
@@ -255,203 +255,5 @@ impl<'a> Builder<'a, '_> {
                 slot
             }
         }
-    }
-
-    fn floating(&mut self, text: &Text<'a>, suffixes: &Suffixes<'a>, kind: Type) -> Lowered<()> {
-        if suffixes.carry {
-            return Err(self.unsupported(text));
-        }
-        let lane = match kind {
-            Type::F16x2 => Type::F16,
-            Type::Bf16x2 => Type::Bf16,
-            other => other,
-        };
-        let run = self.float_function(text, suffixes, lane)?;
-        let [to, operands @ ..] = &text.operands[..] else { return Err(self.unsupported(text)) };
-        if operands.is_empty() || operands.len() > 3 || operands.len() != float_sources(text.opcode) {
-            return Err(self.error(format!("{} has the wrong number of operands", text.full())));
-        }
-        let mut sources = [self.zero(); 3];
-        for (source, operand) in sources.iter_mut().zip(operands) {
-            *source = self.source(operand, kind)?;
-        }
-        let to = self.target(to, kind)?;
-        if lane == kind {
-            let result = self.float_lane(run, text, suffixes, lane, sources, operands.len())?;
-            self.emit_last(to, result);
-            return Ok(());
-        }
-        let zero = self.zero();
-        let sixteen = self.bits(16);
-        let low = sources.map(|source| self.computed(int::field::<u16>, source, zero, zero));
-        let high = sources.map(|source| self.computed(int::field::<u16>, source, sixteen, zero));
-        let low = self.float_lane(run, text, suffixes, lane, low, operands.len())?;
-        let high = self.float_lane(run, text, suffixes, lane, high, operands.len())?;
-        self.alu(int::pack, to, [low, high, sixteen]);
-        Ok(())
-    }
-
-    /// Sends the result of the last step to its register; a step less than with a copy where that can be.
-    pub(super) fn emit_last(&mut self, register: Slot, result: Slot) {
-        if let Some(Op::Alu { to, .. }) = self.function.code.last_mut().map(|last| &mut last.op)
-            && *to == result
-        {
-            *to = register;
-            return;
-        }
-        self.emit(Op::Copy { to: register, from: result });
-    }
-
-    fn float_lane(
-        &mut self,
-        run: Alu,
-        text: &Text<'a>,
-        suffixes: &Suffixes<'a>,
-        kind: Type,
-        mut sources: [Slot; 3],
-        count: usize,
-    ) -> Lowered<Slot> {
-        let zero = self.zero();
-        let flush = if suffixes.flush { Some(float::flush(kind).ok_or_else(|| self.unsupported(text))?) } else { None };
-        if let Some(flush) = flush {
-            for source in &mut sources[..count] {
-                *source = self.computed(flush, *source, zero, zero);
-            }
-        }
-        let mut result = self.computed(run, sources[0], sources[1], sources[2]);
-        let after = [
-            flush,
-            if suffixes.saturate { Some(float::saturate(kind).ok_or_else(|| self.unsupported(text))?) } else { None },
-            if text.has("relu") { Some(float::relu(kind).ok_or_else(|| self.unsupported(text))?) } else { None },
-        ];
-        for step in after.into_iter().flatten() {
-            result = self.computed(step, result, zero, zero);
-        }
-        Ok(result)
-    }
-
-    fn float_function(&self, text: &Text<'a>, suffixes: &Suffixes<'a>, kind: Type) -> Lowered<Alu> {
-        let opcode = if text.opcode == "mad" { "fma" } else { text.opcode };
-        let variant: Vec<_> = suffixes.variant.iter().copied().filter(|&v| v != "relu").collect();
-        let half = matches!(kind, types::Type::F16 | types::Type::Bf16);
-        let found = match (opcode, &variant[..], suffixes.round) {
-            ("neg" | "abs" | "copysign", [], None) => float::sign(opcode, kind),
-            ("min" | "max", [], None) => float::nearest(opcode, kind),
-            ("min", ["NaN"], None) => float::nearest("min.NaN", kind),
-            ("max", ["NaN"], None) => float::nearest("max.NaN", kind),
-            ("add" | "sub" | "mul" | "fma", [], None | Some(Round::Nearest)) => float::nearest(opcode, kind),
-            ("div" | "rcp" | "sqrt", [], Some(Round::Nearest)) if !half => float::nearest(opcode, kind),
-            ("add" | "sub" | "mul" | "fma" | "div" | "rcp" | "sqrt", [], Some(round)) if kind == Type::F32 => {
-                float::directed(opcode, round)
-            }
-            (_, ["approx"], None) => float::approximate(opcode, kind),
-            ("div", ["full"], None) => float::approximate(opcode, kind),
-            _ => None,
-        };
-        found.ok_or_else(|| self.unsupported(text))
-    }
-
-    fn comparison(&self, text: &Text<'a>, name: &str, kind: Type) -> Lowered<Alu> {
-        let found = if kind.is_integer() { int::compare(kind, name) } else { float::compare(kind, name) };
-        found.ok_or_else(|| self.unsupported(text))
-    }
-
-    /// The comparison with `.ftz` and the boolean operator applied.
-    fn compared(&mut self, text: &Text<'a>, suffixes: &Suffixes<'a>, kind: Type) -> Lowered<(Slot, Option<(Alu, Slot)>)> {
-        if suffixes.saturate || suffixes.round.is_some() || suffixes.carry {
-            return Err(self.unsupported(text));
-        }
-        let Some(&name) = suffixes.variant.first() else { return Err(self.unsupported(text)) };
-        let run = self.comparison(text, name, kind)?;
-        let [_, a, b, rest @ ..] = &text.operands[..] else { return Err(self.unsupported(text)) };
-        let (mut a, mut b) = (self.source(a, kind)?, self.source(b, kind)?);
-        let zero = self.zero();
-        if suffixes.flush {
-            let flush = float::flush(kind).ok_or_else(|| self.unsupported(text))?;
-            a = self.computed(flush, a, zero, zero);
-            b = self.computed(flush, b, zero, zero);
-        }
-        let holds = self.computed(run, a, b, zero);
-        let combined = match (&suffixes.variant[1..], rest) {
-            ([], []) => None,
-            ([operator], [predicate]) => {
-                let (run, _) = logic(operator, Type::Pred).ok_or_else(|| self.unsupported(text))?;
-                Some((run, self.source(predicate, Type::Pred)?))
-            }
-            _ => return Err(self.unsupported(text)),
-        };
-        Ok((holds, combined))
-    }
-
-    fn setp(&mut self, text: &Text<'a>, suffixes: &Suffixes<'a>, kind: Type) -> Lowered<()> {
-        if suffixes.kinds.len() != 1 || matches!(kind, Type::F16x2 | Type::Bf16x2) {
-            return Err(self.unsupported(text));
-        }
-        let (holds, combined) = self.compared(text, suffixes, kind)?;
-        let zero = self.zero();
-        let (first, second) = match &text.operands[0] {
-            Operand::Pair(first, second) => (&**first, Some(&**second)),
-            other => (other, None),
-        };
-        let result = match combined {
-            Some((run, with)) => self.computed(run, holds, with, zero),
-            None => holds,
-        };
-        let Some(second) = second else {
-            let to = self.target(first, Type::Pred)?;
-            self.emit_last(to, result);
-            return Ok(());
-        };
-        let fails = self.computed(|a, _, _| a & 1 ^ 1, holds, zero, zero);
-        let other = match combined {
-            Some((run, with)) => self.computed(run, fails, with, zero),
-            None => fails,
-        };
-        for (operand, from) in [(first, result), (second, other)] {
-            let to = self.target(operand, Type::Pred)?;
-            self.emit(Op::Copy { to, from });
-        }
-        Ok(())
-    }
-
-    /// `set`: all ones, or 1.0, where the comparison holds.
-    fn set(&mut self, text: &Text<'a>, suffixes: &Suffixes<'a>) -> Lowered<()> {
-        let &[to_kind, kind] = &suffixes.kinds[..] else { return Err(self.unsupported(text)) };
-        let (holds, combined) = self.compared(text, suffixes, kind)?;
-        let zero = self.zero();
-        let holds = match combined {
-            Some((run, with)) => self.computed(run, holds, with, zero),
-            None => holds,
-        };
-        let one = match to_kind {
-            Type::F32 => u64::from(1_f32.to_bits()),
-            kind if kind.is_integer() && kind.bits() == 32 => 0xffff_ffff,
-            _ => return Err(self.unsupported(text)),
-        };
-        let one = self.bits(one);
-        let to = self.target(&text.operands[0], to_kind)?;
-        self.alu(int::select, to, [one, zero, holds]);
-        Ok(())
-    }
-
-    fn select(&mut self, text: &Text<'a>, suffixes: &Suffixes<'a>) -> Lowered<()> {
-        if !suffixes.plain() || !suffixes.variant.is_empty() {
-            return Err(self.unsupported(text));
-        }
-        let (kind, by, run): (_, _, Alu) = match (text.opcode, &suffixes.kinds[..]) {
-            ("selp", &[kind]) => (kind, Type::Pred, int::select),
-            ("slct", &[kind, Type::S(32)]) => (kind, Type::S(32), int::select_sign),
-            ("slct", &[kind, Type::F32]) => (kind, Type::F32, |a, b, c| if f32::from_bits(c as u32) >= 0.0 { a } else { b }),
-            _ => return Err(self.unsupported(text)),
-        };
-        self.shaped(text, &Shape { run, to: kind, from: vec![kind, kind, by] })
-    }
-}
-
-fn float_sources(opcode: &str) -> usize {
-    match opcode {
-        "fma" | "mad" => 3,
-        "add" | "sub" | "mul" | "div" | "min" | "max" | "copysign" => 2,
-        _ => 1,
     }
 }

@@ -1,17 +1,20 @@
 //! From statements to the machine's steps: names become slots, guards become branches, vectors fall apart.
 
 mod arithmetic;
+mod comparison;
 mod control;
 mod conversion;
+mod floating;
 mod memory;
+mod moves;
+mod operand;
 mod warp;
 
 use std::collections::HashMap;
 
 use crate::ParseError;
-use crate::integer;
-use crate::program::{Alu, Carrier, Function, Initial, Instruction, Op, Shared, Slot, Special};
-use crate::syntax::{Formal, FunctionText, Literal, Operand, Registers, Statement, Text, Variable};
+use crate::program::{Alu, Carrier, Function, Initial, Instruction, LARGEST_LOCAL, Op, Shared, Slot, Special};
+use crate::syntax::{Formal, FunctionText, Operand, Registers, Statement, Text, Variable};
 use crate::types::{Space, Type};
 
 pub(crate) type Lowered<T> = Result<T, ParseError>;
@@ -236,6 +239,10 @@ impl<'a> Builder<'a, '_> {
             self.close()?;
         }
         let mut function = self.function;
+        if function.local > LARGEST_LOCAL {
+            let (name, bytes) = (function.name, function.local);
+            return Err(ParseError::new(self.line, format!("{name} has {bytes} bytes of local memory; a thread has {LARGEST_LOCAL}")));
+        }
         function.local = function.local.next_multiple_of(16);
         crate::poison::guard(&mut function, &mut self.names);
         function.slots = self.names.len();
@@ -282,12 +289,6 @@ impl<'a> Builder<'a, '_> {
         self.error(format!("instruction {} is not supported", text.full()))
     }
 
-    /// The operands of an instruction that has exactly so many.
-    fn operands<'t, const N: usize>(&self, text: &'t Text<'a>) -> Lowered<&'t [Operand<'a>; N]> {
-        let count = text.operands.len();
-        (&text.operands[..]).try_into().map_err(|_| self.error(format!("{} has {count} operands, not {N}", text.full())))
-    }
-
     fn emit(&mut self, op: Op) -> usize {
         self.function.code.push(Instruction { op, line: self.line });
         self.function.code.len() - 1
@@ -331,175 +332,4 @@ impl<'a> Builder<'a, '_> {
     fn zero(&mut self) -> Slot {
         self.bits(0)
     }
-
-    fn find(&self, name: &str) -> Lowered<Symbol> {
-        let inner = self.scopes.iter().rev().find_map(|scope| scope.names.get(name).copied());
-        let outer = || self.module.variables.get(name).map(|&(place, space, bytes)| Symbol::Variable(place, space, bytes));
-        inner.or_else(outer).ok_or_else(|| self.error(format!("{name} is not declared")))
-    }
-
-    /// A slot that holds an operand of exactly this type's width.
-    fn source(&mut self, operand: &Operand<'a>, kind: Type) -> Lowered<Slot> {
-        let (slot, width) = self.any_source(operand, kind)?;
-        if width != kind.bits() {
-            return Err(self.error(format!("an operand of {width} bits stands where {} are needed", kind.bits())));
-        }
-        Ok(slot)
-    }
-
-    /// A slot that holds an operand, and its width; numbers take the width of the type.
-    fn any_source(&mut self, operand: &Operand<'a>, kind: Type) -> Lowered<(Slot, u32)> {
-        match operand {
-            Operand::Number(Literal::Integer(value)) if matches!(kind, Type::F32 | Type::F64) && *value != 0 => {
-                Err(self.error(format!("the integer {value} stands where a float is needed")))
-            }
-            Operand::Number(number) => Ok((self.bits(number.bits(kind)), kind.bits())),
-            Operand::Component(register, component) => {
-                let special = special(register, component).ok_or_else(|| self.error(format!("{register}.{component} is not supported")))?;
-                Ok((self.constant(Initial::Special(special)), kind.bits()))
-            }
-            Operand::Not(inner) => {
-                let slot = self.source(inner, Type::Pred)?;
-                let zero = self.zero();
-                Ok((self.computed(|a, _, _| a & 1 ^ 1, slot, zero, zero), 1))
-            }
-            Operand::Name(name, offset) => self.named_source(name, *offset, kind),
-            _ => Err(self.error("an operand of this form is not supported here")),
-        }
-    }
-
-    fn named_source(&mut self, name: &str, offset: i64, kind: Type) -> Lowered<(Slot, u32)> {
-        if let Some(special) = plain_special(name) {
-            return Ok((self.constant(special), kind.bits()));
-        }
-        match self.find(name)? {
-            Symbol::Register(slot, kind) => Ok((slot, kind.bits())),
-            Symbol::Variable(place, ..) => Ok((self.constant(place.at(offset)), kind.bits())),
-        }
-    }
-
-    /// The register that receives a result of this width, or a slot that nobody reads.
-    fn target(&mut self, operand: &Operand<'a>, kind: Type) -> Lowered<Slot> {
-        let (slot, width) = self.any_target(operand, kind)?;
-        if width != kind.bits() {
-            return Err(self.error(format!("a result of {} bits goes to a register of {width}", kind.bits())));
-        }
-        Ok(slot)
-    }
-
-    fn any_target(&mut self, operand: &Operand<'a>, kind: Type) -> Lowered<(Slot, u32)> {
-        match operand {
-            Operand::Sink => Ok((self.temporary(), kind.bits())),
-            Operand::Name(name, 0) => match self.find(name)? {
-                Symbol::Register(slot, kind) => Ok((slot, kind.bits())),
-                Symbol::Variable(..) => Err(self.error(format!("{name} is no register"))),
-            },
-            _ => Err(self.error("a register is needed as the first operand")),
-        }
-    }
-
-    /// `mov`: copies, addresses, packing and unpacking.
-    fn mov(&mut self, text: &Text<'a>) -> Lowered<()> {
-        let &[kind] = &text.suffixes[..] else { return Err(self.unsupported(text)) };
-        let kind = Type::named(kind).ok_or_else(|| self.unsupported(text))?;
-        match self.operands(text)? {
-            [Operand::Vector(parts), whole] => self.unpack(parts, whole, kind),
-            [whole, Operand::Vector(parts)] => self.pack(whole, parts, kind),
-            [to, Operand::Name("%clock" | "%clock64" | "%clock_hi" | "%globaltimer" | "%globaltimer_lo", 0)] => {
-                let to = self.target(to, kind)?;
-                self.emit(Op::Clock { to });
-                Ok(())
-            }
-            [to, from] => {
-                let from = self.source(from, kind)?;
-                let to = self.target(to, kind)?;
-                self.emit(Op::Copy { to, from });
-                Ok(())
-            }
-        }
-    }
-
-    fn element(&self, parts: usize, kind: Type) -> Lowered<Type> {
-        match (kind.bits(), parts) {
-            (bits @ (16 | 32 | 64), 2 | 4) if bits / parts as u32 >= 8 => Ok(Type::B(bits / parts as u32)),
-            _ => Err(self.error(format!("{parts} elements do not make up {} bits", kind.bits()))),
-        }
-    }
-
-    fn unpack(&mut self, parts: &[Operand<'a>], whole: &Operand<'a>, kind: Type) -> Lowered<()> {
-        let element = self.element(parts.len(), kind)?;
-        let whole = self.source(whole, kind)?;
-        let zero = self.zero();
-        for (place, part) in parts.iter().enumerate() {
-            if matches!(part, Operand::Sink) {
-                continue;
-            }
-            let (to, width) = self.any_target(part, element)?;
-            if width < element.bits() {
-                return Err(self.error("an element is wider than its register"));
-            }
-            let shift = self.bits(place as u64 * u64::from(element.bits()));
-            let run = integer::instance!(element, integer::field).ok_or_else(|| self.error("an element has no type"))?;
-            self.alu(run, to, [whole, shift, zero]);
-        }
-        Ok(())
-    }
-
-    fn pack(&mut self, whole: &Operand<'a>, parts: &[Operand<'a>], kind: Type) -> Lowered<()> {
-        let element = self.element(parts.len(), kind)?;
-        let to = self.target(whole, kind)?;
-        let zero = self.zero();
-        let run = integer::instance!(element, integer::field).ok_or_else(|| self.error("an element has no type"))?;
-        let mut sum = None;
-        for (place, part) in parts.iter().enumerate() {
-            let (slot, width) = self.any_source(part, element)?;
-            let slot = if width == element.bits() { slot } else { self.computed(run, slot, zero, zero) };
-            sum = Some(match sum {
-                None => slot,
-                Some(low) => {
-                    let below = self.bits(place as u64 * u64::from(element.bits()));
-                    self.computed(integer::pack, low, slot, below)
-                }
-            });
-        }
-        if let Some(from) = sum {
-            self.emit(Op::Copy { to, from });
-        }
-        Ok(())
-    }
-}
-
-fn special(register: &str, component: &str) -> Option<Special> {
-    let axis = match component {
-        "x" => 0,
-        "y" => 1,
-        "z" => 2,
-        _ => return None,
-    };
-    Some(match register {
-        "%tid" => Special::Thread(axis),
-        "%ntid" => Special::BlockSize(axis),
-        "%ctaid" => Special::Block(axis),
-        "%nctaid" => Special::GridSize(axis),
-        _ => return None,
-    })
-}
-
-fn plain_special(name: &str) -> Option<Initial> {
-    Some(match name {
-        "%laneid" => Initial::Special(Special::Lane),
-        "%warpid" => Initial::Special(Special::WarpIndex),
-        "%nwarpid" => Initial::Special(Special::Warps),
-        "%lanemask_eq" => Initial::Special(Special::LanesEqual),
-        "%lanemask_lt" => Initial::Special(Special::LanesBelow),
-        "%lanemask_le" => Initial::Special(Special::LanesUpTo),
-        "%lanemask_gt" => Initial::Special(Special::LanesAbove),
-        "%lanemask_ge" => Initial::Special(Special::LanesFrom),
-        "%dynamic_smem_size" => Initial::Special(Special::DynamicShared),
-        "%total_smem_size" => Initial::Special(Special::TotalShared),
-        // The simulated device has one multiprocessor and runs one grid at a time.
-        "%smid" | "%gridid" => Initial::Bits(0),
-        "%nsmid" => Initial::Bits(1),
-        _ => return None,
-    })
 }

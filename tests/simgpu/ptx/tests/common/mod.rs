@@ -159,3 +159,15 @@ pub(crate) fn triples(of: &[u64], third: &[u64]) -> Vec<[u64; 3]> {
     found.extend((0..2000).map(|_| [random.next(), random.next(), random.next()]));
     found
 }
+
+/// A module with one kernel `k` of these parameters and this body, and whatever else stands before it.
+pub(crate) fn module(before: &str, parameters: &str, body: &str) -> Module {
+    let text = text(before, parameters, body);
+    Module::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// The text of such a module; the first line of the body is line 6 if `before` has no line of its own.
+pub(crate) fn text(before: &str, parameters: &str, body: &str) -> String {
+    let registers = ".reg .pred %p<10>; .reg .b16 %rs<10>; .reg .b32 %r<20>; .reg .b64 %rd<20>; .reg .f32 %f<10>;";
+    format!(".version 8.0\n.target sm_80\n.address_size 64\n{before} .visible .entry k({parameters}) {{\n{registers}\n{body}\n}}\n")
+}

@@ -1,0 +1,135 @@
+//! Loads, stores and atomics of a thread, in every state space.
+#![expect(unsafe_code, reason = "device memory is reached by the pointers that its owner gives")]
+
+use crate::fault::FaultKind;
+use crate::machine::Machine;
+use crate::memory;
+use crate::program::Access;
+use crate::types::Space;
+
+impl Machine<'_> {
+    /// Space and address of an access, after the check of its alignment.
+    #[inline(always)]
+    fn place(access: &Access, slots: &[u64], bytes: u32, write: bool) -> Result<(Space, u64), FaultKind> {
+        let address = slots[access.base as usize].wrapping_add_signed(access.offset);
+        if address & u64::from(bytes - 1) != 0 {
+            return Err(FaultKind::Misaligned { address, bytes, write });
+        }
+        Ok(if access.space == Space::Generic { Space::of_generic(address) } else { (access.space, address) })
+    }
+
+    pub(super) fn load(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
+        let bytes = access.bytes * access.slots.len() as u32;
+        let (space, address) = Self::place(access, slots, bytes, false)?;
+        if matches!(space, Space::Global | Space::Const) {
+            let mut at = self.global.reach(access.id, address, bytes, true, false)?;
+            for slot in &access.slots {
+                // SAFETY: `reach` returned a place with `bytes` bytes; the address is aligned, and so is the host's.
+                let value = unsafe { memory::read(at, access.bytes) };
+                at = at.wrapping_add(access.bytes as usize);
+                if let Some(slot) = *slot {
+                    slots[slot as usize] = extended(access, value);
+                }
+            }
+            return Ok(());
+        }
+        let memory = match space {
+            Space::Shared => &self.shared[..],
+            Space::Local => local,
+            _ => self.parameters,
+        };
+        let from = inside(memory, space, address, bytes, false)?;
+        for (slot, element) in access.slots.iter().zip(from.chunks_exact(access.bytes as usize)) {
+            if let Some(slot) = *slot {
+                slots[slot as usize] = extended(access, little(element));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn store(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
+        let bytes = access.bytes * access.slots.len() as u32;
+        let (space, address) = Self::place(access, slots, bytes, true)?;
+        let values = access.slots.iter().map(|slot| slot.map_or(0, |slot| slots[slot as usize]));
+        if space == Space::Global {
+            let mut at = self.global.reach(access.id, address, bytes, false, true)?;
+            for value in values {
+                // SAFETY: `reach` returned a place with `bytes` bytes; the address is aligned, and so is the host's.
+                unsafe { memory::write(at, access.bytes, value) };
+                at = at.wrapping_add(access.bytes as usize);
+            }
+            return Ok(());
+        }
+        let to = inside_mut(&mut self.shared, local, space, address, bytes)?;
+        for (value, element) in values.zip(to.chunks_exact_mut(access.bytes as usize)) {
+            element.copy_from_slice(&value.to_le_bytes()[..access.bytes as usize]);
+        }
+        Ok(())
+    }
+
+    pub(super) fn atomic(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
+        let (space, address) = Self::place(access, slots, access.bytes, true)?;
+        let Some(atomic) = access.atomic else { return Ok(()) };
+        let (b, c) = (slots[atomic.b as usize], slots[atomic.c as usize]);
+        let old = if space == Space::Global {
+            let at = self.global.reach(access.id, address, access.bytes, true, true)?;
+            // SAFETY: `reach` returned a place with `bytes` bytes; the address is aligned, and so is the host's.
+            unsafe { memory::update(at, access.bytes, atomic.run, b, c) }
+        } else {
+            let element = inside_mut(&mut self.shared, local, space, address, access.bytes)?;
+            let old = little(element);
+            element.copy_from_slice(&(atomic.run)(old, b, c).to_le_bytes()[..access.bytes as usize]);
+            old
+        };
+        if let Some(Some(slot)) = access.slots.first() {
+            slots[*slot as usize] = old;
+        }
+        Ok(())
+    }
+}
+
+#[inline(always)]
+fn extended(access: &Access, value: u64) -> u64 {
+    if !access.sign {
+        return value;
+    }
+    let unused = 64 - 8 * access.bytes;
+    let wide = ((value << unused) as i64 >> unused) as u64;
+    if access.width >= 64 { wide } else { wide & ((1 << access.width) - 1) }
+}
+
+pub(super) fn little(element: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[..element.len()].copy_from_slice(element);
+    u64::from_le_bytes(bytes)
+}
+
+fn name(space: Space) -> &'static str {
+    match space {
+        Space::Shared => "shared",
+        Space::Local => "local",
+        Space::Param => "param",
+        _ => "global",
+    }
+}
+
+fn range(size: usize, space: Space, address: u64, bytes: u32, write: bool) -> Result<std::ops::Range<usize>, FaultKind> {
+    match usize::try_from(address).ok().and_then(|start| Some(start..start.checked_add(bytes as usize)?)) {
+        Some(range) if range.end <= size => Ok(range),
+        _ => Err(FaultKind::OutOfBounds { space: name(space), address, bytes, write, nearest: Some((0, size as u64)) }),
+    }
+}
+
+fn inside(memory: &[u8], space: Space, address: u64, bytes: u32, write: bool) -> Result<&[u8], FaultKind> {
+    Ok(&memory[range(memory.len(), space, address, bytes, write)?])
+}
+
+fn inside_mut<'b>(shared: &'b mut [u8], local: &'b mut [u8], space: Space, address: u64, bytes: u32) -> Result<&'b mut [u8], FaultKind> {
+    let memory = match space {
+        Space::Shared => shared,
+        Space::Local => local,
+        _ => return Err(FaultKind::Unsupported(format!("{} memory cannot be written", name(space)))),
+    };
+    let range = range(memory.len(), space, address, bytes, true)?;
+    Ok(&mut memory[range])
+}

@@ -1,0 +1,203 @@
+//! The kernels that the crate ships, from `kernels/ptx` of the workspace: all of them decode, and some are run.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::path::Path;
+
+use common::{Arguments, Device, Plain, Random, bytes, run, size, values};
+use simgpu_ptx::{Launch, Module};
+
+const COUNTS: [usize; 7] = [0, 1, 7, 8, 9, 1000, 70001];
+
+/// Every module, with the name of its file.
+fn modules() -> Vec<(String, Module)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../kernels/ptx");
+    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut found = Vec::new();
+    for path in entries.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|ending| ending == "ptx")) {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let text = std::fs::read_to_string(&path).unwrap();
+        found.push((name.clone(), Module::parse(&text).unwrap_or_else(|error| panic!("{name}: {error}"))));
+    }
+    assert!(found.len() >= 4, "{} holds {} modules only", folder.display(), found.len());
+    found
+}
+
+/// The modules that have this kernel, one for each target.
+fn modules_with(kernel: &str) -> Vec<(String, Module)> {
+    let found: Vec<_> = modules().into_iter().filter(|(_, module)| module.kernel(kernel).is_some()).collect();
+    let mut targets: Vec<u32> = found.iter().map(|(_, module)| module.target()).collect();
+    targets.sort_unstable();
+    assert_eq!(targets, [70, 80], "{kernel}");
+    found
+}
+
+#[test]
+fn every_module_decodes_and_asks_for_no_more_than_the_oldest_driver_has() {
+    for (name, module) in modules() {
+        assert!(module.version() <= (8, 0), "{name} needs PTX {:?}", module.version());
+        assert!(module.kernels().count() > 0, "{name} has no kernels");
+        assert!(module.kernels().all(|kernel| kernel.max_threads().is_some()), "{name} has a kernel without bounds");
+        assert!(name.ends_with(&format!("sm{}", module.target())), "{name} is for sm_{}", module.target());
+    }
+}
+
+/// One fold: `inputs` of one length each, that of rank `own` apart from the others, all shifted by some bytes.
+fn fold(module: &Module, kernel: &str, inputs: &[Vec<u8>], own: usize, divisor: u32, shift: usize, launch: &Launch) -> Vec<u8> {
+    let length = inputs[0].len();
+    let stride = length.next_multiple_of(16);
+    let mut gathered = vec![0xEE; shift];
+    for (rank, input) in inputs.iter().enumerate() {
+        gathered.extend(if rank == own { &[0xEE; 70001 * 8][..length] } else { &input[..] });
+        if rank + 1 < inputs.len() {
+            gathered.resize(shift + (rank + 1) * stride, 0xEE);
+        }
+    }
+    let shifted = |bytes: &[u8]| [&vec![0xEE; shift], bytes].concat();
+    let mut device = Device::default();
+    let base = device.put(&gathered);
+    let (at_own, out) = (device.put(&shifted(&inputs[own])), device.put(&shifted(&vec![0; length])));
+    let elements = length / element_bytes(kernel);
+    let arguments = Arguments::default()
+        .with(base + shift as u64)
+        .with(stride as u64)
+        .with(at_own + shift as u64)
+        .with(own as u32)
+        .with(inputs.len() as u32)
+        .with(out + shift as u64)
+        .with(elements as u64)
+        .with(divisor);
+    let touched = run(module, kernel, launch, arguments, &mut device).unwrap_or_else(|fault| panic!("{fault}"));
+    let start = out + shift as u64;
+    let written: Vec<_> = touched.writes.iter().map(|range| (range.start, range.end)).collect();
+    let expected = if length == 0 { vec![] } else { vec![(start, start + length as u64)] };
+    assert_eq!(written, expected, "{kernel} writes");
+    device.get(out)[shift..].to_vec()
+}
+
+/// Bytes of an element, from the last part of the kernel's name.
+fn element_bytes(kernel: &str) -> usize {
+    match kernel.rsplit('_').next().unwrap() {
+        name if name.contains("f8") => 1,
+        name => name.trim_start_matches(|c: char| c.is_alphabetic()).parse::<usize>().unwrap() / 8,
+    }
+}
+
+fn inputs<T: Plain>(ranks: usize, count: usize, seed: u64, element: impl Fn(u64) -> T) -> Vec<Vec<T>> {
+    let mut random = Random(seed);
+    (0..ranks).map(|_| (0..count).map(|_| element(random.next())).collect()).collect()
+}
+
+fn in_bytes<T: Plain>(inputs: &[Vec<T>]) -> Vec<Vec<u8>> {
+    inputs.iter().map(|input| bytes(input)).collect()
+}
+
+/// Ranks, the one that is apart, and bytes that everything is shifted by, in elements.
+const CASES: [(usize, usize, usize); 4] = [(2, 0, 0), (3, 2, 1), (5, 1, 0), (8, 3, 3)];
+
+#[test]
+fn exclusive_or_of_bytes() {
+    for (name, module) in modules_with("fold_xor_b8") {
+        for count in COUNTS {
+            for (ranks, own, shift) in CASES {
+                let inputs = inputs(ranks, count, 3, |bits| bits as u8);
+                let got = fold(&module, "fold_xor_b8", &inputs, own, 1, shift, &size(3, 96));
+                let expected: Vec<u8> = (0..count).map(|i| inputs.iter().fold(0, |all, input| all ^ input[i])).collect();
+                assert!(got == expected, "{name}: {ranks} inputs of {count} bytes, shifted by {shift}");
+            }
+        }
+    }
+}
+
+/// Any finite number, subnormal ones among them, and now and then an infinity or a NaN.
+fn odd_float(bits: u64) -> f32 {
+    let single = f32::from_bits((bits >> 32) as u32);
+    match bits % 64 {
+        0 => f32::INFINITY,
+        1 => -f32::INFINITY,
+        2 => f32::NAN,
+        3 => -0.0,
+        4..20 => f32::from_bits(single.to_bits() & 0x80ff_ffff),
+        _ => f32::from_bits(single.to_bits() & 0x83ff_ffff | 0x3c00_0000),
+    }
+}
+
+#[test]
+fn sums_of_f32_in_the_order_of_ranks() {
+    for (name, module) in modules_with("fold_sum_f32") {
+        for count in COUNTS {
+            for (ranks, own, shift) in CASES {
+                let inputs = inputs(ranks, count, 5, odd_float);
+                let got = fold(&module, "fold_sum_f32", &in_bytes(&inputs), own, 1, 4 * shift, &size(2, 128));
+                let sum = |i: usize| inputs[1..].iter().fold(inputs[0][i], |sum, input| sum + input[i]);
+                let expected = (0..count).map(|i| if sum(i).is_nan() { 0x7fc0_0000 } else { sum(i).to_bits() });
+                assert!(values::<u32>(&got).into_iter().eq(expected), "{name}: {ranks} inputs of {count}, shifted by {shift}");
+            }
+        }
+    }
+}
+
+#[test]
+fn means_of_bf16_are_rounded_once() {
+    for (name, module) in modules_with("fold_avg_bf16") {
+        for count in COUNTS {
+            for (ranks, own, shift) in CASES {
+                let inputs = inputs(ranks, count, 7, |bits| (odd_float(bits).to_bits() >> 16) as u16);
+                let divisor = [ranks as u32, 1, 7, 4_194_304][count % 4];
+                let got = fold(&module, "fold_avg_bf16", &in_bytes(&inputs), own, divisor, 2 * shift, &size(2, 128));
+                let wide = |bits: u16| f32::from_bits(u32::from(bits) << 16);
+                let mean = |i: usize| inputs[1..].iter().fold(wide(inputs[0][i]), |sum, input| sum + wide(input[i])) / divisor as f32;
+                let narrow = |mean: f32| {
+                    let bits = mean.to_bits();
+                    if mean.is_nan() { 0x7fc0 } else { ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16 }
+                };
+                let expected = (0..count).map(|i| narrow(mean(i)));
+                assert!(values::<u16>(&got).into_iter().eq(expected), "{name}: {ranks} inputs of {count} by {divisor}, shifted by {shift}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_fold_reads_and_writes_its_elements_only() {
+    for (name, module) in modules() {
+        for kernel in module.kernels().map(simgpu_ptx::Kernel::name).filter(|kernel| kernel.starts_with("fold_")) {
+            let size_of = element_bytes(kernel);
+            for (count, ranks, shift) in [(37, 1, 0), (1000, 3, 0), (77, 6, 1)] {
+                let inputs = inputs(ranks, count * size_of, 11, |bits| bits as u8);
+                let got = fold(&module, kernel, &inputs, ranks - 1, ranks as u32, shift * size_of, &size(2, 64));
+                assert!(ranks > 1 || kernel.contains("avg") || got == inputs[0], "{name}: {kernel} of one input is a copy");
+            }
+        }
+    }
+}
+
+#[test]
+fn patterns_are_filled_and_checked() {
+    for (name, module) in modules_with("fill_pattern") {
+        for (bytes_in, pattern_bytes, phase, shift) in
+            [(0, 16, 0, 0), (1, 32, 5, 1), (5000, 48, 7, 7), (70001, 1024, 1000, 3), (4096, 64, 16, 0)]
+        {
+            let mut random = Random(13);
+            let pattern: Vec<u8> = (0..pattern_bytes).map(|_| random.next() as u8).collect();
+            let mut device = Device::default();
+            let buffer = device.put(&vec![0xEE; shift + bytes_in]) + shift as u64;
+            let (at, wrong) = (device.put(&pattern), device.put(&[0; 8]));
+            let arguments = Arguments::default().with(buffer).with(bytes_in as u64).with(at).with(pattern_bytes as u64).with(phase as u64);
+            run(&module, "fill_pattern", &size(3, 64), arguments, &mut device).unwrap();
+            let filled = device.get(buffer - shift as u64);
+            let expected: Vec<u8> = (0..bytes_in).map(|i| pattern[(i + phase) % pattern_bytes]).collect();
+            assert!(filled[shift..] == expected, "{name}: {bytes_in} bytes, phase {phase}, shift {shift}");
+            // Against the pattern one place further on, what differs is counted.
+            for phase in [phase, phase + 1] {
+                let arguments = Arguments::default().with(buffer).with(bytes_in as u64).with(1_u32).with(at);
+                let arguments = arguments.with(pattern_bytes as u64).with(phase as u64).with(wrong);
+                run(&module, "check_pattern", &size(3, 128), arguments, &mut device).unwrap();
+            }
+            let differs =
+                (0..bytes_in).filter(|i| pattern[(i + phase) % pattern_bytes] != pattern[(i + phase + 1) % pattern_bytes]).count();
+            assert_eq!(values::<u64>(&device.get(wrong)), [differs as u64], "{name}: {bytes_in} bytes");
+        }
+    }
+}
