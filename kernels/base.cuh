@@ -16,7 +16,7 @@ static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "fixed w
 #define KERNEL(blocks) extern "C" __global__ void __launch_bounds__(512, blocks)
 
 #ifndef HOST_SHIM
-#define INLINE static __device__ __forceinline__
+#define INLINE [[maybe_unused]] static __device__ __forceinline__
 #define INLINE_MEMBER __device__ __forceinline__
 
 INLINE u32 bits_of(float value) {

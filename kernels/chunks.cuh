@@ -59,30 +59,35 @@ INLINE void store(char *at, const Chunk<1> &chunk) {
 }
 #endif
 
-// How `count` elements of `size` bytes are split: a head up to the first multiple of `width`, a body of whole chunks, a tail.
-// Where the addresses do not agree there is no body, and everything is edge.
-struct Split {
-    u64 head, chunks, edges;
-
-    INLINE_MEMBER Split(bool agree, const void *at, u64 count, u32 size, u32 width) {
-        head = (u64)((0 - (u32)(u64)at) & (width - 1)) / size;
-        chunks = agree && head < count ? (count - head) * size / width : 0;
-        edges = count - chunks * (width / size);
-    }
-
-    // The element that edge `i` is.
-    INLINE_MEMBER u64 edge(u64 i, u32 per_chunk) const { return i < head ? i : i + chunks * per_chunk; }
-};
-
 // Whether both addresses have the same remainder by `width`, a power of two.
 INLINE bool agree(const void *a, const void *b, u32 width) {
     return (((u32)(u64)a ^ (u32)(u64)b) & (width - 1)) == 0;
 }
 
+// How a buffer is split, in bytes from its start: a body of whole chunks, each at a multiple of `width`, and the edges around it.
+// Where the addresses do not agree there is no body, and everything is edge.
+struct Split {
+    u32 begin;
+    u64 end;
+
+    INLINE_MEMBER Split(bool agree, const void *at, u64 bytes, u32 width) {
+        u32 head = (0 - (u32)(u64)at) & (width - 1);
+        bool any = agree && bytes >= head + width;
+        begin = any ? head : 0;
+        end = any ? head + (bytes - head) / width * width : 0;
+    }
+
+    INLINE_MEMBER u64 body() const { return end - begin; }
+
+    // Where byte `i` of the edges is.
+    INLINE_MEMBER u64 edge(u64 i) const { return i < begin ? i : i + body(); }
+};
+
 // Bytes, or words of them, for what works on bits whatever the type.
 struct LaneBits {
     typedef u8 Stored;
     typedef u32 Wide;
+    enum : bool { by_words = true };
     static INLINE_MEMBER u32 narrow(u32 wide) { return wide; }
     struct Divisor {
         INLINE_MEMBER explicit Divisor(u32) {}

@@ -3,6 +3,14 @@
 #define KERNELS_FOLD
 #include "chunks.cuh"
 
+// Below sm_80 neither four loads nor a second way of dividing fit in 32 registers beside the sums; nor does the memory there ask
+// for so much.
+#if !defined(HOST_SHIM) && __CUDA_ARCH__ < 800
+#define ROOM_FOR_MORE false
+#else
+#define ROOM_FOR_MORE true
+#endif
+
 // Two values become one. The identity leaves every other value as it is: for a sum of floats that is -0.
 template <class L> struct Sum {
     typedef typename L::Wide W;
@@ -55,7 +63,7 @@ template <class L> struct Mean : Sum<L> {
 
 // For the lanes that can tell what is rare.
 template <class L> struct QuickMean : Mean<L> {
-    enum : bool { is_quick = true };
+    enum : bool { is_quick = ROOM_FOR_MORE };
 };
 
 // Where the inputs begin: one after another, `stride` bytes apart, but for the one that is elsewhere.
@@ -105,7 +113,7 @@ template <class L, class Op, int Width, bool Fours> INLINE void fold_all(typenam
         sums[k] = Op::identity();
     }
     u32 rank = 0;
-    if constexpr (Fours) {
+    if constexpr (Fours && ROOM_FOR_MORE) {
 #pragma unroll 1
         for (; inputs.ranks - rank >= 4; rank += 4) {
             fold_four<L, Op, Width>(sums, inputs, rank, offset);
@@ -155,8 +163,7 @@ template <class L, class Op, int Width, bool Fours>
 INLINE void fold_body(const Inputs &inputs, char *output, const Split &split, const typename L::Divisor &by) {
     typedef Places<L, Width> P;
 #pragma unroll 1
-    for (u64 i = grid_start(); i < split.chunks; i += grid_step()) {
-        u64 offset = split.head * sizeof(typename L::Stored) + i * Width;
+    for (u64 offset = split.begin + grid_start() * Width; offset < split.end; offset += grid_step() * Width) {
         typename L::Wide sums[P::count];
         fold_all<L, Op, Width, Fours>(sums, inputs, offset);
         Chunk<Width> chunk;
@@ -167,12 +174,13 @@ INLINE void fold_body(const Inputs &inputs, char *output, const Split &split, co
 
 // The elements before and after the body, or all of them where there is none.
 template <class L, class Op>
-INLINE void fold_edges(const Inputs &inputs, char *output, const Split &split, u32 per_chunk, const typename L::Divisor &by) {
+INLINE void fold_edges(const Inputs &inputs, char *output, const Split &split, u64 count, const typename L::Divisor &by) {
     const int size = sizeof(typename L::Stored);
     typedef Places<L, size> P;
+    u64 edges = count * size - split.body();
 #pragma unroll 1
-    for (u64 i = grid_start(); i < split.edges; i += grid_step()) {
-        u64 offset = split.edge(i, per_chunk) * size;
+    for (u64 i = grid_start() * size; i < edges; i += grid_step() * size) {
+        u64 offset = split.edge(i);
         typename L::Wide sum;
         fold_all<L, Op, size, false>(&sum, inputs, offset);
         Chunk<size> chunk = {};
@@ -191,7 +199,8 @@ template <int Size> INLINE void copy(const char *from, char *to, u64 count) {
     }
 }
 
-// A fold by chunks of `Width` bytes where the addresses allow it, and by four inputs at once where `Fours` says so.
+// A fold by chunks of `Width` bytes where the addresses allow it, of 4 bytes for some types where they allow no more, and by four
+// inputs at once where `Fours` says so.
 template <class L, class Op, int Width, bool Fours> INLINE void fold(const Inputs &inputs, char *output, u64 count, u32 divisor) {
     const int size = sizeof(typename L::Stored);
     if (inputs.ranks == 0) {
@@ -204,9 +213,18 @@ template <class L, class Op, int Width, bool Fours> INLINE void fold(const Input
     divisor = divisor == 0 ? 1 : divisor;
     typename L::Divisor by(divisor);
     bool quick = !Op::divides || L::Divisor::is_quick(divisor);
-    Split split(quick && inputs.agree_with(output, Width), output, count, size, Width);
-    fold_body<L, Op, Width, Fours>(inputs, output, split, by);
-    fold_edges<L, Op>(inputs, output, split, Width / size, by);
+    bool wide = quick && inputs.agree_with(output, Width);
+    Split split(wide, output, count * size, Width);
+    if constexpr (L::by_words) {
+        if (!wide) {
+            split = Split(inputs.agree_with(output, 4), output, count * size, 4);
+            fold_body<L, Op, 4, false>(inputs, output, split, by);
+        }
+    }
+    if (wide) {
+        fold_body<L, Op, Width, Fours>(inputs, output, split, by);
+    }
+    fold_edges<L, Op>(inputs, output, split, count, by);
 }
 
 // The signature of all folds. `inputs + r * stride_bytes` is where input r begins, except that of rank `own_index`, which begins

@@ -60,6 +60,7 @@ struct DoubleDivisor {
 // What the floats that are computed in f32 have in common. `Tiny`: whether they have numbers below the least normal f32.
 template <bool Tiny> struct FloatLane {
     typedef float Wide;
+    enum : bool { by_words = false };
     typedef FloatDivisor Divisor;
     static INLINE_MEMBER float divide(float value, const FloatDivisor &by) { return divide_carefully<Tiny>(value, by); }
     static INLINE_MEMBER bool divide_or_tell(float value, const FloatDivisor &by, float &quotient) {
@@ -88,6 +89,7 @@ struct LaneF32 : FloatLane<true> {
 };
 
 struct LaneF64 {
+    enum : bool { by_words = false };
     typedef u64 Stored;
     typedef double Wide;
     typedef DoubleDivisor Divisor;
@@ -181,6 +183,7 @@ struct LongDivisor {
 template <class S, class Signed, class W, class D, bool IsSigned> struct IntegerLane {
     typedef S Stored;
     typedef W Wide;
+    enum : bool { by_words = false };
     typedef D Divisor;
     static INLINE_MEMBER W widen(S stored) { return IsSigned ? (W)(Signed)stored : (W)stored; }
     static INLINE_MEMBER S narrow(W wide) { return (S)wide; }

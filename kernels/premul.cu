@@ -35,15 +35,15 @@ template <class L, int Width> INLINE void multiply(const char *from, char *to, t
 
 template <class L, int Width> INLINE void premultiply(const char *from, char *to, u64 count, typename L::Wide scalar) {
     const int size = sizeof(typename L::Stored);
-    Split split(agree(from, to, Width), to, count, size, Width);
+    Split split(agree(from, to, Width), to, count * size, Width);
 #pragma unroll 1
-    for (u64 i = grid_start(); i < split.chunks; i += grid_step()) {
-        u64 offset = split.head * size + i * Width;
-        multiply<L, Width>(from + offset, to + offset, scalar);
+    for (u64 i = split.begin + grid_start() * Width; i < split.end; i += grid_step() * Width) {
+        multiply<L, Width>(from + i, to + i, scalar);
     }
+    u64 edges = count * size - split.body();
 #pragma unroll 1
-    for (u64 i = grid_start(); i < split.edges; i += grid_step()) {
-        u64 offset = split.edge(i, Width / size) * size;
+    for (u64 i = grid_start() * size; i < edges; i += grid_step() * size) {
+        u64 offset = split.edge(i);
         multiply<L, size>(from + offset, to + offset, scalar);
     }
 }

@@ -18,7 +18,7 @@ static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "fixed w
 #define KERNEL(blocks) extern "C" __global__ void __launch_bounds__(512, blocks)
 
 #ifndef HOST_SHIM
-#define INLINE static __device__ __forceinline__
+#define INLINE [[maybe_unused]] static __device__ __forceinline__
 #define INLINE_MEMBER __device__ __forceinline__
 
 INLINE u32 bits_of(float value) {
@@ -131,6 +131,7 @@ struct DoubleDivisor {
 // What the floats that are computed in f32 have in common. `Tiny`: whether they have numbers below the least normal f32.
 template <bool Tiny> struct FloatLane {
     typedef float Wide;
+    enum : bool { by_words = false };
     typedef FloatDivisor Divisor;
     static INLINE_MEMBER float divide(float value, const FloatDivisor &by) { return divide_carefully<Tiny>(value, by); }
     static INLINE_MEMBER bool divide_or_tell(float value, const FloatDivisor &by, float &quotient) {
@@ -159,6 +160,7 @@ struct LaneF32 : FloatLane<true> {
 };
 
 struct LaneF64 {
+    enum : bool { by_words = false };
     typedef u64 Stored;
     typedef double Wide;
     typedef DoubleDivisor Divisor;
@@ -252,6 +254,7 @@ struct LongDivisor {
 template <class S, class Signed, class W, class D, bool IsSigned> struct IntegerLane {
     typedef S Stored;
     typedef W Wide;
+    enum : bool { by_words = false };
     typedef D Divisor;
     static INLINE_MEMBER W widen(S stored) { return IsSigned ? (W)(Signed)stored : (W)stored; }
     static INLINE_MEMBER S narrow(W wide) { return (S)wide; }
