@@ -127,7 +127,7 @@ impl DevicePlane {
         let library = Library { all_to_all: has("ncclAlltoAll"), gather: has("ncclGather"), scatter: has("ncclScatter") };
         let bytes = if ranks.n == 1 { 0 } else { scratch_bytes };
         // Not of a pool: NCCL may reach into it from other devices.
-        // SAFETY: the context is bound; the memory is freed when the plane is dropped.
+        // SAFETY: the context is current; the memory is freed once, when the plane is dropped.
         let address = if bytes == 0 { Ok(0) } else { unsafe { result::malloc_sync(bytes) } };
         let address = address.map_err(|error| cuda_error(format!("allocating {bytes} B of memory on device {}", gpu.ordinal), error))?;
         let (room, users, last) = (Room { address, bytes }, RefCell::new(Users::new(&gpu)), Cell::new(stream.cu_stream().addr()));

@@ -189,6 +189,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
+    use crate::device::kernels::has_fold;
 
     fn facts(ranks: usize) -> Facts {
         Facts { ranks, nccl: Version::new(2, 28, 9), capability: (9, 0), reproducible: false }
@@ -202,6 +203,19 @@ mod tests {
     fn an_op_has_a_way_exactly_where_it_is_allowed() {
         for (op, dtype) in every() {
             assert_eq!(Way::of(op, dtype, &facts(3)).is_ok(), op.check(dtype).is_ok(), "{op} of {dtype}");
+        }
+    }
+
+    #[test]
+    fn every_fold_that_is_chosen_has_a_kernel() {
+        for (op, dtype) in every() {
+            for (ranks, capability, reproducible) in [(2, (7, 0), false), (3, (9, 0), false), (3, (8, 0), true), (8, (9, 0), true)] {
+                match Way::of(op, dtype, &Facts { capability, reproducible, ..facts(ranks) }) {
+                    Ok(Way::Fold(op, dtype)) => assert!(has_fold(op, dtype), "{op:?} of {dtype}"),
+                    Ok(Way::MultiplyThenFold(_, dtype)) => assert!(has_fold(FoldOp::Sum, dtype), "{dtype}"),
+                    _ => {}
+                }
+            }
         }
     }
 
