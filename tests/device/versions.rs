@@ -3,9 +3,9 @@
 use collectives::{Communicator, DeviceChoice, F8E4M3, ReduceOp, bf16};
 use simgpu::Configuration;
 
+use super::gpu::{DeviceMemory, assert_nothing_found};
 use crate::common::cases::{everything_in, movements_in, reductions_in};
 use crate::common::ranks::{alone_in_a_process, processes_with, threads_with};
-use super::gpu::{DeviceMemory, assert_nothing_found};
 
 fn ranks(world_size: usize, program: impl Fn(&Communicator, &DeviceMemory) + Sync) {
     let builder = |_: usize| Communicator::builder().require_device(DeviceChoice::Local);

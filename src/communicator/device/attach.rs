@@ -48,6 +48,8 @@ struct Facts {
     version: i32,
     /// Compute capability.
     capability: (u8, u8),
+    /// The device's number in its process.
+    ordinal: u16,
     may_share: bool,
     pci: String,
     /// By what NCCL is told to take ranks to share a host; empty where it is not told.
@@ -59,9 +61,9 @@ impl Facts {
     fn to_bytes(said: &std::result::Result<Self, String>) -> Vec<u8> {
         match said {
             Err(reason) => [&[0], reason.as_bytes()].concat(),
-            Ok(Self { uuid, version, capability: (major, minor), may_share, pci, host_id }) => {
-                [&[1][..], uuid, &version.to_le_bytes(), &[*major, *minor, u8::from(*may_share)], pci.as_bytes(), b"\n", host_id.as_bytes()]
-                    .concat()
+            Ok(Self { uuid, version, capability: (major, minor), ordinal, may_share, pci, host_id }) => {
+                let numbers = [&version.to_le_bytes()[..], &ordinal.to_le_bytes(), &[*major, *minor, u8::from(*may_share)]].concat();
+                [&[1][..], uuid, &numbers, pci.as_bytes(), b"\n", host_id.as_bytes()].concat()
             }
         }
     }
@@ -78,12 +80,14 @@ impl Facts {
     fn parse(bytes: &[u8]) -> Option<Self> {
         let (uuid, rest) = bytes.split_first_chunk()?;
         let (version, rest) = rest.split_first_chunk()?;
+        let (ordinal, rest) = rest.split_first_chunk()?;
         let ([major, minor, may_share], rest) = rest.split_first_chunk()?;
         let (pci, host_id) = std::str::from_utf8(rest).ok()?.split_once('\n')?;
         Some(Self {
             uuid: *uuid,
             version: i32::from_le_bytes(*version),
             capability: (*major, *minor),
+            ordinal: u16::from_le_bytes(*ordinal),
             may_share: *may_share != 0,
             pci: pci.to_owned(),
             host_id: host_id.to_owned(),
@@ -182,6 +186,7 @@ impl Communicator {
             uuid: found.gpu.uuid,
             version: found.library.version().code(),
             capability: (found.gpu.capability.0 as u8, found.gpu.capability.1 as u8),
+            ordinal: found.gpu.ordinal as u16,
             may_share: environment.multi_rank_gpu,
             pci: found.gpu.pci.clone(),
             host_id: environment.host_id.clone().unwrap_or_default(),
@@ -193,6 +198,7 @@ impl Communicator {
         };
         let least = facts.iter().map(|facts| facts.capability).min().map_or((0, 0), |(major, minor)| (major.into(), minor.into()));
         let Ok(found) = found else { return Ok(Err("this rank has no device".to_owned())) };
+        let neighbours = self.neighbours(&facts);
         let made = match self.unique_ids(found.library)? {
             Ok(ids) => {
                 let setup = Setup {
@@ -204,13 +210,21 @@ impl Communicator {
                     config: &self.config().nccl,
                     deadline,
                 };
-                NcclComm::create(setup)
-                    .and_then(|comm| NcclCommunicator::around(found.gpu.clone(), comm, self.config(), least))
-                    .map_err(|error| error.to_string())
+                let shared = device::share_pool(&found.gpu, &neighbours);
+                let shared = shared.map_err(|error| device::cuda_error("opening a device's pool to the others of this process", error));
+                let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, self.config(), least);
+                shared.and_then(|()| NcclComm::create(setup)).and_then(around).map_err(|error| error.to_string())
             }
             Err(reason) => Err(reason),
         };
         self.agreed(made)
+    }
+
+    /// The devices of the other ranks that are threads of this process.
+    fn neighbours(&self, facts: &[Facts]) -> Vec<usize> {
+        let me = &self.peers()[self.rank()];
+        let here = self.peers().iter().zip(facts).filter(|(peer, _)| peer.rank != me.rank && (&peer.host, peer.pid) == (&me.host, me.pid));
+        here.map(|(_, facts)| usize::from(facts.ordinal)).filter(|ordinal| *ordinal != usize::from(facts[me.rank].ordinal)).collect()
     }
 
     /// The ids of NCCL's bootstrap, made by ranks spread evenly, on every rank.

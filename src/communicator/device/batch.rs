@@ -150,6 +150,10 @@ impl Communicator {
         for (comm, batch) in parts.iter() {
             admitted.push(comm.admit_batch(batch)?);
         }
+        // One thread that holds several ranks cannot have them talk to each other.
+        if let ([(comm, batch)], [(plane, _)]) = (&*parts, &admitted[..]) {
+            batch.calls.iter().try_for_each(|call| comm.confer(plane, &call.job))?;
+        }
         let timeout = parts.iter().map(|(comm, _)| comm.timeout()).min().unwrap_or_default();
         let mut resolved = Vec::with_capacity(parts.len());
         for ((_, batch), (_, stream)) in parts.iter_mut().zip(&admitted) {

@@ -158,7 +158,27 @@ impl Communicator {
         if let Some(refusal) = shared.health.refusal(|| call.job.call.to_string(), &shared.peers) {
             return Err(refusal);
         }
-        if self.config().check_device_calls { self.agree(&call.job.call) } else { Ok(()) }
+        Ok(())
+    }
+
+    /// What ranks tell each other over the host plane before a call is queued: nothing, but for the first use of a kernel of the
+    /// caller's, and where every call is to be checked.
+    fn confer(&self, plane: &DevicePlane, job: &device::Job) -> Result<()> {
+        if self.config().check_device_calls {
+            self.agree(&job.call)?;
+        }
+        if !plane.is_first_use(job) {
+            return Ok(());
+        }
+        // A rank that cannot load it must not leave the others waiting on their devices.
+        let mine = plane.load(job, self.device_stream(plane));
+        let reason = mine.as_ref().map_or_else(ToString::to_string, |()| String::new());
+        let reasons = self.all_gather_blobs(reason.as_bytes())?;
+        let Some(failed) = reasons.iter().position(|reason| !reason.is_empty()) else { return mine };
+        plane.unload(job);
+        mine?;
+        let reason = format!("{}: {}", self.peers()[failed], String::from_utf8_lossy(&reasons[failed]));
+        Err(Error::unsupported(job.call.to_string(), format!("not every rank can do it; {reason}")))
     }
 
     /// Compares this rank's call with everyone's over the host plane. Nothing has been queued yet, so a difference harms nothing.
@@ -181,6 +201,7 @@ impl Communicator {
         let plane = self.plane(kind.name())?;
         let stream = self.device_stream(plane);
         self.admit(plane, &call)?;
+        self.confer(plane, &call.job)?;
         let DeviceCall { mut job, source, destination } = call;
         let mut guards = Guards::new(hold);
         resolve(&mut job, source, destination, stream, &mut guards);

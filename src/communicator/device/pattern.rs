@@ -52,9 +52,7 @@ impl Device<'_> {
         let from = guards.read(pattern.inner, stream);
         let to = guards.write(buffer.inner, stream);
         // SAFETY: both are borrowed, on this device (checked by the caller), as long as they say; their events order what follows.
-        let queued = unsafe {
-            plane.kernels().fill_pattern((to, bytes as u64), (from, pattern_bytes as u64), phase as u64, stream)
-        };
+        let queued = unsafe { plane.kernels().fill_pattern((to, bytes as u64), (from, pattern_bytes as u64), phase as u64, stream) };
         queued.and(Communicator::release(guards, plane, stream, "fill"))
     }
 

@@ -262,6 +262,33 @@ impl DevicePlane {
         unsafe { run::together(&mut all, &doing, timeout) }
     }
 
+    /// Whether a job needs a kernel of the caller's that is not loaded yet.
+    pub(crate) fn is_first_use(&self, job: &Job) -> bool {
+        match &job.reduction {
+            Some(Reduction::User(code)) if self.ranks.n > 1 => !self.users.borrow().knows(code, job.call.element),
+            _ => false,
+        }
+    }
+
+    /// Loads the kernel of the caller's that a job needs.
+    ///
+    /// # Errors
+    ///
+    /// As the job itself.
+    pub(crate) fn load(&self, job: &Job, stream: &CudaStream) -> Result<()> {
+        match &job.reduction {
+            Some(Reduction::User(code)) => self.users.borrow_mut().place(code, job.call.element, stream).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes [`DevicePlane::load`] back.
+    pub(crate) fn unload(&self, job: &Job) {
+        if let Some(Reduction::User(code)) = &job.reduction {
+            self.users.borrow_mut().forget(code, job.call.element);
+        }
+    }
+
     /// What a job comes down to on this rank.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
         let alone = self.ranks.n == 1;

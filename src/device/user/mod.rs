@@ -84,6 +84,16 @@ impl Users {
         Ok(self.loaded.len() - 1)
     }
 
+    /// Whether an op has been used before.
+    pub(crate) fn knows(&self, code: &DeviceCode, element: TypeTag) -> bool {
+        self.loaded.iter().any(|known| known.element == element && is_same(&known.code, code))
+    }
+
+    /// Forgets an op, as if it had not been used.
+    pub(crate) fn forget(&mut self, code: &DeviceCode, element: TypeTag) {
+        self.loaded.retain(|known| known.element != element || !is_same(&known.code, code));
+    }
+
     /// The kernel at a place.
     ///
     /// # Errors
