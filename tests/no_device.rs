@@ -1,6 +1,5 @@
 //! Machines without CUDA: everything works on host memory, and what is missing is said in words.
 
-#![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
