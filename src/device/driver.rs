@@ -195,13 +195,22 @@ pub(crate) fn bind(context: &CudaContext) -> Result<(), DriverError> {
     unsafe { cudarc::driver::result::ctx::set_current(context.cu_ctx()) }
 }
 
-/// Whether work that is put on this stream becomes part of a graph. A stream that the driver will not tell about counts as capturing:
-/// nothing of ours that a capture could trip over is put on it.
+/// Whether work that is put on this stream becomes part of a graph, or would spoil one. So it counts where the driver will not tell.
 pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
+    capture_status(stream).unwrap_or(true)
+}
+
+/// As [`is_capturing`], but what has nothing to do with captures is an error.
+pub(crate) fn capture_status(stream: &CudaStream) -> Result<bool, DriverError> {
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the stream is alive, for we hold a reference to it, and the answer is written to a variable of ours.
     let asked = unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &mut status) };
-    asked.result().is_err() || status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+    match asked.result() {
+        Ok(()) => Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE),
+        // The default stream must be left alone while another stream that waits for it captures.
+        Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)) => Ok(true),
+        Err(error) => Err(error),
+    }
 }
 
 /// An event without times. Unlike cudarc's it leaves errors alone that others have parked in the context.
@@ -276,5 +285,30 @@ mod tests {
         symbols.sort_unstable();
         symbols.dedup();
         assert_eq!(symbols.len(), SYMBOLS.len());
+    }
+
+    #[test]
+    fn devices_are_described_and_those_that_are_not_there_are_named() {
+        simgpu::install();
+        assert_eq!((check(), count()), (Ok(()), Ok(8)));
+        let gpu = open(3).unwrap();
+        assert_eq!((gpu.ordinal, gpu.pci.as_str(), gpu.capability), (3, "0000:04:00.0", (9, 0)));
+        assert!(gpu.multiprocessors > 0 && gpu.name.contains("Simulated"));
+        assert_eq!(of(&gpu.context).unwrap().uuid, gpu.uuid);
+        assert_ne!(open(4).unwrap().uuid, gpu.uuid);
+        let words = open(8).unwrap_err();
+        assert!(words.contains("device 8") && words.contains("8 devices, 0 to 7"), "{words}");
+        let error = cuda_error("testing", DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+        assert!(error.to_string().starts_with("testing: the CUDA driver says 2: CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
+    }
+
+    #[test]
+    fn binding_leaves_parked_errors_alone() {
+        simgpu::install();
+        let gpu = open(5).unwrap();
+        gpu.context.record_err(Err::<(), _>(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)));
+        bind(&gpu.context).unwrap();
+        Event::new(&gpu.context).unwrap();
+        assert!(gpu.context.check_err().is_err());
     }
 }

@@ -135,15 +135,13 @@ impl Inner {
         }
     }
 
-    /// Frees a communicator whose work is done.
+    /// Frees a communicator that is at rest, for which NCCL needs nobody else.
     fn destroy(self: &Arc<Self>, doing: &dyn Fn() -> String, deadline: &Deadline) -> Result<()> {
-        let handle = {
-            let Some(_lock) = lock_within(&self.device.lock, deadline.remaining()) else {
-                return Err(self.expire(doing, deadline.elapsed()));
-            };
-            self.ended.store(true, Ordering::Release);
-            self.handle.swap(NONE, Ordering::AcqRel)
+        let Some(_lock) = lock_within(&self.device.lock, deadline.remaining()) else {
+            return Err(self.expire(doing, deadline.elapsed()));
         };
+        self.ended.store(true, Ordering::Release);
+        let handle = self.handle.swap(NONE, Ordering::AcqRel);
         if handle.is_null() {
             return Err(self.refuse(doing));
         }

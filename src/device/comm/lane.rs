@@ -68,7 +68,7 @@ impl Lane {
         if marks.pending.len() >= MARKS {
             return Ok(());
         }
-        if self.stream.cu_stream().addr() != PER_THREAD_STREAM && !driver::is_capturing(&self.stream) {
+        if self.stream.cu_stream().addr() != PER_THREAD_STREAM && !driver::capture_status(&self.stream)? {
             let event = marks.spare.pop().map_or_else(|| Event::new(context), Ok)?;
             event.record(&self.stream)?;
             marks.pending.push_back((event, now));

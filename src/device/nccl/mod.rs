@@ -25,13 +25,14 @@ const OLDEST: Version = Version::new(2, 18, 0);
 /// NCCL: the file named, or one that is already in the process or where the system's loader finds it.
 pub(crate) fn library(explicit: Option<&Path>) -> Result<&'static Library, String> {
     let library = Library::open(explicit).map_err(|error| error.to_string())?;
-    if library.version() < OLDEST {
-        let (found, path) = (library.version(), library.path());
-        return Err(format!(
-            "NCCL {found} ({path}) is older than 2.18, the oldest that can be used: install a newer one, or name its file"
-        ));
-    }
+    judge(library.version(), &library.path())?;
     Ok(library)
+}
+
+fn judge(found: Version, path: &str) -> Result<(), String> {
+    let refusal =
+        || format!("NCCL {found} ({path}) is older than 2.18, the oldest that can be used: install a newer one, or name its file");
+    if found < OLDEST { Err(refusal()) } else { Ok(()) }
 }
 
 /// Why a call was not made: which one, and whose refusal it is.

@@ -145,3 +145,10 @@ fn settings_that_c_cannot_hold_are_quoted() {
     let error = RawConfig::new(&NcclConfig::default().name("a\0b")).unwrap_err().to_string();
     assert!(error.contains("name"), "{error}");
 }
+
+#[test]
+fn a_library_that_is_too_old_is_named_with_its_version() {
+    assert_eq!(judge(Version::new(2, 18, 1), "a"), Ok(()));
+    let words = judge(Version::new(2, 4, 8), "/usr/lib/libnccl.so.2").unwrap_err();
+    assert!(words.starts_with("NCCL 2.4.8 (/usr/lib/libnccl.so.2) is older than 2.18"), "{words}");
+}

@@ -178,3 +178,67 @@ fn scalars_multiply_before_the_sum() {
     assert_eq!(nccl::counts().operators, 0);
     sim.finish();
 }
+
+#[test]
+fn communicators_of_one_device_take_turns() {
+    let sim = Sim::new();
+    nccl::linger(200);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let rank = Rank::new(&[unique_id(library()).unwrap()], 0, 1);
+                for _ in 0..20 {
+                    let mut vector = rank.vector(3);
+                    rank.all_reduce(&mut vector, LONG).unwrap();
+                    assert_eq!(read(&rank.stream, &vector), total(3, &[0]));
+                }
+            });
+        }
+    });
+    sim.finish();
+}
+
+#[test]
+fn threads_that_share_a_communicator_take_turns() {
+    let sim = Sim::new();
+    nccl::linger(100);
+    ranks(1, |rank| {
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let stream = rank.gpu.context.new_stream().unwrap();
+                    for _ in 0..20 {
+                        let mut vector = stream.clone_htod(&[1.0f32, 2.0]).unwrap();
+                        sum(&rank.comm, &stream, &mut vector, LONG).unwrap();
+                        assert_eq!(read(&stream, &vector), [1.0, 2.0]);
+                    }
+                });
+            }
+        });
+    });
+    sim.finish();
+}
+
+#[test]
+fn the_watchdog_leaves_a_capture_alone() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        use cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
+        let mut vector = rank.vector(10);
+        rank.stream.synchronize().unwrap();
+        // SAFETY: one stream at a time uses the vector; cudarc's own events would be of no use inside a capture.
+        unsafe { rank.gpu.context.disable_event_tracking() };
+        rank.stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        rank.all_reduce(&mut vector, LONG).unwrap();
+        let looks = nccl::calls("ncclCommGetAsyncError");
+        // Some rounds of the watchdog, which looks at both communicators in each.
+        while nccl::calls("ncclCommGetAsyncError") < looks + 6 {
+            std::thread::yield_now();
+        }
+        let graph = rank.stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).unwrap().unwrap();
+        graph.launch().unwrap();
+        assert_eq!(read(&rank.stream, &vector), total(10, &[0, 1]));
+        assert!(rank.comm.failure().is_none());
+    });
+    sim.finish();
+}

@@ -19,6 +19,7 @@ fn a_rank_that_never_joins_is_a_timeout() {
     let error = NcclComm::create(setup(&gpu, &ids, 0, 2, &NcclConfig::default(), &Deadline::after(SHORT))).unwrap_err();
     assert!(error.is_timeout() && error.to_string().contains("rank 0 of 2"), "{error}");
     assert!(began.elapsed() >= SHORT && began.elapsed() < LONG);
+    drop(gpu);
     sim.finish();
 }
 
@@ -120,6 +121,25 @@ fn a_call_that_stays_in_progress_is_a_timeout_and_ends_the_communicator() {
 }
 
 #[test]
+fn a_thread_that_does_not_come_out_of_nccl_is_noticed() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        let mut vector = rank.vector(10);
+        rank.all_reduce(&mut vector, SHORT).unwrap();
+        // SAFETY: nothing is put on the stream.
+        let outcome = unsafe {
+            rank.comm.enqueue(&|| "stuck".to_owned(), &rank.stream, SHORT, |_| {
+                assert!(wait_for_failure(&rank.comm).is_timeout());
+                Ok(())
+            })
+        };
+        outcome.unwrap();
+        assert!(rank.all_reduce(&mut vector, LONG).unwrap_err().is_timeout());
+    });
+    sim.finish();
+}
+
+#[test]
 fn abort_reaches_a_thread_that_polls() {
     let sim = Sim::new();
     nccl::in_progress("ncclAllReduce", u32::MAX);
@@ -143,7 +163,9 @@ fn abort_reaches_a_thread_that_polls() {
 #[test]
 fn a_lost_rank_ends_the_others() {
     let sim = Sim::new();
+    let both = std::sync::Barrier::new(2);
     ranks(2, |rank| {
+        both.wait();
         if rank.comm.rank() == 1 {
             nccl::lose(1);
             return rank.comm.abort();
@@ -183,7 +205,6 @@ fn a_failing_collective_is_an_error_with_words_of_nccl_and_poisons_unless_it_is_
 #[test]
 fn failures_at_the_birth_of_a_communicator_leave_nothing_behind() {
     let sim = Sim::new();
-    let gpu = driver::open(0).unwrap();
     for (function, nth) in [
         ("ncclCommInitRankConfig", 1),
         ("ncclCommGetAsyncError", 1),
@@ -191,10 +212,12 @@ fn failures_at_the_birth_of_a_communicator_leave_nothing_behind() {
         ("ncclCommUserRank", 1),
         ("ncclCommCount", 1),
     ] {
+        let gpu = driver::open(0).unwrap();
         let ids = [unique_id(library()).unwrap()];
         nccl::fail_call_of_this_thread(function, nth, 3);
         let error = NcclComm::create(setup(&gpu, &ids, 0, 1, &NcclConfig::default(), &Deadline::after(LONG))).unwrap_err();
         assert!(matches!(&error, Error::Nccl { code: 3, .. }) && error.to_string().contains(function), "{function}: {error}");
+        drop(gpu);
         sim.wait_until_none_is_left();
     }
     nccl::fail_call_of_this_thread("ncclGetUniqueId", 1, 2);
@@ -240,6 +263,11 @@ fn a_failing_group_ends_all_its_communicators_and_is_closed() {
         let error = unsafe { grouped(&mut parts, &|| "group".to_owned(), LONG) }.unwrap_err();
         assert!(matches!(&error, Error::Nccl { code: 4, .. }) && error.to_string().contains(function), "{error}");
         assert!(pair.iter().all(|rank| rank.comm.failure().is_some()));
+        if function == "ncclGroupEnd" {
+            // The planted failure took the place of the end.
+            // SAFETY: the function asks for nothing.
+            let _ = unsafe { library().ncclGroupEnd() };
+        }
         assert_eq!(nccl::group_depth(), 0);
         drop(works);
         drop(pair);
@@ -252,19 +280,29 @@ fn a_failing_group_ends_all_its_communicators_and_is_closed() {
 fn a_broken_device_is_noticed() {
     let sim = Sim::new();
     ranks(1, |rank| {
-        let mut vector = rank.stream.alloc_zeros::<f32>(10).unwrap();
-        // A thread that has no context yet has to take this one.
-        let error = thread::scope(|scope| {
-            scope
-                .spawn(|| {
-                    simgpu::fail_call_of_this_thread("cuCtxSetCurrent", 1, 201);
-                    rank.all_reduce(&mut vector, LONG).unwrap_err()
-                })
-                .join()
-                .unwrap()
-        });
+        let work = || {
+            // This thread has no context yet, and does not get one.
+            simgpu::fail_call_of_this_thread("cuCtxSetCurrent", 1, 201);
+            // SAFETY: nothing is put on the stream.
+            unsafe { rank.comm.enqueue(&|| "nothing".to_owned(), &rank.stream, LONG, |_| Ok(())) }
+        };
+        let error = thread::scope(|scope| scope.spawn(work).join().unwrap().unwrap_err());
         assert!(matches!(&error, Error::Cuda { code: 201, .. }), "{error}");
         assert!(rank.comm.failure().is_some());
     });
     sim.finish();
+}
+
+#[test]
+fn an_error_of_the_device_in_the_background_ends_the_communicator() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        let mut vector = rank.vector(10);
+        simgpu::fail_stream(rank.stream.cu_stream().cast(), 700);
+        // It may be noticed before, during or after the call.
+        let _ = rank.all_reduce(&mut vector, LONG);
+        let failure = wait_for_failure(&rank.comm);
+        assert!(matches!(&failure, Error::Cuda { code: 700, .. } | Error::Nccl { code: 1, .. }), "{failure}");
+    });
+    sim.wait_until_none_is_left();
 }

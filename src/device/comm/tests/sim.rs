@@ -15,18 +15,18 @@ impl Sim {
         Self(alone)
     }
 
-    /// Nothing was found wrong, and no communicator is left.
+    /// Nothing was found wrong, and nothing is left.
     pub(super) fn finish(self) {
         self.wait_until_none_is_left();
         assert_eq!(simgpu::nccl::reports(), Vec::<String>::new());
         assert_eq!(simgpu::reports(), Vec::<String>::new());
     }
 
-    /// Aborts go on in the background.
+    /// Aborts go on in the background, and hold on to the context; a broken one is whole again when all have let go of it.
     pub(super) fn wait_until_none_is_left(&self) {
-        let deadline = Deadline::after(Duration::from_secs(60));
-        while simgpu::nccl::counts().communicators > 0 {
-            assert!(!deadline.has_passed(), "left: {:?}", simgpu::nccl::counts());
+        let deadline = Deadline::after(Duration::from_secs(30));
+        while simgpu::nccl::counts() != simgpu::nccl::Counts::default() || simgpu::counts() != simgpu::Counts::default() {
+            assert!(!deadline.has_passed(), "left: {:?}, {:?}", simgpu::nccl::counts(), simgpu::counts());
             std::thread::yield_now();
         }
     }
