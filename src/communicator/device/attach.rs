@@ -312,6 +312,7 @@ mod tests {
             uuid: [device; 16],
             version: 23203,
             capability: (9, 0),
+            ordinal: device.into(),
             may_share: false,
             pci: format!("0000:{device:02x}:00.0"),
             host_id: String::new(),
