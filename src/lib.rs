@@ -45,7 +45,7 @@ pub use buffer::device::{DeviceMemory, DeviceMemoryMut, RawDevice};
 pub use buffer::{Buffer, BufferMut, Memory, MemoryMut};
 pub use communicator::{AbortHandle, Builder, Communicator, Group, OwnedBuffer, Received, Work};
 #[cfg(feature = "cuda")]
-pub use communicator::{Device, DeviceChoice, OnStream};
+pub use communicator::{Device, DeviceChoice, OnStream, device_count};
 pub use config::{Config, Transport};
 #[cfg(feature = "cuda")]
 pub use device::{NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registration, Shrink, UniqueId, Window};

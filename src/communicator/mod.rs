@@ -47,7 +47,7 @@ use started::Worker;
 
 pub use builder::Builder;
 #[cfg(feature = "cuda")]
-pub use device::{Device, DeviceChoice, OnStream};
+pub use device::{Device, DeviceChoice, OnStream, device_count};
 pub use group::Group;
 pub use messages::Received;
 pub use work::{OwnedBuffer, Work};

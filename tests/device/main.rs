@@ -11,6 +11,7 @@ mod groups;
 mod matrix;
 mod messages;
 mod ordering;
+mod patterns;
 mod split;
 mod user_kernels;
 mod versions;

@@ -27,6 +27,15 @@ pub enum DeviceChoice {
     Context(Arc<CudaContext>),
 }
 
+/// How many GPUs this process sees.
+///
+/// # Errors
+///
+/// `NoDevice` where there is no driver, or one that cannot be used, with the reason.
+pub fn device_count() -> Result<usize> {
+    device::count().map_err(|reason| Error::NoDevice { call: "device_count".to_owned(), reason })
+}
+
 /// What the builder was asked for.
 #[derive(Debug, Clone)]
 pub(in super::super) struct Request {

@@ -24,7 +24,7 @@ use crate::device::{self, DevicePlane};
 use crate::error::{Error, Result};
 use crate::op;
 
-pub use attach::DeviceChoice;
+pub use attach::{DeviceChoice, device_count};
 pub use handle::Device;
 pub use stream::OnStream;
 
