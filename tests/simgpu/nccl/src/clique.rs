@@ -8,6 +8,7 @@ use crate::report::{lock, report};
 use crate::round::Rounds;
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Told once, when the clique breaks.
 pub(crate) type Notify = Box<dyn Fn(&Fault) + Send + Sync>;
@@ -58,13 +59,44 @@ struct State {
 pub(crate) struct Clique {
     state: Mutex<State>,
     changed: Condvar,
+    pub(crate) errands: Errands,
+}
+
+/// Calls that are made for ranks of other processes, and not answered yet.
+#[derive(Default)]
+pub(crate) struct Errands {
+    under_way: Mutex<usize>,
+    fewer: Condvar,
+}
+
+/// One of them, until it is dropped.
+pub(crate) struct Errand<'a>(&'a Errands);
+
+impl Errands {
+    pub(crate) fn begin(&self) -> Errand<'_> {
+        *lock(&self.under_way) += 1;
+        Errand(self)
+    }
+
+    /// Waits until all are answered, but not for long: some may wait for ranks that never come.
+    pub(crate) fn wait(&self) {
+        let under_way = lock(&self.under_way);
+        drop(self.fewer.wait_timeout_while(under_way, Duration::from_secs(1), |under_way| *under_way > 0));
+    }
+}
+
+impl Drop for Errand<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.under_way) -= 1;
+        self.0.fewer.notify_all();
+    }
 }
 
 impl Clique {
     pub(crate) fn new(size: usize) -> Clique {
         let seats = (0..size).map(|_| Seat { presence: Presence::Expected, notify: None, meetings: HashMap::new() }).collect();
         let state = State { seats, rounds: Rounds::new(size), mail: Mail::default(), meetings: HashMap::new(), fault: None };
-        Clique { state: Mutex::new(state), changed: Condvar::new() }
+        Clique { state: Mutex::new(state), changed: Condvar::new(), errands: Errands::default() }
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
@@ -127,22 +159,26 @@ impl Clique {
         let mut state = lock(&self.state);
         let (point_to_point, collective): (Vec<&Operation>, Vec<&Operation>) =
             operations.iter().partition(|operation| operation.signature.verb.is_point_to_point());
-        let mut tickets = Vec::new();
+        let (mut tickets, mut stuck) = (Vec::new(), false);
         for operation in point_to_point {
             let peer = operation.signature.root;
-            if !state.usable(rank) || !self.admit(&mut state, rank, peer..peer + 1, operation) {
+            stuck = !state.usable(rank) || !self.admit(&mut state, rank, peer..peer + 1, operation);
+            if stuck {
                 break;
             }
             match state.mail.post(rank, operation) {
                 Ok(ticket) => tickets.push(ticket),
-                Err(text) => self.mismatch(&mut state, text),
+                Err(text) => {
+                    stuck = true;
+                    self.mismatch(&mut state, text);
+                }
             }
         }
         self.changed.notify_all();
         for operation in collective {
             state = self.collect(state, rank, operation)?;
         }
-        while state.broken() || tickets.iter().any(|&ticket| state.mail.is_open(ticket)) {
+        while stuck || tickets.iter().any(|&ticket| state.mail.is_open(ticket)) {
             if !state.active(rank) {
                 state.mail.withdraw(&tickets);
                 return Err(Stopped);
@@ -244,11 +280,7 @@ impl State {
         matches!(self.seats[rank].presence, Presence::Active)
     }
 
-    fn broken(&self) -> bool {
-        self.fault.is_some()
-    }
-
     fn usable(&self, rank: usize) -> bool {
-        self.active(rank) && !self.broken()
+        self.active(rank) && self.fault.is_none()
     }
 }

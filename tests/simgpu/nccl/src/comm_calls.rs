@@ -85,9 +85,11 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut Handle, ndev: c_int, device
     call("ncclCommInitAll", || {
         check_pointer(comms, "CommInitAll", "comms")?;
         let count = usize::try_from(ndev).map_err(|_| Fault::argument(format!("Invalid device count requested : {ndev}")))?;
-        // SAFETY: the caller passes as many devices as it says, or none at all.
-        let devices: Vec<c_int> =
-            if devices.is_null() { (0..ndev).collect() } else { unsafe { std::slice::from_raw_parts(devices, count).to_vec() } };
+        let devices: Vec<c_int> = match devices.is_null() {
+            true => (0..ndev).collect(),
+            // SAFETY: the caller passes as many devices as it says.
+            false => unsafe { std::slice::from_raw_parts(devices, count) }.to_vec(),
+        };
         check_devices(&devices)?;
         let (id, config) = (hub::issue()?, config::unset(control::version() as u32));
         group::start();

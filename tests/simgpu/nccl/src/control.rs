@@ -52,7 +52,7 @@ fn with<T>(act: impl FnOnce(&mut Plan) -> T) -> T {
 /// Counts a call, and says with which code it shall fail, if it shall.
 pub(crate) fn enter(name: &'static str) -> Option<Code> {
     let thread = std::thread::current().id();
-    let (failure, linger) = with(|plan| {
+    with(|plan| {
         for caller in [None, Some(thread)] {
             *plan.calls.entry((name, caller)).or_default() += 1;
         }
@@ -63,12 +63,13 @@ pub(crate) fn enter(name: &'static str) -> Option<Code> {
             fails = planted.iter().position(|planted| applies(planted) && planted.before == 0).map(|found| planted.remove(found).code);
             planted.iter_mut().filter(|planted| applies(planted)).for_each(|planted| planted.before = planted.before.saturating_sub(1));
         }
-        (fails, plan.linger)
-    });
-    if !linger.is_zero() {
-        std::thread::sleep(linger);
-    }
-    failure
+        fails
+    })
+}
+
+/// How long a call stays inside.
+pub(crate) fn linger() -> Duration {
+    with(|plan| plan.linger)
 }
 
 /// Lets the `nth` call from now (1 is the next) of a function fail.

@@ -51,7 +51,8 @@ mod tests {
     /// By search through all values: the nearest, ties to the even code.
     fn nearest(format: Format, value: f32) -> u8 {
         let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-        let distance = |code: u8| (f64::from(decode(format, code)) - f64::from(value.abs())).abs();
+        let largest = f64::from(decode(format, format.largest));
+        let distance = |code: u8| (f64::from(decode(format, code)) - f64::from(value.abs()).min(largest)).abs();
         let best = (0..=format.largest).min_by(|&a, &b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))));
         sign | best.unwrap_or(0)
     }

@@ -180,6 +180,7 @@ fn seat(caller: &UnixStream, writer: &Arc<Mutex<UnixStream>>) -> Option<(String,
 }
 
 fn serve(clique: &Clique, rank: usize, frame: &[u8], writer: &Mutex<UnixStream>) {
+    let _errand = clique.errands.begin();
     let mut parser = Parser(frame);
     let (Some(kind), Some(ticket)) = (parser.number(), parser.number()) else { return };
     let blobs = match kind {

@@ -1,6 +1,7 @@
 //! Who is inside the library: NCCL wants one thread at a time per communicator, and per device.
 
 use crate::comm::Comm;
+use crate::control;
 use crate::report::{lock, report};
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -37,8 +38,8 @@ impl Inside {
 
     fn enter(places: &[Place], name: &'static str) -> Inside {
         let thread = std::thread::current().id();
-        let mut visits = lock(&VISITS);
-        let visits = visits.get_or_insert_default();
+        let mut guard = lock(&VISITS);
+        let visits = guard.get_or_insert_default();
         let entered = places.iter().filter(|&&place| {
             let visit = visits.entry(place).or_insert(Visit { thread, name, depth: 0 });
             if visit.thread != thread {
@@ -48,7 +49,14 @@ impl Inside {
             visit.depth += 1;
             true
         });
-        Inside(entered.copied().collect())
+        let inside = Inside(entered.copied().collect());
+        let outermost = places.iter().all(|place| visits[place].depth == 1);
+        drop(guard);
+        // Where a test wants calls to meet.
+        if outermost {
+            std::thread::sleep(control::linger());
+        }
+        inside
     }
 
     /// Notes an abort while another thread is inside on the same communicator.

@@ -77,9 +77,9 @@ impl Link {
                 let put =
                     |frame: Frame| frame.bytes(name.as_bytes()).list(participants, |frame, &peer| frame.number(peer as u64)).bytes(&words);
                 let ticket = remote.ask(request::CONFER, put);
-                remote
-                    .wait(ticket, |state| state.left || state.lost)
-                    .unwrap_or_else(|Stopped| Err(Fault::remote("the communicator was aborted")))
+                remote.wait(ticket, |state| state.left || state.lost).unwrap_or_else(|Stopped| {
+                    Err(Fault::remote("the communicator was aborted, or the process that made the unique id is gone"))
+                })
             }
         }
     }
@@ -120,7 +120,13 @@ impl Link {
     /// Gives up this rank's place and stops its work.
     pub(crate) fn leave(&self, how: Departure) {
         match &self.way {
-            Way::Here(clique) => hub::leave(&self.place.name, clique, self.rank, how),
+            Way::Here(clique) => {
+                // This process may end next, and other processes have to get what the clique did for them.
+                if how == Departure::Destroyed {
+                    clique.errands.wait();
+                }
+                hub::leave(&self.place.name, clique, self.rank, how);
+            }
             Way::Away(remote) => {
                 lock(&remote.state).left = true;
                 remote.changed.notify_all();
@@ -170,12 +176,12 @@ impl Remote {
     fn wait(&self, ticket: u64, stop: impl Fn(&RemoteState) -> bool) -> Result<Outcome<Vec<Vec<u8>>>, Stopped> {
         let mut state = lock(&self.state);
         loop {
+            if let Some(Some(_)) = state.asked.get(&ticket) {
+                return state.asked.remove(&ticket).flatten().ok_or(Stopped);
+            }
             if stop(&state) {
                 state.asked.remove(&ticket);
                 return Err(Stopped);
-            }
-            if let Some(Some(_)) = state.asked.get(&ticket) {
-                return state.asked.remove(&ticket).flatten().ok_or(Stopped);
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -200,7 +206,7 @@ impl Remote {
         let told = {
             let mut state = lock(&self.state);
             state.lost = true;
-            state.left || (state.farewell && state.asked.is_empty())
+            state.left || (state.farewell && state.asked.values().all(Option::is_some))
         };
         self.changed.notify_all();
         if !told {

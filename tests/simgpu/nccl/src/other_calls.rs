@@ -188,7 +188,7 @@ fn check_window(region: Region, flags: c_int) -> Outcome<()> {
     if flags & !known != 0 {
         return Err(Fault::argument(format!("ncclCommWindowRegister : unknown flags {flags:#x}")));
     }
-    if region.address % PAGE != 0 {
+    if !region.address.is_multiple_of(PAGE) {
         return Err(Fault::argument(format!("ncclCommWindowRegister : {:#x} is not aligned to {PAGE} bytes", region.address)));
     }
     if !is_ours(region) {

@@ -111,7 +111,7 @@ fn element(kind: usize, bytes: &[u8]) -> Element {
 fn cut(kind: usize, value: i128) -> i128 {
     let bits = SIZES[kind] as u32 * 8;
     let low = value & ((1i128 << bits) - 1);
-    if kind % 2 == 0 && low >> (bits - 1) == 1 { low - (1i128 << bits) } else { low }
+    if kind.is_multiple_of(2) && low >> (bits - 1) == 1 { low - (1i128 << bits) } else { low }
 }
 
 fn round(kind: usize, value: f64) -> f64 {
