@@ -267,7 +267,7 @@ impl Inner {
         let entry = self.entries.load(Ordering::Relaxed);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         match *seen {
-            _ if entry % 2 == 0 => *seen = None,
+            _ if entry.is_multiple_of(2) => *seen = None,
             Some((known, _)) if known == entry => {}
             _ => *seen = Some((entry, now)),
         }

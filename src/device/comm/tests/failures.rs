@@ -308,11 +308,13 @@ fn an_error_of_the_device_in_the_background_ends_the_communicator() {
     sim.wait_until_none_is_left();
 }
 
+type Case<'a> = &'a (dyn Fn(&Rank, &Deadline) -> Result<()> + Sync);
+
 #[test]
 fn failures_of_calls_that_use_no_stream_are_named_and_end_the_communicator() {
     let sim = Sim::new();
     let config = NcclConfig::default();
-    let cases: [(&str, &(dyn Fn(&Rank, &Deadline) -> Result<()> + Sync)); 7] = [
+    let cases: [(&str, Case<'_>); 7] = [
         ("ncclCommSplit", &|rank, deadline| rank.comm.split(Some(0), 0, &config, deadline).map(|_| ())),
         ("ncclCommSplit", &|rank, deadline| rank.comm.split(None, 0, &config, deadline).map(|_| ())),
         ("ncclCommShrink", &|rank, deadline| rank.comm.shrink(&[], true, &config, deadline).map(|_| ())),
