@@ -1,6 +1,7 @@
 //! Calls that put work on streams: one at a time, or several at once.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cudarc::driver::CudaStream;
@@ -18,7 +19,8 @@ pub(crate) type Part<'a> = (&'a NcclComm, &'a Arc<CudaStream>, &'a mut dyn FnMut
 impl NcclComm {
     /// Puts work on the stream. Returns when it is there, which takes other ranks only where NCCL has to connect to them first.
     ///
-    /// The device may take `timeout` for it, then the watchdog ends the communicator, and so may NCCL for taking it.
+    /// The device may take `timeout` for it, and so may NCCL before that, and other threads' calls; what takes longer ends the communicator.
+    /// Streams of the kind "the calling thread's own" are not watched.
     ///
     /// # Safety
     ///
@@ -93,8 +95,7 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
     let made = launch(parts, &everyone, doing, timeout);
     let settled = made.and_then(|()| settle(&everyone, doing, &Deadline::after(timeout), Inner::is_over));
     if let Err((culprit, error)) = settled {
-        for (index, inner) in everyone.iter().enumerate().filter(|(index, _)| *index != culprit) {
-            debug_assert_ne!(index, culprit);
+        for inner in everyone.iter().filter(|inner| !Arc::ptr_eq(inner, everyone[culprit])) {
             inner.fail(error.clone(), Duration::ZERO);
         }
         return Err(everyone[culprit].end(error, doing));
@@ -128,12 +129,12 @@ fn launch(
     }
     let mut culprit = 0;
     let mut all = parts.iter_mut();
-    let first = Raw::new(inners[0].library, inners[0].handle.load(std::sync::atomic::Ordering::Acquire));
+    let first = Raw::new(inners[0].library, inners[0].handle.load(Ordering::Acquire));
     let made = group(&first, || {
         all.try_for_each(|(comm, _, work)| {
             let inner = comm.inner();
             culprit = inners.iter().position(|known| Arc::ptr_eq(known, inner)).unwrap_or(0);
-            inner.call(inner.handle.load(std::sync::atomic::Ordering::Acquire), |raw| work(raw)).map(|_| ())
+            inner.call(inner.handle.load(Ordering::Acquire), |raw| work(raw)).map(|_| ())
         })
     });
     made.map_err(|refusal| (culprit, refusal.into_error(doing())))

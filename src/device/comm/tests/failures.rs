@@ -7,6 +7,7 @@ use simgpu::nccl;
 use super::sim::Sim;
 use super::*;
 use crate::call::{Call, Kind};
+use crate::device::memory::{NcclBuffer, Registration};
 
 const SHORT: Duration = Duration::from_millis(100);
 
@@ -305,4 +306,52 @@ fn an_error_of_the_device_in_the_background_ends_the_communicator() {
         assert!(matches!(&failure, Error::Cuda { code: 700, .. } | Error::Nccl { code: 1, .. }), "{failure}");
     });
     sim.wait_until_none_is_left();
+}
+
+type Case<'a> = &'a (dyn Fn(&Rank, &Deadline) -> Result<()> + Sync);
+
+#[test]
+fn failures_of_calls_that_use_no_stream_are_named_and_end_the_communicator() {
+    let sim = Sim::new();
+    let config = NcclConfig::default();
+    let cases: [(&str, Case<'_>); 7] = [
+        ("ncclCommSplit", &|rank, deadline| rank.comm.split(Some(0), 0, &config, deadline).map(|_| ())),
+        ("ncclCommSplit", &|rank, deadline| rank.comm.split(None, 0, &config, deadline).map(|_| ())),
+        ("ncclCommShrink", &|rank, deadline| rank.comm.shrink(&[], true, &config, deadline).map(|_| ())),
+        ("ncclCommGrow", &|rank, deadline| rank.comm.grow(2, Some(&rank.comm.grow_id()?), &config, deadline).map(|_| ())),
+        ("ncclCommGetUniqueId", &|rank, _| rank.comm.grow_id().map(|_| ())),
+        ("ncclCommRevoke", &|rank, deadline| rank.comm.revoke(deadline)),
+        ("ncclCommRegister", &|rank, deadline| Registration::new(&rank.comm, rank.vector(5), deadline).map(|_| ())),
+    ];
+    for (function, call) in cases {
+        ranks(1, |rank| {
+            nccl::fail_call_of_this_thread(function, 1, 3);
+            let error = call(&rank, &Deadline::after(LONG)).unwrap_err();
+            assert!(matches!(&error, Error::Nccl { code: 3, .. }) && error.to_string().contains(function), "{error}");
+            let failure = rank.comm.failure().unwrap();
+            assert_eq!(failure.to_string(), error.to_string());
+        });
+        sim.wait_until_none_is_left();
+    }
+    sim.finish();
+}
+
+#[test]
+fn memory_that_nccl_does_not_have_is_an_error_and_ends_nothing() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        nccl::fail_call_of_this_thread("ncclMemAlloc", 1, 1);
+        let error = NcclBuffer::<f32>::zeroed(&rank.comm, &rank.stream, 10).unwrap_err();
+        assert!(matches!(&error, Error::Nccl { code: 1, .. }) && error.to_string().contains("10 elements of 4 bytes"), "{error}");
+        assert!(rank.comm.failure().is_none());
+    });
+    sim.finish();
+}
+
+#[test]
+fn communicators_and_what_they_give_may_go_to_other_threads() {
+    fn may<T: Send + Sync>() {}
+    may::<NcclComm>();
+    may::<NcclBuffer<f32>>();
+    may::<Registration<f32, CudaSlice<f32>>>();
 }
