@@ -42,11 +42,12 @@ template <bool Tiny> INLINE float divide_carefully(float value, const FloatDivis
 }
 
 // The same in a few instructions, but for rare values: where it returns true, the quotient must be had the careful way. With the
-// sign of the rest turned around, zeros keep their sign.
+// sign of the rest turned around, zeros keep their sign; it is turned back in the reciprocal, because a compiler that takes the
+// negative of a fused multiply-add for another multiply-add loses it.
 template <bool Tiny> INLINE bool divide_quickly(float value, const FloatDivisor &by, float &quotient) {
     float near = value * by.reciprocal;
     float excess = fmaf(near, by.n, -value);
-    quotient = fmaf(-excess, by.reciprocal, near);
+    quotient = fmaf(excess, -by.reciprocal, near);
     bool rare = !(fabsf(near) < float_of(0x7f800000u));
     return Tiny ? rare || bits_of(near) * 2 - 2 < 0x00fffffeu : rare;
 }
