@@ -15,8 +15,8 @@ macro_rules! families {
     ($($name:literal),*) => {
         [$(Family {
             name: $name,
-            sm70: concat!(include_str!(concat!("../../../kernels/ptx/", $name, "_sm70.ptx")), "\0"),
-            sm80: concat!(include_str!(concat!("../../../kernels/ptx/", $name, "_sm80.ptx")), "\0"),
+            sm70: concat!(include_str!(concat!(env!("COLLECTIVES_KERNELS"), "/", $name, "_sm70.ptx")), "\0"),
+            sm80: concat!(include_str!(concat!(env!("COLLECTIVES_KERNELS"), "/", $name, "_sm80.ptx")), "\0"),
         }),*]
     };
 }
