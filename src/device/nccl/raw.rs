@@ -17,7 +17,7 @@ use crate::element::{DType, F8E4M3, F8E5M2};
 
 /// A communicator into which this thread may call now: the lock of its device is held and its context is current.
 ///
-/// All methods but [`Raw::has`] and [`Raw::version`] are unsafe for the same reasons: addresses are of device memory of this communicator's
+/// All methods but [`Raw::version`] are unsafe for the same reasons: addresses are of device memory of this communicator's
 /// device, long enough for the count, and stay so until the stream has done the work; the stream is of the same context. A call may
 /// return before the work is on the stream: only the function that lent this `Raw` knows when it is.
 pub(crate) struct Raw<'a> {
