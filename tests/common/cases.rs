@@ -1,6 +1,6 @@
 //! Every collective on one communicator, compared with the oracle, bit by bit.
 
-use collectives::{BufferMut, Communicator, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
+use collectives::{BufferMut, Communicator, F8E4M3, F8E5M2, ReduceOp, Result, bf16, f16};
 
 use super::oracle::{Predict, SCALAR, assert_bits, folded, inputs};
 
@@ -24,6 +24,11 @@ pub trait Memory {
 
     /// What a buffer holds now.
     fn get<T: Predict>(&self, buffer: &Self::Buffer<T>) -> Vec<T>;
+
+    /// Makes a call on such buffers, in whatever way is to be tested.
+    fn make(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
+        call()
+    }
 }
 
 /// Ordinary memory.
@@ -56,21 +61,21 @@ pub fn reductions_in<T: Predict, M: Memory>(memory: &M, comm: &Communicator, op:
     let (source, poisoned) = (memory.put(&all[me]), poison::<T>(count));
 
     let mut buffer = memory.put(&all[me]);
-    comm.all_reduce(&mut buffer, op).unwrap();
+    memory.make(|| comm.all_reduce(&mut buffer, op)).unwrap();
     check("all_reduce", &buffer, &expected);
 
     let mut destination = memory.put(&poisoned);
-    comm.all_reduce_into(&source, &mut destination, op).unwrap();
+    memory.make(|| comm.all_reduce_into(&source, &mut destination, op)).unwrap();
     check("all_reduce_into", &destination, &expected);
     check("all_reduce_into, the source", &source, &all[me]);
 
     let root = seed as usize % n;
     let mut buffer = memory.put(&all[me]);
-    comm.reduce(&mut buffer, root, op).unwrap();
+    memory.make(|| comm.reduce(&mut buffer, root, op)).unwrap();
     check("reduce", &buffer, if me == root { &expected } else { &all[me] });
 
     let mut destination = memory.put(&poisoned);
-    comm.reduce_into(&source, (me == root).then_some(&mut destination), root, op).unwrap();
+    memory.make(|| comm.reduce_into(&source, (me == root).then_some(&mut destination), root, op)).unwrap();
     check("reduce_into", &destination, if me == root { &expected } else { &poisoned });
 
     scattered_reductions::<T, M>(memory, comm, op, count, seed);
@@ -84,14 +89,15 @@ fn scattered_reductions<T: Predict, M: Memory>(memory: &M, comm: &Communicator, 
     let expected = folded(op, &wide);
     let block = me * count..(me + 1) * count;
     let mut buffer = memory.put(&wide[me]);
-    comm.reduce_scatter(&mut buffer, op).unwrap();
+    memory.make(|| comm.reduce_scatter(&mut buffer, op)).unwrap();
     let got = memory.get(&buffer);
     assert_bits(&what("reduce_scatter"), &got[block.clone()], &expected[block.clone()]);
     assert_bits(&what("reduce_scatter, before the block"), &got[..block.start], &wide[me][..block.start]);
     assert_bits(&what("reduce_scatter, behind the block"), &got[block.end..], &wide[me][block.end..]);
 
     let mut destination = memory.put(&poison::<T>(count));
-    comm.reduce_scatter_into(&memory.put(&wide[me]), &mut destination, op).unwrap();
+    let wide_source = memory.put(&wide[me]);
+    memory.make(|| comm.reduce_scatter_into(&wide_source, &mut destination, op)).unwrap();
     assert_bits(&what("reduce_scatter_into"), &memory.get(&destination), &expected[block]);
 
     let counts: Vec<usize> = (0..n).map(|rank| (rank + count) % 3 * count).collect();
@@ -100,10 +106,11 @@ fn scattered_reductions<T: Predict, M: Memory>(memory: &M, comm: &Communicator, 
     let start: usize = counts[..me].iter().sum();
     let own = start..start + counts[me];
     let mut destination = memory.put(&poison::<T>(counts[me]));
-    comm.reduce_scatter_v_into(&memory.put(&wide[me]), &mut destination, &counts, op).unwrap();
+    let wide_source = memory.put(&wide[me]);
+    memory.make(|| comm.reduce_scatter_v_into(&wide_source, &mut destination, &counts, op)).unwrap();
     assert_bits(&what("reduce_scatter_v_into"), &memory.get(&destination), &expected[own.clone()]);
     let mut buffer = memory.put(&wide[me]);
-    comm.reduce_scatter_v(&mut buffer, &counts, op).unwrap();
+    memory.make(|| comm.reduce_scatter_v(&mut buffer, &counts, op)).unwrap();
     assert_bits(&what("reduce_scatter_v"), &memory.get(&buffer)[own.clone()], &expected[own]);
 }
 
@@ -124,42 +131,43 @@ pub fn movements_in<T: Predict, M: Memory>(memory: &M, comm: &Communicator, coun
     let source = memory.put(&all[me]);
 
     let mut buffer = memory.put(&all[me]);
-    comm.broadcast(&mut buffer, root).unwrap();
+    memory.make(|| comm.broadcast(&mut buffer, root)).unwrap();
     check("broadcast", &buffer, &all[root]);
     let mut destination = memory.put(&poison::<T>(count));
-    comm.broadcast_into((me == root).then_some(&source), &mut destination, root).unwrap();
+    memory.make(|| comm.broadcast_into((me == root).then_some(&source), &mut destination, root)).unwrap();
     check("broadcast_into", &destination, &all[root]);
 
     let mut destination = memory.put(&poison::<T>(count * n));
-    comm.all_gather_into(&source, &mut destination).unwrap();
+    memory.make(|| comm.all_gather_into(&source, &mut destination)).unwrap();
     check("all_gather_into", &destination, &joined);
     let mut mine = poison::<T>(count * n);
     mine[own.clone()].copy_from_slice(&all[me]);
     let mut buffer = memory.put(&mine);
-    comm.all_gather(&mut buffer).unwrap();
+    memory.make(|| comm.all_gather(&mut buffer)).unwrap();
     check("all_gather", &buffer, &joined);
 
     let mut destination = memory.put(&poison::<T>(count * n));
-    comm.gather(&source, (me == root).then_some(&mut destination), root).unwrap();
+    memory.make(|| comm.gather(&source, (me == root).then_some(&mut destination), root)).unwrap();
     check("gather", &destination, &if me == root { joined.clone() } else { poison(count * n) });
     let mut buffer = memory.put(if me == root { &mine } else { &all[me] });
-    comm.gather_in_place(&mut buffer, root).unwrap();
+    memory.make(|| comm.gather_in_place(&mut buffer, root)).unwrap();
     check("gather_in_place", &buffer, if me == root { &joined } else { &all[me] });
 
     let (whole, mut destination) = (memory.put(&joined), memory.put(&poison::<T>(count)));
-    comm.scatter((me == root).then_some(&whole), &mut destination, root).unwrap();
+    memory.make(|| comm.scatter((me == root).then_some(&whole), &mut destination, root)).unwrap();
     check("scatter", &destination, &all[me]);
     let mut buffer = memory.put(&if me == root { joined.clone() } else { poison::<T>(count) });
-    comm.scatter_in_place(&mut buffer, root).unwrap();
+    memory.make(|| comm.scatter_in_place(&mut buffer, root)).unwrap();
     check("scatter_in_place", &buffer, if me == root { &joined } else { &all[me] });
 
     let matrix = inputs::<T>(ReduceOp::Max, seed ^ 3, n, count * n);
     let expected: Vec<T> = matrix.iter().flat_map(|row| row[own.clone()].to_vec()).collect();
     let mut destination = memory.put(&poison::<T>(count * n));
-    comm.all_to_all_into(&memory.put(&matrix[me]), &mut destination).unwrap();
+    let wide_source = memory.put(&matrix[me]);
+    memory.make(|| comm.all_to_all_into(&wide_source, &mut destination)).unwrap();
     check("all_to_all_into", &destination, &expected);
     let mut buffer = memory.put(&matrix[me]);
-    comm.all_to_all(&mut buffer).unwrap();
+    memory.make(|| comm.all_to_all(&mut buffer)).unwrap();
     check("all_to_all", &buffer, &expected);
 
     unequal_movements::<T, M>(memory, comm, count, seed);
@@ -178,20 +186,20 @@ fn unequal_movements<T: Predict, M: Memory>(memory: &M, comm: &Communicator, cou
     let source = memory.put(mine);
 
     let mut destination = memory.put(&poison::<T>(joined.len()));
-    comm.all_gather_v_into(&source, &mut destination, &counts).unwrap();
+    memory.make(|| comm.all_gather_v_into(&source, &mut destination, &counts)).unwrap();
     check("all_gather_v_into", &destination, &joined);
     let mut own = poison::<T>(joined.len());
     own[starts[me]..][..counts[me]].copy_from_slice(mine);
     let mut buffer = memory.put(&own);
-    comm.all_gather_v(&mut buffer, &counts).unwrap();
+    memory.make(|| comm.all_gather_v(&mut buffer, &counts)).unwrap();
     check("all_gather_v", &buffer, &joined);
 
     let mut destination = memory.put(&poison::<T>(joined.len()));
-    comm.gather_v(&source, (me == root).then_some((&mut destination, &counts[..])), root).unwrap();
+    memory.make(|| comm.gather_v(&source, (me == root).then_some((&mut destination, &counts[..])), root)).unwrap();
     check("gather_v", &destination, &if me == root { joined.clone() } else { poison(joined.len()) });
 
     let (whole, mut destination) = (memory.put(&joined), memory.put(&poison::<T>(counts[me])));
-    comm.scatter_v((me == root).then_some((&whole, &counts[..])), &mut destination, root).unwrap();
+    memory.make(|| comm.scatter_v((me == root).then_some((&whole, &counts[..])), &mut destination, root)).unwrap();
     check("scatter_v", &destination, mine);
 
     // Rank a sends (a + 2 b) % 4 × count elements to rank b.
@@ -202,7 +210,8 @@ fn unequal_movements<T: Predict, M: Memory>(memory: &M, comm: &Communicator, cou
     let source: Vec<T> = (0..n).flat_map(|to| value(me, to)).collect();
     let expected: Vec<T> = (0..n).flat_map(|from| value(from, me)).collect();
     let mut destination = memory.put(&poison::<T>(expected.len()));
-    comm.all_to_all_v_into(&memory.put(&source), &send_counts, &mut destination, &receive_counts).unwrap();
+    let wide_source = memory.put(&source);
+    memory.make(|| comm.all_to_all_v_into(&wide_source, &send_counts, &mut destination, &receive_counts)).unwrap();
     check("all_to_all_v_into", &destination, &expected);
 }
 

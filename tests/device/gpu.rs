@@ -6,7 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use collectives::{Builder, Communicator, Config, DeviceChoice};
+use collectives::{Builder, Communicator, Config, DeviceChoice, Result};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream};
 
 use crate::common::cases::Memory;
@@ -80,11 +81,26 @@ pub fn assert_nothing_found() {
 /// Buffers of one rank's device, on a stream that is not the communicator's: so that every call has something to wait for.
 pub struct DeviceMemory {
     pub stream: Arc<CudaStream>,
+    /// Where calls are captured into a graph of their own, which is then launched; `None` makes them at once.
+    captured: Option<Arc<CudaStream>>,
 }
 
 impl DeviceMemory {
     pub fn of(comm: &Communicator) -> Self {
-        Self { stream: comm.device().unwrap().context().new_stream().unwrap() }
+        Self::on(comm.device().unwrap().context().new_stream().unwrap())
+    }
+
+    /// Buffers on a stream of the test's.
+    pub fn on(stream: Arc<CudaStream>) -> Self {
+        Self { stream, captured: None }
+    }
+
+    /// As [`DeviceMemory::of`], for calls on `stream` that are to be captured into graphs.
+    pub fn capturing(comm: &Communicator, stream: &Arc<CudaStream>) -> Self {
+        // SAFETY: cudarc's events may not become part of graphs, so what they do is done by hand: every copy to and from the device
+        // here and every launch of a graph is waited for.
+        unsafe { stream.context().disable_event_tracking() };
+        Self { captured: Some(Arc::clone(stream)), ..Self::of(comm) }
     }
 }
 
@@ -110,6 +126,7 @@ impl Memory for DeviceMemory {
         // SAFETY: the same memory as bytes.
         let view = unsafe { buffer.transmute::<u8>(buffer.num_bytes()) }.unwrap();
         let bytes = self.stream.clone_dtoh(&view).unwrap();
+        self.stream.synchronize().unwrap();
         let mut elements: Vec<T> = Vec::with_capacity(count);
         // SAFETY: as many bytes as the elements have, which were elements on the device: plain data.
         unsafe {
@@ -117,5 +134,17 @@ impl Memory for DeviceMemory {
             elements.set_len(count);
         }
         elements
+    }
+
+    fn make(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
+        let Some(stream) = &self.captured else { return call() };
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        let called = call();
+        let graph = stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).unwrap();
+        if let Some(graph) = graph {
+            graph.launch().unwrap();
+            stream.synchronize().unwrap();
+        }
+        called
     }
 }

@@ -2,7 +2,7 @@
 
 use collectives::{Config, F8E4M3, ReduceOp, bf16};
 
-use super::gpu::{process_ranks, ranks, ranks_with};
+use super::gpu::{DeviceMemory, process_ranks, ranks, ranks_with};
 use crate::common::cases::{everything_in, movements_in, reductions_in};
 
 /// A fixed start of the inputs; every failure prints what it used.
@@ -36,6 +36,26 @@ world_sizes! {
     threads_3 processes_3 3;
     threads_4 processes_4 4;
     threads_8 processes_8 8;
+}
+
+#[test]
+fn everything_on_foreign_streams() {
+    for world_size in [1, 2, 3, 4, 8] {
+        ranks(world_size, |comm, memory| {
+            let stream = memory.stream.context().new_stream().unwrap();
+            everything_in(memory, &comm.on(&stream), &[13], SEED);
+        });
+    }
+}
+
+#[test]
+fn everything_inside_graphs() {
+    for world_size in [1, 2, 3, 4, 8] {
+        ranks(world_size, |comm, memory| {
+            let stream = memory.stream.context().new_stream().unwrap();
+            everything_in(&DeviceMemory::capturing(comm, &stream), &comm.on(&stream), &[13], SEED);
+        });
+    }
 }
 
 /// Settings under which large calls take many slabs.

@@ -34,7 +34,7 @@ fn buffers_and_streams_of_another_device_are_refused() {
     let _alone = simgpu::alone();
     ranks(2, |comm, memory| {
         let other = CudaContext::new(5).unwrap().new_stream().unwrap();
-        let elsewhere = DeviceMemory { stream: other };
+        let elsewhere = DeviceMemory::on(other);
         let mut buffer = elsewhere.put(&[1_u32]);
         let error = comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err();
         assert!(error.to_string().contains("lives on device 5"), "{error}");
@@ -50,7 +50,7 @@ fn buffers_and_streams_of_another_device_are_refused() {
 fn a_host_communicator_refuses_device_buffers() {
     let _alone = simgpu::alone();
     simgpu::install();
-    let memory = DeviceMemory { stream: CudaContext::new(0).unwrap().new_stream().unwrap() };
+    let memory = DeviceMemory::on(CudaContext::new(0).unwrap().new_stream().unwrap());
     let comm = Communicator::local(1).unwrap().remove(0);
     let error = comm.all_reduce(&mut memory.put(&[1_u32]), ReduceOp::Sum).unwrap_err();
     assert!(matches!(&error, Error::NoDevice { reason, .. } if reason.contains("builder().device")), "{error}");

@@ -20,7 +20,7 @@ fn config(limit: Duration) -> Config {
 
 /// A sum over all ranks, on a stream of the caller's.
 fn sum(comm: &NcclCommunicator, stream: &Arc<CudaStream>, value: u32) -> u32 {
-    let memory = DeviceMemory { stream: Arc::clone(stream) };
+    let memory = DeviceMemory::on(Arc::clone(stream));
     let buffer = memory.put(&[value; 300]);
     let (address, guard) = buffer.device_ptr(stream);
     let raw = RawBuffer { address, count: 300, dtype: DType::U32 };
@@ -110,7 +110,7 @@ fn a_revoked_communicator_refuses_calls_and_can_be_shrunk() {
     raw_ranks(3, 1, |comm, stream| {
         assert_eq!(sum(&comm, &stream, 1), 3);
         comm.revoke().unwrap();
-        let memory = DeviceMemory { stream: Arc::clone(&stream) };
+        let memory = DeviceMemory::on(Arc::clone(&stream));
         let buffer = memory.put(&[1_u32]);
         let (address, _guard) = buffer.device_ptr(&stream);
         let raw = RawBuffer { address, count: 1, dtype: DType::U32 };

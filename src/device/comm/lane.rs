@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
 use crate::device::driver::{self, Event};
@@ -71,7 +72,11 @@ impl Lane {
         if self.stream.cu_stream().addr() != PER_THREAD_STREAM && !driver::capture_status(&self.stream)? {
             let event = marks.spare.pop().map_or_else(|| Event::new(context), Ok)?;
             event.record(&self.stream)?;
-            marks.pending.push_back((event, now));
+            // The stream's owner may have begun a capture in between. The mark then belongs to that, where it does no harm as long as
+            // nobody asks about it: that would end the capture.
+            if !driver::capture_status(&self.stream)? {
+                marks.pending.push_back((event, now));
+            }
         }
         marks.covered = issued;
         Ok(())
@@ -81,8 +86,11 @@ impl Lane {
     pub(super) fn waiting_since(&self) -> Result<Option<Instant>, DriverError> {
         let mut marks = self.marks();
         while let Some((event, since)) = marks.pending.front() {
-            if !event.is_complete()? {
-                return Ok(Some(*since));
+            match event.is_complete() {
+                Ok(false) => return Ok(Some(*since)),
+                // Of a capture that began and ended around the mark.
+                Ok(true) | Err(DriverError(CUresult::CUDA_ERROR_CAPTURED_EVENT)) => {}
+                Err(error) => return Err(error),
             }
             if let Some((event, _)) = marks.pending.pop_front() {
                 marks.spare.push(event);
