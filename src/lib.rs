@@ -1,4 +1,4 @@
-//! Collective communication between processes, threads and hosts: all-reduce, broadcast, gather, scatter, all-to-all, messages.
+//! Collective communication between GPUs, processes, threads and hosts: all-reduce, broadcast, gather, scatter, all-to-all, messages.
 //!
 //! ```no_run
 //! use collectives::{Communicator, ReduceOp};
@@ -18,10 +18,13 @@
 //! - Collectives are methods of [`Communicator`]; what they reduce with is a [`ReduceOp`] or a [`CustomOp`]; what they take is
 //!   anything that is a [`Buffer`]: slices, vectors, arrays, single elements, of any [`Element`] or plain [`Data`].
 //! - `start_*`, `isend` and `irecv` go on in the background and give their buffers back through a [`Work`].
+//! - With a GPU attached (`Builder::device`) the same methods take device buffers, cudarc's slices among them: they are queued on a
+//!   stream (`Communicator::on` names one) and go over NCCL and this crate's own kernels. `NcclCommunicator` is that side alone.
 //! - Errors are one type, [`Error`], which says what was being done, with whom, and for how long.
 //!
 //! # Features
 //!
+//! `cuda` (on by default): devices; nothing is linked, the driver and NCCL are opened when they are asked for.
 //! `serde`: collectives on any serialisable value. `cli`: the programs `collperf`, which measures, and `collrun`, which starts ranks.
 
 mod buffer;
