@@ -61,8 +61,8 @@ pub struct Config {
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
     /// Compares every rank's call over the host plane before a device call is queued, so that ranks that disagree get a `Mismatch`
-    /// at once and not a hang. Costs a round trip between the hosts' processors per call: for finding faults. Not inside a group of several
-    /// communicators. Default: off.
+    /// at once and not a hang. Costs a round trip between the hosts' processors per call: for finding faults. A group of several
+    /// communicators ([`Communicator::group_across`](crate::Communicator::group_across)) is not compared. Default: off.
     #[cfg(feature = "cuda")]
     pub check_device_calls: bool,
 }

@@ -123,7 +123,7 @@ impl Builder {
         let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(meeting(agent, rank), store)));
         let comm = join(store, (rank, world_size), local_address, Config { timeout, ..config }, &deadline);
         #[cfg(feature = "cuda")]
-        let comm = comm.and_then(|comm| with_device(comm, device.as_ref(), &deadline));
+        let comm = comm.and_then(|comm| with_device(comm, device.as_ref()));
         // Lingers until the last rank has what it needs of the store.
         drop(server);
         comm
@@ -148,7 +148,7 @@ impl Builder {
         let deadline = Deadline::after(config.timeout);
         let comm = join(store, (rank, world_size), None, config, &deadline);
         #[cfg(feature = "cuda")]
-        let comm = comm.and_then(|comm| with_device(comm, device.as_ref(), &deadline));
+        let comm = comm.and_then(|comm| with_device(comm, device.as_ref()));
         comm
     }
 
@@ -191,9 +191,10 @@ impl Builder {
 
 /// Gives a communicator the device plane that was asked for.
 #[cfg(feature = "cuda")]
-fn with_device(comm: Communicator, request: Option<&Request>, deadline: &Deadline) -> Result<Communicator> {
+fn with_device(comm: Communicator, request: Option<&Request>) -> Result<Communicator> {
     if let Some(request) = request {
-        comm.attach_device(request, deadline)?;
+        // Everyone is here: what late comers took of the deadline is not taken from NCCL.
+        comm.attach_device(request, &Deadline::after(comm.timeout()))?;
     }
     Ok(comm)
 }

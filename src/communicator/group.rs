@@ -77,7 +77,7 @@ impl Communicator {
 
     /// As [`group`](Self::group), for several communicators of this thread at once: `record` gets a group for each, in the same
     /// order. So one thread can drive several GPUs, each with a communicator of its own. Device buffers only: on host memory each
-    /// rank needs a thread of its own.
+    /// rank needs a thread of its own. A custom op is used outside of such a group first: the ranks then agree that all can do it.
     ///
     /// Returns what the receives of each communicator got.
     ///

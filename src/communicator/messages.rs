@@ -124,6 +124,9 @@ pub(super) fn receive_place<T>(buffer: &mut [T]) -> Place {
 /// large messages before they receive wait for each other: use [`group`](Self::group), [`send_recv`](Self::send_recv) or
 /// [`isend`](Self::isend) there.
 ///
+/// Messages on device buffers go over NCCL: both ends must name the same length and type, which nobody compares; there are no tags,
+/// and no receiving from any source.
+///
 /// Errors: `InvalidArgument` for a rank or tag that cannot be, `Message` where the two ends do not fit together (both get it,
 /// and the communicator lives on), `PeerLost`, `Timeout`, `Poisoned`.
 impl Communicator {

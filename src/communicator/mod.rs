@@ -326,10 +326,10 @@ impl Communicator {
     pub fn close(self) -> Result<()> {
         #[cfg(feature = "cuda")]
         let device = self.close_device();
-        self.barrier()?;
+        let closed = self.barrier();
         #[cfg(feature = "cuda")]
-        device?;
-        Ok(())
+        let closed = device.and(closed);
+        closed
     }
 
     /// Runs a checked call: on the host at once, on a device by queueing it.

@@ -148,13 +148,15 @@ impl Communicator {
         let founding = Founding { rank, world_size: members.len(), config: &config, listen: self.core.shared.listen };
         let established = HostPlane::establish(&mut exchange, &founding, &deadline);
         exchange.finish(&deadline)?;
-        let (plane, connector) = established?;
-        let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
-        let comm = Self::new(plane, desk, config, self.core.shared.listen);
-        comm.barrier()?;
+        let made = established.and_then(|(plane, connector)| {
+            let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
+            let comm = Self::new(plane, desk, config, self.core.shared.listen);
+            comm.barrier().map(|()| comm)
+        });
+        // NCCL's split wants every rank of the parent, whatever became of one child.
         #[cfg(feature = "cuda")]
-        self.split_device(Some((&comm, members[0] as u32)), &deadline)?;
-        Ok(Some(comm))
+        self.split_device(made.as_ref().ok().map(|comm| (comm, members[0] as u32)), &deadline)?;
+        made.map(Some)
     }
 
     /// A communicator of the same ranks with an order of calls of its own.

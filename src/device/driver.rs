@@ -5,7 +5,7 @@
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUstreamCaptureStatus};
-use cudarc::driver::{CudaContext, CudaStream, DriverError};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use libloading::Library;
 
 use crate::error::Error;
@@ -213,6 +213,11 @@ pub(crate) fn capture_status(stream: &CudaStream) -> Result<bool, DriverError> {
     }
 }
 
+/// Whether this is CUDA's name for "the calling thread's own stream": another one on each thread, which no other can look at.
+pub(crate) fn is_per_thread(stream: &CudaStream) -> bool {
+    stream.cu_stream().addr() == 2
+}
+
 /// An event without times. Unlike cudarc's it leaves errors alone that others have parked in the context.
 #[derive(Debug)]
 pub(crate) struct Event {
@@ -241,11 +246,31 @@ impl Event {
     /// Whether what was recorded has been done.
     pub(crate) fn is_complete(&self) -> Result<bool, DriverError> {
         // SAFETY: the event is alive, for we own it.
-        match unsafe { cudarc::driver::result::event::query(self.event) } {
-            Ok(()) => Ok(true),
-            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(error) => Err(error),
-        }
+        unsafe { query(self.event) }
+    }
+}
+
+/// Whether what was recorded in an event has been done. Unlike cudarc's way it spoils nobody's capture.
+pub(crate) fn is_complete(event: &CudaEvent) -> Result<bool, DriverError> {
+    // SAFETY: the event is alive, for we hold a reference to it.
+    unsafe { query(event.cu_event()) }
+}
+
+/// # Safety
+///
+/// The event is alive.
+unsafe fn query(event: sys::CUevent) -> Result<bool, DriverError> {
+    // A question from a thread that does not ignore captures ends those that go on, wherever they are.
+    let mode = exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    // SAFETY: passed on to the caller.
+    let answer = unsafe { cudarc::driver::result::event::query(event) };
+    if let Some(mode) = mode {
+        exchange_capture_mode(mode);
+    }
+    match answer {
+        Ok(()) => Ok(true),
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -261,12 +286,17 @@ impl Drop for Event {
 
 /// Makes this thread's calls invisible to stream captures of others: they would end a capture otherwise, wherever it is.
 pub(crate) fn ignore_captures() {
-    const SYMBOL: &str = "cuThreadExchangeStreamCaptureMode";
-    if has(SYMBOL) {
-        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the function is there, and swaps a variable of ours with one of this thread.
-        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+    exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
+/// Sets how this thread heeds captures, and gives what it was; nothing with a driver that has no such thing.
+fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
+    static THERE: OnceLock<bool> = OnceLock::new();
+    if !*THERE.get_or_init(|| has("cuThreadExchangeStreamCaptureMode")) {
+        return None;
     }
+    // SAFETY: the function is there, and swaps a variable of ours with one of this thread.
+    unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result().ok().map(|()| mode)
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ impl<T: Data> NcclBuffer<T> {
         let Ok(own) = self.stream.record_event(None) else { return false };
         let own = Some(own);
         let (deadline, mut pace) = (Deadline::after(DROP_PATIENCE), Pace::default());
-        let done = || [&self.read, &self.write, &own].into_iter().flatten().all(|event| !matches!(event.try_is_complete(), Ok(false)));
+        let done = || [&self.read, &self.write, &own].into_iter().flatten().all(|event| matches!(driver::is_complete(event), Ok(true)));
         while !done() {
             if deadline.has_passed() {
                 return false;

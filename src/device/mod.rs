@@ -16,7 +16,7 @@ mod user;
 mod watchdog;
 
 pub(crate) use comm::{NcclComm, Setup, unique_id};
-pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, is_capturing, of, open};
+pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, is_capturing, is_complete, is_per_thread, of, open};
 pub(crate) use job::{Job, Message, Reduction};
 pub use memory::{NcclBuffer, Registration, Window};
 pub(crate) use nccl::library;

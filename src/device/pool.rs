@@ -32,7 +32,11 @@ pub(crate) fn share(gpu: &Gpu, others: &[usize]) -> Result<(), DriverError> {
     driver::bind(&gpu.context)?;
     let mut pool: sys::CUmemoryPool = std::ptr::null_mut();
     // SAFETY: the function is there (checked), and answers into a variable of ours.
-    unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, gpu.context.cu_device()) }.result()?;
+    match unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, gpu.context.cu_device()) }.result() {
+        // Without pools cudarc allocates in the old way, and NCCL can reach it.
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) => return Ok(()),
+        answer => answer?,
+    }
     for other in others {
         let (device, mut can) = (*other as c_int, 0);
         // SAFETY: as above.

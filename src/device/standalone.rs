@@ -175,7 +175,7 @@ impl NcclCommunicator {
     }
 
     /// A communicator made of this one.
-    fn descendant(&self, comm: NcclComm) -> Result<Self> {
+    pub(crate) fn descendant(&self, comm: NcclComm) -> Result<Self> {
         Self::around(self.plane.gpu().clone(), comm, &self.config, self.plane.least_capability())
     }
 

@@ -32,6 +32,8 @@ fn captured_calls_give_the_same_bits_at_every_launch() {
             let on = comm.on(&stream);
             on.all_reduce(&mut sums, ReduceOp::Sum).unwrap();
             on.all_reduce(&mut bits, ReduceOp::BitXor).unwrap();
+            // Waiting for something else asks the driver about events, which must not end the capture.
+            comm.device().unwrap().synchronize().unwrap();
             on.all_reduce(&mut means, ReduceOp::Avg).unwrap();
             on.all_gather_into(&bits, &mut gathered).unwrap();
             let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;

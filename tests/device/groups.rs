@@ -74,6 +74,12 @@ fn one_thread_drives_several_devices() {
             assert_eq!(memory.get(buffer), vec![7; 2000], "{op}");
         }
     }
+    let [first, second, _] = &mut buffers[..] else { panic!("three buffers") };
+    let twice = Communicator::group_across(&[all[0], all[0]], |groups| {
+        groups[0].all_reduce(first, ReduceOp::BitOr)?;
+        groups[1].all_reduce(second, ReduceOp::BitOr)
+    });
+    assert!(matches!(twice, Err(collectives::Error::InvalidArgument { .. })), "{twice:?}");
     let mut on_host = [1_u32];
     let error = Communicator::group_across(&all[..1], |groups| groups[0].all_reduce(&mut on_host, ReduceOp::Sum)).unwrap_err();
     assert!(error.is_unsupported(), "{error}");

@@ -59,6 +59,8 @@ struct Facts {
     capability: (u8, u8),
     /// The device's number in its process.
     ordinal: u16,
+    /// How much scratch memory it would take: slabs must be alike everywhere.
+    scratch_bytes: u64,
     may_share: bool,
     pci: String,
     /// By what NCCL is told to take ranks to share a host; empty where it is not told.
@@ -70,8 +72,14 @@ impl Facts {
     fn to_bytes(said: &std::result::Result<Self, String>) -> Vec<u8> {
         match said {
             Err(reason) => [&[0], reason.as_bytes()].concat(),
-            Ok(Self { uuid, version, capability: (major, minor), ordinal, may_share, pci, host_id }) => {
-                let numbers = [&version.to_le_bytes()[..], &ordinal.to_le_bytes(), &[*major, *minor, u8::from(*may_share)]].concat();
+            Ok(Self { uuid, version, capability: (major, minor), ordinal, scratch_bytes, may_share, pci, host_id }) => {
+                let numbers = [
+                    &version.to_le_bytes()[..],
+                    &ordinal.to_le_bytes(),
+                    &scratch_bytes.to_le_bytes(),
+                    &[*major, *minor, u8::from(*may_share)],
+                ]
+                .concat();
                 [&[1][..], uuid, &numbers, pci.as_bytes(), b"\n", host_id.as_bytes()].concat()
             }
         }
@@ -90,6 +98,7 @@ impl Facts {
         let (uuid, rest) = bytes.split_first_chunk()?;
         let (version, rest) = rest.split_first_chunk()?;
         let (ordinal, rest) = rest.split_first_chunk()?;
+        let (scratch_bytes, rest) = rest.split_first_chunk()?;
         let ([major, minor, may_share], rest) = rest.split_first_chunk()?;
         let (pci, host_id) = std::str::from_utf8(rest).ok()?.split_once('\n')?;
         Some(Self {
@@ -97,6 +106,7 @@ impl Facts {
             version: i32::from_le_bytes(*version),
             capability: (*major, *minor),
             ordinal: u16::from_le_bytes(*ordinal),
+            scratch_bytes: u64::from_le_bytes(*scratch_bytes),
             may_share: *may_share != 0,
             pci: pci.to_owned(),
             host_id: host_id.to_owned(),
@@ -196,6 +206,7 @@ impl Communicator {
             version: found.library.version().code(),
             capability: (found.gpu.capability.0 as u8, found.gpu.capability.1 as u8),
             ordinal: found.gpu.ordinal as u16,
+            scratch_bytes: self.config().device_scratch_bytes as u64,
             may_share: environment.multi_rank_gpu,
             pci: found.gpu.pci.clone(),
             host_id: environment.host_id.clone().unwrap_or_default(),
@@ -205,10 +216,13 @@ impl Communicator {
             Ok(facts) => facts,
             Err(reason) => return Ok(Err(reason)),
         };
+        let mut config = self.config().clone();
+        config.device_scratch_bytes = facts.iter().map(|facts| facts.scratch_bytes).min().map_or(0, |bytes| bytes as usize);
         let least = facts.iter().map(|facts| facts.capability).min().map_or((0, 0), |(major, minor)| (major.into(), minor.into()));
         let Ok(found) = found else { return Ok(Err("this rank has no device".to_owned())) };
-        let neighbours = self.neighbours(&facts);
-        let made = match self.unique_ids(found.library)? {
+        let shared = device::share_pool(&found.gpu, &self.neighbours(&facts));
+        let shared = shared.map_err(|error| device::cuda_error("opening a device's pool to the others of this process", error));
+        let made = match self.unique_ids(found.library, shared)? {
             Ok(ids) => {
                 let setup = Setup {
                     library: found.library,
@@ -219,10 +233,8 @@ impl Communicator {
                     config: &self.config().nccl,
                     deadline,
                 };
-                let shared = device::share_pool(&found.gpu, &neighbours);
-                let shared = shared.map_err(|error| device::cuda_error("opening a device's pool to the others of this process", error));
-                let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, self.config(), least);
-                shared.and_then(|()| NcclComm::create(setup)).and_then(around).map_err(|error| error.to_string())
+                let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least);
+                NcclComm::create(setup).and_then(around).map_err(|error| error.to_string())
             }
             Err(reason) => Err(reason),
         };
@@ -236,15 +248,20 @@ impl Communicator {
         here.map(|(_, facts)| usize::from(facts.ordinal)).filter(|ordinal| *ordinal != usize::from(facts[me.rank].ordinal)).collect()
     }
 
-    /// The ids of NCCL's bootstrap, made by ranks spread evenly, on every rank.
-    fn unique_ids(&self, library: &'static nccl_sys::Library) -> Result<std::result::Result<Vec<ncclUniqueId>, String>> {
+    /// The ids of NCCL's bootstrap, made by ranks spread evenly, on every rank; where a rank is not prepared, why.
+    fn unique_ids(
+        &self,
+        library: &'static nccl_sys::Library,
+        prepared: Result<()>,
+    ) -> Result<std::result::Result<Vec<ncclUniqueId>, String>> {
         let world_size = self.world_size();
         let roots = if library.has("ncclCommInitRankScalable") { world_size.div_ceil(RANKS_PER_ROOT) } else { 1 };
         let is_root = (0..roots).any(|root| root * world_size / roots == self.rank());
-        let blob = match is_root.then(|| device::unique_id(library)) {
-            None => vec![1],
-            Some(Ok(id)) => [&[1], &id.internal.map(|byte| byte as u8)[..]].concat(),
-            Some(Err(error)) => [&[0], error.to_string().as_bytes()].concat(),
+        let made = prepared.and_then(|()| is_root.then(|| device::unique_id(library)).transpose());
+        let blob = match made {
+            Ok(None) => vec![1],
+            Ok(Some(id)) => [&[1], &id.internal.map(|byte| byte as u8)[..]].concat(),
+            Err(error) => [&[0], error.to_string().as_bytes()].concat(),
         };
         let mut ids = Vec::with_capacity(roots);
         for (peer, blob) in self.peers().iter().zip(self.all_gather_blobs(&blob)?) {
@@ -291,10 +308,15 @@ impl Communicator {
         let key = child.map_or(0, |(child, _)| child.rank() as i32);
         let plane = device.plane();
         let made = plane.comm().split(child.map(|(_, color)| color), key, config, deadline);
-        let Some((child, _)) = child else { return made.map(|_| ()) };
+        let Some((child, _)) = child else {
+            // The members tell of it by having no device; this rank has lost nothing.
+            if let Err(error) = made {
+                tracing::info!(rank = self.rank(), %error, "a split without a device plane");
+            }
+            return Ok(());
+        };
         let made = match made {
-            Ok(Some(comm)) => NcclCommunicator::around(plane.gpu().clone(), comm, child.config(), plane.least_capability())
-                .map_err(|error| error.to_string()),
+            Ok(Some(comm)) => device.descendant(comm).map_err(|error| error.to_string()),
             Ok(None) => Err("NCCL made no communicator for this rank".to_owned()),
             Err(error) => Err(error.to_string()),
         };
@@ -322,6 +344,7 @@ mod tests {
             version: 23203,
             capability: (9, 0),
             ordinal: device.into(),
+            scratch_bytes: 1 << 20,
             may_share: false,
             pci: format!("0000:{device:02x}:00.0"),
             host_id: String::new(),

@@ -1,5 +1,6 @@
 //! Device calls that are queued together: those of a group, and messages.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
@@ -146,6 +147,11 @@ impl Communicator {
 
     /// Queues what was recorded on one or several communicators in one go.
     pub(in super::super) fn queue_batches(parts: &mut [(&Communicator, Batch<'_>)], hold: Hold) -> Result<()> {
+        // One communicator's calls are in one order, on one stream at a time.
+        let twice = |index: usize| parts[..index].iter().any(|(other, _)| Rc::ptr_eq(&other.core, &parts[index].0.core));
+        if (1..parts.len()).any(twice) {
+            return Err(Error::argument("group_across", "a communicator stands twice; record its calls in one group"));
+        }
         let mut admitted = Vec::with_capacity(parts.len());
         for (comm, batch) in parts.iter() {
             admitted.push(comm.admit_batch(batch)?);
@@ -153,6 +159,9 @@ impl Communicator {
         // One thread that holds several ranks cannot have them talk to each other.
         if let ([(comm, batch)], [(plane, _)]) = (&*parts, &admitted[..]) {
             batch.calls.iter().try_for_each(|call| comm.confer(plane, &call.job))?;
+        } else if parts.iter().zip(&admitted).any(|((_, batch), (plane, _))| batch.calls.iter().any(|call| plane.is_first_use(&call.job))) {
+            let reason = "the ranks must agree that all can do it; use it once outside of such a group";
+            return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
         }
         let timeout = parts.iter().map(|(comm, _)| comm.timeout()).min().unwrap_or_default();
         let mut resolved = Vec::with_capacity(parts.len());

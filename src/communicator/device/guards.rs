@@ -59,10 +59,15 @@ impl<'s> Guards<'s> {
     pub(super) fn read(&mut self, buffer: &'s dyn DeviceRead, stream: &'s CudaStream) -> u64 {
         let (address, guard) = buffer.read(stream);
         if let (SyncOnDrop::Record(Some((event, _))), Some(owner)) = (&guard, buffer.owner())
-            && self.hold == Hold::Borrowed
-            && owner.cu_stream() != stream.cu_stream()
+            && (owner.cu_stream() != stream.cu_stream() || device::is_per_thread(stream))
         {
-            self.readings.push(Reading { owner, event });
+            if owner.context().is_managing_stream_synchronization() {
+                // The event is about to forget the reader before this one: whoever waits for this one waits for both.
+                owner.context().record_err(stream.wait(event));
+            }
+            if self.hold == Hold::Borrowed {
+                self.readings.push(Reading { owner, event });
+            }
         }
         self.guards.push(guard);
         address

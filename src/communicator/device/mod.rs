@@ -33,6 +33,9 @@ pub(super) use batch::{Batch, untagged};
 pub(super) use guards::Hold;
 pub(super) use work::Queued;
 
+/// How much of an error a rank tells the others, in bytes: a compiler's can be long.
+const LONGEST_REASON: usize = 4096;
+
 /// A checked call on device buffers, which it borrows.
 pub(super) struct DeviceCall<'a> {
     job: device::Job,
@@ -172,8 +175,9 @@ impl Communicator {
         }
         // A rank that cannot load it must not leave the others waiting on their devices.
         let mine = plane.load(job, self.device_stream(plane));
-        let reason = mine.as_ref().map_or_else(ToString::to_string, |()| String::new());
-        let reasons = self.all_gather_blobs(reason.as_bytes())?;
+        let mut reason = mine.as_ref().map_or_else(|error| error.to_string().into_bytes(), |()| Vec::new());
+        reason.truncate(LONGEST_REASON);
+        let reasons = self.all_gather_blobs(&reason).inspect_err(|_| plane.unload(job))?;
         let Some(failed) = reasons.iter().position(|reason| !reason.is_empty()) else { return mine };
         plane.unload(job);
         mine?;

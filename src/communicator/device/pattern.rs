@@ -53,6 +53,7 @@ impl Device<'_> {
         let to = guards.write(buffer.inner, stream);
         // SAFETY: both are borrowed, on this device (checked by the caller), as long as they say; their events order what follows.
         let queued = unsafe { plane.kernels().fill_pattern((to, bytes as u64), (from, pattern_bytes as u64), phase as u64, stream) };
+        // The end of the plane waits for its own stream: its kernels are not taken away from under this.
         queued.and(Communicator::release(guards, plane, stream, "fill"))
     }
 

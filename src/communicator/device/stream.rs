@@ -10,10 +10,26 @@ use cudarc::driver::CudaStream;
 use super::Communicator;
 
 /// A communicator whose device calls are queued on a stream of the caller's; see [`Communicator::on`].
+///
+/// It borrows the communicator as long as it lives:
+///
+/// ```compile_fail,E0505
+/// # use collectives::Communicator;
+/// # fn example(comm: Communicator, stream: std::sync::Arc<cudarc::driver::CudaStream>) {
+/// let on = comm.on(&stream);
+/// std::thread::spawn(move || drop(comm)); // would be used on two threads
+/// drop(on);
+/// # }
+/// ```
 pub struct OnStream<'a> {
     comm: Communicator,
     /// While this lives the communicator stays where it is, on this thread.
     _borrowed: &'a Communicator,
+}
+
+impl Drop for OnStream<'_> {
+    /// Nothing to do; but because there is a `drop`, the borrow lasts until it, and the communicator cannot be moved before.
+    fn drop(&mut self) {}
 }
 
 impl Deref for OnStream<'_> {

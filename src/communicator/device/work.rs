@@ -57,7 +57,7 @@ impl Queued {
 
     /// Whether it has ended; the error with which it did.
     fn look(&self) -> Option<Result<()>> {
-        match self.event.try_is_complete() {
+        match device::is_complete(&self.event) {
             Ok(true) => return Some(self.comm.failure().map_or(Ok(()), Err)),
             Ok(false) => {}
             Err(error) => return Some(Err(device::cuda_error(self.doing.clone(), error))),

@@ -36,7 +36,9 @@ impl NcclComm {
         let inner = self.inner();
         let mut last = inner.enter(doing, timeout)?;
         if inner.inside(doing, timeout, work)? {
-            settle(&[inner], doing, &Deadline::after(timeout), Inner::is_over).map_err(|(_, error)| inner.end(error, doing))?;
+            let settled = settle(&[inner], doing, &Deadline::after(timeout), Inner::is_over);
+            // Who revokes it means to go on with what comes of it.
+            settled.map_err(|(_, error)| if inner.is_revoked() { error } else { inner.end(error, doing) })?;
         }
         inner.note(&mut last, stream, timeout);
         Ok(())
@@ -95,6 +97,9 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
     let made = launch(parts, &everyone, doing, timeout);
     let settled = made.and_then(|()| settle(&everyone, doing, &Deadline::after(timeout), Inner::is_over));
     if let Err((culprit, error)) = settled {
+        if everyone[culprit].is_revoked() {
+            return Err(error);
+        }
         for inner in everyone.iter().filter(|inner| !Arc::ptr_eq(inner, everyone[culprit])) {
             inner.fail(error.clone(), Duration::ZERO);
         }

@@ -70,7 +70,8 @@ impl Inner {
     /// The error of a refused call, which ends the communicator unless it is harmless.
     #[cold]
     pub(super) fn refused(self: &Arc<Self>, refusal: Refusal, doing: &dyn Fn() -> String) -> Error {
-        let harmless = refusal.is_harmless();
+        // A communicator that does not block may keep even a wrong argument as its error, and then refuses all that follows.
+        let harmless = refusal.is_harmless() && !matches!(self.state(FENCE), Some(Err(_)));
         let error = refusal.into_error(doing());
         if harmless { error } else { self.end(error, doing) }
     }

@@ -10,8 +10,6 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
 use crate::device::driver::{self, Event};
 
-/// CUDA's name for "the calling thread's own stream", which no other thread can look at.
-const PER_THREAD_STREAM: usize = 2;
 /// Marks on one stream at a time. The watchdog makes at most ten or so in the time that a call may take.
 const MARKS: usize = 16;
 
@@ -54,6 +52,11 @@ impl Lane {
         self.marks().covered != self.issued.load(Ordering::Acquire)
     }
 
+    /// Whether there is news that can be waited for: nothing that is being captured is.
+    pub(super) fn has_waitable_news(&self) -> bool {
+        self.has_news() && !driver::is_capturing(&self.stream)
+    }
+
     /// Whether all calls are known to have been done.
     pub(super) fn is_idle(&self) -> bool {
         let marks = self.marks();
@@ -69,16 +72,18 @@ impl Lane {
         if marks.pending.len() >= MARKS {
             return Ok(());
         }
-        if self.stream.cu_stream().addr() != PER_THREAD_STREAM && !driver::capture_status(&self.stream)? {
+        if driver::is_per_thread(&self.stream) {
+            marks.covered = issued;
+        } else if !driver::capture_status(&self.stream)? {
             let event = marks.spare.pop().map_or_else(|| Event::new(context), Ok)?;
             event.record(&self.stream)?;
             // The stream's owner may have begun a capture in between. The mark then belongs to that, where it does no harm as long as
             // nobody asks about it: that would end the capture.
             if !driver::capture_status(&self.stream)? {
                 marks.pending.push_back((event, now));
+                marks.covered = issued;
             }
         }
-        marks.covered = issued;
         Ok(())
     }
 

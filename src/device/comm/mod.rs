@@ -99,7 +99,7 @@ impl NcclComm {
         let doing = || format!("waiting on the device for {}", self.inner.last_call());
         let mut pace = lock::Pace::default();
         loop {
-            let complete = event.try_is_complete();
+            let complete = crate::device::driver::is_complete(event);
             match (complete, self.failure()) {
                 (_, Some(_)) => return Err(self.inner.refuse(&doing)),
                 (Ok(true), None) => return Ok(()),
@@ -146,6 +146,12 @@ impl Drop for NcclComm {
         let deadline = Deadline::after(DROP_PATIENCE);
         let healthy = !self.inner.is_ended() && matches!(self.quiesce(&deadline), Ok(true));
         if !(healthy && self.finalize(&deadline).is_ok()) {
+            if !self.inner.is_ended() {
+                tracing::error!(
+                    rank = self.rank(),
+                    "dropped with calls that other ranks have not made: it is aborted, their results are worth nothing"
+                );
+            }
             self.abort();
         }
     }

@@ -97,6 +97,11 @@ impl Inner {
         self.is_ended() || self.revoked.load(Ordering::Acquire)
     }
 
+    /// Whether collectives are refused and the rest is not.
+    pub(super) fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire) && !self.is_ended()
+    }
+
     /// Why calls are refused.
     pub(super) fn cause(&self) -> Arc<Error> {
         let by = Peer::unknown(self.rank);
@@ -151,7 +156,7 @@ impl Inner {
     }
 
     /// What NCCL says of the communicator now; nothing where the device was not free within the limit.
-    fn state(&self, limit: Duration) -> Option<std::result::Result<ncclResult_t, Refusal>> {
+    pub(super) fn state(&self, limit: Duration) -> Option<std::result::Result<ncclResult_t, Refusal>> {
         const CALL: &str = "ncclCommGetAsyncError";
         let _lock = lock_within(&self.device.lock, limit)?;
         let handle = self.handle.load(Ordering::Acquire);
@@ -299,7 +304,7 @@ impl Inner {
         let mut pace = Pace::default();
         loop {
             let now = Instant::now();
-            if self.is_ended() || (self.oldest(now)?.is_none() && self.lanes().iter().all(|lane| !lane.has_news())) {
+            if self.is_ended() || (self.oldest(now)?.is_none() && !self.lanes().iter().any(|lane| lane.has_waitable_news())) {
                 return Ok(true);
             }
             if deadline.has_passed() {

@@ -89,7 +89,7 @@ pub(crate) struct DevicePlane {
     /// The plane's memory is free again, and its kernels are done.
     free: CudaEvent,
     /// The stream on which it was used last.
-    last: Cell<usize>,
+    last: RefCell<Arc<CudaStream>>,
     /// NCCL's op for the last `PreMulSum`.
     product: Cell<Option<Product>>,
 }
@@ -130,7 +130,7 @@ impl DevicePlane {
         // SAFETY: the context is current; the memory is freed once, when the plane is dropped.
         let address = if bytes == 0 { Ok(0) } else { unsafe { result::malloc_sync(bytes) } };
         let address = address.map_err(|error| cuda_error(format!("allocating {bytes} B of memory on device {}", gpu.ordinal), error))?;
-        let (room, users, last) = (Room { address, bytes }, RefCell::new(Users::new(&gpu)), Cell::new(stream.cu_stream().addr()));
+        let (room, users, last) = (Room { address, bytes }, RefCell::new(Users::new(&gpu)), RefCell::new(Arc::clone(&stream)));
         let (product, comm) = (Cell::new(None), Arc::new(comm));
         Ok(Self { gpu, comm, stream, side, kernels, users, facts, library, ranks, room, arrived, folded, free, last, product })
     }
@@ -360,7 +360,10 @@ impl DevicePlane {
 impl Drop for DevicePlane {
     fn drop(&mut self) {
         // Kernels and memory are in use until then. Once the communicator has ended, what waits for other ranks returns.
-        let is_free = self.comm.wait(&self.free, &Deadline::after(PATIENCE)).is_ok() || {
+        let own = self.stream.record_event(None);
+        let deadline = Deadline::after(PATIENCE);
+        let is_own_done = own.is_ok_and(|own| self.comm.wait(&own, &deadline).is_ok());
+        let is_free = (is_own_done && self.comm.wait(&self.free, &deadline).is_ok()) || {
             self.comm.abort();
             self.is_free_soon()
         };

@@ -95,6 +95,9 @@ pub(super) unsafe fn together(parts: &mut [Running<'_>], doing: &dyn Fn() -> Str
 ///
 /// As [`together`].
 unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
+    for part in parts.iter() {
+        part.plane.refuse_if_over(doing)?;
+    }
     for part in parts.iter().filter(|part| part.uses_room) {
         part.plane.take_room(part.stream)?;
     }
@@ -234,7 +237,8 @@ impl DevicePlane {
     /// Has the stream wait until the plane's memory is free. What becomes part of a graph cannot wait for what is not.
     fn take_room(&self, stream: &CudaStream) -> Result<()> {
         driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
-        if self.last.get() == stream.cu_stream().addr() || driver::is_capturing(stream) { Ok(()) } else { wait(&self.free, stream) }
+        let in_order = self.last.borrow().cu_stream() == stream.cu_stream() && !driver::is_per_thread(stream);
+        if in_order || driver::is_capturing(stream) { Ok(()) } else { wait(&self.free, stream) }
     }
 
     /// Has the stream wait for the side.
@@ -245,11 +249,12 @@ impl DevicePlane {
     }
 
     /// Notes when the stream has done with the plane's memory.
-    fn free_room(&self, stream: &CudaStream) -> Result<()> {
+    fn free_room(&self, stream: &Arc<CudaStream>) -> Result<()> {
         if driver::is_capturing(stream) {
             return Ok(());
         }
-        self.last.set(stream.cu_stream().addr());
+        // Kept, so that no other stream gets its number meanwhile.
+        self.last.replace(Arc::clone(stream));
         record(&self.free, stream)
     }
 }
