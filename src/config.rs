@@ -57,7 +57,8 @@ pub struct Config {
     /// it. The first communicator with a device decides for the whole process.
     #[cfg(feature = "cuda")]
     pub nccl_library: Option<PathBuf>,
-    /// How much device memory a communicator keeps for ops that NCCL lacks, which it exchanges and folds in chunks. Default: 32 MiB.
+    /// How much device memory a communicator keeps for ops that NCCL lacks, which it exchanges and folds in chunks. Ranks
+    /// that differ all take the least. Default: 32 MiB.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
     /// Compares every rank's call over the host plane before a device call is queued, so that ranks that disagree get a `Mismatch`

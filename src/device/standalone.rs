@@ -68,7 +68,8 @@ impl fmt::Debug for UniqueId {
 
 /// One rank of a communicator of NCCL's, with this crate's deadlines, watchdog and kernels: [`Communicator`](crate::Communicator)
 /// without the host plane, so nothing is exchanged or compared between processors. Ranks that call different things wait for each
-/// other until the timeout. The devices of all ranks are taken to have the same compute capability.
+/// other until the timeout. The devices of all ranks are taken to have the same compute capability, and
+/// all pass the same [`Config::device_scratch_bytes`] and [`Config::reproducible`]: nobody compares them.
 ///
 /// Every wait ends at [`Config::timeout`]: the communicator is then aborted, and says why.
 #[derive(Debug)]

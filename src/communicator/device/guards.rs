@@ -82,8 +82,9 @@ impl<'s> Guards<'s> {
 
     /// Lets go, after the call has been queued on `stream`.
     ///
-    /// A slice of cudarc's remembers its last reader only: once somebody else has read it, whoever writes or frees it would no longer
-    /// wait for this call. So the stream on which it will be freed waits for the call now. Calls that own their buffers do without.
+    /// A slice of cudarc's remembers its last reader only: once somebody else has read it, whoever frees it would no longer wait for this
+    /// call. So the stream on which it will be freed waits for the call now. Calls that own their buffers do without. What remains is
+    /// cudarc's own: a writer on a third stream, after a reader that is not ours, waits for that reader alone.
     pub(super) fn release(self, context: &CudaContext, stream: &CudaStream) -> Result<(), DriverError> {
         let Self { guards, readings, .. } = self;
         drop(guards);
