@@ -1,34 +1,41 @@
 //! When a wait began and when it must end.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// A point in time after which a wait gives up, and when it began.
-#[derive(Debug, Clone, Copy)]
+/// A limit on a wait, from when it began.
+#[derive(Debug, Clone)]
 pub(crate) struct Deadline {
-    began: Instant,
-    /// `None` waits for ever: a limit so large that it cannot be added to a clock.
-    ends: Option<Instant>,
+    limit: Duration,
+    /// Set when somebody asks.
+    began: OnceLock<Instant>,
 }
 
 impl Deadline {
     /// A deadline `limit` from now.
     pub(crate) fn after(limit: Duration) -> Self {
-        let began = Instant::now();
-        Self { began, ends: began.checked_add(limit) }
+        Self { limit, began: OnceLock::from(Instant::now()) }
+    }
+
+    /// A deadline `limit` from when it is first asked anything, for waits that mostly end sooner than a clock can be read.
+    #[inline]
+    pub(crate) fn lazily(limit: Duration) -> Self {
+        Self { limit, began: OnceLock::new() }
     }
 
     /// How long it has been since the wait began.
     pub(crate) fn elapsed(&self) -> Duration {
-        self.began.elapsed()
+        let now = Instant::now();
+        now.saturating_duration_since(*self.began.get_or_init(|| now))
     }
 
     /// What is left; zero once it has passed.
     pub(crate) fn remaining(&self) -> Duration {
-        self.ends.map_or(Duration::MAX, |ends| ends.saturating_duration_since(Instant::now()))
+        self.limit.saturating_sub(self.elapsed())
     }
 
     /// Whether it has passed.
     pub(crate) fn has_passed(&self) -> bool {
-        self.ends.is_some_and(|ends| Instant::now() >= ends)
+        self.elapsed() >= self.limit
     }
 }

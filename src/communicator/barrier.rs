@@ -30,7 +30,7 @@ impl Communicator {
     #[doc(alias = "MPI_Barrier")]
     #[inline]
     pub fn barrier(&self) -> Result<()> {
-        self.execute(self.prepare_barrier()?)
+        self.execute(self.prepare_barrier())
     }
 
     /// Waits until every rank has entered, for at most `limit`. Where the limit passes, every rank that came gets an error

@@ -209,7 +209,7 @@ impl Communicator {
     #[doc(alias("ncclAllReduce", "MPI_Allreduce"))]
     #[inline]
     pub fn all_reduce<B: BufferMut + ?Sized>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
-        self.execute(self.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into())?)
+        self.execute(self.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into()))
     }
 
     /// Reduces several buffers as if they were one, in place: one call, whatever their number. They must have the same lengths, in
@@ -246,7 +246,7 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(self.prepare_all_reduce(Source::Separate(source.memory()), destination.memory_mut(), &op.into())?)
+        self.execute(self.prepare_all_reduce(Source::Separate(source.memory()), destination.memory_mut(), &op.into()))
     }
 
     /// Reduces the buffers of all ranks into the root's, in place. The other ranks' buffers are left untouched.
@@ -260,7 +260,7 @@ impl Communicator {
     pub fn reduce<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize, op: impl Into<Reduction<B::Element>>) -> Result<()> {
         let buffer = buffer.memory_mut();
         let count = buffer.len();
-        self.execute(self.prepare_reduce(Source::InPlace, Some(buffer), count, root, &op.into())?)
+        self.execute(self.prepare_reduce(Source::InPlace, Some(buffer), count, root, &op.into()))
     }
 
     /// As [`reduce`](Self::reduce), from one buffer into another: the root passes `Some(destination)` of the source's length, the
@@ -283,7 +283,7 @@ impl Communicator {
         let source = source.memory();
         self.only_at_root(Kind::Reduce, "a destination", destination.is_some(), root)?;
         let destination = destination.map(|destination| destination.memory_mut());
-        self.execute(self.prepare_reduce(Source::Separate(source), destination, source.len(), root, &op.into())?)
+        self.execute(self.prepare_reduce(Source::Separate(source), destination, source.len(), root, &op.into()))
     }
 
     /// Copies the root's buffer to every rank. Cost: N bytes, over a pipeline or a tree.
@@ -295,7 +295,7 @@ impl Communicator {
     pub fn broadcast<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
         let buffer = buffer.memory_mut();
         let source = if self.rank() == root { Source::InPlace } else { Source::Nothing };
-        self.execute(self.prepare_broadcast(source, buffer, root)?)
+        self.execute(self.prepare_broadcast(source, buffer, root))
     }
 
     /// As [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's too): the root passes
@@ -320,7 +320,7 @@ impl Communicator {
             }
             None => Source::Nothing,
         };
-        self.execute(self.prepare_broadcast(source, destination, root)?)
+        self.execute(self.prepare_broadcast(source, destination, root))
     }
 
     /// Gathers every rank's block on every rank, in place: the buffer is one block per rank, in rank order, and this rank's
@@ -331,7 +331,7 @@ impl Communicator {
     /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
     #[doc(alias("ncclAllGather", "MPI_Allgather"))]
     pub fn all_gather<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
-        self.execute(self.prepare_all_gather(None, buffer.memory_mut())?)
+        self.execute(self.prepare_all_gather(None, buffer.memory_mut()))
     }
 
     /// As [`all_gather`](Self::all_gather), from this rank's block into a destination of world size × its length.
@@ -344,7 +344,7 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(self.prepare_all_gather(Some(source.memory()), destination.memory_mut())?)
+        self.execute(self.prepare_all_gather(Some(source.memory()), destination.memory_mut()))
     }
 
     /// Reduces one block per rank, and leaves each rank with its own: in place, the result lands in this rank's block, and the
@@ -355,7 +355,7 @@ impl Communicator {
     /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
     #[doc(alias("ncclReduceScatter", "MPI_Reduce_scatter_block"))]
     pub fn reduce_scatter<B: BufferMut + ?Sized>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
-        self.execute(self.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into())?)
+        self.execute(self.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into()))
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), from a source of world size × the destination's length.
@@ -368,7 +368,7 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(self.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into())?)
+        self.execute(self.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into()))
     }
 
     /// Gathers every rank's block on the root: the root passes `Some(destination)` of world size × the source's length, the others
@@ -385,7 +385,7 @@ impl Communicator {
     {
         let source = source.memory();
         let destination = destination.map(|destination| destination.memory_mut());
-        self.execute(self.prepare_gather(Source::Separate(source), destination, source.len(), root)?)
+        self.execute(self.prepare_gather(Source::Separate(source), destination, source.len(), root))
     }
 
     /// As [`gather`](Self::gather), in place at the root: it passes the whole buffer with its own block filled in, the others
@@ -395,7 +395,7 @@ impl Communicator {
     ///
     /// Those common to all collectives.
     pub fn gather_in_place<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
-        self.execute(self.prepare_gather_in_place(buffer, root)?)
+        self.execute(self.prepare_gather_in_place(buffer, root))
     }
 
     /// Hands each rank its block of the root's source: the root passes `Some(source)` of world size × the destination's length,
@@ -413,7 +413,7 @@ impl Communicator {
         let source = source.map_or(Source::Nothing, |source| Source::Separate(source.memory()));
         let destination = destination.memory_mut();
         let block = destination.len();
-        self.execute(self.prepare_scatter(source, destination, block, root)?)
+        self.execute(self.prepare_scatter(source, destination, block, root))
     }
 
     /// As [`scatter`](Self::scatter), in place at the root: it passes the whole buffer and keeps its own block where it is, the
@@ -423,7 +423,7 @@ impl Communicator {
     ///
     /// Those common to all collectives.
     pub fn scatter_in_place<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
-        self.execute(self.prepare_scatter_in_place(buffer.memory_mut(), root)?)
+        self.execute(self.prepare_scatter_in_place(buffer.memory_mut(), root))
     }
 
     /// Sends block `j` of this rank's buffer to rank `j` and replaces it by what rank `j` had for this one. Cost: (n−1)/n of the
@@ -434,7 +434,7 @@ impl Communicator {
     /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
     #[doc(alias("ncclAlltoAll", "MPI_Alltoall"))]
     pub fn all_to_all<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
-        self.execute(self.prepare_all_to_all(Source::InPlace, buffer.memory_mut())?)
+        self.execute(self.prepare_all_to_all(Source::InPlace, buffer.memory_mut()))
     }
 
     /// As [`all_to_all`](Self::all_to_all), from one buffer into another of the same length.
@@ -447,6 +447,6 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(self.prepare_all_to_all(Source::Separate(source.memory()), destination.memory_mut())?)
+        self.execute(self.prepare_all_to_all(Source::Separate(source.memory()), destination.memory_mut()))
     }
 }

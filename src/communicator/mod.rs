@@ -332,10 +332,14 @@ impl Communicator {
         closed
     }
 
-    /// Runs a checked call: on the host at once, on a device by queueing it.
+    /// Runs a checked call: on the host at once, on a device by queueing it. The call is taken as it was made, since moving it about would
+    /// cost more than a flag between two cores.
     #[inline]
-    fn execute(&self, prepared: Prepared<'_>) -> Result<()> {
-        match prepared {
+    fn execute(&self, prepared: Result<Prepared<'_>>) -> Result<()> {
+        if let Ok(Prepared::Host(job, _)) = &prepared {
+            return self.run(job);
+        }
+        match prepared? {
             Prepared::Host(job, _) => self.run(&job),
             #[cfg(feature = "cuda")]
             Prepared::Device(call) => self.queue(call, device::Hold::Borrowed),
@@ -347,7 +351,7 @@ impl Communicator {
     fn run(&self, job: &Job) -> Result<()> {
         let timeout = self.core.timeout.get();
         // SAFETY: `caller` is the only caller's side of this baton: both were made together and neither can be cloned.
-        let entered = unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.run(job, &Deadline::after(timeout))) };
+        let entered = unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.run(job, &Deadline::lazily(timeout))) };
         let result = entered
             .unwrap_or_else(|| Err(Error::argument(job.call.kind.name(), "called from within a reduction of the same communicator")));
         if result.is_err() {

@@ -107,7 +107,7 @@ impl Communicator {
     /// Those common to all collectives; `InvalidArgument` where the counts do not cover the buffer.
     #[doc(alias = "MPI_Allgatherv")]
     pub fn all_gather_v<B: BufferMut + ?Sized>(&self, buffer: &mut B, counts: &[usize]) -> Result<()> {
-        self.execute(self.prepare_all_gather_v(None, buffer.memory_mut(), counts)?)
+        self.execute(self.prepare_all_gather_v(None, buffer.memory_mut(), counts))
     }
 
     /// As [`all_gather_v`](Self::all_gather_v), from this rank's block into a destination for all of them.
@@ -120,7 +120,7 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(self.prepare_all_gather_v(Some(source.memory()), destination.memory_mut(), counts)?)
+        self.execute(self.prepare_all_gather_v(Some(source.memory()), destination.memory_mut(), counts))
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), in place, with a count for each rank.
@@ -135,7 +135,7 @@ impl Communicator {
         counts: &[usize],
         op: impl Into<Reduction<B::Element>>,
     ) -> Result<()> {
-        self.execute(self.prepare_reduce_scatter_v(None, buffer.memory_mut(), counts, &op.into())?)
+        self.execute(self.prepare_reduce_scatter_v(None, buffer.memory_mut(), counts, &op.into()))
     }
 
     /// As [`reduce_scatter_v`](Self::reduce_scatter_v), from one buffer into another that holds this rank's block.
@@ -154,7 +154,7 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(self.prepare_reduce_scatter_v(Some(source.memory()), destination.memory_mut(), counts, &op.into())?)
+        self.execute(self.prepare_reduce_scatter_v(Some(source.memory()), destination.memory_mut(), counts, &op.into()))
     }
 
     /// As [`gather`](Self::gather) with a count for each rank, which only the root needs to know: it passes
@@ -170,7 +170,7 @@ impl Communicator {
         D: BufferMut<Element = S::Element> + ?Sized,
     {
         let destination = destination.map(|(destination, counts)| (destination.memory_mut(), counts));
-        self.execute(self.prepare_gather_v(source.memory(), destination, root)?)
+        self.execute(self.prepare_gather_v(source.memory(), destination, root))
     }
 
     /// As [`scatter`](Self::scatter) with a count for each rank, which only the root needs to know: it passes
@@ -186,7 +186,7 @@ impl Communicator {
         D: BufferMut<Element = S::Element> + ?Sized,
     {
         let source = source.map(|(source, counts)| (source.memory(), counts));
-        self.execute(self.prepare_scatter_v(source, destination.memory_mut(), root)?)
+        self.execute(self.prepare_scatter_v(source, destination.memory_mut(), root))
     }
 
     /// As [`all_to_all_into`](Self::all_to_all_into), with counts for what this rank sends to each rank and gets from each.
@@ -200,6 +200,6 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        self.execute(self.prepare_all_to_all_v(source.memory(), send_counts, destination.memory_mut(), receive_counts)?)
+        self.execute(self.prepare_all_to_all_v(source.memory(), send_counts, destination.memory_mut(), receive_counts))
     }
 }

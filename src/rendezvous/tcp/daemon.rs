@@ -80,7 +80,7 @@ impl Daemon {
             self.send_answers();
             self.sweep();
             let idle = !found.bell && !found.listener && found.clients.is_empty();
-            if self.ending.is_some_and(|ending| ending.has_passed() || (idle && !self.has_guests())) {
+            if self.ending.as_ref().is_some_and(|ending| ending.has_passed() || (idle && !self.has_guests())) {
                 return self.farewell();
             }
         }
@@ -95,7 +95,7 @@ impl Daemon {
     fn poll(&self) -> Found {
         let ids: Vec<ClientId> = self.clients.keys().copied().collect();
         let watch_bell = if self.ending.is_none() { PollFlags::IN } else { PollFlags::empty() };
-        let paused = self.accept_pause.is_some_and(|pause| !pause.has_passed());
+        let paused = self.accept_pause.as_ref().is_some_and(|pause| !pause.has_passed());
         let watch_listener = if paused { PollFlags::empty() } else { PollFlags::IN };
         let mut watched = Vec::with_capacity(ids.len() + 2);
         watched.push(PollFd::from_borrowed_fd(self.bell.as_fd(), watch_bell));
@@ -124,7 +124,7 @@ impl Daemon {
 
     /// How long a poll may take.
     fn patience(&self, paused: bool) -> Option<Timespec> {
-        let ending = self.ending.map(|ending| if self.has_guests() { ending.remaining() } else { Duration::ZERO });
+        let ending = self.ending.as_ref().map(|ending| if self.has_guests() { ending.remaining() } else { Duration::ZERO });
         let pause = paused.then_some(ACCEPT_PAUSE);
         let sweep = self.clients.keys().any(|&id| !self.service.is_validated(id)).then_some(SWEEP);
         let shortest = [ending, pause, sweep].into_iter().flatten().min()?;
