@@ -2,6 +2,8 @@
 
 #![expect(unsafe_code, reason = "a fold works on raw memory: buffers may be the same, and may lie in a shared mapping")]
 
+use super::copy::copy;
+
 /// Folds blocks of elements. Implemented by the kernels of [`super::reduce`].
 pub(crate) trait Fold {
     /// The size of one element in bytes; every span handed to `fold` is a multiple of it.
@@ -21,4 +23,33 @@ pub(crate) trait Fold {
     /// - `into` may be the same address as any of the inputs; apart from that it overlaps none.
     /// - The inputs hold valid elements (a `bool` is 0 or 1), and nobody writes to them during the call.
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool);
+
+    /// As [`Fold::fold`], with the result written to `also` too.
+    ///
+    /// # Safety
+    ///
+    /// As [`Fold::fold`]; `also` is such a destination as `into`, apart from it and from every input.
+    #[allow(dead_code, reason = "the collectives over shared memory take this up next")]
+    unsafe fn fold_to_two(&self, into: *mut u8, also: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
+        if inputs.is_empty() {
+            return;
+        }
+        // SAFETY: passed on; what the fold has written to `into` goes to `also`, which is apart from it.
+        unsafe {
+            self.fold(into, inputs, bytes, last);
+            copy(into, also, bytes);
+        }
+    }
+
+    /// As [`Fold::fold`], for a result that is not read again soon: it may go past the cache. For other processors all of it is
+    /// written when they see a later store of this one.
+    ///
+    /// # Safety
+    ///
+    /// As [`Fold::fold`].
+    #[allow(dead_code, reason = "the collectives over shared memory take this up next")]
+    unsafe fn fold_streaming(&self, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
+        // SAFETY: passed on.
+        unsafe { self.fold(into, inputs, bytes, last) }
+    }
 }

@@ -1,6 +1,7 @@
 //! The host plane: collectives on ordinary memory, over shared memory inside a host and TCP between hosts.
 
 pub(crate) mod bootstrap;
+pub(crate) mod copy;
 pub(crate) mod engine;
 pub(crate) mod fold;
 pub(crate) mod health;
