@@ -73,14 +73,17 @@ pub(super) struct Member {
     departed: AtomicU32,
     pid: AtomicU32,
     locked: AtomicU32,
+    /// How many processors the system lets it keep busy, by quota or affinity.
+    available: AtomicU32,
     /// The processors that it may run on; all zero where that is not known.
     processors: [AtomicU64; CpuSet::MAX_CPU / 64],
 }
 
 impl Member {
     /// Enters this rank, before any other one looks.
-    pub(super) fn enter(&self, pid: u32, locked: bool, processors: Option<&CpuSet>) {
+    pub(super) fn enter(&self, pid: u32, locked: bool, available: u32, processors: Option<&CpuSet>) {
         self.pid.store(pid, Ordering::Relaxed);
+        self.available.store(available, Ordering::Relaxed);
         self.locked.store(locked.into(), Ordering::Relaxed);
         for (index, word) in self.processors.iter().enumerate() {
             let bit = |bit: usize| u64::from(processors.is_some_and(|set| set.is_set(index * 64 + bit))) << bit;
@@ -107,6 +110,11 @@ impl Member {
     /// Whether it holds a lock as long as it lives.
     pub(super) fn is_locked(&self) -> bool {
         self.locked.load(Ordering::Relaxed) != 0
+    }
+
+    /// How many processors it may keep busy.
+    pub(super) fn available(&self) -> usize {
+        self.available.load(Ordering::Relaxed) as usize
     }
 
     /// The processors that it may run on, 64 a word.

@@ -4,11 +4,66 @@ use std::ops::Range;
 
 use super::lane::Area;
 
-/// The least bytes of one step where a call takes several: below this a step costs more than its bytes.
-const LEAST_CHUNK_BYTES: usize = 16 << 10;
-/// From how many bytes on, with more than two ranks, each rank folds a share and passes the result on. Below, every rank folds
-/// everything: one step instead of two.
-const SHARES_FROM_BYTES: usize = 16 << 10;
+/// From how many bytes on each rank folds a share and passes the result on. Below, every rank folds everything: one step instead
+/// of two.
+const SHARES_FROM_BYTES: usize = 32 << 10;
+
+/// From how many bytes on a result goes past the cache, where it would not stay there anyway.
+const STREAM_FROM_BYTES: usize = 4 << 20;
+
+/// How much goes into one step of a large call, by the collective: the same on every rank. Small steps let one rank copy in while
+/// others copy out, and keep their bytes in the nearest caches. Where ranks share processors a step costs a turn of everybody,
+/// which is dearer than either.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pace {
+    is_crowded: bool,
+    /// One rank's bytes to everyone: at most.
+    broadcast: usize,
+    /// A block of each rank: at most.
+    gather: usize,
+    /// Blocks for all ranks.
+    pub(super) scatter: usize,
+    /// A vector of each rank, folded whole.
+    pub(super) fold: usize,
+    /// Blocks for all ranks, folded.
+    pub(super) reduce_scatter: usize,
+}
+
+impl Pace {
+    /// For slots of this size. Measured with 2 and 4 ranks on 2 processors.
+    pub(super) fn new(slot_bytes: usize, is_crowded: bool) -> Self {
+        let most = |bytes: usize| bytes.min(slot_bytes);
+        if is_crowded {
+            let whole = slot_bytes;
+            return Self { is_crowded, broadcast: most(512 << 10), gather: whole, scatter: whole, fold: whole, reduce_scatter: whole };
+        }
+        Self {
+            is_crowded,
+            broadcast: most(64 << 10),
+            gather: most(512 << 10),
+            scatter: slot_bytes,
+            fold: most(256 << 10),
+            reduce_scatter: most(512 << 10),
+        }
+    }
+}
+
+/// The least of a step where one rank copies in while another copies out: below, a step costs more than its bytes.
+const LEAST_STEP_BYTES: usize = 16 << 10;
+/// Blocks up to this are gathered in the least steps, whose slots stay in the first-level cache.
+const SMALL_BLOCK_BYTES: usize = 128 << 10;
+
+impl Pace {
+    /// For the broadcast of so many bytes: four steps at least, so that copying in and out overlap.
+    pub(super) fn broadcast(&self, bytes: usize) -> usize {
+        if self.is_crowded { self.broadcast } else { (bytes / 4).clamp(LEAST_STEP_BYTES, self.broadcast) }
+    }
+
+    /// For blocks of so many bytes.
+    pub(super) fn gather(&self, block_bytes: usize) -> usize {
+        if block_bytes <= SMALL_BLOCK_BYTES && !self.is_crowded { LEAST_STEP_BYTES } else { self.gather }
+    }
+}
 
 /// Pieces of one block, or of several blocks side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,44 +76,46 @@ pub(super) struct Cut {
     pub(super) piece: usize,
     /// How many blocks one step carries.
     pub(super) width: usize,
-}
-
-/// The bytes of one step: a quarter of the call, so that copying in overlaps with copying out, but no more than a slot.
-fn chunk_bytes(bytes: usize, slot_bytes: usize) -> usize {
-    (bytes / 4).clamp(LEAST_CHUNK_BYTES, slot_bytes)
+    /// How many pieces a block has; at least one, which is empty where the block is.
+    count: usize,
 }
 
 impl Cut {
     /// For `width` blocks of `bytes` each that are only moved, all in every step.
-    pub(super) fn moves(bytes: usize, width: usize, slot_bytes: usize) -> Self {
-        let total = bytes.saturating_mul(width);
-        let area = Area::for_move(total);
-        let piece = match area {
-            Area::Slot => ((chunk_bytes(total, slot_bytes) / width) & !63).max(1),
-            _ => bytes,
-        };
-        Self { area, bytes, piece, width }
+    #[inline]
+    pub(super) fn moves(bytes: usize, width: usize, step_bytes: usize) -> Self {
+        let area = Area::for_move(bytes.saturating_mul(width));
+        if area != Area::Slot {
+            return Self { area, bytes, piece: bytes, width, count: 1 };
+        }
+        Self::pieces_of(bytes, width, ((step_bytes / width) & !63).max(1), 64)
     }
 
     /// For `width` blocks of up to `bytes` each that are folded: cut between elements, and as many blocks a step as fit.
-    pub(super) fn folds(bytes: usize, width: usize, element_bytes: usize, slot_bytes: usize) -> Self {
-        let total = bytes.saturating_mul(width);
-        let area = Area::for_fold(total, element_bytes);
+    #[inline]
+    pub(super) fn folds(bytes: usize, width: usize, element_bytes: usize, step_bytes: usize) -> Self {
+        let area = Area::for_fold(bytes.saturating_mul(width), element_bytes);
         if area != Area::Slot {
-            return Self { area, bytes, piece: bytes, width };
+            return Self { area, bytes, piece: bytes, width, count: 1 };
         }
         let grain = grain(element_bytes);
         let element = element_bytes.max(1);
-        let room = chunk_bytes(total, slot_bytes) / width;
-        let piece = if room >= grain { room / grain * grain } else { (room / element * element).max(element) };
-        Self { area, bytes, piece, width: width.min(slot_bytes / piece).max(1) }
+        let room = step_bytes / width;
+        let most = if room >= grain { room / grain * grain } else { (room / element * element).max(element) };
+        let cut = Self::pieces_of(bytes, width, most, grain);
+        Self { width: width.min(step_bytes / cut.piece.max(1)).max(1), ..cut }
     }
 
-    /// The pieces in order, as ranges of a block: at least one, which is empty where the block is.
+    /// Pieces that are as even as can be: no longer than `most`, and whole grains where that is.
+    fn pieces_of(bytes: usize, width: usize, most: usize, grain: usize) -> Self {
+        let piece = bytes.div_ceil(bytes.div_ceil(most).max(1)).next_multiple_of(grain).min(most).max(1);
+        Self { area: Area::Slot, bytes, piece, width, count: bytes.div_ceil(piece).max(1) }
+    }
+
+    /// The pieces in order, as ranges of a block.
+    #[inline]
     pub(super) fn pieces(self) -> impl Iterator<Item = Range<usize>> {
-        let piece = self.piece.max(1);
-        let count = self.bytes.div_ceil(piece).max(1);
-        (0..count).map(move |index| index * piece..self.bytes.min(index * piece + piece))
+        (0..self.count).map(move |index| index * self.piece..self.bytes.min(index * self.piece + self.piece))
     }
 }
 
@@ -70,10 +127,16 @@ fn grain(element_bytes: usize) -> usize {
     }
 }
 
+/// Whether a result of so many bytes goes past the cache.
+#[inline]
+pub(super) const fn streams(bytes: usize) -> bool {
+    bytes >= STREAM_FROM_BYTES
+}
+
 /// Whether ranks fold shares of a call rather than everything.
 #[inline]
-pub(super) fn in_shares(bytes: usize, ranks: usize) -> bool {
-    ranks > 2 && bytes >= SHARES_FROM_BYTES
+pub(super) const fn in_shares(bytes: usize) -> bool {
+    bytes >= SHARES_FROM_BYTES
 }
 
 /// Who folds which part of a piece.

@@ -5,14 +5,25 @@
 
 #![expect(unsafe_code, reason = "folds the caller's raw memory and the mapped areas")]
 
-use super::cut::{Cut, Shares, in_shares};
+use super::cut::{Cut, Shares, in_shares, streams};
 use super::group::Group;
 use super::lane::Area;
 use super::layout::MAX_ELEMENT_BYTES;
-use super::moves::{Blocks, Memory, copy, within};
+use super::moves::{Blocks, Memory, deliver, within};
 use super::steps::Terms;
+use crate::host::copy::copy;
 use crate::host::fold::Fold;
 use crate::host::notice::{Notice, Stop};
+
+/// Folds to where the caller wants it: past the cache where the call `streams`.
+///
+/// # Safety
+///
+/// As [`Fold::fold`].
+unsafe fn fold_out<F: Fold + ?Sized>(fold: &F, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool, streams: bool) {
+    // SAFETY: the caller's word.
+    unsafe { if streams { fold.fold_streaming(into, inputs, bytes, last) } else { fold.fold(into, inputs, bytes, last) } }
+}
 
 // Common to every function below. The caller vouches for its own memory. Areas lie in the mapping, are as long as the cut says
 // and aligned to the element, or to 64 bytes where that is less (tested in `cut` and `lane`); a rank writes its own before it publishes the step, and reads the
@@ -87,7 +98,7 @@ impl Group {
         terms: &Terms<'_>,
     ) -> Result<(), Stop> {
         self.check_element(fold.element_bytes(), terms)?;
-        if in_shares(bytes, self.ranks) {
+        if in_shares(bytes) {
             // SAFETY: the caller's word.
             unsafe { self.fold_shares(memory, bytes, root, fold, last, terms) }
         } else {
@@ -111,7 +122,8 @@ impl Group {
         terms: &Terms<'_>,
     ) -> Result<(), Stop> {
         let fingerprint = self.enter(terms)?;
-        let cut = Cut::folds(bytes, 1, fold.element_bytes(), self.region.layout().slot_bytes());
+        let streams = streams(bytes) && memory.source != memory.destination.cast_const();
+        let cut = Cut::folds(bytes, 1, fold.element_bytes(), self.pace.fold);
         for range in cut.pieces() {
             let step = self.next_step();
             let source = memory.source.wrapping_add(range.start);
@@ -125,7 +137,7 @@ impl Group {
             }
             self.set_inputs(step, cut.area, 0, source);
             // SAFETY: see above; this rank's input is its own source, which may be the destination.
-            unsafe { fold.fold(memory.destination.add(range.start), &self.inputs, range.len(), last) };
+            unsafe { fold_out(fold, memory.destination.add(range.start), &self.inputs, range.len(), last, streams) };
         }
         Ok(())
     }
@@ -145,7 +157,8 @@ impl Group {
         terms: &Terms<'_>,
     ) -> Result<(), Stop> {
         let fingerprint = self.enter(terms)?;
-        let cut = Cut::folds(bytes, 1, fold.element_bytes(), self.region.layout().slot_bytes());
+        let cut = Cut::folds(bytes, 1, fold.element_bytes(), self.pace.fold);
+        let streams = streams(bytes) && memory.source != memory.destination.cast_const();
         let keeps = root.is_none_or(|root| root == self.me);
         for range in cut.pieces() {
             let shares = Shares::new(range.len(), self.ranks, fold.element_bytes());
@@ -166,20 +179,27 @@ impl Group {
             let step = self.next_step();
             let result = self.area(self.me, step, Area::Slot).wrapping_add(mine.start);
             if !mine.is_empty() {
+                let kept = destination.wrapping_add(mine.start);
                 // SAFETY: see above; the result lies in this rank's area of the next step, which nobody reads yet.
-                unsafe { fold.fold(result, &self.inputs, mine.len(), last) };
+                unsafe {
+                    if keeps && !streams {
+                        fold.fold_to_two(kept, result, &self.inputs, mine.len(), last);
+                    } else {
+                        fold.fold(result, &self.inputs, mine.len(), last);
+                    }
+                }
             }
             self.publish(step, fingerprint);
-            if keeps {
+            if keeps && streams {
                 // SAFETY: the caller's destination, this rank's own area. The source, if it is the same memory, has been read.
-                unsafe { copy(result, destination.wrapping_add(mine.start), mine.len()) };
+                unsafe { deliver(result, destination.wrapping_add(mine.start), mine.len(), true) };
             }
             self.arrive(step, fingerprint, terms)?;
             for rank in (0..self.ranks).filter(|rank| keeps && *rank != self.me) {
                 let share = shares.of(rank);
                 let from = self.area(rank, step, Area::Slot).wrapping_add(share.start);
                 // SAFETY: the caller's destination, a published area.
-                unsafe { copy(from, destination.wrapping_add(share.start), share.len()) };
+                unsafe { deliver(from, destination.wrapping_add(share.start), share.len(), streams) };
             }
         }
         Ok(())
@@ -202,7 +222,8 @@ impl Group {
     ) -> Result<(), Stop> {
         self.check_element(fold.element_bytes(), terms)?;
         let fingerprint = self.enter(terms)?;
-        let cut = Cut::folds(blocks.longest(), self.ranks, fold.element_bytes(), self.region.layout().slot_bytes());
+        let cut = Cut::folds(blocks.longest(), self.ranks, fold.element_bytes(), self.pace.reduce_scatter);
+        let streams = streams(blocks.len(self.me));
         for range in cut.pieces() {
             // All owners in one step, unless elements are so large that their pieces do not fit a slot together.
             for first in (0..self.ranks).step_by(cut.width) {
@@ -223,7 +244,7 @@ impl Group {
                 let own = memory.source.wrapping_add(blocks.offset(self.me) + start);
                 self.set_inputs(step, cut.area, (self.me - first) * cut.piece, own);
                 // SAFETY: see above; this rank's input is its own source, which may be the destination.
-                unsafe { fold.fold(memory.destination.add(start), &self.inputs, len, last) };
+                unsafe { fold_out(fold, memory.destination.add(start), &self.inputs, len, last, streams) };
             }
         }
         Ok(())

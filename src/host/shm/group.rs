@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 
+use super::cut::Pace;
 use super::door::{self, Door};
 use super::layout::{CHANNELS, Layout, MAX_RANKS};
 use super::region::{self, Region};
@@ -29,6 +30,8 @@ pub(crate) struct Group {
     pub(super) standing: Standing,
     /// How often a waiter looks before it gives up the core.
     pub(super) spins: u32,
+    /// How calls are cut into steps.
+    pub(super) pace: Pace,
     /// Room for one pointer per rank, so that a fold's inputs need no allocation.
     pub(super) inputs: Box<[*const u8]>,
     links_taken: Box<[bool]>,
@@ -67,13 +70,15 @@ impl Group {
 
     fn new(region: Region, members: &[usize]) -> Self {
         let (ranks, me) = (region.layout().ranks, region.me());
+        let is_crowded = super::wait::is_crowded(&region);
         Self {
             me,
             ranks,
             globals: members.iter().map(|rank| *rank as u32).collect(),
             step: 0,
             standing: Standing::Ready,
-            spins: super::wait::spins(&region),
+            spins: super::wait::spins(is_crowded),
+            pace: Pace::new(region.layout().slot_bytes(), is_crowded),
             inputs: vec![std::ptr::null(); ranks].into(),
             links_taken: vec![false; ranks * CHANNELS].into(),
             region: Arc::new(region),

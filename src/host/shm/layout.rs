@@ -56,7 +56,13 @@ impl Layout {
 
     /// Small enough that all slots together stay in a last-level cache, large enough that a step costs little beside its bytes.
     const fn slot_bytes_for(ranks: usize) -> usize {
-        if ranks <= 32 { 128 << 10 } else { 64 << 10 }
+        match ranks {
+            0..=4 => 1 << 20,
+            5..=8 => 512 << 10,
+            9..=16 => 256 << 10,
+            17..=32 => 128 << 10,
+            _ => 64 << 10,
+        }
     }
 
     /// 64 KiB for up to 8 ranks, 16 KiB for up to 32, else 4 KiB: their number grows with the square of the ranks.

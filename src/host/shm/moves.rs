@@ -2,10 +2,11 @@
 
 #![expect(unsafe_code, reason = "copies between the caller's raw memory and the mapped areas")]
 
-use super::cut::Cut;
+use super::cut::{Cut, streams};
 use super::group::Group;
 use super::lane::Area;
 use super::steps::{Standing, Terms};
+use crate::host::copy::{copy, copy_streaming, copy_to_two};
 use crate::host::notice::Stop;
 
 /// What a call reads and where it writes: raw, since the two are one memory in the in-place forms. Either may be null or dangling
@@ -51,18 +52,15 @@ impl Blocks<'_> {
     }
 }
 
-/// Copies; nothing where both are the same memory.
+/// Copies to where the caller wants it: past the cache where the call `streams`.
 ///
 /// # Safety
 ///
-/// Unless `bytes` is 0 or the two are equal: `from` is readable and `to` writable for `bytes` bytes, and nobody else writes to
-/// either meanwhile.
+/// As [`copy`].
 #[inline]
-pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    if bytes > 0 && from != to.cast_const() {
-        // SAFETY: the caller's word.
-        unsafe { std::ptr::copy(from, to, bytes) };
-    }
+pub(super) unsafe fn deliver(from: *const u8, to: *mut u8, bytes: usize, streams: bool) {
+    // SAFETY: the caller's word.
+    unsafe { if streams { copy_streaming(from, to, bytes) } else { copy(from, to, bytes) } }
 }
 
 /// The part of `range` that lies in a block of `len` bytes: its start and its length.
@@ -92,7 +90,8 @@ impl Group {
     /// The root's source is readable and every destination writable for `bytes` bytes; the root's two may be the same.
     pub(crate) unsafe fn broadcast(&mut self, memory: Memory, bytes: usize, root: usize, terms: &Terms<'_>) -> Result<(), Stop> {
         let fingerprint = self.enter(terms)?;
-        let cut = Cut::moves(bytes, 1, self.region.layout().slot_bytes());
+        let streams = streams(bytes);
+        let cut = Cut::moves(bytes, 1, self.pace.broadcast(bytes));
         for range in cut.pieces() {
             let step = self.next_step();
             let area = self.area(root, step, cut.area);
@@ -103,7 +102,7 @@ impl Group {
             self.meet(step, fingerprint, terms)?;
             let from = if self.me == root { memory.source.wrapping_add(range.start) } else { area.cast_const() };
             // SAFETY: the caller's destination, the root's published area or the caller's source.
-            unsafe { copy(from, memory.destination.wrapping_add(range.start), range.len()) };
+            unsafe { deliver(from, memory.destination.wrapping_add(range.start), range.len(), streams) };
         }
         Ok(())
     }
@@ -136,13 +135,23 @@ impl Group {
     /// As for [`Group::all_gather`]; with a root, only its destination is used.
     unsafe fn gather_to(&mut self, root: Option<usize>, memory: Memory, blocks: Blocks<'_>, terms: &Terms<'_>) -> Result<(), Stop> {
         let fingerprint = self.enter(terms)?;
-        let cut = Cut::moves(blocks.longest(), 1, self.region.layout().slot_bytes());
+        let streams = streams(blocks.longest().saturating_mul(self.ranks));
+        let cut = Cut::moves(blocks.longest(), 1, self.pace.gather(blocks.longest()));
         for range in cut.pieces() {
             let step = self.next_step();
             if root != Some(self.me) {
                 let (start, len) = within(&range, blocks.len(self.me));
+                let source = memory.source.wrapping_add(start);
+                let kept = memory.destination.wrapping_add(blocks.offset(self.me) + start);
+                let area = self.area(self.me, step, cut.area);
                 // SAFETY: the caller's source, this rank's area.
-                unsafe { copy(memory.source.wrapping_add(start), self.area(self.me, step, cut.area), len) };
+                unsafe {
+                    if root.is_none() && source != kept.cast_const() {
+                        copy_to_two(source, kept, area, len, streams);
+                    } else {
+                        copy(source, area, len);
+                    }
+                };
             }
             self.meet(step, fingerprint, terms)?;
             if root.is_some_and(|root| root != self.me) {
@@ -151,9 +160,12 @@ impl Group {
             for rank in 0..self.ranks {
                 let (start, len) = within(&range, blocks.len(rank));
                 let own = rank == self.me;
+                if own && root.is_none() {
+                    continue;
+                }
                 let from = if own { memory.source.wrapping_add(start) } else { self.area(rank, step, cut.area).cast_const() };
                 // SAFETY: the caller's destination, a published area or the caller's source.
-                unsafe { copy(from, memory.destination.wrapping_add(blocks.offset(rank) + start), len) };
+                unsafe { deliver(from, memory.destination.wrapping_add(blocks.offset(rank) + start), len, streams) };
             }
         }
         Ok(())
@@ -187,7 +199,8 @@ impl Group {
     /// As for [`Group::scatter`] with a root, for [`Group::all_to_all`] without.
     unsafe fn scatter_from(&mut self, root: Option<usize>, memory: Memory, bytes: usize, terms: &Terms<'_>) -> Result<(), Stop> {
         let fingerprint = self.enter(terms)?;
-        let cut = Cut::moves(bytes, self.ranks, self.region.layout().slot_bytes());
+        let streams = streams(bytes.saturating_mul(self.ranks));
+        let cut = Cut::moves(bytes, self.ranks, self.pace.scatter);
         for range in cut.pieces() {
             let step = self.next_step();
             if root.is_none_or(|root| root == self.me) {
@@ -203,7 +216,7 @@ impl Group {
                     self.area(from, step, cut.area).wrapping_add(cut.piece * self.me).cast_const()
                 };
                 // SAFETY: the caller's destination, a published area or the caller's source.
-                unsafe { copy(piece, memory.destination.wrapping_add(bytes * block + range.start), range.len()) };
+                unsafe { deliver(piece, memory.destination.wrapping_add(bytes * block + range.start), range.len(), streams) };
             }
         }
         Ok(())

@@ -73,7 +73,8 @@ impl Region {
         let presence = Presence::claim(file, me).map_err(unmap)?;
         let region = Self { base: base_pointer, layout, me, presence };
         let processors = rustix::thread::sched_getaffinity(None).ok();
-        region.member(me).enter(std::process::id(), region.presence.is_locked(), processors.as_ref());
+        let available = std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
+        region.member(me).enter(std::process::id(), region.presence.is_locked(), available, processors.as_ref());
         Ok(region)
     }
 

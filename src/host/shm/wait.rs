@@ -9,6 +9,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::control::Member;
 use super::group::Group;
 use super::lane::Fingerprint;
 use super::region::Region;
@@ -27,22 +28,26 @@ const LONGEST_NAP: Duration = Duration::from_millis(50);
 pub(super) const PULSE: Duration = Duration::from_millis(5);
 
 /// How often to look before yielding: never, where the ranks have fewer processors than they are.
-pub(super) fn spins(region: &Region) -> u32 {
-    let ranks = region.layout().ranks;
-    if ranks <= processors(region) { SPINS } else { 0 }
+pub(super) const fn spins(is_crowded: bool) -> u32 {
+    if is_crowded { 0 } else { SPINS }
 }
 
-/// How many processors the ranks of a region have between them, by their affinities; a quota of this process lowers it.
-fn processors(region: &Region) -> usize {
-    let available = std::thread::available_parallelism().map_or(1, usize::from);
-    let masks: Vec<_> = (0..region.layout().ranks).map(|rank| region.member(rank).processors()).collect();
+/// Whether the ranks of a region have fewer processors between them than they are, by their affinities and quotas. Every rank
+/// comes to the same answer once all have entered.
+pub(super) fn is_crowded(region: &Region) -> bool {
+    let ranks = region.layout().ranks;
+    let members = || (0..ranks).map(|rank| region.member(rank));
+    let masks: Vec<_> = members().map(Member::processors).collect();
     let count = |mask: &[u64]| mask.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+    let least = members().map(Member::available).min().unwrap_or(1);
     if masks.iter().any(|mask| count(mask) == 0) {
-        return available;
+        return least < ranks;
     }
     let union: Vec<_> = (0..masks[0].len()).map(|word| masks.iter().fold(0, |all, mask| all | mask[word])).collect();
-    let limited = available < count(&masks[region.me()]);
-    if limited { count(&union).min(available) } else { count(&union) }
+    // Fewer than its affinity allows: a quota, which is most likely everybody's.
+    let has_quota = members().zip(&masks).any(|(member, mask)| member.available() < count(mask));
+    let processors = if has_quota { count(&union).min(least) } else { count(&union) };
+    processors < ranks
 }
 
 impl Group {
