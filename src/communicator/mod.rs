@@ -16,6 +16,7 @@ mod messages;
 #[cfg(feature = "serde")]
 mod object;
 mod prepare;
+mod shared;
 mod split;
 mod started;
 mod variable;
@@ -50,6 +51,7 @@ pub use builder::Builder;
 pub use device::{Device, DeviceChoice, OnStream, device_count};
 pub use group::Group;
 pub use messages::Received;
+pub use shared::SharedBuffer;
 pub use work::{OwnedBuffer, Work};
 
 /// One rank of a group of processes or threads that call collectives together.

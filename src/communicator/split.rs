@@ -14,13 +14,18 @@ const NO_COLOR: u64 = u64::MAX;
 const MAX_BLOB_BYTES: u64 = 1 << 20;
 
 /// Exchanges blobs over the parent, and hands on those of the members, in the order of their new ranks.
-struct ParentExchange<'a> {
+pub(super) struct ParentExchange<'a> {
     parent: &'a Communicator,
     members: &'a [usize],
     rounds: usize,
 }
 
-impl ParentExchange<'_> {
+impl<'a> ParentExchange<'a> {
+    /// Among these ranks of a communicator.
+    pub(super) fn new(parent: &'a Communicator, members: &'a [usize]) -> Self {
+        Self { parent, members, rounds: 0 }
+    }
+
     /// Takes part in the rounds that are left, with nothing to say: other groups exchange over the same parent at the same time,
     /// whatever becomes of this one.
     fn finish(&mut self, deadline: &Deadline) -> Result<()> {
@@ -136,7 +141,7 @@ impl Communicator {
     /// Establishes the communicator of `members`; everyone takes part in the exchanges.
     fn found(&self, members: &[usize]) -> Result<Option<Self>> {
         let deadline = Deadline::after(self.timeout());
-        let mut exchange = ParentExchange { parent: self, members, rounds: 0 };
+        let mut exchange = ParentExchange::new(self, members);
         let Some(rank) = members.iter().position(|member| *member == self.rank()) else {
             exchange.finish(&deadline)?;
             #[cfg(feature = "cuda")]
@@ -181,7 +186,7 @@ mod tests {
         let blobs = Communicator::run_local(3, |comm| {
             let deadline = Deadline::after(comm.timeout());
             let members: &[usize] = if comm.rank() == 1 { &[1] } else { &[2, 0] };
-            let mut exchange = ParentExchange { parent: comm, members, rounds: 0 };
+            let mut exchange = ParentExchange::new(comm, members);
             let mine = vec![comm.rank() as u8; comm.rank()];
             let all = exchange.all_gather(&mine, &deadline)?;
             if comm.rank() == 1 {
@@ -199,7 +204,7 @@ mod tests {
     #[test]
     fn too_much_said_is_refused_by_everyone() {
         let errors = Communicator::run_local(2, |comm| {
-            let mut exchange = ParentExchange { parent: comm, members: &[0, 1], rounds: 0 };
+            let mut exchange = ParentExchange::new(comm, &[0, 1]);
             let mine = vec![0; if comm.rank() == 1 { MAX_BLOB_BYTES as usize + 1 } else { 0 }];
             let error = exchange.all_gather(&mine, &Deadline::after(comm.timeout())).unwrap_err();
             comm.barrier()?;

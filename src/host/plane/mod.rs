@@ -22,7 +22,7 @@ use crate::host::engine::Engine;
 use crate::host::health::Health;
 use crate::host::notice::{Notice, Stop};
 use crate::host::scratch::Scratch;
-use crate::host::shm::Group;
+use crate::host::shm::{Group, Segment, Site};
 
 use flat::Chooser;
 use links::PlaneLinks;
@@ -99,12 +99,27 @@ impl HostPlane {
         self.local
     }
 
+    /// The next window of this host's ranks; `None` where this rank shares its host, or memory, with nobody.
+    pub(crate) fn site(&mut self) -> Option<Site> {
+        self.group.as_mut().and_then(Group::site)
+    }
+
+    /// Lets collectives know of a window that all ranks have opened.
+    pub(crate) fn admit(&mut self, segment: &Segment) {
+        if let Some(group) = &mut self.group {
+            group.admit(segment);
+        }
+    }
+
     /// Runs one collective.
     #[inline]
     pub(crate) fn run(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
         if let Some(refusal) = self.health.refusal(|| job.call.kind.name().to_owned(), &self.peers) {
             self.tell();
             return Err(refusal);
+        }
+        if let Some(group) = &mut self.group {
+            group.forget_dropped();
         }
         let call = Call { sequence: self.number(job.call.kind), ..job.call };
         let running = Running(self);

@@ -9,7 +9,7 @@ use super::cut::{Cut, Shares, in_shares, streams};
 use super::group::Group;
 use super::lane::Area;
 use super::layout::MAX_ELEMENT_BYTES;
-use super::moves::{Blocks, Memory, deliver, within};
+use super::moves::{Blocks, Memory, deliver, is_large, within};
 use super::steps::Terms;
 use crate::host::copy::copy;
 use crate::host::fold::Fold;
@@ -98,6 +98,12 @@ impl Group {
         terms: &Terms<'_>,
     ) -> Result<(), Stop> {
         self.check_element(fold.element_bytes(), terms)?;
+        if root.is_none()
+            // SAFETY: the caller's word.
+            && let Some(()) = unsafe { self.all_reduce_directly(memory, bytes, fold, last, terms)? }
+        {
+            return Ok(());
+        }
         if in_shares(bytes) {
             // SAFETY: the caller's word.
             unsafe { self.fold_shares(memory, bytes, root, fold, last, terms) }
@@ -221,6 +227,12 @@ impl Group {
         terms: &Terms<'_>,
     ) -> Result<(), Stop> {
         self.check_element(fold.element_bytes(), terms)?;
+        if is_large(&blocks, self.ranks)
+            // SAFETY: the caller's word.
+            && let Some(()) = unsafe { self.reduce_scatter_directly(memory, blocks, fold, last, terms)? }
+        {
+            return Ok(());
+        }
         let fingerprint = self.enter(terms)?;
         let cut = Cut::folds(blocks.longest(), self.ranks, fold.element_bytes(), self.pace.reduce_scatter);
         let streams = streams(blocks.len(self.me));

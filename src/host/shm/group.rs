@@ -1,15 +1,15 @@
 //! The ranks of one host that share a region: how they find it, and what one of them holds.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::thread;
 
 use super::cut::Pace;
-use super::door::{self, Door};
+use super::delivery::{self, Goods, Undelivered};
+use super::direct::Offer;
 use super::layout::{CHANNELS, Layout, MAX_RANKS};
 use super::region::{self, Region};
 use super::ring::{Channel, RingLink};
 use super::steps::Standing;
+use super::window::Windows;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::host::bootstrap::Exchange;
@@ -32,8 +32,12 @@ pub(crate) struct Group {
     pub(super) spins: u32,
     /// How calls are cut into steps.
     pub(super) pace: Pace,
+    /// What each rank has said of its buffers in the call under way.
+    pub(super) offers: Box<[Offer]>,
     /// Room for one pointer per rank, so that a fold's inputs need no allocation.
     pub(super) inputs: Box<[*const u8]>,
+    /// The memory of users that the ranks have in common.
+    pub(super) windows: Windows,
     links_taken: Box<[bool]>,
 }
 
@@ -62,9 +66,20 @@ impl Group {
             reason: format!("the most is {MAX_RANKS}; use the tcp transport"),
         });
         let entered = match layout {
-            Ok(layout) if me == 0 => lead(exchange, layout, deadline),
-            layout => follow(exchange, layout, members[0], me, deadline),
+            Ok(layout) => {
+                let enter = |file| Region::enter(file, layout, me).map_err(|error| Error::io(format!("mapping {}", name(&layout)), error));
+                let goods = Goods { name: name(&layout), make: &|| region::create(&layout), enter: &enter };
+                if me == 0 { goods.lead(exchange, deadline) } else { goods.follow(exchange, members[0], deadline) }
+            }
+            Err(error) => delivery::attend(exchange, Err(error), deadline),
         };
+        let entered = entered.map_err(|undelivered| match undelivered {
+            Undelivered::Here(error) | Undelivered::Exchange(error) => error,
+            Undelivered::There(rank, reason) => {
+                let doing = "setting up shared memory".to_owned();
+                Error::PeerLost { doing, peer: Peer::unknown(rank), elapsed: deadline.elapsed(), reason }
+            }
+        });
         Ok(Self::new(entered?, members))
     }
 
@@ -79,7 +94,9 @@ impl Group {
             standing: Standing::Ready,
             spins: super::wait::spins(is_crowded),
             pace: Pace::new(region.layout().slot_bytes(), is_crowded),
+            offers: vec![Offer::default(); ranks].into(),
             inputs: vec![std::ptr::null(); ranks].into(),
+            windows: Windows::default(),
             links_taken: vec![false; ranks * CHANNELS].into(),
             region: Arc::new(region),
         }
@@ -126,6 +143,11 @@ impl Drop for Group {
     }
 }
 
+/// The region in words.
+fn name(layout: &Layout) -> String {
+    format!("the shared region of {} bytes", layout.bytes)
+}
+
 /// This rank's place among the members, which must be ascending and in the world.
 fn check_members(members: &[usize], my_global_rank: usize, world_size: usize) -> Result<usize> {
     let ascending = members.windows(2).all(|pair| pair[0] < pair[1]);
@@ -134,85 +156,4 @@ fn check_members(members: &[usize], my_global_rank: usize, world_size: usize) ->
     me.filter(|_| ascending && inside).ok_or_else(|| Error::Conflict {
         reason: format!("rank {my_global_rank} of {world_size} was told that its host has the ranks {members:?}"),
     })
-}
-
-/// The first byte of the leader's blob before a socket's name; anything else is followed by what went wrong.
-const NAME: u8 = 1;
-
-/// The leader's part: makes the region and hands it out while the exchange runs.
-fn lead(exchange: &mut dyn Exchange, layout: Layout, deadline: &Deadline) -> Result<Region> {
-    let made = region::create(&layout).and_then(|file| Ok((file.try_clone()?, Region::enter(file, layout, 0)?, Door::open()?)));
-    let (file, region, door) = match made {
-        Ok(made) => made,
-        Err(error) => {
-            let error = Error::io(format!("making a shared region of {} bytes", layout.bytes), error);
-            exchange.all_gather(format!("\0{error}").as_bytes(), deadline)?;
-            exchange.all_gather(error.to_string().as_bytes(), deadline)?;
-            return Err(error);
-        }
-    };
-    thread::scope(|scope| {
-        let served = thread::Builder::new().name("collectives-door".to_owned()).spawn_scoped(scope, || door.serve(file.as_fd()));
-        let served = served.map(drop).map_err(|error| Error::io("starting the thread that hands out the shared region", error));
-        let outcome = announce(exchange, &door, &served, deadline);
-        door.close();
-        outcome
-    })?;
-    Ok(region)
-}
-
-/// The leader's two rounds.
-fn announce(exchange: &mut dyn Exchange, door: &Door, served: &Result<()>, deadline: &Deadline) -> Result<()> {
-    let blob = match served {
-        Ok(()) => [&[NAME], door.name().as_bytes()].concat(),
-        Err(error) => format!("\0{error}").into_bytes(),
-    };
-    exchange.all_gather(&blob, deadline)?;
-    agree(exchange, served.clone(), deadline)
-}
-
-/// Everybody else's part: gets the region from the leader.
-fn follow(exchange: &mut dyn Exchange, layout: Result<Layout>, leader: usize, me: usize, deadline: &Deadline) -> Result<Region> {
-    let blobs = exchange.all_gather(&[], deadline)?;
-    let entered = layout.and_then(|layout| {
-        let file = receive(blobs.get(leader).map_or(&[], Vec::as_slice), leader, deadline)?;
-        Region::enter(file, layout, me).map_err(|error| Error::io(format!("mapping the shared region of {} bytes", layout.bytes), error))
-    });
-    let (region, outcome) = match entered {
-        Ok(region) => (Some(region), Ok(())),
-        Err(error) => (None, Err(error)),
-    };
-    agree(exchange, outcome, deadline)?;
-    region.ok_or_else(|| Error::Conflict { reason: "a region was agreed on that is not there".to_owned() })
-}
-
-/// Reads the leader's blob and fetches the region's file.
-fn receive(blob: &[u8], leader: usize, deadline: &Deadline) -> Result<OwnedFd> {
-    let protocol = |reason: String| Error::Protocol { with: format!("rank {leader}, which leads its host,"), reason };
-    match blob.split_first() {
-        Some((&NAME, name)) => {
-            let name = std::str::from_utf8(name).map_err(|_| protocol(format!("{name:?} is not a socket's name")))?;
-            door::fetch(name, deadline)
-                .map_err(|error| Error::io(format!("getting the shared region from rank {leader} at @{name}"), error))
-        }
-        Some((_, reason)) => Err(failed(leader, reason, deadline)),
-        None => Err(protocol("an empty message in place of a socket's name".to_owned())),
-    }
-}
-
-/// The last round: nobody goes on unless everybody has the region.
-fn agree(exchange: &mut dyn Exchange, outcome: Result<()>, deadline: &Deadline) -> Result<()> {
-    let reason = outcome.as_ref().err().map(Error::to_string).unwrap_or_default();
-    let blobs = exchange.all_gather(reason.as_bytes(), deadline)?;
-    outcome?;
-    match blobs.iter().enumerate().find(|(_, reason)| !reason.is_empty()) {
-        Some((rank, reason)) => Err(failed(rank, reason, deadline)),
-        None => Ok(()),
-    }
-}
-
-/// Another rank's failure, in its own words.
-fn failed(rank: usize, reason: &[u8], deadline: &Deadline) -> Error {
-    let reason = String::from_utf8_lossy(reason).into_owned();
-    Error::PeerLost { doing: "setting up shared memory".to_owned(), peer: Peer::unknown(rank), elapsed: deadline.elapsed(), reason }
 }

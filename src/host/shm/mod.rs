@@ -6,6 +6,8 @@
 
 mod control;
 mod cut;
+mod delivery;
+mod direct;
 mod door;
 mod flags;
 mod folds;
@@ -13,18 +15,22 @@ mod group;
 mod lane;
 mod layout;
 mod moves;
+mod pages;
 mod presence;
 mod region;
 mod ring;
 mod steps;
 mod sync;
 mod wait;
+mod window;
 
 #[cfg(test)]
 mod tests;
 
+pub(crate) use delivery::Undelivered;
 pub(crate) use group::Group;
 pub(crate) use layout::MAX_ELEMENT_BYTES;
 pub(crate) use moves::{Blocks, Memory};
 pub(crate) use ring::{Channel, RingLink};
 pub(crate) use steps::Terms;
+pub(crate) use window::{Segment, Site, Size, Storage};

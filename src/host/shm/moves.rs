@@ -5,6 +5,7 @@
 use super::cut::{Cut, streams};
 use super::group::Group;
 use super::lane::Area;
+use super::layout::LINES_BYTES;
 use super::steps::{Standing, Terms};
 use crate::host::copy::{copy, copy_streaming, copy_to_two};
 use crate::host::notice::Stop;
@@ -63,6 +64,12 @@ pub(super) unsafe fn deliver(from: *const u8, to: *mut u8, bytes: usize, streams
     unsafe { if streams { copy_streaming(from, to, bytes) } else { copy(from, to, bytes) } }
 }
 
+/// Whether blocks are so large that windows are looked for.
+#[inline]
+pub(super) fn is_large(blocks: &Blocks<'_>, ranks: usize) -> bool {
+    blocks.longest().saturating_mul(ranks) > LINES_BYTES
+}
+
 /// The part of `range` that lies in a block of `len` bytes: its start and its length.
 pub(super) fn within(range: &std::ops::Range<usize>, len: usize) -> (usize, usize) {
     let start = range.start.min(len);
@@ -89,6 +96,12 @@ impl Group {
     ///
     /// The root's source is readable and every destination writable for `bytes` bytes; the root's two may be the same.
     pub(crate) unsafe fn broadcast(&mut self, memory: Memory, bytes: usize, root: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+        if bytes > LINES_BYTES
+            // SAFETY: the caller's word.
+            && let Some(()) = unsafe { self.broadcast_directly(memory, bytes, root, terms)? }
+        {
+            return Ok(());
+        }
         let fingerprint = self.enter(terms)?;
         let streams = streams(bytes);
         let cut = Cut::moves(bytes, 1, self.pace.broadcast(bytes));
@@ -114,6 +127,12 @@ impl Group {
     /// The source is readable for this rank's block, and the destination writable for every block. The two share no byte, or
     /// the source is this rank's block of the destination.
     pub(crate) unsafe fn all_gather(&mut self, memory: Memory, blocks: Blocks<'_>, terms: &Terms<'_>) -> Result<(), Stop> {
+        if is_large(&blocks, self.ranks)
+            // SAFETY: the caller's word.
+            && let Some(()) = unsafe { self.all_gather_directly(memory, blocks, terms)? }
+        {
+            return Ok(());
+        }
         // SAFETY: the caller's word.
         unsafe { self.gather_to(None, memory, blocks, terms) }
     }
@@ -187,6 +206,12 @@ impl Group {
     ///
     /// The source is readable, and the destination writable, for a block per rank.
     pub(crate) unsafe fn all_to_all(&mut self, memory: Memory, bytes: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+        if is_large(&Blocks::Equal(bytes), self.ranks)
+            // SAFETY: the caller's word.
+            && let Some(()) = unsafe { self.all_to_all_directly(memory, bytes, terms)? }
+        {
+            return Ok(());
+        }
         // SAFETY: the caller's word.
         unsafe { self.scatter_from(None, memory, bytes, terms) }
     }

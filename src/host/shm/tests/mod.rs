@@ -3,6 +3,7 @@
 mod agreement;
 mod correctness;
 mod processes;
+mod windows;
 
 use std::time::Duration;
 

@@ -1,0 +1,179 @@
+//! Buffers that the crate hands out: memory that the ranks of a host have in common.
+
+#![expect(unsafe_code, reason = "a slice over mapped memory")]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use super::Communicator;
+use super::prepare::element;
+use super::split::ParentExchange;
+use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
+use crate::deadline::Deadline;
+use crate::element::{Data, TypeTag};
+use crate::error::{Error, Result};
+use crate::host::shm::{Size, Storage, Undelivered};
+
+/// A buffer that [`Communicator::alloc`] has handed out: a slice of `T` that any call takes, whole or in part.
+///
+/// It belongs to this rank alone, as a vector does, and can be sent to other threads and outlive its communicator. Other ranks reach
+/// into it only inside collectives that this rank calls with it. After one that failed it holds anything.
+pub struct SharedBuffer<T> {
+    /// Of `len` elements.
+    base: NonNull<T>,
+    len: usize,
+    /// What keeps it mapped; `None` where there is nothing in it.
+    _storage: Option<Storage>,
+    elements: PhantomData<T>,
+}
+
+// SAFETY: it owns its elements as a vector does, and `Data` is `Send`; the mapping belongs to no thread.
+unsafe impl<T: Data> Send for SharedBuffer<T> {}
+// SAFETY: a shared reference gives shared references to elements alone, and `Data` is `Sync`.
+unsafe impl<T: Data> Sync for SharedBuffer<T> {}
+
+impl<T: Data> SharedBuffer<T> {
+    /// `len` zeros in memory that was handed out for them.
+    fn new(storage: Option<Storage>, len: usize) -> Self {
+        let base = storage.as_ref().map_or(NonNull::dangling(), |storage| storage.base().cast());
+        Self { base, len, _storage: storage, elements: PhantomData }
+    }
+}
+
+impl<T: Data> Deref for SharedBuffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: - as many elements as the storage was asked for, aligned to them, mapped as long as this lives;
+        // - initialised: zeros at first, which are a value of any `Data`, and of every element type;
+        // - nobody writes while this is borrowed: this process reaches it through this value alone, peers inside calls that borrow it
+        //   (trusted of them: they run this crate).
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Data> DerefMut for SharedBuffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Data + fmt::Debug> fmt::Debug for SharedBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T: Data> Sealed for SharedBuffer<T> {}
+
+impl<T: Data> Buffer for SharedBuffer<T> {
+    type Element = T;
+
+    fn memory(&self) -> Memory<'_, T> {
+        Memory::Host(self)
+    }
+}
+
+impl<T: Data> BufferMut for SharedBuffer<T> {
+    fn memory_mut(&mut self) -> MemoryMut<'_, T> {
+        MemoryMut::Host(self)
+    }
+}
+
+/// An allocation in words, as its ranks tell it: the element type's code, its alignment, and how many.
+fn in_words([code, align, len]: [u64; 3]) -> String {
+    let element = u32::try_from(code).ok().and_then(TypeTag::from_code).map_or("unknown elements".to_owned(), |tag| tag.to_string());
+    let aligned = if align > COMMON_ALIGNMENT { format!(", aligned to {align} B") } else { String::new() };
+    format!("alloc({element}, count {len}{aligned})")
+}
+
+/// To what buffers are aligned whatever their elements want.
+const COMMON_ALIGNMENT: u64 = 4096;
+
+impl Communicator {
+    /// A buffer of `len` zeros in memory that all ranks of this host have in common: collectives on it, or on parts of it, need copy
+    /// nothing on the way from rank to rank. Collective: every rank calls it with the same type and length, and gets a buffer of its
+    /// own.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let sums = Communicator::run_local(2, |comm| {
+    ///     let mut gradient = comm.alloc::<f32>(1000)?;
+    ///     gradient.fill(comm.rank() as f32 + 1.0);
+    ///     comm.all_reduce(&mut gradient, ReduceOp::Sum)?;
+    ///     comm.all_reduce(&mut gradient[..10], ReduceOp::Max)?; // parts are as good
+    ///     Ok(gradient[999])
+    /// })?;
+    /// assert_eq!(sums, [3.0, 3.0]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// Between ranks that share no host, or with `Transport::Tcp`, it is ordinary memory at a page's beginning, so programs need no
+    /// second way. On several hosts each host's ranks share theirs.
+    ///
+    /// **What it costs.** The bytes of every rank's buffer exist once on the host, and are there when this returns: about 3 µs for
+    /// each page of 4 KiB was measured. Each rank maps all of them: as many times `len` elements, rounded up to pages (of 2 MiB where
+    /// a buffer fills one), as the host has ranks, of address space. Another rank's page is mapped when a call first reaches it, for
+    /// about 1 µs. So allocate once and use it often. Huge pages are used where the system gives them to shared memory
+    /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` at `advise`).
+    ///
+    /// Dropping the buffer is this rank's own affair: its memory is free again at once, and its address space with the next collective
+    /// of this communicator. The others' buffers stay as they are; collectives on them then simply copy.
+    ///
+    /// # Errors
+    ///
+    /// `Mismatch` where ranks ask for different things, `InvalidArgument` for what no address space holds, `Io` naming the rank that
+    /// could not get its memory (all ranks fail then); none of these ends the communicator. And those of collectives.
+    #[doc(alias("ncclMemAlloc", "ncclCommWindowRegister", "MPI_Win_allocate_shared"))]
+    pub fn alloc<T: Data>(&self, len: usize) -> Result<SharedBuffer<T>> {
+        let (tag, size) = element::<T>("alloc")?;
+        let asked = [u64::from(tag.to_code()), COMMON_ALIGNMENT.max(align_of::<T>() as u64), len as u64];
+        self.same_allocation(asked)?;
+        let bytes = len.checked_mul(size).filter(|bytes| *bytes <= isize::MAX as usize);
+        let too_much = || Error::argument("alloc", format!("{len} elements of {size} B are more than an address space holds"));
+        match bytes.ok_or_else(too_much)? {
+            0 => Ok(SharedBuffer::new(None, len)),
+            bytes => Ok(SharedBuffer::new(Some(self.storage(Size { bytes, align: align_of::<T>() }, asked)?), len)),
+        }
+    }
+
+    /// Refuses allocations that differ between ranks.
+    fn same_allocation(&self, asked: [u64; 3]) -> Result<()> {
+        let mut all = vec![[0_u64; 3]; self.world_size()];
+        self.all_gather_into(&[asked], &mut all)?;
+        let Some(other) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+        let peer = |rank: usize| self.peers()[rank].clone();
+        Err(Error::Mismatch { first: peer(0), first_call: in_words(all[0]), second: peer(other), second_call: in_words(all[other]) })
+    }
+
+    /// Memory for this rank's buffer, once every rank has its own.
+    fn storage(&self, size: Size, asked: [u64; 3]) -> Result<Storage> {
+        let deadline = Deadline::after(self.timeout());
+        let everyone: Vec<usize> = (0..self.world_size()).collect();
+        let mut exchange = ParentExchange::new(self, &everyone);
+        let opened = match self.with_plane(|plane| plane.site())? {
+            Some(site) => site.open(&mut exchange, size, &deadline).map(Storage::Window),
+            None => Storage::alone(&mut exchange, size, &deadline),
+        };
+        let refused = |rank: usize| format!("{} on {}", in_words(asked), self.peers()[rank]);
+        let storage = opened.map_err(|undelivered| match undelivered {
+            Undelivered::Here(Error::Io { doing, source }) => Error::Io { doing: format!("{}: {doing}", refused(self.rank())), source },
+            Undelivered::Here(error) | Undelivered::Exchange(error) => error,
+            Undelivered::There(rank, reason) => Error::io(refused(rank), std::io::Error::other(reason)),
+        })?;
+        if let Storage::Window(segment) = &storage {
+            self.with_plane(|plane| plane.admit(segment))?;
+        }
+        Ok(storage)
+    }
+
+    /// Reaches for the plane between calls.
+    fn with_plane<R>(&self, work: impl FnOnce(&mut crate::host::plane::HostPlane) -> R) -> Result<R> {
+        // SAFETY: as in `execute`.
+        let entered = unsafe { self.core.shared.plane.as_caller(&self.core.caller, work) };
+        entered.ok_or_else(|| Error::argument("alloc", "called from within a reduction of the same communicator"))
+    }
+}

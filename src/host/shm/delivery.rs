@@ -1,0 +1,113 @@
+//! How the ranks of a host come to map one file: their leader makes it and hands it out, and nobody goes on unless everybody has it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+
+use super::door::{self, Door};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result};
+use crate::host::bootstrap::Exchange;
+
+/// Why nobody got anything.
+pub(crate) enum Undelivered {
+    /// This rank's own doing.
+    Here(Error),
+    /// Another rank's, in its own words.
+    There(usize, String),
+    /// Ranks could not tell each other.
+    Exchange(Error),
+}
+
+/// What every rank got, or why nobody got anything.
+pub(crate) type Delivered<R> = std::result::Result<R, Undelivered>;
+
+/// What is delivered: how its leader makes it, and how any rank takes it into use.
+pub(super) struct Goods<'a, R> {
+    /// In words, as "the shared region of 7 bytes".
+    pub(super) name: String,
+    pub(super) make: &'a dyn Fn() -> io::Result<OwnedFd>,
+    pub(super) enter: &'a dyn Fn(OwnedFd) -> Result<R>,
+}
+
+/// The first byte of the leader's blob before a socket's name; anything else is followed by what went wrong.
+const NAME: u8 = 1;
+
+impl<R> Goods<'_, R> {
+    /// The leader's part.
+    pub(super) fn lead(&self, exchange: &mut dyn Exchange, deadline: &Deadline) -> Delivered<R> {
+        let opened = (self.make)().and_then(|file| Ok((file, Door::open()?)));
+        let (file, door) = match opened.map_err(|error| Error::io(format!("making {}", self.name), error)) {
+            Ok(opened) => opened,
+            Err(error) => return self.give_up(exchange, error, deadline),
+        };
+        thread::scope(|scope| {
+            let served = thread::Builder::new().name("collectives-door".to_owned()).spawn_scoped(scope, || door.serve(file.as_fd()));
+            let outcome = match served {
+                Ok(_) => self.announce(exchange, &door, &file, deadline),
+                Err(error) => {
+                    self.give_up(exchange, Error::io(format!("starting the thread that hands out {}", self.name), error), deadline)
+                }
+            };
+            door.close();
+            outcome
+        })
+    }
+
+    /// The leader has nothing to hand out.
+    fn give_up(&self, exchange: &mut dyn Exchange, error: Error, deadline: &Deadline) -> Delivered<R> {
+        exchange.all_gather(format!("\0{error}").as_bytes(), deadline).map_err(Undelivered::Exchange)?;
+        agree(exchange, Err(Undelivered::Here(error)), deadline)
+    }
+
+    /// The leader's two rounds.
+    fn announce(&self, exchange: &mut dyn Exchange, door: &Door, file: &OwnedFd, deadline: &Deadline) -> Delivered<R> {
+        exchange.all_gather(&[&[NAME], door.name().as_bytes()].concat(), deadline).map_err(Undelivered::Exchange)?;
+        let file = file.try_clone().map_err(|error| Error::io(format!("keeping {}", self.name), error));
+        agree(exchange, file.and_then(self.enter).map_err(Undelivered::Here), deadline)
+    }
+
+    /// Everybody else's part: gets it from rank `leader` of the exchange.
+    pub(super) fn follow(&self, exchange: &mut dyn Exchange, leader: usize, deadline: &Deadline) -> Delivered<R> {
+        let blobs = exchange.all_gather(&[], deadline).map_err(Undelivered::Exchange)?;
+        let received = self.receive(blobs.get(leader).map_or(&[], Vec::as_slice), leader, deadline);
+        agree(exchange, received.and_then(|file| (self.enter)(file).map_err(Undelivered::Here)), deadline)
+    }
+
+    /// Reads the leader's blob and fetches the file.
+    fn receive(&self, blob: &[u8], leader: usize, deadline: &Deadline) -> Delivered<OwnedFd> {
+        let protocol =
+            |reason: String| Undelivered::Here(Error::Protocol { with: format!("rank {leader}, which leads its host,"), reason });
+        match blob.split_first() {
+            Some((&NAME, name)) => {
+                let name = std::str::from_utf8(name).map_err(|_| protocol(format!("{name:?} is not a socket's name")))?;
+                let fetched = door::fetch(name, deadline);
+                fetched.map_err(|error| Undelivered::Here(Error::io(format!("getting {} from rank {leader} at @{name}", self.name), error)))
+            }
+            Some((_, reason)) => Err(Undelivered::There(leader, String::from_utf8_lossy(reason).into_owned())),
+            None => Err(protocol("an empty message in place of a socket's name".to_owned())),
+        }
+    }
+}
+
+/// The part of a rank that gets nothing from anyone, in two rounds as everybody's.
+pub(super) fn attend<R>(exchange: &mut dyn Exchange, outcome: Result<R>, deadline: &Deadline) -> Delivered<R> {
+    exchange.all_gather(&[], deadline).map_err(Undelivered::Exchange)?;
+    agree(exchange, outcome.map_err(Undelivered::Here), deadline)
+}
+
+/// The last round: nobody goes on unless everybody can. Where several could not, everyone hears of the same one.
+fn agree<R>(exchange: &mut dyn Exchange, outcome: Delivered<R>, deadline: &Deadline) -> Delivered<R> {
+    let reason = match &outcome {
+        Ok(_) => String::new(),
+        Err(Undelivered::Here(error) | Undelivered::Exchange(error)) => error.to_string(),
+        // Its own words follow in this round.
+        Err(Undelivered::There(..)) => String::new(),
+    };
+    let blobs = exchange.all_gather(reason.as_bytes(), deadline).map_err(Undelivered::Exchange)?;
+    match (outcome, blobs.iter().position(|reason| !reason.is_empty())) {
+        (Err(Undelivered::Here(error)), _) => Err(Undelivered::Here(error)),
+        (_, Some(rank)) => Err(Undelivered::There(rank, String::from_utf8_lossy(&blobs[rank]).into_owned())),
+        (outcome, None) => outcome,
+    }
+}

@@ -1,0 +1,138 @@
+//! Mapped memory that belongs to one value: pages of a file that several ranks map, or of nobody else's.
+
+#![expect(unsafe_code, reason = "owns a mapping")]
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// What the processor maps with one entry where it can.
+pub(super) const HUGE_PAGE: usize = 2 << 20;
+
+/// A mapping, readable and writable, that ends with its value.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    /// The whole of it: what lies before the aligned part, and behind, is never touched.
+    reserved: NonNull<u8>,
+    reserved_bytes: usize,
+    base: NonNull<u8>,
+}
+
+// SAFETY: the mapping belongs to the value and to no thread, and is only reached through raw pointers, whose users answer for it.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+/// To what a part of so many bytes is best aligned, when its elements want `align`: huge pages where it fills one.
+pub(super) fn alignment(bytes: usize, align: usize) -> usize {
+    let page = rustix::param::page_size();
+    align.max(if bytes >= HUGE_PAGE { HUGE_PAGE.max(page) } else { page })
+}
+
+impl Pages {
+    /// `bytes` zeros of this process's own, at a multiple of `align` (a power of two).
+    pub(super) fn private(bytes: usize, align: usize) -> io::Result<Self> {
+        let pages = Self::reserve(bytes, align, ProtFlags::READ | ProtFlags::WRITE)?;
+        if bytes >= HUGE_PAGE {
+            pages.advise(0, bytes, Advice::LinuxHugepage);
+        }
+        Ok(pages)
+    }
+
+    /// The first `bytes` bytes of a file, at a multiple of `align`. The file is at least so long and never gets shorter.
+    pub(super) fn of_file(file: BorrowedFd<'_>, bytes: usize, align: usize) -> io::Result<Self> {
+        let pages = Self::reserve(bytes, align, ProtFlags::empty())?;
+        // SAFETY: takes the place of a part of the reservation, which nothing refers to yet; as long as the file at most (the caller's
+        // word), so that no access is a bus error.
+        unsafe {
+            rustix::mm::mmap(pages.at(0).cast(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED, file, 0)?
+        };
+        Ok(pages)
+    }
+
+    /// Address space for `bytes` bytes at a multiple of `align`.
+    fn reserve(bytes: usize, align: usize, protection: ProtFlags) -> io::Result<Self> {
+        let slack = if align > rustix::param::page_size() { align } else { 0 };
+        let too_much = || io::Error::new(io::ErrorKind::OutOfMemory, "more than an address space holds");
+        let reserved_bytes = bytes.checked_add(slack).filter(|bytes| *bytes <= isize::MAX as usize).ok_or_else(too_much)?;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let start = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), reserved_bytes, protection, MapFlags::PRIVATE)? }.cast::<u8>();
+        let reserved = NonNull::new(start).ok_or_else(|| io::Error::other("mapped at address zero"))?;
+        // SAFETY: less than `align` bytes on, which the reservation has beyond `bytes`; an address that is a multiple of the page
+        // size needs none where `align` is no more than that.
+        let base = unsafe { reserved.add(start.addr().next_multiple_of(align) - start.addr()) };
+        Ok(Self { reserved, reserved_bytes, base })
+    }
+
+    /// The byte at this offset.
+    #[inline]
+    pub(super) fn at(&self, offset: usize) -> *mut u8 {
+        self.base.as_ptr().wrapping_add(offset)
+    }
+
+    /// Where it begins.
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Has the kernel find memory for a part of a file now, and map it. That there is none is an error here, where it would be a bus
+    /// error at the first touch.
+    pub(super) fn populate(&self, file: BorrowedFd<'_>, offset: usize, bytes: usize) -> io::Result<()> {
+        if bytes >= HUGE_PAGE {
+            // Helps where /sys/kernel/mm/transparent_hugepage/shmem_enabled says so.
+            self.advise(offset, bytes, Advice::LinuxHugepage);
+        }
+        // SAFETY: pages of this mapping; whoever else maps them finds the same bytes in them.
+        match unsafe { rustix::mm::madvise(self.at(offset).cast(), bytes, Advice::LinuxPopulateWrite) } {
+            // A kernel before 5.14.
+            Err(Errno::INVAL) => Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), offset as u64, bytes as u64)?),
+            result => Ok(result?),
+        }
+    }
+
+    /// Gives the memory of a part of a file back to the system, for all who map it; it reads as zeros from then on.
+    pub(super) fn give_back(&self, offset: usize, bytes: usize) {
+        self.advise(offset, bytes, Advice::LinuxRemove);
+    }
+
+    /// Advice that may be refused.
+    fn advise(&self, offset: usize, bytes: usize, advice: Advice) {
+        // SAFETY: pages of this mapping, and none of the advices given here takes the mapping away; removal leaves zeros, which only
+        // the owner of that part asks for, once nobody uses it.
+        if let Err(error) = unsafe { rustix::mm::madvise(self.at(offset).cast(), bytes, advice) } {
+            tracing::debug!(%error, ?advice, bytes, "advice was refused");
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `reserve` with this length; pointers into it belong to holders of this value.
+        let _ = unsafe { rustix::mm::munmap(self.reserved.as_ptr().cast(), self.reserved_bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_aligned_and_zero() {
+        for (bytes, align) in [(1, 1), (5000, 8192), (3 << 20, HUGE_PAGE)] {
+            let align = alignment(bytes, align);
+            let pages = Pages::private(bytes, align).unwrap();
+            assert_eq!(pages.at(0).addr() % align, 0);
+            // SAFETY: inside the mapping, which nobody else knows.
+            assert_eq!(unsafe { (pages.at(0).read(), pages.at(bytes - 1).read()) }, (0, 0));
+        }
+    }
+
+    #[test]
+    fn what_no_address_space_holds_is_refused() {
+        assert!(Pages::private(isize::MAX as usize, HUGE_PAGE).is_err());
+        assert!(Pages::private(1 << 62, 1).is_err());
+    }
+}

@@ -1,0 +1,175 @@
+//! Windows: where the ranks' buffers lie in each other's memory, and for how long.
+
+use std::time::Duration;
+
+use super::Random;
+use crate::deadline::Deadline;
+use crate::host::bootstrap::local::{LocalExchange, exchanges};
+use crate::host::shm::window::{Place, Segment};
+use crate::host::shm::{Group, Size, Storage, Undelivered};
+
+/// One rank with what it takes to open windows.
+struct Rank {
+    index: usize,
+    group: Group,
+    exchange: LocalExchange,
+    deadline: Deadline,
+}
+
+impl Rank {
+    /// Opens a window of so many bytes.
+    fn open(&mut self, bytes: usize, align: usize) -> Segment {
+        let site = self.group.site().unwrap();
+        let opened = site.open(&mut self.exchange, Size { bytes, align }, &self.deadline);
+        let segment = opened.unwrap_or_else(|_| panic!("a window of {bytes} B was refused"));
+        self.group.admit(&segment);
+        segment
+    }
+
+    /// Waits for the others.
+    fn meet(&mut self) {
+        use crate::host::bootstrap::Exchange;
+        self.exchange.all_gather(&[], &self.deadline).unwrap();
+    }
+}
+
+/// Runs `body` on `size` ranks, each a thread.
+fn on_threads(size: usize, body: impl Fn(Rank) + Sync) {
+    let members: Vec<usize> = (0..size).collect();
+    std::thread::scope(|scope| {
+        for (index, mut exchange) in exchanges(size).into_iter().enumerate() {
+            let (members, body) = (&members, &body);
+            scope.spawn(move || {
+                let deadline = Deadline::after(Duration::from_secs(60));
+                let group = Group::establish(&mut exchange, members, index, size, &deadline).unwrap();
+                body(Rank { index, group, exchange, deadline });
+            });
+        }
+    });
+}
+
+/// Where a segment begins.
+fn base(segment: Segment) -> (Storage, *mut u8) {
+    let storage = Storage::Window(segment);
+    let base = storage.base().as_ptr();
+    (storage, base)
+}
+
+#[test]
+#[expect(unsafe_code, reason = "reads and writes what windows hand out")]
+fn a_place_is_the_same_bytes_on_every_rank() {
+    on_threads(3, |mut rank| {
+        let me = rank.index;
+        for (bytes, align) in [(1, 1), (5000, 8192), ((2 << 20) + 1, 8)] {
+            let (storage, start) = base(rank.open(bytes, align));
+            assert_eq!(start.addr() % align, 0);
+            let place = rank.group.find_window(start.wrapping_add(bytes - 1), 1).unwrap();
+            // SAFETY: inside the segment, which the others read only after the meeting.
+            unsafe { start.add(bytes - 1).write(me as u8 + 1) };
+            rank.meet();
+            for peer in 0..3 {
+                let theirs = rank.group.in_window(peer, place, 1).unwrap();
+                assert_eq!(theirs == start.wrapping_add(bytes - 1), peer == me);
+                // SAFETY: mapped; written before the meeting.
+                assert_eq!(unsafe { theirs.read() }, peer as u8 + 1, "{bytes} B of rank {peer} on rank {me}");
+            }
+            rank.meet();
+            drop(storage);
+        }
+    });
+}
+
+#[test]
+fn only_what_lies_in_a_window_has_a_place() {
+    on_threads(2, |mut rank| {
+        assert_eq!(rank.group.find_window(std::ptr::dangling(), 0), None);
+        let segments: Vec<_> = [10, 70_000, 3 << 20].map(|bytes| (base(rank.open(bytes, 1)), bytes)).into_iter().collect();
+        for (number, ((_, start), bytes)) in (1..).zip(&segments) {
+            let place = |offset: usize, length: usize| rank.group.find_window(start.wrapping_add(offset), length);
+            assert_eq!(place(0, *bytes), Some(Place { window: number, offset: 0 }));
+            assert_eq!(place(3, bytes - 3), Some(Place { window: number, offset: 3 }));
+            assert_eq!(place(*bytes, 0), Some(Place { window: number, offset: *bytes }));
+            assert_eq!([place(0, bytes + 1), place(1, *bytes), place(bytes + 1, 0), place(1, usize::MAX)], [None; 4]);
+            let fits = |rank_: usize, offset: usize, length: usize| {
+                rank.group.in_window(rank_, Place { window: number, offset }, length).is_some()
+            };
+            assert!(fits(0, 0, *bytes) && fits(1, *bytes, 0));
+            assert!(!fits(0, 1, *bytes) && !fits(2, 0, 1) && !fits(0, usize::MAX, 2) && !fits(0, 0, usize::MAX));
+        }
+        let elsewhere = vec![0_u8; 10];
+        assert_eq!(rank.group.find_window(elsewhere.as_ptr(), 10), None);
+        assert_eq!(rank.group.in_window(0, Place { window: 4, offset: 0 }, 1), None);
+    });
+}
+
+#[test]
+#[expect(unsafe_code, reason = "reads what windows hand out")]
+fn a_dropped_window_is_gone_here_and_stays_with_the_others() {
+    on_threads(2, |mut rank| {
+        let kept = base(rank.open(5000, 1));
+        let place = rank.group.find_window(kept.1, 5000).unwrap();
+        // SAFETY: inside this rank's own segment.
+        unsafe { kept.1.write(7) };
+        rank.meet();
+        let mut kept = Some(kept);
+        if rank.index == 0 {
+            drop(kept.take());
+            assert_eq!(rank.group.in_window(1, place, 1), None);
+            rank.group.forget_dropped();
+            assert_eq!(rank.group.in_window(1, place, 1), None);
+        }
+        rank.meet();
+        if rank.index == 1 {
+            rank.group.forget_dropped();
+            let read = |peer| {
+                rank.group.in_window(peer, place, 1).map(|at| {
+                    // SAFETY: this rank has the window still.
+                    unsafe { at.read() }
+                })
+            };
+            assert_eq!([read(0), read(1)], [Some(0), Some(7)], "rank 0's memory was given back, and rank 1's was not");
+        }
+        let again = base(rank.open(5000, 1));
+        assert_eq!(rank.group.find_window(again.1, 1).unwrap().window, 2);
+    });
+}
+
+#[test]
+fn windows_come_and_go_in_any_order() {
+    const SEED: u64 = 77;
+    on_threads(2, |mut rank| {
+        let mut random = Random::new(SEED);
+        let mut open: Vec<(u32, Storage, *mut u8, usize)> = Vec::new();
+        for number in 1..200 {
+            let bytes = 1 + random.below(20_000);
+            let (storage, start) = base(rank.open(bytes, 1));
+            open.push((number, storage, start, bytes));
+            while open.len() > 20 || !open.is_empty() && random.below(3) == 0 {
+                open.swap_remove(random.below(open.len()));
+            }
+            rank.group.forget_dropped();
+            assert_eq!(rank.group.windows.count(), open.len(), "seed {SEED}, window {number}");
+            for (number, _, start, bytes) in &open {
+                assert_eq!(rank.group.find_window(*start, *bytes), Some(Place { window: *number, offset: 0 }), "seed {SEED}");
+                assert!(rank.group.in_window(1, Place { window: *number, offset: 0 }, *bytes).is_some(), "seed {SEED}");
+            }
+        }
+    });
+}
+
+#[test]
+fn more_than_there_is_is_refused_to_everyone() {
+    on_threads(2, |mut rank| {
+        for bytes in [1 << 45, isize::MAX as usize, usize::MAX] {
+            let site = rank.group.site().unwrap();
+            let refused = match site.open(&mut rank.exchange, Size { bytes, align: 1 }, &rank.deadline) {
+                Err(Undelivered::Here(error)) => (rank.index, error.to_string()),
+                Err(Undelivered::There(culprit, reason)) => (culprit, reason),
+                _ => panic!("{bytes} B were given"),
+            };
+            assert!(refused.1.contains("available") || refused.1.contains("address space"), "{refused:?}");
+            assert!(bytes != 1 << 45 || refused.0 == 0, "{refused:?}");
+        }
+        rank.open(1, 1);
+    });
+}

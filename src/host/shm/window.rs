@@ -1,0 +1,307 @@
+//! Windows: memory of users that all ranks of a host map, so that a collective on it need not copy anything into slots.
+//!
+//! A window is one anonymous file with a segment for each rank, all of one size, and every rank maps all of it. A rank's buffer is its
+//! own segment. Windows are numbered alike on every rank, so that a number and an offset say where a buffer lies to ranks that have it
+//! mapped elsewhere.
+//!
+//! **How long a mapping lives.** A group holds every window that it was given, and lets go of one only between calls
+//! ([`Group::forget_dropped`], which wants the group to itself), after its user has dropped the buffer. So what
+//! [`Group::in_window`] gave stays mapped to the end of the call, also where another thread drops the buffer meanwhile. Nobody else's
+//! memory goes away either: a rank that drops its buffer gives back the pages of its own segment alone, and the others have mappings of
+//! their own. And no range that [`Group::find_window`] knows can be somebody else's memory by now, since it is still mapped.
+
+#![expect(unsafe_code, reason = "hands out addresses in mapped memory")]
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use super::delivery::{self, Delivered, Goods};
+use super::group::Group;
+use super::pages::{self, Pages};
+use crate::deadline::Deadline;
+use crate::error::Error;
+use crate::host::bootstrap::Exchange;
+
+/// Where a buffer lies in its rank's windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The window's number: the same on all ranks, from 1, never used again.
+    pub(super) window: u32,
+    /// Within the rank's own segment.
+    pub(super) offset: usize,
+}
+
+/// What every rank gets of an allocation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Size {
+    /// Not zero.
+    pub(crate) bytes: usize,
+    /// What the elements want to be aligned to.
+    pub(crate) align: usize,
+}
+
+/// One rank's mapping of a window.
+#[derive(Debug)]
+pub(super) struct Window {
+    number: u32,
+    pages: Pages,
+    /// From one rank's segment to the next.
+    stride: usize,
+    /// What of a segment is used.
+    bytes: usize,
+    me: usize,
+    ranks: usize,
+}
+
+impl Window {
+    /// Where this rank's own segment begins.
+    fn own(&self) -> *mut u8 {
+        self.pages.at(self.me * self.stride)
+    }
+}
+
+/// A rank's own segment of a window, which is given back when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    window: Arc<Window>,
+    /// Dropped after the window, so that whoever hears of it finds the window let go.
+    _told: Told,
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // Nobody uses it: peers reach into a segment only during calls that its owner makes with it.
+        self.window.pages.give_back(self.window.me * self.window.stride, used(self.window.bytes));
+    }
+}
+
+/// Tells the group, by its drop, that a segment is gone.
+#[derive(Debug)]
+struct Told(Arc<AtomicBool>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Memory of a user's that the crate has handed out.
+#[derive(Debug)]
+pub(crate) enum Storage {
+    /// This rank's part of a window.
+    Window(Segment),
+    /// Of this process alone.
+    Private(Pages),
+}
+
+impl Storage {
+    /// Where it begins.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        match self {
+            Storage::Private(pages) => pages.base(),
+            // SAFETY: a segment lies inside the mapping, which begins at no null address.
+            Storage::Window(segment) => unsafe { segment.window.pages.base().add(segment.window.me * segment.window.stride) },
+        }
+    }
+
+    /// Memory of this rank alone, in as many rounds of the exchange as a window takes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Site::open`].
+    pub(crate) fn alone(exchange: &mut dyn Exchange, size: Size, deadline: &Deadline) -> Delivered<Self> {
+        let pages = Pages::private(size.bytes, pages::alignment(size.bytes, size.align));
+        let pages = pages.map_err(|error| Error::io(format!("mapping {} B of memory", size.bytes), error));
+        delivery::attend(exchange, pages, deadline).map(Storage::Private)
+    }
+}
+
+/// The pages that so many bytes use.
+fn used(bytes: usize) -> usize {
+    bytes.next_multiple_of(rustix::param::page_size())
+}
+
+/// A window that is to be: its number, and who its ranks are.
+pub(crate) struct Site {
+    number: u32,
+    me: usize,
+    ranks: usize,
+    /// The rank of the exchange that makes the file.
+    leader: usize,
+    dropped: Arc<AtomicBool>,
+}
+
+impl Site {
+    /// Makes the window. Every rank of the communicator takes part in two rounds of the exchange: those of the host with the same
+    /// site and size, the others with sites of theirs or by [`Storage::alone`].
+    ///
+    /// # Errors
+    ///
+    /// Where this rank or another one could not get the memory, or map it; and whatever the exchange says.
+    pub(crate) fn open(&self, exchange: &mut dyn Exchange, size: Size, deadline: &Deadline) -> Delivered<Segment> {
+        let align = pages::alignment(size.bytes, size.align);
+        let strides = size.bytes.checked_next_multiple_of(align);
+        let Some((stride, whole)) = strides.and_then(|stride| Some((stride, stride.checked_mul(self.ranks)?))) else {
+            let error =
+                Error::io("laying out a shared buffer", io::Error::new(io::ErrorKind::OutOfMemory, "more than an address space holds"));
+            return delivery::attend(exchange, Err(error), deadline);
+        };
+        let name = format!("a shared buffer of {} times {} B", self.ranks, size.bytes);
+        let enter = |file| self.enter(file, size.bytes, stride, align).map_err(|error| Error::io(format!("mapping {name}"), error));
+        let goods = Goods { name: name.clone(), make: &|| create(whole, size.bytes.saturating_mul(self.ranks)), enter: &enter };
+        let window = if self.me == 0 { goods.lead(exchange, deadline) } else { goods.follow(exchange, self.leader, deadline) }?;
+        Ok(Segment { window: Arc::new(window), _told: Told(Arc::clone(&self.dropped)) })
+    }
+
+    /// Maps the file, and has the kernel find memory for this rank's segment: near the processor that it runs on, where there are
+    /// several memories.
+    fn enter(&self, file: OwnedFd, bytes: usize, stride: usize, align: usize) -> io::Result<Window> {
+        let whole = stride * self.ranks;
+        check(&file, whole)?;
+        let pages = Pages::of_file(file.as_fd(), whole, align)?;
+        pages.populate(file.as_fd(), self.me * stride, used(bytes))?;
+        Ok(Window { number: self.number, pages, stride, bytes, me: self.me, ranks: self.ranks })
+    }
+}
+
+/// Makes the file: its size fixed, its bytes zero, `used` of them to be used. Memory is found for it later; where the system is known
+/// not to have so much, that is not tried, since it would end processes to find it.
+fn create(bytes: usize, used: usize) -> io::Result<OwnedFd> {
+    if let Some(available) = available_memory().filter(|available| *available < used) {
+        let message = format!("{used} B are needed on this host and {available} B are available");
+        return Err(io::Error::new(io::ErrorKind::OutOfMemory, message));
+    }
+    let file = rustix::fs::memfd_create("collectives-buffer", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, bytes as u64)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// What the system could give to programs now, swap included, in bytes; `None` where it does not say.
+fn available_memory() -> Option<usize> {
+    let description = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kilobytes = |name: &str| {
+        let line = description.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()
+    };
+    kilobytes("MemAvailable:")?.checked_add(kilobytes("SwapFree:").unwrap_or(0))?.checked_mul(1024)
+}
+
+/// Refuses a file that is not the window's: one that could shrink would turn a read into a bus error.
+fn check(file: &OwnedFd, bytes: usize) -> io::Result<()> {
+    let found = rustix::fs::fstat(file)?.st_size;
+    let sealed = rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK);
+    if u64::try_from(found) == Ok(bytes as u64) && sealed {
+        return Ok(());
+    }
+    let message = format!("its file has {found} bytes, {bytes} were expected, and is {}sealed", if sealed { "" } else { "not " });
+    Err(io::Error::new(io::ErrorKind::InvalidData, message))
+}
+
+/// The windows of a group.
+#[derive(Debug, Default)]
+pub(super) struct Windows {
+    /// In the order of their numbers.
+    open: Vec<Arc<Window>>,
+    /// Where this rank's segments begin, ascending, how long they are, and of which window.
+    own: Vec<(usize, usize, u32)>,
+    /// The last number that was given out.
+    number: u32,
+    /// Whether a segment of `open` was dropped since they were looked through.
+    dropped: Arc<AtomicBool>,
+}
+
+impl Windows {
+    /// Lists a window.
+    fn insert(&mut self, window: &Arc<Window>) {
+        let start = window.own().addr();
+        let at = self.own.partition_point(|(other, ..)| *other < start);
+        self.own.insert(at, (start, window.bytes, window.number));
+        let at = self.open.partition_point(|other| other.number < window.number);
+        self.open.insert(at, Arc::clone(window));
+    }
+
+    /// Lets go of the windows whose segments were dropped here.
+    #[cold]
+    fn forget_dropped(&mut self) {
+        // Before the look, so that one that is dropped during it is looked for again.
+        self.dropped.swap(false, Ordering::Acquire);
+        self.open.retain(is_held);
+        let open = &self.open;
+        self.own.retain(|(.., number)| open.binary_search_by_key(number, |window| window.number).is_ok());
+    }
+
+    /// How many are listed.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        assert_eq!(self.open.len(), self.own.len());
+        self.open.len()
+    }
+
+    /// The window of this number, unless its segment was dropped here.
+    fn get(&self, number: u32) -> Option<&Arc<Window>> {
+        let at = self.open.binary_search_by_key(&number, |window| window.number).ok()?;
+        Some(&self.open[at]).filter(|window| is_held(window))
+    }
+}
+
+/// Whether anyone beside the group has the window: its segment.
+fn is_held(window: &Arc<Window>) -> bool {
+    Arc::strong_count(window) > 1
+}
+
+impl Group {
+    /// The next window of this group. Every rank of the host asks for it at the same point, so that they number it alike. `None` once
+    /// the numbers are used up.
+    pub(crate) fn site(&mut self) -> Option<Site> {
+        self.windows.number = self.windows.number.checked_add(1)?;
+        let (number, dropped) = (self.windows.number, Arc::clone(&self.windows.dropped));
+        Some(Site { number, me: self.me, ranks: self.ranks, leader: self.globals[0] as usize, dropped })
+    }
+
+    /// Takes up a window that all ranks of the host have opened.
+    pub(crate) fn admit(&mut self, segment: &Segment) {
+        self.windows.insert(&segment.window);
+    }
+
+    /// Unmaps what was dropped since the last call. Between calls only: `&mut self`, while calls run on `&mut self` too.
+    #[inline]
+    pub(crate) fn forget_dropped(&mut self) {
+        if !self.windows.open.is_empty() && self.windows.dropped.load(Ordering::Relaxed) {
+            self.windows.forget_dropped();
+        }
+    }
+
+    /// Whether there has ever been a window: the same on all ranks, between calls.
+    #[inline]
+    pub(super) fn has_had_windows(&self) -> bool {
+        self.windows.number != 0
+    }
+
+    /// Which window a buffer of this rank lies in, with all of its bytes, and where.
+    #[inline]
+    pub(super) fn find_window(&self, address: *const u8, bytes: usize) -> Option<Place> {
+        if self.windows.own.is_empty() {
+            return None;
+        }
+        let before = self.windows.own.partition_point(|(start, ..)| *start <= address.addr());
+        let (start, length, window) = *self.windows.own.get(before.checked_sub(1)?)?;
+        let offset = address.addr() - start;
+        (bytes <= length.checked_sub(offset)?).then_some(Place { window, offset })
+    }
+
+    /// Where `bytes` bytes at this place of a rank's segment lie in this rank's mapping. `None` where this rank has dropped the window,
+    /// or they do not fit. The address is good to the end of the call (see the head of this file); whether its bytes may be read or
+    /// written is what the ranks agree on in that call.
+    #[inline]
+    pub(super) fn in_window(&self, rank: usize, place: Place, bytes: usize) -> Option<*mut u8> {
+        let window = self.windows.get(place.window)?;
+        let fits = rank < window.ranks && bytes <= window.bytes.checked_sub(place.offset)?;
+        fits.then(|| window.pages.at(rank * window.stride + place.offset))
+    }
+}
