@@ -75,7 +75,7 @@ mod tests {
     fn member(presence: &Presence, pid: u32) -> Box<Member> {
         // SAFETY: a record is made of atomic integers, for which zero is a value.
         let member: Box<Member> = unsafe { Box::new(std::mem::zeroed()) };
-        member.enter(pid, presence.is_locked(), None);
+        member.enter(pid, presence.is_locked(), 1, None);
         member
     }
 
