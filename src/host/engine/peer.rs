@@ -89,14 +89,10 @@ impl Peer {
             if !self.lane.outgoing.is_open {
                 self.lane.open_message(len, context);
             }
-            let Some((count, all)) = self.lane.write(link, context).map_err(Trouble::Link)? else { break };
+            let Some((count, all)) = self.lane.write_all(link, schedule, context).map_err(Trouble::Link)? else { break };
             total += count;
             if !all {
                 break;
-            }
-            if self.lane.sent == len {
-                self.lane.sent = 0;
-                self.lane.send = schedule.finish(self.lane.send);
             }
         }
         Ok(total > 0)

@@ -70,6 +70,11 @@ impl Schedule {
         step != NONE && self.waits[step as usize] == 0
     }
 
+    /// The step after this one with the same peer in the same direction.
+    pub(super) fn following(&self, step: u32) -> u32 {
+        self.next[step as usize]
+    }
+
     /// The fold or copy to go on with.
     pub(super) fn local(&self) -> Option<u32> {
         self.local.front().copied()

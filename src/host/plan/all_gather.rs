@@ -4,11 +4,15 @@ use super::blocks::Part;
 use super::builder::{Builder, alone};
 use super::{Algorithm, Blocks, Plan, Space, Span};
 
+/// Up to so many bytes in all, `direct` goes through scratch instead of waiting for an agreement.
+pub(super) const CARRIED_BYTES: usize = 64 << 10;
+
 /// A plan for `all_gather` with these blocks.
 ///
 /// - `Doubling`: through scratch, which is as long as the result.
 /// - `Ring`: every block goes half the way round in each direction. No scratch.
-/// - `Direct`: every block goes straight to everyone. No scratch.
+/// - `Direct`: every block goes straight to everyone. Scratch: the result, if it has at most `CARRIED_BYTES` and there are more than
+///   two ranks.
 pub(crate) fn all_gather(algorithm: Algorithm, n: usize, me: usize, blocks: Blocks<'_>, segment: usize) -> Plan {
     if n == 1 {
         return alone(blocks.len(me));
@@ -16,9 +20,15 @@ pub(crate) fn all_gather(algorithm: Algorithm, n: usize, me: usize, blocks: Bloc
     let blocks = blocks.parts(n);
     match algorithm {
         Algorithm::Ring => Ring::plan(n, me, &blocks, segment),
+        Algorithm::Direct if is_carried(n, total(&blocks)) => carried(n, me, &blocks),
         Algorithm::Direct => direct(n, me, &blocks),
         _ => doubling(n, me, &blocks),
     }
+}
+
+/// Whether `direct` goes through scratch for `bytes` bytes in all.
+pub(super) fn is_carried(n: usize, bytes: usize) -> bool {
+    n > 2 && bytes <= CARRIED_BYTES
 }
 
 /// The own block, as the caller contributes it.
@@ -68,6 +78,33 @@ fn doubling(n: usize, me: usize, blocks: &[Part]) -> Plan {
         }
     }
     copy_own(&mut plan, blocks[me], heard);
+    plan.finish()
+}
+
+/// The length of all blocks together.
+fn total(blocks: &[Part]) -> usize {
+    blocks.last().map_or(0, |last| last.offset.saturating_add(last.len))
+}
+
+/// Everyone sends its block to everyone. Everyone has been heard when all have come.
+fn carried(n: usize, me: usize, blocks: &[Part]) -> Plan {
+    let mut plan = Builder::new(2 * n + 2);
+    let aside = plan.scratch(total(blocks), 1);
+    let within = |part: Part| Span { offset: aside.offset + part.offset, len: part.len, ..aside };
+    let mut arrived = Vec::with_capacity(n);
+    for distance in 1..n {
+        plan.send((me + distance) % n, contribution(blocks[me]), &[]);
+        let from = (me + n - distance) % n;
+        arrived.push(Some(plan.receive(from, within(blocks[from]), &[])));
+    }
+    let all = Some(plan.join(&arrived));
+    let (before, after) = (blocks[me].offset, blocks[me].offset + blocks[me].len);
+    for part in [Part { offset: 0, len: before }, Part { offset: after, len: total(blocks) - after }] {
+        if part.len > 0 {
+            plan.copy(within(part), part.of(Space::Destination), &[all]);
+        }
+    }
+    copy_own(&mut plan, blocks[me], all);
     plan.finish()
 }
 

@@ -2,6 +2,8 @@
 //!
 //! In round k, rank r meets rank (k - r) mod n, and they exchange their blocks: every pair meets once, and no rank has two
 //! partners in one round. A few rounds are under way at once.
+//!
+//! Small blocks all go at once, into scratch: everyone hears everyone, so nothing else is needed before they are copied.
 
 use super::blocks::Part;
 use super::builder::{Builder, alone};
@@ -10,16 +12,23 @@ use super::{Blocks, Plan, Space};
 /// How many exchanges are under way at once.
 pub(super) const IN_FLIGHT: usize = 4;
 
+/// Up to so many bytes in all, equal blocks go through scratch. (How long unequal ones of others are, no rank knows.)
+pub(super) const CARRIED_BYTES: usize = 64 << 10;
+
 /// A plan for `all_to_all`: `sends` are this rank's blocks for the others, `receives` theirs for it.
 ///
-/// `in_place`: source and destination are the same memory; then `sends` and `receives` must be equal, blocks are cut into
-/// segments, and scratch is `IN_FLIGHT` segments, else none.
+/// Scratch: what is received, where that is carried. Else none, but `in_place` (source and destination are the same memory, and
+/// `sends` and `receives` equal) `IN_FLIGHT` segments.
 pub(crate) fn all_to_all(n: usize, me: usize, sends: Blocks<'_>, receives: Blocks<'_>, in_place: bool, segment: usize) -> Plan {
     if n == 1 {
         return alone(sends.len(me));
     }
+    let is_carried = matches!(sends, Blocks::Equal(block) if is_carried(n, block.saturating_mul(n)));
     let (sends, receives) = (sends.parts(n), receives.parts(n));
     let partners = (0..n).map(|round| (round + n - me) % n).filter(|partner| *partner != me);
+    if is_carried {
+        return carried(me, partners, &sends, &receives);
+    }
     let mut plan = Builder::agreed(n, me);
     if in_place {
         swap(&mut plan, partners, &sends, segment);
@@ -38,6 +47,31 @@ pub(crate) fn all_to_all(n: usize, me: usize, sends: Blocks<'_>, receives: Block
     }
     if sends[me].len > 0 {
         plan.copy(sends[me].of(Space::Source), receives[me].of(Space::Destination), &[]);
+    }
+    plan.finish()
+}
+
+/// Whether equal blocks go through scratch, of `bytes` bytes in all.
+pub(super) fn is_carried(n: usize, bytes: usize) -> bool {
+    n > 2 && bytes <= CARRIED_BYTES
+}
+
+/// Everything at once; what came is copied from scratch when everyone has been heard and, in place, has been sent to.
+fn carried(me: usize, partners: impl Iterator<Item = usize>, sends: &[Part], receives: &[Part]) -> Plan {
+    let mut plan = Builder::new(4 * sends.len());
+    let (mut moved, mut arrived) = (Vec::with_capacity(2 * sends.len()), Vec::with_capacity(sends.len()));
+    for partner in partners {
+        moved.push(Some(plan.send(partner, sends[partner].of(Space::Source), &[])));
+        let aside = plan.scratch(receives[partner].len, 1);
+        moved.push(Some(plan.receive(partner, aside, &[])));
+        arrived.push((aside, receives[partner]));
+    }
+    let all = Some(plan.join(&moved));
+    for (aside, block) in arrived.into_iter().filter(|(_, block)| block.len > 0) {
+        plan.copy(aside, block.of(Space::Destination), &[all]);
+    }
+    if sends[me].len > 0 {
+        plan.copy(sends[me].of(Space::Source), receives[me].of(Space::Destination), &[all]);
     }
     plan.finish()
 }

@@ -9,13 +9,15 @@ pub(super) const CARRIED_BYTES: usize = 64 << 10;
 
 /// A plan for `broadcast` of `bytes` bytes from `root`.
 ///
-/// - `Binomial`: a tree of whole vectors. Scratch: the vector, if it has at most `CARRIED_BYTES`.
+/// - `Binomial`: a tree of whole vectors. Scratch: the vector, if it has at most `CARRIED_BYTES` and there are more than two ranks.
 /// - `Chain`: from rank to rank in segments. No scratch.
 pub(crate) fn broadcast(algorithm: Algorithm, n: usize, me: usize, root: usize, bytes: usize, segment: usize) -> Plan {
     if n == 1 {
         return alone(bytes);
     }
     match algorithm {
+        // The root is everyone else: its vector need not wait, aside or at all.
+        _ if n == 2 => tree(n, me, root, bytes),
         Algorithm::Chain => chain(n, me, root, bytes, segment),
         _ if bytes <= CARRIED_BYTES => carried(n, me, root, bytes),
         _ => tree(n, me, root, bytes),

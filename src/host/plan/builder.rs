@@ -10,7 +10,7 @@ const LINE: usize = 64;
 /// A plan in the making.
 pub(super) struct Builder {
     plan: Plan,
-    /// A step that every later step comes after, by itself or through the steps that it names.
+    /// A step that every later step that writes to the destination comes after.
     gate: Option<usize>,
 }
 
@@ -20,14 +20,16 @@ impl Builder {
         Self { plan: Plan { steps: Vec::with_capacity(steps), scratch_bytes: 0 }, gate: None }
     }
 
-    /// A plan whose steps all come after an agreement of all ranks.
+    /// A plan that begins with an agreement of all ranks. Nothing is written to the destination before it is complete; what may
+    /// be sent or copied aside meanwhile is.
     pub(super) fn agreed(n: usize, me: usize) -> Self {
         let mut builder = Self::new(0);
         builder.agree(n, me);
         builder
     }
 
-    /// Every rank hears, transitively, from every other; all later steps come after that. Each ordered pair is used at most once.
+    /// Every rank hears, transitively, from every other; what writes to the destination later comes after that. Each ordered pair
+    /// is used at most once.
     ///
     /// A receive waits for the one before, so that a rank that sends in round k has heard all that rounds below k bring.
     pub(super) fn agree(&mut self, n: usize, me: usize) {
@@ -74,11 +76,21 @@ impl Builder {
         self.plan
     }
 
-    /// Adds a step that comes after those named, or else after the agreement.
+    /// A step that does nothing, and comes after all of these: many steps can come after it for one edge each.
+    pub(super) fn join(&mut self, after: &[Option<usize>]) -> usize {
+        let nothing = Part::whole(0).of(Space::Scratch);
+        self.copy(nothing, nothing, after)
+    }
+
+    /// Adds a step that comes after those named and, if it writes to the destination, after the agreement.
     fn push(&mut self, action: Action, after: &[Option<usize>]) -> usize {
         let mut after: Vec<usize> = after.iter().flatten().copied().collect();
-        if after.is_empty() {
-            after.extend(self.gate);
+        let into = match &action {
+            Action::Send { .. } => None,
+            Action::Receive { into, .. } | Action::Fold { into, .. } | Action::Copy { into, .. } => Some(into.space),
+        };
+        if into == Some(Space::Destination) {
+            after.extend(self.gate.filter(|gate| !after.contains(gate)));
         }
         self.plan.steps.push(Step { action, after });
         self.plan.steps.len() - 1

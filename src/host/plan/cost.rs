@@ -3,13 +3,16 @@
 use std::fmt;
 
 use super::overrides::{Overrides, Size};
-use super::{Algorithm, all_reduce, broadcast, reduce};
+use super::{Algorithm, all_gather, all_reduce, all_to_all, broadcast, reduce};
 use crate::call::Kind;
 
 /// What the links between the participants are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum LinkClass {
     SharedMemory,
+    /// TCP between processes of one host: no line to wait for, and the processor does everything.
+    Loopback,
+    /// TCP between hosts.
     Tcp,
 }
 
@@ -17,6 +20,7 @@ impl fmt::Display for LinkClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             LinkClass::SharedMemory => "shared memory",
+            LinkClass::Loopback => "loopback",
             LinkClass::Tcp => "tcp",
         })
     }
@@ -48,18 +52,20 @@ pub(crate) struct LinkCost {
     pub(crate) segment_bytes: usize,
 }
 
-/// What both classes of links cost.
+/// What each class of links costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CostTable {
     pub(crate) shared_memory: LinkCost,
+    pub(crate) loopback: LinkCost,
     pub(crate) tcp: LinkCost,
 }
 
 impl Default for CostTable {
-    /// Measured between two cores of one machine: flags and copies for shared memory, the loopback device for TCP.
+    /// Shared memory and the loopback device as measured between two cores of one machine; TCP as assumed of a fast network.
     fn default() -> Self {
         Self {
             shared_memory: LinkCost { latency: 200.0, message: 60.0, byte: 0.06, fold: 0.03, segment_bytes: 64 << 10 },
+            loopback: LinkCost { latency: 2_500.0, message: 3_500.0, byte: 0.14, fold: 0.03, segment_bytes: 256 << 10 },
             tcp: LinkCost { latency: 10_000.0, message: 3_000.0, byte: 0.2, fold: 0.03, segment_bytes: 256 << 10 },
         }
     }
@@ -70,6 +76,7 @@ impl CostTable {
     pub(crate) fn link(&self, class: LinkClass) -> &LinkCost {
         match class {
             LinkClass::SharedMemory => &self.shared_memory,
+            LinkClass::Loopback => &self.loopback,
             LinkClass::Tcp => &self.tcp,
         }
     }
@@ -125,16 +132,22 @@ impl Policy {
     /// The algorithm to use.
     pub(crate) fn choose(&self, question: &Question) -> Algorithm {
         let candidates = candidates(question.kind, question.order);
-        if let [only] = candidates {
-            return *only;
-        }
+        if let [only] = candidates { *only } else { self.predict(question).0 }
+    }
+
+    /// The algorithm to use, and how many nanoseconds it should take where every participant has a core of its own.
+    pub(crate) fn predict(&self, question: &Question) -> (Algorithm, f64) {
+        let candidates = candidates(question.kind, question.order);
         let estimate = Estimate::new(question, self.costs.link(question.class));
         // Ties go to the earlier candidate, whatever the rounding.
         let cheaper = |best: (Algorithm, f64), other: &Algorithm| {
             let time = estimate.nanoseconds(*other);
             if time < 0.99 * best.1 { (*other, time) } else { best }
         };
-        self.overrides.find(question.bytes, candidates).unwrap_or_else(|| candidates.iter().fold((candidates[0], f64::INFINITY), cheaper).0)
+        match self.overrides.find(question.bytes, candidates) {
+            Some(asked) => (asked, estimate.nanoseconds(asked)),
+            None => candidates.iter().fold((candidates[0], f64::INFINITY), cheaper),
+        }
     }
 
     /// The choices for `n` participants over links of one class, as they would be written to ask for them.
@@ -146,7 +159,7 @@ impl Policy {
 impl fmt::Display for Policy {
     /// The costs, and what the caller asked for.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for class in [LinkClass::SharedMemory, LinkClass::Tcp] {
+        for class in [LinkClass::SharedMemory, LinkClass::Loopback, LinkClass::Tcp] {
             let LinkCost { latency, message, byte, fold, segment_bytes } = self.costs.link(class);
             let segment = Size(*segment_bytes);
             writeln!(f, "{class}: latency {latency} ns, message {message} ns, {byte} ns/B, fold {fold} ns/B, segments of {segment}")?;
@@ -200,7 +213,7 @@ struct Estimate<'a> {
     others: f64,
     /// For each byte received and folded in segments: both go on at once, and the slower counts.
     overlapped: f64,
-    /// For each byte where everyone sends to one rank at once. How much slower that is was assumed, not measured.
+    /// For each byte where everyone sends to one rank at once: over loopback measured with four ranks, else assumed.
     crowded: f64,
 }
 
@@ -216,7 +229,7 @@ impl<'a> Estimate<'a> {
             rounds: f64::from(usize::BITS - (question.n - 1).leading_zeros()),
             others: (n - 1.0) / n,
             overlapped: cost.byte.max(cost.fold),
-            crowded: cost.byte * (1.0 + 0.1 * (n - 2.0)).clamp(1.0, 2.0),
+            crowded: cost.byte * (1.0 + if question.class == LinkClass::Loopback { 0.5 } else { 0.1 } * (n - 2.0)).clamp(1.0, 2.0),
         }
     }
 
@@ -228,13 +241,32 @@ impl<'a> Estimate<'a> {
             Kind::Broadcast => self.broadcast(algorithm),
             Kind::AllGather | Kind::AllGatherV => self.all_gather(algorithm),
             Kind::ReduceScatter | Kind::ReduceScatterV => self.reduce_scatter(algorithm),
-            _ => 0.0,
+            Kind::AllToAll | Kind::AllToAllV => self.all_to_all(),
+            Kind::Barrier => self.rounds * self.hop(0.0),
+            Kind::Gather | Kind::GatherV | Kind::Scatter | Kind::ScatterV => self.agreement() + self.to_each(),
+        }
+    }
+
+    /// A part of the vector goes to, or comes from, each other rank.
+    fn to_each(&self) -> f64 {
+        self.cost.latency + (self.n - 1.0) * self.cost.message + self.others * self.bytes * self.crowded
+    }
+
+    fn all_to_all(&self) -> f64 {
+        match all_to_all::is_carried(self.question.n, self.question.bytes) {
+            true => self.to_each() + self.bytes * self.cost.fold,
+            false => self.agreement() + self.to_each() + self.bytes / self.n * self.cost.fold,
         }
     }
 
     /// A message of so many bytes.
     fn hop(&self, bytes: f64) -> f64 {
         self.cost.latency + self.cost.message + bytes * self.cost.byte
+    }
+
+    /// What an agreement ahead of the data costs. Between two, the data's first message brings it.
+    fn agreement(&self) -> f64 {
+        if self.question.n <= 2 { 0.0 } else { self.rounds * self.hop(0.0) }
     }
 
     /// The messages of `times` shares to or from each other rank.
@@ -283,9 +315,10 @@ impl<'a> Estimate<'a> {
     }
 
     fn broadcast(&self, algorithm: Algorithm) -> f64 {
-        let agreement = self.rounds * self.hop(0.0);
+        let agreement = self.agreement();
         let carried = self.question.bytes <= broadcast::CARRIED_BYTES;
         match algorithm {
+            _ if self.question.n <= 2 => self.hop(self.bytes),
             Algorithm::Chain => {
                 let segment = self.bytes.min(self.cost.segment_bytes as f64);
                 let segments = self.question.bytes.div_ceil(self.cost.segment_bytes.max(1)) as f64;
@@ -297,11 +330,14 @@ impl<'a> Estimate<'a> {
     }
 
     fn all_gather(&self, algorithm: Algorithm) -> f64 {
-        let (agreement, bytes) = (self.rounds * self.hop(0.0), self.others * self.bytes);
+        let (agreement, bytes) = (self.agreement(), self.others * self.bytes);
         match algorithm {
+            Algorithm::Direct if all_gather::is_carried(self.question.n, self.question.bytes) => {
+                self.to_each() + self.bytes * self.cost.fold
+            }
             Algorithm::Ring => agreement + (self.n / 2.0).floor() * self.cost.latency + self.messages(1.0) + bytes * self.cost.byte,
-            Algorithm::Direct => agreement + self.hop(0.0) + (self.n - 2.0) * self.cost.message + bytes * self.crowded,
-            _ => agreement + bytes * self.cost.byte + self.bytes * self.cost.fold,
+            Algorithm::Direct => agreement + self.to_each() + self.bytes / self.n * self.cost.fold,
+            _ => self.rounds * self.hop(0.0) + bytes * self.cost.byte + 2.0 * self.bytes * self.cost.fold,
         }
     }
 
@@ -329,15 +365,44 @@ mod tests {
     #[test]
     fn small_is_chosen_for_latency_and_large_for_bandwidth() {
         let policy = Policy::default();
-        for class in [LinkClass::SharedMemory, LinkClass::Tcp] {
+        for class in [LinkClass::SharedMemory, LinkClass::Loopback, LinkClass::Tcp] {
             let choose = |kind, bytes, n| policy.choose(&question(kind, bytes, n, class));
             assert_ne!(choose(Kind::AllReduce, 4, 8), Algorithm::Ring);
             assert_ne!(choose(Kind::AllReduce, 64 << 20, 8), Algorithm::Doubling);
             assert_eq!(choose(Kind::Broadcast, 4, 8), Algorithm::Binomial);
             assert_eq!(choose(Kind::Broadcast, 64 << 20, 8), Algorithm::Chain);
-            assert_eq!(choose(Kind::AllGather, 64, 8), Algorithm::Doubling);
+            assert_ne!(choose(Kind::AllGather, 64, 8), Algorithm::Ring);
             assert_ne!(choose(Kind::AllGather, 64 << 20, 8), Algorithm::Doubling);
             assert_ne!(choose(Kind::Reduce, 64 << 20, 8), Algorithm::Binomial);
+        }
+    }
+
+    #[test]
+    fn loopback_is_chosen_for_as_it_was_measured() {
+        let policy = Policy::default();
+        let choose = |kind, bytes, n| policy.choose(&question(kind, bytes, n, LinkClass::Loopback));
+        for bytes in [4, 1 << 10, 64 << 10] {
+            assert_eq!(choose(Kind::AllReduce, bytes, 2), Algorithm::Doubling);
+            assert_eq!(choose(Kind::AllReduce, bytes, 4), Algorithm::Doubling);
+        }
+        assert_eq!(choose(Kind::AllGather, 16, 4), Algorithm::Doubling);
+        assert_ne!(choose(Kind::AllReduce, 4 << 20, 2), Algorithm::Doubling);
+        assert_eq!(choose(Kind::AllReduce, 16 << 20, 4), Algorithm::Ring);
+    }
+
+    #[test]
+    fn a_prediction_is_of_the_choice_and_grows_with_the_size() {
+        for rules in ["", "doubling:0-,binomial:0-,direct:0-"] {
+            let overrides = if rules.is_empty() { Overrides::default() } else { asked(rules) };
+            let policy = Policy::new(CostTable::default(), overrides);
+            for kind in Kind::ALL {
+                for class in [LinkClass::SharedMemory, LinkClass::Loopback, LinkClass::Tcp] {
+                    let ask = |bytes| policy.predict(&question(kind, bytes, 4, class));
+                    assert_eq!(ask(1 << 20).0, policy.choose(&question(kind, 1 << 20, 4, class)));
+                    assert!(ask(0).1 > 0.0, "{kind:?}");
+                    assert!(kind == Kind::Barrier || ask(64 << 20).1 > ask(1 << 20).1, "{kind:?}");
+                }
+            }
         }
     }
 
@@ -389,6 +454,7 @@ mod tests {
         assert_eq!(
             policy.to_string(),
             "shared memory: latency 200 ns, message 60 ns, 0.06 ns/B, fold 0.03 ns/B, segments of 64K\n\
+             loopback: latency 2500 ns, message 3500 ns, 0.14 ns/B, fold 0.03 ns/B, segments of 256K\n\
              tcp: latency 10000 ns, message 3000 ns, 0.2 ns/B, fold 0.03 ns/B, segments of 256K\n\
              asked for: ring:16K-"
         );

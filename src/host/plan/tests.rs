@@ -265,7 +265,7 @@ fn all_gather_brings_every_block_to_everyone() {
                 let ranks = ranks(&sources, plan, |_| start(n), |me| in_place.then_some(-(start(me) as isize)));
                 let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: everyone, root: 0 }, index as u64);
                 assert!(results.iter().all(|result| *result == written(&sources.concat())), "{what}");
-                let bound = if algorithm == Algorithm::Doubling { start(n) } else { 0 };
+                let bound = if algorithm == Algorithm::Ring { 0 } else { start(n) };
                 assert!(ranks.iter().all(|rank| rank.plan.scratch_bytes <= bound), "{what}");
                 assert_eq!(ranks.iter().map(sent_bytes).sum::<usize>(), (n - 1) * start(n), "{what}");
             }
@@ -335,10 +335,38 @@ fn all_to_all_brings_each_block_where_it_belongs() {
                     sources[from][start..start + lens[from][me]].to_vec()
                 };
                 assert_eq!(*result, written(&(0..n).flat_map(block).collect::<Vec<u8>>()), "{what}");
-                let bound = if in_place { super::all_to_all::IN_FLIGHT * segment.clamp(1, 64).next_multiple_of(64) } else { 0 };
+                let bound = match (index % 5, in_place) {
+                    (0, _) if n > 2 => (n - 1) * 64,
+                    (_, true) => super::all_to_all::IN_FLIGHT * segment.clamp(1, 64).next_multiple_of(64),
+                    (_, false) => 0,
+                };
                 assert!(ranks[me].plan.scratch_bytes <= bound, "{what}");
             }
         }
+    }
+}
+
+#[test]
+fn what_is_too_large_to_be_carried_goes_straight() {
+    for (n, in_place) in [(2, false), (2, true), (3, false), (4, true)] {
+        let block = super::all_to_all::CARRIED_BYTES / n + 5;
+        let sources = sources(n, |_| n * block, 11);
+        let what = format!("all_to_all n={n} blocks of {block} in_place={in_place}");
+        let plan = |me| super::all_to_all(n, me, Blocks::Equal(block), Blocks::Equal(block), in_place, 1 << 14);
+        let ranks = self::ranks(&sources, plan, |_| n * block, |_| in_place.then_some(0));
+        let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: everyone, root: 0 }, 3);
+        for (me, result) in results.iter().enumerate() {
+            let expected: Vec<u8> = sources.iter().flat_map(|source| source[me * block..(me + 1) * block].to_vec()).collect();
+            assert_eq!(*result, written(&expected), "{what}");
+        }
+
+        let what = format!("direct all_gather n={n} blocks of {block}");
+        let plan = |me| super::all_gather(Algorithm::Direct, n, me, Blocks::Equal(block), 1 << 14);
+        let blocks: Vec<Vec<u8>> = sources.iter().map(|source| source[..block].to_vec()).collect();
+        let ranks = self::ranks(&blocks, plan, |_| n * block, |_| None);
+        let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: everyone, root: 0 }, 3);
+        assert!(results.iter().all(|result| *result == written(&blocks.concat())), "{what}");
+        assert!(ranks.iter().all(|rank| rank.plan.scratch_bytes == 0), "{what}");
     }
 }
 

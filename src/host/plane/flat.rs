@@ -21,14 +21,17 @@ use crate::host::shm::Group;
 #[derive(Debug, Clone)]
 pub(super) struct Chooser {
     policy: Policy,
+    /// What the links between hosts are.
+    class: LinkClass,
     reproducible: bool,
 }
 
 impl Chooser {
-    /// As the settings say.
-    pub(super) fn new(config: &Config) -> CrateResult<Self> {
+    /// As the settings say. `one_host`: every rank is on this one, though they may be taken for hosts.
+    pub(super) fn new(config: &Config, one_host: bool) -> CrateResult<Self> {
         let overrides = config.algorithm.as_deref().map(Overrides::parse).transpose()?.unwrap_or_default();
-        Ok(Self { policy: Policy::new(CostTable::default(), overrides), reproducible: config.reproducible })
+        let class = if one_host { LinkClass::Loopback } else { LinkClass::Tcp };
+        Ok(Self { policy: Policy::new(CostTable::default(), overrides), class, reproducible: config.reproducible })
     }
 
     /// Whether contributions must be folded in rank order.
@@ -48,17 +51,17 @@ impl Chooser {
     /// The algorithm of a call on `bytes` in all.
     fn algorithm(&self, kind: Kind, bytes: usize, leg: &Leg<'_>) -> Algorithm {
         let (n, order) = (leg.participants.len(), self.order(leg.kernel));
-        self.policy.choose(&Question { kind, bytes, element_bytes: leg.element_bytes(), n, class: LinkClass::Tcp, order })
+        self.policy.choose(&Question { kind, bytes, element_bytes: leg.element_bytes(), n, class: self.class, order })
     }
 
     /// The choices between `n` hosts, in words.
     pub(super) fn explain(&self, n: usize) -> String {
-        self.policy.explain(n, LinkClass::Tcp).to_string()
+        self.policy.explain(n, self.class).to_string()
     }
 
     /// The segments in which large messages travel.
     fn segment(&self) -> usize {
-        self.policy.segment_bytes(LinkClass::Tcp)
+        self.policy.segment_bytes(self.class)
     }
 }
 

@@ -76,7 +76,7 @@ impl HostPlane {
         };
         let needs_listener = !topology.is_one_island() && world_size > 1;
         let mesh = Mesh::establish(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, deadline)?;
-        let chooser = Chooser::new(config)?;
+        let chooser = Chooser::new(config, local.1 == world_size)?;
         let mut rings = Vec::new();
         if let Some(group) = group.as_mut() {
             for (local, rank) in topology.island().iter().enumerate() {

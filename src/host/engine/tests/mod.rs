@@ -19,7 +19,7 @@ use crate::host::fold::Fold;
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
 use crate::host::notice::{Notice, Stop};
-use crate::host::plan::Plan;
+use crate::host::plan::{Action, Plan};
 
 /// A generator of numbers that look random (xorshift).
 pub(crate) struct Random(pub(crate) u64);
@@ -247,5 +247,22 @@ fn a_small_message_is_one_write_and_at_most_one_read() {
         let link = this.links.0[1 - rank].as_ref().expect("a link");
         assert_eq!(link.writes, CALLS);
         assert!(link.reads <= CALLS, "{}", link.reads);
+    });
+}
+
+#[test]
+fn messages_that_can_go_on_are_one_write_together() {
+    const PARTS: usize = 5;
+    on_threads(Rank::all(meshes(2, |_, _| Some(Counting::pair()))), |rank, this| {
+        let (mine, mut got) = (numbers(rank, 5 * PARTS), [0; 5 * PARTS]);
+        let part = |index: usize| (index * 40, if index == 2 { 0 } else { 40 });
+        let send = |index| Action::Send { to: 1 - rank, from: plans::source(part(index).0, part(index).1) };
+        let receive = |index| Action::Receive { from: 1 - rank, into: plans::destination(part(index).0, part(index).1) };
+        let steps = (0..PARTS).map(send).chain((0..PARTS).map(receive)).map(|action| plans::step(action, &[]));
+        let bytes = 40 * PARTS;
+        assert_eq!(this.run(&plans::plan(steps.collect(), 0), &call(1), memory(&mine, bytes, &mut got, bytes)), Ok(()));
+        let expected: Vec<u64> = numbers(1 - rank, 5 * PARTS).iter().enumerate().map(|(at, x)| if at / 5 == 2 { 0 } else { *x }).collect();
+        assert_eq!(got[..], expected);
+        assert_eq!(this.links.0[1 - rank].as_ref().expect("a link").writes, 1);
     });
 }
