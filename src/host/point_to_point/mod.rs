@@ -18,6 +18,7 @@
 
 mod board;
 mod channel;
+mod direct;
 mod frame;
 mod incoming;
 mod links;
@@ -38,6 +39,7 @@ use crate::element::TypeTag;
 use super::link::ByteLink;
 use super::notice::{Notice, Stop};
 
+pub(crate) use direct::Attempt;
 pub(crate) use messages::Messages;
 
 /// Opens links to peers, and hands out those that peers have opened.
