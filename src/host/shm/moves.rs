@@ -7,7 +7,7 @@ use super::group::Group;
 use super::lane::Area;
 use super::layout::LINES_BYTES;
 use super::steps::{Standing, Terms};
-use crate::host::copy::{copy, copy_streaming, copy_to_two};
+use crate::host::copy::{copy, copy_streaming};
 use crate::host::notice::Stop;
 
 /// What a call reads and where it writes: raw, since the two are one memory in the in-place forms. Either may be null or dangling
@@ -112,10 +112,18 @@ impl Group {
                 // SAFETY: the caller's source, this rank's area.
                 unsafe { copy(memory.source.wrapping_add(range.start), area, range.len()) };
             }
-            self.meet(step, fingerprint, terms)?;
-            let from = if self.me == root { memory.source.wrapping_add(range.start) } else { area.cast_const() };
-            // SAFETY: the caller's destination, the root's published area or the caller's source.
-            unsafe { deliver(from, memory.destination.wrapping_add(range.start), range.len(), streams) };
+            let destination = memory.destination.wrapping_add(range.start);
+            let keep = |me| {
+                if me == root {
+                    // SAFETY: the caller's source and destination, which may be the same.
+                    unsafe { deliver(memory.source.wrapping_add(range.start), destination, range.len(), streams) };
+                }
+            };
+            self.meet_meanwhile(step, fingerprint, terms, range.start > 0, keep)?;
+            if self.me != root {
+                // SAFETY: the caller's destination, the root's published area.
+                unsafe { deliver(area, destination, range.len(), streams) };
+            }
         }
         Ok(())
     }
@@ -156,35 +164,27 @@ impl Group {
         let fingerprint = self.enter(terms)?;
         let streams = streams(blocks.longest().saturating_mul(self.ranks));
         let cut = Cut::moves(blocks.longest(), 1, self.pace.gather(blocks.longest()));
+        let keeps = root.is_none_or(|root| root == self.me);
         for range in cut.pieces() {
             let step = self.next_step();
+            let (start, len) = within(&range, blocks.len(self.me));
+            let source = memory.source.wrapping_add(start);
             if root != Some(self.me) {
-                let (start, len) = within(&range, blocks.len(self.me));
-                let source = memory.source.wrapping_add(start);
-                let kept = memory.destination.wrapping_add(blocks.offset(self.me) + start);
-                let area = self.area(self.me, step, cut.area);
                 // SAFETY: the caller's source, this rank's area.
-                unsafe {
-                    if root.is_none() && source != kept.cast_const() {
-                        copy_to_two(source, kept, area, len, streams);
-                    } else {
-                        copy(source, area, len);
-                    }
-                };
+                unsafe { copy(source, self.area(self.me, step, cut.area), len) };
             }
-            self.meet(step, fingerprint, terms)?;
-            if root.is_some_and(|root| root != self.me) {
-                continue;
-            }
-            for rank in 0..self.ranks {
-                let (start, len) = within(&range, blocks.len(rank));
-                let own = rank == self.me;
-                if own && root.is_none() {
-                    continue;
+            let keep = |me| {
+                if keeps {
+                    // SAFETY: the caller's destination, where its own block may be the source.
+                    unsafe { deliver(source, memory.destination.wrapping_add(blocks.offset(me) + start), len, streams) };
                 }
-                let from = if own { memory.source.wrapping_add(start) } else { self.area(rank, step, cut.area).cast_const() };
-                // SAFETY: the caller's destination, a published area or the caller's source.
-                unsafe { deliver(from, memory.destination.wrapping_add(blocks.offset(rank) + start), len, streams) };
+            };
+            self.meet_meanwhile(step, fingerprint, terms, range.start > 0, keep)?;
+            for rank in (0..self.ranks).filter(|rank| keeps && *rank != self.me) {
+                let (start, len) = within(&range, blocks.len(rank));
+                let destination = memory.destination.wrapping_add(blocks.offset(rank) + start);
+                // SAFETY: the caller's destination, a published area.
+                unsafe { deliver(self.area(rank, step, cut.area), destination, len, streams) };
             }
         }
         Ok(())
@@ -228,20 +228,25 @@ impl Group {
         let cut = Cut::moves(bytes, self.ranks, self.pace.scatter);
         for range in cut.pieces() {
             let step = self.next_step();
-            if root.is_none_or(|root| root == self.me) {
+            let sends = root.is_none_or(|root| root == self.me);
+            // Where a rank's piece goes: blocks lie side by side, unless there is the root's alone.
+            let destination = |from| memory.destination.wrapping_add(if root.is_some() { 0 } else { bytes * from } + range.start);
+            if sends {
                 // SAFETY: the caller's source holds a block for each rank.
                 unsafe { self.publish_blocks(memory.source, bytes, &range, &cut, step) };
             }
-            self.meet(step, fingerprint, terms)?;
-            for from in root.map_or(0..self.ranks, |root| root..root + 1) {
-                let block = if root.is_some() { 0 } else { from };
-                let piece = if from == self.me {
-                    memory.source.wrapping_add(bytes * self.me + range.start)
-                } else {
-                    self.area(from, step, cut.area).wrapping_add(cut.piece * self.me).cast_const()
-                };
-                // SAFETY: the caller's destination, a published area or the caller's source.
-                unsafe { deliver(piece, memory.destination.wrapping_add(bytes * block + range.start), range.len(), streams) };
+            let keep = |me| {
+                if sends {
+                    let own = memory.source.wrapping_add(bytes * me + range.start);
+                    // SAFETY: the caller's own, either the same memory or apart; of this range, all blocks for others have been copied.
+                    unsafe { deliver(own, destination(me), range.len(), streams) };
+                }
+            };
+            self.meet_meanwhile(step, fingerprint, terms, range.start > 0, keep)?;
+            for from in root.map_or(0..self.ranks, |root| root..root + 1).filter(|from| *from != self.me) {
+                let piece = self.area(from, step, cut.area).wrapping_add(cut.piece * self.me);
+                // SAFETY: the caller's destination, a published area.
+                unsafe { deliver(piece, destination(from), range.len(), streams) };
             }
         }
         Ok(())

@@ -94,6 +94,28 @@ impl Group {
         self.arrive(step, fingerprint, terms)
     }
 
+    /// Publishes and arrives, and does this rank's own part in between: where `is_agreed`, meanwhile; in the first step of a call
+    /// not before all are known to make it, since nothing may be written to a destination before.
+    #[inline]
+    pub(super) fn meet_meanwhile(
+        &mut self,
+        step: u64,
+        fingerprint: Fingerprint,
+        terms: &Terms<'_>,
+        is_agreed: bool,
+        part: impl Fn(usize),
+    ) -> Result<(), Stop> {
+        self.publish(step, fingerprint);
+        if is_agreed {
+            part(self.me);
+        }
+        self.arrive(step, fingerprint, terms)?;
+        if !is_agreed {
+            part(self.me);
+        }
+        Ok(())
+    }
+
     /// Spins for a while; says whether the step is complete. A rank that differs is left to the slow wait to report.
     #[inline]
     fn arrives_soon(&self, step: u64, fingerprint: &Fingerprint) -> bool {
