@@ -38,6 +38,9 @@ mod element;
 mod error;
 mod float8;
 mod host;
+#[doc(hidden)]
+#[cfg(feature = "internals")]
+pub mod internals;
 #[cfg(feature = "cuda")]
 mod nccl_config;
 mod op;

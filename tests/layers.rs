@@ -13,7 +13,7 @@ const LAYERS: [&[&str]; 7] = [
     &["call", "nccl_config"],
     &["config"],
     &["device", "host", "rendezvous"],
-    &["communicator"],
+    &["communicator", "internals"],
 ];
 
 /// Pure modules: no sockets, threads, clocks, environment or unsafe code.

@@ -31,14 +31,8 @@ pub(crate) trait Fold {
     /// As [`Fold::fold`]; `also` is such a destination as `into`, apart from it and from every input.
     #[allow(dead_code, reason = "the collectives over shared memory take this up next")]
     unsafe fn fold_to_two(&self, into: *mut u8, also: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
-        if inputs.is_empty() {
-            return;
-        }
-        // SAFETY: passed on; what the fold has written to `into` goes to `also`, which is apart from it.
-        unsafe {
-            self.fold(into, inputs, bytes, last);
-            copy(into, also, bytes);
-        }
+        // SAFETY: passed on.
+        unsafe { fold_and_copy(self, (into, also), inputs, bytes, last) }
     }
 
     /// As [`Fold::fold`], for a result that is not read again soon: it may go past the cache. For other processors all of it is
@@ -51,5 +45,26 @@ pub(crate) trait Fold {
     unsafe fn fold_streaming(&self, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
         // SAFETY: passed on.
         unsafe { self.fold(into, inputs, bytes, last) }
+    }
+}
+
+/// What [`Fold::fold_to_two`] does where nothing better is known.
+///
+/// # Safety
+///
+/// As there.
+pub(super) unsafe fn fold_and_copy<F: Fold + ?Sized>(
+    fold: &F,
+    (into, also): (*mut u8, *mut u8),
+    inputs: &[*const u8],
+    bytes: usize,
+    last: bool,
+) {
+    if !inputs.is_empty() {
+        // SAFETY: passed on; what the fold has written to `into` goes to `also`, which is apart from it.
+        unsafe {
+            fold.fold(into, inputs, bytes, last);
+            copy(into, also, bytes);
+        }
     }
 }

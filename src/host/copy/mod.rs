@@ -1,7 +1,6 @@
 //! Copies, by what becomes of the destination: read again soon, or left to memory; one destination, or two.
 
 #![expect(unsafe_code, reason = "buffers come as pointers: they may lie in a mapping that other processes write to")]
-#![allow(dead_code, reason = "the collectives over shared memory take these up one after the other")]
 
 mod stream;
 #[cfg(test)]
@@ -9,11 +8,10 @@ mod tests;
 
 use std::ptr;
 
-/// What is copied at a time where memory is read twice: small enough to be in the first-level cache the second time.
-pub(crate) const BLOCK_BYTES: usize = 4096;
+pub(crate) use self::stream::{LINE_BYTES, finish, stream};
 
-/// The unit in which stores pass the cache.
-pub(crate) const LINE_BYTES: usize = 64;
+/// What is copied at a time where the source is read twice: the second time it is still in the second-level cache.
+const BLOCK_BYTES: usize = 64 << 10;
 
 /// Copies to a destination that is read again soon, or is small.
 ///
@@ -28,18 +26,18 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Copies to a destination that is not read again soon: it need not be brought into the cache first. All of it is written, for
-/// every processor that then sees a later store of this one, when the call returns.
+/// Copies to a destination that is not read again soon: it is not brought into the cache. Whoever sees a later store of this
+/// thread sees all of it.
 ///
 /// # Safety
 ///
 /// As [`copy`].
+#[allow(dead_code, reason = "the collectives over shared memory take this up next")]
 pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, bytes: usize) {
     if !ptr::eq(from, to) {
-        let stream = stream::best();
         // SAFETY: the caller's word; they are not the same, hence apart.
-        unsafe { stream.copy(from, to, bytes) }
-        stream.finish();
+        unsafe { stream(from, to, bytes) }
+        finish();
     }
 }
 
@@ -49,28 +47,23 @@ pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, bytes: usize) 
 /// # Safety
 ///
 /// As [`copy`], for each destination; the destinations are apart.
+#[allow(dead_code, reason = "the collectives over shared memory take this up next")]
 pub(crate) unsafe fn copy_to_two(from: *const u8, first: *mut u8, second: *mut u8, bytes: usize, streaming_first: bool) {
+    let streaming = streaming_first && !ptr::eq(from, first);
+    // Blocks end where lines of the first destination end: a line that is streamed in two parts is slow.
+    let mut length = (BLOCK_BYTES - first.addr() % LINE_BYTES).min(bytes);
     let mut start = 0;
     while start < bytes {
-        // SAFETY: `start` is below `bytes`, which the first destination covers.
-        let length = block(unsafe { first.add(start) }, bytes - start);
         // SAFETY: `start + length` is at most `bytes`, which all three cover; the rest is the caller's word.
         unsafe {
-            copy(from.add(start), second.add(start), length);
-            if streaming_first && !ptr::eq(from, first) {
-                stream::best().copy(from.add(start), first.add(start), length);
-            } else {
-                copy(from.add(start), first.add(start), length);
-            }
+            let (from, first, second) = (from.add(start), first.add(start), second.add(start));
+            copy(from, second, length);
+            if streaming { stream(from, first, length) } else { copy(from, first, length) }
         }
         start += length;
+        length = BLOCK_BYTES.min(bytes - start);
     }
-    if streaming_first {
-        stream::best().finish();
+    if streaming {
+        finish();
     }
-}
-
-/// The length of the next block of a destination that is streamed to: one that ends at the end of a line, as far as bytes are left.
-pub(crate) fn block(to: *const u8, left: usize) -> usize {
-    (BLOCK_BYTES - to.addr() % LINE_BYTES).min(left)
 }

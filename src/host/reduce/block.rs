@@ -8,68 +8,101 @@ use std::mem::MaybeUninit;
 use std::num::NonZeroU64;
 use std::{ptr, slice};
 
-use super::lane::Lane;
-use super::operation::Operation;
+use super::lane::{Brain, BrainPair, Lane};
+use super::operation::{Both, Operation};
 use super::scratch::Scratch;
 
-/// `into = inputs[0] op inputs[1] op …` for `count` elements. With no inputs it does nothing.
+/// What is folded: `count` elements of each input, from byte `start` on.
+#[derive(Clone, Copy)]
+pub(super) struct Inputs<'a> {
+    pub(super) pointers: &'a [*const u8],
+    pub(super) start: usize,
+    pub(super) count: usize,
+}
+
+/// `into = inputs[0] op inputs[1] op …`. With no inputs it does nothing.
 ///
 /// # Safety
 ///
-/// As [`Fold::fold`](super::super::fold::Fold::fold), with elements of the size and alignment of `L::Stored`.
+/// As [`Fold::fold`](super::super::fold::Fold::fold), with elements of the size and alignment of `L::Stored`: every input
+/// covers `start` bytes and `count` elements, and `into` as many elements.
 #[inline(always)]
-pub(super) unsafe fn fold<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs: &[*const u8], count: usize, divisor: NonZeroU64) {
+pub(super) unsafe fn fold<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
+    let count = inputs.count;
     let into: *mut L::Stored = into.cast();
-    match *inputs {
-        // SAFETY: both cover `count` elements; they may be the same memory, which `copy` allows.
-        [only] if L::COPIES && !O::DIVIDES => unsafe { ptr::copy(only.cast(), into, count) },
-        // SAFETY: passed on.
-        [a, b] if !ptr::eq(a, b) => unsafe { fold_two::<L, O>(into, a.cast(), b.cast(), count, divisor) },
-        [first, ref rest @ ..] => {
-            // SAFETY: passed on.
-            unsafe { fold_many::<L, O>(into, first, rest, count, divisor) }
-        }
+    // SAFETY: the caller's word.
+    let at = |input: *const u8| unsafe { input.add(inputs.start).cast::<L::Stored>() };
+    let end = |wide| L::narrow(O::finish(wide, divisor));
+    match *inputs.pointers {
         [] => {}
+        // SAFETY: both cover `count` elements; they may be the same memory, which `copy` allows.
+        [only] if L::COPIES && !O::DIVIDES => unsafe { ptr::copy(at(only), into, count) },
+        // SAFETY: passed on.
+        [only] => unsafe { fold_one(into, at(only), count, |a| end(L::widen(a))) },
+        [a, b] if ptr::eq(a, b) && ptr::eq(into, at(a)) => {
+            // SAFETY: passed on.
+            unsafe { fold_one(into, at(a), count, |a| end(O::combine(L::widen(a), L::widen(a)))) }
+        }
+        // SAFETY: passed on; not all three are the same.
+        [a, b] => unsafe { fold_two(into, at(a), at(b), count, |a, b| end(O::combine(L::widen(a), L::widen(b)))) },
+        // SAFETY: passed on.
+        [first, second, ref rest @ .., last] => unsafe { fold_many::<L, O>(into, [first, second], rest, last, inputs, divisor) },
     }
 }
 
-/// Two inputs that are not the same memory: straight from them to the destination. Written three times, since a loop is only
-/// vectorised where the compiler can see that its slices are either the same or apart.
+/// What is rare: one input, or two that are the destination too.
 ///
 /// # Safety
 ///
-/// As [`fold`].
+/// Both cover `count` elements, and are the same or apart.
 #[inline(always)]
-unsafe fn fold_two<L: Lane, O: Operation<L::Wide>>(
-    into: *mut L::Stored,
-    a: *const L::Stored,
-    b: *const L::Stored,
-    count: usize,
-    divisor: NonZeroU64,
-) {
-    let one = |a, b| L::narrow(O::finish(O::combine(L::widen(a), L::widen(b)), divisor));
+unsafe fn fold_one<S: Copy>(into: *mut S, from: *const S, count: usize, one: impl Fn(S) -> S) {
+    for index in 0..count {
+        // SAFETY: within both.
+        unsafe { into.add(index).write(one(*from.add(index))) }
+    }
+}
+
+/// Two inputs, straight from them to the destination. Written three times, since a loop is only vectorised where the compiler can
+/// see that its slices are either the same or apart.
+///
+/// # Safety
+///
+/// All cover `count` elements; the destination may be one of the inputs, but not both.
+#[inline(always)]
+unsafe fn fold_two<S: Copy>(into: *mut S, a: *const S, b: *const S, count: usize, one: impl Fn(S, S) -> S) {
     if ptr::eq(into, a) {
         // SAFETY: `count` elements each, initialised; `b` is apart from the destination, and nobody writes to it.
         let (into, b) = unsafe { (slice::from_raw_parts_mut(into, count), slice::from_raw_parts(b, count)) };
         into.iter_mut().zip(b).for_each(|(into, b)| *into = one(*into, *b));
-    } else if ptr::eq(into, b) {
-        // SAFETY: as above, the other way about.
-        let (into, a) = unsafe { (slice::from_raw_parts_mut(into, count), slice::from_raw_parts(a, count)) };
-        into.iter_mut().zip(a).for_each(|(into, a)| *into = one(*a, *into));
     } else {
-        // SAFETY: both inputs are apart from the destination, which need not be initialised.
-        let (into, a, b) = unsafe {
-            (
-                slice::from_raw_parts_mut(into.cast::<MaybeUninit<L::Stored>>(), count),
-                slice::from_raw_parts(a, count),
-                slice::from_raw_parts(b, count),
-            )
-        };
-        into.iter_mut().zip(a).zip(b).for_each(|((into, a), b)| _ = into.write(one(*a, *b)));
+        // SAFETY: as above; the destination is no longer the first input.
+        unsafe { fold_last(into, slice::from_raw_parts(a, count), b, one) }
     }
 }
 
-/// Any number of inputs, by blocks: each is folded in scratch memory and only then written, when all inputs have been read.
+/// What was folded so far, or a first input, and the last input.
+///
+/// # Safety
+///
+/// `into` and `last` cover as many elements as there are in `folded`, which is apart from the destination; `last` may be the
+/// destination.
+#[inline(always)]
+unsafe fn fold_last<W: Copy, S: Copy>(into: *mut S, folded: &[W], last: *const S, one: impl Fn(W, S) -> S) {
+    let count = folded.len();
+    if ptr::eq(into, last) {
+        // SAFETY: `count` elements, initialised, to which only we hold a reference.
+        let into = unsafe { slice::from_raw_parts_mut(into, count) };
+        into.iter_mut().zip(folded).for_each(|(into, folded)| *into = one(*folded, *into));
+    } else {
+        // SAFETY: apart from the destination, which need not be initialised; nobody writes to the input.
+        let (into, last) = unsafe { (slice::from_raw_parts_mut(into.cast::<MaybeUninit<S>>(), count), slice::from_raw_parts(last, count)) };
+        into.iter_mut().zip(folded).zip(last).for_each(|((into, folded), last)| _ = into.write(one(*folded, *last)));
+    }
+}
+
+/// Three inputs and more, by blocks: each is folded in scratch memory, two or three inputs in one pass, and only the last pass
+/// writes to the destination, which may be an input that was read before.
 ///
 /// # Safety
 ///
@@ -77,34 +110,77 @@ unsafe fn fold_two<L: Lane, O: Operation<L::Wide>>(
 #[inline(always)]
 unsafe fn fold_many<L: Lane, O: Operation<L::Wide>>(
     into: *mut L::Stored,
-    first: *const u8,
+    [first, second]: [*const u8; 2],
     rest: &[*const u8],
-    count: usize,
+    last: *const u8,
+    inputs: Inputs<'_>,
     divisor: NonZeroU64,
 ) {
     let mut scratch = Scratch::new();
     let room = scratch.room::<L::Wide>();
-    let mut start = 0;
-    while start < count {
-        let length = room.len().min(count - start);
-        let sums = &mut room[..length];
-        // SAFETY: `start + length` is at most `count`, and the inputs cover `count` elements.
-        let block = |input: *const u8| unsafe { slice::from_raw_parts(input.cast::<L::Stored>().add(start), length) };
-        sums.iter_mut().zip(block(first)).for_each(|(sum, element)| _ = sum.write(L::widen(*element)));
-        for input in rest {
-            for (sum, element) in sums.iter_mut().zip(block(*input)) {
-                // SAFETY: the loop over the first input has written every element of the block.
-                let so_far = unsafe { sum.assume_init() };
-                sum.write(O::combine(so_far, L::widen(*element)));
-            }
+    let mut done = 0;
+    while done < inputs.count {
+        let length = room.len().min(inputs.count - done);
+        // SAFETY: every input covers `done + length` elements.
+        let at = |input: *const u8| unsafe { input.add(inputs.start).cast::<L::Stored>().add(done) };
+        // SAFETY: as above; they are initialised, and nobody writes to them before the last pass.
+        let block = |input| unsafe { slice::from_raw_parts(at(input), length) };
+        let folded = fold_early::<L, O>(&mut room[..length], [first, second].map(block), rest, block);
+        // SAFETY: as many elements of the destination, and of the last input; the scratch memory is apart from everything.
+        unsafe {
+            fold_last(into.add(done), folded, at(last), |sum, last| L::narrow(O::finish(O::combine(sum, L::widen(last)), divisor)));
         }
-        // SAFETY: as for the inputs; the scratch memory is apart from everything, and no slice of an input is alive.
-        let into = unsafe { slice::from_raw_parts_mut(into.cast::<MaybeUninit<L::Stored>>().add(start), length) };
-        for (into, sum) in into.iter_mut().zip(sums) {
-            // SAFETY: as above.
-            into.write(L::narrow(O::finish(unsafe { sum.assume_init() }, divisor)));
+        done += length;
+    }
+}
+
+/// Folds a block of all inputs but the last into the room, which is as long.
+#[inline(always)]
+fn fold_early<'a, 'b, L: Lane, O: Operation<L::Wide>>(
+    room: &'a mut [MaybeUninit<L::Wide>],
+    [first, second]: [&[L::Stored]; 2],
+    rest: &[*const u8],
+    block: impl Fn(*const u8) -> &'b [L::Stored],
+) -> &'a mut [L::Wide] {
+    let two = |a: &L::Stored, b: &L::Stored| O::combine(L::widen(*a), L::widen(*b));
+    let pairs = room.iter_mut().zip(first).zip(second);
+    let (odd, rest) = rest.split_at(rest.len() % 2);
+    match odd {
+        [third] => pairs.zip(block(*third)).for_each(|(((sum, a), b), c)| _ = sum.write(O::combine(two(a, b), L::widen(*c)))),
+        _ => pairs.for_each(|((sum, a), b)| _ = sum.write(two(a, b))),
+    }
+    // SAFETY: the inputs are as long as the room, so every element was written.
+    let sums = unsafe { &mut *(ptr::from_mut(room) as *mut [L::Wide]) };
+    for pair in rest.chunks_exact(2) {
+        let (a, b) = (block(pair[0]), block(pair[1]));
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum = O::combine(O::combine(*sum, L::widen(*a)), L::widen(*b));
         }
-        start += length;
+    }
+    sums
+}
+
+/// [`fold`] of `bf16`, by pairs.
+///
+/// # Safety
+///
+/// As [`fold`].
+#[inline(always)]
+pub(super) unsafe fn fold_brain<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
+    // SAFETY: the first `count - count % 2` elements of all buffers; a pair asks for no more alignment than its halves.
+    unsafe { fold::<BrainPair, Both<O>>(into, Inputs { count: inputs.count / 2, ..inputs }, divisor) }
+    if inputs.count % 2 == 1 {
+        let last = 2 * (inputs.count - 1);
+        // SAFETY: the last element of each input.
+        let mut values = inputs.pointers.iter().map(|input| unsafe { *input.add(inputs.start + last).cast::<u16>() });
+        let one = match inputs.pointers {
+            [_] if !O::DIVIDES => values.next(),
+            _ => values.map(Brain::widen).reduce(O::combine).map(|sum| Brain::narrow(O::finish(sum, divisor))),
+        };
+        if let Some(one) = one {
+            // SAFETY: the last element of the destination.
+            unsafe { into.add(last).cast::<u16>().write(one) }
+        }
     }
 }
 

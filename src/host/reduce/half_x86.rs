@@ -3,128 +3,163 @@
 #![expect(unsafe_code, reason = "vector loads and stores through pointers, and instructions that must be there")]
 
 use std::arch::x86_64::{
-    __m128i, __m256, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_storeu_si128, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps,
-    _mm256_storeu_ps,
+    _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_storeu_si128, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_storeu_ps, _mm256_storeu_si256, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_storeu_ps,
 };
 use std::num::NonZeroU64;
 use std::ptr;
 
+use super::block::Inputs;
 use super::lane::{Half, Lane, Plain};
 use super::operation::Operation;
 
-/// Elements in one vector.
-const LANES: usize = 8;
-/// Vectors that are folded side by side.
-const VECTORS: usize = 4;
-/// Elements folded at a time.
-const STEP: usize = LANES * VECTORS;
+/// The conversions of one instruction set, of as many elements as are folded at a time: few enough for the registers. They are
+/// inlined into the function that is compiled for it.
+trait Convert<const STEP: usize> {
+    /// # Safety
+    ///
+    /// A step's elements there, of any alignment; the processor has the instructions.
+    unsafe fn widen(from: *const u16) -> [f32; STEP];
 
-/// [`super::block::fold`] of [`Half`], bit for bit.
+    /// # Safety
+    ///
+    /// Room for a step's elements there, of any alignment; the processor has the instructions.
+    unsafe fn narrow(from: &[f32; STEP], into: *mut u16);
+}
+
+struct Avx2;
+struct Avx512;
+
+macro_rules! convert {
+    ($name:ident, $lanes:literal, $widen:ident, $narrow:ident, $load:ident, $store:ident, $load_halves:ident, $store_halves:ident) => {
+        impl<const STEP: usize> Convert<STEP> for $name {
+            #[inline(always)]
+            unsafe fn widen(from: *const u16) -> [f32; STEP] {
+                let mut floats = [0.0; STEP];
+                for (index, into) in floats.chunks_exact_mut($lanes).enumerate() {
+                    // SAFETY: within the step, and a vector's floats; the instructions are the caller's word.
+                    unsafe { $store(into.as_mut_ptr(), $widen($load_halves(from.add(index * $lanes).cast()))) }
+                }
+                floats
+            }
+
+            #[inline(always)]
+            unsafe fn narrow(from: &[f32; STEP], into: *mut u16) {
+                for (index, from) in from.chunks_exact($lanes).enumerate() {
+                    // SAFETY: as above.
+                    unsafe {
+                        let halves = $narrow::<_MM_FROUND_TO_NEAREST_INT>($load(from.as_ptr()));
+                        $store_halves(into.add(index * $lanes).cast(), halves);
+                    }
+                }
+            }
+        }
+    };
+}
+
+convert!(Avx2, 8, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_storeu_ps, _mm_loadu_si128, _mm_storeu_si128);
+convert!(Avx512, 16, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_storeu_ps, _mm256_loadu_si256, _mm256_storeu_si256);
+
+/// [`super::block::fold`] of [`Half`](super::lane::Half), bit for bit.
 ///
 /// # Safety
 ///
 /// As [`super::block::fold`], on a processor with AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn fold<O: Operation<f32>>(into: *mut u8, inputs: &[*const u8], count: usize, divisor: NonZeroU64) {
-    let (first, rest) = match *inputs {
-        [] => return,
+pub(super) unsafe fn fold_avx2<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
+    // SAFETY: passed on.
+    unsafe { fold::<Avx2, O, 32, 8>(into.cast(), inputs, divisor) }
+}
+
+/// [`fold_avx2`] with vectors twice as long.
+///
+/// # Safety
+///
+/// As [`super::block::fold`], on a processor with AVX-512F besides.
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) unsafe fn fold_avx512<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
+    // SAFETY: passed on.
+    unsafe { fold::<Avx512, O, 64, 16>(into.cast(), inputs, divisor) }
+}
+
+/// As the two above.
+///
+/// # Safety
+///
+/// As the two above.
+#[inline(always)]
+unsafe fn fold<C: Convert<STEP> + Convert<LANES>, O: Operation<f32>, const STEP: usize, const LANES: usize>(
+    into: *mut u16,
+    inputs: Inputs<'_>,
+    divisor: NonZeroU64,
+) {
+    let Inputs { pointers, start, count } = inputs;
+    // SAFETY: the inputs cover `start` bytes and `count` elements.
+    let at = |input: *const u8, index: usize| unsafe { input.add(start).cast::<u16>().add(index) };
+    if let ([only], false) = (pointers, O::DIVIDES) {
         // SAFETY: both cover `count` elements; they may be the same memory, which `copy` allows.
-        [only] if !O::DIVIDES => return unsafe { ptr::copy(only.cast::<u16>(), into.cast::<u16>(), count) },
-        [first, ref rest @ ..] => (first, rest),
-    };
-    let whole = count - count % STEP;
-    for start in (0..whole).step_by(STEP) {
-        // SAFETY: `start + STEP` is at most `count`, which all buffers cover. All inputs of a step are read before the destination
-        // is written, so they may be the same memory.
-        unsafe {
-            let mut sums = load(first, start);
-            for input in rest {
-                let values = load(*input, start);
-                for (sum, value) in sums.iter_mut().zip(values) {
-                    *sum = combine::<O>(*sum, value);
-                }
-            }
-            store::<O>(into, start, sums, divisor);
+        return unsafe { ptr::copy(at(*only, 0), into, count) };
+    }
+    let (steps, vectors) = (count - count % STEP, count - count % LANES);
+    for done in (0..steps).step_by(STEP) {
+        // SAFETY: all buffers cover the step; the destination is written when all inputs have been read.
+        unsafe { fold_step::<C, O, STEP>(into.add(done), pointers, |input| at(input, done), divisor) }
+    }
+    for done in (steps..vectors).step_by(LANES) {
+        // SAFETY: as above, for a vector.
+        unsafe { fold_step::<C, O, LANES>(into.add(done), pointers, |input| at(input, done), divisor) }
+    }
+    for index in vectors..count {
+        // SAFETY: all buffers cover the element.
+        unsafe { fold_single::<O>(into.add(index), pointers, |input| at(input, index), divisor) }
+    }
+}
+
+/// Folds one element of each input.
+///
+/// # Safety
+///
+/// It lies where `at` says, and there is room for one at `into`.
+#[inline(always)]
+unsafe fn fold_single<O: Operation<f32>>(
+    into: *mut u16,
+    pointers: &[*const u8],
+    at: impl Fn(*const u8) -> *const u16,
+    divisor: NonZeroU64,
+) {
+    // SAFETY: the caller's word.
+    let values = pointers.iter().map(|input| Half::widen(unsafe { *at(*input) }));
+    if let Some(sum) = values.reduce(O::combine) {
+        // SAFETY: the caller's word.
+        unsafe { into.write(Half::narrow(O::finish(sum, divisor))) }
+    }
+}
+
+/// Folds a step of each input.
+///
+/// # Safety
+///
+/// `STEP` elements where `at` says, and room for them at `into`; the processor has the instructions.
+#[inline(always)]
+unsafe fn fold_step<C: Convert<STEP>, O: Operation<f32>, const STEP: usize>(
+    into: *mut u16,
+    pointers: &[*const u8],
+    at: impl Fn(*const u8) -> *const u16,
+    divisor: NonZeroU64,
+) {
+    let [first, rest @ ..] = pointers else { return };
+    // SAFETY: the caller's word.
+    let mut sums: [f32; STEP] = unsafe { C::widen(at(*first)) };
+    for input in rest {
+        // SAFETY: the caller's word.
+        let values: [f32; STEP] = unsafe { C::widen(at(*input)) };
+        for (sum, value) in sums.iter_mut().zip(&values) {
+            *sum = O::combine(*sum, *value);
         }
     }
-    if whole < count {
-        // SAFETY: the rest of each buffer; the contract is the caller's.
-        unsafe { fold_rest::<O>(into, inputs, whole, count, divisor) }
+    for sum in &mut sums {
+        *sum = Plain::<f32>::narrow(O::finish(*sum, divisor));
     }
-}
-
-/// The elements from `start` to `count`, which are too few for a step.
-///
-/// # Safety
-///
-/// As [`fold`].
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn fold_rest<O: Operation<f32>>(into: *mut u8, inputs: &[*const u8], start: usize, count: usize, divisor: NonZeroU64) {
-    for index in start..count {
-        // SAFETY: `index` is below `count`, which all buffers cover.
-        let widened = |input: *const u8| Half::widen(unsafe { *input.cast::<u16>().add(index) });
-        let Some(sum) = inputs.iter().map(|input| widened(*input)).reduce(O::combine) else { return };
-        // SAFETY: as above.
-        unsafe { into.cast::<u16>().add(index).write(Half::narrow(O::finish(sum, divisor))) };
-    }
-}
-
-/// A step's elements of one input, as `f32`.
-///
-/// # Safety
-///
-/// The input covers `start + STEP` elements.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn load(input: *const u8, start: usize) -> [__m256; VECTORS] {
-    std::array::from_fn(|vector| {
-        // SAFETY: within the step.
-        let address = unsafe { input.cast::<u16>().add(start + vector * LANES) };
-        // SAFETY: 16 bytes there, of any alignment.
-        _mm256_cvtph_ps(unsafe { _mm_loadu_si128(address.cast::<__m128i>()) })
-    })
-}
-
-/// One operation on the elements of two vectors.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn combine<O: Operation<f32>>(a: __m256, b: __m256) -> __m256 {
-    let (a, b) = (to_array(a), to_array(b));
-    from_array(std::array::from_fn(|lane| O::combine(a[lane], b[lane])))
-}
-
-/// Ends the operation, rounds, and writes a step's elements.
-///
-/// # Safety
-///
-/// The destination covers `start + STEP` elements.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn store<O: Operation<f32>>(into: *mut u8, start: usize, sums: [__m256; VECTORS], divisor: NonZeroU64) {
-    for (vector, sum) in sums.into_iter().enumerate() {
-        let values = to_array(sum).map(|value| Plain::<f32>::narrow(O::finish(value, divisor)));
-        let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(from_array(values));
-        // SAFETY: within the step.
-        let address = unsafe { into.cast::<u16>().add(start + vector * LANES) };
-        // SAFETY: 16 bytes there, of any alignment.
-        unsafe { _mm_storeu_si128(address.cast::<__m128i>(), halves) };
-    }
-}
-
-/// A vector's elements. (The compiler keeps them in the register.)
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn to_array(vector: __m256) -> [f32; LANES] {
-    let mut array = [0.0; LANES];
-    // SAFETY: the array is as large as the vector.
-    unsafe { _mm256_storeu_ps(array.as_mut_ptr(), vector) };
-    array
-}
-
-/// The reverse of [`to_array`].
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn from_array(array: [f32; LANES]) -> __m256 {
-    // SAFETY: the array is as large as the vector.
-    unsafe { _mm256_loadu_ps(array.as_ptr()) }
+    // SAFETY: the caller's word.
+    unsafe { C::narrow(&sums, into) }
 }

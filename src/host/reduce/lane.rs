@@ -4,6 +4,7 @@
 //! buffer can be invalid, and turns it into the type that is computed in. Each is a handful of operations without a branch, so
 //! that a loop over it vectorises.
 
+use super::operation::Pair;
 use crate::F8E4M3;
 use crate::float8::{expand, round};
 
@@ -93,6 +94,16 @@ impl Lane for Half {
 /// `bf16`: the upper half of an `f32`.
 pub(super) struct Brain;
 
+impl Brain {
+    /// The bits of `wide` with its upper half rounded: the lower half is to be cut off.
+    #[inline(always)]
+    fn rounded(wide: f32) -> u32 {
+        let bits = wide.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+        if wide.is_nan() { 0x7fc0_0000 } else { rounded }
+    }
+}
+
 impl Lane for Brain {
     type Stored = u16;
     type Wide = f32;
@@ -104,9 +115,30 @@ impl Lane for Brain {
 
     #[inline(always)]
     fn narrow(wide: f32) -> u16 {
-        let bits = wide.to_bits();
-        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-        (if wide.is_nan() { 0x7fc0 } else { rounded }) as u16
+        (Brain::rounded(wide) >> 16) as u16
+    }
+}
+
+/// Two `bf16` at once: the upper and the lower half of a word become two vectors of `f32` without a shuffle.
+pub(super) struct BrainPair;
+
+/// A word that is aligned as its halves are.
+#[derive(Clone, Copy)]
+#[repr(C, packed(2))]
+pub(super) struct Word(u32);
+
+impl Lane for BrainPair {
+    type Stored = Word;
+    type Wide = Pair;
+
+    #[inline(always)]
+    fn widen(Word(word): Word) -> Pair {
+        Pair(f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000))
+    }
+
+    #[inline(always)]
+    fn narrow(Pair(low, high): Pair) -> Word {
+        Word(Brain::rounded(low) >> 16 | Brain::rounded(high) & 0xffff_0000)
     }
 }
 

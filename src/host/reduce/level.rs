@@ -8,12 +8,12 @@ use std::mem::MaybeUninit;
 use std::num::NonZeroU64;
 use std::ops::Mul;
 
-use super::block;
+use super::block::{self, Inputs};
 use super::lane::{Half, Lane};
 use super::operation::Operation;
 
 /// A fold of one element type and operation: see [`block::fold`].
-pub(super) type FoldFunction = unsafe fn(*mut u8, &[*const u8], usize, NonZeroU64);
+pub(super) type FoldFunction = unsafe fn(*mut u8, Inputs<'_>, NonZeroU64);
 
 /// A multiplication by a scalar: see [`block::scale`].
 pub(super) type ScaleFunction<S, W> = unsafe fn(&mut [MaybeUninit<S>], &[S], W);
@@ -56,6 +56,18 @@ impl Level {
         }
     }
 
+    /// What people call it.
+    #[cfg(feature = "internals")]
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Level::Baseline => "baseline",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "avx512",
+        }
+    }
+
     /// The most this processor has.
     pub(super) fn best() -> Self {
         Self::ALL.iter().rev().copied().find(|level| level.is_available()).unwrap_or(Level::Baseline)
@@ -77,7 +89,20 @@ impl Level {
         match self {
             Level::Baseline => block::fold::<Half, O>,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 | Level::Avx512 => super::half_x86::fold::<O>,
+            Level::Avx2 => super::half_x86::fold_avx2::<O>,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => super::half_x86::fold_avx512::<O>,
+        }
+    }
+
+    /// As [`Level::fold`], for `bf16`.
+    pub(super) fn fold_brain<O: Operation<f32>>(self) -> FoldFunction {
+        match self {
+            Level::Baseline => block::fold_brain::<O>,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => fold_brain_avx2::<O>,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => fold_brain_avx512::<O>,
         }
     }
 
@@ -96,17 +121,33 @@ impl Level {
 /// The fold, for a processor of level `Avx2`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn fold_avx2<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs: &[*const u8], count: usize, divisor: NonZeroU64) {
+unsafe fn fold_avx2<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
     // SAFETY: the caller vouches for the buffers.
-    unsafe { block::fold::<L, O>(into, inputs, count, divisor) }
+    unsafe { block::fold::<L, O>(into, inputs, divisor) }
 }
 
 /// The fold, for a processor of level `Avx512`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn fold_avx512<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs: &[*const u8], count: usize, divisor: NonZeroU64) {
+unsafe fn fold_avx512<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
     // SAFETY: the caller vouches for the buffers.
-    unsafe { block::fold::<L, O>(into, inputs, count, divisor) }
+    unsafe { block::fold::<L, O>(into, inputs, divisor) }
+}
+
+/// The fold of `bf16`, for a processor of level `Avx2`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn fold_brain_avx2<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
+    // SAFETY: the caller vouches for the buffers.
+    unsafe { block::fold_brain::<O>(into, inputs, divisor) }
+}
+
+/// The fold of `bf16`, for a processor of level `Avx512`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn fold_brain_avx512<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
+    // SAFETY: the caller vouches for the buffers.
+    unsafe { block::fold_brain::<O>(into, inputs, divisor) }
 }
 
 /// The multiplication, for a processor of level `Avx2`.

@@ -28,13 +28,21 @@ use std::sync::Arc;
 
 use self::custom::{CustomFold, ErasedFold};
 use self::level::Level;
+use self::scratch::Scratch;
 use self::table::Functions;
-use super::fold::Fold;
+use super::copy;
+use super::fold::{self, Fold};
 use crate::element::Data;
 use crate::op::ReductionKind;
 use crate::{DType, Error, ReduceOp, Reduction, Result};
 
 pub(crate) use self::scale::premultiply;
+
+/// What is folded before it is copied to a second destination.
+const TWICE_READ_BYTES: usize = 16 << 10;
+
+/// What is folded before it is sent past the cache: little, so that the processor goes on reading meanwhile.
+const STREAMED_BYTES: usize = 1024;
 
 /// One reduction, ready to fold blocks of its elements.
 #[derive(Clone)]
@@ -77,14 +85,27 @@ impl Kernel {
 
     /// The kernel of a built-in operation, on an instruction set that the processor has.
     fn builtin(level: Level, op: ReduceOp, dtype: DType, world_size: usize) -> Result<Self> {
-        let functions = table::functions(level, op, dtype)?;
         let divisor = NonZeroU64::new(world_size as u64).unwrap_or(NonZeroU64::MIN);
+        let functions = table::functions(level, op, dtype, divisor)?;
         Ok(Self {
             element_bytes: dtype.size_bytes(),
             is_commutative: true,
             needs_premultiply: matches!(op, ReduceOp::PreMulSum(_)),
             work: Work::Builtin { functions, divisor },
         })
+    }
+
+    /// The names of the instruction sets that this processor has, from the least.
+    #[cfg(feature = "internals")]
+    pub(crate) fn levels() -> impl Iterator<Item = &'static str> {
+        Level::ALL.iter().filter(|level| level.is_available()).map(|level| level.name())
+    }
+
+    /// The kernel of a built-in operation, on a named instruction set, or the best where the processor has none of that name.
+    #[cfg(feature = "internals")]
+    pub(crate) fn on(level: &str, op: ReduceOp, dtype: DType, world_size: usize) -> Result<Self> {
+        let level = Level::ALL.iter().copied().find(|known| known.is_available() && known.name() == level);
+        Self::builtin(level.unwrap_or(Level::best()), op, dtype, world_size)
     }
 
     /// Whether each rank's own elements must go through [`premultiply`] before they are folded.
@@ -108,15 +129,50 @@ impl Fold for Kernel {
             return;
         }
         match &self.work {
-            Work::Builtin { functions, divisor } => {
-                let function = if last { functions.last } else { functions.partial };
-                // SAFETY: the caller's contract is the function's; the function was chosen for the element type, and its
-                // instruction set was found to be there.
-                unsafe { function(into, inputs, bytes / functions.unit_bytes, *divisor) }
-            }
+            // SAFETY: the caller's contract is the same.
+            Work::Builtin { functions, divisor } => unsafe { functions.fold(into, inputs, 0..bytes, (last, *divisor)) },
             // SAFETY: the caller's contract is the same, and the operation was made for this element type.
             Work::Custom(op) => unsafe { op.fold(into, inputs, bytes) },
         }
+    }
+
+    unsafe fn fold_to_two(&self, into: *mut u8, also: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
+        let Work::Builtin { functions, divisor } = &self.work else {
+            // SAFETY: passed on.
+            return unsafe { fold::fold_and_copy(self, (into, also), inputs, bytes, last) };
+        };
+        for start in (0..if inputs.is_empty() { 0 } else { bytes }).step_by(TWICE_READ_BYTES) {
+            let end = bytes.min(start + TWICE_READ_BYTES);
+            // SAFETY: within what the caller vouches for, and of whole elements. What was folded is copied while it is in the cache.
+            unsafe {
+                functions.fold(into.add(start), inputs, start..end, (last, *divisor));
+                copy::copy(into.add(start), also.add(start), end - start);
+            }
+        }
+    }
+
+    unsafe fn fold_streaming(&self, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
+        let (functions, divisor) = match &self.work {
+            // A line that was read is in the cache already.
+            Work::Builtin { functions, divisor } if !inputs.is_empty() && !inputs.contains(&into.cast_const()) => (functions, *divisor),
+            // SAFETY: passed on.
+            _ => return unsafe { self.fold(into, inputs, bytes, last) },
+        };
+        let mut scratch = Scratch::new();
+        let room: *mut u8 = scratch.room::<u8>().as_mut_ptr().cast();
+        // Blocks end where lines end: a line that is written in two parts is slow.
+        let mut end = bytes.min(STREAMED_BYTES - into.addr() % copy::LINE_BYTES);
+        let mut start = 0;
+        while start < bytes {
+            // SAFETY: within what the caller vouches for, and of whole elements, since the destination is aligned to them; the scratch
+            // memory holds as much, and is aligned for every element.
+            unsafe {
+                functions.fold(room, inputs, start..end, (last, divisor));
+                copy::stream(room, into.add(start), end - start);
+            }
+            (start, end) = (end, bytes.min(end + STREAMED_BYTES));
+        }
+        copy::finish();
     }
 }
 

@@ -24,9 +24,32 @@ pub(super) struct Least;
 pub(super) struct Greatest;
 /// The sum, then the division.
 pub(super) struct Mean;
+/// The same for integers whose division does not vectorise, where the divisor is a power of two.
+pub(super) struct MeanByShift;
 pub(super) struct And;
 pub(super) struct Or;
 pub(super) struct Xor;
+
+/// Two values of which each is folded by itself.
+#[derive(Clone, Copy)]
+pub(super) struct Pair(pub(super) f32, pub(super) f32);
+
+/// An operation on both of a pair.
+pub(super) struct Both<O>(O);
+
+impl<O: Operation<f32>> Operation<Pair> for Both<O> {
+    const DIVIDES: bool = O::DIVIDES;
+
+    #[inline(always)]
+    fn combine(a: Pair, b: Pair) -> Pair {
+        Pair(O::combine(a.0, b.0), O::combine(a.1, b.1))
+    }
+
+    #[inline(always)]
+    fn finish(value: Pair, divisor: NonZeroU64) -> Pair {
+        Pair(O::finish(value.0, divisor), O::finish(value.1, divisor))
+    }
+}
 
 macro_rules! integer_operations {
     ($($int:ty),*) => {$(
@@ -183,16 +206,47 @@ divided_as_float! {
 impl DividedBy for u64 {
     #[inline(always)]
     fn divided_by(self, divisor: NonZeroU64) -> Self {
-        // Most worlds are a power of two, and shifts vectorise.
-        if divisor.is_power_of_two() { self >> divisor.trailing_zeros() } else { self / divisor }
+        self / divisor
     }
 }
 
 impl DividedBy for i64 {
     #[inline(always)]
     fn divided_by(self, divisor: NonZeroU64) -> Self {
-        let magnitude = self.unsigned_abs().divided_by(divisor);
-        // Wraps for MIN / 1 alone, to MIN.
-        if self < 0 { (magnitude as i64).wrapping_neg() } else { magnitude as i64 }
+        with_sign(self, self.unsigned_abs() / divisor)
+    }
+}
+
+/// A quotient's magnitude, with the sign of the dividend. Wraps for MIN / 1 alone, to MIN.
+#[inline(always)]
+fn with_sign(dividend: i64, magnitude: u64) -> i64 {
+    if dividend < 0 { (magnitude as i64).wrapping_neg() } else { magnitude as i64 }
+}
+
+impl Operation<u64> for MeanByShift {
+    const DIVIDES: bool = true;
+
+    #[inline(always)]
+    fn combine(a: u64, b: u64) -> u64 {
+        a.wrapping_add(b)
+    }
+
+    #[inline(always)]
+    fn finish(value: u64, divisor: NonZeroU64) -> u64 {
+        value >> divisor.trailing_zeros()
+    }
+}
+
+impl Operation<i64> for MeanByShift {
+    const DIVIDES: bool = true;
+
+    #[inline(always)]
+    fn combine(a: i64, b: i64) -> i64 {
+        a.wrapping_add(b)
+    }
+
+    #[inline(always)]
+    fn finish(value: i64, divisor: NonZeroU64) -> i64 {
+        with_sign(value, value.unsigned_abs() >> divisor.trailing_zeros())
     }
 }

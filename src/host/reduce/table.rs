@@ -1,8 +1,14 @@
 //! Which loop does which operation on which element type.
 
-use super::lane::{Brain, Lane, Plain, SmallE4M3, SmallE5M2, Truth};
+#![expect(unsafe_code, reason = "what is chosen here is called here")]
+
+use std::num::NonZeroU64;
+use std::ops::Range;
+
+use super::block::Inputs;
+use super::lane::{Lane, Plain, SmallE4M3, SmallE5M2, Truth};
 use super::level::{FoldFunction, Level};
-use super::operation::{And, Greatest, Least, Mean, Operation, Or, Product, Sum, Xor};
+use super::operation::{And, Greatest, Least, Mean, MeanByShift, Operation, Or, Product, Sum, Xor};
 use crate::{DType, ReduceOp, Result};
 
 /// The loops of one reduction.
@@ -16,12 +22,27 @@ pub(super) struct Functions {
     pub(super) unit_bytes: usize,
 }
 
-/// The loops for `op` on `dtype`.
+impl Functions {
+    /// Folds the bytes `range` of the inputs.
+    ///
+    /// # Safety
+    ///
+    /// As [`Fold::fold`](crate::host::fold::Fold::fold); `into` is where the first byte of the range goes.
+    pub(super) unsafe fn fold(&self, into: *mut u8, pointers: &[*const u8], range: Range<usize>, (last, divisor): (bool, NonZeroU64)) {
+        let function = if last { self.last } else { self.partial };
+        let inputs = Inputs { pointers, start: range.start, count: range.len() / self.unit_bytes };
+        // SAFETY: the caller's contract is the function's; the function was chosen for the element type, and its instruction set was
+        // found to be there.
+        unsafe { function(into, inputs, divisor) }
+    }
+}
+
+/// The loops for `op` on `dtype`, which divide by no other number than `divisor`.
 ///
 /// # Errors
 ///
 /// `Unsupported` where the op cannot be done on the type.
-pub(super) fn functions(level: Level, op: ReduceOp, dtype: DType) -> Result<Functions> {
+pub(super) fn functions(level: Level, op: ReduceOp, dtype: DType, divisor: NonZeroU64) -> Result<Functions> {
     op.check(dtype)?;
     let unit_bytes = dtype.size_bytes();
     if dtype == DType::Bool {
@@ -29,7 +50,14 @@ pub(super) fn functions(level: Level, op: ReduceOp, dtype: DType) -> Result<Func
     }
     Ok(match op {
         ReduceOp::Sum | ReduceOp::PreMulSum(_) => always(sum(level, dtype), unit_bytes),
-        ReduceOp::Avg => Functions { partial: sum(level, dtype), last: mean(level, dtype), unit_bytes },
+        ReduceOp::Avg => {
+            let last = match dtype {
+                DType::I64 if divisor.is_power_of_two() => level.fold::<Plain<i64>, MeanByShift>(),
+                DType::U64 if divisor.is_power_of_two() => level.fold::<Plain<u64>, MeanByShift>(),
+                _ => mean(level, dtype),
+            };
+            Functions { partial: sum(level, dtype), last, unit_bytes }
+        }
         ReduceOp::Prod => always(product(level, dtype), unit_bytes),
         ReduceOp::Min => always(least(level, dtype), unit_bytes),
         ReduceOp::Max => always(greatest(level, dtype), unit_bytes),
@@ -102,7 +130,7 @@ where
     match dtype {
         DType::F64 => level.fold::<Plain<f64>, O>(),
         DType::F16 => level.fold_half::<O>(),
-        DType::Bf16 => widened::<Brain, O>(level),
+        DType::Bf16 => level.fold_brain::<O>(),
         DType::F8E4M3 => widened::<SmallE4M3, O>(level),
         DType::F8E5M2 => widened::<SmallE5M2, O>(level),
         _ => widened::<Plain<f32>, O>(level),

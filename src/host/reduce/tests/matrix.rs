@@ -1,17 +1,9 @@
 //! Every op, every type, many shapes; and every instruction set against the plainest.
 
 use super::oracle::{expected, random_elements};
-use super::{Fold, Kernel, Random, fold, levels};
+use super::{Fold, Kernel, Random, fold, levels, pairs};
 use crate::host::reduce::level::Level;
 use crate::{CustomOp, DType, ReduceOp, Reduction};
-
-/// The pairs that can be done.
-fn pairs() -> impl Iterator<Item = (ReduceOp, DType)> {
-    ReduceOp::ALL
-        .into_iter()
-        .flat_map(|op| DType::ALL.into_iter().map(move |dtype| (op, dtype)))
-        .filter(|(op, dtype)| op.check(*dtype).is_ok())
-}
 
 /// Enough elements of one type for every test of it.
 fn pool(random: &mut Random, dtype: DType, inputs: usize, count: usize) -> Vec<Vec<u8>> {

@@ -8,14 +8,24 @@ mod integers;
 mod matrix;
 mod oracle;
 mod special;
+mod ways;
 
 use super::super::fold::Fold;
 use super::Kernel;
 use super::level::Level;
+use crate::{DType, ReduceOp};
 
 /// The levels that this processor has.
 fn levels() -> impl Iterator<Item = Level> {
     Level::ALL.iter().copied().filter(|level| level.is_available())
+}
+
+/// The pairs that can be done.
+fn pairs() -> impl Iterator<Item = (ReduceOp, DType)> {
+    ReduceOp::ALL
+        .into_iter()
+        .flat_map(|op| DType::ALL.into_iter().map(move |dtype| (op, dtype)))
+        .filter(|(op, dtype)| op.check(*dtype).is_ok())
 }
 
 /// A generator of random numbers whose seed is all there is to it (SplitMix64).

@@ -1,0 +1,93 @@
+//! The folds and copies that collectives on the host are made of, by instruction set, type, operation, inputs and size; each answer
+//! checked once.
+//!
+//! `cargo bench --features internals --bench kernels`, or with a filter: `-- avx512/f32`, `-- copy`. Rates are of one input's bytes.
+
+use std::hint::black_box;
+
+use collectives::internals::{self, Kernel};
+use collectives::{DType, Element, ReduceOp, bf16, f16};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+
+const SIZES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
+
+/// Measures one way to fold on one size. `value` makes small numbers whose results are exact.
+fn ways<T: Element + PartialEq>(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    kernel: &Kernel<T>,
+    name: &str,
+    bytes: usize,
+    value: fn(usize) -> T,
+) {
+    let count = bytes / size_of::<T>();
+    let input = |rank: usize| (0..count).map(|index| value(index % 3 + rank % 2)).collect::<Vec<T>>();
+    let [mut a, b, c, d, mut into, mut also] = [0, 1, 2, 3, 4, 5].map(input);
+    let mut expected = input(0);
+    kernel.in_place(&mut expected, &[&b]);
+    kernel.apart(&mut into, &[&a, &b]);
+    assert!(into == expected, "{name}");
+    kernel.streaming(&mut into, &[&b, &a]);
+    kernel.to_two(&mut a.clone(), &mut also, &[&a, &b]);
+    assert!(into == expected && also == expected, "{name}");
+
+    group.throughput(Throughput::Bytes(bytes as u64));
+    let mut way = |way: &str, fold: &mut dyn FnMut()| {
+        group.bench_function(format!("{name}/{way}/{bytes}"), |bencher| bencher.iter(&mut *fold));
+    };
+    way("2 apart", &mut || kernel.apart(&mut into, &[black_box(&a), &b]));
+    way("2 streaming", &mut || kernel.streaming(&mut into, &[black_box(&a), &b]));
+    way("2 to two", &mut || kernel.to_two(&mut into, &mut also, &[black_box(&a), &b]));
+    way("4 apart", &mut || kernel.apart(&mut into, &[black_box(&a), &b, &c, &d]));
+    way("2 in place", &mut || kernel.in_place(black_box(&mut a), &[&b]));
+}
+
+/// All sizes and levels of one type.
+fn folds_of<T: Element + PartialEq>(criterion: &mut Criterion, dtype: DType, value: fn(usize) -> T) {
+    for level in internals::levels() {
+        let mut group = criterion.benchmark_group(format!("{level}/{dtype}"));
+        for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Max] {
+            let kernel = Kernel::new(op, dtype, level).expect("the op is for numbers");
+            for bytes in SIZES {
+                ways(&mut group, &kernel, op.name(), bytes, value);
+            }
+        }
+        group.finish();
+    }
+}
+
+fn folds(criterion: &mut Criterion) {
+    folds_of::<f32>(criterion, DType::F32, |index| index as f32);
+    folds_of::<bf16>(criterion, DType::Bf16, |index| bf16::from_f32(index as f32));
+    folds_of::<f16>(criterion, DType::F16, |index| f16::from_f32(index as f32));
+    folds_of::<i32>(criterion, DType::I32, |index| index as i32);
+    folds_of::<f64>(criterion, DType::F64, |index| index as f64);
+    folds_of::<i8>(criterion, DType::I8, |index| index as i8);
+}
+
+fn copies(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("copy");
+    for bytes in SIZES {
+        let from: Vec<u8> = (0..bytes).map(|index| (index % 251) as u8).collect();
+        let [mut first, mut second] = [vec![0; bytes], vec![0; bytes]];
+        group.throughput(Throughput::Bytes(bytes as u64));
+        let mut way = |way: &str, copy: &mut dyn FnMut(&mut [u8], &mut [u8])| {
+            group.bench_function(format!("{way}/{bytes}"), |bencher| bencher.iter(|| copy(&mut first, &mut second)));
+            assert!(first == from, "{way}");
+            first.fill(0);
+        };
+        way("plain", &mut |first, _| internals::copy(black_box(&from), first));
+        way("streaming", &mut |first, _| internals::copy_streaming(black_box(&from), first));
+        way("to two", &mut |first, second| internals::copy_to_two(black_box(&from), first, second, false));
+        way("to two, the first streaming", &mut |first, second| internals::copy_to_two(black_box(&from), first, second, true));
+        assert!(second == from);
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().warm_up_time(std::time::Duration::from_millis(100)).measurement_time(std::time::Duration::from_millis(300));
+    targets = folds, copies
+}
+criterion_main!(benches);
