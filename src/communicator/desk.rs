@@ -16,7 +16,7 @@ use crate::error::{Error, Peer, Result};
 use crate::host::health::Health;
 use crate::host::notice::Stop;
 use crate::host::plane::MessageConnector;
-use crate::host::point_to_point::{MessageError, Messages, Outcome, Ticket};
+use crate::host::point_to_point::{Attempt, Envelope, MessageError, Messages, Outcome, Ticket};
 
 /// Tags with this bit are the crate's own.
 pub(super) const INTERNAL_TAG: u64 = 1 << 63;
@@ -26,6 +26,9 @@ const TURN: Duration = Duration::from_micros(200);
 
 /// How long the background thread naps where nothing moves.
 const NAP: Duration = Duration::from_millis(1);
+
+/// After so many messages that went the short way, everything else gets a turn.
+const DIRECT: u32 = 16;
 
 /// For how long after the end of a communicator peers are heard that want to know of it: a link that they open takes a moment.
 const TELLING: Duration = Duration::from_secs(2);
@@ -59,16 +62,17 @@ struct Posted {
 }
 
 /// Cancels what has not ended when its caller leaves, by whichever way: its buffers are borrowed no longer then.
-struct Cancel<'a> {
+struct Cancel<'a, P: AsRef<[Posted]>> {
     desk: &'a Desk,
-    posted: Vec<Posted>,
+    posted: P,
 }
 
-impl Drop for Cancel<'_> {
+impl<P: AsRef<[Posted]>> Drop for Cancel<'_, P> {
     fn drop(&mut self) {
-        if self.posted.iter().any(|posted| posted.received.is_none()) {
+        let posted = self.posted.as_ref();
+        if posted.iter().any(|posted| posted.received.is_none()) {
             let mut inner = self.desk.lock();
-            for posted in self.posted.iter().filter(|posted| posted.received.is_none()) {
+            for posted in posted.iter().filter(|posted| posted.received.is_none()) {
                 inner.messages.cancel(posted.ticket);
             }
         }
@@ -85,6 +89,8 @@ struct Inner {
     away: usize,
     /// Nothing is posted any more: the communicator is gone.
     closed: bool,
+    /// Messages that went the short way since everything was last moved on.
+    direct: u32,
 }
 
 /// Counts a caller as away; also one that a panic takes away for good.
@@ -97,6 +103,13 @@ impl Drop for Away<'_> {
 }
 
 impl Inner {
+    /// Whether the next message may go the short way: nothing else is under way, and it is not everybody's turn.
+    #[inline]
+    fn may_go_direct(&mut self) -> bool {
+        self.direct += 1;
+        self.direct < DIRECT && self.outstanding.is_empty() && self.telling.is_none()
+    }
+
     /// Whether there is something to move on while nobody waits.
     fn is_busy(&self) -> bool {
         !self.outstanding.is_empty() || self.away > 0 || self.telling.is_some_and(|since| since.elapsed() < TELLING)
@@ -127,7 +140,7 @@ impl Desk {
             rank,
             peers,
             health,
-            inner: Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false }),
+            inner: Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false, direct: 0 }),
             background: OnceLock::new(),
         }
     }
@@ -177,6 +190,55 @@ impl Desk {
         unsafe { self.transfer_while(messages, limit, || Ok(())) }
     }
 
+    /// Sends or receives one message: the short way where that is open, else as [`Desk::transfer`].
+    ///
+    /// # Safety
+    ///
+    /// As [`Desk::transfer`].
+    pub(super) unsafe fn transfer_one(&self, terms: &Terms, place: Place, limit: Duration) -> Result<Received> {
+        let sending = matches!(place, Place::Send { .. });
+        let mut inner = self.lock();
+        self.refuse_if_ended(terms, sending)?;
+        // SAFETY: passed on; a ticket is waited for or cancelled below.
+        let begun = match unsafe { Self::attempt(&mut inner, terms, place) } {
+            Attempt::Done(envelope) => return Ok(received(envelope, terms)),
+            Attempt::Begun(ticket) => Some(ticket),
+            Attempt::Wait => None,
+        };
+        let deadline = Deadline::after(limit);
+        let ticket = match begun {
+            Some(ticket) => Ok(ticket),
+            // SAFETY: passed on; as above.
+            None => unsafe { Self::post(&mut inner, terms, place, &deadline) },
+        };
+        let ticket = ticket.map_err(|stop| self.stopped(&stop, terms, sending, &deadline))?;
+        if inner.direct >= DIRECT {
+            self.advance(&mut inner);
+        }
+        let mut cancel = Cancel { desk: self, posted: [Posted { ticket, terms: *terms, sending, received: None }] };
+        self.wait_all(inner, &mut cancel.posted, &deadline)?;
+        let received = cancel.posted[0].received;
+        received.ok_or_else(|| Error::argument("message", "nothing was posted"))
+    }
+
+    /// Tries the short way.
+    ///
+    /// # Safety
+    ///
+    /// As [`Desk::post`].
+    unsafe fn attempt(inner: &mut Inner, terms: &Terms, place: Place) -> Attempt {
+        let Terms { peer: Some(peer), tag, element, .. } = *terms else { return Attempt::Wait };
+        if !inner.may_go_direct() {
+            return Attempt::Wait;
+        }
+        match place {
+            // SAFETY: passed on from this function's contract.
+            Place::Send { data, bytes } => unsafe { inner.messages.try_send(peer, tag, element, data, bytes) },
+            // SAFETY: as above.
+            Place::Receive { into, bytes } => unsafe { inner.messages.try_receive(peer, tag, element, into, bytes) },
+        }
+    }
+
     /// As [`Desk::transfer`], and runs `meanwhile` between posting and waiting.
     ///
     /// # Safety
@@ -213,15 +275,15 @@ impl Desk {
             return Err(error);
         }
         meanwhile()?;
-        self.wait_all(&mut cancel.posted, &deadline)?;
+        let mut inner = self.lock();
+        self.advance(&mut inner);
+        self.wait_all(inner, &mut cancel.posted, &deadline)?;
         Ok(cancel.posted.iter().filter_map(|posted| posted.received).collect())
     }
 
     /// Moves messages on until every posted one has ended.
-    fn wait_all(&self, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
+    fn wait_all<'a>(&'a self, mut inner: MutexGuard<'a, Inner>, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
         loop {
-            let mut inner = self.lock();
-            self.advance(&mut inner);
             let mut pending = None;
             for Posted { ticket, terms, sending, received } in posted.iter_mut().filter(|posted| posted.received.is_none()) {
                 match inner.messages.poll(*ticket) {
@@ -231,10 +293,15 @@ impl Desk {
             }
             let Some((terms, sending)) = pending else { return Ok(()) };
             self.check_health(&terms, sending, deadline)?;
-            if deadline.has_passed() {
+            let left = deadline.remaining();
+            if left.is_zero() {
                 return Err(self.late(&terms, sending, deadline));
             }
-            inner.messages.wait_step(TURN.min(deadline.remaining()));
+            inner.messages.wait_step(TURN.min(left));
+            self.attend(&mut inner);
+            // Others may want to post, or wait as well.
+            drop(inner);
+            inner = self.lock();
         }
     }
 
@@ -286,7 +353,14 @@ impl Desk {
 
     /// Moves what can move, and ends the background messages that are done.
     fn advance(&self, inner: &mut Inner) -> bool {
+        inner.direct = 0;
         let moved = inner.messages.progress();
+        self.attend(inner);
+        moved
+    }
+
+    /// Draws the consequences of what has moved.
+    fn attend(&self, inner: &mut Inner) {
         if let Some(notice) = inner.messages.heard() {
             self.health.end(notice);
         }
@@ -312,7 +386,6 @@ impl Desk {
             let Outstanding { buffer, state, .. } = inner.outstanding.swap_remove(at);
             state.end(result.map(|received| Finished { buffer: buffer.release(), received: Some(received) }));
         }
-        moved
     }
 
     /// Starts the background thread, or wakes it.
@@ -356,10 +429,7 @@ impl Desk {
     /// How a message ended, in the caller's terms.
     fn outcome(&self, outcome: Outcome, terms: &Terms, sending: bool, deadline: &Deadline) -> Result<Received> {
         match outcome {
-            Ok(envelope) => {
-                let count = envelope.bytes / terms.element_bytes;
-                Ok(Received { source: envelope.source, tag: envelope.tag, count })
-            }
+            Ok(envelope) => Ok(received(envelope, terms)),
             Err(error) => Err(self.message_error(error, terms, sending, deadline)),
         }
     }
@@ -416,6 +486,12 @@ fn background(desk: &Weak<Desk>) {
             Some(false) => {}
         }
     }
+}
+
+/// What came, in the caller's terms.
+#[inline]
+fn received(envelope: Envelope, terms: &Terms) -> Received {
+    Received { source: envelope.source, tag: envelope.tag, count: envelope.bytes / terms.element_bytes }
 }
 
 /// `send to rank 3, tag 7`.

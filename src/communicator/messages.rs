@@ -55,8 +55,7 @@ impl Communicator {
             }
         };
         // SAFETY: the buffer is borrowed mutably for the whole call.
-        let received = unsafe { self.core.shared.desk.transfer(&[(terms, place)], self.timeout()) }?;
-        received.first().copied().ok_or_else(|| Error::argument(call, "no message was posted"))
+        unsafe { self.core.shared.desk.transfer_one(&terms, place, self.timeout()) }
     }
 
     fn send_background<B: Buffer + Send + 'static>(&self, buffer: B, to: usize, tag: u64, limit: Duration) -> Result<Work<B>> {
@@ -167,7 +166,7 @@ impl Communicator {
             Memory::Device(memory) => return self.queue_messages("send", tag, |batch| batch.send(memory, to)),
         };
         // SAFETY: the buffer is borrowed for the whole call.
-        unsafe { self.core.shared.desk.transfer(&[(terms, place)], self.timeout()) }.map(drop)
+        unsafe { self.core.shared.desk.transfer_one(&terms, place, self.timeout()) }.map(drop)
     }
 
     /// Receives a message from a rank.

@@ -14,6 +14,11 @@ pub(crate) trait ByteLink {
     /// Reads what is there into `into` and says how many bytes that was (never `Ok(0)`, unless `into` is empty).
     fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
+    /// As [`ByteLink::try_read`], for a part of so much that it will not stay in the cache: it need not go there first.
+    fn try_read_past(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.try_read(into)
+    }
+
     /// What a poll can wait on; `None` for a stream in shared memory.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }

@@ -117,6 +117,13 @@ impl ByteLink for PlaneLink {
         read.map_err(|error| self.softened(error))
     }
 
+    fn try_read_past(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match &mut self.stream {
+            Stream::Ring(link) => link.try_read_past(into).map_err(|error| self.softened(error)),
+            _ => self.try_read(into),
+        }
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.stream {
             // A poll on it would return at once.

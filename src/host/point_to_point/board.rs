@@ -96,7 +96,7 @@ impl Board {
     }
 
     /// A receive has taken a message, or it was given up.
-    fn release(&mut self, source: usize, bytes: usize) {
+    pub(super) fn release(&mut self, source: usize, bytes: usize) {
         let account = &mut self.accounts[source];
         account.waiting -= cost(bytes);
         if source != self.rank {
@@ -106,10 +106,10 @@ impl Board {
 
     /// What the peer at this link is to be told of messages taken, once it is worth a frame.
     pub(super) fn take_owed(&mut self, peer: usize, link: usize) -> Option<Frame> {
-        let account = &mut self.accounts[peer];
-        if account.link != link || account.owed < self.limit / 4 {
+        if !self.owes(peer) || self.accounts[peer].link != link {
             return None;
         }
+        let account = &mut self.accounts[peer];
         Some(Frame::Credit { cost: std::mem::take(&mut account.owed) as u64 })
     }
 
@@ -138,6 +138,19 @@ impl Board {
             return Err(MessageError::Truncated { peer: source, sent: bytes, capacity });
         }
         Ok(())
+    }
+
+    /// The link that messages of `source` come on, as far as is known; `None` where a message from there has others to meet first than
+    /// the receive that is about to be made.
+    #[inline]
+    pub(super) fn direct_link(&self, source: usize) -> Option<usize> {
+        self.matching.is_clear(source).then(|| self.accounts[source].link)
+    }
+
+    /// Whether the peer is to be told of messages taken.
+    #[inline]
+    pub(super) fn owes(&self, peer: usize) -> bool {
+        self.accounts[peer].owed >= self.limit / 4
     }
 
     /// Gives a short message to a receive that waits for it.
@@ -351,6 +364,14 @@ impl Board {
                 Ok((if receiving.into.is_some() { Place::Request(reply) } else { Place::Nowhere }, filled))
             }
             _ => Err(unexpected()),
+        }
+    }
+
+    /// How long the message is that fills this receive.
+    pub(super) fn message_bytes(&mut self, reply: u32) -> usize {
+        match self.requests.receive(reply).map(|receiving| receiving.phase) {
+            Some(ReceivePhase::Filling { bytes, .. }) => bytes,
+            _ => 0,
         }
     }
 

@@ -13,7 +13,7 @@ pub(super) const HEADER_BYTES: usize = 32;
 pub(super) const EAGER_BYTES: usize = 16 << 10;
 
 /// Longest piece of a long message: between two pieces others get their turn.
-pub(super) const CHUNK_BYTES: usize = 256 << 10;
+pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 /// Longest of what is encoded as a whole: a notice with its header.
 pub(super) const WHOLE_BYTES: usize = HEADER_BYTES + Notice::BYTES;

@@ -9,8 +9,11 @@ use crate::host::link::ByteLink;
 
 use super::Envelope;
 use super::board::{Board, Place};
-use super::frame::Frame;
+use super::frame::{Frame, HEADER_BYTES};
 use super::outgoing::Outgoing;
+
+/// From this length on, a message is not brought into the cache while it is received.
+const PAST_CACHE_BYTES: usize = 4 << 20;
 
 /// How much is read ahead.
 const AHEAD_BYTES: usize = 2048;
@@ -52,8 +55,8 @@ impl From<String> for ReadEnd {
 enum Of {
     /// A short one.
     Short(Envelope),
-    /// A long one, filled by this receive.
-    Long { receive: u32 },
+    /// A long one, filled by this receive; `past`: it is too long for the cache.
+    Long { receive: u32, past: bool },
 }
 
 /// Bytes of a message on their way in: `bytes` of them from byte `at` of the place on.
@@ -85,7 +88,9 @@ impl Ahead {
 
     /// Reads more.
     fn fill<L: ByteLink>(&mut self, link: &mut L) -> io::Result<usize> {
-        self.bytes.copy_within(self.start..self.end, 0);
+        if self.start < self.end {
+            self.bytes.copy_within(self.start..self.end, 0);
+        }
         self.end -= self.start;
         self.start = 0;
         let read = read_some(link, &mut self.bytes[self.end..])?;
@@ -94,7 +99,10 @@ impl Ahead {
     }
 
     /// Moves bytes to where they belong: what was read ahead, or else straight from the link where it is worth it.
-    fn take<L: ByteLink>(&mut self, link: &mut L, into: &mut [u8]) -> io::Result<usize> {
+    fn take<L: ByteLink>(&mut self, link: &mut L, into: &mut [u8], past: bool) -> io::Result<usize> {
+        if self.start == self.end && past {
+            return sensible(link.try_read_past(into)?, into.len());
+        }
         if self.start == self.end && into.len() >= DIRECT_BYTES {
             return read_some(link, into);
         }
@@ -119,11 +127,15 @@ impl Ahead {
 }
 
 /// Reads, and takes a read of nothing for the end of the stream.
+#[inline]
 fn read_some<L: ByteLink>(link: &mut L, into: &mut [u8]) -> io::Result<usize> {
-    match link.try_read(into)? {
-        read if read == 0 || read > into.len() => Err(io::ErrorKind::UnexpectedEof.into()),
-        read => Ok(read),
-    }
+    sensible(link.try_read(into)?, into.len())
+}
+
+/// What a read brought, if that can be; nothing is the end of the stream.
+#[inline]
+fn sensible(read: usize, most: usize) -> io::Result<usize> {
+    if read == 0 || read > most { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(read) }
 }
 
 /// How far the reading of one link has come.
@@ -140,6 +152,47 @@ impl Incoming {
     pub(super) fn new(link: usize, peer: usize) -> Self {
         let ahead = Ahead { bytes: vec![0; AHEAD_BYTES].into_boxed_slice(), start: 0, end: 0 };
         Self { link, peer, ahead, payload: None }
+    }
+
+    /// What a short message under this tag says of itself where it is next; reads once where nothing was read ahead.
+    ///
+    /// `Ok(None)` for anything else that is next, which stays.
+    #[inline]
+    pub(super) fn front<L: ByteLink>(&mut self, link: &mut L, tag: u64) -> io::Result<Option<Envelope>> {
+        if self.payload.is_some() {
+            return Ok(None);
+        }
+        if self.ahead.as_slice().is_empty() {
+            self.ahead.fill(link)?;
+        }
+        Ok(match Frame::decode(self.ahead.as_slice()) {
+            Ok(Some((Frame::Eager { tag: sent, element, bytes }, _))) if sent == tag => {
+                Some(Envelope { source: self.peer, tag, element, bytes })
+            }
+            _ => None,
+        })
+    }
+
+    /// Takes the header of the message that [`Incoming::front`] has found, and of its bytes what was read ahead; how much that was.
+    #[inline]
+    pub(super) fn take_front(&mut self, into: &mut [u8]) -> usize {
+        self.ahead.consume(HEADER_BYTES);
+        let bytes = self.ahead.as_slice().len().min(into.len());
+        into[..bytes].copy_from_slice(&self.ahead.as_slice()[..bytes]);
+        self.ahead.consume(bytes);
+        bytes
+    }
+
+    /// Reads on into a message that [`Incoming::take_front`] has begun.
+    #[inline]
+    pub(super) fn read_on<L: ByteLink>(&mut self, link: &mut L, into: &mut [u8]) -> io::Result<usize> {
+        self.ahead.take(link, into, false)
+    }
+
+    /// The rest of such a message goes to this receive.
+    pub(super) fn go_on(&mut self, message: Envelope, receive: u32, filled: usize) {
+        let place = Place::Request(receive);
+        self.payload = Some(Payload { of: Of::Short(message), place, at: 0, bytes: message.bytes, filled });
     }
 
     /// A receive was cancelled while its message comes in: no more of it is written to the caller's memory. A short message is
@@ -198,7 +251,8 @@ impl Incoming {
             Frame::Refuse { message, element, capacity } => board.refused(self.link, message, element, capacity)?,
             Frame::Data { reply, bytes } => {
                 let (place, at) = board.place_piece(self.link, reply, bytes)?;
-                self.begin_payload(Payload { of: Of::Long { receive: reply }, place, at, bytes, filled: 0 }, board);
+                let past = board.message_bytes(reply) >= PAST_CACHE_BYTES;
+                self.begin_payload(Payload { of: Of::Long { receive: reply, past }, place, at, bytes, filled: 0 }, board);
             }
             Frame::Withdraw { message } => {
                 board.withdrawn(self.peer, self.link, message).into_iter().for_each(|frame| outgoing.answer(frame));
@@ -221,11 +275,12 @@ impl Incoming {
     fn read_payload<L: ByteLink>(&mut self, link: &mut L, board: &mut Board) -> io::Result<usize> {
         let Some(payload) = &mut self.payload else { return Ok(0) };
         let range = payload.at + payload.filled..payload.at + payload.bytes;
+        let past = matches!(payload.of, Of::Long { past: true, .. });
         let read = match &mut payload.place {
             Place::Nowhere => self.ahead.skip(link, range.len())?,
-            Place::Buffer(buffer) => self.ahead.take(link, &mut buffer[range])?,
+            Place::Buffer(buffer) => self.ahead.take(link, &mut buffer[range], past)?,
             Place::Request(receive) => match board.requests.destination(*receive).get_mut(range.clone()) {
-                Some(into) => self.ahead.take(link, into)?,
+                Some(into) => self.ahead.take(link, into, past)?,
                 None => self.ahead.skip(link, range.len())?,
             },
         };
@@ -239,7 +294,7 @@ impl Incoming {
         if let Some(Payload { of, place, bytes, .. }) = self.payload.take_if(|payload| payload.filled == payload.bytes) {
             match of {
                 Of::Short(envelope) => board.short_complete(envelope, place),
-                Of::Long { receive } => board.piece_complete(receive, bytes),
+                Of::Long { receive, .. } => board.piece_complete(receive, bytes),
             }
         }
     }

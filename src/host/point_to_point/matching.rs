@@ -70,6 +70,12 @@ impl<A> Matching<A> {
         self.posted[queue].remove(at).map(|posted| posted.request)
     }
 
+    /// Whether neither a receive waits that could meet a message of this source, nor a message of it.
+    #[inline]
+    pub(super) fn is_clear(&self, source: usize) -> bool {
+        self.arrived[source].is_empty() && self.posted[source].is_empty() && self.posted[self.queue(None)].is_empty()
+    }
+
     /// Takes back a receive that waits.
     pub(super) fn unpost(&mut self, source: Option<usize>, request: u32) {
         let queue = self.queue(source);

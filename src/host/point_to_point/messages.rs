@@ -23,8 +23,8 @@ const UNEXPECTED_BYTES: usize = 64 << 20;
 /// How much of that each peer has at least.
 const UNEXPECTED_LEAST_BYTES: usize = 1 << 20;
 
-/// Newly opened links are looked for at least every so many rounds.
-const ACCEPT_EVERY: u64 = 16;
+/// In rounds that follow each other closely, newly opened links are looked for every so many.
+const ACCEPT_EVERY: u64 = 64;
 
 /// The point-to-point engine of one rank.
 pub(crate) struct Messages<C: Connector> {
@@ -147,8 +147,30 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Moves whatever can move now, on all links; whether anything did.
+    /// Moves whatever can move now, on all links, and takes new ones; whether anything did.
     pub(crate) fn progress(&mut self) -> bool {
+        let moved = self.drive() | self.take_links();
+        if moved {
+            self.patience.reset();
+        }
+        moved
+    }
+
+    /// The same for one of many rounds: looks for new links, which costs more than all others together, only every now and then.
+    pub(super) fn round(&mut self) -> bool {
+        self.rounds += 1;
+        if self.rounds.is_multiple_of(ACCEPT_EVERY) {
+            return self.progress();
+        }
+        let moved = self.drive();
+        if moved {
+            self.patience.reset();
+        }
+        moved
+    }
+
+    /// Moves whatever can move now on all links; whether anything did.
+    fn drive(&mut self) -> bool {
         let mut moved = false;
         for link in 0..self.channels.len() {
             let Some(channel) = &mut self.channels[link] else { continue };
@@ -156,13 +178,6 @@ impl<C: Connector> Messages<C> {
                 moved = true;
                 self.settle(link);
             }
-        }
-        self.rounds += 1;
-        if !moved || self.rounds.is_multiple_of(ACCEPT_EVERY) {
-            moved |= self.take_links();
-        }
-        if moved {
-            self.patience.reset();
         }
         moved
     }

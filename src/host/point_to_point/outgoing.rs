@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
+use crate::element::TypeTag;
 use crate::host::link::ByteLink;
 
 use super::board::{Board, cost};
@@ -93,6 +94,15 @@ impl Current {
     }
 }
 
+/// A short message whose first bytes were written before it was a request.
+#[derive(Debug)]
+pub(super) struct Begun {
+    head: [u8; WHOLE_BYTES],
+    head_bytes: usize,
+    written: usize,
+    pub(super) is_whole: bool,
+}
+
 /// The queues of one link.
 #[derive(Debug)]
 pub(super) struct Outgoing {
@@ -158,6 +168,23 @@ impl Outgoing {
         {
             current.payload = Payload::Owned(current.payload.as_slice(board).to_vec());
         }
+    }
+
+    /// Writes a short message where nothing is before it, without making it a request; how much of frame and message was written,
+    /// and the frame. `None` where it has to wait.
+    #[inline]
+    pub(super) fn write_at_once<L: ByteLink>(&mut self, link: &mut L, tag: u64, element: TypeTag, bytes: &[u8]) -> Option<Begun> {
+        let credit = self.credit.checked_sub(cost(bytes.len())).filter(|_| self.is_empty())?;
+        let (head, head_bytes) = Frame::Eager { tag, element, bytes: bytes.len() }.encode();
+        let written = link.try_write(&[IoSlice::new(&head[..head_bytes]), IoSlice::new(bytes)]).ok()?;
+        self.credit = credit;
+        Some(Begun { head, head_bytes, written, is_whole: written == head_bytes + bytes.len() })
+    }
+
+    /// The rest of a message that was begun so is now that of this send.
+    pub(super) fn go_on(&mut self, begun: Begun, send: u32) {
+        let Begun { head, head_bytes, written, .. } = begun;
+        self.current = Some(Current { head, head_bytes, payload: Payload::Message(send), written });
     }
 
     /// Writes what can be written now; whether that was anything.

@@ -3,7 +3,7 @@
 use std::hint;
 use std::os::fd::BorrowedFd;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_yield;
@@ -12,11 +12,20 @@ use crate::host::link::ByteLink;
 
 use super::{Connector, Messages};
 
-/// Fruitless rounds before the core is given up, where there seem to be cores enough.
-const SPINS: u32 = 64;
+/// For how long the core is kept, where there seem to be cores enough.
+const SPIN_FOR: Duration = Duration::from_micros(30);
 
-/// Fruitless rounds with the core given up before sleeping.
+/// For how long it is then given up again and again before sleeping.
+const YIELD_FOR: Duration = Duration::from_micros(200);
+
+/// Fruitless rounds between two looks at the clock.
+const ROUNDS: u32 = 32;
+
+/// Fruitless rounds with the core given up before sleeping, where there are more ranks than cores.
 const YIELDS: u32 = 64;
+
+/// How often a receive looks for its message before it is posted.
+const LOOKS: u32 = 256;
 
 /// How long the first sleep on descriptors may take; each further one twice as long, up to 16 times.
 const SLEEP: Duration = Duration::from_millis(1);
@@ -38,32 +47,50 @@ pub(super) enum Rest {
 /// Counts fruitless rounds.
 #[derive(Debug)]
 pub(super) struct Patience {
-    spins: u32,
+    is_crowded: bool,
     rounds: u32,
+    sleeps: u32,
+    /// When the clock was first looked at, and how long it had been when it was last.
+    began: Option<Instant>,
+    waited: Duration,
 }
 
 impl Patience {
     /// Where there are more ranks than cores, cores are given up at once.
     pub(super) fn new(is_crowded: bool) -> Self {
-        Self { spins: if is_crowded { 0 } else { SPINS }, rounds: 0 }
+        Self { is_crowded, rounds: 0, sleeps: 0, began: None, waited: Duration::ZERO }
+    }
+
+    /// How often to look again at one stream before anything else is done.
+    #[inline]
+    pub(super) fn looks(&self) -> u32 {
+        if self.is_crowded { 0 } else { LOOKS }
     }
 
     /// What to do after one more fruitless round.
     pub(super) fn next(&mut self) -> Rest {
-        let round = self.rounds;
-        self.rounds = round.saturating_add(1);
-        if round < self.spins {
-            Rest::Spin
-        } else if round < self.spins + YIELDS {
-            Rest::Yield
-        } else {
-            Rest::Sleep(round - self.spins - YIELDS)
+        self.rounds = self.rounds.saturating_add(1);
+        if self.is_crowded {
+            return if self.rounds <= YIELDS { Rest::Yield } else { self.sleep() };
         }
+        if self.rounds.is_multiple_of(ROUNDS) {
+            self.waited = self.began.get_or_insert_with(Instant::now).elapsed();
+        }
+        match self.waited {
+            waited if waited < SPIN_FOR => Rest::Spin,
+            waited if waited < YIELD_FOR => Rest::Yield,
+            _ => self.sleep(),
+        }
+    }
+
+    fn sleep(&mut self) -> Rest {
+        self.sleeps = self.sleeps.saturating_add(1);
+        Rest::Sleep(self.sleeps - 1)
     }
 
     /// Something moved.
     pub(super) fn reset(&mut self) {
-        self.rounds = 0;
+        *self = Self::new(self.is_crowded);
     }
 }
 
@@ -72,7 +99,7 @@ impl<C: Connector> Messages<C> {
     /// moved. For a thread that shares the engine and must let go of it in between.
     pub(crate) fn wait_step(&mut self, budget: Duration) -> bool {
         loop {
-            if self.progress() {
+            if self.round() {
                 return true;
             }
             let rest = self.patience.next();

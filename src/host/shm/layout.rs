@@ -59,10 +59,12 @@ impl Layout {
         if ranks <= 32 { 128 << 10 } else { 64 << 10 }
     }
 
-    /// 64 KiB for up to 8 ranks, 16 KiB for up to 32, else 4 KiB: their number grows with the square of the ranks.
+    /// 256 KiB for up to 4 ranks, so that writer and reader need not wait for each other; 64 KiB for up to 8, 16 KiB for up to 32, else
+    /// 4 KiB: their number grows with the square of the ranks.
     const fn ring_bytes_for(ranks: usize) -> usize {
         match ranks {
-            0..=8 => 64 << 10,
+            0..=4 => 256 << 10,
+            5..=8 => 64 << 10,
             9..=32 => 16 << 10,
             _ => 4 << 10,
         }

@@ -16,7 +16,9 @@ mod moves;
 mod presence;
 mod region;
 mod ring;
+mod ring_end;
 mod steps;
+mod streaming;
 mod sync;
 mod wait;
 

@@ -1,19 +1,15 @@
 //! Byte streams between two ranks of one host: a ring of bytes per direction and channel, with one writer and one reader.
-//!
-//! The two cursors count bytes since the start and lie on lines of their own. Each end keeps the other's cursor as it last saw
-//! it, and looks again only when that leaves it nothing to do.
 
-#![expect(unsafe_code, reason = "copies between the caller's slices and the mapped ring")]
+#![expect(unsafe_code, reason = "a link may move to another thread")]
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
-use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::layout::CURSORS_BYTES;
 use super::region::Region;
+use super::ring_end::{Copy, End, copy_bytes};
+use super::streaming;
 use super::wait::PULSE;
 use crate::host::link::ByteLink;
 
@@ -40,17 +36,6 @@ pub(crate) struct RingLink {
     pulse: Instant,
 }
 
-/// One end of a ring.
-struct End {
-    /// The writer's cursor; the reader's is on the next pair of lines, the bytes after that.
-    ring: *mut u8,
-    capacity: usize,
-    /// This end's own cursor.
-    mine: u64,
-    /// The other's, as last seen.
-    theirs: u64,
-}
-
 // SAFETY: the pointers lead into the region, which the link keeps mapped; each end of a ring exists once (`Group::link` gives
 // each link away once), and what both ends touch is ordered by the cursors.
 unsafe impl Send for RingLink {}
@@ -59,8 +44,7 @@ impl RingLink {
     /// The link to `peer`. Made once per peer and channel.
     pub(super) fn new(region: Arc<Region>, peer: usize, channel: Channel) -> Self {
         let layout = *region.layout();
-        let end =
-            |from, to| End { ring: region.at(layout.ring(from, to, channel as usize)), capacity: layout.ring_bytes(), mine: 0, theirs: 0 };
+        let end = |from, to| End::new(region.at(layout.ring(from, to, channel as usize)), layout.ring_bytes());
         Self { sender: end(region.me(), peer), receiver: end(peer, region.me()), peer, tries: 0, pulse: Instant::now(), region }
     }
 
@@ -83,48 +67,50 @@ impl RingLink {
     }
 }
 
-impl ByteLink for RingLink {
-    fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        if parts.iter().all(|part| part.is_empty()) {
-            return Ok(0);
-        }
-        let wanted = parts.iter().fold(0, |sum: usize, part| sum.saturating_add(part.len()));
-        let room = self.sender.room(wanted)?;
-        if room == 0 {
-            let kind = if self.is_peer_gone() { io::ErrorKind::BrokenPipe } else { io::ErrorKind::WouldBlock };
-            return Err(kind.into());
-        }
-        self.tries = 0;
-        let mut written = 0;
-        for part in parts {
-            let len = part.len().min(room - written);
-            self.sender.put(written, &part[..len]);
-            written += len;
-        }
-        self.sender.advance_writer(written);
-        Ok(written)
-    }
-
-    fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+impl RingLink {
+    #[inline]
+    fn read(&mut self, into: &mut [u8], copy: Copy) -> io::Result<usize> {
         if into.is_empty() {
             return Ok(0);
         }
-        let mut there = self.receiver.filled(into.len())?;
-        if there == 0 {
+        let mut read = self.receiver.read(into, copy)?;
+        if read == 0 {
             if !self.is_peer_gone() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             // What it wrote before it went is still to be read.
-            there = self.receiver.filled(into.len())?;
-            if there == 0 {
+            read = self.receiver.read(into, copy)?;
+            if read == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
         self.tries = 0;
-        let len = there.min(into.len());
-        self.receiver.take(&mut into[..len]);
-        self.receiver.advance_reader(len);
-        Ok(len)
+        Ok(read)
+    }
+}
+
+impl ByteLink for RingLink {
+    fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let wanted = parts.iter().fold(0, |sum: usize, part| sum.saturating_add(part.len()));
+        if wanted == 0 {
+            return Ok(0);
+        }
+        let written = self.sender.write(parts, wanted)?;
+        if written == 0 {
+            let kind = if self.is_peer_gone() { io::ErrorKind::BrokenPipe } else { io::ErrorKind::WouldBlock };
+            return Err(kind.into());
+        }
+        self.tries = 0;
+        Ok(written)
+    }
+
+    #[inline]
+    fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.read(into, copy_bytes)
+    }
+
+    fn try_read_past(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.read(into, streaming::copy)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -132,89 +118,10 @@ impl ByteLink for RingLink {
     }
 }
 
-impl End {
-    /// The writer's cursor, or the reader's.
-    fn cursor(&self, reader: bool) -> &AtomicU64 {
-        let offset = if reader { CURSORS_BYTES / 2 } else { 0 };
-        // SAFETY: inside the ring's first lines, aligned to 128 bytes, only ever used as this atomic; mapped as long as the link.
-        unsafe { &*self.ring.add(offset).cast() }
-    }
-
-    /// How much the writer may write now. Looks at the reader's cursor only where what it knows does not suffice.
-    fn room(&mut self, wanted: usize) -> io::Result<usize> {
-        let used = |end: &Self| end.used(end.mine, end.theirs);
-        let known = self.capacity - used(self)?;
-        if known >= wanted {
-            return Ok(known);
-        }
-        self.theirs = self.cursor(true).load(Ordering::Acquire);
-        Ok(self.capacity - used(self)?)
-    }
-
-    /// How much the reader may read now.
-    fn filled(&mut self, wanted: usize) -> io::Result<usize> {
-        let known = self.used(self.theirs, self.mine)?;
-        if known >= wanted {
-            return Ok(known);
-        }
-        self.theirs = self.cursor(false).load(Ordering::Acquire);
-        self.used(self.theirs, self.mine)
-    }
-
-    /// The bytes between the cursors. More than the ring holds means that the peer's memory is broken.
-    fn used(&self, writer: u64, reader: u64) -> io::Result<usize> {
-        usize::try_from(writer.wrapping_sub(reader)).ok().filter(|used| *used <= self.capacity).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidData, format!("a ring of {} bytes has cursors {reader} and {writer}", self.capacity))
-        })
-    }
-
-    /// Where the byte lies that is `ahead` of this end's cursor, and how many follow before the ring wraps.
-    fn spot(&self, ahead: usize) -> (*mut u8, usize) {
-        let at = (self.mine as usize).wrapping_add(ahead) & (self.capacity - 1);
-        // SAFETY: less than the capacity, a power of two, after the cursors: inside this ring.
-        (unsafe { self.ring.add(CURSORS_BYTES + at) }, self.capacity - at)
-    }
-
-    /// Copies `bytes` in, `ahead` of the writer's cursor. There is room (the caller has asked).
-    fn put(&mut self, ahead: usize, bytes: &[u8]) {
-        let (spot, before_wrap) = self.spot(ahead);
-        let first = bytes.len().min(before_wrap);
-        let (start, _) = self.spot(ahead + first);
-        // SAFETY: `room` has said that the reader is done with these bytes; both parts lie inside the ring.
-        unsafe {
-            ptr::copy_nonoverlapping(bytes.as_ptr(), spot, first);
-            ptr::copy_nonoverlapping(bytes[first..].as_ptr(), start, bytes.len() - first);
-        }
-    }
-
-    /// Copies bytes out from the reader's cursor on. They are there (the caller has asked).
-    fn take(&mut self, into: &mut [u8]) {
-        let (spot, before_wrap) = self.spot(0);
-        let first = into.len().min(before_wrap);
-        let (start, _) = self.spot(first);
-        let rest = into.len() - first;
-        // SAFETY: `filled` has said that the writer has written these bytes and leaves them; both parts lie inside the ring.
-        unsafe {
-            ptr::copy_nonoverlapping(spot, into.as_mut_ptr(), first);
-            ptr::copy_nonoverlapping(start, into[first..].as_mut_ptr(), rest);
-        }
-    }
-
-    /// Makes `bytes` more visible to the reader.
-    fn advance_writer(&mut self, bytes: usize) {
-        self.mine = self.mine.wrapping_add(bytes as u64);
-        self.cursor(false).store(self.mine, Ordering::Release);
-    }
-
-    /// Gives `bytes` back to the writer.
-    fn advance_reader(&mut self, bytes: usize) {
-        self.mine = self.mine.wrapping_add(bytes as u64);
-        self.cursor(true).store(self.mine, Ordering::Release);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
     use crate::host::shm::region::tests::regions;
     use crate::host::shm::tests::Random;
@@ -278,6 +185,47 @@ mod tests {
                 scope.spawn(|| talk(&mut a, 0, total, seed));
                 talk(&mut b, 1, total, seed + 100);
             });
+        }
+    }
+
+    #[test]
+    fn short_writes_arrive_whole_whether_they_are_read_at_once_or_late() {
+        let seed = 0x5eed_0017;
+        let (mut a, mut b) = pair(2);
+        let total = 400_000;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut random, mut sent) = (Random::new(seed), 0);
+                while sent < total {
+                    let bytes: Vec<u8> = (sent..total.min(sent + 1 + random.below(60))).map(|at| byte(0, at)).collect();
+                    let (head, tail) = bytes.split_at(random.below(bytes.len() + 1));
+                    sent += patiently(|| a.try_write(&[IoSlice::new(head), IoSlice::new(tail)])).unwrap();
+                }
+            });
+            let (mut random, mut received) = (Random::new(seed + 1), 0);
+            let mut buffer = [0; 200];
+            while received < total {
+                // Mostly all that is there, as messages are read; now and then less than one write.
+                let most = if random.below(8) == 0 { 1 + random.below(50) } else { buffer.len() };
+                let read = patiently(|| b.try_read(&mut buffer[..most])).unwrap();
+                assert!(buffer[..read].iter().enumerate().all(|(at, value)| *value == byte(0, received + at)), "seed {seed:#x}");
+                received += read;
+            }
+        });
+    }
+
+    #[test]
+    fn bytes_read_past_the_cache_are_the_same() {
+        let (mut a, mut b) = pair(2);
+        for (at, length) in [(0, 0), (1, 1), (3, 63), (0, 64), (61, 4096), (7, 50_001), (64, 100_000)] {
+            let sent: Vec<u8> = (0..length).map(|at| byte(2, at)).collect();
+            let mut into = vec![0xaa; at + length + 70];
+            let mut done = 0;
+            assert_eq!(a.try_write(&[IoSlice::new(&sent)]).unwrap(), length);
+            while done < length {
+                done += b.try_read_past(&mut into[at + done..at + length]).unwrap();
+            }
+            assert!(into[at..at + length] == sent && into[..at].iter().chain(&into[at + length..]).all(|byte| *byte == 0xaa), "{length} B");
         }
     }
 

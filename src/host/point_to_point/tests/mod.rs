@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "posting takes memory for longer than the call")]
 
+mod direct;
 mod ends;
 mod hall;
 mod protocol;

@@ -1,0 +1,112 @@
+//! Short messages that meet their receives without either becoming a request: the usual case of two ranks that take turns.
+//!
+//! A send goes at once where nothing is queued before it. A receive that names its source and tag looks for a while at the front of that
+//! source's stream. Whatever else is found there, or nothing at all, is left to requests and to the rounds that move them on.
+
+#![expect(unsafe_code, reason = "reads and writes the caller's memory, as the requests it stands in for")]
+
+use std::hint;
+use std::io;
+
+use crate::element::TypeTag;
+
+use super::frame::EAGER_BYTES;
+use super::memory::{Destination, Source};
+use super::requests::{ReceivePhase, Receiving, Request, SendPhase, Sending};
+use super::{Connector, Envelope, Messages, Ticket};
+
+/// How far a message has come without having been posted.
+#[derive(Debug)]
+pub(crate) enum Attempt {
+    /// It is done.
+    Done(Envelope),
+    /// A part of it has moved; the rest is that of a request.
+    Begun(Ticket),
+    /// Nothing was done: it has to be posted.
+    Wait,
+}
+
+impl<C: Connector> Messages<C> {
+    /// Sends a short message to `to`, which must be less than the world size, if nothing is in its way.
+    ///
+    /// # Safety
+    ///
+    /// As [`Messages::post_send`].
+    pub(crate) unsafe fn try_send(&mut self, to: usize, tag: u64, element: TypeTag, data: *const u8, bytes: usize) -> Attempt {
+        let state = &self.peers[to];
+        let Some(link) = state.chosen.filter(|_| bytes <= EAGER_BYTES && state.gone.is_none()) else { return Attempt::Wait };
+        let Some(channel) = self.channels[link].as_mut().filter(|channel| channel.end().is_none()) else { return Attempt::Wait };
+        // SAFETY: promised by the caller; dropped at the end, or with the request.
+        let source = unsafe { Source::new(data, bytes) };
+        let Some(begun) = channel.outgoing.write_at_once(&mut channel.link, tag, element, source.as_slice()) else { return Attempt::Wait };
+        if begun.is_whole {
+            return Attempt::Done(Envelope { source: self.rank, tag, element, bytes });
+        }
+        let request = Request::Send(Sending { to, tag, element, bytes, data: Some(source), phase: SendPhase::Queued });
+        let send = self.board.requests.insert(request);
+        channel.outgoing.go_on(begun, send);
+        self.patience.reset();
+        Attempt::Begun(self.board.requests.ticket(send))
+    }
+
+    /// Receives a short message from `from`, which must be less than the world size, if it comes within a few looks and nothing is in
+    /// its way.
+    ///
+    /// # Safety
+    ///
+    /// As [`Messages::post_receive`].
+    pub(crate) unsafe fn try_receive(&mut self, from: usize, tag: u64, element: TypeTag, into: *mut u8, capacity: usize) -> Attempt {
+        // SAFETY: promised by the caller; dropped at the end, or with the request.
+        let into = unsafe { Destination::new(into, capacity) };
+        self.receive_front(from, tag, element, into).unwrap_or(Attempt::Wait)
+    }
+
+    fn receive_front(&mut self, from: usize, tag: u64, element: TypeTag, mut into: Destination) -> Option<Attempt> {
+        let link = self.board.direct_link(from)?;
+        let channel = self.channels.get_mut(link)?.as_mut().filter(|channel| channel.peer == from && channel.end().is_none())?;
+        let looks = self.patience.looks();
+        // A broken stream is found out once more when the receive has been posted.
+        let message = look(looks, || channel.incoming.front(&mut channel.link, tag)).ok()??;
+        // So is a message that does not fit.
+        let bytes = into.as_mut_slice().get_mut(..message.bytes).filter(|_| message.element == element)?;
+        self.board.charge(from, link, message.bytes).ok()?;
+        let mut filled = channel.incoming.take_front(bytes);
+        while let rest = &mut bytes[filled..]
+            && !rest.is_empty()
+        {
+            let Ok(read) = look(looks, || channel.incoming.read_on(&mut channel.link, rest)) else {
+                return Some(self.receive_rest(link, message, into, filled));
+            };
+            filled += read;
+        }
+        self.board.release(from, message.bytes);
+        if self.board.owes(from) {
+            self.write(link);
+        }
+        Some(Attempt::Done(message))
+    }
+
+    /// Makes a request of a receive whose message comes in slowly.
+    fn receive_rest(&mut self, link: usize, message: Envelope, into: Destination, filled: usize) -> Attempt {
+        let Envelope { source, element, .. } = message;
+        let receiving = Receiving { from: Some(source), element, into: Some(into), phase: ReceivePhase::Reading { source } };
+        let receive = self.board.requests.insert(Request::Receive(receiving));
+        if let Some(channel) = &mut self.channels[link] {
+            channel.incoming.go_on(message, receive, filled);
+        }
+        self.patience.reset();
+        Attempt::Begun(self.board.requests.ticket(receive))
+    }
+}
+
+/// Calls until something is there, so often at most.
+#[inline]
+fn look<T>(mut looks: u32, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && looks > 0 => hint::spin_loop(),
+            other => return other,
+        }
+        looks -= 1;
+    }
+}

@@ -1,0 +1,258 @@
+//! One end of a ring of bytes in shared memory.
+//!
+//! The two cursors count bytes since the start and lie on lines of their own. Each end keeps the other's cursor as it last saw
+//! it, and looks again only when that leaves it nothing to do. Long parts are published in chunks, so that the reader copies out
+//! while the writer still copies in.
+//!
+//! What is written in one go and is short also lies on the writer's line itself, beside its cursor: a reader that has read everything
+//! before it gets it with the line that tells it to come, and leaves the ring's own lines in the writer's cache. That copy is a
+//! sequence lock whose number says which bytes it holds; where it does not hold, the ring does.
+
+#![expect(unsafe_code, reason = "copies between the caller's slices and the mapped ring")]
+
+use std::io::{self, IoSlice};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::layout::CURSORS_BYTES;
+
+/// How much is copied before the other end is told.
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// The same within a long part, where more of them would only take turns at the cursors' lines.
+const LONG_CHUNK_BYTES: usize = 32 << 10;
+
+/// From this length on a part is long.
+const LONG_BYTES: usize = 256 << 10;
+
+/// How much of so many bytes is copied before the other end is told.
+#[inline]
+const fn chunk_bytes(bytes: usize) -> usize {
+    if bytes < LONG_BYTES { CHUNK_BYTES } else { LONG_CHUNK_BYTES }
+}
+
+/// Words beside the writer's cursor that hold a copy of a short write; the word before them says of which.
+const BESIDE_WORDS: usize = 6;
+
+/// The same in bytes.
+const BESIDE_BYTES: usize = 8 * BESIDE_WORDS;
+
+/// One end of a ring.
+pub(super) struct End {
+    /// The writer's cursor; the reader's is on the next pair of lines, the bytes after that.
+    ring: *mut u8,
+    pub(super) capacity: usize,
+    /// This end's own cursor.
+    mine: u64,
+    /// The other's, as last seen.
+    theirs: u64,
+}
+
+/// How bytes get out of the ring: as `ptr::copy_nonoverlapping`.
+pub(super) type Copy = unsafe fn(*const u8, *mut u8, usize);
+
+/// The usual way.
+///
+/// # Safety
+///
+/// As `ptr::copy_nonoverlapping` of bytes.
+#[inline]
+pub(super) unsafe fn copy_bytes(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: passed on.
+    unsafe { ptr::copy_nonoverlapping(from, to, bytes) }
+}
+
+impl End {
+    /// The end of a ring that lies there and has not been used.
+    pub(super) fn new(ring: *mut u8, capacity: usize) -> Self {
+        Self { ring, capacity, mine: 0, theirs: 0 }
+    }
+
+    /// The writer's cursor, or the reader's.
+    #[inline]
+    pub(super) fn cursor(&self, reader: bool) -> &AtomicU64 {
+        let offset = if reader { CURSORS_BYTES / 2 } else { 0 };
+        // SAFETY: inside the ring's first lines, aligned to 128 bytes, only ever used as this atomic; mapped as long as the link.
+        unsafe { &*self.ring.add(offset).cast() }
+    }
+
+    /// What lies beside the writer's cursor: the number of the copy, and its words.
+    #[inline]
+    fn beside(&self) -> (&AtomicU64, &[AtomicU64; BESIDE_WORDS]) {
+        // SAFETY: the words after the cursor on the writer's line, aligned to 8, only ever used as these atomics; mapped as long
+        // as the link.
+        unsafe { (&*self.ring.add(8).cast(), &*self.ring.add(16).cast()) }
+    }
+
+    /// The number of a copy of the `bytes` that end at a cursor.
+    #[inline]
+    fn copy_number(cursor: u64, bytes: usize) -> u64 {
+        cursor << 6 | bytes as u64
+    }
+
+    /// Writes what fits of `parts`, which are `wanted` bytes together; how much that was.
+    #[inline]
+    pub(super) fn write(&mut self, parts: &[IoSlice<'_>], wanted: usize) -> io::Result<usize> {
+        let most = chunk_bytes(wanted);
+        if wanted <= BESIDE_BYTES && self.room(wanted)? >= wanted {
+            self.write_beside(parts, wanted);
+            return Ok(wanted);
+        }
+        let (mut published, mut waiting) = (0, 0);
+        'full: for part in parts {
+            let mut rest = &part[..];
+            while !rest.is_empty() {
+                let chunk = rest.len().min(most);
+                let chunk = chunk.min(self.room(waiting + chunk)? - waiting);
+                if chunk == 0 {
+                    break 'full;
+                }
+                self.put(waiting, &rest[..chunk]);
+                rest = &rest[chunk..];
+                waiting += chunk;
+                if waiting >= most {
+                    self.advance_writer(waiting);
+                    published += std::mem::take(&mut waiting);
+                }
+            }
+        }
+        if waiting > 0 {
+            self.advance_writer(waiting);
+        }
+        Ok(published + waiting)
+    }
+
+    /// Writes short parts, for which there is room, to the ring and beside the cursor.
+    #[inline]
+    fn write_beside(&mut self, parts: &[IoSlice<'_>], bytes: usize) {
+        let mut copy = [0; BESIDE_BYTES];
+        let mut at = 0;
+        for part in parts {
+            copy[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        self.put(0, &copy[..bytes]);
+        let (number, words) = self.beside();
+        number.store(Self::copy_number(self.mine.wrapping_add(bytes as u64), bytes), Ordering::Relaxed);
+        // Whoever sees one of the new words sees the new number as well.
+        fence(Ordering::Release);
+        for (word, bytes) in words.iter().zip(copy.chunks_exact(8)) {
+            word.store(u64::from_ne_bytes(*bytes.first_chunk().unwrap_or(&[0; 8])), Ordering::Relaxed);
+        }
+        self.advance_writer(bytes);
+    }
+
+    /// Reads what there is, up to the length of `into`; how much that was.
+    #[inline]
+    pub(super) fn read(&mut self, into: &mut [u8], copy: Copy) -> io::Result<usize> {
+        let most = chunk_bytes(into.len());
+        let mut read = 0;
+        while read < into.len() {
+            let chunk = (into.len() - read).min(most);
+            let there = self.filled(chunk)?;
+            if there == 0 {
+                break;
+            }
+            let chunk = chunk.min(there);
+            if there > BESIDE_BYTES || chunk < there || !self.take_beside(&mut into[read..read + chunk]) {
+                self.take(&mut into[read..read + chunk], copy);
+            }
+            self.advance_reader(chunk);
+            read += chunk;
+        }
+        Ok(read)
+    }
+
+    /// Copies all that is there, as far as `filled` knows, from beside the writer's cursor; whether that still held it.
+    #[inline]
+    fn take_beside(&self, into: &mut [u8]) -> bool {
+        let (number, words) = self.beside();
+        let expected = Self::copy_number(self.theirs, into.len());
+        if number.load(Ordering::Relaxed) != expected {
+            return false;
+        }
+        let mut copy = [0; BESIDE_BYTES];
+        for (word, bytes) in words.iter().zip(copy.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        // If one of the words was newer, so is the number now.
+        fence(Ordering::Acquire);
+        if number.load(Ordering::Relaxed) != expected {
+            return false;
+        }
+        into.copy_from_slice(&copy[..into.len()]);
+        true
+    }
+
+    /// How much the writer may write now. Looks at the reader's cursor only where what it knows does not suffice.
+    fn room(&mut self, wanted: usize) -> io::Result<usize> {
+        let used = |end: &Self| end.used(end.mine, end.theirs);
+        let known = self.capacity - used(self)?;
+        if known >= wanted {
+            return Ok(known);
+        }
+        self.theirs = self.cursor(true).load(Ordering::Acquire);
+        Ok(self.capacity - used(self)?)
+    }
+
+    /// How much the reader may read now.
+    fn filled(&mut self, wanted: usize) -> io::Result<usize> {
+        let known = self.used(self.theirs, self.mine)?;
+        if known >= wanted {
+            return Ok(known);
+        }
+        self.theirs = self.cursor(false).load(Ordering::Acquire);
+        self.used(self.theirs, self.mine)
+    }
+
+    /// The bytes between the cursors. More than the ring holds means that the peer's memory is broken.
+    fn used(&self, writer: u64, reader: u64) -> io::Result<usize> {
+        usize::try_from(writer.wrapping_sub(reader)).ok().filter(|used| *used <= self.capacity).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("a ring of {} bytes has cursors {reader} and {writer}", self.capacity))
+        })
+    }
+
+    /// Where the byte lies that is `ahead` of this end's cursor, and how many follow before the ring wraps.
+    fn spot(&self, ahead: usize) -> (*mut u8, usize) {
+        let at = (self.mine as usize).wrapping_add(ahead) & (self.capacity - 1);
+        // SAFETY: less than the capacity, a power of two, after the cursors: inside this ring.
+        (unsafe { self.ring.add(CURSORS_BYTES + at) }, self.capacity - at)
+    }
+
+    /// Copies `bytes` in, `ahead` of the writer's cursor. There is room (the caller has asked).
+    fn put(&mut self, ahead: usize, bytes: &[u8]) {
+        let (spot, before_wrap) = self.spot(ahead);
+        let first = bytes.len().min(before_wrap);
+        let (start, _) = self.spot(ahead + first);
+        // SAFETY: `room` has said that the reader is done with these bytes; both parts lie inside the ring.
+        unsafe {
+            ptr::copy_nonoverlapping(bytes.as_ptr(), spot, first);
+            ptr::copy_nonoverlapping(bytes[first..].as_ptr(), start, bytes.len() - first);
+        }
+    }
+
+    /// Copies bytes out from the reader's cursor on. They are there (the caller has asked).
+    fn take(&mut self, into: &mut [u8], copy: Copy) {
+        let (spot, before_wrap) = self.spot(0);
+        let first = into.len().min(before_wrap);
+        let (start, _) = self.spot(first);
+        let rest = into.len() - first;
+        // SAFETY: `filled` has said that the writer has written these bytes and leaves them; both parts lie inside the ring.
+        unsafe {
+            copy(spot, into.as_mut_ptr(), first);
+            copy(start, into[first..].as_mut_ptr(), rest);
+        }
+    }
+
+    /// Makes `bytes` more visible to the reader.
+    fn advance_writer(&mut self, bytes: usize) {
+        self.mine = self.mine.wrapping_add(bytes as u64);
+        self.cursor(false).store(self.mine, Ordering::Release);
+    }
+
+    /// Gives `bytes` back to the writer.
+    fn advance_reader(&mut self, bytes: usize) {
+        self.mine = self.mine.wrapping_add(bytes as u64);
+        self.cursor(true).store(self.mine, Ordering::Release);
+    }
+}
