@@ -207,12 +207,11 @@ impl Desk {
         };
         let deadline = Deadline::after(limit);
         let ticket = match begun {
-            Some(ticket) => ticket,
+            Some(ticket) => Ok(ticket),
             // SAFETY: passed on; as above.
-            None => {
-                unsafe { Self::post(&mut inner, terms, place, &deadline) }.map_err(|stop| self.stopped(&stop, terms, sending, &deadline))?
-            }
+            None => unsafe { Self::post(&mut inner, terms, place, &deadline) },
         };
+        let ticket = ticket.map_err(|stop| self.stopped(&stop, terms, sending, &deadline))?;
         if inner.direct >= DIRECT {
             self.advance(&mut inner);
         }

@@ -13,6 +13,9 @@
 //! A message and a receive whose element types differ, or a message longer than the receive's memory, make both ends fail,
 //! and nothing else: the message is used up. A short message is done for its sender by then, so only the receiver is told.
 //!
+//! Where two ranks take turns with short messages, neither a send nor a receive becomes a request (`direct`). The bytes on the link, the
+//! order and the accounts are the same.
+//!
 //! Nothing here blocks but `Messages::wait_step` and leaving. Whatever is waited for, everything that can move
 //! moves, in both directions and on all links, so two ranks that send to each other do not wait for each other.
 
