@@ -24,6 +24,7 @@ pub(crate) fn all_to_all(n: usize, me: usize, sends: Blocks<'_>, receives: Block
         return alone(sends.len(me));
     }
     let is_carried = matches!(sends, Blocks::Equal(block) if is_carried(n, block.saturating_mul(n)));
+    let is_variable = matches!(sends, Blocks::Each(_));
     let (sends, receives) = (sends.parts(n), receives.parts(n));
     let partners = (0..n).map(|round| (round + n - me) % n).filter(|partner| *partner != me);
     if is_carried {
@@ -34,12 +35,15 @@ pub(crate) fn all_to_all(n: usize, me: usize, sends: Blocks<'_>, receives: Block
         swap(&mut plan, partners, &sends, segment);
         return plan.finish();
     }
+    // Only the two ends of a transfer know its length. Who expects another one finds out in the agreement, and must not have sent what
+    // the other end would be content with.
+    let checked = plan.agreement().filter(|_| is_variable);
     let (mut sent, mut received) = ([None; IN_FLIGHT], [None; IN_FLIGHT]);
     for (turn, partner) in partners.enumerate() {
         let (outgoing, incoming) = (sends[partner], receives[partner]);
         let flight = turn % IN_FLIGHT;
         if outgoing.len > 0 {
-            sent[flight] = Some(plan.send(partner, outgoing.of(Space::Source), &[sent[flight]]));
+            sent[flight] = Some(plan.send(partner, outgoing.of(Space::Source), &[sent[flight], checked]));
         }
         if incoming.len > 0 {
             received[flight] = Some(plan.receive(partner, incoming.of(Space::Destination), &[received[flight]]));

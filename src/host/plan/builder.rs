@@ -43,6 +43,11 @@ impl Builder {
         }
     }
 
+    /// The step that completes the agreement, where there is one: for what must wait for it though it writes nothing.
+    pub(super) fn agreement(&self) -> Option<usize> {
+        self.gate
+    }
+
     /// Sets memory of the plan's own aside, aligned for elements of this size.
     pub(super) fn scratch(&mut self, len: usize, element: usize) -> Span {
         let alignment = LINE.max(element & element.wrapping_neg());
