@@ -231,7 +231,7 @@ impl Windows {
     fn forget_dropped(&mut self) {
         // Before the look, so that one that is dropped during it is looked for again.
         self.dropped.swap(false, Ordering::Acquire);
-        self.open.retain(|window| is_held(window));
+        self.open.retain(is_held);
         let open = &self.open;
         self.own.retain(|(.., number)| open.binary_search_by_key(number, |window| window.number).is_ok());
     }
