@@ -94,9 +94,9 @@ fn in_words([code, align, len]: [u64; 3]) -> String {
 const COMMON_ALIGNMENT: u64 = 4096;
 
 impl Communicator {
-    /// A buffer of `len` zeros in memory that all ranks of this host have in common: collectives on it, or on parts of it, need copy
-    /// nothing on the way from rank to rank. Collective: every rank calls it with the same type and length, and gets a buffer of its
-    /// own.
+    /// A buffer of `len` zeros in memory that all ranks of this host have in common, so that collectives on it, or on parts of it, can
+    /// reach from one rank's buffer into another's. Collective: every rank calls it with the same type and length, and gets a buffer
+    /// of its own.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};

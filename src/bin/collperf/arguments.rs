@@ -137,7 +137,8 @@ pub(crate) struct DeviceFlags {
     /// Devices: 1: report the processor's time to issue a call in place of the call's time
     #[arg(short = 'C', long = "report_cputime", alias = "report-cputime", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) issue_time: u8,
-    /// Devices: 1: register buffers with NCCL; 2: as windows for symmetric memory
+    /// Devices: 1: register buffers with NCCL; 2: as windows for symmetric memory. Host: 1, 2: buffers of the library's own, in memory
+    /// that the ranks of a host have in common
     #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0-2", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub(crate) register: u8,
     /// Devices: 1: queue calls on the null stream
@@ -157,7 +158,6 @@ impl DeviceFlags {
         let flags = [
             ("-G", self.graph, "the host plane has no CUDA graphs"),
             ("-C", self.issue_time.into(), "calls of the host plane are done when they return, so the time to issue them is the time"),
-            ("-R", self.register.into(), "the host plane has no buffers to register with NCCL"),
             ("-y", self.null_stream.into(), "the host plane has no streams"),
             ("-M", self.memory.into(), "the host plane uses no GPU memory"),
         ];
@@ -246,6 +246,15 @@ impl Links {
             Links::Auto => "auto",
             Links::Shm => "shm",
             Links::Tcp => "tcp",
+        }
+    }
+
+    /// The same, for calls on buffers that the library has handed out.
+    pub(crate) fn name_of_allocated(self) -> &'static str {
+        match self {
+            Links::Auto => "auto-alloc",
+            Links::Shm => "shm-alloc",
+            Links::Tcp => "tcp-alloc",
         }
     }
 }

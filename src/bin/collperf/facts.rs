@@ -3,7 +3,7 @@
 use collectives::Peer;
 
 use crate::machine::Machine;
-use crate::settings::Settings;
+use crate::settings::{Register, Settings};
 
 /// Who takes part, and where.
 #[derive(Debug, Clone)]
@@ -90,7 +90,11 @@ impl On {
 
     /// How ranks reach each other: the word in CSV, JSON and plots.
     pub(crate) fn links(&self, settings: &Settings) -> &'static str {
-        if self.is_device() { "nccl" } else { settings.transport.name() }
+        match settings.device.register {
+            _ if self.is_device() => "nccl",
+            Register::Nothing => settings.transport.name(),
+            Register::Local | Register::Window => settings.transport.name_of_allocated(),
+        }
     }
 
     /// The version of NCCL that is loaded, 0 where none is.

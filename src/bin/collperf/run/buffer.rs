@@ -1,5 +1,7 @@
 //! Memory that collectives are called on.
 
+use collectives::{Communicator, SharedBuffer};
+
 use crate::failure::Failure;
 use crate::inputs::Sample;
 use crate::sizes::human;
@@ -9,13 +11,21 @@ const ALIGNMENT: usize = 4096;
 
 /// Elements that begin at a page, or a number of elements after it.
 pub(super) struct Buffer<T> {
-    storage: Vec<T>,
+    storage: Storage<T>,
     start: usize,
     length: usize,
 }
 
+/// What holds them.
+enum Storage<T> {
+    /// A vector.
+    Ordinary(Vec<T>),
+    /// Memory that the library has handed out.
+    Allocated(SharedBuffer<T>),
+}
+
 impl<T: Sample> Buffer<T> {
-    /// `length` zeros, every page of them written to.
+    /// `length` zeros in a vector, every page of them written to.
     pub(super) fn new(length: usize, unalign: usize) -> Result<Self, Failure> {
         let total = length.saturating_add(ALIGNMENT / size_of::<T>()).saturating_add(unalign);
         let mut storage = Vec::new();
@@ -25,20 +35,34 @@ impl<T: Sample> Buffer<T> {
         let to_page = storage.as_ptr().align_offset(ALIGNMENT);
         // The offset is that of a page where one is within reach, which it always is; else alignment is forgone.
         let start = if to_page + unalign + length <= total { to_page + unalign } else { unalign };
-        let mut buffer = Self { storage, start, length };
+        let mut buffer = Self { storage: Storage::Ordinary(storage), start, length };
         // Zeros that the system hands out are one page, many times over, until they are written to.
         buffer.elements_mut().fill(T::default());
         Ok(buffer)
     }
 
+    /// `length` zeros that the library hands out. Every rank asks for as many.
+    pub(super) fn allocated(comm: &Communicator, length: usize, unalign: usize) -> Result<Self, Failure> {
+        let storage = comm.alloc(length.saturating_add(unalign))?;
+        Ok(Self { storage: Storage::Allocated(storage), start: unalign, length })
+    }
+
     /// All of them.
     pub(super) fn elements(&self) -> &[T] {
-        &self.storage[self.start..self.start + self.length]
+        let storage = match &self.storage {
+            Storage::Ordinary(storage) => &storage[..],
+            Storage::Allocated(storage) => storage,
+        };
+        &storage[self.start..self.start + self.length]
     }
 
     /// All of them, to be written.
     pub(super) fn elements_mut(&mut self) -> &mut [T] {
-        &mut self.storage[self.start..self.start + self.length]
+        let storage = match &mut self.storage {
+            Storage::Ordinary(storage) => &mut storage[..],
+            Storage::Allocated(storage) => storage,
+        };
+        &mut storage[self.start..self.start + self.length]
     }
 }
 
@@ -48,10 +72,12 @@ mod tests {
 
     #[test]
     fn buffers_begin_where_they_should() {
+        let comm = Communicator::local(1).unwrap().remove(0);
         for (length, unalign) in [(0, 0), (1, 0), (5000, 3)] {
-            let buffer = Buffer::<u16>::new(length, unalign).unwrap();
-            assert_eq!(buffer.elements().len(), length);
-            assert_eq!(buffer.elements().as_ptr() as usize % ALIGNMENT, 2 * unalign);
+            for buffer in [Buffer::<u16>::new(length, unalign).unwrap(), Buffer::allocated(&comm, length, unalign).unwrap()] {
+                assert_eq!(buffer.elements().len(), length);
+                assert!(length == 0 || buffer.elements().as_ptr() as usize % ALIGNMENT == 2 * unalign);
+            }
         }
     }
 

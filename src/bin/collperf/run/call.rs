@@ -45,6 +45,11 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// How many elements of a buffer it may touch.
+    pub(super) fn whole(&self) -> usize {
+        self.whole
+    }
+
     /// With two buffers.
     pub(super) fn out_of_place<T: Sample>(&self, root: usize, source: &impl Memory<T>, target: &mut impl Memory<T>) -> Result<()> {
         let (comm, op, whole, counts) = (self.comm, self.op, self.whole, &self.counts[..]);

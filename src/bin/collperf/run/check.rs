@@ -34,14 +34,13 @@ impl Checks {
         [source, target]: [&mut P::Memory<'_, T>; 2],
     ) -> Result<u64> {
         let (recipe, rank) = (self.next(recipe), call.comm.rank());
-        let expected = layout.expected(rank);
         let input = Run { start: 0, length: layout.source_length(rank), origin: Origin::Of { rank, start: 0 } };
-        source.write(&[input], |origin, offset| value(&recipe, origin, offset))?;
-        target.write(&expected, |origin, offset| value::<T>(&recipe, origin, offset).poisoned())?;
+        source.write(input, &values(&recipe, &input))?;
+        let expected = poison(&recipe, layout.expected(rank), target)?;
         call.comm.barrier()?;
         call.out_of_place(root, source, target)?;
         plane.finish()?;
-        self.compare(call, &recipe, &expected, target)
+        self.compare(call, &expected, target)
     }
 
     /// Calls with one buffer and counts wrong elements over all ranks.
@@ -55,13 +54,14 @@ impl Checks {
         buffer: &mut P::Memory<'_, T>,
     ) -> Result<u64> {
         let (recipe, rank) = (self.next(recipe), call.comm.rank());
-        let expected = layout.expected_in_place(rank);
-        buffer.write(&expected, |origin, offset| value::<T>(&recipe, origin, offset).poisoned())?;
-        buffer.write(&layout.initial_in_place(rank), |origin, offset| value(&recipe, origin, offset))?;
+        let expected = poison(&recipe, layout.expected_in_place(rank), buffer)?;
+        for run in layout.initial_in_place(rank) {
+            buffer.write(run, &values(&recipe, &run))?;
+        }
         call.comm.barrier()?;
         call.in_place(root, buffer)?;
         plane.finish()?;
-        self.compare(call, &recipe, &expected, buffer)
+        self.compare(call, &expected, buffer)
     }
 
     /// Inputs that no earlier check had.
@@ -70,17 +70,19 @@ impl Checks {
         Recipe { seed: self.made, ..recipe }
     }
 
-    fn compare<T: Sample>(&mut self, call: &Call<'_>, recipe: &Recipe, expected: &[Run], found: &impl Memory<T>) -> Result<u64> {
+    fn compare<T: Sample>(&mut self, call: &Call<'_>, expected: &[(Run, Vec<T>)], found: &impl Memory<T>) -> Result<u64> {
         let rank = call.comm.rank();
         let mut wrong = 0_u64;
-        let complain = |index, found, right: T| {
+        let mut complain = |index, found, right: T| {
             wrong += 1;
             self.complaints += 1;
             if self.complaints <= MOST_COMPLAINTS {
                 say(&format!("rank {rank}: {} of {}: element {index} is {found}, not {right:?}", call.collective, T::ELEMENT_TYPE));
             }
         };
-        found.compare(expected, |origin, offset| value(recipe, origin, offset), complain)?;
+        for (run, values) in expected {
+            found.compare(*run, values, &mut complain)?;
+        }
         Ok(share(call.comm, &[wrong])?.into_iter().sum())
     }
 
@@ -111,10 +113,23 @@ fn host_time() -> i64 {
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
-/// The element this far into a run.
-fn value<T: Sample>(recipe: &Recipe, origin: Origin, offset: usize) -> T {
-    match origin {
-        Origin::Of { rank, start } => T::input(recipe, rank, start + offset),
-        Origin::Folded { start } => T::folded(recipe, start + offset),
+/// The elements of a run, until they repeat themselves.
+fn values<T: Sample>(recipe: &Recipe, run: &Run) -> Vec<T> {
+    let offsets = 0..run.length.min(recipe.period);
+    match run.origin {
+        Origin::Of { rank, start } => offsets.map(|offset| T::input(recipe, rank, start + offset)).collect(),
+        Origin::Folded { start } => offsets.map(|offset| T::folded(recipe, start + offset)).collect(),
     }
+}
+
+/// Fills what a call is to write with what it is not to leave there, and gives what it is.
+fn poison<T: Sample>(recipe: &Recipe, runs: Vec<Run>, memory: &mut impl Memory<T>) -> Result<Vec<(Run, Vec<T>)>> {
+    let mut expected = Vec::with_capacity(runs.len());
+    for run in runs {
+        let values: Vec<T> = values(recipe, &run);
+        let poison: Vec<T> = values.iter().map(|value| value.poisoned()).collect();
+        memory.write(run, &poison)?;
+        expected.push((run, values));
+    }
+    Ok(expected)
 }

@@ -14,7 +14,7 @@ use super::largest_buffer;
 use super::plane::{Memory, Plane};
 use crate::failure::Failure;
 use crate::inputs::Sample;
-use crate::layout::{Origin, Run};
+use crate::layout::Run;
 use crate::settings::{Register, Settings};
 use crate::sizes::human;
 
@@ -69,6 +69,10 @@ impl<'a> OnDevice<'a> {
         Ok(Self { comm, device, stream, end, bytes, storage, pattern })
     }
 
+    /// After how many elements inputs repeat themselves. No factor of it is larger than 16 and a factor of the length of a chunk, so
+    /// data that lands in the place of other data shows.
+    const PERIOD: usize = 16 * 4093;
+
     /// The device in words, as [`crate::facts::Gpu`] reads them.
     pub(super) fn describe(&self) -> String {
         format!("{} {} {}", self.device.ordinal(), self.device.pci_address(), self.device.name())
@@ -110,8 +114,9 @@ impl Plane for OnDevice<'_> {
     type Mark = CudaEvent;
     type Graph = CudaGraph;
 
-    // No factor of it is larger than 16 and a factor of the length of a chunk, so data that lands in the place of other data shows.
-    const PERIOD: usize = 16 * 4093;
+    fn period(_bytes: usize) -> usize {
+        Self::PERIOD
+    }
 
     fn buffers<T: Sample>(&self, length: usize, unalign: usize) -> std::result::Result<[Elements<'_, T>; 2], Failure> {
         let elements = |storage: &Storage| Elements {
@@ -276,11 +281,6 @@ impl<T: Sample> Elements<'_, T> {
         };
         self.device.count_differing(&found, &right, 0)
     }
-
-    /// The elements of a run until they repeat themselves.
-    fn block(run: &Run, value: impl Fn(Origin, usize) -> T) -> Vec<T> {
-        (0..run.length.min(OnDevice::PERIOD)).map(|offset| value(run.origin, offset)).collect()
-    }
 }
 
 /// Elements as the device has them.
@@ -306,8 +306,9 @@ impl<T: Sample> Memory<T> for Elements<'_, T> {
         self.view(length)
     }
 
-    fn clear(&mut self) -> Result<()> {
-        let bytes = self.length * size_of::<T>();
+    fn clear(&mut self, length: usize) -> Result<()> {
+        assert!(length <= self.length, "{length} of {} elements", self.length);
+        let bytes = length * size_of::<T>();
         if bytes == 0 {
             return Ok(());
         }
@@ -315,38 +316,37 @@ impl<T: Sample> Memory<T> for Elements<'_, T> {
         self.on_stream("clearing a buffer", || unsafe { result::memset_d8_async(self.address, 0, bytes, self.stream.cu_stream()) })
     }
 
-    fn write(&mut self, runs: &[Run], value: impl Fn(Origin, usize) -> T) -> Result<()> {
-        for run in runs.iter().filter(|run| run.length > 0) {
-            assert!(run.start + run.length <= self.length, "{run:?} of {} elements", self.length);
-            let block = bytes_of(&Self::block(run, &value));
-            self.repeat(self.at(run.start), &block, run.length * size_of::<T>())?;
+    fn write(&mut self, run: Run, values: &[T]) -> Result<()> {
+        if run.length == 0 {
+            return Ok(());
         }
-        Ok(())
+        assert!(run.start + run.length <= self.length, "{run:?} of {} elements", self.length);
+        self.repeat(self.at(run.start), &bytes_of(values), run.length * size_of::<T>())
     }
 
-    fn compare(&self, runs: &[Run], value: impl Fn(Origin, usize) -> T, mut wrong: impl FnMut(usize, String, T)) -> Result<()> {
-        for run in runs.iter().filter(|run| run.length > 0) {
-            assert!(run.start + run.length <= self.length, "{run:?} of {} elements", self.length);
-            let block = Self::block(run, &value);
-            let right = bytes_of(&block);
-            // Most results are right; only those that are not are looked at here.
-            if self.count_wrong(run, &right)? == 0 {
-                continue;
-            }
-            let mut found = vec![0_u8; right.len()];
-            for start in (0..run.length).step_by(block.len()) {
-                let count = block.len().min(run.length - start);
-                let found = &mut found[..count * size_of::<T>()];
-                // SAFETY: the range lies in this memory (checked), and the stream is waited for before the bytes are read.
-                self.on_stream("copying results from the device", || unsafe {
-                    result::memcpy_dtoh_async(found, self.at(run.start + start), self.stream.cu_stream())
-                })?;
-                if *found != right[..found.len()] {
-                    let pairs = found.chunks_exact(size_of::<T>()).zip(right.chunks_exact(size_of::<T>())).enumerate();
-                    for (offset, (found, _)) in pairs.filter(|(_, (found, right))| found != right) {
-                        let digits: String = found.iter().rev().map(|byte| format!("{byte:02x}")).collect();
-                        wrong(run.start + start + offset, format!("0x{digits}"), block[offset]);
-                    }
+    fn compare(&self, run: Run, values: &[T], mut wrong: impl FnMut(usize, String, T)) -> Result<()> {
+        if run.length == 0 {
+            return Ok(());
+        }
+        assert!(run.start + run.length <= self.length, "{run:?} of {} elements", self.length);
+        let right = bytes_of(values);
+        // Most results are right; only those that are not are looked at here.
+        if self.count_wrong(&run, &right)? == 0 {
+            return Ok(());
+        }
+        let mut found = vec![0_u8; right.len()];
+        for start in (0..run.length).step_by(values.len()) {
+            let count = values.len().min(run.length - start);
+            let found = &mut found[..count * size_of::<T>()];
+            // SAFETY: the range lies in this memory (checked), and the stream is waited for before the bytes are read.
+            self.on_stream("copying results from the device", || unsafe {
+                result::memcpy_dtoh_async(found, self.at(run.start + start), self.stream.cu_stream())
+            })?;
+            if *found != right[..found.len()] {
+                let pairs = found.chunks_exact(size_of::<T>()).zip(right.chunks_exact(size_of::<T>())).enumerate();
+                for (offset, (found, _)) in pairs.filter(|(_, (found, right))| found != right) {
+                    let digits: String = found.iter().rev().map(|byte| format!("{byte:02x}")).collect();
+                    wrong(run.start + start + offset, format!("0x{digits}"), values[offset]);
                 }
             }
         }
@@ -366,6 +366,7 @@ mod tests {
 
     use super::*;
     use crate::arguments::Arguments;
+    use crate::layout::Origin;
 
     #[test]
     fn what_differs_is_told() {
@@ -377,23 +378,22 @@ mod tests {
         let device = comm.device().unwrap();
         let plane = OnDevice::new(&comm, device, device.stream(), &settings).unwrap();
         let [mut buffer, _] = plane.buffers::<u16>(200_000, 3).unwrap();
-        let runs = [
-            Run { start: 1, length: 150_000, origin: Origin::Folded { start: 0 } },
-            Run { start: 150_010, length: 9, origin: Origin::Of { rank: 1, start: 7 } },
-        ];
-        // Values that repeat themselves as inputs do.
-        let value = |origin, offset: usize| match origin {
-            Origin::Folded { .. } => (offset % OnDevice::PERIOD) as u16,
-            Origin::Of { .. } => 100 + offset as u16,
-        };
+        let origin = Origin::Folded { start: 0 };
+        let runs = [Run { start: 1, length: 150_000, origin }, Run { start: 150_010, length: 9, origin }];
+        // Fewer values than elements, and as many.
+        let values: [Vec<u16>; 2] = [(0..OnDevice::PERIOD).map(|offset| offset as u16).collect(), (100..109).collect()];
         let told = |buffer: &Elements<'_, u16>| {
             let mut told = vec![];
-            buffer.compare(&runs, value, |index, found, right| told.push((index, found, right))).unwrap();
+            for (run, values) in runs.iter().zip(&values) {
+                buffer.compare(*run, values, |index, found, right| told.push((index, found, right))).unwrap();
+            }
             told
         };
-        buffer.clear().unwrap();
+        buffer.clear(200_000).unwrap();
         assert_eq!(told(&buffer).len(), 150_000 - 3 + 9, "zeros are right where the pattern begins");
-        buffer.write(&runs, value).unwrap();
+        for (run, values) in runs.iter().zip(&values) {
+            buffer.write(*run, values).unwrap();
+        }
         assert_eq!(told(&buffer), []);
         for index in [2, 140_000, 150_005, 150_012] {
             buffer.repeat(buffer.at(index), &[0xee, 0xff], 2).unwrap();

@@ -1,28 +1,90 @@
 //! The host plane: ordinary memory, and calls that have ended when they return.
 
+use std::any::Any;
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::time::Instant;
 
-use collectives::{Error, Result};
+use collectives::{Communicator, Error, Result};
 
 use super::buffer::Buffer;
 use super::plane::{Memory, Plane};
 use crate::failure::Failure;
 use crate::inputs::Sample;
-use crate::layout::{Origin, Run};
+use crate::layout::Run;
+use crate::settings::Register;
+
+/// The largest rows whose inputs are made element by element, in bytes. Those of larger ones repeat themselves, since making them would
+/// take longer than measuring.
+const MADE_BYTES: usize = 16 << 20;
+/// After so many elements. A prime, so that data that lands in the place of another chunk's shows.
+const PERIOD: usize = (1 << 18) + 3;
 
 /// The host plane.
-pub(super) struct Host;
+pub(super) struct Host<'a> {
+    comm: &'a Communicator,
+    register: Register,
+    /// The buffers that were had last: to find memory takes longer than most of what is done with it.
+    kept: RefCell<Vec<Box<dyn Any>>>,
+}
 
-impl Plane for Host {
-    type Memory<'p, T: Sample> = Buffer<T>;
+impl<'a> Host<'a> {
+    pub(super) fn new(comm: &'a Communicator, register: Register) -> Self {
+        Self { comm, register, kept: RefCell::default() }
+    }
+
+    /// A buffer that was given back, or a new one.
+    fn buffer<T: Sample>(&self, kept: Option<Box<dyn Any>>, length: usize, unalign: usize) -> std::result::Result<Kept<'_, T>, Failure> {
+        let kept = kept.and_then(|kept| kept.downcast::<Buffer<T>>().ok()).map(|kept| *kept);
+        let buffer = match kept.filter(|kept| kept.elements().len() >= length) {
+            Some(buffer) => buffer,
+            None if self.register == Register::Nothing => Buffer::new(length, unalign)?,
+            None => Buffer::allocated(self.comm, length, unalign)?,
+        };
+        Ok(Kept { buffer: Some(buffer), kept: &self.kept })
+    }
+}
+
+/// A buffer that is given back when it is dropped.
+pub(super) struct Kept<'a, T: Sample> {
+    /// Until then.
+    buffer: Option<Buffer<T>>,
+    kept: &'a RefCell<Vec<Box<dyn Any>>>,
+}
+
+impl<T: Sample> Kept<'_, T> {
+    fn elements(&self) -> &[T] {
+        self.buffer.as_ref().map_or(&[], Buffer::elements)
+    }
+
+    fn elements_mut(&mut self) -> &mut [T] {
+        self.buffer.as_mut().map_or(&mut [], Buffer::elements_mut)
+    }
+}
+
+impl<T: Sample> Drop for Kept<'_, T> {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.kept.borrow_mut().push(Box::new(buffer));
+        }
+    }
+}
+
+impl Plane for Host<'_> {
+    type Memory<'p, T: Sample>
+        = Kept<'p, T>
+    where
+        Self: 'p;
     type Mark = Instant;
     type Graph = Infallible;
 
-    const PERIOD: usize = usize::MAX;
+    fn period(bytes: usize) -> usize {
+        if bytes <= MADE_BYTES { usize::MAX } else { PERIOD }
+    }
 
-    fn buffers<T: Sample>(&self, length: usize, unalign: usize) -> std::result::Result<[Buffer<T>; 2], Failure> {
-        Ok([Buffer::new(length, unalign)?, Buffer::new(length, unalign)?])
+    fn buffers<T: Sample>(&self, length: usize, unalign: usize) -> std::result::Result<[Kept<'_, T>; 2], Failure> {
+        let mut kept = self.kept.take().into_iter();
+        Ok([self.buffer(kept.next(), length, unalign)?, self.buffer(kept.next(), length, unalign)?])
     }
 
     fn finish(&self) -> Result<()> {
@@ -50,9 +112,15 @@ impl Plane for Host {
     }
 }
 
-impl<T: Sample> Memory<T> for Buffer<T> {
-    type Part<'a> = &'a [T];
-    type PartMut<'a> = &'a mut [T];
+impl<T: Sample> Memory<T> for Kept<'_, T> {
+    type Part<'a>
+        = &'a [T]
+    where
+        Self: 'a;
+    type PartMut<'a>
+        = &'a mut [T]
+    where
+        Self: 'a;
 
     fn part(&self, length: usize) -> &[T] {
         &self.elements()[..length]
@@ -62,26 +130,25 @@ impl<T: Sample> Memory<T> for Buffer<T> {
         &mut self.elements_mut()[..length]
     }
 
-    fn clear(&mut self) -> Result<()> {
-        self.elements_mut().fill(T::default());
+    fn clear(&mut self, length: usize) -> Result<()> {
+        self.elements_mut()[..length].fill(T::default());
         Ok(())
     }
 
-    fn write(&mut self, runs: &[Run], value: impl Fn(Origin, usize) -> T) -> Result<()> {
-        for run in runs {
-            for (offset, element) in self.elements_mut()[run.start..run.start + run.length].iter_mut().enumerate() {
-                *element = value(run.origin, offset);
-            }
+    fn write(&mut self, run: Run, values: &[T]) -> Result<()> {
+        let elements = &mut self.elements_mut()[run.start..run.start + run.length];
+        for again in elements.chunks_mut(values.len().max(1)) {
+            again.copy_from_slice(&values[..again.len()]);
         }
         Ok(())
     }
 
-    fn compare(&self, runs: &[Run], value: impl Fn(Origin, usize) -> T, mut wrong: impl FnMut(usize, String, T)) -> Result<()> {
-        for run in runs {
-            for (offset, found) in self.elements()[run.start..run.start + run.length].iter().enumerate() {
-                let right = value(run.origin, offset);
+    fn compare(&self, run: Run, values: &[T], mut wrong: impl FnMut(usize, String, T)) -> Result<()> {
+        let elements = &self.elements()[run.start..run.start + run.length];
+        for (part, again) in elements.chunks(values.len().max(1)).enumerate() {
+            for (offset, (found, right)) in again.iter().zip(values).enumerate() {
                 if found.bits() != right.bits() {
-                    wrong(run.start + offset, format!("{found:?}"), right);
+                    wrong(run.start + part * values.len() + offset, format!("{found:?}"), *right);
                 }
             }
         }
@@ -92,26 +159,43 @@ impl<T: Sample> Memory<T> for Buffer<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::Origin;
 
     #[test]
     fn what_differs_is_told() {
-        let [mut buffer, _] = Host.buffers::<u16>(10, 0).unwrap();
-        let runs = [
-            Run { start: 1, length: 3, origin: Origin::Folded { start: 0 } },
-            Run { start: 5, length: 2, origin: Origin::Of { rank: 1, start: 7 } },
-        ];
-        let value = |origin, offset| match origin {
-            Origin::Folded { .. } => 100 + offset as u16,
-            Origin::Of { .. } => 200 + offset as u16,
-        };
-        buffer.write(&runs, value).unwrap();
-        assert_eq!(buffer.elements(), [0, 100, 101, 102, 0, 200, 201, 0, 0, 0]);
-        buffer.elements_mut()[6] = 9;
-        buffer.elements_mut()[8] = 9;
+        let comm = Communicator::local(1).unwrap().remove(0);
+        let host = Host::new(&comm, Register::Nothing);
+        let [mut buffer, _] = host.buffers::<u16>(10, 0).unwrap();
+        let origin = Origin::Folded { start: 0 };
+        let runs = [Run { start: 1, length: 5, origin }, Run { start: 7, length: 2, origin }];
+        // Shorter than the run, and as long.
+        let values: [&[u16]; 2] = [&[100, 101], &[200, 201]];
+        buffer.write(runs[0], values[0]).unwrap();
+        buffer.write(runs[1], values[1]).unwrap();
+        assert_eq!(buffer.elements(), [0, 100, 101, 100, 101, 100, 0, 200, 201, 0]);
+        for index in [4, 6, 8] {
+            buffer.elements_mut()[index] = 9;
+        }
         let mut told = vec![];
-        buffer.compare(&runs, value, |index, found, right| told.push((index, found, right))).unwrap();
-        assert_eq!(told, [(6, "9".to_owned(), 201)]);
-        buffer.clear().unwrap();
+        for (run, values) in runs.into_iter().zip(values) {
+            buffer.compare(run, values, |index, found, right| told.push((index, found, right))).unwrap();
+        }
+        assert_eq!(told, [(4, "9".to_owned(), 101), (8, "9".to_owned(), 201)]);
+        buffer.clear(10).unwrap();
         assert_eq!(buffer.part(10), [0; 10]);
+        buffer.write(Run { start: 3, length: 0, origin }, &[]).unwrap();
+    }
+
+    #[test]
+    fn buffers_are_had_again() {
+        let comm = Communicator::local(1).unwrap().remove(0);
+        for register in [Register::Nothing, Register::Local] {
+            let host = Host::new(&comm, register);
+            let address = |length| host.buffers::<u64>(length, 1).unwrap().map(|buffer| buffer.part(1).as_ptr());
+            let first = address(5000);
+            assert_eq!(address(4000), first);
+            assert_eq!(host.buffers::<u8>(9000, 1).unwrap()[0].part(9000).len(), 9000);
+            assert_eq!(host.buffers::<u64>(9000, 1).unwrap()[1].part(9000), [0; 9000]);
+        }
     }
 }

@@ -68,7 +68,7 @@ fn on_host(comm: &Communicator, settings: &Settings) -> Result<u8, Failure> {
     }
     check_room(comm, settings)?;
     let facts = Facts { on: On::Host { why }, ..facts(comm, "")? };
-    measure(comm, &Host, settings, facts)
+    measure(comm, &Host::new(comm, settings.device.register), settings, facts)
 }
 
 /// Runs on device memory.

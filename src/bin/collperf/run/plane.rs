@@ -4,7 +4,7 @@ use collectives::{Buffer, BufferMut, Result};
 
 use crate::failure::Failure;
 use crate::inputs::Sample;
-use crate::layout::{Origin, Run};
+use crate::layout::Run;
 
 /// Where buffers lie, and how calls on them are waited for.
 pub(super) trait Plane {
@@ -17,8 +17,8 @@ pub(super) trait Plane {
     /// Calls that are launched together.
     type Graph;
 
-    /// After how many elements inputs may repeat themselves.
-    const PERIOD: usize;
+    /// After how many elements inputs of a row of so many bytes may repeat themselves.
+    fn period(bytes: usize) -> usize;
 
     /// Two buffers of this many elements each, which begin this many elements after an aligned address. Those that were had before
     /// are no longer in use.
@@ -61,13 +61,13 @@ pub(super) trait Memory<T: Sample> {
     /// The first elements, to be written by a call.
     fn part_mut(&mut self, length: usize) -> Self::PartMut<'_>;
 
-    /// Writes zeros everywhere.
-    fn clear(&mut self) -> Result<()>;
+    /// Writes zeros into the first elements.
+    fn clear(&mut self, length: usize) -> Result<()>;
 
-    /// Writes, into each run, the values at its offsets. They repeat themselves after the plane's period.
-    fn write(&mut self, runs: &[Run], value: impl Fn(Origin, usize) -> T) -> Result<()>;
+    /// Fills a run with `values`, again and again where it is longer than they are.
+    fn write(&mut self, run: Run, values: &[T]) -> Result<()>;
 
-    /// Compares each run with such values, bit by bit, and tells of every element that differs: its index, what it is, and what it
-    /// should be.
-    fn compare(&self, runs: &[Run], value: impl Fn(Origin, usize) -> T, wrong: impl FnMut(usize, String, T)) -> Result<()>;
+    /// Compares a run with such values, bit by bit, and tells of every element that differs: its index, what it is, and what it should
+    /// be.
+    fn compare(&self, run: Run, values: &[T], wrong: impl FnMut(usize, String, T)) -> Result<()>;
 }

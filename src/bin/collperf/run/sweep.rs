@@ -43,7 +43,7 @@ impl<P: Plane> Session<'_, P> {
             return self.cells(subject, &counts, &mut buffers);
         }
         let [source, target] = &mut buffers;
-        source.clear()?;
+        source.clear(most)?;
         for count in &counts {
             let call = Call::new(self.comm, subject.collective, subject.op, *count);
             for _ in 0..self.settings.warmup {
@@ -70,16 +70,16 @@ impl<P: Plane> Session<'_, P> {
         let root = subject.root;
         let [source, target] = buffers;
         // What was left by an earlier check, products above all, could drift into numbers that are slow to compute with.
-        source.clear()?;
+        source.clear(call.whole())?;
         let half = self.timed(&row, || call.out_of_place(root, source, target))?;
-        let wrong = self.check(subject, count, |plane, checks, layout, recipe| {
+        let wrong = self.check(subject, count, row.bytes, |plane, checks, layout, recipe| {
             checks.out_of_place::<P, T>(plane, &call, layout, recipe, root, [&mut *source, &mut *target])
         })?;
         row.out_of_place = Some(Half { wrong, ..half });
         if subject.collective.has_in_place() {
-            target.clear()?;
+            target.clear(call.whole())?;
             let half = self.timed(&row, || call.in_place(root, target))?;
-            let wrong = self.check(subject, count, |plane, checks, layout, recipe| {
+            let wrong = self.check(subject, count, row.bytes, |plane, checks, layout, recipe| {
                 checks.in_place::<P, T>(plane, &call, layout, recipe, root, target)
             })?;
             row.in_place = Some(Half { wrong, ..half });
@@ -125,21 +125,21 @@ impl<P: Plane> Session<'_, P> {
         let [source, target] = buffers;
         let forms = cell_forms(collective, T::ELEMENT_TYPE, op, row.bytes, self.has_extra_types());
         if forms.out_of_place && !(collective == Collective::SendRecv && world_size < 2) {
-            let wrong = self.check(subject, count, |plane, checks, layout, recipe| {
+            let wrong = self.check(subject, count, row.bytes, |plane, checks, layout, recipe| {
                 checks.out_of_place::<P, T>(plane, &call, layout, recipe, first_root, [&mut *source, &mut *target])
             })?;
-            source.clear()?;
-            target.clear()?;
+            source.clear(call.whole())?;
+            target.clear(call.whole())?;
             row.out_of_place = self.sampled(&mut row, wrong, || match collective {
                 Collective::SendRecv => call.ping_pong(source, target),
                 _ => call.out_of_place(next_root(), source, target),
             })?;
         }
         if forms.in_place {
-            let wrong = self.check(subject, count, |plane, checks, layout, recipe| {
+            let wrong = self.check(subject, count, row.bytes, |plane, checks, layout, recipe| {
                 checks.in_place::<P, T>(plane, &call, layout, recipe, first_root, target)
             })?;
-            target.clear()?;
+            target.clear(call.whole())?;
             root.set(0);
             row.in_place = self.sampled(&mut row, wrong, || call.in_place(next_root(), target))?;
         }
@@ -174,11 +174,12 @@ impl<P: Plane> Session<'_, P> {
         &mut self,
         subject: Subject,
         count: usize,
+        bytes: usize,
         mut once: impl FnMut(&P, &mut Checks, &Layout, Recipe) -> collectives::Result<u64>,
     ) -> Result<Option<u64>, Failure> {
         let world_size = self.comm.world_size();
         let layout = Layout::new(subject.collective, world_size, subject.root, count);
-        let recipe = Recipe { seed: 0, op: subject.op, world_size, period: P::PERIOD };
+        let recipe = Recipe { seed: 0, op: subject.op, world_size, period: P::period(bytes) };
         let mut wrong = None;
         for _ in 0..self.settings.check {
             wrong = Some(once(self.plane, &mut self.checks, &layout, recipe)?);

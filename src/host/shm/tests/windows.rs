@@ -96,7 +96,7 @@ fn only_what_lies_in_a_window_has_a_place() {
             assert!(fits(0, 0, *bytes) && fits(1, *bytes, 0));
             assert!(!fits(0, 1, *bytes) && !fits(2, 0, 1) && !fits(0, usize::MAX, 2) && !fits(0, 0, usize::MAX));
         }
-        let elsewhere = vec![0_u8; 10];
+        let elsewhere = [0_u8; 10];
         assert_eq!(rank.group.find_window(elsewhere.as_ptr(), 10), None);
         assert_eq!(rank.group.in_window(0, Place { window: 4, offset: 0 }, 1), None);
     });
