@@ -93,10 +93,3 @@ pub fn copy_streaming(from: &[u8], to: &mut [u8]) {
     // SAFETY: two borrowed slices of one length.
     unsafe { copy::copy_streaming(from.as_ptr(), to.as_mut_ptr(), from.len()) }
 }
-
-/// See [`copy::copy_to_two`].
-pub fn copy_to_two(from: &[u8], first: &mut [u8], second: &mut [u8], streaming_first: bool) {
-    assert!(from.len() == first.len() && from.len() == second.len(), "one length");
-    // SAFETY: three borrowed slices of one length.
-    unsafe { copy::copy_to_two(from.as_ptr(), first.as_mut_ptr(), second.as_mut_ptr(), from.len(), streaming_first) }
-}

@@ -29,7 +29,6 @@ pub(crate) trait Fold {
     /// # Safety
     ///
     /// As [`Fold::fold`]; `also` is such a destination as `into`, apart from it and from every input.
-    #[allow(dead_code, reason = "the collectives over shared memory take this up next")]
     unsafe fn fold_to_two(&self, into: *mut u8, also: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
         // SAFETY: passed on.
         unsafe { fold_and_copy(self, (into, also), inputs, bytes, last) }
@@ -41,7 +40,6 @@ pub(crate) trait Fold {
     /// # Safety
     ///
     /// As [`Fold::fold`].
-    #[allow(dead_code, reason = "the collectives over shared memory take this up next")]
     unsafe fn fold_streaming(&self, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
         // SAFETY: passed on.
         unsafe { self.fold(into, inputs, bytes, last) }

@@ -1,4 +1,4 @@
-//! Copies, by what becomes of the destination: read again soon, or left to memory; one destination, or two.
+//! Copies, by what becomes of the destination: read again soon, or left to memory.
 
 #![expect(unsafe_code, reason = "buffers come as pointers: they may lie in a mapping that other processes write to")]
 
@@ -32,38 +32,10 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
 /// # Safety
 ///
 /// As [`copy`].
-#[allow(dead_code, reason = "the collectives over shared memory take this up next")]
 pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, bytes: usize) {
     if !ptr::eq(from, to) {
         // SAFETY: the caller's word; they are not the same, hence apart.
         unsafe { stream(from, to, bytes) }
-        finish();
-    }
-}
-
-/// Copies to two destinations, reading the source from memory once. The first one may be left out of the cache, as by
-/// [`copy_streaming`].
-///
-/// # Safety
-///
-/// As [`copy`], for each destination; the destinations are apart.
-#[allow(dead_code, reason = "the collectives over shared memory take this up next")]
-pub(crate) unsafe fn copy_to_two(from: *const u8, first: *mut u8, second: *mut u8, bytes: usize, streaming_first: bool) {
-    let streaming = streaming_first && !ptr::eq(from, first);
-    // Blocks end where lines of the first destination end: a line that is streamed in two parts is slow.
-    let mut length = (BLOCK_BYTES - first.addr() % LINE_BYTES).min(bytes);
-    let mut start = 0;
-    while start < bytes {
-        // SAFETY: `start + length` is at most `bytes`, which all three cover; the rest is the caller's word.
-        unsafe {
-            let (from, first, second) = (from.add(start), first.add(start), second.add(start));
-            copy(from, second, length);
-            if streaming { stream(from, first, length) } else { copy(from, first, length) }
-        }
-        start += length;
-        length = BLOCK_BYTES.min(bytes - start);
-    }
-    if streaming {
         finish();
     }
 }

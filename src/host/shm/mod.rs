@@ -21,7 +21,6 @@ mod region;
 mod ring;
 mod ring_end;
 mod steps;
-mod streaming;
 mod sync;
 mod wait;
 mod window;

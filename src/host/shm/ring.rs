@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use super::region::Region;
 use super::ring_end::{Copy, End, copy_bytes};
-use super::streaming;
 use super::wait::PULSE;
+use crate::host::copy::copy_streaming;
 use crate::host::link::ByteLink;
 
 /// Which of the streams between two ranks.
@@ -110,7 +110,7 @@ impl ByteLink for RingLink {
     }
 
     fn try_read_past(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.read(into, streaming::copy)
+        self.read(into, copy_streaming)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
