@@ -10,9 +10,6 @@ use std::ptr;
 
 pub(crate) use self::stream::{LINE_BYTES, finish, stream};
 
-/// What is copied at a time where the source is read twice: the second time it is still in the second-level cache.
-const BLOCK_BYTES: usize = 64 << 10;
-
 /// Copies to a destination that is read again soon, or is small.
 ///
 /// # Safety
