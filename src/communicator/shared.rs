@@ -114,8 +114,8 @@ impl Communicator {
     /// Between ranks that share no host, or with `Transport::Tcp`, it is ordinary memory at a page's beginning, so programs need no
     /// second way. On several hosts each host's ranks share theirs.
     ///
-    /// **What it costs.** The bytes of every rank's buffer exist once on the host, and are there when this returns: about 3 µs for
-    /// each page of 4 KiB was measured. Each rank maps all of them: as many times `len` elements, rounded up to pages (of 2 MiB where
+    /// **What it costs.** The bytes of every rank's buffer exist once on the host, and are there when this returns: 3 to 6 µs
+    /// for each page of 4 KiB were measured. Each rank maps all of them: as many times `len` elements, rounded up to pages (of 2 MiB where
     /// a buffer fills one), as the host has ranks, of address space. Another rank's page is mapped when a call first reaches it, for
     /// about 1 µs. So allocate once and use it often. Huge pages are used where the system gives them to shared memory
     /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` at `advise`).
