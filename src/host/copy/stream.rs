@@ -20,10 +20,13 @@ pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     let head = to.align_offset(LINE_BYTES).min(bytes);
     let lines = (bytes - head) / LINE_BYTES;
     let tail = head + lines * LINE_BYTES;
+    // Blocks of a longer copy have neither head nor tail: not even a call is spent on them.
     // SAFETY: head, lines and tail lie one after the other in `bytes` bytes, which are as the caller says. A line begins at a multiple
     // of its size, so its quarters are aligned for their stores; the loads need no alignment.
     unsafe {
-        copy_nonoverlapping(from, to, head);
+        if head > 0 {
+            copy_nonoverlapping(from, to, head);
+        }
         for line in 0..lines {
             let (from, to) = (from.add(head + line * LINE_BYTES), to.add(head + line * LINE_BYTES));
             let quarter = |index: usize| _mm_loadu_si128(from.add(16 * index).cast());
@@ -33,7 +36,9 @@ pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
             _mm_stream_si128(to.add(32).cast(), c);
             _mm_stream_si128(to.add(48).cast(), d);
         }
-        copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
+        if tail < bytes {
+            copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
+        }
     }
 }
 
