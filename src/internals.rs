@@ -50,13 +50,6 @@ impl<T: Element> Kernel<T> {
         unsafe { self.inner.fold(into.as_mut_ptr().cast(), &pointers[..count], size_of_val(into), true) }
     }
 
-    /// As [`Kernel::apart`], past the cache.
-    pub fn streaming(&self, into: &mut [T], inputs: &[&[T]]) {
-        let (pointers, count) = pointers(None, inputs, size_of_val(into));
-        // SAFETY: as for `apart`.
-        unsafe { self.inner.fold_streaming(into.as_mut_ptr().cast(), &pointers[..count], size_of_val(into), true) }
-    }
-
     /// As [`Kernel::apart`], to two destinations.
     pub fn to_two(&self, into: &mut [T], also: &mut [T], inputs: &[&[T]]) {
         assert_eq!(into.len(), also.len(), "one length");

@@ -33,17 +33,6 @@ pub(crate) trait Fold {
         // SAFETY: passed on.
         unsafe { fold_and_copy(self, (into, also), inputs, bytes, last) }
     }
-
-    /// As [`Fold::fold`], for a result that is not read again soon: it may go past the cache. For other processors all of it is
-    /// written when they see a later store of this one.
-    ///
-    /// # Safety
-    ///
-    /// As [`Fold::fold`].
-    unsafe fn fold_streaming(&self, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
-        // SAFETY: passed on.
-        unsafe { self.fold(into, inputs, bytes, last) }
-    }
 }
 
 /// What [`Fold::fold_to_two`] does where nothing better is known.

@@ -8,7 +8,7 @@ mod tests;
 
 use std::ptr;
 
-pub(crate) use self::stream::{LINE_BYTES, finish, stream};
+use self::stream::{finish, stream};
 
 /// Copies to a destination that is read again soon, or is small.
 ///

@@ -5,7 +5,7 @@
 //! where source and destination lie differently in their lines.)
 
 /// The unit in which stores pass the cache.
-pub(crate) const LINE_BYTES: usize = 64;
+pub(super) const LINE_BYTES: usize = 64;
 
 /// Copies past the cache whatever whole lines the destination has. Other processors may see it only after [`finish`].
 ///
@@ -13,17 +13,20 @@ pub(crate) const LINE_BYTES: usize = 64;
 ///
 /// As [`super::copy`], and the two are apart.
 #[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+pub(super) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     use std::arch::x86_64::{_mm_loadu_si128, _mm_stream_si128};
     use std::ptr::copy_nonoverlapping;
 
     let head = to.align_offset(LINE_BYTES).min(bytes);
     let lines = (bytes - head) / LINE_BYTES;
     let tail = head + lines * LINE_BYTES;
+    // Blocks of a longer copy have neither head nor tail: not even a call is spent on them.
     // SAFETY: head, lines and tail lie one after the other in `bytes` bytes, which are as the caller says. A line begins at a multiple
     // of its size, so its quarters are aligned for their stores; the loads need no alignment.
     unsafe {
-        copy_nonoverlapping(from, to, head);
+        if head > 0 {
+            copy_nonoverlapping(from, to, head);
+        }
         for line in 0..lines {
             let (from, to) = (from.add(head + line * LINE_BYTES), to.add(head + line * LINE_BYTES));
             let quarter = |index: usize| _mm_loadu_si128(from.add(16 * index).cast());
@@ -33,13 +36,15 @@ pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
             _mm_stream_si128(to.add(32).cast(), c);
             _mm_stream_si128(to.add(48).cast(), d);
         }
-        copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
+        if tail < bytes {
+            copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
+        }
     }
 }
 
 /// Orders what was streamed before every later store.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn finish() {
+pub(super) fn finish() {
     // SAFETY: every processor of this architecture has it.
     unsafe { std::arch::x86_64::_mm_sfence() }
 }
@@ -50,11 +55,11 @@ pub(crate) fn finish() {
 ///
 /// As [`super::copy`], and the two are apart.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+pub(super) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller's word.
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) }
 }
 
 /// Ordinary stores need no more order than they have.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn finish() {}
+pub(super) fn finish() {}

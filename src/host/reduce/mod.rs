@@ -28,7 +28,6 @@ use std::sync::Arc;
 
 use self::custom::{CustomFold, ErasedFold};
 use self::level::Level;
-use self::scratch::Scratch;
 use self::table::Functions;
 use super::copy;
 use super::fold::{self, Fold};
@@ -40,9 +39,6 @@ pub(crate) use self::scale::premultiply;
 
 /// What is folded before it is copied to a second destination.
 const TWICE_READ_BYTES: usize = 16 << 10;
-
-/// What is folded before it is sent past the cache: little, so that the processor goes on reading meanwhile.
-const STREAMED_BYTES: usize = 1024;
 
 /// One reduction, ready to fold blocks of its elements.
 #[derive(Clone)]
@@ -149,30 +145,6 @@ impl Fold for Kernel {
                 copy::copy(into.add(start), also.add(start), end - start);
             }
         }
-    }
-
-    unsafe fn fold_streaming(&self, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
-        let (functions, divisor) = match &self.work {
-            // A line that was read is in the cache already.
-            Work::Builtin { functions, divisor } if !inputs.is_empty() && !inputs.contains(&into.cast_const()) => (functions, *divisor),
-            // SAFETY: passed on.
-            _ => return unsafe { self.fold(into, inputs, bytes, last) },
-        };
-        let mut scratch = Scratch::new();
-        let room: *mut u8 = scratch.room::<u8>().as_mut_ptr().cast();
-        // Blocks end where lines end: a line that is written in two parts is slow.
-        let mut end = bytes.min(STREAMED_BYTES - into.addr() % copy::LINE_BYTES);
-        let mut start = 0;
-        while start < bytes {
-            // SAFETY: within what the caller vouches for, and of whole elements, since the destination is aligned to them; the scratch
-            // memory holds as much, and is aligned for every element.
-            unsafe {
-                functions.fold(room, inputs, start..end, (last, divisor));
-                copy::stream(room, into.add(start), end - start);
-            }
-            (start, end) = (end, bytes.min(end + STREAMED_BYTES));
-        }
-        copy::finish();
     }
 }
 

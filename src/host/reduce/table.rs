@@ -18,7 +18,7 @@ pub(super) struct Functions {
     pub(super) partial: FoldFunction,
     /// For the last fold.
     pub(super) last: FoldFunction,
-    /// The bytes that the loops count as one element: not always the element's.
+    /// The bytes that the loops count as one element: a power of two, and not always the element's.
     pub(super) unit_bytes: usize,
 }
 
@@ -30,7 +30,7 @@ impl Functions {
     /// As [`Fold::fold`](crate::host::fold::Fold::fold); `into` is where the first byte of the range goes.
     pub(super) unsafe fn fold(&self, into: *mut u8, pointers: &[*const u8], range: Range<usize>, (last, divisor): (bool, NonZeroU64)) {
         let function = if last { self.last } else { self.partial };
-        let inputs = Inputs { pointers, start: range.start, count: range.len() / self.unit_bytes };
+        let inputs = Inputs { pointers, start: range.start, count: range.len() >> self.unit_bytes.trailing_zeros() };
         // SAFETY: the caller's contract is the function's; the function was chosen for the element type, and its instruction set was
         // found to be there.
         unsafe { function(into, inputs, divisor) }

@@ -136,13 +136,7 @@ impl Group {
         if len > 0 {
             // SAFETY: nobody writes to this block of anybody's source but this rank to its own, in place, where it is an input; the
             // destination is apart otherwise.
-            unsafe {
-                if streams(len) {
-                    fold.fold_streaming(memory.destination, &self.inputs, len, last);
-                } else {
-                    fold.fold(memory.destination, &self.inputs, len, last);
-                }
-            }
+            unsafe { fold.fold(memory.destination, &self.inputs, len, last) };
         }
         self.close_directly(fingerprint, terms)
     }

@@ -15,16 +15,6 @@ use crate::host::copy::copy;
 use crate::host::fold::Fold;
 use crate::host::notice::{Notice, Stop};
 
-/// Folds to where the caller wants it: past the cache where the call `streams`.
-///
-/// # Safety
-///
-/// As [`Fold::fold`].
-unsafe fn fold_out<F: Fold + ?Sized>(fold: &F, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool, streams: bool) {
-    // SAFETY: the caller's word.
-    unsafe { if streams { fold.fold_streaming(into, inputs, bytes, last) } else { fold.fold(into, inputs, bytes, last) } }
-}
-
 // Common to every function below. The caller vouches for its own memory. Areas lie in the mapping, are as long as the cut says
 // and aligned to the element, or to 64 bytes where that is less (tested in `cut` and `lane`); a rank writes its own before it publishes the step, and reads the
 // others' after `meet` and before its next `publish`, which is what `flags` asks for. All ranks have agreed on the element type
@@ -128,7 +118,6 @@ impl Group {
         terms: &Terms<'_>,
     ) -> Result<(), Stop> {
         let fingerprint = self.enter(terms)?;
-        let streams = streams(bytes) && memory.source != memory.destination.cast_const();
         let cut = Cut::folds(bytes, 1, fold.element_bytes(), self.pace.fold);
         for range in cut.pieces() {
             let step = self.next_step();
@@ -143,7 +132,7 @@ impl Group {
             }
             self.set_inputs(step, cut.area, 0, source);
             // SAFETY: see above; this rank's input is its own source, which may be the destination.
-            unsafe { fold_out(fold, memory.destination.add(range.start), &self.inputs, range.len(), last, streams) };
+            unsafe { fold.fold(memory.destination.add(range.start), &self.inputs, range.len(), last) };
         }
         Ok(())
     }
@@ -235,7 +224,6 @@ impl Group {
         }
         let fingerprint = self.enter(terms)?;
         let cut = Cut::folds(blocks.longest(), self.ranks, fold.element_bytes(), self.pace.reduce_scatter);
-        let streams = streams(blocks.len(self.me));
         for range in cut.pieces() {
             // All owners in one step, unless elements are so large that their pieces do not fit a slot together.
             for first in (0..self.ranks).step_by(cut.width) {
@@ -256,7 +244,7 @@ impl Group {
                 let own = memory.source.wrapping_add(blocks.offset(self.me) + start);
                 self.set_inputs(step, cut.area, (self.me - first) * cut.piece, own);
                 // SAFETY: see above; this rank's input is its own source, which may be the destination.
-                unsafe { fold_out(fold, memory.destination.add(start), &self.inputs, len, last, streams) };
+                unsafe { fold.fold(memory.destination.add(start), &self.inputs, len, last) };
             }
         }
         Ok(())

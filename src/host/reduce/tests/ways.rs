@@ -1,4 +1,4 @@
-//! The ways to write a result: to one destination, to two, past the cache; with the bits of the oracle from each.
+//! The ways to write a result: to one destination or to two, with the bits of the oracle from each.
 
 use super::oracle::{expected, random_elements};
 use super::{Buffer, Fold, Kernel, Random, levels, pairs};
@@ -12,7 +12,6 @@ const SHAPES: [(usize, usize); 14] =
 enum Way {
     One,
     Two,
-    Streaming,
 }
 
 /// Folds one way, with every buffer at another distance from a line, and returns the one or two results.
@@ -29,7 +28,6 @@ fn write(kernel: &Kernel, way: Way, inputs: &[&[u8]], alias: Option<usize>, shif
         match way {
             Way::One => kernel.fold(into, &pointers, bytes, true),
             Way::Two => kernel.fold_to_two(into, also.pointer(), &pointers, bytes, true),
-            Way::Streaming => kernel.fold_streaming(into, &pointers, bytes, true),
         }
     }
     for (index, buffer) in buffers.iter_mut().enumerate() {
@@ -52,7 +50,7 @@ fn check(op: ReduceOp, dtype: DType, inputs: &[&[u8]], seed: u64) {
     for level in levels() {
         let kernel = Kernel::builtin(level, op, dtype, world).unwrap();
         for (shift, alias) in [None].into_iter().chain((0..world).map(Some)).enumerate() {
-            for way in [Way::One, Way::Two, Way::Streaming] {
+            for way in [Way::One, Way::Two] {
                 for got in write(&kernel, way, inputs, alias, shift) {
                     let wrong = got.iter().zip(&expected).position(|(got, expected)| got != expected);
                     assert!(
@@ -91,7 +89,6 @@ fn no_inputs_write_nothing_whatever_the_way() {
         // SAFETY: two buffers of 256 bytes.
         unsafe {
             kernel.fold_to_two(into.pointer(), also.pointer(), &[], 256, true);
-            kernel.fold_streaming(into.pointer(), &[], 256, true);
         }
         assert!(into.bytes() == [0x11; 256] && also.bytes() == [0x22; 256], "{op} of {dtype}");
     }
@@ -105,7 +102,7 @@ fn an_op_of_the_callers_own_has_all_ways() {
     let kernel = Kernel::of(&Reduction::from(&op), 2).unwrap();
     let [a, b] = [1, 2].map(|seed| random_elements(&mut Random(seed), DType::U8, 30_000));
     let expected: Vec<u8> = a.iter().zip(&b).map(|(a, b)| a ^ b).collect();
-    for way in [Way::One, Way::Two, Way::Streaming] {
+    for way in [Way::One, Way::Two] {
         for alias in [None, Some(0), Some(1)] {
             assert!(write(&kernel, way, &[&a, &b], alias, 1).iter().all(|got| *got == expected), "{way:?} into {alias:?}");
         }
