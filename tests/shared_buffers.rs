@@ -6,13 +6,15 @@ mod common;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::cases::{Memory, everything_in, movements_in, reductions_in};
 use common::oracle::{Predict, assert_bits, folded, inputs};
 use common::ranks::{Meeting, Wiring, alone_in_a_process, communicators, each, processes, threads};
 
-use collectives::{Communicator, Error, F8E4M3, ReduceOp, Result, SharedBuffer, bf16};
+use collectives::{AbortHandle, Communicator, CustomOp, Error, F8E4M3, ReduceOp, Result, SharedBuffer, bf16};
 
 /// A fixed start of the inputs; every failure prints what it used.
 const SEED: u64 = 0xa110c;
@@ -292,18 +294,23 @@ fn many_buffers_leave_nothing_behind() {
         let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("collectives-buffer").count();
         let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         let meeting = Meeting::new(2);
-        threads(Wiring::Shm, 2, |comm| {
-            let before = descriptors();
+        // Counting opens a descriptor, so one rank counts while the other waits.
+        let count = |comm: &Communicator| {
             meeting.meet();
+            let counted = (comm.rank() == 0).then(|| (mapped(), descriptors()));
+            meeting.meet();
+            counted
+        };
+        threads(Wiring::Shm, 2, |comm| {
+            let before = count(comm);
             let buffers: Vec<_> = (0..100).map(|number| comm.alloc::<u16>(number * 100).unwrap()).collect();
             comm.barrier().unwrap();
-            assert_eq!((mapped(), descriptors()), (2 * 99, before), "each rank maps each that is not empty");
-            meeting.meet();
+            let each = before.map(|(_, open)| (2 * 99, open));
+            assert_eq!(count(comm), each, "each rank maps each that is not empty");
             drop(buffers);
             comm.barrier().unwrap();
             comm.barrier().unwrap();
-            assert_eq!(mapped(), 0);
-            meeting.meet();
+            assert_eq!(count(comm), before);
         });
     });
 }
@@ -326,6 +333,60 @@ fn memory_that_was_dropped_is_free_before_the_next_call() {
             meeting.meet();
             assert!(resident() < 8 << 20, "{} B", resident());
             meeting.meet();
+        });
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_in_the_last_step_leaves_nobody_with_what_it_wrote_since() {
+    let (done, gone) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    let handles = &Mutex::new(None::<AbortHandle>);
+    let wait_for = |flag: &AtomicBool| {
+        while !flag.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    };
+    std::thread::scope(|scope| {
+        let mut ranks = Communicator::local(2).unwrap().into_iter();
+        let (zero, one) = (ranks.next().unwrap(), ranks.next().unwrap());
+        *handles.lock().unwrap() = Some(zero.abort_handle());
+        scope.spawn(move || {
+            let mut source = zero.alloc::<f32>(2 * LARGE).unwrap();
+            source.fill(1.0);
+            let op = CustomOp::new("sum", |into: &mut [f32], from: &[f32]| into.iter_mut().zip(from).for_each(|(a, b)| *a += *b));
+            // It has folded its block and waits for rank 1, which is still reading, when it is aborted.
+            let result = zero.reduce_scatter_into(&source, &mut vec![0.0; LARGE], op);
+            assert!(matches!(result, Err(Error::Aborted { .. })), "{result:?}");
+            source.fill(-5.0);
+            gone.store(true, Ordering::Release);
+        });
+        scope.spawn(move || {
+            let mut source = one.alloc::<f32>(2 * LARGE).unwrap();
+            source.fill(2.0);
+            let mut block = vec![0.0_f32; LARGE];
+            std::thread::scope(|inner| {
+                inner.spawn(move || {
+                    wait_for(done);
+                    handles.lock().unwrap().take().unwrap().abort();
+                });
+                let (tell, hear) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+                let (told, heard) = (Arc::clone(&tell), Arc::clone(&hear));
+                let op = CustomOp::new("sum", move |into: &mut [f32], from: &[f32]| {
+                    tell.store(true, Ordering::Release);
+                    while !hear.load(Ordering::Acquire) {
+                        std::thread::yield_now();
+                    }
+                    into.iter_mut().zip(from).for_each(|(a, b)| *a += *b);
+                });
+                inner.spawn(move || {
+                    wait_for(&told);
+                    done.store(true, Ordering::Release);
+                    wait_for(gone);
+                    heard.store(true, Ordering::Release);
+                });
+                let result = one.reduce_scatter_into(&source, &mut block, op);
+                assert!(matches!(result, Err(Error::Aborted { .. })), "{result:?}");
+            });
         });
     });
 }

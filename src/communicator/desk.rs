@@ -27,7 +27,7 @@ const TURN: Duration = Duration::from_micros(200);
 /// How long the background thread naps where nothing moves.
 const NAP: Duration = Duration::from_millis(1);
 
-/// After so many messages that went the short way, everything else gets a turn.
+/// The how-manieth message does not try the short way, so that everything else gets a turn.
 const DIRECT: u32 = 16;
 
 /// For how long after the end of a communicator peers are heard that want to know of it: a link that they open takes a moment.
@@ -205,6 +205,10 @@ impl Desk {
             Attempt::Begun(ticket) => Some(ticket),
             Attempt::Wait => None,
         };
+        // Before anything is posted: what ends here may drop a caller's buffer, and that may panic.
+        if begun.is_none() && inner.direct >= DIRECT {
+            self.advance(&mut inner);
+        }
         let deadline = Deadline::after(limit);
         let ticket = match begun {
             Some(ticket) => Ok(ticket),
@@ -212,9 +216,6 @@ impl Desk {
             None => unsafe { Self::post(&mut inner, terms, place, &deadline) },
         };
         let ticket = ticket.map_err(|stop| self.stopped(&stop, terms, sending, &deadline))?;
-        if inner.direct >= DIRECT {
-            self.advance(&mut inner);
-        }
         let mut cancel = Cancel { desk: self, posted: [Posted { ticket, terms: *terms, sending, received: None }] };
         self.wait_all(inner, &mut cancel.posted, &deadline)?;
         let received = cancel.posted[0].received;
@@ -227,8 +228,9 @@ impl Desk {
     ///
     /// As [`Desk::post`].
     unsafe fn attempt(inner: &mut Inner, terms: &Terms, place: Place) -> Attempt {
+        let may = inner.may_go_direct();
         let Terms { peer: Some(peer), tag, element, .. } = *terms else { return Attempt::Wait };
-        if !inner.may_go_direct() {
+        if !may {
             return Attempt::Wait;
         }
         match place {

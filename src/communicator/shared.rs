@@ -18,8 +18,8 @@ use crate::host::shm::{Size, Storage, Undelivered};
 
 /// A buffer that [`Communicator::alloc`] has handed out: a slice of `T` that any call takes, whole or in part.
 ///
-/// It belongs to this rank alone, as a vector does, and can be sent to other threads and outlive its communicator. Other ranks reach
-/// into it only inside collectives that this rank calls with it. After one that failed it holds anything.
+/// It belongs to this rank alone, as a vector does, and can be sent to other threads and outlive its communicator. Other ranks read
+/// it, inside collectives that this rank calls with it, and nobody else ever writes to it. After a call that failed it holds anything.
 pub struct SharedBuffer<T> {
     /// Of `len` elements.
     base: NonNull<T>,
@@ -48,7 +48,7 @@ impl<T: Data> Deref for SharedBuffer<T> {
     fn deref(&self) -> &[T] {
         // SAFETY: - as many elements as the storage was asked for, aligned to them, mapped as long as this lives;
         // - initialised: zeros at first, which are a value of any `Data`, and of every element type;
-        // - nobody writes while this is borrowed: this process reaches it through this value alone, peers inside calls that borrow it
+        // - nobody writes while this is borrowed: this process does so through this value alone, and peers read, never write
         //   (trusted of them: they run this crate).
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }

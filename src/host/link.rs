@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 /// A reliable, ordered stream of bytes in each direction between this rank and one peer.
 ///
-/// Both calls return `WouldBlock` where nothing can move now. Any other error means that the peer is gone:
+/// Every call returns `WouldBlock` where nothing can move now. Any other error means that the peer is gone:
 /// `UnexpectedEof` where it closed its end, `ConnectionReset` or `BrokenPipe` where it died.
 pub(crate) trait ByteLink {
     /// Writes what fits of `parts`, in order, and says how many bytes that was (never `Ok(0)`, unless all parts are empty).

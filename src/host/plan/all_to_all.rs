@@ -35,18 +35,21 @@ pub(crate) fn all_to_all(n: usize, me: usize, sends: Blocks<'_>, receives: Block
         swap(&mut plan, partners, &sends, segment);
         return plan.finish();
     }
-    // Only the two ends of a transfer know its length. Who expects another one finds out in the agreement, and must not have sent what
-    // the other end would be content with.
+    // Only the two ends of a transfer know its length. Where their agreement goes over the same link, who expects another one finds out
+    // in it, and must not have sent what the other end would be content with.
     let checked = plan.agreement().filter(|_| is_variable);
     let (mut sent, mut received) = ([None; IN_FLIGHT], [None; IN_FLIGHT]);
     for (turn, partner) in partners.enumerate() {
         let (outgoing, incoming) = (sends[partner], receives[partner]);
         let flight = turn % IN_FLIGHT;
-        if outgoing.len > 0 {
-            sent[flight] = Some(plan.send(partner, outgoing.of(Space::Source), &[sent[flight], checked]));
+        // As a partner that does it in place cuts them.
+        let pieces = |block: Part| if is_variable { usize::from(block.len > 0) } else { pieces(block, segment) };
+        let (before_sends, before_receives) = (sent[flight], received[flight]);
+        for part in (0..pieces(outgoing)).map(|index| outgoing.piece(pieces(outgoing), index, 1)) {
+            sent[flight] = Some(plan.send(partner, part.of(Space::Source), &[before_sends, checked]));
         }
-        if incoming.len > 0 {
-            received[flight] = Some(plan.receive(partner, incoming.of(Space::Destination), &[received[flight]]));
+        for part in (0..pieces(incoming)).map(|index| incoming.piece(pieces(incoming), index, 1)) {
+            received[flight] = Some(plan.receive(partner, part.of(Space::Destination), &[before_receives]));
         }
     }
     if sends[me].len > 0 {
@@ -80,6 +83,11 @@ fn carried(me: usize, partners: impl Iterator<Item = usize>, sends: &[Part], rec
     plan.finish()
 }
 
+/// How many messages an equal block takes: the same in place and not, since ranks may differ in that.
+fn pieces(block: Part, segment: usize) -> usize {
+    if block.len == 0 { 0 } else { block.segments(segment.max(1), 1) }
+}
+
 /// Exchanges blocks with each partner in turn: a segment is copied aside, and goes out while the partner's comes in.
 fn swap(plan: &mut Builder, partners: impl Iterator<Item = usize>, blocks: &[Part], segment: usize) {
     let segment = segment.max(1);
@@ -88,7 +96,7 @@ fn swap(plan: &mut Builder, partners: impl Iterator<Item = usize>, blocks: &[Par
     let mut turn = 0;
     for partner in partners {
         let block = blocks[partner];
-        let pieces = if block.len == 0 { 0 } else { block.segments(segment, 1) };
+        let pieces = pieces(block, segment);
         for part in (0..pieces).map(|index| block.piece(pieces, index, 1)) {
             let (aside, free) = *asides[turn % IN_FLIGHT].get_or_insert_with(|| (plan.scratch(largest.min(segment), 1), None));
             let aside = super::Span { len: part.len, ..aside };

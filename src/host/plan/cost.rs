@@ -86,7 +86,7 @@ impl CostTable {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Question {
     pub(crate) kind: Kind,
-    /// The whole vector; for `all_gather` and `reduce_scatter`, all blocks together. The kinds with one candidate ignore it.
+    /// The whole vector; for `all_gather` and `reduce_scatter`, all blocks together. The choice ignores it for kinds with one candidate.
     pub(crate) bytes: usize,
     pub(crate) element_bytes: usize,
     pub(crate) n: usize,

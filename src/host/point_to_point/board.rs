@@ -147,6 +147,11 @@ impl Board {
         self.matching.is_clear(source).then(|| self.accounts[source].link)
     }
 
+    /// The link that messages of `source` come on, as far as is known.
+    pub(super) fn link_of(&self, source: usize) -> usize {
+        self.accounts[source].link
+    }
+
     /// Whether the peer is to be told of messages taken.
     #[inline]
     pub(super) fn owes(&self, peer: usize) -> bool {

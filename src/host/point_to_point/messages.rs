@@ -120,6 +120,9 @@ impl<C: Connector> Messages<C> {
             }
             self.write(link);
         }
+        if !self.waits_for_message(receive) {
+            self.tell_credit(from);
+        }
         // A message that was there already counts even if its sender is gone by now.
         if self.waits_for_message(receive)
             && let Err(stop) = self.watch(from, deadline)
@@ -128,6 +131,15 @@ impl<C: Connector> Messages<C> {
             return Err(stop);
         }
         Ok(ticket)
+    }
+
+    /// Tells whom messages were taken from, where it is worth a frame: they may wait for it, and nothing else need be said soon.
+    fn tell_credit(&mut self, from: Option<usize>) {
+        for peer in from.map_or(0..self.peers.len(), |peer| peer..peer + 1) {
+            if self.board.owes(peer) {
+                self.write(self.board.link_of(peer));
+            }
+        }
     }
 
     /// Whether this is a receive that has met no message yet.

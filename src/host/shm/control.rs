@@ -1,6 +1,6 @@
 //! The small shared words of a region: who is there, who sleeps, and why it ended.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::thread::CpuSet;
 
@@ -73,6 +73,8 @@ pub(super) struct Member {
     departed: AtomicU32,
     pid: AtomicU32,
     locked: AtomicU32,
+    /// The step that it gave up waiting at though it had published it; 0 for none.
+    left_at: AtomicU64,
     /// How many processors the system lets it keep busy, by quota or affinity.
     available: AtomicU32,
     /// The processors that it may run on; all zero where that is not known.
@@ -95,6 +97,17 @@ impl Member {
     /// Says that the rank has left of its own will.
     pub(super) fn depart(&self) {
         self.departed.store(1, Ordering::Release);
+    }
+
+    /// Says that the rank leaves a call in whose last step it has nothing more to publish, before its caller goes on.
+    pub(super) fn leave_at(&self, step: u64) {
+        self.left_at.store(step, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether it has left a call in this step, which ended the group.
+    pub(super) fn has_left_at(&self, step: u64) -> bool {
+        self.left_at.load(Ordering::Relaxed) == step
     }
 
     /// Whether the rank has left of its own will.

@@ -54,7 +54,7 @@ const LEAST_STEP_BYTES: usize = 16 << 10;
 const SMALL_BLOCK_BYTES: usize = 128 << 10;
 
 impl Pace {
-    /// For the broadcast of so many bytes: four steps at least, so that copying in and out overlap.
+    /// For the broadcast of so many bytes: about four steps where that is enough for each, so that copying in and out overlap.
     pub(super) fn broadcast(&self, bytes: usize) -> usize {
         if self.is_crowded { self.broadcast } else { (bytes / 4).clamp(LEAST_STEP_BYTES, self.broadcast) }
     }

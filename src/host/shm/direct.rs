@@ -1,24 +1,25 @@
-//! Large collectives on windows: ranks read and write each other's buffers where they lie, and copy nothing into slots.
+//! Large collectives on windows: ranks read each other's buffers where they lie, and copy nothing into slots.
 //!
 //! Once a group has had a window, every large call begins with a step in which each rank offers its buffers: which windows they lie in,
 //! and where. The call is done directly if all buffers that are needed lie in one window each, which every rank then has mapped, since
 //! it offers a part of it. Otherwise it goes on as any other. A last step says that everybody is done with everybody's buffers.
 
-#![expect(unsafe_code, reason = "reads and writes the buffers of peers")]
+#![expect(unsafe_code, reason = "reads the buffers of peers")]
 
-use super::cut::{Shares, streams};
+use std::sync::atomic::{Ordering, fence};
+
+use super::cut::{Cut, Shares, streams};
 use super::group::Group;
 use super::lane::{Area, Fingerprint};
 use super::layout::HEAD_BYTES;
 use super::moves::{Blocks, Memory, deliver};
 use super::steps::Terms;
 use super::window::Place;
-use crate::host::copy::{copy, copy_streaming};
 use crate::host::fold::Fold;
 use crate::host::notice::{Notice, Stop};
 
-/// How much of a share is folded before it goes to the other ranks: what stays in the first-level cache.
-const BLOCK_BYTES: usize = 16 << 10;
+/// How much is copied or folded before a rank looks whether the communicator has ended.
+const TURN_BYTES: usize = 1 << 20;
 
 /// What a rank says of its source and its destination: the windows they lie in, 0 for none, and where.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -59,12 +60,14 @@ struct Lengths {
     destination: usize,
 }
 
-// Common to every function below. The caller vouches for its own memory. A peer's buffer is one that the peer has offered for this very
-// call (all have published the same fingerprint), so that it is borrowed there until the call ends, which it does not before this rank
-// has published the last step. Who writes what is said at each.
+// Common to every function below. The caller vouches for its own memory, which is reached by the caller's own pointers. A peer's buffer is
+// one that the peer has offered for this very call (all have published the same fingerprint), and it is only read: nobody writes to
+// another's. What a rank reads there was written before the step in which it was offered, or before a later one that this rank has met.
+// A peer whose call fails gets its buffer back while this rank may be reading it; what is read then is of no consequence, since this
+// rank's call fails too: either the peer has not published the last step, or it says there that it has left.
 impl Group {
-    /// As [`Group::all_reduce`]: each rank folds its share of all sources, and writes it to all destinations. `None` where the buffers
-    /// are not all offered.
+    /// As [`Group::all_reduce`]: of each piece a rank folds its share of all sources, and copies the other shares from whoever has folded
+    /// them. `None` where the buffers are not all offered.
     ///
     /// # Safety
     ///
@@ -84,25 +87,29 @@ impl Group {
         if !self.all_offer(Side::Source) || !self.all_offer(Side::Destination) {
             return Ok(None);
         }
-        let (ranks, me) = (self.ranks, self.me);
-        let mine = Shares::new(bytes, ranks, fold.element_bytes()).of(me);
-        let block = (BLOCK_BYTES / fold.element_bytes()).max(1) * fold.element_bytes();
-        // One that is also a source is in the cache when it is written.
         let streams = streams(bytes) && memory.source != memory.destination.cast_const();
-        for start in mine.clone().step_by(block) {
-            let len = block.min(mine.end - start);
-            for rank in 0..ranks {
-                self.inputs[rank] = self.reach(rank, Side::Source, start, len, terms)?;
+        for range in Cut::folds(bytes, 1, fold.element_bytes(), self.pace.fold).pieces() {
+            self.go_on(terms)?;
+            let shares = Shares::new(range.len(), self.ranks, fold.element_bytes());
+            let mine = shares.of(self.me);
+            self.reach_all(range.start + mine.start, mine.len(), memory.source, terms)?;
+            if !mine.is_empty() {
+                let into = memory.destination.wrapping_add(range.start + mine.start);
+                // SAFETY: nobody writes to this share of any source but this rank to its own, in place, where it is an input; the
+                // destination is apart otherwise. Its other readers wait for the next step.
+                unsafe { fold.fold(into, &self.inputs, mine.len(), last) };
             }
-            // The first result is made where it stays in the cache, for the copies to the others.
-            let made = if streams { self.area(self.me, self.step, Area::Slot) } else { memory.destination.wrapping_add(start) };
-            // SAFETY: this rank alone reads or writes this share of anybody's buffers; made is the own destination, which is the own
-            // source or apart from all, or the own slot, of which nobody reads in this call.
-            unsafe { fold.fold(made, &self.inputs, len, last) };
-            for rank in (0..ranks).filter(|rank| streams || *rank != me) {
-                let to = self.reach(rank, Side::Destination, start, len, terms)?;
-                // SAFETY: as above.
-                unsafe { if streams { copy_streaming(made, to, len) } else { copy(made, to, len) } };
+            let step = self.next_step();
+            self.meet(step, fingerprint, terms)?;
+            for rank in 0..self.ranks {
+                let share = shares.of(rank);
+                let start = range.start + share.start;
+                let from = self.reach(rank, Side::Destination, start, share.len(), terms)?;
+                if rank != self.me {
+                    // SAFETY: its owner has folded this share, and writes to it no more; here, whoever folds it has read the source, which
+                    // may be the same memory.
+                    unsafe { deliver(from, memory.destination.wrapping_add(start), share.len(), streams) };
+                }
             }
         }
         self.close_directly(fingerprint, terms)
@@ -130,13 +137,12 @@ impl Group {
             return Ok(None);
         }
         let (offset, len) = (blocks.offset(self.me), blocks.len(self.me));
-        for rank in 0..self.ranks {
-            self.inputs[rank] = self.reach(rank, Side::Source, offset, len, terms)?;
-        }
-        if len > 0 {
-            // SAFETY: nobody writes to this block of anybody's source but this rank to its own, in place, where it is an input; the
-            // destination is apart otherwise.
-            unsafe { fold.fold(memory.destination, &self.inputs, len, last) };
+        for range in Cut::folds(len, 1, fold.element_bytes(), TURN_BYTES).pieces().filter(|range| !range.is_empty()) {
+            self.go_on(terms)?;
+            self.reach_all(offset + range.start, range.len(), memory.source, terms)?;
+            // SAFETY: nobody writes to this block of any source but this rank to its own, in place, where it is an input; the destination
+            // is apart otherwise.
+            unsafe { fold.fold(memory.destination.wrapping_add(range.start), &self.inputs, range.len(), last) };
         }
         self.close_directly(fingerprint, terms)
     }
@@ -165,7 +171,7 @@ impl Group {
         let from = self.reach(root, Side::Source, 0, bytes, terms)?;
         let from = if self.me == root { memory.source } else { from.cast_const() };
         // SAFETY: nobody writes to the root's source; the destination is this rank's own.
-        unsafe { deliver(from, memory.destination, bytes, streams(bytes)) };
+        unsafe { self.pull(from, memory.destination, bytes, streams(bytes), terms)? };
         self.close_directly(fingerprint, terms)
     }
 
@@ -189,7 +195,7 @@ impl Group {
             let theirs = self.reach(rank, Side::Source, 0, blocks.len(rank), terms)?;
             let from = if own { memory.source } else { theirs.cast_const() };
             // SAFETY: nobody writes to a source; the destination is this rank's own, where its own block may be the source.
-            unsafe { deliver(from, memory.destination.wrapping_add(blocks.offset(rank)), blocks.len(rank), streams) };
+            unsafe { self.pull(from, memory.destination.wrapping_add(blocks.offset(rank)), blocks.len(rank), streams, terms)? };
         }
         self.close_directly(fingerprint, terms)
     }
@@ -214,7 +220,7 @@ impl Group {
         for rank in (0..ranks).map(|distance| (me + distance) % ranks) {
             let theirs = self.reach(rank, Side::Source, bytes * self.me, bytes, terms)?;
             // SAFETY: nobody writes to a source; the destination is this rank's own and apart.
-            unsafe { deliver(theirs, memory.destination.wrapping_add(bytes * rank), bytes, streams) };
+            unsafe { self.pull(theirs, memory.destination.wrapping_add(bytes * rank), bytes, streams, terms)? };
         }
         self.close_directly(fingerprint, terms)
     }
@@ -242,6 +248,37 @@ impl Group {
         window != 0 && self.offers.iter().all(|offer| offer.window(side) == window)
     }
 
+    /// Copies what may be so long that something else ends the communicator meanwhile.
+    ///
+    /// # Safety
+    ///
+    /// As [`deliver`].
+    unsafe fn pull(&mut self, from: *const u8, to: *mut u8, bytes: usize, streams: bool, terms: &Terms<'_>) -> Result<(), Stop> {
+        for start in (0..bytes).step_by(TURN_BYTES) {
+            self.go_on(terms)?;
+            // SAFETY: a part of what the caller vouches for.
+            unsafe { deliver(from.wrapping_add(start), to.wrapping_add(start), TURN_BYTES.min(bytes - start), streams) };
+        }
+        Ok(())
+    }
+
+    /// Ends the call where the communicator has ended meanwhile.
+    fn go_on(&mut self, terms: &Terms<'_>) -> Result<(), Stop> {
+        match terms.health.notice().copied().or_else(|| self.region.notice()) {
+            None => Ok(()),
+            Some(notice) => Err(self.fail(notice.into(), terms.call.fingerprint(), terms)),
+        }
+    }
+
+    /// The inputs of a fold: this part of every source, the own one by the caller's pointer.
+    fn reach_all(&mut self, start: usize, bytes: usize, own: *const u8, terms: &Terms<'_>) -> Result<(), Stop> {
+        for rank in 0..self.ranks {
+            self.inputs[rank] = self.reach(rank, Side::Source, start, bytes, terms)?;
+        }
+        self.inputs[self.me] = own.wrapping_add(start);
+        Ok(())
+    }
+
     /// Where a part of a rank's buffer lies here. A place that does not fit ends the group: the peer's memory is broken.
     fn reach(&mut self, rank: usize, side: Side, start: usize, bytes: usize, terms: &Terms<'_>) -> Result<*mut u8, Stop> {
         let Offer { windows, offsets } = self.offers[rank];
@@ -253,9 +290,22 @@ impl Group {
         }
     }
 
-    /// The last step: everyone is done with everyone's buffers.
+    /// The last step: everyone is done with everyone's buffers. A rank that gives up waiting there says so before it returns, since its
+    /// buffer is its caller's again while others may still be reading it: they look for it after the step.
     fn close_directly(&mut self, fingerprint: Fingerprint, terms: &Terms<'_>) -> Result<Option<()>, Stop> {
         let step = self.next_step();
-        self.meet(step, fingerprint, terms).map(Some)
+        if let Err(stop) = self.meet(step, fingerprint, terms) {
+            self.region.member(self.me).leave_at(step);
+            return Err(stop);
+        }
+        // What was read of a buffer before this comes before the look, and a peer's word before whatever its caller writes.
+        fence(Ordering::Acquire);
+        match (0..self.ranks).find(|rank| self.region.member(*rank).has_left_at(step)) {
+            None => Ok(Some(())),
+            Some(rank) => {
+                let notice = self.region.notice().unwrap_or(Notice::Failed { rank: self.globals[rank] });
+                Err(self.fail(notice.into(), fingerprint, terms))
+            }
+        }
     }
 }

@@ -103,7 +103,7 @@ impl End {
             let mut rest = &part[..];
             while !rest.is_empty() {
                 let chunk = rest.len().min(most);
-                let chunk = chunk.min(self.room(waiting + chunk)? - waiting);
+                let chunk = chunk.min(self.room(waiting + chunk)?.saturating_sub(waiting));
                 if chunk == 0 {
                     break 'full;
                 }

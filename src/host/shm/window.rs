@@ -75,7 +75,8 @@ pub(crate) struct Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // Nobody uses it: peers reach into a segment only during calls that its owner makes with it.
+        // Nobody needs it: peers read a segment only during calls that its owner makes with it, and what one reads that has not heard
+        // of the end of such a call is thrown away.
         self.window.pages.give_back(self.window.me * self.window.stride, used(self.window.bytes));
     }
 }
