@@ -73,14 +73,14 @@ fn pointers<T>(first: Option<*mut u8>, others: &[&[T]], bytes: usize) -> ([*cons
     (pointers, count)
 }
 
-/// See [`copy::copy`].
+/// A copy to a destination that is read again soon.
 pub fn copy(from: &[u8], to: &mut [u8]) {
     assert_eq!(from.len(), to.len(), "one length");
     // SAFETY: two borrowed slices of one length.
     unsafe { copy::copy(from.as_ptr(), to.as_mut_ptr(), from.len()) }
 }
 
-/// See [`copy::copy_streaming`].
+/// A copy past the cache.
 pub fn copy_streaming(from: &[u8], to: &mut [u8]) {
     assert_eq!(from.len(), to.len(), "one length");
     // SAFETY: two borrowed slices of one length.

@@ -60,7 +60,7 @@ macro_rules! convert {
 convert!(Avx2, 8, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_storeu_ps, _mm_loadu_si128, _mm_storeu_si128);
 convert!(Avx512, 16, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_storeu_ps, _mm256_loadu_si256, _mm256_storeu_si256);
 
-/// [`super::block::fold`] of [`Half`](super::lane::Half), bit for bit.
+/// [`super::block::fold`] of [`Half`], bit for bit.
 ///
 /// # Safety
 ///
