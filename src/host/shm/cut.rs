@@ -8,7 +8,8 @@ use super::lane::Area;
 /// of two.
 const SHARES_FROM_BYTES: usize = 32 << 10;
 
-/// From how many bytes on a result goes past the cache, where it would not stay there anyway.
+/// From how many bytes on a result goes past the cache, where it would not stay there anyway. (Not that of a broadcast: nobody folds or
+/// copies anything else beside it, and it was faster without.)
 const STREAM_FROM_BYTES: usize = 4 << 20;
 
 /// How much goes into one step of a large call, by the collective: the same on every rank. Small steps let one rank copy in while

@@ -171,7 +171,7 @@ impl Group {
         let from = self.reach(root, Side::Source, 0, bytes, terms)?;
         let from = if self.me == root { memory.source } else { from.cast_const() };
         // SAFETY: nobody writes to the root's source; the destination is this rank's own.
-        unsafe { self.pull(from, memory.destination, bytes, streams(bytes), terms)? };
+        unsafe { self.pull(from, memory.destination, bytes, false, terms)? };
         self.close_directly(fingerprint, terms)
     }
 

@@ -103,7 +103,6 @@ impl Group {
             return Ok(());
         }
         let fingerprint = self.enter(terms)?;
-        let streams = streams(bytes);
         let cut = Cut::moves(bytes, 1, self.pace.broadcast(bytes));
         for range in cut.pieces() {
             let step = self.next_step();
@@ -116,13 +115,13 @@ impl Group {
             let keep = |me| {
                 if me == root {
                     // SAFETY: the caller's source and destination, which may be the same.
-                    unsafe { deliver(memory.source.wrapping_add(range.start), destination, range.len(), streams) };
+                    unsafe { copy(memory.source.wrapping_add(range.start), destination, range.len()) };
                 }
             };
             self.meet_meanwhile(step, fingerprint, terms, range.start > 0, keep)?;
             if self.me != root {
                 // SAFETY: the caller's destination, the root's published area.
-                unsafe { deliver(area, destination, range.len(), streams) };
+                unsafe { copy(area, destination, range.len()) };
             }
         }
         Ok(())
