@@ -15,6 +15,9 @@ use crate::host::copy::copy;
 use crate::host::fold::Fold;
 use crate::host::notice::{Notice, Stop};
 
+/// From how many bytes on windows are looked for. Below, slots that are in the cache already are faster: 2.4 against 3.4 µs at 64 KiB.
+const DIRECT_FROM_BYTES: usize = 256 << 10;
+
 // Common to every function below. The caller vouches for its own memory. Areas lie in the mapping, are as long as the cut says
 // and aligned to the element, or to 64 bytes where that is less (tested in `cut` and `lane`); a rank writes its own before it publishes the step, and reads the
 // others' after `meet` and before its next `publish`, which is what `flags` asks for. All ranks have agreed on the element type
@@ -89,6 +92,7 @@ impl Group {
     ) -> Result<(), Stop> {
         self.check_element(fold.element_bytes(), terms)?;
         if root.is_none()
+            && bytes >= DIRECT_FROM_BYTES
             // SAFETY: the caller's word.
             && let Some(()) = unsafe { self.all_reduce_directly(memory, bytes, fold, last, terms)? }
         {
