@@ -206,7 +206,7 @@ impl Desk {
             Attempt::Wait => None,
         };
         // Before anything is posted: what ends here may drop a caller's buffer, and that may panic.
-        if begun.is_none() && inner.direct >= DIRECT {
+        if begun.is_none() && (inner.direct >= DIRECT || !inner.outstanding.is_empty()) {
             self.advance(&mut inner);
         }
         let deadline = Deadline::after(limit);

@@ -113,6 +113,13 @@ impl Board {
         Some(Frame::Credit { cost: std::mem::take(&mut account.owed) as u64 })
     }
 
+    /// What a peer is to be told of messages taken, however few they are, and on which link.
+    pub(super) fn take_any_owed(&mut self, peer: usize) -> Option<(usize, Frame)> {
+        let account = &mut self.accounts[peer];
+        let cost = std::mem::take(&mut account.owed) as u64;
+        (cost > 0).then_some((account.link, Frame::Credit { cost }))
+    }
+
     /// A buffer of this length with anything in it.
     fn buffer(&mut self, bytes: usize) -> Vec<u8> {
         let mut buffer = self.spare.pop().unwrap_or_default();

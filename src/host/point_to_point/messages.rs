@@ -142,6 +142,17 @@ impl<C: Connector> Messages<C> {
         }
     }
 
+    /// Tells everyone of whatever was taken from them: a peer may have used up what it may send, and this rank is about to sleep.
+    pub(super) fn tell_all_credit(&mut self) {
+        for peer in 0..self.peers.len() {
+            let Some((link, frame)) = self.board.take_any_owed(peer) else { continue };
+            if let Some(channel) = self.channels.get_mut(link).and_then(Option::as_mut) {
+                channel.outgoing.answer(frame);
+                self.write(link);
+            }
+        }
+    }
+
     /// Whether this is a receive that has met no message yet.
     fn waits_for_message(&mut self, request: u32) -> bool {
         self.board.requests.receive(request).is_some_and(|receiving| receiving.phase == ReceivePhase::Posted)

@@ -103,6 +103,9 @@ impl<C: Connector> Messages<C> {
                 return true;
             }
             let rest = self.patience.next();
+            if matches!(rest, Rest::Sleep(_)) {
+                self.tell_all_credit();
+            }
             self.rest(rest, budget);
             if matches!(rest, Rest::Sleep(_)) {
                 return self.progress();
