@@ -121,7 +121,7 @@ impl Communicator {
     /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` at `advise`).
     ///
     /// Dropping the buffer is this rank's own affair: its memory is free again at once, and its address space with the next collective
-    /// of this communicator. The others' buffers stay as they are; collectives on them then simply copy.
+    /// of this communicator. The others' buffers stay as they are; collectives on them then go through memory of the communicator's.
     ///
     /// # Errors
     ///

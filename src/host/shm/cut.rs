@@ -12,6 +12,11 @@ const SHARES_FROM_BYTES: usize = 32 << 10;
 /// copies anything else beside it, and it was faster without.)
 const STREAM_FROM_BYTES: usize = 4 << 20;
 
+/// The least of a step where one rank copies in while another copies out: below, a step costs more than its bytes.
+const LEAST_STEP_BYTES: usize = 16 << 10;
+/// Blocks up to this are gathered in the least steps, whose slots stay in the first-level cache.
+const SMALL_BLOCK_BYTES: usize = 128 << 10;
+
 /// How much goes into one step of a large call, by the collective: the same on every rank. Small steps let one rank copy in while
 /// others copy out, and keep their bytes in the nearest caches. Where ranks share processors a step costs a turn of everybody,
 /// which is dearer than either.
@@ -47,14 +52,7 @@ impl Pace {
             reduce_scatter: most(512 << 10),
         }
     }
-}
 
-/// The least of a step where one rank copies in while another copies out: below, a step costs more than its bytes.
-const LEAST_STEP_BYTES: usize = 16 << 10;
-/// Blocks up to this are gathered in the least steps, whose slots stay in the first-level cache.
-const SMALL_BLOCK_BYTES: usize = 128 << 10;
-
-impl Pace {
     /// For the broadcast of so many bytes: about four steps where that is enough for each, so that copying in and out overlap.
     pub(super) fn broadcast(&self, bytes: usize) -> usize {
         if self.is_crowded { self.broadcast } else { (bytes / 4).clamp(LEAST_STEP_BYTES, self.broadcast) }

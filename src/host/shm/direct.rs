@@ -80,13 +80,7 @@ impl Group {
         last: bool,
         terms: &Terms<'_>,
     ) -> Result<Option<()>, Stop> {
-        if !self.has_had_windows() {
-            return Ok(None);
-        }
-        let fingerprint = self.offer(memory, Lengths { source: bytes, destination: bytes }, terms)?;
-        if !self.all_offer(Side::Source) || !self.all_offer(Side::Destination) {
-            return Ok(None);
-        }
+        let Some(fingerprint) = self.offer(memory, Lengths { source: bytes, destination: bytes }, terms)? else { return Ok(None) };
         let streams = streams(bytes) && memory.source != memory.destination.cast_const();
         for range in Cut::folds(bytes, 1, fold.element_bytes(), self.pace.fold).pieces() {
             self.go_on(terms)?;
@@ -128,14 +122,8 @@ impl Group {
         last: bool,
         terms: &Terms<'_>,
     ) -> Result<Option<()>, Stop> {
-        if !self.has_had_windows() {
-            return Ok(None);
-        }
         let whole = (0..self.ranks).map(|rank| blocks.offset(rank) + blocks.len(rank)).max().unwrap_or(0);
-        let fingerprint = self.offer(memory, Lengths { source: whole, destination: 0 }, terms)?;
-        if !self.all_offer(Side::Source) {
-            return Ok(None);
-        }
+        let Some(fingerprint) = self.offer(memory, Lengths { source: whole, destination: 0 }, terms)? else { return Ok(None) };
         let (offset, len) = (blocks.offset(self.me), blocks.len(self.me));
         for range in Cut::folds(len, 1, fold.element_bytes(), TURN_BYTES).pieces().filter(|range| !range.is_empty()) {
             self.go_on(terms)?;
@@ -160,14 +148,10 @@ impl Group {
         root: usize,
         terms: &Terms<'_>,
     ) -> Result<Option<()>, Stop> {
-        if !self.has_had_windows() {
-            return Ok(None);
-        }
         let source = if self.me == root { memory.source } else { memory.destination.cast_const() };
-        let fingerprint = self.offer(Memory { source, ..memory }, Lengths { source: bytes, destination: 0 }, terms)?;
-        if !self.all_offer(Side::Source) {
+        let Some(fingerprint) = self.offer(Memory { source, ..memory }, Lengths { source: bytes, destination: 0 }, terms)? else {
             return Ok(None);
-        }
+        };
         let from = self.reach(root, Side::Source, 0, bytes, terms)?;
         let from = if self.me == root { memory.source } else { from.cast_const() };
         // SAFETY: nobody writes to the root's source; the destination is this rank's own.
@@ -181,13 +165,9 @@ impl Group {
     ///
     /// As for [`Group::all_gather`].
     pub(super) unsafe fn all_gather_directly(&mut self, memory: Memory, blocks: Blocks<'_>, terms: &Terms<'_>) -> Result<Option<()>, Stop> {
-        if !self.has_had_windows() {
+        let Some(fingerprint) = self.offer(memory, Lengths { source: blocks.len(self.me), destination: 0 }, terms)? else {
             return Ok(None);
-        }
-        let fingerprint = self.offer(memory, Lengths { source: blocks.len(self.me), destination: 0 }, terms)?;
-        if !self.all_offer(Side::Source) {
-            return Ok(None);
-        }
+        };
         let streams = streams(blocks.longest().saturating_mul(self.ranks));
         let (ranks, me) = (self.ranks, self.me);
         for rank in (0..ranks).map(|distance| (me + distance) % ranks) {
@@ -206,15 +186,9 @@ impl Group {
     ///
     /// As for [`Group::all_to_all`].
     pub(super) unsafe fn all_to_all_directly(&mut self, memory: Memory, bytes: usize, terms: &Terms<'_>) -> Result<Option<()>, Stop> {
-        if !self.has_had_windows() {
-            return Ok(None);
-        }
         // In place a block would be overwritten before its reader has come.
         let offered = if memory.source == memory.destination.cast_const() { 0 } else { bytes * self.ranks };
-        let fingerprint = self.offer(memory, Lengths { source: offered, destination: 0 }, terms)?;
-        if !self.all_offer(Side::Source) {
-            return Ok(None);
-        }
+        let Some(fingerprint) = self.offer(memory, Lengths { source: offered, destination: 0 }, terms)? else { return Ok(None) };
         let streams = streams(bytes.saturating_mul(self.ranks));
         let (ranks, me) = (self.ranks, self.me);
         for rank in (0..ranks).map(|distance| (me + distance) % ranks) {
@@ -225,8 +199,12 @@ impl Group {
         self.close_directly(fingerprint, terms)
     }
 
-    /// The first step: says where this rank's buffers lie, and hears where the others' do.
-    fn offer(&mut self, memory: Memory, lengths: Lengths, terms: &Terms<'_>) -> Result<Fingerprint, Stop> {
+    /// The first step: says where this rank's buffers lie, and hears where the others' do. `None` where those that the call needs do not
+    /// all lie in one window, which every rank finds alike: a source, and a destination where there is a length.
+    fn offer(&mut self, memory: Memory, lengths: Lengths, terms: &Terms<'_>) -> Result<Option<Fingerprint>, Stop> {
+        if !self.has_had_windows() {
+            return Ok(None);
+        }
         let place = |group: &Self, address, bytes| if bytes == 0 { None } else { group.find_window(address, bytes) };
         let source = place(self, memory.source, lengths.source);
         let offer = Offer::new(source, place(self, memory.destination, lengths.destination));
@@ -239,7 +217,8 @@ impl Group {
             // SAFETY: all have published this step of the same call, hence an offer, valid for any bytes.
             self.offers[rank] = unsafe { self.area(rank, step, Area::Head).cast::<Offer>().read() };
         }
-        Ok(fingerprint)
+        let is_direct = self.all_offer(Side::Source) && (lengths.destination == 0 || self.all_offer(Side::Destination));
+        Ok(is_direct.then_some(fingerprint))
     }
 
     /// Whether this buffer of every rank lies in the same window. Every rank comes to the same answer.
