@@ -13,8 +13,8 @@ use collectives::{Communicator, Error, Received, ReduceOp};
 
 const SEED: u64 = 0x3e55;
 
-/// What is sent at once, and what waits for its receive: on both sides of 16 KiB; and much.
-const SIZES: [usize; 8] = [0, 1, 1000, (16 << 10) - 1, 16 << 10, (16 << 10) + 1, 100_003, (3 << 20) + 1];
+/// What is sent at once, and what waits for its receive: on both sides of 64 KiB; and much.
+const SIZES: [usize; 8] = [0, 1, 1000, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 100_003, (3 << 20) + 1];
 
 /// A message's bytes, other ones for each pair and number.
 fn bytes(from: usize, to: usize, number: usize, length: usize) -> Vec<u8> {
@@ -75,7 +75,7 @@ fn counts_are_of_elements() {
 
 /// Whether a sender of so many bytes hears that its message did not fit.
 fn is_announced(size: usize) -> bool {
-    size > 16 << 10
+    size > 64 << 10
 }
 
 /// Checks the error of one end, which names the other.
@@ -89,7 +89,7 @@ fn assert_unfit(error: &Error, other: usize) {
 fn a_message_that_is_too_long_concerns_its_two_ends_only() {
     for wiring in Wiring::ALL {
         threads(wiring, 3, |comm| {
-            for size in [1, 1000, 16 << 10, (16 << 10) + 1, 1 << 20] {
+            for size in [1, 1000, 64 << 10, (64 << 10) + 1, 1 << 20] {
                 if comm.rank() == 0 {
                     let sent = comm.send(&vec![1_u8; size], 1);
                     match is_announced(size) {
@@ -221,7 +221,7 @@ fn a_ring_of_thirteen() {
         threads(wiring, 13, |comm| {
             let (next, previous) = ((comm.rank() + 1) % 13, (comm.rank() + 12) % 13);
             // Each rank's message goes all the way round.
-            let mut message = bytes(comm.rank(), 0, 2, 40_000);
+            let mut message = bytes(comm.rank(), 0, 2, 90_000);
             for step in 1..=13 {
                 let mut theirs = vec![0; message.len()];
                 let received = comm.send_recv(&message, next, &mut theirs, previous).unwrap();
@@ -229,7 +229,7 @@ fn a_ring_of_thirteen() {
                 message = theirs;
                 assert!(message[..100] == bytes((comm.rank() + 13 - step) % 13, 0, 2, 100));
             }
-            assert!(message == bytes(comm.rank(), 0, 2, 40_000), "{wiring:?}");
+            assert!(message == bytes(comm.rank(), 0, 2, 90_000), "{wiring:?}");
         });
     }
 }
@@ -456,7 +456,7 @@ fn messages_and_collectives_do_not_disturb_each_other() {
         threads(wiring, 3, |comm| {
             let (next, previous) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
             for round in 0..20 {
-                let size = [10, 30_000, 300_000][round % 3];
+                let size = [10, 90_000, 300_000][round % 3];
                 let sending = comm.isend(bytes(comm.rank(), next, round, size), next).unwrap();
                 let receiving = comm.irecv(vec![0; size], previous).unwrap();
                 let started = comm.start_all_reduce(vec![1_u32; size / 10], ReduceOp::Sum).unwrap();

@@ -10,7 +10,7 @@ use crate::host::notice::Notice;
 pub(super) const HEADER_BYTES: usize = 32;
 
 /// Longest message that travels in one frame with its header, without asking first.
-pub(super) const EAGER_BYTES: usize = 16 << 10;
+pub(super) const EAGER_BYTES: usize = 64 << 10;
 
 /// Longest piece of a long message: between two pieces others get their turn.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;

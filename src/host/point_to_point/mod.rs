@@ -4,7 +4,7 @@
 //! them never change places; the first link there is becomes that one, whoever opened it. Where both ranks open one at the same
 //! moment there are two, and both are read.
 //!
-//! A short message (up to 16 KiB) is sent at once and is done for the sender when the link has taken it. If no receive wants it
+//! A short message (up to 64 KiB) is sent at once and is done for the sender when the link has taken it. If no receive wants it
 //! yet, the receiving rank buffers it: up to 64 MiB over all peers, shared out evenly, with at least 1 MiB for each. The sender keeps
 //! account: when that is used up, its further messages to that peer wait until some were received (their sends stay
 //! pending), while links are read on, so that nothing else is held up. A long message is announced first and moves when a receive has met it, in pieces,

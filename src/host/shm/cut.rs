@@ -93,7 +93,7 @@ impl Cut {
     /// For `width` blocks of up to `bytes` each that are folded: cut between elements, and as many blocks a step as fit.
     #[inline]
     pub(super) fn folds(bytes: usize, width: usize, element_bytes: usize, step_bytes: usize) -> Self {
-        let area = Area::for_fold(bytes.saturating_mul(width), element_bytes);
+        let area = Area::for_fold(bytes, width, element_bytes);
         if area != Area::Slot {
             return Self { area, bytes, piece: bytes, width, count: 1 };
         }

@@ -38,7 +38,7 @@ impl Group {
         last: bool,
         terms: &Terms<'_>,
     ) -> Result<(), Stop> {
-        let area = Area::for_fold(bytes, fold.element_bytes());
+        let area = Area::for_fold(bytes, 1, fold.element_bytes());
         if area == Area::Slot {
             // SAFETY: the caller's word.
             return unsafe { self.fold_large(memory, bytes, None, fold, last, terms) };

@@ -30,6 +30,8 @@ pub(crate) struct Group {
     pub(super) standing: Standing,
     /// How often a waiter looks before it gives up the core.
     pub(super) spins: u32,
+    /// How many ranks can run at the same time.
+    pub(super) running: usize,
     /// How calls are cut into steps.
     pub(super) pace: Pace,
     /// What each rank has said of its buffers in the call under way.
@@ -85,7 +87,8 @@ impl Group {
 
     fn new(region: Region, members: &[usize]) -> Self {
         let (ranks, me) = (region.layout().ranks, region.me());
-        let is_crowded = super::wait::is_crowded(&region);
+        let processors = super::wait::processors(&region);
+        let is_crowded = processors < ranks;
         Self {
             me,
             ranks,
@@ -93,6 +96,7 @@ impl Group {
             step: 0,
             standing: Standing::Ready,
             spins: super::wait::spins(is_crowded),
+            running: if is_crowded { processors.max(1) } else { ranks },
             pace: Pace::new(region.layout().slot_bytes(), is_crowded),
             offers: vec![Offer::default(); ranks].into(),
             inputs: vec![std::ptr::null(); ranks].into(),

@@ -15,6 +15,9 @@ pub(super) type Fingerprint = [u64; 4];
 /// Where the fingerprint lies in a lane: after the flag.
 const FINGERPRINT_AT: usize = 8;
 
+/// The longest block that is folded out of lines. Measured with 2 ranks at 4 KiB: 0.50 µs out of lines, 0.33 out of a slot.
+const FOLDED_LINES_BYTES: usize = 2 << 10;
+
 /// Which of a rank's areas holds the payload of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Area {
@@ -39,13 +42,13 @@ impl Area {
         }
     }
 
-    /// The smallest area for so many bytes that are folded where they lie. Heads are aligned to 8 bytes, lines to 64, slots to
-    /// a page; an element's alignment divides its size.
+    /// The smallest area for `width` blocks of so many bytes, of which each rank folds one where it lies. Heads are aligned to 8 bytes,
+    /// lines to 64, slots to a page; an element's alignment divides its size.
     #[inline]
-    pub(super) const fn for_fold(bytes: usize, element_bytes: usize) -> Self {
-        match Self::for_move(bytes) {
+    pub(super) const fn for_fold(bytes: usize, width: usize, element_bytes: usize) -> Self {
+        match Self::for_move(bytes.saturating_mul(width)) {
             Area::Head if !element_bytes.is_multiple_of(16) => Area::Head,
-            Area::Head | Area::Lines if !element_bytes.is_multiple_of(128) => Area::Lines,
+            Area::Head | Area::Lines if !element_bytes.is_multiple_of(128) && bytes <= FOLDED_LINES_BYTES => Area::Lines,
             _ => Area::Slot,
         }
     }
@@ -109,11 +112,17 @@ mod tests {
     #[test]
     fn areas_are_large_and_aligned_enough() {
         assert_eq!([0, 24, 25, 4096, 4097].map(Area::for_move), [Area::Head, Area::Head, Area::Lines, Area::Lines, Area::Slot]);
-        assert_eq!(Area::for_fold(24, 8), Area::Head);
-        assert_eq!(Area::for_fold(16, 16), Area::Lines);
-        assert_eq!(Area::for_fold(24, 24), Area::Head);
-        assert_eq!(Area::for_fold(192, 192), Area::Lines);
-        assert_eq!(Area::for_fold(256, 256), Area::Slot);
-        assert_eq!(Area::for_fold(5000, 1), Area::Slot);
+        for (bytes, element_bytes, area) in [
+            (24, 8, Area::Head),
+            (16, 16, Area::Lines),
+            (24, 24, Area::Head),
+            (192, 192, Area::Lines),
+            (256, 256, Area::Slot),
+            (2048, 4, Area::Lines),
+            (2052, 4, Area::Slot),
+        ] {
+            assert_eq!(Area::for_fold(bytes, 1, element_bytes), area, "{bytes} B of {element_bytes} B");
+        }
+        assert_eq!([2, 3].map(|width| Area::for_fold(2048, width, 4)), [Area::Lines, Area::Slot]);
     }
 }

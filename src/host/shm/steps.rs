@@ -119,6 +119,10 @@ impl Group {
     /// Spins for a while; says whether the step is complete. A rank that differs is left to the slow wait to report.
     #[inline]
     fn arrives_soon(&self, step: u64, fingerprint: &Fingerprint) -> bool {
+        // One of those missing must be waiting for a processor, perhaps this one.
+        if self.running < self.ranks && self.missing(step).count() >= self.running {
+            return false;
+        }
         let mut spins = self.spins;
         for rank in (0..self.ranks).filter(|rank| *rank != self.me) {
             while !self.has_reached(rank, step) {

@@ -1,7 +1,8 @@
 //! Waiting for ranks that are not there yet: yield, then sleep, and look for reasons to stop.
 //!
 //! With a core for every rank a waiter spins first (see `steps`), because a wake across cores costs a hundred times what a flag
-//! costs. With fewer cores it gives up its core at once, since the rank it waits for may need it.
+//! costs. With fewer cores it gives up its core at once where the ranks it waits for need it: more are missing than other cores could be
+//! running. Where they may all be running it spins for a moment, so that a step takes each core about one turn of its ranks.
 //!
 //! A sleeper announces itself, looks once more, and sleeps for a bounded time. The announcement and the flag of a rank that
 //! arrives at the same moment can miss each other, since no fence orders that rank's flag store before its look at the
@@ -18,6 +19,8 @@ use crate::host::notice::{Notice, Stop};
 
 /// How often a waiter with a core of its own looks before it yields: a few microseconds.
 const SPINS: u32 = 400;
+/// The same with fewer cores than ranks: less than giving up the core costs.
+const CROWDED_SPINS: u32 = 20;
 /// For how long it yields before it sleeps.
 const YIELD_FOR: Duration = Duration::from_micros(200);
 /// The first sleep; each one is twice as long as the one before.
@@ -27,27 +30,25 @@ const LONGEST_NAP: Duration = Duration::from_millis(50);
 /// How often a waiter asks the kernel whether a rank still lives.
 pub(super) const PULSE: Duration = Duration::from_millis(5);
 
-/// How often to look before yielding: never, where the ranks have fewer processors than they are.
+/// How often to look before yielding.
 pub(super) const fn spins(is_crowded: bool) -> u32 {
-    if is_crowded { 0 } else { SPINS }
+    if is_crowded { CROWDED_SPINS } else { SPINS }
 }
 
-/// Whether the ranks of a region have fewer processors between them than they are, by their affinities and quotas. Every rank
-/// comes to the same answer once all have entered.
-pub(super) fn is_crowded(region: &Region) -> bool {
-    let ranks = region.layout().ranks;
-    let members = || (0..ranks).map(|rank| region.member(rank));
+/// How many processors the ranks of a region have between them, by their affinities and quotas. Every rank comes to the same answer
+/// once all have entered.
+pub(super) fn processors(region: &Region) -> usize {
+    let members = || (0..region.layout().ranks).map(|rank| region.member(rank));
     let masks: Vec<_> = members().map(Member::processors).collect();
     let count = |mask: &[u64]| mask.iter().map(|word| word.count_ones() as usize).sum::<usize>();
     let least = members().map(Member::available).min().unwrap_or(1);
     if masks.iter().any(|mask| count(mask) == 0) {
-        return least < ranks;
+        return least;
     }
     let union: Vec<_> = (0..masks[0].len()).map(|word| masks.iter().fold(0, |all, mask| all | mask[word])).collect();
     // Fewer than its affinity allows: a quota, which is most likely everybody's.
     let has_quota = members().zip(&masks).any(|(member, mask)| member.available() < count(mask));
-    let processors = if has_quota { count(&union).min(least) } else { count(&union) };
-    processors < ranks
+    if has_quota { count(&union).min(least) } else { count(&union) }
 }
 
 impl Group {
@@ -110,7 +111,7 @@ impl Group {
     }
 
     /// The ranks that have not published `step`.
-    fn missing(&self, step: u64) -> impl Iterator<Item = usize> {
+    pub(super) fn missing(&self, step: u64) -> impl Iterator<Item = usize> {
         (0..self.ranks).filter(move |rank| *rank != self.me && !self.has_reached(*rank, step))
     }
 

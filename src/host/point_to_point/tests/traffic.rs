@@ -183,7 +183,7 @@ fn random_traffic<W: Wire>(seed: u64, size: usize) {
     while !plan.is_empty() || !owed.is_empty() {
         if !plan.is_empty() && random.below(2) == 0 {
             let (from, to, tag) = plan.swap_remove(random.below(plan.len()));
-            let bytes = [0, 1, 500, 5000, EAGER_BYTES, EAGER_BYTES + 1, 40_000, CHUNK_BYTES + 5][random.below(8)];
+            let bytes = [0, 1, 500, 5000, EAGER_BYTES, EAGER_BYTES + 1, 90_000, CHUNK_BYTES + 5][random.below(8)];
             let data = pattern(random.next(), bytes);
             let ticket = engines[from].isend(to, tag, &data);
             sent[from].push(Sent { to, tag, ticket, data });
