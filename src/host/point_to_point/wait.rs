@@ -13,7 +13,7 @@ use crate::host::link::ByteLink;
 use super::{Connector, Messages};
 
 /// For how long the core is kept, where there seem to be cores enough.
-const SPIN_FOR: Duration = Duration::from_micros(30);
+const SPIN_FOR: Duration = Duration::from_micros(8);
 
 /// For how long it is then given up again and again before sleeping.
 const YIELD_FOR: Duration = Duration::from_micros(200);
