@@ -64,6 +64,20 @@ fn calls(criterion: &mut Criterion) {
     }
 }
 
+/// One client's call beside others that have nothing to say: what it costs must not depend on them.
+fn beside_idle_clients(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("add beside idle clients");
+    for idle in [0, 400] {
+        let server = TcpStoreServer::bind("127.0.0.1:0").expect("a free port");
+        let (idle_clients, client) = (clients(&server, idle), clients(&server, 1));
+        group.bench_function(BenchmarkId::from_parameter(idle), |bencher| {
+            bencher.iter(|| assert!(client[0].store.add("number", 1).expect("an add") > 0));
+        });
+        drop(idle_clients);
+    }
+    group.finish();
+}
+
 /// One client sets a key that the other waits for, gets and deletes, and the other way round.
 fn handing_over(criterion: &mut Criterion) {
     let server = TcpStoreServer::bind("127.0.0.1:0").expect("a free port");
@@ -90,6 +104,6 @@ fn handing_over(criterion: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = common::criterion();
-    targets = calls, handing_over
+    targets = calls, handing_over, beside_idle_clients
 }
 criterion_main!(benches);
