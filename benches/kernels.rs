@@ -3,6 +3,8 @@
 //!
 //! `cargo bench --features internals --bench kernels`, or with a filter: `-- avx512/f32`, `-- copy`. Rates are of one input's bytes.
 
+mod common;
+
 use std::hint::black_box;
 
 use collectives::internals::{self, Kernel};
@@ -11,6 +13,9 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 
 const SIZES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
+/// One that stays in the second-level cache and one that does not.
+const TWO_SIZES: [usize; 2] = [64 << 10, 4 << 20];
+const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Max];
 
 /// Measures one way to fold on one size. `value` makes small numbers whose results are exact.
 fn ways<T: Element + PartialEq>(
@@ -40,27 +45,28 @@ fn ways<T: Element + PartialEq>(
     way("2 in place", &mut || kernel.in_place(black_box(&mut a), &[&b]));
 }
 
-/// All sizes and levels of one type.
-fn folds_of<T: Element + PartialEq>(criterion: &mut Criterion, dtype: DType, value: fn(usize) -> T) {
-    for level in internals::levels() {
+/// Sums on every level, and the other ops on the best one.
+fn folds_of<T: Element + PartialEq>(criterion: &mut Criterion, dtype: DType, sizes: &[usize], value: fn(usize) -> T) {
+    let levels = internals::levels();
+    for level in &levels {
         let mut group = criterion.benchmark_group(format!("{level}/{dtype}"));
-        for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Max] {
-            let kernel = Kernel::new(op, dtype, level).expect("the op is for numbers");
-            for bytes in SIZES {
-                ways(&mut group, &kernel, op.name(), bytes, value);
-            }
+        let (ops, sizes) = if Some(level) == levels.last() { (&OPS[..], sizes) } else { (&OPS[..1], &sizes[..1]) };
+        for op in ops {
+            let kernel = Kernel::new(*op, dtype, level).expect("the op is for numbers");
+            let sizes = if *op == ReduceOp::Sum { sizes } else { &sizes[..1] };
+            sizes.iter().for_each(|bytes| ways(&mut group, &kernel, op.name(), *bytes, value));
         }
         group.finish();
     }
 }
 
 fn folds(criterion: &mut Criterion) {
-    folds_of::<f32>(criterion, DType::F32, |index| index as f32);
-    folds_of::<bf16>(criterion, DType::Bf16, |index| bf16::from_f32(index as f32));
-    folds_of::<f16>(criterion, DType::F16, |index| f16::from_f32(index as f32));
-    folds_of::<i32>(criterion, DType::I32, |index| index as i32);
-    folds_of::<f64>(criterion, DType::F64, |index| index as f64);
-    folds_of::<i8>(criterion, DType::I8, |index| index as i8);
+    folds_of::<f32>(criterion, DType::F32, &SIZES, |index| index as f32);
+    folds_of::<bf16>(criterion, DType::Bf16, &TWO_SIZES, |index| bf16::from_f32(index as f32));
+    folds_of::<f16>(criterion, DType::F16, &TWO_SIZES, |index| f16::from_f32(index as f32));
+    folds_of::<i32>(criterion, DType::I32, &TWO_SIZES, |index| index as i32);
+    folds_of::<f64>(criterion, DType::F64, &TWO_SIZES, |index| index as f64);
+    folds_of::<i8>(criterion, DType::I8, &TWO_SIZES, |index| index as i8);
 }
 
 fn copies(criterion: &mut Criterion) {
@@ -83,7 +89,7 @@ fn copies(criterion: &mut Criterion) {
 
 criterion_group! {
     name = benches;
-    config = Criterion::default().warm_up_time(std::time::Duration::from_millis(100)).measurement_time(std::time::Duration::from_millis(300));
+    config = common::brief_criterion();
     targets = folds, copies
 }
 criterion_main!(benches);

@@ -3,7 +3,14 @@
 #![expect(unsafe_code, reason = "folds and copies take pointers")]
 #![allow(missing_docs, reason = "seen by benchmarks alone")]
 
+mod lanes;
+mod links;
+
+pub use lanes::Lanes;
+pub use links::Link;
+
 use crate::element::{DType, Element};
+use crate::host::bootstrap::{Exchange, local};
 use crate::host::copy;
 use crate::host::fold::Fold;
 use crate::host::reduce::Kernel as Inner;
@@ -71,6 +78,17 @@ fn pointers<T>(first: Option<*mut u8>, others: &[&[T]], bytes: usize) -> ([*cons
     }
     assert!(others.iter().all(|other| size_of_val(*other) == bytes), "one length");
     (pointers, count)
+}
+
+/// What each rank of this process makes of an exchange with the others, by rank; each on a thread of its own meanwhile.
+fn exchanging<T: Send>(ranks: usize, make: impl Fn(usize, &mut dyn Exchange) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let make = &make;
+    std::thread::scope(|scope| {
+        let ends = local::exchanges(ranks).into_iter().enumerate();
+        let threads: Vec<_> = ends.map(|(rank, mut exchange)| scope.spawn(move || make(rank, &mut exchange))).collect();
+        let failed = |_| Err(crate::Error::argument("internals", "a rank's thread panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(failed)).collect()
+    })
 }
 
 /// A copy to a destination that is read again soon.

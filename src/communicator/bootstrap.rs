@@ -13,8 +13,12 @@ use crate::host::bootstrap::Exchange;
 use crate::host::net::identity::host_name;
 use crate::rendezvous::Store;
 
-/// How long one look at the store lasts before the key of contradictions is looked at again.
+/// How long one look at the store lasts before the key of contradictions is looked at again, where there are few ranks.
 const SLICE: Duration = Duration::from_millis(100);
+
+/// The same for each rank where there are many, so that together they ask no more often for waiting for a late one: every such look
+/// costs the store four requests.
+const SLICE_PER_RANK: Duration = Duration::from_micros(250);
 
 /// Where contradictions are written.
 const CONFLICT: &str = "collectives/conflict";
@@ -82,8 +86,9 @@ impl StoreExchange {
 
     /// Waits for keys, looking out for contradictions; `Ok(false)` where the deadline passes first.
     fn wait(&self, keys: &[&str], deadline: &Deadline) -> Result<bool> {
+        let slice = SLICE.max(SLICE_PER_RANK * self.world_size as u32);
         loop {
-            match self.store.wait(keys, SLICE.min(deadline.remaining())) {
+            match self.store.wait(keys, slice.min(deadline.remaining())) {
                 Ok(()) => return Ok(true),
                 Err(error) if !error.is_timeout() => return Err(error),
                 Err(_) => {}

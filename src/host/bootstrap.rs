@@ -9,9 +9,9 @@ pub(crate) trait Exchange {
     fn all_gather(&mut self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>>;
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "internals"))]
 pub(crate) mod local {
-    //! Exchanges between threads, for tests.
+    //! Exchanges between threads, for tests and benchmarks.
 
     use std::sync::{Arc, Condvar, Mutex, PoisonError};
 

@@ -1,6 +1,8 @@
 //! What a store server does with its clients' bytes: requests in, answers out, waits parked. No sockets, no clock.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::limits::MESSAGE_BYTES;
 use super::protocol::{NOT_READY, READY, Request, RequestDecoder, STOP_WAITING, WAIT_CANCELED, push_bytes, query};
@@ -49,9 +51,16 @@ pub(super) struct Service {
     resumed: Vec<ClientId>,
     /// Who has been answered since this was last asked.
     answered: Vec<ClientId>,
+    /// How many requests have been carried out, greetings among them.
+    served: Arc<AtomicU64>,
 }
 
 impl Service {
+    /// Counts the requests that have been carried out, greetings among them; a request counts before it is answered.
+    pub(super) fn served(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.served)
+    }
+
     /// A client has come.
     pub(super) fn connect(&mut self, id: ClientId) {
         self.sessions.insert(id, Session::default());
@@ -146,6 +155,7 @@ impl Service {
 
     /// Carries out one request.
     fn carry_out(&mut self, id: ClientId, request: Request) -> Result<(), Refusal> {
+        self.served.fetch_add(1, Ordering::Relaxed);
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         match (&request, session.validated) {
             (Request::Validate, false) => {

@@ -105,6 +105,33 @@ impl Group {
     }
 }
 
+#[cfg(feature = "internals")]
+impl Group {
+    /// One step between two ranks that publish it one after the other, `first` or second: what a benchmark measures. Says whether the
+    /// other rank's came within so many looks, and what it published.
+    pub(crate) fn volley(&mut self, is_first: bool, fingerprint: [u64; 4], looks: u64) -> Option<[u64; 4]> {
+        assert_eq!(self.ranks, 2, "a volley is between two");
+        let (step, peer) = (self.next_step(), 1 - self.me);
+        if is_first {
+            self.publish(step, fingerprint);
+        }
+        let mut left = looks;
+        while !self.has_reached(peer, step) {
+            left = left.checked_sub(1)?;
+            if left.is_multiple_of(1024) {
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+        // SAFETY: the peer has been seen to reach the step, and this rank publishes the next one only after this.
+        let theirs = unsafe { self.read_fingerprint(peer, step) };
+        if !is_first {
+            self.publish(step, fingerprint);
+        }
+        Some(theirs)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,13 +1,15 @@
 //! The server's thread: moves bytes between sockets and the service.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
 use crate::deadline::Deadline;
 use crate::rendezvous::service::{ClientId, Service};
@@ -18,17 +20,24 @@ const HANDSHAKE: Duration = Duration::from_secs(30);
 const SWEEP: Duration = Duration::from_secs(1);
 /// How long nothing is accepted after the system has refused to, for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How many connections that have something to say are attended to between two looks at everything else.
+const EVENTS: usize = 256;
+/// What stands for the bell and the listener where others are known by their number, which never gets so large.
+const BELL: ClientId = ClientId::MAX;
+const LISTENER: ClientId = ClientId::MAX - 1;
 
 /// One connection.
 struct Client {
     stream: TcpStream,
-    accepted: Instant,
+    /// What is waited for on it.
+    interest: EventFlags,
     /// It has sent its last byte; what it is owed is still sent.
     finished: bool,
 }
 
-/// The thread's state.
+/// The thread's state. What one request costs does not depend on how many clients there are.
 pub(super) struct Daemon {
+    epoll: OwnedFd,
     listener: TcpListener,
     bell: Arc<OwnedFd>,
     linger: Duration,
@@ -37,21 +46,28 @@ pub(super) struct Daemon {
     accept_pause: Option<Deadline>,
     service: Service,
     clients: HashMap<ClientId, Client>,
+    /// Who has come since when, the longest first; whoever speaks the protocol is taken out in its turn.
+    fresh: VecDeque<(ClientId, Instant)>,
     next: ClientId,
     scratch: Vec<u8>,
 }
 
-/// What a poll has found.
+/// What a wait has found.
+#[derive(Default)]
 struct Found {
     bell: bool,
     listener: bool,
-    clients: Vec<(ClientId, PollFlags)>,
+    clients: Vec<(ClientId, EventFlags)>,
 }
 
 impl Daemon {
     /// A thread to be, for a listener that does not block.
-    pub(super) fn new(listener: TcpListener, bell: Arc<OwnedFd>, linger: Duration) -> Self {
-        Self {
+    pub(super) fn new(listener: TcpListener, bell: Arc<OwnedFd>, linger: Duration) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &*bell, EventData::new_u64(BELL), EventFlags::IN)?;
+        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        Ok(Self {
+            epoll,
             listener,
             bell,
             linger,
@@ -59,17 +75,29 @@ impl Daemon {
             accept_pause: None,
             service: Service::default(),
             clients: HashMap::new(),
+            fresh: VecDeque::new(),
             next: 0,
             scratch: vec![0; 64 << 10],
-        }
+        })
+    }
+
+    /// Counts the requests that have been carried out.
+    pub(super) fn served(&self) -> Arc<AtomicU64> {
+        self.service.served()
     }
 
     /// Serves until the server is dropped and its clients have left.
     pub(super) fn run(mut self) {
+        let mut events = Vec::with_capacity(EVENTS);
         loop {
-            let found = self.poll();
+            let found = self.wait(&mut events);
             if found.bell {
                 self.ending = Some(Deadline::after(self.linger));
+                // It has been heard; it would ring for ever.
+                let _ = epoll::delete(&self.epoll, &*self.bell);
+            }
+            if self.accept_pause.take_if(|pause| pause.has_passed()).is_some() {
+                self.watch_listener(EventFlags::IN);
             }
             if found.listener {
                 self.accept();
@@ -92,43 +120,38 @@ impl Daemon {
     }
 
     /// Waits until there is something to do.
-    fn poll(&self) -> Found {
-        let ids: Vec<ClientId> = self.clients.keys().copied().collect();
-        let watch_bell = if self.ending.is_none() { PollFlags::IN } else { PollFlags::empty() };
-        let paused = self.accept_pause.as_ref().is_some_and(|pause| !pause.has_passed());
-        let watch_listener = if paused { PollFlags::empty() } else { PollFlags::IN };
-        let mut watched = Vec::with_capacity(ids.len() + 2);
-        watched.push(PollFd::from_borrowed_fd(self.bell.as_fd(), watch_bell));
-        watched.push(PollFd::from_borrowed_fd(self.listener.as_fd(), watch_listener));
-        watched.extend(self.clients.iter().map(|(&id, client)| PollFd::from_borrowed_fd(client.stream.as_fd(), self.interest(id, client))));
-        match poll(&mut watched, self.patience(paused).as_ref()) {
-            Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => return Found { bell: false, listener: false, clients: Vec::new() },
-            // Out of memory for the moment: there is nobody to tell, so try again a little later.
-            Err(_) => {
-                std::thread::sleep(ACCEPT_PAUSE);
-                return Found { bell: false, listener: false, clients: Vec::new() };
+    fn wait(&self, events: &mut Vec<Event>) -> Found {
+        events.clear();
+        let mut found = Found::default();
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), self.patience().as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // Cannot be, unless memory is short for the moment: there is nobody to tell, so try again a little later.
+            Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+        }
+        for Event { flags, data, .. } in events.iter().copied() {
+            match data.u64() {
+                BELL => found.bell = true,
+                LISTENER => found.listener = true,
+                id => found.clients.push((id, flags)),
             }
         }
-        let clients = ids.into_iter().zip(watched[2..].iter().map(PollFd::revents)).filter(|(_, flags)| !flags.is_empty()).collect();
-        Found { bell: !watched[0].revents().is_empty(), listener: !watched[1].revents().is_empty(), clients }
+        found
     }
 
-    /// What is waited for on a connection.
-    fn interest(&self, id: ClientId, client: &Client) -> PollFlags {
-        let mut flags = PollFlags::empty();
-        flags.set(PollFlags::IN, !client.finished && self.service.wants_input(id));
-        flags.set(PollFlags::OUT, !self.service.unsent(id).is_empty());
-        flags
-    }
-
-    /// How long a poll may take.
-    fn patience(&self, paused: bool) -> Option<Timespec> {
+    /// How long a wait may take.
+    fn patience(&self) -> Option<Timespec> {
         let ending = self.ending.as_ref().map(|ending| if self.has_guests() { ending.remaining() } else { Duration::ZERO });
-        let pause = paused.then_some(ACCEPT_PAUSE);
-        let sweep = self.clients.keys().any(|&id| !self.service.is_validated(id)).then_some(SWEEP);
+        let pause = self.accept_pause.as_ref().map(Deadline::remaining);
+        let sweep = (!self.fresh.is_empty()).then_some(SWEEP);
         let shortest = [ending, pause, sweep].into_iter().flatten().min()?;
         Timespec::try_from(shortest).ok()
+    }
+
+    /// Whether connections are accepted: `IN` or nothing.
+    fn watch_listener(&self, flags: EventFlags) {
+        if let Err(error) = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), flags) {
+            tracing::warn!(%error, "the store server cannot watch its listener");
+        }
     }
 
     /// Accepts whoever has come.
@@ -141,7 +164,7 @@ impl Daemon {
                 Err(error) => {
                     tracing::warn!(%error, clients = self.clients.len(), "the store server cannot accept more clients for now");
                     self.accept_pause = Some(Deadline::after(ACCEPT_PAUSE));
-                    return;
+                    return self.watch_listener(EventFlags::empty());
                 }
             }
         }
@@ -154,15 +177,20 @@ impl Daemon {
             return;
         }
         let id = self.next;
+        let interest = EventFlags::IN;
+        if let Err(error) = epoll::add(&self.epoll, &stream, EventData::new_u64(id), interest) {
+            return tracing::warn!(%error, clients = self.clients.len(), "the store server cannot watch one more client");
+        }
         self.next += 1;
         self.service.connect(id);
-        self.clients.insert(id, Client { stream, accepted: Instant::now(), finished: false });
+        self.fresh.push_back((id, Instant::now()));
+        self.clients.insert(id, Client { stream, interest, finished: false });
     }
 
     /// Reads from a connection, or notices that it is gone.
-    fn attend(&mut self, id: ClientId, flags: PollFlags) {
-        let broken = flags.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);
-        if flags.contains(PollFlags::IN) {
+    fn attend(&mut self, id: ClientId, flags: EventFlags) {
+        let broken = flags.intersects(EventFlags::ERR | EventFlags::HUP);
+        if flags.contains(EventFlags::IN) {
             match self.read(id) {
                 Ok(()) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
@@ -212,21 +240,48 @@ impl Daemon {
             self.drop_client(id);
         } else if client.finished && !owed {
             self.drop_client(id);
+        } else {
+            self.watch(id, owed);
+        }
+    }
+
+    /// Watches a client for what is now waited for. What that is changes with its own bytes and where it has been answered, and after
+    /// both there is [`Daemon::send`].
+    fn watch(&mut self, id: ClientId, owed: bool) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let mut interest = EventFlags::empty();
+        interest.set(EventFlags::IN, !client.finished && self.service.wants_input(id));
+        interest.set(EventFlags::OUT, owed);
+        if interest != client.interest {
+            client.interest = interest;
+            if let Err(error) = epoll::modify(&self.epoll, &client.stream, EventData::new_u64(id), interest) {
+                tracing::warn!(%error, "the store server loses sight of a client and drops it");
+                self.drop_client(id);
+            }
         }
     }
 
     /// Forgets a client; its waits are no longer anybody's.
     fn drop_client(&mut self, id: ClientId) {
-        self.clients.remove(&id);
+        if let Some(client) = self.clients.remove(&id) {
+            // Closing alone would not do where the process is being forked at this moment.
+            let _ = epoll::delete(&self.epoll, &client.stream);
+        }
         self.service.disconnect(id);
     }
 
     /// Drops connections that have not shown in time that they speak the protocol.
     fn sweep(&mut self) {
-        let late =
-            |(&id, client): (&ClientId, &Client)| (!self.service.is_validated(id) && client.accepted.elapsed() > HANDSHAKE).then_some(id);
-        let late: Vec<ClientId> = self.clients.iter().filter_map(late).collect();
-        late.into_iter().for_each(|id| self.drop_client(id));
+        while let Some(&(id, since)) = self.fresh.front() {
+            let settled = !self.clients.contains_key(&id) || self.service.is_validated(id);
+            if !settled && since.elapsed() <= HANDSHAKE {
+                return;
+            }
+            self.fresh.pop_front();
+            if !settled {
+                self.drop_client(id);
+            }
+        }
     }
 
     /// Ends the connections that are left in order: what was written still arrives.

@@ -1,0 +1,36 @@
+//! What all benchmarks have in common: how long they measure, and how ranks are timed together.
+
+#![allow(dead_code, reason = "each benchmark takes what it needs")]
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use criterion::Criterion;
+
+/// So long that a figure means something, so short that all benchmarks together take minutes.
+pub(crate) fn criterion() -> Criterion {
+    Criterion::default().sample_size(20).warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1))
+}
+
+/// For many small loops on one core, which are steadier.
+pub(crate) fn brief_criterion() -> Criterion {
+    Criterion::default().sample_size(20).warm_up_time(Duration::from_millis(100)).measurement_time(Duration::from_millis(200))
+}
+
+/// Runs `call` `iterations` times on each of `ranks` at once, each on a thread of its own; the slowest one's time. One call more goes
+/// before.
+pub(crate) fn together<R: Send>(ranks: &mut [R], iterations: u64, call: impl Fn(usize, &mut R, u64) + Sync) -> Duration {
+    let ready = Barrier::new(ranks.len());
+    let (ready, call) = (&ready, &call);
+    std::thread::scope(|scope| {
+        let time = |(index, rank): (usize, &mut R)| {
+            call(index, rank, 0);
+            ready.wait();
+            let begin = Instant::now();
+            (0..iterations).for_each(|iteration| call(index, rank, iteration));
+            begin.elapsed()
+        };
+        let threads: Vec<_> = ranks.iter_mut().enumerate().map(|rank| scope.spawn(move || time(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).max().unwrap_or_default()
+    })
+}

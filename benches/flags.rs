@@ -1,0 +1,38 @@
+//! The step protocol of shared memory: how long a flag takes from one core to another and back, and how long a step of everybody.
+//!
+//! `cargo bench --features internals --bench flags`. Every flag carries words that its reader checks.
+
+mod common;
+
+use collectives::internals::Lanes;
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+
+/// Two hops: divide by two for one.
+fn volleys(criterion: &mut Criterion) {
+    let mut lanes = Lanes::between(2).expect("two ranks of this process");
+    criterion.bench_function("flag there and back", |bencher| {
+        bencher.iter_custom(|iterations| {
+            common::together(&mut lanes, iterations, |rank, lanes, _| lanes.volley(rank == 0).expect("the other rank answers"))
+        });
+    });
+}
+
+fn steps(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("step");
+    for ranks in [2, 4, 8] {
+        let mut lanes = Lanes::between(ranks).expect("ranks of this process");
+        group.bench_function(BenchmarkId::from_parameter(ranks), |bencher| {
+            bencher.iter_custom(|iterations| {
+                common::together(&mut lanes, iterations, |_, lanes, _| lanes.step().expect("all ranks make the step"))
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = common::criterion();
+    targets = volleys, steps
+}
+criterion_main!(benches);

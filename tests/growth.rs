@@ -1,0 +1,283 @@
+//! What a job costs as it gets larger, counted, not timed: messages to start it, links, memory, and clients at one store.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use collectives::{Communicator, Store, TcpStore, TcpStoreServer, Transport};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+const WORLDS: [usize; 5] = [2, 4, 8, 16, 32];
+const LONG: Duration = Duration::from_secs(60);
+/// How often a rank that waits at the store asks whether ranks contradict each other, and what that costs.
+const SLICE: Duration = Duration::from_millis(100);
+const REQUESTS_PER_SLICE: u64 = 4;
+
+/// These tests count what their process has open or mapped, so they run one after another.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a job of threads cost, counted while all its ranks were there.
+struct Cost {
+    requests: u64,
+    /// Between ranks, with those that listen.
+    sockets: usize,
+    elapsed: Duration,
+}
+
+/// Starts `n` ranks, each with a client of its own at one server, and counts.
+fn start(n: usize, transport: Transport) -> Cost {
+    let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let connect = |_| Arc::new(TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap());
+    let stores: Vec<Arc<TcpStore>> = (0..n).map(connect).collect();
+    let before = open_sockets();
+    let began = Instant::now();
+    let all_here = Barrier::new(n + 1);
+    std::thread::scope(|scope| {
+        for (rank, store) in stores.iter().enumerate() {
+            let all_here = &all_here;
+            scope.spawn(move || {
+                let comm = Communicator::builder().transport(transport).timeout(LONG).with_store(Arc::clone(store) as _, rank, n);
+                all_here.wait();
+                all_here.wait();
+                comm.unwrap().close().unwrap();
+            });
+        }
+        all_here.wait();
+        let cost = Cost { requests: server.requests_served(), sockets: open_sockets() - before, elapsed: began.elapsed() };
+        all_here.wait();
+        cost
+    })
+}
+
+fn open_sockets() -> usize {
+    let entries = fs::read_dir("/proc/self/fd").unwrap();
+    let is_socket = |entry: &fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"));
+    entries.filter(|entry| entry.as_ref().is_ok_and(is_socket)).count()
+}
+
+/// Powers of two alone.
+fn log2(n: usize) -> usize {
+    n.ilog2() as usize
+}
+
+#[test]
+fn messages_and_links_of_a_start_grow_as_n_log_n_at_most() {
+    let _alone = alone();
+    for transport in [Transport::Shm, Transport::Tcp] {
+        for n in WORLDS {
+            let Cost { requests, sockets, elapsed } = start(n, transport);
+            let slices = elapsed.as_millis() as u64 / SLICE.as_millis() as u64;
+            let patience = n as u64 * slices * REQUESTS_PER_SLICE;
+            println!("{transport:?}, {n} ranks: {requests} requests in {elapsed:?}, {sockets} sockets");
+            assert!(requests <= 24 * (n * log2(n)) as u64 + patience, "{n} ranks cost {requests} requests in {elapsed:?}");
+            match transport {
+                Transport::Shm => assert_eq!(sockets, 0, "{n} ranks in shared memory need no links"),
+                // One listens for each rank, and a link has two ends.
+                _ => assert!(sockets <= n + 2 * n * log2(n), "{n} ranks have {sockets} sockets"),
+            }
+        }
+    }
+}
+
+/// The mappings of the shared region in this process: bytes mapped and bytes in memory, one for each rank.
+fn regions() -> Vec<(usize, usize)> {
+    let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut found = Vec::new();
+    let mut inside = false;
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap_or_default();
+        if !first.ends_with(':') {
+            inside = line.contains("/memfd:collectives");
+        } else if inside && (first == "Size:" || first == "Rss:") {
+            let bytes = words.next().unwrap().parse::<usize>().unwrap() << 10;
+            match first {
+                "Size:" => found.push((bytes, 0)),
+                _ => found.last_mut().unwrap().1 = bytes,
+            }
+        }
+    }
+    found
+}
+
+/// What `Config` promises: two slots a rank, two rings from each rank to each, and at most 9 KiB a rank and 8 KiB beside.
+fn promised(n: usize) -> (usize, usize) {
+    let (slot, ring) = match n {
+        0..=4 => (1024, 256),
+        5..=8 => (512, 64),
+        9..=16 => (256, 16),
+        17..=32 => (128, 16),
+        _ => (64, 4),
+    };
+    let large = n * 2 * (slot << 10) + n * n * 2 * ((ring << 10) + 256);
+    (large, large + n * (9 << 10) + (8 << 10))
+}
+
+#[test]
+fn the_shared_region_is_as_large_as_the_formula_says() {
+    let _alone = alone();
+    for n in WORLDS.into_iter().chain([33, 64]) {
+        let comms = Communicator::builder().transport(Transport::Shm).timeout(LONG).local(n).unwrap();
+        let regions = regions();
+        let (least, most) = promised(n);
+        println!(
+            "{n} ranks: {} bytes mapped, {} in memory after the start",
+            regions[0].0,
+            regions.iter().map(|region| region.1).max().unwrap()
+        );
+        assert_eq!(regions.len(), n, "one mapping for each rank");
+        assert!(regions.iter().all(|(bytes, _)| (least..=most).contains(bytes)), "{n} ranks: {regions:?}, not {least} to {most}");
+        drop(comms);
+    }
+}
+
+/// A client of bare bytes, of which one thread can have thousands wait at once.
+struct Client(TcpStream);
+
+impl Client {
+    fn connect(server: &TcpStoreServer) -> Self {
+        let stream = TcpStream::connect(server.local_addr()).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        let mut client = Self(stream);
+        client.ask(0, &[], &0x3C85_F7CE_u32.to_le_bytes());
+        client
+    }
+
+    /// A request: its number, texts behind their lengths, and what follows.
+    fn ask(&mut self, query: u8, texts: &[&[u8]], rest: &[u8]) {
+        let texts = texts.iter().flat_map(|text| [&(text.len() as u64).to_le_bytes()[..], text].concat());
+        let message: Vec<u8> = std::iter::once(query).chain(texts).chain(rest.iter().copied()).collect();
+        self.0.write_all(&message).unwrap();
+    }
+
+    fn set(&mut self, key: &str, value: &[u8]) {
+        self.ask(1, &[key.as_bytes(), value], &[]);
+    }
+
+    /// Asks for a wait; [`Client::released`] is its end.
+    fn wait(&mut self, key: &str) {
+        let key = [&1_u64.to_le_bytes()[..], &(key.len() as u64).to_le_bytes(), key.as_bytes()].concat();
+        self.ask(6, &[], &key);
+    }
+
+    fn add(&mut self, key: &str) {
+        self.ask(4, &[key.as_bytes()], &1_i64.to_le_bytes());
+    }
+
+    fn barrier(&mut self, key: &str, world_size: usize) {
+        self.ask(18, &[key.as_bytes()], &(world_size as i64).to_le_bytes());
+    }
+
+    fn number(&mut self) -> i64 {
+        let mut bytes = [0; 8];
+        self.0.read_exact(&mut bytes).unwrap();
+        i64::from_le_bytes(bytes)
+    }
+
+    fn released(&mut self) {
+        let mut flag = [9];
+        self.0.read_exact(&mut flag).unwrap();
+        assert_eq!(flag, [0], "the wait was not ended by what it was for");
+    }
+
+    fn value(&mut self, into: &mut Vec<u8>) {
+        into.resize(self.number() as usize, 0);
+        self.0.read_exact(into).unwrap();
+    }
+}
+
+/// Lets this process open so many files; `false` where the system does not.
+fn may_open(files: u64) -> bool {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    current.is_none_or(|current| current >= files)
+        || (maximum.is_none_or(|maximum| maximum >= files) && setrlimit(Resource::Nofile, Rlimit { current: Some(files), maximum }).is_ok())
+}
+
+/// How much memory this process has had at most, since [`forget_peak`] where the system can forget.
+fn peak_memory() -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+/// Lets the peak begin anew.
+fn forget_peak() {
+    if let Err(error) = fs::write("/proc/self/clear_refs", "5") {
+        println!("the peak of memory cannot be forgotten: {error}");
+    }
+}
+
+#[test]
+fn one_store_holds_four_thousand_ranks_through_a_rendezvous() {
+    const RANKS: usize = 4096;
+    const BLOB: usize = 128;
+    /// Whose answers are under way at once.
+    const BATCH: usize = 64;
+    const MEMORY: usize = 256 << 20;
+    let _alone = alone();
+    if !may_open(2 * RANKS as u64 + 200) {
+        return println!("skipped: {} open files are not allowed here (ulimit -Hn)", 2 * RANKS + 200);
+    }
+    forget_peak();
+    let memory = peak_memory();
+    let began = Instant::now();
+    let lap = |what: &str| println!("{what}: {:?}", began.elapsed());
+    let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let leader = TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap();
+    let mut clients: Vec<Client> = (0..RANKS).map(|_| Client::connect(&server)).collect();
+    lap("connected");
+
+    // Everybody claims a number, says who it is, hands in its blob, and waits for all of them.
+    for (rank, client) in clients.iter_mut().enumerate() {
+        client.add(&format!("/claim/{rank}"));
+        client.set(&format!("/who/{rank}"), b"a host, a process");
+        client.set(&format!("/0/{rank}"), &[rank as u8; BLOB]);
+        client.wait("/0/all");
+    }
+    for client in &mut clients {
+        assert_eq!(client.number(), 1, "a number was claimed twice");
+    }
+    lap("handed in");
+    let keys: Vec<String> = (0..RANKS).map(|rank| format!("0/{rank}")).collect();
+    let blobs = leader.multi_get(&keys.iter().map(String::as_str).collect::<Vec<_>>(), LONG).unwrap();
+    assert!(blobs.iter().enumerate().all(|(rank, blob)| *blob == [rank as u8; BLOB]));
+    let all = blobs.concat();
+    leader.set("0/all", &all).unwrap();
+    clients.iter_mut().for_each(Client::released);
+    lap("released");
+    let mut value = Vec::new();
+    for batch in clients.chunks_mut(BATCH) {
+        batch.iter_mut().for_each(|client| client.ask(3, &[b"/0/all"], &[]));
+        for client in batch {
+            client.value(&mut value);
+            assert!(value == all, "other bytes than were set");
+        }
+    }
+    lap("read");
+
+    // A barrier by counting, as PyTorch has it, and one of the store's own: nobody passes before the last.
+    clients.iter_mut().for_each(|client| client.add("/count"));
+    let mut counts: Vec<i64> = clients.iter_mut().map(Client::number).collect();
+    counts.sort_unstable();
+    assert!(counts.into_iter().eq(1..=RANKS as i64));
+    clients.iter_mut().for_each(|client| client.barrier("/barrier", RANKS + 1));
+    assert!(leader.check(&["count"]).unwrap());
+    clients[0].0.set_nonblocking(true).unwrap();
+    assert_eq!(clients[0].0.peek(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "passed before the last");
+    clients[0].0.set_nonblocking(false).unwrap();
+    leader.barrier("barrier", RANKS + 1, LONG).unwrap();
+    clients.iter_mut().for_each(Client::released);
+    lap("passed a barrier");
+    assert_eq!(leader.num_keys().unwrap(), 3 * RANKS as i64 + 3);
+    let more = peak_memory() - memory;
+    println!("{} requests, {} MiB", server.requests_served(), more >> 20);
+    assert!(more < MEMORY, "{more} bytes for {RANKS} clients and their store");
+}
