@@ -129,7 +129,17 @@ pub enum Error {
         /// Who says what.
         reason: String,
     },
-    /// An earlier error ended this communicator; only `abort`, `close` and drop remain.
+    /// The ranks that were left agreed on a new communicator without this one.
+    #[error("{doing}: the others went on without rank {rank}: {reason}; end this process, or join a new job")]
+    LeftBehind {
+        /// What was being done.
+        doing: String,
+        /// This rank.
+        rank: usize,
+        /// How that came about.
+        reason: String,
+    },
+    /// An earlier error ended this communicator; only `shrink`, `abort`, `close` and drop remain.
     #[error("{call}: this communicator was ended by an earlier error: {cause}")]
     Poisoned {
         /// The call that was refused.

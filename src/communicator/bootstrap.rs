@@ -41,12 +41,16 @@ pub(super) struct StoreExchange {
     rank: usize,
     world_size: usize,
     round: usize,
+    watch: Option<Watch>,
 }
+
+/// Looks whether a rank is gone that everyone waits for, and says which.
+pub(super) type Watch = Box<dyn Fn() -> Option<String>>;
 
 impl StoreExchange {
     /// Claims this rank's number and compares the world size with the others'.
     pub(super) fn join(store: Arc<dyn Store>, rank: usize, world_size: usize, deadline: &Deadline) -> Result<Self> {
-        let exchange = Self { store, rank, world_size, round: 0 };
+        let exchange = Self { store, rank, world_size, round: 0, watch: None };
         let me = format!("host {}, pid {}", host_name(), std::process::id());
         if world_size == 0 || world_size > MAX_WORLD {
             return Err(Error::config(format!("world size {world_size}"), format!("a world has 1 to {MAX_WORLD} ranks")));
@@ -68,6 +72,12 @@ impl StoreExchange {
             return Err(exchange.contradict(&format!("the world has {first}; and {mine}")));
         }
         Ok(exchange)
+    }
+
+    /// Calls it off for everyone as soon as `watch` has found somebody gone.
+    pub(super) fn watched(mut self, watch: Option<Watch>) -> Self {
+        self.watch = watch;
+        self
     }
 
     /// Tells everyone of a contradiction; the first one counts.
@@ -92,6 +102,9 @@ impl StoreExchange {
                 Ok(()) => return Ok(true),
                 Err(error) if !error.is_timeout() => return Err(error),
                 Err(_) => {}
+            }
+            if let Some(reason) = self.watch.as_ref().and_then(|watch| watch()) {
+                return Err(self.contradict(&reason));
             }
             if self.store.check(&[CONFLICT])? {
                 let reason = self.store.get(CONFLICT, SLICE)?;

@@ -11,6 +11,7 @@ use super::bootstrap::{self, StoreExchange};
 use super::desk::Desk;
 #[cfg(feature = "cuda")]
 use super::device::{DeviceChoice, Request};
+use super::meeting::{Door, Lineage};
 use crate::config::{Config, Transport, environment};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
@@ -121,7 +122,7 @@ impl Builder {
         let found = rendezvous::open(&rendezvous, timeout, &environment, parent)?;
         let Rendezvoused { store, rank, world_size, agent, server, local_address } = found;
         let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(meeting(agent, rank), store)));
-        let comm = join(store, (rank, world_size), local_address, Config { timeout, ..config }, &deadline);
+        let comm = join(store, (rank, world_size), local_address, Config { timeout, ..config }, &deadline, Origin::Job);
         #[cfg(feature = "cuda")]
         let comm = comm.and_then(|comm| with_device(comm, device.as_ref()));
         // Lingers until the last rank has what it needs of the store.
@@ -146,7 +147,7 @@ impl Builder {
         } = self;
         let config = config.with_environment()?;
         let deadline = Deadline::after(config.timeout);
-        let comm = join(store, (rank, world_size), None, config, &deadline);
+        let comm = join(store, (rank, world_size), None, config, &deadline, Origin::Job);
         #[cfg(feature = "cuda")]
         let comm = comm.and_then(|comm| with_device(comm, device.as_ref()));
         comm
@@ -239,20 +240,37 @@ fn panicked(doing: &str, rank: usize) -> Error {
     Error::PeerLost { doing: doing.to_owned(), peer: Peer::unknown(rank), elapsed: Duration::ZERO, reason }
 }
 
+/// What a communicator comes of.
+pub(super) enum Origin {
+    /// A job that begins.
+    Job,
+    /// One that has failed: the doors of its members, and whether this rank looks out for deaths meanwhile.
+    Shrunk { lineage: Lineage, watches: bool },
+}
+
 /// Joins the job that was found: tells who this rank is, learns who the others are, opens the links.
-fn join(
+pub(super) fn join(
     store: Arc<dyn Store>,
     (rank, world_size): (usize, usize),
     local_address: Option<IpAddr>,
     config: Config,
     deadline: &Deadline,
+    origin: Origin,
 ) -> Result<Communicator> {
     let listen = config.listen_address.or(local_address).unwrap_or(IpAddr::from([127, 0, 0, 1]));
-    let mut exchange = StoreExchange::join(store, rank, world_size, deadline)?;
-    let founding = Founding { rank, world_size, config: &config, listen };
+    let (door, watch) = match &origin {
+        Origin::Job => (Door::new(listen), None),
+        Origin::Shrunk { lineage, watches } => (Door::none(), watches.then(|| lineage.watch())),
+    };
+    let mut exchange = StoreExchange::join(store, rank, world_size, deadline)?.watched(watch);
+    let founding = Founding { rank, world_size, config: &config, listen, door: door.address() };
     let (plane, connector) = HostPlane::establish(&mut exchange, &founding, deadline)?;
+    let lineage = match origin {
+        Origin::Job => Lineage::founded(door, plane.doors()),
+        Origin::Shrunk { lineage, .. } => lineage,
+    };
     let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
-    let comm = Communicator::new(plane, desk, config, listen);
+    let comm = Communicator::new(plane, desk, config, listen, lineage);
     // Nobody needs the store any more once everyone is here: rank 0 may stop serving it.
     let timeout = comm.timeout();
     comm.set_timeout(deadline.remaining());

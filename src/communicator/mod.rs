@@ -12,11 +12,13 @@ mod desk;
 mod device;
 mod group;
 mod keep;
+mod meeting;
 mod messages;
 #[cfg(feature = "serde")]
 mod object;
 mod prepare;
 mod shared;
+mod shrink;
 mod split;
 mod started;
 mod variable;
@@ -43,6 +45,7 @@ use cudarc::driver::CudaStream;
 
 use baton::{Baton, CallerSide};
 use desk::Desk;
+use meeting::Lineage;
 use prepare::Prepared;
 use started::Worker;
 
@@ -65,7 +68,7 @@ pub use work::{OwnedBuffer, Work};
 /// put it behind a mutex.
 ///
 /// After a lost peer, a mismatch, an abort or a deadline that passed inside a collective the communicator is ended: further
-/// calls are refused with an error that carries the first one.
+/// calls are refused with an error that carries the first one; [`shrink`](Self::shrink) makes a new one of the ranks that are left.
 ///
 /// Dropping it waits a short while for started calls, tells the peers and closes its connections; see also
 /// [`close`](Self::close).
@@ -112,6 +115,10 @@ pub(crate) struct Shared {
     desk: Arc<Desk>,
     /// The address on which communicators split from this one listen.
     listen: IpAddr,
+    /// A random number that no other communicator has.
+    id: [u8; 16],
+    /// Where its ranks find each other should it fail.
+    lineage: Lineage,
 }
 
 impl Shared {
@@ -152,7 +159,7 @@ impl AbortHandle {
 
 impl Communicator {
     /// Wraps an established plane.
-    fn new(plane: HostPlane, desk: Desk, config: Config, listen: IpAddr) -> Self {
+    fn new(plane: HostPlane, desk: Desk, config: Config, listen: IpAddr, lineage: Lineage) -> Self {
         let timeout = config.timeout;
         let shared = Shared {
             rank: plane.rank(),
@@ -160,9 +167,11 @@ impl Communicator {
             local: plane.local(),
             health: plane.health(),
             config,
+            id: plane.id(),
             plane: Baton::new(plane),
             desk: Arc::new(desk),
             listen,
+            lineage,
         };
         let core = Core {
             shared: Arc::new(shared),

@@ -150,12 +150,12 @@ impl Communicator {
         };
         let mut config = self.config().clone();
         config.timeout = self.timeout();
-        let founding = Founding { rank, world_size: members.len(), config: &config, listen: self.core.shared.listen };
+        let founding = Founding { rank, world_size: members.len(), config: &config, listen: self.core.shared.listen, door: None };
         let established = HostPlane::establish(&mut exchange, &founding, &deadline);
         exchange.finish(&deadline)?;
         let made = established.and_then(|(plane, connector)| {
             let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
-            let comm = Self::new(plane, desk, config, self.core.shared.listen);
+            let comm = Self::new(plane, desk, config, self.core.shared.listen, self.core.shared.lineage.of(members));
             comm.barrier().map(|()| comm)
         });
         // NCCL's split wants every rank of the parent, whatever became of one child.

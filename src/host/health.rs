@@ -40,6 +40,14 @@ impl Health {
         self.cause.get_or_init(|| Arc::new(error.clone()));
     }
 
+    /// Whom the first error that a call got was still waiting for, where that was a deadline.
+    pub(crate) fn late_ranks(&self) -> Vec<usize> {
+        match self.cause.get().map(Arc::as_ref) {
+            Some(Error::Timeout { missing, .. }) => missing.iter().map(|peer| peer.rank).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// What a call gets that comes after the end; `None` while the communicator is whole.
     pub(crate) fn refusal(&self, call: impl FnOnce() -> String, peers: &[Peer]) -> Option<Error> {
         let notice = self.notice()?;

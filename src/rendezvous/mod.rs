@@ -27,6 +27,7 @@ pub use store::Store;
 pub use tcp::{TcpStore, TcpStoreServer};
 
 pub(crate) use launcher::Launch;
+pub(crate) use tcp::listen;
 pub(crate) use url::{Method, Rendezvous};
 
 use crate::{Error, Result};

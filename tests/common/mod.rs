@@ -5,4 +5,5 @@
 
 pub mod cases;
 pub mod oracle;
+pub mod random;
 pub mod ranks;

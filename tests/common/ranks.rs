@@ -124,6 +124,7 @@ pub fn spawn_rank(name: &str, rank: usize, world_size: usize, port: u16, variabl
         .env_remove("LOCAL_RANK")
         .env_remove("TORCHELASTIC_USE_AGENT_STORE")
         .envs(variables.iter().map(|(name, value)| (*name, value.as_str())))
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

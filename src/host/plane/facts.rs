@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::error::{Error, Peer, Result};
 
 /// The version of this exchange and of everything that follows it.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// One rank's facts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub(super) struct Facts {
     /// By what ranks of one host recognise each other.
     pub(super) identity: String,
     pub(super) host: String,
+    /// Where it can be found should the communicator fail; empty where it cannot.
+    pub(super) door: String,
 }
 
 impl Facts {
@@ -26,13 +28,13 @@ impl Facts {
         format!("transport {:?}, reproducible {}, algorithm {algorithm}", config.transport, config.reproducible)
     }
 
-    /// Version, nonce, process, then the three texts, each behind its length.
+    /// Version, nonce, process, then the four texts, each behind its length.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(self.nonce);
         bytes.extend(self.pid.to_le_bytes());
-        for text in [&self.settings, &self.identity, &self.host] {
+        for text in [&self.settings, &self.identity, &self.host, &self.door] {
             bytes.extend((text.len() as u32).to_le_bytes());
             bytes.extend(text.as_bytes());
         }
@@ -58,8 +60,9 @@ impl Facts {
             rest = tail;
             Some(String::from_utf8_lossy(text).into_owned())
         };
-        let (settings, identity, host) = (text().ok_or_else(short)?, text().ok_or_else(short)?, text().ok_or_else(short)?);
-        Ok(Self { nonce: *nonce, pid: u32::from_le_bytes(*pid), settings, identity, host })
+        let mut next = || text().ok_or_else(short);
+        let (settings, identity, host, door) = (next()?, next()?, next()?, next()?);
+        Ok(Self { nonce: *nonce, pid: u32::from_le_bytes(*pid), settings, identity, host, door })
     }
 
     /// Refuses settings that differ between ranks.
@@ -80,7 +83,7 @@ mod tests {
     use super::*;
 
     fn example() -> Facts {
-        Facts { nonce: [7; 16], pid: 12, settings: "s".into(), identity: String::new(), host: "höst".into() }
+        Facts { nonce: [7; 16], pid: 12, settings: "s".into(), identity: String::new(), host: "höst".into(), door: "[::1]:9".into() }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! How a host plane comes to be: the ranks exchange facts, share memory, and open links.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::HostPlane;
@@ -28,6 +28,8 @@ pub(crate) struct Founding<'a> {
     pub(crate) config: &'a Config,
     /// Where to listen, should ranks of other hosts turn up.
     pub(crate) listen: IpAddr,
+    /// Where this rank can be found should the communicator fail.
+    pub(crate) door: Option<SocketAddr>,
 }
 
 impl Founding<'_> {
@@ -42,6 +44,7 @@ impl Founding<'_> {
             settings: Facts::settings_of(self.config),
             identity: self.config.host_identity.clone().unwrap_or_else(host_identity),
             host: host_name(),
+            door: self.door.map(|door| door.to_string()).unwrap_or_default(),
         })
     }
 }
@@ -52,7 +55,7 @@ impl HostPlane {
 
     /// Establishes the plane of one rank, and what its messages will travel on. Every rank calls it.
     pub(crate) fn establish(exchange: &mut dyn Exchange, founding: &Founding<'_>, deadline: &Deadline) -> Result<(Self, MessageConnector)> {
-        let Founding { rank, world_size, config, listen } = *founding;
+        let Founding { rank, world_size, config, listen, door: _ } = *founding;
         let blobs = exchange.all_gather(&founding.facts()?.to_bytes(), deadline)?;
         let facts: Vec<Facts> = blobs.iter().enumerate().map(|(rank, blob)| Facts::from_bytes(rank, blob)).collect::<Result<_>>()?;
         Facts::compare(&facts)?;
@@ -101,6 +104,8 @@ impl HostPlane {
             sequence: 0,
             unfinished_barrier: None,
             scratch: Scratch::default(),
+            id: facts[0].nonce,
+            doors: facts.iter().map(|facts| facts.door.parse().ok()).collect(),
         };
         Ok((plane, MessageConnector { rings, mesh }))
     }

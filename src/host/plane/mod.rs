@@ -13,6 +13,7 @@ mod links;
 mod mixed;
 mod topology;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::call::{Call, Kind};
@@ -51,6 +52,10 @@ pub(crate) struct HostPlane {
     unfinished_barrier: Option<u64>,
     /// Memory for what a host has reduced before hosts exchange it.
     scratch: Scratch,
+    /// The communicator's random number.
+    id: [u8; 16],
+    /// Where each rank can be found should the communicator fail, as it said.
+    doors: Vec<Option<SocketAddr>>,
 }
 
 /// A call under way. Dropped only where a panic (in a custom op) leaves it half done: then the communicator ends.
@@ -77,6 +82,16 @@ impl HostPlane {
     /// Every rank's host and process, by rank.
     pub(crate) fn peers(&self) -> Arc<[Peer]> {
         Arc::clone(&self.peers)
+    }
+
+    /// The communicator's random number, which no other has.
+    pub(crate) fn id(&self) -> [u8; 16] {
+        self.id
+    }
+
+    /// Where each rank can be found should the communicator fail; `None` for ranks that did not say.
+    pub(crate) fn doors(&self) -> &[Option<SocketAddr>] {
+        &self.doors
     }
 
     pub(crate) fn health(&self) -> Arc<Health> {

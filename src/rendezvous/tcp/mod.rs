@@ -10,5 +10,6 @@ mod tests;
 
 pub use client::TcpStore;
 pub use server::TcpStoreServer;
+pub(crate) use server::listen;
 
 pub(super) use backoff::Backoff;

@@ -70,7 +70,11 @@ impl TcpStoreServer {
     /// As [`bind`](Self::bind).
     pub fn bind_with_linger(address: impl ToSocketAddrs, linger: Duration) -> Result<Self> {
         let resolved = address.to_socket_addrs().map_err(|error| Error::io("resolving the address of the store server", error))?;
-        let listener = listen_on_first(&resolved.collect::<Vec<_>>())?;
+        Self::serve(listen_on_first(&resolved.collect::<Vec<_>>())?, linger)
+    }
+
+    /// Starts a server on a listener that does not block.
+    pub(crate) fn serve(listener: std::net::TcpListener, linger: Duration) -> Result<Self> {
         let doing = "starting the store server";
         let address = listener.local_addr().map_err(|error| Error::io(doing, error))?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -143,7 +147,7 @@ fn is_foreign(error: &io::Error) -> bool {
 }
 
 /// Listens on one address.
-fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+pub(crate) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     // Connections of an earlier server that are still dying down must not keep the next one from the port.
     socket.set_reuse_address(true)?;

@@ -1,16 +1,10 @@
 //! Ranks that die, leave, come too late or abort: what the others see of it, and how soon; and that nothing is left behind.
 
-#![allow(clippy::unwrap_used, clippy::type_complexity, reason = "a test fails by panicking, and says what it needs where it needs it")]
-
-mod common;
-
-use std::io::{BufRead, BufReader, Read};
-use std::process::Child;
 use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use common::ranks::{Meeting, Wiring, communicators, each, free_port, is_rank_of, spawn_rank, threads};
+use crate::common::ranks::{Meeting, Wiring, communicators, each, free_port, is_rank_of, spawn_rank, threads};
+use crate::processes::Ranks;
 
 use collectives::{Communicator, Error, ReduceOp, Result};
 
@@ -109,62 +103,6 @@ fn rank_until_killed(wiring: Wiring, victim: usize) {
     println!("@lost {victim} later");
 }
 
-/// The processes of a test, none of which outlives it, and what they print behind an @, with who printed it.
-struct Ranks {
-    children: Vec<Child>,
-    lines: Receiver<(usize, String)>,
-}
-
-impl Ranks {
-    fn spawn(name: &str, world_size: usize) -> Self {
-        let port = free_port();
-        let mut children: Vec<Child> = (0..world_size).map(|rank| spawn_rank(name, rank, world_size, port, &[])).collect();
-        let (sender, lines) = channel();
-        for (rank, child) in children.iter_mut().enumerate() {
-            let (out, sender) = (BufReader::new(child.stdout.take().unwrap()), sender.clone());
-            std::thread::spawn(move || {
-                for line in out.lines().map_while(std::io::Result::ok) {
-                    match line.split_once('@') {
-                        Some((_, line)) => drop(sender.send((rank, line.to_owned()))),
-                        None => println!("rank {rank}: {line}"),
-                    }
-                }
-            });
-        }
-        Self { children, lines }
-    }
-
-    /// The next line of any rank.
-    fn next(&mut self, what: &str) -> (usize, String) {
-        let line = self.lines.recv_timeout(PATIENCE).inspect(|(rank, line)| println!("rank {rank}: {line}"));
-        line.unwrap_or_else(|_| {
-            self.children.iter_mut().for_each(|child| child.kill().unwrap());
-            for rank in 0..self.children.len() {
-                println!("{:?}", self.outcome(rank));
-            }
-            panic!("no rank says any more that {what}")
-        })
-    }
-
-    /// Waits for the end of a rank; what it said where it failed.
-    fn outcome(&mut self, rank: usize) -> std::result::Result<(), String> {
-        let child = &mut self.children[rank];
-        let mut errors = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
-        let status = child.wait().unwrap();
-        if status.success() { Ok(()) } else { Err(format!("rank {rank}: {status}\n{errors}")) }
-    }
-}
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for child in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
 /// Asserts that what a process has mapped and open is gone with it: memory without a name, nothing in /dev/shm or another folder.
 fn assert_leaves_nothing(pid: u32, wiring: Wiring) {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
@@ -207,7 +145,7 @@ macro_rules! kills {
     ($($test:ident $wiring:ident $world_size:literal $victim:literal;)*) => {$(
         #[test]
         fn $test() {
-            a_rank_is_killed(stringify!($test), Wiring::$wiring, $world_size, $victim);
+            a_rank_is_killed(concat!("kills::", stringify!($test)), Wiring::$wiring, $world_size, $victim);
         }
     )*};
 }
@@ -561,7 +499,7 @@ fn an_abort_from_another_thread_reaches_the_peers_of_a_call() {
 
 #[test]
 fn no_descriptor_is_left_over() {
-    const NAME: &str = "no_descriptor_is_left_over";
+    const NAME: &str = "kills::no_descriptor_is_left_over";
     if !is_rank_of(NAME) {
         let output = spawn_rank(NAME, 0, 1, free_port(), &[]).wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,0 +1,177 @@
+//! Where the ranks of a job find each other again after their communicator has failed: whatever store they first met at may be gone.
+//!
+//! Every rank listens at a port of its own from the start, and serves nothing there until it has to. So a refused connection means
+//! that its process is gone, and an accepted one that it is not, which is all that others need to know before it speaks.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::bootstrap::Watch;
+use crate::error::{Error, Result};
+use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
+
+/// How long a rank that is there may take to accept a connection.
+const KNOCK: Duration = Duration::from_millis(500);
+/// How long a rank that serves may take to answer. One that does not serve takes all of it.
+const ANSWER: Duration = Duration::from_millis(200);
+/// How long an answer may take once a rank is known to serve.
+const SERVICE: Duration = Duration::from_secs(30);
+/// How long a server that is no longer needed waits for its last clients.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// A rank's own door, before the others know of it.
+pub(super) struct Door(std::result::Result<TcpListener, String>);
+
+impl Door {
+    /// A door at a port of the system's choice on this address. Where there can be none, the reason is kept for whoever asks.
+    pub(super) fn new(listen: IpAddr) -> Self {
+        Self(rendezvous::listen(SocketAddr::new(listen, 0)).map_err(|error| format!("listening on {listen}: {error}")))
+    }
+
+    /// No door: there is one already.
+    pub(super) fn none() -> Self {
+        Self(Err("none was made".to_owned()))
+    }
+
+    /// Where it is.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        self.0.as_ref().ok()?.local_addr().ok()
+    }
+}
+
+/// What this rank's door is at the moment.
+enum Own {
+    /// There is none; why.
+    Missing(String),
+    Closed(TcpListener),
+    Open(TcpStoreServer),
+}
+
+/// What a knock at a rank's door tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Knock {
+    /// Its process is gone.
+    Gone,
+    /// Its process is there.
+    There,
+    /// Neither is known: nothing came back.
+    Silence,
+}
+
+/// The doors of all ranks of the communicator that a job began with, shared by all communicators that come of it.
+pub(super) struct Meeting {
+    doors: Vec<Option<SocketAddr>>,
+    own: Mutex<Own>,
+}
+
+impl Meeting {
+    pub(super) fn new(door: Door, doors: Vec<Option<SocketAddr>>) -> Self {
+        Self { doors, own: Mutex::new(door.0.map_or_else(Own::Missing, Own::Closed)) }
+    }
+
+    /// Whether the process behind a door lives.
+    pub(super) fn knock(&self, place: usize) -> Knock {
+        let Some(address) = self.doors[place] else { return Knock::Silence };
+        match TcpStream::connect_timeout(&address, KNOCK) {
+            Ok(_) => Knock::There,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Knock::Gone,
+            Err(_) => Knock::Silence,
+        }
+    }
+
+    /// The store behind a door, if it is open.
+    pub(super) fn visit(&self, place: usize) -> Option<TcpStore> {
+        let address = self.doors[place]?;
+        let connect = |patience| TcpStore::connect(&address.ip().to_string(), address.port(), patience).ok();
+        connect(ANSWER)?;
+        connect(SERVICE)
+    }
+
+    /// Opens this rank's door, where it is not open yet, and goes in.
+    pub(super) fn host(&self) -> Result<Arc<dyn Store>> {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Own::Closed(listener) = &*own {
+            let listener = listener.try_clone().map_err(|error| Error::io("shrink: opening this rank's door", error))?;
+            *own = Own::Open(TcpStoreServer::serve(listener, LINGER)?);
+        }
+        match &*own {
+            Own::Open(server) => {
+                let address = server.local_addr();
+                Ok(Arc::new(TcpStore::connect(&address.ip().to_string(), address.port(), SERVICE)?))
+            }
+            Own::Closed(_) => Err(Error::argument("shrink", "this rank's door did not open")),
+            Own::Missing(reason) => Err(Error::Unsupported {
+                what: "shrink".to_owned(),
+                reason: format!("this rank has no port at which others could find it ({reason}); see Config::listen_address"),
+            }),
+        }
+    }
+}
+
+/// A communicator's ranks among the doors.
+#[derive(Clone)]
+pub(super) struct Lineage {
+    pub(super) meeting: Arc<Meeting>,
+    /// By rank, the place of its door.
+    pub(super) places: Arc<[usize]>,
+}
+
+impl Lineage {
+    /// Of a communicator that a job begins with.
+    pub(super) fn founded(door: Door, doors: &[Option<SocketAddr>]) -> Self {
+        Self { meeting: Arc::new(Meeting::new(door, doors.to_vec())), places: (0..doors.len()).collect() }
+    }
+
+    /// Looks whether one of the ranks is gone.
+    pub(super) fn watch(&self) -> Watch {
+        let lineage = self.clone();
+        Box::new(move || {
+            let is_gone = |rank: &usize| lineage.meeting.knock(lineage.places[*rank]) == Knock::Gone;
+            (0..lineage.places.len()).find(is_gone).map(|rank| format!("the process of rank {rank} of those who were left is gone"))
+        })
+    }
+
+    /// Of these ranks of it, in this order.
+    pub(super) fn of(&self, ranks: &[usize]) -> Self {
+        Self { meeting: Arc::clone(&self.meeting), places: ranks.iter().map(|rank| self.places[*rank]).collect() }
+    }
+}
+
+impl fmt::Debug for Lineage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lineage").field("places", &self.places).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_door_tells_who_lives_before_it_opens() {
+        let here = IpAddr::from([127, 0, 0, 1]);
+        let (mine, theirs) = (Door::new(here), Door::new(here));
+        let doors = vec![mine.address(), theirs.address(), None];
+        let meeting = Meeting::new(mine, doors.clone());
+        assert_eq!([0, 1, 2].map(|place| meeting.knock(place)), [Knock::There, Knock::There, Knock::Silence]);
+        assert!(meeting.visit(0).is_none() && meeting.visit(2).is_none());
+        drop(theirs);
+        assert_eq!(meeting.knock(1), Knock::Gone);
+        meeting.host().unwrap().set("key", b"value").unwrap();
+        let guest = meeting.visit(0).unwrap();
+        assert_eq!(guest.get("key", Duration::ZERO).unwrap(), b"value");
+        // It stays open, with what was said there.
+        assert_eq!(meeting.host().unwrap().get("key", Duration::ZERO).unwrap(), b"value");
+    }
+
+    #[test]
+    fn a_rank_without_a_door_says_why() {
+        let door = Door::new(IpAddr::from([192, 0, 2, 1]));
+        assert_eq!(door.address(), None);
+        let error = Meeting::new(door, vec![None]).host().map(drop).unwrap_err();
+        assert!(error.is_unsupported() && error.to_string().contains("192.0.2.1"), "{error}");
+    }
+}

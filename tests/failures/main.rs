@@ -1,0 +1,10 @@
+//! What survivors see of every failure, how soon, and what they can do next.
+
+#![allow(clippy::unwrap_used, clippy::type_complexity, reason = "a test fails by panicking, and says what it needs where it needs it")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod kills;
+mod processes;
+mod shrink;
