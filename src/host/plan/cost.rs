@@ -9,7 +9,6 @@ use crate::call::Kind;
 /// What the links between the participants are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum LinkClass {
-    SharedMemory,
     /// TCP between processes of one host: no line to wait for, and the processor does everything.
     Loopback,
     /// TCP between hosts.
@@ -19,7 +18,6 @@ pub(crate) enum LinkClass {
 impl fmt::Display for LinkClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            LinkClass::SharedMemory => "shared memory",
             LinkClass::Loopback => "loopback",
             LinkClass::Tcp => "tcp",
         })
@@ -55,16 +53,14 @@ pub(crate) struct LinkCost {
 /// What each class of links costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CostTable {
-    pub(crate) shared_memory: LinkCost,
     pub(crate) loopback: LinkCost,
     pub(crate) tcp: LinkCost,
 }
 
 impl Default for CostTable {
-    /// Shared memory and the loopback device as measured between two cores of one machine; TCP as assumed of a fast network.
+    /// The loopback device as measured between two cores of one machine; TCP as assumed of a fast network.
     fn default() -> Self {
         Self {
-            shared_memory: LinkCost { latency: 200.0, message: 60.0, byte: 0.06, fold: 0.03, segment_bytes: 64 << 10 },
             loopback: LinkCost { latency: 2_500.0, message: 3_500.0, byte: 0.14, fold: 0.03, segment_bytes: 256 << 10 },
             tcp: LinkCost { latency: 10_000.0, message: 3_000.0, byte: 0.2, fold: 0.03, segment_bytes: 256 << 10 },
         }
@@ -75,7 +71,6 @@ impl CostTable {
     /// The cost of links of this class.
     pub(crate) fn link(&self, class: LinkClass) -> &LinkCost {
         match class {
-            LinkClass::SharedMemory => &self.shared_memory,
             LinkClass::Loopback => &self.loopback,
             LinkClass::Tcp => &self.tcp,
         }
@@ -135,8 +130,18 @@ impl Policy {
         if let [only] = candidates { *only } else { self.predict(question).0 }
     }
 
-    /// The algorithm to use, and how many nanoseconds it should take where every participant has a core of its own.
-    pub(crate) fn predict(&self, question: &Question) -> (Algorithm, f64) {
+    /// How many nanoseconds an algorithm should take where a link costs this, and every participant has a core of its own.
+    pub(crate) fn nanoseconds(algorithm: Algorithm, question: &Question, cost: &LinkCost) -> f64 {
+        Estimate::new(question, cost).nanoseconds(algorithm)
+    }
+
+    /// What links of this class are taken to cost.
+    pub(crate) fn cost(&self, class: LinkClass) -> LinkCost {
+        *self.costs.link(class)
+    }
+
+    /// The algorithm to use, and how many nanoseconds it should take by the table.
+    fn predict(&self, question: &Question) -> (Algorithm, f64) {
         let candidates = candidates(question.kind, question.order);
         let estimate = Estimate::new(question, self.costs.link(question.class));
         // Ties go to the earlier candidate, whatever the rounding.
@@ -159,7 +164,7 @@ impl Policy {
 impl fmt::Display for Policy {
     /// The costs, and what the caller asked for.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for class in [LinkClass::SharedMemory, LinkClass::Loopback, LinkClass::Tcp] {
+        for class in [LinkClass::Loopback, LinkClass::Tcp] {
             let LinkCost { latency, message, byte, fold, segment_bytes } = self.costs.link(class);
             let segment = Size(*segment_bytes);
             writeln!(f, "{class}: latency {latency} ns, message {message} ns, {byte} ns/B, fold {fold} ns/B, segments of {segment}")?;
@@ -365,7 +370,7 @@ mod tests {
     #[test]
     fn small_is_chosen_for_latency_and_large_for_bandwidth() {
         let policy = Policy::default();
-        for class in [LinkClass::SharedMemory, LinkClass::Loopback, LinkClass::Tcp] {
+        for class in [LinkClass::Loopback, LinkClass::Tcp] {
             let choose = |kind, bytes, n| policy.choose(&question(kind, bytes, n, class));
             assert_ne!(choose(Kind::AllReduce, 4, 8), Algorithm::Ring);
             assert_ne!(choose(Kind::AllReduce, 64 << 20, 8), Algorithm::Doubling);
@@ -396,7 +401,7 @@ mod tests {
             let overrides = if rules.is_empty() { Overrides::default() } else { asked(rules) };
             let policy = Policy::new(CostTable::default(), overrides);
             for kind in Kind::ALL {
-                for class in [LinkClass::SharedMemory, LinkClass::Loopback, LinkClass::Tcp] {
+                for class in [LinkClass::Loopback, LinkClass::Tcp] {
                     let ask = |bytes| policy.predict(&question(kind, bytes, 4, class));
                     assert_eq!(ask(1 << 20).0, policy.choose(&question(kind, 1 << 20, 4, class)));
                     assert!(ask(0).1 > 0.0, "{kind:?}");
@@ -432,7 +437,7 @@ mod tests {
     #[test]
     fn an_explanation_can_be_asked_for() {
         let policy = Policy::default();
-        for (n, class) in [(2, LinkClass::Tcp), (4, LinkClass::SharedMemory), (16, LinkClass::Tcp)] {
+        for (n, class) in [(2, LinkClass::Tcp), (4, LinkClass::Loopback), (16, LinkClass::Tcp)] {
             let text = policy.explain(n, class).to_string();
             for (kind, line) in
                 [Kind::AllReduce, Kind::Reduce, Kind::Broadcast, Kind::AllGather, Kind::ReduceScatter].iter().zip(text.lines().skip(1))
@@ -453,8 +458,7 @@ mod tests {
         let policy = Policy::new(CostTable::default(), asked("ring:16K-"));
         assert_eq!(
             policy.to_string(),
-            "shared memory: latency 200 ns, message 60 ns, 0.06 ns/B, fold 0.03 ns/B, segments of 64K\n\
-             loopback: latency 2500 ns, message 3500 ns, 0.14 ns/B, fold 0.03 ns/B, segments of 256K\n\
+            "loopback: latency 2500 ns, message 3500 ns, 0.14 ns/B, fold 0.03 ns/B, segments of 256K\n\
              tcp: latency 10000 ns, message 3000 ns, 0.2 ns/B, fold 0.03 ns/B, segments of 256K\n\
              asked for: ring:16K-"
         );

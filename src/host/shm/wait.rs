@@ -32,22 +32,26 @@ pub(super) const fn spins(is_crowded: bool) -> u32 {
     if is_crowded { 0 } else { SPINS }
 }
 
-/// Whether the ranks of a region have fewer processors between them than they are, by their affinities and quotas. Every rank
-/// comes to the same answer once all have entered.
+/// Whether the ranks of a region have fewer processors between them than they are. Every rank comes to the same answer once all have
+/// entered.
 pub(super) fn is_crowded(region: &Region) -> bool {
+    processors(region) < region.layout().ranks
+}
+
+/// How many processors the ranks of a region have between them, by their affinities and quotas.
+pub(super) fn processors(region: &Region) -> usize {
     let ranks = region.layout().ranks;
     let members = || (0..ranks).map(|rank| region.member(rank));
     let masks: Vec<_> = members().map(Member::processors).collect();
     let count = |mask: &[u64]| mask.iter().map(|word| word.count_ones() as usize).sum::<usize>();
     let least = members().map(Member::available).min().unwrap_or(1);
     if masks.iter().any(|mask| count(mask) == 0) {
-        return least < ranks;
+        return least;
     }
     let union: Vec<_> = (0..masks[0].len()).map(|word| masks.iter().fold(0, |all, mask| all | mask[word])).collect();
     // Fewer than its affinity allows: a quota, which is most likely everybody's.
     let has_quota = members().zip(&masks).any(|(member, mask)| member.available() < count(mask));
-    let processors = if has_quota { count(&union).min(least) } else { count(&union) };
-    processors < ranks
+    if has_quota { count(&union).min(least) } else { count(&union) }
 }
 
 impl Group {
