@@ -12,11 +12,15 @@ use crate::host::plane::{Model, probes};
 use crate::host::shm::Task;
 use crate::op::ReduceOp;
 
-/// For how long each of the calls is measured, and the least of a sample.
-const PROBE: Duration = Duration::from_millis(12);
-const SAMPLE: Duration = Duration::from_micros(100);
+/// How often all calls are measured: of what disturbs one, the next is free.
+const ROUNDS: usize = 2;
+/// For how long each of the calls is measured each time, and the least of a sample.
+const PROBE: Duration = Duration::from_millis(6);
+const SAMPLE: Duration = Duration::from_micros(200);
 /// How many samples, at least.
-const LEAST_SAMPLES: u32 = 5;
+const LEAST_SAMPLES: u32 = 3;
+/// A page of elements.
+const PAGE_ELEMENTS: usize = 4096 / size_of::<f32>();
 
 /// What calls of one communicator cost, as [`Communicator::measure_costs`] has measured it. The same on every rank.
 #[derive(Debug, Clone)]
@@ -53,7 +57,7 @@ impl Costs {
 
 impl Communicator {
     /// Measures what calls on host memory cost here, for predictions of calls of any size. Every rank calls it. It takes under half a second on
-    /// shared memory, and longer where 25 calls, the largest of 6 MiB, take longer.
+    /// shared memory, and longer where 30 calls, the largest of 12 MiB, take longer.
     ///
     /// # Errors
     ///
@@ -67,9 +71,14 @@ impl Communicator {
         };
         let tasks: Vec<Task> = probes(self.world_size()).collect();
         let longest = tasks.iter().map(|task| task.bytes / size_of::<f32>()).max().unwrap_or(0);
-        let (source, mut target) = (vec![1.0; longest], vec![0.0; longest]);
-        let measure = |task| Ok((task, self.time_of(&task, &source, &mut target)?));
-        let measured: Vec<(Task, f64)> = tasks.into_iter().map(measure).collect::<Result<_>>()?;
+        let [mut source, mut target] = [(); 2].map(|()| vec![0.5; longest + PAGE_ELEMENTS]);
+        let (source, target) = (from_page(&mut source), from_page(&mut target));
+        let mut measured: Vec<(Task, f64)> = tasks.into_iter().map(|task| (task, f64::INFINITY)).collect();
+        for _ in 0..ROUNDS {
+            for (task, least) in &mut measured {
+                *least = least.min(self.time_of(task, source, target)?);
+            }
+        }
         model.calibrate(&measured);
         Ok(Costs { model })
     }
@@ -82,14 +91,15 @@ impl Communicator {
             (0..calls).try_for_each(|_| self.probe(task, source, target))?;
             Ok(began.elapsed().as_secs_f64() * 1e9 / f64::from(calls))
         };
-        batch(2)?;
-        // All ranks must come to the same numbers, so they go by the slowest.
-        let mut trial = [batch(4)?];
+        // All ranks must come to the same numbers, so they go by the slowest; not by the first call, which finds memory.
+        batch(1)?;
+        let mut trial = [batch(1)?];
         self.all_reduce(&mut trial, ReduceOp::Max)?;
         let once = Duration::from_secs_f64(trial[0].max(1.0) / 1e9);
         let times = |whole: Duration, part: Duration| (whole.as_nanos() / part.as_nanos().max(1)) as u32;
         let calls = times(SAMPLE, once) + 1;
         let samples = times(PROBE, once * calls).max(LEAST_SAMPLES);
+        batch(calls)?;
         let mut samples: Vec<f64> = (0..samples).map(|_| batch(calls)).collect::<Result<_>>()?;
         self.all_reduce(&mut samples, ReduceOp::Max)?;
         samples.sort_unstable_by(f64::total_cmp);
@@ -103,11 +113,51 @@ impl Communicator {
         let (blocks, target) = (&source[..whole], &mut target[..whole]);
         match task.kind {
             Kind::AllReduce => self.all_reduce_into(blocks, target, ReduceOp::Sum),
-            Kind::Broadcast => self.broadcast_into((self.rank() == 0).then_some(blocks), target, 0),
+            Kind::Broadcast => self.broadcast(target, 0),
             Kind::ReduceScatter => self.reduce_scatter_into(blocks, &mut target[..block], ReduceOp::Sum),
             Kind::AllGather => self.all_gather_into(&blocks[..block], target),
             Kind::AllToAll => self.all_to_all_into(blocks, target),
             _ => self.barrier(),
         }
+    }
+}
+
+/// The part of a buffer that begins at a page.
+fn from_page(buffer: &mut [f32]) -> &mut [f32] {
+    let start = buffer.as_ptr().align_offset(PAGE_ELEMENTS * size_of::<f32>());
+    &mut buffer[start.min(PAGE_ELEMENTS)..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Transport;
+
+    /// What rank 0 of `ranks` threads has measured, and whether all have measured the same.
+    fn measured(ranks: usize, transport: Transport) -> Costs {
+        let program = |comm: &Communicator| comm.measure_costs();
+        let mut all = Communicator::builder().transport(transport).run_local(ranks, program).unwrap();
+        let words = |costs: &Costs| format!("{costs:?}");
+        assert!(all.iter().all(|costs| words(costs) == words(&all[0])), "ranks differ");
+        all.remove(0)
+    }
+
+    #[test]
+    fn predictions_are_the_same_on_every_rank_and_grow_with_the_size() {
+        for transport in [Transport::Shm, Transport::Tcp] {
+            let costs = measured(2, transport);
+            for name in ["all_reduce", "broadcast", "reduce_scatter", "all_gather", "all_to_all", "reduce", "gather", "scatter"] {
+                let time = |bytes| costs.predict(name, bytes, DType::F32, false).unwrap().time;
+                assert!(!time(8).is_zero() && time(64 << 10) > time(8) && time(16 << 20) > time(1 << 20), "{name} {costs:?}");
+            }
+            assert!(costs.predict("barrier", 0, DType::U8, false).is_some());
+            assert_eq!(costs.predict("all reduce", 8, DType::F32, false), None);
+        }
+    }
+
+    #[test]
+    fn one_rank_has_nothing_to_predict() {
+        let comm = Communicator::local(1).unwrap().remove(0);
+        assert!(comm.measure_costs().unwrap_err().is_unsupported());
     }
 }

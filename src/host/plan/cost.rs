@@ -46,6 +46,8 @@ pub(crate) struct LinkCost {
     pub(crate) byte: f64,
     /// For each byte folded or copied.
     pub(crate) fold: f64,
+    /// For each byte of a buffer that comes from memory or goes there rather than to a cache.
+    pub(crate) memory: f64,
     /// The segments in which large messages travel, in bytes.
     pub(crate) segment_bytes: usize,
 }
@@ -61,8 +63,8 @@ impl Default for CostTable {
     /// The loopback device as measured between two cores of one machine; TCP as assumed of a fast network.
     fn default() -> Self {
         Self {
-            loopback: LinkCost { latency: 2_500.0, message: 3_500.0, byte: 0.14, fold: 0.03, segment_bytes: 256 << 10 },
-            tcp: LinkCost { latency: 10_000.0, message: 3_000.0, byte: 0.2, fold: 0.03, segment_bytes: 256 << 10 },
+            loopback: LinkCost { latency: 2_500.0, message: 3_500.0, byte: 0.14, fold: 0.03, memory: 0.03, segment_bytes: 256 << 10 },
+            tcp: LinkCost { latency: 10_000.0, message: 3_000.0, byte: 0.2, fold: 0.03, memory: 0.03, segment_bytes: 256 << 10 },
         }
     }
 }
@@ -106,6 +108,10 @@ pub(crate) fn candidates(kind: Kind, order: Order) -> &'static [Algorithm] {
     }
 }
 
+/// How much of all participants' vectors stays in caches: a few MiB of the cores' own, and their part of what is shared. What lies beyond costs
+/// every algorithm the same, so it decides nothing.
+const CACHED_BYTES: usize = 4 << 20;
+
 /// How algorithms are chosen.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Policy {
@@ -132,7 +138,8 @@ impl Policy {
 
     /// How many nanoseconds an algorithm should take where a link costs this, and every participant has a core of its own.
     pub(crate) fn nanoseconds(algorithm: Algorithm, question: &Question, cost: &LinkCost) -> f64 {
-        Estimate::new(question, cost).nanoseconds(algorithm)
+        let past_caches = question.bytes.saturating_sub(CACHED_BYTES / question.n) as f64;
+        Estimate::new(question, cost).nanoseconds(algorithm) + 2.0 * past_caches * cost.memory
     }
 
     /// What links of this class are taken to cost.
@@ -165,7 +172,7 @@ impl fmt::Display for Policy {
     /// The costs, and what the caller asked for.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for class in [LinkClass::Loopback, LinkClass::Tcp] {
-            let LinkCost { latency, message, byte, fold, segment_bytes } = self.costs.link(class);
+            let LinkCost { latency, message, byte, fold, segment_bytes, .. } = self.costs.link(class);
             let segment = Size(*segment_bytes);
             writeln!(f, "{class}: latency {latency} ns, message {message} ns, {byte} ns/B, fold {fold} ns/B, segments of {segment}")?;
         }
@@ -218,7 +225,9 @@ struct Estimate<'a> {
     others: f64,
     /// For each byte received and folded in segments: both go on at once, and the slower counts.
     overlapped: f64,
-    /// For each byte where everyone sends to one rank at once: over loopback measured with four ranks, else assumed.
+    /// For each byte where it goes one way only: over loopback half, since `byte` is the time of a processor that sends and receives.
+    one_way: f64,
+    /// For each byte where everyone sends to one rank at once: over loopback measured with four ranks on two processors.
     crowded: f64,
 }
 
@@ -234,7 +243,8 @@ impl<'a> Estimate<'a> {
             rounds: f64::from(usize::BITS - (question.n - 1).leading_zeros()),
             others: (n - 1.0) / n,
             overlapped: cost.byte.max(cost.fold),
-            crowded: cost.byte * (1.0 + if question.class == LinkClass::Loopback { 0.5 } else { 0.1 } * (n - 2.0)).clamp(1.0, 2.0),
+            one_way: cost.byte * if question.class == LinkClass::Loopback { 0.5 } else { 1.0 },
+            crowded: cost.byte * (1.0 + 0.1 * (n - 2.0)).clamp(1.0, 2.0),
         }
     }
 
@@ -269,6 +279,11 @@ impl<'a> Estimate<'a> {
         self.cost.latency + self.cost.message + bytes * self.cost.byte
     }
 
+    /// A message of so many bytes, with nothing to be sent the other way meanwhile.
+    fn one_way_hop(&self, bytes: f64) -> f64 {
+        self.cost.latency + self.cost.message + bytes * self.one_way
+    }
+
     /// What an agreement ahead of the data costs. Between two, the data's first message brings it.
     fn agreement(&self) -> f64 {
         if self.question.n <= 2 { 0.0 } else { self.rounds * self.hop(0.0) }
@@ -277,6 +292,13 @@ impl<'a> Estimate<'a> {
     /// The messages of `times` shares to or from each other rank.
     fn messages(&self, times: f64) -> f64 {
         times * (self.n - 1.0) * self.share_messages * self.cost.message
+    }
+
+    /// The same round a ring, both ways at once where there are two ways and more than a segment.
+    fn ring_messages(&self, times: f64) -> f64 {
+        let ways = if self.question.n > 2 && self.question.bytes > self.cost.segment_bytes { 2.0 } else { 1.0 };
+        let pieces = (self.bytes / self.n / ways / self.cost.segment_bytes.max(1) as f64).ceil().max(1.0);
+        times * (self.n - 1.0) * ways * pieces * self.cost.message
     }
 
     /// Everyone's whole vector goes straight to whoever folds it.
@@ -295,7 +317,7 @@ impl<'a> Estimate<'a> {
         match algorithm {
             Algorithm::Ring => {
                 let bytes = self.others * self.bytes * (self.overlapped + self.cost.byte);
-                2.0 * (self.n - 1.0) * self.cost.latency + self.messages(2.0) + bytes
+                2.0 * (self.n - 1.0) * self.cost.latency + self.ring_messages(2.0) + bytes
             }
             Algorithm::Direct if all_reduce::is_flat(self.question.n, self.question.bytes, element) => self.whole_vectors(),
             Algorithm::Direct => self.shares(),
@@ -311,7 +333,7 @@ impl<'a> Estimate<'a> {
         match algorithm {
             Algorithm::ScatterGather => {
                 let bytes = self.others * self.bytes * (self.overlapped + self.cost.byte);
-                self.n * self.cost.latency + self.messages(2.0) + bytes
+                self.n * self.cost.latency + self.ring_messages(2.0) + bytes
             }
             Algorithm::Direct if reduce::is_star(self.question.n, self.question.bytes, element) => self.whole_vectors(),
             Algorithm::Direct => self.shares(),
@@ -323,14 +345,14 @@ impl<'a> Estimate<'a> {
         let agreement = self.agreement();
         let carried = self.question.bytes <= broadcast::CARRIED_BYTES;
         match algorithm {
-            _ if self.question.n <= 2 => self.hop(self.bytes),
+            _ if self.question.n <= 2 => self.one_way_hop(self.bytes),
             Algorithm::Chain => {
                 let segment = self.bytes.min(self.cost.segment_bytes as f64);
                 let segments = self.question.bytes.div_ceil(self.cost.segment_bytes.max(1)) as f64;
                 agreement + (self.n - 1.0) * self.hop(segment) + segments * self.cost.message + self.bytes * self.cost.byte
             }
-            _ if carried => self.rounds * self.hop(self.bytes) + self.bytes * self.cost.fold,
-            _ => agreement + self.rounds * self.hop(self.bytes),
+            _ if carried => self.rounds * self.one_way_hop(self.bytes) + self.bytes * self.cost.fold,
+            _ => agreement + self.rounds * self.one_way_hop(self.bytes),
         }
     }
 
@@ -350,7 +372,7 @@ impl<'a> Estimate<'a> {
         let bytes = self.others * self.bytes;
         match algorithm {
             Algorithm::Direct => self.cost.latency + self.messages(1.0) + bytes * self.crowded.max(self.cost.fold),
-            _ => (self.n - 1.0) * self.cost.latency + self.messages(1.0) + bytes * self.overlapped,
+            _ => (self.n - 1.0) * self.cost.latency + self.ring_messages(1.0) + bytes * self.overlapped,
         }
     }
 }

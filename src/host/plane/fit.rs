@@ -1,27 +1,33 @@
 //! Finds the parameters of a model that agree best with what was measured.
 
-/// Parameters from `start` on for which `error` is least, as far as steps along one parameter at a time find it. All are positive and stay
-/// so; each may become a thousand times as large or as small, and no more. The same on every machine that is given the same numbers.
+/// Parameters from `start` on for which `error` is least, as far as steps along one parameter, or along two at once, find it. All are
+/// positive and stay so; each may become a thousand times as large or as small, and no more. The same wherever the numbers are the same.
 pub(super) fn fit<const N: usize>(start: [f64; N], error: impl Fn(&[f64; N]) -> f64) -> [f64; N] {
-    /// The first step: by which factor; each round without a gain takes its root.
+    /// The first step: by which factor; a round without a gain takes its root.
     const FIRST_STEP: f64 = 2.0;
     const LAST_STEP: f64 = 1.005;
     const FARTHEST: f64 = 1000.0;
-    const ROUNDS: usize = 400;
+    const ROUNDS: usize = 200;
     let (mut best, mut least, mut step) = (start, error(&start), FIRST_STEP);
     for _ in 0..ROUNDS {
         let before = least;
-        for index in 0..N {
-            for factor in [step, 1.0 / step] {
-                let mut tried = best;
-                tried[index] = (tried[index] * factor).clamp(start[index] / FARTHEST, start[index] * FARTHEST);
-                let found = error(&tried);
-                if found < least {
-                    (best, least) = (tried, found);
+        for first in 0..N {
+            for (second, factors) in (first..N).flat_map(|second| [[step, step], [step, 1.0 / step]].map(|factors| (second, factors))) {
+                for [one, other] in [factors, factors.map(f64::recip)] {
+                    let mut tried = best;
+                    tried[first] *= one;
+                    tried[second] *= if second == first { 1.0 } else { other };
+                    for (parameter, from) in tried.iter_mut().zip(&start) {
+                        *parameter = parameter.clamp(from / FARTHEST, from * FARTHEST);
+                    }
+                    let found = error(&tried);
+                    if found < least {
+                        (best, least) = (tried, found);
+                    }
                 }
             }
         }
-        if least >= before {
+        if least >= before * ENOUGH {
             step = step.sqrt();
         }
         if step < LAST_STEP {
@@ -30,6 +36,9 @@ pub(super) fn fit<const N: usize>(start: [f64; N], error: impl Fn(&[f64; N]) -> 
     }
     best
 }
+
+/// A round that leaves more than this of the error has gained nothing that matters with steps of its size.
+const ENOUGH: f64 = 0.999;
 
 #[cfg(test)]
 mod tests {
