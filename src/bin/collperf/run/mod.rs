@@ -124,9 +124,8 @@ fn largest_buffer(settings: &Settings, world_size: usize) -> usize {
 
 /// Everything that was asked for, on a plane.
 fn measure<P: Plane>(comm: &Communicator, plane: &P, settings: &Settings, facts: Facts) -> Result<u8, Failure> {
-    let costs = if settings.columns.predictions { Some(comm.measure_costs()?) } else { None };
     let report = if comm.rank() == 0 { Some(Report::open(settings, facts, row_count(settings, comm.world_size()))?) } else { None };
-    let mut session = Session { comm, plane, settings, report, checks: Checks::default(), costs, wrong_cells: 0 };
+    let mut session = Session { comm, plane, settings, report, checks: Checks::default(), costs: None, wrong_cells: 0 };
     let result = settings.collectives.iter().try_for_each(|collective| session.collective(*collective));
     let result = result.and_then(|()| if settings.device.memory { session.tell_memory() } else { Ok(()) });
     match (result, session.report) {
@@ -143,6 +142,10 @@ fn measure<P: Plane>(comm: &Communicator, plane: &P, settings: &Settings, facts:
 impl<P: Plane> Session<'_, P> {
     /// Everything that was asked of one collective.
     fn collective(&mut self, collective: Collective) -> Result<(), Failure> {
+        if self.settings.columns.predictions {
+            // Anew for each: where processors are virtual they move, and a flag then takes ten times as long for a while.
+            self.costs = Some(self.comm.measure_costs()?);
+        }
         if let Some(report) = &mut self.report {
             report.begin(collective)?;
         }
