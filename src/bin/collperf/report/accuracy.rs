@@ -72,7 +72,7 @@ mod tests {
         accuracy.add(&row(&[10.0, 4.0]));
         accuracy.add(&row(&[15.0, 20.0]));
         let text = accuracy.to_string();
-        assert!(text.contains("2 of 4") && text.contains("by 2.50: all_reduce of 1K in place, 4.00 us predicted"), "{text}");
+        assert!(text.contains("2 of 4") && text.contains("by 2.50: all_reduce of 1 KiB in place, 4.00 us predicted"), "{text}");
     }
 
     #[test]
