@@ -49,7 +49,7 @@ mod rendezvous;
 #[cfg(feature = "cuda")]
 pub use buffer::device::{DeviceMemory, DeviceMemoryMut, RawDevice};
 pub use buffer::{Buffer, BufferMut, Memory, MemoryMut};
-pub use communicator::{AbortHandle, Builder, Communicator, Group, OwnedBuffer, Received, SharedBuffer, Work};
+pub use communicator::{AbortHandle, Builder, Communicator, Costs, Group, OwnedBuffer, Prediction, Received, SharedBuffer, Work};
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, OnStream, device_count};
 pub use config::{Config, Transport};

@@ -7,6 +7,7 @@ mod baton;
 mod bootstrap;
 mod builder;
 mod collectives;
+mod costs;
 mod desk;
 #[cfg(feature = "cuda")]
 mod device;
@@ -50,6 +51,7 @@ use prepare::Prepared;
 use started::Worker;
 
 pub use builder::Builder;
+pub use costs::{Costs, Prediction};
 #[cfg(feature = "cuda")]
 pub use device::{Device, DeviceChoice, OnStream, device_count};
 pub use group::Group;

@@ -106,6 +106,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub(crate) cell_ms: Option<Duration>,
 
+    /// Before each collective measure what calls cost here, for about half a second; then say of each row how it is done, how long it
+    /// should take, and that over the time it took. Host plane only
+    #[arg(long)]
+    pub(crate) explain: bool,
+
     #[command(flatten)]
     pub(crate) device: DeviceFlags,
 

@@ -21,13 +21,29 @@ pub(crate) struct Half {
     pub(crate) spread: Option<Spread>,
     /// Those times in microseconds, each the slowest rank's.
     pub(crate) samples: Vec<f64>,
+    /// What was foretold, where that was asked for.
+    pub(crate) prediction: Option<Forecast>,
+}
+
+/// What was foretold of a call.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Forecast {
+    /// How it is done.
+    pub(crate) algorithm: &'static str,
+    /// Microseconds per call.
+    pub(crate) time_us: f64,
 }
 
 impl Half {
     /// The figures of a call that took so long.
     pub(crate) fn new(collective: Collective, ranks: usize, bytes: usize, time_us: f64) -> Self {
         let algbw = if bytes == 0 { 0.0 } else { bytes as f64 / time_us / 1e3 };
-        Self { time_us, algbw, busbw: algbw * collective.bus_factor(ranks), wrong: None, spread: None, samples: vec![] }
+        Self { time_us, algbw, busbw: algbw * collective.bus_factor(ranks), wrong: None, spread: None, samples: vec![], prediction: None }
+    }
+
+    /// What was foretold over what came.
+    pub(crate) fn ratio(&self) -> Option<f64> {
+        self.prediction.map(|prediction| prediction.time_us / self.time_us).filter(|ratio| ratio.is_finite())
     }
 }
 

@@ -159,6 +159,7 @@ impl Settings {
                 per_iteration: arguments.per_iteration == 1,
                 timestamps: arguments.timestamps == 1,
                 issue_time: device.issue_time,
+                predictions: arguments.explain,
             },
             skip: arguments.skip as usize,
             ranks: arguments.ranks_here.map(usize::from),
@@ -190,6 +191,9 @@ impl Settings {
     }
 }
 
+/// Why there are no predictions for devices.
+pub(crate) const EXPLAIN_ON_DEVICE: &str = "--explain: on devices NCCL chooses, and has no prediction; use --plane host";
+
 /// Refuses flags that do not go together.
 fn contradictions(arguments: &Arguments, device: &Device) -> Result<(), Failure> {
     if arguments.plane == Plane::Device && !cfg!(feature = "cuda") {
@@ -197,6 +201,15 @@ fn contradictions(arguments: &Arguments, device: &Device) -> Result<(), Failure>
     }
     if let Some(refusal) = device.refusal.as_ref().filter(|_| arguments.plane == Plane::Host || !cfg!(feature = "cuda")) {
         return Err(Failure::unsupported(refusal));
+    }
+    if arguments.explain && arguments.plane == Plane::Device {
+        return Err(Failure::unsupported(EXPLAIN_ON_DEVICE));
+    }
+    if arguments.explain && arguments.device.register != 0 {
+        return Err(Failure::unsupported(format!(
+            "--explain -R {}: the cost model knows ordinary buffers alone",
+            arguments.device.register
+        )));
     }
     let graph = arguments.device.graph;
     if graph > 0 && device.null_stream {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::row::{Half, Row};
+use crate::row::{Forecast, Half, Row};
 use crate::statistics::Spread;
 
 /// Which columns there are besides the usual ones.
@@ -14,16 +14,23 @@ pub(crate) struct Columns {
     pub(crate) timestamps: bool,
     /// Whether the times are those to issue calls.
     pub(crate) issue_time: bool,
+    /// How a call is done, how long it should take, and that over how long it took.
+    pub(crate) predictions: bool,
 }
 
 /// The three lines above the rows.
 pub(crate) fn header(columns: Columns) -> String {
     let (stamp, format, pad) = if columns.timestamps { ("timestamp", "%Y-%m-%d %H:%M:%S", 19) } else { ("", "", 0) };
     let fixed = |names: [&str; 5]| format!("# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}", names[0], names[1], names[2], names[3], names[4]);
-    let half = |names: [&str; 8]| {
-        let usual = format!("  {:>7}  {:>6}  {:>6}  {:>6}", names[0], names[1], names[2], names[3]);
-        let more = format!("  {:>7}  {:>7}  {:>7}  {:>7}", names[4], names[5], names[6], names[7]);
-        if columns.per_iteration { usual + &more } else { usual }
+    let half = |names: [&str; 11]| {
+        let mut text = format!("  {:>7}  {:>6}  {:>6}  {:>6}", names[0], names[1], names[2], names[3]);
+        if columns.per_iteration {
+            text += &format!("  {:>7}  {:>7}  {:>7}  {:>7}", names[4], names[5], names[6], names[7]);
+        }
+        if columns.predictions {
+            text += &format!("  {:>14}  {:>9}  {:>5}", names[8], names[9], names[10]);
+        }
+        text
     };
     let line = |names, both, stamp| format!("{}{}{} {stamp:>pad$}\n", fixed(names), half(both), half(both));
     let band = if columns.per_iteration {
@@ -33,9 +40,9 @@ pub(crate) fn header(columns: Columns) -> String {
     };
     let mut text = format!("#\n{}{band}\n", fixed([""; 5]));
     let time = if columns.issue_time { "cputime" } else { "time" };
-    let names = [time, "algbw", "busbw", "#wrong", "i_min", "i_max", "i_p99", "i_cv%"];
+    let names = [time, "algbw", "busbw", "#wrong", "i_min", "i_max", "i_p99", "i_cv%", "algorithm", "predicted", "ratio"];
     text += &line(["size", "count", "type", "redop", "root"], names, stamp);
-    let units = ["(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "(us)", "(%)"];
+    let units = ["(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "(us)", "(%)", "", "(us)", ""];
     text += &line(["(B)", "(elements)", "", "", ""], units, format);
     text
 }
@@ -66,7 +73,18 @@ fn present(half: &Half, columns: Columns) -> String {
     if columns.per_iteration {
         text += &half.spread.as_ref().map_or_else(|| "      N/A".repeat(4), spread);
     }
+    if columns.predictions {
+        text += &half.prediction.as_ref().map_or_else(unpredicted, |prediction| {
+            let Forecast { algorithm, time_us } = prediction;
+            format!("  {algorithm:>14}  {}  {}", fitted(*time_us, 9), fitted(half.ratio().unwrap_or(f64::NAN), 5))
+        });
+    }
     text
+}
+
+/// The columns of a prediction that there is not.
+fn unpredicted() -> String {
+    format!("  {0:>14}  {0:>9}  {0:>5}", "N/A")
 }
 
 fn spread(spread: &Spread) -> String {
@@ -76,7 +94,8 @@ fn spread(spread: &Spread) -> String {
 /// The columns of a half that this collective does not have.
 fn absent(columns: Columns) -> String {
     let usual = format!("  {0:>7}  {0:>6}  {0:>6}  {0:>6}", "N/A");
-    if columns.per_iteration { usual + &"      N/A".repeat(4) } else { usual }
+    let more = if columns.per_iteration { "      N/A".repeat(4) } else { String::new() };
+    usual + &more + &if columns.predictions { unpredicted() } else { String::new() }
 }
 
 /// The lines below the rows: failed checks, and the mean bus bandwidth with, where a floor was asked for, whether it was
@@ -139,7 +158,7 @@ mod tests {
     use crate::collective::Collective;
 
     fn half(time_us: f64, algbw: f64, busbw: f64, wrong: Option<u64>) -> Option<Half> {
-        Some(Half { time_us, algbw, busbw, wrong, spread: None, samples: vec![] })
+        Some(Half { time_us, algbw, busbw, wrong, spread: None, samples: vec![], prediction: None })
     }
 
     fn example() -> Row {
@@ -188,7 +207,7 @@ mod tests {
         let spread = Spread::of(&[1.0, 2.0, 3.0]);
         let with = |half: Option<Half>| half.map(|half| Half { spread: spread.clone(), ..half });
         let row_with = Row { out_of_place: with(example().out_of_place), in_place: None, ..example() };
-        let columns = Columns { per_iteration: true, timestamps: true, issue_time: false };
+        let columns = Columns { per_iteration: true, timestamps: true, ..Columns::default() };
         let line = row(&row_with, columns, "2026-01-02 03:04:05");
         assert!(line.contains("       0     1.00     3.00     3.00    40.82      N/A"), "{line}");
         let names = header(columns).lines().nth(2).unwrap().to_owned();

@@ -9,7 +9,6 @@ use crate::call::Kind;
 /// What the links between the participants are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum LinkClass {
-    SharedMemory,
     /// TCP between processes of one host: no line to wait for, and the processor does everything.
     Loopback,
     /// TCP between hosts.
@@ -19,7 +18,6 @@ pub(crate) enum LinkClass {
 impl fmt::Display for LinkClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            LinkClass::SharedMemory => "shared memory",
             LinkClass::Loopback => "loopback",
             LinkClass::Tcp => "tcp",
         })
@@ -48,6 +46,8 @@ pub(crate) struct LinkCost {
     pub(crate) byte: f64,
     /// For each byte folded or copied.
     pub(crate) fold: f64,
+    /// For each byte of a buffer that comes from memory or goes there rather than to a cache.
+    pub(crate) memory: f64,
     /// The segments in which large messages travel, in bytes.
     pub(crate) segment_bytes: usize,
 }
@@ -55,18 +55,16 @@ pub(crate) struct LinkCost {
 /// What each class of links costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CostTable {
-    pub(crate) shared_memory: LinkCost,
     pub(crate) loopback: LinkCost,
     pub(crate) tcp: LinkCost,
 }
 
 impl Default for CostTable {
-    /// Shared memory and the loopback device as measured between two cores of one machine; TCP as assumed of a fast network.
+    /// The loopback device as measured between two cores of one machine; TCP as assumed of a fast network.
     fn default() -> Self {
         Self {
-            shared_memory: LinkCost { latency: 200.0, message: 60.0, byte: 0.06, fold: 0.03, segment_bytes: 64 << 10 },
-            loopback: LinkCost { latency: 2_500.0, message: 3_500.0, byte: 0.14, fold: 0.03, segment_bytes: 256 << 10 },
-            tcp: LinkCost { latency: 10_000.0, message: 3_000.0, byte: 0.2, fold: 0.03, segment_bytes: 256 << 10 },
+            loopback: LinkCost { latency: 2_500.0, message: 3_500.0, byte: 0.14, fold: 0.03, memory: 0.03, segment_bytes: 256 << 10 },
+            tcp: LinkCost { latency: 10_000.0, message: 3_000.0, byte: 0.2, fold: 0.03, memory: 0.03, segment_bytes: 256 << 10 },
         }
     }
 }
@@ -75,7 +73,6 @@ impl CostTable {
     /// The cost of links of this class.
     pub(crate) fn link(&self, class: LinkClass) -> &LinkCost {
         match class {
-            LinkClass::SharedMemory => &self.shared_memory,
             LinkClass::Loopback => &self.loopback,
             LinkClass::Tcp => &self.tcp,
         }
@@ -111,6 +108,10 @@ pub(crate) fn candidates(kind: Kind, order: Order) -> &'static [Algorithm] {
     }
 }
 
+/// How much of all participants' vectors stays in caches: a few MiB of the cores' own, and their part of what is shared. What lies beyond costs
+/// every algorithm the same, so it decides nothing.
+const CACHED_BYTES: usize = 4 << 20;
+
 /// How algorithms are chosen.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Policy {
@@ -135,8 +136,19 @@ impl Policy {
         if let [only] = candidates { *only } else { self.predict(question).0 }
     }
 
-    /// The algorithm to use, and how many nanoseconds it should take where every participant has a core of its own.
-    pub(crate) fn predict(&self, question: &Question) -> (Algorithm, f64) {
+    /// How many nanoseconds an algorithm should take where a link costs this, and every participant has a core of its own.
+    pub(crate) fn nanoseconds(algorithm: Algorithm, question: &Question, cost: &LinkCost) -> f64 {
+        let past_caches = question.bytes.saturating_sub(CACHED_BYTES / question.n) as f64;
+        Estimate::new(question, cost).nanoseconds(algorithm) + 2.0 * past_caches * cost.memory
+    }
+
+    /// What links of this class are taken to cost.
+    pub(crate) fn cost(&self, class: LinkClass) -> LinkCost {
+        *self.costs.link(class)
+    }
+
+    /// The algorithm to use, and how many nanoseconds it should take by the table.
+    fn predict(&self, question: &Question) -> (Algorithm, f64) {
         let candidates = candidates(question.kind, question.order);
         let estimate = Estimate::new(question, self.costs.link(question.class));
         // Ties go to the earlier candidate, whatever the rounding.
@@ -159,8 +171,8 @@ impl Policy {
 impl fmt::Display for Policy {
     /// The costs, and what the caller asked for.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for class in [LinkClass::SharedMemory, LinkClass::Loopback, LinkClass::Tcp] {
-            let LinkCost { latency, message, byte, fold, segment_bytes } = self.costs.link(class);
+        for class in [LinkClass::Loopback, LinkClass::Tcp] {
+            let LinkCost { latency, message, byte, fold, segment_bytes, .. } = self.costs.link(class);
             let segment = Size(*segment_bytes);
             writeln!(f, "{class}: latency {latency} ns, message {message} ns, {byte} ns/B, fold {fold} ns/B, segments of {segment}")?;
         }
@@ -213,7 +225,9 @@ struct Estimate<'a> {
     others: f64,
     /// For each byte received and folded in segments: both go on at once, and the slower counts.
     overlapped: f64,
-    /// For each byte where everyone sends to one rank at once: over loopback measured with four ranks, else assumed.
+    /// For each byte where it goes one way only: over loopback half, since `byte` is the time of a processor that sends and receives.
+    one_way: f64,
+    /// For each byte where everyone sends to one rank at once: over loopback measured with four ranks on two processors.
     crowded: f64,
 }
 
@@ -229,7 +243,8 @@ impl<'a> Estimate<'a> {
             rounds: f64::from(usize::BITS - (question.n - 1).leading_zeros()),
             others: (n - 1.0) / n,
             overlapped: cost.byte.max(cost.fold),
-            crowded: cost.byte * (1.0 + if question.class == LinkClass::Loopback { 0.5 } else { 0.1 } * (n - 2.0)).clamp(1.0, 2.0),
+            one_way: cost.byte * if question.class == LinkClass::Loopback { 0.5 } else { 1.0 },
+            crowded: cost.byte * (1.0 + 0.1 * (n - 2.0)).clamp(1.0, 2.0),
         }
     }
 
@@ -264,6 +279,11 @@ impl<'a> Estimate<'a> {
         self.cost.latency + self.cost.message + bytes * self.cost.byte
     }
 
+    /// A message of so many bytes, with nothing to be sent the other way meanwhile.
+    fn one_way_hop(&self, bytes: f64) -> f64 {
+        self.cost.latency + self.cost.message + bytes * self.one_way
+    }
+
     /// What an agreement ahead of the data costs. Between two, the data's first message brings it.
     fn agreement(&self) -> f64 {
         if self.question.n <= 2 { 0.0 } else { self.rounds * self.hop(0.0) }
@@ -272,6 +292,13 @@ impl<'a> Estimate<'a> {
     /// The messages of `times` shares to or from each other rank.
     fn messages(&self, times: f64) -> f64 {
         times * (self.n - 1.0) * self.share_messages * self.cost.message
+    }
+
+    /// The same round a ring, both ways at once where there are two ways and more than a segment.
+    fn ring_messages(&self, times: f64) -> f64 {
+        let ways = if self.question.n > 2 && self.question.bytes > self.cost.segment_bytes { 2.0 } else { 1.0 };
+        let pieces = (self.bytes / self.n / ways / self.cost.segment_bytes.max(1) as f64).ceil().max(1.0);
+        times * (self.n - 1.0) * ways * pieces * self.cost.message
     }
 
     /// Everyone's whole vector goes straight to whoever folds it.
@@ -290,7 +317,7 @@ impl<'a> Estimate<'a> {
         match algorithm {
             Algorithm::Ring => {
                 let bytes = self.others * self.bytes * (self.overlapped + self.cost.byte);
-                2.0 * (self.n - 1.0) * self.cost.latency + self.messages(2.0) + bytes
+                2.0 * (self.n - 1.0) * self.cost.latency + self.ring_messages(2.0) + bytes
             }
             Algorithm::Direct if all_reduce::is_flat(self.question.n, self.question.bytes, element) => self.whole_vectors(),
             Algorithm::Direct => self.shares(),
@@ -306,7 +333,7 @@ impl<'a> Estimate<'a> {
         match algorithm {
             Algorithm::ScatterGather => {
                 let bytes = self.others * self.bytes * (self.overlapped + self.cost.byte);
-                self.n * self.cost.latency + self.messages(2.0) + bytes
+                self.n * self.cost.latency + self.ring_messages(2.0) + bytes
             }
             Algorithm::Direct if reduce::is_star(self.question.n, self.question.bytes, element) => self.whole_vectors(),
             Algorithm::Direct => self.shares(),
@@ -318,14 +345,14 @@ impl<'a> Estimate<'a> {
         let agreement = self.agreement();
         let carried = self.question.bytes <= broadcast::CARRIED_BYTES;
         match algorithm {
-            _ if self.question.n <= 2 => self.hop(self.bytes),
+            _ if self.question.n <= 2 => self.one_way_hop(self.bytes),
             Algorithm::Chain => {
                 let segment = self.bytes.min(self.cost.segment_bytes as f64);
                 let segments = self.question.bytes.div_ceil(self.cost.segment_bytes.max(1)) as f64;
                 agreement + (self.n - 1.0) * self.hop(segment) + segments * self.cost.message + self.bytes * self.cost.byte
             }
-            _ if carried => self.rounds * self.hop(self.bytes) + self.bytes * self.cost.fold,
-            _ => agreement + self.rounds * self.hop(self.bytes),
+            _ if carried => self.rounds * self.one_way_hop(self.bytes) + self.bytes * self.cost.fold,
+            _ => agreement + self.rounds * self.one_way_hop(self.bytes),
         }
     }
 
@@ -345,7 +372,7 @@ impl<'a> Estimate<'a> {
         let bytes = self.others * self.bytes;
         match algorithm {
             Algorithm::Direct => self.cost.latency + self.messages(1.0) + bytes * self.crowded.max(self.cost.fold),
-            _ => (self.n - 1.0) * self.cost.latency + self.messages(1.0) + bytes * self.overlapped,
+            _ => (self.n - 1.0) * self.cost.latency + self.ring_messages(1.0) + bytes * self.overlapped,
         }
     }
 }
@@ -365,7 +392,7 @@ mod tests {
     #[test]
     fn small_is_chosen_for_latency_and_large_for_bandwidth() {
         let policy = Policy::default();
-        for class in [LinkClass::SharedMemory, LinkClass::Loopback, LinkClass::Tcp] {
+        for class in [LinkClass::Loopback, LinkClass::Tcp] {
             let choose = |kind, bytes, n| policy.choose(&question(kind, bytes, n, class));
             assert_ne!(choose(Kind::AllReduce, 4, 8), Algorithm::Ring);
             assert_ne!(choose(Kind::AllReduce, 64 << 20, 8), Algorithm::Doubling);
@@ -396,7 +423,7 @@ mod tests {
             let overrides = if rules.is_empty() { Overrides::default() } else { asked(rules) };
             let policy = Policy::new(CostTable::default(), overrides);
             for kind in Kind::ALL {
-                for class in [LinkClass::SharedMemory, LinkClass::Loopback, LinkClass::Tcp] {
+                for class in [LinkClass::Loopback, LinkClass::Tcp] {
                     let ask = |bytes| policy.predict(&question(kind, bytes, 4, class));
                     assert_eq!(ask(1 << 20).0, policy.choose(&question(kind, 1 << 20, 4, class)));
                     assert!(ask(0).1 > 0.0, "{kind:?}");
@@ -432,7 +459,7 @@ mod tests {
     #[test]
     fn an_explanation_can_be_asked_for() {
         let policy = Policy::default();
-        for (n, class) in [(2, LinkClass::Tcp), (4, LinkClass::SharedMemory), (16, LinkClass::Tcp)] {
+        for (n, class) in [(2, LinkClass::Tcp), (4, LinkClass::Loopback), (16, LinkClass::Tcp)] {
             let text = policy.explain(n, class).to_string();
             for (kind, line) in
                 [Kind::AllReduce, Kind::Reduce, Kind::Broadcast, Kind::AllGather, Kind::ReduceScatter].iter().zip(text.lines().skip(1))
@@ -453,8 +480,7 @@ mod tests {
         let policy = Policy::new(CostTable::default(), asked("ring:16K-"));
         assert_eq!(
             policy.to_string(),
-            "shared memory: latency 200 ns, message 60 ns, 0.06 ns/B, fold 0.03 ns/B, segments of 64K\n\
-             loopback: latency 2500 ns, message 3500 ns, 0.14 ns/B, fold 0.03 ns/B, segments of 256K\n\
+            "loopback: latency 2500 ns, message 3500 ns, 0.14 ns/B, fold 0.03 ns/B, segments of 256K\n\
              tcp: latency 10000 ns, message 3000 ns, 0.2 ns/B, fold 0.03 ns/B, segments of 256K\n\
              asked for: ring:16K-"
         );

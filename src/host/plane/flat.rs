@@ -11,11 +11,11 @@ use crate::error::Result as CrateResult;
 use crate::host::engine::{Memory, Request};
 use crate::host::fold::Fold;
 use crate::host::notice::{Notice, Stop};
-use crate::host::plan::cost::{CostTable, LinkClass, Order, Policy, Question};
+use crate::host::plan::cost::{CostTable, LinkClass, LinkCost, Order, Policy, Question};
 use crate::host::plan::overrides::Overrides;
 use crate::host::plan::{self, Algorithm, Blocks, Plan};
 use crate::host::reduce::Kernel;
-use crate::host::shm::Group;
+use crate::host::shm::{Group, Task};
 
 /// Decides how a call is done.
 #[derive(Debug, Clone)]
@@ -57,6 +57,22 @@ impl Chooser {
     /// The choices between `n` hosts, in words.
     pub(super) fn explain(&self, n: usize) -> String {
         self.policy.explain(n, self.class).to_string()
+    }
+
+    /// What a link is taken to cost.
+    pub(super) fn cost(&self) -> LinkCost {
+        self.policy.cost(self.class)
+    }
+
+    /// The algorithm of a call of built-in ops between `n` ranks, and how many nanoseconds it should take where a link costs this.
+    pub(super) fn predict(&self, task: &Task, n: usize, cost: &LinkCost) -> Option<(&'static str, f64)> {
+        let Task { kind, bytes, element_bytes, .. } = *task;
+        let folds = matches!(kind, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter | Kind::ReduceScatterV);
+        let order = if folds && self.reproducible { Order::Exact } else { Order::Any };
+        let element_bytes = if folds { element_bytes } else { 1 };
+        let question = Question { kind, bytes, element_bytes, n, class: self.class, order };
+        let algorithm = self.policy.choose(&question);
+        Some((algorithm.name(), Policy::nanoseconds(algorithm, &question, cost)))
     }
 
     /// The segments in which large messages travel.

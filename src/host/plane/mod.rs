@@ -5,12 +5,14 @@
 
 mod connector;
 mod facts;
+mod fit;
 mod flat;
 mod founding;
 mod island;
 mod job;
 mod links;
 mod mixed;
+mod model;
 mod topology;
 
 use std::net::SocketAddr;
@@ -32,6 +34,7 @@ use topology::Topology;
 pub(crate) use connector::MessageConnector;
 pub(crate) use founding::Founding;
 pub(crate) use job::{Job, Operands};
+pub(crate) use model::{Model, probes};
 
 /// The host plane. Used by one thread at a time.
 pub(crate) struct HostPlane {

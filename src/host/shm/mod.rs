@@ -9,6 +9,7 @@ mod cut;
 mod delivery;
 mod direct;
 mod door;
+mod estimate;
 mod flags;
 mod folds;
 mod group;
@@ -29,6 +30,7 @@ mod window;
 mod tests;
 
 pub(crate) use delivery::Undelivered;
+pub(crate) use estimate::{Costs, Estimate, Task};
 pub(crate) use group::Group;
 pub(crate) use layout::MAX_ELEMENT_BYTES;
 pub(crate) use moves::{Blocks, Memory};

@@ -93,6 +93,12 @@ struct HalfRow {
     alg_bw: f64,
     bus_bw: f64,
     nwrong: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    algorithm: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    predicted_time: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    predicted_ratio: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -226,7 +232,16 @@ impl<'a> ResultRow<'a> {
 impl HalfRow {
     fn new(half: &Half, is_issue_time: bool) -> Self {
         let (time, cpu_time) = if is_issue_time { (None, Some(half.time_us)) } else { (Some(half.time_us), None) };
-        Self { time, cpu_time, alg_bw: half.algbw, bus_bw: half.busbw, nwrong: half.wrong }
+        Self {
+            time,
+            cpu_time,
+            alg_bw: half.algbw,
+            bus_bw: half.busbw,
+            nwrong: half.wrong,
+            algorithm: half.prediction.map(|prediction| prediction.algorithm),
+            predicted_time: half.prediction.map(|prediction| prediction.time_us),
+            predicted_ratio: half.ratio(),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What rank 0 says: the table, the files, the progress on a terminal, and the verdict.
 
+mod accuracy;
 mod axis;
 mod csv;
 mod json;
@@ -18,6 +19,7 @@ use crate::row::Row;
 use crate::settings::{Blocking, Destination, Settings};
 use crate::sizes::human;
 use crate::table;
+use accuracy::Accuracy;
 
 /// Everything that goes out.
 pub(crate) struct Report<'a> {
@@ -36,6 +38,8 @@ pub(crate) struct Report<'a> {
     here: Tally,
     /// Of all.
     total: Tally,
+    /// How good the predictions were.
+    accuracy: Accuracy,
 }
 
 /// What rows add up to.
@@ -81,6 +85,7 @@ impl<'a> Report<'a> {
             refused: settings.refused.clone(),
             here: Tally::default(),
             total: Tally::default(),
+            accuracy: Accuracy::default(),
         };
         if let Some(path) = &settings.json {
             let (file, path) = json::create(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?;
@@ -100,7 +105,8 @@ impl<'a> Report<'a> {
                 Some(Box::new(File::create(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?))
             }
         };
-        report.write_csv(if settings.cell.is_some() { csv::CELL_HEADER } else { csv::SWEEP_HEADER })?;
+        let columns = if settings.cell.is_some() { csv::CELL_HEADER } else { csv::SWEEP_HEADER };
+        report.write_csv(&csv::header(columns, settings.columns.predictions))?;
         Ok(report)
     }
 
@@ -123,13 +129,16 @@ impl<'a> Report<'a> {
     pub(crate) fn row(&mut self, row: Row) -> Result<(), Failure> {
         self.here.add(&row);
         self.total.add(&row);
+        self.accuracy.add(&row);
         self.bar.inc(1);
         if self.has_table {
             let timestamp = if self.settings.columns.timestamps { now() } else { String::new() };
             self.print(&table::row(&row, self.settings.columns, &timestamp))?;
         }
         let transport = self.facts.on.links(self.settings);
-        let lines = if self.settings.cell.is_some() { csv::cell(&row, transport) } else { csv::sweep(&row, transport) };
+        let predictions = self.settings.columns.predictions;
+        let lines =
+            if self.settings.cell.is_some() { csv::cell(&row, transport, predictions) } else { csv::sweep(&row, transport, predictions) };
         self.write_csv(&lines)?;
         if self.settings.json.is_some() || self.settings.plot.is_some() {
             self.rows.push(row);
@@ -166,6 +175,10 @@ impl<'a> Report<'a> {
             let mut text = String::from("# Not run, since it cannot be:\n");
             self.refused.iter().for_each(|refusal| text += &format!("#   {refusal}\n"));
             if self.has_table { self.print(&text)? } else { say(text.trim_end()) }
+        }
+        if self.settings.columns.predictions {
+            let text = self.accuracy.to_string();
+            if self.has_table { self.print(&format!("# {text}\n"))? } else { say(&text) }
         }
         self.write_files()?;
         let bad = self.total.failed_checks > 0 || self.total.reached(self.settings) == Some(false);

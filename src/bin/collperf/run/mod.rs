@@ -12,7 +12,7 @@ mod plane;
 mod sweep;
 mod timing;
 
-use collectives::{Communicator, DType, Data, ReduceOp};
+use collectives::{Communicator, Costs, DType, Data, ReduceOp};
 
 use crate::arguments::Plane as PlaneChoice;
 use crate::collective::Collective;
@@ -25,6 +25,8 @@ use crate::machine::{Machine, available_memory, now};
 use crate::pin::pin;
 use crate::report::{Report, say};
 use crate::row::Row;
+#[cfg(feature = "cuda")]
+use crate::settings::EXPLAIN_ON_DEVICE;
 use crate::settings::Settings;
 use crate::sizes::human;
 use check::Checks;
@@ -40,6 +42,8 @@ struct Session<'a, P> {
     /// On rank 0.
     report: Option<Report<'a>>,
     checks: Checks,
+    /// What calls cost here, where that was asked for.
+    costs: Option<Costs>,
     /// Sampled cells whose check failed, and which have no row.
     wrong_cells: usize,
 }
@@ -74,6 +78,9 @@ fn on_host(comm: &Communicator, settings: &Settings) -> Result<u8, Failure> {
 /// Runs on device memory.
 #[cfg(feature = "cuda")]
 fn on_device(comm: &Communicator, device: collectives::Device<'_>, settings: &Settings) -> Result<u8, Failure> {
+    if settings.columns.predictions {
+        return Err(Failure::unsupported(EXPLAIN_ON_DEVICE));
+    }
     let null_stream = device.context().default_stream();
     let on_null_stream = settings.device.null_stream.then(|| comm.on(&null_stream));
     let comm = on_null_stream.as_deref().unwrap_or(comm);
@@ -118,7 +125,7 @@ fn largest_buffer(settings: &Settings, world_size: usize) -> usize {
 /// Everything that was asked for, on a plane.
 fn measure<P: Plane>(comm: &Communicator, plane: &P, settings: &Settings, facts: Facts) -> Result<u8, Failure> {
     let report = if comm.rank() == 0 { Some(Report::open(settings, facts, row_count(settings, comm.world_size()))?) } else { None };
-    let mut session = Session { comm, plane, settings, report, checks: Checks::default(), wrong_cells: 0 };
+    let mut session = Session { comm, plane, settings, report, checks: Checks::default(), costs: None, wrong_cells: 0 };
     let result = settings.collectives.iter().try_for_each(|collective| session.collective(*collective));
     let result = result.and_then(|()| if settings.device.memory { session.tell_memory() } else { Ok(()) });
     match (result, session.report) {
@@ -135,6 +142,10 @@ fn measure<P: Plane>(comm: &Communicator, plane: &P, settings: &Settings, facts:
 impl<P: Plane> Session<'_, P> {
     /// Everything that was asked of one collective.
     fn collective(&mut self, collective: Collective) -> Result<(), Failure> {
+        if self.settings.columns.predictions {
+            // Anew for each: where processors are virtual they move, and a flag then takes ten times as long for a while.
+            self.costs = Some(self.comm.measure_costs()?);
+        }
         if let Some(report) = &mut self.report {
             report.begin(collective)?;
         }
@@ -181,7 +192,13 @@ impl<P: Plane> Session<'_, P> {
     }
 
     /// Hands a row to rank 0's report.
-    fn give(&mut self, row: Row) -> Result<(), Failure> {
+    fn give(&mut self, mut row: Row) -> Result<(), Failure> {
+        let foretold = [false, true].map(|in_place| self.forecast(&row, in_place));
+        for (half, prediction) in [&mut row.out_of_place, &mut row.in_place].into_iter().zip(foretold) {
+            if let Some(half) = half {
+                half.prediction = prediction;
+            }
+        }
         self.report.as_mut().map_or(Ok(()), |report| report.row(row))
     }
 

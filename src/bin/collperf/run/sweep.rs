@@ -12,7 +12,7 @@ use crate::collective::Collective;
 use crate::failure::Failure;
 use crate::inputs::{Recipe, Sample};
 use crate::layout::Layout;
-use crate::row::{Half, Row};
+use crate::row::{Forecast, Half, Row};
 use crate::statistics::Spread;
 
 /// What a row is about, but for its size.
@@ -60,6 +60,13 @@ impl<P: Plane> Session<'_, P> {
             cycle += 1;
         }
         Ok(())
+    }
+
+    /// What is foretold of a row's call, where that was asked for.
+    pub(super) fn forecast(&self, row: &Row, in_place: bool) -> Option<Forecast> {
+        let dtype = row.dtype.unwrap_or(DType::U8);
+        let prediction = self.costs.as_ref()?.predict(row.collective.name(), row.bytes, dtype, in_place)?;
+        Some(Forecast { algorithm: prediction.algorithm, time_us: prediction.time.as_secs_f64() * 1e6 })
     }
 
     /// A row as nccl-tests measures it.
