@@ -351,8 +351,11 @@ impl<'a> Estimate<'a> {
                 let segments = self.question.bytes.div_ceil(self.cost.segment_bytes.max(1)) as f64;
                 agreement + (self.n - 1.0) * self.hop(segment) + segments * self.cost.message + self.bytes * self.cost.byte
             }
-            _ if carried => self.rounds * self.one_way_hop(self.bytes) + self.bytes * self.cost.fold,
-            _ => agreement + self.rounds * self.one_way_hop(self.bytes),
+            // In all rounds but the first several send at once.
+            _ => {
+                let rounds = self.one_way_hop(self.bytes) + (self.rounds - 1.0) * self.hop(self.bytes);
+                rounds + if carried { self.bytes * self.cost.fold } else { agreement }
+            }
         }
     }
 
