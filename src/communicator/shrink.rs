@@ -38,7 +38,8 @@ impl Communicator {
     ///
     /// Ranks whose process is gone are left out at once, as are those that had closed this communicator. Those whose lateness had ended
     /// it are waited for during a second, any other rank during half the [`timeout`](Self::timeout). A rank that dies meanwhile is left
-    /// out too. It needs neither the store of the start nor rank 0.
+    /// out too. Where ranks cannot be reached at all, as when a network is cut, only the larger part goes on, or of two halves that with
+    /// the lowest rank. It needs neither the store of the start nor rank 0.
     ///
     /// The new communicator has this one's settings and, where this one had it, a device plane on the same GPU. Buffers from
     /// [`alloc`](Self::alloc) stay with this one. Cost: some ten store requests for each rank, and what a start costs.
@@ -281,6 +282,7 @@ impl Shrinking<'_> {
             let is_over = self.is_impatient() || began.elapsed() >= GRACE && present.iter().all(|rank| self.doubts.contains(rank));
             if present.is_empty() || is_over {
                 self.refuse_to_split(&present)?;
+                self.refuse_to_be_few(&present, &joined)?;
                 return Ok(Some(joined.into_iter().collect()));
             }
             if elsewhere.elapsed() >= GRACE {
@@ -315,6 +317,20 @@ impl Shrinking<'_> {
             Some(leader) => Err(self.comm.left_behind(&format!("rank {leader} leads others that had given it up"))),
             None => Ok(()),
         }
+    }
+
+    /// An error where some cannot be reached, so that they may be going on by themselves, and these here are not the most of all.
+    fn refuse_to_be_few(&self, present: &[usize], joined: &BTreeSet<usize>) -> Result<()> {
+        let knock = |rank: &usize| self.lineage.meeting.knock(self.lineage.places[*rank]);
+        let silent: Vec<usize> = present.iter().copied().filter(|rank| knock(rank) == Knock::Silence).collect();
+        let all = joined.len() + silent.len();
+        let has_lowest = silent.iter().all(|rank| joined.first().is_some_and(|first| first < rank));
+        if silent.is_empty() || 2 * joined.len() > all || 2 * joined.len() == all && has_lowest {
+            return Ok(());
+        }
+        let reason =
+            format!("ranks {silent:?} cannot be reached from ranks {joined:?}, which are too few to go on: the others may have done so");
+        Err(self.comm.left_behind(&reason))
     }
 
     /// Founds the communicator of the members; `None` where a member was lost meanwhile.

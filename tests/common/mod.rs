@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod cases;
+pub mod hosts;
 pub mod oracle;
 pub mod random;
 pub mod ranks;

@@ -12,6 +12,11 @@ impl Random {
         (Self(seed), seed)
     }
 
+    /// The generator of this seed.
+    pub fn seeded(seed: u64) -> Self {
+        Self(seed)
+    }
+
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -6,5 +6,7 @@
 mod common;
 
 mod kills;
+mod network;
 mod processes;
 mod shrink;
+mod soak;

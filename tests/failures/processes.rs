@@ -3,7 +3,8 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::Child;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::common::ranks::{free_port, spawn_rank};
 
@@ -14,25 +15,39 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Ranks {
     pub(crate) children: Vec<Child>,
     lines: Receiver<(usize, String)>,
+    /// The threads that read what each rank prints.
+    readers: Vec<Option<JoinHandle<()>>>,
+    /// What was read while a rank's end was waited for.
+    heard: Vec<(usize, String)>,
 }
 
 impl Ranks {
     pub(crate) fn spawn(name: &str, world_size: usize) -> Self {
+        Self::spawn_with(name, world_size, &[])
+    }
+
+    /// The same with further variables.
+    pub(crate) fn spawn_with(name: &str, world_size: usize, variables: &[(&str, String)]) -> Self {
         let port = free_port();
-        let mut children: Vec<Child> = (0..world_size).map(|rank| spawn_rank(name, rank, world_size, port, &[])).collect();
+        Self::of((0..world_size).map(|rank| spawn_rank(name, rank, world_size, port, variables)).collect())
+    }
+
+    /// Those of these processes.
+    pub(crate) fn of(mut children: Vec<Child>) -> Self {
         let (sender, lines) = channel();
+        let mut readers = Vec::new();
         for (rank, child) in children.iter_mut().enumerate() {
             let (out, sender) = (BufReader::new(child.stdout.take().unwrap()), sender.clone());
-            std::thread::spawn(move || {
+            readers.push(Some(std::thread::spawn(move || {
                 for line in out.lines().map_while(std::io::Result::ok) {
                     match line.split_once('@') {
                         Some((_, line)) => drop(sender.send((rank, line.to_owned()))),
                         None => println!("rank {rank}: {line}"),
                     }
                 }
-            });
+            })));
         }
-        Self { children, lines }
+        Self { children, lines, readers, heard: Vec::new() }
     }
 
     /// The next line of any rank.
@@ -46,6 +61,27 @@ impl Ranks {
             }
             panic!("no rank says any more that {what}")
         })
+    }
+
+    /// Waits for the end of a rank, which must be a good one; what it said.
+    pub(crate) fn last_words(&mut self, rank: usize, limit: Duration) -> std::result::Result<Vec<String>, String> {
+        let deadline = Instant::now() + limit;
+        while self.children[rank].try_wait().unwrap().is_none() {
+            if Instant::now() >= deadline {
+                self.children.iter_mut().for_each(|child| child.kill().unwrap());
+                let what: Vec<_> = (0..self.children.len()).map(|rank| self.outcome(rank).err().unwrap_or_default()).collect();
+                return Err(format!(
+                    "rank {rank} does not end; all said {:?}\n{}",
+                    self.lines.try_iter().collect::<Vec<_>>(),
+                    what.join("\n")
+                ));
+            }
+            std::thread::park_timeout(Duration::from_millis(2));
+        }
+        self.outcome(rank).map_err(|error| format!("{error}\nall said {:?}", self.lines.try_iter().collect::<Vec<_>>()))?;
+        self.readers[rank].take().map(|reader| reader.join().unwrap());
+        self.heard.extend(self.lines.try_iter());
+        Ok(self.heard.iter().filter(|(who, _)| *who == rank).map(|(_, line)| line.clone()).collect())
     }
 
     /// Waits for the end of a rank; what it said where it failed.
