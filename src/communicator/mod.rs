@@ -10,6 +10,8 @@ mod collectives;
 mod desk;
 #[cfg(feature = "cuda")]
 mod device;
+#[cfg(all(feature = "internals", feature = "serde"))]
+pub(crate) mod fuzz;
 mod group;
 mod keep;
 mod messages;

@@ -7,6 +7,8 @@ mod connector;
 mod facts;
 mod flat;
 mod founding;
+#[cfg(feature = "internals")]
+pub(crate) mod fuzz;
 mod island;
 mod job;
 mod links;

@@ -11,6 +11,8 @@ mod direct;
 mod door;
 mod flags;
 mod folds;
+#[cfg(feature = "internals")]
+pub(crate) mod fuzz;
 mod group;
 mod lane;
 mod layout;
