@@ -13,7 +13,7 @@ pub use super::engine::fuzz::{engine_headers, engine_peer};
 pub use super::net::fuzz::{acceptor, greetings};
 pub use super::plane::fuzz::facts;
 pub use super::point_to_point::fuzz::{message_frames, message_peer};
-pub use super::shm::fuzz::{shared_memory_delivery, shared_memory_layout};
+pub use super::shm::fuzz::{shared_memory_delivery, shared_memory_layout, shared_memory_ring};
 
 /// A peer that sends these bytes and takes whatever it is sent, a few at a time.
 pub(super) struct Script {
@@ -126,6 +126,8 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     seeds.push(("facts", super::plane::fuzz::seed()));
     seeds.push(("shared_memory_delivery", b"\x05\x01name".to_vec()));
     seeds.push(("shared_memory_delivery", b"\x05\0nameno memory".to_vec()));
+    seeds.push(("shared_memory_ring", (0..200_u8).flat_map(|at| [at % 6, at]).collect()));
+    seeds.push(("shared_memory_ring", [0, 40, 3, 40, 1, 64, 3, 30, 2, 50, 3, 90, 6, 7, 0, 9, 3, 9].to_vec()));
     seeds.push(("shared_memory_layout", (0..40).chain([255, 256, 1024, 1025]).flat_map(|ranks: u16| ranks.to_le_bytes()).collect()));
     seeds
 }
