@@ -113,7 +113,8 @@ impl Config {
         self.with_variables(&environment)
     }
 
-    fn with_variables(mut self, read: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+    /// As [`Config::with_environment`], from the variables that `read` returns.
+    pub(crate) fn with_variables(mut self, read: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let default = Self::default();
         self.algorithm = self.algorithm.or_else(|| read("COLLECTIVES_ALGORITHM"));
         self.host_identity = self.host_identity.or_else(|| read("COLLECTIVES_HOST_IDENTITY"));

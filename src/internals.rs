@@ -1,8 +1,9 @@
-//! What the crate's own benchmarks measure, behind functions that check what they are given. No part of the interface.
+//! What the crate's own benchmarks measure and fuzz targets try, behind functions that check what they are given. No part of the interface.
 
 #![expect(unsafe_code, reason = "folds and copies take pointers")]
 #![allow(missing_docs, reason = "seen by benchmarks alone")]
 
+pub mod fuzz;
 mod lanes;
 mod links;
 

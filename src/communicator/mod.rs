@@ -11,6 +11,8 @@ mod costs;
 mod desk;
 #[cfg(feature = "cuda")]
 mod device;
+#[cfg(all(feature = "internals", feature = "serde"))]
+pub(crate) mod fuzz;
 mod group;
 mod keep;
 mod meeting;

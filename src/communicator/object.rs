@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::Communicator;
-use crate::error::{Error, Result};
+use crate::error::{Error, Peer, Result};
 
 /// In place of a size: the value could not be serialised, so that the others do not wait for it.
 const FAILED: u64 = u64::MAX;
@@ -14,23 +14,28 @@ fn told(encoded: &Result<Vec<u8>>) -> u64 {
     encoded.as_ref().map_or(FAILED, |bytes| bytes.len() as u64)
 }
 
+/// Bytes of another rank as a value. All of them: where some are left, the sender meant another type.
+pub(super) fn decode<T: DeserializeOwned>(from: &Peer, bytes: &[u8]) -> Result<T> {
+    let wrong = |what: String| Error::Protocol {
+        with: from.to_string(),
+        reason: format!("an object of {} B is not of the expected type: {what}", bytes.len()),
+    };
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        Ok((_, rest)) => Err(wrong(format!("{} B are left over", rest.len()))),
+        Err(error) => Err(wrong(error.to_string())),
+    }
+}
+
 impl Communicator {
     /// A value as bytes.
     fn encode<T: Serialize>(call: &'static str, value: &T) -> Result<Vec<u8>> {
         postcard::to_stdvec(value).map_err(|error| Error::argument(call, format!("the value cannot be serialised: {error}")))
     }
 
-    /// Bytes of rank `from` as a value. All of them: where some are left, the sender meant another type.
+    /// Bytes of rank `from` as a value.
     fn decode<T: DeserializeOwned>(&self, from: usize, bytes: &[u8]) -> Result<T> {
-        let wrong = |what: String| Error::Protocol {
-            with: self.peers()[from].to_string(),
-            reason: format!("an object of {} B is not of the expected type: {what}", bytes.len()),
-        };
-        match postcard::take_from_bytes(bytes) {
-            Ok((value, [])) => Ok(value),
-            Ok((_, rest)) => Err(wrong(format!("{} B are left over", rest.len()))),
-            Err(error) => Err(wrong(error.to_string())),
-        }
+        decode(&self.peers()[from], bytes)
     }
 
     /// Refuses objects that are together larger than `Config::object_limit_bytes` or could not be serialised (by `encoder`, or each

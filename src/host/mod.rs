@@ -4,6 +4,8 @@ pub(crate) mod bootstrap;
 pub(crate) mod copy;
 pub(crate) mod engine;
 pub(crate) mod fold;
+#[cfg(feature = "internals")]
+pub(crate) mod fuzz;
 pub(crate) mod health;
 pub(crate) mod link;
 pub(crate) mod net;

@@ -125,12 +125,12 @@ impl Notice {
         bytes
     }
 
-    /// The reverse of [`Notice::to_bytes`]; `None` for bytes that no notice has.
+    /// The reverse of [`Notice::to_bytes`]; `None` for bytes that no notice has, be it in a field that its kind does not use.
     pub(crate) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let word = |at: usize| bytes[at..].first_chunk().map(|chunk| u32::from_le_bytes(*chunk));
         let call = |at: usize| bytes[at..].first_chunk().and_then(Call::from_bytes);
         let (first, second) = (word(8)?, word(12)?);
-        Some(match bytes[0] {
+        let notice = match bytes[0] {
             1 => Notice::Mismatch { first: (first, call(16)?), second: (second, call(48)?) },
             2 => Notice::Lost { rank: first },
             3 => Notice::Left { rank: first },
@@ -139,7 +139,8 @@ impl Notice {
             6 => Notice::Failed { rank: first },
             7 => Notice::Garbled { rank: first, header: bytes[16..].first_chunk().map(|chunk| u64::from_le_bytes(*chunk))? },
             _ => return None,
-        })
+        };
+        (notice.to_bytes() == *bytes).then_some(notice)
     }
 
     /// As the error that a call on this rank returns. `peers` is indexed by rank.
@@ -206,7 +207,10 @@ mod tests {
             Notice::Failed { rank: 4 },
             Notice::Garbled { rank: 5, header: 0x0102_0304_0506_0708 },
         ] {
-            assert_eq!(Notice::from_bytes(&notice.to_bytes()), Some(notice));
+            let bytes = notice.to_bytes();
+            assert_eq!(Notice::from_bytes(&bytes), Some(notice));
+            let padded = Notice::from_bytes(&std::array::from_fn(|at| if at == 7 { 1 } else { bytes[at] }));
+            assert_eq!(padded, None, "{notice:?} with a byte set that it does not use");
         }
         assert_eq!(Notice::from_bytes(&[0; Notice::BYTES]), None);
     }

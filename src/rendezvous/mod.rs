@@ -1,6 +1,8 @@
 //! How ranks find each other: stores, URLs, launcher variables.
 
 mod file;
+#[cfg(feature = "internals")]
+pub(crate) mod fuzz;
 mod launcher;
 mod limits;
 mod memory;

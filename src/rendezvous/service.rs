@@ -385,5 +385,7 @@ fn check_answer(mut lengths: impl Iterator<Item = usize>) -> Result<(), Refusal>
     total.map(drop).ok_or_else(|| Refusal(format!("an answer of more than {MESSAGE_BYTES} bytes")))
 }
 
+#[cfg(feature = "internals")]
+pub(super) mod fuzz;
 #[cfg(test)]
 mod tests;

@@ -114,11 +114,16 @@ fn tcp(place: &str) -> std::result::Result<Method, String> {
         None if place.matches(':').count() > 1 => return Err(format!("{place:?}: write an IPv6 address in brackets, as [::1]:29500")),
         None => place.split_once(':').map_or((place, None), |(host, port)| (host, Some(port))),
     };
-    if host.is_empty() || host.contains(|letter: char| letter.is_whitespace() || "/@#".contains(letter)) {
+    if !is_host(host) {
         return Err(format!("{host:?} is no host name"));
     }
     let port = port.map_or(Ok(DEFAULT_PORT), |port| self::port(port).ok_or_else(|| format!("{port:?} is no port from 0 to 65535")))?;
     Ok(Method::Tcp { host: host.to_owned(), port })
+}
+
+/// Whether a text can be a host's name or address.
+pub(super) fn is_host(text: &str) -> bool {
+    !text.is_empty() && !text.contains(|letter: char| letter.is_whitespace() || "/@#".contains(letter))
 }
 
 /// Whether a text is an IPv6 address, perhaps with the name of an interface behind a percent sign.

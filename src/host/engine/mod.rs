@@ -8,6 +8,8 @@
 //! once by whoever hears of it.
 
 mod farewell;
+#[cfg(feature = "internals")]
+pub(crate) mod fuzz;
 mod input;
 mod lane;
 mod local;

@@ -7,6 +7,8 @@
 mod address;
 pub(crate) mod collective;
 mod connector;
+#[cfg(feature = "internals")]
+pub(crate) mod fuzz;
 mod hello;
 pub(crate) mod identity;
 mod listener;

@@ -8,6 +8,8 @@ mod facts;
 mod fit;
 mod flat;
 mod founding;
+#[cfg(feature = "internals")]
+pub(crate) mod fuzz;
 mod island;
 mod job;
 mod links;

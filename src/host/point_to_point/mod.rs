@@ -23,6 +23,8 @@ mod board;
 mod channel;
 mod direct;
 mod frame;
+#[cfg(feature = "internals")]
+pub(crate) mod fuzz;
 mod incoming;
 mod links;
 mod matching;

@@ -12,6 +12,8 @@ mod door;
 mod estimate;
 mod flags;
 mod folds;
+#[cfg(feature = "internals")]
+pub(crate) mod fuzz;
 mod group;
 mod lane;
 mod layout;

@@ -1,5 +1,7 @@
 //! A store in a file, for ranks that share a file system.
 
+#[cfg(feature = "internals")]
+pub(super) mod fuzz;
 mod log;
 
 use std::path::{Path, PathBuf};

@@ -165,6 +165,9 @@ fn check(launch: &Launch, variables: &Variables<'_>) -> Result<()> {
     if launch.world_size == 0 {
         return wrong("the world size 0 leaves no room for a rank".to_owned());
     }
+    if !url::is_host(&launch.address) {
+        return wrong(format!("{:?} is no host where rank 0 could be", shortened(&launch.address)));
+    }
     match (launch.local_rank, launch.local_world_size) {
         (Some(rank), Some(size)) if rank >= size => wrong(format!("local rank {rank} is not below the local world size {size}")),
         (_, Some(size)) if size > launch.world_size => {

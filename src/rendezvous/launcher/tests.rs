@@ -248,6 +248,8 @@ fn what_is_missing_or_malformed_is_named_and_what_was_found_is_listed() {
         ("RANK=one\nWORLD_SIZE=2\nMASTER_ADDR=h", "RANK", "\"one\""),
         ("RANK=-1\nWORLD_SIZE=2\nMASTER_ADDR=h", "RANK", "\"-1\""),
         ("RANK=1\nWORLD_SIZE=2\nMASTER_ADDR=h\nMASTER_PORT=70000", "MASTER_PORT", "\"70000\""),
+        ("RANK=0\nWORLD_SIZE=2\nMASTER_ADDR=[]", "RANK and WORLD_SIZE", "\"\" is no host"),
+        ("RANK=0\nWORLD_SIZE=2\nMASTER_ADDR=node 1", "RANK and WORLD_SIZE", "\"node 1\" is no host"),
         ("RANK=0\nWORLD_SIZE=0", "MASTER_ADDR", "WORLD_SIZE=\"0\""),
         ("RANK=0\nWORLD_SIZE=0\nMASTER_ADDR=h", "RANK and WORLD_SIZE", "world size 0"),
         ("RANK=0\nWORLD_SIZE=2\nMASTER_ADDR=h\nLOCAL_RANK=2\nLOCAL_WORLD_SIZE=2", "RANK and WORLD_SIZE", "local rank 2"),

@@ -1,0 +1,169 @@
+//! What must hold whatever a peer of a collective sends.
+
+#![expect(unsafe_code, reason = "the engine works on raw memory")]
+
+use std::time::Duration;
+
+use super::wire::{self, FIRST_BYTES, Message};
+use super::{Engine, Links, Memory, Request};
+use crate::call::{Call, Kind};
+use crate::deadline::Deadline;
+use crate::element::{DType, TypeTag};
+use crate::host::fuzz::Script;
+use crate::host::health::Health;
+use crate::host::notice::{Notice, Stop};
+use crate::host::plan::{Action, Plan, Space, Span, Step};
+
+/// Bytes that each peer is to send, and is sent.
+const PART: usize = 24;
+/// What the destination holds before.
+const UNTOUCHED: u8 = 0xa5;
+
+/// Any bytes as the beginning of a message: understood only when whole, and encoded again to the same bytes.
+pub fn engine_headers(data: &[u8]) {
+    let mut rest = data;
+    while let Ok(Some((message, used))) = wire::parse(rest) {
+        let encoded = match message {
+            Message::First { call, total, payload } => wire::encode_first(&call, total, payload).to_vec(),
+            Message::Next { payload } => wire::encode_next(payload).to_vec(),
+            Message::Notice(notice) => wire::encode_notice(&notice).to_vec(),
+            Message::Leave => wire::encode_leave().to_vec(),
+        };
+        assert_eq!(encoded, rest[..used]);
+        assert!((0..used).all(|short| wire::parse(&rest[..short]) == Ok(None)), "{message:?} in part");
+        rest = &rest[used..];
+    }
+}
+
+/// Any bytes from one of two peers, after a byte that says how they are split: the run ends, in the same way however the bytes come,
+/// the other peer is told why, and nothing is written to the destination before everybody has agreed.
+pub fn engine_peer(data: &[u8]) {
+    let Some((&pace, bytes)) = data.split_first() else { return };
+    let whole = run(bytes, 0);
+    let split = run(bytes, u64::from(pace) + 1);
+    assert_eq!(whole, split, "in parts");
+}
+
+/// The links to ranks 1 and 2.
+struct Peers([Option<Script>; 2]);
+
+impl Links for Peers {
+    type Link = Script;
+
+    fn link(&mut self, rank: usize, _deadline: &Deadline) -> Result<&mut Script, Stop> {
+        self.0[rank - 1].as_mut().ok_or_else(|| Notice::Lost { rank: rank as u32 }.into())
+    }
+
+    fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut Script)) {
+        (1..).zip(&mut self.0).for_each(|(rank, link)| {
+            if let Some(link) = link {
+                visit(rank, link);
+            }
+        });
+    }
+
+    fn drop_link(&mut self, rank: usize) {
+        self.0[rank - 1] = None;
+    }
+}
+
+/// Agrees with both peers, then exchanges a part with each.
+fn plan() -> Plan {
+    let span = |space, offset, len| Span { space, offset, len };
+    let mut steps = Vec::new();
+    for peer in [1, 2] {
+        steps.push(Step { action: Action::Send { to: peer, from: span(Space::Source, 0, 0) }, after: vec![] });
+        steps.push(Step { action: Action::Receive { from: peer, into: span(Space::Destination, 0, 0) }, after: vec![] });
+    }
+    for (peer, at) in [(1, 0), (2, PART)] {
+        steps.push(Step { action: Action::Send { to: peer, from: span(Space::Source, 0, PART) }, after: vec![0, 1, 2, 3] });
+        steps.push(Step { action: Action::Receive { from: peer, into: span(Space::Destination, at, PART) }, after: vec![0, 1, 2, 3] });
+    }
+    Plan { steps, scratch_bytes: 0 }
+}
+
+/// The call of rank 0.
+pub(in crate::host) fn call() -> Call {
+    let element = TypeTag::Scalar(DType::U64);
+    Call { kind: Kind::AllToAllV, op: 0, element, count: 0, root: None, counts_hash: 0, sequence: 1 }
+}
+
+/// What becomes of a run in which rank 1 sends `bytes` and rank 2 what it should.
+fn run(bytes: &[u8], pace: u64) -> Result<(), Notice> {
+    let right = [&wire::encode_first(&call().to_bytes(), PART as u64, 0)[..], &wire::encode_next(PART), &[2; PART]].concat();
+    // What comes behind the bytes begins no message, so that every run ends; and the run of a peer that is right ends before that.
+    let mut links = Peers([Some(Script::new(bytes, Some(0xee), pace)), Some(Script::new(&right, Some(0xee), pace))]);
+    let (source, mut destination) = ([7_u8; PART], [UNTOUCHED; 2 * PART]);
+    let (deadline, health) = (Deadline::after(Duration::from_secs(10)), Health::default());
+    // SAFETY: both arrays live until the run is over, and nothing is folded.
+    let memory = unsafe { Memory::new(source.as_ptr(), PART, destination.as_mut_ptr(), 2 * PART) };
+    let request = Request {
+        plan: &plan(),
+        participants: &[0, 1, 2],
+        memory,
+        call: &call(),
+        fold: None,
+        deadline: &deadline,
+        health: &health,
+        interrupted: &mut || None,
+    };
+    let result = Engine::new(0, 3, 3).run(request, &mut links).map_err(|stop| stop.notice);
+    assert!(!deadline.has_passed());
+    let agrees = bytes.starts_with(&right[..FIRST_BYTES]);
+    assert!(agrees || destination == [UNTOUCHED; 2 * PART], "written before everybody agreed");
+    match &result {
+        Ok(()) => assert!(agrees && destination[PART..] == [2; PART] && destination[..PART] == peers_part(bytes)),
+        Err(notice) => assert_eq!(health.notice(), Some(notice)),
+    }
+    check_told(links.0[1].as_ref().map_or(&[], |link| &link.taken), result.as_ref().err());
+    result
+}
+
+/// What a peer that was right has sent, its messages' headers taken away.
+fn peers_part(bytes: &[u8]) -> Vec<u8> {
+    let (mut rest, mut part) = (bytes, Vec::new());
+    // The filler fills up a payload that was cut short.
+    while part.len() < PART
+        && let Ok(Some((message, used))) = wire::parse(rest)
+    {
+        let (payload, behind) = rest[used..].split_at((rest.len() - used).min(message.payload()));
+        part.extend(payload);
+        part.resize(part.len() + message.payload() - payload.len(), 0xee);
+        rest = behind;
+    }
+    part
+}
+
+/// That rank 2 was sent whole messages, the last of them why the run ended.
+fn check_told(taken: &[u8], why: Option<&Notice>) {
+    let (mut rest, mut last) = (taken, None);
+    while !rest.is_empty() {
+        let (message, used) = wire::parse(rest).expect("a rank sends messages").expect("whole ones");
+        assert!(used + message.payload() <= rest.len(), "{message:?} is cut short");
+        rest = &rest[used + message.payload()..];
+        last = Some(message);
+    }
+    if let Some(why) = why {
+        assert_eq!(last, Some(Message::Notice(*why)), "what the other peer was told");
+    }
+}
+
+/// Inputs to begin with.
+pub(in crate::host) fn seeds(notices: &[Notice]) -> Vec<(&'static str, Vec<u8>)> {
+    let first = |total, payload| wire::encode_first(&call().to_bytes(), total, payload).to_vec();
+    let part = vec![1; PART];
+    let (next, half) = (wire::encode_next(PART).to_vec(), wire::encode_next(PART / 2).to_vec());
+    let mut streams = vec![
+        [first(PART as u64, 0), next.clone(), part.clone()].concat(),
+        [first(PART as u64, 0), half.clone(), part[..PART / 2].to_vec(), half, part[..PART / 2].to_vec()].concat(),
+        [first(PART as u64, 0), wire::encode_leave().to_vec()].concat(),
+        [first(2 * PART as u64, 0), next.clone()].concat(),
+        [next, part].concat(),
+    ];
+    streams.extend(notices.iter().map(|notice| [first(PART as u64, 0), wire::encode_notice(notice).to_vec()].concat()));
+    let headers = streams[0][..FIRST_BYTES + wire::HEADER_BYTES].to_vec();
+    let whole = notices.iter().map(|notice| wire::encode_notice(notice).to_vec()).collect::<Vec<_>>().concat();
+    let mut seeds = vec![("engine_headers", headers), ("engine_headers", [whole, wire::encode_leave().to_vec()].concat())];
+    seeds.extend(streams.into_iter().map(|stream| ("engine_peer", [vec![5], stream].concat())));
+    seeds
+}

@@ -1,0 +1,133 @@
+//! What must hold whatever peers send: fingerprints, notices, algorithms, and a link that says what it is told to.
+
+use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
+
+use super::link::ByteLink;
+use super::notice::{Notice, Stop};
+use super::plan::overrides::Overrides;
+use crate::call::Call;
+use crate::deadline::Deadline;
+
+pub use super::engine::fuzz::{engine_headers, engine_peer};
+pub use super::net::fuzz::{acceptor, greetings};
+pub use super::plane::fuzz::facts;
+pub use super::point_to_point::fuzz::{message_frames, message_peer};
+pub use super::shm::fuzz::{shared_memory_delivery, shared_memory_layout, shared_memory_ring};
+
+/// A peer that sends these bytes and takes whatever it is sent, a few at a time.
+pub(super) struct Script {
+    bytes: Vec<u8>,
+    at: usize,
+    /// What comes when they are over; the end of the stream where there is nothing.
+    filler: Option<u8>,
+    /// State of the generator that says how many bytes move; all that can where it is 0.
+    pace: u64,
+    /// What it was sent.
+    pub(super) taken: Vec<u8>,
+}
+
+impl Script {
+    pub(super) fn new(bytes: &[u8], filler: Option<u8>, pace: u64) -> Self {
+        Self { bytes: bytes.to_vec(), at: 0, filler, pace, taken: Vec::new() }
+    }
+
+    /// How many of so many bytes move, at least one.
+    fn part(&mut self, most: usize) -> usize {
+        if self.pace == 0 {
+            return most;
+        }
+        self.pace ^= self.pace << 13;
+        self.pace ^= self.pace >> 7;
+        self.pace ^= self.pace << 17;
+        most.min(1 + (self.pace >> 20) as usize % 70)
+    }
+}
+
+impl ByteLink for Script {
+    fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let count = self.part(parts.iter().map(|part| part.len()).sum());
+        self.taken.extend(parts.iter().flat_map(|part| part.iter()).take(count));
+        Ok(count)
+    }
+
+    fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = &self.bytes[self.at..];
+        match self.filler {
+            None if left.is_empty() => Err(io::ErrorKind::UnexpectedEof.into()),
+            Some(filler) if left.is_empty() => {
+                into.fill(filler);
+                Ok(into.len())
+            }
+            _ => {
+                let most = into.len().min(left.len());
+                let count = self.part(most);
+                into[..count].copy_from_slice(&self.bytes[self.at..self.at + count]);
+                self.at += count;
+                Ok(count)
+            }
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// Any bytes as a call's fingerprint and as a notice: what is understood is encoded to the same bytes, and can be told in words.
+pub fn fingerprints(data: &[u8]) {
+    for bytes in data.windows(Call::FINGERPRINT_BYTES).step_by(16).filter_map(<[u8]>::first_chunk) {
+        if let Some(call) = Call::from_bytes(bytes) {
+            assert_eq!(call.to_bytes(), *bytes, "{call}");
+            assert_eq!(Call::from_fingerprint(call.fingerprint()), Some(call));
+        }
+    }
+    for bytes in data.windows(Notice::BYTES).step_by(16).filter_map(<[u8]>::first_chunk) {
+        if let Some(notice) = Notice::from_bytes(bytes) {
+            assert_eq!(notice.to_bytes(), *bytes, "{notice:?}");
+            let (deadline, seen) = (Deadline::after(std::time::Duration::ZERO), Stop::from(notice).seen_by(0, [1, 2]));
+            for error in [notice.to_error("a call", &deadline, &[]), seen.to_error("a call", &deadline, &[])] {
+                assert!(!error.to_string().is_empty());
+            }
+        }
+    }
+}
+
+/// Any text as the caller's word on algorithms: what is understood is written again and means the same.
+pub fn algorithms(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    match Overrides::parse(&text) {
+        Ok(overrides) => {
+            let written = overrides.to_string();
+            assert_eq!(Overrides::parse(&written).as_ref().ok(), Some(&overrides), "{written:?} of {text:?}");
+            assert_eq!(Overrides::parse(&written).map(|again| again.to_string()).ok(), Some(written));
+        }
+        Err(error) => assert!(error.to_string().contains("algorithm"), "{error}"),
+    }
+}
+
+/// Inputs to begin with: what peers say in order.
+pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let call = super::engine::fuzz::call();
+    let call = Call { root: Some(3), op: 1, ..call };
+    let notices = [
+        Notice::Mismatch { first: (1, call), second: (2, Call { count: 4, ..call }) },
+        Notice::TimedOut { waiting: 1, missing: 2 },
+        Notice::Garbled { rank: 1, header: 0x0102_0304_0506_0708 },
+        Notice::Lost { rank: 7 },
+    ];
+    let mut seeds: Vec<(&'static str, Vec<u8>)> = vec![("fingerprints", call.to_bytes().to_vec())];
+    seeds.extend(notices.iter().map(|notice| ("fingerprints", notice.to_bytes().to_vec())));
+    let rules = ["doubling:0-16K,ring:16K-", "chain:1-3, scatter_gather:1m-2G,binomial:1025-,direct:0-1"];
+    seeds.extend(rules.map(|rules| ("algorithms", rules.as_bytes().to_vec())));
+    seeds.extend(super::engine::fuzz::seeds(&notices));
+    seeds.extend(super::point_to_point::fuzz::seeds(&notices));
+    seeds.extend(super::net::fuzz::seeds());
+    seeds.push(("facts", super::plane::fuzz::seed()));
+    seeds.push(("shared_memory_delivery", b"\x05\x01name".to_vec()));
+    seeds.push(("shared_memory_delivery", b"\x05\0nameno memory".to_vec()));
+    seeds.push(("shared_memory_ring", (0..200_u8).flat_map(|at| [at % 6, at]).collect()));
+    seeds.push(("shared_memory_ring", [0, 40, 3, 40, 1, 64, 3, 30, 2, 50, 3, 90, 6, 7, 0, 9, 3, 9].to_vec()));
+    seeds.push(("shared_memory_layout", (0..40).chain([255, 256, 1024, 1025]).flat_map(|ranks: u16| ranks.to_le_bytes()).collect()));
+    seeds
+}

@@ -1,0 +1,156 @@
+//! What must hold whatever a peer of messages sends.
+
+#![expect(unsafe_code, reason = "posting takes memory for longer than the call")]
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use super::frame::{Frame, HEADER_BYTES};
+use super::{Connector, MessageError, Messages, Outcome, Ticket};
+use crate::deadline::Deadline;
+use crate::element::{DType, TypeTag};
+use crate::host::fuzz::Script;
+use crate::host::notice::{Notice, Stop};
+
+/// Every byte is an element.
+const BYTES: TypeTag = TypeTag::Scalar(DType::U8);
+/// What receives hold before, and what lies around them.
+const UNTOUCHED: u8 = 0xa5;
+/// As much lies around each of them.
+const GUARD: usize = 64;
+/// The tag of the peer that is right, and its message.
+const RIGHT: (u64, &[u8]) = (7, b"well said");
+
+/// Any bytes as frames: understood only when whole, and encoded again to the same bytes.
+pub fn message_frames(data: &[u8]) {
+    let mut rest = data;
+    while let Ok(Some((frame, used))) = Frame::decode(rest) {
+        let (encoded, length) = frame.encode();
+        assert_eq!(encoded[..length], rest[..used], "{frame:?}");
+        assert!((0..used).all(|short| Frame::decode(&rest[..short]) == Ok(None)), "{frame:?} in part");
+        rest = &rest[used..];
+    }
+}
+
+/// Any bytes from one of two peers, after a byte that says how they are split: every request with it ends when its link does, what it
+/// sends is received alike however it comes, and the other peer's message arrives.
+pub fn message_peer(data: &[u8]) {
+    let Some((&pace, bytes)) = data.split_first() else { return };
+    let whole = run(bytes, 0);
+    let split = run(bytes, u64::from(pace) + 1);
+    assert_eq!(whole, split, "in parts");
+}
+
+/// Two peers that have opened their links.
+struct Opened(Vec<(usize, Script)>);
+
+impl Connector for Opened {
+    type Link = Script;
+
+    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<Script, Stop> {
+        Err(Notice::Lost { rank: peer as u32 }.into())
+    }
+
+    fn accept(&mut self) -> Vec<(usize, Script)> {
+        std::mem::take(&mut self.0)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// Memory that a message is received into, with a guard on each side.
+struct Into {
+    bytes: Vec<u8>,
+    ticket: Option<Ticket>,
+}
+
+impl Into {
+    fn new(capacity: usize) -> Self {
+        Self { bytes: vec![UNTOUCHED; capacity + 2 * GUARD], ticket: None }
+    }
+
+    fn post(&mut self, messages: &mut Messages<Opened>, from: usize, tag: Option<u64>) {
+        let capacity = self.bytes.len() - 2 * GUARD;
+        let into = self.bytes[GUARD..].as_mut_ptr();
+        // SAFETY: the vector is neither touched nor moved nor dropped before the engine is dropped.
+        self.ticket =
+            unsafe { messages.post_receive(Some(from), tag, BYTES, into, capacity, &Deadline::after(Duration::from_secs(5))) }.ok();
+    }
+
+    /// What came, once the engine is dropped.
+    fn check(&self, outcome: Option<Outcome>) -> Received {
+        let (guard, rest) = self.bytes.split_at(GUARD);
+        let (into, behind) = rest.split_at(rest.len() - GUARD);
+        assert!(guard.iter().chain(behind).all(|byte| *byte == UNTOUCHED), "written beside the place");
+        outcome.map(|outcome| {
+            let envelope = outcome?;
+            assert!(envelope.bytes <= into.len());
+            assert!(into[envelope.bytes..].iter().all(|byte| *byte == UNTOUCHED), "written behind the message");
+            Ok((envelope.source, envelope.tag, into[..envelope.bytes].to_vec()))
+        })
+    }
+}
+
+/// The source, tag and bytes of a message, or why there is none.
+type Received = Option<Result<(usize, u64, Vec<u8>), MessageError>>;
+
+/// What becomes of receives from rank 1, which sends `bytes` and then closes its link.
+fn run(bytes: &[u8], pace: u64) -> (Vec<Received>, Option<Notice>) {
+    let frame = Frame::Eager { tag: RIGHT.0, element: BYTES, bytes: RIGHT.1.len() }.encode();
+    // It does not hang up, and has nothing more to say.
+    let right = [&frame.0[..frame.1], RIGHT.1, &Frame::Credit { cost: 0 }.encode().0[..8]].concat();
+    let links = vec![(1, Script::new(bytes, None, pace)), (2, Script::new(&right, None, pace))];
+    let mut places = [Into::new(64), Into::new(0), Into::new(200_000), Into::new(RIGHT.1.len())];
+    let (short, long) = ([1_u8; 40], vec![2_u8; 100_000]);
+    let mut messages = Messages::new(0, 3, Opened(links));
+    for (place, (from, tag)) in places.iter_mut().zip([(1, Some(1)), (1, Some(2)), (1, None), (2, Some(RIGHT.0))]) {
+        place.post(&mut messages, from, tag);
+    }
+    for data in [&short[..], &long] {
+        // SAFETY: both outlive the engine and are not written.
+        let _ = unsafe { messages.post_send(1, 5, BYTES, data.as_ptr(), data.len(), &Deadline::after(Duration::from_secs(5))) };
+    }
+    for _ in 0..100_000 {
+        if !messages.progress() {
+            break;
+        }
+    }
+    let outcomes = places.each_ref().map(|place| place.ticket.map(|ticket| messages.poll(ticket)));
+    let heard = messages.heard();
+    drop(messages);
+    let received: Vec<Received> = places
+        .iter()
+        .zip(outcomes)
+        .map(|(place, outcome)| place.check(outcome.map(|outcome| outcome.expect("a request ends with its peer's link"))))
+        .collect();
+    assert_eq!(received[3], Some(Ok((2, RIGHT.0, RIGHT.1.to_vec()))), "the other peer's message");
+    (received, heard)
+}
+
+/// Inputs to begin with.
+pub(in crate::host) fn seeds(notices: &[Notice]) -> Vec<(&'static str, Vec<u8>)> {
+    let frame = |frame: Frame| {
+        let (bytes, length) = frame.encode();
+        bytes[..length].to_vec()
+    };
+    let eager = |tag, bytes: usize| [frame(Frame::Eager { tag, element: BYTES, bytes }), vec![3; bytes]].concat();
+    let long = |message, bytes| frame(Frame::RequestToSend { message, tag: 3, element: BYTES, bytes });
+    let mut streams = vec![
+        [eager(1, 20), eager(2, 0), eager(9, 100)].concat(),
+        [eager(3, 100), eager(1, 64), eager(1, 8), frame(Frame::Credit { cost: 1 << 10 })].concat(),
+        [long(0, 70_000), frame(Frame::Data { reply: 2, bytes: 100 }), vec![4; 100]].concat(),
+        [long(4, 70_000), frame(Frame::Withdraw { message: 4 })].concat(),
+        frame(Frame::ClearToSend { message: 1, reply: 9 }),
+        frame(Frame::Refuse { message: 1, element: TypeTag::Plain(12), capacity: 10 }),
+        frame(Frame::Leave { opened: 0 }),
+        [eager(1, 3), frame(Frame::Leave { opened: 1 })].concat(),
+    ];
+    streams.extend(notices.iter().map(|notice| frame(Frame::Notice(*notice))));
+    let heads = streams.iter().map(|stream| stream[..stream.len().min(HEADER_BYTES)].to_vec()).filter(|head| head[0] != 7);
+    let mut seeds = vec![("message_frames", heads.collect::<Vec<_>>().concat())];
+    seeds.extend(streams.iter().filter(|stream| stream.len() < 200).map(|stream| ("message_frames", stream.clone())));
+    seeds.extend(streams.into_iter().map(|stream| ("message_peer", [vec![9], stream].concat())));
+    seeds
+}

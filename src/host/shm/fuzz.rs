@@ -1,0 +1,110 @@
+//! What must hold whatever a host's leader says of its shared memory.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::delivery::{Goods, Undelivered};
+use super::layout::{CURSORS_BYTES, Layout, MAX_RANKS};
+use super::ring_end::{End, copy_bytes};
+use crate::deadline::Deadline;
+use crate::error::Result;
+use crate::host::bootstrap::Exchange;
+
+/// Two ranks' blobs in each of two rounds.
+struct Scripted<'a>(Vec<Vec<&'a [u8]>>);
+
+impl Exchange for Scripted<'_> {
+    fn all_gather(&mut self, _mine: &[u8], _deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+        let round = if self.0.is_empty() { Vec::new() } else { self.0.remove(0) };
+        Ok(round.into_iter().map(<[u8]>::to_vec).collect())
+    }
+}
+
+/// Any bytes as the leader's word on where its region is to be had, and as its word on how that went: nobody gets anything, and is told why.
+pub fn shared_memory_delivery(data: &[u8]) {
+    let half = data.first().map_or(0, |length| usize::from(*length)).min(data.len().saturating_sub(1));
+    let (blob, verdict) = data.get(1..).unwrap_or_default().split_at(half);
+    // Sockets of others must not be found by chance.
+    let blob = if let Some((&1, name)) = blob.split_first() { [b"\x01collectives-nobody-", name].concat() } else { blob.to_vec() };
+    let mut exchange = Scripted(vec![vec![&blob, &[]], vec![verdict, &[]]]);
+    let make = || -> io::Result<_> { Err(io::ErrorKind::Unsupported.into()) };
+    let goods = Goods { name: "a region".to_owned(), make: &make, enter: &|_| Ok(()) };
+    match goods.follow(&mut exchange, 0, &Deadline::after(Duration::from_millis(200))) {
+        Ok(()) => panic!("a region was delivered by nobody"),
+        Err(Undelivered::Here(error)) => assert!(error.to_string().contains("rank 0"), "{error}"),
+        Err(Undelivered::There(rank, _)) => assert_eq!(rank, 0),
+        Err(Undelivered::Exchange(error)) => panic!("the exchange did not fail: {error}"),
+    }
+}
+
+/// Any number as a number of ranks: none, or a layout in which the last rank's parts lie within the region, in order.
+pub fn shared_memory_layout(data: &[u8]) {
+    for ranks in data.as_chunks::<2>().0.iter().map(|bytes| usize::from(u16::from_le_bytes(*bytes))) {
+        let Some(layout) = Layout::new(ranks) else {
+            assert!(ranks == 0 || ranks > MAX_RANKS);
+            continue;
+        };
+        let last = ranks - 1;
+        let starts = [layout.member(0), layout.lane(0, 0), layout.slot(0, 0), layout.ring(0, 0, 0)];
+        let ends = [layout.member(last), layout.lane(last, 1), layout.slot(last, 1) + layout.slot_bytes()];
+        assert!(ends.iter().zip(&starts[1..]).all(|(end, start)| end <= start), "{ranks} ranks");
+        assert!(layout.ring(last, last, 1) + layout.ring_bytes() <= layout.bytes && layout.ring_bytes().is_power_of_two());
+    }
+}
+
+/// The smallest ring that is tried.
+const RING_BYTES: usize = 64;
+/// What lies around it.
+const GUARD: u64 = 0xa5a5_a5a5_a5a5_a5a5;
+/// Two lines, aligned as the ring's own.
+#[repr(C, align(128))]
+struct Lines([AtomicU64; 16]);
+
+/// Any sequence of writes and reads on both ends of a ring, each with its length, and of words that a broken peer puts where cursors
+/// lie. Bytes come out as they went in until then, each end reports what cannot be, and nothing beside the ring is touched.
+pub fn shared_memory_ring(data: &[u8]) {
+    let lines: Vec<Lines> = (0..2 + CURSORS_BYTES / 128 + 1).map(|_| Lines(std::array::from_fn(|_| AtomicU64::new(GUARD)))).collect();
+    let ring = &lines[1..];
+    let words = || ring.iter().flat_map(|lines| &lines.0);
+    words().take((CURSORS_BYTES + RING_BYTES) / 8).for_each(|word| word.store(0, Ordering::Relaxed));
+    let start = ring.as_ptr().cast_mut().cast::<u8>();
+    let (mut writer, mut reader) = (End::new(start, RING_BYTES), End::new(start, RING_BYTES));
+    let (mut expected, mut is_broken, mut next) = (VecDeque::<u8>::new(), false, 0_u8);
+    for &[action, length] in data.as_chunks::<2>().0 {
+        let length = usize::from(length);
+        match action % 8 {
+            0..=2 => {
+                let bytes: Vec<u8> = (0..length).map(|at| next.wrapping_add(at as u8)).collect();
+                let (head, tail) = bytes.split_at(length / 3);
+                let written = writer.write(&[IoSlice::new(head), IoSlice::new(tail)], length);
+                let written = written.unwrap_or_else(|error| assert_broken(is_broken, &error));
+                assert!(written <= length && written <= RING_BYTES);
+                expected.extend(&bytes[..written]);
+                next = next.wrapping_add(written as u8);
+            }
+            3..=5 => {
+                let mut into = vec![0; length];
+                let read = reader.read(&mut into, copy_bytes).unwrap_or_else(|error| assert_broken(is_broken, &error));
+                assert!(read <= length && (is_broken || expected.drain(..read).eq(into[..read].iter().copied())));
+            }
+            _ => {
+                is_broken = true;
+                // A cursor near where it was, or anything; or the copy beside the writer's.
+                let word = [0, 1, 2, CURSORS_BYTES / 16][usize::from(action >> 3) % 4];
+                let value = words().nth(word).map_or(0, |word| word.load(Ordering::Relaxed));
+                let value = if action >= 128 { value.wrapping_add(length as u64).wrapping_sub(128) } else { value ^ 1 << (length % 64) };
+                words().nth(word).into_iter().for_each(|word| word.store(value, Ordering::Relaxed));
+            }
+        }
+    }
+    let guards = lines[0].0.iter().chain(words().skip((CURSORS_BYTES + RING_BYTES) / 8));
+    assert!(guards.map(|word| word.load(Ordering::Relaxed)).all(|word| word == GUARD), "written beside the ring");
+}
+
+/// No bytes, where an end has found out that its peer is broken.
+fn assert_broken(is_broken: bool, error: &io::Error) -> usize {
+    assert!(is_broken && error.kind() == io::ErrorKind::InvalidData, "{error}");
+    0
+}

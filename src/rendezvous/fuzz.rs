@@ -1,0 +1,277 @@
+//! What must hold for any bytes that come to the rendezvous: requests, answers, URLs, and what launchers say.
+
+use arbitrary::Unstructured;
+
+use super::launcher;
+use super::protocol::{Expect, Reply, ReplyDecoder, Request, RequestDecoder, encode, encode_keys, push_bytes, query};
+use super::url::{Method, Rendezvous};
+use crate::config::{Config, Transport};
+
+pub use super::file::fuzz::file_log;
+pub use super::service::fuzz::store_service;
+
+/// Any bytes as a client's requests: decoded alike however they are split, and encoded again to the same bytes.
+pub fn store_requests(data: &[u8]) {
+    let whole = decode_requests(data, data.len().max(1));
+    for step in [1, 3, 64] {
+        assert_eq!(decode_requests(data, step), whole, "in parts of {step}");
+    }
+    let again: Vec<u8> = whole.0.iter().flat_map(request_bytes).collect();
+    assert_eq!(again, data[..again.len()], "encoded again");
+}
+
+/// The requests in `data` as it comes in parts, and why there are no more.
+fn decode_requests(data: &[u8], step: usize) -> (Vec<Request>, Option<String>) {
+    let (mut decoder, mut found) = (RequestDecoder::default(), Vec::new());
+    for part in data.chunks(step) {
+        decoder.push(part);
+        loop {
+            match decoder.next() {
+                Ok(Some(request)) => found.push(request),
+                Ok(None) => break,
+                Err(malformed) => return (found, Some(malformed.0)),
+            }
+        }
+    }
+    (found, None)
+}
+
+/// A request as a client sends it.
+fn request_bytes(request: &Request) -> Vec<u8> {
+    let several = |code, keys: &[Vec<u8>]| encode_keys(code, keys.len(), keys.iter().map(Vec::as_slice));
+    match request {
+        Request::Validate => [&[query::VALIDATE][..], &super::protocol::MAGIC.to_le_bytes()].concat(),
+        Request::Set { key, value } => encode(query::SET, &[key, value], None),
+        Request::CompareSet { key, expected, desired } => encode(query::COMPARE_SET, &[key, expected, desired], None),
+        Request::Get { key } => encode(query::GET, &[key], None),
+        Request::Add { key, delta } => encode(query::ADD, &[key], Some(*delta)),
+        Request::Check { keys } => several(query::CHECK, keys),
+        Request::Wait { keys } => several(query::WAIT, keys),
+        Request::NumKeys => vec![query::NUM_KEYS],
+        Request::DeleteKey { key } => encode(query::DELETE_KEY, &[key], None),
+        Request::Append { key, value } => encode(query::APPEND, &[key, value], None),
+        Request::MultiGet { keys } => several(query::MULTI_GET, keys),
+        Request::MultiSet { pairs } => {
+            let texts = pairs.iter().flat_map(|(key, value)| [key.as_slice(), value]);
+            encode_keys(query::MULTI_SET, pairs.len(), texts)
+        }
+        Request::CancelWait => vec![query::CANCEL_WAIT],
+        Request::Ping { nonce } => [&[query::PING][..], &nonce.to_le_bytes()].concat(),
+        Request::QueuePush { key, value } => encode(query::QUEUE_PUSH, &[key, value], None),
+        Request::QueuePop { key } => encode(query::QUEUE_POP, &[key], None),
+        Request::QueueLen { key } => encode(query::QUEUE_LEN, &[key], None),
+        Request::ListKeys => vec![query::LIST_KEYS],
+        Request::Barrier { key, world_size } => encode(query::BARRIER, &[key], Some(*world_size)),
+    }
+}
+
+/// Any bytes as a server's answer; the first two say to what. Decoded alike however they are split, and encoded again to the same.
+pub fn store_replies(data: &[u8]) {
+    let Some(([kind, count], data)) = data.split_first_chunk() else { return };
+    let expect = match kind % 6 {
+        0 => Expect::Flag,
+        1 => Expect::Nonce,
+        2 => Expect::Number,
+        3 => Expect::Values(usize::from(*count)),
+        4 => Expect::Popped,
+        _ => Expect::Keys,
+    };
+    let whole = decode_reply(expect, data, data.len().max(1));
+    for step in [1, 3, 64] {
+        assert_eq!(decode_reply(expect, data, step), whole, "in parts of {step}");
+    }
+    if let Ok(Some((reply, rest))) = whole {
+        let taken = &data[..data.len() - rest.len()];
+        assert_eq!(data[taken.len()..], rest);
+        // How many values a queue holds is not kept, only whether it holds any.
+        let checked = if let Reply::Popped(_) = reply { &taken[8..] } else { taken };
+        assert_eq!(reply_bytes(&reply), checked, "encoded again");
+    }
+}
+
+/// An answer and what came behind it.
+type Replied = Result<Option<(Reply, Vec<u8>)>, String>;
+
+/// The answer in `data` as it comes in parts.
+fn decode_reply(expect: Expect, data: &[u8], step: usize) -> Replied {
+    let mut decoder = ReplyDecoder::new(expect);
+    // Once without any: an answer of no fields is there from the start.
+    let mut at = 0;
+    loop {
+        let part = &data[at..(at + step).min(data.len())];
+        at += part.len();
+        match decoder.push(part) {
+            Ok(Some((reply, rest))) => return Ok(Some((reply, [rest.as_slice(), &data[at..]].concat()))),
+            Ok(None) if at == data.len() => return Ok(None),
+            Ok(None) => {}
+            Err(malformed) => return Err(malformed.0),
+        }
+    }
+}
+
+/// An answer as a server sends it, without the number before a queue's value.
+fn reply_bytes(reply: &Reply) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match reply {
+        Reply::Flag(flag) => bytes.push(*flag),
+        Reply::Nonce(nonce) => bytes.extend(nonce.to_le_bytes()),
+        Reply::Number(number) => bytes.extend(number.to_le_bytes()),
+        Reply::Values(values) => values.iter().for_each(|value| push_bytes(&mut bytes, value)),
+        Reply::Popped(value) => value.iter().for_each(|value| push_bytes(&mut bytes, value)),
+        Reply::Keys(keys) => {
+            bytes.extend((keys.len() as u64).to_le_bytes());
+            keys.iter().for_each(|key| push_bytes(&mut bytes, key));
+        }
+    }
+    bytes
+}
+
+/// Any text as a rendezvous URL: what is understood can be written again and means the same.
+pub fn urls(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    match text.parse::<Rendezvous>() {
+        Ok(mut rendezvous) => {
+            assert!(rendezvous.timeout.is_none_or(|timeout| !timeout.is_zero()));
+            // Beyond some days, the digits of a number do not hold its nanoseconds.
+            rendezvous.timeout = rendezvous.timeout.filter(|timeout| timeout.as_secs() < 1 << 20);
+            let url = url_text(&rendezvous);
+            let again = url.parse::<Rendezvous>().unwrap_or_else(|error| panic!("{url}, written from {text:?}: {error}"));
+            assert_eq!(again, rendezvous, "{url}, written from {text:?}");
+            assert_ne!(rendezvous.world_size, Some(0));
+        }
+        Err(error) => assert!(error.to_string().contains("rendezvous URL"), "{error}"),
+    }
+}
+
+/// A rendezvous as a URL.
+fn url_text(rendezvous: &Rendezvous) -> String {
+    let place = match &rendezvous.method {
+        Method::Env => "env://".to_owned(),
+        Method::Tcp { host, port } if host.contains(':') => format!("tcp://[{host}]:{port}"),
+        Method::Tcp { host, port } => format!("tcp://{host}:{port}"),
+        Method::File { path } => format!("file://localhost{}", path.display()),
+    };
+    let rank = rendezvous.rank.map(|rank| format!("rank={rank}"));
+    let world_size = rendezvous.world_size.map(|size| format!("world_size={size}"));
+    let timeout = rendezvous.timeout.map(|timeout| format!("timeout={}.{:09}", timeout.as_secs(), timeout.subsec_nanos()));
+    let query: Vec<String> = [rank, world_size, timeout].into_iter().flatten().collect();
+    if query.is_empty() { place } else { format!("{place}?{}", query.join("&")) }
+}
+
+/// Lines of `NAME=value` as a launcher's variables: what they say is within its bounds, and said plainly it means the same.
+pub fn launchers(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let variables: Vec<(&str, &str)> = text.lines().filter_map(|line| line.split_once('=')).collect();
+    let read = |name: &str| variables.iter().rev().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+    let Ok(launch) = launcher::detect(&read, 1) else { return };
+    assert!(launch.world_size > 0 && !launch.address.is_empty() && !launch.prefix.is_empty());
+    assert!(launch.local_world_size.is_none_or(|size| size <= launch.world_size && launch.local_rank.is_none_or(|rank| rank < size)));
+    let plain = |name: &str| match name {
+        "RANK" => Some(launch.rank.to_string()),
+        "WORLD_SIZE" => Some(launch.world_size.to_string()),
+        "LOCAL_RANK" => launch.local_rank.map(|rank| rank.to_string()),
+        "LOCAL_WORLD_SIZE" => launch.local_world_size.map(|size| size.to_string()),
+        "MASTER_ADDR" => Some(format!("[{}]", launch.address)),
+        "MASTER_PORT" => Some(launch.port.to_string()),
+        "TORCHELASTIC_USE_AGENT_STORE" | "TORCHELASTIC_RESTART_COUNT" => read(name),
+        _ => None,
+    };
+    let again = launcher::detect(&plain, 2).unwrap_or_else(|error| panic!("{launch:?} said plainly: {error}"));
+    let agent_store = again.agent_store;
+    assert_eq!(launcher::Launch { launcher: launch.launcher, agent_store: launch.agent_store, ..again }, launch);
+    assert!(agent_store || !launch.agent_store);
+}
+
+/// Lines of `NAME=value` as the variables that set what a communicator was not told.
+pub fn settings(data: &[u8]) {
+    let mut unstructured = Unstructured::new(data);
+    let is_set = unstructured.arbitrary::<bool>().unwrap_or_default();
+    let text = String::from_utf8_lossy(unstructured.take_rest()).into_owned();
+    let read = |name: &str| text.lines().filter_map(|line| line.split_once('=')).find(|(known, _)| *known == name);
+    let start = if is_set {
+        Config { transport: Transport::Shm, algorithm: Some("ring:0-".to_owned()), ..Config::default() }
+    } else {
+        Config::default()
+    };
+    match start.clone().with_variables(&|name| read(name).map(|(_, value)| value.to_owned())) {
+        Ok(config) if is_set => assert_eq!((config.transport, config.algorithm), (start.transport, start.algorithm)),
+        Ok(config) => assert_eq!(config.algorithm.as_deref(), read("COLLECTIVES_ALGORITHM").map(|(_, value)| value)),
+        Err(error) => assert!(error.to_string().contains("COLLECTIVES_"), "{error}"),
+    }
+}
+
+/// Inputs to begin with: what clients, servers, users and launchers say in order.
+pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let mut seeds: Vec<(&'static str, Vec<u8>)> = Vec::new();
+    let requests = requests();
+    seeds.push(("store_requests", requests.concat()));
+    seeds.extend(requests.iter().map(|request| ("store_requests", request.clone())));
+    for clients in 1..=3_u8 {
+        let part = |(at, request): (usize, &Vec<u8>)| [&[at as u8 % clients, request.len() as u8][..], request].concat();
+        let parts: Vec<Vec<u8>> = requests.iter().enumerate().skip(1).map(part).collect();
+        seeds.push(("store_service", parts.concat()));
+        seeds.push(("store_service", parts.iter().rev().flatten().copied().collect()));
+    }
+    let values = Reply::Values(vec![b"value".to_vec(), Vec::new()]);
+    let replies = [(0, Reply::Flag(1)), (1, Reply::Nonce(7)), (2, Reply::Number(-3)), (3, values), (5, Reply::Keys(vec![b"/a".to_vec()]))];
+    seeds.extend(replies.iter().map(|(kind, reply)| ("store_replies", [&[*kind, 2][..], &reply_bytes(reply)].concat())));
+    seeds.push(("store_replies", [&[4, 0][..], &1_u64.to_le_bytes(), &reply_bytes(&Reply::Popped(Some(b"value".to_vec())))].concat()));
+    let text = |name, text: &str| (name, text.as_bytes().to_vec());
+    seeds.extend(
+        [
+            "env://?rank=1&world_size=2",
+            "tcp://node-1:1234?rank=3&world_size=4&timeout=2.5",
+            "tcp://[fe80::1%eth0]:99/",
+            "file:///a b?rank=0",
+        ]
+        .map(|url| text("urls", url)),
+    );
+    seeds.extend(
+        [
+            "RANK=1\nWORLD_SIZE=4\nLOCAL_RANK=1\nLOCAL_WORLD_SIZE=2\nMASTER_ADDR=[::1]\nMASTER_PORT=29500\nTORCHELASTIC_USE_AGENT_STORE=True\n\
+             TORCHELASTIC_RESTART_COUNT=2\nTORCHELASTIC_RUN_ID=x",
+            "OMPI_COMM_WORLD_RANK=1\nOMPI_COMM_WORLD_SIZE=2\nOMPI_COMM_WORLD_LOCAL_RANK=1\nOMPI_COMM_WORLD_LOCAL_SIZE=2\nPMIX_NAMESPACE=a@1",
+            "PMI_RANK=1\nPMI_SIZE=3\nMPI_LOCALRANKID=1\nMPI_LOCALNRANKS=3\nPMI_JOBID=7",
+            "SLURM_PROCID=3\nSLURM_STEP_NUM_TASKS=4\nSLURM_LOCALID=1\nSLURM_NODEID=1\nSLURM_STEP_ID=0\nSLURM_JOB_ID=8\n\
+             SLURM_STEP_TASKS_PER_NODE=2(x2),1\nSLURM_STEP_NODELIST=node[07-08,10]",
+            "JOB_COMPLETION_INDEX=1\nWORLD_SIZE=3\nMASTER_ADDR=train-0.train",
+        ]
+        .map(|variables| text("launchers", variables)),
+    );
+    let variables = "COLLECTIVES_TRANSPORT=tcp\nCOLLECTIVES_TIMEOUT=1.5\nCOLLECTIVES_LISTEN_ADDRESS=::1\nCOLLECTIVES_REPRODUCIBLE=1";
+    seeds.extend(["\0", "\u{1}"].map(|first| text("settings", &format!("{first}{variables}"))));
+    seeds.push(text("settings", "\0COLLECTIVES_ALGORITHM=ring:16K-\nCOLLECTIVES_HOST_IDENTITY=a"));
+    let records: [(&[u8], &[u8]); 4] = [(b"refcount/", b"1"), (b"/key", b"value"), (b"/number", b"7"), (b"-/key", b"")];
+    let texts = records.iter().flat_map(|(key, value)| [*key, *value]);
+    seeds.push(("file_log", texts.flat_map(|text| [&(text.len() as u32).to_le_bytes()[..], text].concat()).collect()));
+    seeds
+}
+
+/// One request of each kind.
+fn requests() -> Vec<Vec<u8>> {
+    let (key, value) = (b"/key".to_vec(), b"12".to_vec());
+    let keys = vec![key.clone(), b"/other".to_vec()];
+    let requests = [
+        Request::Validate,
+        Request::Set { key: key.clone(), value: value.clone() },
+        Request::CompareSet { key: key.clone(), expected: value.clone(), desired: b"13".to_vec() },
+        Request::Get { key: key.clone() },
+        Request::Add { key: key.clone(), delta: -1 },
+        Request::Check { keys: keys.clone() },
+        Request::Wait { keys: keys.clone() },
+        Request::NumKeys,
+        Request::DeleteKey { key: key.clone() },
+        Request::Append { key: b"/other".to_vec(), value: value.clone() },
+        Request::MultiGet { keys: keys.clone() },
+        Request::MultiSet { pairs: vec![(key.clone(), value.clone()), (b"/other".to_vec(), Vec::new())] },
+        Request::CancelWait,
+        Request::Ping { nonce: 5 },
+        Request::QueuePush { key: b"/queue".to_vec(), value },
+        Request::QueueLen { key: b"/queue".to_vec() },
+        Request::Wait { keys: vec![b"/queue".to_vec()] },
+        Request::QueuePop { key: b"/queue".to_vec() },
+        Request::ListKeys,
+        Request::Barrier { key: b"/barrier".to_vec(), world_size: 3 },
+    ];
+    requests.iter().map(request_bytes).collect()
+}
