@@ -252,7 +252,7 @@ fn join(
     let founding = Founding { rank, world_size, config: &config, listen };
     let (plane, connector) = HostPlane::establish(&mut exchange, &founding, deadline)?;
     let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
-    let comm = Communicator::new(plane, desk, config, listen);
+    let comm = Communicator::new(plane, desk, config, listen, "world".to_owned());
     // Nobody needs the store any more once everyone is here: rank 0 may stop serving it.
     let timeout = comm.timeout();
     comm.set_timeout(deadline.remaining());

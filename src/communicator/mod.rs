@@ -10,6 +10,7 @@ mod collectives;
 mod desk;
 #[cfg(feature = "cuda")]
 mod device;
+mod flight;
 mod group;
 mod keep;
 mod messages;
@@ -49,6 +50,7 @@ use started::Worker;
 pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use device::{Device, DeviceChoice, OnStream, device_count};
+pub use flight::FlightRecorder;
 pub use group::Group;
 pub use messages::Received;
 pub use shared::SharedBuffer;
@@ -89,6 +91,8 @@ struct Core {
     timeout: Cell<Duration>,
     /// The how-manieth monitored barrier is next.
     monitored: Cell<u64>,
+    /// How many communicators were made from this one.
+    children: Cell<u64>,
     /// The device plane, once it was asked for, or why there is none.
     #[cfg(feature = "cuda")]
     device: OnceCell<std::result::Result<NcclCommunicator, String>>,
@@ -122,6 +126,13 @@ impl Shared {
             self.desk.announce_end();
         }
     }
+
+    /// After a call that failed: the peers hear of it, and the records are written where that was asked for.
+    #[cold]
+    fn after_failure(&self, error: &Error) {
+        self.announce_end();
+        self.health.flight().after_error(error);
+    }
 }
 
 /// Ends a communicator from any thread; see [`Communicator::abort_handle`].
@@ -152,8 +163,9 @@ impl AbortHandle {
 
 impl Communicator {
     /// Wraps an established plane.
-    fn new(plane: HostPlane, desk: Desk, config: Config, listen: IpAddr) -> Self {
+    fn new(plane: HostPlane, desk: Desk, config: Config, listen: IpAddr, name: String) -> Self {
         let timeout = config.timeout;
+        plane.health().flight().introduce(flight::about(&plane, name, timeout));
         let shared = Shared {
             rank: plane.rank(),
             peers: plane.peers(),
@@ -170,6 +182,7 @@ impl Communicator {
             worker: OnceCell::new(),
             timeout: Cell::new(timeout),
             monitored: Cell::new(0),
+            children: Cell::new(0),
             #[cfg(feature = "cuda")]
             device: OnceCell::new(),
         };
@@ -356,10 +369,7 @@ impl Communicator {
         let entered = unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.run(job, &Deadline::lazily(timeout))) };
         let result = entered
             .unwrap_or_else(|| Err(Error::argument(job.call.kind.name(), "called from within a reduction of the same communicator")));
-        if result.is_err() {
-            self.core.shared.announce_end();
-        }
-        result
+        result.inspect_err(|error| self.core.shared.after_failure(error))
     }
 }
 
@@ -368,6 +378,7 @@ impl Drop for Core {
         if let Some(worker) = self.worker.take() {
             worker.stop(&self.shared);
         }
+        self.shared.write_unwritten();
         self.shared.desk.close();
     }
 }
