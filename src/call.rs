@@ -158,6 +158,16 @@ impl Call {
         Self::from_fingerprint(words)
     }
 
+    /// The op in words, where there is one.
+    pub(crate) fn op_name(&self) -> Option<String> {
+        match (self.op as u8, ReduceOp::ALL.iter().find(|op| u32::from(op.code()) == self.op)) {
+            (0, _) => None,
+            (_, Some(op)) => Some(op.to_string()),
+            (254, _) => Some(format!("custom op #{:06x} in rank order", self.op >> 8)),
+            _ => Some(format!("custom op #{:06x}", self.op >> 8)),
+        }
+    }
+
     /// 24 bits of hash over per-rank counts (FNV-1a).
     pub(crate) fn hash_counts(counts: &[usize]) -> u32 {
         let hash = counts
@@ -173,11 +183,8 @@ impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}(", self.kind.name())?;
         if self.kind != Kind::Barrier {
-            match (self.op as u8, ReduceOp::ALL.iter().find(|op| u32::from(op.code()) == self.op)) {
-                (0, _) => {}
-                (_, Some(op)) => write!(f, "{op}, ")?,
-                (254, _) => write!(f, "custom op #{:06x} in rank order, ", self.op >> 8)?,
-                _ => write!(f, "custom op #{:06x}, ", self.op >> 8)?,
+            if let Some(op) = self.op_name() {
+                write!(f, "{op}, ")?;
             }
             write!(f, "{}, count {}", self.element, self.count)?;
         }

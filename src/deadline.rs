@@ -23,6 +23,11 @@ impl Deadline {
         Self { limit, began: OnceLock::new() }
     }
 
+    /// How long the wait may take in all.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
+    }
+
     /// How long it has been since the wait began.
     pub(crate) fn elapsed(&self) -> Duration {
         let now = Instant::now();

@@ -225,7 +225,7 @@ impl Error {
     }
 
     /// The error behind a poisoned communicator, or this error itself.
-    fn root(&self) -> &Error {
+    pub(crate) fn root(&self) -> &Error {
         match self {
             Self::Poisoned { cause, .. } => cause.root(),
             other => other,

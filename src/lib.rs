@@ -36,6 +36,7 @@ mod deadline;
 mod device;
 mod element;
 mod error;
+mod flight;
 mod float8;
 mod host;
 #[doc(hidden)]
@@ -49,14 +50,16 @@ mod rendezvous;
 #[cfg(feature = "cuda")]
 pub use buffer::device::{DeviceMemory, DeviceMemoryMut, RawDevice};
 pub use buffer::{Buffer, BufferMut, Memory, MemoryMut};
-pub use communicator::{AbortHandle, Builder, Communicator, Costs, Group, OwnedBuffer, Prediction, Received, SharedBuffer, Work};
+pub use communicator::{AbortHandle, Builder, Communicator, Costs, FlightRecorder, Group, OwnedBuffer, Prediction, Received};
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, OnStream, device_count};
+pub use communicator::{SharedBuffer, Work};
 pub use config::{Config, Transport};
 #[cfg(feature = "cuda")]
 pub use device::{NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registration, Shrink, UniqueId, Window};
 pub use element::{DType, Data, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Peer, Result};
+pub use flight::{FlightPlane, FlightRecord, FlightState, write_flight_records, write_flight_records_on_sigusr1};
 pub use half::{bf16, f16};
 #[cfg(feature = "cuda")]
 pub use nccl_config::{CtaPolicy, GraphUsage, NcclConfig};

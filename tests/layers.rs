@@ -11,7 +11,7 @@ const LAYERS: [&[&str]; 8] = [
     &["element"],
     &["buffer", "op"],
     &["call", "nccl_config"],
-    &["config"],
+    &["config", "flight"],
     &["device", "host", "rendezvous"],
     &["communicator"],
     &["internals"],

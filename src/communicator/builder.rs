@@ -244,8 +244,8 @@ fn panicked(doing: &str, rank: usize) -> Error {
 pub(super) enum Origin {
     /// A job that begins.
     Job,
-    /// One that has failed: the doors of its members, and whether this rank looks out for deaths meanwhile.
-    Shrunk { lineage: Lineage, watches: bool },
+    /// One that has failed: the doors of its members, its name, and whether this rank looks out for deaths meanwhile.
+    Shrunk { lineage: Lineage, name: String, watches: bool },
 }
 
 /// Joins the job that was found: tells who this rank is, learns who the others are, opens the links.
@@ -260,17 +260,17 @@ pub(super) fn join(
     let listen = config.listen_address.or(local_address).unwrap_or(IpAddr::from([127, 0, 0, 1]));
     let (door, watch) = match &origin {
         Origin::Job => (Door::new(listen), None),
-        Origin::Shrunk { lineage, watches } => (Door::none(), watches.then(|| lineage.watch())),
+        Origin::Shrunk { lineage, watches, .. } => (Door::none(), watches.then(|| lineage.watch())),
     };
     let mut exchange = StoreExchange::join(store, rank, world_size, deadline)?.watched(watch);
     let founding = Founding { rank, world_size, config: &config, listen, door: door.address() };
     let (plane, connector) = HostPlane::establish(&mut exchange, &founding, deadline)?;
-    let lineage = match origin {
-        Origin::Job => Lineage::founded(door, plane.doors()),
-        Origin::Shrunk { lineage, .. } => lineage,
+    let (lineage, name) = match origin {
+        Origin::Job => (Lineage::founded(door, plane.doors()), "world".to_owned()),
+        Origin::Shrunk { lineage, name, .. } => (lineage, name),
     };
     let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
-    let comm = Communicator::new(plane, desk, config, listen, lineage);
+    let comm = Communicator::new(plane, desk, config, listen, lineage, name);
     // Nobody needs the store any more once everyone is here: rank 0 may stop serving it.
     let timeout = comm.timeout();
     comm.set_timeout(deadline.remaining());

@@ -13,6 +13,7 @@ use super::work::{Drive, Finished, State};
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::{Error, Peer, Result};
+use crate::flight::Message;
 use crate::host::health::Health;
 use crate::host::notice::Stop;
 use crate::host::plane::MessageConnector;
@@ -46,9 +47,12 @@ pub(super) struct Terms {
 /// A message that goes on in the background.
 struct Outstanding {
     ticket: Ticket,
+    /// Its number in the flight recorder.
+    number: u64,
     terms: Terms,
     sending: bool,
     deadline: Deadline,
+    has_warned: bool,
     buffer: Box<dyn Kept>,
     state: Arc<State>,
 }
@@ -56,6 +60,8 @@ struct Outstanding {
 /// A message that its caller waits for.
 struct Posted {
     ticket: Ticket,
+    /// Its number in the flight recorder.
+    number: u64,
     terms: Terms,
     sending: bool,
     received: Option<Received>,
@@ -132,6 +138,19 @@ pub(super) enum Place {
     Receive { into: *mut u8, bytes: usize },
 }
 
+impl Place {
+    /// The message as it is put on record.
+    #[inline]
+    fn recorded(&self, terms: &Terms) -> Message {
+        let (sends, bytes) = match *self {
+            Place::Send { bytes, .. } => (true, bytes),
+            Place::Receive { bytes, .. } => (false, bytes),
+        };
+        let Terms { peer, tag, element, element_bytes } = *terms;
+        Message { sends, peer, tag, count: (bytes / element_bytes) as u64, element }
+    }
+}
+
 impl Desk {
     /// The desk of a new communicator.
     pub(super) fn new(rank: usize, peers: Arc<[Peer]>, health: Arc<Health>, connector: MessageConnector) -> Self {
@@ -196,12 +215,26 @@ impl Desk {
     ///
     /// As [`Desk::transfer`].
     pub(super) unsafe fn transfer_one(&self, terms: &Terms, place: Place, limit: Duration) -> Result<Received> {
+        // SAFETY: passed on.
+        let result = unsafe { self.transfer_one_or_fail(terms, place, limit) };
+        result.inspect_err(|error| self.health.flight().after_error(error))
+    }
+
+    /// The same, without what an error has for consequences.
+    ///
+    /// # Safety
+    ///
+    /// As [`Desk::transfer`].
+    unsafe fn transfer_one_or_fail(&self, terms: &Terms, place: Place, limit: Duration) -> Result<Received> {
         let sending = matches!(place, Place::Send { .. });
         let mut inner = self.lock();
         self.refuse_if_ended(terms, sending)?;
         // SAFETY: passed on; a ticket is waited for or cancelled below.
         let begun = match unsafe { Self::attempt(&mut inner, terms, place) } {
-            Attempt::Done(envelope) => return Ok(received(envelope, terms)),
+            Attempt::Done(envelope) => {
+                self.health.flight().note_message(&place.recorded(terms));
+                return Ok(received(envelope, terms));
+            }
             Attempt::Begun(ticket) => Some(ticket),
             Attempt::Wait => None,
         };
@@ -210,13 +243,14 @@ impl Desk {
             self.advance(&mut inner);
         }
         let deadline = Deadline::after(limit);
+        let number = self.health.flight().begin_message(&place.recorded(terms));
         let ticket = match begun {
             Some(ticket) => Ok(ticket),
             // SAFETY: passed on; as above.
             None => unsafe { Self::post(&mut inner, terms, place, &deadline) },
         };
-        let ticket = ticket.map_err(|stop| self.stopped(&stop, terms, sending, &deadline))?;
-        let mut cancel = Cancel { desk: self, posted: [Posted { ticket, terms: *terms, sending, received: None }] };
+        let ticket = ticket.map_err(|stop| self.not_posted(number, &stop, terms, sending, &deadline))?;
+        let mut cancel = Cancel { desk: self, posted: [Posted { ticket, number, terms: *terms, sending, received: None }] };
         self.wait_all(inner, &mut cancel.posted, &deadline)?;
         let received = cancel.posted[0].received;
         received.ok_or_else(|| Error::argument("message", "nothing was posted"))
@@ -252,6 +286,22 @@ impl Desk {
         limit: Duration,
         meanwhile: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Received>> {
+        // SAFETY: passed on.
+        let result = unsafe { self.transfer_or_fail(messages, limit, meanwhile) };
+        result.inspect_err(|error| self.health.flight().after_error(error))
+    }
+
+    /// The same, without what an error has for consequences.
+    ///
+    /// # Safety
+    ///
+    /// As [`Desk::transfer`].
+    unsafe fn transfer_or_fail(
+        &self,
+        messages: &[(Terms, Place)],
+        limit: Duration,
+        meanwhile: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<Received>> {
         let deadline = Deadline::after(limit);
         let mut posted = Vec::with_capacity(messages.len());
         let mut inner = self.lock();
@@ -262,11 +312,12 @@ impl Desk {
                 failure = Some(error);
                 break;
             }
+            let number = self.health.flight().begin_message(&place.recorded(terms));
             // SAFETY: each ticket is waited for or cancelled below, before this function returns.
             match unsafe { Self::post(&mut inner, terms, *place, &deadline) } {
-                Ok(ticket) => posted.push(Posted { ticket, terms: *terms, sending, received: None }),
+                Ok(ticket) => posted.push(Posted { ticket, number, terms: *terms, sending, received: None }),
                 Err(stop) => {
-                    failure = Some(self.stopped(&stop, terms, sending, &deadline));
+                    failure = Some(self.not_posted(number, &stop, terms, sending, &deadline));
                     break;
                 }
             }
@@ -283,13 +334,27 @@ impl Desk {
         Ok(cancel.posted.iter().filter_map(|posted| posted.received).collect())
     }
 
-    /// Moves messages on until every posted one has ended.
-    fn wait_all<'a>(&'a self, mut inner: MutexGuard<'a, Inner>, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
+    /// Moves messages on until every posted one has ended, and puts on record how.
+    fn wait_all<'a>(&'a self, inner: MutexGuard<'a, Inner>, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
+        let ended = self.wait_each(inner, posted, deadline);
+        if let Err(error) = &ended {
+            let unfinished = posted.iter().filter(|posted| posted.received.is_none());
+            unfinished.for_each(|posted| self.health.flight().fail_message(posted.number, error));
+        }
+        ended
+    }
+
+    fn wait_each<'a>(&'a self, mut inner: MutexGuard<'a, Inner>, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
+        let flight = self.health.flight();
+        let mut warn_at = flight.stall_after(deadline.limit());
         loop {
             let mut pending = None;
-            for Posted { ticket, terms, sending, received } in posted.iter_mut().filter(|posted| posted.received.is_none()) {
+            for Posted { ticket, number, terms, sending, received } in posted.iter_mut().filter(|posted| posted.received.is_none()) {
                 match inner.messages.poll(*ticket) {
-                    Some(outcome) => *received = Some(self.outcome(outcome, terms, *sending, deadline)?),
+                    Some(outcome) => {
+                        *received = Some(self.outcome(outcome, terms, *sending, deadline)?);
+                        flight.end_message(*number);
+                    }
                     None => pending = Some((*terms, *sending)),
                 }
             }
@@ -298,6 +363,10 @@ impl Desk {
             let left = deadline.remaining();
             if left.is_zero() {
                 return Err(self.late(&terms, sending, deadline));
+            }
+            if deadline.limit() - left >= warn_at {
+                warn_at = Duration::MAX;
+                self.warn(&terms, sending, deadline);
             }
             inner.messages.wait_step(TURN.min(left));
             self.attend(&mut inner);
@@ -323,11 +392,13 @@ impl Desk {
         let sending = matches!(place, Place::Send { .. });
         self.refuse_if_ended(&terms, sending)?;
         let mut inner = self.lock();
+        let number = self.health.flight().begin_message(&place.recorded(&terms));
         // SAFETY: the buffer is kept in `outstanding` until the ticket has ended.
         let ticket = unsafe { Self::post(&mut inner, &terms, place, &deadline) };
-        let ticket = ticket.map_err(|stop| self.stopped(&stop, &terms, sending, &deadline))?;
+        let ticket = ticket.map_err(|stop| self.not_posted(number, &stop, &terms, sending, &deadline))?;
         let state = State::new();
-        inner.outstanding.push(Outstanding { ticket, terms, sending, deadline, buffer, state: Arc::clone(&state) });
+        let has_warned = false;
+        inner.outstanding.push(Outstanding { ticket, number, terms, sending, deadline, has_warned, buffer, state: Arc::clone(&state) });
         self.advance(&mut inner);
         let left = !inner.outstanding.is_empty();
         drop(inner);
@@ -372,20 +443,34 @@ impl Desk {
         }
         let mut at = 0;
         while at < inner.outstanding.len() {
-            let Outstanding { ticket, terms, sending, deadline, .. } = &inner.outstanding[at];
+            let Outstanding { ticket, terms, sending, deadline, has_warned, .. } = &mut inner.outstanding[at];
             let result = match inner.messages.poll(*ticket) {
                 Some(outcome) => self.outcome(outcome, terms, *sending, deadline),
                 None => match self.check_health(terms, *sending, deadline) {
                     Err(error) => Err(error),
-                    Ok(()) if deadline.has_passed() => Err(self.late(terms, *sending, deadline)),
                     Ok(()) => {
-                        at += 1;
-                        continue;
+                        let elapsed = deadline.elapsed();
+                        if elapsed < deadline.limit() {
+                            if !*has_warned && elapsed >= self.health.flight().stall_after(deadline.limit()) {
+                                *has_warned = true;
+                                self.warn(terms, *sending, deadline);
+                            }
+                            at += 1;
+                            continue;
+                        }
+                        Err(self.late(terms, *sending, deadline))
                     }
                 },
             };
             inner.messages.cancel(*ticket);
-            let Outstanding { buffer, state, .. } = inner.outstanding.swap_remove(at);
+            let Outstanding { number, buffer, state, .. } = inner.outstanding.swap_remove(at);
+            match &result {
+                Ok(_) => self.health.flight().end_message(number),
+                Err(error) => {
+                    self.health.flight().fail_message(number, error);
+                    self.health.flight().after_error(error);
+                }
+            }
             state.end(result.map(|received| Finished { buffer: buffer.release(), received: Some(received) }));
         }
     }
@@ -417,10 +502,12 @@ impl Desk {
         }
         let _ = inner.messages.leave(&Deadline::after(Duration::from_secs(1)));
         inner.closed = true;
-        for Outstanding { ticket, terms, sending, state, .. } in std::mem::take(&mut inner.outstanding) {
+        for Outstanding { ticket, number, terms, sending, state, .. } in std::mem::take(&mut inner.outstanding) {
             inner.messages.cancel(ticket);
             let by = self.peers[self.rank].clone();
-            state.end(Err(Error::Aborted { doing: doing(&terms, sending), by }));
+            let error = Error::Aborted { doing: doing(&terms, sending), by };
+            self.health.flight().fail_message(number, &error);
+            state.end(Err(error));
         }
         drop(inner);
         if let Some(thread) = self.background.get() {
@@ -447,6 +534,24 @@ impl Desk {
     /// A stop, in the caller's terms.
     fn stopped(&self, stop: &Stop, terms: &Terms, sending: bool, deadline: &Deadline) -> Error {
         stop.to_error(&doing(terms, sending), deadline, &self.peers)
+    }
+
+    /// A message that could not be posted.
+    #[cold]
+    fn not_posted(&self, number: u64, stop: &Stop, terms: &Terms, sending: bool, deadline: &Deadline) -> Error {
+        let error = self.stopped(stop, terms, sending, deadline);
+        self.health.flight().fail_message(number, &error);
+        error
+    }
+
+    /// Warns of a message that does not end.
+    #[cold]
+    fn warn(&self, terms: &Terms, sending: bool, deadline: &Deadline) {
+        let missing: Vec<u32> = match terms.peer {
+            Some(peer) => vec![peer as u32],
+            None => (0..self.peers.len()).filter(|peer| *peer != self.rank).map(|peer| peer as u32).collect(),
+        };
+        self.health.flight().warn(&doing(terms, sending), deadline.elapsed(), deadline.limit(), &missing);
     }
 
     /// A deadline that passed.

@@ -11,6 +11,7 @@ mod costs;
 mod desk;
 #[cfg(feature = "cuda")]
 mod device;
+mod flight;
 #[cfg(all(feature = "internals", feature = "serde"))]
 pub(crate) mod fuzz;
 mod group;
@@ -56,6 +57,7 @@ pub use builder::Builder;
 pub use costs::{Costs, Prediction};
 #[cfg(feature = "cuda")]
 pub use device::{Device, DeviceChoice, OnStream, device_count};
+pub use flight::FlightRecorder;
 pub use group::Group;
 pub use messages::Received;
 pub use shared::SharedBuffer;
@@ -96,6 +98,8 @@ struct Core {
     timeout: Cell<Duration>,
     /// The how-manieth monitored barrier is next.
     monitored: Cell<u64>,
+    /// How many communicators were made from this one.
+    children: Cell<u64>,
     /// The device plane, once it was asked for, or why there is none.
     #[cfg(feature = "cuda")]
     device: OnceCell<std::result::Result<NcclCommunicator, String>>,
@@ -133,6 +137,13 @@ impl Shared {
             self.desk.announce_end();
         }
     }
+
+    /// After a call that failed: the peers hear of it, and the records are written where that was asked for.
+    #[cold]
+    fn after_failure(&self, error: &Error) {
+        self.announce_end();
+        self.health.flight().after_error(error);
+    }
 }
 
 /// Ends a communicator from any thread; see [`Communicator::abort_handle`].
@@ -163,8 +174,9 @@ impl AbortHandle {
 
 impl Communicator {
     /// Wraps an established plane.
-    fn new(plane: HostPlane, desk: Desk, config: Config, listen: IpAddr, lineage: Lineage) -> Self {
+    fn new(plane: HostPlane, desk: Desk, config: Config, listen: IpAddr, lineage: Lineage, name: String) -> Self {
         let timeout = config.timeout;
+        plane.health().flight().introduce(flight::about(&plane, name, timeout));
         let shared = Shared {
             rank: plane.rank(),
             peers: plane.peers(),
@@ -183,6 +195,7 @@ impl Communicator {
             worker: OnceCell::new(),
             timeout: Cell::new(timeout),
             monitored: Cell::new(0),
+            children: Cell::new(0),
             #[cfg(feature = "cuda")]
             device: OnceCell::new(),
         };
@@ -369,10 +382,7 @@ impl Communicator {
         let entered = unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.run(job, &Deadline::lazily(timeout))) };
         let result = entered
             .unwrap_or_else(|| Err(Error::argument(job.call.kind.name(), "called from within a reduction of the same communicator")));
-        if result.is_err() {
-            self.core.shared.announce_end();
-        }
-        result
+        result.inspect_err(|error| self.core.shared.after_failure(error))
     }
 }
 
@@ -381,6 +391,7 @@ impl Drop for Core {
         if let Some(worker) = self.worker.take() {
             worker.stop(&self.shared);
         }
+        self.shared.write_unwritten();
         self.shared.desk.close();
     }
 }

@@ -341,7 +341,8 @@ impl Shrinking<'_> {
         config.timeout = self.comm.timeout();
         let place = members.iter().position(|rank| *rank == self.me).unwrap_or_default();
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(self.round_key(round, "found"), Arc::clone(store)));
-        let origin = Origin::Shrunk { lineage, watches: leader == self.me };
+        let name = format!("{}, shrunk", shared.health.flight().name());
+        let origin = Origin::Shrunk { lineage, name, watches: leader == self.me };
         let joined = join(Arc::clone(&store), (place, members.len()), Some(shared.listen), config, &self.deadline, origin);
         self.rounds.insert(leader, round);
         match joined {

@@ -141,6 +141,7 @@ impl Communicator {
     /// Establishes the communicator of `members`; everyone takes part in the exchanges.
     fn found(&self, members: &[usize]) -> Result<Option<Self>> {
         let deadline = Deadline::after(self.timeout());
+        let name = self.name_child(members);
         let mut exchange = ParentExchange::new(self, members);
         let Some(rank) = members.iter().position(|member| *member == self.rank()) else {
             exchange.finish(&deadline)?;
@@ -155,7 +156,7 @@ impl Communicator {
         exchange.finish(&deadline)?;
         let made = established.and_then(|(plane, connector)| {
             let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
-            let comm = Self::new(plane, desk, config, self.core.shared.listen, self.core.shared.lineage.of(members));
+            let comm = Self::new(plane, desk, config, self.core.shared.listen, self.core.shared.lineage.of(members), name);
             comm.barrier().map(|()| comm)
         });
         // NCCL's split wants every rank of the parent, whatever became of one child.

@@ -50,14 +50,14 @@ impl Worker {
                     // SAFETY: this is the one worker, and each job in the queue was submitted once.
                     unsafe {
                         shared.plane.as_worker(|plane: &mut HostPlane| {
+                            shared.health.flight().take_up();
                             let result = catch_unwind(AssertUnwindSafe(|| plane.run(&job, &Deadline::after(timeout))));
                             drop(job);
-                            if !matches!(result, Ok(Ok(()))) {
-                                shared.announce_end();
-                            }
+                            let result = result.unwrap_or_else(|_| Err(op_panicked()));
+                            let result = result.inspect_err(|error| shared.after_failure(error));
                             let finished = |()| Finished { buffer: buffers.release(), received: None };
                             // Before the caller gets the plane back: whoever waited for it finds this call ended.
-                            state.end(result.unwrap_or_else(|_| Err(op_panicked())).map(finished));
+                            state.end(result.map(finished));
                         });
                     }
                 }
@@ -120,6 +120,7 @@ impl Communicator {
         let state = State::new();
         let started = Started { job, buffers: Box::new(buffers), state: Arc::clone(&state), timeout: self.timeout() };
         self.core.shared.plane.submit();
+        self.core.shared.health.flight().queue(&started.job.call);
         if worker.jobs.send(started).is_err() {
             // Cannot be while `self.core.worker` lives: the thread ends when its queue is dropped, and catches panics.
             self.core.shared.plane.withdraw();

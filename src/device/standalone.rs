@@ -172,6 +172,7 @@ impl NcclCommunicator {
     /// What this crate puts around a communicator of NCCL's. Ranks go the same way only where they know of the same capability.
     pub(crate) fn around(gpu: Gpu, comm: NcclComm, config: &Config, least_capability: (i32, i32)) -> Result<Self> {
         let options = Options::of(config, least_capability);
+        comm.inner().warn_after(config.stall_warning);
         Ok(Self { plane: DevicePlane::new(gpu, comm, &options)?, config: config.clone() })
     }
 

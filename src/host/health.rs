@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::notice::Notice;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer};
+use crate::flight::Flight;
 
 /// Set once, when a communicator ends: by an error found here, by a peer's notice, or by `abort` from any thread.
 ///
@@ -17,9 +18,22 @@ pub(crate) struct Health {
     notice: OnceLock<Notice>,
     /// The first error that a call got from it.
     cause: OnceLock<Arc<Error>>,
+    /// What this communicator's calls are recorded in.
+    flight: Arc<Flight>,
 }
 
 impl Health {
+    /// Whole, and recording what is called.
+    pub(crate) fn recording(flight: Flight) -> Self {
+        Self { flight: Arc::new(flight), ..Self::default() }
+    }
+
+    /// The recorder of the communicator's calls.
+    #[inline]
+    pub(crate) fn flight(&self) -> &Arc<Flight> {
+        &self.flight
+    }
+
     /// Ends the communicator; the first notice wins.
     pub(crate) fn end(&self, notice: Notice) {
         let _ = self.notice.set(notice);

@@ -15,6 +15,8 @@ use crate::sizes;
 ///
 /// Exit codes: 0; 1 files and processes; 3 a collective failed; 4 time ran out; 5 not supported; 6 usage; 7 wrong elements, or
 /// less bandwidth than NCCL_TESTS_MIN_BW asks for.
+///
+/// `collperf --explain-hang FOLDER` measures nothing: it reads the flight records that ranks have written there, and says who hung where.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf", version, disable_version_flag = true, max_term_width = 110, allow_negative_numbers = true)]
 pub(crate) struct Arguments {

@@ -5,6 +5,7 @@ mod collective;
 mod facts;
 mod failure;
 mod gpus;
+mod hang;
 mod inputs;
 #[path = "../collrun/launch/mod.rs"]
 #[expect(dead_code, reason = "some of it is for collrun, which starts any program")]
@@ -23,11 +24,18 @@ mod table;
 
 use std::process::ExitCode;
 
-use arguments::Arguments;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    if hang::Arguments::are_meant() {
+        return perform(hang::run);
+    }
+    perform(start::start)
+}
+
+/// Does what the command line asks for, or says what is wrong with it.
+fn perform<A: Parser>(program: impl FnOnce(&A) -> Result<u8, failure::Failure>) -> ExitCode {
+    let arguments = match A::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
             // Help and version are errors too, in clap's way of thinking.
@@ -38,7 +46,7 @@ fn main() -> ExitCode {
             };
         }
     };
-    match start::start(&arguments) {
+    match program(&arguments) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             report::say(&failure.message);

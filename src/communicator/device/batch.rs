@@ -10,7 +10,9 @@ use super::guards::{Guards, Hold};
 use super::{Communicator, DeviceCall, Queued, overlap, resolve};
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
 use crate::device::{self, DevicePlane};
+use crate::element::{DType, TypeTag};
 use crate::error::{Error, Result};
+use crate::flight::Message;
 
 /// The memory at this rank's end of a message.
 enum End<'a> {
@@ -98,6 +100,22 @@ pub(in super::super) fn untagged(call: &str, tag: u64) -> Result<()> {
 }
 
 impl Communicator {
+    /// Puts on record what was queued together, and how that went.
+    fn note_batch(&self, jobs: &[device::Job], messages: &[device::Message], error: Option<&Error>) {
+        let flight = self.core.shared.health.flight();
+        for job in jobs {
+            flight.note_device_call(&job.call, error);
+        }
+        for device::Message { peer, sends, bytes, .. } in messages {
+            // What they are made of is not known any more; bytes are what both ends must have alike.
+            let (count, element) = (*bytes as u64, TypeTag::Scalar(DType::U8));
+            flight.note_device_message(&Message { sends: *sends, peer: Some(*peer), tag: 0, count, element }, error);
+        }
+        if let Some(error) = error {
+            flight.after_error(error);
+        }
+    }
+
     /// Checks a batch before anything is queued.
     fn admit_batch<'s>(&'s self, batch: &Batch<'_>) -> Result<(&'s DevicePlane, &'s Arc<CudaStream>)> {
         let plane = self.plane("group")?;
@@ -164,6 +182,7 @@ impl Communicator {
             return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
         }
         let timeout = parts.iter().map(|(comm, _)| comm.timeout()).min().unwrap_or_default();
+        let comms: Vec<&Communicator> = parts.iter().map(|(comm, _)| *comm).collect();
         let mut resolved = Vec::with_capacity(parts.len());
         for ((_, batch), (_, stream)) in parts.iter_mut().zip(&admitted) {
             resolved.push(batch.resolve(stream, hold)?);
@@ -174,6 +193,9 @@ impl Communicator {
         // dropped, which is after everything has been queued, on the device of its plane (checked).
         let queued = unsafe { DevicePlane::enqueue_group(&ready, timeout) };
         drop(ready);
+        for (comm, part) in comms.iter().zip(&resolved) {
+            comm.note_batch(&part.jobs, &part.messages, queued.as_ref().err());
+        }
         let mut parts = admitted.iter().zip(resolved);
         let released = parts.try_for_each(|((plane, stream), part)| Self::release(part.guards, plane, stream, "group"));
         queued.and(released)

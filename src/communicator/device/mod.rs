@@ -218,7 +218,13 @@ impl Communicator {
             //   after it (cudarc's protocol; whoever switched that off answers for the order by the `unsafe` he did it with).
             unsafe { plane.enqueue(&job, stream, self.timeout()) }
         };
-        queued.and(Self::release(guards, plane, stream, kind.name()))
+        let flight = self.core.shared.health.flight();
+        // A call with wrong arguments was none: the other ranks may not count it either.
+        if !matches!(queued, Err(Error::InvalidArgument { .. })) {
+            flight.note_device_call(&job.call, queued.as_ref().err());
+        }
+        let queued = queued.and(Self::release(guards, plane, stream, kind.name()));
+        queued.inspect_err(|error| flight.after_error(error))
     }
 
     /// Lets go of a call's buffers.

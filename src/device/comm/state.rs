@@ -46,6 +46,8 @@ pub(in crate::device) struct Inner {
     limit: AtomicU64,
     /// The fingerprint of the last call; words of two calls may be mixed where one is being made just now.
     label: [AtomicU64; 4],
+    /// When a call that the device has not done is warned of, and since when the one has been waiting that was.
+    stall: Mutex<(Duration, Option<Instant>)>,
     /// What only the watchdog knows: the entry it saw last, and when it saw it first.
     seen: Mutex<Option<(u64, Instant)>>,
     /// The configuration's, which NCCL may look at for as long as the communicator lives.
@@ -82,6 +84,7 @@ impl Inner {
             entries: AtomicU64::new(0),
             limit: AtomicU64::new(u64::MAX),
             label: Default::default(),
+            stall: Mutex::new((Duration::MAX, None)),
             seen: Mutex::default(),
             _strings: strings,
         })
@@ -234,11 +237,36 @@ impl Inner {
         self.look();
         let trouble = match self.oldest(now) {
             Err(error) => Some(driver::cuda_error(self.last_call(), error)),
-            Ok(since) => [since, self.stuck_since(now)].into_iter().flatten().min().and_then(|since| self.overdue(now - since)),
+            Ok(since) => [since, self.stuck_since(now)].into_iter().flatten().min().and_then(|since| {
+                self.warn_of_stall(since, now);
+                self.overdue(now - since)
+            }),
         };
         if let Some(error) = trouble.filter(|_| !self.is_ended()) {
             self.fail(error, Duration::ZERO);
         }
+    }
+
+    /// Warns, once, of what has been waiting on the device since then.
+    fn warn_of_stall(&self, since: Instant, now: Instant) {
+        let mut stall = self.stall.lock().unwrap_or_else(PoisonError::into_inner);
+        let (after, elapsed) = (stall.0.min(self.limit() / 2), now - since);
+        if stall.0 == Duration::MAX || elapsed < after || stall.1 == Some(since) {
+            return;
+        }
+        stall.1 = Some(since);
+        let (waited, limit) = (elapsed.as_secs_f64(), self.limit().as_secs_f64());
+        tracing::warn!(
+            rank = self.rank,
+            call = self.last_call(),
+            "the device has not done what was queued {waited:.1} s ago, up to this call at most; giving up after {limit:.1} s"
+        );
+    }
+
+    /// After how long a call that the device has not done is warned of; zero for never.
+    pub(in crate::device) fn warn_after(&self, after: Duration) {
+        let after = if after.is_zero() { Duration::MAX } else { after };
+        self.stall.lock().unwrap_or_else(PoisonError::into_inner).0 = after;
     }
 
     fn overdue(&self, elapsed: Duration) -> Option<Error> {

@@ -77,7 +77,7 @@ impl Engine {
     }
 
     /// The participants that this run waits for.
-    fn awaited<L: Links>(&mut self, request: &Request<'_>, links: &mut L) -> Vec<u32> {
+    pub(super) fn awaited<L: Links>(&mut self, request: &Request<'_>, links: &mut L) -> Vec<u32> {
         let mut awaited = Vec::new();
         for &rank in request.participants {
             if self.active.contains(&rank) {

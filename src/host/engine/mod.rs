@@ -165,7 +165,7 @@ impl Engine {
         let Self { rank: own, peers, active, schedule, local, waiting, .. } = self;
         active.drain(..).for_each(|rank| peers[rank].begin());
         local.begin();
-        waiting.reset();
+        waiting.begin();
         schedule.begin(plan, |step, action| {
             let (Action::Send { to: position, .. } | Action::Receive { from: position, .. }) = action else { return Ok(schedule::NONE) };
             let rank = participants.get(*position).copied().filter(|rank| rank != own);
@@ -244,7 +244,15 @@ impl Engine {
         if let Some(notice) = (request.interrupted)() {
             return Err(notice.into());
         }
-        if request.deadline.has_passed() { Err(self.timed_out(request, links)) } else { Ok(()) }
+        let elapsed = request.deadline.elapsed();
+        if elapsed >= request.deadline.limit() {
+            return Err(self.timed_out(request, links));
+        }
+        if self.waiting.is_due(elapsed) {
+            let awaited = self.awaited(request, links);
+            self.waiting.next_report = request.health.flight().waits(request.call, request.deadline, awaited);
+        }
+        Ok(())
     }
 
     /// Nothing moves: waits a little.

@@ -16,6 +16,8 @@ const SLEEP: Duration = Duration::from_millis(50);
 /// How long to sleep at first and at most where a link has no descriptor.
 const NAP: Duration = Duration::from_micros(50);
 const LONGEST_NAP: Duration = Duration::from_micros(200);
+/// After how long a run first says whom it waits for.
+const FIRST_REPORT: Duration = Duration::from_millis(10);
 
 /// What to do next while nothing moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub(super) struct Waiting {
     /// Since when nothing has moved.
     idle_since: Option<Instant>,
     nap: Duration,
+    /// After how long a run this rank says next whom it waits for.
+    pub(super) next_report: Duration,
     descriptors: Vec<PollFd<'static>>,
     /// For each descriptor the rank, and whether it is only watched for a notice.
     entries: Vec<(usize, bool)>,
@@ -42,7 +46,19 @@ impl Waiting {
     pub(super) fn new(local_ranks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = if local_ranks <= cores { SPIN } else { Duration::ZERO };
-        Self { spin, idle_since: None, nap: NAP, descriptors: Vec::new(), entries: Vec::new() }
+        Self { spin, idle_since: None, nap: NAP, next_report: FIRST_REPORT, descriptors: Vec::new(), entries: Vec::new() }
+    }
+
+    /// A new run.
+    pub(super) fn begin(&mut self) {
+        self.reset();
+        self.next_report = FIRST_REPORT;
+    }
+
+    /// Whether a run that has taken this long should say whom it waits for.
+    #[inline]
+    pub(super) fn is_due(&self, elapsed: Duration) -> bool {
+        elapsed >= self.next_report
     }
 
     /// Something moved.

@@ -12,6 +12,7 @@ use super::topology::Topology;
 use crate::config::{Config, Transport};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
+use crate::flight::{Flight, Orders};
 use crate::host::bootstrap::Exchange;
 use crate::host::engine::Engine;
 use crate::host::health::Health;
@@ -69,7 +70,7 @@ impl HostPlane {
         }
         let peers: Arc<[Peer]> =
             facts.iter().enumerate().map(|(rank, facts)| Peer { rank, host: facts.host.clone(), pid: facts.pid }).collect();
-        let health = Arc::new(Health::default());
+        let health = Arc::new(Health::recording(Flight::new(orders(config))));
         let mut group = if topology.island().len() > 1 {
             Some(Group::establish(exchange, topology.island(), rank, world_size, deadline)?)
         } else {
@@ -109,6 +110,12 @@ impl HostPlane {
         };
         Ok((plane, MessageConnector { rings, mesh }))
     }
+}
+
+/// What the flight recorder is to do. An absurd number of calls given by the program is cut to what memory may hold.
+fn orders(config: &Config) -> Orders {
+    let calls = config.flight_recorder_calls.min(Config::MAX_FLIGHT_RECORDER_CALLS);
+    Orders { calls, stall_warning: config.stall_warning, folder: config.flight_recorder_dir.clone() }
 }
 
 /// A rank's place among the ranks of its host, and how many these are, whatever links they use.

@@ -64,12 +64,13 @@ pub(crate) struct HostPlane {
 }
 
 /// A call under way. Dropped only where a panic (in a custom op) leaves it half done: then the communicator ends.
-struct Running<'a>(&'a mut HostPlane);
+struct Running<'a>(&'a mut HostPlane, &'a Call);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.0.health.end(Notice::Failed { rank: self.0.rank as u32 });
         self.0.health.keep_cause(&op_panicked());
+        self.0.health.flight().fail(self.1, &op_panicked());
         self.0.tell();
     }
 }
@@ -142,10 +143,27 @@ impl HostPlane {
             group.forget_dropped();
         }
         let call = Call { sequence: self.number(job.call.kind), ..job.call };
-        let running = Running(self);
+        let running = Running(self, &call);
         let result = running.0.route(job, &call, deadline);
         std::mem::forget(running);
-        result.map_err(|stop| self.end(&stop, &call, deadline))
+        match result {
+            Ok(()) => {
+                self.health.flight().end(&call, self.is_long(job));
+                Ok(())
+            }
+            Err(stop) => {
+                let error = self.end(&stop, &call, deadline);
+                self.health.flight().fail(&call, &error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether a call takes so long that a look at the clock is nothing: it goes over links, or moves much.
+    #[inline]
+    fn is_long(&self, job: &Job) -> bool {
+        const MUCH: usize = 16 << 10;
+        job.memory.source_len.max(job.memory.destination_len) >= MUCH || !self.topology.is_one_island()
     }
 
     /// The number of a call of this kind.
@@ -169,9 +187,14 @@ impl HostPlane {
         }
         match &self.group {
             Some(_) if self.topology.is_one_island() => self.run_on_island(job, call, deadline),
-            _ if self.topology.is_scattered() => self.run_flat(job, call, deadline),
-            _ => self.run_mixed(job, call, deadline),
+            _ => self.run_between(job, call, deadline),
         }
+    }
+
+    /// A call that goes over links, and is on record from its beginning: a look at the clock is nothing to it.
+    fn run_between(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Stop> {
+        self.health.flight().begin(call);
+        if self.topology.is_scattered() { self.run_flat(job, call, deadline) } else { self.run_mixed(job, call, deadline) }
     }
 
     /// Ends the communicator: every peer that can be reached is told, and later calls are refused.

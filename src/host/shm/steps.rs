@@ -77,7 +77,8 @@ impl Group {
     /// areas of the step may be read.
     #[inline]
     pub(super) fn arrive(&mut self, step: u64, fingerprint: Fingerprint, terms: &Terms<'_>) -> Result<(), Stop> {
-        if !self.arrives_soon(step, &fingerprint) {
+        if !self.arrives_soon(step, &fingerprint, terms) {
+            terms.health.flight().begin(terms.call);
             self.wait(step, &fingerprint, terms).map_err(|stop| self.fail(stop, fingerprint, terms))?;
         }
         // Whoever arrives last sees the step complete at once and finds here who sleeps: nobody else need look.
@@ -116,21 +117,25 @@ impl Group {
         Ok(())
     }
 
-    /// Spins for a while; says whether the step is complete. A rank that differs is left to the slow wait to report.
+    /// Spins for a while; says whether the step is complete. A rank that differs is left to the slow wait to report. The call goes on
+    /// record while another's flag is on its way: this rank's own is out, so that holds nobody up.
     #[inline]
-    fn arrives_soon(&self, step: u64, fingerprint: &Fingerprint) -> bool {
+    fn arrives_soon(&self, step: u64, fingerprint: &Fingerprint, terms: &Terms<'_>) -> bool {
         // One of those missing must be waiting for a processor, perhaps this one.
         if self.running < self.ranks && self.missing(step).count() >= self.running {
             return false;
         }
         let mut spins = self.spins;
         for rank in (0..self.ranks).filter(|rank| *rank != self.me) {
-            while !self.has_reached(rank, step) {
-                if spins == 0 {
-                    return false;
+            if !self.has_reached(rank, step) {
+                terms.health.flight().begin(terms.call);
+                while !self.has_reached(rank, step) {
+                    if spins == 0 {
+                        return false;
+                    }
+                    spins -= 1;
+                    std::hint::spin_loop();
                 }
-                spins -= 1;
-                std::hint::spin_loop();
             }
             if self.differs(rank, step, fingerprint) {
                 return false;

@@ -82,6 +82,8 @@ impl Group {
                 std::thread::yield_now();
             } else {
                 let stopped = || self.region.notice().is_some() || terms.health.notice().is_some();
+                let missing = self.missing(step).map(|rank| self.globals[rank]);
+                terms.health.flight().waits(terms.call, terms.deadline, missing);
                 let limit = nap.min(terms.deadline.remaining());
                 self.region.sleep(limit, || stopped() || self.look(step, fingerprint) != Sight::Behind);
                 nap = (nap * 2).min(LONGEST_NAP);

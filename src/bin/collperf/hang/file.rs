@@ -1,0 +1,145 @@
+//! The files that ranks have written.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// The newest version of the format that is understood.
+const VERSION: u32 = 1;
+const FORMAT: &str = "collectives flight record";
+
+/// One rank's record of one communicator. Names as in the file.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Record {
+    pub(super) format: String,
+    pub(super) version: u32,
+    pub(super) reason: String,
+    pub(super) time_written_ns: u64,
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) pg_id: String,
+    pub(super) pg_name: String,
+    pub(super) wiring: String,
+    pub(super) ranks: Vec<Peer>,
+    pub(super) entries: Vec<Entry>,
+}
+
+/// A rank, as every rank knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Peer {
+    pub(super) rank: usize,
+    pub(super) host_name: String,
+    pub(super) pid: u32,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} (host {}, pid {})", self.rank, self.host_name, self.pid)
+    }
+}
+
+/// How far a call is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum State {
+    Scheduled,
+    Started,
+    Completed,
+    Failed,
+}
+
+/// Where a call ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Plane {
+    Host,
+    Device,
+}
+
+/// One call.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Entry {
+    pub(super) plane: Plane,
+    pub(super) collective_seq_id: Option<u64>,
+    pub(super) profiling_name: String,
+    pub(super) op: Option<String>,
+    pub(super) dtype: String,
+    pub(super) count: u64,
+    pub(super) counts_hash: Option<u32>,
+    pub(super) root: Option<usize>,
+    pub(super) peer: Option<usize>,
+    pub(super) tag: Option<u64>,
+    pub(super) state: State,
+    pub(super) time_created_ns: Option<u64>,
+    pub(super) waiting_for: Vec<usize>,
+    pub(super) error: Option<String>,
+    pub(super) error_kind: Option<String>,
+    pub(super) error_ranks: Vec<usize>,
+}
+
+impl Entry {
+    /// The collective in words, without its number: what ranks must agree on.
+    pub(super) fn call(&self) -> String {
+        if self.profiling_name == "barrier" {
+            return "barrier".to_owned();
+        }
+        let op = self.op.as_ref().map(|op| format!("{op}, ")).unwrap_or_default();
+        let hash = self.counts_hash.map(|hash| format!(", counts #{hash:06x}")).unwrap_or_default();
+        let root = self.root.map(|root| format!(", root {root}")).unwrap_or_default();
+        format!("{}({op}{}, count {}{hash}{root})", self.profiling_name, self.dtype, self.count)
+    }
+
+    /// The message in words.
+    pub(super) fn message(&self) -> String {
+        let peer = self.peer.map_or_else(|| "any rank".to_owned(), |peer| format!("rank {peer}"));
+        let direction = if self.profiling_name == "send" { "send to" } else { "recv from" };
+        let tag = self.tag.filter(|tag| *tag != 0).map(|tag| format!(", tag {tag}")).unwrap_or_default();
+        format!("{direction} {peer}{tag} ({}, count {})", self.dtype, self.count)
+    }
+
+    /// Whether it lacked a peer, or still does.
+    pub(super) fn is_stuck(&self) -> bool {
+        let lacked = ["timeout", "peer_lost", "aborted"];
+        self.state == State::Started
+            || (self.state == State::Failed && self.error_kind.as_deref().is_some_and(|kind| lacked.contains(&kind)))
+    }
+}
+
+/// A file that is no record, and why.
+type Skipped = (PathBuf, String);
+
+/// All records of a folder, and the files that are none.
+pub(super) fn read_all(folder: &Path) -> io::Result<(Vec<Record>, Vec<Skipped>)> {
+    let mut paths = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<_>>>()?;
+    let is_meant = |path: &PathBuf| {
+        let is_hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+        !is_hidden && path.extension().is_some_and(|extension| extension == "json")
+    };
+    paths.retain(is_meant);
+    paths.sort();
+    let (mut records, mut skipped) = (Vec::new(), Vec::new());
+    for path in paths {
+        match read(&path) {
+            Ok(record) => records.push(record),
+            Err(reason) => skipped.push((path, reason)),
+        }
+    }
+    Ok((records, skipped))
+}
+
+fn read(path: &Path) -> Result<Record, String> {
+    let text = fs::read(path).map_err(|error| error.to_string())?;
+    let record: Record = serde_json::from_slice(&text).map_err(|error| format!("not a flight record that can be read: {error}"))?;
+    let is_of_its_world = record.rank < record.world_size && record.ranks.len() == record.world_size;
+    match () {
+        () if record.format != FORMAT => Err(format!("it says that it is a {:?}, not a {FORMAT:?}", record.format)),
+        () if record.version > VERSION => Err(format!("it has version {} of the format, and {VERSION} is understood", record.version)),
+        () if !is_of_its_world => {
+            Err(format!("it is of rank {} of {}, and lists {} ranks", record.rank, record.world_size, record.ranks.len()))
+        }
+        () => Ok(record),
+    }
+}

@@ -1,0 +1,244 @@
+//! The records of one communicator, side by side.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::file::{Entry, Peer, Plane, Record, State};
+use super::finding::{Finding, list};
+
+/// One communicator.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// By rank.
+    pub(super) records: BTreeMap<usize, Record>,
+}
+
+/// One rank's collectives of one plane, by number.
+type Calls<'a> = BTreeMap<u64, &'a Entry>;
+
+impl Group {
+    /// Sorts records by communicator. Of two of one rank the later one counts.
+    pub(super) fn all(records: Vec<Record>) -> Vec<Self> {
+        let mut groups: BTreeMap<(String, String), BTreeMap<usize, Record>> = BTreeMap::new();
+        for record in records {
+            let group = groups.entry((record.pg_name.clone(), record.pg_id.clone())).or_default();
+            let known = group.get(&record.rank).is_some_and(|known| known.time_written_ns > record.time_written_ns);
+            if !known {
+                group.insert(record.rank, record);
+            }
+        }
+        groups.into_values().map(|records| Self { records }).collect()
+    }
+
+    /// Any of the records, for what all have alike.
+    fn any(&self) -> Option<&Record> {
+        self.records.values().next()
+    }
+
+    fn peer(&self, rank: usize) -> Option<&Peer> {
+        self.any()?.ranks.get(rank)
+    }
+
+    /// A rank with its host and process.
+    pub(super) fn name(&self, rank: usize) -> String {
+        self.peer(rank).map_or_else(|| format!("rank {rank}"), Peer::to_string)
+    }
+
+    /// A paragraph on this communicator. `all`: every one, for what else its ranks were doing.
+    pub(super) fn explain(&self, all: &[Group]) -> String {
+        let Some(any) = self.any() else { return String::new() };
+        let mut text = format!("communicator {} ({}): {} ranks; {}\n", any.pg_name, any.pg_id, any.world_size, any.wiring);
+        if let Some((first, last)) = self.compared() {
+            let _ = writeln!(text, "  compared: collectives {first} to {last}, the ones that all records hold");
+        }
+        for finding in self.findings(all) {
+            let _ = writeln!(text, "  {}", finding.in_words(self));
+        }
+        text
+    }
+
+    /// What is wrong, worst first.
+    pub(super) fn findings(&self, all: &[Group]) -> Vec<Finding> {
+        let mut findings = self.absent();
+        for plane in [Plane::Host, Plane::Device] {
+            let calls = self.calls(plane);
+            findings.extend(Self::divergence(plane, &calls));
+            findings.extend(self.behind(plane, &calls, all));
+        }
+        findings.extend(self.all_waiting());
+        findings.extend(self.messages());
+        findings.extend(self.ended_early());
+        if findings.is_empty() {
+            findings.push(Finding::Nothing {
+                last: self.calls(Plane::Host).values().filter_map(|calls| calls.keys().next_back()).max().copied(),
+            });
+        }
+        findings
+    }
+
+    /// Every rank's collectives of a plane.
+    fn calls(&self, plane: Plane) -> BTreeMap<usize, Calls<'_>> {
+        let of_one = |record: &'_ Record| -> Vec<(u64, usize)> {
+            let entries = record.entries.iter().enumerate().filter(|(_, entry)| entry.plane == plane);
+            entries.filter_map(|(at, entry)| Some((entry.collective_seq_id?, at))).collect()
+        };
+        let calls = |record| of_one(record).into_iter().map(|(number, at)| (number, &record.entries[at])).collect();
+        self.records.iter().map(|(rank, record)| (*rank, calls(record))).collect()
+    }
+
+    /// The collectives of the host that every record holds; rings that have wrapped begin at different ones.
+    fn compared(&self) -> Option<(u64, u64)> {
+        let calls = self.calls(Plane::Host);
+        let first = calls.values().filter_map(|calls| calls.keys().next()).max()?;
+        let last = calls.values().filter_map(|calls| calls.keys().next_back()).min()?;
+        (first <= last).then_some((*first, *last))
+    }
+
+    /// The ranks without a record: those that others have lost, and the rest.
+    fn absent(&self) -> Vec<Finding> {
+        let world_size = self.any().map_or(0, |any| any.world_size);
+        let absent: Vec<usize> = (0..world_size).filter(|rank| !self.records.contains_key(rank)).collect();
+        let (died, unknown): (Vec<usize>, Vec<usize>) = absent.into_iter().partition(|rank| !self.lost(*rank).is_empty());
+        let mut findings: Vec<Finding> =
+            died.into_iter().map(|rank| Finding::Died { rank, witnesses: self.lost(rank), call: self.last_words(rank) }).collect();
+        if !unknown.is_empty() {
+            let waiters = self.records.iter().filter(|(_, record)| {
+                record.entries.iter().any(|entry| entry.is_stuck() && awaits(entry).any(|rank| unknown.contains(&rank)))
+            });
+            findings.push(Finding::NoRecord { waiters: waiters.map(|(rank, _)| *rank).collect(), ranks: unknown });
+        }
+        findings
+    }
+
+    /// Who says that this rank is gone.
+    fn lost(&self, rank: usize) -> Vec<usize> {
+        let says = |entry: &Entry| entry.error_kind.as_deref() == Some("peer_lost") && entry.error_ranks.contains(&rank);
+        self.records.iter().filter(|(_, record)| record.entries.iter().any(says)).map(|(rank, _)| *rank).collect()
+    }
+
+    /// What somebody says of the loss of a rank.
+    fn last_words(&self, rank: usize) -> Option<String> {
+        let says = |entry: &&Entry| entry.error_kind.as_deref() == Some("peer_lost") && entry.error_ranks.contains(&rank);
+        self.records.values().flat_map(|record| &record.entries).find(says).and_then(|entry| entry.error.clone())
+    }
+
+    /// The first number under which ranks have made different calls.
+    fn divergence(plane: Plane, calls: &BTreeMap<usize, Calls<'_>>) -> Option<Finding> {
+        let numbers: std::collections::BTreeSet<u64> = calls.values().flat_map(|calls| calls.keys().copied()).collect();
+        numbers.into_iter().find_map(|number| {
+            let mut versions: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+            for (rank, calls) in calls {
+                if let Some(entry) = calls.get(&number) {
+                    versions.entry(entry.call()).or_default().push(*rank);
+                }
+            }
+            let mut versions: Vec<_> = versions.into_iter().collect();
+            versions.sort_by_key(|(_, ranks)| (std::cmp::Reverse(ranks.len()), ranks[0]));
+            (versions.len() > 1).then_some(Finding::Diverged { plane, number, versions })
+        })
+    }
+
+    /// The ranks that have not come to a call in which others are stuck.
+    fn behind(&self, plane: Plane, calls: &BTreeMap<usize, Calls<'_>>, all: &[Group]) -> Vec<Finding> {
+        let is_made = |entry: &Entry| plane == Plane::Device || entry.state != State::Scheduled;
+        let reached = |calls: &Calls<'_>| calls.iter().rev().find(|(_, entry)| is_made(entry)).map(|(number, _)| *number);
+        let Some(front) = calls.values().filter_map(reached).max() else { return Vec::new() };
+        let there: Vec<(usize, &Entry)> =
+            calls.iter().filter(|(_, calls)| reached(calls) == Some(front)).map(|(rank, calls)| (*rank, calls[&front])).collect();
+        // A collective that is over somewhere has been entered everywhere: the others' records are older, that is all.
+        if plane == Plane::Host && !there.iter().any(|(_, entry)| entry.is_stuck()) {
+            return Vec::new();
+        }
+        let call = format!("{} number {front}", there[0].1.call());
+        let waiting: Vec<usize> = there.iter().map(|(rank, _)| *rank).collect();
+        let since = there.iter().filter_map(|(rank, entry)| Some((self.records[rank].time_written_ns, entry.time_created_ns?)));
+        let seconds = since.map(|(written, created)| written.saturating_sub(created) as f64 / 1e9).fold(0.0, f64::max);
+        let late = calls.iter().filter(|(_, calls)| reached(calls) < Some(front));
+        late.map(|(rank, calls)| {
+            let last = calls.iter().rev().find(|(_, entry)| is_made(entry));
+            let last = last.map(|(number, entry)| (format!("{} number {number}", entry.call()), entry.state));
+            let has_scheduled = calls.get(&front).is_some_and(|entry| !is_made(entry));
+            let elsewhere = self.elsewhere(*rank, all);
+            let (call, waiting) = (call.clone(), waiting.clone());
+            Finding::Behind { plane, rank: *rank, call, waiting, seconds, last, has_scheduled, elsewhere }
+        })
+        .collect()
+    }
+
+    /// What the process of a rank is stuck in on another communicator.
+    fn elsewhere(&self, rank: usize, all: &[Group]) -> Option<String> {
+        let here = self.any()?;
+        let me = self.peer(rank)?;
+        let others = all.iter().filter(|group| group.any().is_some_and(|any| any.pg_id != here.pg_id));
+        let records = others
+            .flat_map(|group| group.records.values())
+            .filter(|record| record.ranks.get(record.rank).is_some_and(|peer| (&peer.host_name, peer.pid) == (&me.host_name, me.pid)));
+        let stuck = records.flat_map(|record| record.entries.iter().map(move |entry| (record, entry)));
+        stuck.rev().find(|(_, entry)| entry.is_stuck()).map(|(record, entry)| {
+            let what = entry.collective_seq_id.map_or_else(|| entry.message(), |number| format!("{} number {number}", entry.call()));
+            format!("{what} of communicator {} ({})", record.pg_name, record.pg_id)
+        })
+    }
+
+    /// All ranks are in one call and none is behind: who waits for whom.
+    fn all_waiting(&self) -> Option<Finding> {
+        let calls = self.calls(Plane::Host);
+        let last: Vec<(usize, u64, &Entry)> = calls
+            .iter()
+            .filter_map(|(rank, calls)| {
+                let (number, entry) = calls.iter().rev().find(|(_, entry)| entry.state != State::Scheduled)?;
+                Some((*rank, *number, *entry))
+            })
+            .collect();
+        let (_, number, first) = last.first()?;
+        let is_one = last.len() == self.any()?.world_size && last.iter().all(|(_, other, _)| other == number);
+        let stuck: Vec<_> = last.iter().filter(|(_, _, entry)| entry.is_stuck()).collect();
+        if !is_one || stuck.is_empty() || last.iter().any(|(_, _, entry)| entry.call() != first.call()) {
+            return None;
+        }
+        let awaited = stuck.iter().map(|(rank, _, entry)| (*rank, awaits(entry).collect())).collect();
+        Some(Finding::AllWaiting { call: format!("{} number {number}", first.call()), awaited })
+    }
+
+    /// Messages that wait for their other end.
+    fn messages(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for (rank, record) in &self.records {
+            for entry in record.entries.iter().filter(|entry| entry.collective_seq_id.is_none() && entry.is_stuck()) {
+                let answer = entry.peer.and_then(|peer| self.records.get(&peer)).map(|record| {
+                    let is_other_end = |other: &&Entry| {
+                        let is_towards = other.peer.is_none_or(|peer| peer == *rank) && other.collective_seq_id.is_none();
+                        is_towards && other.profiling_name != entry.profiling_name && other.tag == entry.tag && other.is_stuck()
+                    };
+                    record.entries.iter().any(|other| is_other_end(&other))
+                });
+                findings.push(Finding::Message { rank: *rank, message: entry.message(), peer: entry.peer, answer });
+            }
+        }
+        findings
+    }
+
+    /// Ranks that others have lost and that left a record all the same: they ended in some order.
+    fn ended_early(&self) -> Vec<Finding> {
+        let lost = self.records.iter().filter(|(rank, _)| !self.lost(**rank).is_empty());
+        lost.map(|(rank, record)| Finding::EndedEarly { rank: *rank, witnesses: self.lost(*rank), reason: record.reason.clone() }).collect()
+    }
+
+    /// Ranks in words, with host and process where they are few.
+    pub(super) fn names(&self, ranks: &[usize]) -> String {
+        const FEW: usize = 4;
+        match ranks.len() {
+            0..=FEW => ranks.iter().map(|rank| self.name(*rank)).collect::<Vec<_>>().join(", "),
+            _ => list(ranks),
+        }
+    }
+}
+
+/// Whom a call waits for, or lacked.
+fn awaits(entry: &Entry) -> impl Iterator<Item = usize> {
+    let message = entry.peer.filter(|_| entry.collective_seq_id.is_none());
+    let mut ranks: Vec<usize> = entry.waiting_for.iter().chain(&entry.error_ranks).copied().chain(message).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks.into_iter()
+}

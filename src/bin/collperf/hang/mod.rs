@@ -1,0 +1,48 @@
+//! Reads the flight records of a job's ranks and says in words what they were stuck in.
+
+mod file;
+mod finding;
+mod group;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+
+use crate::failure::Failure;
+use group::Group;
+
+/// The command line of this task, which has nothing else on it.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "collperf", max_term_width = 110)]
+pub(crate) struct Arguments {
+    /// Read the flight records in this folder, and say which rank is behind, where calls differ, and who is gone
+    #[arg(long, value_name = "FOLDER")]
+    explain_hang: PathBuf,
+}
+
+impl Arguments {
+    /// Whether this is what a command line asks for.
+    pub(crate) fn are_meant() -> bool {
+        std::env::args().any(|argument| argument == "--explain-hang" || argument.starts_with("--explain-hang="))
+    }
+}
+
+/// Prints what the records say.
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    print!("{}", explain(&arguments.explain_hang)?);
+    Ok(0)
+}
+
+/// What the records in a folder say.
+pub(crate) fn explain(folder: &Path) -> Result<String, Failure> {
+    let (files, skipped) = file::read_all(folder).map_err(|error| Failure::io(format!("reading {}", folder.display()), &error))?;
+    let skipped: String = skipped.iter().map(|(path, reason)| format!("skipped {}: {reason}\n", path.display())).collect();
+    if files.is_empty() {
+        return Err(Failure::internal(format!("{skipped}{}: no flight records there", folder.display())));
+    }
+    let groups = Group::all(files);
+    let said: String = groups.iter().map(|group| group.explain(&groups)).collect();
+    Ok(format!("{skipped}{said}"))
+}

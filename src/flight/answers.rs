@@ -1,0 +1,95 @@
+//! What a recorder says when it is asked: typed records, and when to write them without being asked.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::clock::Timeline;
+use super::record::{FlightPlane, FlightRecord, FlightState};
+use super::ring::{Raw, Ring, Stage};
+use super::{Flight, Kept, Slowly, file};
+use crate::call::Call;
+use crate::error::{Error, Result};
+
+impl Flight {
+    /// Everything that is on record: collectives, then messages, then device calls, each oldest first, then what has not been taken up.
+    pub(crate) fn records(&self) -> Vec<FlightRecord> {
+        if !self.is_on() {
+            return Vec::new();
+        }
+        let line = Timeline::new();
+        let collectives = self.collectives.read();
+        let slowly = self.slowly();
+        let next = collectives.last().map_or(0, |raw| raw.what[0] + 1);
+        let mut records = Vec::with_capacity(collectives.len() + slowly.queued.len());
+        records.extend(collectives.iter().filter_map(|raw| described(raw, Kept::Collective, &line, &slowly)));
+        for (ring, kept) in [(&self.messages, Kept::Message), (&self.device, Kept::Device)] {
+            let raws = ring.get().map_or_else(Vec::new, Ring::read);
+            records.extend(raws.iter().filter_map(|raw| described(raw, kept, &line, &slowly)));
+        }
+        let begun = self.collectives.begun();
+        let queued = slowly.queued.iter().zip(0..);
+        records.extend(queued.filter_map(|((call, since), ahead)| waiting_for_its_turn(call, *since, next + ahead, begun + ahead)));
+        records
+    }
+
+    /// The communicator's name.
+    pub(crate) fn name(&self) -> &str {
+        self.about.get().map_or("a communicator that is being made", |about| &about.name)
+    }
+
+    /// Writes the records into a folder; the file.
+    pub(crate) fn write(&self, folder: &Path, reason: &str) -> Result<PathBuf> {
+        let about = self.about.get().ok_or_else(|| Error::unsupported("a flight record", "the communicator is still being made"))?;
+        file::write(folder, about, reason, &self.records())
+    }
+
+    /// Writes the records where a folder was asked for and this error calls for it; once for the end of a communicator.
+    #[cold]
+    pub(crate) fn after_error(&self, error: &Error) {
+        let Some(folder) = self.orders.folder.as_deref().filter(|_| self.is_on() && is_about_peers(error)) else { return };
+        let was_written = std::mem::replace(&mut self.slowly().has_written, true);
+        if was_written && error.is_poisoned() {
+            return;
+        }
+        match self.write(folder, &error.to_string()) {
+            Ok(path) => tracing::info!(path = %path.display(), "the flight record is written"),
+            Err(error) => tracing::warn!(%error, "the flight record could not be written"),
+        }
+    }
+}
+
+/// Whether an error has to do with other ranks, whose records then tell more.
+fn is_about_peers(error: &Error) -> bool {
+    matches!(error.root(), Error::Timeout { .. } | Error::PeerLost { .. } | Error::Mismatch { .. } | Error::Aborted { .. })
+}
+
+/// A record of a ring in full.
+fn described(raw: &Raw, kept: Kept, line: &Timeline, slowly: &Slowly) -> Option<FlightRecord> {
+    let plane = if kept == Kept::Device { FlightPlane::Device } else { FlightPlane::Host };
+    let record = FlightRecord::decode(raw.id, plane, raw.what)?;
+    let state = match raw.stage {
+        Stage::Started => FlightState::Started,
+        Stage::Finished => FlightState::Finished,
+        Stage::Failed => FlightState::Failed,
+        Stage::Queued => FlightState::Queued,
+    };
+    let failure = slowly.errors.iter().find(|failure| (failure.ring, failure.id) == (kept, raw.id));
+    let awaited = slowly
+        .awaited
+        .as_ref()
+        .filter(|(sequence, _)| kept == Kept::Collective && raw.what[0] == *sequence && state == FlightState::Started);
+    Some(FlightRecord {
+        started_ns: line.nanoseconds(raw.started),
+        finished_ns: line.nanoseconds(raw.finished),
+        state,
+        error: failure.map(|failure| failure.error.clone()),
+        waiting_for: awaited.map_or_else(Vec::new, |(_, ranks)| ranks.iter().map(|rank| *rank as usize).collect()),
+        ..record
+    })
+}
+
+/// A collective that was started and that the worker has not taken up; its sequence is what it will be.
+fn waiting_for_its_turn(call: &Call, since: Duration, sequence: u64, number: u64) -> Option<FlightRecord> {
+    let record = FlightRecord::decode(number, FlightPlane::Host, Call { sequence, ..*call }.fingerprint())?;
+    Some(FlightRecord { state: FlightState::Queued, started_ns: u64::try_from(since.as_nanos()).ok(), ..record })
+}

@@ -1,0 +1,152 @@
+//! A clock that costs as little as the processor has one: its own counter where that runs evenly, else the kernel's coarse clock.
+//! What ticks are in nanoseconds is found out when they are read, from two looks at both clocks.
+
+#![expect(unsafe_code, reason = "the processor's counter is an instruction")]
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Where ticks come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Clock {
+    /// The processor's counter: the time-stamp counter, the virtual timer.
+    Counter,
+    /// The kernel's coarse clock, good to a few milliseconds.
+    Coarse,
+}
+
+impl Clock {
+    /// The one to use in this process.
+    pub(super) fn choose() -> Self {
+        Start::get().clock
+    }
+
+    /// Now.
+    #[inline]
+    pub(super) fn ticks(self) -> u64 {
+        match self {
+            Clock::Counter => counter(),
+            Clock::Coarse => coarse(),
+        }
+    }
+}
+
+/// The choice of a clock, and the first look at both: once in a process, since asking the processor can take a while.
+#[derive(Debug)]
+struct Start {
+    clock: Clock,
+    ticks: u64,
+    at: Instant,
+}
+
+impl Start {
+    fn get() -> &'static Self {
+        static START: OnceLock<Start> = OnceLock::new();
+        START.get_or_init(|| {
+            let clock = if has_even_counter() { Clock::Counter } else { Clock::Coarse };
+            Self { clock, ticks: clock.ticks(), at: Instant::now() }
+        })
+    }
+}
+
+/// Whether the counter runs at one speed whatever the processor does, and alike on every core.
+#[cfg(target_arch = "x86_64")]
+fn has_even_counter() -> bool {
+    use std::arch::x86_64::__cpuid;
+    const POWER: u32 = 0x8000_0007;
+    const INVARIANT: u32 = 1 << 8;
+    __cpuid(0x8000_0000).eax >= POWER && __cpuid(POWER).edx & INVARIANT != 0
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_even_counter() -> bool {
+    cfg!(target_arch = "aarch64")
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn counter() -> u64 {
+    // SAFETY: every x86-64 processor has the instruction, and it touches no memory.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[inline]
+fn counter() -> u64 {
+    let ticks;
+    // SAFETY: reads the virtual timer, which the architecture lets programs read, and touches no memory.
+    unsafe { std::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack, preserves_flags)) };
+    ticks
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[inline]
+fn counter() -> u64 {
+    coarse()
+}
+
+fn coarse() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Turns ticks into time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Timeline {
+    first: u64,
+    last: u64,
+    /// From the first to the last.
+    span: Duration,
+    /// The last one, since 1970.
+    now: Duration,
+}
+
+impl Timeline {
+    /// By a second look at both clocks.
+    pub(super) fn new() -> Self {
+        let start = Start::get();
+        let (last, span) = (start.clock.ticks(), start.at.elapsed());
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { first: start.ticks, last, span, now }
+    }
+
+    /// When that was, in nanoseconds since 1970; `None` for 0 ticks, which nobody took.
+    pub(super) fn nanoseconds(&self, ticks: u64) -> Option<u64> {
+        if ticks == 0 {
+            return None;
+        }
+        let ticks = ticks.clamp(self.first, self.last.max(self.first));
+        let (ago, all) = (u128::from(self.last.saturating_sub(ticks)), u128::from(self.last.saturating_sub(self.first).max(1)));
+        let ago = ago * self.span.as_nanos() / all;
+        u64::try_from(self.now.as_nanos().saturating_sub(ago)).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_become_times_between_the_two_looks() {
+        let line = Timeline { first: 1000, last: 3000, span: Duration::from_nanos(500), now: Duration::from_secs(7) };
+        assert_eq!(line.nanoseconds(3000), Some(7_000_000_000));
+        assert_eq!(line.nanoseconds(2000), Some(6_999_999_750));
+        assert_eq!(line.nanoseconds(900), Some(6_999_999_500), "before the first look");
+        assert_eq!(line.nanoseconds(0), None);
+        let still = Timeline { first: 5, last: 5, span: Duration::ZERO, now: Duration::from_secs(1) };
+        assert_eq!(still.nanoseconds(5), Some(1_000_000_000));
+    }
+
+    #[test]
+    fn both_clocks_run_forward() {
+        for clock in [Clock::choose(), Clock::Coarse] {
+            let first = clock.ticks();
+            assert!(first != 0 && clock.ticks() >= first, "{clock:?}");
+        }
+        let clock = Clock::choose();
+        let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+        let ticks = clock.ticks();
+        let at = Timeline::new().nanoseconds(ticks).unwrap();
+        assert!(at.abs_diff(before) < 10_000_000_000, "{at} and {before}");
+    }
+}

@@ -1,0 +1,352 @@
+//! The flight recorder: the last calls of a communicator, kept for when one of them gets stuck.
+//!
+//! A call of the host plane is on record from when this rank has told the others of it and has to wait for one of them: what recording
+//! costs then passes while that one's word is on its way. The clock is read at that moment, and a second time at the end of calls that
+//! took a while or move much; the others are over before one could look twice. A call for which everybody else was there already goes
+//! on record when it is over, and has a time in one case of several.
+
+mod about;
+mod answers;
+mod clock;
+mod file;
+mod json;
+mod record;
+mod ring;
+mod signal;
+mod sync;
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::call::Call;
+use crate::deadline::Deadline;
+use crate::error::{Error, Peer, list_peers};
+
+use clock::Clock;
+use ring::{Ring, Stage};
+
+pub(crate) use about::About;
+pub(crate) use record::Message;
+pub use record::{FlightPlane, FlightRecord, FlightState};
+pub use signal::{write_flight_records, write_flight_records_on_sigusr1};
+
+/// How often the clock is looked at for calls that are over at once.
+const LOOK_EVERY: u64 = 16;
+
+/// How many errors are kept.
+const ERRORS: usize = 32;
+
+/// How long between two times that a waiter says whom it waits for.
+const TELL_EVERY: Duration = Duration::from_millis(50);
+
+/// Where the collective that is under way stands; one at a time.
+mod phase {
+    /// None is on record.
+    pub(super) const CLOSED: u8 = 0;
+    /// On record.
+    pub(super) const OPEN: u8 = 1;
+    /// On record, and waiting for so long that the clock may be read at its end.
+    pub(super) const SLOW: u8 = 2;
+    /// Nothing is recorded.
+    pub(super) const OFF: u8 = 3;
+}
+
+/// Which ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    Collective,
+    Message,
+    Device,
+}
+
+/// An error, with the record that it belongs to.
+#[derive(Debug)]
+struct Failure {
+    ring: Kept,
+    id: u64,
+    error: Error,
+}
+
+/// What is touched where a call takes long anyway.
+#[derive(Debug, Default)]
+struct Slowly {
+    /// Calls that were started and that the worker has not taken up, with when they were.
+    queued: VecDeque<(Call, Duration)>,
+    /// Whom the collective with this number waits for.
+    awaited: Option<(u64, Vec<u32>)>,
+    /// The last collective that a warning was given of.
+    warned: Option<u64>,
+    errors: VecDeque<Failure>,
+    /// Whether the records were written when the communicator ended.
+    has_written: bool,
+}
+
+/// What a recorder is told to do.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Orders {
+    /// How many calls to keep; 0 for none.
+    pub(crate) calls: usize,
+    /// When to warn of a call that does not end, at the latest; 0 for never.
+    pub(crate) stall_warning: Duration,
+    /// Where to write when something goes wrong.
+    pub(crate) folder: Option<PathBuf>,
+}
+
+/// One communicator's recorder. Collectives, messages and device calls have a ring each, since they have one writer each.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    phase: AtomicU8,
+    clock: Clock,
+    collectives: Ring,
+    messages: OnceLock<Ring>,
+    device: OnceLock<Ring>,
+    /// The last look at the clock for messages.
+    looked: AtomicU64,
+    /// How many collectives were queued on a device.
+    #[cfg(feature = "cuda")]
+    device_calls: AtomicU64,
+    orders: Orders,
+    about: OnceLock<About>,
+    slowly: Mutex<Slowly>,
+}
+
+impl Default for Flight {
+    /// Records nothing.
+    fn default() -> Self {
+        Self::new(Orders::default())
+    }
+}
+
+impl Flight {
+    pub(crate) fn new(orders: Orders) -> Self {
+        let phase = if orders.calls == 0 { phase::OFF } else { phase::CLOSED };
+        Self {
+            phase: AtomicU8::new(phase),
+            clock: Clock::choose(),
+            collectives: Ring::new(orders.calls),
+            messages: OnceLock::new(),
+            device: OnceLock::new(),
+            looked: AtomicU64::new(0),
+            #[cfg(feature = "cuda")]
+            device_calls: AtomicU64::new(0),
+            orders,
+            about: OnceLock::new(),
+            slowly: Mutex::default(),
+        }
+    }
+
+    /// Says whose recorder this is, once that is known. From then on a signal writes it, where one was asked for.
+    pub(crate) fn introduce(self: &Arc<Self>, about: About) {
+        if self.about.set(about).is_ok() && self.is_on() {
+            signal::enlist(self);
+        }
+    }
+
+    /// Whether anything is recorded.
+    pub(crate) fn is_on(&self) -> bool {
+        self.orders.calls != 0
+    }
+
+    fn slowly(&self) -> MutexGuard<'_, Slowly> {
+        self.slowly.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a collective on record, unless it is already. By the one thread that runs collectives.
+    #[inline]
+    pub(crate) fn begin(&self, call: &Call) {
+        if self.phase.load(Ordering::Relaxed) == phase::CLOSED {
+            self.open(call);
+        }
+    }
+
+    #[inline]
+    fn open(&self, call: &Call) {
+        self.collectives.begin(call.fingerprint(), self.clock.ticks(), Stage::Started);
+        self.phase.store(phase::OPEN, Ordering::Relaxed);
+    }
+
+    /// Notes that a collective went well. `is_long`: it moved so much that a look at the clock is nothing.
+    #[inline]
+    pub(crate) fn end(&self, call: &Call, is_long: bool) {
+        match self.phase.load(Ordering::Relaxed) {
+            phase::OPEN if !is_long => self.close(Stage::Finished, 0),
+            phase::CLOSED if !is_long => self.note(call),
+            phase::OFF => {}
+            phase => self.end_late(call, phase),
+        }
+    }
+
+    /// Puts a collective on record that is over, without having waited for anybody.
+    #[inline]
+    fn note(&self, call: &Call) {
+        let started = if self.collectives.begun().is_multiple_of(LOOK_EVERY) { self.clock.ticks() } else { 0 };
+        self.collectives.begin(call.fingerprint(), started, Stage::Finished);
+    }
+
+    #[inline]
+    fn close(&self, stage: Stage, finished: u64) {
+        self.collectives.end(self.collectives.begun() - 1, stage, finished);
+        self.phase.store(phase::CLOSED, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn end_late(&self, call: &Call, phase: u8) {
+        if phase == phase::CLOSED {
+            self.open(call);
+        }
+        self.close(Stage::Finished, self.clock.ticks());
+    }
+
+    /// Notes that a collective failed.
+    #[cold]
+    pub(crate) fn fail(&self, call: &Call, error: &Error) {
+        if !self.is_on() {
+            return;
+        }
+        self.begin(call);
+        self.keep_error(Kept::Collective, self.collectives.begun() - 1, error);
+        self.close(Stage::Failed, self.clock.ticks());
+    }
+
+    fn keep_error(&self, ring: Kept, id: u64, error: &Error) {
+        let mut slowly = self.slowly();
+        if slowly.errors.len() == ERRORS {
+            slowly.errors.pop_front();
+        }
+        slowly.errors.push_back(Failure { ring, id, error: error.clone() });
+    }
+
+    /// Notes a collective that was started in the background.
+    pub(crate) fn queue(&self, call: &Call) {
+        if self.is_on() {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            self.slowly().queued.push_back((*call, now));
+        }
+    }
+
+    /// Notes that the worker took up the oldest one that was started.
+    pub(crate) fn take_up(&self) {
+        if self.is_on() {
+            self.slowly().queued.pop_front();
+        }
+    }
+
+    /// Notes whom a collective waits for, and warns of it when it has been waiting for long. To be called by waiters every now and
+    /// then; says after how long a wait the next time is.
+    #[cold]
+    pub(crate) fn waits(&self, call: &Call, deadline: &Deadline, missing: impl IntoIterator<Item = u32>) -> Duration {
+        let elapsed = deadline.elapsed();
+        let _ = self.phase.compare_exchange(phase::OPEN, phase::SLOW, Ordering::Relaxed, Ordering::Relaxed);
+        let mut slowly = self.slowly();
+        let mut ranks = slowly.awaited.take().map_or_else(Vec::new, |(_, ranks)| ranks);
+        ranks.clear();
+        ranks.extend(missing);
+        if elapsed >= self.stall_after(deadline.limit()) && slowly.warned != Some(call.sequence) {
+            slowly.warned = Some(call.sequence);
+            self.warn(call, elapsed, deadline.limit(), &ranks);
+        }
+        slowly.awaited = Some((call.sequence, ranks));
+        elapsed + TELL_EVERY
+    }
+
+    /// After how long a wait that may take `limit` is warned of.
+    pub(crate) fn stall_after(&self, limit: Duration) -> Duration {
+        if self.orders.stall_warning.is_zero() { Duration::MAX } else { self.orders.stall_warning.min(limit / 2) }
+    }
+
+    /// Warns of a call that does not end; of `call` in words, and the ranks it waits for.
+    #[cold]
+    pub(crate) fn warn(&self, call: &dyn Display, elapsed: Duration, limit: Duration, missing: &[u32]) {
+        let own = self.about.get().map_or(0, |about| about.rank);
+        let peer = |rank: &u32| {
+            let known = self.about.get().and_then(|about| about.peers.get(*rank as usize));
+            known.cloned().unwrap_or_else(|| Peer::unknown(*rank as usize))
+        };
+        let missing = list_peers(&missing.iter().map(peer).collect::<Vec<_>>());
+        tracing::warn!(
+            rank = own,
+            communicator = self.name(),
+            call = %call,
+            missing,
+            "still waiting after {:.1} s, and giving up after {:.1} s",
+            elapsed.as_secs_f64(),
+            limit.as_secs_f64()
+        );
+    }
+
+    fn message_ring(&self) -> &Ring {
+        self.messages.get_or_init(|| Ring::new(self.orders.calls))
+    }
+
+    /// Puts a message on record that goes on now; its number, for its end. By whoever holds the lock of the messages, as the next three.
+    pub(crate) fn begin_message(&self, message: &Message) -> u64 {
+        if !self.is_on() {
+            return 0;
+        }
+        self.looked.store(self.clock.ticks(), Ordering::Relaxed);
+        self.message_ring().begin(message.words(), self.looked.load(Ordering::Relaxed), Stage::Started)
+    }
+
+    /// Puts a message on record that was over at once.
+    #[inline]
+    pub(crate) fn note_message(&self, message: &Message) {
+        if !self.is_on() {
+            return;
+        }
+        let ring = self.message_ring();
+        if ring.begun().is_multiple_of(LOOK_EVERY) {
+            self.looked.store(self.clock.ticks(), Ordering::Relaxed);
+        }
+        ring.begin(message.words(), self.looked.load(Ordering::Relaxed), Stage::Finished);
+    }
+
+    /// Notes that a message went well.
+    pub(crate) fn end_message(&self, number: u64) {
+        if let Some(ring) = self.messages.get() {
+            ring.end(number, Stage::Finished, self.clock.ticks());
+        }
+    }
+
+    /// Notes that a message failed.
+    #[cold]
+    pub(crate) fn fail_message(&self, number: u64, error: &Error) {
+        if let Some(ring) = self.messages.get() {
+            self.keep_error(Kept::Message, number, error);
+            ring.end(number, Stage::Failed, self.clock.ticks());
+        }
+    }
+
+    /// Puts a collective on record that is queued on a device, and how that went. By the thread that owns the communicator, as the next.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn note_device_call(&self, call: &Call, error: Option<&Error>) {
+        let sequence = self.device_calls.load(Ordering::Relaxed);
+        self.device_calls.store(sequence + 1, Ordering::Relaxed);
+        self.note_on_device(Call { sequence, ..*call }.fingerprint(), error);
+    }
+
+    /// Puts a message on record that is queued on a device, and how that went.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn note_device_message(&self, message: &Message, error: Option<&Error>) {
+        self.note_on_device(message.words(), error);
+    }
+
+    #[cfg(feature = "cuda")]
+    fn note_on_device(&self, words: [u64; 4], error: Option<&Error>) {
+        if !self.is_on() {
+            return;
+        }
+        let ring = self.device.get_or_init(|| Ring::new(self.orders.calls));
+        let number = ring.begin(words, self.clock.ticks(), Stage::Queued);
+        if let Some(error) = error {
+            self.keep_error(Kept::Device, number, error);
+            ring.end(number, Stage::Failed, self.clock.ticks());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+//! Records as they are given out.
+
+use crate::call::{Call, Kind};
+use crate::element::TypeTag;
+use crate::error::Error;
+
+/// Where a recorded call ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FlightPlane {
+    /// On the host.
+    Host,
+    /// On a device: what is on record is that it was queued.
+    Device,
+}
+
+/// How far a recorded call is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FlightState {
+    /// Started in the background and not taken up yet, or queued on a device.
+    Queued,
+    /// Under way.
+    Started,
+    /// Over, and it went well.
+    Finished,
+    /// Over, with an error.
+    Failed,
+}
+
+/// One call in a [`FlightRecorder`](crate::FlightRecorder).
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct FlightRecord {
+    /// The how-manieth collective, message or device call of its communicator it is on this rank.
+    pub number: u64,
+    /// Where it ran.
+    pub plane: FlightPlane,
+    /// The call, as the method is named; `send` and `recv` for messages of every kind.
+    pub kind: &'static str,
+    /// For collectives the number by which ranks compare them, as errors name it.
+    pub sequence: Option<u64>,
+    /// What it reduces with: `sum`, `avg`, `custom op #5d3f21`.
+    pub op: Option<String>,
+    /// The element type: `f32`, `[u8; 16]`, `plain data of 12 B`.
+    pub element: String,
+    /// Elements in each block, of the whole vector, or of the message; 0 where ranks may differ.
+    pub count: u64,
+    /// A hash of the counts that every rank passes, where they are a list.
+    pub counts_hash: Option<u32>,
+    /// The root, where there is one.
+    pub root: Option<usize>,
+    /// For messages the other end; `None` for a receive from any rank.
+    pub peer: Option<usize>,
+    /// For messages the tag.
+    pub tag: Option<u64>,
+    /// When it was started, in nanoseconds since 1970. For a message that was over at once, of the last look at the clock for one, at
+    /// most 16 messages before; `None` for 15 of 16 collectives that were over at once because all other ranks were there already.
+    pub started_ns: Option<u64>,
+    /// When it was over, in nanoseconds since 1970. `None` while it is not, and for calls that were over within a few microseconds,
+    /// which nobody timed.
+    pub finished_ns: Option<u64>,
+    /// How far it is.
+    pub state: FlightState,
+    /// Why it failed.
+    pub error: Option<Error>,
+    /// For a collective that is under way: whom it waits for, as far as is known. Up to date to 50 milliseconds.
+    pub waiting_for: Vec<usize>,
+}
+
+/// No root, or no peer.
+const NOBODY: u32 = u32::MAX;
+
+/// The number that stands where a collective has its kind.
+const SEND: u64 = 64;
+const RECEIVE: u64 = 65;
+
+/// A message, as it is put on record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) sends: bool,
+    pub(crate) peer: Option<usize>,
+    pub(crate) tag: u64,
+    pub(crate) count: u64,
+    pub(crate) element: TypeTag,
+}
+
+impl Message {
+    /// In the form of a call's fingerprint: tag, count, type, peer and kind.
+    #[inline]
+    pub(super) fn words(&self) -> [u64; 4] {
+        let kind = if self.sends { SEND } else { RECEIVE };
+        let peer = self.peer.map_or(NOBODY, |peer| peer as u32);
+        [self.tag, self.count, u64::from(self.element.to_code()) << 32, u64::from(peer) | kind << 32]
+    }
+}
+
+impl FlightRecord {
+    /// What four words of a ring say; `None` for words that no call has.
+    pub(super) fn decode(number: u64, plane: FlightPlane, words: [u64; 4]) -> Option<Self> {
+        let kind = words[3] >> 32 & 0xff;
+        let blank = Self {
+            number,
+            plane,
+            kind: if kind == SEND { "send" } else { "recv" },
+            sequence: None,
+            op: None,
+            element: TypeTag::from_code((words[2] >> 32) as u32)?.to_string(),
+            count: words[1],
+            counts_hash: None,
+            root: None,
+            peer: None,
+            tag: None,
+            started_ns: None,
+            finished_ns: None,
+            state: FlightState::Started,
+            error: None,
+            waiting_for: Vec::new(),
+        };
+        if kind == SEND || kind == RECEIVE {
+            let peer = words[3] as u32;
+            return Some(Self { peer: (peer != NOBODY).then_some(peer as usize), tag: Some(words[0]), ..blank });
+        }
+        let call = Call::from_fingerprint(words)?;
+        Some(Self {
+            kind: call.kind.name(),
+            sequence: Some(call.sequence),
+            op: call.op_name(),
+            count: if call.kind == Kind::Barrier { 0 } else { call.count },
+            counts_hash: (call.counts_hash != 0).then_some(call.counts_hash),
+            root: call.root.map(|root| root as usize),
+            ..blank
+        })
+    }
+}

@@ -1,0 +1,191 @@
+//! A ring of records that one thread writes and any thread reads, while it is being written too.
+//!
+//! Each slot is a sequence lock of relaxed atomics: odd while it is written, then twice the number of the record, plus two. A reader
+//! that finds the same even version before and after has one record. No store is a read-modify-write, and nothing is fenced on x86-64
+//! but for the compiler.
+
+use super::sync::{AtomicU64, Ordering, fence};
+
+/// How far a call is, as it stands in a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub(super) enum Stage {
+    Started = 1,
+    Finished,
+    Failed,
+    /// Queued on a device, whose own time it runs in.
+    Queued,
+}
+
+/// One record, in a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Slot {
+    version: AtomicU64,
+    what: [AtomicU64; 4],
+    started: AtomicU64,
+    /// Stored before the stage that says it is there; 0 where nobody looked at the clock.
+    finished: AtomicU64,
+    stage: AtomicU64,
+}
+
+/// A record as it was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Raw {
+    /// The how-manieth of its ring.
+    pub(super) id: u64,
+    /// What the owner of the ring makes of it.
+    pub(super) what: [u64; 4],
+    /// In ticks.
+    pub(super) started: u64,
+    pub(super) finished: u64,
+    pub(super) stage: Stage,
+}
+
+/// The last records of one writer. A second one at the same time would garble records, and nothing else.
+#[derive(Debug)]
+pub(super) struct Ring {
+    slots: Box<[Slot]>,
+    /// How many records have been begun.
+    begun: AtomicU64,
+}
+
+impl Ring {
+    /// Room for `capacity` records, rounded up to a power of two.
+    pub(super) fn new(capacity: usize) -> Self {
+        let slots = (0..capacity.max(1).next_power_of_two()).map(|_| Slot::default()).collect();
+        Self { slots, begun: AtomicU64::new(0) }
+    }
+
+    #[inline]
+    fn slot(&self, id: u64) -> &Slot {
+        &self.slots[id as usize & (self.slots.len() - 1)]
+    }
+
+    /// Begins a record in place of the oldest one; its number.
+    #[inline]
+    pub(super) fn begin(&self, what: [u64; 4], started: u64, stage: Stage) -> u64 {
+        let id = self.begun.load(Ordering::Relaxed);
+        let slot = self.slot(id);
+        slot.version.store(2 * id + 1, Ordering::Relaxed);
+        // Pairs with the reader's: who sees one of the words below sees the odd version too.
+        fence(Ordering::Release);
+        for (kept, word) in slot.what.iter().zip(what) {
+            kept.store(word, Ordering::Relaxed);
+        }
+        slot.started.store(started, Ordering::Relaxed);
+        slot.finished.store(0, Ordering::Relaxed);
+        slot.stage.store(stage as u64, Ordering::Relaxed);
+        slot.version.store(2 * id + 2, Ordering::Release);
+        self.begun.store(id + 1, Ordering::Release);
+        id
+    }
+
+    /// How a record ended, and when, if anybody looked; nothing where it has been written over.
+    #[inline]
+    pub(super) fn end(&self, id: u64, stage: Stage, finished: u64) {
+        let slot = self.slot(id);
+        if slot.version.load(Ordering::Relaxed) == 2 * id + 2 {
+            slot.finished.store(finished, Ordering::Relaxed);
+            slot.stage.store(stage as u64, Ordering::Release);
+        }
+    }
+
+    /// How many records have been begun.
+    #[inline]
+    pub(super) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Acquire)
+    }
+
+    /// The records that are there, oldest first. What is written over meanwhile is left out.
+    pub(super) fn read(&self) -> Vec<Raw> {
+        let begun = self.begun();
+        let oldest = begun.saturating_sub(self.slots.len() as u64);
+        (oldest..begun).filter_map(|id| self.read_one(id)).collect()
+    }
+
+    fn read_one(&self, id: u64) -> Option<Raw> {
+        let slot = self.slot(id);
+        let version = slot.version.load(Ordering::Acquire);
+        let what = std::array::from_fn(|word| slot.what[word].load(Ordering::Relaxed));
+        let stage = slot.stage.load(Ordering::Acquire);
+        let (started, finished) = (slot.started.load(Ordering::Relaxed), slot.finished.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        let is_whole = version == 2 * id + 2 && slot.version.load(Ordering::Relaxed) == version;
+        let stage = [Stage::Started, Stage::Finished, Stage::Failed, Stage::Queued].into_iter().find(|known| *known as u64 == stage)?;
+        is_whole.then_some(Raw { id, what, started, finished, stage })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn the_last_records_are_kept_in_order() {
+        let ring = Ring::new(3);
+        assert!(ring.read().is_empty());
+        for number in 0..10 {
+            let id = ring.begin([number; 4], number, Stage::Started);
+            ring.end(id, Stage::Finished, number + 100);
+        }
+        ring.end(2, Stage::Failed, 0);
+        let read = ring.read();
+        assert_eq!(read.iter().map(|raw| raw.id).collect::<Vec<_>>(), [6, 7, 8, 9], "three are rounded up to four");
+        assert!(read.iter().all(|raw| raw.stage == Stage::Finished && raw.finished == raw.id + 100), "an end that comes too late is lost");
+    }
+
+    #[test]
+    fn readers_get_whole_records_while_they_are_written() {
+        let (ring, done) = (Ring::new(4), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut seen = 0;
+                while !done.load(Ordering::Relaxed) {
+                    for raw in ring.read() {
+                        assert_eq!((raw.what, raw.started), ([raw.id; 4], raw.id));
+                        assert!(raw.stage == Stage::Started || raw.finished == raw.id, "{raw:?}");
+                        seen += 1;
+                    }
+                    std::thread::yield_now();
+                }
+                seen
+            });
+            for number in 0..1_000_000 {
+                let id = ring.begin([number; 4], number, Stage::Started);
+                ring.end(id, Stage::Finished, number);
+            }
+            done.store(true, Ordering::Relaxed);
+            let _seen: usize = reader.join().unwrap();
+        });
+        assert_eq!(ring.read().len(), 4);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    //! Run with `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --lib --release flight::ring`.
+
+    use super::*;
+    use loom::sync::Arc;
+
+    #[test]
+    fn no_reader_gets_parts_of_two_records() {
+        loom::model(|| {
+            let ring = Arc::new(Ring::new(1));
+            let writer = Arc::clone(&ring);
+            let thread = loom::thread::spawn(move || {
+                for number in 0..2 {
+                    let id = writer.begin([number; 4], number, Stage::Started);
+                    writer.end(id, Stage::Finished, number + 7);
+                }
+            });
+            for raw in ring.read() {
+                assert_eq!((raw.what, raw.started), ([raw.id; 4], raw.id));
+                assert!(raw.stage == Stage::Started || raw.finished == raw.id + 7);
+            }
+            thread.join().unwrap();
+        });
+    }
+}

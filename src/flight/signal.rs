@@ -1,0 +1,134 @@
+//! Writes the records of every communicator of the process when it gets SIGUSR1, for programs that ask for it.
+//!
+//! The handler adds one to an eventfd, which a handler may; a thread of its own reads it and does the rest.
+
+#![expect(unsafe_code, reason = "installs a signal handler")]
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::Flight;
+use crate::error::{Error, Result};
+
+/// The recorders of this process's communicators.
+static LIVING: Mutex<Vec<Weak<Flight>>> = Mutex::new(Vec::new());
+
+/// Where a signal writes; set once the handler is there.
+static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+/// What the handler writes to; never closed once it is set.
+static BELL: AtomicI32 = AtomicI32::new(-1);
+
+/// Adds a recorder to those that a signal writes.
+pub(super) fn enlist(flight: &Arc<Flight>) {
+    let mut living = LIVING.lock().unwrap_or_else(PoisonError::into_inner);
+    living.retain(|flight| flight.strong_count() > 0);
+    living.push(Arc::downgrade(flight));
+}
+
+/// From now on SIGUSR1 has a thread write the flight records of all communicators of this process into `folder`, also those of calls
+/// that are stuck; called again, it changes the folder. Without this call the signal is left alone.
+///
+/// # Errors
+///
+/// `Unsupported` where the program has a handler of its own for the signal, which stays: call [`write_flight_records`] from a thread
+/// that it wakes instead. `Io` where the system gives no handler or thread.
+pub fn write_flight_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
+    let mut kept = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
+    if kept.is_none() {
+        if !is_free()? {
+            let reason = "the program has a handler of its own; have that wake a thread that calls write_flight_records";
+            return Err(Error::unsupported("writing flight records on SIGUSR1", reason));
+        }
+        let bell = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| Error::io("making an eventfd for SIGUSR1", error))?;
+        BELL.store(bell.as_raw_fd(), Ordering::Release);
+        std::thread::Builder::new()
+            .name("flight records".to_owned())
+            .spawn(move || attend(&bell))
+            .map_err(|error| Error::io("starting the thread that writes flight records", error))?;
+        install()?;
+    }
+    *kept = Some(folder.into());
+    Ok(())
+}
+
+/// Writes the flight records of all communicators of this process into `folder`, also those of calls that are stuck; the files.
+/// Costs some microseconds for each record and disturbs no call.
+///
+/// # Errors
+///
+/// `Io` for the first file that cannot be written; the others are written all the same.
+pub fn write_flight_records(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
+    write_all(folder.as_ref(), "asked for")
+}
+
+fn write_all(folder: &Path, reason: &str) -> Result<Vec<PathBuf>> {
+    let living: Vec<Arc<Flight>> = LIVING.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect();
+    let written: Vec<_> = living.iter().map(|flight| flight.write(folder, reason)).collect();
+    written.into_iter().collect()
+}
+
+/// Waits for the bell for as long as the process lives.
+fn attend(bell: &OwnedFd) {
+    loop {
+        let mut count = [0; 8];
+        match rustix::io::read(bell, &mut count) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => {
+                tracing::error!(%error, "flight records are no longer written on SIGUSR1");
+                // The number must not come to mean another file for the handler.
+                std::thread::park();
+            }
+        }
+        let Some(folder) = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).clone() else { continue };
+        match write_all(&folder, "SIGUSR1") {
+            Ok(files) => tracing::info!(files = files.len(), folder = %folder.display(), "flight records are written"),
+            Err(error) => tracing::warn!(%error, "flight records could not be written"),
+        }
+    }
+}
+
+/// Whether nobody handles the signal.
+fn is_free() -> Result<bool> {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: only asks; `action` has room for the answer.
+    if unsafe { libc::sigaction(libc::SIGUSR1, std::ptr::null(), action.as_mut_ptr()) } != 0 {
+        return Err(Error::io("asking for the handler of SIGUSR1", std::io::Error::last_os_error()));
+    }
+    // SAFETY: filled in by the call that went well, and all zeroes are a value of it before.
+    let handler = unsafe { action.assume_init() }.sa_sigaction;
+    Ok(handler == libc::SIG_DFL || handler == libc::SIG_IGN)
+}
+
+/// Installs the handler.
+fn install() -> Result<()> {
+    // SAFETY: all zeroes are a value of it: no handler, an empty mask, no flags.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    let handler: extern "C" fn(libc::c_int) = ring_the_bell;
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_RESTART;
+    // SAFETY: the handler is a function of this program that does only what a handler may.
+    if unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) } != 0 {
+        return Err(Error::io("handling SIGUSR1", std::io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+/// The handler.
+extern "C" fn ring_the_bell(_signal: libc::c_int) {
+    let one = 1_u64;
+    // SAFETY: the thread's own error number, which what was interrupted may be about to read.
+    let error = unsafe { libc::__errno_location() };
+    // SAFETY: as above: valid for as long as the thread is, read before and restored after; `write` may be called from handlers, the
+    // eventfd is open for as long as the process is, and eight bytes are what it takes.
+    unsafe {
+        let kept = *error;
+        libc::write(BELL.load(Ordering::Acquire), (&raw const one).cast(), 8);
+        *error = kept;
+    }
+}
