@@ -17,6 +17,7 @@ use crate::error::{Error, Peer, Result};
 use crate::host::plane::{Founding, HostPlane};
 #[cfg(feature = "cuda")]
 use crate::nccl_config::NcclConfig;
+use crate::proof::Secret;
 use crate::rendezvous::{self, MemoryStore, PrefixStore, Rendezvous, Rendezvoused, Store};
 
 /// Describes a communicator before it is made; see [`Communicator::builder`].
@@ -71,6 +72,12 @@ impl Builder {
         self
     }
 
+    /// What every rank has to know to be let in; see [`Config::secret`].
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.config.secret = Some(secret);
+        self
+    }
+
     /// Gives the communicator a device plane, where there is a GPU for every rank; where there is not, it does without, and
     /// [`Communicator::why_no_device`] says why. Every rank asks alike.
     #[cfg(feature = "cuda")]
@@ -118,7 +125,7 @@ impl Builder {
         let timeout = rendezvous.timeout.unwrap_or(config.timeout);
         let deadline = Deadline::after(timeout);
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
-        let found = rendezvous::open(&rendezvous, timeout, &environment, parent)?;
+        let found = rendezvous::open(&rendezvous, timeout, config.secret.as_ref(), &environment, parent)?;
         let Rendezvoused { store, rank, world_size, agent, server, local_address } = found;
         let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(meeting(agent, rank), store)));
         let comm = join(store, (rank, world_size), local_address, Config { timeout, ..config }, &deadline);

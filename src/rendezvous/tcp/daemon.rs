@@ -10,13 +10,20 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::deadline::Deadline;
+use crate::proof::Secret;
 use crate::rendezvous::service::{ClientId, Service};
 
 /// How long a connection may take to show that it speaks the protocol.
-const HANDSHAKE: Duration = Duration::from_secs(30);
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How many connections may be open that have not shown it yet, if the limit on descriptors is no lower.
+const STRANGERS: usize = 512;
+/// How long each of them is left in peace when others want its place.
+const GRACE: Duration = Duration::from_millis(200);
+/// How many connections are accepted at a time, before those that are there are heard.
+const ACCEPTS: usize = 64;
 /// How often connections are looked at that have not shown it yet.
 const SWEEP: Duration = Duration::from_secs(1);
-/// How long nothing is accepted after the system has refused to, for want of descriptors or memory.
+/// How long nothing is accepted where there is no room, or after the system has refused to for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// One connection.
@@ -35,6 +42,10 @@ pub(super) struct Daemon {
     /// Set once the server is being dropped.
     ending: Option<Deadline>,
     accept_pause: Option<Deadline>,
+    /// How many strangers there may be.
+    most_strangers: usize,
+    /// How many clients were dropped for what they said.
+    dropped: u64,
     service: Service,
     clients: HashMap<ClientId, Client>,
     next: ClientId,
@@ -50,14 +61,18 @@ struct Found {
 
 impl Daemon {
     /// A thread to be, for a listener that does not block.
-    pub(super) fn new(listener: TcpListener, bell: Arc<OwnedFd>, linger: Duration) -> Self {
+    pub(super) fn new(listener: TcpListener, bell: Arc<OwnedFd>, linger: Duration, secret: Option<Secret>) -> Self {
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let share = descriptors.map_or(STRANGERS, |most| usize::try_from(most / 4).unwrap_or(STRANGERS));
         Self {
             listener,
             bell,
             linger,
             ending: None,
             accept_pause: None,
-            service: Service::default(),
+            most_strangers: share.clamp(1, STRANGERS),
+            dropped: 0,
+            service: Service::new(secret),
             clients: HashMap::new(),
             next: 0,
             scratch: vec![0; 64 << 10],
@@ -126,14 +141,18 @@ impl Daemon {
     fn patience(&self, paused: bool) -> Option<Timespec> {
         let ending = self.ending.as_ref().map(|ending| if self.has_guests() { ending.remaining() } else { Duration::ZERO });
         let pause = paused.then_some(ACCEPT_PAUSE);
-        let sweep = self.clients.keys().any(|&id| !self.service.is_validated(id)).then_some(SWEEP);
+        let sweep = self.strangers().next().map(|_| SWEEP);
         let shortest = [ending, pause, sweep].into_iter().flatten().min()?;
         Timespec::try_from(shortest).ok()
     }
 
-    /// Accepts whoever has come.
+    /// Accepts whoever has come, as far as there is room.
     fn accept(&mut self) {
-        loop {
+        let room = self.make_room();
+        if room == 0 {
+            self.accept_pause = Some(Deadline::after(ACCEPT_PAUSE));
+        }
+        for _ in 0..room.min(ACCEPTS) {
             match self.listener.accept() {
                 Ok((stream, _)) => self.admit(stream),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
@@ -145,6 +164,30 @@ impl Daemon {
                 }
             }
         }
+    }
+
+    /// For how many strangers there is room. Where there is none, those that have been silent for long make some.
+    fn make_room(&mut self) -> usize {
+        let mut strangers: Vec<(Instant, ClientId)> = self.strangers().map(|(id, client)| (client.accepted, id)).collect();
+        let room = self.most_strangers.saturating_sub(strangers.len());
+        if room > 0 {
+            return room;
+        }
+        strangers.sort_unstable();
+        let late: Vec<ClientId> =
+            strangers.into_iter().take(ACCEPTS).filter(|(accepted, _)| accepted.elapsed() > GRACE).map(|(_, id)| id).collect();
+        let made = late.len();
+        for id in late {
+            self.service.turn_away(id);
+            self.send(id);
+            self.drop_client(id);
+        }
+        made
+    }
+
+    /// Connections that have not shown yet that they speak the protocol.
+    fn strangers(&self) -> impl Iterator<Item = (ClientId, &Client)> {
+        self.clients.iter().filter(|&(&id, _)| !self.service.is_validated(id)).map(|(&id, client)| (id, client))
     }
 
     /// Takes in a new connection.
@@ -207,8 +250,12 @@ impl Daemon {
         }
         let owed = !self.service.unsent(id).is_empty();
         if let Some(reason) = self.service.refusal(id) {
-            let peer = client.stream.peer_addr().map_or_else(|_| "gone".to_owned(), |peer| peer.to_string());
-            tracing::warn!(%peer, %reason, "the store server drops a client");
+            self.dropped += 1;
+            // A flood of them is reported ever more rarely.
+            if self.dropped <= 16 || self.dropped.is_power_of_two() {
+                let peer = client.stream.peer_addr().map_or_else(|_| "gone".to_owned(), |peer| peer.to_string());
+                tracing::warn!(%peer, %reason, number = self.dropped, "the store server drops a client");
+            }
             self.drop_client(id);
         } else if client.finished && !owed {
             self.drop_client(id);
@@ -223,9 +270,7 @@ impl Daemon {
 
     /// Drops connections that have not shown in time that they speak the protocol.
     fn sweep(&mut self) {
-        let late =
-            |(&id, client): (&ClientId, &Client)| (!self.service.is_validated(id) && client.accepted.elapsed() > HANDSHAKE).then_some(id);
-        let late: Vec<ClientId> = self.clients.iter().filter_map(late).collect();
+        let late: Vec<ClientId> = self.strangers().filter(|(_, client)| client.accepted.elapsed() > HANDSHAKE).map(|(id, _)| id).collect();
         late.into_iter().for_each(|id| self.drop_client(id));
     }
 
