@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, NoHello, Reason, Refusal, is_hello, quote};
+use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, Reason, Refusal, is_hello, quote};
+use super::stranger::{Stranger, Verdict, is_not_yet};
 use super::tcp::{self, TcpLink};
-use crate::proof::{self, Purpose, Responder, Secret, Unproven};
+use crate::proof::{self, Secret, Unproven};
 
 /// How many connections the kernel keeps for us: a large job may come all at once.
 const BACKLOG: i32 = 1024;
@@ -50,35 +51,6 @@ pub(super) struct Acceptor {
 
 /// Who is at the other end: the link's purpose and the peer's rank.
 type Caller = (Channel, u32);
-
-/// A connection that has not said hello, or not all of it.
-#[derive(Debug)]
-struct Stranger {
-    stream: TcpStream,
-    from: SocketAddr,
-    since: Instant,
-    /// The proof in place of a hello, where there is a secret.
-    proving: Option<Responder>,
-    /// What it began with.
-    heard: [u8; Hello::BYTES],
-    heard_bytes: usize,
-}
-
-/// What has become of a stranger.
-enum Verdict {
-    /// It has not said all yet.
-    Undecided,
-    /// It closed the connection, or the connection broke.
-    Gone,
-    /// What it said is no hello.
-    Junk(String),
-    /// It has not proven that it knows the secret, or offers a proof where there is none.
-    Unproven(Unproven),
-    /// It said hello and will not be taken.
-    Refused(Refusal),
-    /// It said hello and may come in.
-    Welcome(Hello),
-}
 
 impl Acceptor {
     /// Listens on `ip`, and on no other address, at a port that the system chooses.
@@ -141,7 +113,7 @@ impl Acceptor {
                     self.strangers.push_back(stranger);
                 }
                 Verdict::Undecided => self.drop_junk(&stranger, "said too little for too long"),
-                Verdict::Gone if stranger.heard_bytes == 0 => {}
+                Verdict::Gone if stranger.began().is_empty() => {}
                 Verdict::Gone => self.drop_junk(&stranger, "closed the connection in the middle of its hello"),
                 Verdict::Junk(what) => self.drop_junk(&stranger, &what),
                 Verdict::Unproven(unproven) => self.refuse_unproven(&stranger, &unproven),
@@ -202,7 +174,7 @@ impl Acceptor {
     /// Drops a stranger for the sake of others; it may try again.
     fn turn_away(&mut self, stranger: &Stranger) {
         self.drop_junk(stranger, "had to make room for others");
-        if stranger.proving.is_some() {
+        if stranger.is_proving() {
             let _ = (&stranger.stream).write(&proof::Reason::Busy.to_reply());
         }
     }
@@ -227,15 +199,14 @@ impl Acceptor {
             tracing::debug!("a connection from {from}: {error}");
             return;
         }
-        let proving = self.secret.as_ref().map(|secret| Responder::new(secret, Purpose::Link, Hello::BYTES));
-        self.strangers.push_back(Stranger { stream, from, since: now, proving, heard: [0; Hello::BYTES], heard_bytes: 0 });
+        self.strangers.push_back(Stranger::new(stream, from, self.secret.as_ref(), now));
     }
 
     /// Says so, and counts. A flood of them is reported ever more rarely.
     fn drop_junk(&mut self, stranger: &Stranger, what: &str) {
         self.junk += 1;
         if self.junk <= 16 || self.junk.is_power_of_two() {
-            let heard = quote(&stranger.heard[..stranger.heard_bytes]);
+            let heard = quote(stranger.began());
             tracing::warn!("dropped a connection from {}, which began with {heard}: {what} (number {})", stranger.from, self.junk);
         }
     }
@@ -249,7 +220,7 @@ impl Acceptor {
 
     /// Tells the other end what it lacks, in the words that it can understand.
     fn refuse_unproven(&mut self, stranger: &Stranger, unproven: &Unproven) {
-        if is_hello(&stranger.heard[..stranger.heard_bytes]) {
+        if is_hello(stranger.began()) {
             let text = "it wants a proof of the job's secret: set COLLECTIVES_SECRET (or Config::secret) as for the other ranks";
             return self.refuse(stranger, Refusal::new(Reason::Unproven, text.to_owned()));
         }
@@ -290,75 +261,6 @@ impl Acceptor {
             }
         }
     }
-}
-
-impl Stranger {
-    /// Reads what there is and judges it.
-    fn listen(&mut self, me: &Membership) -> Verdict {
-        if let Some(responder) = self.proving.take() {
-            return self.listen_for_proof(responder, me);
-        }
-        while self.heard_bytes < Hello::BYTES {
-            match self.stream.read(&mut self.heard[self.heard_bytes..]) {
-                Ok(0) => return Verdict::Gone,
-                Ok(read) => self.heard_bytes += read,
-                Err(error) if is_not_yet(&error) => break,
-                Err(_) => return Verdict::Gone,
-            }
-        }
-        let heard = &self.heard[..self.heard_bytes];
-        if proof::is_opening(heard) { Verdict::Unproven(Unproven::Found(proof::Reason::NoSecret)) } else { judge(heard, me) }
-    }
-
-    /// Has the other end prove that it knows the secret, and then judges the hello that was part of it.
-    fn listen_for_proof(&mut self, mut responder: Responder, me: &Membership) -> Verdict {
-        loop {
-            let mut bytes = [0; 128];
-            let read = match self.stream.read(&mut bytes) {
-                Ok(0) => return Verdict::Gone,
-                Ok(read) => read,
-                Err(error) if is_not_yet(&error) => break,
-                Err(_) => return Verdict::Gone,
-            };
-            let kept = read.min(self.heard.len() - self.heard_bytes);
-            self.heard[self.heard_bytes..self.heard_bytes + kept].copy_from_slice(&bytes[..kept]);
-            self.heard_bytes += kept;
-            match responder.receive(&bytes[..read]) {
-                // A reply fits into an empty send buffer.
-                Ok(Some(reply)) if !matches!(self.stream.write(&reply), Ok(sent) if sent == reply.len()) => return Verdict::Gone,
-                Ok(_) => {}
-                Err(unproven) => return Verdict::Unproven(unproven),
-            }
-            if let Some(hello) = responder.proven() {
-                return judge(hello, me);
-            }
-        }
-        self.proving = Some(responder);
-        Verdict::Undecided
-    }
-
-    /// Reads what is left of a few words: bytes that nobody has read would take the words of a refusal with them.
-    fn drain(&self) {
-        let _ = (&self.stream).read(&mut [0; 256]);
-    }
-}
-
-/// What becomes of a stranger that has said so much.
-fn judge(heard: &[u8], me: &Membership) -> Verdict {
-    match Hello::decode(heard) {
-        Ok(None) => Verdict::Undecided,
-        Ok(Some(hello)) => match hello.check(me) {
-            Ok(()) => Verdict::Welcome(hello),
-            Err(refusal) => Verdict::Refused(refusal),
-        },
-        Err(NoHello::Junk(what)) => Verdict::Junk(what),
-        Err(NoHello::Refused(refusal)) => Verdict::Refused(refusal),
-    }
-}
-
-/// Whether it is worth trying again later.
-fn is_not_yet(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 /// Whether the system has no more descriptors or memory to give.

@@ -50,7 +50,7 @@ unsafe impl Send for Group {}
 
 impl Group {
     /// Sets up the shared memory of the ranks `members` (global ranks of this host, ascending). Every rank of the communicator
-    /// calls it, each with the members of its own host; it takes two rounds of the exchange. Those who do not know `secret` get no part in it.
+    /// calls it, each with the members of its own host; it takes two rounds of the exchange. Who does not know `secret` gets no part.
     ///
     /// # Errors
     ///

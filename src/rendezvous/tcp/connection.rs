@@ -39,6 +39,25 @@ pub(super) enum Failure {
     Unproven(Unproven),
 }
 
+impl Failure {
+    /// What went wrong in words, where another attempt may do better; `is_last` says whether one that is closed may.
+    fn worth_another(self, host: &str, port: u16, is_last: bool) -> Result<String> {
+        let with = || format!("what listens on {host}:{port}");
+        match self {
+            Self::Late => Ok("it did not answer in time".to_owned()),
+            Self::Broken(error) => Ok(error.to_string()),
+            Self::Closed if !is_last => Ok("it closed the connection when asked to prove that it knows the job's secret".to_owned()),
+            Self::Closed => {
+                let reason = "it closed the connection when asked for one; torchrun's stores and PyTorch's know none: start the ranks with \
+                              collrun, or unset COLLECTIVES_SECRET";
+                Err(Error::Unauthorized { with: with(), reason: reason.to_owned() })
+            }
+            Self::Unproven(unproven) => Err(Error::Unauthorized { with: with(), reason: unproven.to_string() }),
+            Self::Malformed(reason) => Err(Error::Protocol { with: with(), reason }),
+        }
+    }
+}
+
 impl From<Unproven> for Failure {
     fn from(unproven: Unproven) -> Self {
         // One that has too many others to attend to is worth another try.
@@ -71,26 +90,13 @@ impl Connection {
         let mut quiet = QUIET;
         let mut wordless = None;
         loop {
-            let outcome = Self::attempt(host, port, secret, deadline);
-            let since =
-                outcome.as_ref().is_err_and(|failure| matches!(failure, Failure::Closed)).then(|| wordless.unwrap_or_else(Instant::now));
-            wordless = since;
-            let unauthorized = |reason: String| Error::Unauthorized { with: format!("what listens on {host}:{port}"), reason };
-            let problem = match outcome {
+            let failure = match Self::attempt(host, port, secret, deadline) {
                 Ok(connection) => return Ok(connection),
-                Err(Failure::Unproven(unproven)) => return Err(unauthorized(unproven.to_string())),
-                Err(Failure::Closed) if deadline.has_passed() || since.is_some_and(|since| since.elapsed() > WORDLESS) => {
-                    let words = "it closed the connection when asked for one; torchrun's stores and PyTorch's know none: start the ranks with \
-                                 collrun, or unset COLLECTIVES_SECRET";
-                    return Err(unauthorized(words.to_owned()));
-                }
-                Err(Failure::Closed) => "it closed the connection when asked to prove that it knows the job's secret".to_owned(),
-                Err(Failure::Malformed(reason)) => {
-                    return Err(Error::Protocol { with: format!("what listens on {host}:{port}"), reason });
-                }
-                Err(Failure::Late) => "it did not answer in time".to_owned(),
-                Err(Failure::Broken(error)) => error.to_string(),
+                Err(failure) => failure,
             };
+            wordless = matches!(failure, Failure::Closed).then(|| wordless.unwrap_or_else(Instant::now));
+            let is_last = deadline.has_passed() || wordless.is_some_and(|since| since.elapsed() > WORDLESS);
+            let problem = failure.worth_another(host, port, is_last)?;
             if deadline.has_passed() {
                 let attempts = backoff.attempts() + 1;
                 let words = format!(

@@ -24,8 +24,9 @@ const LINGER: Duration = Duration::from_secs(5);
 /// It listens on the one address that it is told, never on all interfaces unless told so. PyTorch's protocol has no authentication:
 /// whoever can reach the address can read and write every key, so give it an address of a trusted network, or of the loopback
 /// interface, or have every client prove first that it knows a secret ([`bind_with_secret`](Self::bind_with_secret)), which PyTorch's
-/// clients cannot. A client that sends nonsense, or more than the limits allow (8 KiB a key, 8 MiB a value, 64 MiB a request, 1 GiB in all),
-/// is disconnected without harm to the others. Each client costs one file descriptor; with thousands of ranks, raise the limit on open files (`ulimit -n`).
+/// clients cannot. A client that sends nonsense, or more than the limits allow (8 KiB a key, 8 MiB a value, 64 MiB a request, 1 GiB in
+/// all), is disconnected without harm to the others. Each client costs one file descriptor; with thousands of ranks, raise the limit on
+/// open files (`ulimit -n`).
 ///
 /// When it is dropped it goes on serving until its last client has disconnected, so that none loses an answer, but for no
 /// longer than the bound given at the start (5 s by default). Drop the stores of the same process first.
@@ -62,7 +63,8 @@ impl TcpStoreServer {
         Self::open(address, None)
     }
 
-    /// As [`bind`](Self::bind), for clients that prove to know `secret` ([`TcpStore::connect_with_secret`](crate::TcpStore::connect_with_secret)).
+    /// As [`bind`](Self::bind), for clients that prove to know `secret`
+    /// ([`TcpStore::connect_with_secret`](crate::TcpStore::connect_with_secret)).
     ///
     /// # Errors
     ///
