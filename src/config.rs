@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
 use crate::nccl_config::NcclConfig;
+use crate::proof::Secret;
 
 /// Which links the host plane may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,7 +28,8 @@ pub enum Transport {
 /// What is left at its default is taken from the environment where a communicator is made: `COLLECTIVES_ALGORITHM`,
 /// `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`), `COLLECTIVES_REPRODUCIBLE` (`0` or `1`), `COLLECTIVES_HOST_IDENTITY`,
 /// `COLLECTIVES_LISTEN_ADDRESS`, `COLLECTIVES_TIMEOUT` (seconds), `COLLECTIVES_FLIGHT_RECORDER` (calls, `0` for none),
-/// `COLLECTIVES_FLIGHT_RECORDER_DIR` (a folder) and `COLLECTIVES_STALL_WARNING` (seconds, `0` for never); for devices also `COLLECTIVES_NCCL_LIBRARY` (a file) and
+/// `COLLECTIVES_FLIGHT_RECORDER_DIR` (a folder), `COLLECTIVES_STALL_WARNING` (seconds, `0` for never), and `COLLECTIVES_SECRET` or
+/// `COLLECTIVES_SECRET_FILE` ([`Secret::from_file`] says what file); for devices also `COLLECTIVES_NCCL_LIBRARY` (a file) and
 /// `COLLECTIVES_CHECK_DEVICE_CALLS` (`0` or `1`).
 ///
 /// # What a rank costs
@@ -78,6 +80,8 @@ pub struct Config {
     /// After how long a call that waits for its peers is warned of through `tracing`, once, naming the call and who is missing; sooner
     /// where half of its timeout is less. Zero: never. Default: 30 seconds.
     pub stall_warning: Duration,
+    /// What every rank of the job, and whoever serves their store, has to know to be let in. Default: `None`, so nobody is asked.
+    pub secret: Option<Secret>,
     /// What NCCL is told about the communicator. Default: nothing, so NCCL decides.
     #[cfg(feature = "cuda")]
     pub nccl: NcclConfig,
@@ -109,6 +113,7 @@ impl Default for Config {
             flight_recorder_calls: 1024,
             flight_recorder_dir: None,
             stall_warning: Duration::from_secs(30),
+            secret: None,
             #[cfg(feature = "cuda")]
             nccl: NcclConfig::default(),
             #[cfg(feature = "cuda")]
@@ -134,6 +139,9 @@ impl Config {
         self.host_identity = self.host_identity.or_else(|| read("COLLECTIVES_HOST_IDENTITY"));
         if let Some(address) = read("COLLECTIVES_LISTEN_ADDRESS").filter(|_| self.listen_address.is_none()) {
             self.listen_address = Some(address.parse().map_err(|_| wrong("COLLECTIVES_LISTEN_ADDRESS", &address, "an IP address"))?);
+        }
+        if self.secret.is_none() {
+            self.secret = secret(read)?;
         }
         if let Some(transport) = read("COLLECTIVES_TRANSPORT").filter(|_| self.transport == default.transport) {
             self.transport = transport.parse().map_err(|_| wrong("COLLECTIVES_TRANSPORT", &transport, "auto, shm or tcp"))?;
@@ -168,6 +176,36 @@ fn seconds(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<D
     let Some(seconds) = read(name) else { return Ok(None) };
     let duration = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     duration.ok_or_else(|| wrong(name, &seconds, "a number of seconds")).map(Some)
+}
+
+impl Secret {
+    /// The one that `COLLECTIVES_SECRET` holds, or the file that `COLLECTIVES_SECRET_FILE` names; `None` where neither is set.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] where both are set, or what they give is no secret; [`Error::Io`] where the file cannot be read.
+    pub fn from_env() -> Result<Option<Self>> {
+        secret(&environment)
+    }
+}
+
+/// The secret that the variables give. No error quotes it.
+fn secret(read: &dyn Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
+    match (read("COLLECTIVES_SECRET"), read("COLLECTIVES_SECRET_FILE")) {
+        (None, None) => Ok(None),
+        (None, Some(path)) => Secret::from_file(path).map(Some),
+        (Some(_), Some(_)) => {
+            Err(Error::config("COLLECTIVES_SECRET and COLLECTIVES_SECRET_FILE", "both are set; set one of them, on every rank alike"))
+        }
+        // Bytes that are no text have been replaced by others, which every such secret would share.
+        (Some(text), None) if text.contains(char::REPLACEMENT_CHARACTER) => {
+            Err(Error::config("COLLECTIVES_SECRET", "it is not UTF-8; write it in hexadecimal digits"))
+        }
+        (Some(text), None) => Secret::new(text).map(Some).map_err(|error| match error {
+            Error::Config { reason, .. } => Error::config("COLLECTIVES_SECRET", reason),
+            other => other,
+        }),
+    }
 }
 
 /// A variable that is `0` or `1`; off where it is not set.
@@ -237,6 +275,28 @@ mod tests {
         let set = Config { transport: Transport::Shm, timeout: Duration::from_secs(3), ..Config::default() };
         let config = set.with_variables(&read(&variables)).unwrap();
         assert_eq!((config.transport, config.timeout), (Transport::Shm, Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn a_secret_comes_from_one_variable_and_is_never_quoted() {
+        let with = |variables: &[(&str, &str)]| Config::default().with_variables(&read(variables));
+        let long = "0123456789abcdef0123";
+        assert_eq!(with(&[("COLLECTIVES_SECRET", long)]).unwrap().secret.unwrap().expose(), long.as_bytes());
+        assert!(with(&[]).unwrap().secret.is_none());
+        let own = Config { secret: Some(Secret::new(*b"sixteen bytes ok").unwrap()), ..Config::default() };
+        let own = own.with_variables(&read(&[("COLLECTIVES_SECRET", long)])).unwrap();
+        assert_eq!(own.secret.as_ref().unwrap().expose(), b"sixteen bytes ok");
+        assert!(!format!("{own:?}").contains("sixteen"), "{own:?}");
+        for variables in [
+            &[("COLLECTIVES_SECRET", "hunter2")][..],
+            &[("COLLECTIVES_SECRET", "")],
+            &[("COLLECTIVES_SECRET", "hunter2 hunter2 hunter2 \u{fffd}")],
+            &[("COLLECTIVES_SECRET", "hunter2 hunter2 hunter2"), ("COLLECTIVES_SECRET_FILE", "/none")],
+        ] {
+            let error = with(variables).unwrap_err().to_string();
+            assert!(error.contains("COLLECTIVES_SECRET") && !error.contains("hunter2"), "{error}");
+        }
+        assert!(matches!(with(&[("COLLECTIVES_SECRET_FILE", "/no/such/file")]), Err(Error::Io { .. })));
     }
 
     #[test]

@@ -163,6 +163,14 @@ pub enum Error {
         /// What was wrong, with the offending value.
         reason: String,
     },
+    /// One end of a connection has the job's secret and the other has none, or has another one.
+    #[error("{with}: no proof of the job's secret: {reason}")]
+    Unauthorized {
+        /// The other end.
+        with: String,
+        /// Which end lacks what, and what to do about it.
+        reason: String,
+    },
     /// The communicator has no device plane, and the call needs one.
     #[error("{call}: there is no device plane: {reason}")]
     NoDevice {
@@ -248,6 +256,12 @@ impl Error {
     #[must_use]
     pub fn is_mismatch(&self) -> bool {
         matches!(self.root(), Self::Mismatch { .. } | Self::Message { .. })
+    }
+
+    /// Whether one end could not prove to the other that it knows the job's secret (also as the cause of poisoning).
+    #[must_use]
+    pub fn is_unauthorized(&self) -> bool {
+        matches!(self.root(), Self::Unauthorized { .. })
     }
 
     /// Whether the call is one that cannot be done at all.

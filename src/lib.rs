@@ -45,6 +45,7 @@ pub mod internals;
 #[cfg(feature = "cuda")]
 mod nccl_config;
 mod op;
+mod proof;
 mod rendezvous;
 
 #[cfg(feature = "cuda")]
@@ -64,4 +65,5 @@ pub use half::{bf16, f16};
 #[cfg(feature = "cuda")]
 pub use nccl_config::{CtaPolicy, GraphUsage, NcclConfig};
 pub use op::{CustomOp, ReduceOp, Reduction};
+pub use proof::Secret;
 pub use rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};

@@ -185,3 +185,17 @@ fn what_ranks_leave_behind_is_killed() {
     let left: i32 = text.split_whitespace().last().unwrap().parse().unwrap();
     assert!(ends(handle(left)), "a process of the rank outlived collrun");
 }
+
+#[test]
+fn a_secret_is_made_for_a_job_or_taken_from_the_environment() {
+    let script = "echo ${#COLLECTIVES_SECRET}";
+    assert_eq!(sorted_lines(&output("--nproc-per-node 2 --secret", script).stdout), ["[0] 64", "[1] 64"]);
+    assert_eq!(sorted_lines(&output("--nproc-per-node 2", script).stdout), ["[0] 0", "[1] 0"]);
+    let given = collrun("--secret", script).env("COLLECTIVES_SECRET", "a secret of 23 bytes...").output().unwrap();
+    assert_eq!(sorted_lines(&given.stdout), ["[0] 23"]);
+    let short = collrun("", script).env("COLLECTIVES_SECRET", "hunter2").output().unwrap();
+    let words = String::from_utf8_lossy(&short.stderr).into_owned();
+    assert!(short.status.code() == Some(2) && words.contains("COLLECTIVES_SECRET") && !words.contains("hunter2"), "{words}");
+    let hosts = output("--secret --nnodes 2 --node-rank 1 --master-addr head --master-port 7", "true");
+    assert_eq!(hosts.status.code(), Some(2), "{hosts:?}");
+}

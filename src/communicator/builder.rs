@@ -18,6 +18,7 @@ use crate::error::{Error, Peer, Result};
 use crate::host::plane::{Founding, HostPlane};
 #[cfg(feature = "cuda")]
 use crate::nccl_config::NcclConfig;
+use crate::proof::Secret;
 use crate::rendezvous::{self, MemoryStore, PrefixStore, Rendezvous, Rendezvoused, Store};
 
 /// Describes a communicator before it is made; see [`Communicator::builder`].
@@ -72,6 +73,12 @@ impl Builder {
         self
     }
 
+    /// What every rank has to know to be let in; see [`Config::secret`].
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.config.secret = Some(secret);
+        self
+    }
+
     /// Gives the communicator a device plane, where there is a GPU for every rank; where there is not, it does without, and
     /// [`Communicator::why_no_device`] says why. Every rank asks alike.
     #[cfg(feature = "cuda")]
@@ -119,7 +126,7 @@ impl Builder {
         let timeout = rendezvous.timeout.unwrap_or(config.timeout);
         let deadline = Deadline::after(timeout);
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
-        let found = rendezvous::open(&rendezvous, timeout, &environment, parent)?;
+        let found = rendezvous::open(&rendezvous, timeout, config.secret.as_ref(), &environment, parent)?;
         let Rendezvoused { store, rank, world_size, agent, server, local_address } = found;
         let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(meeting(agent, rank), store)));
         let comm = join(store, (rank, world_size), local_address, Config { timeout, ..config }, &deadline, Origin::Job);
@@ -266,7 +273,7 @@ pub(super) fn join(
     let founding = Founding { rank, world_size, config: &config, listen, door: door.address() };
     let (plane, connector) = HostPlane::establish(&mut exchange, &founding, deadline)?;
     let (lineage, name) = match origin {
-        Origin::Job => (Lineage::founded(door, plane.doors()), "world".to_owned()),
+        Origin::Job => (Lineage::founded(door, plane.doors(), config.secret.clone()), "world".to_owned()),
         Origin::Shrunk { lineage, name, .. } => (lineage, name),
     };
     let desk = Desk::new(rank, plane.peers(), plane.health(), connector);

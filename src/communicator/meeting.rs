@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::bootstrap::Watch;
 use crate::error::{Error, Result};
+use crate::proof::Secret;
 use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
 
 /// How long a rank that is there may take to accept a connection.
@@ -64,12 +65,14 @@ pub(super) enum Knock {
 /// The doors of all ranks of the communicator that a job began with, shared by all communicators that come of it.
 pub(super) struct Meeting {
     doors: Vec<Option<SocketAddr>>,
+    /// What guests must know.
+    secret: Option<Secret>,
     own: Mutex<Own>,
 }
 
 impl Meeting {
-    pub(super) fn new(door: Door, doors: Vec<Option<SocketAddr>>) -> Self {
-        Self { doors, own: Mutex::new(door.0.map_or_else(Own::Missing, Own::Closed)) }
+    pub(super) fn new(door: Door, doors: Vec<Option<SocketAddr>>, secret: Option<Secret>) -> Self {
+        Self { doors, secret, own: Mutex::new(door.0.map_or_else(Own::Missing, Own::Closed)) }
     }
 
     /// Whether the process behind a door lives.
@@ -85,9 +88,16 @@ impl Meeting {
     /// The store behind a door, if it is open.
     pub(super) fn visit(&self, place: usize) -> Option<TcpStore> {
         let address = self.doors[place]?;
-        let connect = |patience| TcpStore::connect(&address.ip().to_string(), address.port(), patience).ok();
-        connect(ANSWER)?;
-        connect(SERVICE)
+        self.connect(address, ANSWER).ok()?;
+        self.connect(address, SERVICE).ok()
+    }
+
+    fn connect(&self, address: SocketAddr, patience: Duration) -> Result<TcpStore> {
+        let (host, port) = (address.ip().to_string(), address.port());
+        match &self.secret {
+            Some(secret) => TcpStore::connect_with_secret(&host, port, patience, secret),
+            None => TcpStore::connect(&host, port, patience),
+        }
     }
 
     /// Opens this rank's door, where it is not open yet, and goes in.
@@ -95,13 +105,10 @@ impl Meeting {
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         if let Own::Closed(listener) = &*own {
             let listener = listener.try_clone().map_err(|error| Error::io("shrink: opening this rank's door", error))?;
-            *own = Own::Open(TcpStoreServer::serve(listener, LINGER)?);
+            *own = Own::Open(TcpStoreServer::serve(listener, LINGER, self.secret.as_ref())?);
         }
         match &*own {
-            Own::Open(server) => {
-                let address = server.local_addr();
-                Ok(Arc::new(TcpStore::connect(&address.ip().to_string(), address.port(), SERVICE)?))
-            }
+            Own::Open(server) => Ok(Arc::new(self.connect(server.local_addr(), SERVICE)?)),
             Own::Closed(_) => Err(Error::argument("shrink", "this rank's door did not open")),
             Own::Missing(reason) => Err(Error::Unsupported {
                 what: "shrink".to_owned(),
@@ -121,8 +128,8 @@ pub(super) struct Lineage {
 
 impl Lineage {
     /// Of a communicator that a job begins with.
-    pub(super) fn founded(door: Door, doors: &[Option<SocketAddr>]) -> Self {
-        Self { meeting: Arc::new(Meeting::new(door, doors.to_vec())), places: (0..doors.len()).collect() }
+    pub(super) fn founded(door: Door, doors: &[Option<SocketAddr>], secret: Option<Secret>) -> Self {
+        Self { meeting: Arc::new(Meeting::new(door, doors.to_vec(), secret)), places: (0..doors.len()).collect() }
     }
 
     /// Looks whether one of the ranks is gone.
@@ -155,7 +162,7 @@ mod tests {
         let here = IpAddr::from([127, 0, 0, 1]);
         let (mine, theirs) = (Door::new(here), Door::new(here));
         let doors = vec![mine.address(), theirs.address(), None];
-        let meeting = Meeting::new(mine, doors.clone());
+        let meeting = Meeting::new(mine, doors.clone(), None);
         assert_eq!([0, 1, 2].map(|place| meeting.knock(place)), [Knock::There, Knock::There, Knock::Silence]);
         assert!(meeting.visit(0).is_none() && meeting.visit(2).is_none());
         drop(theirs);
@@ -171,7 +178,7 @@ mod tests {
     fn a_rank_without_a_door_says_why() {
         let door = Door::new(IpAddr::from([192, 0, 2, 1]));
         assert_eq!(door.address(), None);
-        let error = Meeting::new(door, vec![None]).host().map(drop).unwrap_err();
+        let error = Meeting::new(door, vec![None], None).host().map(drop).unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("192.0.2.1"), "{error}");
     }
 }

@@ -33,7 +33,7 @@ impl Lanes {
     pub fn between(ranks: usize) -> Result<Vec<Self>> {
         let members: Vec<usize> = (0..ranks).collect();
         exchanging(ranks, |rank, exchange| {
-            let group = Group::establish(exchange, &members, rank, members.len(), &Deadline::after(LIMIT))?;
+            let group = Group::establish(exchange, &members, rank, members.len(), None, &Deadline::after(LIMIT))?;
             Ok(Self { group, health: Arc::default(), sequence: 0 })
         })
     }

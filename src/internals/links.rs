@@ -34,7 +34,7 @@ impl Link {
     /// Where the region cannot be made or mapped.
     pub fn rings() -> Result<Vec<Self>> {
         exchanging(2, |rank, exchange| {
-            let mut group = Group::establish(exchange, &[0, 1], rank, 2, &Deadline::after(LIMIT))?;
+            let mut group = Group::establish(exchange, &[0, 1], rank, 2, None, &Deadline::after(LIMIT))?;
             let link = group.link(1 - rank, Channel::PointToPoint).ok_or_else(|| Error::argument("link", "taken twice"))?;
             Ok(Self { stream: Box::new(link), _group: Some(Mutex::new(group)) })
         })
@@ -47,7 +47,8 @@ impl Link {
     /// Where a rank cannot listen or connect.
     pub fn tcp() -> Result<Vec<Self>> {
         let listen = Ipv4Addr::LOCALHOST.into();
-        let meshes = exchanging(2, |rank, exchange| Mesh::establish(exchange, rank, 2, true, listen, [7; 16], 0, &Deadline::after(LIMIT)))?;
+        let meshes =
+            exchanging(2, |rank, exchange| Mesh::establish(exchange, rank, 2, true, listen, [7; 16], 0, None, &Deadline::after(LIMIT)))?;
         let deadline = Deadline::after(LIMIT);
         let stopped = |stop: crate::host::notice::Stop| stop.to_error("opening a link", &Deadline::after(LIMIT), &[]);
         let mut connector = meshes[0].connecting(1).map_err(stopped)?;

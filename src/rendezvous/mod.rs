@@ -32,6 +32,7 @@ pub(crate) use launcher::Launch;
 pub(crate) use tcp::listen;
 pub(crate) use url::{Method, Rendezvous};
 
+use crate::proof::Secret;
 use crate::{Error, Result};
 
 /// A place where the ranks of a job meet, and who this process is among them.
@@ -59,16 +60,18 @@ impl fmt::Debug for Rendezvoused {
     }
 }
 
-/// Meets the other ranks where `rendezvous` says. `timeout` is how long to wait. `environment` reads one variable and
+/// Meets the other ranks where `rendezvous` says. `timeout` is how long to wait, and `secret` what the other end of a connection must
+/// know. `environment` reads one variable and
 /// `parent_process` is the id of the process that started this one; both matter only where launchers do.
 pub(crate) fn open(
     rendezvous: &Rendezvous,
     timeout: Duration,
+    secret: Option<&Secret>,
     environment: &dyn Fn(&str) -> Option<String>,
     parent_process: u32,
 ) -> Result<Rendezvoused> {
     match &rendezvous.method {
-        Method::Env => meet(&from_env(rendezvous, environment, parent_process)?, timeout),
+        Method::Env => meet(&from_env(rendezvous, environment, parent_process)?, timeout, secret),
         Method::Tcp { host, port } => {
             let (rank, world_size) = numbers(rendezvous, "tcp://")?;
             let agent_store = launcher::serves_store(environment, host, *port);
@@ -83,7 +86,7 @@ pub(crate) fn open(
                 prefix: launcher::prefix(environment)?,
                 launcher: "tcp://",
             };
-            meet(&launch, timeout)
+            meet(&launch, timeout, secret)
         }
         Method::File { path } => {
             let (rank, world_size) = numbers(rendezvous, "file://")?;
@@ -119,18 +122,19 @@ fn numbers(rendezvous: &Rendezvous, scheme: &str) -> Result<(usize, usize)> {
 }
 
 /// Serves the store where that is this process's part, and connects to it.
-fn meet(launch: &Launch, timeout: Duration) -> Result<Rendezvoused> {
+fn meet(launch: &Launch, timeout: Duration, secret: Option<&Secret>) -> Result<Rendezvoused> {
     let Launch { rank, world_size, ref address, mut port, .. } = *launch;
     if port == 0 && world_size > 1 {
         let reason = format!("the other {} ranks cannot know the port that would be chosen; name one", world_size - 1);
         return Err(Error::config(format!("port 0 of {address}"), reason));
     }
-    let server = if rank == 0 && !launch.agent_store { Some(TcpStoreServer::bind((address.as_str(), port))?) } else { None };
+    let serves = rank == 0 && !launch.agent_store;
+    let server = serves.then(|| TcpStoreServer::open((address.as_str(), port), secret)).transpose()?;
     if let Some(server) = &server {
         port = server.local_addr().port();
         check_reachable(launch, server.local_addr().ip())?;
     }
-    let store = TcpStore::connect(address, port, timeout)?;
+    let store = TcpStore::open(address, port, timeout, secret)?;
     store.join()?;
     let local_address = Some(store.local_address());
     tracing::debug!(launch.launcher, rank, world_size, address, port, serves = server.is_some(), "connected to the store");

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::limits::MESSAGE_BYTES;
 use super::protocol::{NOT_READY, READY, Request, RequestDecoder, STOP_WAITING, WAIT_CANCELED, push_bytes, query};
 use super::table::{Key, Refusal, Table};
+use crate::proof::{self, Purpose, Reason, Responder, Secret, Unproven};
 
 /// Tells clients apart.
 pub(super) type ClientId = u64;
@@ -28,6 +29,8 @@ enum Parked {
 /// One client.
 #[derive(Debug, Default)]
 struct Session {
+    /// The proof that comes before everything else, while there is none.
+    proving: Option<Responder>,
     requests: RequestDecoder,
     answers: Vec<u8>,
     validated: bool,
@@ -38,9 +41,19 @@ struct Session {
     refused: Option<String>,
 }
 
+impl Session {
+    /// Reads nothing more, and tells the client why.
+    fn refuse_unproven(&mut self, unproven: &Unproven) {
+        self.answers.extend(unproven.to_reply());
+        self.refused = Some(format!("no proof of the job's secret: {unproven}"));
+    }
+}
+
 /// A store and its clients.
 #[derive(Debug, Default)]
 pub(super) struct Service {
+    /// What clients have to know.
+    secret: Option<Secret>,
     table: Table,
     sessions: HashMap<ClientId, Session>,
     /// Who waits for a key, the longest first.
@@ -61,16 +74,45 @@ impl Service {
         Arc::clone(&self.served)
     }
 
+    /// An empty store, for those who know the secret where there is one.
+    pub(super) fn new(secret: Option<Secret>) -> Self {
+        Self { secret, ..Self::default() }
+    }
+
     /// A client has come.
     pub(super) fn connect(&mut self, id: ClientId) {
-        self.sessions.insert(id, Session::default());
+        let proving = self.secret.as_ref().map(|secret| Responder::new(secret, Purpose::Store, 0));
+        self.sessions.insert(id, Session { proving, ..Session::default() });
     }
 
     /// Bytes have come from a client.
     pub(super) fn receive(&mut self, id: ClientId, bytes: &[u8]) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        session.requests.push(bytes);
-        self.proceed(id);
+        match &mut session.proving {
+            _ if session.refused.is_some() => {}
+            Some(_) if bytes.is_empty() => {}
+            Some(responder) => match responder.receive(bytes) {
+                Ok(reply) => {
+                    session.answers.extend(reply.into_iter().flatten());
+                    if responder.proven().is_some() {
+                        session.proving = None;
+                    }
+                }
+                Err(unproven) => session.refuse_unproven(&unproven),
+            },
+            None if proof::is_opening(bytes) && !session.validated => session.refuse_unproven(&Unproven::Found(Reason::NoSecret)),
+            None => {
+                session.requests.push(bytes);
+                self.proceed(id);
+            }
+        }
+    }
+
+    /// Tells a client that others are more urgent, if it could understand.
+    pub(super) fn turn_away(&mut self, id: ClientId) {
+        if let Some(session) = self.sessions.get_mut(&id).filter(|session| session.proving.is_some()) {
+            session.answers.extend(Reason::Busy.to_reply());
+        }
     }
 
     /// A client is gone.
@@ -140,6 +182,11 @@ impl Service {
             }
             // Answers come in the order of requests, so only the end of a wait may overtake it.
             if session.parked.is_some() && session.requests.next_is(query::CANCEL_WAIT) != Some(true) {
+                return;
+            }
+            // Whoever does not begin so is not listened to any longer: a first request could be long.
+            if !session.validated && session.requests.next_is(query::VALIDATE) == Some(false) {
+                session.refused = Some("no VALIDATE at the start".to_owned());
                 return;
             }
             let outcome = match session.requests.next() {

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use collectives::Communicator;
+use collectives::{Communicator, Secret};
 #[cfg(feature = "cuda")]
 use collectives::{CtaPolicy, DeviceChoice, NcclConfig};
 
@@ -132,6 +132,6 @@ fn processes(ranks: usize) -> Result<u8, Failure> {
         grace: GRACE,
         verdict: Some(CHECK),
     };
-    let store = Store::local()?;
+    let store = Store::local(Secret::from_env()?.as_ref())?;
     launch::run("collperf", &job, &store).map_err(|refused| Failure::internal(refused.message))
 }

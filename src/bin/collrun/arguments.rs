@@ -28,6 +28,10 @@ pub(crate) struct Arguments {
     /// Port on host 0; needed with several hosts, else one that is free
     #[arg(long, alias = "master_port", value_name = "P", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) master_port: Option<u16>,
+    /// Let in only those who know a secret that is made for this job and told to its ranks, which have to be programs of this crate;
+    /// no effect where COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE says one, as they have to with several hosts
+    #[arg(long)]
+    pub(crate) secret: bool,
     /// Leave the ranks' output as it is, instead of putting the rank in brackets before each line
     #[arg(long)]
     pub(crate) no_prefix: bool,

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use arguments::{Arguments, Place};
 use clap::Parser;
+use collectives::Secret;
 use launch::{Job, Output, Refused, Store};
 
 fn main() -> ExitCode {
@@ -27,7 +28,13 @@ fn run(arguments: Arguments) -> Result<u8, Refused> {
         Place::Alone { .. } => 0,
         Place::Among { node, .. } => usize::from(*node),
     };
-    let store = store(&place).map_err(|error| Refused { message: format!("the ranks' store: {error}"), code: 1 })?;
+    let given = Secret::from_env().map_err(|error| Refused { message: error.to_string(), code: 2 })?;
+    let store = match given {
+        Some(secret) => store(&place, Some(&secret)),
+        None if arguments.secret => with_new_secret(&place)?,
+        None => store(&place, None),
+    };
+    let store = store.map_err(|error| Refused { message: format!("the ranks' store: {error}"), code: 1 })?;
     let mut command = arguments.command.into_iter();
     let job = Job {
         program: command.next().unwrap_or_default(),
@@ -42,12 +49,25 @@ fn run(arguments: Arguments) -> Result<u8, Refused> {
     launch::run("collrun", &job, &store)
 }
 
+/// A store that lets in the ranks of this host alone.
+fn with_new_secret(place: &Place) -> Result<collectives::Result<Store>, Refused> {
+    if let Place::Among { .. } = place {
+        let message = "--secret: the other hosts could not know it; give COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE on each".to_owned();
+        return Err(Refused { message, code: 2 });
+    }
+    Ok(Secret::random().and_then(|secret| {
+        let mut store = store(place, Some(&secret))?;
+        store.secret = Some(secret);
+        Ok(store)
+    }))
+}
+
 /// The job's store, served here by host 0.
-fn store(place: &Place) -> collectives::Result<Store> {
+fn store(place: &Place, secret: Option<&Secret>) -> collectives::Result<Store> {
     match place {
-        Place::Alone { address: None, port: None } => Store::local(),
-        Place::Alone { address, port } => Store::serve(address.as_deref().unwrap_or("127.0.0.1"), port.unwrap_or(0)),
-        Place::Among { node: 0, address, port } => Store::serve(address, *port),
+        Place::Alone { address: None, port: None } => Store::local(secret),
+        Place::Alone { address, port } => Store::serve(address.as_deref().unwrap_or("127.0.0.1"), port.unwrap_or(0), secret),
+        Place::Among { node: 0, address, port } => Store::serve(address, *port, secret),
         Place::Among { address, port, .. } => Ok(Store::elsewhere(address, *port)),
     }
 }

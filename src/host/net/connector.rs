@@ -1,4 +1,4 @@
-//! Opening a link: connect, say hello, hear the answer, confirm, without ever waiting.
+//! Opening a link: connect, prove, say hello, hear the answer, confirm, without ever waiting.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,6 +11,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use super::hello::{Answer, CONFIRM, Hello, Refusal};
 use super::tcp::{self, TcpLink};
 use crate::host::notice::{Notice, Stop};
+use crate::proof::{Initiator, Purpose, Reason, Secret, Step, Unproven};
 
 /// How long to wait after the first failed attempt; twice as long after each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(4);
@@ -25,6 +26,8 @@ const FIRST_KNOCK: Duration = Duration::from_millis(100);
 pub(crate) struct Connector {
     address: SocketAddr,
     hello: Hello,
+    /// What the peer has to know.
+    secret: Option<Secret>,
     /// Whether the peer runs on this host.
     same_host: bool,
     stage: Stage,
@@ -40,6 +43,8 @@ enum Stage {
     Pausing(Instant),
     /// The kernel is connecting.
     Connecting(Socket),
+    /// The two ends prove to each other that they know the secret.
+    Proving(TcpStream, Initiator),
     /// The hello has been sent; so many bytes of the answer are there.
     Greeting(TcpStream, Vec<u8>),
 }
@@ -53,6 +58,9 @@ pub(crate) enum ConnectError {
     /// Someone listens who will not have the link.
     #[error("{address} refused a link to rank {rank}: {refusal}")]
     Refused { rank: u32, address: SocketAddr, refusal: Refusal },
+    /// Someone listens who knows no secret, or another one, or whom this rank's own did not convince.
+    #[error("{address}, where rank {rank} listened: no proof of the job's secret: {why}")]
+    Unproven { rank: u32, address: SocketAddr, why: Unproven },
     /// Someone listens who is no rank of any job.
     #[error("{address}, where rank {rank} listened, sent what cannot be understood: {what}")]
     Junk { rank: u32, address: SocketAddr, what: String },
@@ -62,21 +70,24 @@ impl From<ConnectError> for Stop {
     /// In each case the peer is not where it was, and that is all that others can be told.
     fn from(error: ConnectError) -> Self {
         tracing::warn!("{error}");
-        let (ConnectError::Gone { rank, .. } | ConnectError::Refused { rank, .. } | ConnectError::Junk { rank, .. }) = error;
+        let (ConnectError::Gone { rank, .. }
+        | ConnectError::Refused { rank, .. }
+        | ConnectError::Unproven { rank, .. }
+        | ConnectError::Junk { rank, .. }) = error;
         Notice::Lost { rank }.into()
     }
 }
 
 impl Connector {
     /// Nothing happens before the first [`Connector::advance`].
-    pub(super) fn new(address: SocketAddr, hello: Hello, same_host: bool) -> Self {
-        Self { address, hello, same_host, stage: Stage::Pausing(Instant::now()), pause: FIRST_PAUSE, trouble: None }
+    pub(super) fn new(address: SocketAddr, hello: Hello, secret: Option<Secret>, same_host: bool) -> Self {
+        Self { address, hello, secret, same_host, stage: Stage::Pausing(Instant::now()), pause: FIRST_PAUSE, trouble: None }
     }
 
     /// One that opens no link: it only looks, by [`Connector::knock`], whether the peer lives, which is to open the link itself.
     pub(super) fn knocking(address: SocketAddr, hello: Hello, same_host: bool) -> Self {
         let stage = Stage::Pausing(Instant::now() + FIRST_KNOCK);
-        Self { stage, pause: FIRST_KNOCK, ..Self::new(address, hello, same_host) }
+        Self { stage, pause: FIRST_KNOCK, ..Self::new(address, hello, None, same_host) }
     }
 
     /// Connects every now and then and hangs up without a word. An error where nobody listens any more: a rank that dies before
@@ -114,7 +125,7 @@ impl Connector {
         match &self.stage {
             Stage::Pausing(_) => None,
             Stage::Connecting(socket) => Some(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::OUT)),
-            Stage::Greeting(stream, _) => Some(PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)),
+            Stage::Proving(stream, _) | Stage::Greeting(stream, _) => Some(PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)),
         }
     }
 
@@ -123,6 +134,7 @@ impl Connector {
         let stage = match &self.stage {
             Stage::Pausing(_) => "not connected",
             Stage::Connecting(_) => "still connecting",
+            Stage::Proving(..) => "connected, but it has not proven that it knows the job's secret",
             Stage::Greeting(..) => "connected, but not answered",
         };
         let trouble = self.trouble.as_ref().map_or(String::new(), |trouble| format!("; before that: {trouble}"));
@@ -138,15 +150,48 @@ impl Connector {
             let stage = std::mem::replace(&mut self.stage, Stage::Pausing(Instant::now()));
             let Stage::Connecting(socket) = stage else { return Ok(None) };
             let mut stream = TcpStream::from(socket);
-            // It fits into an empty send buffer.
             let hello = self.hello.to_bytes();
-            let written = stream.write(&hello)?;
-            if written != hello.len() {
-                return Err(Trouble::Passing(format!("only {written} bytes of the hello could be sent")));
+            self.stage = match &self.secret {
+                Some(secret) => {
+                    let initiator = Initiator::new(secret, Purpose::Link, &hello)?;
+                    send(&mut stream, &initiator.opening())?;
+                    Stage::Proving(stream, initiator)
+                }
+                None => {
+                    send(&mut stream, &hello)?;
+                    Stage::Greeting(stream, Vec::new())
+                }
+            };
+        }
+        if self.hear_proof()? { self.hear_answer() } else { Ok(None) }
+    }
+
+    /// Goes on with the proof, if one is under way; whether it is behind.
+    fn hear_proof(&mut self) -> Result<bool, Trouble> {
+        let Stage::Proving(stream, initiator) = &mut self.stage else { return Ok(true) };
+        loop {
+            let mut chunk = [0; 64];
+            // No more than belongs to the proof: the answer to the hello may be right behind it.
+            let wanted = initiator.wants().min(chunk.len());
+            let read = match stream.read(&mut chunk[..wanted]) {
+                Ok(0) => return Err(Trouble::Passing("the peer closed the connection instead of a proof".to_owned())),
+                Ok(read) => read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error.into()),
+            };
+            match initiator.receive(&chunk[..read]) {
+                Ok(Step::Listen) => {}
+                Ok(Step::Send(tag)) => send(stream, &tag)?,
+                Ok(Step::Done) => break,
+                Err(why @ Unproven::Told(Reason::Busy)) => return Err(Trouble::Passing(why.to_string())),
+                Err(why) => return Err(Trouble::Final(ConnectError::Unproven { rank: self.hello.receiver, address: self.address, why })),
             }
+        }
+        if let Stage::Proving(stream, _) = std::mem::replace(&mut self.stage, Stage::Pausing(Instant::now())) {
             self.stage = Stage::Greeting(stream, Vec::new());
         }
-        self.hear_answer()
+        Ok(true)
     }
 
     /// Begins to connect when it is time; whether the kernel is done with it.
@@ -221,14 +266,19 @@ impl Connector {
             Ok(Answer::Refused(refusal)) => return Err(Trouble::Final(ConnectError::Refused { rank, address, refusal })),
             Err(what) => return Err(Trouble::Final(ConnectError::Junk { rank, address, what })),
         }
-        let written = stream.write(&[CONFIRM])?;
-        if written != 1 {
-            return Err(Trouble::Passing("the confirmation could not be sent".to_owned()));
-        }
+        send(stream, &[CONFIRM])?;
         match std::mem::replace(&mut self.stage, Stage::Pausing(Instant::now())) {
             Stage::Greeting(stream, _) => Ok(Some(TcpLink::new(stream))),
             _ => Ok(None),
         }
+    }
+}
+
+/// Sends a few words, which fit into a send buffer that is as good as empty.
+fn send(stream: &mut TcpStream, words: &[u8]) -> Result<(), Trouble> {
+    match stream.write(words)? {
+        written if written == words.len() => Ok(()),
+        written => Err(Trouble::Passing(format!("only {written} of {} bytes could be sent", words.len()))),
     }
 }
 

@@ -1,15 +1,20 @@
 //! What the two ends of a new link say to each other: pure bytes, no I/O.
 //!
 //! The one who connects sends a [`Hello`]; the one who accepts sends an [`Answer`]; to a welcome the first replies with
-//! [`CONFIRM`], and only then is the link one. So an attempt that was given up on the way never looks like a link, and a proof
-//! of identity in both directions finds its place in a later version.
+//! [`CONFIRM`], and only then is the link one. So an attempt that was given up on the way never looks like a link.
 //!
-//! None of this keeps an attacker out: the job's number guards against mix-ups alone.
+//! None of this keeps an attacker out: the job's number guards against mix-ups alone. Where the job has a secret, the hello is the
+//! context of a proof ([`crate::proof`]), is not sent otherwise, and is looked at once both ends are proven.
 
 use std::fmt;
 
 /// The first bytes of a hello.
 const HELLO_MAGIC: [u8; 8] = *b"colhello";
+/// What a rank begins with that has no secret to prove.
+pub(super) fn is_hello(bytes: &[u8]) -> bool {
+    bytes.starts_with(&HELLO_MAGIC)
+}
+
 /// The first bytes of an answer.
 const ANSWER_MAGIC: [u8; 8] = *b"colreply";
 /// The version of the greeting.
@@ -140,6 +145,8 @@ pub(crate) enum Reason {
     Rank,
     /// A link of this kind from this rank is there already.
     Duplicate,
+    /// The sender has not proven that it knows the job's secret.
+    Unproven,
     /// A reason of a later version.
     Other(u8),
 }
@@ -154,6 +161,7 @@ impl Reason {
             Self::WorldSize => 4,
             Self::Rank => 5,
             Self::Duplicate => 6,
+            Self::Unproven => 7,
             Self::Other(code) => code,
         }
     }
@@ -167,6 +175,7 @@ impl Reason {
             4 => Self::WorldSize,
             5 => Self::Rank,
             6 => Self::Duplicate,
+            7 => Self::Unproven,
             other => Self::Other(other),
         }
     }

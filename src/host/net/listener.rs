@@ -10,19 +10,23 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, NoHello, Reason, Refusal, quote};
+use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, Reason, Refusal, is_hello, quote};
+use super::stranger::{Stranger, Verdict, is_not_yet};
 use super::tcp::{self, TcpLink};
+use crate::proof::{self, Secret, Unproven};
 
 /// How many connections the kernel keeps for us: a large job may come all at once.
 const BACKLOG: i32 = 1024;
 /// How many connections one poll takes in, so that a flood cannot hold it.
 const ACCEPTS_PER_POLL: usize = 64;
 /// How many connections may be open that have not said hello.
-const STRANGERS: usize = 64;
+const STRANGERS: usize = 256;
+/// How long each of them is left in peace when others want its place.
+const GRACE: Duration = Duration::from_millis(100);
 /// How long each of them has for it.
 const STRANGER_PATIENCE: Duration = Duration::from_secs(10);
-/// How long nothing is accepted after the system ran out of descriptors or memory.
-const REST: Duration = Duration::from_millis(100);
+/// How long nothing is accepted where there is no room, or after the system ran out of descriptors or memory.
+const REST: Duration = Duration::from_millis(50);
 
 /// Accepts connections, reads their hellos, and keeps those that belong until they are asked for.
 #[derive(Debug)]
@@ -31,6 +35,8 @@ pub(super) struct Acceptor {
     /// Readable when there is something to do: a new connection, or words on one that is not a link yet.
     readiness: Arc<OwnedFd>,
     me: Membership,
+    /// What callers have to know.
+    secret: Option<Secret>,
     /// Connections that have not said hello, oldest first.
     strangers: VecDeque<Stranger>,
     /// Connections that have been welcomed and have not confirmed: at most one for each channel and rank. They may take their time.
@@ -46,33 +52,9 @@ pub(super) struct Acceptor {
 /// Who is at the other end: the link's purpose and the peer's rank.
 type Caller = (Channel, u32);
 
-/// A connection that has not said hello, or not all of it.
-#[derive(Debug)]
-struct Stranger {
-    stream: TcpStream,
-    from: SocketAddr,
-    since: Instant,
-    heard: [u8; Hello::BYTES],
-    heard_bytes: usize,
-}
-
-/// What has become of a stranger.
-enum Verdict {
-    /// It has not said all yet.
-    Undecided,
-    /// It closed the connection, or the connection broke.
-    Gone,
-    /// What it said is no hello.
-    Junk(String),
-    /// It said hello and will not be taken.
-    Refused(Refusal),
-    /// It said hello and may come in.
-    Welcome(Hello),
-}
-
 impl Acceptor {
     /// Listens on `ip`, and on no other address, at a port that the system chooses.
-    pub(super) fn bind(ip: IpAddr, me: Membership) -> io::Result<Self> {
+    pub(super) fn bind(ip: IpAddr, me: Membership, secret: Option<Secret>) -> io::Result<Self> {
         let address = SocketAddr::new(ip, 0);
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
         if ip.is_loopback() {
@@ -87,6 +69,7 @@ impl Acceptor {
             listener,
             readiness: Arc::new(readiness),
             me,
+            secret,
             strangers: VecDeque::new(),
             welcomed: Vec::new(),
             ready: Vec::new(),
@@ -130,9 +113,10 @@ impl Acceptor {
                     self.strangers.push_back(stranger);
                 }
                 Verdict::Undecided => self.drop_junk(&stranger, "said too little for too long"),
-                Verdict::Gone if stranger.heard_bytes == 0 => {}
+                Verdict::Gone if stranger.began().is_empty() => {}
                 Verdict::Gone => self.drop_junk(&stranger, "closed the connection in the middle of its hello"),
                 Verdict::Junk(what) => self.drop_junk(&stranger, &what),
+                Verdict::Unproven(unproven) => self.refuse_unproven(&stranger, &unproven),
                 Verdict::Refused(refusal) => self.refuse(&stranger, refusal),
                 Verdict::Welcome(hello) => self.welcome(stranger, &hello),
             }
@@ -140,7 +124,7 @@ impl Acceptor {
         self.hear_confirmations();
     }
 
-    /// Takes in what the kernel has, as far as one poll may.
+    /// Takes in what the kernel has, as far as one poll may and there is room.
     fn accept(&mut self, now: Instant) {
         if self.resting.is_some_and(|until| now < until) {
             return;
@@ -148,20 +132,50 @@ impl Acceptor {
         if self.resting.take().is_some() {
             self.watch_listener(epoll::EventFlags::IN);
         }
-        for _ in 0..ACCEPTS_PER_POLL {
+        let room = self.make_room(now);
+        if room == 0 {
+            self.rest(now);
+        }
+        for _ in 0..room.min(ACCEPTS_PER_POLL) {
             match self.listener.accept() {
                 Ok((stream, from)) => self.take_in(stream, from, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if is_exhaustion(&error) => {
                     // The connection stays pending, and would wake every wait at once for nothing.
                     tracing::warn!("accepting a connection: {error}; trying again in {REST:?}");
-                    self.resting = Some(now + REST);
-                    self.watch_listener(epoll::EventFlags::empty());
-                    return;
+                    return self.rest(now);
                 }
                 // The connection broke before it was accepted, or a signal came: the next one may be well.
                 Err(error) => tracing::debug!("accepting a connection: {error}"),
             }
+        }
+    }
+
+    /// Accepts nothing for a while.
+    fn rest(&mut self, now: Instant) {
+        self.resting = Some(now + REST);
+        self.watch_listener(epoll::EventFlags::empty());
+    }
+
+    /// For how many strangers there is room. Where there is none, those that have been silent for long make some.
+    fn make_room(&mut self, now: Instant) -> usize {
+        let most = if self.strangers.len() < STRANGERS { 0 } else { ACCEPTS_PER_POLL };
+        for _ in 0..most {
+            if self.strangers.front().is_none_or(|oldest| now.saturating_duration_since(oldest.since) <= GRACE) {
+                break;
+            }
+            if let Some(oldest) = self.strangers.pop_front() {
+                self.turn_away(&oldest);
+            }
+        }
+        STRANGERS.saturating_sub(self.strangers.len())
+    }
+
+    /// Drops a stranger for the sake of others; it may try again.
+    fn turn_away(&mut self, stranger: &Stranger) {
+        self.drop_junk(stranger, "had to make room for others");
+        if stranger.is_proving() {
+            let _ = (&stranger.stream).write(&proof::Reason::Busy.to_reply());
         }
     }
 
@@ -172,7 +186,7 @@ impl Acceptor {
         }
     }
 
-    /// Adds a new connection to the strangers; the oldest makes room for it.
+    /// Adds a new connection to the strangers.
     fn take_in(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
         let prepared = stream.set_nonblocking(true).and_then(|()| tcp::prepare(SockRef::from(&stream))).and_then(|()| {
             let same_host = stream.local_addr()?.ip() == from.ip() || from.ip().is_loopback();
@@ -185,19 +199,14 @@ impl Acceptor {
             tracing::debug!("a connection from {from}: {error}");
             return;
         }
-        if self.strangers.len() >= STRANGERS
-            && let Some(oldest) = self.strangers.pop_front()
-        {
-            self.drop_junk(&oldest, "had to make room for others");
-        }
-        self.strangers.push_back(Stranger { stream, from, since: now, heard: [0; Hello::BYTES], heard_bytes: 0 });
+        self.strangers.push_back(Stranger::new(stream, from, self.secret.as_ref(), now));
     }
 
     /// Says so, and counts. A flood of them is reported ever more rarely.
     fn drop_junk(&mut self, stranger: &Stranger, what: &str) {
         self.junk += 1;
         if self.junk <= 16 || self.junk.is_power_of_two() {
-            let heard = quote(&stranger.heard[..stranger.heard_bytes]);
+            let heard = quote(stranger.began());
             tracing::warn!("dropped a connection from {}, which began with {heard}: {what} (number {})", stranger.from, self.junk);
         }
     }
@@ -207,6 +216,17 @@ impl Acceptor {
         self.drop_junk(stranger, &refusal.to_string());
         // An answer fits into an empty send buffer; where the connection is broken there is nobody to tell.
         let _ = (&stranger.stream).write(&Answer::Refused(refusal).to_bytes());
+    }
+
+    /// Tells the other end what it lacks, in the words that it can understand.
+    fn refuse_unproven(&mut self, stranger: &Stranger, unproven: &Unproven) {
+        if is_hello(stranger.began()) {
+            let text = "it wants a proof of the job's secret: set COLLECTIVES_SECRET (or Config::secret) as for the other ranks";
+            return self.refuse(stranger, Refusal::new(Reason::Unproven, text.to_owned()));
+        }
+        self.drop_junk(stranger, &format!("no proof of the job's secret: {unproven}"));
+        stranger.drain();
+        let _ = (&stranger.stream).write(&unproven.to_reply());
     }
 
     /// Welcomes a peer, unless the link it wants is there already.
@@ -243,34 +263,6 @@ impl Acceptor {
     }
 }
 
-impl Stranger {
-    /// Reads what there is and judges it.
-    fn listen(&mut self, me: &Membership) -> Verdict {
-        while self.heard_bytes < Hello::BYTES {
-            match self.stream.read(&mut self.heard[self.heard_bytes..]) {
-                Ok(0) => return Verdict::Gone,
-                Ok(read) => self.heard_bytes += read,
-                Err(error) if is_not_yet(&error) => break,
-                Err(_) => return Verdict::Gone,
-            }
-        }
-        match Hello::decode(&self.heard[..self.heard_bytes]) {
-            Ok(None) => Verdict::Undecided,
-            Ok(Some(hello)) => match hello.check(me) {
-                Ok(()) => Verdict::Welcome(hello),
-                Err(refusal) => Verdict::Refused(refusal),
-            },
-            Err(NoHello::Junk(what)) => Verdict::Junk(what),
-            Err(NoHello::Refused(refusal)) => Verdict::Refused(refusal),
-        }
-    }
-}
-
-/// Whether it is worth trying again later.
-fn is_not_yet(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
-}
-
 /// Whether the system has no more descriptors or memory to give.
 fn is_exhaustion(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
@@ -278,6 +270,11 @@ fn is_exhaustion(error: &io::Error) -> bool {
 
 #[cfg(test)]
 impl Acceptor {
+    /// How many connections have not said hello.
+    pub(super) fn strangers(&self) -> usize {
+        self.strangers.len()
+    }
+
     /// The next pending connection, unheard.
     pub(super) fn accept_raw(&self) -> io::Result<TcpStream> {
         self.listener.accept().map(|(stream, _)| stream)

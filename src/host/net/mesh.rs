@@ -19,6 +19,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::host::bootstrap::Exchange;
 use crate::host::notice::{Notice, Stop};
+use crate::proof::Secret;
 
 /// The longest a wait goes without looking whether it still makes sense.
 const SLICE: Duration = Duration::from_millis(20);
@@ -37,6 +38,8 @@ pub(crate) struct Mesh {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) me: Membership,
+    /// What whoever is linked to has to know.
+    secret: Option<Secret>,
     /// By rank; `None` for those who do not listen.
     addresses: Vec<Option<SocketAddr>>,
     /// `None` where this rank does not listen.
@@ -62,13 +65,14 @@ impl Mesh {
         listen: IpAddr,
         job_nonce: [u8; 16],
         communicator: u64,
+        secret: Option<&Secret>,
         deadline: &Deadline,
     ) -> Result<Self> {
         let me = match (u32::try_from(rank), u32::try_from(world_size)) {
             (Ok(rank), Ok(world_size)) if rank < world_size => Membership { job_nonce, communicator, rank, world_size },
             _ => return Err(Error::config(format!("rank {rank} of {world_size}"), "ranks are numbered from 0 to world size - 1")),
         };
-        let acceptor = needs_listener.then(|| start_listening(listen, me)).transpose();
+        let acceptor = needs_listener.then(|| start_listening(listen, me, secret)).transpose();
         let mine = match &acceptor {
             Ok(Some((_, address))) => Address::At(*address),
             Ok(None) => Address::None,
@@ -78,7 +82,7 @@ impl Mesh {
         let gathered = exchange.all_gather(&mine.to_bytes(), deadline);
         let listening = acceptor?.map(|(acceptor, _)| Listening { readiness: acceptor.readiness(), acceptor: Mutex::new(acceptor) });
         let addresses = read_addresses(&gathered?, world_size, deadline)?;
-        Ok(Self { shared: Arc::new(Shared { me, addresses, listening }) })
+        Ok(Self { shared: Arc::new(Shared { me, secret: secret.cloned(), addresses, listening }) })
     }
 
     /// The links for collective calls. A mesh has one owner of these: ask once.
@@ -152,7 +156,7 @@ impl Shared {
 
     /// A link to `peer` to be opened. An error where it never can.
     pub(super) fn connector(&self, channel: Channel, peer: usize) -> std::result::Result<Connector, Stop> {
-        self.way(channel, peer).map(|(address, hello, same_host)| Connector::new(address, hello, same_host))
+        self.way(channel, peer).map(|(address, hello, same_host)| Connector::new(address, hello, self.secret.clone(), same_host))
     }
 
     /// What looks whether `peer` lives, which is to open a link for collectives.
@@ -218,13 +222,16 @@ impl Shared {
 }
 
 /// An acceptor and where peers reach it.
-fn start_listening(listen: IpAddr, me: Membership) -> Result<(Acceptor, SocketAddr)> {
+fn start_listening(listen: IpAddr, me: Membership, secret: Option<&Secret>) -> Result<(Acceptor, SocketAddr)> {
     if listen.is_unspecified() {
         return Err(Error::config(format!("listen address {listen}"), "peers cannot connect to it; name one address of this host"));
     }
     let doing = |source: io::Error| Error::io(format!("listening for peers on {listen}"), source);
-    let acceptor = Acceptor::bind(listen, me).map_err(doing)?;
+    let acceptor = Acceptor::bind(listen, me, secret.cloned()).map_err(doing)?;
     let address = acceptor.address().map_err(doing)?;
+    if secret.is_none() && !listen.is_loopback() {
+        tracing::warn!(%address, "no secret is set: whoever can reach this address can pose as a rank (COLLECTIVES_SECRET)");
+    }
     Ok((acceptor, address))
 }
 

@@ -13,6 +13,7 @@ mod hello;
 pub(crate) mod identity;
 mod listener;
 pub(crate) mod mesh;
+mod stranger;
 pub(crate) mod tcp;
 mod tcp_info;
 #[cfg(test)]

@@ -50,7 +50,7 @@ impl Random {
 }
 
 fn establish(exchange: &mut dyn Exchange, rank: usize, size: usize, listen: IpAddr) -> Mesh {
-    Mesh::establish(exchange, rank, size, true, listen, NONCE, COMMUNICATOR, &soon()).unwrap()
+    Mesh::establish(exchange, rank, size, true, listen, NONCE, COMMUNICATOR, None, &soon()).unwrap()
 }
 
 /// Runs `body` as each rank of a mesh on its own thread, and returns what they return, by rank.
@@ -386,7 +386,7 @@ fn what_cannot_be_is_an_error() {
         assert!(links.opened(1 - rank).is_none() && links.opened(9).is_none());
     });
     let mut exchange = local::exchanges(1).remove(0);
-    let error = Mesh::establish(&mut exchange, 3, 3, true, LOCALHOST, NONCE, 0, &soon()).unwrap_err();
+    let error = Mesh::establish(&mut exchange, 3, 3, true, LOCALHOST, NONCE, 0, None, &soon()).unwrap_err();
     assert!(error.to_string().contains("rank 3 of 3"), "{error}");
 }
 
@@ -396,7 +396,7 @@ fn who_does_not_listen_cannot_be_reached() {
     thread::scope(|scope| {
         for (rank, mut exchange) in exchanges.into_iter().enumerate() {
             scope.spawn(move || {
-                let mesh = Mesh::establish(&mut exchange, rank, 2, false, LOCALHOST, NONCE, 0, &soon()).unwrap();
+                let mesh = Mesh::establish(&mut exchange, rank, 2, false, LOCALHOST, NONCE, 0, None, &soon()).unwrap();
                 assert!(mesh.listener_descriptor().is_none());
                 assert!(mesh.accepted(Channel::PointToPoint).is_empty());
                 let failed = Stop::from(Notice::Failed { rank: rank as u32 });
@@ -416,7 +416,7 @@ fn a_rank_that_cannot_listen_tells_everyone() {
             for (rank, mut exchange) in exchanges.into_iter().enumerate() {
                 scope.spawn(move || {
                     let listen = if rank == 1 { bad } else { LOCALHOST };
-                    let error = Mesh::establish(&mut exchange, rank, 3, true, listen, NONCE, 0, &soon()).unwrap_err();
+                    let error = Mesh::establish(&mut exchange, rank, 3, true, listen, NONCE, 0, None, &soon()).unwrap_err();
                     assert!(error.to_string().contains(needle), "{error}");
                     assert_eq!(error.is_peer_lost(), rank != 1, "{error}");
                 });
@@ -437,7 +437,7 @@ impl Exchange for Forged {
 #[test]
 fn forged_addresses_are_refused() {
     for forged in [vec![], vec![vec![]], vec![vec![], b"junk".to_vec()], vec![vec![], vec![4, 0, 0, 0, 0, 0, 0]], vec![vec![]; 3]] {
-        let error = Mesh::establish(&mut Forged(forged), 0, 2, false, LOCALHOST, NONCE, 0, &soon()).unwrap_err();
+        let error = Mesh::establish(&mut Forged(forged), 0, 2, false, LOCALHOST, NONCE, 0, None, &soon()).unwrap_err();
         assert!(matches!(error, Error::Protocol { .. }), "{error}");
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::error::{Error, Peer, Result};
+use crate::proof::{self, Secret};
 
 /// The version of this exchange and of everything that follows it.
 const VERSION: u32 = 2;
@@ -11,6 +12,8 @@ const VERSION: u32 = 2;
 pub(super) struct Facts {
     /// Random; rank 0's becomes the communicator's.
     pub(super) nonce: [u8; 16],
+    /// What shows that the rank knows the job's secret, if it has one. It finds mistakes; strangers are kept out by connections.
+    pub(super) tag: Option<[u8; 32]>,
     pub(super) pid: u32,
     /// The settings that all ranks must share, in words.
     pub(super) settings: String,
@@ -28,7 +31,7 @@ impl Facts {
         format!("transport {:?}, reproducible {}, algorithm {algorithm}", config.transport, config.reproducible)
     }
 
-    /// Version, nonce, process, then the four texts, each behind its length.
+    /// Version, nonce, process, then the four texts, each behind its length, and the tag.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(VERSION.to_le_bytes());
@@ -38,6 +41,7 @@ impl Facts {
             bytes.extend((text.len() as u32).to_le_bytes());
             bytes.extend(text.as_bytes());
         }
+        bytes.extend(self.tag.iter().flatten());
         bytes
     }
 
@@ -62,7 +66,40 @@ impl Facts {
         };
         let mut next = || text().ok_or_else(short);
         let (settings, identity, host, door) = (next()?, next()?, next()?, next()?);
-        Ok(Self { nonce: *nonce, pid: u32::from_le_bytes(*pid), settings, identity, host, door })
+        let tag = match rest {
+            [] => None,
+            rest => Some(<[u8; 32]>::try_from(rest).map_err(|_| malformed(format!("{} B behind its facts", rest.len())))?),
+        };
+        Ok(Self { nonce: *nonce, tag, pid: u32::from_le_bytes(*pid), settings, identity, host, door })
+    }
+
+    /// The tag of a rank.
+    pub(super) fn vouch(secret: &Secret, rank: usize, nonce: &[u8; 16]) -> [u8; 32] {
+        proof::vouch(secret, &Self::vouched(rank, nonce))
+    }
+
+    fn vouched(rank: usize, nonce: &[u8; 16]) -> Vec<u8> {
+        [b"facts".as_slice(), &(rank as u64).to_le_bytes(), nonce].concat()
+    }
+
+    /// Refuses ranks with another secret, with none, or with one where this rank has none.
+    pub(super) fn check_tags(all: &[Facts], secret: Option<&Secret>) -> Result<()> {
+        for (rank, facts) in all.iter().enumerate() {
+            let lacks = match (secret, &facts.tag) {
+                (None, None) => continue,
+                (Some(secret), Some(tag)) if proof::is_vouched(secret, &Self::vouched(rank, &facts.nonce), tag) => continue,
+                (Some(_), Some(_)) => "it has another secret than this rank; set COLLECTIVES_SECRET (or Config::secret) alike",
+                (Some(_), None) => {
+                    "it has no secret, and this rank has one; set COLLECTIVES_SECRET (or Config::secret) for all ranks or none"
+                }
+                (None, Some(_)) => {
+                    "it has a secret, and this rank has none; set COLLECTIVES_SECRET (or Config::secret) for all ranks or none"
+                }
+            };
+            let with = Peer { rank, host: facts.host.clone(), pid: facts.pid }.to_string();
+            return Err(Error::Unauthorized { with, reason: lacks.to_owned() });
+        }
+        Ok(())
     }
 
     /// Refuses settings that differ between ranks.
@@ -83,7 +120,15 @@ mod tests {
     use super::*;
 
     fn example() -> Facts {
-        Facts { nonce: [7; 16], pid: 12, settings: "s".into(), identity: String::new(), host: "höst".into(), door: "[::1]:9".into() }
+        Facts {
+            nonce: [7; 16],
+            tag: None,
+            pid: 12,
+            settings: "s".into(),
+            identity: String::new(),
+            host: "höst".into(),
+            door: "[::1]:9".into(),
+        }
     }
 
     #[test]
@@ -94,11 +139,36 @@ mod tests {
     #[test]
     fn facts_cut_short_or_of_another_version_are_refused() {
         let bytes = example().to_bytes();
-        for length in 0..bytes.len() {
-            assert!(Facts::from_bytes(3, &bytes[..length]).unwrap_err().to_string().contains("rank 3"));
+        for length in (0..bytes.len()).chain([bytes.len() + 1, bytes.len() + 31, bytes.len() + 33]) {
+            let bytes: Vec<u8> = bytes.iter().copied().chain([0; 33]).take(length).collect();
+            assert!(Facts::from_bytes(3, &bytes).unwrap_err().to_string().contains("rank 3"));
         }
         let other = [&99_u32.to_le_bytes()[..], &bytes[4..]].concat();
         assert!(Facts::from_bytes(3, &other).unwrap_err().to_string().contains("version 99"));
+    }
+
+    #[test]
+    fn whoever_has_another_secret_or_none_is_named() {
+        let [ours, theirs] = [1, 2].map(|seed| Secret::new(vec![seed; 20]).unwrap());
+        let with = |secret: Option<&Secret>, rank| {
+            let tag = secret.map(|secret| Facts::vouch(secret, rank, &[7; 16]));
+            Facts::from_bytes(rank, &Facts { tag, ..example() }.to_bytes()).unwrap()
+        };
+        let all = [with(Some(&ours), 0), with(Some(&ours), 1)];
+        Facts::check_tags(&all, Some(&ours)).unwrap();
+        Facts::check_tags(&[with(None, 0), with(None, 1)], None).unwrap();
+        let error = |all: &[Facts], secret| Facts::check_tags(all, secret).unwrap_err();
+        for (all, words) in [
+            ([all[0].clone(), with(Some(&theirs), 1)], "another secret"),
+            ([all[0].clone(), with(Some(&ours), 0)], "another secret"),
+            ([all[0].clone(), with(None, 1)], "it has no secret"),
+        ] {
+            let error = error(&all, Some(&ours));
+            assert!(error.is_unauthorized() && error.to_string().contains("rank 1 (host höst"), "{error}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        assert!(error(&all, None).to_string().contains("this rank has none"));
+        assert!(error(&all, Some(&theirs)).to_string().contains("rank 0"));
     }
 
     #[test]

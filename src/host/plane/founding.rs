@@ -41,6 +41,7 @@ impl Founding<'_> {
             .map_err(|error| Error::io("drawing the communicator's random number", error))?;
         Ok(Facts {
             nonce,
+            tag: self.config.secret.as_ref().map(|secret| Facts::vouch(secret, self.rank, &nonce)),
             pid: std::process::id(),
             settings: Facts::settings_of(self.config),
             identity: self.config.host_identity.clone().unwrap_or_else(host_identity),
@@ -57,9 +58,11 @@ impl HostPlane {
     /// Establishes the plane of one rank, and what its messages will travel on. Every rank calls it.
     pub(crate) fn establish(exchange: &mut dyn Exchange, founding: &Founding<'_>, deadline: &Deadline) -> Result<(Self, MessageConnector)> {
         let Founding { rank, world_size, config, listen, door: _ } = *founding;
+        let secret = config.secret.as_ref();
         let blobs = exchange.all_gather(&founding.facts()?.to_bytes(), deadline)?;
         let facts: Vec<Facts> = blobs.iter().enumerate().map(|(rank, blob)| Facts::from_bytes(rank, blob)).collect::<Result<_>>()?;
         Facts::compare(&facts)?;
+        Facts::check_tags(&facts, secret)?;
         let identities: Vec<String> = facts.iter().map(|facts| facts.identity.clone()).collect();
         let topology = Topology::new(&identities, rank, config.transport);
         let local = place_on_host(&identities, rank);
@@ -72,14 +75,14 @@ impl HostPlane {
             facts.iter().enumerate().map(|(rank, facts)| Peer { rank, host: facts.host.clone(), pid: facts.pid }).collect();
         let health = Arc::new(Health::recording(Flight::new(orders(config))));
         let mut group = if topology.island().len() > 1 {
-            Some(Group::establish(exchange, topology.island(), rank, world_size, deadline)?)
+            Some(Group::establish(exchange, topology.island(), rank, world_size, secret, deadline)?)
         } else {
             exchange.all_gather(&[], deadline)?;
             exchange.all_gather(&[], deadline)?;
             None
         };
         let needs_listener = !topology.is_one_island() && world_size > 1;
-        let mesh = Mesh::establish(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, deadline)?;
+        let mesh = Mesh::establish(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, secret, deadline)?;
         let chooser = Chooser::new(config, local.1 == world_size)?;
         let mut rings = Vec::new();
         if let Some(group) = group.as_mut() {

@@ -16,5 +16,14 @@ pub fn facts(data: &[u8]) {
 
 /// An input to begin with.
 pub(in crate::host) fn seed() -> Vec<u8> {
-    Facts { nonce: [7; 16], pid: 12, settings: "transport Auto".into(), identity: String::new(), host: "h\u{f6}st".into() }.to_bytes()
+    Facts {
+        nonce: [7; 16],
+        tag: None,
+        pid: 12,
+        settings: "transport Auto".into(),
+        identity: String::new(),
+        host: "h\u{f6}st".into(),
+        door: String::new(),
+    }
+    .to_bytes()
 }

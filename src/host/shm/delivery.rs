@@ -8,6 +8,7 @@ use super::door::{self, Door};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::bootstrap::Exchange;
+use crate::proof::Secret;
 
 /// Why nobody got anything.
 pub(crate) enum Undelivered {
@@ -28,6 +29,8 @@ pub(super) struct Goods<'a, R> {
     pub(super) name: String,
     pub(super) make: &'a dyn Fn() -> io::Result<OwnedFd>,
     pub(super) enter: &'a dyn Fn(OwnedFd) -> Result<R>,
+    /// What whoever gets it has to know.
+    pub(super) secret: Option<&'a Secret>,
 }
 
 /// The first byte of the leader's blob before a socket's name; anything else is followed by what went wrong.
@@ -36,7 +39,7 @@ const NAME: u8 = 1;
 impl<R> Goods<'_, R> {
     /// The leader's part.
     pub(super) fn lead(&self, exchange: &mut dyn Exchange, deadline: &Deadline) -> Delivered<R> {
-        let opened = (self.make)().and_then(|file| Ok((file, Door::open()?)));
+        let opened = (self.make)().and_then(|file| Ok((file, Door::open(self.secret)?)));
         let (file, door) = match opened.map_err(|error| Error::io(format!("making {}", self.name), error)) {
             Ok(opened) => opened,
             Err(error) => return self.give_up(exchange, error, deadline),
@@ -81,7 +84,7 @@ impl<R> Goods<'_, R> {
         match blob.split_first() {
             Some((&NAME, name)) => {
                 let name = std::str::from_utf8(name).map_err(|_| protocol(format!("{name:?} is not a socket's name")))?;
-                let fetched = door::fetch(name, deadline);
+                let fetched = door::fetch(name, self.secret, deadline);
                 fetched.map_err(|error| Undelivered::Here(Error::io(format!("getting {} from rank {leader} at @{name}", self.name), error)))
             }
             Some((_, reason)) => Err(Undelivered::There(leader, String::from_utf8_lossy(reason).into_owned())),

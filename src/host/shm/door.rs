@@ -1,11 +1,11 @@
 //! How the region's descriptor gets from the leader to the other ranks of the host: over an abstract unix socket, whose name no
-//! file system holds, and only to processes of the same user.
+//! file system holds, only to processes of the same user, and where the job has a secret, only to those that know it.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -15,55 +15,139 @@ use rustix::net::{
 };
 
 use crate::deadline::Deadline;
+use crate::proof::{self, Initiator, Purpose, Responder, Secret, Step, Unproven};
+
+/// How many visitors that have not proven themselves may be there at a time.
+const VISITORS: usize = 64;
+/// How long each of them has for it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long each is left in peace when others want its place.
+const GRACE: Duration = Duration::from_millis(100);
+/// How often visitors are looked at that say nothing.
+const SLICE: Duration = Duration::from_millis(20);
 
 /// The leader's listening socket.
 pub(super) struct Door {
     listener: OwnedFd,
     name: String,
+    /// What visitors have to know.
+    secret: Option<Secret>,
+}
+
+/// Somebody who has come in and has not got the file yet.
+struct Visitor {
+    connection: OwnedFd,
+    responder: Responder,
+    since: Instant,
 }
 
 impl Door {
     /// Listens under a random name.
-    pub(super) fn open() -> io::Result<Self> {
-        let random = || RandomState::new().build_hasher().finish();
-        let name = format!("collectives-{:016x}{:016x}", random(), random());
-        let listener = socket(SocketFlags::CLOEXEC)?;
+    pub(super) fn open(secret: Option<&Secret>) -> io::Result<Self> {
+        let random: String = proof::random()?[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = format!("collectives-{random}");
+        let listener = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         rustix::net::bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         rustix::net::listen(&listener, 1024)?;
-        Ok(Self { listener, name })
+        Ok(Self { listener, name, secret: secret.cloned() })
     }
 
-    /// The name under which others find it.
+    /// The name under which others find it. It is no secret: the system shows it to everybody.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Hands `file` to whoever comes, until [`Door::close`]. Strangers, and those who hang up, are dropped.
+    /// Hands `file` to whoever comes and knows the secret, until [`Door::close`]. Nobody waits for anybody else; strangers, and those
+    /// who hang up, are dropped.
     pub(super) fn serve(&self, file: BorrowedFd<'_>) {
+        let mut visitors = VecDeque::new();
         loop {
-            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(visitor) if is_own_user(&visitor) => {
-                    if let Err(error) = hand_over(&visitor, file) {
-                        tracing::debug!(%error, "a visitor left before it had the shared region");
-                    }
+            self.wait(&visitors);
+            if !self.admit(&mut visitors, file) {
+                return;
+            }
+            visitors.retain_mut(|visitor| match visitor.listen(&self.name, file) {
+                Ok(stays) => stays && visitor.since.elapsed() < PATIENCE,
+                Err(error) => {
+                    tracing::warn!("a process that asked for shared memory was refused: {error}");
+                    false
                 }
-                Ok(_) => tracing::warn!("a process of another user asked for the shared region and was refused"),
-                Err(Errno::INTR | Errno::CONNABORTED | Errno::AGAIN) => {}
-                Err(Errno::INVAL) => return,
+            });
+        }
+    }
+
+    /// Waits until somebody comes, or says something.
+    fn wait(&self, visitors: &VecDeque<Visitor>) {
+        let watch = if visitors.len() < VISITORS { PollFlags::IN } else { PollFlags::empty() };
+        let mut watched = vec![PollFd::from_borrowed_fd(self.listener.as_fd(), watch)];
+        watched.extend(visitors.iter().map(|visitor| PollFd::from_borrowed_fd(visitor.connection.as_fd(), PollFlags::IN)));
+        // Without a limit where there is nobody whose patience could end.
+        let limit = (!visitors.is_empty()).then(|| timespec(SLICE));
+        // A signal, or a lack of memory, is as good a reason to look again as any.
+        let _ = poll(&mut watched, limit.as_ref());
+    }
+
+    /// Lets in whoever has come, as far as there is room; `false` where the door was closed.
+    fn admit(&self, visitors: &mut VecDeque<Visitor>, file: BorrowedFd<'_>) -> bool {
+        if visitors.len() >= VISITORS && visitors.front().is_some_and(|oldest| oldest.since.elapsed() > GRACE) {
+            visitors.pop_front();
+        }
+        while visitors.len() < VISITORS {
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(connection) if is_own_user(&connection) => match &self.secret {
+                    Some(secret) => {
+                        let responder = Responder::new(secret, Purpose::Memory, self.name.len());
+                        visitors.push_back(Visitor { connection, responder, since: Instant::now() });
+                    }
+                    None => hand_over(&connection, file),
+                },
+                Ok(_) => tracing::warn!("a process of another user asked for shared memory and was refused"),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                // Nobody is there, or the door was closed.
+                Err(Errno::AGAIN | Errno::INVAL) => break,
                 Err(error) => {
                     // Out of descriptors or memory: those who wait see their deadline unless it passes.
                     tracing::warn!(%error, "could not accept a visitor");
-                    if wait_for(self.listener.as_fd(), PollFlags::empty(), Duration::from_millis(10)) {
-                        return;
-                    }
+                    return !wait_for(self.listener.as_fd(), PollFlags::empty(), Duration::from_millis(10));
                 }
             }
         }
+        !wait_for(self.listener.as_fd(), PollFlags::empty(), Duration::ZERO)
     }
 
     /// Ends [`Door::serve`] in whichever thread it runs.
     pub(super) fn close(&self) {
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+    }
+}
+
+impl Visitor {
+    /// Goes on with the proof, and hands the file over behind it; whether the visitor stays.
+    fn listen(&mut self, name: &str, file: BorrowedFd<'_>) -> std::result::Result<bool, Unproven> {
+        loop {
+            let mut bytes = [0; 128];
+            let read = match rustix::net::recv(&self.connection, &mut bytes, RecvFlags::empty()) {
+                Ok((0, _)) => return Ok(false),
+                Ok((read, _)) => read,
+                Err(Errno::AGAIN) => return Ok(true),
+                Err(Errno::INTR) => continue,
+                Err(_) => return Ok(false),
+            };
+            let reply = self.responder.receive(&bytes[..read]).inspect_err(|unproven| {
+                let _ = send(&self.connection, &unproven.to_reply());
+            })?;
+            let proven = self.responder.proven();
+            if proven.is_some_and(|context| context != name.as_bytes()) {
+                return Err(Unproven::Junk("it wanted to get in elsewhere".to_owned()));
+            }
+            if reply.is_some_and(|reply| send(&self.connection, &reply).is_err()) {
+                return Ok(false);
+            }
+            if proven.is_some() {
+                hand_over(&self.connection, file);
+                return Ok(false);
+            }
+        }
     }
 }
 
@@ -76,29 +160,40 @@ fn is_own_user(connection: impl AsFd) -> bool {
     sockopt::socket_peercred(connection).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
 
-/// Sends the descriptor with one byte, which a fresh socket always has room for.
-fn hand_over(visitor: &OwnedFd, file: BorrowedFd<'_>) -> io::Result<()> {
+/// Sends the descriptor with one byte, which a socket as good as empty always has room for.
+fn hand_over(visitor: &OwnedFd, file: BorrowedFd<'_>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let files = [file];
     control.push(SendAncillaryMessage::ScmRights(&files));
-    rustix::net::sendmsg(visitor, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
+    if let Err(error) = rustix::net::sendmsg(visitor, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL) {
+        tracing::debug!(%error, "a visitor left before it had the shared memory");
+    }
+}
+
+/// Sends a few words, for which the same holds.
+fn send(connection: &OwnedFd, words: &[u8]) -> io::Result<()> {
+    match rustix::net::send(connection, words, SendFlags::NOSIGNAL)? {
+        sent if sent == words.len() => Ok(()),
+        sent => Err(io::Error::other(format!("only {sent} of {} bytes could be sent", words.len()))),
+    }
+}
+
+/// A time as the kernel takes it: at most a day, so that none is too long.
+fn timespec(limit: Duration) -> Timespec {
+    let limit = limit.min(Duration::from_secs(86_400));
+    Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() }
 }
 
 /// Waits for an event, an error or the limit; says whether something came.
 fn wait_for(socket: BorrowedFd<'_>, events: PollFlags, limit: Duration) -> bool {
-    // A day at a time, so that no limit is too long for the kernel.
-    let limit = limit.min(Duration::from_secs(86_400));
-    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-    matches!(poll(&mut [PollFd::from_borrowed_fd(socket, events)], Some(&limit)), Ok(1..))
+    matches!(poll(&mut [PollFd::from_borrowed_fd(socket, events)], Some(&timespec(limit))), Ok(1..))
 }
 
-/// Gets the region's descriptor from the leader that listens under `name`.
-pub(super) fn fetch(name: &str, deadline: &Deadline) -> io::Result<OwnedFd> {
+/// Gets the region's descriptor from the leader that listens under `name`, and that knows the secret, where there is one.
+pub(super) fn fetch(name: &str, secret: Option<&Secret>, deadline: &Deadline) -> io::Result<OwnedFd> {
     let connection = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
-    let late = || io::Error::new(io::ErrorKind::TimedOut, "the deadline passed");
     loop {
         match rustix::net::connect(&connection, &address) {
             Ok(()) => break,
@@ -111,17 +206,49 @@ pub(super) fn fetch(name: &str, deadline: &Deadline) -> io::Result<OwnedFd> {
     if !is_own_user(&connection) {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the socket belongs to another user"));
     }
+    if let Some(secret) = secret {
+        prove(&connection, name, secret, deadline)?;
+    }
+    let file = patiently(&connection, deadline, || receive(&connection))?;
+    file.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the leader hung up without handing over the shared memory"))
+}
+
+/// Proves to the leader that this process knows the secret, and has it prove the same.
+fn prove(connection: &OwnedFd, name: &str, secret: &Secret, deadline: &Deadline) -> io::Result<()> {
+    let refused = |why: Unproven| io::Error::new(io::ErrorKind::PermissionDenied, format!("no proof of the job's secret: {why}"));
+    let mut initiator = Initiator::new(secret, Purpose::Memory, name.as_bytes())?;
+    send(connection, &initiator.opening())?;
     loop {
-        match receive(&connection) {
+        // No more than belongs to the proof: behind it comes the byte with the descriptor.
+        let mut bytes = [0; 64];
+        let wanted = initiator.wants().min(bytes.len());
+        let (read, _) = patiently(connection, deadline, || rustix::net::recv(connection, &mut bytes[..wanted], RecvFlags::empty()))?;
+        if read == 0 {
+            return Err(refused(Unproven::Junk("the leader hung up instead of a proof".to_owned())));
+        }
+        match initiator.receive(&bytes[..read]).map_err(refused)? {
+            Step::Listen => {}
+            Step::Send(tag) => send(connection, &tag)?,
+            Step::Done => return Ok(()),
+        }
+    }
+}
+
+/// Tries to read until there is something, or the deadline passes.
+fn patiently<T>(connection: &OwnedFd, deadline: &Deadline, mut read: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    loop {
+        match read() {
             Err(Errno::AGAIN | Errno::INTR) if deadline.has_passed() => return Err(late()),
             Err(Errno::AGAIN | Errno::INTR) => {
                 wait_for(connection.as_fd(), PollFlags::IN, deadline.remaining());
             }
-            Ok(Some(file)) => return Ok(file),
-            Ok(None) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the leader hung up without handing over the region")),
-            Err(error) => return Err(error.into()),
+            outcome => return Ok(outcome?),
         }
     }
+}
+
+fn late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the deadline passed")
 }
 
 /// The descriptor that came with the next byte, if one did.
@@ -143,8 +270,8 @@ mod tests {
     use rustix::fs::{MemfdFlags, memfd_create};
 
     /// Runs `visit` while a door hands out a file.
-    fn with_door<T>(visit: impl FnOnce(&str) -> T) -> T {
-        let door = Door::open().unwrap();
+    fn with_door<T>(secret: Option<&Secret>, visit: impl FnOnce(&str) -> T) -> T {
+        let door = Door::open(secret).unwrap();
         let file = memfd_create("door-test", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 77).unwrap();
         std::thread::scope(|scope| {
@@ -157,35 +284,77 @@ mod tests {
 
     #[test]
     fn every_visitor_gets_the_file() {
-        let sizes = with_door(|name| {
+        for secret in [None, Some(&secret(1))] {
+            let sizes = with_door(secret, |name| {
+                let deadline = Deadline::after(Duration::from_secs(10));
+                let size = || rustix::fs::fstat(fetch(name, secret, &deadline).unwrap()).unwrap().st_size;
+                std::thread::scope(|scope| {
+                    let threads: Vec<_> = (0..20).map(|_| scope.spawn(size)).collect();
+                    threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+                })
+            });
+            assert_eq!(sizes, [77; 20]);
+        }
+    }
+
+    fn secret(seed: u8) -> Secret {
+        Secret::new(vec![seed; 32]).unwrap()
+    }
+
+    #[test]
+    fn a_visitor_without_the_secret_gets_nothing() {
+        with_door(Some(&secret(1)), |name| {
             let deadline = Deadline::after(Duration::from_secs(10));
-            let size = || rustix::fs::fstat(fetch(name, &deadline).unwrap()).unwrap().st_size;
-            std::thread::scope(|scope| {
-                (0..20).map(|_| scope.spawn(size)).collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
-            })
+            let error = fetch(name, Some(&secret(2)), &deadline).unwrap_err();
+            assert!(error.kind() == io::ErrorKind::PermissionDenied && error.to_string().contains("another secret"), "{error}");
+            assert_eq!(fetch(name, None, &Deadline::after(Duration::from_millis(30))).unwrap_err().kind(), io::ErrorKind::TimedOut);
+            assert!(fetch(name, Some(&secret(1)), &deadline).is_ok());
         });
-        assert_eq!(sizes, [77; 20]);
+        // Nor is anything taken from a leader without it.
+        with_door(None, |name| {
+            let error = fetch(name, Some(&secret(1)), &Deadline::after(Duration::from_secs(10))).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+        });
+    }
+
+    #[test]
+    fn silent_visitors_hold_up_nobody() {
+        with_door(Some(&secret(1)), |name| {
+            let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+            let silent: Vec<OwnedFd> = (0..3 * VISITORS)
+                .map(|number| {
+                    let stranger = socket(SocketFlags::CLOEXEC).unwrap();
+                    rustix::net::connect(&stranger, &address).unwrap();
+                    let words: &[u8] = [b"".as_slice(), b"GET / HTTP/1.1\r\n\r\n", b"colprove\x01\x03"][number % 3];
+                    // It may have been dropped already.
+                    let _ = send(&stranger, words);
+                    stranger
+                })
+                .collect();
+            assert!(fetch(name, Some(&secret(1)), &Deadline::after(Duration::from_secs(10))).is_ok());
+            drop(silent);
+        });
     }
 
     #[test]
     fn a_visitor_that_hangs_up_disturbs_nobody() {
-        with_door(|name| {
+        with_door(None, |name| {
             let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
             for _ in 0..50 {
                 rustix::net::connect(socket(SocketFlags::CLOEXEC).unwrap(), &address).unwrap();
             }
-            assert!(fetch(name, &Deadline::after(Duration::from_secs(10))).is_ok());
+            assert!(fetch(name, None, &Deadline::after(Duration::from_secs(10))).is_ok());
         });
     }
 
     #[test]
     fn a_door_that_is_gone_or_silent_is_an_error() {
         let deadline = Deadline::after(Duration::from_millis(20));
-        let gone = Door::open().unwrap().name().to_owned();
-        assert_eq!(fetch(&gone, &deadline).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
-        let silent = Door::open().unwrap();
-        assert_eq!(fetch(silent.name(), &deadline).unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert!(fetch(&"x".repeat(200), &deadline).is_err());
-        assert_ne!(silent.name(), Door::open().unwrap().name());
+        let gone = Door::open(None).unwrap().name().to_owned();
+        assert_eq!(fetch(&gone, None, &deadline).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        let silent = Door::open(None).unwrap();
+        assert_eq!(fetch(silent.name(), None, &deadline).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(fetch(&"x".repeat(200), None, &deadline).is_err());
+        assert_ne!(silent.name(), Door::open(None).unwrap().name());
     }
 }

@@ -14,6 +14,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::host::bootstrap::Exchange;
 use crate::host::notice::Notice;
+use crate::proof::Secret;
 
 /// One rank's part in the shared memory of its host. Used by one thread at a time.
 pub(crate) struct Group {
@@ -49,7 +50,7 @@ unsafe impl Send for Group {}
 
 impl Group {
     /// Sets up the shared memory of the ranks `members` (global ranks of this host, ascending). Every rank of the communicator
-    /// calls it, each with the members of its own host; it takes two rounds of the exchange.
+    /// calls it, each with the members of its own host; it takes two rounds of the exchange. Who does not know `secret` gets no part.
     ///
     /// # Errors
     ///
@@ -60,6 +61,7 @@ impl Group {
         members: &[usize],
         my_global_rank: usize,
         world_size: usize,
+        secret: Option<&Secret>,
         deadline: &Deadline,
     ) -> Result<Self> {
         let me = check_members(members, my_global_rank, world_size)?;
@@ -70,7 +72,7 @@ impl Group {
         let entered = match layout {
             Ok(layout) => {
                 let enter = |file| Region::enter(file, layout, me).map_err(|error| Error::io(format!("mapping {}", name(&layout)), error));
-                let goods = Goods { name: name(&layout), make: &|| region::create(&layout), enter: &enter };
+                let goods = Goods { name: name(&layout), make: &|| region::create(&layout), enter: &enter, secret };
                 if me == 0 { goods.lead(exchange, deadline) } else { goods.follow(exchange, members[0], deadline) }
             }
             Err(error) => delivery::attend(exchange, Err(error), deadline),
@@ -82,10 +84,10 @@ impl Group {
                 Error::PeerLost { doing, peer: Peer::unknown(rank), elapsed: deadline.elapsed(), reason }
             }
         });
-        Ok(Self::new(entered?, members))
+        Ok(Self::new(entered?, members, secret))
     }
 
-    fn new(region: Region, members: &[usize]) -> Self {
+    fn new(region: Region, members: &[usize], secret: Option<&Secret>) -> Self {
         let (ranks, me) = (region.layout().ranks, region.me());
         let processors = super::wait::processors(&region);
         let is_crowded = processors < ranks;
@@ -100,7 +102,7 @@ impl Group {
             pace: Pace::new(region.layout().slot_bytes(), is_crowded),
             offers: vec![Offer::default(); ranks].into(),
             inputs: vec![std::ptr::null(); ranks].into(),
-            windows: Windows::default(),
+            windows: Windows::new(secret),
             links_taken: vec![false; ranks * CHANNELS].into(),
             region: Arc::new(region),
         }

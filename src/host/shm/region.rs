@@ -35,12 +35,26 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
+/// The seals of all memory that ranks share: its size stays what it is.
+pub(super) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
 /// Makes the file behind a region: its size fixed, its bytes zero.
 pub(super) fn create(layout: &Layout) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("collectives", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, layout.bytes as u64)?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    rustix::fs::fcntl_add_seals(&file, SEALS)?;
     Ok(file)
+}
+
+/// Refuses a file whose size anybody could still change.
+pub(super) fn check_seals(file: BorrowedFd<'_>) -> io::Result<()> {
+    // Files that cannot be sealed do not know the question.
+    let seals = rustix::fs::fcntl_get_seals(file).unwrap_or(SealFlags::empty());
+    if !seals.contains(SEALS) {
+        let message = format!("the shared memory is not sealed against shrinking, growing and unsealing, only against {seals:?}");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+    }
+    Ok(())
 }
 
 /// Refuses a file that is not a region of this layout: one that could shrink would turn a read into a bus error.
@@ -50,10 +64,7 @@ fn check(file: BorrowedFd<'_>, layout: &Layout) -> io::Result<()> {
         let message = format!("the shared region has {bytes} bytes, {} were expected", layout.bytes);
         return Err(io::Error::new(io::ErrorKind::InvalidData, message));
     }
-    if !rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the shared region is not sealed against shrinking"));
-    }
-    Ok(())
+    check_seals(file)
 }
 
 impl Region {
@@ -201,7 +212,13 @@ pub(super) mod tests {
         assert!(refused(create(&layout).unwrap(), Layout::new(3).unwrap()).contains("were expected"));
         let unsealed = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, layout.bytes as u64).unwrap();
-        assert!(refused(unsealed, layout).contains("not sealed"));
+        for seals in [SealFlags::empty(), SealFlags::SHRINK, SealFlags::GROW] {
+            rustix::fs::fcntl_add_seals(&unsealed, seals).unwrap();
+            assert!(refused(unsealed.try_clone().unwrap(), layout).contains("not sealed"));
+        }
+        let plain = tempfile::tempfile().unwrap();
+        plain.set_len(layout.bytes as u64).unwrap();
+        assert!(refused(plain.into(), layout).contains("not sealed"));
     }
 
     #[test]

@@ -18,14 +18,16 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::MemfdFlags;
 
 use super::delivery::{self, Delivered, Goods};
 use super::group::Group;
 use super::pages::{self, Pages};
+use super::region::{SEALS, check_seals};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::host::bootstrap::Exchange;
+use crate::proof::Secret;
 
 /// Where a buffer lies in its rank's windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,6 +136,8 @@ pub(crate) struct Site {
     ranks: usize,
     /// The rank of the exchange that makes the file.
     leader: usize,
+    /// What the others have to know to get the file.
+    secret: Option<Secret>,
     dropped: Arc<AtomicBool>,
 }
 
@@ -154,7 +158,12 @@ impl Site {
         };
         let name = format!("a shared buffer of {} times {} B", self.ranks, size.bytes);
         let enter = |file| self.enter(file, size.bytes, stride, align).map_err(|error| Error::io(format!("mapping {name}"), error));
-        let goods = Goods { name: name.clone(), make: &|| create(whole, size.bytes.saturating_mul(self.ranks)), enter: &enter };
+        let goods = Goods {
+            name: name.clone(),
+            make: &|| create(whole, size.bytes.saturating_mul(self.ranks)),
+            enter: &enter,
+            secret: self.secret.as_ref(),
+        };
         let window = if self.me == 0 { goods.lead(exchange, deadline) } else { goods.follow(exchange, self.leader, deadline) }?;
         Ok(Segment { window: Arc::new(window), _told: Told(Arc::clone(&self.dropped)) })
     }
@@ -179,7 +188,7 @@ fn create(bytes: usize, used: usize) -> io::Result<OwnedFd> {
     }
     let file = rustix::fs::memfd_create("collectives-buffer", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, bytes as u64)?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    rustix::fs::fcntl_add_seals(&file, SEALS)?;
     Ok(file)
 }
 
@@ -196,12 +205,10 @@ fn available_memory() -> Option<usize> {
 /// Refuses a file that is not the window's: one that could shrink would turn a read into a bus error.
 fn check(file: &OwnedFd, bytes: usize) -> io::Result<()> {
     let found = rustix::fs::fstat(file)?.st_size;
-    let sealed = rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK);
-    if u64::try_from(found) == Ok(bytes as u64) && sealed {
-        return Ok(());
+    if u64::try_from(found) == Ok(bytes as u64) {
+        return check_seals(file.as_fd());
     }
-    let message = format!("its file has {found} bytes, {bytes} were expected, and is {}sealed", if sealed { "" } else { "not " });
-    Err(io::Error::new(io::ErrorKind::InvalidData, message))
+    Err(io::Error::new(io::ErrorKind::InvalidData, format!("its file has {found} bytes, {bytes} were expected")))
 }
 
 /// The windows of a group.
@@ -213,11 +220,18 @@ pub(super) struct Windows {
     own: Vec<(usize, usize, u32)>,
     /// The last number that was given out.
     number: u32,
+    /// What whoever is to get a window's file has to know.
+    secret: Option<Secret>,
     /// Whether a segment of `open` was dropped since they were looked through.
     dropped: Arc<AtomicBool>,
 }
 
 impl Windows {
+    /// None yet.
+    pub(super) fn new(secret: Option<&Secret>) -> Self {
+        Self { secret: secret.cloned(), ..Self::default() }
+    }
+
     /// Lists a window.
     fn insert(&mut self, window: &Arc<Window>) {
         let start = window.own().addr();
@@ -261,8 +275,9 @@ impl Group {
     /// the numbers are used up.
     pub(crate) fn site(&mut self) -> Option<Site> {
         self.windows.number = self.windows.number.checked_add(1)?;
-        let (number, dropped) = (self.windows.number, Arc::clone(&self.windows.dropped));
-        Some(Site { number, me: self.me, ranks: self.ranks, leader: self.globals[0] as usize, dropped })
+        let Windows { number, secret, dropped, .. } = &self.windows;
+        let (number, secret, dropped) = (*number, secret.clone(), Arc::clone(dropped));
+        Some(Site { number, me: self.me, ranks: self.ranks, leader: self.globals[0] as usize, secret, dropped })
     }
 
     /// Takes up a window that all ranks of the host have opened.

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -69,7 +70,8 @@ impl Log {
     /// Opens and locks the file, and reads what is new in it.
     pub(super) fn open(&mut self, path: &Path, access: Access, deadline: &Deadline) -> Result<Opened> {
         let write = access != Access::Read;
-        let opened = OpenOptions::new().read(true).write(write).create(access == Access::Write).truncate(false).open(path);
+        // What ranks say in it is for this user alone.
+        let opened = OpenOptions::new().mode(0o600).read(true).write(write).create(access == Access::Write).truncate(false).open(path);
         let mut file = match opened {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound && access != Access::Write => return Ok(Opened::Absent),

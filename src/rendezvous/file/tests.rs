@@ -152,3 +152,14 @@ fn a_lock_that_is_held_does_not_hang() {
     drop(file);
     store.set("k", b"v").unwrap();
 }
+
+#[test]
+fn the_file_is_for_its_user_alone() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = open(&path, Some(1));
+    store.set("k", b"v").unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+}

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::connection::{Connection, Failure};
 use crate::deadline::Deadline;
+use crate::proof::Secret;
 use crate::rendezvous::limits::{MESSAGE_BYTES, check_key, check_keys, check_pair};
 use crate::rendezvous::protocol::{Expect, READY, Reply, STOP_WAITING, WAIT_CANCELED, encode, encode_keys, query};
 use crate::rendezvous::store::{self, Store};
@@ -47,9 +48,25 @@ impl TcpStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] where nobody answers in time, [`Error::Protocol`] where something else than a store listens there.
+    /// [`Error::Timeout`] where nobody answers in time, [`Error::Protocol`] where something else than a store listens there,
+    /// [`Error::Unauthorized`] where the server wants a secret.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self> {
-        let connection = Connection::open(host, port, &Deadline::after(timeout))?;
+        Self::open(host, port, timeout, None)
+    }
+
+    /// As [`connect`](Self::connect), to a server that proves to know `secret`, and to which this client proves the same. PyTorch's
+    /// servers cannot.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect), and [`Error::Unauthorized`] where the server has no secret or another one.
+    pub fn connect_with_secret(host: &str, port: u16, timeout: Duration, secret: &Secret) -> Result<Self> {
+        Self::open(host, port, timeout, Some(secret))
+    }
+
+    /// With a secret or without.
+    pub(crate) fn open(host: &str, port: u16, timeout: Duration, secret: Option<&Secret>) -> Result<Self> {
+        let connection = Connection::open(host, port, secret, &Deadline::after(timeout))?;
         let server = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let local = connection.local_addr().map_err(|error| Error::io(format!("connecting to the store at {server}"), error))?.ip();
         Ok(Self { server, timeout, link: Mutex::new(Link { connection, lost: None }), local })
@@ -77,6 +94,10 @@ impl TcpStore {
         let error = match failure {
             Failure::Late => store::timeout(format!("{doing}: the server does not answer"), deadline),
             Failure::Broken(source) => Error::io(doing, source),
+            Failure::Closed => Error::io(doing, std::io::Error::from(std::io::ErrorKind::UnexpectedEof)),
+            Failure::Unproven(unproven) => {
+                Error::Unauthorized { with: format!("the store server {}", self.server), reason: unproven.to_string() }
+            }
             Failure::Malformed(reason) => Error::Protocol { with: format!("the store server {}", self.server), reason },
         };
         link.lost = Some(error.to_string());

@@ -12,13 +12,20 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
 use crate::deadline::Deadline;
+use crate::proof::Secret;
 use crate::rendezvous::service::{ClientId, Service};
 
 /// How long a connection may take to show that it speaks the protocol.
-const HANDSHAKE: Duration = Duration::from_secs(30);
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How many connections may be open that have not shown it yet, if the limit on descriptors is no lower.
+const STRANGERS: usize = 512;
+/// How long each of them is left in peace when others want its place.
+const GRACE: Duration = Duration::from_millis(200);
+/// How many connections are accepted at a time, before those that are there are heard.
+const ACCEPTS: usize = 64;
 /// How often connections are looked at that have not shown it yet.
 const SWEEP: Duration = Duration::from_secs(1);
-/// How long nothing is accepted after the system has refused to, for want of descriptors or memory.
+/// How long nothing is accepted where there is no room, or after the system has refused to for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How many connections that have something to say are attended to between two looks at everything else.
 const EVENTS: usize = 256;
@@ -44,6 +51,10 @@ pub(super) struct Daemon {
     /// Set once the server is being dropped.
     ending: Option<Deadline>,
     accept_pause: Option<Deadline>,
+    /// How many strangers there may be.
+    most_strangers: usize,
+    /// How many clients were dropped for what they said.
+    dropped: u64,
     service: Service,
     clients: HashMap<ClientId, Client>,
     /// Who has come since when, the longest first; whoever speaks the protocol is taken out in its turn.
@@ -62,7 +73,9 @@ struct Found {
 
 impl Daemon {
     /// A thread to be, for a listener that does not block.
-    pub(super) fn new(listener: TcpListener, bell: Arc<OwnedFd>, linger: Duration) -> io::Result<Self> {
+    pub(super) fn new(listener: TcpListener, bell: Arc<OwnedFd>, linger: Duration, secret: Option<Secret>) -> io::Result<Self> {
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let share = descriptors.map_or(STRANGERS, |most| usize::try_from(most / 4).unwrap_or(STRANGERS));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*bell, EventData::new_u64(BELL), EventFlags::IN)?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
@@ -73,7 +86,9 @@ impl Daemon {
             linger,
             ending: None,
             accept_pause: None,
-            service: Service::default(),
+            most_strangers: share.clamp(1, STRANGERS),
+            dropped: 0,
+            service: Service::new(secret),
             clients: HashMap::new(),
             fresh: VecDeque::new(),
             next: 0,
@@ -154,20 +169,48 @@ impl Daemon {
         }
     }
 
-    /// Accepts whoever has come.
+    /// Accepts whoever has come, as far as there is room.
     fn accept(&mut self) {
-        loop {
+        let room = self.make_room();
+        if room == 0 {
+            return self.pause_accepting();
+        }
+        for _ in 0..room.min(ACCEPTS) {
             match self.listener.accept() {
                 Ok((stream, _)) => self.admit(stream),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(error) => {
                     tracing::warn!(%error, clients = self.clients.len(), "the store server cannot accept more clients for now");
-                    self.accept_pause = Some(Deadline::after(ACCEPT_PAUSE));
-                    return self.watch_listener(EventFlags::empty());
+                    return self.pause_accepting();
                 }
             }
         }
+    }
+
+    /// Accepts nothing for a while.
+    fn pause_accepting(&mut self) {
+        self.accept_pause = Some(Deadline::after(ACCEPT_PAUSE));
+        self.watch_listener(EventFlags::empty());
+    }
+
+    /// For how many strangers there is room. Where there is none, those that have been silent for long make some.
+    fn make_room(&mut self) -> usize {
+        let is_stranger = |id: &ClientId| self.clients.contains_key(id) && !self.service.is_validated(*id);
+        let strangers: Vec<(ClientId, Instant)> = self.fresh.iter().copied().filter(|(id, _)| is_stranger(id)).collect();
+        let room = self.most_strangers.saturating_sub(strangers.len());
+        if room > 0 {
+            return room;
+        }
+        let late: Vec<ClientId> =
+            strangers.into_iter().take(ACCEPTS).filter(|(_, since)| since.elapsed() > GRACE).map(|(id, _)| id).collect();
+        let made = late.len();
+        for id in late {
+            self.service.turn_away(id);
+            self.send(id);
+            self.drop_client(id);
+        }
+        made
     }
 
     /// Takes in a new connection.
@@ -235,8 +278,12 @@ impl Daemon {
         }
         let owed = !self.service.unsent(id).is_empty();
         if let Some(reason) = self.service.refusal(id) {
-            let peer = client.stream.peer_addr().map_or_else(|_| "gone".to_owned(), |peer| peer.to_string());
-            tracing::warn!(%peer, %reason, "the store server drops a client");
+            self.dropped += 1;
+            // A flood of them is reported ever more rarely.
+            if self.dropped <= 16 || self.dropped.is_power_of_two() {
+                let peer = client.stream.peer_addr().map_or_else(|_| "gone".to_owned(), |peer| peer.to_string());
+                tracing::warn!(%peer, %reason, number = self.dropped, "the store server drops a client");
+            }
             self.drop_client(id);
         } else if client.finished && !owed {
             self.drop_client(id);

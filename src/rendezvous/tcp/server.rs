@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::daemon::Daemon;
+use crate::proof::Secret;
 use crate::{Error, Result};
 
 /// How many connections may wait to be accepted; the system lowers it to its own limit (`net.core.somaxconn`).
@@ -21,11 +22,12 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// A server for [`TcpStore`](crate::TcpStore) and PyTorch's `TCPStore`, in one thread of this process.
 ///
-/// It listens on the one address that it is told, never on all interfaces unless told so. The protocol has no authentication:
+/// It listens on the one address that it is told, never on all interfaces unless told so. PyTorch's protocol has no authentication:
 /// whoever can reach the address can read and write every key, so give it an address of a trusted network, or of the loopback
-/// interface. A client that sends nonsense, or more than the limits allow (8 KiB a key, 8 MiB a value, 64 MiB a request, 1 GiB in all),
-/// is disconnected without harm to the others. Each client costs one file descriptor; with thousands of ranks, raise the limit on open
-/// files (`ulimit -n`). What a request costs does not depend on how many clients there are.
+/// interface, or have every client prove first that it knows a secret ([`bind_with_secret`](Self::bind_with_secret)), which PyTorch's
+/// clients cannot. A client that sends nonsense, or more than the limits allow (8 KiB a key, 8 MiB a value, 64 MiB a request, 1 GiB in
+/// all), is disconnected without harm to the others. Each client costs one file descriptor; with thousands of ranks, raise the limit on
+/// open files (`ulimit -n`). What a request costs does not depend on how many clients there are.
 ///
 /// When it is dropped it goes on serving until its last client has disconnected, so that none loses an answer, but for no
 /// longer than the bound given at the start (5 s by default). Drop the stores of the same process first.
@@ -60,7 +62,22 @@ impl TcpStoreServer {
     /// [`Error::Config`] where the address is in use or is none of this host's, [`Error::Io`] where it cannot be resolved or the
     /// system refuses otherwise.
     pub fn bind(address: impl ToSocketAddrs) -> Result<Self> {
-        Self::bind_with_linger(address, LINGER)
+        Self::open(address, None)
+    }
+
+    /// As [`bind`](Self::bind), for clients that prove to know `secret`
+    /// ([`TcpStore::connect_with_secret`](crate::TcpStore::connect_with_secret)).
+    ///
+    /// # Errors
+    ///
+    /// As [`bind`](Self::bind).
+    pub fn bind_with_secret(address: impl ToSocketAddrs, secret: &Secret) -> Result<Self> {
+        Self::open(address, Some(secret))
+    }
+
+    /// With a secret or without.
+    pub(crate) fn open(address: impl ToSocketAddrs, secret: Option<&Secret>) -> Result<Self> {
+        Self::start(address, LINGER, secret)
     }
 
     /// As [`bind`](Self::bind), and when dropped waits up to `linger` for clients to leave.
@@ -69,17 +86,25 @@ impl TcpStoreServer {
     ///
     /// As [`bind`](Self::bind).
     pub fn bind_with_linger(address: impl ToSocketAddrs, linger: Duration) -> Result<Self> {
-        let resolved = address.to_socket_addrs().map_err(|error| Error::io("resolving the address of the store server", error))?;
-        Self::serve(listen_on_first(&resolved.collect::<Vec<_>>())?, linger)
+        Self::start(address, linger, None)
     }
 
-    /// Starts a server on a listener that does not block.
-    pub(crate) fn serve(listener: std::net::TcpListener, linger: Duration) -> Result<Self> {
+    /// Listens, and starts the thread.
+    fn start(address: impl ToSocketAddrs, linger: Duration, secret: Option<&Secret>) -> Result<Self> {
+        let resolved = address.to_socket_addrs().map_err(|error| Error::io("resolving the address of the store server", error))?;
+        Self::serve(listen_on_first(&resolved.collect::<Vec<_>>())?, linger, secret)
+    }
+
+    /// Starts a server, for those who know the secret where there is one, on a listener that does not block.
+    pub(crate) fn serve(listener: std::net::TcpListener, linger: Duration, secret: Option<&Secret>) -> Result<Self> {
         let doing = "starting the store server";
         let address = listener.local_addr().map_err(|error| Error::io(doing, error))?;
+        if secret.is_none() && !address.ip().is_loopback() {
+            tracing::warn!(%address, "the store has no secret: whoever can reach this address can read and write it (COLLECTIVES_SECRET)");
+        }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let bell = Arc::new(eventfd(0, flags).map_err(|error| Error::io(doing, error))?);
-        let daemon = Daemon::new(listener, Arc::clone(&bell), linger).map_err(|error| Error::io(doing, error))?;
+        let daemon = Daemon::new(listener, Arc::clone(&bell), linger, secret.cloned()).map_err(|error| Error::io(doing, error))?;
         let served = daemon.served();
         let thread = std::thread::Builder::new().name("store-server".to_owned()).spawn(move || daemon.run());
         let thread = thread.map_err(|error| Error::io(doing, error))?;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::Error;
+use crate::proof::{Initiator, Purpose, Secret};
 use crate::rendezvous::Store;
 use crate::rendezvous::limits::VALUE_BYTES;
 use crate::rendezvous::protocol::{MAGIC, encode, encode_keys, query};
@@ -336,4 +337,67 @@ fn a_server_that_hangs_is_not_waited_for_without_end() {
     assert!(store.set("k", b"").unwrap_err().to_string().contains("lost earlier"));
     drop(store);
     mute.join().unwrap();
+}
+
+fn secret(seed: u8) -> Secret {
+    Secret::new(vec![seed; 32]).unwrap()
+}
+
+/// A server that wants a secret.
+fn guarded() -> TcpStoreServer {
+    TcpStoreServer::bind_with_secret("127.0.0.1:0", &secret(1)).unwrap()
+}
+
+#[test]
+fn a_client_with_the_secret_is_let_in_and_no_other() {
+    let server = guarded();
+    let port = server.local_addr().port();
+    let store = TcpStore::connect_with_secret("127.0.0.1", port, LONG, &secret(1)).unwrap();
+    store.set("k", b"v").unwrap();
+    let begun = Instant::now();
+    for (error, words) in [
+        (TcpStore::connect_with_secret("127.0.0.1", port, LONG, &secret(2)).unwrap_err(), "another secret"),
+        (TcpStore::connect("127.0.0.1", port, LONG).unwrap_err(), "this process has no secret"),
+    ] {
+        assert!(error.is_unauthorized() && error.to_string().contains(words), "{error}");
+    }
+    let open = self::server();
+    let error = TcpStore::connect_with_secret("127.0.0.1", open.local_addr().port(), LONG, &secret(1)).unwrap_err();
+    assert!(error.is_unauthorized() && error.to_string().contains("it has no secret"), "{error}");
+    assert!(begun.elapsed() < LONG / 2, "no word takes longer than a moment");
+    assert_eq!(store.get("k", LONG).unwrap(), b"v");
+    assert_eq!(store.num_keys().unwrap(), 1);
+}
+
+#[test]
+fn nothing_is_acted_upon_before_the_proof() {
+    let server = guarded();
+    // A client that speaks the protocol at once, and one that does so behind an opening.
+    let opening = Initiator::new(&secret(1), Purpose::Store, &[]).unwrap().opening();
+    let set = [&[query::VALIDATE][..], &MAGIC.to_le_bytes(), &encode(query::SET, &[b"/k", b"v"], None)].concat();
+    for words in [set.clone(), [opening, set].concat()] {
+        let mut stream = TcpStream::connect(server.local_addr()).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.write_all(&words).unwrap();
+        let mut answer = Vec::new();
+        // The words of the refusal, and then the end, in order or by force.
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.is_empty() || answer.starts_with(b"colproof\x01\x03"), "{}", answer.escape_ascii());
+    }
+    let store = TcpStore::connect_with_secret("127.0.0.1", server.local_addr().port(), LONG, &secret(1)).unwrap();
+    assert_eq!(store.num_keys().unwrap(), 0);
+}
+
+#[test]
+fn a_server_that_closes_instead_of_a_proof_is_told_apart_from_one_that_is_not_there() {
+    // As PyTorch's server does with a first byte that it does not know.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let closing = std::thread::spawn(move || while listener.accept().unwrap().0.read(&mut [0; 64]).unwrap() > 1 {});
+    let error = TcpStore::connect_with_secret("127.0.0.1", port, Duration::from_secs(1), &secret(1)).unwrap_err();
+    assert!(error.is_unauthorized() && error.to_string().contains("torchrun"), "{error}");
+    TcpStream::connect(("127.0.0.1", port)).unwrap().write_all(b"x").unwrap();
+    closing.join().unwrap();
+    let error = TcpStore::connect_with_secret("127.0.0.1", port, SHORT, &secret(1)).unwrap_err();
+    assert!(error.is_timeout(), "{error}");
 }

@@ -6,7 +6,7 @@ use super::{Job, Store};
 pub(super) fn variables(job: &Job, store: &Store, local_rank: usize) -> Vec<(&'static str, String)> {
     let rank = (job.node * job.local_world_size + local_rank).to_string();
     let world_size = (job.nodes * job.local_world_size).to_string();
-    vec![
+    let mut variables = vec![
         ("RANK", rank.clone()),
         ("WORLD_SIZE", world_size.clone()),
         ("LOCAL_RANK", local_rank.to_string()),
@@ -23,7 +23,9 @@ pub(super) fn variables(job: &Job, store: &Store, local_rank: usize) -> Vec<(&'s
         ("TORCHELASTIC_MAX_RESTARTS", "0".to_owned()),
         // The same on every host of the job, and different from another job's on the same host.
         ("TORCHELASTIC_RUN_ID", format!("collrun-{}-{}", store.address, store.port)),
-    ]
+    ];
+    variables.extend(store.secret.as_ref().map(|secret| ("COLLECTIVES_SECRET", String::from_utf8_lossy(secret.expose()).into_owned())));
+    variables
 }
 
 #[cfg(test)]

@@ -13,10 +13,11 @@ use crate::host::net::connector::{ConnectError, Connector};
 use crate::host::net::hello::{Answer, CONFIRM, Hello, Reason};
 use crate::host::net::listener::Acceptor;
 use crate::host::net::tcp::TcpLink;
+use crate::proof::{self, Secret, Unproven};
 
 /// What a connection attempt ends in, with `acceptor` serving meanwhile.
 fn attempt(acceptor: &mut Acceptor, hello: Hello) -> std::result::Result<TcpLink, ConnectError> {
-    let mut connector = Connector::new(acceptor.address().unwrap(), hello, true);
+    let mut connector = Connector::new(acceptor.address().unwrap(), hello, None, true);
     let deadline = soon();
     loop {
         if let Some(link) = connector.advance()? {
@@ -29,7 +30,7 @@ fn attempt(acceptor: &mut Acceptor, hello: Hello) -> std::result::Result<TcpLink
 
 #[test]
 fn a_refused_hello_tells_why() {
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1)).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
     let mut refused = |change: &dyn Fn(&mut Hello)| {
         let mut hello = hello(0, 1);
         change(&mut hello);
@@ -56,7 +57,7 @@ fn serve_once(acceptor: &mut Acceptor) {
 
 #[test]
 fn a_link_that_waits_is_not_replaced_by_another() {
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1)).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
     let mut first = attempt(&mut acceptor, hello(0, 1)).unwrap();
     serve_once(&mut acceptor);
     match attempt(&mut acceptor, hello(0, 1)) {
@@ -89,7 +90,7 @@ fn welcomed(acceptor: &mut Acceptor) -> TcpStream {
 
 #[test]
 fn an_attempt_that_was_given_up_leaves_no_link() {
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1)).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
     let abandoned = welcomed(&mut acceptor);
     assert!(acceptor.take(Channel::PointToPoint, 0).is_none(), "not confirmed");
     drop(abandoned);
@@ -110,28 +111,34 @@ fn an_attempt_that_was_given_up_leaves_no_link() {
 
 #[test]
 fn silent_strangers_are_few_and_do_not_stay() {
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1)).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
     let address = acceptor.address().unwrap();
     let begun = Instant::now();
-    let mut strangers: Vec<TcpStream> = (0..70).map(|_| TcpStream::connect(address).unwrap()).collect();
-    while !is_closed(&mut strangers[5]) {
+    let mut strangers: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+    while acceptor.strangers() < 256 {
         acceptor.poll_at(begun);
     }
+    acceptor.poll_at(begun);
+    assert_eq!(acceptor.strangers(), 256, "no more come in");
+    assert!(!strangers.iter_mut().any(is_closed), "each is left in peace for a moment");
+    while !is_closed(&mut strangers[63]) {
+        acceptor.poll_at(begun + Duration::from_millis(200));
+    }
     let closed: Vec<bool> = strangers.iter_mut().map(is_closed).collect();
-    assert!(closed[..6].iter().all(|&closed| closed), "the oldest make room: {closed:?}");
-    assert!(!closed[6..].iter().any(|&closed| closed), "the others may stay: {closed:?}");
+    assert!(closed[..64].iter().all(|&closed| closed), "the oldest make room: {closed:?}");
+    assert!(!closed[64..].iter().any(|&closed| closed), "the others may stay: {closed:?}");
 
     // Among them someone who belongs is taken in all the same.
     drop(attempt(&mut acceptor, hello(2, 1)).unwrap());
     acceptor.poll_at(begun + Duration::from_secs(9));
-    assert!(!is_closed(&mut strangers[69]));
+    assert!(!is_closed(&mut strangers[255]));
     acceptor.poll_at(begun + Duration::from_secs(21));
     assert!(strangers.iter_mut().all(is_closed));
 }
 
 #[test]
 fn a_welcomed_peer_may_take_its_time() {
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1)).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
     let mut peer = welcomed(&mut acceptor);
     acceptor.poll_at(Instant::now() + Duration::from_secs(3600));
     peer.write_all(&[CONFIRM]).unwrap();
@@ -142,7 +149,7 @@ fn a_welcomed_peer_may_take_its_time() {
 #[test]
 fn junk_for_an_answer_is_quoted() {
     let listener = TcpListener::bind((LOCALHOST, 0)).unwrap();
-    let mut connector = Connector::new(listener.local_addr().unwrap(), hello(0, 1), true);
+    let mut connector = Connector::new(listener.local_addr().unwrap(), hello(0, 1), None, true);
     let talker = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"220 mail.example ESMTP\r\n").unwrap();
@@ -161,9 +168,9 @@ fn junk_for_an_answer_is_quoted() {
 
 #[test]
 fn a_connection_that_is_dropped_without_an_answer_is_tried_again() {
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1)).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
     let address = acceptor.address().unwrap();
-    let mut connector = Connector::new(address, hello(0, 1), true);
+    let mut connector = Connector::new(address, hello(0, 1), None, true);
     while !connector.progress().contains("not answered") {
         assert!(connector.advance().unwrap().is_none());
     }
@@ -189,7 +196,7 @@ fn a_black_hole_does_not_hold_the_connector() {
     listener.listen(0).unwrap();
     let address = listener.local_addr().unwrap().as_socket().unwrap();
     let began = Instant::now();
-    let mut connectors: Vec<_> = (0..4).map(|_| Connector::new(address, hello(0, 1), true)).collect();
+    let mut connectors: Vec<_> = (0..4).map(|_| Connector::new(address, hello(0, 1), None, true)).collect();
     for _ in 0..50 {
         for connector in &mut connectors {
             assert!(connector.advance().unwrap().is_none());
@@ -197,4 +204,79 @@ fn a_black_hole_does_not_hold_the_connector() {
     }
     assert!(began.elapsed() < Duration::from_secs(2));
     assert!(connectors.iter().any(|connector| connector.progress().contains("still connecting")));
+}
+
+/// What a connection attempt ends in where the two ends have these secrets.
+fn proving(mine: Option<u8>, theirs: Option<u8>, hello: Hello) -> std::result::Result<(), ConnectError> {
+    let secret = |seed: Option<u8>| seed.map(|seed| Secret::new(vec![seed; 32]).unwrap());
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), secret(theirs)).unwrap();
+    let mut connector = Connector::new(acceptor.address().unwrap(), hello, secret(mine), true);
+    let deadline = soon();
+    while connector.advance()?.is_none() {
+        assert!(!deadline.has_passed(), "{}", connector.progress());
+        acceptor.poll();
+    }
+    while acceptor.take(Channel::PointToPoint, 0).is_none() {
+        serve_once(&mut acceptor);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_link_wants_a_proof_where_there_is_a_secret() {
+    proving(Some(1), Some(1), hello(0, 1)).unwrap();
+    match proving(Some(2), Some(1), hello(0, 1)) {
+        Err(ConnectError::Unproven { why: Unproven::Told(proof::Reason::Wrong), .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    match proving(Some(2), None, hello(0, 1)) {
+        Err(ConnectError::Unproven { why: Unproven::Told(proof::Reason::NoSecret), .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    match proving(None, Some(1), hello(0, 1)) {
+        Err(ConnectError::Refused { refusal, .. }) => {
+            assert_eq!(refusal.reason, Reason::Unproven);
+            assert!(refusal.text.contains("COLLECTIVES_SECRET"), "{refusal}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_proven_hello_is_checked_like_any_other() {
+    let wrong = Hello { receiver: 2, ..hello(0, 1) };
+    match proving(Some(1), Some(1), wrong) {
+        Err(ConnectError::Refused { refusal, .. }) => assert_eq!(refusal.reason, Reason::Rank),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_proof_cannot_be_sent_back_to_the_rank_that_made_it() {
+    // Somebody stands in for rank 1 and passes on all that rank 0 says to rank 0's own listener, and the other way round.
+    let secret = Secret::new(vec![1; 32]).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(0), Some(secret.clone())).unwrap();
+    let between = TcpListener::bind((LOCALHOST, 0)).unwrap();
+    let mut connector = Connector::new(between.local_addr().unwrap(), hello(0, 1), Some(secret), true);
+    assert!(connector.advance().unwrap().is_none());
+    let (left, _) = between.accept().unwrap();
+    let right = TcpStream::connect(acceptor.address().unwrap()).unwrap();
+    left.set_nonblocking(true).unwrap();
+    right.set_nonblocking(true).unwrap();
+    let deadline = soon();
+    let refused = loop {
+        assert!(!deadline.has_passed(), "{}", connector.progress());
+        match connector.advance() {
+            Ok(link) => assert!(link.is_none(), "rank 0 has linked to itself"),
+            Err(error) => break error,
+        }
+        acceptor.poll();
+        for (mut from, mut to) in [(&left, &right), (&right, &left)] {
+            let mut bytes = [0; 512];
+            if let Ok(read) = from.read(&mut bytes) {
+                to.write_all(&bytes[..read]).unwrap();
+            }
+        }
+    };
+    assert!(matches!(&refused, ConnectError::Refused { refusal, .. } if refusal.reason == Reason::Rank), "{refused}");
 }

@@ -70,7 +70,7 @@ fn on_threads<T: Send>(size: usize, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
                 let (members, body) = (&members, &body);
                 scope.spawn(move || {
                     let deadline = Deadline::after(Duration::from_secs(60));
-                    let group = Group::establish(&mut exchange, members, index, size, &deadline).unwrap();
+                    let group = Group::establish(&mut exchange, members, index, size, None, &deadline).unwrap();
                     body(Rank { index, size, group, health: Health::default(), deadline, sequence: 0 })
                 })
             })

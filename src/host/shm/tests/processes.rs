@@ -45,7 +45,7 @@ fn join(directory: &Path, index: usize, size: usize) -> Rank {
     let mut exchange = Files { directory: directory.to_owned(), rank: index, size, round: 0 };
     let members: Vec<usize> = (0..size).collect();
     let deadline = Deadline::after(Duration::from_secs(60));
-    let group = Group::establish(&mut exchange, &members, index, size, &deadline).unwrap();
+    let group = Group::establish(&mut exchange, &members, index, size, None, &deadline).unwrap();
     Rank { index, size, group, health: Health::default(), deadline, sequence: 0 }
 }
 

@@ -41,7 +41,7 @@ fn on_threads(size: usize, body: impl Fn(Rank) + Sync) {
             let (members, body) = (&members, &body);
             scope.spawn(move || {
                 let deadline = Deadline::after(Duration::from_secs(60));
-                let group = Group::establish(&mut exchange, members, index, size, &deadline).unwrap();
+                let group = Group::establish(&mut exchange, members, index, size, None, &deadline).unwrap();
                 body(Rank { index, group, exchange, deadline });
             });
         }

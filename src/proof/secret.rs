@@ -1,0 +1,113 @@
+//! The secret of a job.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use zeroize::Zeroizing;
+
+use super::random;
+use crate::error::{Error, Result};
+
+/// The fewest bytes: whoever is connected to can try guesses on its own, so that a password will not do.
+const FEWEST: usize = 16;
+/// The most bytes.
+const MOST: usize = 1024;
+
+/// What the processes of a job know and nobody else does.
+///
+/// Every connection then begins with a proof, by both ends, that they know it: to the store, between ranks, and where shared memory is
+/// handed over. Whoever cannot prove it is refused. Nothing is encrypted. Give all ranks, and whoever serves their store, the same:
+/// by `COLLECTIVES_SECRET` or `COLLECTIVES_SECRET_FILE`, or by [`Config::secret`](crate::Config::secret).
+///
+/// It is never printed, and its memory is overwritten when the last clone is dropped. 16 to 1024 bytes, which should come from a source
+/// of random numbers: `openssl rand -hex 32`, or [`Secret::random`].
+///
+/// ```
+/// use collectives::Secret;
+///
+/// # fn main() -> collectives::Result<()> {
+/// let secret = Secret::random()?;
+/// assert_eq!(secret.expose().len(), 64);
+/// assert_eq!(format!("{secret:?}"), "Secret(..)");
+/// assert!(Secret::new("hunter2").is_err());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Secret {
+    bytes: Arc<Zeroizing<Vec<u8>>>,
+}
+
+impl Secret {
+    /// These bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] for fewer than 16 bytes and for more than 1024.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self> {
+        let bytes = Zeroizing::new(bytes.into());
+        if !(FEWEST..=MOST).contains(&bytes.len()) {
+            let reason = format!("has {} bytes, expected {FEWEST} to {MOST}; make one with `openssl rand -hex 32`", bytes.len());
+            return Err(Error::config("the job's secret", reason));
+        }
+        Ok(Self { bytes: Arc::new(bytes) })
+    }
+
+    /// A new one: 256 random bits, as 64 hexadecimal digits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] where the system has no random numbers.
+    pub fn random() -> Result<Self> {
+        let bits = Zeroizing::new(random().map_err(|error| Error::io("making a secret", error))?);
+        let digit = |value: u8| char::from_digit(value.into(), 16).map_or(0, |digit| digit as u8);
+        Self::new(bits.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect::<Vec<u8>>())
+    }
+
+    /// What the file at `path` holds, without the end of its last line. The file must be this user's or root's, and nobody else may have
+    /// access to it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] where others may read the file, or where it is no secret; [`Error::Io`] where it cannot be read.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
+        let what = format!("the secret in {:?}", path.as_ref());
+        let io = |error| Error::io(format!("reading {what}"), error);
+        // Of the opened file, not of its name: that can be another file by then.
+        let file = File::open(path.as_ref()).map_err(io)?;
+        let facts = file.metadata().map_err(io)?;
+        if !facts.is_file() {
+            return Err(Error::config(what, "not a file"));
+        }
+        if facts.mode() & 0o077 != 0 {
+            return Err(Error::config(what, format!("others have access to it (mode {:03o}); run chmod 600 on it", facts.mode() & 0o777)));
+        }
+        if facts.uid() != 0 && facts.uid() != rustix::process::geteuid().as_raw() {
+            return Err(Error::config(what, "belongs to another user"));
+        }
+        // Room for all that is read, so that no half-grown copy is left in memory.
+        let mut bytes = Zeroizing::new(Vec::with_capacity(MOST + 4));
+        file.take(MOST as u64 + 3).read_to_end(&mut bytes).map_err(io)?;
+        let end = bytes.iter().rposition(|byte| !matches!(byte, b'\r' | b'\n')).map_or(0, |last| last + 1);
+        Self::new(&bytes[..end]).map_err(|error| match error {
+            Error::Config { reason, .. } => Error::config(what, reason),
+            other => other,
+        })
+    }
+
+    /// The bytes, for handing them on to a process that is to know them.
+    #[must_use]
+    pub fn expose(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
