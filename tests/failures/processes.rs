@@ -79,7 +79,9 @@ impl Ranks {
             std::thread::park_timeout(Duration::from_millis(2));
         }
         self.outcome(rank).map_err(|error| format!("{error}\nall said {:?}", self.lines.try_iter().collect::<Vec<_>>()))?;
-        self.readers[rank].take().map(|reader| reader.join().unwrap());
+        if let Some(reader) = self.readers[rank].take() {
+            reader.join().unwrap();
+        }
         self.heard.extend(self.lines.try_iter());
         Ok(self.heard.iter().filter(|(who, _)| *who == rank).map(|(_, line)| line.clone()).collect())
     }

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use collectives::{Communicator, Error, ReduceOp, Result};
+use collectives::{Communicator, Error, ReduceOp, Result, Secret};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::random::Random;
-use crate::common::ranks::{Wiring, is_rank_of, threads};
+use crate::common::ranks::{Wiring, is_rank_of, threads, threads_with};
 use crate::processes::Ranks;
 
 /// What survivors may take from a death until they work again, on a loaded machine. Nothing in it waits for a deadline.
@@ -213,6 +213,28 @@ fn a_whole_communicator_can_be_shrunk_to_itself() {
             (part.world_size(), x[0])
         });
         assert_eq!(sums, [(2, 2), (1, 1), (2, 2)], "{wiring:?}");
+    }
+}
+
+#[test]
+fn a_job_with_a_secret_shrinks_with_it() {
+    let secret = Secret::random().unwrap();
+    for wiring in [Wiring::Shm, Wiring::Tcp] {
+        let lefts = threads_with(
+            3,
+            |rank| wiring.builder(rank).secret(secret.clone()),
+            |comm| {
+                if comm.rank() == 1 {
+                    return 0;
+                }
+                // The communicator of rank 1 is closed; its process is not gone.
+                assert!(comm.barrier().unwrap_err().is_peer_lost());
+                let left = comm.shrink().unwrap();
+                left.barrier().unwrap();
+                left.world_size()
+            },
+        );
+        assert_eq!(lefts, [2, 0, 2], "{wiring:?}");
     }
 }
 
