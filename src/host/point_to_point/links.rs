@@ -158,9 +158,10 @@ impl<C: Connector> Messages<C> {
         last
     }
 
-    /// Whether all that was to be written is written.
-    fn is_flushed(&self) -> bool {
-        self.channels.iter().flatten().all(|channel| channel.outgoing.is_empty())
+    /// Links that still take what has not been written to them. One that has ended takes nothing, though its peer may be waited for: it
+    /// said that there is another link of its own, which does not come where that peer was faster in leaving than this rank at its door.
+    fn unwritten(&self) -> impl Iterator<Item = &Channel<C::Link>> {
+        self.channels.iter().flatten().filter(|channel| channel.end().is_none() && !channel.outgoing.is_empty())
     }
 
     /// Ends the engine in order: hands what is pending to the links (not long sends that no receive has met), says goodbye on
@@ -176,8 +177,7 @@ impl<C: Connector> Messages<C> {
             }
         }
         self.flush(deadline);
-        let left = self.channels.iter().flatten().filter(|channel| !channel.outgoing.is_empty());
-        let mut missing: Vec<u32> = left.map(|channel| channel.peer as u32).collect();
+        let mut missing: Vec<u32> = self.unwritten().map(|channel| channel.peer as u32).collect();
         missing.dedup();
         for channel in self.channels.iter_mut().flatten() {
             channel.incoming.drain(&mut channel.link);
@@ -197,7 +197,7 @@ impl<C: Connector> Messages<C> {
 
     /// Moves things until all that was to be written is written, or the deadline has passed.
     fn flush(&mut self, deadline: &Deadline) {
-        while !self.is_flushed() && !deadline.has_passed() {
+        while self.unwritten().next().is_some() && !deadline.has_passed() {
             if !self.progress() {
                 let rest = self.patience.next();
                 self.rest(rest, deadline.remaining());

@@ -55,6 +55,20 @@ fn death<W: Wire>(rounds: usize) {
 }
 
 #[test]
+fn a_peer_that_left_before_its_own_link_was_taken_holds_up_nobody_who_leaves() {
+    let (hall, [mut a, mut b]) = Hall::<MemoryLink>::of(3);
+    [0, 1].into_iter().for_each(|rank| hall.shut(rank, true));
+    let data = [1, 2, 3];
+    let _sent = (a.isend(1, 1, &data), b.isend(0, 1, &data));
+    hall.shut(1, false);
+    pump(&mut [&mut a, &mut b]);
+    b.leave(&soon()).unwrap();
+    let deadline = soon();
+    a.leave(&deadline).unwrap();
+    assert!(!deadline.has_passed(), "it has waited for a peer that was gone");
+}
+
+#[test]
 fn a_peer_that_dies_fails_what_waits_for_it_and_nothing_else() {
     for rounds in (0..40).step_by(3) {
         death::<MemoryLink>(rounds);
