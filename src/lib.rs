@@ -38,6 +38,7 @@ mod element;
 mod error;
 mod flight;
 mod float8;
+mod fork;
 mod host;
 #[doc(hidden)]
 #[cfg(feature = "internals")]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Top-level modules, lowest first; modules of one row do not know each other, unless named in `BESIDE`.
 const LAYERS: [&[&str]; 8] = [
-    &["deadline", "error", "float8"],
+    &["deadline", "error", "float8", "fork"],
     &["element", "proof"],
     &["buffer", "op"],
     &["call", "nccl_config"],

@@ -4,7 +4,7 @@
 //! started forms share the former.
 
 use super::Communicator;
-use super::prepare::{Prepared, Source, element};
+use super::prepare::{Prepared, Source, element, room};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::{Kind, Layout};
 use crate::element::Data;
@@ -223,7 +223,7 @@ impl Communicator {
     #[doc(alias = "all_reduce_coalesced")]
     pub fn all_reduce_many<T: Data>(&self, buffers: &mut [&mut [T]], op: impl Into<Reduction<T>>) -> Result<()> {
         element::<T>("all_reduce_many")?;
-        let mut joined: Vec<T> = Vec::with_capacity(buffers.iter().map(|buffer| buffer.len()).sum());
+        let mut joined: Vec<T> = room("all_reduce_many", "all buffers together", buffers.iter().map(|buffer| buffer.len()).sum())?;
         buffers.iter().for_each(|buffer| joined.extend_from_slice(buffer));
         self.all_reduce(&mut joined, op)?;
         let mut rest = &joined[..];

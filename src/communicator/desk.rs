@@ -14,6 +14,7 @@ use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::{Error, Peer, Result};
 use crate::flight::Message;
+use crate::fork;
 use crate::host::health::Health;
 use crate::host::notice::Stop;
 use crate::host::plane::MessageConnector;
@@ -418,6 +419,9 @@ impl Desk {
 
     /// Tells the peers that the communicator has ended; those that wait for a message of this rank would not learn of it otherwise.
     pub(super) fn announce_end(self: &Arc<Self>) {
+        if fork::is_child() {
+            return;
+        }
         self.advance(&mut self.lock());
         if let Err(error) = self.wake_background() {
             tracing::warn!(rank = self.rank, %error, "peers whose links are not open yet are not told of the end");

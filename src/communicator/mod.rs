@@ -40,6 +40,7 @@ use crate::deadline::Deadline;
 #[cfg(feature = "cuda")]
 use crate::device::{NcclComm, NcclCommunicator};
 use crate::error::{Error, Peer, Result};
+use crate::fork;
 use crate::host::health::Health;
 use crate::host::notice::Notice;
 use crate::host::plane::{HostPlane, Job};
@@ -388,7 +389,12 @@ impl Communicator {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        if let Some(worker) = self.worker.take() {
+        let worker = self.worker.take();
+        if fork::is_child() {
+            // Its thread is the parent's.
+            return std::mem::forget(worker);
+        }
+        if let Some(worker) = worker {
             worker.stop(&self.shared);
         }
         self.shared.write_unwritten();

@@ -152,7 +152,7 @@ impl Communicator {
         match on_one_plane(kind, source, destination.into())? {
             OnePlane::Host(source, destination) => {
                 let kernel = Kernel::of(reduction, self.world_size())?;
-                Ok(Prepared::Host(folding_job(call, source, destination, layout, kernel, reduction), PhantomData))
+                Ok(Prepared::Host(folding_job(call, source, destination, layout, kernel, reduction)?, PhantomData))
             }
             #[cfg(feature = "cuda")]
             OnePlane::Device(source, destination) => {
@@ -199,15 +199,17 @@ fn folding_job<T: Data>(
     layout: Layout,
     kernel: Kernel,
     reduction: &Reduction<T>,
-) -> Job {
+) -> Result<Job> {
     let in_place = matches!(source, Source::InPlace);
-    let scaled = kernel.needs_premultiply().then(|| {
+    let scaled = if kernel.needs_premultiply() {
         let contribution = match &source {
             Source::Separate(slice) => slice,
             Source::InPlace | Source::Nothing => &*destination,
         };
-        premultiplied(reduction, contribution)
-    });
+        Some(premultiplied(call.kind, reduction, contribution)?)
+    } else {
+        None
+    };
     let source = match &scaled {
         Some(scaled) => Source::Separate(&scaled[..]),
         None => source,
@@ -216,14 +218,26 @@ fn folding_job<T: Data>(
     job.kernel = Some(kernel);
     job.in_place = in_place;
     job.scaled = scaled.map(|scaled| Box::new(scaled) as Box<dyn std::any::Any + Send>);
-    job
+    Ok(job)
 }
 
 /// A contribution times its scalar, in memory of its own.
-fn premultiplied<T: Data>(reduction: &Reduction<T>, contribution: &[T]) -> Vec<T> {
-    let mut scaled = Vec::new();
+fn premultiplied<T: Data>(kind: Kind, reduction: &Reduction<T>, contribution: &[T]) -> Result<Vec<T>> {
+    let mut scaled = room(kind.name(), "the contribution times its scalar", contribution.len())?;
     reduce::premultiply(reduction, contribution, &mut scaled);
-    scaled
+    Ok(scaled)
+}
+
+/// An empty vector with room for so many elements.
+pub(super) fn room<T>(call: &str, what: &str, count: usize) -> Result<Vec<T>> {
+    let mut room = Vec::new();
+    match room.try_reserve_exact(count) {
+        Ok(()) => Ok(room),
+        Err(_) => {
+            let doing = format!("{call}: room for {what}, {} B", count.saturating_mul(size_of::<T>()));
+            Err(Error::io(doing, std::io::Error::from(std::io::ErrorKind::OutOfMemory)))
+        }
+    }
 }
 
 /// Counts of elements as counts of bytes.

@@ -19,6 +19,7 @@ use super::device::{DeviceChoice, Request};
 use super::meeting::{Knock, Lineage};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
+use crate::fork;
 use crate::host::notice::Notice;
 use crate::rendezvous::{PrefixStore, Store};
 
@@ -62,6 +63,10 @@ impl Communicator {
     /// where this rank could not listen when the job began, and those of a start.
     #[doc(alias("ncclCommShrink", "MPIX_Comm_shrink", "shrink_group"))]
     pub fn shrink(&self) -> Result<Self> {
+        if fork::is_child() {
+            let reason = "this process was forked from the one that made the communicator".to_owned();
+            return Err(Error::Unsupported { what: "shrink".to_owned(), reason });
+        }
         self.abort();
         let health = &self.core.shared.health;
         let mut doubts: BTreeSet<usize> = health.late_ranks().into_iter().collect();

@@ -8,6 +8,7 @@ use super::notice::Notice;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer};
 use crate::flight::Flight;
+use crate::fork;
 
 /// Set once, when a communicator ends: by an error found here, by a peer's notice, or by `abort` from any thread.
 ///
@@ -64,6 +65,11 @@ impl Health {
 
     /// What a call gets that comes after the end; `None` while the communicator is whole.
     pub(crate) fn refusal(&self, call: impl FnOnce() -> String, peers: &[Peer]) -> Option<Error> {
+        if fork::is_child() {
+            let reason =
+                "this process was forked from the one that made the communicator; make another one here, or start a program (exec)";
+            return Some(Error::Unsupported { what: call(), reason: reason.to_owned() });
+        }
         let notice = self.notice()?;
         let between_calls = || Arc::new(notice.to_error("between calls", &Deadline::after(Duration::ZERO), peers));
         Some(Error::Poisoned { call: call(), cause: Arc::clone(self.cause.get_or_init(between_calls)) })

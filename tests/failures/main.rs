@@ -8,5 +8,6 @@ mod common;
 mod kills;
 mod network;
 mod processes;
+mod resources;
 mod shrink;
 mod soak;

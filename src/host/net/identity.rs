@@ -17,10 +17,17 @@ use std::{fs, io};
 ///   the connection, so no process is addressed by its number (nor may a number be part of a name that must be unique).
 ///
 /// Where /proc does not say, the text is equal within this process only: its ranks share memory, and all others use TCP.
-pub(crate) fn host_identity() -> String {
-    identity_from("/proc").unwrap_or_else(|error| {
+///
+/// # Errors
+///
+/// Where descriptors or memory ran out, which says nothing about the host.
+pub(crate) fn host_identity() -> io::Result<String> {
+    identity_from("/proc").or_else(|error| {
+        if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) {
+            return Err(error);
+        }
         tracing::warn!("the identity of this host is not to be read from /proc: {error}; only ranks of this process will share memory");
-        format!("process={:016x}", process_number())
+        Ok(format!("process={:016x}", process_number()))
     })
 }
 
@@ -59,9 +66,9 @@ mod tests {
 
     #[test]
     fn the_same_within_a_process_and_its_children() {
-        let here = host_identity();
-        assert_eq!(here, host_identity());
-        assert_eq!(here, std::thread::spawn(host_identity).join().unwrap());
+        let here = host_identity().unwrap();
+        assert_eq!(here, host_identity().unwrap());
+        assert_eq!(here, std::thread::spawn(host_identity).join().unwrap().unwrap());
         assert!(here.starts_with("boot="), "{here}");
         let child = std::process::Command::new("stat").args(["-L", "-c", "%d:%i", "/proc/self/ns/net"]).output().unwrap();
         let namespace = String::from_utf8(child.stdout).unwrap();

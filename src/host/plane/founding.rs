@@ -13,6 +13,7 @@ use crate::config::{Config, Transport};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::flight::{Flight, Orders};
+use crate::fork;
 use crate::host::bootstrap::Exchange;
 use crate::host::engine::Engine;
 use crate::host::health::Health;
@@ -44,7 +45,10 @@ impl Founding<'_> {
             tag: self.config.secret.as_ref().map(|secret| Facts::vouch(secret, self.rank, &nonce)),
             pid: std::process::id(),
             settings: Facts::settings_of(self.config),
-            identity: self.config.host_identity.clone().unwrap_or_else(host_identity),
+            identity: match &self.config.host_identity {
+                Some(identity) => identity.clone(),
+                None => host_identity().map_err(|error| Error::io("finding out which host this is", error))?,
+            },
             host: host_name(),
             door: self.door.map(|door| door.to_string()).unwrap_or_default(),
         })
@@ -59,6 +63,7 @@ impl HostPlane {
     pub(crate) fn establish(exchange: &mut dyn Exchange, founding: &Founding<'_>, deadline: &Deadline) -> Result<(Self, MessageConnector)> {
         let Founding { rank, world_size, config, listen, door: _ } = *founding;
         let secret = config.secret.as_ref();
+        fork::watch();
         let blobs = exchange.all_gather(&founding.facts()?.to_bytes(), deadline)?;
         let facts: Vec<Facts> = blobs.iter().enumerate().map(|(rank, blob)| Facts::from_bytes(rank, blob)).collect::<Result<_>>()?;
         Facts::compare(&facts)?;

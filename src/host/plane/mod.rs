@@ -23,6 +23,7 @@ use std::sync::Arc;
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::error::{self, Error, Peer};
+use crate::fork;
 use crate::host::engine::Engine;
 use crate::host::health::Health;
 use crate::host::notice::{Notice, Stop};
@@ -220,7 +221,7 @@ impl HostPlane {
 
     /// Passes the end of the communicator, where it has ended, on to everyone who can be reached and was not told before.
     pub(crate) fn tell(&mut self) {
-        let Some(notice) = self.health.notice().copied() else { return };
+        let Some(notice) = self.health.notice().copied().filter(|_| !fork::is_child()) else { return };
         if let Some(group) = &self.group {
             group.tell(&notice);
         }
@@ -230,6 +231,9 @@ impl HostPlane {
 
 impl Drop for HostPlane {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         self.tell();
         self.links.leave(&mut self.engine);
     }

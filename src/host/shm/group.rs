@@ -145,7 +145,9 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.region.depart();
+        if !crate::fork::is_child() {
+            self.region.depart();
+        }
     }
 }
 

@@ -79,7 +79,9 @@ impl Drop for Segment {
     fn drop(&mut self) {
         // Nobody needs it: peers read a segment only during calls that its owner makes with it, and what one reads that has not heard
         // of the end of such a call is thrown away.
-        self.window.pages.give_back(self.window.me * self.window.stride, used(self.window.bytes));
+        if !crate::fork::is_child() {
+            self.window.pages.give_back(self.window.me * self.window.stride, used(self.window.bytes));
+        }
     }
 }
 

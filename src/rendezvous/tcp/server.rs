@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::daemon::Daemon;
+use crate::fork;
 use crate::proof::Secret;
 use crate::{Error, Result};
 
@@ -97,6 +98,7 @@ impl TcpStoreServer {
 
     /// Starts a server, for those who know the secret where there is one, on a listener that does not block.
     pub(crate) fn serve(listener: std::net::TcpListener, linger: Duration, secret: Option<&Secret>) -> Result<Self> {
+        fork::watch();
         let doing = "starting the store server";
         let address = listener.local_addr().map_err(|error| Error::io(doing, error))?;
         if secret.is_none() && !address.ip().is_loopback() {
@@ -132,6 +134,10 @@ impl fmt::Debug for TcpStoreServer {
 
 impl Drop for TcpStoreServer {
     fn drop(&mut self) {
+        if fork::is_child() {
+            // The thread is the parent's, and goes on serving.
+            return;
+        }
         // Adding 1 to a fresh counter cannot fail; were it to, joining would wait for ever.
         if let Err(error) = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes()) {
             tracing::warn!(address = %self.address, %error, "the store server could not be told to end");
