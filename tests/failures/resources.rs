@@ -27,7 +27,7 @@ struct Limited(Resource, Rlimit);
 impl Limited {
     fn to(resource: Resource, current: u64) -> Self {
         let before = getrlimit(resource);
-        let limited = Self(resource, before.clone());
+        let limited = Self(resource, before);
         setrlimit(resource, Rlimit { current: Some(current), maximum: before.maximum }).unwrap();
         limited
     }
@@ -35,7 +35,7 @@ impl Limited {
 
 impl Drop for Limited {
     fn drop(&mut self) {
-        setrlimit(self.0, self.1.clone()).unwrap();
+        setrlimit(self.0, self.1).unwrap();
     }
 }
 
