@@ -325,10 +325,15 @@ impl Desk {
         }
         drop(inner);
         let mut cancel = Cancel { desk: self, posted };
-        if let Some(error) = failure {
+        let failed = match failure {
+            Some(error) => Err(error),
+            None => meanwhile(),
+        };
+        if let Err(error) = failed {
+            let _inner = self.lock();
+            cancel.posted.iter().for_each(|posted| self.health.flight().fail_message(posted.number, &error));
             return Err(error);
         }
-        meanwhile()?;
         let mut inner = self.lock();
         self.advance(&mut inner);
         self.wait_all(inner, &mut cancel.posted, &deadline)?;
@@ -339,6 +344,7 @@ impl Desk {
     fn wait_all<'a>(&'a self, inner: MutexGuard<'a, Inner>, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
         let ended = self.wait_each(inner, posted, deadline);
         if let Err(error) = &ended {
+            let _inner = self.lock();
             let unfinished = posted.iter().filter(|posted| posted.received.is_none());
             unfinished.for_each(|posted| self.health.flight().fail_message(posted.number, error));
         }

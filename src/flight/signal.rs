@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::Flight;
 use crate::error::{Error, Result};
+use crate::fork;
 
 /// The recorders of this process's communicators.
 static LIVING: Mutex<Vec<Weak<Flight>>> = Mutex::new(Vec::new());
@@ -36,9 +37,15 @@ pub(super) fn enlist(flight: &Arc<Flight>) {
 /// # Errors
 ///
 /// `Unsupported` where the program has a handler of its own for the signal, which stays: call [`write_flight_records`] from a thread
-/// that it wakes instead. `Io` where the system gives no handler or thread.
+/// that it wakes instead, and in a process that was forked after the call, which has the handler and not the thread. `Io` where the system
+/// gives no handler or thread.
 pub fn write_flight_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
     let mut kept = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
+    fork::watch();
+    if fork::is_child() {
+        let reason = "this process was forked; call write_flight_records here";
+        return Err(Error::unsupported("writing flight records on SIGUSR1", reason));
+    }
     if kept.is_none() {
         if !is_free()? {
             let reason = "the program has a handler of its own; have that wake a thread that calls write_flight_records";
@@ -57,7 +64,7 @@ pub fn write_flight_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()>
 }
 
 /// Writes the flight records of all communicators of this process into `folder`, also those of calls that are stuck; the files.
-/// Costs some microseconds for each record and disturbs no call.
+/// Costs some microseconds for each record, for which calls that fail, or start in the background, may have to wait.
 ///
 /// # Errors
 ///

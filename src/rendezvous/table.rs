@@ -11,12 +11,20 @@ pub(super) struct Refusal(pub(super) String);
 /// A key as it was sent: any bytes.
 pub(super) type Key = Vec<u8>;
 
+/// What an entry counts besides its key and its value, so that empty ones are not free: about what it takes of memory.
+const ENTRY_BYTES: usize = 96;
+
+/// What an entry counts.
+fn cost(key: &[u8], value: &[u8]) -> usize {
+    key.len() + value.len() + ENTRY_BYTES
+}
+
 /// The state of a store.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     values: HashMap<Key, Vec<u8>>,
     queues: HashMap<Key, VecDeque<Vec<u8>>>,
-    /// Bytes of all keys and values, so that no client can fill the memory.
+    /// What all entries count, so that no client can fill the memory.
     bytes: usize,
 }
 
@@ -36,9 +44,9 @@ impl Table {
 
     /// Sets a key.
     pub(super) fn set(&mut self, key: &[u8], value: Vec<u8>) -> Result<(), Refusal> {
-        let old = self.values.get(key).map_or(0, |old| key.len() + old.len());
+        let old = self.values.get(key).map_or(0, |old| cost(key, old));
         self.bytes -= old;
-        if let Err(refusal) = self.reserve(key.len() + value.len()) {
+        if let Err(refusal) = self.reserve(cost(key, &value)) {
             self.bytes += old;
             return Err(refusal);
         }
@@ -98,7 +106,7 @@ impl Table {
     /// Deletes a key.
     pub(super) fn delete(&mut self, key: &[u8]) -> bool {
         let Some(value) = self.values.remove(key) else { return false };
-        self.bytes -= key.len() + value.len();
+        self.bytes -= cost(key, &value);
         true
     }
 
@@ -114,7 +122,7 @@ impl Table {
 
     /// Puts a value at the end of a queue.
     pub(super) fn push(&mut self, key: &[u8], value: Vec<u8>) -> Result<(), Refusal> {
-        self.reserve(key.len() + value.len())?;
+        self.reserve(cost(key, &value))?;
         self.queues.entry(key.to_vec()).or_default().push_back(value);
         Ok(())
     }
@@ -126,7 +134,7 @@ impl Table {
         if queue.is_empty() {
             self.queues.remove(key);
         }
-        self.bytes -= key.len() + value.len();
+        self.bytes -= cost(key, &value);
         Some(value)
     }
 
@@ -180,10 +188,10 @@ mod tests {
         table.set(b"ab", vec![0; 10]).unwrap();
         table.set(b"ab", vec![0; 3]).unwrap();
         table.append(b"ab", &[0; 4]).unwrap();
-        assert_eq!(table.bytes, 9);
+        assert_eq!(table.bytes, 9 + ENTRY_BYTES);
         table.push(b"q", vec![0; 5]).unwrap();
         table.push(b"q", vec![1; 6]).unwrap();
-        assert_eq!((table.bytes, table.queue_len(b"q"), table.len()), (22, 2, 1));
+        assert_eq!((table.bytes, table.queue_len(b"q"), table.len()), (22 + 3 * ENTRY_BYTES, 2, 1));
         assert!(table.has(b"q"));
         assert_eq!(table.pop(b"q"), Some(vec![0; 5]));
         assert_eq!(table.pop(b"q"), Some(vec![1; 6]));

@@ -113,7 +113,7 @@ impl Acceptor {
                     self.strangers.push_back(stranger);
                 }
                 Verdict::Undecided => self.drop_junk(&stranger, "said too little for too long"),
-                Verdict::Gone if stranger.began().is_empty() => {}
+                Verdict::Gone if stranger.began().is_empty() => self.unwatch(&stranger.stream),
                 Verdict::Gone => self.drop_junk(&stranger, "closed the connection in the middle of its hello"),
                 Verdict::Junk(what) => self.drop_junk(&stranger, &what),
                 Verdict::Unproven(unproven) => self.refuse_unproven(&stranger, &unproven),
@@ -175,8 +175,16 @@ impl Acceptor {
     fn turn_away(&mut self, stranger: &Stranger) {
         self.drop_junk(stranger, "had to make room for others");
         if stranger.is_proving() {
+            // What is left unread when it is closed would take the word with it.
+            stranger.drain();
             let _ = (&stranger.stream).write(&proof::Reason::Busy.to_reply());
         }
+    }
+
+    /// Takes a connection that is about to be dropped out of what wakes waits. Closing it would not do where a forked child has it too.
+    fn unwatch(&self, stream: &TcpStream) {
+        // It may not be there.
+        let _ = epoll::delete(&self.readiness, stream);
     }
 
     /// Sets what the listener wakes waits for.
@@ -204,6 +212,7 @@ impl Acceptor {
 
     /// Says so, and counts. A flood of them is reported ever more rarely.
     fn drop_junk(&mut self, stranger: &Stranger, what: &str) {
+        self.unwatch(&stranger.stream);
         self.junk += 1;
         if self.junk <= 16 || self.junk.is_power_of_two() {
             let heard = quote(stranger.began());
@@ -237,12 +246,17 @@ impl Acceptor {
             return self.refuse(&stranger, Refusal::new(Reason::Duplicate, text));
         }
         // An earlier attempt that was not confirmed has been given up.
-        self.welcomed.retain(|(other, _)| *other != caller);
+        for (_, stream) in self.welcomed.extract_if(.., |(other, _)| *other == caller) {
+            let _ = epoll::delete(&self.readiness, &stream);
+        }
         let answer = Answer::Welcome.to_bytes();
         match (&stranger.stream).write(&answer) {
             Ok(written) if written == answer.len() => self.welcomed.push((caller, stranger.stream)),
             // It will try again.
-            other => tracing::debug!("welcoming rank {} at {}: {other:?}", hello.sender.rank, stranger.from),
+            other => {
+                self.unwatch(&stranger.stream);
+                tracing::debug!("welcoming rank {} at {}: {other:?}", hello.sender.rank, stranger.from);
+            }
         }
     }
 
@@ -257,7 +271,10 @@ impl Acceptor {
                 },
                 Err(error) if is_not_yet(&error) => self.welcomed.push((caller, stream)),
                 // The peer gave up, or is gone; if it wants the link it will try again.
-                other => tracing::debug!("rank {} did not confirm: {other:?}, {word:?}", caller.1),
+                other => {
+                    self.unwatch(&stream);
+                    tracing::debug!("rank {} did not confirm: {other:?}, {word:?}", caller.1);
+                }
             }
         }
     }

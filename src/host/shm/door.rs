@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,6 +33,8 @@ pub(super) struct Door {
     name: String,
     /// What visitors have to know.
     secret: Option<Secret>,
+    /// How many of other users were refused.
+    refused: AtomicU64,
 }
 
 /// Somebody who has come in and has not got the file yet.
@@ -49,7 +52,7 @@ impl Door {
         let listener = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         rustix::net::bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         rustix::net::listen(&listener, 1024)?;
-        Ok(Self { listener, name, secret: secret.cloned() })
+        Ok(Self { listener, name, secret: secret.cloned(), refused: AtomicU64::new(0) })
     }
 
     /// The name under which others find it. It is no secret: the system shows it to everybody.
@@ -89,10 +92,11 @@ impl Door {
 
     /// Lets in whoever has come, as far as there is room; `false` where the door was closed.
     fn admit(&self, visitors: &mut VecDeque<Visitor>, file: BorrowedFd<'_>) -> bool {
-        if visitors.len() >= VISITORS && visitors.front().is_some_and(|oldest| oldest.since.elapsed() > GRACE) {
-            visitors.pop_front();
+        if visitors.len() >= VISITORS {
+            visitors.retain(|visitor| visitor.since.elapsed() <= GRACE);
         }
-        while visitors.len() < VISITORS {
+        // Bounded, so that those who keep coming keep nobody from being heard.
+        for _ in 0..VISITORS.saturating_sub(visitors.len()) {
             match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(connection) if is_own_user(&connection) => match &self.secret {
                     Some(secret) => {
@@ -101,7 +105,13 @@ impl Door {
                     }
                     None => hand_over(&connection, file),
                 },
-                Ok(_) => tracing::warn!("a process of another user asked for shared memory and was refused"),
+                Ok(_) => {
+                    let number = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
+                    // A flood of them is reported ever more rarely.
+                    if number <= 16 || number.is_power_of_two() {
+                        tracing::warn!(number, "a process of another user asked for shared memory and was refused");
+                    }
+                }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 // Nobody is there, or the door was closed.
                 Err(Errno::AGAIN | Errno::INVAL) => break,

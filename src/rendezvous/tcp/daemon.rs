@@ -114,11 +114,12 @@ impl Daemon {
             if self.accept_pause.take_if(|pause| pause.has_passed()).is_some() {
                 self.watch_listener(EventFlags::IN);
             }
-            if found.listener {
-                self.accept();
-            }
+            // Those that are there first: whoever has just spoken need not make room.
             for (id, flags) in &found.clients {
                 self.attend(*id, *flags);
+            }
+            if found.listener {
+                self.accept();
             }
             self.send_answers();
             self.sweep();
@@ -196,14 +197,12 @@ impl Daemon {
 
     /// For how many strangers there is room. Where there is none, those that have been silent for long make some.
     fn make_room(&mut self) -> usize {
-        let is_stranger = |id: &ClientId| self.clients.contains_key(id) && !self.service.is_validated(*id);
-        let strangers: Vec<(ClientId, Instant)> = self.fresh.iter().copied().filter(|(id, _)| is_stranger(id)).collect();
-        let room = self.most_strangers.saturating_sub(strangers.len());
+        self.fresh.retain(|(id, _)| self.clients.contains_key(id) && !self.service.is_validated(*id));
+        let room = self.most_strangers.saturating_sub(self.fresh.len());
         if room > 0 {
             return room;
         }
-        let late: Vec<ClientId> =
-            strangers.into_iter().take(ACCEPTS).filter(|(_, since)| since.elapsed() > GRACE).map(|(id, _)| id).collect();
+        let late: Vec<ClientId> = self.fresh.iter().take(ACCEPTS).filter(|(_, since)| since.elapsed() > GRACE).map(|(id, _)| *id).collect();
         let made = late.len();
         for id in late {
             self.service.turn_away(id);

@@ -26,8 +26,8 @@ const LINGER: Duration = Duration::from_secs(5);
 /// It listens on the one address that it is told, never on all interfaces unless told so. PyTorch's protocol has no authentication:
 /// whoever can reach the address can read and write every key, so give it an address of a trusted network, or of the loopback
 /// interface, or have every client prove first that it knows a secret ([`bind_with_secret`](Self::bind_with_secret)), which PyTorch's
-/// clients cannot. A client that sends nonsense, or more than the limits allow (8 KiB a key, 8 MiB a value, 64 MiB a request, 1 GiB in
-/// all), is disconnected without harm to the others. Each client costs one file descriptor; with thousands of ranks, raise the limit on
+/// clients cannot. A client that sends nonsense, or more than the limits allow (8 KiB a key, 8 MiB a value, 64 MiB a request, 1 GiB of keys
+/// and values in all), is disconnected without harm to the others. Each client costs one file descriptor; with thousands of ranks, raise the limit on
 /// open files (`ulimit -n`). What a request costs does not depend on how many clients there are.
 ///
 /// When it is dropped it goes on serving until its last client has disconnected, so that none loses an answer, but for no

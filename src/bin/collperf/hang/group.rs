@@ -128,7 +128,8 @@ impl Group {
         numbers.into_iter().find_map(|number| {
             let mut versions: BTreeMap<String, Vec<usize>> = BTreeMap::new();
             for (rank, calls) in calls {
-                if let Some(entry) = calls.get(&number) {
+                // What is queued is numbered by counting, which may be one off while the call before it is not on record.
+                if let Some(entry) = calls.get(&number).filter(|entry| plane == Plane::Device || entry.state != State::Scheduled) {
                     versions.entry(entry.call()).or_default().push(*rank);
                 }
             }
