@@ -1,4 +1,4 @@
-//! Whether this process is a forked child of the one in which communicators were made.
+//! In which process of a family of forked ones something was made.
 //!
 //! A child has its parent's shared memory and sockets, and none of its threads: a call would speak in the parent's name, and a drop would
 //! take leave for it. So calls in a child are refused, and drops there say nothing to anyone.
@@ -7,42 +7,69 @@
 
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-/// A byte that is 1 here and 0 in every child.
+/// A number that is another one in each process of a family, and 0 where nobody has asked yet.
 #[derive(Debug, Clone, Copy)]
-struct Mark(NonNull<AtomicU8>);
+struct Mark(NonNull<AtomicU64>);
 
-// SAFETY: an atomic byte in a page that is never unmapped.
+// SAFETY: an atomic number in a page that is never unmapped.
 unsafe impl Send for Mark {}
 // SAFETY: as above.
 unsafe impl Sync for Mark {}
 
 static MARK: OnceLock<Option<Mark>> = OnceLock::new();
 
-/// Makes the mark, once for each process; from now on children can be told. Where the kernel cannot (before Linux 4.14), none is.
-pub(crate) fn watch() {
-    MARK.get_or_init(|| {
-        let bytes = rustix::param::page_size();
-        // SAFETY: a new mapping, which is not unmapped again.
-        let page = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }.ok()?;
-        // SAFETY: the advice is for that page alone, which nobody else uses.
-        unsafe { madvise(page, bytes, Advice::LinuxWipeOnFork) }.ok()?;
-        let mark = Mark(NonNull::new(page.cast())?);
-        // SAFETY: mapped, zeroed, aligned to a page, and for good.
-        unsafe { mark.0.as_ref() }.store(1, Ordering::Relaxed);
-        Some(mark)
-    });
+/// How many numbers this process and those it was forked from had given out when it was forked, and since.
+static GIVEN: AtomicU64 = AtomicU64::new(0);
+
+/// The process in which something was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Process(u64);
+
+impl Default for Process {
+    fn default() -> Self {
+        Self::this()
+    }
 }
 
-/// Whether this process was forked from one that had called [`watch`].
-#[inline]
-pub(crate) fn is_child() -> bool {
-    match MARK.get() {
-        // SAFETY: as in `watch`.
-        Some(Some(mark)) => unsafe { mark.0.as_ref() }.load(Ordering::Relaxed) == 0,
-        _ => false,
+impl Process {
+    /// This one. Where the kernel cannot tell children (before Linux 4.14), all are one.
+    pub(crate) fn this() -> Self {
+        let Some(number) = mark() else { return Self(0) };
+        match number.load(Ordering::Relaxed) {
+            0 => {
+                let fresh = GIVEN.fetch_add(1, Ordering::Relaxed) + 1;
+                let raced = number.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed);
+                Self(raced.err().unwrap_or(fresh))
+            }
+            known => Self(known),
+        }
     }
+
+    /// Whether it is not this one, which was forked from it.
+    #[inline]
+    pub(crate) fn is_foreign(self) -> bool {
+        mark().is_some_and(|number| number.load(Ordering::Relaxed) != self.0)
+    }
+}
+
+/// The number, in a page that the kernel wipes in children.
+#[inline]
+fn mark() -> Option<&'static AtomicU64> {
+    let mark = (*MARK.get_or_init(map))?;
+    // SAFETY: mapped, zeroed, aligned to a page, and for good.
+    Some(unsafe { mark.0.as_ref() })
+}
+
+#[cold]
+fn map() -> Option<Mark> {
+    let bytes = rustix::param::page_size();
+    // SAFETY: a new mapping, which is not unmapped again.
+    let page = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }.ok()?;
+    // SAFETY: the advice is for that page alone, which nobody else uses.
+    unsafe { madvise(page, bytes, Advice::LinuxWipeOnFork) }.ok()?;
+    Some(Mark(NonNull::new(page.cast())?))
 }

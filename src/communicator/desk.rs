@@ -14,7 +14,6 @@ use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::{Error, Peer, Result};
 use crate::flight::Message;
-use crate::fork;
 use crate::host::health::Health;
 use crate::host::notice::Stop;
 use crate::host::plane::MessageConnector;
@@ -425,7 +424,7 @@ impl Desk {
 
     /// Tells the peers that the communicator has ended; those that wait for a message of this rank would not learn of it otherwise.
     pub(super) fn announce_end(self: &Arc<Self>) {
-        if fork::is_child() {
+        if self.health.is_foreign() {
             return;
         }
         self.advance(&mut self.lock());

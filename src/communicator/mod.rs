@@ -40,7 +40,6 @@ use crate::deadline::Deadline;
 #[cfg(feature = "cuda")]
 use crate::device::{NcclComm, NcclCommunicator};
 use crate::error::{Error, Peer, Result};
-use crate::fork;
 use crate::host::health::Health;
 use crate::host::notice::Notice;
 use crate::host::plane::{HostPlane, Job};
@@ -390,7 +389,7 @@ impl Communicator {
 impl Drop for Core {
     fn drop(&mut self) {
         let worker = self.worker.take();
-        if fork::is_child() {
+        if self.shared.health.is_foreign() {
             // Its thread is the parent's.
             return std::mem::forget(worker);
         }

@@ -7,7 +7,8 @@
 //! a short while. That may have been another one's fault, and ranks may know different things, so whoever comes in time is taken, and a
 //! leader steps back where it finds a lower rank leading after all.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,6 @@ use super::device::{DeviceChoice, Request};
 use super::meeting::{Knock, Lineage};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
-use crate::fork;
 use crate::host::notice::Notice;
 use crate::rendezvous::{PrefixStore, Store};
 
@@ -31,6 +31,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 const LOOK_FURTHER: Duration = Duration::from_millis(250);
 /// How long a leader waits for ranks that were given up once.
 const GRACE: Duration = Duration::from_secs(1);
+/// After how long a leader that was held up may have been given up itself.
+const LONG: Duration = Duration::from_secs(3);
+/// The longest pause between two looks for a leader: each costs it a place among those who wait at its closed door.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 impl Communicator {
     /// A new communicator of the ranks that are left, in their old order and numbered from 0 without gaps; also of one that has been
@@ -63,7 +67,7 @@ impl Communicator {
     /// where this rank could not listen when the job began, and those of a start.
     #[doc(alias("ncclCommShrink", "MPIX_Comm_shrink", "shrink_group"))]
     pub fn shrink(&self) -> Result<Self> {
-        if fork::is_child() {
+        if self.core.shared.health.is_foreign() {
             let reason = "this process was forked from the one that made the communicator".to_owned();
             return Err(Error::Unsupported { what: "shrink".to_owned(), reason });
         }
@@ -89,7 +93,6 @@ impl Communicator {
             doubts,
             left,
             gone: BTreeSet::new(),
-            rounds: BTreeMap::new(),
         };
         let comm = shrinking.run()?;
         #[cfg(feature = "cuda")]
@@ -102,6 +105,53 @@ impl Communicator {
 
     fn left_behind(&self, why: &str) -> Error {
         Error::LeftBehind { doing: "shrink".to_owned(), rank: self.rank(), reason: why.to_owned() }
+    }
+}
+
+/// How far a rank is, as it says at its door.
+#[derive(Debug, PartialEq, Eq)]
+enum Status {
+    /// It leads this round and takes in whoever comes.
+    Open(u64),
+    /// It is about to close the round.
+    Claim(u64),
+    /// The round is complete, with these ranks, and they are founding a communicator.
+    Members(u64, Vec<usize>),
+    /// A lower rank leads.
+    SteppedBack,
+    /// It has found that others may have gone on.
+    Refused,
+    /// It is a rank of the new communicator of these.
+    Over(Vec<usize>),
+}
+
+impl Status {
+    fn parse(text: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?;
+        let mut words = text.split(' ');
+        let (kind, mut number) = (words.next()?, || words.next());
+        Some(match kind {
+            "open" => Self::Open(number()?.parse().ok()?),
+            "claim" => Self::Claim(number()?.parse().ok()?),
+            "members" => Self::Members(number()?.parse().ok()?, parse(number()?)?),
+            "stepped-back" => Self::SteppedBack,
+            "refused" => Self::Refused,
+            "over" => Self::Over(parse(number()?)?),
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open(round) => write!(f, "open {round}"),
+            Self::Claim(round) => write!(f, "claim {round}"),
+            Self::Members(round, members) => write!(f, "members {round} {}", list(members.iter())),
+            Self::SteppedBack => f.write_str("stepped-back"),
+            Self::Refused => f.write_str("refused"),
+            Self::Over(members) => write!(f, "over {}", list(members.iter())),
+        }
     }
 }
 
@@ -125,8 +175,6 @@ struct Shrinking<'a> {
     left: BTreeSet<usize>,
     /// Whose process is gone.
     gone: BTreeSet<usize>,
-    /// By leader, the last round that failed.
-    rounds: BTreeMap<usize, u64>,
 }
 
 impl Shrinking<'_> {
@@ -168,10 +216,33 @@ impl Shrinking<'_> {
         Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing, arrived }
     }
 
-    /// The store of a rank that leads this shrink.
+    /// What a rank says at its door of this shrink, and the store behind the door; `None` where it is closed, or says nothing.
+    fn visit(&self, rank: usize) -> Option<(Status, Arc<dyn Store>)> {
+        let store: Arc<dyn Store> = Arc::new(self.lineage.meeting.visit(self.lineage.places[rank])?);
+        Some((self.read_status(&*store).ok()??, store))
+    }
+
+    /// The store of a rank that leads this shrink, or has led it.
     fn leading(&self, rank: usize) -> Option<Arc<dyn Store>> {
-        let store = self.lineage.meeting.visit(self.lineage.places[rank])?;
-        store.check(&[&self.key("led")]).ok()?.then(|| Arc::new(store) as Arc<dyn Store>)
+        self.visit(rank).filter(|(status, _)| !matches!(status, Status::SteppedBack)).map(|(_, store)| store)
+    }
+
+    fn read_status(&self, store: &dyn Store) -> Result<Option<Status>> {
+        let key = self.key("status");
+        if !store.check(&[&key])? {
+            return Ok(None);
+        }
+        Ok(Status::parse(&store.get(&key, SLICE)?))
+    }
+
+    /// Whether these are ranks of the old communicator.
+    fn are_ranks(&self, ranks: &[usize]) -> bool {
+        ranks.iter().all(|rank| *rank < self.comm.world_size())
+    }
+
+    /// Says at this rank's own door how far it is.
+    fn say(&self, store: &dyn Store, status: &Status) -> Result<()> {
+        store.set(&self.key("status"), status.to_string().as_bytes())
     }
 
     /// Finds out whether a rank's process is gone.
@@ -186,7 +257,8 @@ impl Shrinking<'_> {
     ///
     /// A rank that is there and does not serve takes a while to look at, so usually only the lowest is, which should lead.
     fn find_leader(&mut self) -> Leader {
-        let began = Instant::now();
+        let (began, mut pause, mut given_up) = (Instant::now(), PAUSE, None::<Instant>);
+        let limit = self.deadline.limit();
         loop {
             let lower: Vec<usize> = (0..self.me).filter(|rank| !self.is_gone(*rank)).collect();
             let awaited: Vec<usize> =
@@ -201,77 +273,76 @@ impl Shrinking<'_> {
             if awaited.is_empty() {
                 return Leader::Me;
             }
-            if self.is_impatient() {
-                self.doubts.extend(awaited);
+            // One after another: the next one may be about to lead, having given up the same one.
+            if self.is_impatient() && given_up.is_none_or(|since| since.elapsed() >= LONG.min(limit / 8)) {
+                self.doubts.insert(awaited[0]);
+                (given_up, pause) = (Some(Instant::now()), PAUSE);
+                continue;
+            }
+            std::thread::sleep(pause.min(self.deadline.remaining()));
+            pause = (pause * 2).min(LONGEST_PAUSE).min(limit / 32);
+        }
+    }
+
+    /// Joins the rounds of `leader`; `None` where it is gone, or leads no more.
+    fn follow(&mut self, leader: usize, store: &Arc<dyn Store>) -> Result<Option<Communicator>> {
+        let (mut joined, mut failed) = (0, 0);
+        while !self.deadline.has_passed() {
+            let Ok(Some(status)) = self.read_status(&**store) else { return Ok(None) };
+            match status {
+                Status::SteppedBack => return Ok(None),
+                Status::Open(round) if round > joined => {
+                    let doubts = list(self.doubts.iter());
+                    if store.set(&self.join_key(round, self.me), doubts.as_bytes()).is_err() {
+                        return Ok(None);
+                    }
+                    joined = round;
+                }
+                Status::Members(round, members) if round > failed && members.contains(&self.me) && self.are_ranks(&members) => {
+                    if let Some(comm) = self.found(leader, round, store, &members)? {
+                        return Ok(Some(comm));
+                    }
+                    failed = round;
+                }
+                // Whoever is not among the members may come to another round, should this one fail.
+                Status::Open(_) | Status::Claim(_) | Status::Members(..) => {}
+                Status::Over(members) => {
+                    return Err(self.comm.left_behind(&format!("ranks {members:?} went on without it")));
+                }
+                Status::Refused => return Err(self.comm.left_behind(&format!("rank {leader} found that others may have gone on"))),
             }
             std::thread::sleep(PAUSE);
         }
+        let peers = self.comm.peers();
+        let doing = format!("shrink: waiting for {}, which leads it", peers[leader]);
+        Err(Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing: vec![peers[leader].clone()], arrived: vec![] })
     }
 
-    /// Joins the next round of `leader`; `None` where nothing came of it.
-    fn follow(&mut self, leader: usize, store: &Arc<dyn Store>) -> Result<Option<Communicator>> {
-        let round = self.rounds.get(&leader).copied().unwrap_or_default() + 1;
-        let Some(()) = self.await_leader(leader, store, &self.round_key(round, "open"))? else { return Ok(None) };
-        let doubts: Vec<String> = self.doubts.iter().map(usize::to_string).collect();
-        if store.set(&self.join_key(round, self.me), doubts.join(",").as_bytes()).is_err() {
-            return Ok(None);
-        }
-        let members_key = self.round_key(round, "members");
-        let Some(()) = self.await_leader(leader, store, &members_key)? else { return Ok(None) };
-        let Ok(members) = store.get(&members_key, SLICE) else { return Ok(None) };
-        let members = parse(&members).filter(|members| members.iter().all(|rank| *rank < self.comm.world_size()));
-        let Some(members) = members else {
-            self.rounds.insert(leader, round);
-            return Ok(None);
-        };
-        if !members.contains(&self.me) {
-            return Err(self.comm.left_behind(&format!("ranks {members:?} are complete without it")));
-        }
-        self.found(leader, round, store, &members)
-    }
-
-    /// Waits for a key of the leader's; `None` where the leader is gone or has stepped back.
-    fn await_leader(&self, leader: usize, store: &Arc<dyn Store>, key: &str) -> Result<Option<()>> {
-        loop {
-            match store.wait(&[key], SLICE) {
-                Ok(()) => return Ok(Some(())),
-                Err(error) if !error.is_timeout() => return Ok(None),
-                Err(_) => {}
-            }
-            match store.check(&[&self.key("left")]) {
-                Ok(false) => {}
-                Ok(true) | Err(_) => return Ok(None),
-            }
-            if self.deadline.has_passed() {
-                let peers = self.comm.peers();
-                let doing = format!("shrink: waiting for {}, which leads it", peers[leader]);
-                return Err(Error::Timeout {
-                    doing,
-                    elapsed: self.deadline.elapsed(),
-                    missing: vec![peers[leader].clone()],
-                    arrived: vec![],
-                });
-            }
-        }
-    }
-
-    /// Leads one round; `None` where nothing came of it.
+    /// Leads a round; `None` where nothing came of it.
     fn lead(&mut self) -> Result<Option<Communicator>> {
         let store = self.lineage.meeting.host()?;
-        let round = self.rounds.get(&self.me).copied().unwrap_or_default() + 1;
-        store.delete_key(&self.key("left"))?;
-        store.set(&self.round_key(round, "open"), b"1")?;
-        store.set(&self.key("led"), b"1")?;
-        let Some(members) = self.gather(round, &*store)? else {
-            store.set(&self.key("left"), b"1")?;
-            store.delete_key(&self.key("led"))?;
-            self.rounds.insert(self.me, round);
-            return Ok(None);
+        let round = match self.read_status(&*store)? {
+            Some(Status::Over(members)) => return Err(self.comm.left_behind(&format!("it has become one of {members:?} already"))),
+            _ => store.add(&self.key("rounds"), 1)?.unsigned_abs(),
         };
-        let text: Vec<String> = members.iter().map(usize::to_string).collect();
-        store.set(&self.key("done"), b"1")?;
-        store.set(&self.round_key(round, "members"), text.join(",").as_bytes())?;
-        self.found(self.me, round, &store, &members)
+        self.say(&*store, &Status::Open(round))?;
+        let outcome = self.gather(round, &*store).and_then(|members| match members {
+            Some(members) => {
+                self.say(&*store, &Status::Members(round, members.clone()))?;
+                self.found(self.me, round, &store, &members).map(|comm| (comm, true))
+            }
+            None => Ok((None, false)),
+        });
+        match outcome {
+            Ok((comm, true)) => Ok(comm),
+            Ok((_, false)) => self.say(&*store, &Status::SteppedBack).map(|()| None),
+            Err(error) => {
+                // Those who wait here must not wait for nothing.
+                let status = if matches!(error, Error::LeftBehind { .. }) { Status::Refused } else { Status::SteppedBack };
+                let _ = self.say(&*store, &status);
+                Err(error)
+            }
+        }
     }
 
     /// Waits for everyone who should come to a round; `None` where a lower rank leads.
@@ -284,18 +355,22 @@ impl Shrinking<'_> {
             let present: Vec<usize> = (0..self.comm.world_size())
                 .filter(|rank| !joined.contains(rank) && !self.left.contains(rank) && !self.is_gone(*rank))
                 .collect();
-            let is_over = self.is_impatient() || began.elapsed() >= GRACE && present.iter().all(|rank| self.doubts.contains(rank));
-            if present.is_empty() || is_over {
-                self.refuse_to_split(&present)?;
+            if present.iter().any(|rank| *rank < self.me && self.leading(*rank).is_some()) {
+                return Ok(None);
+            }
+            let has_waited = began.elapsed() >= GRACE;
+            if present.is_empty() || has_waited && (self.is_impatient() || present.iter().all(|rank| self.doubts.contains(rank))) {
+                self.say(store, &Status::Claim(round))?;
+                // Where it has taken long, those who had come may have gone on with others.
+                let all: Vec<usize> = (0..self.comm.world_size()).filter(|rank| *rank != self.me && !self.gone.contains(rank)).collect();
+                self.refuse_to_split(if began.elapsed() >= LONG { &all } else { &present })?;
                 self.refuse_to_be_few(&present, &joined)?;
+                self.admit(round, store, &mut joined)?;
                 return Ok(Some(joined.into_iter().collect()));
             }
             if elsewhere.elapsed() >= GRACE {
                 self.refuse_to_split(&present)?;
                 elsewhere = Instant::now();
-            }
-            if present.iter().any(|rank| *rank < self.me && self.leading(*rank).is_some()) {
-                return Ok(None);
             }
             // Only a pause: who came is looked at above.
             let keys: Vec<String> = present.iter().map(|rank| self.join_key(round, *rank)).collect();
@@ -309,17 +384,23 @@ impl Shrinking<'_> {
             let key = self.join_key(round, rank);
             if !joined.contains(&rank) && store.check(&[&key])? {
                 joined.insert(rank);
-                self.doubts.extend(parse(&store.get(&key, SLICE)?).unwrap_or_default());
+                let doubts = store.get(&key, SLICE)?;
+                self.doubts.extend(std::str::from_utf8(&doubts).ok().and_then(parse).unwrap_or_default());
             }
         }
         Ok(())
     }
 
-    /// An error where one of those that are there and do not come has made a communicator of others already.
-    fn refuse_to_split(&self, present: &[usize]) -> Result<()> {
-        let has_led = |rank: usize| self.leading(rank).is_some_and(|store| store.check(&[&self.key("done")]).unwrap_or(false));
-        match present.iter().copied().find(|rank| has_led(*rank)) {
-            Some(leader) => Err(self.comm.left_behind(&format!("rank {leader} leads others that had given it up"))),
+    /// An error where one of these ranks makes a communicator of others, or has become one of another. Of two that are about to, the lower
+    /// one goes on: both have said so before they look.
+    fn refuse_to_split(&self, ranks: &[usize]) -> Result<()> {
+        let goes_on = |rank: &usize| match self.visit(*rank) {
+            Some((Status::Members(..) | Status::Over(_), _)) => true,
+            Some((Status::Claim(_), _)) => *rank < self.me,
+            _ => false,
+        };
+        match ranks.iter().copied().find(goes_on) {
+            Some(other) => Err(self.comm.left_behind(&format!("rank {other} goes on with others that had given it up"))),
             None => Ok(()),
         }
     }
@@ -349,9 +430,13 @@ impl Shrinking<'_> {
         let name = format!("{}, shrunk", shared.health.flight().name());
         let origin = Origin::Shrunk { lineage, name, watches: leader == self.me };
         let joined = join(Arc::clone(&store), (place, members.len()), Some(shared.listen), config, &self.deadline, origin);
-        self.rounds.insert(leader, round);
         match joined {
-            Ok(comm) => Ok(Some(comm)),
+            Ok(comm) => {
+                // Whoever comes later hears it from any of the members. One that cannot say so has told nobody anything else either.
+                let told = self.lineage.meeting.host().and_then(|own| self.say(&*own, &Status::Over(members.to_vec())));
+                told.unwrap_or_else(|error| tracing::warn!(%error, "late ranks will not hear from this one that it went on"));
+                Ok(Some(comm))
+            }
             Err(error) => {
                 bootstrap::call_off(&*store, &error);
                 let is_final = matches!(error, Error::Config { .. } | Error::Unsupported { .. } | Error::InvalidArgument { .. });
@@ -362,7 +447,34 @@ impl Shrinking<'_> {
 }
 
 /// Ranks as they are written in a store: in decimal, between commas.
-fn parse(text: &[u8]) -> Option<Vec<usize>> {
-    let text = std::str::from_utf8(text).ok()?;
+fn list<'a>(ranks: impl Iterator<Item = &'a usize>) -> String {
+    ranks.map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// The reverse of [`list`].
+fn parse(text: &str) -> Option<Vec<usize>> {
     text.split(',').filter(|rank| !rank.is_empty()).map(|rank| rank.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_at_a_door_is_understood() {
+        let said = [
+            Status::Open(3),
+            Status::Claim(4),
+            Status::Members(1, vec![0, 2, 11]),
+            Status::SteppedBack,
+            Status::Refused,
+            Status::Over(vec![7]),
+        ];
+        for status in said {
+            assert_eq!(Status::parse(status.to_string().as_bytes()), Some(status));
+        }
+        for nonsense in ["", "open", "open x", "members 1", "members 1 2,x", "over -1", "\u{fffd}"] {
+            assert_eq!(Status::parse(nonsense.as_bytes()), None, "{nonsense}");
+        }
+    }
 }

@@ -13,13 +13,13 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::Flight;
 use crate::error::{Error, Result};
-use crate::fork;
+use crate::fork::Process;
 
 /// The recorders of this process's communicators.
 static LIVING: Mutex<Vec<Weak<Flight>>> = Mutex::new(Vec::new());
 
 /// Where a signal writes; set once the handler is there.
-static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
+static FOLDER: Mutex<Option<(PathBuf, Process)>> = Mutex::new(None);
 
 /// What the handler writes to; never closed once it is set.
 static BELL: AtomicI32 = AtomicI32::new(-1);
@@ -41,8 +41,7 @@ pub(super) fn enlist(flight: &Arc<Flight>) {
 /// gives no handler or thread.
 pub fn write_flight_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
     let mut kept = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
-    fork::watch();
-    if fork::is_child() {
+    if kept.as_ref().is_some_and(|(_, process)| process.is_foreign()) {
         let reason = "this process was forked; call write_flight_records here";
         return Err(Error::unsupported("writing flight records on SIGUSR1", reason));
     }
@@ -59,7 +58,7 @@ pub fn write_flight_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()>
             .map_err(|error| Error::io("starting the thread that writes flight records", error))?;
         install()?;
     }
-    *kept = Some(folder.into());
+    *kept = Some((folder.into(), Process::this()));
     Ok(())
 }
 
@@ -92,7 +91,7 @@ fn attend(bell: &OwnedFd) {
                 std::thread::park();
             }
         }
-        let Some(folder) = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).clone() else { continue };
+        let Some((folder, _)) = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).clone() else { continue };
         match write_all(&folder, "SIGUSR1") {
             Ok(files) => tracing::info!(files = files.len(), folder = %folder.display(), "flight records are written"),
             Err(error) => tracing::warn!(%error, "flight records could not be written"),

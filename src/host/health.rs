@@ -8,7 +8,7 @@ use super::notice::Notice;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer};
 use crate::flight::Flight;
-use crate::fork;
+use crate::fork::Process;
 
 /// Set once, when a communicator ends: by an error found here, by a peer's notice, or by `abort` from any thread.
 ///
@@ -21,6 +21,8 @@ pub(crate) struct Health {
     cause: OnceLock<Arc<Error>>,
     /// What this communicator's calls are recorded in.
     flight: Arc<Flight>,
+    /// Which process made it.
+    process: Process,
 }
 
 impl Health {
@@ -63,9 +65,15 @@ impl Health {
         }
     }
 
+    /// Whether the communicator was made in a process that this one was forked from.
+    #[inline]
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.process.is_foreign()
+    }
+
     /// What a call gets that comes after the end; `None` while the communicator is whole.
     pub(crate) fn refusal(&self, call: impl FnOnce() -> String, peers: &[Peer]) -> Option<Error> {
-        if fork::is_child() {
+        if self.is_foreign() {
             let reason =
                 "this process was forked from the one that made the communicator; make another one here, or start a program (exec)";
             return Some(Error::Unsupported { what: call(), reason: reason.to_owned() });

@@ -136,7 +136,8 @@ fn a_forked_child_is_refused_and_the_parent_goes_on() {
                             let refused = |outcome: collectives::Result<()>| outcome.is_err_and(|error| error.is_unsupported());
                             let is_right = refused(comm.all_reduce(&mut x, ReduceOp::Sum))
                                 && refused(comm.send(&x, 1))
-                                && refused(comm.shrink().map(drop));
+                                && refused(comm.shrink().map(drop))
+                                && Communicator::local(1).is_ok_and(|own| own[0].barrier().is_ok());
                             // SAFETY: ends the child at once, without its parent's destructors.
                             unsafe { libc::_exit(i32::from(!is_right)) }
                         }

@@ -6,7 +6,7 @@ use collectives::{Communicator, Error, ReduceOp, Result, Secret};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::random::Random;
-use crate::common::ranks::{Wiring, is_rank_of, threads, threads_with};
+use crate::common::ranks::{Meeting, Wiring, is_rank_of, threads, threads_with};
 use crate::processes::Ranks;
 
 /// What survivors may take from a death until they work again, on a loaded machine. Nothing in it waits for a deadline.
@@ -240,15 +240,21 @@ fn a_job_with_a_secret_shrinks_with_it() {
 
 #[test]
 fn a_rank_that_does_not_come_is_waited_for_half_the_deadline() {
+    let over = Meeting::new(3);
     let lefts = threads(Wiring::Tcp, 3, |comm| {
         if comm.rank() == 0 {
-            // Alive, and not interested; it stays until the others are done.
-            return comm.recv(&mut [0_u8], 1).err().map(|_| 0);
+            // Alive, and not interested until the others are done: then it is too late.
+            over.meet();
+            let error = comm.shrink().expect_err("the others have gone on");
+            over.meet();
+            return error.to_string().matches("went on without rank 0").count();
         }
-        comm.set_timeout(Duration::from_secs(2));
+        comm.set_timeout(Duration::from_secs(6));
         let left = comm.shrink().unwrap();
         left.barrier().unwrap();
-        Some(left.world_size())
+        over.meet();
+        over.meet();
+        left.world_size()
     });
-    assert_eq!(lefts, [Some(0), Some(2), Some(2)]);
+    assert_eq!(lefts, [1, 2, 2]);
 }

@@ -13,7 +13,6 @@ use crate::config::{Config, Transport};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::flight::{Flight, Orders};
-use crate::fork;
 use crate::host::bootstrap::Exchange;
 use crate::host::engine::Engine;
 use crate::host::health::Health;
@@ -63,7 +62,6 @@ impl HostPlane {
     pub(crate) fn establish(exchange: &mut dyn Exchange, founding: &Founding<'_>, deadline: &Deadline) -> Result<(Self, MessageConnector)> {
         let Founding { rank, world_size, config, listen, door: _ } = *founding;
         let secret = config.secret.as_ref();
-        fork::watch();
         let blobs = exchange.all_gather(&founding.facts()?.to_bytes(), deadline)?;
         let facts: Vec<Facts> = blobs.iter().enumerate().map(|(rank, blob)| Facts::from_bytes(rank, blob)).collect::<Result<_>>()?;
         Facts::compare(&facts)?;

@@ -23,7 +23,6 @@ use std::sync::Arc;
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::error::{self, Error, Peer};
-use crate::fork;
 use crate::host::engine::Engine;
 use crate::host::health::Health;
 use crate::host::notice::{Notice, Stop};
@@ -221,7 +220,7 @@ impl HostPlane {
 
     /// Passes the end of the communicator, where it has ended, on to everyone who can be reached and was not told before.
     pub(crate) fn tell(&mut self) {
-        let Some(notice) = self.health.notice().copied().filter(|_| !fork::is_child()) else { return };
+        let Some(notice) = self.health.notice().copied().filter(|_| !self.health.is_foreign()) else { return };
         if let Some(group) = &self.group {
             group.tell(&notice);
         }
@@ -231,7 +230,7 @@ impl HostPlane {
 
 impl Drop for HostPlane {
     fn drop(&mut self) {
-        if fork::is_child() {
+        if self.health.is_foreign() {
             return;
         }
         self.tell();

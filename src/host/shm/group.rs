@@ -12,6 +12,7 @@ use super::steps::Standing;
 use super::window::Windows;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
+use crate::fork::Process;
 use crate::host::bootstrap::Exchange;
 use crate::host::notice::Notice;
 use crate::proof::Secret;
@@ -42,6 +43,7 @@ pub(crate) struct Group {
     /// The memory of users that the ranks have in common.
     pub(super) windows: Windows,
     links_taken: Box<[bool]>,
+    process: Process,
 }
 
 // SAFETY: `inputs` is scratch space whose pointers are only used inside one call; everything else is Send.
@@ -105,6 +107,7 @@ impl Group {
             windows: Windows::new(secret),
             links_taken: vec![false; ranks * CHANNELS].into(),
             region: Arc::new(region),
+            process: Process::this(),
         }
     }
 
@@ -145,7 +148,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if !crate::fork::is_child() {
+        if !self.process.is_foreign() {
             self.region.depart();
         }
     }

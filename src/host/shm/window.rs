@@ -26,6 +26,7 @@ use super::pages::{self, Pages};
 use super::region::{SEALS, check_seals};
 use crate::deadline::Deadline;
 use crate::error::Error;
+use crate::fork::Process;
 use crate::host::bootstrap::Exchange;
 use crate::proof::Secret;
 
@@ -71,6 +72,7 @@ impl Window {
 #[derive(Debug)]
 pub(crate) struct Segment {
     window: Arc<Window>,
+    process: Process,
     /// Dropped after the window, so that whoever hears of it finds the window let go.
     _told: Told,
 }
@@ -79,7 +81,7 @@ impl Drop for Segment {
     fn drop(&mut self) {
         // Nobody needs it: peers read a segment only during calls that its owner makes with it, and what one reads that has not heard
         // of the end of such a call is thrown away.
-        if !crate::fork::is_child() {
+        if !self.process.is_foreign() {
             self.window.pages.give_back(self.window.me * self.window.stride, used(self.window.bytes));
         }
     }
@@ -167,7 +169,7 @@ impl Site {
             secret: self.secret.as_ref(),
         };
         let window = if self.me == 0 { goods.lead(exchange, deadline) } else { goods.follow(exchange, self.leader, deadline) }?;
-        Ok(Segment { window: Arc::new(window), _told: Told(Arc::clone(&self.dropped)) })
+        Ok(Segment { window: Arc::new(window), process: Process::this(), _told: Told(Arc::clone(&self.dropped)) })
     }
 
     /// Maps the file, and has the kernel find memory for this rank's segment: near the processor that it runs on, where there are

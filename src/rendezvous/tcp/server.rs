@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::daemon::Daemon;
-use crate::fork;
+use crate::fork::Process;
 use crate::proof::Secret;
 use crate::{Error, Result};
 
@@ -53,6 +53,7 @@ pub struct TcpStoreServer {
     bell: Arc<OwnedFd>,
     served: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
+    process: Process,
 }
 
 impl TcpStoreServer {
@@ -98,7 +99,6 @@ impl TcpStoreServer {
 
     /// Starts a server, for those who know the secret where there is one, on a listener that does not block.
     pub(crate) fn serve(listener: std::net::TcpListener, linger: Duration, secret: Option<&Secret>) -> Result<Self> {
-        fork::watch();
         let doing = "starting the store server";
         let address = listener.local_addr().map_err(|error| Error::io(doing, error))?;
         if secret.is_none() && !address.ip().is_loopback() {
@@ -110,7 +110,7 @@ impl TcpStoreServer {
         let served = daemon.served();
         let thread = std::thread::Builder::new().name("store-server".to_owned()).spawn(move || daemon.run());
         let thread = thread.map_err(|error| Error::io(doing, error))?;
-        Ok(Self { address, bell, served, thread: Some(thread) })
+        Ok(Self { address, bell, served, thread: Some(thread), process: Process::this() })
     }
 
     /// How many requests it has carried out so far, greetings among them. A communicator of `n` ranks costs about 22 `n` to start.
@@ -134,7 +134,7 @@ impl fmt::Debug for TcpStoreServer {
 
 impl Drop for TcpStoreServer {
     fn drop(&mut self) {
-        if fork::is_child() {
+        if self.process.is_foreign() {
             // The thread is the parent's, and goes on serving.
             return;
         }
