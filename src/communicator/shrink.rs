@@ -117,7 +117,7 @@ enum Status {
     Claim(u64),
     /// The round is complete, with these ranks, and they are founding a communicator.
     Members(u64, Vec<usize>),
-    /// A lower rank leads.
+    /// It leads no round at the moment: a lower rank does, or its last one failed.
     SteppedBack,
     /// It has found that others may have gone on.
     Refused,
@@ -181,8 +181,9 @@ impl Shrinking<'_> {
     fn run(mut self) -> Result<Communicator> {
         loop {
             let attempt = match self.find_leader() {
-                Leader::Me => self.lead()?,
-                Leader::Other(leader, store) => self.follow(leader, &store)?,
+                Some(Leader::Me) => self.lead()?,
+                Some(Leader::Other(leader, store)) => self.follow(leader, &store)?,
+                None => None,
             };
             if let Some(comm) = attempt {
                 return Ok(comm);
@@ -253,10 +254,10 @@ impl Shrinking<'_> {
         self.gone.contains(&rank)
     }
 
-    /// The lowest rank that leads, or this one where every lower one is gone or not to be waited for.
+    /// The lowest rank that leads, or this one where every lower one is gone or not to be waited for; `None` once the deadline has passed.
     ///
     /// A rank that is there and does not serve takes a while to look at, so usually only the lowest is, which should lead.
-    fn find_leader(&mut self) -> Leader {
+    fn find_leader(&mut self) -> Option<Leader> {
         let (began, mut pause, mut given_up) = (Instant::now(), PAUSE, None::<Instant>);
         let limit = self.deadline.limit();
         loop {
@@ -267,11 +268,14 @@ impl Shrinking<'_> {
             let looked_at = if looks_at_all { &lower[..] } else { &awaited[..1] };
             for rank in looked_at {
                 if let Some(store) = self.leading(*rank) {
-                    return Leader::Other(*rank, store);
+                    return Some(Leader::Other(*rank, store));
                 }
             }
             if awaited.is_empty() {
-                return Leader::Me;
+                return Some(Leader::Me);
+            }
+            if self.deadline.has_passed() {
+                return None;
             }
             // One after another: the next one may be about to lead, having given up the same one.
             if self.is_impatient() && given_up.is_none_or(|since| since.elapsed() >= LONG.min(limit / 8)) {
@@ -329,13 +333,14 @@ impl Shrinking<'_> {
         let outcome = self.gather(round, &*store).and_then(|members| match members {
             Some(members) => {
                 self.say(&*store, &Status::Members(round, members.clone()))?;
-                self.found(self.me, round, &store, &members).map(|comm| (comm, true))
+                self.found(self.me, round, &store, &members)
             }
-            None => Ok((None, false)),
+            None => Ok(None),
         });
         match outcome {
-            Ok((comm, true)) => Ok(comm),
-            Ok((_, false)) => self.say(&*store, &Status::SteppedBack).map(|()| None),
+            Ok(Some(comm)) => Ok(Some(comm)),
+            // Also where a member was lost: this rank may be leading again in a moment, or following another.
+            Ok(None) => self.say(&*store, &Status::SteppedBack).map(|()| None),
             Err(error) => {
                 // Those who wait here must not wait for nothing.
                 let status = if matches!(error, Error::LeftBehind { .. }) { Status::Refused } else { Status::SteppedBack };

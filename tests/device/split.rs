@@ -36,3 +36,23 @@ fn split_and_subgroups_of_threads() {
 fn split_and_subgroups_of_processes() {
     process_ranks("split::split_and_subgroups_of_processes", 4, halves);
 }
+
+fn whoever_is_left(comm: &collectives::Communicator, memory: &DeviceMemory) {
+    let job = comm.duplicate().unwrap();
+    let left = job.shrink().unwrap();
+    assert!(left.device().is_some(), "{:?}", left.why_no_device());
+    assert!(job.all_reduce(&mut memory.put(&[1_i32]), ReduceOp::Sum).is_err(), "the old one is ended");
+    reductions_in::<f32, _>(memory, &left, ReduceOp::Sum, 100, 6);
+    movements_in::<u8, _>(memory, &left, 100, 7);
+    left.close().unwrap();
+}
+
+#[test]
+fn a_shrunk_communicator_of_threads_has_its_devices() {
+    ranks(3, whoever_is_left);
+}
+
+#[test]
+fn a_shrunk_communicator_of_processes_has_its_devices() {
+    process_ranks("split::a_shrunk_communicator_of_processes_has_its_devices", 3, whoever_is_left);
+}

@@ -70,7 +70,7 @@ struct Work {
 impl Group {
     /// The estimate for this group: the same on every rank.
     pub(crate) fn estimate(&self) -> Estimate {
-        Estimate::new(self.ranks, super::wait::processors(&self.region), self.pace)
+        Estimate::new(self.ranks, self.running, self.pace)
     }
 }
 

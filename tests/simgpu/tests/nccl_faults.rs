@@ -76,6 +76,7 @@ fn an_error_inside_a_group_comes_back_at_its_end() {
     in_ranks(2, |rank| {
         let buffer = rank.upload(&[1; 4]);
         let call = |kind| ncclAllReduce(rank.at(&buffer), rank.at(&buffer), 4, kind, SUM, rank.comm, rank.stream());
+        let turn = my_turn();
         ok(ncclGroupStart());
         ok(ncclGroupStart());
         ok(call(U8));
@@ -85,6 +86,7 @@ fn an_error_inside_a_group_comes_back_at_its_end() {
         assert_eq!(ncclGroupEnd(), 4);
         assert_eq!(ncclGroupEnd(), 5);
         assert!(last_error().contains("not in a group call"), "{}", last_error());
+        drop(turn);
         assert_eq!(rank.download(&buffer), [1; 4], "nothing of the group was done");
         ok(call(U8));
         assert_eq!(rank.download(&buffer), [2; 4]);
@@ -118,6 +120,7 @@ fn buffers_have_to_be_memory_of_the_device() {
         let (buffer, comm, stream) = (rank.room(64), rank.comm, rank.stream());
         let host = [0u8; 64];
         let call = |pointer: u64, count: usize| ncclAllReduce(pointer, pointer, count, U8, SUM, comm, stream);
+        let turn = my_turn();
         assert_eq!(call(host.as_ptr() as u64, 64), 4);
         assert!(last_error().contains("is not a valid pointer"), "{}", last_error());
         assert_eq!(call(rank.at(&buffer), 65), 4);
@@ -129,6 +132,7 @@ fn buffers_have_to_be_memory_of_the_device() {
         assert_eq!(call(elsewhere.at(&foreign), 64), 4);
         assert!(last_error().contains("allocated on device 5 mismatchs"), "{}", last_error());
         assert_eq!(ncclAllReduce(rank.at(&buffer), rank.at(&buffer), 8, U8, SUM, comm, elsewhere.stream()), 1);
+        drop(turn);
         ok(ncclAllReduce(0, 0, 0, U8, SUM, comm, stream));
         ok(ncclAllReduce(rank.at(&buffer), rank.at(&buffer) + 3, 32, U8, SUM, comm, stream));
     });

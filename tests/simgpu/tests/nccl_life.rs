@@ -48,11 +48,12 @@ fn a_communicator_that_is_not_ready_refuses_calls() {
         let mut config = blocking(false);
         let code = ncclCommInitRankConfig(&raw mut rank.comm, 2, id, rank.rank as c_int, &raw mut config);
         assert_eq!((code, rank.comm.is_null()), (7, false));
-        let buffer = rank.room(8);
+        let (buffer, turn) = (rank.room(8), my_turn());
         assert_eq!(ncclAllReduce(rank.at(&buffer), rank.at(&buffer), 8, U8, SUM, rank.comm, rank.stream()), 4);
         assert!(last_error().contains("before the previous operation returned"), "{}", last_error());
         assert_eq!(ncclCommCount(rank.comm, &mut 0), 4);
         assert_eq!(ncclCommDestroy(rank.comm), 4);
+        drop(turn);
         let (error, polls) = rank.settle();
         assert!(error == 0 && polls > 5, "{error} after {polls}");
         add_up(&rank);

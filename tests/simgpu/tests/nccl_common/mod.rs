@@ -7,8 +7,7 @@
 pub mod oracle;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
@@ -92,6 +91,12 @@ pub fn last_error() -> String {
     // SAFETY: the function takes any handle and gives a text that stays.
     let text = unsafe { CStr::from_ptr(symbol::<unsafe extern "C" fn(Comm) -> *const c_char>("ncclGetLastError")(std::ptr::null_mut())) };
     text.to_string_lossy().into_owned()
+}
+
+/// For ranks whose calls fail and that look at [`last_error`]: there is one for the whole process, so they take turns.
+pub fn my_turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap()
 }
 
 /// Ends the test where a call does not succeed.
