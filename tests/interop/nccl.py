@@ -1,0 +1,19 @@
+"""A rank of a process group over NCCL, as far as the exchange of its unique id: nccl.py BACKEND PORT RANK WORLD_SIZE.
+
+Without a GPU the stand-ins for CUDA and NCCL (no_device.c) print the id that they made or were given.
+"""
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+backend, port, rank, n = sys.argv[1], *map(int, sys.argv[2:])
+limit = timedelta(seconds=60)
+store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+dist.init_process_group(backend, store=store, rank=rank, world_size=n, device_id=torch.device("cuda", 0), timeout=limit)
+print("group made", flush=True)
+# What the stand-ins made cannot be destroyed in order.
+os._exit(0)
