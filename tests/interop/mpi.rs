@@ -13,7 +13,7 @@ fn open_mpi() -> Result<Command, String> {
     let name = ["mpirun.openmpi", "mpirun"].into_iter().find(|name| run(name, &["--version"]).is_ok());
     let name = name.ok_or("no mpirun of Open MPI")?;
     let version = Command::new(name).arg("--version").output().map_err(|error| error.to_string())?;
-    if !String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
+    if !String::from_utf8_lossy(&version.stdout).contains("open-mpi.org") {
         return Err(format!("{name} is not Open MPI's"));
     }
     let mut command = Command::new(name);
