@@ -1,4 +1,4 @@
-"""PyTorch's TCPStore server, which does in Python what its standard input asks for: server.py libuv|legacy."""
+"""PyTorch's TCPStore server, which does in Python what its standard input asks for: server.py libuv|legacy [PORT WORKERS]."""
 
 import sys
 from datetime import timedelta
@@ -10,10 +10,17 @@ def pattern(length):
     return (bytes(range(251)) * (length // 251 + 1))[:length]
 
 
+kind, port, workers = [*sys.argv[1:], 0, None][:3]
 store = dist.TCPStore(
-    "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60), use_libuv=sys.argv[1] == "libuv"
+    "127.0.0.1",
+    int(port),
+    workers and int(workers),
+    is_master=True,
+    wait_for_workers=workers is not None,
+    timeout=timedelta(seconds=60),
+    use_libuv=kind == "libuv",
 )
-assert store.libuvBackend == (sys.argv[1] == "libuv")
+assert store.libuvBackend == (kind == "libuv")
 print("port", store.port, flush=True)
 for line in sys.stdin:
     call, *arguments = line.split()

@@ -197,6 +197,20 @@ fn our_client_has_every_answer_of_pythons_legacy_server() {
 }
 
 #[test]
+fn a_python_rank_that_serves_and_waits_for_its_workers_counts_ours() {
+    let python = python!();
+    for kind in ["libuv", "legacy"] {
+        let port = ranks::free_port();
+        let mut server = Peer::start(&mut python.script("server.py", &[kind, &port.to_string(), "3"]));
+        let clients = [(); 2].map(|()| TcpStore::connect("127.0.0.1", port, LONG).unwrap());
+        clients.iter().for_each(|client| client.join().unwrap());
+        server.expect("port");
+        drop(clients);
+        server.finish();
+    }
+}
+
+#[test]
 fn our_client_is_served_by_python_although_every_byte_comes_alone() {
     let python = python!();
     for kind in ["libuv", "legacy"] {
