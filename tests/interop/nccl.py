@@ -1,4 +1,4 @@
-"""A rank of a process group over NCCL, as far as the exchange of its unique id: nccl.py BACKEND PORT RANK WORLD_SIZE.
+"""A rank of a process group over NCCL, as far as the exchange of its unique id: nccl.py BACKEND env | store PORT RANK WORLD_SIZE.
 
 Without a GPU the stand-ins for CUDA and NCCL (no_device.c) print the id that they made or were given.
 """
@@ -10,10 +10,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-backend, port, rank, n = sys.argv[1], *map(int, sys.argv[2:])
 limit = timedelta(seconds=60)
-store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
-dist.init_process_group(backend, store=store, rank=rank, world_size=n, device_id=torch.device("cuda", 0), timeout=limit)
+where = {}
+if sys.argv[2] == "store":
+    port, rank, n = map(int, sys.argv[3:])
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+    where = {"store": store, "rank": rank, "world_size": n}
+dist.init_process_group(sys.argv[1], device_id=torch.device("cuda", 0), timeout=limit, **where)
 print("group made", flush=True)
 # What the stand-ins made cannot be destroyed in order.
 os._exit(0)

@@ -7,13 +7,22 @@ use collectives::{Store, TcpStore, TcpStoreServer};
 use crate::peer::{LONG, Peer, Python};
 use crate::python;
 
-/// Each backend, and where the id of its first communicator lies.
-const BACKENDS: [(&str, &str); 2] = [("nccl", "0//cuda//0/nccl_storekey_0"), ("nccl-legacy", "0//cuda//0")];
+/// Each backend, whether its group is made of the variables of a launcher or of a store of the caller's, and where the id of its
+/// first communicator lies.
+const BACKENDS: [(&str, &str, &str); 3] = [
+    ("nccl", "env", "default_pg/0//cuda//0/nccl_storekey_0"),
+    ("nccl", "store", "0//cuda//0/nccl_storekey_0"),
+    ("nccl-legacy", "env", "default_pg/0//cuda//0"),
+];
 
 /// A Python rank of two, which believes that it has a device.
-fn rank(python: &Python, backend: &str, server: &TcpStoreServer, rank: &str) -> Peer {
+fn rank(python: &Python, backend: &str, way: &str, server: &TcpStoreServer, rank: &str) -> Peer {
     let port = server.local_addr().port().to_string();
-    Peer::start(python.script("nccl.py", &[backend, &port, rank, "2"]).env("COLLECTIVES_INTEROP_PRETEND_DEVICE", "1"))
+    let mut command = python.script("nccl.py", &[backend, way, &port, rank, "2"]);
+    command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port), ("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2")]);
+    // The store is served already, as by an agent of torchrun's.
+    command.env("TORCHELASTIC_USE_AGENT_STORE", "True").env("COLLECTIVES_INTEROP_PRETEND_DEVICE", "1");
+    Peer::start(&mut command)
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -23,13 +32,13 @@ fn hex(bytes: &[u8]) -> String {
 #[test]
 fn a_rank_of_rust_reads_the_id_that_process_group_nccl_publishes() {
     let python = python!();
-    for (backend, key) in BACKENDS {
+    for (backend, way, key) in BACKENDS {
         let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
         let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap();
-        let mut first = rank(&python, backend, &server, "0");
+        let mut first = rank(&python, backend, way, &server, "0");
         let made = first.expect("made 0 0");
         let id = store.get(key, LONG).unwrap();
-        assert_eq!((hex(&id), id.len()), (made.clone(), 128), "{backend}");
+        assert_eq!((hex(&id), id.len()), (made.clone(), 128), "{backend} {way}");
         assert_eq!(first.expect("joined 0 2"), made);
         drop(store);
     }
@@ -38,14 +47,14 @@ fn a_rank_of_rust_reads_the_id_that_process_group_nccl_publishes() {
 #[test]
 fn process_group_nccl_joins_with_the_id_that_a_rank_of_rust_publishes() {
     let python = python!();
-    for (backend, key) in BACKENDS {
+    for (backend, way, key) in BACKENDS {
         let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
         let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap();
-        let mut second = rank(&python, backend, &server, "1");
+        let mut second = rank(&python, backend, way, &server, "1");
         let id: Vec<u8> = (0..128_u32).map(|index| (index * 37 + 11) as u8).collect();
         assert!(store.get(key, Duration::ZERO).unwrap_err().is_timeout());
         store.set(key, &id).unwrap();
-        assert_eq!(second.expect("joined 1 2"), hex(&id), "{backend}");
+        assert_eq!(second.expect("joined 1 2"), hex(&id), "{backend} {way}");
         drop(store);
     }
 }
