@@ -10,6 +10,8 @@ mod kubernetes;
 mod mpi;
 mod named_hosts;
 mod nccl;
+#[cfg(feature = "cuda")]
+mod nccl_gpu;
 mod peer;
 mod rank;
 mod slurm;

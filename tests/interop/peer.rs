@@ -28,6 +28,13 @@ impl Python {
         Ok(Self(program))
     }
 
+    /// Whether its CUDA libraries are the stand-ins of no_device.c.
+    pub(crate) fn has_stand_ins(&self) -> bool {
+        let found = Command::new(&self.0).args(["-c", "import importlib.util as u; print(u.find_spec('torch').origin)"]).output().unwrap();
+        let module = PathBuf::from(String::from_utf8_lossy(&found.stdout).trim());
+        module.with_file_name("lib").join("libno_device.so").exists()
+    }
+
     /// The interpreter.
     pub(crate) fn program(&self) -> &Path {
         &self.0

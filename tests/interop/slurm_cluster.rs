@@ -91,7 +91,7 @@ impl Cluster {
                 let logs = fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().path());
                 let logs = logs.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
                 let said: String = logs.map(|log| fs::read_to_string(log).unwrap_or_default()).collect();
-                let last = said.lines().filter(|line| line.contains("error:") || line.contains("fatal:")).next_back().unwrap_or_default();
+                let last = said.lines().rfind(|line| line.contains("error:") || line.contains("fatal:")).unwrap_or_default();
                 return Err(format!("Slurm does not start: waited in vain until {what}; its last words: {last}"));
             }
             std::thread::sleep(Duration::from_millis(50));
