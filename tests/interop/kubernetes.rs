@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::named_hosts::NamedHosts;
 use crate::peer::{Peer, example};
-use crate::skip;
+use crate::{python, skip};
 
 /// What a manifest says of its pods.
 struct Manifest {
@@ -41,7 +41,7 @@ impl Manifest {
     }
 }
 
-/// Runs a manifest's pods to their end, with the program that `command` makes of the image's; what they printed.
+/// Runs a manifest's pods to their end, with the command that `command` makes of the image's; what they printed.
 fn pods(net: u8, manifest: &Manifest, command: impl Fn(&mut std::process::Command)) -> Result<Vec<String>, String> {
     let count: usize = manifest.value("completions").parse().unwrap();
     assert_eq!(manifest.value("parallelism"), manifest.value("completions"), "a rank that is not started cannot be met");
@@ -84,6 +84,26 @@ fn the_pods_of_a_job_under_collrun_are_nodes_of_several_ranks() {
         container.args([&format!("PATH={path}"), "/bin/sh", "-c", &script]);
     };
     match pods(42, &manifest, run) {
+        Ok(printed) => assert!(printed[0].contains("parameters alike on all 4 ranks, bit for bit: true"), "{printed:?}"),
+        Err(why) => skip!("{why}"),
+    }
+}
+
+#[test]
+fn torchrun_can_stand_in_collruns_place() {
+    let python = python!();
+    let mut manifest = Manifest::read("collrun-job.yaml");
+    // PyTorch's store cannot prove that it knows a secret.
+    manifest.text = manifest.text.replace("- name: COLLECTIVES_SECRET", "- name: UNUSED");
+    let torchrun = format!("exec {} -W ignore -m torch.distributed.run --no-python ", python.program().display());
+    let script = manifest
+        .script()
+        .replace("exec collrun ", &torchrun)
+        .replace("gradient_averaging", example("gradient_averaging").to_str().unwrap());
+    let run = |container: &mut std::process::Command| {
+        container.args(["PATH=/usr/bin:/bin", "OMP_NUM_THREADS=1", "/bin/sh", "-c", &script]);
+    };
+    match pods(43, &manifest, run) {
         Ok(printed) => assert!(printed[0].contains("parameters alike on all 4 ranks, bit for bit: true"), "{printed:?}"),
         Err(why) => skip!("{why}"),
     }
