@@ -21,7 +21,7 @@ impl Averaged<'_, '_> {
     /// `InvalidArgument` where there is no such parameter, or `T` is not its type.
     pub fn gradient<T: Float>(&self, parameter: usize) -> Result<&[T]> {
         let (flat, range) = self.buckets.slot::<T>("gradient", parameter)?;
-        Ok(&flat.host()[range])
+        Ok(&flat.host()?[range])
     }
 
     /// Copies a parameter's gradient to a buffer of its type and length.

@@ -94,6 +94,15 @@ impl<'comm> Buckets<'comm> {
         self.buckets.iter().map(|bucket| bucket.layout())
     }
 
+    pub(super) fn layout(&self, bucket: usize) -> &BucketLayout {
+        self.buckets[bucket].layout()
+    }
+
+    /// The bucket and slot of a parameter that there is.
+    pub(super) fn place(&self, parameter: usize) -> (usize, usize) {
+        (self.entries[parameter].bucket, self.entries[parameter].slot)
+    }
+
     pub(super) fn parameter(&self, index: usize) -> Option<&Parameter> {
         self.entries.get(index).map(|entry| &entry.parameter)
     }
@@ -121,7 +130,7 @@ impl<'comm> Buckets<'comm> {
     }
 
     /// Notes an error that leaves the step, and every later one, undone.
-    fn fail<R>(&mut self, result: Result<R>) -> Result<R> {
+    pub(super) fn fail<R>(&mut self, result: Result<R>) -> Result<R> {
         result.inspect_err(|error| {
             self.failed.get_or_insert_with(|| Arc::new(error.clone()));
         })

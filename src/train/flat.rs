@@ -21,16 +21,22 @@ impl<T: Float> Flat<T> {
         comm.alloc(len).map(Self)
     }
 
-    /// Its elements.
-    #[must_use]
-    pub fn host(&self) -> &[T] {
-        &self.0
+    /// Its elements, in host memory.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where they are on a device.
+    pub fn host(&self) -> Result<&[T]> {
+        Ok(&self.0)
     }
 
     /// Its elements, to be written.
-    #[must_use]
-    pub fn host_mut(&mut self) -> &mut [T] {
-        &mut self.0
+    ///
+    /// # Errors
+    ///
+    /// As for [`host`](Self::host).
+    pub fn host_mut(&mut self) -> Result<&mut [T]> {
+        Ok(&mut self.0)
     }
 
     /// Copies a gradient in, or adds it to what is there. `range` lies inside, and the gradient is as long (checked by the caller).
