@@ -9,6 +9,8 @@ mod bucket;
 mod buckets;
 mod compress;
 mod data_parallel;
+#[cfg(feature = "cuda")]
+mod device;
 mod flat;
 mod float;
 mod hook;
@@ -24,7 +26,7 @@ pub use compress::Compress;
 pub use data_parallel::DataParallel;
 pub use flat::Flat;
 pub use float::Float;
-pub use hook::{AllReduce, Hook, Progress, weight};
+pub use hook::{AllReduce, Hook, Progress};
 pub use layout::{BucketLayout, Slot};
 pub use options::{Missing, Options};
 pub use parameter::Parameter;

@@ -10,7 +10,7 @@ use super::Options;
 use super::averaged::clipping;
 use super::bucket::Bucket;
 use super::buckets::{Buckets, MakeHook};
-use super::flat::Flat;
+use super::flat::{Flat, Place};
 use super::float::Float;
 use super::hook::{Hook, Pending, Progress};
 use super::layout::BucketLayout;
@@ -135,7 +135,7 @@ impl<'comm> ShardedOptimizer<'comm> {
             Box::new(Master { values: vec![T::default(); len], gathering: Pending::Idle })
         }
         let hooks = Scatter(options.op);
-        let buckets = Buckets::new(comm, "ShardedOptimizer::new", parameters, &options, comm.world_size(), &hooks)?;
+        let buckets = Buckets::new(comm, "ShardedOptimizer::new", parameters, &options, (&Place::Host, comm.world_size()), &hooks)?;
         let masters = buckets.layouts().map(|layout| by_type!(layout.dtype, master::<_>(own_range(comm, layout).len()))).collect();
         let loaded = vec![false; buckets.len()];
         Ok(Self { buckets, masters, loaded })
