@@ -110,9 +110,11 @@ type Step<'a> = Box<dyn FnMut(&mut Backward) + 'a>;
 /// A way, by what it makes for a rank.
 type Way = for<'a> fn(&'a Communicator, &'a [usize]) -> Step<'a>;
 
-const WAYS: [(&str, Way); 5] = [
+const WAYS: [(&str, Way); 7] = [
     ("backward alone", |_, lens| Box::new(|backward| lens.iter().rev().for_each(|len| backward.step(*len)))),
-    ("buckets", buckets),
+    ("buckets", |comm, lens| buckets(comm, lens, Options::default())),
+    ("buckets of 4 MiB", |comm, lens| buckets(comm, lens, Options { bucket_bytes: 4 << 20, ..Options::default() })),
+    ("buckets of 1 MiB", |comm, lens| buckets(comm, lens, Options { bucket_bytes: 1 << 20, ..Options::default() })),
     ("call for each", call_for_each),
     ("started call for each", started_call_for_each),
     ("one call at the end", one_call_at_the_end),
@@ -122,9 +124,9 @@ fn gradients(lens: &[usize]) -> Vec<Vec<f32>> {
     lens.iter().map(|len| vec![1.0; *len]).collect()
 }
 
-fn buckets<'a>(comm: &'a Communicator, lens: &'a [usize]) -> Step<'a> {
+fn buckets<'a>(comm: &'a Communicator, lens: &'a [usize], options: Options) -> Step<'a> {
     let parameters = lens.iter().map(|len| Parameter::new::<f32>("p", &[*len])).collect();
-    let mut model = DataParallel::new(comm, parameters, Options::default()).expect(BOTH);
+    let mut model = DataParallel::new(comm, parameters, options).expect(BOTH);
     let gradients = gradients(lens);
     Box::new(move |backward| {
         for (index, gradient) in gradients.iter().enumerate().rev() {
