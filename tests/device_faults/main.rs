@@ -6,9 +6,12 @@
 mod common;
 #[path = "../device/gpu.rs"]
 mod gpu;
+#[path = "../failures/processes.rs"]
+mod processes;
 
 mod arguments;
 mod endings;
+mod kills;
 mod misuse;
 mod refusals;
 mod start;

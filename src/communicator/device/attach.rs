@@ -232,6 +232,7 @@ impl Communicator {
                     world_size: self.world_size(),
                     config: &self.config().nccl,
                     deadline,
+                    lookout: Some(&self.watchman()),
                 };
                 let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least);
                 NcclComm::create(setup).and_then(around).map_err(|error| error.to_string())
@@ -316,7 +317,10 @@ impl Communicator {
             return Ok(());
         };
         let made = match made {
-            Ok(Some(comm)) => device.descendant(comm).map_err(|error| error.to_string()),
+            Ok(Some(comm)) => {
+                comm.look_out(child.watchman());
+                device.descendant(comm).map_err(|error| error.to_string())
+            }
             Ok(None) => Err("NCCL made no communicator for this rank".to_owned()),
             Err(error) => Err(error.to_string()),
         };

@@ -6,6 +6,7 @@ mod attach;
 mod batch;
 mod guards;
 mod handle;
+mod lookout;
 mod pattern;
 mod stream;
 mod work;

@@ -28,6 +28,7 @@ pub(in crate::device) use self::lock::Pace;
 pub(in crate::device) use self::state::Inner;
 use crate::call::Call;
 use crate::deadline::Deadline;
+use crate::device::lookout::Lookout;
 use crate::device::nccl::{Raw, Refusal};
 use crate::error::{Error, Result};
 
@@ -75,6 +76,11 @@ impl NcclComm {
     /// What later calls would give as the cause of their refusal; nothing where they would not be refused.
     pub(crate) fn failure(&self) -> Option<Error> {
         self.inner.is_over().then(|| (*self.inner.cause()).clone())
+    }
+
+    /// Has somebody look out who knows more about the other ranks than NCCL does.
+    pub(crate) fn look_out(&self, lookout: Arc<dyn Lookout>) {
+        self.inner.look_out(lookout);
     }
 
     /// Asks NCCL whether something went wrong in the background. Where it did, the communicator is ended, and this is why.

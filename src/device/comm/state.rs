@@ -14,6 +14,7 @@ use super::lock::{Device, Pace, lock_within, try_lock};
 use crate::call::Call;
 use crate::deadline::Deadline;
 use crate::device::driver;
+use crate::device::lookout::Lookout;
 use crate::device::nccl::{self, Raw, Refusal};
 use crate::error::{Error, Peer, Result};
 
@@ -48,6 +49,8 @@ pub(in crate::device) struct Inner {
     label: [AtomicU64; 4],
     /// When a call that the device has not done is warned of, and since when the one has been waiting that was.
     stall: Mutex<(Duration, Option<Instant>)>,
+    /// Who knows more about the other ranks, if anybody does.
+    lookout: Mutex<Option<Arc<dyn Lookout>>>,
     /// What only the watchdog knows: the entry it saw last, and when it saw it first.
     seen: Mutex<Option<(u64, Instant)>>,
     /// The configuration's, which NCCL may look at for as long as the communicator lives.
@@ -62,12 +65,13 @@ pub(super) struct Parts {
     pub(super) context: Arc<CudaContext>,
     pub(super) rank: usize,
     pub(super) world_size: usize,
+    pub(super) lookout: Option<Arc<dyn Lookout>>,
 }
 
 impl Inner {
     pub(super) fn new(parts: Parts, handle: *mut ncclComm, strings: [Option<CString>; 2]) -> Arc<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let Parts { library, device, context, rank, world_size } = parts;
+        let Parts { library, device, context, rank, world_size, lookout } = parts;
         Arc::new(Self {
             library,
             device,
@@ -85,6 +89,7 @@ impl Inner {
             limit: AtomicU64::new(u64::MAX),
             label: Default::default(),
             stall: Mutex::new((Duration::MAX, None)),
+            lookout: Mutex::new(lookout),
             seen: Mutex::default(),
             _strings: strings,
         })
@@ -185,7 +190,8 @@ impl Inner {
             return;
         }
         if let Some(Err(refusal)) = self.state(Duration::ZERO) {
-            self.fail(refusal.into_error(self.last_call()), Duration::ZERO);
+            let error = self.explained(refusal.into_error(self.last_call()));
+            self.fail(error, Duration::ZERO);
         }
     }
 
@@ -239,7 +245,8 @@ impl Inner {
             Err(error) => Some(driver::cuda_error(self.last_call(), error)),
             Ok(since) => [since, self.stuck_since(now)].into_iter().flatten().min().and_then(|since| {
                 self.warn_of_stall(since, now);
-                self.overdue(now - since)
+                let waited = now - since;
+                self.overdue(waited).or_else(|| self.trouble(&|| self.last_call(), waited))
             }),
         };
         if let Some(error) = trouble.filter(|_| !self.is_ended()) {
@@ -270,8 +277,38 @@ impl Inner {
     }
 
     fn overdue(&self, elapsed: Duration) -> Option<Error> {
-        let timeout = || Error::Timeout { doing: self.last_call(), elapsed, missing: Vec::new(), arrived: Vec::new() };
-        (elapsed > self.limit()).then(timeout)
+        (elapsed > self.limit()).then(|| self.timeout(self.last_call(), elapsed))
+    }
+
+    /// The error of a deadline that has passed, which names who is known not to run.
+    pub(super) fn timeout(&self, doing: String, elapsed: Duration) -> Error {
+        let missing = self.lookout().map_or_else(Vec::new, |lookout| lookout.standing_still());
+        Error::Timeout { doing, elapsed, missing, arrived: Vec::new() }
+    }
+
+    /// Why nothing will come of what has been waiting for so long, as far as the lookout knows.
+    pub(super) fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
+        self.lookout()?.trouble(doing, waited)
+    }
+
+    /// An error of NCCL's about some other rank names that, where it is known which.
+    pub(super) fn explained(&self, error: Error) -> Error {
+        match &error {
+            Error::Nccl { code, doing, .. } if *code == ncclResult_t::ncclRemoteError.0 => {
+                let lookout = self.lookout();
+                lookout.and_then(|lookout| lookout.culprit(&|| doing.clone())).unwrap_or(error)
+            }
+            _ => error,
+        }
+    }
+
+    pub(super) fn lookout(&self) -> Option<Arc<dyn Lookout>> {
+        self.lookout.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has somebody else look out.
+    pub(super) fn look_out(&self, lookout: Arc<dyn Lookout>) {
+        *self.lookout.lock().unwrap_or_else(PoisonError::into_inner) = Some(lookout);
     }
 
     /// Since when the oldest call that the device has not done has been waiting.
@@ -363,8 +400,10 @@ pub(super) fn settle(
         }
         let Some(late) = in_progress else { return Ok(()) };
         if deadline.has_passed() {
-            let (doing, elapsed) = (doing(), deadline.elapsed());
-            return Err((late, Error::Timeout { doing, elapsed, missing: Vec::new(), arrived: Vec::new() }));
+            return Err((late, inners[late].timeout(doing(), deadline.elapsed())));
+        }
+        if let Some(error) = inners[late].trouble(doing, deadline.elapsed()) {
+            return Err((late, error));
         }
         pace.rest();
     }

@@ -102,6 +102,12 @@ pub fn lose(rank: usize) -> usize {
     call!(simgpu_nccl_lose(rank => usize) -> usize)
 }
 
+/// From now on, until [`reset`], nobody in this process hears of the death of another process: as between devices of one host, where NCCL
+/// has no connection that could break. Who waits for a dead rank then waits until it aborts.
+pub fn silence_deaths() {
+    call!(simgpu_nccl_silence_deaths() -> ());
+}
+
 /// Each call takes so much longer, so that calls which should not meet do.
 pub fn linger(microseconds: u64) {
     call!(simgpu_nccl_linger(microseconds => u64) -> ());
