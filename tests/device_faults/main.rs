@@ -12,6 +12,7 @@ mod processes;
 mod arguments;
 mod endings;
 mod kills;
+mod mismatches;
 mod misuse;
 mod refusals;
 mod start;

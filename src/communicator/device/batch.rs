@@ -176,7 +176,7 @@ impl Communicator {
         }
         // One thread that holds several ranks cannot have them talk to each other.
         if let ([(comm, batch)], [(plane, _)]) = (&*parts, &admitted[..]) {
-            batch.calls.iter().try_for_each(|call| comm.confer(plane, &call.job))?;
+            comm.confer(plane, batch.calls.iter().map(|call| &call.job))?;
         } else if parts.iter().zip(&admitted).any(|((_, batch), (plane, _))| batch.calls.iter().any(|call| plane.is_first_use(&call.job))) {
             let reason = "the ranks must agree that all can do it; use it once outside of such a group";
             return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));

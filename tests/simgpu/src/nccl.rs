@@ -54,6 +54,13 @@ pub fn install(version: i32) {
     call!(simgpu_nccl_set_version(version => c_int) -> ());
 }
 
+/// Forgets what was planted and reported, where NCCL is in place.
+pub(crate) fn forget() {
+    if LIBRARY.get().is_some() {
+        reset();
+    }
+}
+
 fn c_text(text: &str) -> CString {
     CString::new(text).unwrap_or_else(|_| panic!("{text:?} has a NUL inside"))
 }
