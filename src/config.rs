@@ -344,9 +344,12 @@ mod tests {
     #[cfg(feature = "cuda")]
     #[test]
     fn device_calls_are_compared_never_always_or_so_many_times() {
-        for (value, expected) in
-            [("0", CheckDeviceCalls::Never), ("1", CheckDeviceCalls::Always), ("7", CheckDeviceCalls::First(7)), ("64", CheckDeviceCalls::default())]
-        {
+        for (value, expected) in [
+            ("0", CheckDeviceCalls::Never),
+            ("1", CheckDeviceCalls::Always),
+            ("7", CheckDeviceCalls::First(7)),
+            ("64", CheckDeviceCalls::default()),
+        ] {
             let config = Config::default().with_variables(&read(&[("COLLECTIVES_CHECK_DEVICE_CALLS", value)])).unwrap();
             assert_eq!(config.check_device_calls, expected);
         }

@@ -176,11 +176,7 @@ fn job(name: &str, moment: Moment, world_size: usize, random: &mut Random, seed:
     let (victim, silent) = (random.below(world_size), random.below(2));
     let index = MOMENTS.iter().position(|known| *known == moment).unwrap();
     let checks = ["0", "1"][random.below(2)];
-    let variables = [
-        ("MOMENT", index.to_string()),
-        ("SILENT", silent.to_string()),
-        ("COLLECTIVES_CHECK_DEVICE_CALLS", checks.to_owned()),
-    ];
+    let variables = [("MOMENT", index.to_string()), ("SILENT", silent.to_string()), ("COLLECTIVES_CHECK_DEVICE_CALLS", checks.to_owned())];
     let mut ranks = Ranks::spawn_with(name, world_size, &variables);
     let pause = Duration::from_micros(random.below(if moment == Moment::Close { 20_000 } else { 250_000 }) as u64);
     let said = format!("seed {seed}: {world_size} ranks, {victim} killed {moment:?} after {pause:?}, silent: {silent}, checks: {checks}");

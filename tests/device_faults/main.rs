@@ -14,5 +14,6 @@ mod endings;
 mod kills;
 mod mismatches;
 mod misuse;
+mod records;
 mod refusals;
 mod start;

@@ -175,6 +175,9 @@ impl Communicator {
                 return Err(Error::NoDevice { call: "making a communicator".to_owned(), reason: reason.clone() });
             }
         }
+        if let Ok(device) = &plane {
+            device.plane().comm().record_in(self.core.shared.health.flight());
+        }
         let _ = self.core.device.set(plane);
         Ok(())
     }

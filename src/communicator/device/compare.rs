@@ -22,16 +22,21 @@ fn in_words(fingerprint: [u64; 4], calls: u64) -> String {
 impl Communicator {
     /// Compares the calls that this rank is about to queue together with everyone's, where that was asked for. Nothing has been queued
     /// yet, so a difference harms nothing.
-    pub(super) fn compare<'a>(&self, plane: &DevicePlane, calls: impl Iterator<Item = &'a Call> + Clone) -> Result<()> {
-        let mut fingerprints = calls.map(Call::fingerprint).peekable();
-        let Some(&first) = fingerprints.peek().filter(|_| self.world_size() > 1) else { return Ok(()) };
-        let Some(number) = plane.comparison(self.config().check_device_calls) else { return Ok(()) };
+    #[inline]
+    pub(super) fn compare<'a>(&self, plane: &DevicePlane, mut calls: impl Iterator<Item = &'a Call> + Clone) -> Result<()> {
+        let all = calls.clone();
+        let Some(first) = calls.next().filter(|_| self.world_size() > 1) else { return Ok(()) };
+        plane.comparison(self.config().check_device_calls).map_or(Ok(()), |number| self.compare_as(plane, number, first, all))
+    }
+
+    /// The comparison of this number, of calls that begin with `first`.
+    fn compare_as<'a>(&self, plane: &DevicePlane, number: u32, first: &Call, calls: impl Iterator<Item = &'a Call>) -> Result<()> {
         // The others may not come to a comparison any more.
-        plane.refuse_if_over(&|| in_words(first, 1))?;
+        plane.refuse_if_over(&|| first.to_string())?;
         // Device calls are not numbered until they are queued.
         let numbered = |[_, rest @ ..]: [u64; 4]| [u64::from(number), rest[0], rest[1], rest[2]];
-        let fingerprints: Vec<[u64; 4]> = fingerprints.map(numbered).collect();
-        let [sequence, count, op, root] = numbered(first);
+        let fingerprints: Vec<[u64; 4]> = calls.map(|call| numbered(call.fingerprint())).collect();
+        let [sequence, count, op, root] = numbered(first.fingerprint());
         let mine: Said = [sequence, count, op, root, fingerprints.len() as u64, hash(fingerprints.iter().flatten().copied())];
         let mut all = vec![Said::default(); self.world_size()];
         self.all_gather_into(&[mine], &mut all)?;

@@ -120,7 +120,8 @@ impl Sight {
 impl Watchman {
     /// Why the host plane has ended, where that ends the device's too.
     fn told(&self) -> Option<Notice> {
-        let ends = |notice: &&Notice| matches!(notice, Notice::Lost { .. } | Notice::Left { .. } | Notice::Aborted { .. } | Notice::Failed { .. });
+        let ends =
+            |notice: &&Notice| matches!(notice, Notice::Lost { .. } | Notice::Left { .. } | Notice::Aborted { .. } | Notice::Failed { .. });
         self.health.notice().filter(ends).copied()
     }
 
@@ -207,5 +208,47 @@ impl Lookout for Watchman {
         let looks = self.looks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let stopped = self.peers.iter().zip(&looks.sights).filter(|(_, sight)| sight.is_stopped());
         stopped.map(|(peer, _)| peer.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::process::{Child, Command};
+
+    /// Ends with the test, whichever way that ends.
+    struct Sleeper(Child);
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn soon(condition: impl Fn() -> bool) -> bool {
+        let limit = Deadline::after(Duration::from_secs(20));
+        while !condition() && !limit.has_passed() {
+            std::thread::yield_now();
+        }
+        condition()
+    }
+
+    #[test]
+    fn a_process_is_seen_to_stop_and_to_end() {
+        let mut sleeper = Sleeper(Command::new("sleep").arg("100").spawn().unwrap());
+        let pid = sleeper.0.id();
+        let (_, since) = state_of(pid).unwrap();
+        let sight = Sight::Process { pid, since };
+        assert!(!sight.has_vanished() && !sight.is_stopped());
+        assert!(Sight::Process { pid, since: since + 1 }.has_vanished(), "another process of this number");
+        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
+        assert!(soon(|| sight.is_stopped()) && !sight.has_vanished());
+        sleeper.0.kill().unwrap();
+        assert!(soon(|| sight.has_vanished()), "also before anybody has waited for it");
+        sleeper.0.wait().unwrap();
+        assert!(sight.has_vanished() && state_of(pid).is_none_or(|(_, began)| began != since));
+        assert!(!Sight::Own.has_vanished() && !Sight::Door.has_vanished());
     }
 }

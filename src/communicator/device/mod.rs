@@ -212,7 +212,7 @@ impl Communicator {
         let flight = self.core.shared.health.flight();
         // A call with wrong arguments was none: the other ranks may not count it either.
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {
-            flight.note_device_call(&job.call, queued.as_ref().err());
+            flight.note_device_call(&job.call, plane.comm().last_lane(), queued.as_ref().err());
         }
         let queued = queued.and(Self::release(guards, plane, stream, kind.name()));
         queued.inspect_err(|error| flight.after_error(error))

@@ -92,8 +92,11 @@ impl Inner {
     /// Ends the communicator with an error and aborts it, waiting for no longer than `patience`. Whether it was the first to.
     pub(in crate::device) fn fail(self: &Arc<Self>, error: Error, patience: Duration) -> bool {
         let closed = self.is_ended() && self.failure.get().is_none();
-        let first = !closed && self.failure.set(Arc::new(error)).is_ok();
+        let first = !closed && self.failure.set(Arc::new(error.clone())).is_ok();
         self.ended.store(true, Ordering::Release);
+        if let Some(flight) = self.flight().filter(|_| first) {
+            flight.device_has_failed(&error);
+        }
         self.release(patience);
         first
     }
