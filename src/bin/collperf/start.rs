@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use collectives::{Communicator, Secret};
 #[cfg(feature = "cuda")]
 use collectives::{CheckDeviceCalls, Config, CtaPolicy, DeviceChoice, NcclConfig};
+use collectives::{Communicator, Secret};
 
 use crate::arguments::{Arguments, Plane, RankKind};
 use crate::failure::{CHECK, Failure};
