@@ -10,7 +10,7 @@ const LAYERS: [&[&str]; 11] = [
     &["deadline", "error", "float8", "fork"],
     &["element", "proof"],
     &["buffer", "op"],
-    &["call", "nccl_config"],
+    &["call", "interchange", "nccl_config"],
     &["flight"],
     &["observe"],
     &["config"],
