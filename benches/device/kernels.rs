@@ -62,9 +62,8 @@ impl Arena {
             return Ok(None);
         };
         let mut arena = Self { stream, inputs, output, bytes, rounds, copy: 1.0 };
-        let (from, stream) = (arena.inputs.slice(..bytes), arena.stream.clone());
-        let time = timed(&stream, rounds, || Ok(stream.memcpy_dtod(&from, &mut arena.output)?))?;
-        drop(from);
+        let (from, into, stream) = (arena.inputs.slice(..bytes), &mut arena.output, arena.stream.clone());
+        let time = timed(&stream, rounds, || Ok(stream.memcpy_dtod(&from, into)?))?;
         arena.copy = arena.speed(2, time);
         println!("copy,1,{bytes},,,{time:.2},{:.1},1.000", arena.copy);
         Ok(Some(arena))
