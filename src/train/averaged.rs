@@ -21,7 +21,18 @@ impl Averaged<'_, '_> {
     /// `InvalidArgument` where there is no such parameter, or `T` is not its type.
     pub fn gradient<T: Float>(&self, parameter: usize) -> Result<&[T]> {
         let (flat, range) = self.buckets.slot::<T>("gradient", parameter)?;
-        Ok(&flat.host()[range])
+        Ok(&flat.host()?[range])
+    }
+
+    /// A parameter's gradient, where the buckets are on a device.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such parameter, `T` is not its type, or the buckets are in host memory.
+    #[cfg(feature = "cuda")]
+    pub fn device_gradient<T: Float>(&self, parameter: usize) -> Result<cudarc::driver::CudaView<'_, T>> {
+        let (flat, range) = self.buckets.slot::<T>("device_gradient", parameter)?;
+        flat.device_view(range).ok_or_else(|| Error::argument("device_gradient", "the buckets are in host memory: use `gradient`"))
     }
 
     /// Copies a parameter's gradient to a buffer of its type and length.
@@ -40,7 +51,7 @@ impl Averaged<'_, '_> {
     ///
     /// # Errors
     ///
-    /// Those of a device.
+    /// `Unsupported` on a device.
     pub fn norm(&self) -> Result<f64> {
         self.buckets.sum_of_squares(|layout| 0..layout.len).map(f64::sqrt)
     }
@@ -50,7 +61,7 @@ impl Averaged<'_, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a limit that is not a positive number.
+    /// `InvalidArgument` for a limit that is not a positive number; `Unsupported` on a device.
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
         let factor = clipping(limit)?;

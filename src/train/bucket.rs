@@ -61,6 +61,15 @@ impl<T: Float> Bucket<T> {
         self.flat.as_mut().ok_or_else(lost)
     }
 
+    /// Takes the buffer out, for a call that gives it back.
+    pub(super) fn take_flat(&mut self) -> Result<Flat<T>> {
+        self.flat.take().ok_or_else(lost)
+    }
+
+    pub(super) fn put_flat(&mut self, flat: Flat<T>) {
+        self.flat = Some(flat);
+    }
+
     /// Puts a gradient of the right length into its slot, or adds it to what is there.
     pub(super) fn put(&mut self, slot: usize, gradient: Memory<'_, T>, add: bool) -> Result<()> {
         let range = self.layout.slots[slot].range.clone();
@@ -82,7 +91,9 @@ impl<T: Float> AnyBucket for Bucket<T> {
         if self.layout.len == 0 {
             return Ok(());
         }
-        let flat = self.flat.take().ok_or_else(lost)?;
+        let mut flat = self.take_flat()?;
+        let end = self.layout.slots.last().map_or(0, |slot| slot.range.end);
+        flat.clear(end..self.layout.len)?;
         self.hook.start(comm, flat)
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::bucket::{AnyBucket, Bucket};
-use super::flat::Flat;
+use super::flat::{Flat, Place};
 use super::float::Float;
 use super::hook::{Hook, weight};
 use super::layout::{BucketLayout, Caps, plan};
@@ -58,13 +58,13 @@ pub(super) trait MakeHook {
 }
 
 impl<'comm> Buckets<'comm> {
-    /// Buckets for these parameters, with lengths that are multiples of `multiple`. Collective.
+    /// Buckets for these parameters, in this place, with lengths that are multiples of `multiple`. Collective.
     pub(super) fn new(
         comm: &'comm Communicator,
         what: &'static str,
         parameters: Vec<Parameter>,
         options: &Options,
-        multiple: usize,
+        (place, multiple): (&Place, usize),
         hooks: &impl MakeHook,
     ) -> Result<Self> {
         let usable = weight(options.op, comm.world_size());
@@ -80,7 +80,7 @@ impl<'comm> Buckets<'comm> {
                 entries[place.parameter].bucket = layout.index;
                 entries[place.parameter].slot = slot;
             }
-            buckets.push(bucket_of(comm, layout, hooks)?);
+            buckets.push(bucket_of(comm, layout, place, hooks)?);
         }
         let waiting = buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
         Ok(Self { comm, entries, buckets, waiting, next: 0, missing: options.missing, failed: None })
@@ -92,6 +92,15 @@ impl<'comm> Buckets<'comm> {
 
     pub(super) fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
         self.buckets.iter().map(|bucket| bucket.layout())
+    }
+
+    pub(super) fn layout(&self, bucket: usize) -> &BucketLayout {
+        self.buckets[bucket].layout()
+    }
+
+    /// The bucket and slot of a parameter that there is.
+    pub(super) fn place(&self, parameter: usize) -> (usize, usize) {
+        (self.entries[parameter].bucket, self.entries[parameter].slot)
     }
 
     pub(super) fn parameter(&self, index: usize) -> Option<&Parameter> {
@@ -121,7 +130,7 @@ impl<'comm> Buckets<'comm> {
     }
 
     /// Notes an error that leaves the step, and every later one, undone.
-    fn fail<R>(&mut self, result: Result<R>) -> Result<R> {
+    pub(super) fn fail<R>(&mut self, result: Result<R>) -> Result<R> {
         result.inspect_err(|error| {
             self.failed.get_or_insert_with(|| Arc::new(error.clone()));
         })
@@ -213,6 +222,10 @@ impl<'comm> Buckets<'comm> {
             }
             open = still;
         }
+        #[cfg(feature = "cuda")]
+        if let Some(failure) = self.comm.device().and_then(|device| device.failure()) {
+            return Err(failure);
+        }
         match told {
             Some(told) => told.wait().map(|[worst]| absent_of(worst)),
             None => Ok(None),
@@ -299,16 +312,16 @@ fn other_type(bucket: usize, asked: DType) -> Error {
 }
 
 /// A bucket of the layout's element type.
-fn bucket_of(comm: &Communicator, layout: BucketLayout, hooks: &impl MakeHook) -> Result<Box<dyn AnyBucket>> {
-    fn of<T: Float>(comm: &Communicator, layout: BucketLayout, hooks: &impl MakeHook) -> Result<Box<dyn AnyBucket>> {
-        let hook = hooks.make::<T>(&layout);
-        Ok(Box::new(Bucket::<T>::new(layout.clone(), Flat::new(comm, layout.len)?, hook)))
+fn bucket_of(comm: &Communicator, layout: BucketLayout, place: &Place, hooks: &impl MakeHook) -> Result<Box<dyn AnyBucket>> {
+    fn of<T: Float>(comm: &Communicator, layout: BucketLayout, place: &Place, hooks: &impl MakeHook) -> Result<Box<dyn AnyBucket>> {
+        let (hook, flat) = (hooks.make::<T>(&layout), Flat::in_place(comm, place, layout.len)?);
+        Ok(Box::new(Bucket::<T>::new(layout, flat, hook)))
     }
     match layout.dtype {
-        DType::F64 => of::<f64>(comm, layout, hooks),
-        DType::F16 => of::<f16>(comm, layout, hooks),
-        DType::Bf16 => of::<bf16>(comm, layout, hooks),
+        DType::F64 => of::<f64>(comm, layout, place, hooks),
+        DType::F16 => of::<f16>(comm, layout, place, hooks),
+        DType::Bf16 => of::<bf16>(comm, layout, place, hooks),
         // The plan has let no other type through.
-        _ => of::<f32>(comm, layout, hooks),
+        _ => of::<f32>(comm, layout, place, hooks),
     }
 }

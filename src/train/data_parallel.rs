@@ -5,6 +5,7 @@ use std::fmt;
 use super::Options;
 use super::averaged::Averaged;
 use super::buckets::{Buckets, MakeHook};
+use super::flat::Place;
 use super::float::Float;
 use super::hook::{AllReduce, Hook};
 use super::layout::BucketLayout;
@@ -79,7 +80,30 @@ impl<'comm> DataParallel<'comm> {
     /// have, `Unsupported` for an op that does not add up, and those of [`Communicator::alloc`].
     #[doc(alias = "DistributedDataParallel")]
     pub fn new(comm: &'comm Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
-        Buckets::new(comm, "DataParallel::new", parameters, &options, 1, &Plainly(options.op)).map(|buckets| Self { buckets })
+        Buckets::new(comm, "DataParallel::new", parameters, &options, (&Place::Host, 1), &Plainly(options.op))
+            .map(|buckets| Self { buckets })
+    }
+
+    /// As [`new`](Self::new), with the buckets on the stream's device, which is the communicator's. Gradients are copied into them on
+    /// `stream`, on which the backward pass runs; reductions are queued on the communicator's own
+    /// ([`Device::stream`](crate::Device::stream), or that of [`Communicator::on`]) and run beside it, ordered by the buckets' events; so
+    /// `finish` waits for no device. What [`Averaged`] gives is to be used on `stream`, or ordered by events of cudarc's.
+    ///
+    /// Accumulating, clipping and the hooks of this crate work on host memory only: tensor libraries do the first two where gradients are.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Self::new), and what the driver refuses.
+    #[cfg(feature = "cuda")]
+    pub fn on_device(
+        comm: &'comm Communicator,
+        stream: &std::sync::Arc<cudarc::driver::CudaStream>,
+        parameters: Vec<Parameter>,
+        options: Options,
+    ) -> Result<Self> {
+        let place = Place::Device(std::sync::Arc::clone(stream));
+        let buckets = Buckets::new(comm, "DataParallel::on_device", parameters, &options, (&place, 1), &Plainly(options.op));
+        buckets.map(|buckets| Self { buckets })
     }
 
     /// Has the buckets of type `T` averaged in another way. `make` is called once for each, between two steps. Every rank must give

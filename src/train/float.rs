@@ -1,5 +1,6 @@
 //! The element types of gradients.
 
+use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 
 use crate::element::Element;
@@ -21,6 +22,16 @@ pub trait Float: Element {
     /// The sum of two, rounded once.
     #[must_use]
     fn plus(self, other: Self) -> Self;
+
+    /// As [`to_f32`](Float::to_f32) for slices of equal lengths; of unequal ones, what both have.
+    fn widen(from: &[Self], into: &mut [f32]) {
+        into.iter_mut().zip(from).for_each(|(wide, narrow)| *wide = narrow.to_f32());
+    }
+
+    /// As [`from_f32`](Float::from_f32) for slices of equal lengths; of unequal ones, what both have.
+    fn narrow(from: &[f32], into: &mut [Self]) {
+        into.iter_mut().zip(from).for_each(|(narrow, wide)| *narrow = Self::from_f32(*wide));
+    }
 }
 
 impl Float for f32 {
@@ -76,6 +87,14 @@ macro_rules! sixteen_bits {
             }
             fn plus(self, other: Self) -> Self {
                 Self::from_f32(self.to_f32() + other.to_f32())
+            }
+            fn widen(from: &[Self], into: &mut [f32]) {
+                let len = from.len().min(into.len());
+                from[..len].convert_to_f32_slice(&mut into[..len]);
+            }
+            fn narrow(from: &[f32], into: &mut [Self]) {
+                let len = from.len().min(into.len());
+                into[..len].convert_from_f32_slice(&from[..len]);
             }
         }
     )*};

@@ -37,12 +37,9 @@ pub enum Progress<T: Float> {
     Done(Flat<T>),
 }
 
-/// By what each rank's gradients are multiplied before they are added up, for an op that averages.
-///
-/// # Errors
-///
-/// `Unsupported` for ops that do not add up: what they give is no gradient.
-pub fn weight(op: ReduceOp, world_size: usize) -> Result<f64> {
+/// By what each rank's gradients are multiplied before they are added up. `Unsupported` for ops that do not add up: what they give is no
+/// gradient.
+pub(super) fn weight(op: ReduceOp, world_size: usize) -> Result<f64> {
     match op {
         ReduceOp::Avg => Ok(1.0 / world_size as f64),
         ReduceOp::Sum => Ok(1.0),

@@ -7,19 +7,28 @@
 mod averaged;
 mod bucket;
 mod buckets;
+mod compress;
 mod data_parallel;
+#[cfg(feature = "cuda")]
+mod device;
 mod flat;
 mod float;
 mod hook;
 mod layout;
+mod matrix;
 mod options;
 mod parameter;
+mod power_sgd;
+mod sharded;
 
 pub use averaged::Averaged;
+pub use compress::Compress;
 pub use data_parallel::DataParallel;
 pub use flat::Flat;
 pub use float::Float;
-pub use hook::{AllReduce, Hook, Progress, weight};
+pub use hook::{AllReduce, Hook, Progress};
 pub use layout::{BucketLayout, Slot};
 pub use options::{Missing, Options};
 pub use parameter::Parameter;
+pub use power_sgd::{PowerSgd, PowerSgdOptions};
+pub use sharded::{Shard, ShardedOptimizer, Shards, Updated};

@@ -6,4 +6,7 @@
 mod common;
 
 mod averages;
+mod hooks;
 mod model;
+mod sharded;
+mod trouble;
