@@ -22,6 +22,41 @@ pub enum Transport {
     Tcp,
 }
 
+/// Which device calls ranks compare before they are queued; see [`Config::check_device_calls`].
+#[cfg(feature = "cuda")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CheckDeviceCalls {
+    /// None.
+    Never,
+    /// The first so many of each communicator; a group counts as one.
+    First(u32),
+    /// All.
+    Always,
+}
+
+#[cfg(feature = "cuda")]
+impl Default for CheckDeviceCalls {
+    /// The first 64: a program's first steps make every call that its later ones repeat.
+    fn default() -> Self {
+        Self::First(64)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl FromStr for CheckDeviceCalls {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text.parse() {
+            Ok(0) => Ok(Self::Never),
+            Ok(1) => Ok(Self::Always),
+            Ok(calls) => Ok(Self::First(calls)),
+            Err(_) => Err(wrong("COLLECTIVES_CHECK_DEVICE_CALLS", text, "0 (never), 1 (always), or a number of first calls")),
+        }
+    }
+}
+
 /// Settings of a communicator. Every rank of a job must use the same, apart from the timeout, the limit, the flight recorder and what
 /// names its host.
 ///
@@ -30,7 +65,7 @@ pub enum Transport {
 /// `COLLECTIVES_LISTEN_ADDRESS`, `COLLECTIVES_TIMEOUT` (seconds), `COLLECTIVES_FLIGHT_RECORDER` (calls, `0` for none),
 /// `COLLECTIVES_FLIGHT_RECORDER_DIR` (a folder), `COLLECTIVES_STALL_WARNING` (seconds, `0` for never), and `COLLECTIVES_SECRET` or
 /// `COLLECTIVES_SECRET_FILE` ([`Secret::from_file`] says what file); for devices also `COLLECTIVES_NCCL_LIBRARY` (a file) and
-/// `COLLECTIVES_CHECK_DEVICE_CALLS` (`0` or `1`).
+/// `COLLECTIVES_CHECK_DEVICE_CALLS` (`0`: never, `1`: always, a larger number: the first so many).
 ///
 /// # What a rank costs
 ///
@@ -104,11 +139,16 @@ pub struct Config {
     /// that differ all take the least. Default: 32 MiB.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
-    /// Compares every rank's call over the host plane before a device call is queued, so that ranks that disagree get a `Mismatch`
-    /// at once and not a hang. Costs a round trip between the hosts' processors per call: for finding faults. A group of several
-    /// communicators ([`Communicator::group_across`](crate::Communicator::group_across)) is not compared. Default: off.
+    /// Which collectives on device memory are compared among all ranks, over the host plane, before they are queued, so that ranks that
+    /// disagree in kind, op (a custom one's name), element type, count, root, lists of counts or the calls of a group get a `Mismatch` at once,
+    /// and the communicator works on; NCCL would hang, or move wrong bytes. Default: the first 64 of each communicator.
+    ///
+    /// A call that is compared returns only when every rank has come to it, and costs what an `all_gather_into` of 48 B costs on the host;
+    /// one that is not, nothing. Not compared are messages, whose two ends know nothing of the others, and groups of several communicators
+    /// ([`Communicator::group_across`](crate::Communicator::group_across)), which one thread may make for several ranks. A call that
+    /// is captured into a graph is compared when it is captured, which every rank must do alike; launches of the graph are not.
     #[cfg(feature = "cuda")]
-    pub check_device_calls: bool,
+    pub check_device_calls: CheckDeviceCalls,
 }
 
 impl Default for Config {
@@ -132,7 +172,7 @@ impl Default for Config {
             #[cfg(feature = "cuda")]
             device_scratch_bytes: 32 << 20,
             #[cfg(feature = "cuda")]
-            check_device_calls: false,
+            check_device_calls: CheckDeviceCalls::default(),
         }
     }
 }
@@ -160,7 +200,9 @@ impl Config {
         self.reproducible |= switch(read, "COLLECTIVES_REPRODUCIBLE")?;
         #[cfg(feature = "cuda")]
         {
-            self.check_device_calls |= switch(read, "COLLECTIVES_CHECK_DEVICE_CALLS")?;
+            if let Some(calls) = read("COLLECTIVES_CHECK_DEVICE_CALLS").filter(|_| self.check_device_calls == default.check_device_calls) {
+                self.check_device_calls = calls.parse()?;
+            }
             self.nccl_library = self.nccl_library.or_else(|| read("COLLECTIVES_NCCL_LIBRARY").map(PathBuf::from));
         }
         if let Some(calls) = read("COLLECTIVES_FLIGHT_RECORDER").filter(|_| self.flight_recorder_calls == default.flight_recorder_calls) {
@@ -310,6 +352,23 @@ mod tests {
         assert!(matches!(with(&[("COLLECTIVES_SECRET_FILE", "/no/such/file")]), Err(Error::Io { .. })));
     }
 
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn device_calls_are_compared_never_always_or_so_many_times() {
+        for (value, expected) in [
+            ("0", CheckDeviceCalls::Never),
+            ("1", CheckDeviceCalls::Always),
+            ("7", CheckDeviceCalls::First(7)),
+            ("64", CheckDeviceCalls::default()),
+        ] {
+            let config = Config::default().with_variables(&read(&[("COLLECTIVES_CHECK_DEVICE_CALLS", value)])).unwrap();
+            assert_eq!(config.check_device_calls, expected);
+        }
+        let set = Config { check_device_calls: CheckDeviceCalls::Never, ..Config::default() };
+        let config = set.with_variables(&read(&[("COLLECTIVES_CHECK_DEVICE_CALLS", "1")])).unwrap();
+        assert_eq!(config.check_device_calls, CheckDeviceCalls::Never);
+    }
+
     #[test]
     fn malformed_variables_are_quoted() {
         for (name, value) in [
@@ -321,6 +380,8 @@ mod tests {
             ("COLLECTIVES_FLIGHT_RECORDER", "on"),
             ("COLLECTIVES_FLIGHT_RECORDER", "100000000000"),
             ("COLLECTIVES_STALL_WARNING", "never"),
+            #[cfg(feature = "cuda")]
+            ("COLLECTIVES_CHECK_DEVICE_CALLS", "-2"),
         ] {
             let error = Config::default().with_variables(&read(&[(name, value)])).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(value), "{error}");

@@ -56,6 +56,8 @@ pub use communicator::{AbortHandle, Builder, Communicator, Costs, FlightRecorder
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, OnStream, device_count};
 pub use communicator::{SharedBuffer, Work};
+#[cfg(feature = "cuda")]
+pub use config::CheckDeviceCalls;
 pub use config::{Config, Transport};
 #[cfg(feature = "cuda")]
 pub use device::{NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registration, Shrink, UniqueId, Window};

@@ -71,6 +71,14 @@ impl Communicator {
             let reason = "this process was forked from the one that made the communicator".to_owned();
             return Err(Error::Unsupported { what: "shrink".to_owned(), reason });
         }
+        let comm = self.shrink_host()?;
+        #[cfg(feature = "cuda")]
+        let comm = self.with_device_of_this(comm)?;
+        Ok(comm)
+    }
+
+    /// The same, without devices.
+    fn shrink_host(&self) -> Result<Self> {
         self.abort();
         let health = &self.core.shared.health;
         let mut doubts: BTreeSet<usize> = health.late_ranks().into_iter().collect();
@@ -81,6 +89,8 @@ impl Communicator {
             Some(Notice::Left { rank }) => drop(left.insert(*rank as usize)),
             _ => {}
         }
+        #[cfg(feature = "cuda")]
+        doubts.extend(self.late_on_device());
         // Who is named itself is here all the same.
         doubts.remove(&self.rank());
         left.remove(&self.rank());
@@ -94,13 +104,31 @@ impl Communicator {
             left,
             gone: BTreeSet::new(),
         };
-        let comm = shrinking.run()?;
-        #[cfg(feature = "cuda")]
-        if let Some(device) = self.device() {
-            let request = Request { choice: DeviceChoice::Context(Arc::clone(device.context())), required: false };
-            comm.attach_device(&request, &Deadline::after(comm.timeout()))?;
+        shrinking.run()
+    }
+
+    /// Whom a deadline of the device plane was waiting for.
+    #[cfg(feature = "cuda")]
+    fn late_on_device(&self) -> Vec<usize> {
+        match self.device().and_then(|device| device.failure()) {
+            Some(Error::Timeout { missing, .. }) => missing.iter().map(|peer| peer.rank).collect(),
+            _ => Vec::new(),
         }
-        Ok(comm)
+    }
+
+    /// Gives a shrunk communicator the GPU of this one. Where a rank is lost meanwhile, the others have gone on without this one already,
+    /// so the new communicator is what is shrunk once more.
+    #[cfg(feature = "cuda")]
+    fn with_device_of_this(&self, mut comm: Self) -> Result<Self> {
+        let Some(device) = self.device() else { return Ok(comm) };
+        loop {
+            let request = Request { choice: DeviceChoice::Context(Arc::clone(device.context())), required: false };
+            match comm.attach_device(&request, &Deadline::after(comm.timeout())) {
+                Ok(()) => return Ok(comm),
+                Err(error) if error.is_peer_lost() || matches!(error.root(), Error::Aborted { .. }) => comm = comm.shrink_host()?,
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn left_behind(&self, why: &str) -> Error {

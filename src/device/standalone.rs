@@ -177,7 +177,8 @@ impl NcclCommunicator {
         let library = nccl::library(config.nccl_library.as_deref()).map_err(no_device)?;
         let ids: Vec<_> = ids.iter().map(|id| id.to_nccl()).collect();
         let deadline = Deadline::after(config.timeout);
-        let comm = bear(Setup { library, gpu: &gpu, ids: &ids, rank, world_size, config: &config.nccl, deadline: &deadline })?;
+        let comm =
+            bear(Setup { library, gpu: &gpu, ids: &ids, rank, world_size, config: &config.nccl, deadline: &deadline, lookout: None })?;
         let capability = gpu.capability;
         Self::around(gpu, comm, config, capability)
     }

@@ -80,7 +80,7 @@ fn described(raw: &Raw, kept: Kept, line: &Timeline, slowly: &Slowly) -> Option<
         .filter(|(sequence, _)| kept == Kept::Collective && raw.what[0] == *sequence && state == FlightState::Started);
     Some(FlightRecord {
         started_ns: line.nanoseconds(raw.started),
-        finished_ns: line.nanoseconds(raw.finished),
+        finished_ns: line.nanoseconds(raw.finished).filter(|_| state != FlightState::Queued),
         state,
         error: failure.map(|failure| failure.error.clone()),
         waiting_for: awaited.map_or_else(Vec::new, |(_, ranks)| ranks.iter().map(|rank| *rank as usize).collect()),

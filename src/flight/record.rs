@@ -10,7 +10,8 @@ use crate::error::Error;
 pub enum FlightPlane {
     /// On the host.
     Host,
-    /// On a device: what is on record is that it was queued.
+    /// On a device: on record when it is queued. Whether it is over is looked at about every 100 milliseconds; one that was captured into a
+    /// graph counts as over when the capture is, and one on the calling thread's own stream stays queued.
     Device,
 }
 
@@ -62,7 +63,7 @@ pub struct FlightRecord {
     pub finished_ns: Option<u64>,
     /// How far it is.
     pub state: FlightState,
-    /// Why it failed.
+    /// Why it failed. Of several device calls that fail together the first has it.
     pub error: Option<Error>,
     /// For a collective that is under way: whom it waits for, as far as is known. Up to date to 50 milliseconds.
     pub waiting_for: Vec<usize>,

@@ -17,6 +17,14 @@ pub(super) enum Stage {
     Queued,
 }
 
+/// The bits of a slot's stage word that are the stage. Of a call on a device the rest says which lane and, in part, which record it is.
+const STAGE_BITS: u32 = 8;
+
+/// The stage word of a call that is queued on a lane. No other record in the same slot has it within four billion calls.
+fn queued(id: u64, lane: u8) -> u64 {
+    Stage::Queued as u64 | u64::from(lane) << STAGE_BITS | (id & 0xffff_ffff) << 32
+}
+
 /// One record, in a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
@@ -48,13 +56,15 @@ pub(super) struct Ring {
     slots: Box<[Slot]>,
     /// How many records have been begun.
     begun: AtomicU64,
+    /// No record before this one is queued on a device any more.
+    first_queued: AtomicU64,
 }
 
 impl Ring {
     /// Room for `capacity` records, rounded up to a power of two.
     pub(super) fn new(capacity: usize) -> Self {
         let slots = (0..capacity.max(1).next_power_of_two()).map(|_| Slot::default()).collect();
-        Self { slots, begun: AtomicU64::new(0) }
+        Self { slots, begun: AtomicU64::new(0), first_queued: AtomicU64::new(0) }
     }
 
     #[inline]
@@ -65,7 +75,17 @@ impl Ring {
     /// Begins a record in place of the oldest one; its number.
     #[inline]
     pub(super) fn begin(&self, what: [u64; 4], started: u64, stage: Stage) -> u64 {
+        self.write(self.begun.load(Ordering::Relaxed), what, started, stage as u64)
+    }
+
+    /// The same for a call that is queued on a lane of a device.
+    pub(super) fn begin_queued(&self, what: [u64; 4], started: u64, lane: u8) -> u64 {
         let id = self.begun.load(Ordering::Relaxed);
+        self.write(id, what, started, queued(id, lane))
+    }
+
+    #[inline]
+    fn write(&self, id: u64, what: [u64; 4], started: u64, stage: u64) -> u64 {
         let slot = self.slot(id);
         slot.version.store(2 * id + 1, Ordering::Relaxed);
         // Pairs with the reader's: who sees one of the words below sees the odd version too.
@@ -75,7 +95,7 @@ impl Ring {
         }
         slot.started.store(started, Ordering::Relaxed);
         slot.finished.store(0, Ordering::Relaxed);
-        slot.stage.store(stage as u64, Ordering::Relaxed);
+        slot.stage.store(stage, Ordering::Relaxed);
         slot.version.store(2 * id + 2, Ordering::Release);
         self.begun.store(id + 1, Ordering::Release);
         id
@@ -89,6 +109,29 @@ impl Ring {
             slot.finished.store(finished, Ordering::Relaxed);
             slot.stage.store(stage as u64, Ordering::Release);
         }
+    }
+
+    /// Ends those before number `end` that are queued on this lane, or on any; the first of them. By any thread, also while others are begun.
+    pub(super) fn end_queued(&self, lane: Option<u8>, end: u64, stage: Stage, finished: u64) -> Option<u64> {
+        let begun = self.begun();
+        let oldest = begun.saturating_sub(self.slots.len() as u64).max(self.first_queued.load(Ordering::Relaxed));
+        let (mut first, mut still_queued) = (None, None);
+        for id in oldest..end.min(begun) {
+            let slot = self.slot(id);
+            let word = slot.stage.load(Ordering::Relaxed);
+            let is_queued = word == queued(id, (word >> STAGE_BITS) as u8);
+            if !is_queued || lane.is_some_and(|lane| word != queued(id, lane)) {
+                still_queued = still_queued.or(is_queued.then_some(id));
+                continue;
+            }
+            // Fails where the slot is written over meanwhile. The time may then reach the record after, which is queued and so has none.
+            if slot.stage.compare_exchange(word, stage as u64, Ordering::Release, Ordering::Relaxed).is_ok() {
+                slot.finished.store(finished, Ordering::Relaxed);
+                first.get_or_insert(id);
+            }
+        }
+        self.first_queued.fetch_max(still_queued.unwrap_or(end.min(begun)), Ordering::Relaxed);
+        first
     }
 
     /// How many records have been begun.
@@ -108,7 +151,7 @@ impl Ring {
         let slot = self.slot(id);
         let version = slot.version.load(Ordering::Acquire);
         let what = std::array::from_fn(|word| slot.what[word].load(Ordering::Relaxed));
-        let stage = slot.stage.load(Ordering::Acquire);
+        let stage = slot.stage.load(Ordering::Acquire) & ((1 << STAGE_BITS) - 1);
         let (started, finished) = (slot.started.load(Ordering::Relaxed), slot.finished.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
         let is_whole = version == 2 * id + 2 && slot.version.load(Ordering::Relaxed) == version;
@@ -134,6 +177,22 @@ mod tests {
         let read = ring.read();
         assert_eq!(read.iter().map(|raw| raw.id).collect::<Vec<_>>(), [6, 7, 8, 9], "three are rounded up to four");
         assert!(read.iter().all(|raw| raw.stage == Stage::Finished && raw.finished == raw.id + 100), "an end that comes too late is lost");
+    }
+
+    #[test]
+    fn what_is_queued_ends_by_lanes() {
+        let ring = Ring::new(8);
+        for lane in [0, 1, 0, 1, 0] {
+            ring.begin_queued([u64::from(lane); 4], 5, lane);
+        }
+        ring.end(0, Stage::Failed, 6);
+        assert_eq!(ring.end_queued(Some(0), 4, Stage::Finished, 9), Some(2), "the first one has ended");
+        let stages = || ring.read().iter().map(|raw| raw.stage).collect::<Vec<_>>();
+        use Stage::{Failed, Finished, Queued};
+        assert_eq!(stages(), [Failed, Queued, Finished, Queued, Queued]);
+        assert_eq!(ring.end_queued(None, u64::MAX, Stage::Failed, 9), Some(1));
+        assert_eq!(stages(), [Failed, Failed, Finished, Failed, Failed]);
+        assert_eq!(ring.end_queued(None, u64::MAX, Stage::Finished, 9), None);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Arguments that cannot be right, on device buffers: an error at once, and the communicator lives on.
 
-use collectives::{Communicator, Config, DeviceChoice, Error, ReduceOp};
+use collectives::{Communicator, DeviceChoice, Error, ReduceOp};
 use cudarc::driver::CudaContext;
 
 use super::common::cases::Memory;
 use super::common::ranks::threads_with;
-use super::gpu::{DeviceMemory, ranks, ranks_with};
+use super::gpu::{DeviceMemory, ranks};
 
 #[test]
 fn wrong_lengths_and_roots_are_refused() {
@@ -54,21 +54,6 @@ fn a_host_communicator_refuses_device_buffers() {
     let comm = Communicator::local(1).unwrap().remove(0);
     let error = comm.all_reduce(&mut memory.put(&[1_u32]), ReduceOp::Sum).unwrap_err();
     assert!(matches!(&error, Error::NoDevice { reason, .. } if reason.contains("builder().device")), "{error}");
-}
-
-#[test]
-fn ranks_that_disagree_are_told_where_calls_are_checked() {
-    let _alone = simgpu::alone();
-    let mut config = Config::default();
-    config.check_device_calls = true;
-    ranks_with(3, config, |comm, memory| {
-        let mut buffer = memory.put(&[1_u32; 4]);
-        let op = if comm.rank() == 2 { ReduceOp::Max } else { ReduceOp::Sum };
-        let error = comm.all_reduce(&mut buffer, op).unwrap_err();
-        assert!(error.is_mismatch() && error.to_string().contains("max") && error.to_string().contains("sum"), "{error}");
-        comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
-        assert_eq!(memory.get(&buffer), [3; 4]);
-    });
 }
 
 #[test]

@@ -6,9 +6,14 @@
 mod common;
 #[path = "../device/gpu.rs"]
 mod gpu;
+#[path = "../failures/processes.rs"]
+mod processes;
 
 mod arguments;
 mod endings;
+mod kills;
+mod mismatches;
 mod misuse;
+mod records;
 mod refusals;
 mod start;

@@ -22,6 +22,7 @@ pub(crate) struct Ranks {
 }
 
 impl Ranks {
+    #[allow(dead_code, reason = "each test program uses what it needs")]
     pub(crate) fn spawn(name: &str, world_size: usize) -> Self {
         Self::spawn_with(name, world_size, &[])
     }

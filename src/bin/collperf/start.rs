@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use collectives::{Communicator, Secret};
 #[cfg(feature = "cuda")]
-use collectives::{CtaPolicy, DeviceChoice, NcclConfig};
+use collectives::{CheckDeviceCalls, Config, CtaPolicy, DeviceChoice, NcclConfig};
+use collectives::{Communicator, Secret};
 
 use crate::arguments::{Arguments, Plane, RankKind};
 use crate::failure::{CHECK, Failure};
@@ -66,13 +66,22 @@ fn ranks_here(settings: &Settings) -> Result<usize, Failure> {
 
 /// What all ranks set.
 fn builder(settings: &Settings) -> collectives::Builder {
-    let builder = Communicator::builder().transport(settings.transport.transport());
+    let builder = Communicator::builder();
     #[cfg(feature = "cuda")]
-    let builder = with_device(builder, settings);
+    let builder = with_device(builder.config(unchecked()), settings);
+    let builder = builder.transport(settings.transport.transport());
     match settings.timeout {
         Some(timeout) => builder.timeout(timeout),
         None => builder,
     }
+}
+
+/// Device calls as they are when nobody compares them: that is what is measured, and their results are checked.
+#[cfg(feature = "cuda")]
+fn unchecked() -> Config {
+    let mut config = Config::default();
+    config.check_device_calls = CheckDeviceCalls::Never;
+    config
 }
 
 /// Asks for the device plane that the command line names.

@@ -175,6 +175,9 @@ impl Communicator {
                 return Err(Error::NoDevice { call: "making a communicator".to_owned(), reason: reason.clone() });
             }
         }
+        if let Ok(device) = &plane {
+            device.plane().comm().record_in(self.core.shared.health.flight());
+        }
         let _ = self.core.device.set(plane);
         Ok(())
     }
@@ -232,6 +235,7 @@ impl Communicator {
                     world_size: self.world_size(),
                     config: &self.config().nccl,
                     deadline,
+                    lookout: Some(&self.watchman()),
                 };
                 let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least);
                 NcclComm::create(setup).and_then(around).map_err(|error| error.to_string())
@@ -316,7 +320,10 @@ impl Communicator {
             return Ok(());
         };
         let made = match made {
-            Ok(Some(comm)) => device.descendant(comm).map_err(|error| error.to_string()),
+            Ok(Some(comm)) => {
+                comm.look_out(child.watchman());
+                device.descendant(comm).map_err(|error| error.to_string())
+            }
             Ok(None) => Err("NCCL made no communicator for this rank".to_owned()),
             Err(error) => Err(error.to_string()),
         };

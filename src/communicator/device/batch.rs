@@ -101,15 +101,15 @@ pub(in super::super) fn untagged(call: &str, tag: u64) -> Result<()> {
 
 impl Communicator {
     /// Puts on record what was queued together, and how that went.
-    fn note_batch(&self, jobs: &[device::Job], messages: &[device::Message], error: Option<&Error>) {
-        let flight = self.core.shared.health.flight();
+    fn note_batch(&self, plane: &DevicePlane, jobs: &[device::Job], messages: &[device::Message], error: Option<&Error>) {
+        let (flight, lane) = (self.core.shared.health.flight(), plane.comm().last_lane());
         for job in jobs {
-            flight.note_device_call(&job.call, error);
+            flight.note_device_call(&job.call, lane, error);
         }
         for device::Message { peer, sends, bytes, .. } in messages {
             // What they are made of is not known any more; bytes are what both ends must have alike.
             let (count, element) = (*bytes as u64, TypeTag::Scalar(DType::U8));
-            flight.note_device_message(&Message { sends: *sends, peer: Some(*peer), tag: 0, count, element }, error);
+            flight.note_device_message(&Message { sends: *sends, peer: Some(*peer), tag: 0, count, element }, lane, error);
         }
         if let Some(error) = error {
             flight.after_error(error);
@@ -176,7 +176,7 @@ impl Communicator {
         }
         // One thread that holds several ranks cannot have them talk to each other.
         if let ([(comm, batch)], [(plane, _)]) = (&*parts, &admitted[..]) {
-            batch.calls.iter().try_for_each(|call| comm.confer(plane, &call.job))?;
+            comm.confer(plane, batch.calls.iter().map(|call| &call.job))?;
         } else if parts.iter().zip(&admitted).any(|((_, batch), (plane, _))| batch.calls.iter().any(|call| plane.is_first_use(&call.job))) {
             let reason = "the ranks must agree that all can do it; use it once outside of such a group";
             return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
@@ -193,8 +193,8 @@ impl Communicator {
         // dropped, which is after everything has been queued, on the device of its plane (checked).
         let queued = unsafe { DevicePlane::enqueue_group(&ready, timeout) };
         drop(ready);
-        for (comm, part) in comms.iter().zip(&resolved) {
-            comm.note_batch(&part.jobs, &part.messages, queued.as_ref().err());
+        for ((comm, part), (plane, _)) in comms.iter().zip(&resolved).zip(&admitted) {
+            comm.note_batch(plane, &part.jobs, &part.messages, queued.as_ref().err());
         }
         let mut parts = admitted.iter().zip(resolved);
         let released = parts.try_for_each(|((plane, stream), part)| Self::release(part.guards, plane, stream, "group"));

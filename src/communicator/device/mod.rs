@@ -4,8 +4,10 @@
 
 mod attach;
 mod batch;
+mod compare;
 mod guards;
 mod handle;
+mod lookout;
 mod pattern;
 mod stream;
 mod work;
@@ -164,12 +166,15 @@ impl Communicator {
         Ok(())
     }
 
-    /// What ranks tell each other over the host plane before a call is queued: nothing, but for the first use of a kernel of the
-    /// caller's, and where every call is to be checked.
-    fn confer(&self, plane: &DevicePlane, job: &device::Job) -> Result<()> {
-        if self.config().check_device_calls {
-            self.agree(&job.call)?;
-        }
+    /// What ranks tell each other over the host plane before the calls of a batch are queued: nothing, but where calls are to be compared,
+    /// and at the first use of a kernel of the caller's.
+    fn confer<'a>(&self, plane: &DevicePlane, jobs: impl Iterator<Item = &'a device::Job> + Clone) -> Result<()> {
+        self.compare(plane, jobs.clone().map(|job| &job.call))?;
+        jobs.into_iter().try_for_each(|job| self.prepare_kernel(plane, job))
+    }
+
+    /// Loads the kernel that a job needs, where it is the caller's and this is its first use.
+    fn prepare_kernel(&self, plane: &DevicePlane, job: &device::Job) -> Result<()> {
         if !plane.is_first_use(job) {
             return Ok(());
         }
@@ -185,27 +190,13 @@ impl Communicator {
         Err(Error::unsupported(job.call.to_string(), format!("not every rank can do it; {reason}")))
     }
 
-    /// Compares this rank's call with everyone's over the host plane. Nothing has been queued yet, so a difference harms nothing.
-    fn agree(&self, call: &Call) -> Result<()> {
-        let mut all = vec![[0_u64; 4]; self.world_size()];
-        self.all_gather_into(&[call.fingerprint()], &mut all)?;
-        let Some(other) = all.iter().position(|words| *words != all[0]) else { return Ok(()) };
-        let said = |rank: usize| Call::from_fingerprint(all[rank]).map_or_else(|| "something unknown".to_owned(), |call| call.to_string());
-        Err(Error::Mismatch {
-            first: self.peers()[0].clone(),
-            first_call: said(0),
-            second: self.peers()[other].clone(),
-            second_call: said(other),
-        })
-    }
-
     /// Queues a checked call on the stream of this handle.
     pub(super) fn queue(&self, call: DeviceCall<'_>, hold: Hold) -> Result<()> {
         let kind = call.job.call.kind;
         let plane = self.plane(kind.name())?;
         let stream = self.device_stream(plane);
         self.admit(plane, &call)?;
-        self.confer(plane, &call.job)?;
+        self.confer(plane, std::iter::once(&call.job))?;
         let DeviceCall { mut job, source, destination } = call;
         let mut guards = Guards::new(hold);
         resolve(&mut job, source, destination, stream, &mut guards);
@@ -221,7 +212,7 @@ impl Communicator {
         let flight = self.core.shared.health.flight();
         // A call with wrong arguments was none: the other ranks may not count it either.
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {
-            flight.note_device_call(&job.call, queued.as_ref().err());
+            flight.note_device_call(&job.call, plane.comm().last_lane(), queued.as_ref().err());
         }
         let queued = queued.and(Self::release(guards, plane, stream, kind.name()));
         queued.inspect_err(|error| flight.after_error(error))

@@ -12,6 +12,7 @@ use super::lock::{Device, Pace, lock_within};
 use super::state::{Inner, NONE, Parts};
 use crate::deadline::Deadline;
 use crate::device::driver::{self, Gpu};
+use crate::device::lookout::Lookout;
 use crate::device::nccl::{self, RawConfig, Refusal};
 use crate::device::watchdog;
 use crate::error::{Error, Result};
@@ -28,6 +29,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) world_size: usize,
     pub(crate) config: &'a NcclConfig,
     pub(crate) deadline: &'a Deadline,
+    /// Who knows more about the other ranks, if anybody does.
+    pub(crate) lookout: Option<&'a Arc<dyn Lookout>>,
 }
 
 /// A new id, which is good for one communicator.
@@ -49,7 +52,8 @@ pub(crate) fn join(setup: Setup<'_>) -> Result<NcclComm> {
 impl Setup<'_> {
     fn parts(&self) -> Parts {
         let context = Arc::clone(&self.gpu.context);
-        Parts { library: self.library, device: Device::of(self.gpu), context, rank: self.rank, world_size: self.world_size }
+        let lookout = self.lookout.map(Arc::clone);
+        Parts { library: self.library, device: Device::of(self.gpu), context, rank: self.rank, world_size: self.world_size, lookout }
     }
 }
 
@@ -174,7 +178,9 @@ impl Inner {
     /// What its descendants share with it.
     fn parts(&self) -> Parts {
         let context = Arc::clone(&self.context);
-        Parts { library: self.library, device: self.device, context, rank: self.rank, world_size: self.world_size }
+        // It comes of all ranks of this one, so whom that one's lookout knows, it waits for.
+        let lookout = self.lookout();
+        Parts { library: self.library, device: self.device, context, rank: self.rank, world_size: self.world_size, lookout }
     }
 
     /// Its rank and size, of which only NCCL knows after a split.
@@ -279,8 +285,9 @@ fn discard(slot: Slot, config: RawConfig, parts: &Parts, error: Error) -> Error 
 fn finish(slot: Slot, config: RawConfig, parts: &Parts, deadline: &Deadline, doing: &dyn Fn() -> String) -> Result<NcclComm> {
     let mut pace = Pace::default();
     while slot.handle().is_null() {
-        if deadline.has_passed() {
-            return Err(late(doing, deadline));
+        let trouble = parts.lookout.as_ref().and_then(|lookout| lookout.trouble(doing, deadline.elapsed()));
+        if let Some(error) = trouble.or_else(|| deadline.has_passed().then(|| late(doing, deadline))) {
+            return Err(error);
         }
         pace.rest();
     }

@@ -79,11 +79,12 @@ impl Inner {
     /// Ends the communicator because a deadline passed.
     #[cold]
     pub(super) fn expire(self: &Arc<Self>, doing: &dyn Fn() -> String, elapsed: Duration) -> Error {
-        self.end(Error::Timeout { doing: doing(), elapsed, missing: Vec::new(), arrived: Vec::new() }, doing)
+        self.end(self.timeout(doing(), elapsed), doing)
     }
 
     /// Ends the communicator with an error, and gives the one for the caller: the same, unless something else had ended it before.
     pub(super) fn end(self: &Arc<Self>, error: Error, doing: &dyn Fn() -> String) -> Error {
+        let error = self.explained(error);
         let first = self.fail(error.clone(), ABORT_PATIENCE);
         if first || error.is_poisoned() { error } else { self.refuse(doing) }
     }
@@ -91,8 +92,11 @@ impl Inner {
     /// Ends the communicator with an error and aborts it, waiting for no longer than `patience`. Whether it was the first to.
     pub(in crate::device) fn fail(self: &Arc<Self>, error: Error, patience: Duration) -> bool {
         let closed = self.is_ended() && self.failure.get().is_none();
-        let first = !closed && self.failure.set(Arc::new(error)).is_ok();
+        let first = !closed && self.failure.set(Arc::new(error.clone())).is_ok();
         self.ended.store(true, Ordering::Release);
+        if let Some(flight) = self.flight().filter(|_| first) {
+            flight.device_has_failed(&error);
+        }
         self.release(patience);
         first
     }

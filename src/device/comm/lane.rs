@@ -17,6 +17,8 @@ const MARKS: usize = 16;
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) stream: Arc<CudaStream>,
+    /// By what the recorder knows it.
+    pub(super) number: u8,
     /// How many calls have been put on it.
     issued: AtomicU64,
     marks: Mutex<Marks>,
@@ -27,13 +29,14 @@ pub(super) struct Lane {
 struct Marks {
     /// How many calls the newest mark stands behind.
     covered: u64,
-    pending: VecDeque<(Event, Instant)>,
+    /// With when they were made, and how many calls were on record before.
+    pending: VecDeque<(Event, Instant, u64)>,
     spare: Vec<Event>,
 }
 
 impl Lane {
-    pub(super) fn new(stream: &Arc<CudaStream>) -> Self {
-        Self { stream: Arc::clone(stream), issued: AtomicU64::new(0), marks: Mutex::default() }
+    pub(super) fn new(stream: &Arc<CudaStream>, number: u8) -> Self {
+        Self { stream: Arc::clone(stream), number, issued: AtomicU64::new(0), marks: Mutex::default() }
     }
 
     #[inline]
@@ -57,6 +60,11 @@ impl Lane {
         self.has_news() && !driver::is_capturing(&self.stream)
     }
 
+    /// Whether its calls can be followed at all.
+    pub(super) fn is_followed(&self) -> bool {
+        !driver::is_per_thread(&self.stream)
+    }
+
     /// Whether all calls are known to have been done.
     pub(super) fn is_idle(&self) -> bool {
         let marks = self.marks();
@@ -66,7 +74,7 @@ impl Lane {
     /// Marks the stream's end. The lock of the device is held and its context is current.
     ///
     /// Calls that became part of a graph are not waited for: a graph is launched by whoever owns it, or never.
-    pub(super) fn mark(&self, context: &Arc<CudaContext>, now: Instant) -> Result<(), DriverError> {
+    pub(super) fn mark(&self, context: &Arc<CudaContext>, now: Instant, noted: u64) -> Result<(), DriverError> {
         let mut marks = self.marks();
         let issued = self.issued.load(Ordering::Acquire);
         if marks.pending.len() >= MARKS {
@@ -80,28 +88,31 @@ impl Lane {
             // The stream's owner may have begun a capture in between. The mark then belongs to that, where it does no harm as long as
             // nobody asks about it: that would end the capture.
             if !driver::capture_status(&self.stream)? {
-                marks.pending.push_back((event, now));
+                marks.pending.push_back((event, now, noted));
                 marks.covered = issued;
             }
         }
         Ok(())
     }
 
-    /// Since when the oldest call that is not done has been waiting. The context is current.
-    pub(super) fn waiting_since(&self) -> Result<Option<Instant>, DriverError> {
+    /// Since when the oldest call that is not done has been waiting, and how many calls on record were there before what has been done since
+    /// the last time, if anything has. The context is current.
+    pub(super) fn progress(&self) -> Result<(Option<Instant>, Option<u64>), DriverError> {
         let mut marks = self.marks();
-        while let Some((event, since)) = marks.pending.front() {
+        let mut done = None;
+        while let Some((event, since, noted)) = marks.pending.front() {
             match event.is_complete() {
-                Ok(false) => return Ok(Some(*since)),
+                Ok(false) => return Ok((Some(*since), done)),
                 // Of a capture that began and ended around the mark.
                 Ok(true) | Err(DriverError(CUresult::CUDA_ERROR_CAPTURED_EVENT)) => {}
                 Err(error) => return Err(error),
             }
-            if let Some((event, _)) = marks.pending.pop_front() {
+            done = Some(*noted);
+            if let Some((event, ..)) = marks.pending.pop_front() {
                 marks.spare.push(event);
             }
         }
-        Ok(None)
+        Ok((None, done))
     }
 
     fn marks(&self) -> std::sync::MutexGuard<'_, Marks> {

@@ -11,6 +11,7 @@ mod calls;
 mod ending;
 mod lane;
 mod lock;
+mod patrol;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use cudarc::driver::{CudaContext, CudaEvent, DriverError};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use nccl_sys::{Library, Version, ncclComm_t};
 
 pub(crate) use self::birth::{Setup, join, unique_id};
@@ -28,8 +29,10 @@ pub(in crate::device) use self::lock::Pace;
 pub(in crate::device) use self::state::Inner;
 use crate::call::Call;
 use crate::deadline::Deadline;
+use crate::device::lookout::Lookout;
 use crate::device::nccl::{Raw, Refusal};
 use crate::error::{Error, Result};
+use crate::flight::Flight;
 
 /// How long a communicator that is merely dropped may take to finish what was begun.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
@@ -75,6 +78,34 @@ impl NcclComm {
     /// What later calls would give as the cause of their refusal; nothing where they would not be refused.
     pub(crate) fn failure(&self) -> Option<Error> {
         self.inner.is_over().then(|| (*self.inner.cause()).clone())
+    }
+
+    /// Has the progress of calls recorded there.
+    pub(crate) fn record_in(&self, flight: &Arc<Flight>) {
+        self.inner.record_in(flight);
+    }
+
+    /// By what the recorder knows the stream of the last call.
+    #[inline]
+    pub(crate) fn last_lane(&self) -> u8 {
+        self.inner.last_lane()
+    }
+
+    /// How many calls are on record.
+    pub(in crate::device) fn calls_noted(&self) -> u64 {
+        self.inner.flight().map_or(0, |flight| flight.device_calls_noted())
+    }
+
+    /// Notes that a stream has done what it was given of the first so many calls on record.
+    pub(in crate::device) fn has_done(&self, stream: &CudaStream, noted: u64) {
+        if let (Some(flight), Some(lane)) = (self.inner.flight(), self.inner.known_lane(stream)) {
+            flight.device_has_done(lane, noted);
+        }
+    }
+
+    /// Has somebody look out who knows more about the other ranks than NCCL does.
+    pub(crate) fn look_out(&self, lookout: Arc<dyn Lookout>) {
+        self.inner.look_out(lookout);
     }
 
     /// Asks NCCL whether something went wrong in the background. Where it did, the communicator is ended, and this is why.

@@ -2,23 +2,22 @@
 
 use std::ffi::CString;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaContext, CudaStream, DriverError};
+use cudarc::driver::{CudaContext, CudaStream};
 use nccl_sys::{Library, ncclComm, ncclResult_t};
 
 use super::lane::Lane;
-use super::lock::{Device, Pace, lock_within, try_lock};
+use super::lock::{Device, Pace, lock_within};
 use crate::call::Call;
 use crate::deadline::Deadline;
 use crate::device::driver;
+use crate::device::lookout::Lookout;
 use crate::device::nccl::{self, Raw, Refusal};
 use crate::error::{Error, Peer, Result};
-
-/// How long giving something back waits for the device, at most.
-const REST_PATIENCE: Duration = Duration::from_secs(600);
+use crate::flight::Flight;
 
 /// What threads that use a communicator and the watchdog share.
 #[derive(Debug)]
@@ -35,21 +34,27 @@ pub(in crate::device) struct Inner {
     /// Held for the whole of a call, also while it is in progress and nobody is inside NCCL; keeps the lane of the last call.
     pub(super) gate: Mutex<Option<Arc<Lane>>>,
     lanes: Mutex<Vec<Arc<Lane>>>,
+    /// The number of the lane of the last call.
+    last_lane: AtomicU8,
+    /// What the calls are recorded in, if they are.
+    flight: OnceLock<Arc<Flight>>,
     /// Whether calls are refused for good.
     pub(super) ended: AtomicBool,
     /// Whether only splits, shrinks and the end remain.
     pub(super) revoked: AtomicBool,
     pub(super) failure: OnceLock<Arc<Error>>,
     /// How many times a thread has entered NCCL, times two, plus one while one is inside.
-    entries: AtomicU64,
+    pub(super) entries: AtomicU64,
     /// How long the device may take for a call, in nanoseconds.
     limit: AtomicU64,
     /// The fingerprint of the last call; words of two calls may be mixed where one is being made just now.
     label: [AtomicU64; 4],
     /// When a call that the device has not done is warned of, and since when the one has been waiting that was.
-    stall: Mutex<(Duration, Option<Instant>)>,
+    pub(super) stall: Mutex<(Duration, Option<Instant>)>,
+    /// Who knows more about the other ranks, if anybody does.
+    pub(super) lookout: Mutex<Option<Arc<dyn Lookout>>>,
     /// What only the watchdog knows: the entry it saw last, and when it saw it first.
-    seen: Mutex<Option<(u64, Instant)>>,
+    pub(super) seen: Mutex<Option<(u64, Instant)>>,
     /// The configuration's, which NCCL may look at for as long as the communicator lives.
     _strings: [Option<CString>; 2],
 }
@@ -62,12 +67,13 @@ pub(super) struct Parts {
     pub(super) context: Arc<CudaContext>,
     pub(super) rank: usize,
     pub(super) world_size: usize,
+    pub(super) lookout: Option<Arc<dyn Lookout>>,
 }
 
 impl Inner {
     pub(super) fn new(parts: Parts, handle: *mut ncclComm, strings: [Option<CString>; 2]) -> Arc<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let Parts { library, device, context, rank, world_size } = parts;
+        let Parts { library, device, context, rank, world_size, lookout } = parts;
         Arc::new(Self {
             library,
             device,
@@ -78,6 +84,8 @@ impl Inner {
             world_size,
             gate: Mutex::default(),
             lanes: Mutex::default(),
+            last_lane: AtomicU8::new(NO_LANE),
+            flight: OnceLock::new(),
             ended: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             failure: OnceLock::new(),
@@ -85,6 +93,7 @@ impl Inner {
             limit: AtomicU64::new(u64::MAX),
             label: Default::default(),
             stall: Mutex::new((Duration::MAX, None)),
+            lookout: Mutex::new(lookout),
             seen: Mutex::default(),
             _strings: strings,
         })
@@ -185,7 +194,8 @@ impl Inner {
             return;
         }
         if let Some(Err(refusal)) = self.state(Duration::ZERO) {
-            self.fail(refusal.into_error(self.last_call()), Duration::ZERO);
+            let error = self.explained(refusal.into_error(self.last_call()));
+            self.fail(error, Duration::ZERO);
         }
     }
 
@@ -195,8 +205,33 @@ impl Inner {
         self.limit.store(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         match last {
             Some(lane) if lane.is(stream) => lane.count(),
-            _ => last.insert(self.lane(stream)).count(),
+            _ => {
+                let lane = last.insert(self.lane(stream));
+                self.last_lane.store(lane.number, Ordering::Relaxed);
+                lane.count();
+            }
         }
+    }
+
+    /// By what the recorder knows a stream, where one of its calls may be on record.
+    pub(super) fn known_lane(&self, stream: &CudaStream) -> Option<u8> {
+        self.lanes().iter().find(|lane| lane.is(stream)).map(|lane| lane.number)
+    }
+
+    /// By what the recorder knows the stream of the last call.
+    #[inline]
+    pub(super) fn last_lane(&self) -> u8 {
+        self.last_lane.load(Ordering::Relaxed)
+    }
+
+    /// Has the calls' progress recorded.
+    pub(super) fn record_in(&self, flight: &Arc<Flight>) {
+        let _ = self.flight.set(Arc::clone(flight));
+    }
+
+    /// What the calls are recorded in, if they are.
+    pub(super) fn flight(&self) -> Option<&Arc<Flight>> {
+        self.flight.get()
     }
 
     #[cold]
@@ -205,12 +240,15 @@ impl Inner {
         if let Some(known) = lanes.iter().find(|lane| lane.is(stream)) {
             return Arc::clone(known);
         }
-        let lane = Arc::new(Lane::new(stream));
+        // One of the numbers that no lane has now, where there is one; calls on two of one number are over when those of either are.
+        let is_free = |number: &u8| lanes.iter().all(|lane| lane.number != *number);
+        let number = (0..NO_LANE).find(is_free).unwrap_or(0);
+        let lane = Arc::new(Lane::new(stream, number));
         lanes.push(Arc::clone(&lane));
         lane
     }
 
-    fn lanes(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
+    pub(super) fn lanes(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -230,116 +268,6 @@ impl Inner {
     /// How long the device may take for a call.
     pub(in crate::device) fn limit(&self) -> Duration {
         Duration::from_nanos(self.limit.load(Ordering::Relaxed))
-    }
-
-    /// One round of the watchdog: marks new work, and ends the communicator where old work has not come to its end in time.
-    pub(in crate::device) fn patrol(self: &Arc<Self>, now: Instant) {
-        self.look();
-        let trouble = match self.oldest(now) {
-            Err(error) => Some(driver::cuda_error(self.last_call(), error)),
-            Ok(since) => [since, self.stuck_since(now)].into_iter().flatten().min().and_then(|since| {
-                self.warn_of_stall(since, now);
-                self.overdue(now - since)
-            }),
-        };
-        if let Some(error) = trouble.filter(|_| !self.is_ended()) {
-            self.fail(error, Duration::ZERO);
-        }
-    }
-
-    /// Warns, once, of what has been waiting on the device since then.
-    fn warn_of_stall(&self, since: Instant, now: Instant) {
-        let mut stall = self.stall.lock().unwrap_or_else(PoisonError::into_inner);
-        let (after, elapsed) = (stall.0.min(self.limit() / 2), now - since);
-        if stall.0 == Duration::MAX || elapsed < after || stall.1 == Some(since) {
-            return;
-        }
-        stall.1 = Some(since);
-        let (waited, limit) = (elapsed.as_secs_f64(), self.limit().as_secs_f64());
-        tracing::warn!(
-            rank = self.rank,
-            call = self.last_call(),
-            "the device has not done what was queued {waited:.1} s ago, up to this call at most; giving up after {limit:.1} s"
-        );
-    }
-
-    /// After how long a call that the device has not done is warned of; zero for never.
-    pub(in crate::device) fn warn_after(&self, after: Duration) {
-        let after = if after.is_zero() { Duration::MAX } else { after };
-        self.stall.lock().unwrap_or_else(PoisonError::into_inner).0 = after;
-    }
-
-    fn overdue(&self, elapsed: Duration) -> Option<Error> {
-        let timeout = || Error::Timeout { doing: self.last_call(), elapsed, missing: Vec::new(), arrived: Vec::new() };
-        (elapsed > self.limit()).then(timeout)
-    }
-
-    /// Since when the oldest call that the device has not done has been waiting.
-    fn oldest(&self, now: Instant) -> std::result::Result<Option<Instant>, DriverError> {
-        let mut lanes = self.lanes();
-        if lanes.iter().all(|lane| lane.is_idle()) && lanes.iter().all(|lane| Arc::strong_count(lane) > 1) {
-            return Ok(None);
-        }
-        driver::bind(&self.context)?;
-        let mut oldest = None;
-        for lane in lanes.iter() {
-            if lane.has_news()
-                && let Some(_lock) = try_lock(&self.device.lock)
-            {
-                lane.mark(&self.context, now)?;
-            }
-            oldest = [oldest, lane.waiting_since()?].into_iter().flatten().min();
-        }
-        // A stream that is not in use any more need not be kept alive.
-        lanes.retain(|lane| Arc::strong_count(lane) > 1 || !lane.is_idle());
-        Ok(oldest)
-    }
-
-    /// Since when one thread has been inside NCCL, at least.
-    fn stuck_since(&self, now: Instant) -> Option<Instant> {
-        let entry = self.entries.load(Ordering::Relaxed);
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        match *seen {
-            _ if entry.is_multiple_of(2) => *seen = None,
-            Some((known, _)) if known == entry => {}
-            _ => *seen = Some((entry, now)),
-        }
-        seen.map(|(_, since)| since)
-    }
-
-    /// Makes a call once the device has done all that is on record, and waits for its end. A communicator that has ended needs none, and one
-    /// that the device does not come to rest for is ended.
-    pub(in crate::device) fn manage_at_rest(
-        self: &Arc<Self>,
-        doing: &dyn Fn() -> String,
-        work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
-    ) {
-        let deadline = Deadline::after(self.limit().min(REST_PATIENCE));
-        let Some(_gate) = lock_within(&self.gate, deadline.remaining()).filter(|_| !self.is_ended()) else { return };
-        let outcome = match self.quiesce(&deadline) {
-            Ok(true) => self.inside(doing, deadline.remaining(), work).and_then(|_| self.settled(doing, &deadline)),
-            Ok(false) => Err(self.expire(doing, deadline.elapsed())),
-            Err(error) => Err(self.end(driver::cuda_error(doing(), error), doing)),
-        };
-        if let Err(error) = outcome {
-            tracing::warn!(%error, "a call that gives something back to NCCL failed");
-        }
-    }
-
-    /// Waits until the device has done all that is on record.
-    pub(super) fn quiesce(&self, deadline: &Deadline) -> std::result::Result<bool, DriverError> {
-        driver::bind(&self.context)?;
-        let mut pace = Pace::default();
-        loop {
-            let now = Instant::now();
-            if self.is_ended() || (self.oldest(now)?.is_none() && !self.lanes().iter().any(|lane| lane.has_waitable_news())) {
-                return Ok(true);
-            }
-            if deadline.has_passed() {
-                return Ok(false);
-            }
-            pace.rest();
-        }
     }
 }
 
@@ -363,8 +291,10 @@ pub(super) fn settle(
         }
         let Some(late) = in_progress else { return Ok(()) };
         if deadline.has_passed() {
-            let (doing, elapsed) = (doing(), deadline.elapsed());
-            return Err((late, Error::Timeout { doing, elapsed, missing: Vec::new(), arrived: Vec::new() }));
+            return Err((late, inners[late].timeout(doing(), deadline.elapsed())));
+        }
+        if let Some(error) = inners[late].trouble(doing, deadline.elapsed()) {
+            return Err((late, error));
         }
         pace.rest();
     }
@@ -388,6 +318,9 @@ impl Drop for Entry<'_> {
         self.0.store(self.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 }
+
+/// The number of a lane that is none.
+pub(super) const NO_LANE: u8 = u8::MAX;
 
 /// A handle that is none.
 pub(super) const NONE: *mut ncclComm = ptr::null_mut();

@@ -30,7 +30,7 @@ use super::job::{Job, Message, Reduction};
 use super::kernels::Kernels;
 use super::native::{self, Library};
 use super::user::Users;
-use crate::config::Config;
+use crate::config::{CheckDeviceCalls, Config};
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::Error;
@@ -90,6 +90,8 @@ pub(crate) struct DevicePlane {
     free: CudaEvent,
     /// The stream on which it was used last.
     last: RefCell<Arc<CudaStream>>,
+    /// How many calls were compared among the ranks.
+    compared: Cell<u32>,
     /// NCCL's op for the last `PreMulSum`.
     product: Cell<Option<Product>>,
 }
@@ -131,8 +133,8 @@ impl DevicePlane {
         let address = if bytes == 0 { Ok(0) } else { unsafe { result::malloc_sync(bytes) } };
         let address = address.map_err(|error| cuda_error(format!("allocating {bytes} B of memory on device {}", gpu.ordinal), error))?;
         let (room, users, last) = (Room { address, bytes }, RefCell::new(Users::new(&gpu)), RefCell::new(Arc::clone(&stream)));
-        let (product, comm) = (Cell::new(None), Arc::new(comm));
-        Ok(Self { gpu, comm, stream, side, kernels, users, facts, library, ranks, room, arrived, folded, free, last, product })
+        let (compared, product, comm) = (Cell::new(0), Cell::new(None), Arc::new(comm));
+        Ok(Self { gpu, comm, stream, side, kernels, users, facts, library, ranks, room, arrived, folded, free, last, compared, product })
     }
 
     /// The device.
@@ -167,8 +169,11 @@ impl DevicePlane {
     /// `Timeout`, `Poisoned`, `Cuda`.
     pub(crate) fn synchronize(&self, deadline: &Deadline) -> Result<()> {
         let doing = || format!("waiting for the stream of device {}", self.gpu.ordinal);
+        let noted = self.comm.calls_noted();
         let event = self.stream.record_event(None).map_err(|error| cuda_error(doing(), error))?;
-        self.comm.wait(&event, deadline)
+        self.comm.wait(&event, deadline)?;
+        self.comm.has_done(&self.stream, noted);
+        Ok(())
     }
 
     /// Which way each call goes, in words.
@@ -262,6 +267,18 @@ impl DevicePlane {
         unsafe { run::together(&mut all, &doing, timeout) }
     }
 
+    /// Which comparison the next call's is, where the ranks compare it, and counts it.
+    #[inline]
+    pub(crate) fn comparison(&self, which: CheckDeviceCalls) -> Option<u32> {
+        let number = self.compared.get();
+        let limit = match which {
+            CheckDeviceCalls::Never => return None,
+            CheckDeviceCalls::First(calls) => calls,
+            CheckDeviceCalls::Always => u32::MAX,
+        };
+        (number < limit).then(|| self.compared.replace(number.saturating_add(1).min(u32::MAX - 1)))
+    }
+
     /// Whether a job needs a kernel of the caller's that is not loaded yet.
     pub(crate) fn is_first_use(&self, job: &Job) -> bool {
         match &job.reduction {
@@ -349,7 +366,7 @@ impl DevicePlane {
     }
 
     /// Calls for which there is nothing to do are refused as all others are.
-    fn refuse_if_over(&self, doing: &dyn Fn() -> String) -> Result<()> {
+    pub(crate) fn refuse_if_over(&self, doing: &dyn Fn() -> String) -> Result<()> {
         match self.comm.failure() {
             Some(cause) => Err(Error::Poisoned { call: doing(), cause: Arc::new(cause) }),
             None => Ok(()),

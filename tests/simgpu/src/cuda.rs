@@ -163,6 +163,7 @@ pub fn alone() -> Alone {
     let guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     clear_faults();
     reports();
+    crate::nccl::forget();
     Alone(guard)
 }
 

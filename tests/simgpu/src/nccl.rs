@@ -54,6 +54,13 @@ pub fn install(version: i32) {
     call!(simgpu_nccl_set_version(version => c_int) -> ());
 }
 
+/// Forgets what was planted and reported, where NCCL is in place.
+pub(crate) fn forget() {
+    if LIBRARY.get().is_some() {
+        reset();
+    }
+}
+
 fn c_text(text: &str) -> CString {
     CString::new(text).unwrap_or_else(|_| panic!("{text:?} has a NUL inside"))
 }
@@ -100,6 +107,12 @@ pub fn hang(rank: usize, after: u32) {
 /// the asynchronous error 6, and stay blocked, as with NCCL, until they abort. Says how many communicators there were.
 pub fn lose(rank: usize) -> usize {
     call!(simgpu_nccl_lose(rank => usize) -> usize)
+}
+
+/// From now on, until [`reset`], nobody in this process hears of the death of another process: as between devices of one host, where NCCL
+/// has no connection that could break. Who waits for a dead rank then waits until it aborts.
+pub fn silence_deaths() {
+    call!(simgpu_nccl_silence_deaths() -> ());
 }
 
 /// Each call takes so much longer, so that calls which should not meet do.

@@ -147,7 +147,9 @@ impl Group {
         let there: Vec<(usize, &Entry)> =
             calls.iter().filter(|(_, calls)| reached(calls) == Some(front)).map(|(rank, calls)| (*rank, calls[&front])).collect();
         // A collective that is over somewhere has been entered everywhere: the others' records are older, that is all.
-        if plane == Plane::Host && !there.iter().any(|(_, entry)| entry.is_stuck()) {
+        // Of what is on a device one knows when it is over, and not when it begins.
+        let is_open = |entry: &Entry| entry.is_stuck() || plane == Plane::Device && entry.state != State::Completed;
+        if !there.iter().any(|(_, entry)| is_open(entry)) {
             return Vec::new();
         }
         let call = format!("{} number {front}", there[0].1.call());

@@ -1,6 +1,7 @@
 //! The ranks of one communicator, and where they meet. It lives in the process that made the unique id: ranks there call it directly,
 //! those of other processes through a thread that stands in for them (see `hub`).
 
+use crate::control;
 use crate::fault::{Fault, Outcome};
 use crate::mail::Mail;
 use crate::operation::Operation;
@@ -139,7 +140,11 @@ impl Clique {
             let said = &state.meetings[&key].said;
             let missing = participants.iter().find(|&&peer| !said.contains_key(&peer));
             let Some(&missing) = missing else { break };
-            if participants.iter().any(|peer| !said.contains_key(peer) && matches!(state.seats[*peer].presence, Presence::Gone(_))) {
+            let is_known_to_be_gone = |presence: &Presence| match presence {
+                Presence::Gone(Departure::Dead) => !control::deaths_are_silent(),
+                presence => matches!(presence, Presence::Gone(_)),
+            };
+            if participants.iter().any(|peer| !said.contains_key(peer) && is_known_to_be_gone(&state.seats[*peer].presence)) {
                 return Err(Fault::remote(format!("rank {missing} is gone while rank {rank} waits for it")));
             }
             state = self.wait(state);
@@ -261,6 +266,7 @@ impl Clique {
             state.seats[rank].notify = None;
             let waiting = state.rounds.waiting_for(rank).or_else(|| state.mail.waiting_for(rank));
             match (how, waiting) {
+                (Departure::Dead, _) if control::deaths_are_silent() => {}
                 (Departure::Dead, _) => self.fail(&mut state, &Fault::remote(format!("the process of rank {rank} is gone"))),
                 (Departure::Destroyed, Some(text)) => {
                     let text = format!("rank {rank} destroyed its communicator while {text}");

@@ -27,6 +27,8 @@ struct Plan {
     /// Bytes sent by verb and rank.
     sent: HashMap<(Verb, usize), u64>,
     linger: Duration,
+    /// Whether peers are told of a death.
+    silent: bool,
 }
 
 static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
@@ -46,6 +48,7 @@ fn with<T>(act: impl FnOnce(&mut Plan) -> T) -> T {
         calls: HashMap::new(),
         sent: HashMap::new(),
         linger: Duration::ZERO,
+        silent: false,
     }))
 }
 
@@ -119,6 +122,15 @@ pub(crate) fn set_version(version: i32) {
 
 pub(crate) fn set_linger(linger: Duration) {
     with(|plan| plan.linger = linger);
+}
+
+/// Whether the death of a process is told to nobody.
+pub(crate) fn deaths_are_silent() -> bool {
+    with(|plan| plan.silent)
+}
+
+pub(crate) fn silence_deaths() {
+    with(|plan| plan.silent = true);
 }
 
 /// How often a function was called, by anyone or by one thread.

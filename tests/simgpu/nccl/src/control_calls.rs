@@ -59,6 +59,12 @@ pub extern "C" fn simgpu_nccl_lose(rank: usize) -> usize {
     lost.len()
 }
 
+/// From now on nobody in this process hears of the death of another one, as between devices of one host.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_silence_deaths() {
+    control::silence_deaths();
+}
+
 /// Each call takes that much longer, so that calls which should not meet do.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_linger(microseconds: u64) {

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "device memory is read and written by its address")]
 
 use crate::clique::{Clique, Departure, Notify, Stopped};
+use crate::control;
 use crate::exchange::fill;
 use crate::fault::{Fault, Outcome};
 use crate::hub::{self, Place, answer, request};
@@ -77,7 +78,7 @@ impl Link {
                 let put =
                     |frame: Frame| frame.bytes(name.as_bytes()).list(participants, |frame, &peer| frame.number(peer as u64)).bytes(&words);
                 let ticket = remote.ask(request::CONFER, put);
-                remote.wait(ticket, |state| state.left || state.lost).unwrap_or_else(|Stopped| {
+                remote.wait(ticket, |state| state.left || state.lost && !control::deaths_are_silent()).unwrap_or_else(|Stopped| {
                     Err(Fault::remote("the communicator was aborted, or the process that made the unique id is gone"))
                 })
             }
@@ -162,7 +163,7 @@ impl Remote {
             state.issued += 1;
             let ticket = state.issued;
             state.asked.insert(ticket, None);
-            if state.lost && !state.left {
+            if state.lost && !state.left && !control::deaths_are_silent() {
                 drop(state);
                 (self.notify)(&lost());
             }
@@ -209,7 +210,7 @@ impl Remote {
             state.left || (state.farewell && state.asked.values().all(Option::is_some))
         };
         self.changed.notify_all();
-        if !told {
+        if !told && !control::deaths_are_silent() {
             (self.notify)(&lost());
         }
     }

@@ -1,0 +1,254 @@
+//! Looks after the other ranks while a device waits for them. NCCL notices a dead peer only where the two talk over a network; on one host
+//! it waits for ever.
+//!
+//! Processes of this host are looked for in `/proc`, which is quick, and the door of a rank decides (see `meeting`). Doors of other hosts
+//! are knocked at too, ever more seldom: a knock costs a place among those who wait there.
+
+use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::time::{Duration, Instant};
+
+use super::super::Communicator;
+use super::super::meeting::{Knock, Meeting};
+use crate::deadline::Deadline;
+use crate::device::Lookout;
+use crate::error::{Error, Peer};
+use crate::host::health::Health;
+use crate::host::notice::Notice;
+
+/// How long something waits before anybody is looked for.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// The time between two looks.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long a rank must have been gone: what it did last may still be on its way through the devices.
+const GRACE: Duration = Duration::from_millis(200);
+/// How long the one that NCCL says is gone is looked for: what broke its connection may still be under way.
+const SEARCH: Duration = Duration::from_millis(500);
+/// How long something waits before doors are knocked at; the next round comes after twice as long.
+const KNOCK_AFTER: Duration = Duration::from_secs(1);
+
+/// How another rank is looked after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sight {
+    /// This very rank.
+    Own,
+    /// By the process that has had its number since then, in the kernel's ticks.
+    Process { pid: u32, since: u64 },
+    /// By its door alone.
+    Door,
+}
+
+/// What is kept from one look to the next.
+#[derive(Debug)]
+struct Looks {
+    sights: Vec<Sight>,
+    /// When the last look was.
+    last: Instant,
+    /// Who was found to be gone, and when.
+    gone: Option<(Notice, Instant)>,
+    /// Whose door is next, and after how long a wait.
+    next_door: (usize, Duration),
+    /// How long that which waits had been waiting at the last look.
+    waited: Duration,
+}
+
+/// One communicator's lookout.
+#[derive(Debug)]
+pub(super) struct Watchman {
+    rank: usize,
+    peers: Arc<[Peer]>,
+    health: Arc<Health>,
+    /// Gone once the communicator is: a door that stayed open for this would tell others that the rank is there.
+    meeting: Weak<Meeting>,
+    places: Arc<[usize]>,
+    looks: Mutex<Looks>,
+}
+
+impl Communicator {
+    /// Who looks after the other ranks for the device plane. They are all there now.
+    pub(super) fn watchman(&self) -> Arc<dyn Lookout> {
+        let shared = &self.core.shared;
+        let me = &shared.peers[shared.rank];
+        let sight = |peer: &Peer| match peer {
+            peer if peer.rank == me.rank => Sight::Own,
+            peer if peer.host == me.host && peer.pid != me.pid => match state_of(peer.pid) {
+                Some((_, since)) => Sight::Process { pid: peer.pid, since },
+                None => Sight::Door,
+            },
+            _ => Sight::Door,
+        };
+        let looks = Looks {
+            sights: shared.peers.iter().map(sight).collect(),
+            last: Instant::now(),
+            gone: None,
+            next_door: (0, KNOCK_AFTER),
+            waited: Duration::ZERO,
+        };
+        Arc::new(Watchman {
+            rank: shared.rank,
+            peers: Arc::clone(&shared.peers),
+            health: Arc::clone(&shared.health),
+            meeting: Arc::downgrade(&shared.lineage.meeting),
+            places: Arc::clone(&shared.lineage.places),
+            looks: Mutex::new(looks),
+        })
+    }
+}
+
+/// The state of a process as one letter, and since when it has been there; `None` where there is none of this number.
+fn state_of(pid: u32) -> Option<(char, u64)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before may hold anything.
+    let mut words = text.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = words.next()?.chars().next()?;
+    // The 22nd of all, where the state is the third.
+    Some((state, words.nth(18)?.parse().ok()?))
+}
+
+impl Sight {
+    /// Whether the process is gone, or dead and not waited for yet; `false` where that is not known.
+    fn has_vanished(self) -> bool {
+        let Self::Process { pid, since } = self else { return false };
+        state_of(pid).is_none_or(|(state, began)| began != since || matches!(state, 'Z' | 'X'))
+    }
+
+    fn is_stopped(self) -> bool {
+        let Self::Process { pid, since } = self else { return false };
+        state_of(pid).is_some_and(|(state, began)| began == since && matches!(state, 'T' | 't'))
+    }
+}
+
+impl Watchman {
+    /// Why the host plane has ended, where that ends the device's too.
+    fn told(&self) -> Option<Notice> {
+        let ends =
+            |notice: &&Notice| matches!(notice, Notice::Lost { .. } | Notice::Left { .. } | Notice::Aborted { .. } | Notice::Failed { .. });
+        self.health.notice().filter(ends).copied()
+    }
+
+    fn knock(&self, rank: usize) -> Knock {
+        self.meeting.upgrade().map_or(Knock::Silence, |meeting| meeting.knock(self.places[rank]))
+    }
+
+    /// A rank that is gone.
+    fn missing(&self, looks: &mut Looks) -> Option<Notice> {
+        for rank in 0..looks.sights.len() {
+            if !looks.sights[rank].has_vanished() {
+                continue;
+            }
+            if self.knock(rank) != Knock::There {
+                return Some(Notice::Lost { rank: rank as u32 });
+            }
+            // It was another one's number, as it is among namespaces of processes.
+            looks.sights[rank] = Sight::Door;
+        }
+        let (place, after) = looks.next_door;
+        if looks.waited < after {
+            return None;
+        }
+        let Some(rank) = (place..looks.sights.len()).find(|rank| looks.sights[*rank] != Sight::Own) else {
+            looks.next_door = (0, looks.waited * 2);
+            return None;
+        };
+        // One at each look: where a host is cut off, a knock takes a while.
+        let is_gone = self.knock(rank) == Knock::Gone;
+        looks.next_door.0 = if is_gone { rank } else { rank + 1 };
+        is_gone.then_some(Notice::Lost { rank: rank as u32 })
+    }
+}
+
+impl Lookout for Watchman {
+    fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
+        if waited < PATIENCE {
+            return None;
+        }
+        let mut looks = match self.looks.try_lock() {
+            Ok(looks) => looks,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        if looks.last.elapsed() < PAUSE {
+            return None;
+        }
+        if waited < looks.waited {
+            looks.next_door = (0, KNOCK_AFTER);
+        }
+        looks.waited = waited;
+        let notice = self.told().or_else(|| self.missing(&mut looks));
+        looks.last = Instant::now();
+        let since = match (looks.gone, notice) {
+            (_, None) => None,
+            (Some((known, since)), Some(notice)) if known == notice => Some((notice, since)),
+            (_, Some(notice)) => Some((notice, looks.last)),
+        };
+        looks.gone = since;
+        let (notice, _) = since.filter(|(_, since)| since.elapsed() >= GRACE)?;
+        let mut error = notice.to_error(&doing(), &Deadline::after(waited), &self.peers);
+        if let Error::PeerLost { elapsed, .. } = &mut error {
+            *elapsed = waited;
+        }
+        Some(error)
+    }
+
+    fn culprit(&self, doing: &dyn Fn() -> String) -> Option<Error> {
+        let search = Deadline::after(SEARCH);
+        let is_gone = |rank: &usize| *rank != self.rank && self.knock(*rank) == Knock::Gone;
+        loop {
+            let gone = (0..self.peers.len()).find(is_gone).map(|rank| Notice::Lost { rank: rank as u32 });
+            if let Some(notice) = self.told().or(gone) {
+                return Some(notice.to_error(&doing(), &search, &self.peers));
+            }
+            if search.has_passed() {
+                return None;
+            }
+            std::thread::sleep(PAUSE * 5);
+        }
+    }
+
+    fn standing_still(&self) -> Vec<Peer> {
+        let looks = self.looks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let stopped = self.peers.iter().zip(&looks.sights).filter(|(_, sight)| sight.is_stopped());
+        stopped.map(|(peer, _)| peer.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::process::{Child, Command};
+
+    /// Ends with the test, whichever way that ends.
+    struct Sleeper(Child);
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn soon(condition: impl Fn() -> bool) -> bool {
+        let limit = Deadline::after(Duration::from_secs(20));
+        while !condition() && !limit.has_passed() {
+            std::thread::yield_now();
+        }
+        condition()
+    }
+
+    #[test]
+    fn a_process_is_seen_to_stop_and_to_end() {
+        let mut sleeper = Sleeper(Command::new("sleep").arg("100").spawn().unwrap());
+        let pid = sleeper.0.id();
+        let (_, since) = state_of(pid).unwrap();
+        let sight = Sight::Process { pid, since };
+        assert!(!sight.has_vanished() && !sight.is_stopped());
+        assert!(Sight::Process { pid, since: since + 1 }.has_vanished(), "another process of this number");
+        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
+        assert!(soon(|| sight.is_stopped()) && !sight.has_vanished());
+        sleeper.0.kill().unwrap();
+        assert!(soon(|| sight.has_vanished()), "also before anybody has waited for it");
+        sleeper.0.wait().unwrap();
+        assert!(sight.has_vanished() && state_of(pid).is_none_or(|(_, began)| began != since));
+        assert!(!Sight::Own.has_vanished() && !Sight::Door.has_vanished());
+    }
+}

@@ -1,0 +1,108 @@
+//! What the flight recorder knows of device calls.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use collectives::{CheckDeviceCalls, Communicator, Config, FlightPlane, FlightRecord, FlightState, ReduceOp};
+use simgpu::Gate;
+
+use super::common::cases::Memory;
+use super::common::ranks::threads_with;
+use super::gpu::{DeviceMemory, builder, ranks};
+
+fn device_records(comm: &Communicator) -> Vec<FlightRecord> {
+    comm.flight_records().into_iter().filter(|record| record.plane == FlightPlane::Device).collect()
+}
+
+fn states(comm: &Communicator) -> Vec<FlightState> {
+    device_records(comm).iter().map(|record| record.state).collect()
+}
+
+#[test]
+fn a_device_call_is_finished_once_the_device_has_done_it() {
+    let _alone = simgpu::alone();
+    ranks(2, |comm, memory| {
+        let device = comm.device().unwrap();
+        let mut buffer = memory.put(&[1_u32; 100]);
+        comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        device.synchronize().unwrap();
+        let held = Gate::close(device.stream().cu_stream().cast());
+        comm.all_reduce(&mut buffer, ReduceOp::BitOr).unwrap();
+        comm.broadcast(&mut buffer, 0).unwrap();
+        assert_eq!(states(comm), [FlightState::Finished, FlightState::Queued, FlightState::Queued]);
+        held.open();
+        device.synchronize().unwrap();
+        assert_eq!(states(comm), [FlightState::Finished; 3]);
+        for record in device_records(comm) {
+            assert!(record.finished_ns >= record.started_ns && record.started_ns.is_some(), "{record:?}");
+        }
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn the_watchdog_notes_what_nobody_waits_for() {
+    let _alone = simgpu::alone();
+    ranks(2, |comm, memory| {
+        let streams = [0, 1].map(|_| memory.stream.context().new_stream().unwrap());
+        let mut buffer = memory.put(&[1_u32; 100]);
+        let held = Gate::close(streams[1].cu_stream().cast());
+        comm.on(&streams[0]).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        comm.on(&streams[1]).broadcast(&mut buffer, 0).unwrap();
+        // Of the two streams only the first has done its call.
+        let began = Instant::now();
+        while states(comm)[0] == FlightState::Queued && began.elapsed() < Duration::from_secs(20) {
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        assert_eq!(states(comm), [FlightState::Finished, FlightState::Queued]);
+        held.open();
+        while states(comm)[1] == FlightState::Queued && began.elapsed() < Duration::from_secs(20) {
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        assert_eq!(states(comm), [FlightState::Finished; 2]);
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_hang_on_the_device_is_explained_from_the_records() {
+    let Some(collperf) = option_env!("CARGO_BIN_EXE_collperf") else {
+        println!("skipped: collperf is not built (feature `cli`)");
+        return;
+    };
+    let _alone = simgpu::alone();
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = Config::default();
+    config.check_device_calls = CheckDeviceCalls::Never;
+    config.flight_recorder_dir = Some(folder.path().to_owned());
+    threads_with(
+        2,
+        |_| builder(config.clone()).timeout(Duration::from_millis(1500)),
+        |comm| {
+            let memory = DeviceMemory::of(comm);
+            let mut buffer = memory.put(&[1_u32; 100]);
+            comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+            comm.device().unwrap().synchronize().unwrap();
+            if comm.rank() == 0 {
+                comm.broadcast(&mut buffer, 0).unwrap();
+                comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
+                // The watchdog ends this, and writes the records.
+                comm.device().unwrap().stream().synchronize().unwrap();
+                let records = device_records(comm);
+                let ends: Vec<_> =
+                    records.iter().map(|record| (record.state, record.error.as_ref().is_some_and(|e| e.is_timeout()))).collect();
+                // How far a stream came between two looks of the watchdog is not known: a broadcast's root may be done.
+                assert_eq!((ends[0], ends[2].0), ((FlightState::Finished, false), FlightState::Failed), "{records:?}");
+                assert!(ends[1].1 || ends[2].1, "{records:?}");
+            } else {
+                comm.flight_recorder().write(folder.path()).unwrap();
+            }
+            comm.set_timeout(Duration::from_secs(60));
+            comm.barrier().unwrap();
+        },
+    );
+    let output = Command::new(collperf).arg("--explain-hang").arg(folder.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("rank 1") && said.contains("is behind") && said.contains("queued on the device"), "{said}");
+    assert!(said.contains("its last call, all_reduce(sum, u32, count 100) number 0, is over"), "{said}");
+}
