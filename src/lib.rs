@@ -48,6 +48,7 @@ mod nccl_config;
 mod op;
 mod proof;
 mod rendezvous;
+pub mod train;
 
 #[cfg(feature = "cuda")]
 pub use buffer::device::{DeviceMemory, DeviceMemoryMut, RawDevice};

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Top-level modules, lowest first; modules of one row do not know each other, unless named in `BESIDE`.
-const LAYERS: [&[&str]; 8] = [
+const LAYERS: [&[&str]; 9] = [
     &["deadline", "error", "float8", "fork"],
     &["element", "proof"],
     &["buffer", "op"],
@@ -14,6 +14,7 @@ const LAYERS: [&[&str]; 8] = [
     &["config", "flight"],
     &["device", "host", "rendezvous"],
     &["communicator"],
+    &["train"],
     &["internals"],
 ];
 

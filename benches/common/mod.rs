@@ -34,3 +34,24 @@ pub(crate) fn together<R: Send>(ranks: &mut [R], iterations: u64, call: impl Fn(
         threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).max().unwrap_or_default()
     })
 }
+
+/// As [`together`], for calls that need more than their rank: `make` prepares it, on the rank's thread.
+pub(crate) fn together_with<'a, R: Send, C: FnMut(u64)>(ranks: &'a mut [R], iterations: u64, make: impl Fn(&'a R) -> C + Sync) -> Duration
+where
+    R: 'a,
+{
+    let ready = Barrier::new(ranks.len());
+    let (ready, make) = (&ready, &make);
+    std::thread::scope(|scope| {
+        let time = |rank: &'a mut R| {
+            let mut call = make(rank);
+            call(0);
+            ready.wait();
+            let begin = Instant::now();
+            (0..iterations).for_each(&mut call);
+            begin.elapsed()
+        };
+        let threads: Vec<_> = ranks.iter_mut().map(|rank| scope.spawn(move || time(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).max().unwrap_or_default()
+    })
+}

@@ -1,0 +1,117 @@
+//! One bucket: its buffer, its hook, and a face that does not name its element type.
+
+use std::any::Any;
+use std::ops::Range;
+
+use super::flat::Flat;
+use super::float::Float;
+use super::hook::{Hook, Progress};
+use super::layout::BucketLayout;
+use crate::buffer::Memory;
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+
+/// A bucket whose elements are `T`.
+pub(super) struct Bucket<T: Float> {
+    pub(super) layout: BucketLayout,
+    hook: Box<dyn Hook<T>>,
+    /// Its gradients; a hook has them meanwhile.
+    flat: Option<Flat<T>>,
+}
+
+/// A bucket of any type.
+pub(super) trait AnyBucket: Any {
+    fn layout(&self) -> &BucketLayout;
+
+    /// Makes one gradient zeros.
+    fn clear(&mut self, slot: usize) -> Result<()>;
+
+    /// Hands the gradients to the hook.
+    fn start(&mut self, comm: &Communicator) -> Result<()>;
+
+    /// Moves the hook on; whether it is done.
+    fn advance(&mut self, comm: &Communicator) -> Result<bool>;
+
+    /// The sum of the squares of the elements in `range`.
+    fn sum_of_squares(&self, range: Range<usize>) -> Result<f64>;
+
+    /// Multiplies the elements in `range`.
+    fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()>;
+}
+
+/// A bucket that has no gradients: its hook lost them with a call that failed.
+fn lost() -> Error {
+    Error::argument("train", "an earlier step failed, and its gradients are gone")
+}
+
+impl<T: Float> Bucket<T> {
+    pub(super) fn new(layout: BucketLayout, flat: Flat<T>, hook: Box<dyn Hook<T>>) -> Self {
+        Self { layout, hook, flat: Some(flat) }
+    }
+
+    pub(super) fn set_hook(&mut self, hook: Box<dyn Hook<T>>) {
+        self.hook = hook;
+    }
+
+    pub(super) fn flat(&self) -> Result<&Flat<T>> {
+        self.flat.as_ref().ok_or_else(lost)
+    }
+
+    pub(super) fn flat_mut(&mut self) -> Result<&mut Flat<T>> {
+        self.flat.as_mut().ok_or_else(lost)
+    }
+
+    /// Takes the buffer out, for a call that gives it back.
+    pub(super) fn take_flat(&mut self) -> Result<Flat<T>> {
+        self.flat.take().ok_or_else(lost)
+    }
+
+    pub(super) fn put_flat(&mut self, flat: Flat<T>) {
+        self.flat = Some(flat);
+    }
+
+    /// Puts a gradient of the right length into its slot, or adds it to what is there.
+    pub(super) fn put(&mut self, slot: usize, gradient: Memory<'_, T>, add: bool) -> Result<()> {
+        let range = self.layout.slots[slot].range.clone();
+        self.flat_mut()?.put(range, gradient, add)
+    }
+}
+
+impl<T: Float> AnyBucket for Bucket<T> {
+    fn layout(&self) -> &BucketLayout {
+        &self.layout
+    }
+
+    fn clear(&mut self, slot: usize) -> Result<()> {
+        let range = self.layout.slots[slot].range.clone();
+        self.flat_mut()?.clear(range)
+    }
+
+    fn start(&mut self, comm: &Communicator) -> Result<()> {
+        if self.layout.len == 0 {
+            return Ok(());
+        }
+        let mut flat = self.take_flat()?;
+        let end = self.layout.slots.last().map_or(0, |slot| slot.range.end);
+        flat.clear(end..self.layout.len)?;
+        self.hook.start(comm, flat)
+    }
+
+    fn advance(&mut self, comm: &Communicator) -> Result<bool> {
+        if self.flat.is_some() {
+            return Ok(true);
+        }
+        if let Progress::Done(flat) = self.hook.advance(comm)? {
+            self.flat = Some(flat);
+        }
+        Ok(self.flat.is_some())
+    }
+
+    fn sum_of_squares(&self, range: Range<usize>) -> Result<f64> {
+        self.flat()?.sum_of_squares(range)
+    }
+
+    fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()> {
+        self.flat_mut()?.scale(range, factor)
+    }
+}

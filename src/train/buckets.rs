@@ -1,0 +1,327 @@
+//! All buckets of a model: which gradients have come, which buckets were launched, and what has gone wrong.
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+
+use super::bucket::{AnyBucket, Bucket};
+use super::flat::{Flat, Place};
+use super::float::Float;
+use super::hook::{Hook, weight};
+use super::layout::{BucketLayout, Caps, plan};
+use super::parameter::{Parameter, agree};
+use super::{Missing, Options};
+use crate::buffer::{Buffer, BufferMut, Memory};
+use crate::communicator::{Communicator, Work};
+use crate::element::DType;
+use crate::error::{Error, Result};
+use crate::op::ReduceOp;
+
+/// How far a parameter is in this step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Nothing of it has come.
+    Empty,
+    /// Some of it has come, and more will.
+    Accumulated,
+    /// All of it has.
+    Ready,
+}
+
+/// A parameter, where it lies, and how far it is.
+struct Entry {
+    parameter: Parameter,
+    bucket: usize,
+    slot: usize,
+    stage: Stage,
+}
+
+/// The buckets of a model on one rank.
+pub(super) struct Buckets<'comm> {
+    comm: &'comm Communicator,
+    entries: Vec<Entry>,
+    buckets: Vec<Box<dyn AnyBucket>>,
+    /// How many gradients each bucket still waits for.
+    waiting: Vec<usize>,
+    /// The next bucket to launch: they go in order on every rank, in whatever order they are filled.
+    next: usize,
+    missing: Missing,
+    /// What ended an earlier step.
+    failed: Option<Arc<Error>>,
+}
+
+/// Makes a bucket's hook. The first kind of hook is made for all types.
+pub(super) trait MakeHook {
+    fn make<T: Float>(&self, layout: &BucketLayout) -> Box<dyn Hook<T>>;
+}
+
+impl<'comm> Buckets<'comm> {
+    /// Buckets for these parameters, in this place, with lengths that are multiples of `multiple`. Collective.
+    pub(super) fn new(
+        comm: &'comm Communicator,
+        what: &'static str,
+        parameters: Vec<Parameter>,
+        options: &Options,
+        (place, multiple): (&Place, usize),
+        hooks: &impl MakeHook,
+    ) -> Result<Self> {
+        let usable = weight(options.op, comm.world_size());
+        let layouts = plan(&parameters, Caps { first: options.first_bucket_bytes, others: options.bucket_bytes }, multiple);
+        agree(comm, what, &parameters, &options.in_words())?;
+        // Whatever is wrong now is so on every rank.
+        usable?;
+        let mut entries: Vec<_> =
+            parameters.into_iter().map(|parameter| Entry { parameter, bucket: 0, slot: 0, stage: Stage::Empty }).collect();
+        let mut buckets = Vec::new();
+        for layout in layouts? {
+            for (slot, place) in layout.slots.iter().enumerate() {
+                entries[place.parameter].bucket = layout.index;
+                entries[place.parameter].slot = slot;
+            }
+            buckets.push(bucket_of(comm, layout, place, hooks)?);
+        }
+        let waiting = buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
+        Ok(Self { comm, entries, buckets, waiting, next: 0, missing: options.missing, failed: None })
+    }
+
+    pub(super) fn comm(&self) -> &'comm Communicator {
+        self.comm
+    }
+
+    pub(super) fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
+        self.buckets.iter().map(|bucket| bucket.layout())
+    }
+
+    pub(super) fn layout(&self, bucket: usize) -> &BucketLayout {
+        self.buckets[bucket].layout()
+    }
+
+    /// The bucket and slot of a parameter that there is.
+    pub(super) fn place(&self, parameter: usize) -> (usize, usize) {
+        (self.entries[parameter].bucket, self.entries[parameter].slot)
+    }
+
+    pub(super) fn parameter(&self, index: usize) -> Option<&Parameter> {
+        self.entries.get(index).map(|entry| &entry.parameter)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Gives every bucket of `T`s a hook of the caller's making.
+    pub(super) fn set_hooks<T: Float>(&mut self, mut make: impl FnMut(&BucketLayout) -> Result<Box<dyn Hook<T>>>) -> Result<()> {
+        for bucket in &mut self.buckets {
+            if let Some(bucket) = (&mut **bucket as &mut dyn Any).downcast_mut::<Bucket<T>>() {
+                bucket.set_hook(make(&bucket.layout)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses to go on after a step that failed.
+    fn check_alive(&self, call: &'static str) -> Result<()> {
+        match &self.failed {
+            Some(cause) => Err(Error::Poisoned { call: call.to_owned(), cause: Arc::clone(cause) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes an error that leaves the step, and every later one, undone.
+    pub(super) fn fail<R>(&mut self, result: Result<R>) -> Result<R> {
+        result.inspect_err(|error| {
+            self.failed.get_or_insert_with(|| Arc::new(error.clone()));
+        })
+    }
+
+    /// Checks that a buffer of `T`s of this length can be parameter `index`'s.
+    pub(super) fn fitting<T: crate::element::Data>(&self, call: &'static str, index: usize, len: usize) -> Result<()> {
+        let parameter = self.known(call, index)?;
+        if T::DTYPE != Some(parameter.dtype) {
+            let got = T::DTYPE.map_or("other data", DType::name);
+            return Err(Error::argument(call, format!("parameter {index} {parameter}: elements of {got} were passed")));
+        }
+        if Some(len) != parameter.len() {
+            return Err(Error::argument(call, format!("parameter {index} {parameter}: {len} elements were passed")));
+        }
+        Ok(())
+    }
+
+    fn known(&self, call: &'static str, index: usize) -> Result<&Parameter> {
+        let count = self.entries.len();
+        self.parameter(index).ok_or_else(|| Error::argument(call, format!("parameter {index}: there are {count}, numbered from 0")))
+    }
+
+    /// Takes a part of parameter `index`'s gradient: the last one where `last`. Launches what is complete then.
+    pub(super) fn take<T: Float>(&mut self, call: &'static str, index: usize, gradient: Memory<'_, T>, last: bool) -> Result<()> {
+        self.check_alive(call)?;
+        self.fitting::<T>(call, index, gradient.len())?;
+        let Entry { ref parameter, bucket, slot, stage } = self.entries[index];
+        if stage == Stage::Ready {
+            let reason = "its gradient was given already in this step; accumulate before it is ready, and finish the step first";
+            return Err(Error::argument(call, format!("parameter {index} {parameter}: {reason}")));
+        }
+        self.typed_mut::<T>(bucket)?.put(slot, gradient, stage == Stage::Accumulated)?;
+        if !last {
+            self.entries[index].stage = Stage::Accumulated;
+            return Ok(());
+        }
+        self.now_ready(index);
+        let launched = self.launch_full();
+        self.fail(launched)
+    }
+
+    fn now_ready(&mut self, index: usize) {
+        let entry = &mut self.entries[index];
+        entry.stage = Stage::Ready;
+        self.waiting[entry.bucket] -= 1;
+    }
+
+    /// Launches the buckets that are full and whose predecessors have been launched.
+    fn launch_full(&mut self) -> Result<()> {
+        while self.next < self.buckets.len() && self.waiting[self.next] == 0 {
+            self.buckets[self.next].start(self.comm)?;
+            self.next += 1;
+        }
+        Ok(())
+    }
+
+    /// Ends the step: what has not come counts as zeros; every bucket is launched and waited for. Collective. An error of one rank's
+    /// making, gradients that never came, is every rank's, and another step can follow.
+    pub(super) fn finish(&mut self, call: &'static str) -> Result<()> {
+        self.check_alive(call)?;
+        let absent = self.finish_all();
+        let absent = self.fail(absent)?;
+        self.waiting = self.buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
+        self.next = 0;
+        self.entries.iter_mut().for_each(|entry| entry.stage = Stage::Empty);
+        let Some((rank, index)) = absent else { return Ok(()) };
+        let who = &self.comm.peers()[rank];
+        let parameter = self.known(call, index)?;
+        let reason = "if it may stay without one, set Options::missing to Missing::Zeros";
+        Err(Error::argument(call, format!("{who} gave no gradient for parameter {index} {parameter} in this step; {reason}")))
+    }
+
+    /// Does so; the rank that gave no gradient for a parameter it should have given one for, and the parameter.
+    fn finish_all(&mut self) -> Result<Option<(usize, usize)>> {
+        let absent = self.fill_up()?;
+        self.launch_full()?;
+        let told = match self.missing {
+            Missing::Zeros => None,
+            Missing::Refused => Some(self.tell(absent)?),
+        };
+        let mut open: Vec<usize> = (0..self.buckets.len()).collect();
+        while !open.is_empty() {
+            let mut still = Vec::new();
+            for index in open {
+                if !self.buckets[index].advance(self.comm)? {
+                    still.push(index);
+                }
+            }
+            open = still;
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(failure) = self.comm.device().and_then(|device| device.failure()) {
+            return Err(failure);
+        }
+        match told {
+            Some(told) => told.wait().map(|[worst]| absent_of(worst)),
+            None => Ok(None),
+        }
+    }
+
+    /// Makes ready what is not; the first of those parameters.
+    fn fill_up(&mut self) -> Result<Option<usize>> {
+        let absent: Vec<usize> = (0..self.entries.len()).filter(|index| self.entries[*index].stage != Stage::Ready).collect();
+        for index in &absent {
+            let Entry { bucket, slot, stage, .. } = self.entries[*index];
+            if stage == Stage::Empty {
+                self.buckets[bucket].clear(slot)?;
+            }
+            self.now_ready(*index);
+        }
+        Ok(absent.first().copied())
+    }
+
+    /// Starts to tell every rank of a parameter that got no gradient here: the largest of these numbers wins, so that all hear of the same.
+    fn tell(&self, absent: Option<usize>) -> Result<Work<[u64; 1]>> {
+        let number = absent.map_or(0, |index| (self.comm.rank() as u64 + 1) << 32 | index as u64);
+        self.comm.start_all_reduce([number], ReduceOp::Max)
+    }
+
+    /// A bucket, which must be one of `T`s.
+    pub(super) fn typed<T: Float>(&self, bucket: usize) -> Result<&Bucket<T>> {
+        (&*self.buckets[bucket] as &dyn Any).downcast_ref().ok_or_else(|| other_type(bucket, T::ELEMENT_TYPE))
+    }
+
+    pub(super) fn typed_mut<T: Float>(&mut self, bucket: usize) -> Result<&mut Bucket<T>> {
+        (&mut *self.buckets[bucket] as &mut dyn Any).downcast_mut().ok_or_else(|| other_type(bucket, T::ELEMENT_TYPE))
+    }
+
+    /// The sum of the squares of a part of each bucket.
+    pub(super) fn sum_of_squares(&self, part: impl Fn(&BucketLayout) -> Range<usize>) -> Result<f64> {
+        let squares = self.buckets.iter().map(|bucket| bucket.sum_of_squares(part(bucket.layout())));
+        squares.sum()
+    }
+
+    /// Multiplies a part of each bucket.
+    pub(super) fn scale(&mut self, part: impl Fn(&BucketLayout) -> Range<usize>, factor: f64) -> Result<()> {
+        self.buckets.iter_mut().try_for_each(|bucket| {
+            let range = part(bucket.layout());
+            bucket.scale(range, factor)
+        })
+    }
+
+    /// What parameter `index`'s slot holds.
+    pub(super) fn slot<T: Float>(&self, call: &'static str, index: usize) -> Result<(&Flat<T>, Range<usize>)> {
+        let parameter = self.known(call, index)?;
+        self.fitting::<T>(call, index, parameter.len().unwrap_or_default())?;
+        let Entry { bucket, slot, .. } = self.entries[index];
+        let bucket = self.typed::<T>(bucket)?;
+        Ok((bucket.flat()?, bucket.layout.slots[slot].range.clone()))
+    }
+
+    /// Copies parameter `index`'s slot out.
+    pub(super) fn copy_to<B>(&self, call: &'static str, index: usize, destination: &mut B) -> Result<()>
+    where
+        B: BufferMut<Element: Float> + ?Sized,
+    {
+        let destination = destination.memory_mut();
+        self.fitting::<B::Element>(call, index, destination.len())?;
+        let (flat, range) = self.slot::<B::Element>(call, index)?;
+        flat.copy_to(range, destination)
+    }
+
+    /// Copies the root's parameter to every rank, where it lies. Collective.
+    pub(super) fn broadcast<B: BufferMut + ?Sized>(&self, index: usize, values: &mut B, root: usize) -> Result<()> {
+        self.fitting::<B::Element>("broadcast", index, Buffer::memory(values).len())?;
+        self.comm.broadcast(values, root)
+    }
+}
+
+/// Undoes [`Buckets::tell`].
+fn absent_of(number: u64) -> Option<(usize, usize)> {
+    let rank = (number >> 32).checked_sub(1)?;
+    Some((rank as usize, (number & u64::from(u32::MAX)) as usize))
+}
+
+fn other_type(bucket: usize, asked: DType) -> Error {
+    Error::argument("train", format!("bucket {bucket} does not hold elements of {asked}"))
+}
+
+/// A bucket of the layout's element type.
+fn bucket_of(comm: &Communicator, layout: BucketLayout, place: &Place, hooks: &impl MakeHook) -> Result<Box<dyn AnyBucket>> {
+    fn of<T: Float>(comm: &Communicator, layout: BucketLayout, place: &Place, hooks: &impl MakeHook) -> Result<Box<dyn AnyBucket>> {
+        let (hook, flat) = (hooks.make::<T>(&layout), Flat::in_place(comm, place, layout.len)?);
+        Ok(Box::new(Bucket::<T>::new(layout, flat, hook)))
+    }
+    match layout.dtype {
+        DType::F64 => of::<f64>(comm, layout, place, hooks),
+        DType::F16 => of::<f16>(comm, layout, place, hooks),
+        DType::Bf16 => of::<bf16>(comm, layout, place, hooks),
+        // The plan has let no other type through.
+        _ => of::<f32>(comm, layout, place, hooks),
+    }
+}

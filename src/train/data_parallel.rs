@@ -1,0 +1,220 @@
+//! Gradients averaged over all ranks while the backward pass goes on.
+
+use std::fmt;
+
+use super::Options;
+use super::averaged::Averaged;
+use super::buckets::{Buckets, MakeHook};
+use super::flat::Place;
+use super::float::Float;
+use super::hook::{AllReduce, Hook};
+use super::layout::BucketLayout;
+use super::parameter::Parameter;
+use crate::buffer::{Buffer, BufferMut};
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+use crate::op::ReduceOp;
+
+/// Averages a model's gradients over all ranks, in buckets, while the backward pass still computes others.
+///
+/// In each step every gradient is handed in with [`ready`](Self::ready), in any order, and [`finish`](Self::finish) gives the means:
+///
+/// ```
+/// use collectives::Communicator;
+/// use collectives::train::{DataParallel, Options, Parameter};
+///
+/// let results = Communicator::run_local(2, |comm| {
+///     let (mut weight, mut bias) = (vec![comm.rank() as f32; 6], [0.5_f32; 2]);
+///     let parameters = vec![Parameter::new::<f32>("weight", &[3, 2]), Parameter::new::<f32>("bias", &[2])];
+///     let mut model = DataParallel::new(comm, parameters, Options::default())?;
+///     model.broadcast(0, &mut weight, 0)?; // all ranks start with rank 0's
+///     model.broadcast(1, &mut bias, 0)?;
+///     for _step in 0..10 {
+///         let slope = comm.rank() as f32; // … what the backward pass says
+///         model.ready(1, &[slope; 2])?; // goes to the other ranks while the next is computed
+///         model.ready(0, &[2.0 * slope; 6])?;
+///         let mean = model.finish()?;
+///         weight.iter_mut().zip(mean.gradient::<f32>(0)?).for_each(|(x, slope)| *x -= 0.1 * slope);
+///         bias.iter_mut().zip(mean.gradient::<f32>(1)?).for_each(|(x, slope)| *x -= 0.1 * slope);
+///     }
+///     Ok((weight[0], bias[0]))
+/// })?;
+/// assert_eq!(results[0], results[1]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
+///
+/// Where a framework hands out all gradients at once, [`average`](Self::average) does the same in one call.
+///
+/// **Order.** Buckets are launched in the order of their numbers on every rank, so parameters may become ready in different orders on
+/// different ranks. Other collectives on the same communicator, between the first `ready` and `finish`, must come at the same place on
+/// every rank, which only ranks with the same order can promise: make them on one of their own ([`Communicator::split`]).
+///
+/// **Errors.** A wrong length or type, and a gradient given twice, are refused by the call that brings them, and nothing has happened.
+/// What goes wrong in the background comes out of `finish`; after a lost peer, a deadline or a mismatch every later call says `Poisoned`:
+/// make another one from what [`Communicator::shrink`] gives.
+///
+/// **Memory.** The buckets hold every gradient once: the bytes of all gradients, from [`Communicator::alloc`]. Hooks add what they
+/// say. The caller's own gradients are copied and can be freed as soon as `ready` returns.
+///
+/// On one rank no call is made.
+pub struct DataParallel<'comm> {
+    buckets: Buckets<'comm>,
+}
+
+/// An all-reduce for every bucket.
+struct Plainly(ReduceOp);
+
+impl MakeHook for Plainly {
+    fn make<T: Float>(&self, _layout: &BucketLayout) -> Box<dyn Hook<T>> {
+        Box::new(AllReduce::new(self.0))
+    }
+}
+
+impl<'comm> DataParallel<'comm> {
+    /// Makes the buckets of a model's parameters, listed in the order in which the forward pass uses them: the backward pass comes
+    /// the other way. Collective.
+    ///
+    /// # Errors
+    ///
+    /// `Mismatch` naming the first parameter or setting in which two ranks differ, `InvalidArgument` for types that gradients do not
+    /// have, `Unsupported` for an op that does not add up, and those of [`Communicator::alloc`].
+    #[doc(alias = "DistributedDataParallel")]
+    pub fn new(comm: &'comm Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
+        Buckets::new(comm, "DataParallel::new", parameters, &options, (&Place::Host, 1), &Plainly(options.op))
+            .map(|buckets| Self { buckets })
+    }
+
+    /// As [`new`](Self::new), with the buckets on the stream's device, which is the communicator's. Gradients are copied into them on
+    /// `stream`, on which the backward pass runs; reductions are queued on the communicator's own
+    /// ([`Device::stream`](crate::Device::stream), or that of [`Communicator::on`]) and run beside it, ordered by the buckets' events; so
+    /// `finish` waits for no device. What [`Averaged`] gives is to be used on `stream`, or ordered by events of cudarc's.
+    ///
+    /// Accumulating, clipping and the hooks of this crate work on host memory only: tensor libraries do the first two where gradients are.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Self::new), and what the driver refuses.
+    #[cfg(feature = "cuda")]
+    pub fn on_device(
+        comm: &'comm Communicator,
+        stream: &std::sync::Arc<cudarc::driver::CudaStream>,
+        parameters: Vec<Parameter>,
+        options: Options,
+    ) -> Result<Self> {
+        let place = Place::Device(std::sync::Arc::clone(stream));
+        let buckets = Buckets::new(comm, "DataParallel::on_device", parameters, &options, (&place, 1), &Plainly(options.op));
+        buckets.map(|buckets| Self { buckets })
+    }
+
+    /// Has the buckets of type `T` averaged in another way. `make` is called once for each, between two steps. Every rank must give
+    /// hooks that make the same calls.
+    ///
+    /// # Errors
+    ///
+    /// Those of `make`.
+    #[doc(alias = "register_comm_hook")]
+    pub fn set_hooks<T: Float>(&mut self, make: impl FnMut(&BucketLayout) -> Result<Box<dyn Hook<T>>>) -> Result<()> {
+        self.buckets.set_hooks(make)
+    }
+
+    /// The buckets, in the order in which they are launched.
+    pub fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
+        self.buckets.layouts()
+    }
+
+    /// The communicator it was made with.
+    #[must_use]
+    pub fn communicator(&self) -> &'comm Communicator {
+        self.buckets.comm()
+    }
+
+    /// Copies the root's values of a parameter to every rank, so that all start alike. Collective. On the host and on devices.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for another length or type than the parameter's, and those of [`Communicator::broadcast`].
+    pub fn broadcast<B: BufferMut + ?Sized>(&self, parameter: usize, values: &mut B, root: usize) -> Result<()> {
+        self.buckets.broadcast(parameter, values, root)
+    }
+
+    /// Adds a part of a parameter's gradient, which stays on this rank for now: of a batch in several parts, all but the last are
+    /// accumulated. The mean is over ranks, not over parts: divide by their number yourself.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a length or type that is not the parameter's, and where it is ready already; `Poisoned` after a step that failed.
+    #[doc(alias = "no_sync")]
+    pub fn accumulate<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
+    where
+        B: Buffer<Element: Float> + ?Sized,
+    {
+        self.buckets.take("accumulate", parameter, gradient.memory(), false)
+    }
+
+    /// Hands in a parameter's gradient, or, after [`accumulate`](Self::accumulate), the last part of it. Where that fills a bucket,
+    /// and all buckets before it have been launched, it is launched. Does not wait for other ranks.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a length or type that is not the parameter's, and where it was ready already in this step; `Poisoned` after a
+    /// step that failed; those of a hook.
+    pub fn ready<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
+    where
+        B: Buffer<Element: Float> + ?Sized,
+    {
+        self.buckets.take("ready", parameter, gradient.memory(), true)
+    }
+
+    /// Ends the step: launches what was not, waits for all buckets, and gives the means. Collective.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` on every rank where one gave no gradient for a parameter ([`Missing`](super::Missing) has the choice), and
+    /// those of collectives.
+    pub fn finish(&mut self) -> Result<Averaged<'_, 'comm>> {
+        self.buckets.finish("finish")?;
+        Ok(Averaged { buckets: &mut self.buckets })
+    }
+
+    /// Averages all gradients in place: [`ready`](Self::ready) for each, the last first, and [`finish`](Self::finish). One for each
+    /// parameter, in order. Collective.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// # use collectives::train::{DataParallel, Options, Parameter};
+    /// let results = Communicator::run_local(2, |comm| {
+    ///     let parameters = vec![Parameter::new::<f32>("weight", &[3, 2]), Parameter::new::<f32>("bias", &[2])];
+    ///     let mut model = DataParallel::new(comm, parameters, Options::default())?;
+    ///     let mut gradients = [vec![comm.rank() as f32; 6], vec![1.0; 2]];
+    ///     model.average(&mut gradients)?;
+    ///     Ok(gradients)
+    /// })?;
+    /// assert_eq!(results[0], [vec![0.5; 6], vec![1.0; 2]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for these two, and `InvalidArgument` for another number of gradients than parameters.
+    pub fn average<B>(&mut self, gradients: &mut [B]) -> Result<()>
+    where
+        B: BufferMut<Element: Float>,
+    {
+        let count = self.buckets.len();
+        if gradients.len() != count {
+            return Err(Error::argument("average", format!("{} gradients for {count} parameters", gradients.len())));
+        }
+        for (index, gradient) in gradients.iter().enumerate().rev() {
+            self.buckets.take("average", index, gradient.memory(), true)?;
+        }
+        self.buckets.finish("average")?;
+        gradients.iter_mut().enumerate().try_for_each(|(index, gradient)| self.buckets.copy_to("average", index, gradient))
+    }
+}
+
+impl fmt::Debug for DataParallel<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (parameters, buckets) = (self.buckets.len(), self.buckets.layouts().len());
+        write!(f, "DataParallel({parameters} parameters in {buckets} buckets on {:?})", self.buckets.comm())
+    }
+}

@@ -1,0 +1,213 @@
+//! The flat buffer of a bucket, on the host or on a device.
+
+use std::ops::Range;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
+#[cfg(feature = "cuda")]
+use cudarc::driver::{CudaSlice, CudaStream};
+
+#[cfg(feature = "cuda")]
+use super::device::DeviceFlat;
+use super::float::Float;
+use super::hook::Pending;
+use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
+use crate::communicator::{Communicator, SharedBuffer};
+#[cfg(feature = "cuda")]
+use crate::error::Error;
+use crate::error::Result;
+use crate::op::ReduceOp;
+
+/// Where buckets lie.
+#[derive(Debug, Clone)]
+pub(super) enum Place {
+    Host,
+    /// On a device, for a caller who works on this stream.
+    #[cfg(feature = "cuda")]
+    Device(Arc<CudaStream>),
+}
+
+/// The gradients of one bucket, one behind the other; a buffer that every collective takes.
+#[derive(Debug)]
+pub struct Flat<T: Float>(Elements<T>);
+
+#[derive(Debug)]
+enum Elements<T: Float> {
+    Host(SharedBuffer<T>),
+    #[cfg(feature = "cuda")]
+    Device(DeviceFlat<T>),
+}
+
+/// What is done on the host alone.
+#[cfg(feature = "cuda")]
+fn host_only(what: &str) -> Error {
+    Error::unsupported(format!("{what} on a device"), "do it with your tensor library's kernels, on the gradients or on `device_gradient`")
+}
+
+/// Buffers on the other side.
+#[cfg(feature = "cuda")]
+fn elsewhere(here: &str, there: &str) -> Error {
+    Error::argument("train", format!("a buffer {there}, where the buckets are {here}"))
+}
+
+impl<T: Float> Flat<T> {
+    /// `len` zeros in host memory. Collective.
+    pub(super) fn new(comm: &Communicator, len: usize) -> Result<Self> {
+        comm.alloc(len).map(|buffer| Self(Elements::Host(buffer)))
+    }
+
+    /// `len` zeros in a place. Collective.
+    pub(super) fn in_place(comm: &Communicator, place: &Place, len: usize) -> Result<Self> {
+        match place {
+            Place::Host => Self::new(comm, len),
+            #[cfg(feature = "cuda")]
+            Place::Device(stream) => DeviceFlat::new(stream, len).map(|flat| Self(Elements::Device(flat))),
+        }
+    }
+
+    /// Its elements, in host memory.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where they are on a device.
+    pub fn host(&self) -> Result<&[T]> {
+        match &self.0 {
+            Elements::Host(buffer) => Ok(buffer),
+            #[cfg(feature = "cuda")]
+            Elements::Device(_) => Err(host_only("this")),
+        }
+    }
+
+    /// Its elements, to be written.
+    ///
+    /// # Errors
+    ///
+    /// As for [`host`](Self::host).
+    pub fn host_mut(&mut self) -> Result<&mut [T]> {
+        match &mut self.0 {
+            Elements::Host(buffer) => Ok(buffer),
+            #[cfg(feature = "cuda")]
+            Elements::Device(_) => Err(host_only("this")),
+        }
+    }
+
+    /// Its elements, where they are on a device.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub fn device(&self) -> Option<&CudaSlice<T>> {
+        match &self.0 {
+            Elements::Host(_) => None,
+            Elements::Device(flat) => Some(&flat.slice),
+        }
+    }
+
+    /// Its elements, to be written, where they are on a device.
+    #[cfg(feature = "cuda")]
+    pub fn device_mut(&mut self) -> Option<&mut CudaSlice<T>> {
+        match &mut self.0 {
+            Elements::Host(_) => None,
+            Elements::Device(flat) => Some(&mut flat.slice),
+        }
+    }
+
+    /// Copies a gradient in, or adds it to what is there. `range` lies inside, and the gradient is as long (checked by the caller).
+    pub(super) fn put(&mut self, range: Range<usize>, gradient: Memory<'_, T>, add: bool) -> Result<()> {
+        match (&mut self.0, gradient) {
+            (Elements::Host(buffer), Memory::Host(gradient)) if add => {
+                buffer[range].iter_mut().zip(gradient).for_each(|(sum, new)| *sum = sum.plus(*new));
+            }
+            (Elements::Host(buffer), Memory::Host(gradient)) => buffer[range].copy_from_slice(gradient),
+            #[cfg(feature = "cuda")]
+            (Elements::Device(_), Memory::Device(_)) if add => return Err(host_only("accumulating gradients")),
+            #[cfg(feature = "cuda")]
+            (Elements::Device(flat), Memory::Device(gradient)) => flat.put(range, gradient)?,
+            #[cfg(feature = "cuda")]
+            (Elements::Host(_), Memory::Device(_)) => return Err(elsewhere("in host memory", "on a device")),
+            #[cfg(feature = "cuda")]
+            (Elements::Device(_), Memory::Host(_)) => return Err(elsewhere("on a device", "in host memory")),
+        }
+        Ok(())
+    }
+
+    /// Copies a gradient out. `range` lies inside, and the destination is as long (checked by the caller).
+    pub(super) fn copy_to(&self, range: Range<usize>, destination: MemoryMut<'_, T>) -> Result<()> {
+        match (&self.0, destination) {
+            (Elements::Host(buffer), MemoryMut::Host(destination)) => destination.copy_from_slice(&buffer[range]),
+            #[cfg(feature = "cuda")]
+            (Elements::Device(flat), MemoryMut::Device(destination)) => flat.copy_to(range, destination)?,
+            #[cfg(feature = "cuda")]
+            (Elements::Host(_), MemoryMut::Device(_)) => return Err(elsewhere("in host memory", "on a device")),
+            #[cfg(feature = "cuda")]
+            (Elements::Device(_), MemoryMut::Host(_)) => return Err(elsewhere("on a device", "in host memory")),
+        }
+        Ok(())
+    }
+
+    /// Zeros in place of a gradient.
+    pub(super) fn clear(&mut self, range: Range<usize>) -> Result<()> {
+        match &mut self.0 {
+            Elements::Host(buffer) => buffer[range].fill(T::default()),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.clear(range)?,
+        }
+        Ok(())
+    }
+
+    /// Starts an all-reduce of it. On a device it is queued, and the elements' own events say when it has ended.
+    pub(super) fn all_reduce(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
+        match &mut self.0 {
+            Elements::Host(_) => comm.start_all_reduce(self, op).map(Pending::Going),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => comm.all_reduce(&mut flat.slice, op).map(|()| Pending::Ended(self)),
+        }
+    }
+
+    /// The sum of the squares of the elements in `range`, the same on every rank that holds the same elements.
+    pub(super) fn sum_of_squares(&self, range: Range<usize>) -> Result<f64> {
+        const LANES: usize = 8;
+        let mut sums = [0.0_f64; LANES];
+        for chunk in self.host()?[range].chunks(LANES) {
+            chunk.iter().zip(&mut sums).for_each(|(x, sum)| *sum += x.to_f64() * x.to_f64());
+        }
+        Ok(sums.iter().sum())
+    }
+
+    /// Multiplies the elements in `range`.
+    pub(super) fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()> {
+        self.host_mut()?[range].iter_mut().for_each(|x| *x = T::from_f64(x.to_f64() * factor));
+        Ok(())
+    }
+
+    /// The elements in `range`, where they are on a device.
+    #[cfg(feature = "cuda")]
+    pub(super) fn device_view(&self, range: Range<usize>) -> Option<cudarc::driver::CudaView<'_, T>> {
+        match &self.0 {
+            Elements::Host(_) => None,
+            Elements::Device(flat) => flat.view(range),
+        }
+    }
+}
+
+impl<T: Float> Sealed for Flat<T> {}
+
+impl<T: Float> Buffer for Flat<T> {
+    type Element = T;
+
+    fn memory(&self) -> Memory<'_, T> {
+        match &self.0 {
+            Elements::Host(buffer) => buffer.memory(),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.slice.memory(),
+        }
+    }
+}
+
+impl<T: Float> BufferMut for Flat<T> {
+    fn memory_mut(&mut self) -> MemoryMut<'_, T> {
+        match &mut self.0 {
+            Elements::Host(buffer) => buffer.memory_mut(),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.slice.memory_mut(),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The element types of gradients.
+
+use half::slice::HalfFloatSliceExt as _;
+use half::{bf16, f16};
+
+use crate::element::Element;
+
+/// The float types that gradients come in: `f32`, `f64`, `f16`, `bf16`. No others can implement it, since none are an [`Element`].
+pub trait Float: Element {
+    /// Its value, exact but for an `f64`, which is rounded to nearest.
+    fn to_f32(self) -> f32;
+
+    /// Its value.
+    fn to_f64(self) -> f64;
+
+    /// The nearest of this type.
+    fn from_f32(value: f32) -> Self;
+
+    /// The nearest of this type.
+    fn from_f64(value: f64) -> Self;
+
+    /// The sum of two, rounded once.
+    #[must_use]
+    fn plus(self, other: Self) -> Self;
+
+    /// As [`to_f32`](Float::to_f32) for slices of equal lengths; of unequal ones, what both have.
+    fn widen(from: &[Self], into: &mut [f32]) {
+        into.iter_mut().zip(from).for_each(|(wide, narrow)| *wide = narrow.to_f32());
+    }
+
+    /// As [`from_f32`](Float::from_f32) for slices of equal lengths; of unequal ones, what both have.
+    fn narrow(from: &[f32], into: &mut [Self]) {
+        into.iter_mut().zip(from).for_each(|(narrow, wide)| *narrow = Self::from_f32(*wide));
+    }
+}
+
+impl Float for f32 {
+    fn to_f32(self) -> f32 {
+        self
+    }
+    fn to_f64(self) -> f64 {
+        self.into()
+    }
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+    fn from_f64(value: f64) -> Self {
+        value as f32
+    }
+    fn plus(self, other: Self) -> Self {
+        self + other
+    }
+}
+
+impl Float for f64 {
+    fn to_f32(self) -> f32 {
+        self as f32
+    }
+    fn to_f64(self) -> f64 {
+        self
+    }
+    fn from_f32(value: f32) -> Self {
+        value.into()
+    }
+    fn from_f64(value: f64) -> Self {
+        value
+    }
+    fn plus(self, other: Self) -> Self {
+        self + other
+    }
+}
+
+macro_rules! sixteen_bits {
+    ($($half:ty),*) => {$(
+        impl Float for $half {
+            fn to_f32(self) -> f32 {
+                self.to_f32()
+            }
+            fn to_f64(self) -> f64 {
+                self.to_f64()
+            }
+            fn from_f32(value: f32) -> Self {
+                Self::from_f32(value)
+            }
+            fn from_f64(value: f64) -> Self {
+                Self::from_f64(value)
+            }
+            fn plus(self, other: Self) -> Self {
+                Self::from_f32(self.to_f32() + other.to_f32())
+            }
+            fn widen(from: &[Self], into: &mut [f32]) {
+                let len = from.len().min(into.len());
+                from[..len].convert_to_f32_slice(&mut into[..len]);
+            }
+            fn narrow(from: &[f32], into: &mut [Self]) {
+                let len = from.len().min(into.len());
+                into[..len].convert_from_f32_slice(&from[..len]);
+            }
+        }
+    )*};
+}
+
+sixteen_bits!(f16, bf16);

@@ -1,0 +1,117 @@
+//! Which parameters share a bucket, and where in it they lie. Pure.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::parameter::Parameter;
+use crate::element::DType;
+use crate::error::{Error, Result};
+
+/// Where a parameter's gradient lies in its bucket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot {
+    /// The parameter's number, in the order in which parameters were listed.
+    pub parameter: usize,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its elements in the bucket.
+    pub range: Range<usize>,
+}
+
+/// One flat buffer, and which gradients lie in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BucketLayout {
+    /// Its number: buckets are reduced in this order.
+    pub index: usize,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its gradients, one behind the other: the last listed parameter first.
+    pub slots: Vec<Slot>,
+    /// How many elements it has, those behind the last gradient included that fill it up to a multiple.
+    pub len: usize,
+}
+
+/// Caps on the bytes of buckets: of the first of each element type, and of the others.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Caps {
+    pub(super) first: usize,
+    pub(super) others: usize,
+}
+
+/// Walks the parameters from the last to the first, as a backward pass gets to them, and fills buckets. A parameter larger than a bucket
+/// has one of its own. Buckets are ordered by when the walk has left them. Lengths are rounded up to `multiple`.
+pub(super) fn plan(parameters: &[Parameter], caps: Caps, multiple: usize) -> Result<Vec<BucketLayout>> {
+    let mut open: BTreeMap<u8, Vec<Slot>> = BTreeMap::new();
+    let mut closed: Vec<(DType, Vec<Slot>)> = Vec::new();
+    for (index, parameter) in parameters.iter().enumerate().rev() {
+        let len = checked_len(index, parameter)?;
+        let dtype = parameter.dtype;
+        let is_first = !closed.iter().any(|(theirs, _)| *theirs == dtype);
+        let cap = if is_first { caps.first } else { caps.others };
+        let slots = open.entry(dtype as u8).or_default();
+        let start = slots.last().map_or(0, |slot| slot.range.end);
+        let fits = start.checked_add(len).and_then(|end| end.checked_mul(dtype.size_bytes())).is_some_and(|bytes| bytes <= cap);
+        if !fits && !slots.is_empty() {
+            closed.push((dtype, std::mem::take(slots)));
+        }
+        let start = slots.last().map_or(0, |slot| slot.range.end);
+        slots.push(Slot { parameter: index, shape: parameter.shape.clone(), range: start..start + len });
+    }
+    let rest = open.into_values().filter_map(|slots| Some((parameters[slots.first()?.parameter].dtype, slots)));
+    closed.extend(rest.collect::<Vec<_>>());
+    // The lowest parameter of a bucket is the last of it to be ready.
+    closed.sort_by_key(|(_, slots)| std::cmp::Reverse(slots.last().map(|slot| slot.parameter)));
+    let layout = |(index, (dtype, slots)): (usize, (DType, Vec<Slot>))| {
+        let len = slots.last().map_or(0, |slot| slot.range.end).next_multiple_of(multiple);
+        BucketLayout { index, dtype, slots, len }
+    };
+    Ok(closed.into_iter().enumerate().map(layout).collect())
+}
+
+/// A parameter's length, where its type is a gradient's and it is no longer than an address space.
+fn checked_len(index: usize, parameter: &Parameter) -> Result<usize> {
+    let refused = |reason: &str| Error::argument("train", format!("parameter {index} {parameter}: {reason}"));
+    if !matches!(parameter.dtype, DType::F32 | DType::F64 | DType::F16 | DType::Bf16) {
+        return Err(refused("gradients are f32, f64, f16 or bf16"));
+    }
+    parameter.len().ok_or_else(|| refused("more elements than an address space holds"))
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    fn sizes(lengths: &[usize], first: usize, others: usize) -> Vec<Vec<usize>> {
+        let parameters: Vec<_> = lengths.iter().map(|len| Parameter::new::<f32>("p", &[*len])).collect();
+        let buckets = plan(&parameters, Caps { first, others }, 1).unwrap();
+        buckets.iter().map(|bucket| bucket.slots.iter().map(|slot| slot.parameter).collect()).collect()
+    }
+
+    #[test]
+    fn buckets_are_filled_from_the_last_parameter_and_hold_no_more_than_their_caps() {
+        assert_eq!(sizes(&[1, 1, 1, 1, 1], 4, 8), [vec![4], vec![3, 2], vec![1, 0]]);
+        assert_eq!(sizes(&[1, 100, 1, 1], 8, 8), [vec![3, 2], vec![1], vec![0]]);
+        assert_eq!(sizes(&[5, 0, 5], 0, 0), [vec![2], vec![1], vec![0]]);
+        assert_eq!(sizes(&[], 1, 1), Vec::<Vec<usize>>::new());
+    }
+
+    #[test]
+    fn types_have_buckets_of_their_own_ordered_by_when_they_are_complete() {
+        let parameters = [Parameter::new::<f32>("a", &[1]), Parameter::new::<half::f16>("b", &[3]), Parameter::new::<f32>("c", &[2])];
+        let buckets = plan(&parameters, Caps { first: 100, others: 100 }, 4).unwrap();
+        let seen: Vec<_> = buckets.iter().map(|bucket| (bucket.index, bucket.dtype, bucket.slots.len(), bucket.len)).collect();
+        assert_eq!(seen, [(0, DType::F16, 1, 4), (1, DType::F32, 2, 4)]);
+        assert_eq!(buckets[1].slots[1].range, 2..3);
+    }
+
+    #[test]
+    fn what_no_gradient_can_be_is_refused() {
+        let huge = Parameter::new::<f32>("huge", &[usize::MAX, 2]);
+        let whole = Parameter { name: "count".to_owned(), shape: vec![1], dtype: DType::I32 };
+        for (parameter, word) in [(huge, "address space"), (whole, "gradients are")] {
+            let error = plan(&[parameter], Caps { first: 1, others: 1 }, 1).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! How gradients are put into buckets and averaged.
+
+use crate::op::ReduceOp;
+
+/// How gradients are put into buckets and averaged. Every rank must use the same, but for the weight of a `PreMulSum`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// The most bytes of the first bucket of an element type. Small, so that the first reduction starts early. Default: 1 MiB. 0 gives every
+    /// parameter a bucket of its own.
+    pub first_bucket_bytes: usize,
+    /// The most bytes of every other bucket; a parameter with more has one of its own. Default: 25 MiB.
+    pub bucket_bytes: usize,
+    /// How the ranks' gradients become one: `Avg`, `Sum`, or `PreMulSum` with this rank's weight, say its share of the samples of the
+    /// whole batch. Default: `Avg`. A hook of one's own decides by itself.
+    pub op: ReduceOp,
+    /// What becomes of parameters that get no gradient in a step. Default: `Refused`.
+    pub missing: Missing,
+}
+
+/// What becomes of parameters that get no gradient on a rank in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Missing {
+    /// The step fails on every rank with an error that names the rank and the parameter; the next one can follow. Costs one more
+    /// all-reduce of one number a step, which goes on beside the buckets.
+    #[default]
+    Refused,
+    /// They count as zeros, on this rank.
+    Zeros,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { first_bucket_bytes: 1 << 20, bucket_bytes: 25 << 20, op: ReduceOp::Avg, missing: Missing::default() }
+    }
+}
+
+impl Options {
+    /// What all ranks must agree on, in words.
+    pub(super) fn in_words(&self) -> String {
+        let Self { first_bucket_bytes, bucket_bytes, op, missing } = self;
+        format!("first_bucket_bytes {first_bucket_bytes}, bucket_bytes {bucket_bytes}, op {op}, missing {missing:?}")
+    }
+}

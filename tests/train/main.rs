@@ -1,0 +1,12 @@
+//! Gradients averaged in buckets, against means that one process computes plainly.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod averages;
+mod hooks;
+mod model;
+mod sharded;
+mod trouble;
