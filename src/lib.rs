@@ -40,6 +40,7 @@ mod flight;
 mod float8;
 mod fork;
 mod host;
+mod interchange;
 #[doc(hidden)]
 #[cfg(feature = "internals")]
 pub mod internals;
@@ -66,6 +67,9 @@ pub use element::{DType, Data, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Peer, Result};
 pub use flight::{FlightPlane, FlightRecord, FlightState, write_flight_records, write_flight_records_on_sigusr1};
 pub use half::{bf16, f16};
+pub use interchange::dlpack;
+#[cfg(feature = "cuda")]
+pub use interchange::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer, RawStream};
 #[cfg(feature = "cuda")]
 pub use nccl_config::{CtaPolicy, GraphUsage, NcclConfig};
 pub use op::{CustomOp, ReduceOp, Reduction};

@@ -10,7 +10,7 @@ const LAYERS: [&[&str]; 9] = [
     &["deadline", "error", "float8", "fork"],
     &["element", "proof"],
     &["buffer", "op"],
-    &["call", "nccl_config"],
+    &["call", "interchange", "nccl_config"],
     &["config", "flight"],
     &["device", "host", "rendezvous"],
     &["communicator"],

@@ -6,7 +6,9 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, SyncOnDrop};
+use cudarc::driver::sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+use cudarc::driver::sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DriverError, SyncOnDrop};
 
 use super::{Buffer, BufferMut, Memory, MemoryMut, sealed};
 use crate::element::Data;
@@ -20,7 +22,7 @@ pub(crate) trait DeviceRead {
     fn owner(&self) -> Option<&Arc<CudaStream>>;
 
     /// Its address, once `stream` waits for the last write; the guard is dropped when the read has been queued.
-    fn read<'a>(&'a self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>);
+    fn read<'a>(&'a self, stream: &'a CudaStream) -> (u64, Ordered<'a>);
 }
 
 /// Device memory that can be written.
@@ -29,7 +31,51 @@ pub(crate) trait DeviceWrite {
     fn context(&self) -> &Arc<CudaContext>;
 
     /// Its address, once `stream` waits for the last reads and writes; the guard is dropped when the write has been queued.
-    fn write<'a>(&'a mut self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>);
+    fn write<'a>(&'a mut self, stream: &'a CudaStream) -> (u64, Ordered<'a>);
+}
+
+/// What is held from when a stream was made to wait for a buffer's last use until the call has been queued on it.
+pub(crate) enum Ordered<'a> {
+    /// The buffer has events of cudarc's.
+    Tracked(SyncOnDrop<'a>),
+    /// All uses of the buffer follow one stream.
+    Followed(#[expect(dead_code, reason = "what it does it does when it is dropped")] Followed<'a>),
+    /// The caller sees to it.
+    Unordered,
+}
+
+/// A call on memory whose uses follow another stream than the call's: that stream goes on after the call.
+pub(crate) struct Followed<'a> {
+    home: &'a CudaStream,
+    stream: &'a CudaStream,
+}
+
+impl<'a> Ordered<'a> {
+    /// Has `stream` wait for what is queued on `home`; and `home`, when this is dropped, for what is queued on `stream` by then.
+    pub(crate) fn after(home: &'a CudaStream, stream: &'a CudaStream) -> Self {
+        // The handle 2 means another stream on every thread, so that it is not known to be the same one.
+        let same = home.cu_stream() == stream.cu_stream() && home.cu_stream().addr() != 2;
+        // Inside a graph the other stream would be drawn into it; what a graph uses is ordered where it is launched.
+        if same || is_capturing(stream) {
+            return Self::Unordered;
+        }
+        if is_capturing(home) {
+            stream.context().record_err(Err::<(), _>(DriverError(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)));
+            return Self::Unordered;
+        }
+        stream.context().record_err(stream.join(home));
+        Self::Followed(Followed { home, stream })
+    }
+}
+
+fn is_capturing(stream: &CudaStream) -> bool {
+    stream.capture_status().is_ok_and(|status| status != CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+impl Drop for Followed<'_> {
+    fn drop(&mut self) {
+        self.stream.context().record_err(self.home.join(self.stream));
+    }
 }
 
 /// Memory of a GPU that a call reads.
@@ -98,8 +144,9 @@ macro_rules! readable {
             fn owner(&self) -> Option<&::std::sync::Arc<::cudarc::driver::CudaStream>> {
                 Some(::cudarc::driver::DeviceSlice::<T>::stream(self))
             }
-            fn read<'a>(&'a self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, ::cudarc::driver::SyncOnDrop<'a>) {
-                ::cudarc::driver::DevicePtr::<T>::device_ptr(self, stream)
+            fn read<'a>(&'a self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, $crate::buffer::device::Ordered<'a>) {
+                let (address, guard) = ::cudarc::driver::DevicePtr::<T>::device_ptr(self, stream);
+                (address, $crate::buffer::device::Ordered::Tracked(guard))
             }
         }
         impl<$($generics)*> $crate::buffer::sealed::Sealed for $buffer {}
@@ -119,8 +166,9 @@ macro_rules! writable {
             fn context(&self) -> &::std::sync::Arc<::cudarc::driver::CudaContext> {
                 ::cudarc::driver::DeviceSlice::<T>::stream(self).context()
             }
-            fn write<'a>(&'a mut self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, ::cudarc::driver::SyncOnDrop<'a>) {
-                ::cudarc::driver::DevicePtrMut::<T>::device_ptr_mut(self, stream)
+            fn write<'a>(&'a mut self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, $crate::buffer::device::Ordered<'a>) {
+                let (address, guard) = ::cudarc::driver::DevicePtrMut::<T>::device_ptr_mut(self, stream);
+                (address, $crate::buffer::device::Ordered::Tracked(guard))
             }
         }
         impl<$($generics)*> $crate::buffer::BufferMut for $buffer {
@@ -170,8 +218,8 @@ impl<T> DeviceRead for RawDevice<'_, T> {
         None
     }
 
-    fn read<'a>(&'a self, _stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>) {
-        (self.address, SyncOnDrop::Record(None))
+    fn read<'a>(&'a self, _stream: &'a CudaStream) -> (u64, Ordered<'a>) {
+        (self.address, Ordered::Unordered)
     }
 }
 
@@ -180,8 +228,8 @@ impl<T> DeviceWrite for RawDevice<'_, T> {
         &self.context
     }
 
-    fn write<'a>(&'a mut self, _stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>) {
-        (self.address, SyncOnDrop::Record(None))
+    fn write<'a>(&'a mut self, _stream: &'a CudaStream) -> (u64, Ordered<'a>) {
+        (self.address, Ordered::Unordered)
     }
 }
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, SyncOnDrop};
 
-use crate::buffer::device::{DeviceRead, DeviceWrite};
+use crate::buffer::device::{DeviceRead, DeviceWrite, Ordered};
 use crate::device;
 
 /// The guards of a call's buffers. They are let go once the call has been queued, and tell later users of the buffers to wait for it.
 pub(super) struct Guards<'s> {
     hold: Hold,
-    guards: Vec2<SyncOnDrop<'s>>,
+    guards: Vec2<Ordered<'s>>,
     readings: Vec2<Reading<'s>>,
 }
 
@@ -58,7 +58,7 @@ impl<'s> Guards<'s> {
     /// Has `stream` wait for the last write of a buffer; its address.
     pub(super) fn read(&mut self, buffer: &'s dyn DeviceRead, stream: &'s CudaStream) -> u64 {
         let (address, guard) = buffer.read(stream);
-        if let (SyncOnDrop::Record(Some((event, _))), Some(owner)) = (&guard, buffer.owner())
+        if let (Ordered::Tracked(SyncOnDrop::Record(Some((event, _)))), Some(owner)) = (&guard, buffer.owner())
             && (owner.cu_stream() != stream.cu_stream() || device::is_per_thread(stream))
         {
             if owner.context().is_managing_stream_synchronization() {

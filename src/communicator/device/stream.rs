@@ -1,5 +1,7 @@
 //! Calls on a stream of the caller's.
 
+#![expect(unsafe_code, reason = "streams that other crates own")]
+
 use std::fmt;
 use std::ops::Deref;
 use std::rc::Rc;
@@ -8,6 +10,10 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use super::Communicator;
+use crate::buffer::device::Ordered;
+use crate::device;
+use crate::error::{Error, Result};
+use crate::interchange::AsStream;
 
 /// A communicator whose device calls are queued on a stream of the caller's; see [`Communicator::on`].
 ///
@@ -64,5 +70,47 @@ impl Communicator {
     #[must_use]
     pub fn on(&self, stream: &Arc<CudaStream>) -> OnStream<'_> {
         OnStream { comm: Communicator { core: Rc::clone(&self.core), stream: Some(Arc::clone(stream)) }, _borrowed: self }
+    }
+
+    /// Makes calls in the order of a stream of another crate's, or of a raw `CUstream` or `cudaStream_t` (see
+    /// [`RawStream`](crate::RawStream)): what is queued inside comes after what had been queued on `stream` before, and before what is
+    /// queued on it afterwards.
+    ///
+    /// ```no_run
+    /// # use collectives::{Communicator, RawStream, ReduceOp};
+    /// # fn example(comm: &Communicator, grad: &mut cudarc::driver::CudaSlice<f32>, handle: *mut std::ffi::c_void) -> collectives::Result<()> {
+    /// // SAFETY: a stream of device 0, which its engine destroys later.
+    /// let stream = unsafe { RawStream::new(handle, 0) };
+    /// comm.in_order_of(&stream, |comm| comm.all_reduce(grad, ReduceOp::Avg))
+    /// # }
+    /// ```
+    ///
+    /// The calls themselves run on the communicator's stream, with an event before and one behind them: a communicator keeps the
+    /// streams that it has used, and nobody's borrow lasts so long. [`Communicator::on`] does without the events, for streams of cudarc's.
+    ///
+    /// # Errors
+    ///
+    /// `NoDevice` where there is no device plane, `InvalidArgument` for a stream of another device, `Unsupported` for one that is being
+    /// captured, what the driver refuses, and what `calls` returns.
+    pub fn in_order_of<R>(&self, stream: &(impl AsStream + ?Sized), calls: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
+        const CALL: &str = "in_order_of";
+        let plane = self.plane(CALL)?;
+        let context = &plane.gpu().context;
+        self.check_stream(plane, CALL)?;
+        if stream.device() != context.ordinal() {
+            let reason = format!("the stream belongs to device {}, and this communicator to device {}", stream.device(), context.ordinal());
+            return Err(Error::argument(CALL, reason));
+        }
+        // SAFETY: a stream of that device's primary context, alive as long as it is borrowed (the trait's contract), and so until the
+        // handle made here is dropped: it does not leave this function.
+        let foreign = unsafe { context.wrap_borrowed_stream(stream.as_raw_stream().cast()) };
+        if device::is_capturing(&foreign) {
+            return Err(Error::unsupported(CALL, "the stream is being captured into a graph; capture calls made with Communicator::on"));
+        }
+        let ordered = Ordered::after(&foreign, self.device_stream(plane));
+        let result = calls(self);
+        drop(ordered);
+        let parked = context.check_err().map_err(|error| device::cuda_error(format!("{CALL}: ordering the streams"), error));
+        result.and_then(|result| parked.map(|()| result))
     }
 }

@@ -1,0 +1,130 @@
+//! Tensors that came in with memory of a GPU.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::marker::PhantomData;
+
+use super::import::Tensor;
+use super::layout::refused;
+use crate::element::Element;
+use crate::error::Result;
+use crate::interchange::{AsDevicePtr, AsDevicePtrMut, AsStream};
+
+/// A tensor on a GPU that calls read, as a [`ForeignBuffer`](crate::ForeignBuffer) is made of it; see [`Tensor::on_device`].
+pub struct DeviceTensor<'a, T> {
+    tensor: &'a Tensor,
+    at: Place,
+    elements: PhantomData<&'a [T]>,
+}
+
+/// A tensor on a GPU that calls write, as a [`ForeignBuffer`](crate::ForeignBuffer) is made of it; see [`Tensor::on_device_mut`].
+pub struct DeviceTensorMut<'a, T> {
+    tensor: &'a mut Tensor,
+    at: Place,
+    elements: PhantomData<&'a mut [T]>,
+}
+
+/// The device, and the stream whose order the tensor's uses follow.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    device: usize,
+    stream: *mut c_void,
+}
+
+// SAFETY: a handle, which may be used on any thread.
+unsafe impl Send for Place {}
+
+impl Place {
+    fn of<T: Element>(tensor: &Tensor, stream: &(impl AsStream + ?Sized)) -> Result<Self> {
+        tensor.has_type::<T>()?;
+        let lies = tensor.device();
+        let device = tensor.layout.cuda_device();
+        let device = device.ok_or_else(|| refused(format!("it lies on a device of type {}, not in a GPU's memory", lies.device_type)))?;
+        // Managed memory is everybody's; its number says only where it was made.
+        if lies.device_type == super::K_DL_CUDA && stream.device() != device {
+            return Err(refused(format!("it lies on device {device}, and the stream belongs to device {}", stream.device())));
+        }
+        Ok(Self { device: stream.device(), stream: stream.as_raw_stream() })
+    }
+}
+
+impl Tensor {
+    /// Its elements on a GPU (or in managed memory), to be read by calls.
+    ///
+    /// ```no_run
+    /// # use collectives::{Communicator, ForeignBuffer, ReduceOp, AsStream, dlpack::Tensor};
+    /// # fn example(comm: &Communicator, tensor: &mut Tensor, stream: &impl AsStream) -> collectives::Result<()> {
+    /// # let device = comm.device().expect("a device was asked for");
+    /// // SAFETY: the library was told to order its tensor for `stream`.
+    /// let memory = unsafe { tensor.on_device_mut::<f32, _>(stream) }?;
+    /// comm.all_reduce(&mut ForeignBuffer::new(device.context(), memory)?, ReduceOp::Sum)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for another type, host memory, or a stream of another device.
+    ///
+    /// # Safety
+    ///
+    /// The tensor's library has ordered its own work on the tensor before what is queued on `stream` from now on (in Python:
+    /// `__dlpack__(stream=…)`), and what it does with the memory afterwards, when the deleter has been called or calls were made, comes
+    /// after what was queued on `stream` by then: give the stream that the library itself works on. The memory is initialised, truth
+    /// values as 0 or 1.
+    pub unsafe fn on_device<'a, T: Element, S: AsStream + ?Sized>(&'a self, stream: &'a S) -> Result<DeviceTensor<'a, T>> {
+        let at = Place::of::<T>(self, stream)?;
+        Ok(DeviceTensor { tensor: self, at, elements: PhantomData })
+    }
+
+    /// Its elements on a GPU (or in managed memory), to be written by calls.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tensor::on_device`], and for one that is read-only.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Tensor::on_device`].
+    pub unsafe fn on_device_mut<'a, T: Element, S: AsStream + ?Sized>(&'a mut self, stream: &'a S) -> Result<DeviceTensorMut<'a, T>> {
+        self.writable()?;
+        let at = Place::of::<T>(self, stream)?;
+        Ok(DeviceTensorMut { tensor: self, at, elements: PhantomData })
+    }
+}
+
+macro_rules! device_memory {
+    ($($memory:ident),*) => {$(
+        // SAFETY: - so many elements of this type lie there, aligned (checked), as long as the tensor is borrowed;
+        // - the stream is borrowed as long (an `AsStream`), and the tensor's uses follow it (promised when this was made).
+        unsafe impl<T: Element> AsDevicePtr for $memory<'_, T> {
+            type Element = T;
+
+            fn device_ptr(&self) -> u64 {
+                self.tensor.layout.address
+            }
+
+            fn elements(&self) -> usize {
+                self.tensor.layout.elements
+            }
+
+            fn device(&self) -> usize {
+                self.at.device
+            }
+
+            fn raw_stream(&self) -> *mut c_void {
+                self.at.stream
+            }
+        }
+
+        impl<T: Element> fmt::Debug for $memory<'_, T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($memory)).field("tensor", &self.tensor).field("at", &self.at).finish_non_exhaustive()
+            }
+        }
+    )*};
+}
+
+device_memory!(DeviceTensor, DeviceTensorMut);
+
+// SAFETY: the tensor may be written (checked), and is borrowed mutably.
+unsafe impl<T: Element> AsDevicePtrMut for DeviceTensorMut<'_, T> {}

@@ -1,0 +1,212 @@
+//! Buffers that go out.
+
+use std::ffi::c_void;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
+#[cfg(feature = "cuda")]
+use cudarc::driver::{CudaStream, DriverError};
+
+use super::abi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLTensor, K_DL_CPU, VERSION};
+use crate::buffer::{BufferMut, Memory, MemoryMut};
+use crate::element::Element;
+use crate::error::{Error, Result};
+
+/// Hands a buffer in host memory over as a tensor of DLPack 1.x: vectors, boxed slices, arrays, what
+/// [`Communicator::alloc`](crate::Communicator::alloc) gave. Whoever takes the pointer calls its deleter once, on any thread, which
+/// drops the buffer; if nobody does, the buffer is leaked.
+///
+/// # Errors
+///
+/// `InvalidArgument` where the shape does not have as many elements as the buffer, or the buffer lies on a device.
+pub fn export<B>(buffer: B, shape: &[usize]) -> Result<*mut DLManagedTensorVersioned>
+where
+    B: BufferMut<Element: Element> + Send + 'static,
+{
+    on_host(buffer, shape).map(|(tensor, keeper)| hand_over(versioned(tensor), keeper))
+}
+
+/// As [`export`], as the structure of before DLPack 1.0.
+///
+/// # Errors
+///
+/// As for [`export`].
+pub fn export_legacy<B>(buffer: B, shape: &[usize]) -> Result<*mut DLManagedTensor>
+where
+    B: BufferMut<Element: Element> + Send + 'static,
+{
+    on_host(buffer, shape).map(|(tensor, keeper)| hand_over(legacy(tensor), keeper))
+}
+
+/// Hands a buffer on a GPU over as a tensor of DLPack 1.x, to a consumer that works on `stream`, which first waits for what the buffer
+/// waits for. When the deleter has been called, the memory is free after what was queued on `stream` by then.
+///
+/// # Errors
+///
+/// `InvalidArgument` where the shape does not have as many elements as the buffer, or the buffer lies elsewhere than the stream; what
+/// the driver met.
+#[cfg(feature = "cuda")]
+pub fn export_on<B>(buffer: B, shape: &[usize], stream: &Arc<CudaStream>) -> Result<*mut DLManagedTensorVersioned>
+where
+    B: BufferMut<Element: Element> + Send + 'static,
+{
+    on_device(buffer, shape, stream).map(|(tensor, keeper)| hand_over(versioned(tensor), keeper))
+}
+
+/// As [`export_on`], as the structure of before DLPack 1.0.
+///
+/// # Errors
+///
+/// As for [`export_on`].
+#[cfg(feature = "cuda")]
+pub fn export_legacy_on<B>(buffer: B, shape: &[usize], stream: &Arc<CudaStream>) -> Result<*mut DLManagedTensor>
+where
+    B: BufferMut<Element: Element> + Send + 'static,
+{
+    on_device(buffer, shape, stream).map(|(tensor, keeper)| hand_over(legacy(tensor), keeper))
+}
+
+/// A buffer that was handed over, with what its tensor points at.
+struct Keeper<B: BufferMut> {
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+    /// Where the consumer works; the memory may be freed after it.
+    #[cfg(feature = "cuda")]
+    consumer: Option<Arc<CudaStream>>,
+    buffer: B,
+}
+
+impl<B: BufferMut> Drop for Keeper<B> {
+    fn drop(&mut self) {
+        #[cfg(feature = "cuda")]
+        if let (Some(consumer), Memory::Device(memory)) = (&self.consumer, self.buffer.memory()) {
+            let freed_on = memory.inner.owner();
+            consumer.context().record_err(freed_on.map_or_else(|| consumer.synchronize(), |owner| owner.join(consumer)));
+        }
+    }
+}
+
+/// A kind of managed tensor, and where its owner is kept.
+trait Managed: Sized {
+    fn with_owner<B: BufferMut>(self, owner: *mut c_void) -> Self;
+}
+
+impl Managed for DLManagedTensor {
+    fn with_owner<B: BufferMut>(self, manager_ctx: *mut c_void) -> Self {
+        unsafe extern "C" fn delete<B: BufferMut>(this: *mut DLManagedTensor) {
+            // SAFETY: a pointer that `hand_over` gave, and whoever took it calls this once (dlpack.h): both boxes are owned by it.
+            unsafe { drop((Box::from_raw((*this).manager_ctx.cast::<Keeper<B>>()), Box::from_raw(this))) }
+        }
+        Self { manager_ctx, deleter: Some(delete::<B>), ..self }
+    }
+}
+
+impl Managed for DLManagedTensorVersioned {
+    fn with_owner<B: BufferMut>(self, manager_ctx: *mut c_void) -> Self {
+        unsafe extern "C" fn delete<B: BufferMut>(this: *mut DLManagedTensorVersioned) {
+            // SAFETY: as above.
+            unsafe { drop((Box::from_raw((*this).manager_ctx.cast::<Keeper<B>>()), Box::from_raw(this))) }
+        }
+        Self { manager_ctx, deleter: Some(delete::<B>), ..self }
+    }
+}
+
+fn legacy(dl_tensor: DLTensor) -> DLManagedTensor {
+    DLManagedTensor { dl_tensor, manager_ctx: std::ptr::null_mut(), deleter: None }
+}
+
+fn versioned(dl_tensor: DLTensor) -> DLManagedTensorVersioned {
+    DLManagedTensorVersioned { version: VERSION, manager_ctx: std::ptr::null_mut(), deleter: None, flags: 0, dl_tensor }
+}
+
+/// The tensor's pointer, which owns the buffer from now on.
+fn hand_over<B: BufferMut, M: Managed>(managed: M, keeper: *mut Keeper<B>) -> *mut M {
+    Box::into_raw(Box::new(managed.with_owner::<B>(keeper.cast())))
+}
+
+fn refused(reason: impl Into<String>) -> Error {
+    Error::argument("DLPack export", reason)
+}
+
+impl<B: BufferMut<Element: Element>> Keeper<B> {
+    /// Keeps a buffer under a shape that fits it.
+    fn new(buffer: B, shape: &[usize]) -> Result<Box<Self>> {
+        let elements = shape.iter().try_fold(1_usize, |product, length| product.checked_mul(*length));
+        let length = buffer.memory().len();
+        if elements != Some(length) {
+            return Err(refused(format!("the shape {shape:?} does not have {length} elements, as the buffer has")));
+        }
+        // No length is larger than the number of elements, unless there are none: then it may be anything.
+        let signed = |length: usize| i64::try_from(length).map_err(|_| refused(format!("the shape {shape:?} has a length beyond 2^63")));
+        let mut strides = vec![1_i64; shape.len()];
+        for dimension in (1..shape.len()).rev() {
+            strides[dimension - 1] = strides[dimension].saturating_mul(signed(shape[dimension])?);
+        }
+        let shape = shape.iter().map(|length| signed(*length)).collect::<Result<Vec<_>>>()?;
+        Ok(Box::new(Self {
+            shape,
+            strides,
+            #[cfg(feature = "cuda")]
+            consumer: None,
+            buffer,
+        }))
+    }
+
+    /// Puts the buffer where it stays, and describes it as a tensor at the address that `place` gives.
+    fn settle(self: Box<Self>, device: DLDevice, place: impl FnOnce(&mut B) -> *mut c_void) -> (DLTensor, *mut Self) {
+        let keeper = Box::into_raw(self);
+        // SAFETY: a box that was just taken apart, which nobody else knows. Each field is borrowed for itself, so that the address of a
+        // buffer that lies inside the box (an array) stays good.
+        unsafe {
+            let data = if (*keeper).buffer.memory().len() == 0 { std::ptr::null_mut() } else { place(&mut (*keeper).buffer) };
+            let (shape, strides) = (&mut (*keeper).shape, &mut (*keeper).strides);
+            let (ndim, dtype) = (shape.len() as i32, DLDataType::from(B::Element::ELEMENT_TYPE));
+            let tensor = DLTensor { data, device, ndim, dtype, shape: shape.as_mut_ptr(), strides: strides.as_mut_ptr(), byte_offset: 0 };
+            (tensor, keeper)
+        }
+    }
+}
+
+fn on_host<B>(buffer: B, shape: &[usize]) -> Result<(DLTensor, *mut Keeper<B>)>
+where
+    B: BufferMut<Element: Element>,
+{
+    let keeper = Keeper::new(buffer, shape)?;
+    match keeper.buffer.memory() {
+        Memory::Host(_) => {}
+        #[cfg(feature = "cuda")]
+        Memory::Device(_) => return Err(refused("it lies on a device; name the consumer's stream with export_on")),
+    }
+    Ok(keeper.settle(DLDevice { device_type: K_DL_CPU, device_id: 0 }, |buffer| match buffer.memory_mut() {
+        MemoryMut::Host(slice) => slice.as_mut_ptr().cast(),
+        #[cfg(feature = "cuda")]
+        MemoryMut::Device(_) => unreachable!("a buffer's type decides where it lies"),
+    }))
+}
+
+#[cfg(feature = "cuda")]
+fn on_device<B>(buffer: B, shape: &[usize], stream: &Arc<CudaStream>) -> Result<(DLTensor, *mut Keeper<B>)>
+where
+    B: BufferMut<Element: Element>,
+{
+    let mut keeper = Keeper::new(buffer, shape)?;
+    let ordinal = stream.context().ordinal();
+    let address = match keeper.buffer.memory_mut() {
+        MemoryMut::Host(_) => return Err(refused("it lies in host memory, which export takes")),
+        MemoryMut::Device(memory) if memory.inner.context().ordinal() != ordinal => {
+            let reason = format!("it lies on device {}, and the stream belongs to device {ordinal}", memory.inner.context().ordinal());
+            return Err(refused(reason));
+        }
+        // The guard is dropped at once: the consumer's work is ordered before the end of the buffer when that comes.
+        MemoryMut::Device(memory) => memory.inner.write(stream).0,
+    };
+    let refusal = |DriverError(code): DriverError| Error::Cuda {
+        doing: "DLPack export: ordering the buffer for its consumer".to_owned(),
+        code: code as u32,
+        text: format!("{code:?}"),
+    };
+    stream.context().check_err().map_err(refusal)?;
+    keeper.consumer = Some(Arc::clone(stream));
+    let device = DLDevice { device_type: super::K_DL_CUDA, device_id: ordinal as i32 };
+    Ok(keeper.settle(device, |_| std::ptr::with_exposed_provenance_mut(address as usize)))
+}

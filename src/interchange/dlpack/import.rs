@@ -1,0 +1,200 @@
+//! Tensors that come in.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use super::abi::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPACK_FLAG_READ_ONLY, DLTensor, VERSION};
+use super::layout::{Layout, refused};
+use crate::element::{DType, Element};
+use crate::error::Result;
+
+/// What the deleter is called with.
+enum Managed {
+    Legacy(NonNull<DLManagedTensor>),
+    Versioned(NonNull<DLManagedTensorVersioned>),
+}
+
+/// A tensor of another library's, which it lends until this is dropped.
+///
+/// All of it has been looked at: the type is one of this crate's, the elements lie side by side, row by row, and are aligned.
+pub struct Tensor {
+    managed: Managed,
+    /// What its `data` was, so that slices are made of the pointer that its library gave.
+    data: *mut u8,
+    pub(super) layout: Layout,
+    read_only: bool,
+}
+
+// SAFETY: elements are plain data, and whoever made the tensor promised that its deleter may be called on any thread.
+unsafe impl Send for Tensor {}
+// SAFETY: shared references only read.
+unsafe impl Sync for Tensor {}
+
+impl Tensor {
+    /// Takes a tensor of DLPack 1.x, as a Python capsule named `dltensor_versioned` holds it.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` that says what cannot be understood: another major version, a null pointer, elements that are no type of this
+    /// crate's or do not lie row by row, another kind of device. The tensor then still is the caller's: nothing was called.
+    ///
+    /// # Safety
+    ///
+    /// `managed` is null or points at a tensor that obeys dlpack.h and that nobody else takes. Until the value is dropped: its memory
+    /// stays; nobody else writes to it, nor reads what is written through this value; its deleter may be called on any thread. Truth
+    /// values hold 0 or 1 (they are looked at when a slice is made, and must not change).
+    pub unsafe fn from_versioned(managed: *mut DLManagedTensorVersioned) -> Result<Self> {
+        let managed = NonNull::new(managed).ok_or_else(|| refused("the pointer is null"))?;
+        if !managed.is_aligned() {
+            return Err(refused(format!("the pointer {managed:p} is not aligned")));
+        }
+        // SAFETY: a tensor (the caller's promise), whose first fields are the same in every version.
+        let version = unsafe { (*managed.as_ptr()).version };
+        if version.major != VERSION.major {
+            let reason =
+                format!("it has the layout of DLPack {}.{}, and {}.x can be understood", version.major, version.minor, VERSION.major);
+            return Err(refused(reason));
+        }
+        // SAFETY: as above, and the layout is the one of this version.
+        let (tensor, flags) = unsafe { ((*managed.as_ptr()).dl_tensor, (*managed.as_ptr()).flags) };
+        // SAFETY: as above.
+        unsafe { Self::new(Managed::Versioned(managed), &tensor, flags & DLPACK_FLAG_READ_ONLY != 0) }
+    }
+
+    /// Takes a tensor as it was before DLPack 1.0, as a Python capsule named `dltensor` holds it. Such tensors do not say whether they
+    /// may be written: by convention they may.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tensor::from_versioned`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Tensor::from_versioned`].
+    pub unsafe fn from_legacy(managed: *mut DLManagedTensor) -> Result<Self> {
+        let managed = NonNull::new(managed).ok_or_else(|| refused("the pointer is null"))?;
+        if !managed.is_aligned() {
+            return Err(refused(format!("the pointer {managed:p} is not aligned")));
+        }
+        // SAFETY: a tensor (the caller's promise).
+        let tensor = unsafe { (*managed.as_ptr()).dl_tensor };
+        // SAFETY: as above.
+        unsafe { Self::new(Managed::Legacy(managed), &tensor, false) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Tensor::from_versioned`].
+    unsafe fn new(managed: Managed, tensor: &DLTensor, read_only: bool) -> Result<Self> {
+        // SAFETY: the tensor obeys dlpack.h: its arrays are as long as it has dimensions.
+        let layout = unsafe { Layout::of(tensor) }?;
+        let offset = usize::try_from(tensor.byte_offset).map_err(|_| refused("its offset is larger than an address space"))?;
+        Ok(Self { managed, data: tensor.data.cast::<u8>().wrapping_add(offset), layout, read_only })
+    }
+
+    /// What its elements are.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.layout.dtype
+    }
+
+    /// Its lengths, the outermost first.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.layout.shape
+    }
+
+    /// How many elements it has.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.layout.elements
+    }
+
+    /// Where it lies.
+    #[must_use]
+    pub fn device(&self) -> DLDevice {
+        self.layout.device
+    }
+
+    /// Whether its library forbids writing to it.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Its elements, where they are of type `T` and lie in host memory (pinned or not).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for another type, memory of a device, or a truth value that is neither 0 nor 1.
+    pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
+        let first = self.host::<T>()?;
+        // SAFETY: - as many elements, of this type (checked), aligned (checked), in memory that stays until the tensor is dropped and
+        //   that nobody else writes (promised when it was taken);
+        // - every pattern is a value of the type: truth values were looked at.
+        Ok(unsafe { std::slice::from_raw_parts(first, self.layout.elements) })
+    }
+
+    /// Its elements, to be written.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tensor::as_slice`], and for one that is read-only.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        self.writable()?;
+        let first = self.host::<T>()?;
+        // SAFETY: as in `as_slice`; writing is allowed (checked), and nobody else reads meanwhile (promised when it was taken).
+        Ok(unsafe { std::slice::from_raw_parts_mut(first, self.layout.elements) })
+    }
+
+    /// Refuses one that may not be written.
+    pub(super) fn writable(&self) -> Result<()> {
+        if self.read_only { Err(refused("its library forbids writing to it")) } else { Ok(()) }
+    }
+
+    /// Refuses another type than `T`.
+    pub(super) fn has_type<T: Element>(&self) -> Result<()> {
+        match (T::ELEMENT_TYPE, self.layout.dtype) {
+            (asked, found) if asked == found => Ok(()),
+            (asked, found) => Err(refused(format!("its elements are {found}, and {asked} was asked for"))),
+        }
+    }
+
+    /// The first element, where the processor can reach it and it is a `T`.
+    fn host<T: Element>(&self) -> Result<*mut T> {
+        self.has_type::<T>()?;
+        if !self.layout.is_on_host() {
+            let DLDevice { device_type, device_id } = self.layout.device;
+            return Err(refused(format!("it lies on device {device_id} of type {device_type}, not in host memory")));
+        }
+        if self.layout.elements == 0 {
+            return Ok(NonNull::dangling().as_ptr());
+        }
+        if self.layout.dtype == DType::Bool {
+            // SAFETY: as many bytes as elements, which stay and are not written (promised when it was taken); any byte is a `u8`.
+            let bytes = unsafe { std::slice::from_raw_parts(self.data, self.layout.elements) };
+            if let Some(at) = bytes.iter().position(|byte| *byte > 1) {
+                return Err(refused(format!("its truth value {at} is {:#04x}, which is neither 0 nor 1", bytes[at])));
+            }
+        }
+        Ok(self.data.cast())
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tensor").field("layout", &self.layout).field("read_only", &self.read_only).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        // SAFETY: a tensor that was taken by this value alone, which is going: its deleter, if it has one, is called once.
+        unsafe {
+            match self.managed {
+                Managed::Legacy(managed) => (*managed.as_ptr()).deleter.into_iter().for_each(|delete| delete(managed.as_ptr())),
+                Managed::Versioned(managed) => (*managed.as_ptr()).deleter.into_iter().for_each(|delete| delete(managed.as_ptr())),
+            }
+        }
+    }
+}
