@@ -77,8 +77,14 @@ impl TcpStore {
         self.local
     }
 
-    /// Counts this process among the workers, as PyTorch does it: a Python rank that serves the store waits for them all.
-    pub(crate) fn join(&self) -> Result<()> {
+    /// Counts this process among the workers, as PyTorch does it: a Python rank that serves the store waits for them all before it goes
+    /// on, unless it was told not to (`wait_for_workers=False`). To be called once by each process of a job that Python ranks are part of.
+    /// Communicators do it themselves.
+    ///
+    /// # Errors
+    ///
+    /// As said at [`Store`].
+    pub fn join(&self) -> Result<()> {
         let message = encode(query::ADD, &[b"init/"], Some(1));
         self.number("joining", &message).map(drop)
     }

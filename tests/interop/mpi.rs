@@ -1,0 +1,75 @@
+//! The MPIs' launchers, as the distribution has them.
+
+use std::process::Command;
+
+use crate::common::hosts::run;
+use crate::peer::{Peer, example};
+use crate::rank;
+use crate::skip;
+
+/// Open MPI's launcher, as root and with more ranks than cores.
+fn open_mpi() -> Result<Command, String> {
+    // Where another MPI is installed too, the plain name may be its.
+    let name = ["mpirun.openmpi", "mpirun"].into_iter().find(|name| run(name, &["--version"]).is_ok());
+    let name = name.ok_or("no mpirun of Open MPI")?;
+    let version = Command::new(name).arg("--version").output().map_err(|error| error.to_string())?;
+    if !String::from_utf8_lossy(&version.stdout).contains("open-mpi.org") {
+        return Err(format!("{name} is not Open MPI's"));
+    }
+    let mut command = Command::new(name);
+    command.args(["--allow-run-as-root", "--oversubscribe", "-n", "4"]);
+    Ok(command)
+}
+
+/// MPICH's launcher.
+fn mpich() -> Result<Command, String> {
+    run("mpiexec.hydra", &["--version"])?;
+    let mut command = Command::new("mpiexec.hydra");
+    command.args(["-n", "4"]);
+    Ok(command)
+}
+
+/// A program under a launcher, as two jobs at once, which must not meet.
+fn starts_our_example(launcher: fn() -> Result<Command, String>) -> Result<(), String> {
+    let mut commands = [launcher()?, launcher()?];
+    let jobs = commands.each_mut().map(|command| Peer::start(command.arg(example("gradient_averaging"))));
+    for printed in jobs.map(Peer::finish) {
+        assert!(printed.contains("parameters alike on all 4 ranks, bit for bit: true"), "{printed}");
+    }
+    Ok(())
+}
+
+#[test]
+fn open_mpi_starts_our_example_twice_at_once() {
+    if let Err(why) = starts_our_example(open_mpi) {
+        skip!("{why}");
+    }
+}
+
+#[test]
+fn mpich_starts_our_example_twice_at_once() {
+    if let Err(why) = starts_our_example(mpich) {
+        skip!("{why}");
+    }
+}
+
+#[test]
+fn mpich_on_two_hosts_needs_an_address_and_does_with_one() {
+    if let Err(why) = mpich() {
+        skip!("{why}");
+    }
+    let port = crate::common::ranks::free_port().to_string();
+    for (address, succeeds) in [(None, false), (Some("127.0.0.1"), true)] {
+        let mut command = Command::new("mpiexec.hydra");
+        // Two hosts by name, both of which are this one: nothing is needed to reach them.
+        command.args(["-launcher", "fork", "-hosts", "127.0.0.1,localhost", "-ppn", "2", "-n", "4"]).args(rank::command());
+        command.envs([rank::variable("sums")]).envs(address.map(|address| ("MASTER_ADDR", address))).env("MASTER_PORT", &port);
+        let (success, printed, errors) = Peer::start(&mut command).end();
+        assert_eq!(success, succeeds, "{printed}\n{errors}");
+        if succeeds {
+            assert_eq!(printed.matches("of 4 is right").count(), 4, "{printed}");
+        } else {
+            assert!(format!("{printed}{errors}").contains("set it to the host of rank 0"), "{printed}\n{errors}");
+        }
+    }
+}

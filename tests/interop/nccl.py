@@ -1,0 +1,30 @@
+"""A rank of a process group over NCCL, as far as the exchange of its unique id, or with a GPU to its first sum: nccl.py BACKEND env | store PORT RANK WORLD_SIZE.
+
+Without a GPU the stand-ins for CUDA and NCCL (no_device.c) print the id that they made or were given.
+"""
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+limit = timedelta(seconds=60)
+where = {}
+if sys.argv[2] == "store":
+    port, rank, n = map(int, sys.argv[3:])
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+    where = {"store": store, "rank": rank, "world_size": n}
+dist.init_process_group(sys.argv[1], device_id=torch.device("cuda", 0), timeout=limit, **where)
+print("group made", flush=True)
+if "COLLECTIVES_INTEROP_PRETEND_DEVICE" not in os.environ:
+    total = torch.full((1000,), 3.0, device="cuda:0")
+    dist.all_reduce(total)
+    assert bool((total == 5.0).all()), total
+    store.wait(["rust is done"], limit)
+    print("the sum is right", flush=True)
+    dist.destroy_process_group()
+    sys.exit()
+# What the stand-ins made cannot be destroyed in order.
+os._exit(0)

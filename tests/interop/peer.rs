@@ -1,0 +1,173 @@
+//! Programs of others, which end with the test that started them.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// Longer than anything here takes, unless it hangs: a busy machine needs ten seconds to start a Python with PyTorch.
+pub(crate) const LONG: Duration = Duration::from_secs(120);
+
+/// A Python that has PyTorch.
+pub(crate) struct Python(PathBuf);
+
+impl Python {
+    /// The one that `COLLECTIVES_INTEROP_PYTHON` names, or that tests/interop/setup has made.
+    pub(crate) fn find() -> Result<Self, String> {
+        let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/interop/bin/python");
+        let program = std::env::var_os("COLLECTIVES_INTEROP_PYTHON").map_or(made, PathBuf::from);
+        if !program.exists() {
+            return Err(format!("no Python with PyTorch at {} (tests/interop/setup makes one)", program.display()));
+        }
+        Ok(Self(program))
+    }
+
+    /// Whether its CUDA libraries are the stand-ins of no_device.c.
+    pub(crate) fn has_stand_ins(&self) -> bool {
+        let found = Command::new(&self.0).args(["-c", "import importlib.util as u; print(u.find_spec('torch').origin)"]).output().unwrap();
+        let module = PathBuf::from(String::from_utf8_lossy(&found.stdout).trim());
+        module.with_file_name("lib").join("libno_device.so").exists()
+    }
+
+    /// The interpreter.
+    pub(crate) fn program(&self) -> &Path {
+        &self.0
+    }
+
+    /// A script that lies beside this file.
+    pub(crate) fn script(&self, name: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.0);
+        command.args(["-W", "ignore"]).arg(script(name)).args(arguments);
+        command
+    }
+
+    /// PyTorch's own launcher.
+    pub(crate) fn torchrun<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
+        let mut command = Command::new(&self.0);
+        command.args(["-W", "ignore", "-m", "torch.distributed.run"]).args(arguments).env("OMP_NUM_THREADS", "1");
+        command
+    }
+}
+
+/// Where a script lies.
+pub(crate) fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(name)
+}
+
+/// A built example, beside this test's own program.
+pub(crate) fn example(name: &str) -> PathBuf {
+    let mut path = std::env::current_exe().unwrap();
+    path.pop();
+    path.pop();
+    path.join("examples").join(name)
+}
+
+/// A running program, in a process group of its own, which is killed with this value.
+pub(crate) struct Peer {
+    what: String,
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+    errors: Option<JoinHandle<String>>,
+    printed: String,
+}
+
+impl Peer {
+    /// Starts a program; what it prints is read at once.
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let what = format!("{command:?}");
+        // Launchers of an outer job must not speak to those of the tests.
+        for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"] {
+            if !command.get_envs().any(|(set, _)| set == name) {
+                command.env_remove(name);
+            }
+        }
+        let streams = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut child = streams.spawn().unwrap_or_else(|error| panic!("{what}: {error}"));
+        let (sender, lines) = channel();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let mut err = child.stderr.take().unwrap();
+        let errors = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            drop(err.read_to_end(&mut bytes));
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        let input = child.stdin.take();
+        Self { what, child, input, lines, errors: Some(errors), printed: String::new() }
+    }
+
+    /// The rest of the next line that begins with `word`.
+    pub(crate) fn expect(&mut self, word: &str) -> String {
+        let deadline = Instant::now() + LONG;
+        while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            self.printed.push_str(&format!("{line}\n"));
+            if let Some(rest) = line.strip_prefix(word) {
+                return rest.trim().to_owned();
+            }
+        }
+        self.kill();
+        let errors = self.errors();
+        panic!("{} did not print {word:?}:\n{}\n{errors}", self.what, self.printed);
+    }
+
+    /// Writes a line to it and waits for its answer, which begins with `word`.
+    pub(crate) fn ask(&mut self, line: &str, word: &str) -> String {
+        writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
+        self.expect(word)
+    }
+
+    /// Kills it, without a chance to say anything.
+    pub(crate) fn kill(&mut self) {
+        if let Some(group) = Pid::from_raw(self.child.id().cast_signed()) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        drop(self.child.wait());
+    }
+
+    /// What it has said of errors, once it has ended.
+    fn errors(&mut self) -> String {
+        self.errors.take().map(|errors| errors.join().unwrap()).unwrap_or_default()
+    }
+
+    /// Waits for its end; whether it succeeded, and what it printed.
+    pub(crate) fn end(mut self) -> (bool, String, String) {
+        drop(self.input.take());
+        let deadline = Instant::now() + LONG;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.printed.push_str(&format!("{line}\n")),
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    self.kill();
+                    let errors = self.errors();
+                    panic!("{} does not end:\n{}\n{errors}", self.what, self.printed);
+                }
+            }
+        }
+        let status = self.child.wait().unwrap();
+        let errors = self.errors();
+        (status.success(), std::mem::take(&mut self.printed), errors)
+    }
+
+    /// Waits for its end, which must be a success; what it printed.
+    #[track_caller]
+    pub(crate) fn finish(self) -> String {
+        let what = self.what.clone();
+        let (success, printed, errors) = self.end();
+        assert!(success, "{what} failed:\n{printed}\n{errors}");
+        printed
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

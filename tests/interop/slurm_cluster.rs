@@ -1,0 +1,128 @@
+//! A Slurm of the test's own: munge, a controller, and a daemon for each node, each node in a network namespace.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::named_hosts::NamedHosts;
+use crate::peer::{LONG, Peer};
+
+/// Ends with this value, all of it.
+pub(crate) struct Cluster {
+    daemons: Vec<Peer>,
+    hosts: NamedHosts,
+    net: u8,
+    folder: tempfile::TempDir,
+}
+
+impl Cluster {
+    /// As many nodes, `node1` and up, with the addresses 10.99.`net`.1 and up.
+    pub(crate) fn up(net: u8, nodes: usize) -> Result<Self, String> {
+        let absent: Vec<&str> = ["munged", "slurmctld", "slurmd", "srun"].into_iter().filter(|program| !is_installed(program)).collect();
+        if !absent.is_empty() {
+            return Err(format!("no Slurm here: {} not installed", absent.join(", ")));
+        }
+        let hosts = NamedHosts::up(net, &(1..=nodes).map(|node| format!("node{node}")).collect::<Vec<_>>())?;
+        let folder = tempfile::Builder::new().prefix("slurm").permissions(fs::Permissions::from_mode(0o755)).tempdir().unwrap();
+        let mut cluster = Self { daemons: Vec::new(), hosts, net, folder };
+        cluster.write_configuration(nodes);
+        cluster.start(nodes)?;
+        Ok(cluster)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The configuration and munge's key.
+    fn write_configuration(&self, nodes: usize) {
+        let at = self.folder.path().display();
+        let hostname = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        let (hostname, net) = (hostname.trim(), self.net);
+        let mut text = format!(
+            "ClusterName=interop\nSlurmctldHost={hostname}(10.99.{net}.1)\nSlurmUser=root\nSlurmdUser=root\n\
+             AuthType=auth/munge\nAuthInfo=socket={at}/munge.socket\nCredType=cred/munge\n\
+             ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSwitchType=switch/none\nMpiDefault=none\n\
+             JobAcctGatherType=jobacct_gather/none\nAccountingStorageType=accounting_storage/none\n\
+             SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nSlurmdParameters=config_overrides\nReturnToService=2\n\
+             StateSaveLocation={at}/state\nSlurmdSpoolDir={at}/spool-%n\nMailProg=/bin/true\nSlurmctldPidFile={at}/slurmctld.pid\n\
+             SlurmdPidFile={at}/slurmd-%n.pid\nSlurmctldLogFile={at}/slurmctld.log\nSlurmdLogFile={at}/slurmd-%n.log\n"
+        );
+        for node in 1..=nodes {
+            text += &format!("NodeName=node{node} NodeHostname={hostname} NodeAddr=10.99.{net}.{node} CPUs=8\n");
+        }
+        text += "PartitionName=all Nodes=ALL Default=YES State=UP\n";
+        fs::write(self.path("slurm.conf"), text).unwrap();
+        // Nothing here uses control groups; found out by itself, their version would be missed where a namespace hides them.
+        fs::write(self.path("cgroup.conf"), "CgroupPlugin=cgroup/v1\n").unwrap();
+        fs::write(self.path("munge.key"), random_key()).unwrap();
+        fs::set_permissions(self.path("munge.key"), fs::Permissions::from_mode(0o600)).unwrap();
+        fs::create_dir(self.path("state")).unwrap();
+    }
+
+    /// Starts the daemons and waits until every node is idle.
+    fn start(&mut self, nodes: usize) -> Result<(), String> {
+        let mut munged = Command::new("munged");
+        munged.args(["--foreground", "--force"]);
+        for (option, file) in
+            [("key-file", "munge.key"), ("socket", "munge.socket"), ("pid-file", "munge.pid"), ("seed-file", "munge.seed")]
+        {
+            munged.arg(format!("--{option}={}", self.path(file).display()));
+        }
+        self.daemons.push(Peer::start(munged.arg(format!("--log-file={}", self.path("munge.log").display()))));
+        self.until("munge answers", |cluster| cluster.path("munge.socket").exists())?;
+        self.daemons.push(Peer::start(self.command(0, "slurmctld").args(["-D", "-c"])));
+        for node in 1..=nodes {
+            self.daemons.push(Peer::start(self.command(node - 1, "slurmd").args(["-D", "-c", "-N", &format!("node{node}")])));
+        }
+        self.until("all nodes are idle", |cluster| {
+            let output = cluster.command(0, "sinfo").args(["-h", "-N", "-o", "%T"]).output().unwrap();
+            String::from_utf8_lossy(&output.stdout).lines().filter(|line| *line == "idle").count() == nodes
+        })
+    }
+
+    /// Asks until it is so, or says what the daemons have to say.
+    fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) -> Result<(), String> {
+        let began = Instant::now();
+        while !is_so(self) {
+            if began.elapsed() > LONG / 4 {
+                let logs = fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().path());
+                let logs = logs.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
+                let said: String = logs.map(|log| fs::read_to_string(log).unwrap_or_default()).collect();
+                let last = said.lines().rfind(|line| line.contains("error:") || line.contains("fatal:")).unwrap_or_default();
+                return Err(format!("Slurm does not start: waited in vain until {what}; its last words: {last}"));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// A program on a node.
+    pub(crate) fn command(&self, host: usize, program: &str) -> Command {
+        let mut command = self.hosts.command(host, program);
+        command.env("SLURM_CONF", self.path("slurm.conf")).stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // The daemons of the nodes before the controller, and munge last.
+        while self.daemons.pop().is_some() {}
+    }
+}
+
+/// Whether a program is where programs are; daemons are not where users look.
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default();
+    path.split(':').chain(["/usr/sbin", "/sbin"]).any(|folder| std::path::Path::new(folder).join(program).exists())
+}
+
+/// A key for munge.
+fn random_key() -> [u8; 128] {
+    let mut bytes = [0; 128];
+    std::io::Read::read_exact(&mut fs::File::open("/dev/urandom").unwrap(), &mut bytes).unwrap();
+    bytes
+}
