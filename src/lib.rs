@@ -99,6 +99,7 @@ mod guide {
         gpu = "../docs/src/gpu.md";
         hangs = "../docs/src/hangs.md";
         index = "../docs/src/index.md";
+        interchange = "../docs/src/interchange.md";
         launchers = "../docs/src/launchers.md";
         messages = "../docs/src/messages.md";
         #[cfg(feature = "cuda")]

@@ -159,6 +159,8 @@ fn methods_and_variants_that_are_named_exist() {
         forms.iter().any(|form| sources.contains(form))
     };
     let types = [
+        "Options",
+        "DataParallel",
         "Communicator",
         "Config",
         "Builder",
@@ -187,7 +189,7 @@ fn methods_and_variants_that_are_named_exist() {
             for code in between(row.get(column).map_or("", String::as_str), "`", '`').into_iter().step_by(2) {
                 let name = code.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap();
                 let is_method = name.starts_with(|c: char| c.is_ascii_lowercase()) && code.starts_with(name) && name.len() > 3;
-                let ours = !["unsafe", "torchrun", "nccl", "collrun", "collperf", "root", "None", "Some", "serde"].contains(&name);
+                let ours = !["unsafe", "torchrun", "nccl", "collrun", "collperf", "root", "train", "None", "Some", "serde"].contains(&name);
                 assert!(!is_method || !ours || exists(name), "{page}: there is no {name}, in {row:?}");
             }
         }
@@ -207,8 +209,8 @@ fn page_rows(name: &str) -> Vec<Vec<String>> {
 fn flags_on_command_lines_exist() {
     let texts: Vec<_> = pages().into_values().chain([read("README.md")]).collect();
     let mut seen = 0;
-    for (program, file) in [("collrun", "src/bin/collrun/arguments.rs"), ("collperf", "src/bin/collperf/arguments.rs")] {
-        let arguments = read(file);
+    for program in ["collrun", "collperf"] {
+        let arguments = sources(&format!("src/bin/{program}"));
         let blocks = texts.iter().flat_map(|text| text.split("\n```sh\n").skip(1)).map(|block| block.split("\n```").next().unwrap());
         for line in blocks.flat_map(str::lines).filter_map(|line| line.split(&format!("{program} ")).nth(1)) {
             let words = line.split_whitespace().take_while(|word| *word != "--" && *word != "collperf" && !word.starts_with('#'));

@@ -358,6 +358,17 @@ impl Communicator {
     }
 
     /// A handle that any thread can use to end this communicator while a call is under way.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let mut comms = Communicator::local(2)?;
+    /// let (comm, abort) = (comms.remove(0), comms[0].abort_handle()); // of rank 1, which makes no call
+    /// let waiting = std::thread::spawn(move || comm.barrier().unwrap_err());
+    /// abort.abort();
+    /// drop(comms);
+    /// println!("{}", waiting.join().unwrap());
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         let shared = &self.core.shared;
