@@ -78,7 +78,7 @@ def ring():
                     canvas.line((x + 58, y + 37), (x + 78, y + 52), DARK[rank], width=1.4)
     for rank in range(4):
         canvas.text(24, 108 + rank * 54, f"rank {rank}", size=13, fill=DARK[rank], anchor="start", weight="600")
-    words = "rank 3 sends to rank 0 in the same way; a cell is the one block that its rank holds in that hop: b+c 1 is b1 + c1"
+    words = "rank 3 sends to rank 0 in the same way; a cell is the one block that its rank holds in that hop: b+c 0 is b0 + c0"
     canvas.text(360, 306, words, size=12, fill=FAINT)
     return canvas
 
