@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
 use crate::nccl_config::NcclConfig;
+use crate::observe::{Observer, TraceLog};
 use crate::proof::Secret;
 
 /// Which links the host plane may use.
@@ -57,14 +59,14 @@ impl FromStr for CheckDeviceCalls {
     }
 }
 
-/// Settings of a communicator. Every rank of a job must use the same, apart from the timeout, the limit, the flight recorder and what
-/// names its host.
+/// Settings of a communicator. Every rank of a job must use the same, apart from the timeout, the limit, the flight recorder, the observer,
+/// the trace and what names its host.
 ///
 /// What is left at its default is taken from the environment where a communicator is made: `COLLECTIVES_ALGORITHM`,
 /// `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`), `COLLECTIVES_REPRODUCIBLE` (`0` or `1`), `COLLECTIVES_HOST_IDENTITY`,
 /// `COLLECTIVES_LISTEN_ADDRESS`, `COLLECTIVES_TIMEOUT` (seconds), `COLLECTIVES_FLIGHT_RECORDER` (calls, `0` for none),
-/// `COLLECTIVES_FLIGHT_RECORDER_DIR` (a folder), `COLLECTIVES_STALL_WARNING` (seconds, `0` for never), and `COLLECTIVES_SECRET` or
-/// `COLLECTIVES_SECRET_FILE` ([`Secret::from_file`] says what file); for devices also `COLLECTIVES_NCCL_LIBRARY` (a file) and
+/// `COLLECTIVES_FLIGHT_RECORDER_DIR` (a folder), `COLLECTIVES_STALL_WARNING` (seconds, `0` for never), `COLLECTIVES_TRACE` (a folder),
+/// and `COLLECTIVES_SECRET` or `COLLECTIVES_SECRET_FILE` ([`Secret::from_file`] says what file); for devices also `COLLECTIVES_NCCL_LIBRARY` (a file) and
 /// `COLLECTIVES_CHECK_DEVICE_CALLS` (`0`: never, `1`: always, a larger number: the first so many).
 ///
 /// # What a rank costs
@@ -126,6 +128,17 @@ pub struct Config {
     /// After how long a call that waits for its peers is warned of through `tracing`, once, naming the call and who is missing; sooner
     /// where half of its timeout is less. Zero: never. Default: 30 seconds.
     pub stall_warning: Duration,
+    /// Who is told of every call when it has ended, in numbers; see [`observe`](crate::observe). Communicators that are made of this one
+    /// tell it too. Default: `None`.
+    pub observer: Option<Arc<dyn Observer>>,
+    /// Keeps the times of the last 131,072 calls, of this communicator and those that are made of it, for
+    /// [`write_trace`](crate::Communicator::write_trace). Costs about 0.2 µs a call, and up to 30 MiB. Default: off.
+    pub trace: bool,
+    /// The folder that those times are written to, as `trace-ID-rankR.json`, when the last of these communicators is gone; see
+    /// [`observe`](crate::observe). Default: `None`.
+    pub trace_dir: Option<PathBuf>,
+    /// The log of this rank, which communicators hand on to those that are made of them.
+    pub(crate) trace_log: Option<Arc<TraceLog>>,
     /// What every rank of the job, and whoever serves their store, has to know to be let in. Default: `None`, so nobody is asked.
     pub secret: Option<Secret>,
     /// What NCCL is told about the communicator. Default: nothing, so NCCL decides.
@@ -164,6 +177,10 @@ impl Default for Config {
             flight_recorder_calls: 1024,
             flight_recorder_dir: None,
             stall_warning: Duration::from_secs(30),
+            observer: None,
+            trace: false,
+            trace_dir: None,
+            trace_log: None,
             secret: None,
             #[cfg(feature = "cuda")]
             nccl: NcclConfig::default(),
@@ -211,6 +228,7 @@ impl Config {
                 calls_kept.ok_or_else(|| wrong("COLLECTIVES_FLIGHT_RECORDER", &calls, "a number of calls up to 16777216"))?;
         }
         self.flight_recorder_dir = self.flight_recorder_dir.or_else(|| read("COLLECTIVES_FLIGHT_RECORDER_DIR").map(PathBuf::from));
+        self.trace_dir = self.trace_dir.or_else(|| read("COLLECTIVES_TRACE").map(PathBuf::from));
         if self.stall_warning == default.stall_warning {
             self.stall_warning = seconds(read, "COLLECTIVES_STALL_WARNING")?.unwrap_or(self.stall_warning);
         }
@@ -286,6 +304,11 @@ impl NcclEnvironment {
         let multi_rank_gpu = environment("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value.trim() == "1");
         Self { multi_rank_gpu, host_id: environment("NCCL_HOSTID") }
     }
+}
+
+/// The library of a tool that wants NVTX ranges, as such tools name it to the processes that they start.
+pub(crate) fn nvtx_injection() -> Option<PathBuf> {
+    std::env::var_os("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 /// A variable that cannot be understood.

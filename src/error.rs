@@ -253,6 +253,19 @@ impl Error {
         }
     }
 
+    /// What went wrong in a word, as a label of counters. A communicator that had ended is `poisoned`, whatever ended it.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Self::Timeout { .. } => "timeout",
+            Self::PeerLost { .. } => "peer_lost",
+            Self::Mismatch { .. } | Self::Message { .. } => "mismatch",
+            Self::Aborted { .. } => "aborted",
+            Self::Poisoned { .. } => "poisoned",
+            Self::Unsupported { .. } => "unsupported",
+            _ => "error",
+        }
+    }
+
     /// Whether a deadline passed (also as the cause of poisoning).
     #[must_use]
     pub fn is_timeout(&self) -> bool {

@@ -6,12 +6,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Top-level modules, lowest first; modules of one row do not know each other, unless named in `BESIDE`.
-const LAYERS: [&[&str]; 9] = [
+const LAYERS: [&[&str]; 11] = [
     &["deadline", "error", "float8", "fork"],
     &["element", "proof"],
     &["buffer", "op"],
     &["call", "interchange", "nccl_config"],
-    &["config", "flight"],
+    &["flight"],
+    &["observe"],
+    &["config"],
     &["device", "host", "rendezvous"],
     &["communicator"],
     &["train"],

@@ -36,9 +36,9 @@ pub(crate) fn together<R: Send>(ranks: &mut [R], iterations: u64, call: impl Fn(
 }
 
 /// As [`together`], for calls that need more than their rank: `make` prepares it, on the rank's thread.
-pub(crate) fn together_with<'a, R: Send, C: FnMut(u64)>(ranks: &'a mut [R], iterations: u64, make: impl Fn(&'a R) -> C + Sync) -> Duration
+pub(crate) fn together_with<'a, R, C: FnMut(u64)>(ranks: &'a mut [R], iterations: u64, make: impl Fn(&'a R) -> C + Sync) -> Duration
 where
-    R: 'a,
+    R: Send + 'a,
 {
     let ready = Barrier::new(ranks.len());
     let (ready, make) = (&ready, &make);

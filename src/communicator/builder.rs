@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
+#[cfg(feature = "cuda")]
+use std::time::Instant;
 
 use super::Communicator;
 use super::bootstrap::{self, StoreExchange};
@@ -18,6 +20,7 @@ use crate::error::{Error, Peer, Result};
 use crate::host::plane::{Founding, HostPlane};
 #[cfg(feature = "cuda")]
 use crate::nccl_config::NcclConfig;
+use crate::observe::{LIFE, Observer};
 use crate::proof::Secret;
 use crate::rendezvous::{self, MemoryStore, PrefixStore, Rendezvous, Rendezvoused, Store};
 
@@ -79,6 +82,18 @@ impl Builder {
     /// The address on which this rank listens for peers of other hosts; see [`Config::listen_address`].
     pub fn listen_address(mut self, address: IpAddr) -> Self {
         self.config.listen_address = Some(address);
+        self
+    }
+
+    /// Who is told of every call when it has ended; see [`Config::observer`].
+    pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
+        self.config.observer = Some(Arc::new(observer));
+        self
+    }
+
+    /// Keeps the times of calls, for [`Communicator::write_trace`]; see [`Config::trace`].
+    pub fn trace(mut self, trace: bool) -> Self {
+        self.config.trace = trace;
         self
     }
 
@@ -211,7 +226,12 @@ impl Builder {
 fn with_device(comm: Communicator, request: Option<&Request>) -> Result<Communicator> {
     if let Some(request) = request {
         // Everyone is here: what late comers took of the deadline is not taken from NCCL.
+        let began = Instant::now();
         comm.attach_device(request, &Deadline::after(comm.timeout()))?;
+        if comm.device().is_some() {
+            let took_ms = began.elapsed().as_millis() as u64;
+            tracing::info!(target: LIFE, communicator = "world", rank = comm.rank(), took_ms, "the device plane is ready");
+        }
     }
     Ok(comm)
 }
@@ -279,8 +299,10 @@ pub(super) fn join(
         Origin::Shrunk { lineage, watches, .. } => (Door::none(), watches.then(|| lineage.watch())),
     };
     let mut exchange = StoreExchange::join(store, rank, world_size, deadline)?.watched(watch);
+    let met = deadline.elapsed();
     let founding = Founding { rank, world_size, config: &config, listen, door: door.address() };
     let (plane, connector) = HostPlane::establish(&mut exchange, &founding, deadline)?;
+    let (linked, wiring) = (deadline.elapsed(), plane.wiring());
     let (lineage, name) = match origin {
         Origin::Job => (Lineage::founded(door, plane.doors(), config.secret.clone()), "world".to_owned()),
         Origin::Shrunk { lineage, name, .. } => (lineage, name),
@@ -292,5 +314,8 @@ pub(super) fn join(
     comm.set_timeout(deadline.remaining());
     comm.barrier()?;
     comm.set_timeout(timeout);
+    let [met_ms, linked_ms, ready_ms] = [met, linked, deadline.elapsed()].map(|time| time.as_secs_f64() * 1e3);
+    let communicator = comm.core.shared.health.flight().name();
+    tracing::info!(target: LIFE, communicator, rank, world_size, wiring, met_ms, linked_ms, ready_ms, "ready");
     Ok(comm)
 }

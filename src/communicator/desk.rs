@@ -13,11 +13,12 @@ use super::work::{Drive, Finished, State};
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::{Error, Peer, Result};
-use crate::flight::Message;
+use crate::flight::{FlightPlane, Message};
 use crate::host::health::Health;
 use crate::host::notice::Stop;
 use crate::host::plane::MessageConnector;
 use crate::host::point_to_point::{Attempt, Envelope, MessageError, Messages, Outcome, Ticket};
+use crate::observe::{CallReport, Lane, Watch};
 
 /// Tags with this bit are the crate's own.
 pub(super) const INTERNAL_TAG: u64 = 1 << 63;
@@ -44,6 +45,15 @@ pub(super) struct Terms {
     pub(super) element_bytes: usize,
 }
 
+impl Terms {
+    /// The message as it is put on record.
+    #[inline]
+    fn recorded(&self, sends: bool, bytes: usize) -> Message {
+        let Terms { peer, tag, element, element_bytes } = *self;
+        Message { sends, peer, tag, count: (bytes / element_bytes) as u64, element }
+    }
+}
+
 /// A message that goes on in the background.
 struct Outstanding {
     ticket: Ticket,
@@ -51,6 +61,8 @@ struct Outstanding {
     number: u64,
     terms: Terms,
     sending: bool,
+    /// How many bytes.
+    moved: usize,
     deadline: Deadline,
     has_warned: bool,
     buffer: Box<dyn Kept>,
@@ -139,15 +151,21 @@ pub(super) enum Place {
 }
 
 impl Place {
+    #[inline]
+    fn bytes(&self) -> usize {
+        let (Place::Send { bytes, .. } | Place::Receive { bytes, .. }) = self;
+        *bytes
+    }
+
     /// The message as it is put on record.
     #[inline]
     fn recorded(&self, terms: &Terms) -> Message {
-        let (sends, bytes) = match *self {
-            Place::Send { bytes, .. } => (true, bytes),
-            Place::Receive { bytes, .. } => (false, bytes),
-        };
-        let Terms { peer, tag, element, element_bytes } = *terms;
-        Message { sends, peer, tag, count: (bytes / element_bytes) as u64, element }
+        terms.recorded(matches!(self, Place::Send { .. }), self.bytes())
+    }
+
+    /// The message, for those who listen.
+    fn report<'a>(&self, watch: &'a Watch, terms: &Terms) -> CallReport<'a> {
+        watch.message(&self.recorded(terms), FlightPlane::Host, self.bytes())
     }
 }
 
@@ -216,7 +234,11 @@ impl Desk {
     /// As [`Desk::transfer`].
     pub(super) unsafe fn transfer_one(&self, terms: &Terms, place: Place, limit: Duration) -> Result<Received> {
         // SAFETY: passed on.
-        let result = unsafe { self.transfer_one_or_fail(terms, place, limit) };
+        let transfer = || unsafe { self.transfer_one_or_fail(terms, place, limit) };
+        let result = match self.health.watch() {
+            None => transfer(),
+            Some(watch) => watch.around(place.report(watch, terms), Lane::Messages, transfer),
+        };
         result.inspect_err(|error| self.health.flight().after_error(error))
     }
 
@@ -286,8 +308,13 @@ impl Desk {
         limit: Duration,
         meanwhile: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Received>> {
+        let watched = self.health.watch().map(|watch| (watch, Instant::now()));
         // SAFETY: passed on.
         let result = unsafe { self.transfer_or_fail(messages, limit, meanwhile) };
+        if let Some((watch, began)) = watched {
+            let (elapsed, error) = (began.elapsed(), result.as_ref().err());
+            messages.iter().for_each(|(terms, place)| watch.ended(place.report(watch, terms), elapsed, error, Lane::Messages));
+        }
         result.inspect_err(|error| self.health.flight().after_error(error))
     }
 
@@ -404,7 +431,8 @@ impl Desk {
         let ticket = ticket.map_err(|stop| self.not_posted(number, &stop, &terms, sending, &deadline))?;
         let state = State::new();
         let has_warned = false;
-        inner.outstanding.push(Outstanding { ticket, number, terms, sending, deadline, has_warned, buffer, state: Arc::clone(&state) });
+        let (moved, kept) = (place.bytes(), Arc::clone(&state));
+        inner.outstanding.push(Outstanding { ticket, number, terms, sending, moved, deadline, has_warned, buffer, state: kept });
         self.advance(&mut inner);
         let left = !inner.outstanding.is_empty();
         drop(inner);
@@ -472,7 +500,8 @@ impl Desk {
                 },
             };
             inner.messages.cancel(*ticket);
-            let Outstanding { number, buffer, state, .. } = inner.outstanding.swap_remove(at);
+            let Outstanding { number, buffer, state, moved, terms, sending, deadline, .. } = inner.outstanding.swap_remove(at);
+            self.tell_of(&terms, sending, moved, &deadline, result.as_ref().err());
             match &result {
                 Ok(_) => self.health.flight().end_message(number),
                 Err(error) => {
@@ -481,6 +510,14 @@ impl Desk {
                 }
             }
             state.end(result.map(|received| Finished { buffer: buffer.release(), received: Some(received) }));
+        }
+    }
+
+    /// Tells those who listen of a background message that is over.
+    fn tell_of(&self, terms: &Terms, sending: bool, bytes: usize, deadline: &Deadline, error: Option<&Error>) {
+        if let Some(watch) = self.health.watch() {
+            let report = watch.message(&terms.recorded(sending, bytes), FlightPlane::Host, bytes);
+            watch.ended(report, deadline.elapsed(), error, Lane::Background);
         }
     }
 
@@ -511,11 +548,12 @@ impl Desk {
         }
         let _ = inner.messages.leave(&Deadline::after(Duration::from_secs(1)));
         inner.closed = true;
-        for Outstanding { ticket, number, terms, sending, state, .. } in std::mem::take(&mut inner.outstanding) {
+        for Outstanding { ticket, number, terms, sending, moved, deadline, state, .. } in std::mem::take(&mut inner.outstanding) {
             inner.messages.cancel(ticket);
             let by = self.peers[self.rank].clone();
             let error = Error::Aborted { doing: doing(&terms, sending), by };
             self.health.flight().fail_message(number, &error);
+            self.tell_of(&terms, sending, moved, &deadline, Some(&error));
             state.end(Err(error));
         }
         drop(inner);

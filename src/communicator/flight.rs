@@ -90,13 +90,12 @@ impl Shared {
             Some(Notice::Mismatch { .. } | Notice::Lost { .. } | Notice::TimedOut { .. } | Notice::Aborted { .. })
         );
         if let Some(error) = self.health.refusal(|| "dropping the communicator".to_owned(), &self.peers).filter(|_| by_trouble) {
-            self.health.flight().after_error(&error);
+            self.health.flight().write_after(&error);
         }
     }
 }
 
 /// What a recorder is told of its communicator.
 pub(super) fn about(plane: &HostPlane, name: String, timeout: Duration) -> About {
-    let wiring = plane.explain().lines().next().unwrap_or_default().trim_end_matches(':').to_owned();
-    About { id: About::id_of(plane.id()), name, rank: plane.rank(), peers: plane.peers(), wiring, timeout }
+    About { id: About::id_of(plane.id()), name, rank: plane.rank(), peers: plane.peers(), wiring: plane.wiring(), timeout }
 }

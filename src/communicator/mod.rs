@@ -25,6 +25,7 @@ mod shared;
 mod shrink;
 mod split;
 mod started;
+mod trace;
 mod variable;
 mod work;
 
@@ -43,6 +44,7 @@ use crate::error::{Error, Peer, Result};
 use crate::host::health::Health;
 use crate::host::notice::Notice;
 use crate::host::plane::{HostPlane, Job};
+use crate::observe::LIFE;
 
 #[cfg(feature = "cuda")]
 use cudarc::driver::CudaStream;
@@ -161,6 +163,9 @@ impl AbortHandle {
     /// rank, and later calls are refused. Where none is under way here, the peers hear of it when this rank makes its next call or
     /// drops the communicator. Idempotent.
     pub fn abort(&self) {
+        if self.health.notice().is_none() {
+            tracing::info!(target: LIFE, communicator = self.health.flight().name(), rank = self.rank, "aborted");
+        }
         self.health.end(Notice::Aborted { by: self.rank as u32 });
         if let Some(desk) = self.desk.upgrade() {
             desk.announce_end();
@@ -174,8 +179,9 @@ impl AbortHandle {
 
 impl Communicator {
     /// Wraps an established plane.
-    fn new(plane: HostPlane, desk: Desk, config: Config, listen: IpAddr, lineage: Lineage, name: String) -> Self {
+    fn new(plane: HostPlane, desk: Desk, mut config: Config, listen: IpAddr, lineage: Lineage, name: String) -> Self {
         let timeout = config.timeout;
+        plane.health().watched_by(trace::watch(&plane, &name, &mut config));
         plane.health().flight().introduce(flight::about(&plane, name, timeout));
         let shared = Shared {
             rank: plane.rank(),
@@ -396,6 +402,7 @@ impl Communicator {
     /// As [`Communicator::barrier`]. The communicator is gone either way.
     #[doc(alias("ncclCommFinalize", "destroy_process_group"))]
     pub fn close(self) -> Result<()> {
+        tracing::debug!(target: LIFE, communicator = self.core.shared.health.flight().name(), rank = self.rank(), "closing");
         #[cfg(feature = "cuda")]
         let device = self.close_device();
         let closed = self.barrier();
@@ -437,6 +444,7 @@ impl Drop for Core {
             // Its thread is the parent's.
             return std::mem::forget(worker);
         }
+        tracing::debug!(target: LIFE, communicator = self.shared.health.flight().name(), rank = self.shared.rank, "dropped");
         if let Some(worker) = worker {
             worker.stop(&self.shared);
         }

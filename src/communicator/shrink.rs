@@ -21,6 +21,7 @@ use super::meeting::{Knock, Lineage};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::host::notice::Notice;
+use crate::observe::LIFE;
 use crate::rendezvous::{PrefixStore, Store};
 
 /// How long one wait at the leader's store lasts before other doors are looked at.
@@ -83,6 +84,7 @@ impl Communicator {
         let health = &self.core.shared.health;
         let mut doubts: BTreeSet<usize> = health.late_ranks().into_iter().collect();
         let mut left = BTreeSet::new();
+        tracing::info!(target: LIFE, communicator = health.flight().name(), rank = self.rank(), "shrinking");
         match health.notice() {
             Some(Notice::TimedOut { missing, .. }) => drop(doubts.insert(*missing as usize)),
             Some(Notice::Lost { rank }) => drop(doubts.insert(*rank as usize)),

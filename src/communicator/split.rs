@@ -6,6 +6,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::bootstrap::Exchange;
 use crate::host::plane::Founding;
+use crate::observe::LIFE;
 
 /// What a rank says in a split: that it takes no part, or its colour and key.
 const NO_COLOR: u64 = u64::MAX;
@@ -172,7 +173,12 @@ impl Communicator {
         // NCCL's split wants every rank of the parent, whatever became of one child.
         #[cfg(feature = "cuda")]
         self.split_device(made.as_ref().ok().map(|comm| (comm, members[0] as u32)), &deadline)?;
-        made.map(Some)
+        let flight = self.core.shared.health.flight();
+        made.inspect(|comm| {
+            let child = comm.core.shared.health.flight().name();
+            tracing::debug!(target: LIFE, communicator = flight.name(), rank = self.rank(), child, world_size = members.len(), "split");
+        })
+        .map(Some)
     }
 
     /// A communicator of the same ranks with an order of calls of its own.

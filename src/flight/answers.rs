@@ -43,9 +43,25 @@ impl Flight {
         file::write(folder, about, reason, &self.records())
     }
 
-    /// Writes the records where a folder was asked for and this error calls for it; once for the end of a communicator.
+    /// Tells `tracing` of a call that failed. One that was refused, since the communicator had ended, is no news.
+    fn tell(&self, error: &Error) {
+        let (communicator, rank, result) = (self.name(), self.about.get().map(|about| about.rank), error.label());
+        if error.is_poisoned() {
+            tracing::debug!(target: "collectives::call", communicator, rank, result, %error, "a call was refused");
+        } else {
+            tracing::warn!(target: "collectives::call", communicator, rank, result, %error, "a call failed");
+        }
+    }
+
+    /// What follows on the failure of a call.
     #[cold]
     pub(crate) fn after_error(&self, error: &Error) {
+        self.tell(error);
+        self.write_after(error);
+    }
+
+    /// Writes the records where a folder was asked for and this error calls for it; once for the end of a communicator.
+    pub(crate) fn write_after(&self, error: &Error) {
         let Some(folder) = self.orders.folder.as_deref().filter(|_| self.is_on() && is_about_peers(error)) else { return };
         let was_written = std::mem::replace(&mut self.slowly().has_written, true);
         if was_written && error.is_poisoned() {

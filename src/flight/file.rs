@@ -20,10 +20,14 @@ const VERSION: u32 = 1;
 /// Writes the file of one rank and communicator, whole or not at all; where it is.
 pub(super) fn write(folder: &Path, about: &About, reason: &str, records: &[FlightRecord]) -> Result<PathBuf> {
     let name = format!("flight-{:016x}-rank{}.json", about.id, about.rank);
-    let path = folder.join(&name);
+    write_whole(folder, &name, &to_json(about, reason, records), "the flight record")
+}
+
+/// Writes `text`, which is `what`, as a file of a folder that need not be there, whole or not at all; where it is.
+pub(crate) fn write_whole(folder: &Path, name: &str, text: &str, what: &str) -> Result<PathBuf> {
+    let path = folder.join(name);
     // Of a name that no other writer has, thread or process: one that died may have left its own half written.
     let half = folder.join(format!(".{name}.{}.{:?}", std::process::id(), std::thread::current().id()));
-    let text = to_json(about, reason, records);
     let written = fs::create_dir_all(folder).and_then(|()| {
         let mut file = fs::File::create(&half)?;
         file.write_all(text.as_bytes())?;
@@ -31,7 +35,7 @@ pub(super) fn write(folder: &Path, about: &About, reason: &str, records: &[Fligh
     });
     if let Err(error) = written {
         let _ = fs::remove_file(&half);
-        return Err(Error::io(format!("writing the flight record {}", path.display()), error));
+        return Err(Error::io(format!("writing {what} {}", path.display()), error));
     }
     Ok(path)
 }

@@ -4,13 +4,13 @@ use std::fmt::{Display, Write};
 
 /// Text that is being written; commas come by themselves.
 #[derive(Debug, Default)]
-pub(super) struct Json {
+pub(crate) struct Json {
     text: String,
 }
 
 impl Json {
     /// What has been written.
-    pub(super) fn into_text(mut self) -> String {
+    pub(crate) fn into_text(mut self) -> String {
         self.text.push('\n');
         self.text
     }
@@ -22,14 +22,14 @@ impl Json {
     }
 
     /// A key of the object that is open; its value comes next.
-    pub(super) fn key(&mut self, name: &str) -> &mut Self {
+    pub(crate) fn key(&mut self, name: &str) -> &mut Self {
         self.text(name);
         self.text.push(':');
         self
     }
 
     /// A string.
-    pub(super) fn text(&mut self, value: &str) {
+    pub(crate) fn text(&mut self, value: &str) {
         self.separate();
         self.text.push('"');
         for char in value.chars() {
@@ -45,18 +45,18 @@ impl Json {
     }
 
     /// A number.
-    pub(super) fn number(&mut self, value: impl Display) {
+    pub(crate) fn number(&mut self, value: impl Display) {
         self.separate();
         let _ = write!(self.text, "{value}");
     }
 
     /// `true` or `false`.
-    pub(super) fn truth(&mut self, value: bool) {
+    pub(crate) fn truth(&mut self, value: bool) {
         self.number(value);
     }
 
     /// A number, or `null`.
-    pub(super) fn number_or_null(&mut self, value: Option<impl Display>) {
+    pub(crate) fn number_or_null(&mut self, value: Option<impl Display>) {
         match value {
             Some(value) => self.number(value),
             None => self.number("null"),
@@ -64,7 +64,7 @@ impl Json {
     }
 
     /// A string, or `null`.
-    pub(super) fn text_or_null(&mut self, value: Option<&str>) {
+    pub(crate) fn text_or_null(&mut self, value: Option<&str>) {
         match value {
             Some(value) => self.text(value),
             None => self.number("null"),
@@ -72,7 +72,7 @@ impl Json {
     }
 
     /// An object with what `inside` writes.
-    pub(super) fn object(&mut self, inside: impl FnOnce(&mut Self)) {
+    pub(crate) fn object(&mut self, inside: impl FnOnce(&mut Self)) {
         self.separate();
         self.text.push('{');
         inside(self);
@@ -80,7 +80,7 @@ impl Json {
     }
 
     /// An array of what `each` writes.
-    pub(super) fn array<T>(&mut self, items: impl IntoIterator<Item = T>, mut each: impl FnMut(&mut Self, T)) {
+    pub(crate) fn array<T>(&mut self, items: impl IntoIterator<Item = T>, mut each: impl FnMut(&mut Self, T)) {
         self.separate();
         self.text.push('[');
         for item in items {

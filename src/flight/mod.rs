@@ -30,6 +30,8 @@ use clock::Clock;
 use ring::{Ring, Stage};
 
 pub(crate) use about::About;
+pub(crate) use file::write_whole;
+pub(crate) use json::Json;
 pub(crate) use record::Message;
 pub use record::{FlightPlane, FlightRecord, FlightState};
 pub use signal::{write_flight_records, write_flight_records_on_sigusr1};

@@ -9,6 +9,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Peer};
 use crate::flight::Flight;
 use crate::fork::Process;
+use crate::observe::{self, Watch};
 
 /// Set once, when a communicator ends: by an error found here, by a peer's notice, or by `abort` from any thread.
 ///
@@ -16,11 +17,15 @@ use crate::fork::Process;
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     ended: AtomicBool,
+    /// Whether somebody wants to be told of calls, apart from `tracing`.
+    is_watched: AtomicBool,
     notice: OnceLock<Notice>,
     /// The first error that a call got from it.
     cause: OnceLock<Arc<Error>>,
     /// What this communicator's calls are recorded in.
     flight: Arc<Flight>,
+    /// Who listens.
+    watch: OnceLock<Watch>,
     /// Which process made it.
     process: Process,
 }
@@ -35,6 +40,20 @@ impl Health {
     #[inline]
     pub(crate) fn flight(&self) -> &Arc<Flight> {
         &self.flight
+    }
+
+    /// Says who listens, once.
+    pub(crate) fn watched_by(&self, watch: Watch) {
+        let is_wanted = watch.is_wanted();
+        if self.watch.set(watch).is_ok() {
+            self.is_watched.store(is_wanted, Ordering::Release);
+        }
+    }
+
+    /// Who is to be told of a call; `None`, after two loads, where nobody listens.
+    #[inline]
+    pub(crate) fn watch(&self) -> Option<&Watch> {
+        if self.is_watched.load(Ordering::Acquire) || observe::is_traced() { self.watch.get() } else { None }
     }
 
     /// Ends the communicator; the first notice wins.

@@ -78,7 +78,6 @@ fn checked_len(index: usize, parameter: &Parameter) -> Result<usize> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

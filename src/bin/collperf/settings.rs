@@ -48,6 +48,7 @@ pub(crate) struct Settings {
     pub(crate) json: Option<PathBuf>,
     pub(crate) csv: Option<Destination>,
     pub(crate) plot: Option<PathBuf>,
+    pub(crate) trace: Option<PathBuf>,
     /// The mean bus bandwidth to reach, in 10^9 bytes per second.
     pub(crate) least_busbw: Option<f64>,
     /// Combinations that cannot be, with the reasons; asked for by `all`, so no failure.
@@ -172,6 +173,7 @@ impl Settings {
             json: json(arguments.json.as_deref())?,
             csv: csv(arguments),
             plot: arguments.plot.clone(),
+            trace: arguments.trace.clone(),
             least_busbw: least_busbw.map(bandwidth).transpose()?,
             refused,
         })

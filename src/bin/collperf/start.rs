@@ -14,6 +14,7 @@ use crate::launch::{self, Job, Output, Store};
 use crate::report::say;
 use crate::run::run;
 use crate::settings::Settings;
+use crate::trace;
 
 /// Variables by which launchers tell a process its rank: torchrun and collrun, Open MPI, PMIx, PMI, Slurm, Kubernetes.
 const RANK_VARIABLES: [&str; 6] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"];
@@ -38,9 +39,7 @@ pub(crate) fn start(arguments: &Arguments) -> Result<u8, Failure> {
                 let size = comm.world_size();
                 say(&format!("-g {asked} has no effect: {variable} makes this process one of {size} ranks"));
             }
-            let code = run(&comm, &settings)?;
-            comm.close()?;
-            Ok(code)
+            finish(comm, &settings)
         }
         (None, kind) => {
             let ranks = ranks_here(&settings)?;
@@ -49,6 +48,16 @@ pub(crate) fn start(arguments: &Arguments) -> Result<u8, Failure> {
             if kind == RankKind::Thread { threads(&settings, ranks) } else { processes(ranks) }
         }
     }
+}
+
+/// Runs a rank to its end.
+fn finish(comm: Communicator, settings: &Settings) -> Result<u8, Failure> {
+    let code = run(&comm, settings)?;
+    if let Some(path) = &settings.trace {
+        trace::collect(&comm, path)?;
+    }
+    comm.close()?;
+    Ok(code)
 }
 
 /// How many ranks to start: as many as asked for, else one for each GPU.
@@ -69,7 +78,7 @@ fn builder(settings: &Settings) -> collectives::Builder {
     let builder = Communicator::builder();
     #[cfg(feature = "cuda")]
     let builder = with_device(builder.config(unchecked()), settings);
-    let builder = builder.transport(settings.transport.transport());
+    let builder = builder.transport(settings.transport.transport()).trace(settings.trace.is_some());
     match settings.timeout {
         Some(timeout) => builder.timeout(timeout),
         None => builder,
@@ -109,13 +118,7 @@ fn choose_device(builder: collectives::Builder, plane: Plane) -> collectives::Bu
 fn threads(settings: &Settings, ranks: usize) -> Result<u8, Failure> {
     let comms = builder(settings).local(ranks)?;
     let ended: Vec<Result<u8, Failure>> = thread::scope(|scope| {
-        let rank = |comm: Communicator| {
-            scope.spawn(move || {
-                let code = run(&comm, settings)?;
-                comm.close()?;
-                Ok(code)
-            })
-        };
+        let rank = |comm: Communicator| scope.spawn(move || finish(comm, settings));
         let ranks: Vec<_> = comms.into_iter().map(rank).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(Failure::internal("a rank panicked")))).collect()
     });

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
@@ -12,7 +13,8 @@ use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWri
 use crate::device::{self, DevicePlane};
 use crate::element::{DType, TypeTag};
 use crate::error::{Error, Result};
-use crate::flight::Message;
+use crate::flight::{FlightPlane, Message};
+use crate::observe::{Lane, Moved};
 
 /// The memory at this rank's end of a message.
 enum End<'a> {
@@ -100,16 +102,25 @@ pub(in super::super) fn untagged(call: &str, tag: u64) -> Result<()> {
 }
 
 impl Communicator {
-    /// Puts on record what was queued together, and how that went.
-    fn note_batch(&self, plane: &DevicePlane, jobs: &[device::Job], messages: &[device::Message], error: Option<&Error>) {
+    /// Puts on record what was queued together, and how that went, and tells those who listen.
+    fn note_batch(&self, plane: &DevicePlane, part: &Resolved<'_>, error: Option<&Error>, elapsed: Duration) {
         let (flight, lane) = (self.core.shared.health.flight(), plane.comm().last_lane());
-        for job in jobs {
+        let watch = self.core.shared.health.watch();
+        for job in &part.jobs {
             flight.note_device_call(&job.call, lane, error);
+            if let Some(watch) = watch {
+                let moved = Moved { bytes: job.source_len.max(job.destination_len), algorithm: "nccl" };
+                watch.ended(watch.call(&job.call, FlightPlane::Device, moved), elapsed, error, Lane::Device);
+            }
         }
-        for device::Message { peer, sends, bytes, .. } in messages {
+        for device::Message { peer, sends, bytes, .. } in &part.messages {
             // What they are made of is not known any more; bytes are what both ends must have alike.
             let (count, element) = (*bytes as u64, TypeTag::Scalar(DType::U8));
-            flight.note_device_message(&Message { sends: *sends, peer: Some(*peer), tag: 0, count, element }, lane, error);
+            let message = Message { sends: *sends, peer: Some(*peer), tag: 0, count, element };
+            flight.note_device_message(&message, lane, error);
+            if let Some(watch) = watch {
+                watch.ended(watch.message(&message, FlightPlane::Device, *bytes), elapsed, error, Lane::Device);
+            }
         }
         if let Some(error) = error {
             flight.after_error(error);
@@ -165,6 +176,7 @@ impl Communicator {
 
     /// Queues what was recorded on one or several communicators in one go.
     pub(in super::super) fn queue_batches(parts: &mut [(&Communicator, Batch<'_>)], hold: Hold) -> Result<()> {
+        let began = Instant::now();
         // One communicator's calls are in one order, on one stream at a time.
         let twice = |index: usize| parts[..index].iter().any(|(other, _)| Rc::ptr_eq(&other.core, &parts[index].0.core));
         if (1..parts.len()).any(twice) {
@@ -194,7 +206,7 @@ impl Communicator {
         let queued = unsafe { DevicePlane::enqueue_group(&ready, timeout) };
         drop(ready);
         for ((comm, part), (plane, _)) in comms.iter().zip(&resolved).zip(&admitted) {
-            comm.note_batch(plane, &part.jobs, &part.messages, queued.as_ref().err());
+            comm.note_batch(plane, part, queued.as_ref().err(), began.elapsed());
         }
         let mut parts = admitted.iter().zip(resolved);
         let released = parts.try_for_each(|((plane, stream), part)| Self::release(part.guards, plane, stream, "group"));

@@ -24,6 +24,8 @@ use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWri
 use crate::call::{Call, Layout};
 use crate::device::{self, DevicePlane};
 use crate::error::{Error, Result};
+use crate::flight::FlightPlane;
+use crate::observe::{Lane, Moved};
 use crate::op;
 
 pub use attach::{DeviceChoice, device_count};
@@ -190,8 +192,15 @@ impl Communicator {
         Err(Error::unsupported(job.call.to_string(), format!("not every rank can do it; {reason}")))
     }
 
-    /// Queues a checked call on the stream of this handle.
+    /// Queues a checked call on the stream of this handle, and tells those who listen.
     pub(super) fn queue(&self, call: DeviceCall<'_>, hold: Hold) -> Result<()> {
+        let Some(watch) = self.core.shared.health.watch() else { return self.queue_unwatched(call, hold) };
+        let moved = Moved { bytes: call.job.source_len.max(call.job.destination_len), algorithm: "nccl" };
+        let report = watch.call(&call.job.call, FlightPlane::Device, moved);
+        watch.around(report, Lane::Device, || self.queue_unwatched(call, hold))
+    }
+
+    fn queue_unwatched(&self, call: DeviceCall<'_>, hold: Hold) -> Result<()> {
         let kind = call.job.call.kind;
         let plane = self.plane(kind.name())?;
         let stream = self.device_stream(plane);

@@ -23,11 +23,13 @@ use std::sync::Arc;
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::error::{self, Error, Peer};
+use crate::flight::FlightPlane;
 use crate::host::engine::Engine;
 use crate::host::health::Health;
 use crate::host::notice::{Notice, Stop};
 use crate::host::scratch::Scratch;
 use crate::host::shm::{Group, Segment, Site};
+use crate::observe::{Lane, Moved};
 
 use flat::Chooser;
 use links::PlaneLinks;
@@ -115,6 +117,11 @@ impl HostPlane {
         }
     }
 
+    /// How its ranks reach each other, in a few words.
+    pub(crate) fn wiring(&self) -> String {
+        self.explain().lines().next().unwrap_or_default().trim_end_matches(':').to_owned()
+    }
+
     /// This rank's place on its host by identity, and how many ranks the host has.
     pub(crate) fn local(&self) -> (usize, usize) {
         self.local
@@ -135,6 +142,24 @@ impl HostPlane {
     /// Runs one collective.
     #[inline]
     pub(crate) fn run(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
+        if self.health.watch().is_some() { self.run_watched(job, deadline) } else { self.run_unwatched(job, deadline) }
+    }
+
+    /// Runs one collective while somebody listens.
+    #[cold]
+    #[inline(never)]
+    fn run_watched(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
+        let health = Arc::clone(&self.health);
+        let Some(watch) = health.watch() else { return self.run_unwatched(job, deadline) };
+        let unfinished = self.unfinished_barrier.filter(|_| job.call.kind == Kind::Barrier);
+        let call = Call { sequence: unfinished.unwrap_or(self.sequence), ..job.call };
+        let moved = Moved { bytes: job.memory.source_len.max(job.memory.destination_len), algorithm: self.algorithm(job) };
+        let report = watch.call(&call, FlightPlane::Host, moved);
+        watch.around(report, Lane::Collectives, || self.run_unwatched(job, deadline))
+    }
+
+    #[inline]
+    fn run_unwatched(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
         if let Some(refusal) = self.health.refusal(|| job.call.kind.name().to_owned(), &self.peers) {
             self.tell();
             return Err(refusal);

@@ -3,7 +3,8 @@
 use super::HostPlane;
 use super::fit::fit;
 use super::flat::Chooser;
-use crate::call::Kind;
+use super::job::Job;
+use crate::call::{Kind, Layout};
 use crate::host::plan::cost::LinkCost;
 use crate::host::shm::{Costs, Estimate, Task};
 
@@ -39,6 +40,27 @@ impl HostPlane {
             _ => return None,
         };
         Some(Model { ranks, route })
+    }
+
+    /// How a call is done, in a word.
+    pub(super) fn algorithm(&self, job: &Job) -> &'static str {
+        let bytes = match (job.call.kind, &job.layout) {
+            // Only the root has the whole vector.
+            (Kind::Gather | Kind::Scatter, Layout::Equal(block)) => block * self.peers.len(),
+            _ => job.memory.source_len.max(job.memory.destination_len),
+        };
+        let task = Task { kind: job.call.kind, bytes, element_bytes: job.element_bytes, in_place: job.in_place };
+        let known = match &self.group {
+            _ if self.peers.len() == 1 => return "copy",
+            Some(_) if self.topology.is_one_island() && job.is_too_large_to_share() => None,
+            Some(group) if self.topology.is_one_island() => {
+                let estimate = group.estimate();
+                estimate.predict(&task, &estimate.usual_costs())
+            }
+            _ if self.topology.is_scattered() => self.chooser.predict(&task, self.peers.len(), &self.chooser.cost()),
+            _ => return "hierarchical",
+        };
+        known.map_or("links", |(algorithm, _)| algorithm)
     }
 }
 

@@ -4,7 +4,7 @@ mod accuracy;
 mod axis;
 mod csv;
 mod json;
-mod plot;
+pub(crate) mod plot;
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};

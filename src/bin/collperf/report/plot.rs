@@ -23,17 +23,21 @@ const MOST_SERIES: usize = 30;
 const COLOURS: [&str; 10] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a4fa3", "#8c6d31", "#444444", "#b3003c"];
 
 /// One line in each panel.
-struct Series {
-    label: String,
-    in_place: bool,
-    points: Vec<Point>,
+#[derive(Debug)]
+pub(crate) struct Series {
+    pub(crate) label: String,
+    /// Series of the same number have the same colour.
+    pub(crate) colour: usize,
+    pub(crate) dashed: bool,
+    pub(crate) points: Vec<Point>,
 }
 
 /// One size of a series.
-struct Point {
-    bytes: f64,
-    time_us: f64,
-    busbw: f64,
+#[derive(Debug)]
+pub(crate) struct Point {
+    pub(crate) bytes: f64,
+    pub(crate) time_us: f64,
+    pub(crate) busbw: f64,
 }
 
 /// What of a point a panel shows.
@@ -41,9 +45,18 @@ type Value = fn(&Point) -> f64;
 
 /// Draws the rows.
 pub(super) fn draw(rows: &[Row], facts: &Facts, transport: &str) -> String {
-    let mut series = series(rows);
+    let (heading, below) = title(rows, facts, transport);
+    picture(&heading, &below, &series(rows))
+}
+
+/// Draws the results of two runs.
+pub(crate) fn compared(below: &str, series: &[Series]) -> String {
+    picture("two results", below, series)
+}
+
+fn picture(heading: &str, below: &str, series: &[Series]) -> String {
     let left_out = series.len().saturating_sub(MOST_SERIES);
-    series.truncate(MOST_SERIES);
+    let series = &series[..series.len() - left_out];
     let legend_lines = (series.len() + usize::from(left_out > 0)).div_ceil(LEGEND_COLUMNS);
     let height = LEGEND_TOP + LEGEND_LINE * legend_lines as f64 + 12.0;
     let mut svg = format!(
@@ -51,12 +64,13 @@ pub(super) fn draw(rows: &[Row], facts: &Facts, transport: &str) -> String {
          font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\" font-size=\"13\" fill=\"#222\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
-    title(&mut svg, rows, facts, transport);
+    let _ = writeln!(svg, "<text x=\"{}\" y=\"38\" font-size=\"22\" font-weight=\"bold\">{}</text>", PANEL_LEFT[0], escaped(heading));
+    let _ = writeln!(svg, "<text x=\"{}\" y=\"62\" fill=\"#555\">{}</text>", PANEL_LEFT[0], escaped(below));
     let panels: [(&str, Value); 2] = [("time per call (µs)", |point| point.time_us), ("bus bandwidth (GB/s)", |point| point.busbw)];
     for (left, (name, value)) in PANEL_LEFT.into_iter().zip(panels) {
-        panel(&mut svg, left, name, &series, value);
+        panel(&mut svg, left, name, series, value);
     }
-    legend(&mut svg, &series, left_out);
+    legend(&mut svg, series, left_out);
     svg + "</svg>\n"
 }
 
@@ -67,7 +81,7 @@ fn series(rows: &[Row]) -> Vec<Series> {
         for (half, in_place) in row.halves() {
             let label = label(row, in_place);
             let place = all.iter().position(|series| series.label == label).unwrap_or_else(|| {
-                all.push(Series { label, in_place, points: vec![] });
+                all.push(Series { label, colour: all.len(), dashed: in_place, points: vec![] });
                 all.len() - 1
             });
             all[place].points.push(Point { bytes: row.bytes as f64, time_us: half.time_us, busbw: half.busbw });
@@ -93,8 +107,8 @@ fn label(row: &Row, in_place: bool) -> String {
     if in_place { label + ", in place" } else { label }
 }
 
-/// What was measured, and on what.
-fn title(svg: &mut String, rows: &[Row], facts: &Facts, transport: &str) {
+/// What was measured, and on what, in two lines.
+fn title(rows: &[Row], facts: &Facts, transport: &str) -> (String, String) {
     let mut names: Vec<_> = rows.iter().map(|row| row.collective.name()).collect();
     names.dedup();
     let what = match names.as_slice() {
@@ -115,8 +129,7 @@ fn title(svg: &mut String, rows: &[Row], facts: &Facts, transport: &str) {
         env!("CARGO_PKG_VERSION"),
         facts.start_time
     );
-    let _ = writeln!(svg, "<text x=\"{}\" y=\"38\" font-size=\"22\" font-weight=\"bold\">{}</text>", PANEL_LEFT[0], escaped(&heading));
-    let _ = writeln!(svg, "<text x=\"{}\" y=\"62\" fill=\"#555\">{}</text>", PANEL_LEFT[0], escaped(&below));
+    (heading, below)
 }
 
 fn panel(svg: &mut String, left: f64, name: &str, series: &[Series], value: Value) {
@@ -149,35 +162,35 @@ fn panel(svg: &mut String, left: f64, name: &str, series: &[Series], value: Valu
     );
     let _ =
         writeln!(svg, "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" fill=\"#555\">size</text>", left + PANEL_WIDTH / 2.0, bottom + 42.0);
-    for (number, series) in series.iter().enumerate() {
+    for series in series {
         let places: Vec<_> = series
             .points
             .iter()
             .filter(|point| value(point) > 0.0 && value(point).is_finite())
             .map(|point| (across.place(point.bytes), up.place(value(point))))
             .collect();
-        line(svg, number, series.in_place, &places);
+        line(svg, series, &places);
     }
 }
 
-/// One series: a line through its points, dashed where it is in place.
-fn line(svg: &mut String, number: usize, in_place: bool, places: &[(f64, f64)]) {
-    let colour = COLOURS[number % COLOURS.len()];
+/// One series: a line through its points.
+fn line(svg: &mut String, series: &Series, places: &[(f64, f64)]) {
+    let colour = COLOURS[series.colour % COLOURS.len()];
     let points: Vec<_> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
     let _ = writeln!(
         svg,
         "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{}/>",
         points.join(" "),
-        dashes(in_place)
+        dashes(series.dashed)
     );
-    let fill = if in_place { "white" } else { colour };
+    let fill = if series.dashed { "white" } else { colour };
     for (x, y) in places {
         let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.2\" fill=\"{fill}\" stroke=\"{colour}\" stroke-width=\"1.5\"/>");
     }
 }
 
-fn dashes(in_place: bool) -> &'static str {
-    if in_place { " stroke-dasharray=\"7 4\"" } else { "" }
+fn dashes(dashed: bool) -> &'static str {
+    if dashed { " stroke-dasharray=\"7 4\"" } else { "" }
 }
 
 fn legend(svg: &mut String, series: &[Series], left_out: usize) {
@@ -187,7 +200,7 @@ fn legend(svg: &mut String, series: &[Series], left_out: usize) {
     };
     for (number, series) in series.iter().enumerate() {
         let (x, y) = spot(number);
-        line(svg, number, series.in_place, &[(x, y - 4.5), (x + 34.0, y - 4.5)]);
+        line(svg, series, &[(x, y - 4.5), (x + 34.0, y - 4.5)]);
         let _ = writeln!(svg, "<text x=\"{}\" y=\"{y}\">{}</text>", x + 46.0, escaped(&series.label));
     }
     if left_out > 0 {

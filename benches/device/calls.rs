@@ -1,0 +1,240 @@
+//! The cost of a call: this crate's forms, NCCL's own function, cudarc's NCCL, and graphs of them, in turns.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use collectives::{Communicator, DType, Device, DeviceChoice, RawBuffer, RawCall, RawDevice, ReduceOp};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DevicePtr};
+use cudarc::nccl;
+use nccl_sys::{Library, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
+
+use crate::{Outcome, Wish, median};
+
+/// Ways to call an all-reduce.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Way {
+    /// `Communicator::all_reduce` on cudarc's slices, whose events are kept.
+    Slice,
+    /// The same on a `RawDevice`.
+    Address,
+    /// `NcclCommunicator::call`.
+    Raw,
+    /// `ncclAllReduce` itself, on the same communicator.
+    Nccl,
+    /// cudarc's `Comm::all_reduce_in_place`, on a blocking communicator of its own.
+    Cudarc,
+    /// As `Address`, replayed from a graph of all calls.
+    Graph,
+    /// As `Nccl`, replayed from a graph of all calls.
+    NcclGraph,
+}
+
+const WAYS: [Way; 7] = [Way::Slice, Way::Address, Way::Raw, Way::Nccl, Way::Cudarc, Way::Graph, Way::NcclGraph];
+/// Floats in a call: 8 B, 1 KiB, 1 MiB.
+const COUNTS: [usize; 3] = [2, 256, 256 << 10];
+/// Calls in a row.
+const CALLS: usize = 200;
+
+/// Counts what each thread allocates.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is the system allocator's doing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Microseconds per call on the processor and in all, each the slowest rank's median, and allocations of a call on rank 0.
+pub(crate) fn all(wish: &Wish) -> Outcome<()> {
+    let made = Communicator::builder().require_device(DeviceChoice::Local).local(wish.ranks);
+    let comms = match made {
+        Ok(comms) => comms,
+        Err(error) => {
+            println!("# no calls between {} ranks: {error}", wish.ranks);
+            return Ok(());
+        }
+    };
+    println!("way,ranks,bytes,issue_us,time_us,allocations");
+    let ended: Vec<Outcome<()>> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || rank(&comm, wish.rounds))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err("a rank panicked".into()))).collect()
+    });
+    ended.into_iter().collect()
+}
+
+/// What each call took.
+#[derive(Clone, Default)]
+struct Times {
+    issue: Vec<f64>,
+    all: Vec<f64>,
+    allocations: usize,
+}
+
+/// One rank's part. Rank 0 prints.
+fn rank(comm: &Communicator, rounds: usize) -> Outcome<()> {
+    let device = comm.device().ok_or("the device is gone")?;
+    let cudarc = cudarc_communicator(comm, device)?;
+    if cudarc.is_none() && comm.rank() == 0 {
+        println!("# cudarc finds no libnccl.so of its own: its way is left out");
+    }
+    for count in COUNTS {
+        let mut bench =
+            Bench { comm, device, library: Library::open(None)?, cudarc: cudarc.as_ref(), slice: device.stream().alloc_zeros(count)? };
+        let ways: Vec<_> = WAYS.into_iter().filter(|way| *way != Way::Cudarc || cudarc.is_some()).collect();
+        let graphs: Vec<_> = ways.iter().map(|way| bench.graph(*way)).collect::<Outcome<_>>()?;
+        let mut times = vec![Times::default(); ways.len()];
+        for round in 0..=rounds {
+            for ((way, graph), times) in ways.iter().zip(&graphs).zip(&mut times) {
+                let (issued, ended, allocations) = bench.in_a_row(*way, graph.as_ref())?;
+                // The first round warms up.
+                if round > 0 {
+                    times.issue.push(issued);
+                    times.all.push(ended);
+                    times.allocations = allocations;
+                }
+            }
+        }
+        for (way, times) in ways.iter().zip(times) {
+            let mut worst = [median(times.issue), median(times.all)];
+            comm.all_reduce(&mut worst, ReduceOp::Max)?;
+            if comm.rank() == 0 {
+                let each = times.allocations as f64 / CALLS as f64;
+                println!("{way:?},{},{},{:.3},{:.3},{each:.2}", comm.world_size(), 4 * count, worst[0], worst[1]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// cudarc's own communicator of the same ranks, where it finds a `libnccl.so`: it panics where there is none.
+fn cudarc_communicator(comm: &Communicator, device: Device<'_>) -> Outcome<Option<nccl::Comm>> {
+    // SAFETY: opens and closes a library.
+    let mut here = [u8::from(unsafe { nccl::sys::is_culib_present() })];
+    comm.all_reduce(&mut here, ReduceOp::Min)?;
+    if here == [0] {
+        return Ok(None);
+    }
+    let failed = |error: nccl::result::NcclError| format!("cudarc's NCCL: {error:?}");
+    let mut bytes = [0_u8; 128];
+    if comm.rank() == 0 {
+        bytes = nccl::Id::new().map_err(failed)?.internal().map(|byte| byte as u8);
+    }
+    comm.broadcast(&mut bytes, 0)?;
+    let id = nccl::Id::uninit(bytes.map(|byte| byte as std::ffi::c_char));
+    Ok(Some(nccl::Comm::from_rank(device.stream().clone(), comm.rank(), comm.world_size(), id).map_err(failed)?))
+}
+
+struct Bench<'a> {
+    comm: &'a Communicator,
+    device: Device<'a>,
+    library: &'static Library,
+    cudarc: Option<&'a nccl::Comm>,
+    slice: CudaSlice<f32>,
+}
+
+impl Bench<'_> {
+    /// A graph of all calls, for the ways that replay one.
+    fn graph(&mut self, way: Way) -> Outcome<Option<CudaGraph>> {
+        let way = match way {
+            Way::Graph => Way::Address,
+            Way::NcclGraph => Way::Nccl,
+            _ => return Ok(None),
+        };
+        let stream = self.device.context().new_stream()?;
+        self.device.synchronize()?;
+        self.comm.barrier()?;
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        let queued = (0..CALLS).try_for_each(|_| self.call(way, &stream));
+        let graph = stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
+        queued?;
+        let graph = graph.ok_or("the calls leave nothing in the graph")?;
+        graph.upload()?;
+        stream.synchronize()?;
+        Ok(Some(graph))
+    }
+
+    /// Microseconds per call until the last is queued, and until it has ended; and what all of them allocated.
+    fn in_a_row(&mut self, way: Way, graph: Option<&CudaGraph>) -> Outcome<(f64, f64, usize)> {
+        let stream = self.device.stream().clone();
+        self.comm.barrier()?;
+        let allocated = ALLOCATIONS.get();
+        let began = Instant::now();
+        match graph {
+            Some(graph) => graph.launch()?,
+            None => (0..CALLS).try_for_each(|_| self.call(way, &stream))?,
+        }
+        let issued = began.elapsed();
+        let allocated = ALLOCATIONS.get() - allocated;
+        match graph {
+            Some(_) => self.device.context().synchronize()?,
+            None => self.device.synchronize()?,
+        }
+        let per_call = |time: Duration| time.as_secs_f64() * 1e6 / CALLS as f64;
+        Ok((per_call(issued), per_call(began.elapsed()), allocated))
+    }
+
+    fn call(&mut self, way: Way, stream: &Arc<CudaStream>) -> Outcome<()> {
+        let (address, count) = (self.slice.device_ptr(stream).0, self.slice.len());
+        match way {
+            Way::Slice => self.comm.all_reduce(&mut self.slice, ReduceOp::Sum)?,
+            Way::Address | Way::Graph => {
+                // SAFETY: the slice lives until the stream has been waited for.
+                let mut buffer = unsafe { RawDevice::<f32>::new(self.device.context(), address, count) };
+                self.comm.on(stream).all_reduce(&mut buffer, ReduceOp::Sum)?;
+            }
+            Way::Raw => {
+                let buffer = RawBuffer { address, count, dtype: DType::F32 };
+                // SAFETY: as above.
+                unsafe { self.device.raw().call(RawCall::AllReduce(ReduceOp::Sum), buffer, buffer, stream) }?;
+            }
+            Way::Nccl | Way::NcclGraph => {
+                // SAFETY: as above, and this thread alone uses the communicator.
+                unsafe { nccl_all_reduce(self.library, self.device.raw().nccl_handle(), address, count, stream) }?;
+            }
+            Way::Cudarc => {
+                let cudarc = self.cudarc.ok_or("cudarc has no communicator")?;
+                cudarc.all_reduce_in_place(&mut self.slice, &nccl::ReduceOp::Sum).map_err(|error| format!("cudarc's NCCL: {error:?}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// NCCL's own call, as a program without this crate would make it.
+///
+/// # Safety
+///
+/// The address is memory of the communicator's device, of so many floats, until the stream has done the call.
+unsafe fn nccl_all_reduce(library: &Library, comm: ncclComm_t, address: u64, count: usize, stream: &CudaStream) -> Outcome<()> {
+    let (pointer, queue) = (address as usize as *mut c_void, stream.cu_stream().cast());
+    // SAFETY: passed on.
+    let mut answer =
+        unsafe { library.ncclAllReduce(pointer, pointer, count, ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum, comm, queue) }?;
+    while answer == ncclResult_t::ncclInProgress {
+        // SAFETY: the communicator is alive, and the answer is a variable of ours.
+        let asked = unsafe { library.ncclCommGetAsyncError(comm, &mut answer) }?;
+        if asked != ncclResult_t::ncclSuccess {
+            answer = asked;
+        }
+    }
+    if answer == ncclResult_t::ncclSuccess { Ok(()) } else { Err(format!("ncclAllReduce: {answer:?}").into()) }
+}

@@ -1,0 +1,124 @@
+//! A network whose backward pass gives each layer's gradients as soon as they are there.
+
+use anyhow::Context as _;
+use burn::tensor::{Device, Int, Tensor, TensorData, activation};
+use training_common::uniform;
+
+/// Fully connected layers with tanh between them.
+pub struct Network {
+    layers: Vec<Layer>,
+    device: Device,
+}
+
+struct Layer {
+    /// Inputs × outputs.
+    weight: Tensor<2>,
+    bias: Tensor<1>,
+}
+
+impl Layer {
+    fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        input.matmul(self.weight.clone()) + self.bias.clone().unsqueeze()
+    }
+}
+
+/// A parameter, which the backward pass gives a gradient.
+fn leaf<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values, shape), device).require_grad()
+}
+
+/// The tensor's elements, row by row.
+fn elements<const D: usize>(tensor: &Tensor<D>) -> anyhow::Result<Vec<f32>> {
+    tensor.to_data().try_to_vec().map_err(|error| anyhow::anyhow!("a parameter that is not f32: {error:?}"))
+}
+
+impl Network {
+    /// Random weights; every seed gives others.
+    #[must_use]
+    pub fn new(sizes: &[(usize, usize)], seed: u64, device: &Device) -> Self {
+        let device = device.clone().autodiff();
+        let layer = |(index, &(inputs, outputs)): (usize, &(usize, usize))| {
+            let bound = (6.0 / (inputs + outputs) as f32).sqrt();
+            let weight = uniform(seed + index as u64, bound, inputs * outputs);
+            Layer { weight: leaf(weight, [inputs, outputs], &device), bias: leaf(vec![0.0; outputs], [outputs], &device) }
+        };
+        Self { layers: sizes.iter().enumerate().map(layer).collect(), device }
+    }
+
+    /// Weight, bias, weight, bias …
+    ///
+    /// # Errors
+    ///
+    /// Parameters that are not `f32`.
+    pub fn parameters(&self) -> anyhow::Result<Vec<Vec<f32>>> {
+        let of_layer = |layer: &Layer| [elements(&layer.weight), elements(&layer.bias)];
+        self.layers.iter().flat_map(of_layer).collect()
+    }
+
+    /// Puts other values in place of a parameter's: what `change` makes of them.
+    ///
+    /// # Errors
+    ///
+    /// Those of `change`.
+    pub fn change(&mut self, number: usize, change: impl FnOnce(&mut [f32]) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let layer = self.layers.get_mut(number / 2).context("a parameter of this network")?;
+        if number.is_multiple_of(2) {
+            changed(&mut layer.weight, &self.device, change)
+        } else {
+            changed(&mut layer.bias, &self.device, change)
+        }
+    }
+
+    /// One step's loss. `ready` gets each parameter's number and gradient while the gradients of the layers below are still to come.
+    ///
+    /// burn computes all gradients in one call, so each layer is a graph of its own, which ends in its input's gradient: that is what
+    /// the layer below begins with.
+    ///
+    /// # Errors
+    ///
+    /// Those of `ready`.
+    pub fn step(
+        &self,
+        points: Vec<f32>,
+        classes: Vec<u32>,
+        mut ready: impl FnMut(usize, &[f32]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<f32> {
+        let samples = classes.len();
+        let classes = Tensor::<2, Int>::from_data(TensorData::new(classes, [samples, 1]), &self.device);
+        let mut input = Tensor::<2>::from_data(TensorData::new(points, [samples, 2]), &self.device);
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        for (index, layer) in self.layers.iter().enumerate() {
+            inputs.push(input.detach().require_grad());
+            let output = layer.forward(inputs[index].clone());
+            let output = if index + 1 < self.layers.len() { output.tanh() } else { output };
+            input = output.clone();
+            outputs.push(output);
+        }
+        let scores = outputs.pop().context("a network has layers")?;
+        let loss = -activation::log_softmax(scores, 1).gather(1, classes).mean();
+        let mut end = loss.clone();
+        for (index, layer) in self.layers.iter().enumerate().rev() {
+            let mut gradients = end.backward();
+            let bias = layer.bias.grad_remove(&mut gradients).context("a bias without a gradient")?;
+            ready(2 * index + 1, &elements(&bias)?)?;
+            let weight = layer.weight.grad_remove(&mut gradients).context("a weight without a gradient")?;
+            ready(2 * index, &elements(&weight)?)?;
+            let slope = inputs[index].grad_remove(&mut gradients);
+            if let (Some(output), Some(slope)) = (outputs.pop(), slope) {
+                end = (output * Tensor::from_inner(slope)).sum();
+            }
+        }
+        elements(&loss).map(|loss| loss[0])
+    }
+}
+
+fn changed<const D: usize>(
+    parameter: &mut Tensor<D>,
+    device: &Device,
+    change: impl FnOnce(&mut [f32]) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut values = elements(parameter)?;
+    change(&mut values)?;
+    *parameter = leaf(values, parameter.dims(), device);
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! The training loop of one rank.
+
+use burn::tensor::Device;
+use collectives::train::DataParallel;
+use collectives::{Communicator, ReduceOp};
+use training_common::{Averaging, Options, Outcome, Report, Spirals};
+
+use crate::model::Network;
+
+/// Trains on this rank's share of every batch.
+///
+/// # Errors
+///
+/// Those of collectives.
+pub fn train(comm: &Communicator, options: &Options) -> anyhow::Result<Outcome> {
+    let share = options.share(comm)?;
+    let layers = options.layers();
+    // Every rank begins with other weights, and takes rank 0's.
+    let mut network = Network::new(&layers, 1 + 1000 * comm.rank() as u64, &Device::default());
+    for number in 0..2 * layers.len() {
+        network.change(number, |values| Ok(comm.broadcast(values, 0)?))?;
+    }
+    let mut step = match options.averaging {
+        Averaging::Buckets => {
+            let parameters = options.parameters(|inputs, outputs| [inputs, outputs]);
+            Step::Buckets(Box::new(DataParallel::new(comm, parameters, options.buckets())?))
+        }
+        Averaging::EachParameter => Step::EachParameter(comm),
+    };
+    let mut report = Report::new(comm, options);
+    for number in 0..options.steps {
+        let samples = Spirals::of(number, share.clone(), options.batch);
+        report.step(step.run(&mut network, samples, options.learning_rate as f32)?)?;
+    }
+    Ok(report.finish(network.parameters()?.concat()))
+}
+
+/// How the gradients of a step become the ranks' mean.
+enum Step<'comm> {
+    /// In buckets that start while the backward pass goes on.
+    Buckets(Box<DataParallel<'comm>>),
+    /// One call for each parameter, when the backward pass has ended.
+    EachParameter(&'comm Communicator),
+}
+
+impl Step<'_> {
+    /// One step of gradient descent; this rank's loss.
+    fn run(&mut self, network: &mut Network, samples: Spirals, rate: f32) -> anyhow::Result<f32> {
+        match self {
+            Self::Buckets(model) => {
+                let mut count = 0;
+                let loss = network.step(samples.points, samples.classes, |number, gradient| {
+                    count += 1;
+                    Ok(model.ready(number, gradient)?)
+                })?;
+                let means = model.finish()?;
+                for number in 0..count {
+                    let mean = means.gradient::<f32>(number)?;
+                    network.change(number, |values| Ok(descend(values, mean, rate)))?;
+                }
+                Ok(loss)
+            }
+            Self::EachParameter(comm) => {
+                let mut gradients = Vec::new();
+                let loss = network.step(samples.points, samples.classes, |number, gradient| {
+                    gradients.push((number, gradient.to_vec()));
+                    Ok(())
+                })?;
+                for (number, mut gradient) in gradients {
+                    comm.all_reduce(&mut gradient, ReduceOp::Avg)?;
+                    network.change(number, |values| Ok(descend(values, &gradient, rate)))?;
+                }
+                Ok(loss)
+            }
+        }
+    }
+}
+
+fn descend(values: &mut [f32], mean: &[f32], rate: f32) {
+    values.iter_mut().zip(mean).for_each(|(value, slope)| *value -= rate * slope);
+}

@@ -1,0 +1,66 @@
+//! A network whose backward pass gives each layer's gradients as soon as they are there.
+
+use candle_core::{Device, Result, Tensor, Var};
+use training_common::uniform;
+
+/// Fully connected layers with tanh between them.
+pub struct Network {
+    /// Weight (inputs × outputs) and bias of each layer.
+    layers: Vec<(Var, Var)>,
+}
+
+impl Network {
+    /// Random weights; every seed gives others.
+    ///
+    /// # Errors
+    ///
+    /// Those of candle.
+    pub fn new(sizes: &[(usize, usize)], seed: u64, device: &Device) -> Result<Self> {
+        let layer = |(index, &(inputs, outputs)): (usize, &(usize, usize))| {
+            let bound = (6.0 / (inputs + outputs) as f32).sqrt();
+            let weight = uniform(seed + index as u64, bound, inputs * outputs);
+            let weight = Var::from_vec(weight, (inputs, outputs), device)?;
+            Ok((weight, Var::zeros(outputs, candle_core::DType::F32, device)?))
+        };
+        sizes.iter().enumerate().map(layer).collect::<Result<_>>().map(|layers| Self { layers })
+    }
+
+    /// Weight, bias, weight, bias …
+    pub fn parameters(&self) -> impl Iterator<Item = &Var> {
+        self.layers.iter().flat_map(|(weight, bias)| [weight, bias])
+    }
+
+    /// One step's loss. `ready` gets each parameter's number and gradient while the gradients of the layers below are still to come.
+    ///
+    /// candle computes all gradients in one call, so each layer is a graph of its own, which ends in its input's gradient: that is
+    /// what the layer below begins with.
+    ///
+    /// # Errors
+    ///
+    /// Those of candle, and of `ready`.
+    pub fn step(&self, points: &Tensor, classes: &Tensor, mut ready: impl FnMut(usize, &Tensor) -> Result<()>) -> Result<f32> {
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        let mut input = points.clone();
+        for (index, (weight, bias)) in self.layers.iter().enumerate() {
+            inputs.push(Var::from_tensor(&input)?);
+            let output = inputs[index].matmul(weight)?.broadcast_add(bias)?;
+            let output = if index + 1 < self.layers.len() { output.tanh()? } else { output };
+            input = output.detach();
+            outputs.push(output);
+        }
+        let Some(scores) = outputs.pop() else { candle_core::bail!("a network has layers") };
+        let loss = candle_nn::loss::cross_entropy(&scores, classes)?;
+        let mut end = loss.clone();
+        for (index, (weight, bias)) in self.layers.iter().enumerate().rev() {
+            let mut gradients = end.backward()?;
+            for (number, parameter) in [(2 * index + 1, bias), (2 * index, weight)] {
+                let gradient = gradients.remove(parameter);
+                ready(number, &gradient.ok_or_else(|| candle_core::Error::msg("a parameter without a gradient"))?)?;
+            }
+            if let (Some(output), Some(slope)) = (outputs.pop(), gradients.remove(&inputs[index])) {
+                end = (output * slope)?.sum_all()?;
+            }
+        }
+        loss.to_scalar()
+    }
+}

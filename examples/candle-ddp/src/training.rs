@@ -1,0 +1,103 @@
+//! The training loop of one rank.
+
+use candle_core::{Device, Result, Tensor, Var};
+use collectives::train::DataParallel;
+use collectives::{Buffer, Communicator, ReduceOp};
+use training_common::{Averaging, Options, Outcome, Report, Spirals};
+
+use crate::collective::{Call, Read, on_memory_of};
+use crate::model::Network;
+
+/// Trains on this rank's share of every batch.
+///
+/// # Errors
+///
+/// Those of candle and of collectives.
+pub fn train(comm: &Communicator, options: &Options) -> anyhow::Result<Outcome> {
+    let share = options.share(comm)?;
+    let device = device_of(comm)?;
+    // Every rank begins with other weights, and takes rank 0's.
+    let network = Network::new(&options.layers(), 1 + 1000 * comm.rank() as u64, &device)?;
+    network.parameters().try_for_each(|parameter| parameter.inplace_op1(&Call::Broadcast(comm, 0)))?;
+    let mut step = match options.averaging {
+        Averaging::Buckets => Step::buckets(comm, options)?,
+        Averaging::EachParameter => Step::EachParameter(comm),
+    };
+    let mut report = Report::new(comm, options);
+    for number in 0..options.steps {
+        let samples = Spirals::of(number, share.clone(), options.batch);
+        let points = Tensor::from_slice(&samples.points, (samples.len(), 2), &device)?;
+        let classes = Tensor::from_slice(&samples.classes, samples.len(), &device)?;
+        report.step(step.run(&network, &points, &classes, options.learning_rate)?)?;
+    }
+    let parameters: Result<Vec<Vec<f32>>> = network.parameters().map(|parameter| parameter.flatten_all()?.to_vec1()).collect();
+    Ok(report.finish(parameters?.concat()))
+}
+
+/// The device that this rank's tensors live on: that of the communicator, if it has one.
+fn device_of(comm: &Communicator) -> Result<Device> {
+    #[cfg(feature = "cuda")]
+    if let Some(device) = comm.device() {
+        return Device::new_cuda(device.ordinal());
+    }
+    #[cfg(not(feature = "cuda"))]
+    let _ = comm;
+    Ok(Device::Cpu)
+}
+
+/// How the gradients of a step become the ranks' mean.
+enum Step<'comm> {
+    /// In buckets that start while the backward pass goes on.
+    Buckets(Box<DataParallel<'comm>>),
+    /// One call for each parameter, when the backward pass has ended.
+    EachParameter(&'comm Communicator),
+}
+
+/// Hands a gradient to its bucket.
+struct Ready<'a, 'comm>(&'a mut DataParallel<'comm>, usize);
+
+impl Read for Ready<'_, '_> {
+    fn read<B: Buffer<Element = f32> + ?Sized>(self, gradient: &B) -> collectives::Result<()> {
+        self.0.ready(self.1, gradient)
+    }
+}
+
+impl<'comm> Step<'comm> {
+    fn buckets(comm: &'comm Communicator, options: &Options) -> anyhow::Result<Self> {
+        let parameters = options.parameters(|inputs, outputs| [inputs, outputs]);
+        Ok(Self::Buckets(Box::new(DataParallel::new(comm, parameters, options.buckets())?)))
+    }
+
+    /// One step of gradient descent; this rank's loss.
+    fn run(&mut self, network: &Network, points: &Tensor, classes: &Tensor, rate: f64) -> anyhow::Result<f32> {
+        match self {
+            Self::Buckets(model) => {
+                let loss = network.step(points, classes, |number, gradient| on_memory_of(gradient, Ready(model, number)))?;
+                let means = model.finish()?;
+                for (number, parameter) in network.parameters().enumerate() {
+                    let mean = parameter.zeros_like()?;
+                    mean.inplace_op1(&Call::Mean(&means, number))?;
+                    descend(parameter, &mean, rate)?;
+                }
+                Ok(loss)
+            }
+            Self::EachParameter(comm) => {
+                let mut gradients = Vec::new();
+                let loss = network.step(points, classes, |number, gradient| {
+                    gradients.push((number, gradient.clone()));
+                    Ok(())
+                })?;
+                gradients.sort_by_key(|(number, _)| *number);
+                for (parameter, (_, gradient)) in network.parameters().zip(gradients) {
+                    gradient.inplace_op1(&Call::AllReduce(comm, ReduceOp::Avg))?;
+                    descend(parameter, &gradient, rate)?;
+                }
+                Ok(loss)
+            }
+        }
+    }
+}
+
+fn descend(parameter: &Var, mean: &Tensor, rate: f64) -> Result<()> {
+    parameter.set(&parameter.sub(&(mean * rate)?)?)
+}

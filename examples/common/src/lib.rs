@@ -1,0 +1,168 @@
+//! What the training examples share: their options, how ranks are started, a data set that is computed, and figures as they go.
+
+mod report;
+mod spirals;
+
+use std::num::NonZeroUsize;
+
+use anyhow::Context as _;
+use clap::{Parser, ValueEnum};
+use collectives::train::Parameter;
+use collectives::{Communicator, Transport};
+
+pub use report::{Outcome, Report, print_once};
+pub use spirals::Spirals;
+
+/// Trains a small network on two spirals, on one rank or many, and prints loss, samples per second and peak memory.
+#[derive(Debug, Clone, Parser)]
+pub struct Options {
+    /// Threads of this process that are ranks. Without it the process is one rank of its launcher's job: collrun, torchrun, mpirun
+    #[arg(long)]
+    pub ranks: Option<NonZeroUsize>,
+    /// Steps of training
+    #[arg(long, default_value_t = 200)]
+    pub steps: usize,
+    /// Samples of one step, on all ranks together
+    #[arg(long, default_value_t = 256)]
+    pub batch: usize,
+    /// Outputs of each hidden layer
+    #[arg(long, default_value_t = 32)]
+    pub width: usize,
+    /// Hidden layers
+    #[arg(long, default_value_t = 3)]
+    pub depth: usize,
+    /// How far each step goes
+    #[arg(long, default_value_t = 0.5)]
+    pub learning_rate: f64,
+    /// How gradients are averaged
+    #[arg(long, value_enum, default_value_t = Averaging::Buckets)]
+    pub averaging: Averaging,
+    /// The most bytes of a bucket
+    #[arg(long, default_value_t = 1 << 20)]
+    pub bucket_bytes: usize,
+    /// Print figures every so many steps; 0: at the end only
+    #[arg(long, default_value_t = 50)]
+    pub every: usize,
+    /// How the threads of `--ranks` talk
+    #[arg(long, value_enum, default_value_t = Over::Shm)]
+    pub transport: Over,
+}
+
+/// How gradients are averaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Averaging {
+    /// In buckets, each launched as soon as it is full, beside the rest of the backward pass.
+    Buckets,
+    /// One blocking call for each parameter, after the backward pass.
+    EachParameter,
+}
+
+/// How ranks talk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Over {
+    /// Shared memory.
+    Shm,
+    /// TCP, also inside one host.
+    Tcp,
+}
+
+impl Options {
+    /// The options as they are by default.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::parse_from(["example"])
+    }
+
+    /// Runs `train` on every rank of this process; what they return, in rank order.
+    ///
+    /// # Errors
+    ///
+    /// Those of `train`, and what keeps ranks from meeting.
+    pub fn run<R: Send>(&self, train: impl Fn(&Communicator) -> anyhow::Result<R> + Sync) -> anyhow::Result<Vec<R>> {
+        let Some(ranks) = self.ranks else {
+            let comm = Communicator::from_env().context("joining the launcher's job; or say --ranks N")?;
+            let result = train(&comm)?;
+            comm.close()?;
+            return Ok(vec![result]);
+        };
+        let transport = match self.transport {
+            Over::Shm => Transport::Auto,
+            Over::Tcp => Transport::Tcp,
+        };
+        let communicators = Communicator::builder().transport(transport).local(ranks.get())?;
+        std::thread::scope(|scope| {
+            let train = &train;
+            let rank = |comm: Communicator| scope.spawn(move || train(&comm).and_then(|result| Ok(comm.close().map(|()| result)?)));
+            let threads: Vec<_> = communicators.into_iter().map(rank).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a rank panicked")))).collect()
+        })
+    }
+
+    /// This rank's share of a step's samples: from, to.
+    ///
+    /// # Errors
+    ///
+    /// A batch that cannot be shared out equally: the mean of the ranks' means would not be the mean of all samples.
+    pub fn share(&self, comm: &Communicator) -> anyhow::Result<std::ops::Range<usize>> {
+        anyhow::ensure!(
+            self.batch.is_multiple_of(comm.world_size()),
+            "--batch {} is no multiple of {} ranks",
+            self.batch,
+            comm.world_size()
+        );
+        let each = self.batch / comm.world_size();
+        Ok(comm.rank() * each..(comm.rank() + 1) * each)
+    }
+
+    /// The sizes of the layers' inputs and outputs.
+    #[must_use]
+    pub fn layers(&self) -> Vec<(usize, usize)> {
+        let mut sizes = vec![2];
+        sizes.resize(self.depth + 1, self.width);
+        sizes.push(2);
+        sizes.windows(2).map(|pair| (pair[0], pair[1])).collect()
+    }
+
+    /// The parameters of those layers, as the buckets want to know them: weight, bias, weight, bias …
+    #[must_use]
+    pub fn parameters(&self, weight: impl Fn(usize, usize) -> [usize; 2]) -> Vec<Parameter> {
+        let of_layer = |(layer, &(inputs, outputs)): (usize, &(usize, usize))| {
+            let shape = weight(inputs, outputs);
+            [Parameter::new::<f32>(format!("{layer}.weight"), &shape), Parameter::new::<f32>(format!("{layer}.bias"), &[outputs])]
+        };
+        self.layers().iter().enumerate().flat_map(of_layer).collect()
+    }
+
+    /// How the buckets are made.
+    #[must_use]
+    pub fn buckets(&self) -> collectives::train::Options {
+        let first_bucket_bytes = self.bucket_bytes.min(collectives::train::Options::default().first_bucket_bytes);
+        collectives::train::Options { first_bucket_bytes, bucket_bytes: self.bucket_bytes, ..Default::default() }
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Numbers between -`bound` and `bound`, the same everywhere for the same seed (xorshift64*).
+#[must_use]
+pub fn uniform(seed: u64, bound: f32, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as f32 / (1 << 24) as f32
+    };
+    (0..count).map(|_| (2.0 * next() - 1.0) * bound).collect()
+}
+
+/// The largest difference between two runs' parameters.
+#[must_use]
+pub fn largest_difference(one: &[f32], other: &[f32]) -> f32 {
+    assert_eq!(one.len(), other.len(), "the runs have different networks");
+    one.iter().zip(other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}

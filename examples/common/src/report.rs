@@ -1,0 +1,79 @@
+//! Figures as training goes on.
+
+use std::time::Instant;
+
+use collectives::{Communicator, ReduceOp};
+
+use crate::Options;
+
+/// What a rank has at the end.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// All parameters, one behind the other.
+    pub parameters: Vec<f32>,
+    /// The loss of every step, over the samples of all ranks.
+    pub losses: Vec<f32>,
+    /// Samples per second, of all ranks together.
+    pub samples_per_second: f64,
+}
+
+/// Prints loss, speed and memory every few steps, on rank 0.
+pub struct Report<'a> {
+    comm: &'a Communicator,
+    options: &'a Options,
+    began: Instant,
+    losses: Vec<f32>,
+}
+
+impl<'a> Report<'a> {
+    /// Starts the clock.
+    #[must_use]
+    pub fn new(comm: &'a Communicator, options: &'a Options) -> Self {
+        Self { comm, options, began: Instant::now(), losses: Vec::with_capacity(options.steps) }
+    }
+
+    /// Notes a step with this rank's loss.
+    ///
+    /// # Errors
+    ///
+    /// Those of collectives.
+    pub fn step(&mut self, loss: f32) -> anyhow::Result<()> {
+        let mut mean = loss;
+        self.comm.all_reduce(&mut mean, ReduceOp::Avg)?;
+        self.losses.push(mean);
+        // No multiple of 0 comes.
+        if self.losses.len().is_multiple_of(self.options.every) && self.comm.rank() == 0 {
+            let (step, speed, memory) = (self.losses.len(), self.samples_per_second(), in_words(peak_memory()));
+            println!("step {step:5}  loss {mean:.5}  {speed:9.0} samples/s  peak memory {memory}");
+        }
+        Ok(())
+    }
+
+    fn samples_per_second(&self) -> f64 {
+        (self.losses.len() * self.options.batch) as f64 / self.began.elapsed().as_secs_f64()
+    }
+
+    /// The end of training.
+    #[must_use]
+    pub fn finish(self, parameters: Vec<f32>) -> Outcome {
+        Outcome { parameters, samples_per_second: self.samples_per_second(), losses: self.losses }
+    }
+}
+
+/// Prints what the first rank of this process has, if it is rank 0 of all.
+pub fn print_once(outcomes: &[Outcome], options: &Options, is_first: bool) {
+    let Some(outcome) = outcomes.first().filter(|_| is_first) else { return };
+    let (last, memory) = (outcome.losses.last().copied().unwrap_or(f32::NAN), in_words(peak_memory()));
+    let (averaging, speed, parameters) = (options.averaging, outcome.samples_per_second, outcome.parameters.len());
+    println!("{averaging:?}: {parameters} parameters, last loss {last:.6}, {speed:.0} samples/s, peak memory {memory}");
+}
+
+/// The most memory that this process ever had, in kB, where the system says so.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok())
+}
+
+fn in_words(kilobytes: Option<u64>) -> String {
+    kilobytes.map_or_else(|| "unknown".to_owned(), |kilobytes| format!("{:.1} MiB", kilobytes as f64 / 1024.0))
+}

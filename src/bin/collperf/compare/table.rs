@@ -1,0 +1,134 @@
+//! Two results side by side.
+
+use std::fmt::Write as _;
+
+use super::file::{Cell, Figures, Results, median};
+use crate::report::plot::{Point, Series};
+
+/// Two results, and what is in both.
+#[derive(Debug)]
+pub(super) struct Comparison {
+    a: Results,
+    b: Results,
+    /// By collective, op, type and root, then size.
+    both: Vec<(Cell, Figures, Figures)>,
+    only_a: Vec<Cell>,
+    only_b: Vec<Cell>,
+}
+
+impl Comparison {
+    pub(super) fn new(a: Results, b: Results) -> Self {
+        let find = |results: &Results, cell: &Cell| results.cells.iter().find(|(other, _)| other == cell).map(|(_, figures)| *figures);
+        let mut both: Vec<_> = a.cells.iter().filter_map(|(cell, of_a)| Some((cell.clone(), *of_a, find(&b, cell)?))).collect();
+        both.sort_by(|(one, ..), (other, ..)| one.cmp(other));
+        let missing = |from: &Results, other: &Results| {
+            let missing = from.cells.iter().filter(|(cell, _)| find(other, cell).is_none());
+            missing.map(|(cell, _)| cell.clone()).collect()
+        };
+        let (only_a, only_b) = (missing(&a, &b), missing(&b, &a));
+        Self { a, b, both, only_a, only_b }
+    }
+
+    /// Whether nothing can be compared.
+    pub(super) fn is_empty(&self) -> bool {
+        self.both.is_empty()
+    }
+
+    /// Whether a cell took more than `threshold` percent longer, or brought wrong elements.
+    pub(super) fn is_worse(&self, threshold: f64) -> bool {
+        self.both.iter().any(|(_, a, b)| is_slower(a, b, threshold) || b.wrong > 0)
+    }
+
+    /// Both files in a line.
+    pub(super) fn heading(&self) -> String {
+        format!("A: {} · B: {}", named(&self.a), named(&self.b))
+    }
+
+    /// Everything in words.
+    pub(super) fn text(&self, threshold: Option<f64>) -> String {
+        let mut text = format!("# A: {}\n# B: {}\n", named(&self.a), named(&self.b));
+        let mut line = String::new();
+        for (cell, a, b) in &self.both {
+            if cell.line() != line {
+                line = cell.line();
+                let _ = writeln!(text, "#\n# {line}\n{HEADER}");
+            }
+            let mark = match threshold {
+                _ if b.wrong > 0 => format!("  {} wrong elements in B", b.wrong),
+                Some(threshold) if is_slower(a, b, threshold) => format!("  over {threshold} %"),
+                _ => String::new(),
+            };
+            let _ = writeln!(text, "{}{mark}", row(cell, a, b));
+        }
+        for (cells, whose) in [(&self.only_a, "A"), (&self.only_b, "B")] {
+            if !cells.is_empty() {
+                let _ = writeln!(text, "#\n# Only in {whose}:");
+                text.extend(cells.iter().map(|cell| format!("#   {cell}\n")));
+            }
+        }
+        text + &self.summary(threshold)
+    }
+
+    fn summary(&self, threshold: Option<f64>) -> String {
+        let ratios: Vec<f64> = self.both.iter().map(|(_, a, b)| b.time_us / a.time_us).collect();
+        let (least, most) =
+            ratios.iter().fold((f64::INFINITY, 0.0), |(least, most), ratio| (f64::min(least, *ratio), f64::max(most, *ratio)));
+        let Some(middle) = median(ratios) else { return "#\n# No cell is in both.\n".to_owned() };
+        let mut text =
+            format!("#\n# {} cells in both; time B/A: median {middle:.3}, least {least:.3}, largest {most:.3}\n", self.both.len());
+        if let Some(threshold) = threshold {
+            let over = self.both.iter().filter(|(_, a, b)| is_slower(a, b, threshold)).count();
+            let _ = writeln!(text, "# {over} of them took over {threshold} % longer in B");
+        }
+        text
+    }
+
+    /// The lines of a picture: each of both results, in one colour.
+    pub(super) fn series(&self) -> Vec<Series> {
+        let mut lines: Vec<(String, [Series; 2])> = Vec::new();
+        for (cell, a, b) in self.both.iter().filter(|(cell, ..)| cell.bytes > 0) {
+            let line = cell.line();
+            let place = lines.iter().position(|(known, _)| *known == line).unwrap_or_else(|| {
+                let colour = lines.len();
+                let one = |whose: &str, dashed| Series { label: format!("{line}: {whose}"), colour, dashed, points: vec![] };
+                lines.push((line.clone(), [one("A", false), one("B", true)]));
+                colour
+            });
+            for (series, figures) in lines[place].1.iter_mut().zip([a, b]) {
+                series.points.push(Point { bytes: cell.bytes as f64, time_us: figures.time_us, busbw: figures.busbw });
+            }
+        }
+        lines.into_iter().flat_map(|(_, both)| both).collect()
+    }
+}
+
+const HEADER: &str = "#   size (B)     A (us)     B (us)    B/A    A p50 (us)  B p50 (us)    B/A    A busbw  B busbw (GB/s)";
+
+fn row(cell: &Cell, a: &Figures, b: &Figures) -> String {
+    let microseconds =
+        |time: Option<f64>, width: usize| time.map_or_else(|| format!("{:>width$}", "-"), |time| format!("{time:>width$.2}"));
+    let ratio = |a: Option<f64>, b: Option<f64>| match (a, b) {
+        (Some(a), Some(b)) if a > 0.0 => format!("{:.3}", b / a),
+        _ => "-".to_owned(),
+    };
+    format!(
+        "{:>12} {} {} {:>6}  {} {} {:>6} {:>10.3} {:>10.3}",
+        cell.bytes,
+        microseconds(Some(a.time_us), 10),
+        microseconds(Some(b.time_us), 10),
+        ratio(Some(a.time_us), Some(b.time_us)),
+        microseconds(a.p50_us, 12),
+        microseconds(b.p50_us, 11),
+        ratio(a.p50_us, b.p50_us),
+        a.busbw,
+        b.busbw
+    )
+}
+
+fn is_slower(a: &Figures, b: &Figures, threshold: f64) -> bool {
+    b.time_us > a.time_us * (1.0 + threshold / 100.0)
+}
+
+fn named(results: &Results) -> String {
+    results.start_time.as_ref().map_or_else(|| results.name.clone(), |time| format!("{} ({time})", results.name))
+}

@@ -1,0 +1,78 @@
+//! Results made by hand.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::report::plot::compared;
+
+fn row(size: u64, time: f64, wrong: u64) -> Value {
+    json!({
+        "size": size, "count": size / 4, "type": "float", "redop": "sum", "root": "-1",
+        "out_of_place": {"time": time, "alg_bw": 1.0, "bus_bw": 2.0, "nwrong": wrong},
+        "out_of_place_per_iter": {"p50_us": time / 2.0, "something new": 1},
+        "in_place": null, "actual_iterations": 20, "experiment_name": "all_reduce"
+    })
+}
+
+fn results(name: &str, rows: &[Value]) -> Results {
+    let document = json!({"version": 3, "start_time": "noon", "results": rows, "args": []});
+    Results::parse(name.to_owned(), document.to_string().as_bytes()).unwrap()
+}
+
+#[test]
+fn cells_of_both_are_compared_and_others_listed() {
+    let a = results("a.json", &[row(8, 1.0, 0), row(16, 2.0, 0), row(32, 3.0, 0)]);
+    let b = results("b.json", &[row(64, 1.0, 0), row(16, 2.5, 0), row(8, 0.5, 0)]);
+    let comparison = Comparison::new(a, b);
+    let text = comparison.text(Some(10.0));
+    for part in [
+        "# A: a.json (noon)\n",
+        "# all_reduce sum float\n",
+        "           8       1.00       0.50  0.500          0.50        0.25  0.500      2.000      2.000\n",
+        "          16       2.00       2.50  1.250          1.00        1.25  1.250      2.000      2.000  over 10 %\n",
+        "# Only in A:\n#   32 B all_reduce sum float\n",
+        "# Only in B:\n#   64 B all_reduce sum float\n",
+        "# 2 cells in both; time B/A: median 0.875, least 0.500, largest 1.250\n# 1 of them took over 10 % longer in B\n",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    assert!(comparison.is_worse(10.0) && comparison.is_worse(24.9) && !comparison.is_worse(25.0));
+    let picture = compared(&comparison.heading(), &comparison.series());
+    assert_eq!(picture.matches("<polyline").count(), 2 * 2 + 2, "two lines in two panels, and in the legend");
+    assert!(picture.contains(">all_reduce sum float: B<"));
+}
+
+#[test]
+fn of_repeated_cells_the_medians_count() {
+    let repeated = results("a.json", &[row(8, 9.0, 0), row(8, 1.0, 2), row(8, 2.0, 0)]);
+    assert_eq!(repeated.cells.len(), 1);
+    let figures = repeated.cells[0].1;
+    assert_eq!((figures.time_us, figures.p50_us, figures.wrong), (2.0, Some(1.0), 2));
+    let comparison = Comparison::new(results("b.json", &[row(8, 2.0, 0)]), repeated);
+    assert!(comparison.is_worse(100.0) && comparison.text(None).contains("2 wrong elements in B"));
+}
+
+#[test]
+fn nothing_in_common_is_said() {
+    let comparison = Comparison::new(results("a.json", &[]), results("b.json", &[row(8, 1.0, 0)]));
+    assert!(comparison.is_empty() && comparison.text(None).contains("No cell is in both"));
+}
+
+#[test]
+fn what_is_no_result_is_said_to_be_none() {
+    let mut timeless = row(8, 1.0, 0);
+    timeless["out_of_place"] = json!({"alg_bw": 1.0, "bus_bw": 1.0});
+    let timeless = json!({"version": 3, "results": [timeless]}).to_string();
+    for (text, reason) in [
+        ("", "not results that collperf wrote with -J"),
+        ("[1, 2]", "not results"),
+        (r#"{"version": 3}"#, "missing field `results`"),
+        (r#"{"version": 4, "results": []}"#, "version 4 of the format, and 3"),
+        (&timeless, "8 B all_reduce sum float: it has no time"),
+    ] {
+        let error = Results::parse("x".to_owned(), text.as_bytes()).unwrap_err();
+        assert!(error.contains(reason), "{error}");
+    }
+    assert!(percent("-1").is_err() && percent("x").is_err() && percent("nan").is_err());
+    assert_eq!(percent("5%"), Ok(5.0));
+}

@@ -1,0 +1,190 @@
+//! Traces of ranks in one file: those that were written to a folder, and those of the run that was measured.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use collectives::Communicator;
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+
+/// What a rank's trace says that it is, and the newest version that is understood.
+const FORMAT: &str = "collectives trace";
+const VERSION: u64 = 1;
+
+/// Makes one trace of those that ranks have written to a folder.
+///
+/// Ranks write there where COLLECTIVES_TRACE names it. Perfetto (ui.perfetto.dev) and chrome://tracing open the file.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "collperf trace", bin_name = "collperf trace", max_term_width = 110)]
+pub(crate) struct Arguments {
+    /// Where the ranks' files are
+    folder: PathBuf,
+    /// The file to write
+    #[arg(short = 'o', long = "output", value_name = "FILE", default_value = "trace.json")]
+    output: PathBuf,
+}
+
+/// Reads the files of a folder, and writes one.
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    let (traces, skipped) = read_all(&arguments.folder)?;
+    let skipped: String = skipped.iter().map(|(path, reason)| format!("skipped {}: {reason}\n", path.display())).collect();
+    if traces.is_empty() {
+        return Err(Failure::internal(format!("{skipped}{}: no traces there", arguments.folder.display())));
+    }
+    print!("{skipped}");
+    let count = traces.len();
+    write(&arguments.output, traces)?;
+    println!("{}: {count} rank{}", arguments.output.display(), if count == 1 { "" } else { "s" });
+    Ok(0)
+}
+
+/// Brings what every rank's calls took to rank 0, which writes it. Every rank calls it.
+pub(crate) fn collect(comm: &Communicator, path: &Path) -> Result<(), Failure> {
+    let mine = comm.trace_json().into_bytes();
+    let mut lengths = vec![0_u64; comm.world_size()];
+    comm.all_gather_into(&(mine.len() as u64), &mut lengths)?;
+    if comm.rank() != 0 {
+        comm.send(&mine, 0)?;
+        return Ok(());
+    }
+    let mut traces = vec![parse(&mine).map_err(Failure::internal)?];
+    for (rank, length) in lengths.iter().enumerate().skip(1) {
+        let mut theirs = vec![0_u8; *length as usize];
+        comm.recv(&mut theirs, rank)?;
+        traces.push(parse(&theirs).map_err(Failure::internal)?);
+    }
+    write(path, traces)
+}
+
+/// A file that is no trace, and why.
+type Skipped = (PathBuf, String);
+
+fn read_all(folder: &Path) -> Result<(Vec<Value>, Vec<Skipped>), Failure> {
+    let failed = |error| Failure::io(format!("reading {}", folder.display()), &error);
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let is_trace = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("trace-"));
+        if is_trace && path.extension().is_some_and(|extension| extension == "json") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    let (mut traces, mut skipped) = (Vec::new(), Vec::new());
+    for path in paths {
+        match fs::read(&path).map_err(|error| error.to_string()).and_then(|text| parse(&text)) {
+            Ok(trace) => traces.push(trace),
+            Err(reason) => skipped.push((path, reason)),
+        }
+    }
+    Ok((traces, skipped))
+}
+
+/// One rank's trace, or why it is none.
+fn parse(text: &[u8]) -> Result<Value, String> {
+    let trace: Value = serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}"))?;
+    let about = &trace["otherData"];
+    match about["version"].as_u64() {
+        _ if about["format"] != FORMAT => Err(format!("it does not say that it is a {FORMAT:?}")),
+        Some(version) if version <= VERSION => {
+            let is_whole = about["base_time_ns"].is_u64() && about["rank"].is_u64() && trace["traceEvents"].is_array();
+            if is_whole { Ok(trace) } else { Err("it lacks its time, its rank or its events".to_owned()) }
+        }
+        version => Err(format!("it has version {version:?} of the format, and {VERSION} is understood")),
+    }
+}
+
+/// Puts the events of all traces in one file, at their times since the first of them began.
+fn write(path: &Path, traces: Vec<Value>) -> Result<(), Failure> {
+    let text = merged(traces).to_string();
+    fs::write(path, text).map_err(|error| Failure::io(format!("writing {}", path.display()), &error))
+}
+
+/// Jobs that ran one after another have the same ranks: each job's have numbers of their own.
+fn merged(traces: Vec<Value>) -> Value {
+    let base = |trace: &Value| trace["otherData"]["base_time_ns"].as_u64().unwrap_or_default();
+    let first = traces.iter().map(base).min().unwrap_or_default();
+    let mut jobs: Vec<(String, u64)> = Vec::new();
+    let (mut events, mut dropped, mut above) = (Vec::new(), 0, 0);
+    for mut trace in traces {
+        let about = &trace["otherData"];
+        let id = about["pg_id"].as_str().unwrap_or_default().to_owned();
+        let shift = (base(&trace) - first) as f64 / 1e3;
+        dropped += about["dropped"].as_u64().unwrap_or_default();
+        let ranks = about["world_size"].as_u64().unwrap_or(1).max(about["rank"].as_u64().unwrap_or_default() + 1);
+        let from = match jobs.iter().find(|(job, _)| *job == id) {
+            Some((_, from)) => *from,
+            None => {
+                jobs.push((id, above));
+                above += ranks;
+                above - ranks
+            }
+        };
+        let Value::Array(theirs) = trace["traceEvents"].take() else { continue };
+        events.extend(theirs.into_iter().map(|event| moved(event, shift, from)));
+    }
+    // Viewers want no order, people and tests do; names come first.
+    events.sort_by(|a, b| a["ts"].as_f64().unwrap_or(-1.0).total_cmp(&b["ts"].as_f64().unwrap_or(-1.0)));
+    json!({
+        "displayTimeUnit": "ns",
+        "otherData": {"format": FORMAT, "version": VERSION, "base_time_ns": first, "dropped": dropped, "jobs": jobs.len()},
+        "traceEvents": events,
+    })
+}
+
+/// An event, later by so many microseconds, of a process that is counted from `from`.
+fn moved(mut event: Value, shift: f64, from: u64) -> Value {
+    if let Some(at) = event["ts"].as_f64() {
+        // To the nanosecond, as it came.
+        event["ts"] = json!(((at + shift) * 1e3).round() / 1e3);
+    }
+    if let Some(process) = event["pid"].as_u64() {
+        event["pid"] = json!(process + from);
+        if let Some(id) = event["id"].as_u64() {
+            event["id"] = json!(format!("{}.{id}", process + from));
+        }
+    }
+    event
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(job: &str, rank: u64, base: u64, times: &[f64]) -> Value {
+        let events: Vec<Value> =
+            times.iter().map(|at| json!({"ph": "X", "name": "barrier", "pid": rank, "tid": 1, "ts": at, "dur": 1.0})).collect();
+        let about =
+            json!({"format": FORMAT, "version": 1, "base_time_ns": base, "rank": rank, "world_size": 2, "pg_id": job, "dropped": 3});
+        json!({"otherData": about, "traceEvents": events})
+    }
+
+    #[test]
+    fn clocks_are_put_in_line_and_jobs_apart() {
+        let traces = vec![
+            trace("a", 1, 1_700_000_000_000_002_500, &[1.0, 7.125]),
+            trace("a", 0, 1_700_000_000_000_000_000, &[2.0]),
+            trace("b", 1, 1_700_000_000_000_001_000, &[0.0]),
+        ];
+        let all = merged(traces);
+        let events = all["traceEvents"].as_array().unwrap();
+        let seen: Vec<_> = events.iter().map(|event| (event["ts"].as_f64().unwrap(), event["pid"].as_u64().unwrap())).collect();
+        assert_eq!(seen, [(1.0, 3), (2.0, 0), (3.5, 1), (9.625, 1)]);
+        assert_eq!((&all["otherData"]["dropped"], &all["otherData"]["jobs"]), (&json!(9), &json!(2)));
+    }
+
+    #[test]
+    fn what_is_no_trace_is_said_to_be_none() {
+        for (text, reason) in [
+            ("{", "not JSON"),
+            ("[]", "does not say"),
+            (r#"{"otherData": {"format": "collectives trace", "version": 2}}"#, "version Some(2)"),
+            (r#"{"otherData": {"format": "collectives trace", "version": 1}}"#, "lacks"),
+        ] {
+            let error = parse(text.as_bytes()).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! What calls took, kept to be written as a file of Chrome's Trace Event Format.
+//!
+//! One log for each rank of a job: communicators that are made of others write into theirs, in lanes of their own. Times in it are of the
+//! monotonic clock, and since one look at both clocks at its beginning, so that logs of several ranks can be laid side by side.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::report::CallReport;
+use super::watch::Lane;
+use crate::error::{Peer, Result};
+use crate::flight::{FlightPlane, FlightRecord, FlightState, Json, write_whole};
+use crate::fork::Process;
+
+/// How many calls are kept; of more, the last ones. 30 MiB, about.
+const MOST_EVENTS: usize = 1 << 17;
+
+/// What the files say that they are.
+const FORMAT: &str = "collectives trace";
+const VERSION: u32 = 1;
+
+/// The lanes of one communicator, of which the last is for background messages' own lines.
+const LANES: [(Lane, &str); 4] =
+    [(Lane::Collectives, "collectives"), (Lane::Messages, "messages"), (Lane::Device, "device"), (Lane::Background, "background")];
+
+/// One call.
+#[derive(Debug, Clone)]
+struct Event {
+    /// Since the log began.
+    start_ns: u64,
+    /// `None` where nobody looked when it was over.
+    duration_ns: Option<u64>,
+    communicator: u32,
+    lane: Lane,
+    kind: &'static str,
+    sequence: Option<u64>,
+    op: Option<Cow<'static, str>>,
+    element: Cow<'static, str>,
+    count: u64,
+    bytes: Option<u64>,
+    root: Option<usize>,
+    peer: Option<usize>,
+    tag: Option<u64>,
+    algorithm: &'static str,
+    error: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    events: VecDeque<Event>,
+    dropped: u64,
+    communicators: Vec<String>,
+}
+
+/// The log of one rank.
+#[derive(Debug)]
+pub(crate) struct TraceLog {
+    /// The first communicator's, which names the file.
+    id: u64,
+    rank: usize,
+    world_size: usize,
+    me: Peer,
+    began: Instant,
+    /// The same moment, since 1970.
+    began_ns: u64,
+    folder: Option<PathBuf>,
+    /// The process that keeps it: one that was forked from it writes nothing.
+    process: Process,
+    kept: Mutex<Kept>,
+}
+
+impl TraceLog {
+    /// Begins one, to be written to `folder` in the end.
+    pub(crate) fn new(id: u64, (rank, world_size): (usize, usize), me: Peer, folder: Option<PathBuf>) -> Self {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (began, began_ns) = (Instant::now(), nanoseconds(since_1970));
+        Self { id, rank, world_size, me, began, began_ns, folder, process: Process::this(), kept: Mutex::default() }
+    }
+
+    /// What a flight recorder knows, as a log of its own: times to the extent that it took them.
+    pub(crate) fn of_records(id: u64, ranks: (usize, usize), me: Peer, name: &str, records: &[FlightRecord]) -> Self {
+        let mut log = Self::new(id, ranks, me, None);
+        log.began_ns = records.iter().filter_map(|record| record.started_ns).min().unwrap_or(log.began_ns);
+        let communicator = log.admit(name);
+        let events = records.iter().filter_map(|record| Event::of_record(record, communicator, log.began_ns));
+        log.kept().events.extend(events);
+        log
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in another communicator; its number.
+    pub(crate) fn admit(&self, name: &str) -> u32 {
+        let mut kept = self.kept();
+        kept.communicators.push(name.to_owned());
+        kept.communicators.len() as u32 - 1
+    }
+
+    /// Adds a call that has ended.
+    pub(crate) fn add(&self, communicator: u32, lane: Lane, began: Instant, report: &CallReport<'_>) {
+        let start_ns = nanoseconds(began.saturating_duration_since(self.began));
+        let event = Event::of_report(report, communicator, lane, start_ns);
+        let mut kept = self.kept();
+        if kept.events.len() == MOST_EVENTS {
+            kept.events.pop_front();
+            kept.dropped += 1;
+        }
+        kept.events.push_back(event);
+    }
+
+    /// Writes it into a folder, whole or not at all; the file.
+    pub(crate) fn write(&self, folder: &Path) -> Result<PathBuf> {
+        let name = format!("trace-{:016x}-rank{}.json", self.id, self.rank);
+        write_whole(folder, &name, &self.to_json(), "the trace")
+    }
+
+    /// The file's text.
+    pub(crate) fn to_json(&self) -> String {
+        let kept = self.kept();
+        let mut json = Json::default();
+        json.object(|json| {
+            json.key("displayTimeUnit").text("ns");
+            json.key("otherData").object(|json| {
+                json.key("format").text(FORMAT);
+                json.key("version").number(VERSION);
+                json.key("base_time_ns").number(self.began_ns);
+                json.key("rank").number(self.rank);
+                json.key("world_size").number(self.world_size);
+                json.key("host_name").text(&self.me.host);
+                json.key("pid").number(self.me.pid);
+                json.key("pg_id").text(&format!("{:016x}", self.id));
+                json.key("dropped").number(kept.dropped);
+            });
+            let names = self.names(&kept).into_iter().map(Line::Name);
+            let events = (0..).zip(&kept.events).map(|(number, event)| Line::Call(number, event));
+            json.key("traceEvents").array(names.chain(events), |json, line| self.line(json, &line));
+        });
+        json.into_text()
+    }
+
+    /// What the rank and its lanes are called, and in which order they stand.
+    fn names(&self, kept: &Kept) -> Vec<Name> {
+        let Peer { host, pid, .. } = &self.me;
+        let process = |what, value| Name { what, thread: 0, value };
+        let mut names = vec![
+            process("process_name", Value::Text(format!("rank {} ({host}, pid {pid})", self.rank))),
+            process("process_sort_index", Value::Number(self.rank)),
+        ];
+        for (communicator, name) in (0..).zip(&kept.communicators) {
+            for (lane, what) in LANES {
+                let thread = thread(communicator, lane);
+                if kept.events.iter().any(|event| (event.communicator, event.lane) == (communicator, lane)) {
+                    names.push(Name { what: "thread_name", thread, value: Value::Text(format!("{name}: {what}")) });
+                    names.push(Name { what: "thread_sort_index", thread, value: Value::Number(thread as usize) });
+                }
+            }
+        }
+        names
+    }
+
+    fn line(&self, json: &mut Json, line: &Line<'_>) {
+        match line {
+            Line::Name(Name { what, thread, value }) => json.object(|json| {
+                json.key("ph").text("M");
+                json.key("name").text(what);
+                json.key("pid").number(self.rank);
+                json.key("tid").number(thread);
+                json.key("args").object(|json| match value {
+                    Value::Text(text) => json.key("name").text(text),
+                    Value::Number(number) => json.key("sort_index").number(number),
+                });
+            }),
+            Line::Call(_, event @ Event { duration_ns: None, .. }) => self.event(json, event, "i", event.start_ns, |json| {
+                json.key("s").text("t");
+                json.key("args").object(|json| event.arguments(json));
+            }),
+            Line::Call(_, event @ Event { duration_ns: Some(duration), lane, .. }) if *lane != Lane::Background => {
+                self.event(json, event, "X", event.start_ns, |json| {
+                    json.key("dur").number(Microseconds(*duration));
+                    json.key("args").object(|json| event.arguments(json));
+                });
+            }
+            Line::Call(number, event) => {
+                self.event(json, event, "b", event.start_ns, |json| {
+                    json.key("id").number(number);
+                    json.key("args").object(|json| event.arguments(json));
+                });
+                let end = event.start_ns + event.duration_ns.unwrap_or_default();
+                self.event(json, event, "e", end, |json| json.key("id").number(number));
+            }
+        }
+    }
+
+    /// What all phases of events have in common.
+    fn event(&self, json: &mut Json, event: &Event, phase: &str, at_ns: u64, more: impl FnOnce(&mut Json)) {
+        json.object(|json| {
+            json.key("ph").text(phase);
+            json.key("name").text(event.kind);
+            json.key("cat").text(match event.lane {
+                Lane::Collectives => "collective",
+                Lane::Messages | Lane::Background => "message",
+                Lane::Device => "device",
+            });
+            json.key("pid").number(self.rank);
+            json.key("tid").number(thread(event.communicator, event.lane));
+            json.key("ts").number(Microseconds(at_ns));
+            more(json);
+        });
+    }
+}
+
+impl Drop for TraceLog {
+    fn drop(&mut self) {
+        let Some(folder) = self.folder.as_deref().filter(|_| !self.process.is_foreign()) else { return };
+        match self.write(folder) {
+            Ok(path) => tracing::info!(target: super::LIFE, rank = self.rank, path = %path.display(), "the trace is written"),
+            Err(error) => tracing::warn!(target: super::LIFE, rank = self.rank, %error, "the trace could not be written"),
+        }
+    }
+}
+
+/// A line of the file.
+enum Line<'a> {
+    Name(Name),
+    Call(usize, &'a Event),
+}
+
+struct Name {
+    what: &'static str,
+    thread: u32,
+    value: Value,
+}
+
+enum Value {
+    Text(String),
+    Number(usize),
+}
+
+/// The number of a lane.
+fn thread(communicator: u32, lane: Lane) -> u32 {
+    let place = LANES.iter().position(|(other, _)| *other == lane).unwrap_or_default();
+    communicator * LANES.len() as u32 + place as u32 + 1
+}
+
+/// Nanoseconds, written as the format's microseconds, without loss.
+struct Microseconds(u64);
+
+impl fmt::Display for Microseconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:03}", self.0 / 1000, self.0 % 1000)
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Event {
+    fn of_report(report: &CallReport<'_>, communicator: u32, lane: Lane, start_ns: u64) -> Self {
+        Self {
+            start_ns,
+            duration_ns: Some(nanoseconds(report.elapsed)),
+            communicator,
+            lane,
+            kind: report.kind,
+            sequence: report.sequence,
+            op: report.op.clone(),
+            element: report.element.clone(),
+            count: report.count,
+            bytes: Some(report.bytes),
+            root: report.root,
+            peer: report.peer,
+            tag: report.tag,
+            algorithm: report.algorithm,
+            error: report.error.map(ToString::to_string),
+        }
+    }
+
+    /// `None` where nobody looked when it began, or it has not.
+    fn of_record(record: &FlightRecord, communicator: u32, began_ns: u64) -> Option<Self> {
+        let started = record.started_ns.filter(|_| record.plane == FlightPlane::Device || record.state != FlightState::Queued)?;
+        let start_ns = started.saturating_sub(began_ns);
+        Some(Self {
+            start_ns,
+            duration_ns: record.finished_ns.map(|finished| finished.saturating_sub(started)),
+            communicator,
+            lane: match (record.plane, record.sequence) {
+                (FlightPlane::Device, _) => Lane::Device,
+                (FlightPlane::Host, Some(_)) => Lane::Collectives,
+                (FlightPlane::Host, None) => Lane::Background,
+            },
+            kind: record.kind,
+            sequence: record.sequence,
+            op: record.op.clone().map(Cow::Owned),
+            element: Cow::Owned(record.element.clone()),
+            count: record.count,
+            bytes: None,
+            root: record.root,
+            peer: record.peer,
+            tag: record.tag,
+            algorithm: "",
+            error: record.error.as_ref().map(ToString::to_string),
+        })
+    }
+
+    fn arguments(&self, json: &mut Json) {
+        let numbers = [
+            ("sequence", self.sequence),
+            ("count", Some(self.count)),
+            ("bytes", self.bytes),
+            ("root", self.root.map(|root| root as u64)),
+            ("peer", self.peer.map(|peer| peer as u64)),
+            ("tag", self.tag),
+        ];
+        for (name, number) in numbers {
+            if let Some(number) = number {
+                json.key(name).number(number);
+            }
+        }
+        let words = [
+            ("op", self.op.as_deref()),
+            ("dtype", Some(&*self.element)),
+            ("algorithm", Some(self.algorithm).filter(|algorithm| !algorithm.is_empty())),
+            ("error", self.error.as_deref()),
+        ];
+        for (name, word) in words {
+            if let Some(word) = word {
+                json.key(name).text(word);
+            }
+        }
+    }
+}

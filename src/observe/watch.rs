@@ -1,0 +1,167 @@
+//! Who listens to one communicator, and how they are told of its calls.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::Span;
+use tracing::level_filters::LevelFilter;
+
+use super::report::{CallReport, Observer};
+use super::trace::TraceLog;
+use crate::call::Call;
+use crate::error::{Error, Result};
+use crate::flight::{FlightPlane, Message};
+
+/// Where spans and events of single calls go.
+const CALL: &str = "collectives::call";
+
+/// Whether `tracing` wants to hear of calls. One load where it wants less.
+#[inline]
+pub(crate) fn is_traced() -> bool {
+    LevelFilter::current() == LevelFilter::TRACE && is_call_traced()
+}
+
+#[cold]
+fn is_call_traced() -> bool {
+    tracing::enabled!(target: CALL, tracing::Level::TRACE)
+}
+
+/// In which lane of a trace a call is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    Collectives,
+    Messages,
+    Device,
+    /// Of what goes on beside everything else, and so has no place in a lane.
+    Background,
+}
+
+/// What a call moves, and how.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moved {
+    pub(crate) bytes: usize,
+    pub(crate) algorithm: &'static str,
+}
+
+/// One communicator, for those who listen.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    communicator: String,
+    rank: usize,
+    world_size: usize,
+    observer: Option<Arc<dyn Observer>>,
+    /// The log, and the number by which it knows the communicator.
+    trace: Option<(Arc<TraceLog>, u32)>,
+    #[cfg(feature = "cuda")]
+    nvtx: Option<&'static super::nvtx::Nvtx>,
+}
+
+impl Watch {
+    /// Of a communicator; `injection`: the library of a tool that wants NVTX ranges.
+    pub(crate) fn new(
+        communicator: &str,
+        (rank, world_size): (usize, usize),
+        observer: Option<Arc<dyn Observer>>,
+        log: Option<&Arc<TraceLog>>,
+        injection: Option<&Path>,
+    ) -> Self {
+        #[cfg(not(feature = "cuda"))]
+        let _ = injection;
+        Self {
+            communicator: communicator.to_owned(),
+            rank,
+            world_size,
+            observer,
+            trace: log.map(|log| (Arc::clone(log), log.admit(communicator))),
+            #[cfg(feature = "cuda")]
+            nvtx: injection.and_then(super::nvtx::Nvtx::get),
+        }
+    }
+
+    /// Whether anybody listens, apart from `tracing`.
+    pub(crate) fn is_wanted(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        if self.nvtx.is_some() {
+            return true;
+        }
+        self.observer.is_some() || self.trace.is_some()
+    }
+
+    /// A collective of the host, or of the device.
+    pub(crate) fn call(&self, call: &Call, plane: FlightPlane, moved: Moved) -> CallReport<'_> {
+        let report = CallReport::of_call(&self.communicator, (self.rank, self.world_size), call);
+        // On a device the number is not the one by which ranks compare calls.
+        let sequence = report.sequence.filter(|_| plane == FlightPlane::Host);
+        CallReport { plane, sequence, bytes: moved.bytes as u64, algorithm: moved.algorithm, ..report }
+    }
+
+    /// A message.
+    pub(crate) fn message(&self, message: &Message, plane: FlightPlane, bytes: usize) -> CallReport<'_> {
+        let report = CallReport::of_message(&self.communicator, (self.rank, self.world_size), message);
+        let algorithm = if plane == FlightPlane::Device { "nccl" } else { report.algorithm };
+        CallReport { plane, bytes: bytes as u64, algorithm, ..report }
+    }
+
+    /// Runs a call, inside a span and a range, and tells how it ended; also where it panics.
+    pub(crate) fn around<R>(&self, report: CallReport<'_>, lane: Lane, run: impl FnOnce() -> Result<R>) -> Result<R> {
+        let span = span(&report);
+        let _entered = span.enter();
+        #[cfg(feature = "cuda")]
+        let _range = self.nvtx.map(|nvtx| nvtx.range(&report));
+        let began = Instant::now();
+        let ended = catch_unwind(AssertUnwindSafe(run));
+        let elapsed = began.elapsed();
+        let panicked = || Error::argument(report.kind, "it panicked: a custom op did");
+        let panic = ended.as_ref().err().map(|_| panicked());
+        let error = panic.as_ref().or_else(|| ended.as_ref().ok().and_then(|result| result.as_ref().err()));
+        self.tell(&CallReport { elapsed, error, ..report.clone() }, began, lane);
+        ended.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Tells of a call that went on without anybody around it, and is over now.
+    pub(crate) fn ended(&self, report: CallReport<'_>, elapsed: Duration, error: Option<&Error>, lane: Lane) {
+        let report = CallReport { elapsed, error, ..report };
+        let now = Instant::now();
+        span(&report).in_scope(|| self.tell(&report, now.checked_sub(elapsed).unwrap_or(now), lane));
+    }
+
+    fn tell(&self, report: &CallReport<'_>, began: Instant, lane: Lane) {
+        let (elapsed_us, bandwidth, result) = (report.elapsed.as_secs_f64() * 1e6, report.bandwidth(), report.result());
+        match report.error {
+            None => tracing::trace!(target: CALL, elapsed_us, bandwidth, result, "ended"),
+            Some(error) => tracing::trace!(target: CALL, elapsed_us, bandwidth, result, %error, "failed"),
+        }
+        if let Some((log, communicator)) = &self.trace {
+            log.add(*communicator, lane, began, report);
+        }
+        if let Some(observer) = &self.observer
+            && catch_unwind(AssertUnwindSafe(|| observer.call_ended(report))).is_err()
+        {
+            tracing::error!(target: CALL, kind = report.kind, "the observer panicked; its message is on standard error");
+        }
+    }
+}
+
+/// The span of a call.
+fn span(report: &CallReport<'_>) -> Span {
+    tracing::trace_span!(
+        target: CALL,
+        "call",
+        communicator = report.communicator,
+        rank = report.rank,
+        world_size = report.world_size,
+        plane = if report.plane == FlightPlane::Device { "device" } else { "host" },
+        kind = report.kind,
+        sequence = report.sequence,
+        op = report.op.as_deref(),
+        dtype = &*report.element,
+        count = report.count,
+        bytes = report.bytes,
+        root = report.root,
+        peer = report.peer,
+        tag = report.tag,
+        algorithm = report.algorithm
+    )
+}

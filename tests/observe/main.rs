@@ -1,0 +1,13 @@
+//! What a communicator tells of its calls, and to whom.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod counters;
+mod events;
+#[cfg(feature = "cuda")]
+mod nvtx;
+mod reports;
+mod traces;
