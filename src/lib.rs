@@ -104,6 +104,7 @@ mod guide {
         interchange = "../docs/src/interchange.md";
         launchers = "../docs/src/launchers.md";
         messages = "../docs/src/messages.md";
+        observing = "../docs/src/observing.md";
         #[cfg(feature = "cuda")]
         readme = "../README.md";
         settings = "../docs/src/settings.md";
