@@ -85,6 +85,17 @@ impl FromStr for CheckDeviceCalls {
 /// fill them, and of the rings those between ranks that send each other messages. Each rank of a job listens on one port, behind which
 /// nobody answers before [`shrink`](crate::Communicator::shrink). Under `Tcp`, and between hosts, it listens on another, opens log₂ of the number of hosts (under `Tcp`, of ranks) connections at the start, and others when they are first wanted. The
 /// start itself costs the store about 22 requests a rank.
+///
+/// ```
+/// # use collectives::{Communicator, Config, Transport};
+/// # use std::time::Duration;
+/// let mut config = Config::default();
+/// config.timeout = Duration::from_secs(60);
+/// config.transport = Transport::Tcp;
+/// let timeouts = Communicator::builder().config(config).run_local(2, |comm| Ok(comm.config().timeout))?;
+/// assert_eq!(timeouts, [Duration::from_secs(60); 2]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {

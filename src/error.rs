@@ -52,6 +52,19 @@ fn list_arrivals(missing: &[Peer], arrived: &[Peer]) -> String {
 /// Everything that can go wrong, with what was being done when it did.
 ///
 /// Match on the predicates ([`Error::is_timeout`] and its kin) where you can: they stay true when variants are added.
+///
+/// ```
+/// # use collectives::{Communicator, ReduceOp};
+/// let errors = Communicator::run_local(2, |comm| {
+///     let mut x = [1u8; 4];
+///     let error = comm.all_reduce(&mut x[..comm.rank() + 1], ReduceOp::Sum).unwrap_err(); // another length on each rank
+///     assert_eq!(x, [1; 4]);
+///     Ok(error)
+/// })?;
+/// assert!(errors.iter().all(|error| error.is_mismatch()));
+/// println!("{}", errors[0]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

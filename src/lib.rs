@@ -77,3 +77,39 @@ pub use nccl_config::{CtaPolicy, GraphUsage, NcclConfig};
 pub use op::{CustomOp, ReduceOp, Reduction};
 pub use proof::Secret;
 pub use rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};
+
+/// The guide's code, and the README's, so that `cargo test --doc` compiles it and runs what needs no launcher and no GPU.
+#[cfg(doctest)]
+mod guide {
+    macro_rules! pages {
+        ($($(#[$condition:meta])? $name:ident = $file:literal;)*) => {$(
+            $(#[$condition])?
+            #[doc = include_str!($file)]
+            mod $name {}
+        )*};
+    }
+
+    pages! {
+        collectives = "../docs/src/collectives.md";
+        data = "../docs/src/data.md";
+        failures = "../docs/src/failures.md";
+        first = "../docs/src/first.md";
+        #[cfg(feature = "cuda")]
+        from_nccl = "../docs/src/from-nccl.md";
+        from_torch = "../docs/src/from-torch.md";
+        #[cfg(feature = "cuda")]
+        gpu = "../docs/src/gpu.md";
+        hangs = "../docs/src/hangs.md";
+        index = "../docs/src/index.md";
+        interchange = "../docs/src/interchange.md";
+        launchers = "../docs/src/launchers.md";
+        messages = "../docs/src/messages.md";
+        observing = "../docs/src/observing.md";
+        #[cfg(feature = "cuda")]
+        readme = "../README.md";
+        settings = "../docs/src/settings.md";
+        subgroups = "../docs/src/subgroups.md";
+        training = "../docs/src/training.md";
+        tuning = "../docs/src/tuning.md";
+    }
+}

@@ -20,6 +20,18 @@ use crate::{Error, Result};
 ///   zero.
 /// - Every rank ends with the same bits, and the same inputs give the same bits on every run at the same world size and
 ///   transport. [`Config::reproducible`](crate::Config::reproducible) promises more.
+///
+/// ```
+/// # use collectives::{Communicator, ReduceOp};
+/// let got = Communicator::run_local(2, |comm| {
+///     let (mut bits, mut weighted) = (1u8 << comm.rank(), 1.0f32);
+///     comm.all_reduce(&mut bits, ReduceOp::BitOr)?;
+///     comm.all_reduce(&mut weighted, ReduceOp::PreMulSum(0.25))?;
+///     Ok((bits, weighted))
+/// })?;
+/// assert_eq!(got, [(3, 0.5); 2]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum ReduceOp {

@@ -188,6 +188,16 @@ writable!([T: Data] CudaSlice<T>, ['v, T: Data] CudaViewMut<'v, T>);
 ///
 /// No events are kept for it: order the call against other work by the stream it runs on (see
 /// [`Communicator::on`](crate::Communicator::on)).
+///
+/// ```no_run
+/// # use collectives::{Communicator, RawDevice, ReduceOp};
+/// # fn example(comm: &Communicator, address: u64) -> collectives::Result<()> {
+/// let device = comm.device().expect("a device was asked for");
+/// // SAFETY: 1000 elements that an engine keeps allocated, and leaves alone until the call has ended on the communicator's stream.
+/// let mut gradient = unsafe { RawDevice::<f32>::new(device.context(), address, 1000) };
+/// comm.all_reduce(&mut gradient, ReduceOp::Avg)
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct RawDevice<'a, T> {
     address: u64,

@@ -38,6 +38,15 @@ impl Communicator {
     ///
     /// Cost: two messages between rank 0 and every other rank.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// # use std::time::Duration;
+    /// let comms = Communicator::local(2)?;
+    /// let error = comms[0].monitored_barrier(Duration::from_millis(20)).unwrap_err(); // rank 1 does not come
+    /// assert!(error.is_timeout() && error.to_string().contains("rank 1"), "{error}");
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// `Timeout` with the missing ranks, those that are gone among them; `PeerLost` where rank 0 is gone. Either leaves the

@@ -25,6 +25,15 @@ use crate::proof::Secret;
 use crate::rendezvous::{self, MemoryStore, PrefixStore, Rendezvous, Rendezvoused, Store};
 
 /// Describes a communicator before it is made; see [`Communicator::builder`].
+///
+/// ```
+/// # use collectives::{Communicator, Transport};
+/// # use std::time::Duration;
+/// let builder = Communicator::builder().timeout(Duration::from_secs(30)).transport(Transport::Tcp);
+/// let hosts = builder.run_local(2, |comm| Ok(comm.local_world_size()))?;
+/// assert_eq!(hosts, [2, 2]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct Builder {

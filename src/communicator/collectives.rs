@@ -218,6 +218,17 @@ impl Communicator {
     ///
     /// Cost: as [`all_reduce`](Self::all_reduce), and a copy to and from memory that holds them together.
     ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let (mut weights, mut bias) = (vec![1.0f32; 3], vec![comm.rank() as f32]);
+    ///     comm.all_reduce_many(&mut [&mut weights, &mut bias], ReduceOp::Sum)?;
+    ///     Ok((weights, bias))
+    /// })?;
+    /// assert_eq!(got[1], (vec![2.0; 3], vec![1.0]));
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to all collectives.
@@ -238,6 +249,17 @@ impl Communicator {
 
     /// As [`all_reduce`](Self::all_reduce), from one buffer into another of the same length.
     ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let got = Communicator::run_local(3, |comm| {
+    ///     let (mine, mut product) = ([comm.rank() as i32 + 1; 2], [0; 2]);
+    ///     comm.all_reduce_into(&mine, &mut product, ReduceOp::Prod)?;
+    ///     Ok(product)
+    /// })?;
+    /// assert_eq!(got, [[6, 6]; 3]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to all collectives.
@@ -254,6 +276,17 @@ impl Communicator {
     ///
     /// Cost: (n−1)/n·N bytes for large buffers and as many at the end towards the root; log₂ n hops of N for small ones.
     ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let got = Communicator::run_local(3, |comm| {
+    ///     let mut x = [comm.rank() as u32 + 1];
+    ///     comm.reduce(&mut x, 2, ReduceOp::Sum)?;
+    ///     Ok(x[0])
+    /// })?;
+    /// assert_eq!(got, [1, 2, 6]); // the others keep theirs
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to all collectives.
@@ -266,6 +299,17 @@ impl Communicator {
 
     /// As [`reduce`](Self::reduce), from one buffer into another: the root passes `Some(destination)` of the source's length, the
     /// others `None`.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut sum = [0u8; 2];
+    ///     comm.reduce_into(&[1u8, 2], (comm.rank() == 0).then_some(&mut sum), 0, ReduceOp::Sum)?;
+    ///     Ok(sum)
+    /// })?;
+    /// assert_eq!(got, [[2, 4], [0, 0]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -289,6 +333,17 @@ impl Communicator {
 
     /// Copies the root's buffer to every rank. Cost: N bytes, over a pipeline or a tree.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(3, |comm| {
+    ///     let mut seed = if comm.rank() == 0 { 42u64 } else { 0 };
+    ///     comm.broadcast(&mut seed, 0)?;
+    ///     Ok(seed)
+    /// })?;
+    /// assert_eq!(got, [42; 3]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to all collectives.
@@ -301,6 +356,17 @@ impl Communicator {
 
     /// As [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's too): the root passes
     /// `Some(source)`, the others `None`.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut copy = [0i16; 2];
+    ///     comm.broadcast_into((comm.rank() == 1).then_some(&[5i16, 6]), &mut copy, 1)?;
+    ///     Ok(copy)
+    /// })?;
+    /// assert_eq!(got, [[5, 6]; 2]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -327,6 +393,18 @@ impl Communicator {
     /// Gathers every rank's block on every rank, in place: the buffer is one block per rank, in rank order, and this rank's
     /// contribution is its own block. Cost: (n−1)/n of the whole buffer.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut x = [0i32; 4]; // two blocks of two
+    ///     x[comm.rank() * 2] = comm.rank() as i32 + 7;
+    ///     comm.all_gather(&mut x)?;
+    ///     Ok(x)
+    /// })?;
+    /// assert_eq!(got, [[7, 0, 8, 0]; 2]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
@@ -336,6 +414,17 @@ impl Communicator {
     }
 
     /// As [`all_gather`](Self::all_gather), from this rank's block into a destination of world size × its length.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(3, |comm| {
+    ///     let mut all = [0u64; 3];
+    ///     comm.all_gather_into(&(comm.rank() as u64), &mut all)?;
+    ///     Ok(all)
+    /// })?;
+    /// assert_eq!(got, [[0, 1, 2]; 3]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -351,6 +440,17 @@ impl Communicator {
     /// Reduces one block per rank, and leaves each rank with its own: in place, the result lands in this rank's block, and the
     /// other blocks keep what this rank had in them. Cost: (n−1)/n of the whole buffer.
     ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut x = [1.0f64, 2.0, 3.0, 4.0]; // two blocks of two
+    ///     comm.reduce_scatter(&mut x, ReduceOp::Sum)?;
+    ///     Ok(x)
+    /// })?;
+    /// assert_eq!(got, [[2.0, 4.0, 3.0, 4.0], [1.0, 2.0, 6.0, 8.0]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
@@ -360,6 +460,17 @@ impl Communicator {
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), from a source of world size × the destination's length.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut mine = [0i64; 2];
+    ///     comm.reduce_scatter_into(&[1i64, 2, 3, 4], &mut mine, ReduceOp::Max)?;
+    ///     Ok(mine)
+    /// })?;
+    /// assert_eq!(got, [[1, 2], [3, 4]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -374,6 +485,17 @@ impl Communicator {
 
     /// Gathers every rank's block on the root: the root passes `Some(destination)` of world size × the source's length, the others
     /// `None`. Cost: the root receives n−1 blocks.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut all = [0u32; 4]; // wanted at the root alone
+    ///     comm.gather(&[comm.rank() as u32; 2], (comm.rank() == 0).then_some(&mut all), 0)?;
+    ///     Ok(all)
+    /// })?;
+    /// assert_eq!(got, [[0, 0, 1, 1], [0; 4]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -392,6 +514,17 @@ impl Communicator {
     /// As [`gather`](Self::gather), in place at the root: it passes the whole buffer with its own block filled in, the others
     /// their block.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut x = if comm.rank() == 0 { vec![5u8, 0] } else { vec![6] };
+    ///     comm.gather_in_place(&mut x, 0)?;
+    ///     Ok(x)
+    /// })?;
+    /// assert_eq!(got, [vec![5, 6], vec![6]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to all collectives.
@@ -401,6 +534,17 @@ impl Communicator {
 
     /// Hands each rank its block of the root's source: the root passes `Some(source)` of world size × the destination's length,
     /// the others `None`. Cost: the root sends n−1 blocks.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut mine = [0u16; 2];
+    ///     comm.scatter((comm.rank() == 0).then_some(&[1u16, 2, 3, 4]), &mut mine, 0)?;
+    ///     Ok(mine)
+    /// })?;
+    /// assert_eq!(got, [[1, 2], [3, 4]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -420,6 +564,17 @@ impl Communicator {
     /// As [`scatter`](Self::scatter), in place at the root: it passes the whole buffer and keeps its own block where it is, the
     /// others pass room for their block.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut x = if comm.rank() == 0 { vec![5u8, 6] } else { vec![0] };
+    ///     comm.scatter_in_place(&mut x, 0)?;
+    ///     Ok(x)
+    /// })?;
+    /// assert_eq!(got, [vec![5, 6], vec![6]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to all collectives.
@@ -430,6 +585,17 @@ impl Communicator {
     /// Sends block `j` of this rank's buffer to rank `j` and replaces it by what rank `j` had for this one. Cost: (n−1)/n of the
     /// buffer.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut x = [comm.rank() as u8 * 10, comm.rank() as u8 * 10 + 1];
+    ///     comm.all_to_all(&mut x)?;
+    ///     Ok(x)
+    /// })?;
+    /// assert_eq!(got, [[0, 10], [1, 11]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
@@ -439,6 +605,17 @@ impl Communicator {
     }
 
     /// As [`all_to_all`](Self::all_to_all), from one buffer into another of the same length.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let (sent, mut got) = ([comm.rank() as i32 + 1, -1], [0; 2]);
+    ///     comm.all_to_all_into(&sent, &mut got)?;
+    ///     Ok(got)
+    /// })?;
+    /// assert_eq!(got, [[1, 2], [-1, -1]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

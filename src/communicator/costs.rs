@@ -59,6 +59,18 @@ impl Communicator {
     /// Measures what calls on host memory cost here, for predictions of calls of any size. Every rank calls it. It takes under half a second on
     /// shared memory, and longer where 30 calls, the largest of 12 MiB, take longer.
     ///
+    /// ```
+    /// # use collectives::{Communicator, DType};
+    /// let predicted = Communicator::run_local(2, |comm| {
+    ///     let costs = comm.measure_costs()?;
+    ///     Ok(costs.predict("all_gather", 1 << 20, DType::F32, false))
+    /// })?;
+    /// let prediction = predicted[0].expect("a collective that the model knows");
+    /// println!("by {}, in about {:?}", prediction.algorithm, prediction.time);
+    /// assert_eq!(predicted[0], predicted[1]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// `Unsupported` for one rank, and where some ranks share a host and others do not; those common to all collectives.

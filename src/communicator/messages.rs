@@ -155,6 +155,23 @@ impl Communicator {
 
     /// Sends a buffer to a rank under a tag below 2⁶³.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let (mut first, mut second) = (0u8, 0u8);
+    ///     if comm.rank() == 0 {
+    ///         comm.send_tagged(&1u8, 1, 100)?;
+    ///         comm.send_tagged(&2u8, 1, 200)?;
+    ///     } else {
+    ///         comm.recv_tagged(&mut second, 0, 200)?; // in any order
+    ///         comm.recv_tagged(&mut first, 0, 100)?;
+    ///     }
+    ///     Ok((first, second))
+    /// })?;
+    /// assert_eq!(got[1], (1, 2));
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to messages.
@@ -190,6 +207,24 @@ impl Communicator {
 
     /// Receives a message from whichever rank sends first.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(3, |comm| {
+    ///     if comm.rank() > 0 {
+    ///         return comm.send(&(comm.rank() as u64), 0).map(|()| 0);
+    ///     }
+    ///     let (mut x, mut sum) = (0u64, 0);
+    ///     for _ in 1..comm.world_size() {
+    ///         let received = comm.recv_any(&mut x)?;
+    ///         assert_eq!((received.source, received.count), (x as usize, 1));
+    ///         sum += x;
+    ///     }
+    ///     Ok(sum)
+    /// })?;
+    /// assert_eq!(got[0], 3);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to messages.
@@ -207,6 +242,17 @@ impl Communicator {
     }
 
     /// Sends to one rank while receiving from another (or the same), without waiting for either first.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let (other, mut theirs) = (1 - comm.rank(), vec![0.0f32; 100_000]);
+    ///     comm.send_recv(&vec![comm.rank() as f32; 100_000], other, &mut theirs, other)?;
+    ///     Ok(theirs[0])
+    /// })?;
+    /// assert_eq!(got, [1.0, 0.0]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -243,6 +289,19 @@ impl Communicator {
     }
 
     /// Starts a send; the buffer comes back through the [`Work`]. Any number may be outstanding.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let other = 1 - comm.rank();
+    ///     let sent = comm.isend(vec![comm.rank() as u32; 1 << 16], other)?;
+    ///     let (theirs, received) = comm.irecv(vec![0u32; 1 << 16], other)?.wait()?;
+    ///     sent.wait()?; // gives the buffer back
+    ///     Ok((theirs[0], received.count))
+    /// })?;
+    /// assert_eq!(got, [(1, 1 << 16), (0, 1 << 16)]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -213,12 +213,30 @@ impl Communicator {
     }
 
     /// Starts to describe a communicator.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// # use std::time::Duration;
+    /// let builder = Communicator::builder().timeout(Duration::from_secs(60)).reproducible(true);
+    /// let timeouts = builder.run_local(2, |comm| Ok(comm.timeout()))?;
+    /// assert_eq!(timeouts, [Duration::from_secs(60); 2]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     pub fn builder() -> Builder {
         Builder::default()
     }
 
     /// Joins the job that the environment describes: torchrun's or collrun's variables, Slurm's, Open MPI's, PMI's or a Kubernetes
     /// indexed job's. Waits until every rank has come.
+    ///
+    /// ```no_run
+    /// # use collectives::Communicator;
+    /// # fn main() -> collectives::Result<()> {
+    /// let comm = Communicator::from_env()?;
+    /// println!("rank {} of {}", comm.rank(), comm.world_size());
+    /// comm.close()
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -230,6 +248,14 @@ impl Communicator {
     }
 
     /// Joins the job at a URL: `env://`, `tcp://host:port?rank=R&world_size=N` or `file:///path?rank=R&world_size=N`.
+    ///
+    /// ```no_run
+    /// # use collectives::Communicator;
+    /// # fn main() -> collectives::Result<()> {
+    /// let comm = Communicator::from_url("tcp://10.0.0.1:29500?rank=1&world_size=4&timeout=60")?;
+    /// # comm.close()
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -264,6 +290,13 @@ impl Communicator {
     }
 
     /// Runs `program` on `world_size` threads, each a rank of one new group, and returns what they return, in rank order.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let ranks = Communicator::run_local(3, |comm| Ok((comm.rank(), comm.world_size())))?;
+    /// assert_eq!(ranks, [(0, 3), (1, 3), (2, 3)]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -331,6 +364,17 @@ impl Communicator {
     }
 
     /// A handle that any thread can use to end this communicator while a call is under way.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let mut comms = Communicator::local(2)?;
+    /// let (comm, abort) = (comms.remove(0), comms[0].abort_handle()); // of rank 1, which makes no call
+    /// let waiting = std::thread::spawn(move || comm.barrier().unwrap_err());
+    /// abort.abort();
+    /// drop(comms);
+    /// println!("{}", waiting.join().unwrap());
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         let shared = &self.core.shared;

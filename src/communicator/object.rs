@@ -64,6 +64,13 @@ impl Communicator {
 
     /// Every rank's object, in rank order, on every rank. Two collectives: the sizes, then the bytes.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| comm.all_gather_object(&vec![comm.rank(); comm.rank()]))?;
+    /// assert_eq!(got[0], [vec![], vec![1]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those of the collectives; `InvalidArgument` where a value cannot be serialised or the objects are too large together.
@@ -75,6 +82,14 @@ impl Communicator {
     }
 
     /// The root's object on every rank: the root passes `Some`, the others `None`.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let name = "run 7".to_owned();
+    /// let got = Communicator::run_local(2, |comm| comm.broadcast_object((comm.rank() == 0).then_some(&name), 0))?;
+    /// assert_eq!(got, ["run 7", "run 7"]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -93,6 +108,13 @@ impl Communicator {
 
     /// Every rank's object, in rank order, on the root; `None` elsewhere.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| comm.gather_object(&(comm.rank(), 'x'), 0))?;
+    /// assert_eq!(got, [Some(vec![(0, 'x'), (1, 'x')]), None]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`all_gather_object`](Self::all_gather_object).
@@ -109,6 +131,14 @@ impl Communicator {
     }
 
     /// Hands each rank its object of the root's list: the root passes `Some` with one object per rank, the others `None`.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let files = ["a.txt".to_owned(), "b.txt".to_owned()];
+    /// let got = Communicator::run_local(2, |comm| comm.scatter_object((comm.rank() == 0).then_some(&files[..]), 0))?;
+    /// assert_eq!(got, files);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

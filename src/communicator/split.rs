@@ -99,6 +99,16 @@ impl Communicator {
     /// A new communicator of the listed ranks, numbered as listed. Collective: every rank of this communicator calls it with the
     /// same list; those that are not in it get `None`.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(3, |comm| {
+    ///     let pair = comm.subgroup(&[2, 0])?; // every rank calls it
+    ///     Ok(pair.map(|pair| pair.rank()))
+    /// })?;
+    /// assert_eq!(got, [Some(1), None, Some(0)]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// `InvalidArgument` for a rank that does not exist or stands twice, `Conflict` where ranks pass different lists, and as
@@ -172,6 +182,17 @@ impl Communicator {
     }
 
     /// A communicator of the same ranks with an order of calls of its own.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let other = comm.duplicate()?;
+    ///     other.barrier()?;
+    ///     Ok(other.rank() == comm.rank())
+    /// })?;
+    /// assert_eq!(got, [true, true]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -150,6 +150,18 @@ impl Communicator {
 impl Communicator {
     /// Starts an [`all_reduce`](Self::all_reduce).
     ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let work = comm.start_all_reduce(vec![1.0f32; 1000], ReduceOp::Sum)?;
+    ///     // … something else …
+    ///     let gradient = work.wait()?;
+    ///     Ok(gradient[999])
+    /// })?;
+    /// assert_eq!(got, [2.0, 2.0]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].

@@ -112,6 +112,17 @@ impl Communicator {
 
     /// As [`all_gather_v`](Self::all_gather_v), from this rank's block into a destination for all of them.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut all = [0u32; 3];
+    ///     comm.all_gather_v_into(&vec![comm.rank() as u32 + 1; comm.rank() + 1], &mut all, &[1, 2])?;
+    ///     Ok(all)
+    /// })?;
+    /// assert_eq!(got, [[1, 2, 2]; 2]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to all collectives.
@@ -140,6 +151,17 @@ impl Communicator {
 
     /// As [`reduce_scatter_v`](Self::reduce_scatter_v), from one buffer into another that holds this rank's block.
     ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut mine = vec![0u32; comm.rank() + 1];
+    ///     comm.reduce_scatter_v_into(&[1u32, 2, 3], &mut mine, &[1, 2], ReduceOp::Sum)?;
+    ///     Ok(mine)
+    /// })?;
+    /// assert_eq!(got, [vec![2], vec![4, 6]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to all collectives.
@@ -160,6 +182,18 @@ impl Communicator {
     /// As [`gather`](Self::gather) with a count for each rank, which only the root needs to know: it passes
     /// `Some((destination, counts))`.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut all = [0u8; 3];
+    ///     let destination = (comm.rank() == 0).then_some((&mut all, &[1, 2][..]));
+    ///     comm.gather_v(&vec![comm.rank() as u8 + 1; comm.rank() + 1], destination, 0)?;
+    ///     Ok(all)
+    /// })?;
+    /// assert_eq!(got[0], [1, 2, 2]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to all collectives.
@@ -176,6 +210,18 @@ impl Communicator {
     /// As [`scatter`](Self::scatter) with a count for each rank, which only the root needs to know: it passes
     /// `Some((source, counts))`.
     ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut mine = vec![0u8; comm.rank() + 1];
+    ///     let source = (comm.rank() == 0).then_some((&[1u8, 2, 3], &[1, 2][..]));
+    ///     comm.scatter_v(source, &mut mine, 0)?;
+    ///     Ok(mine)
+    /// })?;
+    /// assert_eq!(got, [vec![1], vec![2, 3]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those common to all collectives.
@@ -190,6 +236,19 @@ impl Communicator {
     }
 
     /// As [`all_to_all_into`](Self::all_to_all_into), with counts for what this rank sends to each rank and gets from each.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// // Rank 0 keeps one element and sends two; rank 1 sends three and keeps none.
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let (send, receive) = [([1, 2], [1, 3]), ([3, 0], [2, 0])][comm.rank()];
+    ///     let mut got = vec![0u8; receive.iter().sum()];
+    ///     comm.all_to_all_v_into(&[comm.rank() as u8 + 1; 3], &send, &mut got, &receive)?;
+    ///     Ok(got)
+    /// })?;
+    /// assert_eq!(got, [vec![1, 2, 2, 2], vec![1, 1]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -13,6 +13,19 @@ use crate::deadline::Deadline;
 ///
 /// [`Work::wait`] gives the buffer back; where the call failed, its error comes instead and the buffer is freed. Dropping the handle lets the call go on and frees the buffer when it has ended;
 /// leaking it leaks the buffer and nothing worse.
+///
+/// ```
+/// # use collectives::{Communicator, ReduceOp};
+/// let got = Communicator::run_local(2, |comm| {
+///     let mut work = comm.start_all_reduce(vec![1u32; 64], ReduceOp::Sum)?;
+///     while work.wait_deadline(std::time::Duration::from_millis(1))?.is_none() {
+///         // … something else …
+///     }
+///     Ok(work.is_done())
+/// })?;
+/// assert_eq!(got, [true, true]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
 #[must_use = "the call's outcome and its buffer come back through `wait`"]
 pub struct Work<B> {
     state: Arc<State>,

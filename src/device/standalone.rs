@@ -72,6 +72,19 @@ impl fmt::Debug for UniqueId {
 /// all pass the same [`Config::device_scratch_bytes`] and [`Config::reproducible`]: nobody compares them.
 ///
 /// Every wait ends at [`Config::timeout`]: the communicator is then aborted, and says why.
+///
+/// ```no_run
+/// # use collectives::{Config, NcclCommunicator, RawBuffer, RawCall, ReduceOp, UniqueId};
+/// # use std::sync::Arc;
+/// # use cudarc::driver::CudaContext;
+/// # fn example(context: &Arc<CudaContext>, id: UniqueId, rank: usize, source: RawBuffer, destination: RawBuffer) -> collectives::Result<()> {
+/// let comm = NcclCommunicator::create(context, &[id], rank, 2, &Config::default())?;
+/// let stream = context.default_stream();
+/// // SAFETY: both are memory of this device, for this call's use until the stream has done it.
+/// unsafe { comm.call(RawCall::AllReduce(ReduceOp::Sum), source, destination, &stream)? };
+/// comm.close()
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct NcclCommunicator {
     plane: DevicePlane,

@@ -10,6 +10,17 @@ use crate::device::NcclCommunicator;
 use crate::error::{Error, Result};
 
 /// A communicator's device plane; see [`Communicator::device`].
+///
+/// ```no_run
+/// # use collectives::{Communicator, DeviceChoice};
+/// # fn main() -> collectives::Result<()> {
+/// let comm = Communicator::builder().require_device(DeviceChoice::Local).from_env()?;
+/// let device = comm.device().expect("it was required");
+/// println!("rank {} has {} ({}), NCCL {}", comm.rank(), device.name(), device.pci_address(), device.nccl_version());
+/// println!("{}", device.explain());
+/// # comm.close()
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Device<'a> {
     comm: &'a Communicator,

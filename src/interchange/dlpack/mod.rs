@@ -2,7 +2,7 @@
 //! ([`DLManagedTensor`]) and of 1.x ([`DLManagedTensorVersioned`]).
 //!
 //! What comes in is a [`Tensor`]: host memory is lent as slices, memory of a GPU as a view that calls take. What goes out is any
-//! buffer that can be owned: [`export`] and [`export_legacy`].
+//! buffer that can be owned: [`export()`] and [`export_legacy`].
 //!
 //! ```
 //! use collectives::{Communicator, ReduceOp, dlpack};
