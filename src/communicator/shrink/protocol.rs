@@ -24,7 +24,7 @@ const LONG: Duration = Duration::from_secs(3);
 /// The longest pause between two looks for a leader: each costs it a place among those who wait at its closed door.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How often a rank that goes on looks at others' doors at most, where it is held up each time.
-const LOOKS: usize = 8;
+const LOOKS: usize = 4;
 
 /// Who leads.
 enum Leader {

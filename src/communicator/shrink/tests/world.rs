@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -148,18 +149,25 @@ impl Place {
         self.state.lock().expect("one thread")
     }
 
-    /// Gives up the turn for a while, in which this rank may die or fall asleep.
+    /// Gives up the turn for a while, seldom for much longer than that.
     fn pass(&self, time: Duration) {
         let mut state = self.state();
         let random = &mut state.random;
         let jitter = if random.once_in(50) { random.time(Duration::from_millis(300)) } else { random.time(Duration::from_millis(1)) };
+        drop(state);
+        self.pass_in_time(time + jitter);
+    }
+
+    /// Gives up the turn for a while, in which this rank may die or fall asleep.
+    fn pass_in_time(&self, time: Duration) {
+        let mut state = self.state();
         let now = state.now;
         let rank = &mut state.ranks[self.me];
         rank.asked += 1;
-        rank.ready = now + time + jitter;
+        rank.ready = now + time;
         for (_, fate) in rank.plan.fates.iter().filter(|(at, _)| *at == rank.asked) {
             match fate {
-                Fate::Dies => rank.lives = false,
+                Fate::Dies => (rank.lives, rank.ready) = (false, now),
                 Fate::SleepsFor(time) => {
                     rank.asleep_until = now + *time;
                     rank.ready = rank.ready.max(now + *time);
@@ -169,6 +177,9 @@ impl Place {
         drop(state);
         #[expect(deprecated, reason = "the newer way is a handle that no store could hold, since stores are used from any thread")]
         generator::yield_with(());
+        if !self.state().ranks[self.me].lives {
+            resume_unwind(Box::new(Died));
+        }
     }
 
     fn log(&self, what: String) {
@@ -196,7 +207,7 @@ impl Place {
             if is_late {
                 return lost(io::ErrorKind::TimedOut);
             }
-            self.pass(LOOK);
+            self.pass_in_time(LOOK);
         }
         Ok(())
     }
@@ -392,6 +403,9 @@ impl Store for Behind {
     }
 }
 
+/// What takes a dead rank off its stack.
+struct Died;
+
 /// What a rank of the simulation runs.
 pub(super) type Program = fn(&Place, usize, &Plan, Duration) -> Result<Founded>;
 
@@ -427,7 +441,12 @@ pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Pro
             let (place, plan, limit) = (place(me), plan.clone(), scenario.limit);
             (!plan.is_dead && !plan.is_absent).then(|| {
                 generator::Gn::<()>::new_opt(STACK / 8, move || {
-                    let outcome = program(&place, me, &plan, limit);
+                    let run = catch_unwind(AssertUnwindSafe(|| program(&place, me, &plan, limit)));
+                    let outcome = match run {
+                        Ok(outcome) => outcome,
+                        Err(died) if died.is::<Died>() => return,
+                        Err(panic) => resume_unwind(panic),
+                    };
                     place.log(format!("is through: {outcome:?}"));
                     let mut state = place.state();
                     let now = state.now;
@@ -437,15 +456,10 @@ pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Pro
         })
         .collect();
     let in_time = loop {
-        for (me, run) in runs.iter_mut().enumerate() {
-            // Whoever is through lives on; whoever is dead is taken off its stack.
-            if run.as_ref().is_some_and(|run| run.is_done()) || !lock(&state).ranks[me].lives {
-                *run = None;
-            }
-        }
-        let waiting: Vec<usize> = (0..runs.len()).filter(|me| runs[*me].is_some()).collect();
+        let waiting: Vec<usize> = (0..runs.len()).filter(|me| runs[*me].as_ref().is_some_and(|run| !run.is_done())).collect();
         let Some(me) = draw(&mut lock(&state), &waiting) else { break true };
         if lock(&state).now > bound {
+            end(&state, &mut runs);
             break false;
         }
         simulated::NOW.set(Some(birth + lock(&state).now));
@@ -460,6 +474,14 @@ pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Pro
     let outcomes = state.ranks.iter_mut().map(|rank| rank.outcome.take().filter(|_| rank.lives)).collect();
     let report = Report { outcomes, lives, log: std::mem::take(&mut state.log) };
     if in_time { Ok(report) } else { Err(report) }
+}
+
+/// Takes everybody off their stacks.
+fn end(state: &Mutex<State>, runs: &mut [Option<generator::Generator<'_, (), ()>>]) {
+    lock(state).ranks.iter_mut().for_each(|rank| rank.lives = false);
+    for run in runs.iter_mut().flatten().filter(|run| !run.is_done()) {
+        run.resume();
+    }
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
