@@ -14,7 +14,7 @@ pub(crate) struct Deadline {
 impl Deadline {
     /// A deadline `limit` from now.
     pub(crate) fn after(limit: Duration) -> Self {
-        Self { limit, began: OnceLock::from(Instant::now()) }
+        Self { limit, began: OnceLock::from(now()) }
     }
 
     /// A deadline `limit` from when it is first asked anything, for waits that mostly end sooner than a clock can be read.
@@ -30,7 +30,7 @@ impl Deadline {
 
     /// How long it has been since the wait began.
     pub(crate) fn elapsed(&self) -> Duration {
-        let now = Instant::now();
+        let now = now();
         now.saturating_duration_since(*self.began.get_or_init(|| now))
     }
 
@@ -42,5 +42,26 @@ impl Deadline {
     /// Whether it has passed.
     pub(crate) fn has_passed(&self) -> bool {
         self.elapsed() >= self.limit
+    }
+}
+
+/// The time: the system's, or what a test that simulates one has set for its thread.
+#[inline]
+fn now() -> Instant {
+    #[cfg(test)]
+    if let Some(now) = simulated::NOW.get() {
+        return now;
+    }
+    Instant::now()
+}
+
+#[cfg(test)]
+pub(crate) mod simulated {
+    use std::cell::Cell;
+    use std::time::Instant;
+
+    thread_local! {
+        /// The time by which deadlines of this thread go; the system's where it is not set.
+        pub(crate) static NOW: Cell<Option<Instant>> = const { Cell::new(None) };
     }
 }

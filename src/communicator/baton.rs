@@ -2,10 +2,10 @@
 
 #![expect(unsafe_code, reason = "exclusive access is passed on by a counter instead of a lock")]
 
-use std::cell::{Cell, UnsafeCell};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
-use std::thread::{self, ThreadId};
+use std::cell::Cell;
+use std::sync::{OnceLock, PoisonError};
+
+use super::sync::{AtomicUsize, Condvar, Mutex, Ordering, ThreadId, UnsafeCell, current};
 
 /// A value that belongs to the worker while jobs are pending, and to the caller while none are.
 ///
@@ -41,7 +41,8 @@ impl Drop for Busy<'_> {
 impl<T> Baton<T> {
     /// A baton in the caller's hands.
     pub(super) fn new(value: T) -> Self {
-        Self { value: UnsafeCell::new(value), pending: AtomicUsize::new(0), worker: OnceLock::new(), idle: Default::default() }
+        let idle = (Mutex::new(()), Condvar::new());
+        Self { value: UnsafeCell::new(value), pending: AtomicUsize::new(0), worker: OnceLock::new(), idle }
     }
 
     /// Runs `work` on the caller's thread once every submitted job has ended. `None` where it is entered from within itself or
@@ -64,7 +65,7 @@ impl<T> Baton<T> {
         // SAFETY: - exclusive on this thread: `busy` was clear, and `side` is the only one (trusted of the caller);
         // - exclusive against the worker: no job is pending (Acquire, pairs with the worker's Release), and only the owner of
         //   `side`, which is not `Sync` and is in use here, can submit one.
-        Some(work(unsafe { &mut *self.value.get() }))
+        Some(self.value.with_mut(|value| work(unsafe { &mut *value })))
     }
 
     /// Counts a job in; the worker must end it with [`Baton::as_worker`].
@@ -83,9 +84,9 @@ impl<T> Baton<T> {
     ///
     /// Called by one worker thread only, once for each [`Baton::submit`].
     pub(super) unsafe fn as_worker<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        let _ = self.worker.set(thread::current().id());
+        let _ = self.worker.set(current().id());
         // SAFETY: a job is pending until the end of this function, so the caller stays away; there is one worker (trusted).
-        let result = work(unsafe { &mut *self.value.get() });
+        let result = self.value.with_mut(|value| work(unsafe { &mut *value }));
         if self.pending.fetch_sub(1, Ordering::Release) == 1 {
             let _guard = self.idle.0.lock().unwrap_or_else(PoisonError::into_inner);
             self.idle.1.notify_all();
@@ -95,12 +96,93 @@ impl<T> Baton<T> {
 
     /// Whether this thread is the worker.
     pub(super) fn is_worker(&self) -> bool {
-        self.worker.get() == Some(&thread::current().id())
+        self.worker.get() == Some(&current().id())
     }
 
     /// Waits until no job is pending.
     fn wait_idle(&self) {
-        let guard = self.idle.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let _guard = self.idle.1.wait_while(guard, |()| self.pending.load(Ordering::Acquire) != 0).unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.idle.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.pending.load(Ordering::Acquire) != 0 {
+            guard = self.idle.1.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    //! Run with `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --lib --release communicator::baton`.
+
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    fn as_caller<R>(baton: &Baton<Vec<u32>>, side: &CallerSide, work: impl FnOnce(&mut Vec<u32>) -> R) -> Option<R> {
+        // SAFETY: each model has one side.
+        unsafe { baton.as_caller(side, work) }
+    }
+
+    /// A worker that runs these jobs.
+    fn worker(baton: &Arc<Baton<Vec<u32>>>, jobs: [u32; 2]) -> thread::JoinHandle<()> {
+        let baton = Arc::clone(baton);
+        thread::spawn(move || {
+            for job in jobs {
+                // SAFETY: each model has one worker, and submits as many jobs.
+                unsafe { baton.as_worker(|done| done.push(job)) };
+            }
+        })
+    }
+
+    #[test]
+    fn a_caller_waits_for_every_job_and_sees_what_it_did() {
+        loom::model(|| {
+            let (baton, side) = (Arc::new(Baton::new(vec![0])), CallerSide::default());
+            as_caller(&baton, &side, |done| done.push(1));
+            baton.submit();
+            baton.submit();
+            let worker = worker(&baton, [2, 3]);
+            assert_eq!(as_caller(&baton, &side, |done| done.clone()), Some(vec![0, 1, 2, 3]));
+            worker.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn jobs_that_are_submitted_meanwhile_are_waited_for_too() {
+        loom::model(|| {
+            let (baton, side) = (Arc::new(Baton::new(vec![])), CallerSide::default());
+            baton.submit();
+            // The worker may have come to the end of its queue, or not, when the next job comes.
+            let (queue, jobs) = loom::sync::mpsc::channel::<u32>();
+            let other = Arc::clone(&baton);
+            let worker = thread::spawn(move || {
+                while let Ok(job) = jobs.recv() {
+                    if job == 0 {
+                        break;
+                    }
+                    // SAFETY: as above.
+                    unsafe { other.as_worker(|done| done.push(job)) };
+                }
+            });
+            queue.send(1).unwrap();
+            baton.submit();
+            queue.send(2).unwrap();
+            assert_eq!(as_caller(&baton, &side, |done| done.clone()), Some(vec![1, 2]));
+            baton.submit();
+            baton.withdraw();
+            assert_eq!(as_caller(&baton, &side, |done| done.len()), Some(2));
+            queue.send(0).unwrap();
+            worker.join().unwrap();
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn a_job_that_was_not_counted_in_meets_the_caller() {
+        loom::model(|| {
+            let (baton, side) = (Arc::new(Baton::new(vec![])), CallerSide::default());
+            baton.submit();
+            let worker = worker(&baton, [1, 2]);
+            as_caller(&baton, &side, |done| done.push(3));
+            worker.join().unwrap();
+        });
     }
 }

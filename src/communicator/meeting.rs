@@ -17,8 +17,8 @@ use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
 /// How long a rank that is there may take to accept a connection.
 const KNOCK: Duration = Duration::from_millis(500);
 /// How long a rank that serves may take to answer. One that does not serve takes all of it.
-const ANSWER: Duration = Duration::from_millis(200);
-/// How long an answer may take once a rank is known to serve.
+pub(super) const ANSWER: Duration = Duration::from_millis(200);
+/// How long an answer of this rank's own may take.
 const SERVICE: Duration = Duration::from_secs(30);
 /// How long a server that is no longer needed waits for its last clients.
 const LINGER: Duration = Duration::from_secs(1);
@@ -85,11 +85,11 @@ impl Meeting {
         }
     }
 
-    /// The store behind a door, if it is open.
-    pub(super) fn visit(&self, place: usize) -> Option<TcpStore> {
+    /// The store behind a door, if it is open, and how long it may take for an answer.
+    pub(super) fn visit(&self, place: usize, patience: Duration) -> Option<TcpStore> {
         let address = self.doors[place]?;
         self.connect(address, ANSWER).ok()?;
-        self.connect(address, SERVICE).ok()
+        self.connect(address, patience).ok()
     }
 
     fn connect(&self, address: SocketAddr, patience: Duration) -> Result<TcpStore> {
@@ -164,11 +164,11 @@ mod tests {
         let doors = vec![mine.address(), theirs.address(), None];
         let meeting = Meeting::new(mine, doors.clone(), None);
         assert_eq!([0, 1, 2].map(|place| meeting.knock(place)), [Knock::There, Knock::There, Knock::Silence]);
-        assert!(meeting.visit(0).is_none() && meeting.visit(2).is_none());
+        assert!(meeting.visit(0, SERVICE).is_none() && meeting.visit(2, SERVICE).is_none());
         drop(theirs);
         assert_eq!(meeting.knock(1), Knock::Gone);
         meeting.host().unwrap().set("key", b"value").unwrap();
-        let guest = meeting.visit(0).unwrap();
+        let guest = meeting.visit(0, SERVICE).unwrap();
         assert_eq!(guest.get("key", Duration::ZERO).unwrap(), b"value");
         // It stays open, with what was said there.
         assert_eq!(meeting.host().unwrap().get("key", Duration::ZERO).unwrap(), b"value");

@@ -25,6 +25,7 @@ mod shared;
 mod shrink;
 mod split;
 mod started;
+mod sync;
 mod trace;
 mod variable;
 mod work;

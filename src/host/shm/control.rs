@@ -1,24 +1,66 @@
 //! The small shared words of a region: who is there, who sleeps, and why it ended.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
 
 use rustix::thread::CpuSet;
 
+use super::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence};
 use crate::host::notice::Notice;
 
 /// A value on cache lines of its own.
 #[repr(C, align(128))]
-pub(super) struct Line<T>(T);
+struct Line<T>(T);
 
 /// What the whole group shares. All zero at first.
 #[repr(C, align(128))]
 pub(super) struct Control {
     /// How many ranks sleep, or are about to. Read by everyone after each step, written rarely.
-    pub(super) sleepers: Line<AtomicU32>,
+    sleepers: Line<AtomicU32>,
     /// What sleepers wait on; it changes with every wake.
-    pub(super) bell: Line<AtomicU32>,
+    bell: Line<Futex>,
     /// Why the group ended.
-    pub(super) bulletin: Line<Bulletin>,
+    bulletin: Line<Bulletin>,
+}
+
+impl Control {
+    /// Whether ranks sleep, or are about to, as far as this one has heard.
+    #[inline]
+    pub(super) fn has_sleepers(&self) -> bool {
+        self.sleepers.load(Ordering::Relaxed) != 0
+    }
+
+    /// How many ranks sleep, or are about to.
+    #[cfg(test)]
+    pub(super) fn sleepers(&self) -> u32 {
+        self.sleepers.load(Ordering::SeqCst)
+    }
+
+    /// Why the group ended, where a rank has told.
+    pub(super) fn notice(&self) -> Option<Notice> {
+        self.bulletin.read()
+    }
+
+    /// Tells the whole group why it ended, unless another rank has already, and wakes everyone.
+    pub(super) fn tell(&self, notice: &Notice) {
+        if self.bulletin.post(notice) {
+            self.wake();
+        }
+    }
+
+    /// Wakes every sleeper.
+    pub(super) fn wake(&self) {
+        self.bell.change();
+    }
+
+    /// Sleeps until woken, at most for `limit`, unless `done` holds once the sleep has been announced.
+    pub(super) fn sleep(&self, limit: Duration, done: impl FnOnce() -> bool) {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let heard = self.bell.read();
+        if !done() {
+            self.bell.wait(heard, limit);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl<T> std::ops::Deref for Line<T> {
@@ -31,7 +73,7 @@ impl<T> std::ops::Deref for Line<T> {
 
 /// A notice that is written once.
 #[repr(C)]
-pub(super) struct Bulletin {
+struct Bulletin {
     state: AtomicU32,
     words: [AtomicU64; Notice::BYTES / 8],
 }
@@ -43,7 +85,7 @@ impl Bulletin {
     const WRITTEN: u32 = 2;
 
     /// Writes the notice, where there is none yet; says whether it did.
-    pub(super) fn post(&self, notice: &Notice) -> bool {
+    fn post(&self, notice: &Notice) -> bool {
         if self.state.compare_exchange(Self::EMPTY, Self::TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
         }
@@ -55,7 +97,7 @@ impl Bulletin {
     }
 
     /// The notice, where one has been written.
-    pub(super) fn read(&self) -> Option<Notice> {
+    fn read(&self) -> Option<Notice> {
         if self.state.load(Ordering::Acquire) != Self::WRITTEN {
             return None;
         }
@@ -136,7 +178,7 @@ impl Member {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -154,5 +196,59 @@ mod tests {
         let bulletin = Bulletin { state: AtomicU32::new(Bulletin::TAKEN), words: Default::default() };
         assert_eq!(bulletin.read(), None);
         assert!(!bulletin.post(&Notice::Lost { rank: 7 }));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    //! Run with `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --lib --release shm::control`.
+
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    const ABORTED: Notice = Notice::Aborted { by: 3 };
+    const LOST: Notice = Notice::Lost { rank: 4 };
+
+    fn control() -> Control {
+        let bulletin = Bulletin { state: AtomicU32::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };
+        Control { sleepers: Line(AtomicU32::new(0)), bell: Line(Futex::new()), bulletin: Line(bulletin) }
+    }
+
+    /// Sleeps, without a limit, until there is a notice.
+    fn await_notice(control: &Control) -> Notice {
+        loop {
+            if let Some(notice) = control.notice() {
+                return notice;
+            }
+            control.sleep(Duration::MAX, || control.notice().is_some());
+        }
+    }
+
+    #[test]
+    fn a_sleeper_hears_of_an_abort_whenever_it_comes() {
+        loom::model(|| {
+            let control = Arc::new(control());
+            let sleeper = Arc::clone(&control);
+            let sleeper = thread::spawn(move || await_notice(&sleeper));
+            control.tell(&ABORTED);
+            assert_eq!(sleeper.join().unwrap(), ABORTED);
+        });
+    }
+
+    #[test]
+    fn of_two_ends_everyone_hears_the_same() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.check(|| {
+            let control = Arc::new(control());
+            let (sleeper, other) = (Arc::clone(&control), Arc::clone(&control));
+            let sleeper = thread::spawn(move || await_notice(&sleeper));
+            let other = thread::spawn(move || other.tell(&LOST));
+            control.tell(&ABORTED);
+            let heard = sleeper.join().unwrap();
+            other.join().unwrap();
+            assert!([ABORTED, LOST].contains(&heard) && control.notice() == Some(heard));
+        });
     }
 }

@@ -8,12 +8,10 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::thread::futex;
 
 use super::control::{Control, Member};
 use super::flags::Flag;
@@ -132,14 +130,12 @@ impl Region {
 
     /// Why the group ended, where a rank has told.
     pub(super) fn notice(&self) -> Option<Notice> {
-        self.control().bulletin.read()
+        self.control().notice()
     }
 
     /// Tells the whole group why it ended, unless another rank has already, and wakes everyone.
     pub(super) fn tell(&self, notice: &Notice) {
-        if self.control().bulletin.post(notice) {
-            self.wake();
-        }
+        self.control().tell(notice);
     }
 
     /// Whether a rank lives and has not left; costs a system call.
@@ -156,22 +152,12 @@ impl Region {
 
     /// Wakes every sleeper.
     pub(super) fn wake(&self) {
-        let bell = &self.control().bell;
-        bell.fetch_add(1, Ordering::SeqCst);
-        let _ = futex::wake(bell, futex::Flags::empty(), i32::MAX as u32);
+        self.control().wake();
     }
 
     /// Sleeps until woken, at most for `limit`, unless `done` holds once the sleep has been announced.
     pub(super) fn sleep(&self, limit: Duration, done: impl FnOnce() -> bool) {
-        let control = self.control();
-        control.sleepers.fetch_add(1, Ordering::SeqCst);
-        let heard = control.bell.load(Ordering::SeqCst);
-        if !done() {
-            let limit = futex::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-            // Woken, interrupted, timed out or too late: the caller looks again in any case.
-            let _ = futex::wait(&control.bell, futex::Flags::empty(), heard, Some(&limit));
-        }
-        control.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.control().sleep(limit, done);
     }
 }
 
@@ -226,11 +212,11 @@ pub(super) mod tests {
         let regions = regions(2);
         std::thread::scope(|scope| {
             scope.spawn(|| regions[0].sleep(Duration::from_secs(60), || false));
-            while regions[1].control().sleepers.load(Ordering::SeqCst) == 0 {
+            while regions[1].control().sleepers() == 0 {
                 std::thread::yield_now();
             }
             // The announcement comes before the sleep; ring until the sleeper has gone.
-            while regions[1].control().sleepers.load(Ordering::SeqCst) != 0 {
+            while regions[1].control().sleepers() != 0 {
                 regions[1].wake();
                 std::thread::yield_now();
             }

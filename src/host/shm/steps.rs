@@ -2,8 +2,6 @@
 
 #![expect(unsafe_code, reason = "reads fingerprints that flags have ordered")]
 
-use std::sync::atomic::Ordering;
-
 use super::group::Group;
 use super::lane::Fingerprint;
 use crate::call::{Call, Kind};
@@ -82,7 +80,7 @@ impl Group {
             self.wait(step, &fingerprint, terms).map_err(|stop| self.fail(stop, fingerprint, terms))?;
         }
         // Whoever arrives last sees the step complete at once and finds here who sleeps: nobody else need look.
-        if self.region.control().sleepers.load(Ordering::Relaxed) != 0 {
+        if self.region.control().has_sleepers() {
             self.region.wake();
         }
         Ok(())

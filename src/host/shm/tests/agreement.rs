@@ -2,7 +2,6 @@
 
 #![expect(unsafe_code, reason = "collectives take raw memory")]
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -227,7 +226,7 @@ fn an_abort_ends_a_wait_here_and_elsewhere() {
         std::thread::scope(|scope| {
             if index == 0 {
                 scope.spawn(|| {
-                    while region.control().sleepers.load(Ordering::SeqCst) < 2 {
+                    while region.control().sleepers() < 2 {
                         std::thread::yield_now();
                     }
                     health.end(Notice::Aborted { by: 0 });
@@ -246,7 +245,7 @@ fn a_notice_wakes_sleepers() {
         if rank.index != 2 {
             return attempt(&mut rank, Kind::Barrier, &mut []).unwrap_err().notice;
         }
-        while rank.group.region.control().sleepers.load(Ordering::SeqCst) < 2 {
+        while rank.group.region.control().sleepers() < 2 {
             std::thread::yield_now();
         }
         rank.group.tell(&Notice::Failed { rank: 2 });

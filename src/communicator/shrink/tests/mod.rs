@@ -1,0 +1,219 @@
+//! Shrinks of two to five ranks in a simulated world: thousands of orders of events, with ranks that die, sleep and are cut off.
+
+mod world;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::protocol::{Given, Shrinking};
+use crate::error::{Error, Result};
+use world::{Cut, Fate, Founded, Place, Plan, Random, Report, Scenario, play};
+
+/// How many orders are tried where the environment (`COLLECTIVES_SHRINKS`) does not say.
+const SHRINKS: u64 = 3000;
+/// The longest that a scenario may take, by its own clock.
+const BOUND: Duration = Duration::from_secs(600);
+
+fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Founded> {
+    let given = Given { doubts: plan.doubts.clone(), left: plan.left.clone() };
+    Shrinking::new(place, me, "shrink".to_owned(), limit, given).run()
+}
+
+/// What kinds of trouble a scenario may have.
+#[derive(Debug, Clone, Copy)]
+struct Trouble {
+    deaths: bool,
+    sleeps: bool,
+    cuts: bool,
+}
+
+fn some_ranks(random: &mut Random, count: usize, but: usize, once_in: u64) -> BTreeSet<usize> {
+    (0..count).filter(|rank| *rank != but && random.once_in(once_in)).collect()
+}
+
+fn draw(random: &mut Random, trouble: Trouble) -> Scenario {
+    let count = 2 + random.below(4) as usize;
+    let limit = Duration::from_millis(4000 + random.below(16_000));
+    let wrongly = if trouble.sleeps { 4 } else { u64::MAX };
+    let mut ranks: Vec<Plan> = (0..count).map(|me| Plan { doubts: some_ranks(random, count, me, wrongly), ..Plan::default() }).collect();
+    for plan in &mut ranks {
+        plan.begins = random.time(Duration::from_millis(if trouble.sleeps { 400 } else { 5 }));
+        let early = random.once_in(2);
+        let at = 1 + random.below(if early { 40 } else { 300 }) as usize;
+        match random.below(8) {
+            0 if trouble.deaths => plan.is_dead = true,
+            1 | 2 if trouble.deaths => plan.fates.push((at, Fate::Dies)),
+            3 | 4 if trouble.sleeps => {
+                let time = random.time(limit * 2);
+                plan.fates.push((at, Fate::SleepsFor(time)));
+            }
+            5 if trouble.sleeps => plan.begins = random.time(limit * 2),
+            6 if trouble.sleeps && random.once_in(2) => plan.is_absent = true,
+            _ => {}
+        }
+    }
+    for rank in 0..count {
+        if ranks[rank].is_absent && random.once_in(2) {
+            ranks.iter_mut().enumerate().filter(|(other, _)| *other != rank).for_each(|(_, plan)| plan.left.extend([rank]));
+        }
+    }
+    let from = if random.once_in(2) { Duration::ZERO } else { random.time(limit) };
+    let until = if random.once_in(2) { Duration::MAX } else { from + random.time(limit) };
+    let cut = trouble.cuts.then(|| Cut { from, until, side: 1 + random.below((1 << count) - 2) as u32 });
+    Scenario { ranks, cut, limit }
+}
+
+/// How long a rank may take from when it begins: its limit, what it slept, one unanswered question at the end, and its last looks at the
+/// doors of ranks that say nothing.
+fn latest(scenario: &Scenario, rank: usize) -> Duration {
+    let plan = &scenario.ranks[rank];
+    let slept: Duration = plan.fates.iter().map(|(_, fate)| if let Fate::SleepsFor(time) = fate { *time } else { Duration::ZERO }).sum();
+    let silences = Duration::from_secs(2) * scenario.ranks.len() as u32;
+    plan.begins + slept + scenario.limit + scenario.limit / 4 + silences
+}
+
+/// What is wrong with how it went, if anything.
+fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<String> {
+    let through =
+        || report.outcomes.iter().enumerate().filter_map(|(rank, outcome)| outcome.as_ref().map(|(at, result)| (rank, *at, result)));
+    let founded: Vec<(usize, &Founded)> = through().filter_map(|(rank, _, result)| Some((rank, result.as_ref().ok()?))).collect();
+    if let Some((rank, at, _)) = through().find(|(rank, at, _)| *at > latest(scenario, *rank)) {
+        return Some(format!("rank {rank} was through at {at:?} only"));
+    }
+    // Without all of its members a communicator is over at the first call; behind a cut, others cannot know of it.
+    let went_on = |rank: usize, with: &Founded| founded.iter().any(|(other, outcome)| *other == rank && *outcome == with);
+    let is_whole = |with: &Founded| with.members.iter().all(|rank| !report.lives[*rank] || went_on(*rank, with));
+    let founded: Vec<_> = founded.iter().copied().filter(|(_, outcome)| !trouble.cuts || is_whole(outcome)).collect();
+    for (rank, outcome) in &founded {
+        if *outcome != founded[0].1 {
+            return Some(format!("ranks {} and {rank} went on in different communicators", founded[0].0));
+        }
+        if !outcome.members.contains(rank) || !outcome.members.is_sorted() {
+            return Some(format!("rank {rank} went on as one of {:?}", outcome.members));
+        }
+    }
+    let strange = |error: &Error| !matches!(error, Error::LeftBehind { .. } | Error::Timeout { .. });
+    if let Some((rank, _, Err(error))) = through().find(|(_, _, result)| result.as_ref().is_err_and(strange)) {
+        return Some(format!("rank {rank} failed: {error}"));
+    }
+    // Whoever lives goes on with the others. A death in the middle of a barrier may leave some behind, but never all.
+    let calm = !trouble.sleeps && !trouble.cuts;
+    let is_late = through().any(|(_, _, result)| result.as_ref().is_err_and(Error::is_timeout));
+    let is_missed = !trouble.deaths && through().any(|(_, _, result)| result.is_err());
+    if calm && (is_late || is_missed || founded.is_empty() && report.lives.contains(&true)) {
+        return Some("not everyone who lives went on".to_owned());
+    }
+    None
+}
+
+/// Plays scenarios of this kind.
+fn explore(name: &str, trouble: Trouble) {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let count = number("COLLECTIVES_SHRINKS").unwrap_or(SHRINKS);
+    let first =
+        number("COLLECTIVES_TEST_SEED").unwrap_or_else(|| std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as u64));
+    println!("{name}: {count} scenarios from COLLECTIVES_TEST_SEED={first}");
+    let mut tally = Tally::default();
+    for seed in (0..count).map(|step| first.wrapping_add(step)) {
+        let scenario = draw(&mut Random(seed), trouble);
+        tally.count(&run(&scenario, trouble, seed));
+    }
+    println!("{name}: {tally:?}");
+}
+
+/// How many ranks came to which end.
+#[derive(Debug, Default)]
+struct Tally {
+    went_on: usize,
+    left_behind: usize,
+    late: usize,
+}
+
+impl Tally {
+    fn count(&mut self, report: &Report) {
+        for (_, result) in report.outcomes.iter().flatten() {
+            match result {
+                Ok(_) => self.went_on += 1,
+                Err(Error::LeftBehind { .. }) => self.left_behind += 1,
+                Err(_) => self.late += 1,
+            }
+        }
+    }
+}
+
+/// Plays one scenario in one order, and panics with everything that happened where it went wrong.
+fn run(scenario: &Scenario, trouble: Trouble, seed: u64) -> Report {
+    let (report, complaint) = match play(scenario, seed, BOUND, shrink) {
+        Ok(report) => {
+            let complaint = complaint(scenario, trouble, &report);
+            (report, complaint)
+        }
+        Err(report) => (report, Some("it did not end".to_owned())),
+    };
+    if let Some(complaint) = complaint {
+        panic!("seed {seed}: {complaint}\n{scenario:#?}\n{}", report.log.join("\n"));
+    }
+    report
+}
+
+#[test]
+fn ranks_without_trouble_all_go_on() {
+    explore("no trouble", Trouble { deaths: false, sleeps: false, cuts: false });
+}
+
+#[test]
+fn whoever_outlives_the_others_goes_on() {
+    explore("deaths", Trouble { deaths: true, sleeps: false, cuts: false });
+}
+
+#[test]
+fn sleepers_and_late_comers_do_not_split() {
+    explore("sleeps", Trouble { deaths: true, sleeps: true, cuts: false });
+}
+
+#[test]
+fn the_cut_off_do_not_split() {
+    explore("cuts", Trouble { deaths: true, sleeps: false, cuts: true });
+}
+
+/// Ranks that begin together, of which these fall asleep as they ask the world for the how-manieth time.
+fn sleepers(limit: Duration, sleeps: &[Option<(usize, Duration)>]) -> Scenario {
+    let plan = |sleep: &Option<(usize, Duration)>| Plan {
+        fates: sleep.iter().map(|(at, time)| (*at, Fate::SleepsFor(*time))).collect(),
+        ..Plan::default()
+    };
+    Scenario { ranks: sleeps.iter().map(plan).collect(), cut: None, limit }
+}
+
+const SLEEPS: Trouble = Trouble { deaths: false, sleeps: true, cuts: false };
+
+/// It had closed its round, and looked for others in vain; they woke up, found it asleep, and went on.
+#[test]
+fn a_leader_stopped_while_it_founds_sees_that_others_went_on() {
+    for at in 1..400 {
+        let mut scenario = sleepers(Duration::from_secs(13), &[Some((7, Duration::from_secs(5))), Some((at, Duration::from_secs(20)))]);
+        scenario.ranks[1].doubts.insert(0);
+        run(&scenario, SLEEPS, at as u64);
+    }
+}
+
+/// Between its claim and its word that it goes on, a lower rank wakes up and passes by the claim, as it may.
+#[test]
+fn a_rank_that_wakes_into_a_claim_does_not_split() {
+    for seed in 0..400 {
+        let time = Duration::from_millis(5000 + 5 * seed);
+        run(&sleepers(Duration::from_secs(7), &[Some((8, time)), None]), SLEEPS, seed);
+    }
+}
+
+/// A rank of a founding whose leader was stopped in the middle of it.
+#[test]
+fn a_member_that_waits_for_a_stopped_leader_does_not_go_on_beside_others() {
+    for at in 1..300 {
+        let leader = Some((at, Duration::from_secs(9)));
+        let mut scenario = sleepers(Duration::from_secs(20), &[Some((2, Duration::from_secs(4))), leader, None]);
+        scenario.ranks[1].doubts.insert(0);
+        scenario.ranks[2].doubts.insert(0);
+        run(&scenario, SLEEPS, at as u64);
+    }
+}
