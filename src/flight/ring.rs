@@ -21,6 +21,7 @@ pub(super) enum Stage {
 const STAGE_BITS: u32 = 8;
 
 /// The stage word of a call that is queued on a lane. No other record in the same slot has it within four billion calls.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices queue"))]
 fn queued(id: u64, lane: u8) -> u64 {
     Stage::Queued as u64 | u64::from(lane) << STAGE_BITS | (id & 0xffff_ffff) << 32
 }
@@ -57,6 +58,7 @@ pub(super) struct Ring {
     /// How many records have been begun.
     begun: AtomicU64,
     /// No record before this one is queued on a device any more.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices queue"))]
     first_queued: AtomicU64,
 }
 
@@ -79,6 +81,7 @@ impl Ring {
     }
 
     /// The same for a call that is queued on a lane of a device.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices queue"))]
     pub(super) fn begin_queued(&self, what: [u64; 4], started: u64, lane: u8) -> u64 {
         let id = self.begun.load(Ordering::Relaxed);
         self.write(id, what, started, queued(id, lane))
@@ -112,6 +115,7 @@ impl Ring {
     }
 
     /// Ends those before number `end` that are queued on this lane, or on any; the first of them. By any thread, also while others are begun.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices queue"))]
     pub(super) fn end_queued(&self, lane: Option<u8>, end: u64, stage: Stage, finished: u64) -> Option<u64> {
         let begun = self.begun();
         let oldest = begun.saturating_sub(self.slots.len() as u64).max(self.first_queued.load(Ordering::Relaxed));

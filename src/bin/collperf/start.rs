@@ -143,6 +143,7 @@ fn processes(ranks: usize) -> Result<u8, Failure> {
         output: Output::FirstRank,
         grace: GRACE,
         verdict: Some(CHECK),
+        keep_going: false,
     };
     let store = Store::local(Secret::from_env()?.as_ref())?;
     launch::run("collperf", &job, &store).map_err(|refused| Failure::internal(refused.message))

@@ -35,6 +35,10 @@ pub(crate) struct Arguments {
     /// Leave the ranks' output as it is, instead of putting the rank in brackets before each line
     #[arg(long)]
     pub(crate) no_prefix: bool,
+    /// Let the others go on when a rank fails, as programs do that call Communicator::shrink; exit with 0 if one of them succeeds. The store
+    /// is collrun's, so any rank may fail
+    #[arg(long)]
+    pub(crate) keep_going: bool,
     /// How long ranks may take to stop when another has failed, before they are killed
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub(crate) grace: Duration,

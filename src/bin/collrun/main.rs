@@ -45,6 +45,7 @@ fn run(arguments: Arguments) -> Result<u8, Refused> {
         output: if arguments.no_prefix { Output::Inherited } else { Output::Prefixed },
         grace: arguments.grace,
         verdict: None,
+        keep_going: arguments.keep_going,
     };
     launch::run("collrun", &job, &store)
 }

@@ -34,6 +34,8 @@ pub(crate) struct Job {
     pub(crate) grace: Duration,
     /// An exit code by which a rank tells what it found; it becomes ours, and the other ranks go on.
     pub(crate) verdict: Option<u8>,
+    /// Whether the others go on when a rank fails, and one that succeeds is enough.
+    pub(crate) keep_going: bool,
 }
 
 /// Why a job could not be started, and the exit code that says so.
@@ -45,7 +47,8 @@ pub(crate) struct Refused {
     pub(crate) code: u8,
 }
 
-/// Starts the job's ranks and waits for all of them. Returns the exit code: that of the rank that failed first, else 0.
+/// Starts the job's ranks and waits for all of them. Returns the exit code: that of the rank that failed first, else 0; 0 also
+/// where ranks are to go on without those that fail and one has succeeded.
 ///
 /// Must be called on a thread that lives as long as the process: the ranks die with it.
 ///

@@ -64,6 +64,7 @@ pub(super) struct Supervisor<'a> {
     /// An ending that is a rank's verdict and no failure, and whether there was one.
     verdict: Option<Ending>,
     verdict_told: bool,
+    keep_going: bool,
     ranks: Vec<Watched>,
     sender: Sender<Event>,
     events: Receiver<Event>,
@@ -83,6 +84,7 @@ impl<'a> Supervisor<'a> {
             grace: job.grace,
             verdict,
             verdict_told: false,
+            keep_going: job.keep_going,
             ranks: vec![],
             sender,
             events,
@@ -104,7 +106,8 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// Waits for all ranks and returns the exit code: that of the rank that failed first, else of a verdict, else 0.
+    /// Waits for all ranks and returns the exit code: that of the rank that failed first, else of a verdict, else 0. Where ranks go on without
+    /// those that fail, 0 if one has succeeded.
     pub(super) fn wait(&mut self) -> u8 {
         while self.ranks.iter().any(|watched| watched.ending.is_none()) {
             match self.next_event() {
@@ -112,6 +115,9 @@ impl<'a> Supervisor<'a> {
                 Some(Event::Signal(signal)) => self.pass_on(signal),
                 None => self.lose_patience(),
             }
+        }
+        if self.keep_going && self.ranks.iter().any(|watched| watched.ending.is_some_and(Ending::is_success)) {
+            return 0;
         }
         let verdict = self.verdict.filter(|_| self.verdict_told);
         self.failure.or(verdict).map_or(0, Ending::code)
@@ -130,15 +136,22 @@ impl<'a> Supervisor<'a> {
         let Some(watched) = self.ranks.get_mut(place) else { return };
         watched.ending = Some(ending);
         self.verdict_told |= Some(ending) == self.verdict;
-        if ending.is_success() || Some(ending) == self.verdict || self.failure.is_some() {
+        if ending.is_success() || Some(ending) == self.verdict || (self.failure.is_some() && !self.keep_going) {
             return;
         }
-        self.failure = Some(ending);
+        self.failure.get_or_insert(ending);
         let (rank, group) = (watched.rank, watched.group);
         let left = self.ranks.iter().filter(|watched| watched.ending.is_none()).count();
         if self.passed_on.is_none_or(|signal| ending != Ending::Signal(signal)) {
-            let stopping = if left > 0 { "; stopping the others" } else { "" };
+            let stopping = match (left, self.keep_going) {
+                (0, _) => "",
+                (_, true) => "; the others go on",
+                (_, false) => "; stopping the others",
+            };
             self.say(&format!("rank {rank} (pid {group}) failed with {ending}{stopping}"));
+        }
+        if self.keep_going {
+            return;
         }
         self.signal_all(Signal::TERM);
         self.patience_ends = Some(Instant::now() + self.grace);

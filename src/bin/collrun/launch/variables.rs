@@ -38,7 +38,7 @@ mod tests {
 
     fn job(local_world_size: usize, nodes: usize, node: usize) -> Job {
         let grace = Duration::from_secs(5);
-        Job { program: "true".into(), arguments: vec![], local_world_size, nodes, node, output: Output::Prefixed, grace, verdict: None }
+        Job { program: "true".into(), arguments: vec![], local_world_size, nodes, node, output: Output::Prefixed, grace, verdict: None, keep_going: false }
     }
 
     #[test]
