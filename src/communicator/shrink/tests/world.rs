@@ -193,7 +193,10 @@ impl Place {
         self.pass(Duration::ZERO);
         let lost = |kind| Err(Error::io(format!("asking rank {other}"), io::Error::from(kind)));
         let until = self.state().now + patience;
-        while other != self.me {
+        if other == self.me {
+            return Ok(());
+        }
+        loop {
             let state = self.state();
             let (is_dead, is_deaf) = (!state.ranks[other].lives, state.is_cut(self.me, other));
             let is_late = state.now >= until;
@@ -201,7 +204,7 @@ impl Place {
                 return lost(io::ErrorKind::UnexpectedEof);
             }
             if !is_deaf && !state.sleeps(other) {
-                break;
+                return Ok(());
             }
             drop(state);
             if is_late {
@@ -209,7 +212,6 @@ impl Place {
             }
             self.pass_in_time(LOOK);
         }
-        Ok(())
     }
 
     /// Opens the links to the other members and meets them at a barrier.
