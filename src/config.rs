@@ -160,6 +160,11 @@ pub struct Config {
     /// one that is not, nothing. Not compared are messages, whose two ends know nothing of the others, and groups of several communicators
     /// ([`Communicator::group_across`](crate::Communicator::group_across)), which one thread may make for several ranks. A call that
     /// is captured into a graph is compared when it is captured, which every rank must do alike; launches of the graph are not.
+    ///
+    /// So while calls are compared, a device call stands among the communicator's collectives on host memory, which all ranks must make in
+    /// one order, and waits like one: a rank that makes a device call and then sends what another receives before its own
+    /// device call has both waiting for each other. A program that needs that, or drives several ranks from one thread, says `Never`. All ranks
+    /// must say the same.
     #[cfg(feature = "cuda")]
     pub check_device_calls: CheckDeviceCalls,
 }

@@ -186,18 +186,18 @@ impl Communicator {
         for (comm, batch) in parts.iter() {
             admitted.push(comm.admit_batch(batch)?);
         }
-        // One thread that holds several ranks cannot have them talk to each other.
-        if let ([(comm, batch)], [(plane, _)]) = (&*parts, &admitted[..]) {
-            comm.confer(plane, batch.calls.iter().map(|call| &call.job))?;
-        } else if parts.iter().zip(&admitted).any(|((_, batch), (plane, _))| batch.calls.iter().any(|call| plane.is_first_use(&call.job))) {
-            let reason = "the ranks must agree that all can do it; use it once outside of such a group";
-            return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
-        }
         let timeout = parts.iter().map(|(comm, _)| comm.timeout()).min().unwrap_or_default();
         let comms: Vec<&Communicator> = parts.iter().map(|(comm, _)| *comm).collect();
         let mut resolved = Vec::with_capacity(parts.len());
         for ((_, batch), (_, stream)) in parts.iter_mut().zip(&admitted) {
             resolved.push(batch.resolve(stream, hold)?);
+        }
+        // One thread that holds several ranks cannot have them talk to each other.
+        if let ([comm], [(plane, _)], [part]) = (&comms[..], &admitted[..], &resolved[..]) {
+            comm.confer(plane, part.jobs.iter())?;
+        } else if admitted.iter().zip(&resolved).any(|((plane, _), part)| part.jobs.iter().any(|job| plane.is_first_use(job))) {
+            let reason = "the ranks must agree that all can do it; use it once outside of such a group";
+            return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
         }
         let ready: Vec<_> =
             admitted.iter().zip(&resolved).map(|((plane, stream), part)| (*plane, &part.jobs[..], &part.messages[..], *stream)).collect();

@@ -19,6 +19,15 @@ fn in_words(fingerprint: [u64; 4], calls: u64) -> String {
     if calls == 1 { call } else { format!("a group of {calls} collectives that begins with {call}") }
 }
 
+/// An error of the comparison, for a caller who made no call on the host.
+#[cold]
+fn comparing(mut error: Error, first: &Call) -> Error {
+    if let Error::Timeout { doing, .. } | Error::PeerLost { doing, .. } = &mut error {
+        *doing = format!("comparing {first} with the other ranks' device calls (Config::check_device_calls)");
+    }
+    error
+}
+
 impl Communicator {
     /// Compares the calls that this rank is about to queue together with everyone's, where that was asked for. Nothing has been queued
     /// yet, so a difference harms nothing.
@@ -39,7 +48,7 @@ impl Communicator {
         let [sequence, count, op, root] = numbered(first.fingerprint());
         let mine: Said = [sequence, count, op, root, fingerprints.len() as u64, hash(fingerprints.iter().flatten().copied())];
         let mut all = vec![Said::default(); self.world_size()];
-        self.all_gather_into(&[mine], &mut all)?;
+        self.all_gather_into(&[mine], &mut all).map_err(|error| comparing(error, first))?;
         if all.iter().all(|said| *said == all[0]) {
             return Ok(());
         }

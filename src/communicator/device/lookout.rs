@@ -1,8 +1,8 @@
 //! Looks after the other ranks while a device waits for them. NCCL notices a dead peer only where the two talk over a network; on one host
 //! it waits for ever.
 //!
-//! Processes of this host are looked for in `/proc`, which is quick, and the door of a rank decides (see `meeting`). Doors of other hosts
-//! are knocked at too, ever more seldom: a knock costs a place among those who wait there.
+//! Processes of this host are looked for in `/proc`, and the door of one that is not there decides (see `meeting`). Ranks of other hosts are
+//! left to NCCL: a knock costs a place among those who wait at a door, and a job has many waits.
 
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::{Duration, Instant};
@@ -19,12 +19,11 @@ use crate::host::notice::Notice;
 const PATIENCE: Duration = Duration::from_millis(50);
 /// The time between two looks.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long a rank must have been gone: what it did last may still be on its way through the devices.
-const GRACE: Duration = Duration::from_millis(200);
+/// How long a rank must have been gone: what it did last may still be on its way through the devices, with what the caller has queued
+/// behind it.
+const GRACE: Duration = Duration::from_secs(1);
 /// How long the one that NCCL says is gone is looked for: what broke its connection may still be under way.
 const SEARCH: Duration = Duration::from_millis(500);
-/// How long something waits before doors are knocked at; the next round comes after twice as long.
-const KNOCK_AFTER: Duration = Duration::from_secs(1);
 
 /// How another rank is looked after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,8 +32,8 @@ enum Sight {
     Own,
     /// By the process that has had its number since then, in the kernel's ticks.
     Process { pid: u32, since: u64 },
-    /// By its door alone.
-    Door,
+    /// Not from here.
+    Unseen,
 }
 
 /// What is kept from one look to the next.
@@ -45,10 +44,6 @@ struct Looks {
     last: Instant,
     /// Who was found to be gone, and when.
     gone: Option<(Notice, Instant)>,
-    /// Whose door is next, and after how long a wait.
-    next_door: (usize, Duration),
-    /// How long that which waits had been waiting at the last look.
-    waited: Duration,
 }
 
 /// One communicator's lookout.
@@ -72,17 +67,11 @@ impl Communicator {
             peer if peer.rank == me.rank => Sight::Own,
             peer if peer.host == me.host && peer.pid != me.pid => match state_of(peer.pid) {
                 Some((_, since)) => Sight::Process { pid: peer.pid, since },
-                None => Sight::Door,
+                None => Sight::Unseen,
             },
-            _ => Sight::Door,
+            _ => Sight::Unseen,
         };
-        let looks = Looks {
-            sights: shared.peers.iter().map(sight).collect(),
-            last: Instant::now(),
-            gone: None,
-            next_door: (0, KNOCK_AFTER),
-            waited: Duration::ZERO,
-        };
+        let looks = Looks { sights: shared.peers.iter().map(sight).collect(), last: Instant::now(), gone: None };
         Arc::new(Watchman {
             rank: shared.rank,
             peers: Arc::clone(&shared.peers),
@@ -131,28 +120,19 @@ impl Watchman {
 
     /// A rank that is gone.
     fn missing(&self, looks: &mut Looks) -> Option<Notice> {
-        for rank in 0..looks.sights.len() {
-            if !looks.sights[rank].has_vanished() {
+        for (rank, sight) in looks.sights.iter_mut().enumerate() {
+            if !sight.has_vanished() {
                 continue;
             }
-            if self.knock(rank) != Knock::There {
-                return Some(Notice::Lost { rank: rank as u32 });
+            match self.knock(rank) {
+                Knock::Gone => return Some(Notice::Lost { rank: rank as u32 }),
+                // It was another one's number, as it is among namespaces of processes.
+                Knock::There => *sight = Sight::Unseen,
+                // Nobody knows; at the next look perhaps.
+                Knock::Silence => {}
             }
-            // It was another one's number, as it is among namespaces of processes.
-            looks.sights[rank] = Sight::Door;
         }
-        let (place, after) = looks.next_door;
-        if looks.waited < after {
-            return None;
-        }
-        let Some(rank) = (place..looks.sights.len()).find(|rank| looks.sights[*rank] != Sight::Own) else {
-            looks.next_door = (0, looks.waited * 2);
-            return None;
-        };
-        // One at each look: where a host is cut off, a knock takes a while.
-        let is_gone = self.knock(rank) == Knock::Gone;
-        looks.next_door.0 = if is_gone { rank } else { rank + 1 };
-        is_gone.then_some(Notice::Lost { rank: rank as u32 })
+        None
     }
 }
 
@@ -169,10 +149,6 @@ impl Lookout for Watchman {
         if looks.last.elapsed() < PAUSE {
             return None;
         }
-        if waited < looks.waited {
-            looks.next_door = (0, KNOCK_AFTER);
-        }
-        looks.waited = waited;
         let notice = self.told().or_else(|| self.missing(&mut looks));
         looks.last = Instant::now();
         let since = match (looks.gone, notice) {
@@ -191,7 +167,8 @@ impl Lookout for Watchman {
 
     fn culprit(&self, doing: &dyn Fn() -> String) -> Option<Error> {
         let search = Deadline::after(SEARCH);
-        let is_gone = |rank: &usize| *rank != self.rank && self.knock(*rank) == Knock::Gone;
+        // A knock at a host that is cut off takes a while, and the streams are held meanwhile.
+        let is_gone = |rank: &usize| *rank != self.rank && !search.has_passed() && self.knock(*rank) == Knock::Gone;
         loop {
             let gone = (0..self.peers.len()).find(is_gone).map(|rank| Notice::Lost { rank: rank as u32 });
             if let Some(notice) = self.told().or(gone) {
@@ -249,6 +226,6 @@ mod tests {
         assert!(soon(|| sight.has_vanished()), "also before anybody has waited for it");
         sleeper.0.wait().unwrap();
         assert!(sight.has_vanished() && state_of(pid).is_none_or(|(_, began)| began != since));
-        assert!(!Sight::Own.has_vanished() && !Sight::Door.has_vanished());
+        assert!(!Sight::Own.has_vanished() && !Sight::Unseen.has_vanished());
     }
 }

@@ -205,19 +205,20 @@ impl Communicator {
         let plane = self.plane(kind.name())?;
         let stream = self.device_stream(plane);
         self.admit(plane, &call)?;
-        self.confer(plane, std::iter::once(&call.job))?;
         let DeviceCall { mut job, source, destination } = call;
         let mut guards = Guards::new(hold);
         resolve(&mut job, source, destination, stream, &mut guards);
-        let queued = if overlap(&job) {
-            Err(Error::argument(kind.name(), "source and destination overlap; use the in-place form, or buffers that lie apart"))
-        } else {
-            // SAFETY: - the addresses are those of buffers that are borrowed by the call (or owned by a work until it has ended), as
-            //   long as their lengths say, on the plane's device (checked);
-            // - their events make later users, and the one who frees them, wait for what is queued here: the guards are dropped
-            //   after it (cudarc's protocol; whoever switched that off answers for the order by the `unsafe` he did it with).
-            unsafe { plane.enqueue(&job, stream, self.timeout()) }
-        };
+        if overlap(&job) {
+            let reason = "source and destination overlap; use the in-place form, or buffers that lie apart";
+            return Err(Error::argument(kind.name(), reason));
+        }
+        // Last of all: who refuses a call by itself has the others wait here, on the host, and not on their devices.
+        self.confer(plane, std::iter::once(&job))?;
+        // SAFETY: - the addresses are those of buffers that are borrowed by the call (or owned by a work until it has ended), as
+        //   long as their lengths say, on the plane's device (checked);
+        // - their events make later users, and the one who frees them, wait for what is queued here: the guards are dropped
+        //   after it (cudarc's protocol; whoever switched that off answers for the order by the `unsafe` he did it with).
+        let queued = unsafe { plane.enqueue(&job, stream, self.timeout()) };
         let flight = self.core.shared.health.flight();
         // A call with wrong arguments was none: the other ranks may not count it either.
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {

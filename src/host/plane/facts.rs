@@ -1,5 +1,7 @@
 //! What a rank tells the others about itself before they can talk.
 
+#[cfg(feature = "cuda")]
+use crate::config::CheckDeviceCalls;
 use crate::config::Config;
 use crate::error::{Error, Peer, Result};
 use crate::proof::{self, Secret};
@@ -28,7 +30,13 @@ impl Facts {
     /// The settings that decide what is sent, in words that can be compared and read.
     pub(super) fn settings_of(config: &Config) -> String {
         let algorithm = config.algorithm.as_deref().unwrap_or("auto");
-        format!("transport {:?}, reproducible {}, algorithm {algorithm}", config.transport, config.reproducible)
+        let settings = format!("transport {:?}, reproducible {}, algorithm {algorithm}", config.transport, config.reproducible);
+        // Ranks without a device plane say nothing of it, so the usual must go without saying.
+        #[cfg(feature = "cuda")]
+        if config.check_device_calls != CheckDeviceCalls::default() {
+            return format!("{settings}, device calls compared {:?}", config.check_device_calls);
+        }
+        settings
     }
 
     /// Version, nonce, process, then the four texts, each behind its length, and the tag.
