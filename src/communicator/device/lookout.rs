@@ -22,6 +22,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How long a rank must have been gone: what it did last may still be on its way through the devices, with what the caller has queued
 /// behind it.
 const GRACE: Duration = Duration::from_secs(1);
+/// How often a rank whose process is gone may answer at its door before it is taken for one that is not seen from here. The door of a process
+/// that is being killed answers until its last thread has ended.
+const ANSWERS: u32 = 9;
 /// How long the one that NCCL says is gone is looked for: what broke its connection may still be under way.
 const SEARCH: Duration = Duration::from_millis(500);
 
@@ -40,6 +43,8 @@ enum Sight {
 #[derive(Debug)]
 struct Looks {
     sights: Vec<Sight>,
+    /// How often the door of each has answered though its process is gone, and when to knock again.
+    answers: Vec<(u32, Instant)>,
     /// When the last look was.
     last: Instant,
     /// Who was found to be gone, and when.
@@ -120,14 +125,20 @@ impl Watchman {
 
     /// A rank that is gone.
     fn missing(&self, looks: &mut Looks) -> Option<Notice> {
-        for (rank, sight) in looks.sights.iter_mut().enumerate() {
-            if !sight.has_vanished() {
+        for (rank, (sight, (answers, again))) in looks.sights.iter_mut().zip(&mut looks.answers).enumerate() {
+            if !sight.has_vanished() || Instant::now() < *again {
                 continue;
             }
             match self.knock(rank) {
                 Knock::Gone => return Some(Notice::Lost { rank: rank as u32 }),
-                // It was another one's number, as it is among namespaces of processes.
-                Knock::There => *sight = Sight::Unseen,
+                Knock::There => {
+                    *answers += 1;
+                    *again = Instant::now() + PAUSE * 2_u32.pow(*answers);
+                    // It was another one's number, as it is among namespaces of processes.
+                    if *answers >= ANSWERS {
+                        *sight = Sight::Unseen;
+                    }
+                }
                 // Nobody knows; at the next look perhaps.
                 Knock::Silence => {}
             }
