@@ -205,7 +205,8 @@ fn the_others_go_on_without_a_rank_that_fails_where_they_may() {
     let folder = tempfile::tempdir().unwrap();
     let dead = folder.path().join("dead");
     // Rank 1 ends after rank 0 has begun to die.
-    let script = format!("if [ $RANK = 0 ]; then touch {0}; kill -9 $$; fi; while [ ! -e {0} ]; do sleep 0.01; done; echo went on", dead.display());
+    let script =
+        format!("if [ $RANK = 0 ]; then touch {0}; kill -9 $$; fi; while [ ! -e {0} ]; do sleep 0.01; done; echo went on", dead.display());
     let run = output("--nproc-per-node 2 --keep-going", &script);
     assert_eq!(run.status.code(), Some(0), "{run:?}");
     assert!(String::from_utf8_lossy(&run.stdout).contains("went on"), "{run:?}");

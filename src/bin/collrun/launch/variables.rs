@@ -38,7 +38,17 @@ mod tests {
 
     fn job(local_world_size: usize, nodes: usize, node: usize) -> Job {
         let grace = Duration::from_secs(5);
-        Job { program: "true".into(), arguments: vec![], local_world_size, nodes, node, output: Output::Prefixed, grace, verdict: None, keep_going: false }
+        Job {
+            program: "true".into(),
+            arguments: vec![],
+            local_world_size,
+            nodes,
+            node,
+            output: Output::Prefixed,
+            grace,
+            verdict: None,
+            keep_going: false,
+        }
     }
 
     #[test]
