@@ -1,22 +1,14 @@
-//! Several hosts with addresses of their own: network namespaces joined by a bridge. Needs root and `ip`; foreign launchers need to
-//! be installed. What is absent is said in one line, and the test counts as skipped.
+//! Several hosts with addresses of their own: network namespaces joined by a bridge. Needs root and `ip`; what is absent is said in
+//! one line, and the test counts as skipped.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
-use common::hosts::{Hosts, run};
-
-/// What says that a test did not run.
-macro_rules! skip {
-    ($($why:tt)*) => {{
-        println!("skipped: {}", format_args!($($why)*));
-        return;
-    }};
-}
+use common::hosts::{Hosts, skip};
 
 fn example(name: &str) -> PathBuf {
     let mut path = std::env::current_exe().unwrap();
@@ -69,19 +61,4 @@ fn every_collective_is_right_on_three_hosts() {
         let output = on_hosts(&hosts, 2, per_host, "collperf", &["all", "-b", "8", "-e", "64K", "-f", "64", "-n", "2", "-w", "1"]);
         assert!(output[0].contains("Out of bounds values : 0 OK"), "{}", output[0]);
     }
-}
-
-#[test]
-fn gradient_averaging_learns_under_a_stock_mpirun() {
-    if let Err(why) = run("mpirun", &["--version"]) {
-        skip!("no mpirun: {why}");
-    }
-    let output = Command::new("mpirun")
-        .args(["--allow-run-as-root", "--oversubscribe", "-n", "4"])
-        .arg(example("gradient_averaging"))
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let out = printed("mpirun", output);
-    assert!(out.contains("parameters alike on all 4 ranks, bit for bit: true"), "{out}");
 }

@@ -2,6 +2,19 @@
 
 use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Says, even where what tests print is kept back, that a test did not run, and ends it.
+macro_rules! skip {
+    ($($why:tt)*) => {{
+        use std::io::Write as _;
+        let test = std::thread::current();
+        let _ = writeln!(std::io::stderr(), "skipped: {}: {}", test.name().unwrap_or_default(), format_args!($($why)*));
+        return;
+    }};
+}
+pub(crate) use skip;
+
 /// Runs a command; what it says where it fails.
 pub fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().map_err(|error| format!("{program}: {error}"))?;
@@ -20,7 +33,9 @@ pub struct Hosts {
 impl Hosts {
     /// `count` namespaces on one bridge, with the addresses 10.99.`net`.1 and up.
     pub fn up(net: u8, count: usize) -> Result<Self, String> {
-        let hosts = Self { tag: format!("c{}n{net}", std::process::id() % 10_000), count };
+        let hosts = Self { tag: format!("c{}n{net}", std::process::id()), count };
+        // A test that was killed has left what it made, and this process may have its number.
+        hosts.clear();
         let bridge = format!("{}br", hosts.tag);
         run("ip", &["link", "add", &bridge, "type", "bridge"])?;
         run("ip", &["link", "set", &bridge, "up"])?;
@@ -41,6 +56,29 @@ impl Hosts {
         format!("{}h{host}", self.tag)
     }
 
+    /// Ends what runs on them, and takes them away.
+    fn clear(&self) {
+        for host in 0..self.count {
+            self.kill_all(host);
+            let _ = run("ip", &["netns", "del", &self.space(host)]);
+            let _ = run("ip", &["link", "del", &format!("{}v{host}", self.tag)]);
+        }
+        let _ = run("ip", &["link", "del", &format!("{}br", self.tag)]);
+    }
+
+    /// Kills what runs on a host, daemons among it; again, as long as some may have started others meanwhile.
+    fn kill_all(&self, host: usize) {
+        for _ in 0..100 {
+            let Ok(listed) = Command::new("ip").args(["netns", "pids", &self.space(host)]).output() else { return };
+            let listed = String::from_utf8_lossy(&listed.stdout);
+            let mut pids = listed.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?)).peekable();
+            if pids.peek().is_none() {
+                return;
+            }
+            pids.for_each(|pid| kill_process(pid, Signal::KILL).unwrap_or_default());
+        }
+    }
+
     /// A command on a host.
     pub fn command(&self, host: usize, program: &str) -> Command {
         let mut command = Command::new("ip");
@@ -51,10 +89,6 @@ impl Hosts {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        for host in 0..self.count {
-            let _ = run("ip", &["netns", "del", &self.space(host)]);
-            let _ = run("ip", &["link", "del", &format!("{}v{host}", self.tag)]);
-        }
-        let _ = run("ip", &["link", "del", &format!("{}br", self.tag)]);
+        self.clear();
     }
 }

@@ -1,6 +1,6 @@
 //! What the integration tests share: ranks as threads, ranks as processes, and a plain oracle.
 
-#![allow(dead_code, unused_imports, unreachable_pub, reason = "each test binary uses a part of it")]
+#![allow(dead_code, unused_imports, unused_macros, unreachable_pub, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod cases;

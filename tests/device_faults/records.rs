@@ -77,13 +77,14 @@ fn a_hang_on_the_device_is_explained_from_the_records() {
     config.flight_recorder_dir = Some(folder.path().to_owned());
     threads_with(
         2,
-        |_| builder(config.clone()).timeout(Duration::from_millis(1500)),
+        |_| builder(config.clone()),
         |comm| {
             let memory = DeviceMemory::of(comm);
             let mut buffer = memory.put(&[1_u32; 100]);
             comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
             comm.device().unwrap().synchronize().unwrap();
             if comm.rank() == 0 {
+                comm.set_timeout(Duration::from_millis(1500));
                 comm.broadcast(&mut buffer, 0).unwrap();
                 comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
                 // The watchdog ends this, and writes the records.

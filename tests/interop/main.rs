@@ -1,5 +1,6 @@
 //! The real others: PyTorch's store and launcher, the MPIs' launchers, Slurm, and what Kubernetes sets. `tests/interop/setup` installs
-//! them. What is absent is said in one line, and the test counts as skipped.
+//! them. What is absent is said in one line, and the test counts as skipped, or fails where `COLLECTIVES_INTEROP_REQUIRE` names the part
+//! of the setup that brings it (`launchers`, `torch`).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,14 +22,7 @@ mod torch_client;
 mod torch_server;
 mod torchrun;
 
-/// What says that a test did not run.
-macro_rules! skip {
-    ($($why:tt)*) => {{
-        println!("skipped: {}", format_args!($($why)*));
-        return;
-    }};
-}
-pub(crate) use skip;
+pub(crate) use common::hosts::skip;
 
 /// The Python that has PyTorch, or the end of the test.
 macro_rules! python {

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::common::hosts::run;
-use crate::peer::{Peer, example};
+use crate::peer::{Peer, absent, example};
 use crate::rank;
 use crate::skip;
 
@@ -11,10 +11,10 @@ use crate::skip;
 fn open_mpi() -> Result<Command, String> {
     // Where another MPI is installed too, the plain name may be its.
     let name = ["mpirun.openmpi", "mpirun"].into_iter().find(|name| run(name, &["--version"]).is_ok());
-    let name = name.ok_or("no mpirun of Open MPI")?;
+    let Some(name) = name else { return absent("launchers", "no mpirun of Open MPI".to_owned()) };
     let version = Command::new(name).arg("--version").output().map_err(|error| error.to_string())?;
     if !String::from_utf8_lossy(&version.stdout).contains("open-mpi.org") {
-        return Err(format!("{name} is not Open MPI's"));
+        return absent("launchers", format!("{name} is not Open MPI's"));
     }
     let mut command = Command::new(name);
     command.args(["--allow-run-as-root", "--oversubscribe", "-n", "4"]);
@@ -23,7 +23,7 @@ fn open_mpi() -> Result<Command, String> {
 
 /// MPICH's launcher.
 fn mpich() -> Result<Command, String> {
-    run("mpiexec.hydra", &["--version"])?;
+    run("mpiexec.hydra", &["--version"]).or_else(|why| absent("launchers", why))?;
     let mut command = Command::new("mpiexec.hydra");
     command.args(["-n", "4"]);
     Ok(command)

@@ -14,18 +14,33 @@ use rustix::process::{Pid, Signal, kill_process_group};
 /// Longer than anything here takes, unless it hangs: a busy machine needs ten seconds to start a Python with PyTorch.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
+/// Why a test does not run that needs a part of what tests/interop/setup installs: a panic where `COLLECTIVES_INTEROP_REQUIRE` names it.
+pub(crate) fn absent<T>(part: &str, why: String) -> Result<T, String> {
+    let required = std::env::var("COLLECTIVES_INTEROP_REQUIRE").unwrap_or_default();
+    assert!(!required.split_whitespace().any(|name| name == part), "COLLECTIVES_INTEROP_REQUIRE names {part}, but: {why}");
+    Err(why)
+}
+
+/// What launchers of an outer job set, which must not speak to those of the tests.
+const OF_OUTER_JOBS: [&str; 6] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
+/// How other such names begin.
+const PREFIXES_OF_OUTER_JOBS: [&str; 7] = ["TORCHELASTIC_", "SLURM_", "SLURMD_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL"];
+
 /// A Python that has PyTorch.
 pub(crate) struct Python(PathBuf);
 
 impl Python {
     /// The one that `COLLECTIVES_INTEROP_PYTHON` names, or that tests/interop/setup has made.
     pub(crate) fn find() -> Result<Self, String> {
-        let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/interop/bin/python");
-        let program = std::env::var_os("COLLECTIVES_INTEROP_PYTHON").map_or(made, PathBuf::from);
-        if !program.exists() {
-            return Err(format!("no Python with PyTorch at {} (tests/interop/setup makes one)", program.display()));
+        if let Some(program) = std::env::var_os("COLLECTIVES_INTEROP_PYTHON").map(PathBuf::from) {
+            return if program.exists() { Ok(Self(program)) } else { absent("torch", format!("there is no {}", program.display())) };
         }
-        Ok(Self(program))
+        let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/interop");
+        // An interpreter alone is what an installation leaves that was interrupted.
+        if !made.join(format!(".complete-{}", version())).exists() {
+            return absent("torch", format!("no PyTorch {} in {} (tests/interop/setup installs it)", version(), made.display()));
+        }
+        Ok(Self(made.join("bin/python")))
     }
 
     /// Whether its CUDA libraries are the stand-ins of no_device.c.
@@ -55,6 +70,17 @@ impl Python {
     }
 }
 
+/// The version that tests/interop/setup installs.
+fn version() -> &'static str {
+    include_str!("setup").lines().find_map(|line| line.strip_prefix("version=")).unwrap()
+}
+
+/// Whether a variable is what launchers set for their ranks.
+fn is_of_an_outer_job(name: &OsStr) -> bool {
+    let is = |name: &str| OF_OUTER_JOBS.contains(&name) || PREFIXES_OF_OUTER_JOBS.iter().any(|prefix| name.starts_with(prefix));
+    name.to_str().is_some_and(is)
+}
+
 /// Where a script lies.
 pub(crate) fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(name)
@@ -82,9 +108,8 @@ impl Peer {
     /// Starts a program; what it prints is read at once.
     pub(crate) fn start(command: &mut Command) -> Self {
         let what = format!("{command:?}");
-        // Launchers of an outer job must not speak to those of the tests.
-        for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"] {
-            if !command.get_envs().any(|(set, _)| set == name) {
+        for (name, _) in std::env::vars_os() {
+            if is_of_an_outer_job(&name) && !command.get_envs().any(|(set, _)| set == name) {
                 command.env_remove(name);
             }
         }

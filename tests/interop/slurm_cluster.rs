@@ -4,10 +4,12 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use crate::named_hosts::NamedHosts;
-use crate::peer::{LONG, Peer};
+use crate::peer::{Peer, absent};
+
+/// How many seconds its start may take, on a loaded machine.
+const START: &str = "90";
 
 /// Ends with this value, all of it.
 pub(crate) struct Cluster {
@@ -20,15 +22,17 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// As many nodes, `node1` and up, with the addresses 10.99.`net`.1 and up.
     pub(crate) fn up(net: u8, nodes: usize) -> Result<Self, String> {
-        let absent: Vec<&str> = ["munged", "slurmctld", "slurmd", "srun"].into_iter().filter(|program| !is_installed(program)).collect();
-        if !absent.is_empty() {
-            return Err(format!("no Slurm here: {} not installed", absent.join(", ")));
+        let missing: Vec<&str> = ["munged", "slurmctld", "slurmd", "srun"].into_iter().filter(|program| !is_installed(program)).collect();
+        if !missing.is_empty() {
+            return absent("launchers", format!("no Slurm here: {} not installed", missing.join(", ")));
         }
         let hosts = NamedHosts::up(net, &(1..=nodes).map(|node| format!("node{node}")).collect::<Vec<_>>())?;
         let folder = tempfile::Builder::new().prefix("slurm").permissions(fs::Permissions::from_mode(0o755)).tempdir().unwrap();
         let mut cluster = Self { daemons: Vec::new(), hosts, net, folder };
         cluster.write_configuration(nodes);
-        cluster.start(nodes)?;
+        if let Err(why) = cluster.start(nodes) {
+            return absent("launchers", why);
+        }
         Ok(cluster)
     }
 
@@ -47,6 +51,7 @@ impl Cluster {
              ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSwitchType=switch/none\nMpiDefault=none\n\
              JobAcctGatherType=jobacct_gather/none\nAccountingStorageType=accounting_storage/none\n\
              SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nSlurmdParameters=config_overrides\nReturnToService=2\n\
+             MessageTimeout={START}\n\
              StateSaveLocation={at}/state\nSlurmdSpoolDir={at}/spool-%n\nMailProg=/bin/true\nSlurmctldPidFile={at}/slurmctld.pid\n\
              SlurmdPidFile={at}/slurmd-%n.pid\nSlurmctldLogFile={at}/slurmctld.log\nSlurmdLogFile={at}/slurmd-%n.log\n"
         );
@@ -62,41 +67,35 @@ impl Cluster {
         fs::create_dir(self.path("state")).unwrap();
     }
 
-    /// Starts the daemons and waits until every node is idle.
+    /// Starts the daemons and waits until a job has run on all nodes.
     fn start(&mut self, nodes: usize) -> Result<(), String> {
-        let mut munged = Command::new("munged");
-        munged.args(["--foreground", "--force"]);
+        // It goes into the background, where it is killed with its host, once it can be asked.
+        let mut munged = self.hosts.command(0, "munged");
+        munged.arg("--force");
         for (option, file) in
             [("key-file", "munge.key"), ("socket", "munge.socket"), ("pid-file", "munge.pid"), ("seed-file", "munge.seed")]
         {
             munged.arg(format!("--{option}={}", self.path(file).display()));
         }
-        self.daemons.push(Peer::start(munged.arg(format!("--log-file={}", self.path("munge.log").display()))));
-        self.until("munge answers", |cluster| cluster.path("munge.socket").exists())?;
+        self.must_end(munged.arg(format!("--log-file={}", self.path("munge.log").display())))?;
         self.daemons.push(Peer::start(self.command(0, "slurmctld").args(["-D", "-c"])));
         for node in 1..=nodes {
             self.daemons.push(Peer::start(self.command(node - 1, "slurmd").args(["-D", "-c", "-N", &format!("node{node}")])));
         }
-        self.until("all nodes are idle", |cluster| {
-            let output = cluster.command(0, "sinfo").args(["-h", "-N", "-o", "%T"]).output().unwrap();
-            String::from_utf8_lossy(&output.stdout).lines().filter(|line| *line == "idle").count() == nodes
-        })
+        self.must_end(self.command(0, "timeout").args([START, "srun", "-N", &nodes.to_string(), "true"]))
     }
 
-    /// Asks until it is so, or says what the daemons have to say.
-    fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) -> Result<(), String> {
-        let began = Instant::now();
-        while !is_so(self) {
-            if began.elapsed() > LONG / 4 {
-                let logs = fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().path());
-                let logs = logs.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
-                let said: String = logs.map(|log| fs::read_to_string(log).unwrap_or_default()).collect();
-                let last = said.lines().rfind(|line| line.contains("error:") || line.contains("fatal:")).unwrap_or_default();
-                return Err(format!("Slurm does not start: waited in vain until {what}; its last words: {last}"));
-            }
-            std::thread::sleep(Duration::from_millis(50));
+    /// Waits for the good end of a command, or says what it and the daemons have to say.
+    fn must_end(&self, command: &mut Command) -> Result<(), String> {
+        let (success, _, errors) = Peer::start(command).end();
+        if success {
+            return Ok(());
         }
-        Ok(())
+        let logs = fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let logs = logs.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
+        let said: String = logs.map(|log| fs::read_to_string(log).unwrap_or_default()).collect();
+        let troubles: Vec<&str> = said.lines().filter(|line| line.contains("error:") || line.contains("fatal:")).collect();
+        Err(format!("Slurm does not start: {command:?} fails: {errors}\nits daemons say:\n{}", troubles.join("\n")))
     }
 
     /// A program on a node.
@@ -109,7 +108,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // The daemons of the nodes before the controller, and munge last.
+        // The daemons of the nodes before the controller. What they have started, and munge, ends with the hosts.
         while self.daemons.pop().is_some() {}
     }
 }
