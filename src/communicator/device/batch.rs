@@ -199,11 +199,13 @@ impl Communicator {
         for ((_, batch), (_, stream)) in parts.iter_mut().zip(&admitted) {
             resolved.push(batch.resolve(stream, hold)?);
         }
+        let mut both = admitted.iter().zip(&resolved);
+        let ordered = both.try_for_each(|((plane, stream), part)| part.guards.check(&plane.gpu().context, stream, "group"));
         let ready: Vec<_> =
             admitted.iter().zip(&resolved).map(|((plane, stream), part)| (*plane, &part.jobs[..], &part.messages[..], *stream)).collect();
         // SAFETY: as for a single call: every address belongs to a buffer that is borrowed until the guards in `resolved` have been
         // dropped, which is after everything has been queued, on the device of its plane (checked).
-        let queued = unsafe { DevicePlane::enqueue_group(&ready, timeout) };
+        let queued = ordered.and_then(|()| unsafe { DevicePlane::enqueue_group(&ready, timeout) });
         drop(ready);
         for ((comm, part), (plane, _)) in comms.iter().zip(&resolved).zip(&admitted) {
             comm.note_batch(plane, part, queued.as_ref().err(), began.elapsed());

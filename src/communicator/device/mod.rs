@@ -211,6 +211,8 @@ impl Communicator {
         resolve(&mut job, source, destination, stream, &mut guards);
         let queued = if overlap(&job) {
             Err(Error::argument(kind.name(), "source and destination overlap; use the in-place form, or buffers that lie apart"))
+        } else if let Err(error) = guards.check(&plane.gpu().context, stream, kind.name()) {
+            Err(error)
         } else {
             // SAFETY: - the addresses are those of buffers that are borrowed by the call (or owned by a work until it has ended), as
             //   long as their lengths say, on the plane's device (checked);
