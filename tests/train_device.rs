@@ -129,3 +129,47 @@ fn what_is_done_on_the_host_alone_says_so_on_devices() {
         assert!(host.finish().unwrap().device_gradient::<f32>(0).is_err());
     });
 }
+
+#[test]
+fn a_gradient_read_elsewhere_is_freed_behind_its_copy_into_the_bucket() {
+    ranks(2, |comm, memory| {
+        let context = memory.stream.context();
+        let (backward, reader) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        let one = vec![Parameter::new::<f32>("a", &[5000])];
+        let mut model = DataParallel::on_device(comm, &backward, one, Options::default()).unwrap();
+        for _ in 0..5 {
+            let gradient = memory.put(&[comm.rank() as f32; 5000]);
+            // The bucket's copy takes the place of one reader in the slice's memory, and another reader that of the copy.
+            let before = reader.clone_dtod(&gradient).unwrap();
+            model.ready(0, &gradient).unwrap();
+            let after = reader.clone_dtod(&gradient).unwrap();
+            drop(gradient);
+            let averaged = model.finish().unwrap();
+            let mut copied = memory.put(&[0.0_f32; 5000]);
+            averaged.copy_to(0, &mut copied).unwrap();
+            assert_eq!(memory.get(&copied), [0.5; 5000]);
+            drop((before, after));
+        }
+    });
+}
+
+#[test]
+fn buckets_lie_on_a_stream_that_cudarc_takes_for_the_only_one() {
+    ranks(2, |comm, memory| {
+        // A context of the caller's: it counts its own streams only, and orders nothing by events.
+        let stream = cudarc::driver::CudaContext::new(comm.device().unwrap().ordinal()).unwrap().default_stream();
+        let two = vec![Parameter::new::<f32>("a", &[5000]), Parameter::new::<f32>("b", &[300])];
+        let mut model = DataParallel::on_device(comm, &stream, two, Options::default()).unwrap();
+        for step in 0..5 {
+            let mine = (comm.rank() + step) as f32;
+            model.ready(1, &memory.put(&[mine; 300])).unwrap();
+            model.ready(0, &stream.clone_htod(&[mine; 5000]).unwrap()).unwrap();
+            let averaged = model.finish().unwrap();
+            let expected = step as f32 + 0.5;
+            assert_eq!(stream.clone_dtoh(&averaged.device_gradient::<f32>(0).unwrap()).unwrap(), [expected; 5000]);
+            let mut copied = memory.put(&[0.0_f32; 300]);
+            averaged.copy_to(1, &mut copied).unwrap();
+            assert_eq!(memory.get(&copied), [expected; 300]);
+        }
+    });
+}

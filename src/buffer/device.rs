@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 use cudarc::driver::sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DriverError, SyncOnDrop};
+use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DriverError, SyncOnDrop};
 
 use super::{Buffer, BufferMut, Memory, MemoryMut, sealed};
 use crate::element::Data;
@@ -38,33 +38,84 @@ pub(crate) trait DeviceWrite {
 pub(crate) enum Ordered<'a> {
     /// The buffer has events of cudarc's.
     Tracked(SyncOnDrop<'a>),
+    /// It has, but cudarc would not record the one for a call on this stream, whose context has no second stream.
+    Recorded(Recorded<'a>),
     /// All uses of the buffer follow one stream.
     Followed(#[expect(dead_code, reason = "what it does it does when it is dropped")] Followed<'a>),
     /// The caller sees to it.
     Unordered,
 }
 
+/// An event that is recorded when this is dropped.
+pub(crate) struct Recorded<'a>(&'a CudaEvent, &'a CudaStream);
+
 /// A call on memory whose uses follow another stream than the call's: that stream goes on after the call.
 pub(crate) struct Followed<'a> {
-    home: &'a CudaStream,
+    home: Arc<CudaStream>,
     stream: &'a CudaStream,
+    /// Of cudarc's memory: for the day when its context has a second stream.
+    _event: Option<SyncOnDrop<'a>>,
+}
+
+/// Whether both are the same. The handle 2 means another stream on every thread, so that it is not known to be.
+fn same(first: &CudaStream, second: &CudaStream) -> bool {
+    first.cu_stream() == second.cu_stream() && first.cu_stream().addr() != 2
+}
+
+/// Whether cudarc takes everything here to be on one stream. It counts those of each `CudaContext`, though several can stand for one
+/// context of the driver's.
+fn has_one_stream(context: &CudaContext) -> bool {
+    context.is_event_tracking() && !context.is_in_multi_stream_mode()
+}
+
+/// The stream that all uses of cudarc's memory follow, where no events are kept for it.
+pub(crate) fn only_stream(owner: &Arc<CudaStream>) -> Option<Arc<CudaStream>> {
+    has_one_stream(owner.context()).then(|| Arc::clone(owner))
 }
 
 impl<'a> Ordered<'a> {
     /// Has `stream` wait for what is queued on `home`; and `home`, when this is dropped, for what is queued on `stream` by then.
-    pub(crate) fn after(home: &'a CudaStream, stream: &'a CudaStream) -> Self {
-        // The handle 2 means another stream on every thread, so that it is not known to be the same one.
-        let same = home.cu_stream() == stream.cu_stream() && home.cu_stream().addr() != 2;
+    pub(crate) fn after(home: &Arc<CudaStream>, stream: &'a CudaStream) -> Self {
         // Inside a graph the other stream would be drawn into it; what a graph uses is ordered where it is launched.
-        if same || is_capturing(stream) {
+        if same(home, stream) || is_capturing(stream) {
             return Self::Unordered;
         }
+        Self::follow(home, stream, None)
+    }
+
+    fn follow(home: &Arc<CudaStream>, stream: &'a CudaStream, event: Option<SyncOnDrop<'a>>) -> Self {
         if is_capturing(home) {
             stream.context().record_err(Err::<(), _>(DriverError(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)));
             return Self::Unordered;
         }
         stream.context().record_err(stream.join(home));
-        Self::Followed(Followed { home, stream })
+        Self::Followed(Followed { home: Arc::clone(home), stream, _event: event })
+    }
+
+    /// What cudarc's `guard` does for a use on `stream`, and what it leaves out because the memory belongs to another `CudaContext` than
+    /// the stream; `only` is what [`only_stream`] says of the memory.
+    pub(crate) fn tracked(guard: SyncOnDrop<'a>, only: Option<&Arc<CudaStream>>, stream: &'a CudaStream) -> Self {
+        match (only, &guard) {
+            (Some(home), _) if same(home, stream) => Self::Tracked(guard),
+            // Its owner knows of no other stream, and so would not order a graph's launch either.
+            (Some(_), _) if is_capturing(stream) => {
+                stream.context().record_err(Err::<(), _>(DriverError(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)));
+                // Dropped, it would make the memory's event a part of the graph.
+                std::mem::forget(guard);
+                Self::Unordered
+            }
+            (Some(home), _) => Self::follow(home, stream, Some(guard)),
+            (None, SyncOnDrop::Record(Some((event, _)))) if has_one_stream(stream.context()) => Self::Recorded(Recorded(event, stream)),
+            (None, _) => Self::Tracked(guard),
+        }
+    }
+
+    /// The event of cudarc's memory that tells of this use.
+    fn event(&self) -> Option<&'a CudaEvent> {
+        match self {
+            Self::Tracked(SyncOnDrop::Record(Some((event, _)))) | Self::Recorded(Recorded(event, _)) => Some(*event),
+            _ => None,
+        }
     }
 }
 
@@ -72,9 +123,44 @@ fn is_capturing(stream: &CudaStream) -> bool {
     stream.capture_status().is_ok_and(|status| status != CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
+impl Drop for Recorded<'_> {
+    fn drop(&mut self) {
+        self.1.context().record_err(self.0.record(self.1));
+    }
+}
+
 impl Drop for Followed<'_> {
     fn drop(&mut self) {
         self.stream.context().record_err(self.home.join(self.stream));
+    }
+}
+
+/// A read of memory of cudarc's on another stream than the one it will be freed on.
+///
+/// A slice of cudarc's remembers its last reader only: once somebody else has read it, whoever frees it would no longer wait for this
+/// reader. So the stream on which it will be freed is made to wait at once. What remains is cudarc's own: a writer on a third stream, after
+/// a reader that is not ours, waits for that reader alone.
+pub(crate) struct Reading<'a> {
+    owner: &'a CudaStream,
+    event: &'a CudaEvent,
+}
+
+impl<'a> Reading<'a> {
+    /// The read of `buffer` that `ordered` orders on `stream`, where that is another stream than its owner's.
+    pub(crate) fn of(buffer: &'a dyn DeviceRead, ordered: &Ordered<'a>, stream: &CudaStream) -> Option<Self> {
+        let (owner, event) = (buffer.owner()?, ordered.event()?);
+        if same(owner, stream) || !owner.context().is_managing_stream_synchronization() {
+            return None;
+        }
+        // The event is about to forget the reader before this one: whoever waits for this one waits for both.
+        stream.context().record_err(stream.wait(event));
+        Some(Self { owner, event })
+    }
+
+    /// Has the owner's stream wait for the read, once it has been queued on `stream` and what ordered it was dropped.
+    pub(crate) fn hold_owner(&self, stream: &CudaStream) -> Result<(), DriverError> {
+        // Inside a graph the other stream would be drawn into it.
+        if is_capturing(stream) { Ok(()) } else { self.owner.wait(self.event) }
     }
 }
 
@@ -145,8 +231,9 @@ macro_rules! readable {
                 Some(::cudarc::driver::DeviceSlice::<T>::stream(self))
             }
             fn read<'a>(&'a self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, $crate::buffer::device::Ordered<'a>) {
+                let only = $crate::buffer::device::only_stream(::cudarc::driver::DeviceSlice::<T>::stream(self));
                 let (address, guard) = ::cudarc::driver::DevicePtr::<T>::device_ptr(self, stream);
-                (address, $crate::buffer::device::Ordered::Tracked(guard))
+                (address, $crate::buffer::device::Ordered::tracked(guard, only.as_ref(), stream))
             }
         }
         impl<$($generics)*> $crate::buffer::sealed::Sealed for $buffer {}
@@ -167,8 +254,9 @@ macro_rules! writable {
                 ::cudarc::driver::DeviceSlice::<T>::stream(self).context()
             }
             fn write<'a>(&'a mut self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, $crate::buffer::device::Ordered<'a>) {
+                let only = $crate::buffer::device::only_stream(::cudarc::driver::DeviceSlice::<T>::stream(self));
                 let (address, guard) = ::cudarc::driver::DevicePtrMut::<T>::device_ptr_mut(self, stream);
-                (address, $crate::buffer::device::Ordered::Tracked(guard))
+                (address, $crate::buffer::device::Ordered::tracked(guard, only.as_ref(), stream))
             }
         }
         impl<$($generics)*> $crate::buffer::BufferMut for $buffer {

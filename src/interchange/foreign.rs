@@ -21,15 +21,19 @@ use crate::error::{Error, Result};
 ///
 /// As long as the value is borrowed, the handle that [`AsStream::as_raw_stream`] gives is that of a stream in the primary context of
 /// the device that [`AsStream::device`] gives, always the same one, and the stream is not destroyed.
+///
+/// The handle 2, CUDA's per-thread default stream, means another stream on every thread: a value with it is that of the thread which
+/// borrows it, and what is made of it (a [`ForeignBuffer`], a tensor of [`dlpack`](crate::dlpack)) is used and dropped on that thread alone.
 pub unsafe trait AsStream {
-    /// The stream's `CUstream`, which is its `cudaStream_t` too. Null is the legacy default stream.
+    /// The stream's `CUstream`, which is its `cudaStream_t` too. Null is the legacy default stream, and 2 that of the calling thread.
     fn as_raw_stream(&self) -> *mut c_void;
 
     /// The number, in this process, of the device that it belongs to.
     fn device(&self) -> usize;
 }
 
-// SAFETY: the stream lives as long as its owner; where its context is not the primary one, the driver refuses to mix the two.
+// SAFETY: the stream lives as long as its owner; where its context is not the primary one, the driver refuses to mix the two. The
+// per-thread one is the calling thread's, as for all that cudarc queues on it.
 unsafe impl AsStream for CudaStream {
     fn as_raw_stream(&self) -> *mut c_void {
         self.cu_stream().cast()
@@ -65,7 +69,7 @@ pub struct RawStream {
     device: usize,
 }
 
-// SAFETY: a handle, which may be used on any thread.
+// SAFETY: a handle, which may be used on any thread, but for 2: whoever makes that promises to keep it on one.
 unsafe impl Send for RawStream {}
 // SAFETY: as above.
 unsafe impl Sync for RawStream {}
@@ -76,7 +80,7 @@ impl RawStream {
     /// # Safety
     ///
     /// It is a stream in the primary context of that device, and is destroyed after this value, its copies, and the buffers made with
-    /// them have gone.
+    /// them have gone. With the handle 2, the per-thread default stream, all of those stay on the thread whose stream is meant.
     #[must_use]
     pub const unsafe fn new(handle: *mut c_void, device: usize) -> Self {
         Self { handle, device }
@@ -119,7 +123,8 @@ unsafe impl AsStream for RawStream {
 /// As long as the value is borrowed:
 /// - `elements()` elements of type `Element`, initialised, lie at `device_ptr()`, aligned, in memory that work in the primary context
 ///   of device `device()` can reach; all four methods give the same each time;
-/// - `raw_stream()` is a stream as [`AsStream`] demands it, and lives until the value has gone.
+/// - `raw_stream()` is a stream as [`AsStream`] demands it, and lives until the value has gone; where it is 2, the per-thread default
+///   stream, the value (and a buffer made of it) stays on the thread whose stream is meant.
 ///
 /// And always: whoever writes, reuses or frees the memory does so in the order of that stream: after what had been queued on it by then.
 /// (Calls on another stream are ordered before and after it by events.)

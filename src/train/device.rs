@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, DevicePtrMut, DeviceSlice, result};
 
 use super::float::Float;
-use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
+use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, Reading};
 use crate::device::cuda_error;
 use crate::error::{Error, Result};
 
@@ -59,12 +59,16 @@ impl<T: Float> DeviceFlat<T> {
     pub(super) fn put(&mut self, range: Range<usize>, gradient: DeviceMemory<'_, T>) -> Result<()> {
         same_context(&self.stream, gradient.inner.context())?;
         let bytes = range.len() * size_of::<T>();
+        let failed = |error| cuda_error("copying a gradient into its bucket".to_owned(), error);
         self.at(range, |address, stream| {
-            let (from, _recorded) = gradient.inner.read(stream);
+            let (from, guard) = gradient.inner.read(stream);
+            let reading = Reading::of(gradient.inner, &guard, stream);
+            stream.context().check_err().map_err(failed)?;
             // SAFETY: both are memory of this context (checked) with that many bytes (the caller compares lengths), borrowed until their
             // guards, which are dropped behind the copy, have made later users wait for it.
-            unsafe { result::memcpy_dtod_async(address, from, bytes, stream.cu_stream()) }
-                .map_err(|error| cuda_error("copying a gradient into its bucket".to_owned(), error))
+            unsafe { result::memcpy_dtod_async(address, from, bytes, stream.cu_stream()) }.map_err(failed)?;
+            drop(guard);
+            reading.map_or(Ok(()), |reading| reading.hold_owner(stream)).map_err(failed)
         })
     }
 
@@ -76,6 +80,7 @@ impl<T: Float> DeviceFlat<T> {
         self.stream.context().bind_to_thread().map_err(failed)?;
         let (from, _read) = crate::buffer::device::DeviceRead::read(&view, &self.stream);
         let (into, _written) = destination.inner.write(&self.stream);
+        self.stream.context().check_err().map_err(failed)?;
         // SAFETY: as in `put`.
         unsafe { result::memcpy_dtod_async(into, from, view.num_bytes(), self.stream.cu_stream()) }.map_err(failed)
     }

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(unsafe_code, reason = "the tests play the part of another crate, with addresses and handles of their own")]
 
+mod contexts;
+
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../device/gpu.rs"]
@@ -196,6 +198,10 @@ fn device_tensors_go_out_and_come_back_through_dlpack() {
         assert!(error.to_string().contains("host memory"), "{error}");
         let error = dlpack::export(memory.put(&[1u8]), &[1]).unwrap_err();
         assert!(error.to_string().contains("export_on"), "{error}");
+        // Another stream where the deleter runs: nothing would order the end of the memory.
+        let own = memory.stream.context().per_thread_stream();
+        let error = dlpack::export_on(memory.put(&[1u8]), &[1], &own).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("per-thread"), "{error}");
     });
     assert_nothing_found();
 }

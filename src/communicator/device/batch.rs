@@ -192,6 +192,9 @@ impl Communicator {
         for ((_, batch), (_, stream)) in parts.iter_mut().zip(&admitted) {
             resolved.push(batch.resolve(stream, hold)?);
         }
+        for ((plane, stream), part) in admitted.iter().zip(&resolved) {
+            part.guards.check(&plane.gpu().context, stream, "group")?;
+        }
         // One thread that holds several ranks cannot have them talk to each other.
         if let ([comm], [(plane, _)], [part]) = (&comms[..], &admitted[..], &resolved[..]) {
             comm.confer(plane, part.jobs.iter())?;

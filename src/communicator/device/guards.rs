@@ -1,11 +1,12 @@
 //! What is held from the moment a call's buffers are ordered until the call has been queued.
 
-use std::sync::Arc;
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, SyncOnDrop};
-
-use crate::buffer::device::{DeviceRead, DeviceWrite, Ordered};
+use crate::buffer::device::{DeviceRead, DeviceWrite, Ordered, Reading};
 use crate::device;
+use crate::error::Result;
+
+type Outcome = std::result::Result<(), DriverError>;
 
 /// The guards of a call's buffers. They are let go once the call has been queued, and tell later users of the buffers to wait for it.
 pub(super) struct Guards<'s> {
@@ -44,12 +45,6 @@ impl<T> Vec2<T> {
     }
 }
 
-/// A buffer that is read on another stream than the one it will be freed on.
-struct Reading<'s> {
-    owner: &'s Arc<CudaStream>,
-    event: &'s CudaEvent,
-}
-
 impl<'s> Guards<'s> {
     pub(super) fn new(hold: Hold) -> Self {
         Self { hold, guards: Vec2::default(), readings: Vec2::default() }
@@ -58,16 +53,9 @@ impl<'s> Guards<'s> {
     /// Has `stream` wait for the last write of a buffer; its address.
     pub(super) fn read(&mut self, buffer: &'s dyn DeviceRead, stream: &'s CudaStream) -> u64 {
         let (address, guard) = buffer.read(stream);
-        if let (Ordered::Tracked(SyncOnDrop::Record(Some((event, _)))), Some(owner)) = (&guard, buffer.owner())
-            && (owner.cu_stream() != stream.cu_stream() || device::is_per_thread(stream))
-        {
-            if owner.context().is_managing_stream_synchronization() {
-                // The event is about to forget the reader before this one: whoever waits for this one waits for both.
-                owner.context().record_err(stream.wait(event));
-            }
-            if self.hold == Hold::Borrowed {
-                self.readings.push(Reading { owner, event });
-            }
+        // Calls that own their buffers need no owner to wait: their work does.
+        if let (Some(reading), Hold::Borrowed) = (Reading::of(buffer, &guard, stream), self.hold) {
+            self.readings.push(reading);
         }
         self.guards.push(guard);
         address
@@ -80,20 +68,22 @@ impl<'s> Guards<'s> {
         address
     }
 
+    /// Refuses a call that could not be ordered, before it is queued.
+    pub(super) fn check(&self, plane: &CudaContext, stream: &CudaStream, call: &str) -> Result<()> {
+        check(plane, stream).map_err(|error| device::cuda_error(format!("{call}: ordering its buffers"), error))
+    }
+
     /// Lets go, after the call has been queued on `stream`.
-    ///
-    /// A slice of cudarc's remembers its last reader only: once somebody else has read it, whoever frees it would no longer wait for this
-    /// call. So the stream on which it will be freed waits for the call now. Calls that own their buffers do without. What remains is
-    /// cudarc's own: a writer on a third stream, after a reader that is not ours, waits for that reader alone.
-    pub(super) fn release(self, context: &CudaContext, stream: &CudaStream) -> Result<(), DriverError> {
+    pub(super) fn release(self, plane: &CudaContext, stream: &CudaStream) -> Outcome {
         let Self { guards, readings, .. } = self;
         drop(guards);
-        let mut readings = readings.few.into_iter().flatten().chain(readings.more).peekable();
-        // Inside a graph the other stream would be drawn into it.
-        if readings.peek().is_some() && context.is_managing_stream_synchronization() && !device::is_capturing(stream) {
-            readings.try_for_each(|reading| reading.owner.wait(reading.event))?;
-        }
-        // What cudarc met while it ordered buffers has no other way out.
-        context.check_err()
+        readings.few.into_iter().flatten().chain(readings.more).try_for_each(|reading| reading.hold_owner(stream))?;
+        check(plane, stream)
     }
+}
+
+/// What cudarc met while it ordered buffers for `stream`: it has no other way out. The stream may be of another `CudaContext` than the
+/// device plane's.
+pub(super) fn check(plane: &CudaContext, stream: &CudaStream) -> Outcome {
+    stream.context().check_err().and(plane.check_err())
 }

@@ -212,6 +212,7 @@ impl Communicator {
             let reason = "source and destination overlap; use the in-place form, or buffers that lie apart";
             return Err(Error::argument(kind.name(), reason));
         }
+        guards.check(&plane.gpu().context, stream, kind.name())?;
         // Last of all: who refuses a call by itself has the others wait here, on the host, and not on their devices.
         self.confer(plane, std::iter::once(&job))?;
         // SAFETY: - the addresses are those of buffers that are borrowed by the call (or owned by a work until it has ended), as

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use super::Communicator;
+use super::{Communicator, guards};
 use crate::buffer::device::Ordered;
 use crate::device;
 use crate::error::{Error, Result};
@@ -107,10 +107,13 @@ impl Communicator {
         if device::is_capturing(&foreign) {
             return Err(Error::unsupported(CALL, "the stream is being captured into a graph; capture calls made with Communicator::on"));
         }
-        let ordered = Ordered::after(&foreign, self.device_stream(plane));
+        let own = self.device_stream(plane);
+        let refusal = |error| device::cuda_error(format!("{CALL}: ordering the streams"), error);
+        let ordered = Ordered::after(&foreign, own);
+        guards::check(context, own).map_err(refusal)?;
         let result = calls(self);
         drop(ordered);
-        let parked = context.check_err().map_err(|error| device::cuda_error(format!("{CALL}: ordering the streams"), error));
+        let parked = guards::check(context, own).map_err(refusal);
         result.and_then(|result| parked.map(|()| result))
     }
 }

@@ -43,8 +43,8 @@ where
 ///
 /// # Errors
 ///
-/// `InvalidArgument` where the shape does not have as many elements as the buffer, or the buffer lies elsewhere than the stream; what
-/// the driver met.
+/// `InvalidArgument` where the shape does not have as many elements as the buffer, the buffer lies elsewhere than the stream, or the
+/// stream is the per-thread one (the deleter may be called on another thread); what the driver met.
 #[cfg(feature = "cuda")]
 pub fn export_on<B>(buffer: B, shape: &[usize], stream: &Arc<CudaStream>) -> Result<*mut DLManagedTensorVersioned>
 where
@@ -81,7 +81,8 @@ impl<B: BufferMut> Drop for Keeper<B> {
         #[cfg(feature = "cuda")]
         if let (Some(consumer), Memory::Device(memory)) = (&self.consumer, self.buffer.memory()) {
             let freed_on = memory.inner.owner();
-            consumer.context().record_err(freed_on.map_or_else(|| consumer.synchronize(), |owner| owner.join(consumer)));
+            let ordered = freed_on.map_or_else(|| consumer.synchronize(), |owner| owner.join(consumer).or_else(|_| consumer.synchronize()));
+            consumer.context().record_err(ordered);
         }
     }
 }
@@ -189,6 +190,9 @@ fn on_device<B>(buffer: B, shape: &[usize], stream: &Arc<CudaStream>) -> Result<
 where
     B: BufferMut<Element: Element>,
 {
+    if stream.cu_stream().addr() == 2 {
+        return Err(refused("the per-thread stream is another one on the thread where the deleter is called; name a stream"));
+    }
     let mut keeper = Keeper::new(buffer, shape)?;
     let ordinal = stream.context().ordinal();
     let address = match keeper.buffer.memory_mut() {
