@@ -7,7 +7,7 @@ use super::flat::Flat;
 use super::float::Float;
 use super::hook::{Hook, Progress};
 use super::layout::BucketLayout;
-use crate::buffer::Memory;
+use crate::buffer::{Buffer as _, Memory};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 
@@ -102,6 +102,11 @@ impl<T: Float> AnyBucket for Bucket<T> {
             return Ok(true);
         }
         if let Progress::Done(flat) = self.hook.advance(comm)? {
+            let (index, len, got) = (self.layout.index, self.layout.len, flat.memory().len());
+            if got != len {
+                let reason = format!("the hook of bucket {index}, of {len} elements, gave a buffer of {got} back");
+                return Err(Error::argument("finish", reason));
+            }
             self.flat = Some(flat);
         }
         Ok(self.flat.is_some())

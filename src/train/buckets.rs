@@ -9,12 +9,13 @@ use half::{bf16, f16};
 use super::bucket::{AnyBucket, Bucket};
 use super::flat::{Flat, Place};
 use super::float::Float;
-use super::hook::{Hook, weight};
+use super::hook::{Hook, Pending, weight};
 use super::layout::{BucketLayout, Caps, plan};
+use super::outcome::everywhere;
 use super::parameter::{Parameter, agree};
 use super::{Missing, Options};
 use crate::buffer::{Buffer, BufferMut, Memory};
-use crate::communicator::{Communicator, Work};
+use crate::communicator::Communicator;
 use crate::element::DType;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
@@ -50,6 +51,8 @@ pub(super) struct Buckets<'comm> {
     missing: Missing,
     /// What ended an earlier step.
     failed: Option<Arc<Error>>,
+    /// Hooks or a closure of the caller's are at work; stays so where they panic.
+    at_work: bool,
 }
 
 /// Makes a bucket's hook. The first kind of hook is made for all types.
@@ -70,20 +73,21 @@ impl<'comm> Buckets<'comm> {
         let usable = weight(options.op, comm.world_size());
         let layouts = plan(&parameters, Caps { first: options.first_bucket_bytes, others: options.bucket_bytes }, multiple);
         agree(comm, what, &parameters, &options.in_words())?;
-        // Whatever is wrong now is so on every rank.
+        // Whatever is wrong with these is so on every rank.
         usable?;
+        let layouts = layouts?;
         let mut entries: Vec<_> =
             parameters.into_iter().map(|parameter| Entry { parameter, bucket: 0, slot: 0, stage: Stage::Empty }).collect();
-        let mut buckets = Vec::new();
-        for layout in layouts? {
+        for layout in &layouts {
             for (slot, place) in layout.slots.iter().enumerate() {
                 entries[place.parameter].bucket = layout.index;
                 entries[place.parameter].slot = slot;
             }
-            buckets.push(bucket_of(comm, layout, place, hooks)?);
         }
+        let made = layouts.into_iter().map(|layout| bucket_of(comm, layout, place, hooks)).collect();
+        let buckets: Vec<_> = everywhere(comm, what, made)?;
         let waiting = buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
-        Ok(Self { comm, entries, buckets, waiting, next: 0, missing: options.missing, failed: None })
+        Ok(Self { comm, entries, buckets, waiting, next: 0, missing: options.missing, failed: None, at_work: false })
     }
 
     pub(super) fn comm(&self) -> &'comm Communicator {
@@ -111,26 +115,40 @@ impl<'comm> Buckets<'comm> {
         self.entries.len()
     }
 
-    /// Gives every bucket of `T`s a hook of the caller's making.
+    /// Gives every bucket of `T`s a hook of the caller's making, once all are made.
     pub(super) fn set_hooks<T: Float>(&mut self, mut make: impl FnMut(&BucketLayout) -> Result<Box<dyn Hook<T>>>) -> Result<()> {
-        for bucket in &mut self.buckets {
-            if let Some(bucket) = (&mut **bucket as &mut dyn Any).downcast_mut::<Bucket<T>>() {
-                bucket.set_hook(make(&bucket.layout)?);
-            }
+        self.check_alive("set_hooks")?;
+        if let Some(index) = self.entries.iter().position(|entry| entry.stage != Stage::Empty) {
+            let parameter = &self.entries[index].parameter;
+            let reason = "was given in this step: set hooks before the first gradient of a step, or after its finish";
+            return Err(Error::argument("set_hooks", format!("a gradient of parameter {index} {parameter} {reason}")));
         }
+        let of_type = self.buckets.iter_mut().filter_map(|bucket| (&mut **bucket as &mut dyn Any).downcast_mut::<Bucket<T>>());
+        let made = of_type.map(|bucket| make(&bucket.layout).map(|hook| (bucket, hook)));
+        made.collect::<Result<Vec<_>>>()?.into_iter().for_each(|(bucket, hook)| bucket.set_hook(hook));
         Ok(())
     }
 
     /// Refuses to go on after a step that failed.
     fn check_alive(&self, call: &'static str) -> Result<()> {
+        let panicked = || Arc::new(Error::argument("train", "a hook or the caller's closure panicked in the middle of a step"));
         match &self.failed {
             Some(cause) => Err(Error::Poisoned { call: call.to_owned(), cause: Arc::clone(cause) }),
+            None if self.at_work => Err(Error::Poisoned { call: call.to_owned(), cause: panicked() }),
             None => Ok(()),
         }
     }
 
+    /// Does what leaves the step, and every later one, undone where it fails or panics.
+    pub(super) fn go_on<R>(&mut self, work: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        self.at_work = true;
+        let result = work(self);
+        self.at_work = false;
+        self.fail(result)
+    }
+
     /// Notes an error that leaves the step, and every later one, undone.
-    pub(super) fn fail<R>(&mut self, result: Result<R>) -> Result<R> {
+    fn fail<R>(&mut self, result: Result<R>) -> Result<R> {
         result.inspect_err(|error| {
             self.failed.get_or_insert_with(|| Arc::new(error.clone()));
         })
@@ -156,21 +174,39 @@ impl<'comm> Buckets<'comm> {
 
     /// Takes a part of parameter `index`'s gradient: the last one where `last`. Launches what is complete then.
     pub(super) fn take<T: Float>(&mut self, call: &'static str, index: usize, gradient: Memory<'_, T>, last: bool) -> Result<()> {
-        self.check_alive(call)?;
-        self.fitting::<T>(call, index, gradient.len())?;
-        let Entry { ref parameter, bucket, slot, stage } = self.entries[index];
-        if stage == Stage::Ready {
-            let reason = "its gradient was given already in this step; accumulate before it is ready, and finish the step first";
-            return Err(Error::argument(call, format!("parameter {index} {parameter}: {reason}")));
-        }
+        self.check_take(call, index, &gradient)?;
+        let Entry { bucket, slot, stage, .. } = self.entries[index];
         self.typed_mut::<T>(bucket)?.put(slot, gradient, stage == Stage::Accumulated)?;
         if !last {
             self.entries[index].stage = Stage::Accumulated;
             return Ok(());
         }
         self.now_ready(index);
-        let launched = self.launch_full();
-        self.fail(launched)
+        self.go_on(Self::launch_full)
+    }
+
+    /// Refuses what [`take`](Self::take) would, with nothing done yet.
+    fn check_take<T: Float>(&self, call: &'static str, index: usize, gradient: &Memory<'_, T>) -> Result<()> {
+        self.check_alive(call)?;
+        self.fitting::<T>(call, index, gradient.len())?;
+        let Entry { ref parameter, bucket, stage, .. } = self.entries[index];
+        if stage == Stage::Ready {
+            let reason = "its gradient was given already in this step; accumulate before it is ready, and finish the step first";
+            return Err(Error::argument(call, format!("parameter {index} {parameter}: {reason}")));
+        }
+        self.typed::<T>(bucket)?.flat()?.check_put(gradient, stage == Stage::Accumulated)
+    }
+
+    /// Takes every parameter's gradient, the last first; none of them where one cannot be taken.
+    pub(super) fn take_all<B: BufferMut<Element: Float>>(&mut self, call: &'static str, gradients: &[B]) -> Result<()> {
+        let (count, given) = (self.len(), gradients.len());
+        if given != count {
+            return Err(Error::argument(call, format!("{given} gradients for {count} parameters")));
+        }
+        gradients.iter().enumerate().try_for_each(|(index, gradient)| self.check_take(call, index, &gradient.memory()))?;
+        let mut from_last = gradients.iter().enumerate().rev();
+        let taken = from_last.try_for_each(|(index, gradient)| self.take(call, index, gradient.memory(), true));
+        self.fail(taken)
     }
 
     fn now_ready(&mut self, index: usize) {
@@ -192,8 +228,7 @@ impl<'comm> Buckets<'comm> {
     /// making, gradients that never came, is every rank's, and another step can follow.
     pub(super) fn finish(&mut self, call: &'static str) -> Result<()> {
         self.check_alive(call)?;
-        let absent = self.finish_all();
-        let absent = self.fail(absent)?;
+        let absent = self.go_on(Self::finish_all)?;
         self.waiting = self.buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
         self.next = 0;
         self.entries.iter_mut().for_each(|entry| entry.stage = Stage::Empty);
@@ -227,7 +262,7 @@ impl<'comm> Buckets<'comm> {
             return Err(failure);
         }
         match told {
-            Some(told) => told.wait().map(|[worst]| absent_of(worst)),
+            Some(mut told) => told.wait().map(|[worst]| absent_of(worst)),
             None => Ok(None),
         }
     }
@@ -246,9 +281,12 @@ impl<'comm> Buckets<'comm> {
     }
 
     /// Starts to tell every rank of a parameter that got no gradient here: the largest of these numbers wins, so that all hear of the same.
-    fn tell(&self, absent: Option<usize>) -> Result<Work<[u64; 1]>> {
+    fn tell(&self, absent: Option<usize>) -> Result<Pending<[u64; 1]>> {
         let number = absent.map_or(0, |index| (self.comm.rank() as u64 + 1) << 32 | index as u64);
-        self.comm.start_all_reduce([number], ReduceOp::Max)
+        match self.comm.world_size() {
+            1 => Ok(Pending::Ended([number])),
+            _ => self.comm.start_all_reduce([number], ReduceOp::Max).map(Pending::Going),
+        }
     }
 
     /// A bucket, which must be one of `T`s.

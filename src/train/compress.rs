@@ -13,9 +13,12 @@ const BLOCK: usize = 1024;
 
 /// A hook that sends gradients of type `T` as `C`s: half the bytes of `f32` with `f16` or `bf16`.
 ///
-/// Each rank's gradient is weighted first (by 1/n for a mean) and rounded to `C` once; then they are added up, and widened again. So for n
-/// ranks a mean is off by at most 2⁻¹¹ (`f16`) or 2⁻⁸ (`bf16`) of the weighted magnitudes' sum for the first rounding, and at most that
-/// again for each partial sum that travels. In `f16` what is beyond 65504 becomes infinite, and below 6·10⁻⁸ nothing.
+/// Each rank's gradient is taken as `f32`s, weighted (by 1/n for a mean), rounded to `f32` and then to `C`; then they are added up as `C`s, and
+/// widened again, by way of `f32`. So for n ranks a mean of numbers in `C`'s normal range is off by at most 2⁻¹¹ (`f16`) or 2⁻⁸ (`bf16`) of the
+/// weighted magnitudes' sum for the rounding to `C`, at most that again for each partial sum that travels, and 2⁻²³ of it for the roundings
+/// to `f32`: so a `Compress<f64, f64>` has the precision and range of `f32`. Small numbers are rounded to multiples of `C`'s smallest: in
+/// `f16` of 6·10⁻⁸ below 6·10⁻⁵, in `bf16` of 9·10⁻⁴¹ below 10⁻³⁸; up to half of that becomes zero. In `f16` what rounds beyond 65504
+/// becomes infinite.
 ///
 /// Costs a buffer of as many `C`s beside each bucket.
 ///

@@ -12,7 +12,7 @@ use super::layout::BucketLayout;
 use super::parameter::Parameter;
 use crate::buffer::{Buffer, BufferMut};
 use crate::communicator::Communicator;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::op::ReduceOp;
 
 /// Averages a model's gradients over all ranks, in buckets, while the backward pass still computes others.
@@ -56,7 +56,7 @@ use crate::op::ReduceOp;
 /// **Memory.** The buckets hold every gradient once: the bytes of all gradients, from [`Communicator::alloc`]. Hooks add what they
 /// say. The caller's own gradients are copied and can be freed as soon as `ready` returns.
 ///
-/// On one rank no call is made.
+/// On one rank a step makes no call of the communicator's, but for `PreMulSum`, which weights, and what a hook of one's own calls.
 pub struct DataParallel<'comm> {
     buckets: Buckets<'comm>,
 }
@@ -93,7 +93,8 @@ impl<'comm> DataParallel<'comm> {
     ///
     /// # Errors
     ///
-    /// As for [`new`](Self::new), and what the driver refuses.
+    /// As for [`new`](Self::new), and what the driver refuses: `NoDevice` where the communicator of several ranks has no device plane,
+    /// `InvalidArgument` for a stream of another device, `Cuda`. Where one rank fails all do, the others with an `Io` that names it.
     #[cfg(feature = "cuda")]
     pub fn on_device(
         comm: &'comm Communicator,
@@ -107,11 +108,12 @@ impl<'comm> DataParallel<'comm> {
     }
 
     /// Has the buckets of type `T` averaged in another way. `make` is called once for each, between two steps. Every rank must give
-    /// hooks that make the same calls.
+    /// hooks that make the same calls. A hook that panics ends the steps, as one that fails does.
     ///
     /// # Errors
     ///
-    /// Those of `make`.
+    /// Those of `make`: all hooks stay as they were; `InvalidArgument` once a gradient of a step was given, and `Poisoned` after a
+    /// step that failed.
     #[doc(alias = "register_comm_hook")]
     pub fn set_hooks<T: Float>(&mut self, make: impl FnMut(&BucketLayout) -> Result<Box<dyn Hook<T>>>) -> Result<()> {
         self.buckets.set_hooks(make)
@@ -195,18 +197,13 @@ impl<'comm> DataParallel<'comm> {
     ///
     /// # Errors
     ///
-    /// As for these two, and `InvalidArgument` for another number of gradients than parameters.
+    /// As for these two, and `InvalidArgument` for another number of gradients than parameters. Where one cannot be taken none is: this
+    /// rank can call again with others.
     pub fn average<B>(&mut self, gradients: &mut [B]) -> Result<()>
     where
         B: BufferMut<Element: Float>,
     {
-        let count = self.buckets.len();
-        if gradients.len() != count {
-            return Err(Error::argument("average", format!("{} gradients for {count} parameters", gradients.len())));
-        }
-        for (index, gradient) in gradients.iter().enumerate().rev() {
-            self.buckets.take("average", index, gradient.memory(), true)?;
-        }
+        self.buckets.take_all("average", gradients)?;
         self.buckets.finish("average")?;
         gradients.iter_mut().enumerate().try_for_each(|(index, gradient)| self.buckets.copy_to("average", index, gradient))
     }

@@ -50,18 +50,36 @@ fn elsewhere(here: &str, there: &str) -> Error {
     Error::argument("train", format!("a buffer {there}, where the buckets are {here}"))
 }
 
+/// Refuses a stream of another context than the communicator's device has. One rank alone needs no device plane.
+#[cfg(feature = "cuda")]
+fn reachable(comm: &Communicator, stream: &CudaStream) -> Result<()> {
+    const CALL: &str = "on_device";
+    let Some(device) = comm.device() else {
+        let reason = || comm.why_no_device().unwrap_or_default();
+        return if comm.world_size() == 1 { Ok(()) } else { Err(Error::NoDevice { call: CALL.to_owned(), reason: reason() }) };
+    };
+    if stream.context().cu_ctx() == device.context().cu_ctx() {
+        return Ok(());
+    }
+    let (own, other) = (device.ordinal(), stream.context().ordinal());
+    Err(Error::argument(CALL, format!("a stream of device {other}, or of another context, where the communicator has device {own}")))
+}
+
 impl<T: Float> Flat<T> {
     /// `len` zeros in host memory. Collective.
     pub(super) fn new(comm: &Communicator, len: usize) -> Result<Self> {
         comm.alloc(len).map(|buffer| Self(Elements::Host(buffer)))
     }
 
-    /// `len` zeros in a place. Collective.
+    /// `len` zeros in a place. Collective on the host; on a device this rank's own affair.
     pub(super) fn in_place(comm: &Communicator, place: &Place, len: usize) -> Result<Self> {
         match place {
             Place::Host => Self::new(comm, len),
             #[cfg(feature = "cuda")]
-            Place::Device(stream) => DeviceFlat::new(stream, len).map(|flat| Self(Elements::Device(flat))),
+            Place::Device(stream) => {
+                reachable(comm, stream)?;
+                DeviceFlat::new(stream, len).map(|flat| Self(Elements::Device(flat)))
+            }
         }
     }
 
@@ -110,6 +128,23 @@ impl<T: Float> Flat<T> {
         }
     }
 
+    /// Refuses what [`put`](Self::put) cannot reach from here.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the host can add"))]
+    pub(super) fn check_put(&self, gradient: &Memory<'_, T>, add: bool) -> Result<()> {
+        match (&self.0, gradient) {
+            (Elements::Host(_), Memory::Host(_)) => {}
+            #[cfg(feature = "cuda")]
+            (Elements::Device(_), Memory::Device(_)) if add => return Err(host_only("accumulating gradients")),
+            #[cfg(feature = "cuda")]
+            (Elements::Device(_), Memory::Device(_)) => {}
+            #[cfg(feature = "cuda")]
+            (Elements::Host(_), Memory::Device(_)) => return Err(elsewhere("in host memory", "on a device")),
+            #[cfg(feature = "cuda")]
+            (Elements::Device(_), Memory::Host(_)) => return Err(elsewhere("on a device", "in host memory")),
+        }
+        Ok(())
+    }
+
     /// Copies a gradient in, or adds it to what is there. `range` lies inside, and the gradient is as long (checked by the caller).
     pub(super) fn put(&mut self, range: Range<usize>, gradient: Memory<'_, T>, add: bool) -> Result<()> {
         match (&mut self.0, gradient) {
@@ -153,8 +188,11 @@ impl<T: Float> Flat<T> {
         Ok(())
     }
 
-    /// Starts an all-reduce of it. On a device it is queued, and the elements' own events say when it has ended.
+    /// Starts an all-reduce of it; on one rank there is nothing to do, but to weight it. On a device it is queued, and the elements' own events say when it has ended.
     pub(super) fn all_reduce(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
+        if comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
+            return Ok(Pending::Ended(self));
+        }
         match &mut self.0 {
             Elements::Host(_) => comm.start_all_reduce(self, op).map(Pending::Going),
             #[cfg(feature = "cuda")]

@@ -20,7 +20,8 @@ pub trait Hook<T: Float>: Send {
     /// The step fails, and no other can follow.
     fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()>;
 
-    /// Waits for what was started last; starts what comes next, or gives the averaged gradients back.
+    /// Waits for what was started last; starts what comes next, or gives the averaged gradients back: in the buffer that was taken, or
+    /// one as long.
     ///
     /// # Errors
     ///
@@ -96,8 +97,7 @@ impl<T: Float> AllReduce<T> {
 
 impl<T: Float> Hook<T> for AllReduce<T> {
     fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()> {
-        let alone = comm.world_size() == 1 && !matches!(self.op, ReduceOp::PreMulSum(_));
-        self.pending = if alone { Pending::Ended(gradients) } else { gradients.all_reduce(comm, self.op)? };
+        self.pending = gradients.all_reduce(comm, self.op)?;
         Ok(())
     }
 

@@ -42,7 +42,12 @@ pub(super) fn add_product(matrix: &mut [f32], columns: usize, left: &[f32], righ
     }
 }
 
-/// Makes the columns (of `rows` each) orthonormal, in `f64`. One that depends on those before it becomes zeros.
+/// Whether no element is infinite or no number.
+pub(super) fn all_finite(elements: &[f32]) -> bool {
+    elements.iter().all(|x| x.is_finite())
+}
+
+/// Makes the columns (of `rows` each) orthonormal, in `f64`. One that depends on those before it, or is not finite, becomes zeros.
 pub(super) fn orthonormalise(columns: &mut [f32], rows: usize) {
     let mut done: Vec<Vec<f64>> = Vec::new();
     for column in columns.chunks_exact_mut(rows) {
@@ -56,8 +61,12 @@ pub(super) fn orthonormalise(columns: &mut [f32], rows: usize) {
             }
         }
         let left = norm(&x);
-        let scale = if left > before * f64::from(f32::EPSILON) { 1.0 / left } else { 0.0 };
-        x.iter_mut().for_each(|x| *x *= scale);
+        if left > before * f64::from(f32::EPSILON) {
+            let scale = 1.0 / left;
+            x.iter_mut().for_each(|x| *x *= scale);
+        } else {
+            x.fill(0.0);
+        }
         column.iter_mut().zip(&x).for_each(|(column, x)| *column = *x as f32);
         done.push(x);
     }
@@ -93,5 +102,15 @@ mod tests {
         assert_eq!(columns[..6], [0.6, 0.8, 0.0, 0.0, 0.0, 0.0]);
         assert!(dot(&columns[..3], &columns[6..]).abs() < 1e-7);
         assert!((dot(&columns[6..], &columns[6..]) - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn columns_that_are_not_finite_become_zeros_and_leave_the_others_whole() {
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut columns = [odd, 1.0, 3.0, 4.0];
+            assert!(!all_finite(&columns));
+            orthonormalise(&mut columns, 2);
+            assert_eq!(columns, [0.0, 0.0, 0.6, 0.8]);
+        }
     }
 }

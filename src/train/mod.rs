@@ -17,6 +17,7 @@ mod hook;
 mod layout;
 mod matrix;
 mod options;
+mod outcome;
 mod parameter;
 mod power_sgd;
 mod sharded;

@@ -5,8 +5,8 @@ use crate::op::ReduceOp;
 /// How gradients are put into buckets and averaged. Every rank must use the same, but for the weight of a `PreMulSum`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// The most bytes of the first bucket of an element type. Small, so that the first reduction starts early. Default: 1 MiB. 0 gives every
-    /// parameter a bucket of its own.
+    /// The most bytes of the first bucket of an element type. Small, so that the first reduction starts early. Default: 1 MiB. With 0
+    /// it holds one parameter; where `bucket_bytes` is 0 too, every parameter has a bucket of its own.
     pub first_bucket_bytes: usize,
     /// The most bytes of every other bucket; a parameter with more has one of its own. Default: 25 MiB.
     pub bucket_bytes: usize,

@@ -6,7 +6,7 @@ use super::flat::Flat;
 use super::float::Float;
 use super::hook::{AllReduce, Hook, Pending, Progress, not_started, weight};
 use super::layout::{BucketLayout, Slot};
-use super::matrix::{add_product, orthonormalise, times, transposed_times};
+use super::matrix::{add_product, all_finite, orthonormalise, times, transposed_times};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
@@ -42,6 +42,9 @@ impl Default for PowerSgdOptions {
 ///
 /// A mean of rank `r` or less comes through exactly, but for rounding, once Q has met it. Of others the error feedback brings what was left
 /// out in later steps.
+///
+/// Where a matrix is not finite on one rank, or becomes so on the way, all of it is NaN on every rank in that step: what a loss that is
+/// scaled too far is known by. What was left out of it before is then forgotten, and Q is drawn anew, so that later steps are sound.
 ///
 /// Costs, beside each bucket, an `f32` for every element of the matrices that are compressed, and the thin matrices three times.
 ///
@@ -139,10 +142,13 @@ impl<T: Float> PowerSgd<T> {
     fn prepare(&self, right: &mut [f32]) {
         for (index, matrix) in self.matrices.iter().enumerate() {
             let right = &mut right[matrix.right.clone()];
+            if !self.options.warm_start || !all_finite(right) {
+                right.fill(0.0);
+            }
             orthonormalise(right, matrix.columns);
             let mut drawn = Random::new(self.options.seed, self.step, index as u64);
             for column in right.chunks_exact_mut(matrix.columns) {
-                if !self.options.warm_start || column.iter().all(|x| *x == 0.0) {
+                if column.iter().all(|x| *x == 0.0) {
                     column.iter_mut().for_each(|x| *x = drawn.next());
                 }
             }
@@ -167,11 +173,16 @@ impl<T: Float> PowerSgd<T> {
         }
     }
 
-    /// P made orthonormal, Q ← Mᵀ·P, and M ← M − P·Qᵀ: what this rank leaves out.
+    /// P made orthonormal, Q ← Mᵀ·P, and M ← M − P·Qᵀ: what this rank leaves out. Of a P that is not finite, a Q that is not either: every
+    /// rank has the same P.
     fn compress_right(&mut self, left: &mut [f32], right: &mut [f32]) {
         for matrix in &self.matrices {
             let memory = &mut self.memory[matrix.memory.clone()];
             let (left, right) = (&mut left[matrix.left.clone()], &mut right[matrix.right.clone()]);
+            if !all_finite(left) {
+                right.fill(f32::NAN);
+                continue;
+            }
             orthonormalise(left, memory.len() / matrix.columns);
             transposed_times(memory, matrix.columns, left, right);
             if self.options.error_feedback {
@@ -180,13 +191,19 @@ impl<T: Float> PowerSgd<T> {
         }
     }
 
-    /// The bucket ← P·Qᵀ, and what was not compressed.
-    fn decompress(&self, left: &[f32], right: &[f32], gradients: &mut [T]) {
+    /// The bucket ← P·Qᵀ, and what was not compressed. Where Q, the same on every rank, is not finite, NaN, and nothing is kept for later.
+    fn decompress(&mut self, left: &[f32], right: &[f32], gradients: &mut [T]) {
         let mut product = Vec::new();
         for matrix in &self.matrices {
             product.clear();
-            product.resize(matrix.bucket.len(), 0.0);
-            add_product(&mut product, matrix.columns, &left[matrix.left.clone()], &right[matrix.right.clone()], 1.0);
+            let (left, right) = (&left[matrix.left.clone()], &right[matrix.right.clone()]);
+            if all_finite(right) {
+                product.resize(matrix.bucket.len(), 0.0);
+                add_product(&mut product, matrix.columns, left, right, 1.0);
+            } else {
+                product.resize(matrix.bucket.len(), f32::NAN);
+                self.memory[matrix.memory.clone()].fill(0.0);
+            }
             T::narrow(&product, &mut gradients[matrix.bucket.clone()]);
         }
         let mut at = self.matrices.last().map_or(0, |last| last.left.end);

@@ -216,7 +216,9 @@ impl<'comm> ShardedOptimizer<'comm> {
     ///
     /// # Errors
     ///
-    /// As [`DataParallel::finish`](super::DataParallel::finish); and `InvalidArgument` for a parameter whose values were never given.
+    /// As [`DataParallel::finish`](super::DataParallel::finish); and `InvalidArgument` for a parameter whose values were never given. That is
+    /// this rank's alone, before anything is waited for: other ranks wait in their `reduce` until it calls again, once the values were
+    /// loaded, or until the deadline.
     pub fn reduce(&mut self) -> Result<Shards<'_, 'comm>> {
         if let Some(index) = self.loaded.iter().position(|loaded| !loaded) {
             let name = self.buckets.parameter(index).map_or_else(String::new, Parameter::to_string);
@@ -298,10 +300,12 @@ impl<'a, 'comm> Shards<'a, 'comm> {
     ///
     /// # Errors
     ///
-    /// Those of `update`, and of collectives. No step can follow: this rank's shares are changed and the others' are not known.
+    /// Those of `update`, and of collectives. No step can follow, nor after a panic of `update`: this rank's shares are changed and the
+    /// others' are not known. Other ranks are not told of an `update` that fails on one: they wait for its shares until the deadline, unless
+    /// it ends the communicator ([`Communicator::abort`]). So let fail on every rank what can fail, or abort.
     pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a, 'comm>> {
         let ShardedOptimizer { buckets, masters, .. } = self.optimizer;
-        let updated = (|| {
+        buckets.go_on(|buckets| {
             for (index, master) in masters.iter_mut().enumerate() {
                 let dtype = buckets.layout(index).dtype;
                 by_type!(dtype, update_one::<_>(buckets, index, master, &mut update))?;
@@ -311,8 +315,7 @@ impl<'a, 'comm> Shards<'a, 'comm> {
                 by_type!(dtype, take_back::<_>(buckets, index, master))?;
             }
             Ok(())
-        })();
-        buckets.fail(updated)?;
+        })?;
         Ok(Updated { buckets })
     }
 }

@@ -1,9 +1,12 @@
 //! Hooks: how far off compressed means may be, and hooks of one's own.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+
 use collectives::train::{
     AllReduce, BucketLayout, Compress, DataParallel, Flat, Float, Hook, Options, Parameter, PowerSgd, PowerSgdOptions, Progress,
 };
-use collectives::{Communicator, ReduceOp, Result, Work, bf16, f16};
+use collectives::{Communicator, Error, ReduceOp, Result, Work, bf16, f16};
 
 use crate::common::random::Random;
 use crate::common::ranks::{Wiring, threads};
@@ -156,6 +159,35 @@ fn ranks_end_with_the_same_bits_after_power_sgd() {
 }
 
 #[test]
+fn a_gradient_that_is_not_finite_spoils_one_step_of_power_sgd_and_no_other_matrix() {
+    for (wiring, world_size) in [(Wiring::Shm, 1), (Wiring::Shm, 2), (Wiring::Tcp, 3)] {
+        for (odd, warm_start) in [(f32::INFINITY, true), (f32::NAN, true), (f32::NEG_INFINITY, false)] {
+            threads(wiring, world_size, |comm| {
+                let parameters = ["spoilt", "sound"].map(|name| Parameter::new::<f32>(name, &[40, 50])).to_vec();
+                let options = PowerSgdOptions { rank: 2, start_step: 0, warm_start, ..PowerSgdOptions::default() };
+                let mut model = power_sgd(comm, parameters, &options);
+                let (matrix, mean) = low_rank(7, comm, (40, 50), 2);
+                for step in 0..6 {
+                    let mut mine = matrix.clone();
+                    if step == 2 && comm.rank() == world_size - 1 {
+                        mine[77..120].fill(odd);
+                    }
+                    model.ready(0, &mine).unwrap();
+                    model.ready(1, &matrix).unwrap();
+                    let averaged = model.finish().unwrap();
+                    assert!(worst(averaged.gradient(1).unwrap(), &mean) < 1e-4, "step {step}");
+                    let got: &[f32] = averaged.gradient(0).unwrap();
+                    match step {
+                        2 => assert!(got.iter().all(|x| x.is_nan()), "{odd} on one rank is told to all"),
+                        _ => assert!(worst(got, &mean) < 1e-4, "step {step}: off by {}", worst(got, &mean)),
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
 fn a_rank_of_zero_is_refused() {
     let comm = &Communicator::local(1).unwrap()[0];
     let mut model = DataParallel::new(comm, vec![Parameter::new::<f32>("matrix", &[9, 9])], Options::default()).unwrap();
@@ -205,5 +237,90 @@ fn hooks_of_ones_own_may_make_several_calls_and_leave_other_types_alone() {
             model.ready(7, &[1.0_f64; 2]).unwrap();
             assert_eq!(model.finish().unwrap().gradient::<f32>(3).unwrap(), [3.0; 10]);
         });
+    }
+}
+
+#[test]
+fn hooks_are_set_between_steps_alone_and_all_or_none() {
+    threads(Wiring::Shm, 2, |comm| {
+        let parameters = vec![Parameter::new::<f32>("a", &[10]), Parameter::new::<f32>("b", &[5])];
+        let options = Options { first_bucket_bytes: 0, bucket_bytes: 0, ..Options::default() };
+        let mut model = DataParallel::new(comm, parameters, options).unwrap();
+        let sums = |_: &BucketLayout| Ok(Box::new(AllReduce::new(ReduceOp::Sum)) as Box<dyn Hook<f32>>);
+        let refused = |layout: &BucketLayout| {
+            if layout.index == 1 { Err(Error::Protocol { with: "b".into(), reason: "no".into() }) } else { sums(layout) }
+        };
+        assert!(model.set_hooks::<f32>(refused).is_err());
+        model.accumulate(1, &[1.0_f32; 5]).unwrap();
+        let error = model.set_hooks::<f32>(sums).unwrap_err().to_string();
+        assert!(error.contains("a gradient of parameter 1 \"b\" (f32[5]) was given in this step"), "{error}");
+        model.ready(1, &[1.0_f32; 5]).unwrap();
+        model.ready(0, &[1.0_f32; 10]).unwrap();
+        assert_eq!(model.finish().unwrap().gradient::<f32>(1).unwrap(), [2.0; 5], "means, as before");
+        model.set_hooks::<f32>(sums).unwrap();
+        let mut gradients = [vec![1.0_f32; 10], vec![1.0; 5]];
+        model.average(&mut gradients).unwrap();
+        assert_eq!(gradients, [vec![2.0; 10], vec![2.0; 5]]);
+    });
+}
+
+/// Gives each bucket's gradients to the other one of two.
+struct Exchanged(Arc<Mutex<Vec<Flat<f32>>>>);
+
+impl Hook<f32> for Exchanged {
+    fn start(&mut self, _: &Communicator, gradients: Flat<f32>) -> Result<()> {
+        self.0.lock().unwrap().push(gradients);
+        Ok(())
+    }
+
+    fn advance(&mut self, _: &Communicator) -> Result<Progress<f32>> {
+        Ok(Progress::Done(self.0.lock().unwrap().pop().unwrap()))
+    }
+}
+
+/// Panics where it is told to.
+struct Panics {
+    at_start: bool,
+}
+
+impl Hook<f32> for Panics {
+    fn start(&mut self, _: &Communicator, _: Flat<f32>) -> Result<()> {
+        assert!(!self.at_start, "a panic of the test's");
+        Ok(())
+    }
+
+    fn advance(&mut self, _: &Communicator) -> Result<Progress<f32>> {
+        panic!("a panic of the test's")
+    }
+}
+
+/// Two buckets of different lengths on one rank.
+fn two_buckets(comm: &Communicator) -> DataParallel<'_> {
+    let parameters = vec![Parameter::new::<f32>("a", &[10]), Parameter::new::<f32>("b", &[5])];
+    DataParallel::new(comm, parameters, Options { first_bucket_bytes: 0, bucket_bytes: 0, ..Options::default() }).unwrap()
+}
+
+#[test]
+fn a_hook_that_gives_a_buffer_of_another_length_back_ends_the_steps() {
+    let comm = &Communicator::local(1).unwrap()[0];
+    let mut model = two_buckets(comm);
+    let flats = Arc::default();
+    model.set_hooks::<f32>(|_| Ok(Box::new(Exchanged(Arc::clone(&flats))))).unwrap();
+    let error = model.average(&mut [vec![1.0_f32; 10], vec![1.0; 5]]).unwrap_err().to_string();
+    assert!(error.contains("the hook of bucket 0, of 5 elements, gave a buffer of 10 back"), "{error}");
+    assert!(model.finish().unwrap_err().is_poisoned());
+}
+
+#[test]
+fn a_hook_that_panics_ends_the_steps() {
+    let comm = &Communicator::local(1).unwrap()[0];
+    for at_start in [true, false] {
+        let mut model = two_buckets(comm);
+        model.set_hooks::<f32>(|_| Ok(Box::new(Panics { at_start }))).unwrap();
+        let step = AssertUnwindSafe(|| model.average(&mut [vec![1.0_f32; 10], vec![1.0; 5]]));
+        assert!(catch_unwind(step).is_err());
+        let error = model.ready(0, &[1.0_f32; 10]).unwrap_err();
+        assert!(error.is_poisoned() && error.to_string().contains("panicked"), "{error}");
+        assert!(model.finish().unwrap_err().is_poisoned());
     }
 }

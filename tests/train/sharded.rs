@@ -160,3 +160,15 @@ fn an_optimiser_that_fails_ends_the_steps() {
     assert!(error.contains("bucket 0 holds elements of f64"), "{error}");
     assert!(model.ready(0, &[1.0_f64; 2]).unwrap_err().is_poisoned());
 }
+
+#[test]
+fn an_optimiser_that_panics_ends_the_steps() {
+    let comm = &Communicator::local(1).unwrap()[0];
+    let mut model = ShardedOptimizer::new(comm, vec![Parameter::new::<f64>("a", &[2])], Options::default()).unwrap();
+    model.load(0, &[1.0_f64; 2]).unwrap();
+    model.ready(0, &[1.0_f64; 2]).unwrap();
+    let shards = model.reduce().unwrap();
+    let update = std::panic::AssertUnwindSafe(|| shards.update(|_| panic!("a panic of the test's")).map(drop));
+    assert!(std::panic::catch_unwind(update).is_err());
+    assert!(model.ready(0, &[1.0_f64; 2]).unwrap_err().is_poisoned());
+}

@@ -74,6 +74,27 @@ fn mistakes_of_one_call_are_refused_there_and_harm_nothing() {
 }
 
 #[test]
+fn gradients_of_which_one_does_not_fit_are_none_taken() {
+    for wiring in [Wiring::Shm, Wiring::Tcp] {
+        threads(wiring, 2, |comm| {
+            let mut model = DataParallel::new(comm, two(), small()).unwrap();
+            for step in 0..3 {
+                let error = model.average(&mut [vec![1.0_f32; 99], vec![1.0; 2]]).unwrap_err().to_string();
+                assert!(error.contains("parameter 0 \"weight\" (f32[100]): 99 elements were passed"), "{error}");
+                let mut gradients = [vec![comm.rank() as f32 + step as f32; 100], vec![1.0; 2]];
+                model.average(&mut gradients).unwrap();
+                assert_eq!(gradients, [vec![0.5 + step as f32; 100], vec![1.0; 2]]);
+            }
+            model.ready(0, &[5.0_f32; 100]).unwrap();
+            let error = model.average(&mut [vec![1.0_f32; 100], vec![1.0; 2]]).unwrap_err().to_string();
+            assert!(error.contains("parameter 0 \"weight\" (f32[100]): its gradient was given already"), "{error}");
+            model.ready(1, &[7.0_f32; 2]).unwrap();
+            assert_eq!(model.finish().unwrap().gradient::<f32>(1).unwrap(), [7.0; 2]);
+        });
+    }
+}
+
+#[test]
 fn a_gradient_that_never_comes_is_every_ranks_error_and_the_next_step_follows() {
     for wiring in [Wiring::Shm, Wiring::Tcp] {
         for absent in [0, 1] {
