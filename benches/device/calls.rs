@@ -12,7 +12,7 @@ use cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DevicePtr};
 use cudarc::nccl;
 use nccl_sys::{Library, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 
-use crate::{Outcome, Wish, median};
+use crate::{Outcome, Wish, median, without_device};
 
 /// Ways to call an all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,14 +68,11 @@ pub(crate) fn all(wish: &Wish) -> Outcome<()> {
     let made = Communicator::builder().require_device(DeviceChoice::Local).local(wish.ranks);
     let comms = match made {
         Ok(comms) => comms,
-        Err(error) => {
-            println!("# no calls between {} ranks: {error}", wish.ranks);
-            return Ok(());
-        }
+        Err(error) => return without_device(&format!("no calls between {} ranks: {error}", wish.ranks)),
     };
     println!("way,ranks,bytes,issue_us,time_us,allocations");
     let ended: Vec<Outcome<()>> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || rank(&comm, wish.rounds))).collect();
+        let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || rank(&comm, wish))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err("a rank panicked".into()))).collect()
     });
     ended.into_iter().collect()
@@ -90,19 +87,18 @@ struct Times {
 }
 
 /// One rank's part. Rank 0 prints.
-fn rank(comm: &Communicator, rounds: usize) -> Outcome<()> {
+fn rank(comm: &Communicator, wish: &Wish) -> Outcome<()> {
     let device = comm.device().ok_or("the device is gone")?;
-    let cudarc = cudarc_communicator(comm, device)?;
+    let cudarc = if wish.cudarc { cudarc_communicator(comm, device)? } else { None };
     if cudarc.is_none() && comm.rank() == 0 {
-        println!("# cudarc finds no libnccl.so of its own: its way is left out");
+        println!("# {}: its way is left out", if wish.cudarc { "cudarc finds no libnccl.so of its own" } else { "without cudarc" });
     }
     for count in COUNTS {
-        let mut bench =
-            Bench { comm, device, library: Library::open(None)?, cudarc: cudarc.as_ref(), slice: device.stream().alloc_zeros(count)? };
+        let mut bench = Bench::new(comm, device, cudarc.as_ref(), count)?;
         let ways: Vec<_> = WAYS.into_iter().filter(|way| *way != Way::Cudarc || cudarc.is_some()).collect();
         let graphs: Vec<_> = ways.iter().map(|way| bench.graph(*way)).collect::<Outcome<_>>()?;
         let mut times = vec![Times::default(); ways.len()];
-        for round in 0..=rounds {
+        for round in 0..=wish.rounds {
             for ((way, graph), times) in ways.iter().zip(&graphs).zip(&mut times) {
                 let (issued, ended, allocations) = bench.in_a_row(*way, graph.as_ref())?;
                 // The first round warms up.
@@ -133,14 +129,20 @@ fn cudarc_communicator(comm: &Communicator, device: Device<'_>) -> Outcome<Optio
     if here == [0] {
         return Ok(None);
     }
-    let failed = |error: nccl::result::NcclError| format!("cudarc's NCCL: {error:?}");
     let mut bytes = [0_u8; 128];
     if comm.rank() == 0 {
         bytes = nccl::Id::new().map_err(failed)?.internal().map(|byte| byte as u8);
     }
     comm.broadcast(&mut bytes, 0)?;
+    // NCCL takes the thread's device, and cudarc does not say which.
+    device.context().bind_to_thread()?;
     let id = nccl::Id::uninit(bytes.map(|byte| byte as std::ffi::c_char));
     Ok(Some(nccl::Comm::from_rank(device.stream().clone(), comm.rank(), comm.world_size(), id).map_err(failed)?))
+}
+
+/// What cudarc's own words keep to themselves: the code.
+fn failed(error: nccl::result::NcclError) -> String {
+    format!("cudarc's NCCL: {:?}", error.0)
 }
 
 struct Bench<'a> {
@@ -149,11 +151,22 @@ struct Bench<'a> {
     library: &'static Library,
     cudarc: Option<&'a nccl::Comm>,
     slice: CudaSlice<f32>,
+    /// The slice's. Asking it again would queue events, which each way but cudarc's and `Slice` does without, and no capture may wait for.
+    address: u64,
 }
 
-impl Bench<'_> {
+/// All calls, and the stream that replays them.
+type Replay = (CudaGraph, Arc<CudaStream>);
+
+impl<'a> Bench<'a> {
+    fn new(comm: &'a Communicator, device: Device<'a>, cudarc: Option<&'a nccl::Comm>, count: usize) -> Outcome<Self> {
+        let slice = device.stream().alloc_zeros(count)?;
+        let address = slice.device_ptr(device.stream()).0;
+        Ok(Self { comm, device, library: Library::open(None)?, cudarc, slice, address })
+    }
+
     /// A graph of all calls, for the ways that replay one.
-    fn graph(&mut self, way: Way) -> Outcome<Option<CudaGraph>> {
+    fn graph(&mut self, way: Way) -> Outcome<Option<Replay>> {
         let way = match way {
             Way::Graph => Way::Address,
             Way::NcclGraph => Way::Nccl,
@@ -169,23 +182,24 @@ impl Bench<'_> {
         let graph = graph.ok_or("the calls leave nothing in the graph")?;
         graph.upload()?;
         stream.synchronize()?;
-        Ok(Some(graph))
+        Ok(Some((graph, stream)))
     }
 
     /// Microseconds per call until the last is queued, and until it has ended; and what all of them allocated.
-    fn in_a_row(&mut self, way: Way, graph: Option<&CudaGraph>) -> Outcome<(f64, f64, usize)> {
+    fn in_a_row(&mut self, way: Way, graph: Option<&Replay>) -> Outcome<(f64, f64, usize)> {
         let stream = self.device.stream().clone();
         self.comm.barrier()?;
         let allocated = ALLOCATIONS.get();
         let began = Instant::now();
         match graph {
-            Some(graph) => graph.launch()?,
+            Some((graph, _)) => graph.launch()?,
             None => (0..CALLS).try_for_each(|_| self.call(way, &stream))?,
         }
         let issued = began.elapsed();
         let allocated = ALLOCATIONS.get() - allocated;
         match graph {
-            Some(_) => self.device.context().synchronize()?,
+            // The context may be another rank's too.
+            Some((_, replays)) => replays.synchronize()?,
             None => self.device.synchronize()?,
         }
         let per_call = |time: Duration| time.as_secs_f64() * 1e6 / CALLS as f64;
@@ -193,7 +207,7 @@ impl Bench<'_> {
     }
 
     fn call(&mut self, way: Way, stream: &Arc<CudaStream>) -> Outcome<()> {
-        let (address, count) = (self.slice.device_ptr(stream).0, self.slice.len());
+        let (address, count) = (self.address, self.slice.len());
         match way {
             Way::Slice => self.comm.all_reduce(&mut self.slice, ReduceOp::Sum)?,
             Way::Address | Way::Graph => {
@@ -212,7 +226,7 @@ impl Bench<'_> {
             }
             Way::Cudarc => {
                 let cudarc = self.cudarc.ok_or("cudarc has no communicator")?;
-                cudarc.all_reduce_in_place(&mut self.slice, &nccl::ReduceOp::Sum).map_err(|error| format!("cudarc's NCCL: {error:?}"))?;
+                cudarc.all_reduce_in_place(&mut self.slice, &nccl::ReduceOp::Sum).map_err(failed)?;
             }
         }
         Ok(())

@@ -2,8 +2,9 @@
 //!
 //! `cargo bench --bench device`, or `-- kernels`, `-- geometry` (threads and blocks of the kernels), `-- calls`. Prints CSV. Sizes and
 //! repetitions by `--bytes N,N…` (of one input of a kernel) and `--rounds N`; ranks of `calls` by `--ranks N`, which may share one device
-//! with `NCCL_MULTI_RANK_GPU_ENABLE=1` and NCCL 2.30.3. Where there is no device it says so, and that is all. For collectives themselves use
-//! `cargo perf`.
+//! with `NCCL_MULTI_RANK_GPU_ENABLE=1` and NCCL 2.30.3; `--without-cudarc` leaves cudarc's communicator out, which waits for its ranks
+//! without a limit. Where there is no device it says so, and that is all, unless `COLLECTIVES_TEST_GPU=real` promises one. For
+//! collectives themselves use `cargo perf`.
 
 #![expect(unsafe_code, reason = "kernels and NCCL take addresses")]
 
@@ -24,6 +25,7 @@ struct Wish {
     kernels: bool,
     geometry: bool,
     calls: bool,
+    cudarc: bool,
     bytes: Vec<usize>,
     rounds: usize,
     ranks: usize,
@@ -32,7 +34,7 @@ struct Wish {
 impl Wish {
     fn read() -> Outcome<Self> {
         let bytes = vec![1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
-        let mut wish = Self { kernels: false, geometry: false, calls: false, bytes, rounds: 9, ranks: 2 };
+        let mut wish = Self { kernels: false, geometry: false, calls: false, cudarc: true, bytes, rounds: 9, ranks: 2 };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or_else(|| format!("{word}: a number is missing"));
@@ -40,6 +42,7 @@ impl Wish {
                 "kernels" => wish.kernels = true,
                 "geometry" => wish.geometry = true,
                 "calls" => wish.calls = true,
+                "--without-cudarc" => wish.cudarc = false,
                 "--bytes" => wish.bytes = value()?.split(',').map(whole_pages).collect::<Outcome<_>>()?,
                 "--rounds" => wish.rounds = value()?.parse::<usize>()?.max(1),
                 "--ranks" => wish.ranks = value()?.parse::<usize>()?.max(1),
@@ -64,8 +67,7 @@ fn main() -> Outcome<()> {
     let wish = Wish::read()?;
     let comm = Communicator::builder().device(DeviceChoice::Local).local(1)?.remove(0);
     let Some(device) = comm.device() else {
-        println!("# no device: {}", comm.why_no_device().unwrap_or_default());
-        return Ok(());
+        return without_device(&format!("no device: {}", comm.why_no_device().unwrap_or_default()));
     };
     println!("# {} [{}], NCCL {}", device.name(), device.pci_address(), device.nccl_version());
     if wish.kernels {
@@ -76,6 +78,15 @@ fn main() -> Outcome<()> {
     }
     drop(comm);
     if wish.calls { calls::all(&wish) } else { Ok(()) }
+}
+
+/// Says that there is nothing to measure on; a failure where there should be.
+fn without_device(why: &str) -> Outcome<()> {
+    if std::env::var("COLLECTIVES_TEST_GPU").as_deref() == Ok("real") {
+        return Err(format!("{why}; COLLECTIVES_TEST_GPU=real asks for the real ones").into());
+    }
+    println!("# {why}");
+    Ok(())
 }
 
 /// The middle one.

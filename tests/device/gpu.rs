@@ -22,7 +22,7 @@ pub fn prepare() {
 }
 
 /// Whether the GPUs are those of this machine.
-fn is_real() -> bool {
+pub fn is_real() -> bool {
     std::env::var("COLLECTIVES_TEST_GPU").as_deref() == Ok("real")
 }
 

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::common::cases::Memory;
 use super::common::random::Random;
 use super::common::ranks::is_rank_of;
-use super::gpu::{DeviceMemory, builder};
+use super::gpu::{DeviceMemory, builder, is_real};
 use super::processes::Ranks;
 
 /// What survivors may take to notice a death, on a loaded machine; calls may take [`LIMIT`], so no deadline tells them.
@@ -52,10 +52,11 @@ fn wait_for_parent() {
 fn rank_of_a_job(moment: Moment) {
     let config = Config::default();
     super::gpu::prepare();
-    if variable("SILENT") == Some(1) {
+    // A real NCCL tells deaths as it does.
+    if variable("SILENT") == Some(1) && !is_real() {
         simgpu::nccl::silence_deaths();
     }
-    if moment == Moment::Init {
+    if moment == Moment::Init && !is_real() {
         simgpu::nccl::in_progress("ncclCommInitRankConfig", 150);
     }
     println!("@born");
@@ -284,7 +285,9 @@ const CALLS: [(&str, HeldUp); 10] = [
 /// A rank of [`killed_inside_each_call`]: every survivor makes each call on a communicator of its own, and says how it ends.
 fn rank_in_each_call(victim: usize) {
     let comm = builder(Config::default()).timeout(LIMIT).from_env().unwrap();
-    simgpu::nccl::silence_deaths();
+    if !is_real() {
+        simgpu::nccl::silence_deaths();
+    }
     let copies: Vec<_> = CALLS.iter().map(|(name, call)| (name, call, comm.duplicate().unwrap())).collect();
     comm.barrier().unwrap();
     println!("@ready");

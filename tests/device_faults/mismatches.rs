@@ -7,7 +7,7 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use super::common::cases::Memory;
 use super::common::ranks::alone_in_a_process;
-use super::gpu::{DeviceMemory, ranks, ranks_with};
+use super::gpu::{DeviceMemory, is_real, ranks, ranks_with};
 
 fn checking(calls: CheckDeviceCalls) -> Config {
     let mut config = Config::default();
@@ -124,13 +124,13 @@ fn every_difference_is_told(comm: &Communicator, memory: &DeviceMemory) {
 
 #[test]
 fn first_calls_are_compared_unless_told_otherwise() {
-    let _alone = simgpu::alone();
+    let _alone = (!is_real()).then(simgpu::alone);
     ranks(3, every_difference_is_told);
 }
 
 #[test]
 fn all_calls_are_compared_on_request() {
-    let _alone = simgpu::alone();
+    let _alone = (!is_real()).then(simgpu::alone);
     ranks_with(3, checking(CheckDeviceCalls::Always), |comm, memory| {
         let mut buffer = memory.put(&[0_u32; 4]);
         (0..70).for_each(|_| comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap());
@@ -145,7 +145,7 @@ fn other_names(comm: &Communicator, memory: &DeviceMemory) -> Result<()> {
 
 #[test]
 fn so_many_calls_are_compared_and_no_more() {
-    let _alone = simgpu::alone();
+    let _alone = (!is_real()).then(simgpu::alone);
     ranks_with(2, checking(CheckDeviceCalls::First(3)), |comm, memory| {
         for _ in 0..3 {
             assert!(other_names(comm, memory).unwrap_err().is_mismatch());
@@ -190,7 +190,7 @@ fn captured_calls_are_compared_when_they_are_captured() {
 
 #[test]
 fn messages_are_not_compared() {
-    let _alone = simgpu::alone();
+    let _alone = (!is_real()).then(simgpu::alone);
     ranks(3, |comm, memory| {
         // Only two of three take part.
         if comm.rank() < 2 {
