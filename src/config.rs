@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
 use crate::nccl_config::NcclConfig;
-use crate::observe::{Observer, TraceLog};
+use crate::observe::Observer;
 use crate::proof::Secret;
 
 /// Which links the host plane may use.
@@ -135,10 +135,8 @@ pub struct Config {
     /// [`write_trace`](crate::Communicator::write_trace). Costs about 0.2 µs a call, and up to 30 MiB. Default: off.
     pub trace: bool,
     /// The folder that those times are written to, as `trace-ID-rankR.json`, when the last of these communicators is gone; see
-    /// [`observe`](crate::observe). Default: `None`.
+    /// [`observe`](crate::observe). A process that crashes, or leaves by `exit` before that, leaves none. Default: `None`.
     pub trace_dir: Option<PathBuf>,
-    /// The log of this rank, which communicators hand on to those that are made of them.
-    pub(crate) trace_log: Option<Arc<TraceLog>>,
     /// What every rank of the job, and whoever serves their store, has to know to be let in. Default: `None`, so nobody is asked.
     pub secret: Option<Secret>,
     /// What NCCL is told about the communicator. Default: nothing, so NCCL decides.
@@ -185,7 +183,6 @@ impl Default for Config {
             observer: None,
             trace: false,
             trace_dir: None,
-            trace_log: None,
             secret: None,
             #[cfg(feature = "cuda")]
             nccl: NcclConfig::default(),

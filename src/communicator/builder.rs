@@ -20,7 +20,7 @@ use crate::error::{Error, Peer, Result};
 use crate::host::plane::{Founding, HostPlane};
 #[cfg(feature = "cuda")]
 use crate::nccl_config::NcclConfig;
-use crate::observe::{LIFE, Observer};
+use crate::observe::{LIFE, Observer, TraceLog};
 use crate::proof::Secret;
 use crate::rendezvous::{self, MemoryStore, PrefixStore, Rendezvous, Rendezvoused, Store};
 
@@ -280,8 +280,8 @@ fn panicked(doing: &str, rank: usize) -> Error {
 pub(super) enum Origin {
     /// A job that begins.
     Job,
-    /// One that has failed: the doors of its members, its name, and whether this rank looks out for deaths meanwhile.
-    Shrunk { lineage: Lineage, name: String, watches: bool },
+    /// One that has failed: the doors of its members, its name, its trace, and whether this rank looks out for deaths meanwhile.
+    Shrunk { lineage: Lineage, name: String, trace: Option<Arc<TraceLog>>, watches: bool },
 }
 
 /// Joins the job that was found: tells who this rank is, learns who the others are, opens the links.
@@ -303,12 +303,12 @@ pub(super) fn join(
     let founding = Founding { rank, world_size, config: &config, listen, door: door.address() };
     let (plane, connector) = HostPlane::establish(&mut exchange, &founding, deadline)?;
     let (linked, wiring) = (deadline.elapsed(), plane.wiring());
-    let (lineage, name) = match origin {
-        Origin::Job => (Lineage::founded(door, plane.doors(), config.secret.clone()), "world".to_owned()),
-        Origin::Shrunk { lineage, name, .. } => (lineage, name),
+    let (lineage, name, trace) = match origin {
+        Origin::Job => (Lineage::founded(door, plane.doors(), config.secret.clone()), "world".to_owned(), None),
+        Origin::Shrunk { lineage, name, trace, .. } => (lineage, name, trace),
     };
     let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
-    let comm = Communicator::new(plane, desk, config, listen, lineage, name);
+    let comm = Communicator::new(plane, desk, config, listen, lineage, name, trace);
     // Nobody needs the store any more once everyone is here: rank 0 may stop serving it.
     let timeout = comm.timeout();
     comm.set_timeout(deadline.remaining());

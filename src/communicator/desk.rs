@@ -3,8 +3,10 @@
 
 #![expect(unsafe_code, reason = "posted messages point into buffers that their caller or the desk keeps alive")]
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::thread::Thread;
+mod news;
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use super::keep::Kept;
@@ -19,6 +21,7 @@ use crate::host::notice::Stop;
 use crate::host::plane::MessageConnector;
 use crate::host::point_to_point::{Attempt, Envelope, MessageError, Messages, Outcome, Ticket};
 use crate::observe::{CallReport, Lane, Watch};
+use news::{Held, News};
 
 /// Tags with this bit are the crate's own.
 pub(super) const INTERNAL_TAG: u64 = 1 << 63;
@@ -109,6 +112,8 @@ struct Inner {
     closed: bool,
     /// Messages that went the short way since everything was last moved on.
     direct: u32,
+    /// What listeners have yet to be told.
+    news: Vec<News>,
 }
 
 /// Counts a caller as away; also one that a panic takes away for good.
@@ -134,13 +139,20 @@ impl Inner {
     }
 }
 
+/// The thread of background messages.
+struct Background {
+    thread: Thread,
+    /// Taken by whoever waits for its end.
+    handle: Mutex<Option<JoinHandle<()>>>,
+}
+
 /// One communicator's messages.
 pub(crate) struct Desk {
     rank: usize,
     peers: Arc<[Peer]>,
     health: Arc<Health>,
     inner: Mutex<Inner>,
-    background: OnceLock<Thread>,
+    background: OnceLock<Background>,
 }
 
 /// Where a posted message's bytes are.
@@ -173,17 +185,23 @@ impl Desk {
     /// The desk of a new communicator.
     pub(super) fn new(rank: usize, peers: Arc<[Peer]>, health: Arc<Health>, connector: MessageConnector) -> Self {
         let messages = Messages::new(rank, peers.len(), connector);
-        Self {
-            rank,
-            peers,
-            health,
-            inner: Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false, direct: 0 }),
-            background: OnceLock::new(),
-        }
+        let (outstanding, news) = (Vec::new(), Vec::new());
+        let inner = Mutex::new(Inner { messages, outstanding, telling: None, away: 0, closed: false, direct: 0, news });
+        Self { rank, peers, health, inner, background: OnceLock::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    #[inline]
+    fn lock(&self) -> Held<'_> {
+        Held::new(self, self.inner.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// As [`Desk::lock`]; `None` where somebody has it.
+    fn try_lock(&self) -> Option<Held<'_>> {
+        match self.inner.try_lock() {
+            Ok(inner) => Some(Held::new(self, inner)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(Held::new(self, poisoned.into_inner())),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Refuses a message once the communicator is ended.
@@ -249,8 +267,9 @@ impl Desk {
     /// As [`Desk::transfer`].
     unsafe fn transfer_one_or_fail(&self, terms: &Terms, place: Place, limit: Duration) -> Result<Received> {
         let sending = matches!(place, Place::Send { .. });
-        let mut inner = self.lock();
+        // Before the lock, which in a forked process nobody may be there to let go.
         self.refuse_if_ended(terms, sending)?;
+        let mut inner = self.lock();
         // SAFETY: passed on; a ticket is waited for or cancelled below.
         let begun = match unsafe { Self::attempt(&mut inner, terms, place) } {
             Attempt::Done(envelope) => {
@@ -260,7 +279,6 @@ impl Desk {
             Attempt::Begun(ticket) => Some(ticket),
             Attempt::Wait => None,
         };
-        // Before anything is posted: what ends here may drop a caller's buffer, and that may panic.
         if begun.is_none() && (inner.direct >= DIRECT || !inner.outstanding.is_empty()) {
             self.advance(&mut inner);
         }
@@ -331,14 +349,13 @@ impl Desk {
     ) -> Result<Vec<Received>> {
         let deadline = Deadline::after(limit);
         let mut posted = Vec::with_capacity(messages.len());
+        let Some((terms, place)) = messages.first() else { return meanwhile().map(|()| Vec::new()) };
+        // As above.
+        self.refuse_if_ended(terms, matches!(place, Place::Send { .. }))?;
         let mut inner = self.lock();
         let mut failure = None;
         for (terms, place) in messages {
             let sending = matches!(place, Place::Send { .. });
-            if let Err(error) = self.refuse_if_ended(terms, sending) {
-                failure = Some(error);
-                break;
-            }
             let number = self.health.flight().begin_message(&place.recorded(terms));
             // SAFETY: each ticket is waited for or cancelled below, before this function returns.
             match unsafe { Self::post(&mut inner, terms, *place, &deadline) } {
@@ -367,7 +384,7 @@ impl Desk {
     }
 
     /// Moves messages on until every posted one has ended, and puts on record how.
-    fn wait_all<'a>(&'a self, inner: MutexGuard<'a, Inner>, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
+    fn wait_all<'a>(&'a self, inner: Held<'a>, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
         let ended = self.wait_each(inner, posted, deadline);
         if let Err(error) = &ended {
             let _inner = self.lock();
@@ -377,7 +394,7 @@ impl Desk {
         ended
     }
 
-    fn wait_each<'a>(&'a self, mut inner: MutexGuard<'a, Inner>, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
+    fn wait_each<'a>(&'a self, mut inner: Held<'a>, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
         let flight = self.health.flight();
         let mut warn_at = flight.stall_after(deadline.limit());
         loop {
@@ -399,11 +416,11 @@ impl Desk {
             }
             if deadline.limit() - left >= warn_at {
                 warn_at = Duration::MAX;
-                self.warn(&terms, sending, deadline);
+                inner.news.push(News::stalled(&terms, sending, deadline));
             }
             inner.messages.wait_step(TURN.min(left));
             self.attend(&mut inner);
-            // Others may want to post, or wait as well.
+            // Others may want to post, or wait as well, and listeners to be told.
             drop(inner);
             inner = self.lock();
         }
@@ -490,7 +507,7 @@ impl Desk {
                         if elapsed < deadline.limit() {
                             if !*has_warned && elapsed >= self.health.flight().stall_after(deadline.limit()) {
                                 *has_warned = true;
-                                self.warn(terms, *sending, deadline);
+                                inner.news.push(News::stalled(terms, *sending, deadline));
                             }
                             at += 1;
                             continue;
@@ -501,30 +518,24 @@ impl Desk {
             };
             inner.messages.cancel(*ticket);
             let Outstanding { number, buffer, state, moved, terms, sending, deadline, .. } = inner.outstanding.swap_remove(at);
-            self.tell_of(&terms, sending, moved, &deadline, result.as_ref().err());
             match &result {
                 Ok(_) => self.health.flight().end_message(number),
-                Err(error) => {
-                    self.health.flight().fail_message(number, error);
-                    self.health.flight().after_error(error);
-                }
+                Err(error) => self.health.flight().fail_message(number, error),
             }
-            state.end(result.map(|received| Finished { buffer: buffer.release(), received: Some(received) }));
-        }
-    }
-
-    /// Tells those who listen of a background message that is over.
-    fn tell_of(&self, terms: &Terms, sending: bool, bytes: usize, deadline: &Deadline, error: Option<&Error>) {
-        if let Some(watch) = self.health.watch() {
-            let report = watch.message(&terms.recorded(sending, bytes), FlightPlane::Host, bytes);
-            watch.ended(report, deadline.elapsed(), error, Lane::Background);
+            let elapsed = deadline.elapsed();
+            let (result, failed) = match result {
+                Ok(received) => (Ok(Finished { buffer: buffer.release(), received: Some(received) }), None),
+                Err(error) => (Err(error.clone()), Some((error, buffer))),
+            };
+            state.end(result);
+            inner.news.push(News::Over { terms, sending, moved, elapsed, failed, state });
         }
     }
 
     /// Starts the background thread, or wakes it.
     fn wake_background(self: &Arc<Self>) -> Result<()> {
-        if let Some(thread) = self.background.get() {
-            thread.unpark();
+        if let Some(background) = self.background.get() {
+            background.thread.unpark();
             return Ok(());
         }
         let desk = Arc::downgrade(self);
@@ -532,11 +543,12 @@ impl Desk {
             .name(format!("messages {}", self.rank))
             .spawn(move || background(&desk))
             .map_err(|error| Error::io("starting the message thread of a communicator", error))?;
-        let _ = self.background.set(handle.thread().clone());
+        let _ = self.background.set(Background { thread: handle.thread().clone(), handle: Mutex::new(Some(handle)) });
         Ok(())
     }
 
-    /// Sends what is still on its way, for a bounded time, and tells the peers that this rank leaves.
+    /// Sends what is still on its way, for a bounded time, and tells the peers that this rank leaves. Listeners have been told of
+    /// everything when it returns.
     pub(super) fn close(&self) {
         let deadline = Deadline::after(Duration::from_secs(5));
         let mut inner = self.lock();
@@ -548,17 +560,26 @@ impl Desk {
         }
         let _ = inner.messages.leave(&Deadline::after(Duration::from_secs(1)));
         inner.closed = true;
-        for Outstanding { ticket, number, terms, sending, moved, deadline, state, .. } in std::mem::take(&mut inner.outstanding) {
+        for Outstanding { ticket, number, terms, sending, moved, deadline, buffer, state, .. } in std::mem::take(&mut inner.outstanding) {
             inner.messages.cancel(ticket);
             let by = self.peers[self.rank].clone();
             let error = Error::Aborted { doing: doing(&terms, sending), by };
             self.health.flight().fail_message(number, &error);
-            self.tell_of(&terms, sending, moved, &deadline, Some(&error));
-            state.end(Err(error));
+            state.end(Err(error.clone()));
+            let failed = Some((error, buffer));
+            inner.news.push(News::Over { terms, sending, moved, elapsed: deadline.elapsed(), failed, state });
         }
         drop(inner);
-        if let Some(thread) = self.background.get() {
-            thread.unpark();
+        self.join_background();
+    }
+
+    /// Waits until the background thread has seen that it is over; unless this is that thread, where a listener drops the communicator.
+    fn join_background(&self) {
+        let Some(background) = self.background.get() else { return };
+        background.thread.unpark();
+        let handle = background.handle.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(handle) = handle.filter(|_| background.thread.id() != std::thread::current().id()) {
+            let _ = handle.join();
         }
     }
 
@@ -591,16 +612,6 @@ impl Desk {
         error
     }
 
-    /// Warns of a message that does not end.
-    #[cold]
-    fn warn(&self, terms: &Terms, sending: bool, deadline: &Deadline) {
-        let missing: Vec<u32> = match terms.peer {
-            Some(peer) => vec![peer as u32],
-            None => (0..self.peers.len()).filter(|peer| *peer != self.rank).map(|peer| peer as u32).collect(),
-        };
-        self.health.flight().warn(&doing(terms, sending), deadline.elapsed(), deadline.limit(), &missing);
-    }
-
     /// A deadline that passed.
     fn late(&self, terms: &Terms, sending: bool, deadline: &Deadline) -> Error {
         let is_missing = |peer: &Peer| terms.peer.map_or(peer.rank != self.rank, |missing| peer.rank == missing);
@@ -622,8 +633,8 @@ impl Drive for Desk {
 /// Moves background messages on while nobody waits for them. Ends with the communicator.
 fn background(desk: &Weak<Desk>) {
     while let Some(desk) = desk.upgrade() {
-        let idle = match desk.inner.try_lock() {
-            Ok(mut inner) => {
+        let idle = match desk.try_lock() {
+            Some(mut inner) => {
                 if inner.closed {
                     return;
                 }
@@ -631,7 +642,7 @@ fn background(desk: &Weak<Desk>) {
                 inner.is_busy().then_some(!moved)
             }
             // Somebody is waiting, and moves everything on.
-            Err(_) => Some(true),
+            None => Some(true),
         };
         drop(desk);
         match idle {

@@ -45,7 +45,7 @@ use crate::error::{Error, Peer, Result};
 use crate::host::health::Health;
 use crate::host::notice::Notice;
 use crate::host::plane::{HostPlane, Job};
-use crate::observe::LIFE;
+use crate::observe::{LIFE, TraceLog};
 
 #[cfg(feature = "cuda")]
 use cudarc::driver::CudaStream;
@@ -130,6 +130,9 @@ pub(crate) struct Shared {
     id: [u8; 16],
     /// Where its ranks find each other should it fail.
     lineage: Lineage,
+    /// The log of this rank, which communicators hand on to those that are made of them. Written with the last of them; so nothing that
+    /// may outlive them, as handles do, holds it.
+    trace: Option<Arc<TraceLog>>,
 }
 
 impl Shared {
@@ -180,9 +183,18 @@ impl AbortHandle {
 
 impl Communicator {
     /// Wraps an established plane.
-    fn new(plane: HostPlane, desk: Desk, mut config: Config, listen: IpAddr, lineage: Lineage, name: String) -> Self {
+    fn new(
+        plane: HostPlane,
+        desk: Desk,
+        config: Config,
+        listen: IpAddr,
+        lineage: Lineage,
+        name: String,
+        trace: Option<Arc<TraceLog>>,
+    ) -> Self {
         let timeout = config.timeout;
-        plane.health().watched_by(trace::watch(&plane, &name, &mut config));
+        let trace = trace.or_else(|| trace::begun(&plane, &config));
+        plane.health().watched_by(trace::watch(&plane, &name, &config, trace.as_ref()));
         plane.health().flight().introduce(flight::about(&plane, name, timeout));
         let shared = Shared {
             rank: plane.rank(),
@@ -195,6 +207,7 @@ impl Communicator {
             desk: Arc::new(desk),
             listen,
             lineage,
+            trace,
         };
         let core = Core {
             shared: Arc::new(shared),

@@ -167,7 +167,8 @@ impl World for Ranks<'_> {
         let mut config = shared.config.clone();
         config.timeout = self.comm.timeout();
         let name = format!("{}, shrunk", shared.health.flight().name());
-        let origin = Origin::Shrunk { lineage: self.lineage.of(founding.members), name, watches: founding.leads };
+        let origin =
+            Origin::Shrunk { lineage: self.lineage.of(founding.members), name, trace: shared.trace.clone(), watches: founding.leads };
         let size = founding.members.len();
         join(store, (founding.place, size), Some(shared.listen), config, founding.deadline, origin)
     }

@@ -160,20 +160,21 @@ impl Communicator {
             self.split_device(None, &deadline)?;
             return Ok(None);
         };
-        let mut config = self.config().clone();
+        let shared = &self.core.shared;
+        let mut config = shared.config.clone();
         config.timeout = self.timeout();
-        let founding = Founding { rank, world_size: members.len(), config: &config, listen: self.core.shared.listen, door: None };
+        let founding = Founding { rank, world_size: members.len(), config: &config, listen: shared.listen, door: None };
         let established = HostPlane::establish(&mut exchange, &founding, &deadline);
         exchange.finish(&deadline)?;
         let made = established.and_then(|(plane, connector)| {
             let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
-            let comm = Self::new(plane, desk, config, self.core.shared.listen, self.core.shared.lineage.of(members), name);
+            let comm = Self::new(plane, desk, config, shared.listen, shared.lineage.of(members), name, shared.trace.clone());
             comm.barrier().map(|()| comm)
         });
         // NCCL's split wants every rank of the parent, whatever became of one child.
         #[cfg(feature = "cuda")]
         self.split_device(made.as_ref().ok().map(|comm| (comm, members[0] as u32)), &deadline)?;
-        let flight = self.core.shared.health.flight();
+        let flight = shared.health.flight();
         made.inspect(|comm| {
             let child = comm.core.shared.health.flight().name();
             tracing::debug!(target: LIFE, communicator = flight.name(), rank = self.rank(), child, world_size = members.len(), "split");

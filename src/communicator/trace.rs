@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Communicator;
 use crate::config::{Config, nvtx_injection};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::flight::About;
 use crate::host::plane::HostPlane;
 use crate::observe::{TraceLog, Watch};
@@ -32,12 +32,16 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Io` where it cannot be written.
+    /// `Io` where it cannot be written, `Unsupported` in a process that was forked from the one that made the communicator.
     pub fn write_trace(&self, folder: impl AsRef<Path>) -> Result<PathBuf> {
+        if self.core.shared.health.is_foreign() {
+            let reason = "this process was forked from the one that made the communicator, and has none of its trace".to_owned();
+            return Err(Error::Unsupported { what: "write_trace".to_owned(), reason });
+        }
         self.with_trace(|log| log.write(folder.as_ref()))
     }
 
-    /// The same as text: JSON in Chrome's Trace Event Format.
+    /// The same as text: JSON in Chrome's Trace Event Format. Without calls in a forked process.
     #[must_use]
     pub fn trace_json(&self) -> String {
         self.with_trace(TraceLog::to_json)
@@ -46,22 +50,28 @@ impl Communicator {
     /// The log that is kept, or one of what the flight recorder knows.
     fn with_trace<R>(&self, give: impl FnOnce(&TraceLog) -> R) -> R {
         let shared = &self.core.shared;
-        if let Some(log) = &shared.config.trace_log {
+        if let Some(log) = &shared.trace {
             return give(log);
         }
         let flight = shared.health.flight();
+        let records = if shared.health.is_foreign() { Vec::new() } else { flight.records() };
         let me = self.peers()[self.rank()].clone();
         let ranks = (self.rank(), self.world_size());
-        give(&TraceLog::of_records(About::id_of(shared.id), ranks, me, flight.name(), &flight.records()))
+        give(&TraceLog::of_records(About::id_of(shared.id), ranks, me, flight.name(), &records))
     }
 }
 
-/// Begins the trace where one was asked for, and says who listens to a new communicator.
-pub(super) fn watch(plane: &HostPlane, name: &str, config: &mut Config) -> Watch {
-    let ranks = (plane.rank(), plane.peers().len());
-    if config.trace_log.is_none() && (config.trace || config.trace_dir.is_some()) {
-        let me = plane.peers()[plane.rank()].clone();
-        config.trace_log = Some(Arc::new(TraceLog::new(About::id_of(plane.id()), ranks, me, config.trace_dir.clone())));
+/// Begins a trace where one was asked for.
+pub(super) fn begun(plane: &HostPlane, config: &Config) -> Option<Arc<TraceLog>> {
+    if !config.trace && config.trace_dir.is_none() {
+        return None;
     }
-    Watch::new(name, ranks, config.observer.clone(), config.trace_log.as_ref(), nvtx_injection().as_deref())
+    let (ranks, me) = ((plane.rank(), plane.peers().len()), plane.peers()[plane.rank()].clone());
+    Some(Arc::new(TraceLog::new(About::id_of(plane.id()), ranks, me, config.trace_dir.clone())))
+}
+
+/// Who listens to a new communicator.
+pub(super) fn watch(plane: &HostPlane, name: &str, config: &Config, trace: Option<&Arc<TraceLog>>) -> Watch {
+    let ranks = (plane.rank(), plane.peers().len());
+    Watch::new(name, ranks, config.observer.clone(), trace, nvtx_injection().as_deref())
 }

@@ -71,7 +71,8 @@
 //!
 //! `COLLECTIVES_TRACE=FOLDER` (or [`Config::trace_dir`](crate::Config::trace_dir)) has every rank write what its calls took as
 //! `trace-ID-rankR.json` when its communicators are gone; [`Communicator::write_trace`](crate::Communicator::write_trace) writes it at any
-//! time. Perfetto and `chrome://tracing` open these files. `collperf trace FOLDER -o FILE` makes one of those of all ranks, put in line by
+//! time. A process that crashes, is killed, or leaves by `std::process::exit` while it has communicators writes none: where that is what is
+//! to be looked into, call `write_trace` beforehand, or read the [flight recorder](crate::FlightRecorder). Perfetto and `chrome://tracing` open these files. `collperf trace FOLDER -o FILE` makes one of those of all ranks, put in line by
 //! the hosts' clocks; `collperf COLLECTIVE --trace FILE` does that for what it measures. A process of the trace is a rank, and has a lane
 //! each for collectives, messages and device calls of each communicator.
 //!

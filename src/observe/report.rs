@@ -127,8 +127,17 @@ fn element(element: &TypeTag) -> Cow<'static, str> {
 
 /// Is told of calls; see [`Config::observer`](crate::Config::observer). Every `Fn(&CallReport<'_>)` is one.
 pub trait Observer: Send + Sync {
-    /// A call has ended, well or not. Runs on the thread that made the call, or the one that ran it in the background, before the caller
-    /// goes on; so it should be short. A panic in it is caught, and told to `tracing`.
+    /// A call has ended, well or not. Runs on the thread that made the call, or the one that ran it in the background, before that thread
+    /// goes on. A background message may be told of by any thread that moves messages on, of its communicator, and its
+    /// [`Work`](crate::Work) may have been given back by then; all have been told when the communicator is dropped.
+    ///
+    /// It may call what any thread may: [`AbortHandle::abort`](crate::AbortHandle::abort),
+    /// [`FlightRecorder`](crate::FlightRecorder), other communicators; of the one that it is told of no calls, since one is under way. No
+    /// lock of this crate's is held meanwhile.
+    ///
+    /// It should be short: as long as it takes, the call has not returned, or, where it was told in the background, the calls behind it
+    /// wait, and messages go on only as far as others wait for them. One that never returns holds up its thread for good, and with it the
+    /// drop of the communicator. A panic in it is caught, and told to `tracing`.
     fn call_ended(&self, call: &CallReport<'_>);
 }
 

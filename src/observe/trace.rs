@@ -4,7 +4,7 @@
 //! monotonic clock, and since one look at both clocks at its beginning, so that logs of several ranks can be laid side by side.
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -49,7 +49,7 @@ struct Event {
     error: Option<String>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Kept {
     events: VecDeque<Event>,
     dropped: u64,
@@ -102,8 +102,17 @@ impl TraceLog {
         kept.communicators.len() as u32 - 1
     }
 
+    /// What is kept, as it is now, so that no call waits while it is written. Nothing in a forked process, where a thread of the parent's may
+    /// have held the lock.
+    fn copy(&self) -> Kept {
+        if self.process.is_foreign() { Kept::default() } else { self.kept().clone() }
+    }
+
     /// Adds a call that has ended.
     pub(crate) fn add(&self, communicator: u32, lane: Lane, began: Instant, report: &CallReport<'_>) {
+        if self.process.is_foreign() {
+            return;
+        }
         let start_ns = nanoseconds(began.saturating_duration_since(self.began));
         let event = Event::of_report(report, communicator, lane, start_ns);
         let mut kept = self.kept();
@@ -122,7 +131,7 @@ impl TraceLog {
 
     /// The file's text.
     pub(crate) fn to_json(&self) -> String {
-        let kept = self.kept();
+        let kept = self.copy();
         let mut json = Json::default();
         json.object(|json| {
             json.key("displayTimeUnit").text("ns");
@@ -152,10 +161,11 @@ impl TraceLog {
             process("process_name", Value::Text(format!("rank {} ({host}, pid {pid})", self.rank))),
             process("process_sort_index", Value::Number(self.rank)),
         ];
+        let threads: BTreeSet<u32> = kept.events.iter().map(|event| thread(event.communicator, event.lane)).collect();
         for (communicator, name) in (0..).zip(&kept.communicators) {
             for (lane, what) in LANES {
                 let thread = thread(communicator, lane);
-                if kept.events.iter().any(|event| (event.communicator, event.lane) == (communicator, lane)) {
+                if threads.contains(&thread) {
                     names.push(Name { what: "thread_name", thread, value: Value::Text(format!("{name}: {what}")) });
                     names.push(Name { what: "thread_sort_index", thread, value: Value::Number(thread as usize) });
                 }

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tracing::Span;
@@ -16,6 +16,9 @@ use crate::flight::{FlightPlane, Message};
 
 /// Where spans and events of single calls go.
 const CALL: &str = "collectives::call";
+
+/// Who hears spans and events, to name in an error.
+const SUBSCRIBER: &str = "the subscriber of tracing";
 
 /// Whether `tracing` wants to hear of calls. One load where it wants less.
 #[inline]
@@ -52,8 +55,8 @@ pub(crate) struct Watch {
     rank: usize,
     world_size: usize,
     observer: Option<Arc<dyn Observer>>,
-    /// The log, and the number by which it knows the communicator.
-    trace: Option<(Arc<TraceLog>, u32)>,
+    /// The log, which communicators hold and handles that outlive them do not, and the number by which it knows the communicator.
+    trace: Option<(Weak<TraceLog>, u32)>,
     #[cfg(feature = "cuda")]
     nvtx: Option<&'static super::nvtx::Nvtx>,
 }
@@ -74,7 +77,7 @@ impl Watch {
             rank,
             world_size,
             observer,
-            trace: log.map(|log| (Arc::clone(log), log.admit(communicator))),
+            trace: log.map(|log| (Arc::downgrade(log), log.admit(communicator))),
             #[cfg(feature = "cuda")]
             nvtx: injection.and_then(super::nvtx::Nvtx::get),
         }
@@ -124,24 +127,37 @@ impl Watch {
     pub(crate) fn ended(&self, report: CallReport<'_>, elapsed: Duration, error: Option<&Error>, lane: Lane) {
         let report = CallReport { elapsed, error, ..report };
         let now = Instant::now();
-        span(&report).in_scope(|| self.tell(&report, now.checked_sub(elapsed).unwrap_or(now), lane));
+        let span = caught(report.kind, SUBSCRIBER, || span(&report)).unwrap_or_else(Span::none);
+        caught(report.kind, SUBSCRIBER, || span.in_scope(|| self.tell(&report, now.checked_sub(elapsed).unwrap_or(now), lane)));
     }
 
+    /// Tells everyone, whatever the others do.
     fn tell(&self, report: &CallReport<'_>, began: Instant, lane: Lane) {
         let (elapsed_us, bandwidth, result) = (report.elapsed.as_secs_f64() * 1e6, report.bandwidth(), report.result());
-        match report.error {
+        caught(report.kind, SUBSCRIBER, || match report.error {
             None => tracing::trace!(target: CALL, elapsed_us, bandwidth, result, "ended"),
             Some(error) => tracing::trace!(target: CALL, elapsed_us, bandwidth, result, %error, "failed"),
-        }
-        if let Some((log, communicator)) = &self.trace {
+        });
+        if let Some((log, communicator)) = &self.trace
+            && let Some(log) = log.upgrade()
+        {
             log.add(*communicator, lane, began, report);
         }
-        if let Some(observer) = &self.observer
-            && catch_unwind(AssertUnwindSafe(|| observer.call_ended(report))).is_err()
-        {
-            tracing::error!(target: CALL, kind = report.kind, "the observer panicked; its message is on standard error");
+        if let Some(observer) = &self.observer {
+            caught(report.kind, "the observer", || observer.call_ended(report));
         }
     }
+}
+
+/// Runs what is not this crate's; `None` where it panicked, which is said.
+fn caught<R>(kind: &str, who: &str, run: impl FnOnce() -> R) -> Option<R> {
+    let ended = catch_unwind(AssertUnwindSafe(run)).ok();
+    if ended.is_none() {
+        let say = || tracing::error!(target: CALL, kind, "{who} panicked; its message is on standard error");
+        // One that panics at every event does so at this one too.
+        drop(catch_unwind(AssertUnwindSafe(say)));
+    }
+    ended
 }
 
 /// The span of a call.

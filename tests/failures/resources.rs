@@ -137,6 +137,7 @@ fn a_forked_child_is_refused_and_the_parent_goes_on() {
                             let is_right = refused(comm.all_reduce(&mut x, ReduceOp::Sum))
                                 && refused(comm.send(&x, 1))
                                 && refused(comm.shrink().map(drop))
+                                && refused(comm.write_trace(std::env::temp_dir()).map(drop))
                                 && Communicator::local(1).is_ok_and(|own| own[0].barrier().is_ok());
                             // SAFETY: ends the child at once, without its parent's destructors.
                             unsafe { libc::_exit(i32::from(!is_right)) }

@@ -1,12 +1,13 @@
 //! The observer.
 
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use collectives::observe::CallReport;
-use collectives::{Communicator, CustomOp, FlightPlane, ReduceOp};
+use collectives::{AbortHandle, Communicator, CustomOp, FlightPlane, ReduceOp};
 
-use crate::common::ranks::{Wiring, each, threads_with};
+use crate::common::ranks::{Wiring, communicators_with, each, threads_with};
 
 /// What is kept of a report.
 type Seen = (String, &'static str, Option<String>, String, u64, u64, Option<usize>, &'static str);
@@ -132,4 +133,33 @@ fn a_custom_op_that_panics_is_told_as_a_failure() {
     let seen = all.lock().unwrap();
     let failed = seen.iter().filter(|call| call.1 == "all_reduce" && call.7 != "ok");
     assert_eq!(failed.count(), 2, "{seen:?}");
+}
+
+#[test]
+fn an_observer_may_end_the_communicator_when_a_background_message_fails() {
+    // Told by the message thread, and by whoever waits.
+    for waits in [false, true] {
+        let handle = Arc::new(OnceLock::<AbortHandle>::new());
+        let (aborts, (tell, told)) = (Arc::clone(&handle), channel());
+        let observer = move |call: &CallReport<'_>| {
+            if call.kind == "recv" && call.error.is_some() {
+                aborts.get().unwrap().abort();
+                tell.send((call.result(), call.bytes)).unwrap();
+            }
+        };
+        let observer = Arc::new(observer);
+        let mut comms = communicators_with(2, |rank| {
+            let observer = Arc::clone(&observer);
+            Wiring::Shm.builder(rank).observer(move |call: &CallReport<'_>| observer(call))
+        });
+        drop(observer);
+        handle.set(comms[0].abort_handle()).unwrap();
+        comms[0].set_timeout(Duration::from_millis(20));
+        let work = comms[0].irecv(vec![0u32; 3], 1).unwrap();
+        let outcome = if waits { Some(work.wait()) } else { None };
+        assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(("timeout", 12)), "the observer did not come back");
+        assert!(outcome.is_none_or(|outcome| outcome.unwrap_err().is_timeout()));
+        assert!(comms.remove(0).barrier().unwrap_err().is_poisoned());
+        assert!(comms.remove(0).barrier().is_err());
+    }
 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use collectives::{Communicator, MemoryStore, ReduceOp};
 use tracing::field::{Field, Visit};
@@ -150,4 +152,33 @@ fn above_trace_only_failures_and_turning_points_are_heard() {
         let failures: Vec<_> = calls(seen).iter().map(|event| (event.level, event.fields["result"].clone())).collect();
         assert_eq!(failures, [(Level::WARN, "mismatch".to_owned()), (Level::DEBUG, "poisoned".to_owned())]);
     }
+}
+
+/// Panics at every event, once it is told to.
+struct Broken(Arc<AtomicBool>);
+
+impl<S: Subscriber> Layer<S> for Broken {
+    fn on_event(&self, _: &Event<'_>, _: Context<'_, S>) {
+        assert!(!self.0.load(Ordering::Relaxed), "a subscriber's own mistake");
+    }
+}
+
+#[test]
+fn a_subscriber_that_panics_holds_up_no_background_message() {
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let subscriber = tracing_subscriber::registry().with(Broken(Arc::clone(&is_broken)));
+    tracing::subscriber::with_default(subscriber, || {
+        let comm = Communicator::local(1).unwrap().remove(0);
+        let work = comm.irecv(vec![0u8; 2], 0).unwrap();
+        is_broken.store(true, Ordering::Relaxed);
+        // Ended by whoever comes first, the message thread or this one, which hears of it.
+        let sent = comm.isend(vec![7u8; 2], 0).unwrap();
+        sent.wait().unwrap();
+        assert_eq!(work.wait().unwrap().0, [7, 7]);
+        comm.set_timeout(Duration::from_millis(20));
+        let work = comm.irecv(vec![0u8; 2], 0).unwrap();
+        assert!(work.wait().unwrap_err().is_timeout());
+        is_broken.store(false, Ordering::Relaxed);
+        comm.barrier().unwrap();
+    });
 }

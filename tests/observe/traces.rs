@@ -114,6 +114,27 @@ fn every_rank_writes_its_calls_in_the_end_and_collperf_puts_them_together() {
 }
 
 #[test]
+fn a_trace_is_written_with_the_last_communicator_and_settings_taken_from_it_begin_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = Config::default();
+    config.trace_dir = Some(folder.path().to_owned());
+    let job = |config: &Config| {
+        let builder = |rank| Wiring::Shm.builder_with(rank, config.clone());
+        threads_with(2, builder, |comm| {
+            comm.barrier().unwrap();
+            (comm.config().clone(), comm.abort_handle(), comm.isend(vec![1u8], comm.rank()).unwrap())
+        })
+    };
+    let kept = job(&config);
+    let first: Vec<_> = files(folder.path()).iter().map(|file| (file.clone(), std::fs::read(file).unwrap())).collect();
+    assert_eq!(first.len(), 2);
+    drop(job(&kept[0].0));
+    assert_eq!(files(folder.path()).len(), 4);
+    drop(kept);
+    assert!(first.iter().all(|(file, text)| std::fs::read(file).unwrap() == *text), "the first job's files are as they were");
+}
+
+#[test]
 fn without_being_asked_beforehand_a_trace_has_what_the_flight_recorder_has() {
     let folder = tempfile::tempdir().unwrap();
     Communicator::run_local(2, |comm| {

@@ -13,8 +13,10 @@ use crate::rendezvous::protocol::{Expect, READY, Reply, STOP_WAITING, WAIT_CANCE
 use crate::rendezvous::store::{self, Store};
 use crate::{Error, Result};
 
-/// How long a server may take to confirm that a wait was cancelled.
+/// How long a server may take to confirm that a wait was cancelled, where the handle's own timeout is not less.
 const CANCEL: Duration = Duration::from_secs(5);
+/// How long it may take however short that timeout is: without the answer the connection is lost, and a busy server needs a moment.
+const LEAST_CANCEL: Duration = Duration::from_millis(500);
 /// Of how many keys a failed wait finds out which are missing; beyond it, the rest is taken as missing too.
 const NAMED_KEYS: usize = 256;
 
@@ -175,7 +177,7 @@ impl TcpStore {
 
     /// Cancels a wait. It may have ended at the same moment: then its answer comes first, and it has not failed.
     fn cancel(&self, link: &mut Link, doing: &str, deadline: &Deadline) -> Result<bool> {
-        let limit = Deadline::after(CANCEL);
+        let limit = Deadline::after(CANCEL.min(self.timeout).max(LEAST_CANCEL));
         let connection = &mut link.connection;
         let mut outcome = connection.send(&[query::CANCEL_WAIT], &limit).and_then(|()| connection.receive(Expect::Flag, &limit));
         let ended = matches!(outcome, Ok(Reply::Flag(STOP_WAITING)));

@@ -321,8 +321,8 @@ fn something_else_on_the_port_is_an_error_at_once() {
     other.join().unwrap();
 }
 
-#[test]
-fn a_server_that_hangs_is_not_waited_for_without_end() {
+/// A server that answers as one to the greeting, and to nothing else; ends with its client.
+fn mute() -> (u16, std::thread::JoinHandle<()>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let mute = std::thread::spawn(move || {
@@ -331,6 +331,24 @@ fn a_server_that_hangs_is_not_waited_for_without_end() {
         stream.write_all(&greeting[6..]).unwrap();
         drop(stream.read_to_end(&mut Vec::new()));
     });
+    (port, mute)
+}
+
+#[test]
+fn a_wait_at_a_server_that_hangs_is_cancelled_for_no_longer_than_the_handle_waits_for_anything() {
+    let (port, mute) = mute();
+    let store = TcpStore::connect("127.0.0.1", port, Duration::from_millis(600)).unwrap();
+    let error = store.wait(&["k"], SHORT).unwrap_err();
+    let Error::Timeout { elapsed, .. } = &error else { panic!("{error}") };
+    assert!(*elapsed < Duration::from_secs(4), "{error}");
+    assert!(store.set("k", b"").unwrap_err().to_string().contains("lost earlier"));
+    drop(store);
+    mute.join().unwrap();
+}
+
+#[test]
+fn a_server_that_hangs_is_not_waited_for_without_end() {
+    let (port, mute) = mute();
     let store = TcpStore::connect("127.0.0.1", port, Duration::from_millis(200)).unwrap();
     let error = store.add("n", 1).unwrap_err();
     assert!(error.is_timeout(), "{error}");
