@@ -76,7 +76,8 @@ impl Communicator {
             },
             _ => Sight::Unseen,
         };
-        let looks = Looks { sights: shared.peers.iter().map(sight).collect(), last: Instant::now(), gone: None };
+        let answers = vec![(0, Instant::now()); shared.peers.len()];
+        let looks = Looks { sights: shared.peers.iter().map(sight).collect(), answers, last: Instant::now(), gone: None };
         Arc::new(Watchman {
             rank: shared.rank,
             peers: Arc::clone(&shared.peers),
