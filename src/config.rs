@@ -132,7 +132,7 @@ pub struct Config {
     /// tell it too. Default: `None`.
     pub observer: Option<Arc<dyn Observer>>,
     /// Keeps the times of the last 131,072 calls, of this communicator and those that are made of it, for
-    /// [`write_trace`](crate::Communicator::write_trace). Costs about 0.2 µs a call, and up to 30 MiB. Default: off.
+    /// [`write_trace`](crate::Communicator::write_trace). Costs a lock and a record for each call, and up to 30 MiB. Default: off.
     pub trace: bool,
     /// The folder that those times are written to, as `trace-ID-rankR.json`, when the last of these communicators is gone; see
     /// [`observe`](crate::observe). A process that crashes, or leaves by `exit` before that, leaves none. Default: `None`.
