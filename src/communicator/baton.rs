@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::sync::{OnceLock, PoisonError};
 
 use super::sync::{AtomicUsize, Condvar, Mutex, Ordering, ThreadId, UnsafeCell, current};
+use crate::fork::Process;
 
 /// A value that belongs to the worker while jobs are pending, and to the caller while none are.
 ///
@@ -18,6 +19,8 @@ pub(super) struct Baton<T> {
     worker: OnceLock<ThreadId>,
     /// Wakes a caller that waits for the jobs to end.
     idle: (Mutex<()>, Condvar),
+    /// The worker's process.
+    process: Process,
 }
 
 // SAFETY: the value is reached from one thread at a time, by the contracts of `as_caller` and `as_worker`; it is `Send`.
@@ -42,11 +45,12 @@ impl<T> Baton<T> {
     /// A baton in the caller's hands.
     pub(super) fn new(value: T) -> Self {
         let idle = (Mutex::new(()), Condvar::new());
-        Self { value: UnsafeCell::new(value), pending: AtomicUsize::new(0), worker: OnceLock::new(), idle }
+        Self { value: UnsafeCell::new(value), pending: AtomicUsize::new(0), worker: OnceLock::new(), idle, process: Process::this() }
     }
 
     /// Runs `work` on the caller's thread once every submitted job has ended. `None` where it is entered from within itself or
-    /// from within a job, which would wait for its own end (a custom op that calls its own communicator).
+    /// from within a job, which would wait for its own end (a custom op that calls its own communicator), and in a forked child that
+    /// would wait for a worker that it has not got.
     ///
     /// # Safety
     ///
@@ -57,7 +61,7 @@ impl<T> Baton<T> {
         }
         let _busy = Busy(&side.busy);
         if self.pending.load(Ordering::Acquire) != 0 {
-            if self.is_worker() {
+            if self.is_worker() || self.process.is_foreign() {
                 return None;
             }
             self.wait_idle();

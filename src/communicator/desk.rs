@@ -4,6 +4,8 @@
 #![expect(unsafe_code, reason = "posted messages point into buffers that their caller or the desk keeps alive")]
 
 mod news;
+#[cfg(test)]
+mod tests;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 use std::thread::{JoinHandle, Thread};
@@ -468,11 +470,14 @@ impl Desk {
     }
 
     /// Tells the peers that the communicator has ended; those that wait for a message of this rank would not learn of it otherwise.
+    /// Never waits for the lock, which its caller may hold: a subscriber to the crate's events that aborts in one.
     pub(super) fn announce_end(self: &Arc<Self>) {
         if self.health.is_foreign() {
             return;
         }
-        self.advance(&mut self.lock());
+        if let Some(mut inner) = self.try_lock() {
+            self.advance(&mut inner);
+        }
         if let Err(error) = self.wake_background() {
             tracing::warn!(rank = self.rank, %error, "peers whose links are not open yet are not told of the end");
         }

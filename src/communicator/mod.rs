@@ -42,7 +42,7 @@ use crate::deadline::Deadline;
 #[cfg(feature = "cuda")]
 use crate::device::{NcclComm, NcclCommunicator};
 use crate::error::{Error, Peer, Result};
-use crate::host::health::Health;
+use crate::host::health::{Health, forked};
 use crate::host::notice::Notice;
 use crate::host::plane::{HostPlane, Job};
 use crate::observe::{LIFE, TraceLog};
@@ -165,8 +165,11 @@ pub struct AbortHandle {
 impl AbortHandle {
     /// Ends the communicator: a call that is under way here returns `Aborted` soon, as do those of its peers that wait for this
     /// rank, and later calls are refused. Where none is under way here, the peers hear of it when this rank makes its next call or
-    /// drops the communicator. Idempotent.
+    /// drops the communicator. Idempotent; does nothing in a forked child.
     pub fn abort(&self) {
+        if self.health.is_foreign() {
+            return;
+        }
         if self.health.notice().is_none() {
             tracing::info!(target: LIFE, communicator = self.health.flight().name(), rank = self.rank, "aborted");
         }
@@ -439,14 +442,22 @@ impl Communicator {
         }
     }
 
+    /// Why the plane could not be had for a call.
+    #[cold]
+    fn not_entered(&self, call: &'static str) -> Error {
+        if self.core.shared.health.is_foreign() {
+            return forked(call.to_owned());
+        }
+        Error::argument(call, "called from within a reduction of the same communicator")
+    }
+
     /// Runs a checked job of the host plane on this thread, after the started ones.
     #[inline]
     fn run(&self, job: &Job) -> Result<()> {
         let timeout = self.core.timeout.get();
         // SAFETY: `caller` is the only caller's side of this baton: both were made together and neither can be cloned.
         let entered = unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.run(job, &Deadline::lazily(timeout))) };
-        let result = entered
-            .unwrap_or_else(|| Err(Error::argument(job.call.kind.name(), "called from within a reduction of the same communicator")));
+        let result = entered.unwrap_or_else(|| Err(self.not_entered(job.call.kind.name())));
         result.inspect_err(|error| self.core.shared.after_failure(error))
     }
 }

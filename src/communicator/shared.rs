@@ -174,6 +174,6 @@ impl Communicator {
     fn with_plane<R>(&self, work: impl FnOnce(&mut crate::host::plane::HostPlane) -> R) -> Result<R> {
         // SAFETY: as in `execute`.
         let entered = unsafe { self.core.shared.plane.as_caller(&self.core.caller, work) };
-        entered.ok_or_else(|| Error::argument("alloc", "called from within a reduction of the same communicator"))
+        entered.ok_or_else(|| self.not_entered("alloc"))
     }
 }

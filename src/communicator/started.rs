@@ -14,6 +14,7 @@ use super::work::{Finished, OwnedBuffer, State, Work};
 use super::{Communicator, Shared};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+use crate::host::health::forked;
 use crate::host::notice::Notice;
 use crate::host::plane::{HostPlane, Job, op_panicked};
 use crate::op::Reduction;
@@ -110,6 +111,10 @@ impl Communicator {
 
     /// Hands a job and the buffers it points into to the worker.
     fn start_job<B: Send + 'static>(&self, job: Job, buffers: Keep<B>) -> Result<Work<B>> {
+        if self.core.shared.health.is_foreign() {
+            // The worker is the parent's.
+            return Err(forked(format!("starting {}", job.call)));
+        }
         let worker = match self.core.worker.get() {
             Some(worker) => worker,
             None => {

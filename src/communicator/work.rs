@@ -8,6 +8,8 @@ use std::time::Duration;
 use super::messages::Received;
 use crate::Result;
 use crate::deadline::Deadline;
+use crate::fork::Process;
+use crate::host::health::forked;
 
 /// A call that was started and goes on in the background, with the buffer it works on.
 ///
@@ -33,6 +35,8 @@ pub struct Work<B> {
     unpack: fn(Finished) -> Option<B>,
     /// For messages: what moves them on while someone waits. Collectives have a thread of their own.
     driver: Option<Arc<dyn Drive>>,
+    /// Children of this process have nobody who moves the call on.
+    process: Process,
 }
 
 /// Moves background calls on from the thread that waits for them.
@@ -94,18 +98,22 @@ impl State {
 impl<B: Send + 'static> Work<B> {
     /// The handle of a call whose end is told to `state` with a boxed `B`.
     pub(super) fn new(state: Arc<State>, driver: Option<Arc<dyn Drive>>) -> Self {
-        Self { state, unpack: |finished| finished.buffer.downcast::<B>().ok().map(|buffer| *buffer), driver }
+        let unpack = |finished: Finished| finished.buffer.downcast::<B>().ok().map(|buffer| *buffer);
+        Self { state, unpack, driver, process: Process::this() }
     }
 
     /// The handle of a receive into a `B`.
     pub(super) fn receiving(state: Arc<State>, driver: Option<Arc<dyn Drive>>) -> Work<(B, Received)> {
         let unpack = |finished: Finished| Some((*finished.buffer.downcast::<B>().ok()?, finished.received?));
-        Work { state, unpack, driver }
+        Work { state, unpack, driver, process: Process::this() }
     }
 
-    /// Whether the call has ended, well or not. Never blocks.
+    /// Whether the call has ended, well or not. Never blocks. Always true in a forked child, where [`wait`](Self::wait) says why.
     #[must_use]
     pub fn is_done(&self) -> bool {
+        if self.process.is_foreign() {
+            return true;
+        }
         if let Some(driver) = &self.driver {
             driver.poll();
         }
@@ -116,7 +124,7 @@ impl<B: Send + 'static> Work<B> {
     ///
     /// # Errors
     ///
-    /// Those of the call itself. The call is bounded by the communicator's timeout, so this is too.
+    /// Those of the call itself. The call is bounded by the communicator's timeout, so this is too. `Unsupported` in a forked child.
     pub fn wait(mut self) -> Result<B> {
         loop {
             if let Some(buffer) = self.wait_deadline(Duration::MAX)? {
@@ -129,8 +137,12 @@ impl<B: Send + 'static> Work<B> {
     ///
     /// # Errors
     ///
-    /// Those of the call itself; and `InvalidArgument` once the buffer has been given back.
+    /// Those of the call itself; `Unsupported` in a forked child, and `InvalidArgument` once the buffer has been given back.
     pub fn wait_deadline(&mut self, limit: Duration) -> Result<Option<B>> {
+        if self.process.is_foreign() {
+            // Nor is the lock touched: it may have been taken for good when this process was forked.
+            return Err(forked("waiting for a started call".to_owned()));
+        }
         let deadline = Deadline::after(limit);
         while !self.is_done() {
             let left = deadline.remaining();

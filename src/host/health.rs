@@ -93,14 +93,18 @@ impl Health {
     /// What a call gets that comes after the end; `None` while the communicator is whole.
     pub(crate) fn refusal(&self, call: impl FnOnce() -> String, peers: &[Peer]) -> Option<Error> {
         if self.is_foreign() {
-            let reason =
-                "this process was forked from the one that made the communicator; make another one here, or start a program (exec)";
-            return Some(Error::Unsupported { what: call(), reason: reason.to_owned() });
+            return Some(forked(call()));
         }
         let notice = self.notice()?;
         let between_calls = || Arc::new(notice.to_error("between calls", &Deadline::after(Duration::ZERO), peers));
         Some(Error::Poisoned { call: call(), cause: Arc::clone(self.cause.get_or_init(between_calls)) })
     }
+}
+
+/// What a call gets in a process that was forked from the communicator's.
+pub(crate) fn forked(what: String) -> Error {
+    let reason = "this process was forked from the one that made the communicator; make another one here, or start a program (exec)";
+    Error::Unsupported { what, reason: reason.to_owned() }
 }
 
 #[cfg(test)]

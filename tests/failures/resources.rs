@@ -129,6 +129,8 @@ fn a_forked_child_is_refused_and_the_parent_goes_on() {
             threads(wiring, 2, |comm| {
                 let mut x = [comm.rank() as u64 + 1];
                 comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+                let started = comm.start_all_reduce(x, ReduceOp::Sum).unwrap();
+                let awaited = comm.irecv([0_u64], 1 - comm.rank()).unwrap();
                 if comm.rank() == 0 {
                     // SAFETY: the child calls into this crate, prints, allocates at most as glibc allows after a fork, and exits.
                     match unsafe { libc::fork() } {
@@ -136,8 +138,15 @@ fn a_forked_child_is_refused_and_the_parent_goes_on() {
                             let refused = |outcome: collectives::Result<()>| outcome.is_err_and(|error| error.is_unsupported());
                             let is_right = refused(comm.all_reduce(&mut x, ReduceOp::Sum))
                                 && refused(comm.send(&x, 1))
+                                && refused(comm.start_broadcast(x, 0).map(drop))
+                                && refused(started.wait().map(drop))
+                                && refused(awaited.wait().map(drop))
                                 && refused(comm.shrink().map(drop))
                                 && refused(comm.write_trace(std::env::temp_dir()).map(drop))
+                                && refused({
+                                    comm.abort();
+                                    comm.barrier()
+                                })
                                 && Communicator::local(1).is_ok_and(|own| own[0].barrier().is_ok());
                             // SAFETY: ends the child at once, without its parent's destructors.
                             unsafe { libc::_exit(i32::from(!is_right)) }
@@ -149,6 +158,9 @@ fn a_forked_child_is_refused_and_the_parent_goes_on() {
                         }
                     }
                 }
+                assert_eq!(started.wait().unwrap(), [6]);
+                comm.send(&[7_u64], 1 - comm.rank()).unwrap();
+                assert_eq!(awaited.wait().unwrap().0, [7]);
                 comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
                 assert_eq!(x, [6]);
                 let mut y = [0_u64];

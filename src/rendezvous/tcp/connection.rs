@@ -1,13 +1,14 @@
 //! One connection of a client to a server: made with patience, and never waited on without a deadline.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Backoff;
+use super::resolve::resolve;
 use crate::deadline::Deadline;
 use crate::proof::{self, Initiator, Purpose, Reason, Secret, Step, Unproven};
 use crate::rendezvous::protocol::{Expect, MAGIC, Reply, ReplyDecoder, query};
@@ -116,7 +117,7 @@ impl Connection {
     fn attempt(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline) -> std::result::Result<Self, Failure> {
         let mut last = Failure::Broken(io::Error::new(ErrorKind::NotFound, "the name has no address"));
         // Looked up each time: a host that starts late may have no address yet, or get another.
-        for address in (host, port).to_socket_addrs()? {
+        for address in resolve(host, port, deadline)? {
             match Self::connect(address, secret, deadline) {
                 Ok(connection) => return Ok(connection),
                 Err(failure @ (Failure::Malformed(_) | Failure::Unproven(_))) => return Err(failure),

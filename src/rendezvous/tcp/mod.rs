@@ -4,6 +4,7 @@ mod backoff;
 mod client;
 mod connection;
 mod daemon;
+mod resolve;
 mod server;
 #[cfg(test)]
 mod tests;

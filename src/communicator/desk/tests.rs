@@ -1,0 +1,28 @@
+//! What holds while somebody has the desk's lock.
+
+use std::time::Duration;
+
+use crate::{Communicator, Result};
+
+#[test]
+fn whoever_has_the_lock_can_abort_and_the_peers_hear_of_it() -> Result<()> {
+    let mut config = crate::Config::default();
+    config.timeout = Duration::from_secs(30);
+    let has_heard = std::sync::Barrier::new(2);
+    let heard = Communicator::builder().config(config).run_local(2, |comm| {
+        if comm.rank() == 0 {
+            // As a subscriber to an event that is told of under the lock.
+            let held = comm.core.shared.desk.lock();
+            comm.abort_handle().abort();
+            drop(held);
+            has_heard.wait();
+            return Ok("aborted".to_owned());
+        }
+        // Before the call, or in it.
+        let error = comm.recv(&mut [0_u8], 0).expect_err("nothing was sent");
+        has_heard.wait();
+        Ok(error.to_string())
+    })?;
+    assert!(heard.iter().all(|words| words.contains("aborted")), "{heard:?}");
+    Ok(())
+}
