@@ -327,6 +327,53 @@ mod tests {
         });
     }
 
+    /// What a process of another user gets that connects to `name` and opens what this process has under `path`: an error's number each.
+    #[expect(unsafe_code, reason = "what a child does before it becomes another program")]
+    fn as_another_user(name: &str, path: &str) -> io::Result<[Option<i32>; 2]> {
+        use std::os::unix::process::CommandExt;
+        let (address, path) = (SocketAddrUnix::new_abstract_name(name.as_bytes())?, path.to_owned());
+        let (mut answers, theirs) = io::pipe()?;
+        let mut command = std::process::Command::new("true");
+        command.uid(65_534).gid(65_534);
+        let visit = move || -> io::Result<()> {
+            let visitor = socket(SocketFlags::CLOEXEC)?;
+            rustix::net::connect(&visitor, &address)?;
+            let handed = receive(&visitor).map(|file| if file.is_some() { 0 } else { Errno::CONNABORTED.raw_os_error() });
+            let opened = std::fs::File::open(&path).map(drop);
+            let numbers =
+                [handed.unwrap_or_else(Errno::raw_os_error), opened.map_or_else(|error| error.raw_os_error().unwrap_or(-1), |()| 0)];
+            numbers.iter().try_for_each(|number| std::io::Write::write_all(&mut &theirs, &number.to_ne_bytes()))
+        };
+        // SAFETY: the closure makes system calls, and allocates at most as glibc allows after a fork.
+        let status = unsafe { command.pre_exec(visit) }.status()?;
+        drop(command);
+        assert!(status.success(), "{status}");
+        let mut bytes = [0; 8];
+        io::Read::read_exact(&mut answers, &mut bytes)?;
+        let (first, second) = bytes.split_at(4);
+        let number = |bytes: &[u8]| Some(i32::from_ne_bytes(bytes.try_into().ok()?)).filter(|number| *number != 0);
+        Ok([number(first), number(second)])
+    }
+
+    #[test]
+    fn a_process_of_another_user_gets_nothing() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root can become another user");
+        }
+        let file = memfd_create("region", MemfdFlags::CLOEXEC).unwrap();
+        let path = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&file));
+        assert!(std::fs::File::open(&path).is_ok());
+        for secret in [None, Some(&secret(1))] {
+            with_door(secret, |name| {
+                let [handed, opened] = as_another_user(name, &path).unwrap();
+                let hung_up = [Errno::CONNABORTED, Errno::CONNRESET, Errno::PIPE].map(Errno::raw_os_error);
+                assert!(handed.is_some_and(|number| hung_up.contains(&number)), "the door answered {handed:?}");
+                assert_eq!(opened, Some(Errno::ACCESS.raw_os_error()), "{path} was opened by another user");
+                assert!(fetch(name, secret, &Deadline::after(Duration::from_secs(10))).is_ok());
+            });
+        }
+    }
+
     #[test]
     fn silent_visitors_hold_up_nobody() {
         with_door(Some(&secret(1)), |name| {
