@@ -119,7 +119,7 @@ pub struct Config {
     /// rank 0's store, and the loopback interface where that is not known (a file, a store of one's own).
     pub listen_address: Option<std::net::IpAddr>,
     /// How many calls of each kind (collectives, messages, device calls) the flight recorder keeps, rounded up to a power of two; 0
-    /// turns it off. Costs 64 B of memory each, and 0 to 4 ns of a call of the smallest size. Default: 1024.
+    /// turns it off. Costs 64 B of memory each, and 1 % of a call of the smallest size (`benches/overhead.rs`). Default: 1024.
     pub flight_recorder_calls: usize,
     /// The folder that the flight recorder is written to when a call fails for lack of a peer: a deadline that passed, a lost peer,
     /// another call than this rank's, an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, so
@@ -129,10 +129,10 @@ pub struct Config {
     /// where half of its timeout is less. Zero: never. Default: 30 seconds.
     pub stall_warning: Duration,
     /// Who is told of every call when it has ended, in numbers; see [`observe`](crate::observe). Communicators that are made of this one
-    /// tell it too. Default: `None`.
+    /// tell it too. Costs each call 0.15 µs, and what the observer takes. Default: `None`.
     pub observer: Option<Arc<dyn Observer>>,
     /// Keeps the times of the last 131,072 calls, of this communicator and those that are made of it, for
-    /// [`write_trace`](crate::Communicator::write_trace). Costs a lock and a record for each call, and up to 30 MiB. Default: off.
+    /// [`write_trace`](crate::Communicator::write_trace). Costs each call 0.2 µs (a lock and a record), and up to 30 MiB. Default: off.
     pub trace: bool,
     /// The folder that those times are written to, as `trace-ID-rankR.json`, when the last of these communicators is gone; see
     /// [`observe`](crate::observe). A process that crashes, or leaves by `exit` before that, leaves none. Default: `None`.

@@ -1,0 +1,102 @@
+//! What the flight recorder, an observer and a trace add to the smallest call: communicators with and without, of the same two threads,
+//! take turns in short runs of calls, so that what disturbs the machine disturbs all of them.
+//!
+//! Where its memory lies makes a communicator up to 2 % faster or slower than its double, so all are made anew many times.
+//!
+//! `cargo bench --bench overhead [-- ROUNDS]` prints, for each and each transport, the ratio to the bare communicator: of every set made
+//! the median of its rounds, of these the median, with the interval that has the true one in it 95 times of 100; and the bare call's time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use collectives::observe::CallReport;
+use collectives::{Communicator, Config, ReduceOp, Transport};
+
+/// How many calls a run has: it lasts about 50 µs in shared memory, less than a scheduler's turn.
+const CALLS: u32 = 200;
+/// How many times all communicators are made.
+const SETS: usize = 40;
+const BOTH: &str = "both ranks make the same calls";
+
+/// What the cheapest observer counts.
+static OBSERVED: AtomicU64 = AtomicU64::new(0);
+
+/// What is compared, by name: the first is what the others are compared with, the second its own double, which shows what the method can tell.
+fn kinds() -> [(&'static str, Config); 5] {
+    let observe = |_: &CallReport<'_>| {
+        OBSERVED.fetch_add(1, Ordering::Relaxed);
+    };
+    let with = |change: &dyn Fn(&mut Config)| {
+        let mut config = Config::default();
+        config.flight_recorder_calls = 0;
+        change(&mut config);
+        config
+    };
+    [
+        ("bare", with(&|_| {})),
+        ("bare again", with(&|_| {})),
+        ("flight recorder", with(&|config| config.flight_recorder_calls = 1024)),
+        ("observer", with(&|config| config.observer = Some(Arc::new(observe)))),
+        ("trace", with(&|config| config.trace = true)),
+    ]
+}
+
+/// The nanoseconds of one call, in a run of them whose answers are checked.
+fn run(comm: &Communicator) -> f64 {
+    comm.barrier().expect(BOTH);
+    let begin = Instant::now();
+    for call in 0..CALLS {
+        let mut x = [call, comm.rank() as u32];
+        comm.all_reduce(&mut x, ReduceOp::Sum).expect(BOTH);
+        assert_eq!(x, [2 * call, 1]);
+    }
+    begin.elapsed().as_nanos() as f64 / f64::from(CALLS)
+}
+
+/// Rank 0's times: for each round, one of each kind, in an order that moves on with the round.
+fn measure(transport: Transport, rounds: usize) -> Vec<Vec<f64>> {
+    let kinds = kinds();
+    let made = kinds.map(|(_, config)| Communicator::builder().config(config).transport(transport).local(2).expect("two ranks"));
+    let mut ranks: [Vec<Communicator>; 2] = Default::default();
+    made.into_iter().flatten().for_each(|comm| ranks[comm.rank()].push(comm));
+    let play = |comms: Vec<Communicator>| {
+        let mut rows = Vec::with_capacity(rounds);
+        for round in 0..rounds + rounds / 10 {
+            let mut row = vec![0.0; comms.len()];
+            (0..comms.len()).map(|turn| (turn + round) % comms.len()).for_each(|kind| row[kind] = run(&comms[kind]));
+            rows.push(row);
+        }
+        // The first tenth warms up.
+        rows.split_off(rounds / 10)
+    };
+    std::thread::scope(|scope| {
+        let [first, second] = ranks;
+        let other = scope.spawn(move || play(second));
+        let rows = play(first);
+        other.join().expect("the other rank");
+        rows
+    })
+}
+
+/// The median, and the order statistics that hold the true one between them 95 times of 100 (normal approximation of the binomial).
+fn median(values: impl Iterator<Item = f64>) -> (f64, f64, f64) {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let (half, spread) = (values.len() / 2, (0.98 * (values.len() as f64).sqrt()).ceil() as usize);
+    (values[half], values[half.saturating_sub(spread)], values[(half + spread).min(values.len() - 1)])
+}
+
+fn main() {
+    let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(50_usize).max(10);
+    for (name, transport) in [("shm", Transport::Shm), ("tcp", Transport::Tcp)] {
+        let sets: Vec<_> = (0..SETS).map(|_| measure(transport, rounds)).collect();
+        let bare = median(sets.iter().flatten().map(|row| row[0])).0;
+        println!("{name}: {bare:.0} ns a bare call of 8 B, {SETS} sets of {rounds} rounds of {CALLS} calls");
+        for (kind, (words, _)) in kinds().iter().enumerate().skip(1) {
+            let of_set = |rows: &Vec<Vec<f64>>| median(rows.iter().map(|row| row[kind] / row[0])).0;
+            let (ratio, low, high) = median(sets.iter().map(of_set));
+            println!("  {words:16} {ratio:.4}  ({low:.4} to {high:.4})");
+        }
+    }
+}
