@@ -6,6 +6,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod dlpack;
 mod gloo;
 mod kubernetes;
 mod mpi;
