@@ -7,6 +7,7 @@ use super::float::Float;
 use super::hook::{AllReduce, Hook, Pending, Progress, not_started, weight};
 use super::layout::{BucketLayout, Slot};
 use super::matrix::{add_product, all_finite, orthonormalise, times, transposed_times};
+use super::parameter::agree;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
@@ -107,8 +108,11 @@ impl<T: Float> PowerSgd<T> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a rank of 0, `Unsupported` for an op that does not add up, and those of [`Communicator::alloc`].
+    /// `Mismatch` where two ranks' options differ, `InvalidArgument` for a rank of 0, `Unsupported` for an op that does not add up, and
+    /// those of [`Communicator::alloc`].
     pub fn new(comm: &Communicator, layout: &BucketLayout, op: ReduceOp, options: PowerSgdOptions) -> Result<Self> {
+        // With other seeds, say, the ranks' thin matrices would not fit each other, and nobody would notice.
+        agree(comm, "PowerSgd::new", &[], &format!("{options:?}"))?;
         weight(op, comm.world_size())?;
         if options.rank == 0 {
             return Err(Error::argument("PowerSgd::new", "a rank of 0; it must be 1 or more"));

@@ -196,6 +196,17 @@ fn a_rank_of_zero_is_refused() {
     assert!(refused.unwrap_err().to_string().contains("a rank of 0"));
 }
 
+#[test]
+fn ranks_with_other_options_of_power_sgd_are_told_so() {
+    let said = threads(Wiring::Shm, 3, |comm| {
+        let mut model = DataParallel::new(comm, vec![Parameter::new::<f32>("matrix", &[9, 9])], Options::default()).unwrap();
+        let options = PowerSgdOptions { seed: (comm.rank() / 2) as u64, ..PowerSgdOptions::default() };
+        let refused = model.set_hooks::<f32>(|layout| Ok(Box::new(PowerSgd::<f32>::new(comm, layout, ReduceOp::Avg, options.clone())?)));
+        refused.unwrap_err().to_string()
+    });
+    assert!(said.iter().all(|words| words.contains("seed: 0") && words.contains("seed: 1")), "{said:?}");
+}
+
 /// Takes the largest gradient of all ranks, then adds those up: two calls.
 struct Twice(Option<Work<Flat<f32>>>, bool);
 
