@@ -65,13 +65,18 @@ pub(super) fn plan(parameters: &[Parameter], caps: Caps, multiple: usize) -> Res
     }
     let rest = open.into_values().filter_map(|slots| Some((parameters[slots.first()?.parameter].dtype, slots)));
     closed.extend(rest.chain(alone).collect::<Vec<_>>());
+    Ok(numbered(closed, multiple))
+}
+
+/// Puts buckets in the order in which they are full.
+fn numbered(mut buckets: Vec<(DType, Vec<Slot>)>, multiple: usize) -> Vec<BucketLayout> {
     // The lowest parameter of a bucket is the last of it to be ready.
-    closed.sort_by_key(|(_, slots)| std::cmp::Reverse(slots.last().map(|slot| slot.parameter)));
+    buckets.sort_by_key(|(_, slots)| std::cmp::Reverse(slots.last().map(|slot| slot.parameter)));
     let layout = |(index, (dtype, slots)): (usize, (DType, Vec<Slot>))| {
         let len = slots.last().map_or(0, |slot| slot.range.end).next_multiple_of(multiple);
         BucketLayout { index, dtype, slots, len }
     };
-    Ok(closed.into_iter().enumerate().map(layout).collect())
+    buckets.into_iter().enumerate().map(layout).collect()
 }
 
 /// A parameter's length, where its type is a gradient's and it is no longer than an address space.
