@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use collectives::train::{DataParallel, Options, Parameter};
+use collectives::train::{DataParallel, Flat, Options, Parameter};
 use collectives::{Communicator, ReduceOp, Transport};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 
@@ -110,11 +110,10 @@ type Step<'a> = Box<dyn FnMut(&mut Backward) + 'a>;
 /// A way, by what it makes for a rank.
 type Way = for<'a> fn(&'a Communicator, &'a [usize]) -> Step<'a>;
 
-const WAYS: [(&str, Way); 7] = [
+const WAYS: [(&str, Way); 6] = [
     ("backward alone", |_, lens| Box::new(|backward| lens.iter().rev().for_each(|len| backward.step(*len)))),
-    ("buckets", |comm, lens| buckets(comm, lens, Options::default())),
-    ("buckets of 4 MiB", |comm, lens| buckets(comm, lens, Options { bucket_bytes: 4 << 20, ..Options::default() })),
-    ("buckets of 1 MiB", |comm, lens| buckets(comm, lens, Options { bucket_bytes: 1 << 20, ..Options::default() })),
+    ("buckets, copied", copied),
+    ("buckets, given", given),
     ("call for each", call_for_each),
     ("started call for each", started_call_for_each),
     ("one call at the end", one_call_at_the_end),
@@ -124,9 +123,13 @@ fn gradients(lens: &[usize]) -> Vec<Vec<f32>> {
     lens.iter().map(|len| vec![1.0; *len]).collect()
 }
 
-fn buckets<'a>(comm: &'a Communicator, lens: &'a [usize], options: Options) -> Step<'a> {
+fn buckets<'a>(comm: &'a Communicator, lens: &[usize]) -> DataParallel<'a> {
     let parameters = lens.iter().map(|len| Parameter::new::<f32>("p", &[*len])).collect();
-    let mut model = DataParallel::new(comm, parameters, options).expect(BOTH);
+    DataParallel::new(comm, parameters, Options::default()).expect(BOTH)
+}
+
+fn copied<'a>(comm: &'a Communicator, lens: &'a [usize]) -> Step<'a> {
+    let mut model = buckets(comm, lens);
     let gradients = gradients(lens);
     Box::new(move |backward| {
         for (index, gradient) in gradients.iter().enumerate().rev() {
@@ -135,6 +138,21 @@ fn buckets<'a>(comm: &'a Communicator, lens: &'a [usize], options: Options) -> S
         }
         let averaged = model.finish().expect(BOTH);
         assert_eq!(averaged.gradient::<f32>(0).expect("an f32")[0], 1.0);
+    })
+}
+
+fn given<'a>(comm: &'a Communicator, lens: &'a [usize]) -> Step<'a> {
+    let mut model = buckets(comm, lens);
+    let mut gradients = gradients(lens);
+    Box::new(move |backward| {
+        for (index, gradient) in gradients.iter_mut().enumerate().rev() {
+            backward.step(gradient.len());
+            model.give(index, std::mem::take(gradient)).expect(BOTH);
+        }
+        let mut averaged = model.finish().expect(BOTH);
+        let take = |(index, gradient): (usize, &mut Vec<f32>)| *gradient = averaged.take(index).and_then(Flat::into_vec).expect(BOTH);
+        gradients.iter_mut().enumerate().for_each(take);
+        assert_eq!(gradients[0][0], 1.0);
     })
 }
 

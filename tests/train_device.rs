@@ -173,3 +173,48 @@ fn buckets_lie_on_a_stream_that_cudarc_takes_for_the_only_one() {
         }
     });
 }
+
+/// Where a slice's elements lie.
+fn address<T>(slice: &cudarc::driver::CudaSlice<T>) -> u64 {
+    cudarc::driver::DevicePtr::device_ptr(slice, slice.stream()).0
+}
+
+#[test]
+fn a_given_slice_becomes_its_bucket_and_comes_back() {
+    for world_size in [1, 2, 3] {
+        ranks(world_size, |comm, memory| {
+            let parameters =
+                vec![Parameter::new::<f32>("alone", &[5000]), Parameter::new::<f16>("b", &[3]), Parameter::new::<f16>("c", &[2])];
+            let options = Options { own_bucket_bytes: Some(20_000), ..Options::default() };
+            let mut model = DataParallel::on_device(comm, &memory.stream, parameters, options).unwrap();
+            let side = DeviceMemory::on(memory.stream.context().new_stream().unwrap());
+            for step in 0..6 {
+                let mine = (comm.rank() + step) as f32;
+                model.give(2, memory.put(&[f16::from_f32(mine); 2])).unwrap();
+                model.give(1, memory.put(&[f16::from_f32(mine); 3])).unwrap();
+                // Of the bucket's stream, of another one, or copied: another way on each rank.
+                let gradient = if step % 2 == 0 { &side } else { memory }.put(&[mine; 5000]);
+                let address_of_mine = address(&gradient);
+                let is_copied = (step + comm.rank()) % 3 == 2;
+                if is_copied {
+                    model.ready(0, &gradient).unwrap()
+                } else {
+                    model.give(0, gradient).unwrap()
+                }
+                let mut averaged = model.finish().unwrap();
+                let expected = step as f32 + (world_size - 1) as f32 / 2.0;
+                let mut copied = memory.put(&[0.0_f32; 5000]);
+                averaged.copy_to(0, &mut copied).unwrap();
+                assert_eq!(memory.get(&copied), [expected; 5000]);
+                let taken = averaged.take::<f32>(0).unwrap().into_device().unwrap();
+                assert_eq!(memory.get(&taken), [expected; 5000]);
+                assert!(is_copied || address(&taken) == address_of_mine, "the memory that was given");
+                let error = averaged.device_gradient::<f32>(0).unwrap_err().to_string();
+                assert!(error.contains("parameter 0 \"alone\" (f32[5000]): its gradient was taken"), "{error}");
+                let shared = averaged.take::<f16>(1).unwrap();
+                assert_eq!(memory.get(shared.device().unwrap()), [f16::from_f32(expected); 3]);
+            }
+            assert!(model.give(0, vec![0.0_f32; 5000]).unwrap_err().to_string().contains("where the buckets are on a device"));
+        });
+    }
+}

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::buckets::Buckets;
+use super::flat::Flat;
 use super::float::Float;
 use crate::buffer::BufferMut;
 use crate::error::{Error, Result};
@@ -47,12 +48,23 @@ impl Averaged<'_, '_> {
         self.buckets.copy_to("copy_to", parameter, destination)
     }
 
+    /// Moves a parameter's gradient out: the buffer that was [given](super::DataParallel::give) for it, else a copy.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such parameter, or `T` is not its type. Once it was taken, this, [`gradient`](Self::gradient) and
+    /// [`copy_to`](Self::copy_to) say so, and [`norm`](Self::norm) too, until the next step.
+    pub fn take<T: Float>(&mut self, parameter: usize) -> Result<Flat<T>> {
+        self.buckets.move_out("take", parameter)
+    }
+
     /// The norm of all gradients together: the root of the sum of all squares, added up in `f64`.
     ///
     /// # Errors
     ///
-    /// `Unsupported` on a device.
+    /// `Unsupported` on a device; `InvalidArgument` where a gradient was [taken](Self::take).
     pub fn norm(&self) -> Result<f64> {
+        self.buckets.check_all_there("norm")?;
         self.buckets.sum_of_squares(|layout| 0..layout.len).map(f64::sqrt)
     }
 
@@ -61,7 +73,7 @@ impl Averaged<'_, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a limit that is not a positive number; `Unsupported` on a device.
+    /// `InvalidArgument` for a limit that is not a positive number, and as for [`norm`](Self::norm).
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
         let factor = clipping(limit)?;

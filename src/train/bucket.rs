@@ -17,6 +17,8 @@ pub(super) struct Bucket<T: Float> {
     hook: Box<dyn Hook<T>>,
     /// Its gradients; a hook has them meanwhile.
     flat: Option<Flat<T>>,
+    /// Its own buffer, while one that was given is in its place.
+    own: Option<Flat<T>>,
 }
 
 /// A bucket of any type.
@@ -46,7 +48,7 @@ fn lost() -> Error {
 
 impl<T: Float> Bucket<T> {
     pub(super) fn new(layout: BucketLayout, flat: Flat<T>, hook: Box<dyn Hook<T>>) -> Self {
-        Self { layout, hook, flat: Some(flat) }
+        Self { layout, hook, flat: Some(flat), own: None }
     }
 
     pub(super) fn set_hook(&mut self, hook: Box<dyn Hook<T>>) {
@@ -70,10 +72,41 @@ impl<T: Float> Bucket<T> {
         self.flat = Some(flat);
     }
 
+    /// Its own buffer, for this step's gradients.
+    fn own_mut(&mut self) -> Result<&mut Flat<T>> {
+        if self.own.is_some() {
+            self.flat = self.own.take();
+        }
+        self.flat_mut()
+    }
+
+    /// Refuses what [`put`](Self::put) cannot reach.
+    pub(super) fn check_put(&self, gradient: &Memory<'_, T>, add: bool) -> Result<()> {
+        self.own.as_ref().or(self.flat.as_ref()).ok_or_else(lost)?.check_put(gradient, add)
+    }
+
     /// Puts a gradient of the right length into its slot, or adds it to what is there.
     pub(super) fn put(&mut self, slot: usize, gradient: Memory<'_, T>, add: bool) -> Result<()> {
         let range = self.layout.slots[slot].range.clone();
-        self.flat_mut()?.put(range, gradient, add)
+        self.own_mut()?.put(range, gradient, add)
+    }
+
+    /// As [`put`](Self::put); where the gradient is the whole bucket, its buffer becomes the bucket's.
+    pub(super) fn give(&mut self, slot: usize, gradient: Flat<T>, add: bool) -> Result<()> {
+        if add || self.layout.slots.len() > 1 || gradient.memory().len() != self.layout.len {
+            return self.put(slot, gradient.memory(), add);
+        }
+        let given = self.own_mut()?.replaced_by(gradient)?;
+        self.own = self.flat.replace(given);
+        Ok(())
+    }
+
+    /// Moves a gradient out: the buffer that was given for it, or a copy.
+    pub(super) fn take(&mut self, slot: usize) -> Result<Flat<T>> {
+        match self.own {
+            Some(_) => self.take_flat(),
+            None => self.flat()?.copied(self.layout.slots[slot].range.clone()),
+        }
     }
 }
 
@@ -84,7 +117,7 @@ impl<T: Float> AnyBucket for Bucket<T> {
 
     fn clear(&mut self, slot: usize) -> Result<()> {
         let range = self.layout.slots[slot].range.clone();
-        self.flat_mut()?.clear(range)
+        self.own_mut()?.clear(range)
     }
 
     fn start(&mut self, comm: &Communicator) -> Result<()> {

@@ -10,7 +10,7 @@ use super::bucket::{AnyBucket, Bucket};
 use super::flat::{Flat, Place};
 use super::float::Float;
 use super::hook::{Hook, Pending, weight};
-use super::layout::{BucketLayout, Caps, plan};
+use super::layout::{BucketLayout, plan};
 use super::outcome::everywhere;
 use super::parameter::{Parameter, agree};
 use super::{Missing, Options};
@@ -37,6 +37,8 @@ struct Entry {
     bucket: usize,
     slot: usize,
     stage: Stage,
+    /// The last step's gradient was moved out.
+    taken: bool,
 }
 
 /// The buckets of a model on one rank.
@@ -71,13 +73,13 @@ impl<'comm> Buckets<'comm> {
         hooks: &impl MakeHook,
     ) -> Result<Self> {
         let usable = weight(options.op, comm.world_size());
-        let layouts = plan(&parameters, Caps { first: options.first_bucket_bytes, others: options.bucket_bytes }, multiple);
-        agree(comm, what, &parameters, &options.in_words())?;
+        let layouts = plan(&parameters, options.caps(place), multiple);
+        agree(comm, what, &parameters, &options.in_words(place))?;
         // Whatever is wrong with these is so on every rank.
         usable?;
         let layouts = layouts?;
         let mut entries: Vec<_> =
-            parameters.into_iter().map(|parameter| Entry { parameter, bucket: 0, slot: 0, stage: Stage::Empty }).collect();
+            parameters.into_iter().map(|parameter| Entry { parameter, bucket: 0, slot: 0, stage: Stage::Empty, taken: false }).collect();
         for layout in &layouts {
             for (slot, place) in layout.slots.iter().enumerate() {
                 entries[place.parameter].bucket = layout.index;
@@ -185,6 +187,15 @@ impl<'comm> Buckets<'comm> {
         self.go_on(Self::launch_full)
     }
 
+    /// As [`take`](Self::take) for the last part of a gradient, whose buffer becomes the bucket's where it is all of it.
+    pub(super) fn give<T: Float>(&mut self, call: &'static str, index: usize, gradient: Flat<T>) -> Result<()> {
+        self.check_take(call, index, &gradient.memory())?;
+        let Entry { bucket, slot, stage, .. } = self.entries[index];
+        self.typed_mut::<T>(bucket)?.give(slot, gradient, stage == Stage::Accumulated)?;
+        self.now_ready(index);
+        self.go_on(Self::launch_full)
+    }
+
     /// Refuses what [`take`](Self::take) would, with nothing done yet.
     fn check_take<T: Float>(&self, call: &'static str, index: usize, gradient: &Memory<'_, T>) -> Result<()> {
         self.check_alive(call)?;
@@ -194,7 +205,7 @@ impl<'comm> Buckets<'comm> {
             let reason = "its gradient was given already in this step; accumulate before it is ready, and finish the step first";
             return Err(Error::argument(call, format!("parameter {index} {parameter}: {reason}")));
         }
-        self.typed::<T>(bucket)?.flat()?.check_put(gradient, stage == Stage::Accumulated)
+        self.typed::<T>(bucket)?.check_put(gradient, stage == Stage::Accumulated)
     }
 
     /// Takes every parameter's gradient, the last first; none of them where one cannot be taken.
@@ -231,7 +242,7 @@ impl<'comm> Buckets<'comm> {
         let absent = self.go_on(Self::finish_all)?;
         self.waiting = self.buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
         self.next = 0;
-        self.entries.iter_mut().for_each(|entry| entry.stage = Stage::Empty);
+        self.entries.iter_mut().for_each(|entry| (entry.stage, entry.taken) = (Stage::Empty, false));
         let Some((rank, index)) = absent else { return Ok(()) };
         let who = &self.comm.peers()[rank];
         let parameter = self.known(call, index)?;
@@ -312,10 +323,35 @@ impl<'comm> Buckets<'comm> {
         })
     }
 
+    /// Refuses a gradient that was moved out of the last step's.
+    fn check_there(&self, call: &'static str, index: usize) -> Result<()> {
+        match &self.entries[index] {
+            Entry { parameter, taken: true, .. } => {
+                Err(Error::argument(call, format!("parameter {index} {parameter}: its gradient was taken")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses what is done with all gradients where one was moved out.
+    pub(super) fn check_all_there(&self, call: &'static str) -> Result<()> {
+        (0..self.len()).try_for_each(|index| self.check_there(call, index))
+    }
+
+    /// Moves parameter `index`'s gradient out.
+    pub(super) fn move_out<T: Float>(&mut self, call: &'static str, index: usize) -> Result<Flat<T>> {
+        self.slot::<T>(call, index)?;
+        let Entry { bucket, slot, .. } = self.entries[index];
+        let gradient = self.typed_mut::<T>(bucket)?.take(slot)?;
+        self.entries[index].taken = true;
+        Ok(gradient)
+    }
+
     /// What parameter `index`'s slot holds.
     pub(super) fn slot<T: Float>(&self, call: &'static str, index: usize) -> Result<(&Flat<T>, Range<usize>)> {
         let parameter = self.known(call, index)?;
         self.fitting::<T>(call, index, parameter.len().unwrap_or_default())?;
+        self.check_there(call, index)?;
         let Entry { bucket, slot, .. } = self.entries[index];
         let bucket = self.typed::<T>(bucket)?;
         Ok((bucket.flat()?, bucket.layout.slots[slot].range.clone()))

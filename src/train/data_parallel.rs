@@ -5,7 +5,7 @@ use std::fmt;
 use super::Options;
 use super::averaged::Averaged;
 use super::buckets::{Buckets, MakeHook};
-use super::flat::Place;
+use super::flat::{Flat, Place};
 use super::float::Float;
 use super::hook::{AllReduce, Hook};
 use super::layout::BucketLayout;
@@ -54,7 +54,8 @@ use crate::op::ReduceOp;
 /// make another one from what [`Communicator::shrink`] gives.
 ///
 /// **Memory.** The buckets hold every gradient once: the bytes of all gradients, from [`Communicator::alloc`]. Hooks add what they
-/// say. The caller's own gradients are copied and can be freed as soon as `ready` returns.
+/// say. The caller's own gradients are copied and can be freed as soon as `ready` returns; one that is [given](Self::give) lives until
+/// it is [taken](Averaged::take), or the next step's comes.
 ///
 /// On one rank a step makes no call of the communicator's, but for `PreMulSum`, which weights, and what a hook of one's own calls.
 pub struct DataParallel<'comm> {
@@ -165,6 +166,35 @@ impl<'comm> DataParallel<'comm> {
         B: Buffer<Element: Float> + ?Sized,
     {
         self.buckets.take("ready", parameter, gradient.memory(), true)
+    }
+
+    /// As [`ready`](Self::ready), with a gradient that nobody else needs any more: a vector, what [`Communicator::alloc`] gave, a slice of
+    /// cudarc's. Where it is alone in its bucket ([`Options::own_bucket_bytes`]) and nothing was accumulated, its buffer becomes the
+    /// bucket's, without a copy; else it is copied and freed. [`Averaged::take`] moves the mean out again. Ranks may do as they like: one may
+    /// give where another copies.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// # use collectives::train::{DataParallel, Options, Parameter};
+    /// let same_memory = Communicator::run_local(2, |comm| {
+    ///     let options = Options { own_bucket_bytes: Some(4000), ..Options::default() };
+    ///     let mut model = DataParallel::new(comm, vec![Parameter::new::<f32>("weight", &[1000])], options)?;
+    ///     let gradient = vec![comm.rank() as f32; 1000];
+    ///     let address = gradient.as_ptr();
+    ///     model.give(0, gradient)?;
+    ///     let mean = model.finish()?.take::<f32>(0)?.into_vec()?;
+    ///     assert_eq!(mean[999], 0.5);
+    ///     Ok(mean.as_ptr() == address)
+    /// })?;
+    /// assert_eq!(same_memory, [true, true]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`ready`](Self::ready). A gradient that is refused is freed.
+    pub fn give<T: Float>(&mut self, parameter: usize, gradient: impl Into<Flat<T>>) -> Result<()> {
+        self.buckets.give("give", parameter, gradient.into())
     }
 
     /// Ends the step: launches what was not, waits for all buckets, and gives the means. Collective.

@@ -9,6 +9,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, DevicePtrMut,
 
 use super::float::Float;
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, Reading};
+use crate::buffer::{BufferMut as _, MemoryMut};
 use crate::device::cuda_error;
 use crate::error::{Error, Result};
 
@@ -28,6 +29,12 @@ fn same_context(stream: &CudaStream, context: &Arc<CudaContext>) -> Result<()> {
     Err(Error::argument("train", format!("a buffer of device {other}, or of another context, where the buckets are on device {own}")))
 }
 
+impl<T> From<CudaSlice<T>> for DeviceFlat<T> {
+    fn from(slice: CudaSlice<T>) -> Self {
+        Self { stream: Arc::clone(slice.stream()), slice }
+    }
+}
+
 impl<T: Float> DeviceFlat<T> {
     /// `len` zeros.
     pub(super) fn new(stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
@@ -40,6 +47,21 @@ impl<T: Float> DeviceFlat<T> {
         // every float type.
         let slice = unsafe { stream.upgrade_device_ptr(bytes.leak(), len) };
         Ok(Self { slice, stream: Arc::clone(stream) })
+    }
+
+    /// A slice of the caller's in this one's place: used on this one's stream.
+    pub(super) fn replaced_by(&self, given: Self) -> Result<Self> {
+        same_context(&self.stream, given.slice.context())?;
+        Ok(Self { slice: given.slice, stream: Arc::clone(&self.stream) })
+    }
+
+    /// A copy of the elements in a range.
+    pub(super) fn copied(&self, range: Range<usize>) -> Result<Self> {
+        let mut copy = Self::new(&self.stream, range.len())?;
+        if let MemoryMut::Device(destination) = copy.slice.memory_mut() {
+            self.copy_to(range, destination)?;
+        }
+        Ok(copy)
     }
 
     /// Where a range lies, once the stream waits for who uses it, and what is done with it there. Nothing where there is nothing in it.

@@ -11,6 +11,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use super::device::DeviceFlat;
 use super::float::Float;
 use super::hook::Pending;
+use super::host::HostFlat;
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
 use crate::communicator::{Communicator, SharedBuffer};
 #[cfg(feature = "cuda")]
@@ -28,12 +29,18 @@ pub(super) enum Place {
 }
 
 /// The gradients of one bucket, one behind the other; a buffer that every collective takes.
+///
+/// Also made of a vector, of what [`Communicator::alloc`] gave, and of a slice of cudarc's: what [`DataParallel::give`] takes and
+/// [`Averaged::take`] gives back.
+///
+/// [`DataParallel::give`]: super::DataParallel::give
+/// [`Averaged::take`]: super::Averaged::take
 #[derive(Debug)]
 pub struct Flat<T: Float>(Elements<T>);
 
 #[derive(Debug)]
 enum Elements<T: Float> {
-    Host(SharedBuffer<T>),
+    Host(HostFlat<T>),
     #[cfg(feature = "cuda")]
     Device(DeviceFlat<T>),
 }
@@ -68,7 +75,7 @@ fn reachable(comm: &Communicator, stream: &CudaStream) -> Result<()> {
 impl<T: Float> Flat<T> {
     /// `len` zeros in host memory. Collective.
     pub(super) fn new(comm: &Communicator, len: usize) -> Result<Self> {
-        comm.alloc(len).map(|buffer| Self(Elements::Host(buffer)))
+        comm.alloc(len).map(Self::from)
     }
 
     /// `len` zeros in a place. Collective on the host; on a device this rank's own affair.
@@ -125,6 +132,47 @@ impl<T: Float> Flat<T> {
         match &mut self.0 {
             Elements::Host(_) => None,
             Elements::Device(flat) => Some(&mut flat.slice),
+        }
+    }
+
+    /// Its elements as a vector: the one that was given, or a copy.
+    ///
+    /// # Errors
+    ///
+    /// As for [`host`](Self::host).
+    pub fn into_vec(self) -> Result<Vec<T>> {
+        match self.0 {
+            Elements::Host(buffer) => Ok(buffer.into_vec()),
+            #[cfg(feature = "cuda")]
+            Elements::Device(_) => Err(host_only("this")),
+        }
+    }
+
+    /// Its elements, where they are on a device.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub fn into_device(self) -> Option<CudaSlice<T>> {
+        match self.0 {
+            Elements::Host(_) => None,
+            Elements::Device(flat) => Some(flat.slice),
+        }
+    }
+
+    /// A buffer to be used in place of this one, which is on the same side (checked by the caller).
+    pub(super) fn replaced_by(&self, given: Self) -> Result<Self> {
+        match (&self.0, given.0) {
+            #[cfg(feature = "cuda")]
+            (Elements::Device(own), Elements::Device(given)) => own.replaced_by(given).map(|flat| Self(Elements::Device(flat))),
+            (_, given) => Ok(Self(given)),
+        }
+    }
+
+    /// A copy of the elements in `range`.
+    pub(super) fn copied(&self, range: Range<usize>) -> Result<Self> {
+        match &self.0 {
+            Elements::Host(buffer) => Ok(buffer[range].to_vec().into()),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.copied(range).map(|flat| Self(Elements::Device(flat))),
         }
     }
 
@@ -226,6 +274,25 @@ impl<T: Float> Flat<T> {
     }
 }
 
+impl<T: Float> From<Vec<T>> for Flat<T> {
+    fn from(vector: Vec<T>) -> Self {
+        Self(Elements::Host(HostFlat::Given(vector)))
+    }
+}
+
+impl<T: Float> From<SharedBuffer<T>> for Flat<T> {
+    fn from(buffer: SharedBuffer<T>) -> Self {
+        Self(Elements::Host(HostFlat::Shared(buffer)))
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<T: Float> From<CudaSlice<T>> for Flat<T> {
+    fn from(slice: CudaSlice<T>) -> Self {
+        Self(Elements::Device(slice.into()))
+    }
+}
+
 impl<T: Float> Sealed for Flat<T> {}
 
 impl<T: Float> Buffer for Flat<T> {
@@ -233,7 +300,7 @@ impl<T: Float> Buffer for Flat<T> {
 
     fn memory(&self) -> Memory<'_, T> {
         match &self.0 {
-            Elements::Host(buffer) => buffer.memory(),
+            Elements::Host(buffer) => Memory::Host(buffer),
             #[cfg(feature = "cuda")]
             Elements::Device(flat) => flat.slice.memory(),
         }
@@ -243,7 +310,7 @@ impl<T: Float> Buffer for Flat<T> {
 impl<T: Float> BufferMut for Flat<T> {
     fn memory_mut(&mut self) -> MemoryMut<'_, T> {
         match &mut self.0 {
-            Elements::Host(buffer) => buffer.memory_mut(),
+            Elements::Host(buffer) => MemoryMut::Host(buffer),
             #[cfg(feature = "cuda")]
             Elements::Device(flat) => flat.slice.memory_mut(),
         }

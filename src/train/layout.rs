@@ -31,21 +31,27 @@ pub struct BucketLayout {
     pub len: usize,
 }
 
-/// Caps on the bytes of buckets: of the first of each element type, and of the others.
+/// Caps on the bytes of buckets: of the first of each element type, and of the others; and from which size a parameter is alone.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Caps {
     pub(super) first: usize,
     pub(super) others: usize,
+    pub(super) own: usize,
 }
 
-/// Walks the parameters from the last to the first, as a backward pass gets to them, and fills buckets. A parameter larger than a bucket
-/// has one of its own. Buckets are ordered by when the walk has left them. Lengths are rounded up to `multiple`.
+/// Walks the parameters from the last to the first, as a backward pass gets to them, and fills buckets, past those parameters that have
+/// one of their own. Buckets are ordered by when the walk has left them. Lengths are rounded up to `multiple`.
 pub(super) fn plan(parameters: &[Parameter], caps: Caps, multiple: usize) -> Result<Vec<BucketLayout>> {
     let mut open: BTreeMap<u8, Vec<Slot>> = BTreeMap::new();
-    let mut closed: Vec<(DType, Vec<Slot>)> = Vec::new();
+    let (mut closed, mut alone): (Vec<(DType, Vec<Slot>)>, Vec<_>) = Default::default();
     for (index, parameter) in parameters.iter().enumerate().rev() {
         let len = checked_len(index, parameter)?;
         let dtype = parameter.dtype;
+        let slot = |start: usize| Slot { parameter: index, shape: parameter.shape.clone(), range: start..start + len };
+        if len > 0 && len * dtype.size_bytes() >= caps.own {
+            alone.push((dtype, vec![slot(0)]));
+            continue;
+        }
         let is_first = !closed.iter().any(|(theirs, _)| *theirs == dtype);
         let cap = if is_first { caps.first } else { caps.others };
         let slots = open.entry(dtype as u8).or_default();
@@ -55,17 +61,22 @@ pub(super) fn plan(parameters: &[Parameter], caps: Caps, multiple: usize) -> Res
             closed.push((dtype, std::mem::take(slots)));
         }
         let start = slots.last().map_or(0, |slot| slot.range.end);
-        slots.push(Slot { parameter: index, shape: parameter.shape.clone(), range: start..start + len });
+        slots.push(slot(start));
     }
     let rest = open.into_values().filter_map(|slots| Some((parameters[slots.first()?.parameter].dtype, slots)));
-    closed.extend(rest.collect::<Vec<_>>());
+    closed.extend(rest.chain(alone).collect::<Vec<_>>());
+    Ok(numbered(closed, multiple))
+}
+
+/// Puts buckets in the order in which they are full.
+fn numbered(mut buckets: Vec<(DType, Vec<Slot>)>, multiple: usize) -> Vec<BucketLayout> {
     // The lowest parameter of a bucket is the last of it to be ready.
-    closed.sort_by_key(|(_, slots)| std::cmp::Reverse(slots.last().map(|slot| slot.parameter)));
+    buckets.sort_by_key(|(_, slots)| std::cmp::Reverse(slots.last().map(|slot| slot.parameter)));
     let layout = |(index, (dtype, slots)): (usize, (DType, Vec<Slot>))| {
         let len = slots.last().map_or(0, |slot| slot.range.end).next_multiple_of(multiple);
         BucketLayout { index, dtype, slots, len }
     };
-    Ok(closed.into_iter().enumerate().map(layout).collect())
+    buckets.into_iter().enumerate().map(layout).collect()
 }
 
 /// A parameter's length, where its type is a gradient's and it is no longer than an address space.
@@ -81,24 +92,32 @@ fn checked_len(index: usize, parameter: &Parameter) -> Result<usize> {
 mod tests {
     use super::*;
 
-    fn sizes(lengths: &[usize], first: usize, others: usize) -> Vec<Vec<usize>> {
+    fn sizes(lengths: &[usize], first: usize, others: usize, own: usize) -> Vec<Vec<usize>> {
         let parameters: Vec<_> = lengths.iter().map(|len| Parameter::new::<f32>("p", &[*len])).collect();
-        let buckets = plan(&parameters, Caps { first, others }, 1).unwrap();
+        let buckets = plan(&parameters, Caps { first, others, own }, 1).unwrap();
         buckets.iter().map(|bucket| bucket.slots.iter().map(|slot| slot.parameter).collect()).collect()
     }
 
     #[test]
     fn buckets_are_filled_from_the_last_parameter_and_hold_no_more_than_their_caps() {
-        assert_eq!(sizes(&[1, 1, 1, 1, 1], 4, 8), [vec![4], vec![3, 2], vec![1, 0]]);
-        assert_eq!(sizes(&[1, 100, 1, 1], 8, 8), [vec![3, 2], vec![1], vec![0]]);
-        assert_eq!(sizes(&[5, 0, 5], 0, 0), [vec![2], vec![1], vec![0]]);
-        assert_eq!(sizes(&[], 1, 1), Vec::<Vec<usize>>::new());
+        const NONE: usize = usize::MAX;
+        assert_eq!(sizes(&[1, 1, 1, 1, 1], 4, 8, NONE), [vec![4], vec![3, 2], vec![1, 0]]);
+        assert_eq!(sizes(&[1, 100, 1, 1], 8, 8, NONE), [vec![3, 2], vec![1], vec![0]]);
+        assert_eq!(sizes(&[5, 0, 5], 0, 0, NONE), [vec![2], vec![1], vec![0]]);
+        assert_eq!(sizes(&[], 1, 1, NONE), Vec::<Vec<usize>>::new());
+    }
+
+    #[test]
+    fn a_large_parameter_has_a_bucket_of_its_own_and_small_ones_on_both_sides_of_it_share_theirs() {
+        assert_eq!(sizes(&[1, 10, 1, 1, 10, 1], 8, 8, 40), [vec![4], vec![5, 3], vec![1], vec![2, 0]]);
+        assert_eq!(sizes(&[1, 10, 1, 1, 10, 1], 8, 8, 41), [vec![5], vec![4], vec![3, 2], vec![1], vec![0]]);
+        assert_eq!(sizes(&[1, 0, 2], 100, 100, 0), [vec![2], vec![1], vec![0]]);
     }
 
     #[test]
     fn types_have_buckets_of_their_own_ordered_by_when_they_are_complete() {
         let parameters = [Parameter::new::<f32>("a", &[1]), Parameter::new::<half::f16>("b", &[3]), Parameter::new::<f32>("c", &[2])];
-        let buckets = plan(&parameters, Caps { first: 100, others: 100 }, 4).unwrap();
+        let buckets = plan(&parameters, Caps { first: 100, others: 100, own: usize::MAX }, 4).unwrap();
         let seen: Vec<_> = buckets.iter().map(|bucket| (bucket.index, bucket.dtype, bucket.slots.len(), bucket.len)).collect();
         assert_eq!(seen, [(0, DType::F16, 1, 4), (1, DType::F32, 2, 4)]);
         assert_eq!(buckets[1].slots[1].range, 2..3);
@@ -109,7 +128,7 @@ mod tests {
         let huge = Parameter::new::<f32>("huge", &[usize::MAX, 2]);
         let whole = Parameter { name: "count".to_owned(), shape: vec![1], dtype: DType::I32 };
         for (parameter, word) in [(huge, "address space"), (whole, "gradients are")] {
-            let error = plan(&[parameter], Caps { first: 1, others: 1 }, 1).unwrap_err().to_string();
+            let error = plan(&[parameter], Caps { first: 1, others: 1, own: 1 }, 1).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
         }
     }

@@ -14,6 +14,7 @@ mod device;
 mod flat;
 mod float;
 mod hook;
+mod host;
 mod layout;
 mod matrix;
 mod options;

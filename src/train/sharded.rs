@@ -212,6 +212,15 @@ impl<'comm> ShardedOptimizer<'comm> {
         self.buckets.take("ready", parameter, gradient.memory(), true)
     }
 
+    /// As [`DataParallel::give`](super::DataParallel::give). A gradient is copied where its elements cannot be dealt out evenly.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn give<T: Float>(&mut self, parameter: usize, gradient: impl Into<Flat<T>>) -> Result<()> {
+        self.buckets.give("give", parameter, gradient.into())
+    }
+
     /// Launches what was not, and waits until this rank has its share of all averaged gradients. Collective.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 mod common;
 
 mod averages;
+mod given;
 mod hooks;
 mod model;
 mod sharded;

@@ -52,6 +52,7 @@ macro_rules! with_type {
         }
     };
 }
+pub(crate) use with_type;
 
 /// Hands in this rank's gradient of a parameter.
 pub(crate) fn hand_in(model: &mut DataParallel<'_>, seed: u64, rank: usize, index: usize, parameter: &Parameter) -> Result<()> {

@@ -27,9 +27,9 @@ fn leaf<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) ->
     Tensor::from_data(TensorData::new(values, shape), device).require_grad()
 }
 
-/// The tensor's elements, row by row.
-fn elements<const D: usize>(tensor: &Tensor<D>) -> anyhow::Result<Vec<f32>> {
-    tensor.to_data().try_to_vec().map_err(|error| anyhow::anyhow!("a parameter that is not f32: {error:?}"))
+/// The tensor's elements, row by row: its own memory, where no other tensor shares that.
+fn elements<const D: usize>(tensor: Tensor<D>) -> anyhow::Result<Vec<f32>> {
+    tensor.into_data().try_into_vec().map_err(|error| anyhow::anyhow!("a parameter that is not f32: {error:?}"))
 }
 
 impl Network {
@@ -51,7 +51,7 @@ impl Network {
     ///
     /// Parameters that are not `f32`.
     pub fn parameters(&self) -> anyhow::Result<Vec<Vec<f32>>> {
-        let of_layer = |layer: &Layer| [elements(&layer.weight), elements(&layer.bias)];
+        let of_layer = |layer: &Layer| [elements(layer.weight.clone()), elements(layer.bias.clone())];
         self.layers.iter().flat_map(of_layer).collect()
     }
 
@@ -81,7 +81,7 @@ impl Network {
         &self,
         points: Vec<f32>,
         classes: Vec<u32>,
-        mut ready: impl FnMut(usize, &[f32]) -> anyhow::Result<()>,
+        mut ready: impl FnMut(usize, Vec<f32>) -> anyhow::Result<()>,
     ) -> anyhow::Result<f32> {
         let samples = classes.len();
         let classes = Tensor::<2, Int>::from_data(TensorData::new(classes, [samples, 1]), &self.device);
@@ -100,15 +100,15 @@ impl Network {
         for (index, layer) in self.layers.iter().enumerate().rev() {
             let mut gradients = end.backward();
             let bias = layer.bias.grad_remove(&mut gradients).context("a bias without a gradient")?;
-            ready(2 * index + 1, &elements(&bias)?)?;
+            ready(2 * index + 1, elements(bias)?)?;
             let weight = layer.weight.grad_remove(&mut gradients).context("a weight without a gradient")?;
-            ready(2 * index, &elements(&weight)?)?;
+            ready(2 * index, elements(weight)?)?;
             let slope = inputs[index].grad_remove(&mut gradients);
             if let (Some(output), Some(slope)) = (outputs.pop(), slope) {
                 end = (output * Tensor::from_inner(slope)).sum();
             }
         }
-        elements(&loss).map(|loss| loss[0])
+        elements(loss).map(|loss| loss[0])
     }
 }
 
@@ -117,8 +117,9 @@ fn changed<const D: usize>(
     device: &Device,
     change: impl FnOnce(&mut [f32]) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut values = elements(parameter)?;
+    let shape = parameter.dims();
+    let mut values = elements(std::mem::replace(parameter, Tensor::empty([0; D], device)))?;
     change(&mut values)?;
-    *parameter = leaf(values, parameter.dims(), device);
+    *parameter = leaf(values, shape, device);
     Ok(())
 }

@@ -51,7 +51,7 @@ impl Step<'_> {
                 let mut count = 0;
                 let loss = network.step(samples.points, samples.classes, |number, gradient| {
                     count += 1;
-                    Ok(model.ready(number, gradient)?)
+                    Ok(model.give(number, gradient)?)
                 })?;
                 let means = model.finish()?;
                 for number in 0..count {
@@ -63,7 +63,7 @@ impl Step<'_> {
             Self::EachParameter(comm) => {
                 let mut gradients = Vec::new();
                 let loss = network.step(samples.points, samples.classes, |number, gradient| {
-                    gradients.push((number, gradient.to_vec()));
+                    gradients.push((number, gradient));
                     Ok(())
                 })?;
                 for (number, mut gradient) in gradients {

@@ -1,5 +1,7 @@
 //! Collectives on the memory of candle's tensors, without a copy: on the host, and (feature `cuda`) on a GPU.
 
+use std::cell::Cell;
+
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Storage, Tensor};
 use collectives::train::Averaged;
 use collectives::{Buffer, BufferMut, Communicator, ReduceOp};
@@ -84,6 +86,38 @@ impl InplaceOp1 for Call<'_, '_> {
         let (from, to) = extent(layout)?;
         self.make(&mut storage.as_cuda_slice_mut::<f32>()?.slice_mut(from..to))
     }
+}
+
+/// Moves a tensor's elements out of host memory, where they fill their storage, or copies them.
+struct MoveOut(Cell<Vec<f32>>);
+
+impl InplaceOp1 for MoveOut {
+    fn name(&self) -> &'static str {
+        "move out"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let (from, to) = extent(layout)?;
+        match storage {
+            CpuStorage::F32(elements) if (from, to) == (0, elements.len()) => self.0.set(std::mem::take(elements)),
+            CpuStorage::F32(elements) => self.0.set(elements[from..to].to_vec()),
+            other => {
+                candle_core::bail!("gradients in this example are f32, not {:?}", candle_core::backend::BackendStorage::dtype(other))
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The elements of a contiguous `f32` tensor in host memory that shares its storage with no other, as a fresh gradient does.
+///
+/// # Errors
+///
+/// Another type, layout or place.
+pub fn into_elements(tensor: Tensor) -> Result<Vec<f32>> {
+    let out = MoveOut(Cell::default());
+    tensor.inplace_op1(&out)?;
+    Ok(out.0.into_inner())
 }
 
 /// Where a tensor's elements lie in its storage.

@@ -38,7 +38,7 @@ impl Network {
     /// # Errors
     ///
     /// Those of candle, and of `ready`.
-    pub fn step(&self, points: &Tensor, classes: &Tensor, mut ready: impl FnMut(usize, &Tensor) -> Result<()>) -> Result<f32> {
+    pub fn step(&self, points: &Tensor, classes: &Tensor, mut ready: impl FnMut(usize, Tensor) -> Result<()>) -> Result<f32> {
         let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
         let mut input = points.clone();
         for (index, (weight, bias)) in self.layers.iter().enumerate() {
@@ -55,7 +55,7 @@ impl Network {
             let mut gradients = end.backward()?;
             for (number, parameter) in [(2 * index + 1, bias), (2 * index, weight)] {
                 let gradient = gradients.remove(parameter);
-                ready(number, &gradient.ok_or_else(|| candle_core::Error::msg("a parameter without a gradient"))?)?;
+                ready(number, gradient.ok_or_else(|| candle_core::Error::msg("a parameter without a gradient"))?)?;
             }
             if let (Some(output), Some(slope)) = (outputs.pop(), gradients.remove(&inputs[index])) {
                 end = (output * slope)?.sum_all()?;

@@ -1,11 +1,11 @@
 //! The training loop of one rank.
 
 use candle_core::{Device, Result, Tensor, Var};
-use collectives::train::DataParallel;
+use collectives::train::{Averaged, DataParallel, Flat};
 use collectives::{Buffer, Communicator, ReduceOp};
 use training_common::{Averaging, Options, Outcome, Report, Spirals};
 
-use crate::collective::{Call, Read, on_memory_of};
+use crate::collective::{Call, Read, failed, into_elements, on_memory_of};
 use crate::model::Network;
 
 /// Trains on this rank's share of every batch.
@@ -53,7 +53,26 @@ enum Step<'comm> {
     EachParameter(&'comm Communicator),
 }
 
-/// Hands a gradient to its bucket.
+/// Hands a gradient over: in host memory it is moved, on a device copied into its bucket.
+fn hand_over(model: &mut DataParallel<'_>, number: usize, gradient: Tensor) -> Result<()> {
+    if gradient.device().is_cpu() {
+        return model.give(number, into_elements(gradient)?).map_err(failed);
+    }
+    on_memory_of(&gradient, Ready(model, number))
+}
+
+/// The mean gradient of a parameter, which `means` has no longer then.
+fn mean_of(means: &mut Averaged<'_, '_>, number: usize, parameter: &Var) -> Result<Tensor> {
+    if parameter.device().is_cpu() {
+        let mean = means.take::<f32>(number).and_then(Flat::into_vec).map_err(failed)?;
+        return Tensor::from_vec(mean, parameter.shape(), parameter.device());
+    }
+    let mean = parameter.zeros_like()?;
+    mean.inplace_op1(&Call::Mean(means, number))?;
+    Ok(mean)
+}
+
+/// Copies a gradient into its bucket.
 struct Ready<'a, 'comm>(&'a mut DataParallel<'comm>, usize);
 
 impl Read for Ready<'_, '_> {
@@ -72,19 +91,17 @@ impl<'comm> Step<'comm> {
     fn run(&mut self, network: &Network, points: &Tensor, classes: &Tensor, rate: f64) -> anyhow::Result<f32> {
         match self {
             Self::Buckets(model) => {
-                let loss = network.step(points, classes, |number, gradient| on_memory_of(gradient, Ready(model, number)))?;
-                let means = model.finish()?;
+                let loss = network.step(points, classes, |number, gradient| hand_over(model, number, gradient))?;
+                let mut means = model.finish()?;
                 for (number, parameter) in network.parameters().enumerate() {
-                    let mean = parameter.zeros_like()?;
-                    mean.inplace_op1(&Call::Mean(&means, number))?;
-                    descend(parameter, &mean, rate)?;
+                    descend(parameter, &mean_of(&mut means, number, parameter)?, rate)?;
                 }
                 Ok(loss)
             }
             Self::EachParameter(comm) => {
                 let mut gradients = Vec::new();
                 let loss = network.step(points, classes, |number, gradient| {
-                    gradients.push((number, gradient.clone()));
+                    gradients.push((number, gradient));
                     Ok(())
                 })?;
                 gradients.sort_by_key(|(number, _)| *number);
