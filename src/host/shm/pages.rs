@@ -50,6 +50,8 @@ impl Pages {
         unsafe {
             rustix::mm::mmap(pages.at(0).cast(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED, file, 0)?
         };
+        #[cfg(one_mapping)]
+        let pages = one_mapping::known(file, pages)?;
         Ok(pages)
     }
 
@@ -110,8 +112,62 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        #[cfg(one_mapping)]
+        if !one_mapping::is_last(self) {
+            return;
+        }
         // SAFETY: mapped by `reserve` with this length; pointers into it belong to holders of this value.
         let _ = unsafe { rustix::mm::munmap(self.reserved.as_ptr().cast(), self.reserved_bytes) };
+    }
+}
+
+/// For the thread sanitizer, which takes two mappings for different memory: ranks that are threads of one process get one between them, so
+/// that it sees what they do to it (`tests/sanitize`).
+#[cfg(one_mapping)]
+mod one_mapping {
+    use std::sync::{Mutex, PoisonError};
+
+    use super::*;
+
+    /// A file by its device and inode, its one mapping, and how many have that.
+    struct Mapped {
+        file: (u64, u64),
+        reserved: NonNull<u8>,
+        base: NonNull<u8>,
+        holders: usize,
+    }
+
+    // SAFETY: addresses, which belong to no thread.
+    unsafe impl Send for Mapped {}
+
+    static MAPPED: Mutex<Vec<Mapped>> = Mutex::new(Vec::new());
+
+    /// What this process has of the file already, or else these pages.
+    pub(super) fn known(file: BorrowedFd<'_>, mut pages: Pages) -> io::Result<Pages> {
+        let status = rustix::fs::fstat(file)?;
+        let file = (status.st_dev, status.st_ino);
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(known) = mapped.iter_mut().find(|known| known.file == file) else {
+            mapped.push(Mapped { file, reserved: pages.reserved, base: pages.base, holders: 1 });
+            return Ok(pages);
+        };
+        known.holders += 1;
+        // SAFETY: mapped a moment ago, and not handed out.
+        unsafe { rustix::mm::munmap(pages.reserved.as_ptr().cast(), pages.reserved_bytes)? };
+        (pages.reserved, pages.base) = (known.reserved, known.base);
+        Ok(pages)
+    }
+
+    /// Counts a holder out; whether nobody else has these pages.
+    pub(super) fn is_last(pages: &Pages) -> bool {
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = mapped.iter().position(|known| known.reserved == pages.reserved) else { return true };
+        mapped[at].holders -= 1;
+        let is_last = mapped[at].holders == 0;
+        if is_last {
+            mapped.swap_remove(at);
+        }
+        is_last
     }
 }
 

@@ -7,31 +7,25 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
 
 use super::control::{Control, Member};
 use super::flags::Flag;
 use super::layout::Layout;
+use super::pages::Pages;
 use super::presence::Presence;
 use crate::host::notice::Notice;
 
 /// One rank's mapping of the region, its lock on it, and where everything lies.
 pub(super) struct Region {
-    base: NonNull<u8>,
+    pages: Pages,
     layout: Layout,
     /// This rank's local index.
     me: usize,
     presence: Presence,
 }
-
-// SAFETY: the mapping belongs to the value and no thread; what is reached through `&Region` in safe code is atomics alone.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
 
 /// The seals of all memory that ranks share: its size stays what it is.
 pub(super) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -69,18 +63,9 @@ impl Region {
     /// Maps the file, takes the lock of rank `me` and enters it.
     pub(super) fn enter(file: OwnedFd, layout: Layout, me: usize) -> io::Result<Self> {
         check(file.as_fd(), &layout)?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice; the file is as long as the mapping (checked) and
-        // cannot shrink (sealed, checked).
-        let base =
-            unsafe { rustix::mm::mmap(ptr::null_mut(), layout.bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)? };
-        let unmap = |error| {
-            // SAFETY: mapped above with this length; nothing refers to it yet.
-            let _ = unsafe { rustix::mm::munmap(base, layout.bytes) };
-            error
-        };
-        let base_pointer = NonNull::new(base.cast::<u8>()).ok_or_else(|| unmap(io::Error::other("mapped at address zero")))?;
-        let presence = Presence::claim(file, me).map_err(unmap)?;
-        let region = Self { base: base_pointer, layout, me, presence };
+        let pages = Pages::of_file(file.as_fd(), layout.bytes, rustix::param::page_size())?;
+        let presence = Presence::claim(file, me)?;
+        let region = Self { pages, layout, me, presence };
         let processors = rustix::thread::sched_getaffinity(None).ok();
         let available = std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
         region.member(me).enter(std::process::id(), region.presence.is_locked(), available, processors.as_ref());
@@ -102,8 +87,7 @@ impl Region {
     #[inline]
     pub(super) fn at(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset < self.layout.bytes);
-        // SAFETY: the layout's offsets are less than the mapping's length.
-        unsafe { self.base.as_ptr().add(offset) }
+        self.pages.at(offset)
     }
 
     /// The group's shared words.
@@ -111,7 +95,7 @@ impl Region {
     pub(super) fn control(&self) -> &Control {
         // SAFETY: the layout puts it at the start, page-aligned; it consists of atomics, valid for any bytes, and lives as
         // long as the mapping.
-        unsafe { self.base.cast().as_ref() }
+        unsafe { self.pages.base().cast().as_ref() }
     }
 
     /// What a rank says of itself.
@@ -158,13 +142,6 @@ impl Region {
     /// Sleeps until woken, at most for `limit`, unless `done` holds once the sleep has been announced.
     pub(super) fn sleep(&self, limit: Duration, done: impl FnOnce() -> bool) {
         self.control().sleep(limit, done);
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `enter` with this length; every reference and pointer into it belongs to a holder of this value.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.layout.bytes) };
     }
 }
 
