@@ -48,7 +48,7 @@ pub(super) fn plan(parameters: &[Parameter], caps: Caps, multiple: usize) -> Res
         let len = checked_len(index, parameter)?;
         let dtype = parameter.dtype;
         let slot = |start: usize| Slot { parameter: index, shape: parameter.shape.clone(), range: start..start + len };
-        if len > 0 && len * dtype.size_bytes() >= caps.own {
+        if len > 0 && len.saturating_mul(dtype.size_bytes()) >= caps.own {
             alone.push((dtype, vec![slot(0)]));
             continue;
         }
