@@ -20,7 +20,7 @@ pub fn train(comm: &Communicator, options: &Options) -> anyhow::Result<Outcome> 
     let network = Network::new(&options.layers(), 1 + 1000 * comm.rank() as u64, &device)?;
     network.parameters().try_for_each(|parameter| parameter.inplace_op1(&Call::Broadcast(comm, 0)))?;
     let mut step = match options.averaging {
-        Averaging::Buckets => Step::buckets(comm, options)?,
+        Averaging::Buckets => Step::buckets(comm, options, &device)?,
         Averaging::EachParameter => Step::EachParameter(comm),
     };
     let mut report = Report::new(comm, options);
@@ -38,7 +38,8 @@ pub fn train(comm: &Communicator, options: &Options) -> anyhow::Result<Outcome> 
 fn device_of(comm: &Communicator) -> Result<Device> {
     #[cfg(feature = "cuda")]
     if let Some(device) = comm.device() {
-        return Device::new_cuda(device.ordinal());
+        // A stream of its own: cudarc orders what happens on it with what happens on the communicator's.
+        return Device::new_cuda_with_stream(device.ordinal());
     }
     #[cfg(not(feature = "cuda"))]
     let _ = comm;
@@ -82,9 +83,15 @@ impl Read for Ready<'_, '_> {
 }
 
 impl<'comm> Step<'comm> {
-    fn buckets(comm: &'comm Communicator, options: &Options) -> anyhow::Result<Self> {
+    /// The buckets, where the gradients are: on a GPU they are copied and used on the stream on which candle works.
+    fn buckets(comm: &'comm Communicator, options: &Options, device: &Device) -> anyhow::Result<Self> {
         let parameters = options.parameters(|inputs, outputs| [inputs, outputs]);
-        Ok(Self::Buckets(Box::new(DataParallel::new(comm, parameters, options.buckets())?)))
+        let model = match device {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => DataParallel::on_device(comm, &device.cuda_stream(), parameters, options.buckets())?,
+            _ => DataParallel::new(comm, parameters, options.buckets())?,
+        };
+        Ok(Self::Buckets(Box::new(model)))
     }
 
     /// One step of gradient descent; this rank's loss.

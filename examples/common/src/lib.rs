@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use collectives::train::Parameter;
-use collectives::{Communicator, Transport};
+use collectives::{Builder, Communicator, Transport};
 
 pub use report::{Outcome, Report, print_once};
 pub use spirals::Spirals;
@@ -43,6 +43,10 @@ pub struct Options {
     /// Print figures every so many steps; 0: at the end only
     #[arg(long, default_value_t = 50)]
     pub every: usize,
+    /// Train on GPUs, one for each rank of a host
+    #[cfg(feature = "cuda")]
+    #[arg(long)]
+    pub gpu: bool,
     /// How the threads of `--ranks` talk
     #[arg(long, value_enum, default_value_t = Over::Shm)]
     pub transport: Over,
@@ -80,7 +84,7 @@ impl Options {
     /// Those of `train`, and what keeps ranks from meeting.
     pub fn run<R: Send>(&self, train: impl Fn(&Communicator) -> anyhow::Result<R> + Sync) -> anyhow::Result<Vec<R>> {
         let Some(ranks) = self.ranks else {
-            let comm = Communicator::from_env().context("joining the launcher's job; or say --ranks N")?;
+            let comm = self.builder().from_env().context("joining the launcher's job; or say --ranks N")?;
             let result = train(&comm)?;
             comm.close()?;
             return Ok(vec![result]);
@@ -89,13 +93,23 @@ impl Options {
             Over::Shm => Transport::Auto,
             Over::Tcp => Transport::Tcp,
         };
-        let communicators = Communicator::builder().transport(transport).local(ranks.get())?;
+        let communicators = self.builder().transport(transport).local(ranks.get())?;
         std::thread::scope(|scope| {
             let train = &train;
             let rank = |comm: Communicator| scope.spawn(move || train(&comm).and_then(|result| Ok(comm.close().map(|()| result)?)));
             let threads: Vec<_> = communicators.into_iter().map(rank).collect();
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a rank panicked")))).collect()
         })
+    }
+
+    /// What a communicator is made with: on GPUs, where they are asked for, or not at all.
+    fn builder(&self) -> Builder {
+        let builder = Communicator::builder();
+        #[cfg(feature = "cuda")]
+        if self.gpu {
+            return builder.require_device(collectives::DeviceChoice::Local);
+        }
+        builder
     }
 
     /// This rank's share of a step's samples: from, to.
