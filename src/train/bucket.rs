@@ -7,6 +7,7 @@ use super::flat::Flat;
 use super::float::Float;
 use super::hook::{Hook, Progress};
 use super::layout::BucketLayout;
+use super::squares::Squares;
 use crate::buffer::{Buffer as _, Memory};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -32,8 +33,8 @@ pub(super) trait AnyBucket: Any {
     /// Moves the hook on; whether it is done.
     fn advance(&mut self, comm: &Communicator) -> Result<bool>;
 
-    /// The sum of the squares of the elements in `range`.
-    fn sum_of_squares(&self, range: Range<usize>) -> Result<f64>;
+    /// Adds up the squares of the elements in `range`.
+    fn add_squares(&self, range: Range<usize>, sums: &mut Squares) -> Result<()>;
 
     /// Multiplies the elements in `range`.
     fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()>;
@@ -112,8 +113,8 @@ impl<T: Float> AnyBucket for Bucket<T> {
         Ok(self.flat.is_some())
     }
 
-    fn sum_of_squares(&self, range: Range<usize>) -> Result<f64> {
-        self.flat()?.sum_of_squares(range)
+    fn add_squares(&self, range: Range<usize>, sums: &mut Squares) -> Result<()> {
+        self.flat()?.add_squares(range, sums)
     }
 
     fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()> {

@@ -21,6 +21,7 @@ mod outcome;
 mod parameter;
 mod power_sgd;
 mod sharded;
+mod squares;
 
 pub use averaged::Averaged;
 pub use compress::Compress;

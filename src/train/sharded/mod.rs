@@ -1,6 +1,7 @@
 //! An optimiser whose state is dealt out over the ranks (ZeRO, stage 1).
 
 mod shards;
+mod values;
 
 use std::any::Any;
 use std::fmt;
@@ -14,12 +15,15 @@ use super::flat::{Flat, Place};
 use super::float::Float;
 use super::hook::{Hook, Pending, Progress};
 use super::layout::BucketLayout;
+use super::outcome::everywhere;
 use super::parameter::Parameter;
 use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::communicator::Communicator;
 use crate::element::DType;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
+
+use values::Values;
 
 pub use shards::{Shard, Shards, Updated};
 
@@ -65,7 +69,7 @@ pub use shards::{Shard, Shards, Updated};
 ///
 /// **Traffic**: as an all-reduce of the gradients. State is saved and loaded by the caller, by share: another world size has other shares.
 ///
-/// On the host only.
+/// On devices too: [`on_device`](Self::on_device).
 #[doc(alias = "ZeroRedundancyOptimizer")]
 pub struct ShardedOptimizer<'comm> {
     buckets: Buckets<'comm>,
@@ -77,7 +81,7 @@ pub struct ShardedOptimizer<'comm> {
 
 /// This rank's share of a bucket's parameters.
 struct Master<T: Float> {
-    values: Vec<T>,
+    values: Values<T>,
     /// The bucket, while all shares are gathered.
     gathering: Pending<Flat<T>>,
 }
@@ -111,8 +115,7 @@ impl MakeHook for Scatter {
 
 impl<T: Float> Hook<T> for ReduceScatter<T> {
     fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()> {
-        let alone = comm.world_size() == 1 && !matches!(self.op, ReduceOp::PreMulSum(_));
-        self.pending = if alone { Pending::Ended(gradients) } else { Pending::Going(comm.start_reduce_scatter(gradients, self.op)?) };
+        self.pending = gradients.reduce_scatter(comm, self.op)?;
         Ok(())
     }
 
@@ -134,12 +137,64 @@ impl<'comm> ShardedOptimizer<'comm> {
     ///
     /// As there.
     pub fn new(comm: &'comm Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
-        fn master<T: Float>(len: usize) -> Box<dyn Any> {
-            Box::new(Master { values: vec![T::default(); len], gathering: Pending::Idle })
+        Self::in_place(comm, "ShardedOptimizer::new", &Place::Host, parameters, &options)
+    }
+
+    /// As [`new`](Self::new), with buckets and shares on the stream's device, as
+    /// [`DataParallel::on_device`](super::DataParallel::on_device) has them: parameters and gradients are handed in as device buffers,
+    /// [`Shard::device_values`] lends device slices to the optimiser, and [`Updated::device_parameter`] gives one. Neither
+    /// [`reduce`](Self::reduce) nor [`Shards::update`] waits for the device. Collective.
+    ///
+    /// ```no_run
+    /// # use collectives::train::{Options, Parameter, ShardedOptimizer};
+    /// # use collectives::{Communicator, DeviceChoice};
+    /// # fn step(_: &mut cudarc::driver::CudaViewMut<'_, f32>, _: &cudarc::driver::CudaView<'_, f32>) {}
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let comm = Communicator::builder().require_device(DeviceChoice::Local).from_env()?;
+    /// let stream = comm.device().expect("it was required").context().new_stream()?;
+    /// let parameters = vec![Parameter::new::<f32>("weight", &[1000])];
+    /// let mut model = ShardedOptimizer::on_device(&comm, &stream, parameters, Options::default())?;
+    /// let (mut weight, gradient) = (stream.alloc_zeros::<f32>(1000)?, stream.alloc_zeros::<f32>(1000)?);
+    /// model.broadcast(0, &mut weight, 0)?;
+    /// model.ready(0, &gradient)?;
+    /// let updated = model.reduce()?.update(|shard| {
+    ///     let (mut parameters, gradients) = shard.device_values::<f32>()?;
+    ///     step(&mut parameters, &gradients); // a kernel of yours, on `stream`
+    ///     Ok(())
+    /// })?;
+    /// updated.copy_to(0, &mut weight)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`DataParallel::on_device`](super::DataParallel::on_device).
+    #[cfg(feature = "cuda")]
+    pub fn on_device(
+        comm: &'comm Communicator,
+        stream: &std::sync::Arc<cudarc::driver::CudaStream>,
+        parameters: Vec<Parameter>,
+        options: Options,
+    ) -> Result<Self> {
+        let place = Place::Device(std::sync::Arc::clone(stream));
+        Self::in_place(comm, "ShardedOptimizer::on_device", &place, parameters, &options)
+    }
+
+    fn in_place(
+        comm: &'comm Communicator,
+        what: &'static str,
+        place: &Place,
+        parameters: Vec<Parameter>,
+        options: &Options,
+    ) -> Result<Self> {
+        fn master<T: Float>(place: &Place, len: usize) -> Result<Box<dyn Any>> {
+            let values = Values::<T>::in_place(place, len)?;
+            Ok(Box::new(Master { values, gathering: Pending::Idle }))
         }
-        let hooks = Scatter(options.op);
-        let buckets = Buckets::new(comm, "ShardedOptimizer::new", parameters, &options, (&Place::Host, comm.world_size()), &hooks)?;
-        let masters = buckets.layouts().map(|layout| by_type!(layout.dtype, master::<_>(own_range(comm, layout).len()))).collect();
+        let buckets = Buckets::new(comm, what, parameters, options, (place, comm.world_size()), &Scatter(options.op))?;
+        let masters = buckets.layouts().map(|layout| by_type!(layout.dtype, master::<_>(place, own_range(comm, layout).len())));
+        let masters = everywhere(comm, what, masters.collect())?;
         let loaded = vec![false; buckets.len()];
         Ok(Self { buckets, masters, loaded })
     }
@@ -164,6 +219,7 @@ impl<'comm> ShardedOptimizer<'comm> {
     where
         B: BufferMut<Element: Float> + ?Sized,
     {
+        self.check_load("broadcast", parameter, &Buffer::memory(values))?;
         self.buckets.broadcast(parameter, values, root)?;
         self.load(parameter, values)
     }
@@ -177,18 +233,25 @@ impl<'comm> ShardedOptimizer<'comm> {
     where
         B: Buffer<Element: Float> + ?Sized,
     {
-        let values = host(values.memory())?;
-        self.buckets.fitting::<B::Element>("load", parameter, values.len())?;
+        let values = values.memory();
+        self.check_load("load", parameter, &values)?;
         let (bucket, slot) = self.buckets.place(parameter);
         let layout = &self.buckets.typed::<B::Element>(bucket)?.layout;
         let (own, slot) = (own_range(self.buckets.comm(), layout), layout.slots[slot].range.clone());
         let (start, end) = (own.start.max(slot.start), own.end.min(slot.end));
         if start < end {
-            let master = master_mut::<B::Element>(&mut self.masters[bucket])?;
-            master.values[start - own.start..end - own.start].copy_from_slice(&values[start - slot.start..end - slot.start]);
+            let values_of = &mut master_mut::<B::Element>(&mut self.masters[bucket])?.values;
+            values_of.put(start - own.start..end - own.start, values, start - slot.start)?;
         }
         self.loaded[parameter] = true;
         Ok(())
+    }
+
+    /// Refuses values of another length, type or place than the parameter's.
+    fn check_load<T: Float>(&mut self, call: &'static str, parameter: usize, values: &Memory<'_, T>) -> Result<()> {
+        self.buckets.fitting::<T>(call, parameter, values.len())?;
+        let (bucket, _) = self.buckets.place(parameter);
+        master_mut::<T>(&mut self.masters[bucket])?.values.check_put(values)
     }
 
     /// As [`DataParallel::accumulate`](super::DataParallel::accumulate).
@@ -229,15 +292,6 @@ impl<'comm> ShardedOptimizer<'comm> {
         }
         self.buckets.finish("reduce")?;
         Ok(Shards { optimizer: self })
-    }
-}
-
-/// Values in host memory.
-fn host<T>(memory: Memory<'_, T>) -> Result<&[T]> {
-    match memory {
-        Memory::Host(values) => Ok(values),
-        #[cfg(feature = "cuda")]
-        Memory::Device(_) => Err(Error::unsupported("a ShardedOptimizer of parameters on a device", "copy them to the host")),
     }
 }
 

@@ -4,8 +4,12 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 
+#[cfg(feature = "cuda")]
+use cudarc::driver::{CudaView, CudaViewMut};
 use half::{bf16, f16};
 
+#[cfg(feature = "cuda")]
+use super::values::Values;
 use super::{Master, ShardedOptimizer, by_type, master_mut, own_range};
 use crate::buffer::BufferMut;
 use crate::element::DType;
@@ -16,7 +20,6 @@ use crate::train::bucket::Bucket;
 use crate::train::buckets::Buckets;
 use crate::train::flat::Flat;
 use crate::train::float::Float;
-use crate::train::hook::Pending;
 use crate::train::layout::BucketLayout;
 
 /// This rank's shares of a step's averaged gradients; see [`ShardedOptimizer::reduce`].
@@ -48,16 +51,34 @@ impl Shard<'_> {
         let reason = || Error::argument("values", format!("bucket {} holds elements of {}", self.bucket, self.layout.dtype));
         let gradients = self.gradients.downcast_ref::<Flat<T>>().ok_or_else(reason)?;
         let master = self.master.downcast_mut::<Master<T>>().ok_or_else(reason)?;
-        Ok((&mut master.values, &gradients.host()?[self.range.clone()]))
+        Ok((master.values.host_mut()?, &gradients.host()?[self.range.clone()]))
+    }
+
+    /// The parameters, and the averaged gradients for them, where they are on a device. To be used on the optimiser's stream, or ordered by
+    /// events of cudarc's; once `update` returns they are taken back.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where `T` is not the bucket's type, or it is in host memory.
+    #[cfg(feature = "cuda")]
+    pub fn device_values<T: Float>(&mut self) -> Result<(CudaViewMut<'_, T>, CudaView<'_, T>)> {
+        let reason = || Error::argument("device_values", format!("bucket {} holds elements of {}", self.bucket, self.layout.dtype));
+        let gradients = self.gradients.downcast_ref::<Flat<T>>().ok_or_else(reason)?;
+        let master = self.master.downcast_mut::<Master<T>>().ok_or_else(reason)?;
+        let on_host = || Error::argument("device_values", "the parameters are in host memory: use `values`");
+        let Values::Device(values) = &mut master.values else { return Err(on_host()) };
+        Ok((values.slice.as_view_mut(), gradients.device_view(self.range.clone()).ok_or_else(on_host)?))
     }
 }
 
 impl<'a, 'comm> Shards<'a, 'comm> {
-    /// As [`Averaged::clip_norm`](super::Averaged::clip_norm), of all ranks' shares together. Collective: one all-reduce of one number.
+    /// As [`Averaged::clip_norm`](crate::train::Averaged::clip_norm), of all ranks' shares together. Collective: one all-reduce of one
+    /// number, on the host. On a device it waits for this rank's sum first.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a limit that is not a positive number, and those of collectives.
+    /// `InvalidArgument` for a limit that is not a positive number, and those of collectives and of
+    /// [`Averaged::norm`](crate::train::Averaged::norm).
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
         let factor = clipping(limit)?;
         let buckets = &mut self.optimizer.buckets;
@@ -109,9 +130,8 @@ fn update_one<T: Float>(
     update(&mut Shard { bucket: index, layout: &bucket.layout, range: range.clone(), master: &mut **master, gradients })?;
     let master = master_mut::<T>(master)?;
     let mut flat = bucket.take_flat()?;
-    flat.host_mut()?[range].copy_from_slice(&master.values);
-    let alone = comm.world_size() == 1 || bucket.layout.len == 0;
-    master.gathering = if alone { Pending::Ended(flat) } else { Pending::Going(comm.start_all_gather(flat)?) };
+    flat.put(range, master.values.memory(), false)?;
+    master.gathering = flat.all_gather(comm)?;
     Ok(())
 }
 
@@ -136,6 +156,17 @@ impl Updated<'_, '_> {
     pub fn parameter<T: Float>(&self, parameter: usize) -> Result<&[T]> {
         let (flat, range) = self.buckets.slot::<T>("parameter", parameter)?;
         Ok(&flat.host()?[range])
+    }
+
+    /// A parameter's values, where they are on a device.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such parameter, `T` is not its type, or it is in host memory.
+    #[cfg(feature = "cuda")]
+    pub fn device_parameter<T: Float>(&self, parameter: usize) -> Result<CudaView<'_, T>> {
+        let (flat, range) = self.buckets.slot::<T>("device_parameter", parameter)?;
+        flat.device_view(range).ok_or_else(|| Error::argument("device_parameter", "it is in host memory: use `parameter`"))
     }
 
     /// Copies a parameter's values to a buffer of its type and length.
