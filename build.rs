@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-const FAMILIES: [&str; 5] = ["bits", "average", "sum", "premul", "check"];
+const FAMILIES: [&str; 6] = ["bits", "average", "sum", "premul", "train", "check"];
 /// The ends of the images' names, and the architectures that they are for.
 const TARGETS: [(&str, &str); 2] = [("sm70", "compute_70"), ("sm80", "compute_80")];
 const NVCC: &str = "COLLECTIVES_NVCC";

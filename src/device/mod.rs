@@ -19,6 +19,7 @@ mod watchdog;
 pub(crate) use comm::{NcclComm, Setup, unique_id};
 pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, is_capturing, is_complete, of, open};
 pub(crate) use job::{Job, Message, Reduction};
+pub(crate) use kernels::{Kernels, MOST_PARTIALS};
 pub(crate) use lookout::Lookout;
 pub use memory::{NcclBuffer, Registration, Window};
 pub(crate) use nccl::library;

@@ -7,6 +7,7 @@ use super::flat::Flat;
 use super::float::Float;
 use super::hook::{Hook, Progress};
 use super::layout::BucketLayout;
+use super::squares::Squares;
 use crate::buffer::{Buffer as _, Memory};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -34,8 +35,8 @@ pub(super) trait AnyBucket: Any {
     /// Moves the hook on; whether it is done.
     fn advance(&mut self, comm: &Communicator) -> Result<bool>;
 
-    /// The sum of the squares of the elements in `range`.
-    fn sum_of_squares(&self, range: Range<usize>) -> Result<f64>;
+    /// Adds up the squares of the elements in `range`.
+    fn add_squares(&self, range: Range<usize>, sums: &mut Squares) -> Result<()>;
 
     /// Multiplies the elements in `range`.
     fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()>;
@@ -81,8 +82,8 @@ impl<T: Float> Bucket<T> {
     }
 
     /// Refuses what [`put`](Self::put) cannot reach.
-    pub(super) fn check_put(&self, gradient: &Memory<'_, T>, add: bool) -> Result<()> {
-        self.own.as_ref().or(self.flat.as_ref()).ok_or_else(lost)?.check_put(gradient, add)
+    pub(super) fn check_put(&self, gradient: &Memory<'_, T>) -> Result<()> {
+        self.own.as_ref().or(self.flat.as_ref()).ok_or_else(lost)?.check_put(gradient)
     }
 
     /// Puts a gradient of the right length into its slot, or adds it to what is there.
@@ -145,8 +146,8 @@ impl<T: Float> AnyBucket for Bucket<T> {
         Ok(self.flat.is_some())
     }
 
-    fn sum_of_squares(&self, range: Range<usize>) -> Result<f64> {
-        self.flat()?.sum_of_squares(range)
+    fn add_squares(&self, range: Range<usize>, sums: &mut Squares) -> Result<()> {
+        self.flat()?.add_squares(range, sums)
     }
 
     fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()> {

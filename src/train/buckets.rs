@@ -13,6 +13,7 @@ use super::hook::{Hook, Pending, weight};
 use super::layout::{BucketLayout, plan};
 use super::outcome::everywhere;
 use super::parameter::{Parameter, agree};
+use super::squares::Squares;
 use super::{Missing, Options};
 use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::communicator::Communicator;
@@ -205,7 +206,7 @@ impl<'comm> Buckets<'comm> {
             let reason = "its gradient was given already in this step; accumulate before it is ready, and finish the step first";
             return Err(Error::argument(call, format!("parameter {index} {parameter}: {reason}")));
         }
-        self.typed::<T>(bucket)?.check_put(gradient, stage == Stage::Accumulated)
+        self.typed::<T>(bucket)?.check_put(gradient)
     }
 
     /// Takes every parameter's gradient, the last first; none of them where one cannot be taken.
@@ -311,8 +312,9 @@ impl<'comm> Buckets<'comm> {
 
     /// The sum of the squares of a part of each bucket.
     pub(super) fn sum_of_squares(&self, part: impl Fn(&BucketLayout) -> Range<usize>) -> Result<f64> {
-        let squares = self.buckets.iter().map(|bucket| bucket.sum_of_squares(part(bucket.layout())));
-        squares.sum()
+        let mut sums = Squares::default();
+        self.buckets.iter().try_for_each(|bucket| bucket.add_squares(part(bucket.layout()), &mut sums))?;
+        sums.total(self.comm)
     }
 
     /// Multiplies a part of each bucket.
@@ -371,7 +373,8 @@ impl<'comm> Buckets<'comm> {
     /// Copies the root's parameter to every rank, where it lies. Collective.
     pub(super) fn broadcast<B: BufferMut + ?Sized>(&self, index: usize, values: &mut B, root: usize) -> Result<()> {
         self.fitting::<B::Element>("broadcast", index, Buffer::memory(values).len())?;
-        self.comm.broadcast(values, root)
+        // One rank alone needs no device plane.
+        if self.comm.world_size() == 1 && root == 0 { Ok(()) } else { self.comm.broadcast(values, root) }
     }
 }
 

@@ -1,15 +1,12 @@
 //! Gradients that travel as 16-bit floats.
 
-use super::flat::Flat;
+use super::flat::{Flat, Place};
 use super::float::Float;
 use super::hook::{Hook, Pending, Progress, not_started, weight};
 use super::layout::BucketLayout;
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::op::ReduceOp;
-
-/// How many elements are converted at a time: they stay in the nearest cache.
-const BLOCK: usize = 1024;
 
 /// A hook that sends gradients of type `T` as `C`s: half the bytes of `f32` with `f16` or `bf16`.
 ///
@@ -52,21 +49,36 @@ impl<T: Float, C: Float> Compress<T, C> {
     ///
     /// `Unsupported` for an op that does not add up, and those of [`Communicator::alloc`].
     pub fn new(comm: &Communicator, layout: &BucketLayout, op: ReduceOp) -> Result<Self> {
+        Self::in_place(comm, &Place::Host, layout, op)
+    }
+
+    /// For one bucket of a [`DataParallel::on_device`](super::DataParallel::on_device), with its stream. Conversions are queued there, by
+    /// kernels of the crate's, and give the same bits as on the host, but for those of NaNs; what sums NCCL makes of them is NCCL's. This
+    /// rank's own affair.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` for an op that does not add up, and those of [`Flat::on_device`].
+    #[cfg(feature = "cuda")]
+    pub fn on_device(
+        comm: &Communicator,
+        stream: &std::sync::Arc<cudarc::driver::CudaStream>,
+        layout: &BucketLayout,
+        op: ReduceOp,
+    ) -> Result<Self> {
+        Self::in_place(comm, &Place::Device(std::sync::Arc::clone(stream)), layout, op)
+    }
+
+    fn in_place(comm: &Communicator, place: &Place, layout: &BucketLayout, op: ReduceOp) -> Result<Self> {
         let weight = weight(op, comm.world_size())?;
-        Ok(Self { weight, wide: None, narrow: Some(Flat::new(comm, layout.len)?), pending: Pending::Idle })
+        Ok(Self { weight, wide: None, narrow: Some(Flat::in_place(comm, place, layout.len)?), pending: Pending::Idle })
     }
 }
 
 impl<T: Float, C: Float> Hook<T> for Compress<T, C> {
     fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()> {
         let mut narrow = self.narrow.take().ok_or_else(not_started)?;
-        let mut block = [0.0_f32; BLOCK];
-        for (wide, narrow) in gradients.host()?.chunks(BLOCK).zip(narrow.host_mut()?.chunks_mut(BLOCK)) {
-            let block = &mut block[..wide.len()];
-            T::widen(wide, block);
-            block.iter_mut().for_each(|x| *x = (f64::from(*x) * self.weight) as f32);
-            C::narrow(block, narrow);
-        }
+        narrow.convert_from(&gradients, self.weight)?;
         self.wide = Some(gradients);
         self.pending = narrow.all_reduce(comm, ReduceOp::Sum)?;
         Ok(())
@@ -75,12 +87,7 @@ impl<T: Float, C: Float> Hook<T> for Compress<T, C> {
     fn advance(&mut self, _comm: &Communicator) -> Result<Progress<T>> {
         let narrow = self.pending.wait()?;
         let mut wide = self.wide.take().ok_or_else(not_started)?;
-        let mut block = [0.0_f32; BLOCK];
-        for (narrow, wide) in narrow.host()?.chunks(BLOCK).zip(wide.host_mut()?.chunks_mut(BLOCK)) {
-            let block = &mut block[..wide.len()];
-            C::widen(narrow, block);
-            T::narrow(block, wide);
-        }
+        wide.convert_from(&narrow, 1.0)?;
         self.narrow = Some(narrow);
         Ok(Progress::Done(wide))
     }

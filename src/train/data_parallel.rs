@@ -90,7 +90,8 @@ impl<'comm> DataParallel<'comm> {
     /// ([`Device::stream`](crate::Device::stream), or that of [`Communicator::on`]) and run beside it, ordered by the buckets' events; so
     /// `finish` waits for no device. What [`Averaged`] gives is to be used on `stream`, or ordered by events of cudarc's.
     ///
-    /// Accumulating, clipping and the hooks of this crate work on host memory only: tensor libraries do the first two where gradients are.
+    /// Accumulating, norms and clipping are done there, by kernels of the crate's on `stream`. Of the hooks, [`Compress`](super::Compress)
+    /// has an `on_device` of its own, and [`PowerSgd`](super::PowerSgd) is for host memory.
     ///
     /// # Errors
     ///

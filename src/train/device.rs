@@ -1,23 +1,87 @@
-//! The flat buffer of a bucket on a device: copies are queued on the caller's stream, and reductions on the communicator's, beside it.
+//! The flat buffer of a bucket on a device: what the caller's gradients go through is queued on the caller's stream, and reductions on the
+//! communicator's, beside it.
 
-#![expect(unsafe_code, reason = "copies between addresses of the device")]
+#![expect(unsafe_code, reason = "copies between addresses of the device, and kernels that take them")]
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, DevicePtrMut, DeviceSlice, result};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, DevicePtrMut, DeviceSlice, DriverError, result};
 
 use super::float::Float;
-use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, Reading};
-use crate::buffer::{BufferMut as _, MemoryMut};
-use crate::device::cuda_error;
+use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead as _, Reading};
+use crate::buffer::{Buffer as _, BufferMut as _, Memory, MemoryMut};
+use crate::communicator::Communicator;
+use crate::deadline::Deadline;
+use crate::device::{self, Kernels, MOST_PARTIALS, cuda_error, is_complete};
 use crate::error::{Error, Result};
 
-/// Elements on a device, and the stream on which their owner works.
+/// How long our kernels are waited for before they would be unloaded.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A stream of the caller's, and our kernels on its device.
+#[derive(Debug)]
+pub(super) struct Workplace {
+    stream: Arc<CudaStream>,
+    /// Once they are needed.
+    kernels: OnceLock<Arc<Kernels>>,
+    /// Whether one of them was ever put on the stream.
+    launched: AtomicBool,
+}
+
+impl Workplace {
+    fn new(stream: &Arc<CudaStream>) -> Self {
+        Self { stream: Arc::clone(stream), kernels: OnceLock::new(), launched: AtomicBool::new(false) }
+    }
+
+    /// Our kernels.
+    fn loaded(&self) -> Result<&Arc<Kernels>> {
+        if let Some(kernels) = self.kernels.get() {
+            return Ok(kernels);
+        }
+        let refused = |reason| Error::NoDevice { call: "on_device".to_owned(), reason };
+        let kernels = Kernels::on(&device::of(self.stream.context()).map_err(refused)?)?;
+        Ok(self.kernels.get_or_init(|| kernels))
+    }
+
+    /// The same, to be put on the stream.
+    fn kernels(&self) -> Result<&Kernels> {
+        let kernels = self.loaded()?;
+        self.launched.store(true, Ordering::Relaxed);
+        Ok(kernels)
+    }
+
+    /// Whether the stream comes to where it is now before long.
+    fn is_done_soon(&self) -> bool {
+        let Ok(event) = self.stream.record_event(None) else { return false };
+        let deadline = Deadline::after(PATIENCE);
+        loop {
+            match is_complete(&event) {
+                Ok(false) if !deadline.has_passed() => std::thread::sleep(Duration::from_millis(1)),
+                // A context that is broken runs nothing any more.
+                outcome => return outcome.unwrap_or(true),
+            }
+        }
+    }
+}
+
+impl Drop for Workplace {
+    fn drop(&mut self) {
+        if *self.launched.get_mut() && !self.is_done_soon() {
+            // Kernels that may still run on a device that hangs are better lost than unloaded under it.
+            std::mem::forget(self.kernels.take());
+        }
+    }
+}
+
+/// Elements on a device, and where their owner works.
 #[derive(Debug)]
 pub(super) struct DeviceFlat<T> {
+    // First, for it goes before what used it may be waited for.
     pub(super) slice: CudaSlice<T>,
-    stream: Arc<CudaStream>,
+    place: Arc<Workplace>,
 }
 
 /// Refuses memory of another context than the stream's.
@@ -31,13 +95,40 @@ fn same_context(stream: &CudaStream, context: &Arc<CudaContext>) -> Result<()> {
 
 impl<T> From<CudaSlice<T>> for DeviceFlat<T> {
     fn from(slice: CudaSlice<T>) -> Self {
-        Self { stream: Arc::clone(slice.stream()), slice }
+        Self { place: Arc::new(Workplace::new(slice.stream())), slice }
     }
+}
+
+/// Refuses addresses that kernels cannot read.
+fn aligned<T>(address: u64) -> Result<()> {
+    match address % size_of::<T>() as u64 {
+        0 => Ok(()),
+        _ => Err(Error::argument(
+            "train",
+            format!("a gradient at {address:#x}: elements of {} bytes lie at multiples of that", size_of::<T>()),
+        )),
+    }
+}
+
+/// Does what reads `memory` on the stream, at its address: behind whoever wrote it, and before whoever writes or frees it later.
+fn reading<T>(stream: &CudaStream, memory: DeviceMemory<'_, T>, doing: &str, work: impl FnOnce(u64) -> Result<()>) -> Result<()> {
+    let failed = |error: DriverError| cuda_error(doing, error);
+    same_context(stream, memory.inner.context())?;
+    stream.context().bind_to_thread().map_err(failed)?;
+    let (from, guard) = memory.inner.read(stream);
+    let reading = Reading::of(memory.inner, &guard, stream);
+    stream.context().check_err().map_err(failed)?;
+    work(from)?;
+    drop(guard);
+    reading.map_or(Ok(()), |reading| reading.hold_owner(stream)).map_err(failed)
 }
 
 impl<T: Float> DeviceFlat<T> {
     /// `len` zeros.
     pub(super) fn new(stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
+        let place = Arc::new(Workplace::new(stream));
+        // Now, while it can be every rank's error.
+        place.loaded()?;
         let failed = |error| cuda_error(format!("allocating a bucket of {len} elements"), error);
         // A driver need not give memory of no bytes.
         let bytes = stream.alloc_zeros::<u8>((len * size_of::<T>()).max(1)).map_err(failed)?;
@@ -46,18 +137,18 @@ impl<T: Float> DeviceFlat<T> {
         // SAFETY: an allocation of at least that many bytes that nobody else owns any more, all of them zeros, which are a value of
         // every float type.
         let slice = unsafe { stream.upgrade_device_ptr(bytes.leak(), len) };
-        Ok(Self { slice, stream: Arc::clone(stream) })
+        Ok(Self { slice, place })
     }
 
     /// A slice of the caller's in this one's place: used on this one's stream.
     pub(super) fn replaced_by(&self, given: Self) -> Result<Self> {
-        same_context(&self.stream, given.slice.context())?;
-        Ok(Self { slice: given.slice, stream: Arc::clone(&self.stream) })
+        same_context(&self.place.stream, given.slice.context())?;
+        Ok(Self { slice: given.slice, place: Arc::clone(&self.place) })
     }
 
     /// A copy of the elements in a range.
     pub(super) fn copied(&self, range: Range<usize>) -> Result<Self> {
-        let mut copy = Self::new(&self.stream, range.len())?;
+        let mut copy = Self::new(&self.place.stream, range.len())?;
         if let MemoryMut::Device(destination) = copy.slice.memory_mut() {
             self.copy_to(range, destination)?;
         }
@@ -65,60 +156,137 @@ impl<T: Float> DeviceFlat<T> {
     }
 
     /// Where a range lies, once the stream waits for who uses it, and what is done with it there. Nothing where there is nothing in it.
-    fn at(&mut self, range: Range<usize>, work: impl FnOnce(u64, &CudaStream) -> Result<()>) -> Result<()> {
+    fn at(&mut self, range: Range<usize>, work: impl FnOnce(u64, &Workplace) -> Result<()>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
         }
-        let stream = Arc::clone(&self.stream);
+        let place = Arc::clone(&self.place);
         let outside = || Error::argument("train", format!("elements {range:?} of a bucket that ends before"));
         let mut view = self.slice.try_slice_mut(range.clone()).ok_or_else(outside)?;
-        stream.context().bind_to_thread().map_err(|error| cuda_error("using a bucket".to_owned(), error))?;
-        let (address, _recorded) = view.device_ptr_mut(&stream);
-        work(address, &stream)
+        place.stream.context().bind_to_thread().map_err(|error| cuda_error("using a bucket", error))?;
+        let (address, _recorded) = view.device_ptr_mut(&place.stream);
+        work(address, &place)
     }
 
-    /// Copies a gradient of as many elements in.
-    pub(super) fn put(&mut self, range: Range<usize>, gradient: DeviceMemory<'_, T>) -> Result<()> {
-        same_context(&self.stream, gradient.inner.context())?;
-        let bytes = range.len() * size_of::<T>();
-        let failed = |error| cuda_error("copying a gradient into its bucket".to_owned(), error);
-        self.at(range, |address, stream| {
-            let (from, guard) = gradient.inner.read(stream);
-            let reading = Reading::of(gradient.inner, &guard, stream);
-            stream.context().check_err().map_err(failed)?;
-            // SAFETY: both are memory of this context (checked) with that many bytes (the caller compares lengths), borrowed until their
-            // guards, which are dropped behind the copy, have made later users wait for it.
-            unsafe { result::memcpy_dtod_async(address, from, bytes, stream.cu_stream()) }.map_err(failed)?;
-            drop(guard);
-            reading.map_or(Ok(()), |reading| reading.hold_owner(stream)).map_err(failed)
+    /// Copies as many elements of a gradient in, from its `first` on; or adds them to what is there.
+    pub(super) fn put(&mut self, range: Range<usize>, gradient: DeviceMemory<'_, T>, first: usize, add: bool) -> Result<()> {
+        let count = range.len();
+        self.at(range, |into, place| {
+            let stream = &place.stream;
+            reading(stream, gradient, "putting a gradient into its bucket", |from| {
+                let from = from + (first * size_of::<T>()) as u64;
+                if add {
+                    aligned::<T>(from)?;
+                    // SAFETY: both are memory of this context (checked) with that many elements (the caller compares lengths), aligned
+                    // (checked; a bucket's slots are), apart, since one is borrowed to be written, and borrowed until later users wait
+                    // for the kernel.
+                    return unsafe { place.kernels()?.accumulate(T::ELEMENT_TYPE, into, from, count as u64, stream) };
+                }
+                // SAFETY: as above.
+                let copied = unsafe { result::memcpy_dtod_async(into, from, count * size_of::<T>(), stream.cu_stream()) };
+                copied.map_err(|error| cuda_error("copying a gradient into its bucket", error))
+            })
         })
     }
 
     /// Copies as many elements out.
     pub(super) fn copy_to(&self, range: Range<usize>, destination: DeviceMemoryMut<'_, T>) -> Result<()> {
         let Some(view) = self.view(range).filter(|view| !view.is_empty()) else { return Ok(()) };
-        same_context(&self.stream, destination.inner.context())?;
-        let failed = |error| cuda_error("copying a gradient out of its bucket".to_owned(), error);
-        self.stream.context().bind_to_thread().map_err(failed)?;
-        let (from, _read) = crate::buffer::device::DeviceRead::read(&view, &self.stream);
-        let (into, _written) = destination.inner.write(&self.stream);
-        self.stream.context().check_err().map_err(failed)?;
-        // SAFETY: as in `put`.
-        unsafe { result::memcpy_dtod_async(into, from, view.num_bytes(), self.stream.cu_stream()) }.map_err(failed)
+        let stream = &self.place.stream;
+        same_context(stream, destination.inner.context())?;
+        let failed = |error| cuda_error("copying a gradient out of its bucket", error);
+        stream.context().bind_to_thread().map_err(failed)?;
+        let (from, _read) = view.read(stream);
+        let (into, _written) = destination.inner.write(stream);
+        stream.context().check_err().map_err(failed)?;
+        // SAFETY: both are memory of this context (checked) with that many bytes (the caller compares lengths), borrowed until their
+        // guards, which are dropped behind the copy, have made later users wait for it.
+        unsafe { result::memcpy_dtod_async(into, from, view.num_bytes(), stream.cu_stream()) }.map_err(failed)
     }
 
     /// Makes elements zeros.
     pub(super) fn clear(&mut self, range: Range<usize>) -> Result<()> {
         let bytes = range.len() * size_of::<T>();
-        self.at(range, |address, stream| {
+        self.at(range, |address, place| {
             // SAFETY: memory of the slice with that many bytes; zeros are a value of every float type.
-            unsafe { result::memset_d8_async(address, 0, bytes, stream.cu_stream()) }
-                .map_err(|error| cuda_error("clearing a part of a bucket".to_owned(), error))
+            unsafe { result::memset_d8_async(address, 0, bytes, place.stream.cu_stream()) }
+                .map_err(|error| cuda_error("clearing a part of a bucket", error))
+        })
+    }
+
+    /// Multiplies elements, in `f64`, each product rounded once.
+    pub(super) fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()> {
+        let count = range.len() as u64;
+        self.at(range, |address, place| {
+            // SAFETY: memory of the slice with that many elements of its type, of which later users wait for the kernel.
+            unsafe { place.kernels()?.weigh(T::ELEMENT_TYPE, address, count, factor, &place.stream) }
+        })
+    }
+
+    /// Makes its elements of another's, as many: as `f32`, times the weight, as `f32`, as `T`.
+    pub(super) fn convert_from<F: Float>(&mut self, from: &DeviceFlat<F>, weight: f64) -> Result<()> {
+        let (len, Memory::Device(memory)) = (self.slice.len(), from.slice.memory()) else { return Ok(()) };
+        self.at(0..len, |into, place| {
+            let stream = &place.stream;
+            reading(stream, memory, "converting gradients", |from| {
+                let kernels = place.kernels()?;
+                // SAFETY: two slices of this context (checked) with that many elements of their types (the caller compares lengths),
+                // apart, since one is borrowed to be written; later users wait for the kernel.
+                unsafe { kernels.convert((F::ELEMENT_TYPE, from), (T::ELEMENT_TYPE, into), len as u64, weight, stream) }
+            })
+        })
+    }
+
+    /// Adds up the squares of the elements in a range.
+    pub(super) fn add_squares(&self, range: Range<usize>, sums: &mut Option<DeviceSquares>) -> Result<()> {
+        let Some(view) = self.view(range).filter(|view| !view.is_empty()) else { return Ok(()) };
+        let Memory::Device(memory) = view.memory() else { return Ok(()) };
+        let sums = match sums {
+            Some(sums) => sums,
+            None => sums.insert(DeviceSquares::new(&self.place)?),
+        };
+        let stream = &self.place.stream;
+        reading(stream, memory, "adding up squares", |data| {
+            let (partials, _written) = sums.numbers.device_ptr_mut(stream);
+            let total = partials + (MOST_PARTIALS * size_of::<f64>()) as u64;
+            // SAFETY: the range's elements, and a slice of as many numbers as there are partial sums at most, and one: all of this context,
+            // and later users wait for the kernels.
+            unsafe { self.place.kernels()?.add_squares(T::ELEMENT_TYPE, (data, view.len() as u64), partials, total, stream) }
         })
     }
 
     /// The elements in a range.
     pub(super) fn view(&self, range: Range<usize>) -> Option<CudaView<'_, T>> {
         self.slice.try_slice(range)
+    }
+}
+
+/// A sum of squares on a device.
+#[derive(Debug)]
+pub(super) struct DeviceSquares {
+    /// Partial sums, then the total.
+    numbers: CudaSlice<f64>,
+    place: Arc<Workplace>,
+}
+
+impl DeviceSquares {
+    fn new(place: &Arc<Workplace>) -> Result<Self> {
+        let numbers = place.stream.alloc_zeros(MOST_PARTIALS + 1).map_err(|error| cuda_error("allocating sums of squares", error))?;
+        Ok(Self { numbers, place: Arc::clone(place) })
+    }
+
+    /// Waits for it, for at most the communicator's timeout.
+    pub(super) fn total(&self, comm: &Communicator) -> Result<f64> {
+        let failed = |error| cuda_error("fetching a sum of squares", error);
+        let stream = &self.place.stream;
+        // A copy to memory of the host's would wait for the stream without a limit.
+        match comm.device() {
+            Some(device) => device.wait_for(stream)?,
+            None => stream.synchronize().map_err(failed)?,
+        }
+        let mut total = [0.0];
+        stream.memcpy_dtoh(&self.numbers.slice(MOST_PARTIALS..), &mut total).map_err(failed)?;
+        stream.synchronize().map_err(failed)?;
+        Ok(total[0])
     }
 }

@@ -12,12 +12,14 @@ use super::device::DeviceFlat;
 use super::float::Float;
 use super::hook::Pending;
 use super::host::HostFlat;
+use super::squares::Squares;
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
 use crate::communicator::{Communicator, SharedBuffer};
-#[cfg(feature = "cuda")]
-use crate::error::Error;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::op::ReduceOp;
+
+/// How many elements are converted at a time: they stay in the nearest cache.
+const BLOCK: usize = 1024;
 
 /// Where buckets lie.
 #[derive(Debug, Clone)]
@@ -45,15 +47,16 @@ enum Elements<T: Float> {
     Device(DeviceFlat<T>),
 }
 
-/// What is done on the host alone.
+/// What a slice of the host's cannot show.
 #[cfg(feature = "cuda")]
-fn host_only(what: &str) -> Error {
-    Error::unsupported(format!("{what} on a device"), "do it with your tensor library's kernels, on the gradients or on `device_gradient`")
+pub(super) fn on_device() -> Error {
+    let reason = "use device slices (`Flat::device`, `device_gradient`, `device_values`, `device_parameter`), or copy them with `copy_to`";
+    Error::unsupported("elements on a device as a slice of the host's", reason)
 }
 
 /// Buffers on the other side.
 #[cfg(feature = "cuda")]
-fn elsewhere(here: &str, there: &str) -> Error {
+pub(super) fn elsewhere(here: &str, there: &str) -> Error {
     Error::argument("train", format!("a buffer {there}, where the buckets are {here}"))
 }
 
@@ -73,9 +76,25 @@ fn reachable(comm: &Communicator, stream: &CudaStream) -> Result<()> {
 }
 
 impl<T: Float> Flat<T> {
-    /// `len` zeros in host memory. Collective.
-    pub(super) fn new(comm: &Communicator, len: usize) -> Result<Self> {
+    /// `len` zeros in host memory, for a hook that needs such a buffer beside the one it is given. Collective.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Communicator::alloc`].
+    pub fn new(comm: &Communicator, len: usize) -> Result<Self> {
         comm.alloc(len).map(Self::from)
+    }
+
+    /// `len` zeros on the stream's device, which is the communicator's. This rank's own affair.
+    ///
+    /// # Errors
+    ///
+    /// `NoDevice` where the communicator has none, `InvalidArgument` for a stream of another device or context than the communicator's, and
+    /// `Cuda`.
+    #[cfg(feature = "cuda")]
+    pub fn on_device(comm: &Communicator, stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
+        reachable(comm, stream)?;
+        DeviceFlat::new(stream, len).map(|flat| Self(Elements::Device(flat)))
     }
 
     /// `len` zeros in a place. Collective on the host; on a device this rank's own affair.
@@ -83,10 +102,7 @@ impl<T: Float> Flat<T> {
         match place {
             Place::Host => Self::new(comm, len),
             #[cfg(feature = "cuda")]
-            Place::Device(stream) => {
-                reachable(comm, stream)?;
-                DeviceFlat::new(stream, len).map(|flat| Self(Elements::Device(flat)))
-            }
+            Place::Device(stream) => Self::on_device(comm, stream, len),
         }
     }
 
@@ -99,7 +115,7 @@ impl<T: Float> Flat<T> {
         match &self.0 {
             Elements::Host(buffer) => Ok(buffer),
             #[cfg(feature = "cuda")]
-            Elements::Device(_) => Err(host_only("this")),
+            Elements::Device(_) => Err(on_device()),
         }
     }
 
@@ -112,7 +128,7 @@ impl<T: Float> Flat<T> {
         match &mut self.0 {
             Elements::Host(buffer) => Ok(buffer),
             #[cfg(feature = "cuda")]
-            Elements::Device(_) => Err(host_only("this")),
+            Elements::Device(_) => Err(on_device()),
         }
     }
 
@@ -144,7 +160,7 @@ impl<T: Float> Flat<T> {
         match self.0 {
             Elements::Host(buffer) => Ok(buffer.into_vec()),
             #[cfg(feature = "cuda")]
-            Elements::Device(_) => Err(host_only("this")),
+            Elements::Device(_) => Err(on_device()),
         }
     }
 
@@ -177,12 +193,9 @@ impl<T: Float> Flat<T> {
     }
 
     /// Refuses what [`put`](Self::put) cannot reach from here.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the host can add"))]
-    pub(super) fn check_put(&self, gradient: &Memory<'_, T>, add: bool) -> Result<()> {
+    pub(super) fn check_put(&self, gradient: &Memory<'_, T>) -> Result<()> {
         match (&self.0, gradient) {
             (Elements::Host(_), Memory::Host(_)) => {}
-            #[cfg(feature = "cuda")]
-            (Elements::Device(_), Memory::Device(_)) if add => return Err(host_only("accumulating gradients")),
             #[cfg(feature = "cuda")]
             (Elements::Device(_), Memory::Device(_)) => {}
             #[cfg(feature = "cuda")]
@@ -201,9 +214,7 @@ impl<T: Float> Flat<T> {
             }
             (Elements::Host(buffer), Memory::Host(gradient)) => buffer[range].copy_from_slice(gradient),
             #[cfg(feature = "cuda")]
-            (Elements::Device(_), Memory::Device(_)) if add => return Err(host_only("accumulating gradients")),
-            #[cfg(feature = "cuda")]
-            (Elements::Device(flat), Memory::Device(gradient)) => flat.put(range, gradient)?,
+            (Elements::Device(flat), Memory::Device(gradient)) => flat.put(range, gradient, 0, add)?,
             #[cfg(feature = "cuda")]
             (Elements::Host(_), Memory::Device(_)) => return Err(elsewhere("in host memory", "on a device")),
             #[cfg(feature = "cuda")]
@@ -248,19 +259,70 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// The sum of the squares of the elements in `range`, the same on every rank that holds the same elements.
-    pub(super) fn sum_of_squares(&self, range: Range<usize>) -> Result<f64> {
-        const LANES: usize = 8;
-        let mut sums = [0.0_f64; LANES];
-        for chunk in self.host()?[range].chunks(LANES) {
-            chunk.iter().zip(&mut sums).for_each(|(x, sum)| *sum += x.to_f64() * x.to_f64());
+    /// Starts a reduce-scatter of it: this rank's share ends where it lies. Otherwise as [`all_reduce`](Self::all_reduce).
+    pub(super) fn reduce_scatter(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
+        if comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
+            return Ok(Pending::Ended(self));
         }
-        Ok(sums.iter().sum())
+        match &mut self.0 {
+            Elements::Host(_) => comm.start_reduce_scatter(self, op).map(Pending::Going),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => comm.reduce_scatter(&mut flat.slice, op).map(|()| Pending::Ended(self)),
+        }
     }
 
-    /// Multiplies the elements in `range`.
+    /// Starts to gather every rank's share of it, as [`all_reduce`](Self::all_reduce) does its call.
+    pub(super) fn all_gather(mut self, comm: &Communicator) -> Result<Pending<Self>> {
+        if comm.world_size() == 1 || self.memory().len() == 0 {
+            return Ok(Pending::Ended(self));
+        }
+        match &mut self.0 {
+            Elements::Host(_) => comm.start_all_gather(self).map(Pending::Going),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => comm.all_gather(&mut flat.slice).map(|()| Pending::Ended(self)),
+        }
+    }
+
+    /// Makes its elements of another's, as many and in the same place: each is taken as `f32`, multiplied by the weight, rounded to `f32`
+    /// and then to `T`. On a device that is queued on the stream that this lies on; the same bits as on the host, but for those of NaNs.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where lengths or places differ, and `Cuda`.
+    pub fn convert_from<F: Float>(&mut self, from: &Flat<F>, weight: f64) -> Result<()> {
+        let (len, given) = (self.memory().len(), from.memory().len());
+        if len != given {
+            return Err(Error::argument("convert_from", format!("{given} elements for a buffer of {len}")));
+        }
+        match (&mut self.0, &from.0) {
+            (Elements::Host(into), Elements::Host(from)) => convert(from, into, weight),
+            #[cfg(feature = "cuda")]
+            (Elements::Device(into), Elements::Device(from)) => into.convert_from(from, weight)?,
+            #[cfg(feature = "cuda")]
+            (Elements::Host(_), Elements::Device(_)) => return Err(elsewhere("in host memory", "on a device")),
+            #[cfg(feature = "cuda")]
+            (Elements::Device(_), Elements::Host(_)) => return Err(elsewhere("on a device", "in host memory")),
+        }
+        Ok(())
+    }
+
+    /// Adds up the squares of the elements in `range`: the same sum on every rank that holds the same elements.
+    pub(super) fn add_squares(&self, range: Range<usize>, sums: &mut Squares) -> Result<()> {
+        match &self.0 {
+            Elements::Host(buffer) => sums.add(&buffer[range]),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.add_squares(range, &mut sums.device)?,
+        }
+        Ok(())
+    }
+
+    /// Multiplies the elements in `range`, in `f64`, each product rounded once.
     pub(super) fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()> {
-        self.host_mut()?[range].iter_mut().for_each(|x| *x = T::from_f64(x.to_f64() * factor));
+        match &mut self.0 {
+            Elements::Host(buffer) => buffer[range].iter_mut().for_each(|x| *x = T::from_f64(x.to_f64() * factor)),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.scale(range, factor)?,
+        }
         Ok(())
     }
 
@@ -290,6 +352,19 @@ impl<T: Float> From<SharedBuffer<T>> for Flat<T> {
 impl<T: Float> From<CudaSlice<T>> for Flat<T> {
     fn from(slice: CudaSlice<T>) -> Self {
         Self(Elements::Device(slice.into()))
+    }
+}
+
+/// See [`Flat::convert_from`].
+fn convert<F: Float, T: Float>(from: &[F], into: &mut [T], weight: f64) {
+    let mut block = [0.0_f32; BLOCK];
+    for (from, into) in from.chunks(BLOCK).zip(into.chunks_mut(BLOCK)) {
+        let block = &mut block[..from.len()];
+        F::widen(from, block);
+        if weight != 1.0 {
+            block.iter_mut().for_each(|x| *x = (f64::from(*x) * weight) as f32);
+        }
+        T::narrow(block, into);
     }
 }
 

@@ -4,6 +4,7 @@ use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 
 use crate::element::Element;
+use crate::float8::narrow_to_odd;
 
 /// The float types that gradients come in: `f32`, `f64`, `f16`, `bf16`. No others can implement it, since none are an [`Element`].
 pub trait Float: Element {
@@ -83,7 +84,8 @@ macro_rules! sixteen_bits {
                 Self::from_f32(value)
             }
             fn from_f64(value: f64) -> Self {
-                Self::from_f64(value)
+                // The crate's own way rounds twice, or drops what decides a tie.
+                Self::from_f32(narrow_to_odd(value))
             }
             fn plus(self, other: Self) -> Self {
                 Self::from_f32(self.to_f32() + other.to_f32())
@@ -101,3 +103,21 @@ macro_rules! sixteen_bits {
 }
 
 sixteen_bits!(f16, bf16);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_next_to_a_tie_go_to_their_own_side() {
+        // The tie lies in the middle of 1 and the next number; an f32 cannot tell these from it.
+        for (tie, next) in [(1.0 + 2_f64.powi(-11), 1.0 + 2_f64.powi(-10)), (-1.0 - 2_f64.powi(-11), -1.0 - 2_f64.powi(-10))] {
+            assert_eq!(<f16 as Float>::from_f64(tie * (1.0 + 1e-14)).to_f64(), next);
+            assert_eq!(<f16 as Float>::from_f64(tie * (1.0 - 1e-14)).to_f64(), tie.signum());
+        }
+        for (tie, next) in [(1.0 + 2_f64.powi(-8), 1.0 + 2_f64.powi(-7)), (-1.0 - 2_f64.powi(-8), -1.0 - 2_f64.powi(-7))] {
+            assert_eq!(<bf16 as Float>::from_f64(tie * (1.0 + 1e-14)).to_f64(), next);
+            assert_eq!(<bf16 as Float>::from_f64(tie * (1.0 - 1e-14)).to_f64(), tie.signum());
+        }
+    }
+}

@@ -12,6 +12,9 @@ use crate::op::ReduceOp;
 /// [`start`](Hook::start) is called in the order of the buckets, as they are filled; then, once every bucket has been started,
 /// [`advance`](Hook::advance) in the order of the buckets, again and again in turn, until each is done. So a hook of several calls
 /// starts one of them each time and waits for the one before. Neither is called for a bucket without elements.
+///
+/// Where buckets are on a device, calls on `comm` are queued on its stream. What a hook does itself goes on the stream of the slice
+/// ([`Flat::device_mut`]), the caller's; cudarc's events order the two, so that neither function need wait for the device.
 pub trait Hook<T: Float>: Send {
     /// Takes this rank's gradients and starts what there is to be done.
     ///

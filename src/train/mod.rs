@@ -22,6 +22,7 @@ mod outcome;
 mod parameter;
 mod power_sgd;
 mod sharded;
+mod squares;
 
 pub use averaged::Averaged;
 pub use compress::Compress;

@@ -47,6 +47,8 @@ impl Default for PowerSgdOptions {
 /// Where a matrix is not finite on one rank, or becomes so on the way, all of it is NaN on every rank in that step: what a loss that is
 /// scaled too far is known by. What was left out of it before is then forgotten, and Q is drawn anew, so that later steps are sound.
 ///
+/// For buckets in host memory: on a device its first step is `Unsupported`.
+///
 /// Costs, beside each bucket, an `f32` for every element of the matrices that are compressed, and the thin matrices three times.
 ///
 /// ```
@@ -238,6 +240,8 @@ fn compressed(slot: &Slot, options: &PowerSgdOptions, before: Option<&Matrix>) -
 
 impl<T: Float> Hook<T> for PowerSgd<T> {
     fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()> {
+        // Not only once the uncompressed steps are over.
+        gradients.host()?;
         self.step += 1;
         if self.step <= self.options.start_step || self.matrices.is_empty() {
             self.stage = Stage::Plain;

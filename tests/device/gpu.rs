@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use collectives::{Builder, Communicator, Config, DeviceChoice, Result};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use cudarc::driver::{CudaSlice, CudaStream};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
 
 use crate::common::cases::Memory;
 use crate::common::oracle::Predict;
@@ -101,6 +101,24 @@ impl DeviceMemory {
         // here and every launch of a graph is waited for.
         unsafe { stream.context().disable_event_tracking() };
         Self { captured: Some(Arc::clone(stream)), ..Self::of(comm) }
+    }
+}
+
+impl DeviceMemory {
+    /// The elements of a part of a buffer.
+    pub fn get_view<T: Predict>(&self, view: &CudaView<'_, T>) -> Vec<T> {
+        let mut whole = self.put(&vec![T::default(); view.len()]);
+        if !view.is_empty() {
+            self.stream.memcpy_dtod(view, &mut whole).unwrap();
+        }
+        self.get(&whole)
+    }
+
+    /// Puts elements in a part of a buffer.
+    pub fn put_view<T: Predict>(&self, elements: &[T], view: &mut CudaViewMut<'_, T>) {
+        if !elements.is_empty() {
+            self.stream.memcpy_dtod(&self.put(elements), view).unwrap();
+        }
     }
 }
 

@@ -6,10 +6,8 @@ use crate::{Communicator, Result};
 
 #[test]
 fn whoever_has_the_lock_can_abort_and_the_peers_hear_of_it() -> Result<()> {
-    let mut config = crate::Config::default();
-    config.timeout = Duration::from_secs(30);
     let has_heard = std::sync::Barrier::new(2);
-    let heard = Communicator::builder().config(config).run_local(2, |comm| {
+    let heard = Communicator::builder().timeout(Duration::from_secs(30)).run_local(2, |comm| {
         if comm.rank() == 0 {
             // As a subscriber to an event that is told of under the lock.
             let held = comm.core.shared.desk.lock();

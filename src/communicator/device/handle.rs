@@ -6,7 +6,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 
 use super::super::Communicator;
 use crate::deadline::Deadline;
-use crate::device::NcclCommunicator;
+use crate::device::{NcclCommunicator, cuda_error};
 use crate::error::{Error, Result};
 
 /// A communicator's device plane; see [`Communicator::device`].
@@ -104,6 +104,13 @@ impl<'a> Device<'a> {
     #[doc(alias = "cudaStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         self.raw.plane().synchronize(&Deadline::after(self.comm.timeout()))
+    }
+
+    /// Waits until everything queued on a stream of the caller's has ended, in the same way.
+    pub(crate) fn wait_for(&self, stream: &CudaStream) -> Result<()> {
+        let doing = || format!("waiting for a stream of device {}", self.ordinal());
+        let event = stream.record_event(None).map_err(|error| cuda_error(doing(), error))?;
+        self.raw.plane().comm().wait(&event, &Deadline::after(self.comm.timeout()))
     }
 
     /// Which way each op and type goes, in words. For people; the text may change.

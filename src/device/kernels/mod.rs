@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "kernels take addresses")]
 
+mod gradients;
 mod module;
 mod names;
 
@@ -17,6 +18,8 @@ use super::plane::FoldOp;
 use crate::error::Error;
 use crate::{DType, Result};
 
+use self::gradients::Gradients;
+pub(crate) use self::gradients::MOST_PARTIALS;
 pub(crate) use self::module::{Function, Module};
 #[cfg(test)]
 pub(crate) use self::names::has_fold;
@@ -41,6 +44,7 @@ pub(crate) struct Kernels {
     products: [Function; TYPES],
     fill: Function,
     check: Function,
+    gradients: Gradients,
     most_blocks: u32,
     /// What the functions above belong to.
     _modules: Vec<Module>,
@@ -113,8 +117,9 @@ impl Kernels {
             products[dtype as usize] = find(names::multiply(dtype))?;
         }
         let (fill, check) = (find(("check", "fill_pattern".to_owned()))?, find(("check", "check_pattern".to_owned()))?);
+        let gradients = Gradients::find(&find)?;
         let most_blocks = gpu.multiprocessors.max(1) * BLOCKS_PER_MULTIPROCESSOR;
-        Ok(Self { folds, divisions, products, fill, check, most_blocks, _modules: modules })
+        Ok(Self { folds, divisions, products, fill, check, gradients, most_blocks, _modules: modules })
     }
 
     /// The fold of an op on a type.
@@ -242,10 +247,26 @@ impl Kernels {
     ///
     /// The parameters are those of the kernel, and what they point to may be used there.
     unsafe fn launch(&self, function: Function, what: &str, bytes: u64, stream: &CudaStream, parameters: &mut [*mut c_void]) -> Result<()> {
+        let blocks = bytes.div_ceil(CHUNK_BYTES * u64::from(BLOCK)).clamp(1, u64::from(self.most_blocks)) as u32;
+        // SAFETY: the caller's promise.
+        unsafe { Self::launch_blocks(function, what, blocks, stream, parameters) }
+    }
+
+    /// Puts a kernel on a stream, with this many blocks.
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch).
+    unsafe fn launch_blocks(
+        function: Function,
+        what: &str,
+        blocks: u32,
+        stream: &CudaStream,
+        parameters: &mut [*mut c_void],
+    ) -> Result<()> {
         let Some(handle) = function.handle() else {
             return Err(Error::unsupported(what, "there is no kernel for it"));
         };
-        let blocks = bytes.div_ceil(CHUNK_BYTES * u64::from(BLOCK)).clamp(1, u64::from(self.most_blocks)) as u32;
         let stream: CUstream = stream.cu_stream();
         // SAFETY: the module is loaded, the stream is alive, and the driver copies the parameters; the rest is the caller's promise.
         unsafe { result::launch_kernel(handle, (blocks, 1, 1), (BLOCK, 1, 1), 0, stream, parameters) }

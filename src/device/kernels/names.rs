@@ -22,7 +22,7 @@ macro_rules! families {
 }
 
 /// Every family.
-pub(super) static FAMILIES: [Family; 5] = families!["bits", "average", "sum", "premul", "check"];
+pub(super) static FAMILIES: [Family; 6] = families!["bits", "average", "sum", "premul", "train", "check"];
 
 impl Family {
     /// The image for a device.
@@ -34,7 +34,7 @@ impl Family {
 /// The six float types.
 pub(super) const FLOATS: [DType; 6] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::F8E4M3, DType::F8E5M2];
 
-/// The floats whose sums are divided in place.
+/// The floats whose sums are divided in place, and of which gradients are.
 pub(super) const DIVIDED: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
 
 /// Whether there is a fold of this op on this type.
@@ -66,6 +66,21 @@ pub(super) fn multiply(dtype: DType) -> (&'static str, String) {
     ("premul", format!("premul_{dtype}"))
 }
 
+/// The family and name of the multiplication in place whose factor is not rounded before.
+pub(super) fn weigh(dtype: DType) -> (&'static str, String) {
+    ("premul", format!("weigh_{dtype}"))
+}
+
+/// The family and name of the sum of squares.
+pub(super) fn squares(dtype: DType) -> (&'static str, String) {
+    ("train", format!("squares_{dtype}"))
+}
+
+/// The family and name of the conversion from one float type to another.
+pub(super) fn convert(from: DType, to: DType) -> (&'static str, String) {
+    ("train", format!("convert_{from}_{to}"))
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -75,6 +90,8 @@ mod tests {
     const FOLD: &[&str] = &["u64", "u64", "u64", "u32", "u32", "u64", "u64", "u32"];
     const DIVIDE: &[&str] = &["u64", "u64", "u32"];
     const MULTIPLY: &[&str] = &["u64", "u64", "u64", "f64"];
+    const WEIGH: &[&str] = &["u64", "u64", "f64"];
+    const SUM: &[&str] = &["u64", "u64", "u64"];
     const FILL: &[&str] = &["u64", "u64", "u64", "u64", "u64"];
     const CHECK: &[&str] = &["u64", "u64", "u32", "u64", "u64", "u64", "u64"];
 
@@ -89,6 +106,12 @@ mod tests {
         }
         entries.extend(DIVIDED.map(divide).map(|(family, name)| (family, name, DIVIDE)));
         entries.extend(FLOATS.map(multiply).map(|(family, name)| (family, name, MULTIPLY)));
+        for from in DIVIDED {
+            entries.push(("premul", weigh(from).1, WEIGH));
+            entries.push(("train", squares(from).1, SUM));
+            entries.extend(DIVIDED.map(|to| ("train", convert(from, to).1, MULTIPLY)));
+        }
+        entries.push(("train", "add_partials".to_owned(), SUM));
         entries.push(("check", "fill_pattern".to_owned(), FILL));
         entries.push(("check", "check_pattern".to_owned(), CHECK));
         entries.sort();

@@ -201,3 +201,94 @@ fn patterns_are_filled_and_checked() {
         }
     }
 }
+
+/// A buffer, and the address of what lies past some bytes of it.
+fn shifted(device: &mut Device, shift: usize, bytes: &[u8]) -> (u64, u64) {
+    let start = device.put(&[&vec![0xEE; shift], bytes].concat());
+    (start, start + shift as u64)
+}
+
+/// Halves added to halves, as a block of threads does.
+fn sum_of_halves(mut sums: Vec<f64>) -> f64 {
+    for half in (0..9).rev().map(|power| 1 << power) {
+        (0..half).filter(|at| at + half < sums.len()).collect::<Vec<_>>().into_iter().for_each(|at| sums[at] += sums[at + half]);
+    }
+    sums[0]
+}
+
+#[test]
+fn squares_are_added_up_in_an_order_of_their_own() {
+    const BLOCKS: usize = 3;
+    const THREADS: usize = 96;
+    for (name, module) in modules_with("squares_f32") {
+        for count in COUNTS {
+            for shift in [0, 1] {
+                let mut random = Random(17);
+                let elements: Vec<f32> = (0..count).map(|_| (random.next() >> 40) as f32 / 3e5 - 7.0).collect();
+                let mut device = Device::default();
+                let (_, data) = shifted(&mut device, 4 * shift, &bytes(&elements));
+                let (partials, total) = (device.put(&[0xEE; 8 * BLOCKS]), device.put(&bytes(&[2.5_f64])));
+                let arguments = Arguments::default().with(data).with(count as u64).with(partials);
+                run(&module, "squares_f32", &size(BLOCKS as u32, THREADS as u32), arguments, &mut device).unwrap();
+                let arguments = Arguments::default().with(partials).with(BLOCKS as u64).with(total);
+                run(&module, "add_partials", &size(1, 512), arguments, &mut device).unwrap();
+                let mut threads = vec![vec![0.0_f64; THREADS]; BLOCKS];
+                for (at, element) in elements.iter().enumerate() {
+                    let thread = if at < count / 4 * 4 { at / 4 % (BLOCKS * THREADS) } else { 0 };
+                    threads[thread / THREADS][thread % THREADS] += f64::from(*element) * f64::from(*element);
+                }
+                let expected: Vec<f64> = threads.into_iter().map(sum_of_halves).collect();
+                assert_eq!(values::<f64>(&device.get(partials)), expected, "{name}: {count} elements, shifted by {shift}");
+                let all = 2.5 + sum_of_halves([&expected[..], &[0.0; 509]].concat());
+                assert_eq!(values::<f64>(&device.get(total)), [all], "{name}: {count} elements, shifted by {shift}");
+            }
+        }
+    }
+}
+
+#[test]
+fn elements_are_weighted_in_f64_and_rounded_to_f32_and_then_to_bf16() {
+    for (name, module) in modules_with("convert_f32_bf16") {
+        for count in COUNTS {
+            for (weight, shift) in [(1.0 / 3.0, 0), (1.0, 1), (1e-3, 0)] {
+                let mut random = Random(19);
+                let elements: Vec<f32> = (0..count).map(|_| odd_float(random.next())).collect();
+                let mut device = Device::default();
+                let (_, source) = shifted(&mut device, 4 * shift, &bytes(&elements));
+                let (start, destination) = shifted(&mut device, 2 * shift, &vec![0xEE; 2 * count]);
+                let arguments = Arguments::default().with(source).with(destination).with(count as u64).with(weight);
+                let touched = run(&module, "convert_f32_bf16", &size(2, 96), arguments, &mut device).unwrap();
+                let written: Vec<_> = touched.writes.iter().map(|range| (range.start, range.end)).collect();
+                let all = (destination, destination + 2 * count as u64);
+                assert_eq!(written, if count == 0 { vec![] } else { vec![all] }, "{name}");
+                let narrow = |wide: f32| {
+                    let bits = wide.to_bits();
+                    if wide.is_nan() { 0x7fc0 } else { ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16 }
+                };
+                let expected = elements.iter().map(|x| narrow((f64::from(*x) * weight) as f32));
+                let got = values::<u16>(&device.get(start)[2 * shift..]);
+                assert!(got.into_iter().eq(expected), "{name}: {count} elements by {weight}, shifted by {shift}");
+            }
+        }
+    }
+}
+
+#[test]
+fn products_in_place_are_rounded_once() {
+    for (name, module) in modules_with("weigh_f32") {
+        for count in COUNTS {
+            for (factor, shift) in [(1.0 / 3.0, 0), (0.7, 3), (1e300, 1)] {
+                let mut random = Random(23);
+                let elements: Vec<f32> = (0..count).map(|_| odd_float(random.next())).collect();
+                let mut device = Device::default();
+                let (start, data) = shifted(&mut device, 4 * shift, &bytes(&elements));
+                let arguments = Arguments::default().with(data).with(count as u64).with(factor);
+                run(&module, "weigh_f32", &size(2, 96), arguments, &mut device).unwrap();
+                let product = |x: &f32| (f64::from(*x) * factor) as f32;
+                let expected = elements.iter().map(|x| if product(x).is_nan() { 0x7fc0_0000 } else { product(x).to_bits() });
+                let got = values::<u32>(&device.get(start)[4 * shift..]);
+                assert!(got.into_iter().eq(expected), "{name}: {count} elements by {factor}, shifted by {shift}");
+            }
+        }
+    }
+}

@@ -1,5 +1,8 @@
 //! An optimiser whose state is dealt out over the ranks (ZeRO, stage 1).
 
+mod shards;
+mod values;
+
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
@@ -7,19 +10,22 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::Options;
-use super::averaged::clipping;
-use super::bucket::Bucket;
 use super::buckets::{Buckets, MakeHook};
 use super::flat::{Flat, Place};
 use super::float::Float;
 use super::hook::{Hook, Pending, Progress};
 use super::layout::BucketLayout;
+use super::outcome::everywhere;
 use super::parameter::Parameter;
 use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::communicator::Communicator;
 use crate::element::DType;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
+
+use values::Values;
+
+pub use shards::{Shard, Shards, Updated};
 
 /// Averages gradients and lets each rank update its share of the parameters: so each keeps the optimiser's state for that share alone.
 ///
@@ -63,7 +69,7 @@ use crate::op::ReduceOp;
 ///
 /// **Traffic**: as an all-reduce of the gradients. State is saved and loaded by the caller, by share: another world size has other shares.
 ///
-/// On the host only.
+/// On devices too: [`on_device`](Self::on_device).
 #[doc(alias = "ZeroRedundancyOptimizer")]
 pub struct ShardedOptimizer<'comm> {
     buckets: Buckets<'comm>,
@@ -75,7 +81,7 @@ pub struct ShardedOptimizer<'comm> {
 
 /// This rank's share of a bucket's parameters.
 struct Master<T: Float> {
-    values: Vec<T>,
+    values: Values<T>,
     /// The bucket, while all shares are gathered.
     gathering: Pending<Flat<T>>,
 }
@@ -91,6 +97,7 @@ macro_rules! by_type {
         }
     };
 }
+use by_type;
 
 /// A reduce-scatter for every bucket: this rank's share ends where it lies.
 struct Scatter(ReduceOp);
@@ -108,8 +115,7 @@ impl MakeHook for Scatter {
 
 impl<T: Float> Hook<T> for ReduceScatter<T> {
     fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()> {
-        let alone = comm.world_size() == 1 && !matches!(self.op, ReduceOp::PreMulSum(_));
-        self.pending = if alone { Pending::Ended(gradients) } else { Pending::Going(comm.start_reduce_scatter(gradients, self.op)?) };
+        self.pending = gradients.reduce_scatter(comm, self.op)?;
         Ok(())
     }
 
@@ -131,12 +137,64 @@ impl<'comm> ShardedOptimizer<'comm> {
     ///
     /// As there.
     pub fn new(comm: &'comm Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
-        fn master<T: Float>(len: usize) -> Box<dyn Any> {
-            Box::new(Master { values: vec![T::default(); len], gathering: Pending::Idle })
+        Self::in_place(comm, "ShardedOptimizer::new", &Place::Host, parameters, &options)
+    }
+
+    /// As [`new`](Self::new), with buckets and shares on the stream's device, as
+    /// [`DataParallel::on_device`](super::DataParallel::on_device) has them: parameters and gradients are handed in as device buffers,
+    /// [`Shard::device_values`] lends device slices to the optimiser, and [`Updated::device_parameter`] gives one. Neither
+    /// [`reduce`](Self::reduce) nor [`Shards::update`] waits for the device. Collective.
+    ///
+    /// ```no_run
+    /// # use collectives::train::{Options, Parameter, ShardedOptimizer};
+    /// # use collectives::{Communicator, DeviceChoice};
+    /// # fn step(_: &mut cudarc::driver::CudaViewMut<'_, f32>, _: &cudarc::driver::CudaView<'_, f32>) {}
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let comm = Communicator::builder().require_device(DeviceChoice::Local).from_env()?;
+    /// let stream = comm.device().expect("it was required").context().new_stream()?;
+    /// let parameters = vec![Parameter::new::<f32>("weight", &[1000])];
+    /// let mut model = ShardedOptimizer::on_device(&comm, &stream, parameters, Options::default())?;
+    /// let (mut weight, gradient) = (stream.alloc_zeros::<f32>(1000)?, stream.alloc_zeros::<f32>(1000)?);
+    /// model.broadcast(0, &mut weight, 0)?;
+    /// model.ready(0, &gradient)?;
+    /// let updated = model.reduce()?.update(|shard| {
+    ///     let (mut parameters, gradients) = shard.device_values::<f32>()?;
+    ///     step(&mut parameters, &gradients); // a kernel of yours, on `stream`
+    ///     Ok(())
+    /// })?;
+    /// updated.copy_to(0, &mut weight)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`DataParallel::on_device`](super::DataParallel::on_device).
+    #[cfg(feature = "cuda")]
+    pub fn on_device(
+        comm: &'comm Communicator,
+        stream: &std::sync::Arc<cudarc::driver::CudaStream>,
+        parameters: Vec<Parameter>,
+        options: Options,
+    ) -> Result<Self> {
+        let place = Place::Device(std::sync::Arc::clone(stream));
+        Self::in_place(comm, "ShardedOptimizer::on_device", &place, parameters, &options)
+    }
+
+    fn in_place(
+        comm: &'comm Communicator,
+        what: &'static str,
+        place: &Place,
+        parameters: Vec<Parameter>,
+        options: &Options,
+    ) -> Result<Self> {
+        fn master<T: Float>(place: &Place, len: usize) -> Result<Box<dyn Any>> {
+            let values = Values::<T>::in_place(place, len)?;
+            Ok(Box::new(Master { values, gathering: Pending::Idle }))
         }
-        let hooks = Scatter(options.op);
-        let buckets = Buckets::new(comm, "ShardedOptimizer::new", parameters, &options, (&Place::Host, comm.world_size()), &hooks)?;
-        let masters = buckets.layouts().map(|layout| by_type!(layout.dtype, master::<_>(own_range(comm, layout).len()))).collect();
+        let buckets = Buckets::new(comm, what, parameters, options, (place, comm.world_size()), &Scatter(options.op))?;
+        let masters = buckets.layouts().map(|layout| by_type!(layout.dtype, master::<_>(place, own_range(comm, layout).len())));
+        let masters = everywhere(comm, what, masters.collect())?;
         let loaded = vec![false; buckets.len()];
         Ok(Self { buckets, masters, loaded })
     }
@@ -161,6 +219,7 @@ impl<'comm> ShardedOptimizer<'comm> {
     where
         B: BufferMut<Element: Float> + ?Sized,
     {
+        self.check_load("broadcast", parameter, &Buffer::memory(values))?;
         self.buckets.broadcast(parameter, values, root)?;
         self.load(parameter, values)
     }
@@ -174,18 +233,25 @@ impl<'comm> ShardedOptimizer<'comm> {
     where
         B: Buffer<Element: Float> + ?Sized,
     {
-        let values = host(values.memory())?;
-        self.buckets.fitting::<B::Element>("load", parameter, values.len())?;
+        let values = values.memory();
+        self.check_load("load", parameter, &values)?;
         let (bucket, slot) = self.buckets.place(parameter);
         let layout = &self.buckets.typed::<B::Element>(bucket)?.layout;
         let (own, slot) = (own_range(self.buckets.comm(), layout), layout.slots[slot].range.clone());
         let (start, end) = (own.start.max(slot.start), own.end.min(slot.end));
         if start < end {
-            let master = master_mut::<B::Element>(&mut self.masters[bucket])?;
-            master.values[start - own.start..end - own.start].copy_from_slice(&values[start - slot.start..end - slot.start]);
+            let values_of = &mut master_mut::<B::Element>(&mut self.masters[bucket])?.values;
+            values_of.put(start - own.start..end - own.start, values, start - slot.start)?;
         }
         self.loaded[parameter] = true;
         Ok(())
+    }
+
+    /// Refuses values of another length, type or place than the parameter's.
+    fn check_load<T: Float>(&mut self, call: &'static str, parameter: usize, values: &Memory<'_, T>) -> Result<()> {
+        self.buckets.fitting::<T>(call, parameter, values.len())?;
+        let (bucket, _) = self.buckets.place(parameter);
+        master_mut::<T>(&mut self.masters[bucket])?.values.check_put(values)
     }
 
     /// As [`DataParallel::accumulate`](super::DataParallel::accumulate).
@@ -238,174 +304,15 @@ impl<'comm> ShardedOptimizer<'comm> {
     }
 }
 
-/// Values in host memory.
-fn host<T>(memory: Memory<'_, T>) -> Result<&[T]> {
-    match memory {
-        Memory::Host(values) => Ok(values),
-        #[cfg(feature = "cuda")]
-        Memory::Device(_) => Err(Error::unsupported("a ShardedOptimizer of parameters on a device", "copy them to the host")),
-    }
-}
-
 /// The share of a bucket of `T`s.
 fn master_mut<T: Float>(master: &mut Box<dyn Any>) -> Result<&mut Master<T>> {
     let other = || Error::argument("train", format!("this bucket does not hold elements of {}", T::ELEMENT_TYPE));
     master.downcast_mut().ok_or_else(other)
 }
 
-/// This rank's shares of a step's averaged gradients; see [`ShardedOptimizer::reduce`].
-#[must_use = "the parameters are updated by `update`"]
-pub struct Shards<'a, 'comm> {
-    optimizer: &'a mut ShardedOptimizer<'comm>,
-}
-
-/// This rank's share of one bucket, to be updated.
-pub struct Shard<'a> {
-    /// The bucket's number.
-    pub bucket: usize,
-    /// Its layout: which parameters lie where in it.
-    pub layout: &'a BucketLayout,
-    /// Which of the bucket's elements are this rank's. Behind the last gradient they are zeros.
-    pub range: Range<usize>,
-    /// The `Master` and the `Flat` of its type.
-    master: &'a mut dyn Any,
-    gradients: &'a dyn Any,
-}
-
-impl Shard<'_> {
-    /// The parameters, and the averaged gradients for them.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument` where `T` is not the bucket's type ([`BucketLayout::dtype`]).
-    pub fn values<T: Float>(&mut self) -> Result<(&mut [T], &[T])> {
-        let reason = || Error::argument("values", format!("bucket {} holds elements of {}", self.bucket, self.layout.dtype));
-        let gradients = self.gradients.downcast_ref::<Flat<T>>().ok_or_else(reason)?;
-        let master = self.master.downcast_mut::<Master<T>>().ok_or_else(reason)?;
-        Ok((&mut master.values, &gradients.host()?[self.range.clone()]))
-    }
-}
-
-impl<'a, 'comm> Shards<'a, 'comm> {
-    /// As [`Averaged::clip_norm`](super::Averaged::clip_norm), of all ranks' shares together. Collective: one all-reduce of one number.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument` for a limit that is not a positive number, and those of collectives.
-    pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
-        let factor = clipping(limit)?;
-        let buckets = &mut self.optimizer.buckets;
-        let comm = buckets.comm();
-        let mut squares = buckets.sum_of_squares(|layout| own_range(comm, layout))?;
-        comm.all_reduce(&mut squares, ReduceOp::Sum)?;
-        let norm = squares.sqrt();
-        if let Some(factor) = factor(norm) {
-            buckets.scale(|layout| own_range(comm, layout), factor)?;
-        }
-        Ok(norm)
-    }
-
-    /// Has `update` change this rank's share of each bucket's parameters, and gathers what the others have. Collective.
-    ///
-    /// # Errors
-    ///
-    /// Those of `update`, and of collectives. No step can follow, nor after a panic of `update`: this rank's shares are changed and the
-    /// others' are not known. Other ranks are not told of an `update` that fails on one: they wait for its shares until the deadline, unless
-    /// it ends the communicator ([`Communicator::abort`]). So let fail on every rank what can fail, or abort.
-    pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a, 'comm>> {
-        let ShardedOptimizer { buckets, masters, .. } = self.optimizer;
-        buckets.go_on(|buckets| {
-            for (index, master) in masters.iter_mut().enumerate() {
-                let dtype = buckets.layout(index).dtype;
-                by_type!(dtype, update_one::<_>(buckets, index, master, &mut update))?;
-            }
-            for (index, master) in masters.iter_mut().enumerate() {
-                let dtype = buckets.layout(index).dtype;
-                by_type!(dtype, take_back::<_>(buckets, index, master))?;
-            }
-            Ok(())
-        })?;
-        Ok(Updated { buckets })
-    }
-}
-
-/// Updates this rank's share of a bucket and starts to gather all.
-fn update_one<T: Float>(
-    buckets: &mut Buckets<'_>,
-    index: usize,
-    master: &mut Box<dyn Any>,
-    update: &mut impl FnMut(&mut Shard<'_>) -> Result<()>,
-) -> Result<()> {
-    let comm = buckets.comm();
-    let bucket: &mut Bucket<T> = buckets.typed_mut(index)?;
-    let range = own_range(comm, &bucket.layout);
-    let gradients = bucket.flat()?;
-    update(&mut Shard { bucket: index, layout: &bucket.layout, range: range.clone(), master: &mut **master, gradients })?;
-    let master = master_mut::<T>(master)?;
-    let mut flat = bucket.take_flat()?;
-    flat.host_mut()?[range].copy_from_slice(&master.values);
-    let alone = comm.world_size() == 1 || bucket.layout.len == 0;
-    master.gathering = if alone { Pending::Ended(flat) } else { Pending::Going(comm.start_all_gather(flat)?) };
-    Ok(())
-}
-
-/// Waits until a bucket is gathered.
-fn take_back<T: Float>(buckets: &mut Buckets<'_>, index: usize, master: &mut Box<dyn Any>) -> Result<()> {
-    let flat = master_mut::<T>(master)?.gathering.wait()?;
-    buckets.typed_mut(index)?.put_flat(flat);
-    Ok(())
-}
-
-/// The updated parameters, the same on every rank, until the next step begins.
-pub struct Updated<'a, 'comm> {
-    buckets: &'a mut Buckets<'comm>,
-}
-
-impl Updated<'_, '_> {
-    /// A parameter's values.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument` where there is no such parameter, or `T` is not its type.
-    pub fn parameter<T: Float>(&self, parameter: usize) -> Result<&[T]> {
-        let (flat, range) = self.buckets.slot::<T>("parameter", parameter)?;
-        Ok(&flat.host()?[range])
-    }
-
-    /// Copies a parameter's values to a buffer of its type and length.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument` for any other.
-    pub fn copy_to<B>(&self, parameter: usize, destination: &mut B) -> Result<()>
-    where
-        B: BufferMut<Element: Float> + ?Sized,
-    {
-        self.buckets.copy_to("copy_to", parameter, destination)
-    }
-}
-
 impl fmt::Debug for ShardedOptimizer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (parameters, buckets) = (self.buckets.len(), self.buckets.layouts().len());
         write!(f, "ShardedOptimizer({parameters} parameters in {buckets} buckets on {:?})", self.buckets.comm())
-    }
-}
-
-impl fmt::Debug for Shards<'_, '_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shards({} buckets)", self.optimizer.masters.len())
-    }
-}
-
-impl fmt::Debug for Shard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shard({:?} of bucket {})", self.range, self.bucket)
-    }
-}
-
-impl fmt::Debug for Updated<'_, '_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Updated({} parameters)", self.buckets.len())
     }
 }
