@@ -64,32 +64,30 @@ const SYMBOLS: &[&str] = &[
     "cuLaunchKernel",
 ];
 
-/// The files that cudarc tries, in its order: whichever opens first is the one it uses.
-fn candidates() -> Vec<String> {
+/// The files that cudarc tries for a library, in its order: whichever opens first is the one it uses. cudarc itself says so only where
+/// no crate of the program has it linked in place of loaded.
+pub(crate) fn candidates(name: &str) -> impl Iterator<Item = String> {
     let (major, minor) = (sys::CUDA_VERSION / 1000, sys::CUDA_VERSION % 1000 / 10);
-    let one = |name: &str| {
-        let endings = [
-            ".so".to_owned(),
-            "64.so".to_owned(),
-            format!("64_{major}.so"),
-            format!("64_{major}{minor}.so"),
-            format!("64_{major}{minor}_0.so"),
-            format!("64_{major}0_{minor}.so"),
-            "64_10.so".to_owned(),
-            "64_11.so".to_owned(),
-            "64_12.so".to_owned(),
-            format!("64_{major}0_0.so"),
-            "64_9.so".to_owned(),
-            format!(".so.{major}"),
-            ".so.12".to_owned(),
-            ".so.11".to_owned(),
-            ".so.10".to_owned(),
-            ".so.9".to_owned(),
-            ".so.1".to_owned(),
-        ];
-        endings.map(|ending| format!("lib{name}{ending}"))
-    };
-    [one("cuda"), one("nvcuda")].concat()
+    let endings = [
+        ".so".to_owned(),
+        "64.so".to_owned(),
+        format!("64_{major}.so"),
+        format!("64_{major}{minor}.so"),
+        format!("64_{major}{minor}_0.so"),
+        format!("64_{major}0_{minor}.so"),
+        "64_10.so".to_owned(),
+        "64_11.so".to_owned(),
+        "64_12.so".to_owned(),
+        format!("64_{major}0_0.so"),
+        "64_9.so".to_owned(),
+        format!(".so.{major}"),
+        ".so.12".to_owned(),
+        ".so.11".to_owned(),
+        ".so.10".to_owned(),
+        ".so.9".to_owned(),
+        ".so.1".to_owned(),
+    ];
+    endings.map(|ending| format!("lib{name}{ending}")).into_iter()
 }
 
 /// The driver's library, opened for good, with the name under which it was found.
@@ -100,7 +98,7 @@ fn opened() -> Option<&'static (Library, String)> {
         let library = unsafe { Library::new(&name) }.ok()?;
         Some((library, name))
     };
-    OPENED.get_or_init(|| candidates().into_iter().find_map(open)).as_ref()
+    OPENED.get_or_init(|| candidates("cuda").chain(candidates("nvcuda")).find_map(open)).as_ref()
 }
 
 /// Whether the driver has a function.
@@ -304,9 +302,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_driver_is_looked_for_where_cudarc_looks_and_in_its_order() {
-        let theirs: Vec<_> = ["cuda", "nvcuda"].iter().flat_map(|name| cudarc::get_lib_name_candidates(name)).collect();
-        assert_eq!(candidates(), theirs);
+    fn libraries_are_looked_for_where_cudarc_looks_and_in_its_order() {
+        for name in ["cuda", "nvcuda", "nvrtc"] {
+            assert_eq!(candidates(name).collect::<Vec<_>>(), cudarc::get_lib_name_candidates(name));
+        }
     }
 
     #[test]

@@ -123,8 +123,7 @@ fn source(expression: &str, dtype: DType) -> Result<String> {
 
 /// PTX that the device can run, by the run-time compiler.
 fn compile(source: &str, capability: (i32, i32), expression: &str) -> Result<String> {
-    // SAFETY: opening the library runs its initialisers, which ask for nothing.
-    if !unsafe { nvrtc::sys::is_culib_present() } {
+    if !driver::candidates("nvrtc").any(|name| opens(&name)) {
         return Err(Error::unsupported(format!("the expression {expression:?} on a device"), absent()));
     }
     // No device gains from a newer target here, and old compilers know these.
@@ -146,10 +145,15 @@ fn compile(source: &str, capability: (i32, i32), expression: &str) -> Result<Str
     Ok(ptx.to_src())
 }
 
+/// Whether there is a library of this name. cudarc would panic where it finds none.
+fn opens(name: &str) -> bool {
+    // SAFETY: opening the compiler runs its initialisers, which ask for nothing; that a file of this name is it is trusted, as by cudarc.
+    unsafe { libloading::Library::new(name) }.is_ok()
+}
+
 /// Why there is no compiler, and what to do.
 fn absent() -> String {
-    let names = cudarc::get_lib_name_candidates("nvrtc").into_iter().filter(|name| !name.contains("64"));
-    let names: Vec<_> = names.collect();
+    let names: Vec<_> = driver::candidates("nvrtc").filter(|name| !name.contains("64")).collect();
     format!(
         "the run-time compiler NVRTC was not found (tried {}); install it with the CUDA toolkit, or give the op a kernel with \
          CustomOp::with_ptx, which needs no compiler",
