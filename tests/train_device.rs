@@ -668,3 +668,30 @@ fn a_given_slice_becomes_its_bucket_and_comes_back() {
         });
     }
 }
+
+#[test]
+fn a_slice_of_another_context_object_is_copied_since_cudarc_would_not_order_it() {
+    ranks(2, |comm, memory| {
+        let ordinal = comm.device().unwrap().ordinal();
+        let lone = cudarc::driver::CudaContext::new(ordinal).unwrap().default_stream();
+        // Buckets where there are several streams and a gradient where there is one, and the other way round.
+        for (home, theirs) in [(&memory.stream, &lone), (&lone, &memory.stream)] {
+            let options = Options { own_bucket_bytes: Some(0), ..Options::default() };
+            let mut model = DataParallel::on_device(comm, home, vec![Parameter::new::<f32>("alone", &[5000])], options).unwrap();
+            for step in 0..4 {
+                let gradient = theirs.clone_htod(&[(comm.rank() + step) as f32; 5000]).unwrap();
+                let given = address(&gradient);
+                model.give(0, gradient).unwrap();
+                let mut averaged = model.finish().unwrap();
+                let expected = step as f32 + 0.5;
+                assert_eq!(home.clone_dtoh(&averaged.device_gradient::<f32>(0).unwrap()).unwrap(), [expected; 5000]);
+                let norm = f64::from(expected) * 5000_f64.sqrt();
+                let clipped = averaged.clip_norm(norm / 2.0).unwrap();
+                assert!((clipped - norm).abs() < 1e-9 * norm, "{clipped} instead of {norm}");
+                let taken = averaged.take::<f32>(0).unwrap().into_device().unwrap();
+                let halves = home.clone_dtoh(&taken).unwrap();
+                assert!(halves.iter().all(|x| (x - expected / 2.0).abs() < 1e-6) && address(&taken) != given);
+            }
+        }
+    });
+}

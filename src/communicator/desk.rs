@@ -479,7 +479,7 @@ impl Desk {
             self.advance(&mut inner);
         }
         if let Err(error) = self.wake_background() {
-            tracing::warn!(rank = self.rank, %error, "peers whose links are not open yet are not told of the end");
+            tracing::warn!(rank = self.rank, %error, "peers may hear of the end late");
         }
     }
 

@@ -419,6 +419,9 @@ impl Communicator {
     /// As [`Communicator::barrier`]. The communicator is gone either way.
     #[doc(alias("ncclCommFinalize", "destroy_process_group"))]
     pub fn close(self) -> Result<()> {
+        if self.core.shared.health.is_foreign() {
+            return Err(forked("close".to_owned()));
+        }
         tracing::debug!(target: LIFE, communicator = self.core.shared.health.flight().name(), rank = self.rank(), "closing");
         #[cfg(feature = "cuda")]
         let device = self.close_device();
@@ -466,7 +469,9 @@ impl Drop for Core {
     fn drop(&mut self) {
         let worker = self.worker.take();
         if self.shared.health.is_foreign() {
-            // Its thread is the parent's.
+            // Its thread is the parent's, and so is what the device plane has of the driver and NCCL.
+            #[cfg(feature = "cuda")]
+            std::mem::forget(self.device.take());
             return std::mem::forget(worker);
         }
         tracing::debug!(target: LIFE, communicator = self.shared.health.flight().name(), rank = self.shared.rank, "dropped");

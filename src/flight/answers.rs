@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 impl Flight {
     /// Everything that is on record: collectives, then messages, then device calls, each oldest first, then what has not been taken up.
     pub(crate) fn records(&self) -> Vec<FlightRecord> {
-        if !self.is_on() {
+        if !self.is_on() || self.is_foreign() {
             return Vec::new();
         }
         let line = Timeline::new();
@@ -39,6 +39,9 @@ impl Flight {
 
     /// Writes the records into a folder; the file.
     pub(crate) fn write(&self, folder: &Path, reason: &str) -> Result<PathBuf> {
+        if self.is_foreign() {
+            return Err(Error::unsupported("a flight record", "this process was forked from the one whose calls they are"));
+        }
         let about = self.about.get().ok_or_else(|| Error::unsupported("a flight record", "the communicator is still being made"))?;
         file::write(folder, about, reason, &self.records())
     }

@@ -25,6 +25,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::call::Call;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, list_peers};
+use crate::fork::Process;
 
 use clock::Clock;
 use ring::{Ring, Stage};
@@ -114,6 +115,8 @@ pub(crate) struct Flight {
     orders: Orders,
     about: OnceLock<About>,
     slowly: Mutex<Slowly>,
+    /// Children of this process may have inherited the lock for good.
+    process: Process,
 }
 
 impl Default for Flight {
@@ -138,6 +141,7 @@ impl Flight {
             orders,
             about: OnceLock::new(),
             slowly: Mutex::default(),
+            process: Process::this(),
         }
     }
 
@@ -151,6 +155,11 @@ impl Flight {
     /// Whether anything is recorded.
     pub(crate) fn is_on(&self) -> bool {
         self.orders.calls != 0
+    }
+
+    /// Whether this process was forked from the one whose calls these are.
+    fn is_foreign(&self) -> bool {
+        self.process.is_foreign()
     }
 
     fn slowly(&self) -> MutexGuard<'_, Slowly> {

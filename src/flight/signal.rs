@@ -37,12 +37,13 @@ pub(super) fn enlist(flight: &Arc<Flight>) {
 /// # Errors
 ///
 /// `Unsupported` where the program has a handler of its own for the signal, which stays: call [`write_flight_records`] from a thread
-/// that it wakes instead, and in a process that was forked after the call, which has the handler and not the thread. `Io` where the system
+/// that it wakes instead; and in a process that was forked after the call, which has the handler and not the thread. `Io` where the system
 /// gives no handler or thread.
 pub fn write_flight_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
     let mut kept = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
     if kept.as_ref().is_some_and(|(_, process)| process.is_foreign()) {
-        let reason = "this process was forked; call write_flight_records here";
+        let reason =
+            "this process was forked from one that has the handler; call write_flight_records from a thread that another signal wakes";
         return Err(Error::unsupported("writing flight records on SIGUSR1", reason));
     }
     if kept.is_none() {
@@ -73,7 +74,13 @@ pub fn write_flight_records(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
 }
 
 fn write_all(folder: &Path, reason: &str) -> Result<Vec<PathBuf>> {
-    let living: Vec<Arc<Flight>> = LIVING.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect();
+    let living: Vec<Arc<Flight>> = LIVING
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .iter()
+        .filter_map(Weak::upgrade)
+        .filter(|flight| !flight.is_foreign())
+        .collect();
     let written: Vec<_> = living.iter().map(|flight| flight.write(folder, reason)).collect();
     written.into_iter().collect()
 }

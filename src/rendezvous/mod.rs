@@ -32,6 +32,7 @@ pub(crate) use launcher::Launch;
 pub(crate) use tcp::listen;
 pub(crate) use url::{Method, Rendezvous};
 
+use crate::deadline::Deadline;
 use crate::proof::Secret;
 use crate::{Error, Result};
 
@@ -129,7 +130,13 @@ fn meet(launch: &Launch, timeout: Duration, secret: Option<&Secret>) -> Result<R
         return Err(Error::config(format!("port 0 of {address}"), reason));
     }
     let serves = rank == 0 && !launch.agent_store;
-    let server = serves.then(|| TcpStoreServer::open((address.as_str(), port), secret)).transpose()?;
+    let server = if serves {
+        let addresses = tcp::resolve(address, port, &Deadline::after(timeout));
+        let addresses = addresses.map_err(|error| Error::io(format!("looking up {address}, the address of the store"), error))?;
+        Some(TcpStoreServer::open(addresses.as_slice(), secret)?)
+    } else {
+        None
+    };
     if let Some(server) = &server {
         port = server.local_addr().port();
         check_reachable(launch, server.local_addr().ip())?;

@@ -48,11 +48,12 @@ impl Averaged<'_, '_> {
         self.buckets.copy_to("copy_to", parameter, destination)
     }
 
-    /// Moves a parameter's gradient out: the buffer that was [given](super::DataParallel::give) for it, else a copy.
+    /// Moves a parameter's gradient out: the buffer that was [given](super::DataParallel::give) for it, else a copy (or what a hook
+    /// gave back in its place). On a device making room for a copy waits for the caller's stream, without a limit.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there is no such parameter, or `T` is not its type. Once it was taken, this, [`gradient`](Self::gradient) and
+    /// `InvalidArgument` where there is no such parameter, or `T` is not its type; on a device `Cuda`. Once it was taken, this, [`gradient`](Self::gradient) and
     /// [`copy_to`](Self::copy_to) say so, and [`norm`](Self::norm) too, until the next step.
     pub fn take<T: Float>(&mut self, parameter: usize) -> Result<Flat<T>> {
         self.buckets.move_out("take", parameter)

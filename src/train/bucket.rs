@@ -94,10 +94,12 @@ impl<T: Float> Bucket<T> {
 
     /// As [`put`](Self::put); where the gradient is the whole bucket, its buffer becomes the bucket's.
     pub(super) fn give(&mut self, slot: usize, gradient: Flat<T>, add: bool) -> Result<()> {
-        if add || self.layout.slots.len() > 1 || gradient.memory().len() != self.layout.len {
+        let is_whole = self.layout.slots.len() == 1 && gradient.memory().len() == self.layout.len;
+        let own = self.own_mut()?;
+        if add || !is_whole || !own.can_be(&gradient) {
             return self.put(slot, gradient.memory(), add);
         }
-        let given = self.own_mut()?.replaced_by(gradient)?;
+        let given = own.replaced_by(gradient);
         self.own = self.flat.replace(given);
         Ok(())
     }

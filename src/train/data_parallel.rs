@@ -54,8 +54,8 @@ use crate::op::ReduceOp;
 /// make another one from what [`Communicator::shrink`] gives.
 ///
 /// **Memory.** The buckets hold every gradient once: the bytes of all gradients, from [`Communicator::alloc`]. Hooks add what they
-/// say. The caller's own gradients are copied and can be freed as soon as `ready` returns; one that is [given](Self::give) lives until
-/// it is [taken](Averaged::take), or the next step's comes.
+/// say. The caller's own gradients are copied and can be freed as soon as `ready` returns; one that is [given](Self::give) lives,
+/// beside its bucket's own memory, until it is [taken](Averaged::take), or the next step's comes.
 ///
 /// On one rank a step makes no call of the communicator's, but for `PreMulSum`, which weights, and what a hook of one's own calls.
 pub struct DataParallel<'comm> {
@@ -170,7 +170,8 @@ impl<'comm> DataParallel<'comm> {
     }
 
     /// As [`ready`](Self::ready), with a gradient that nobody else needs any more: a vector, what [`Communicator::alloc`] gave, a slice of
-    /// cudarc's. Where it is alone in its bucket ([`Options::own_bucket_bytes`]) and nothing was accumulated, its buffer becomes the
+    /// cudarc's. Where it is alone in its bucket ([`Options::own_bucket_bytes`]), nothing was accumulated, and a slice belongs to the very
+    /// `CudaContext` of the buckets' stream, its buffer becomes the
     /// bucket's, without a copy; else it is copied and freed. [`Averaged::take`] moves the mean out again. Ranks may do as they like: one may
     /// give where another copies.
     ///

@@ -11,7 +11,7 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, DevicePtrMut, DeviceSlice, DriverError, result};
 
 use super::float::Float;
-use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead as _, Reading};
+use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceWrite as _, Reading};
 use crate::buffer::{Buffer as _, BufferMut as _, Memory, MemoryMut};
 use crate::communicator::Communicator;
 use crate::deadline::Deadline;
@@ -20,6 +20,9 @@ use crate::error::{Error, Result};
 
 /// How long our kernels are waited for before they would be unloaded.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A wait of that length was in vain: there are no more.
+static IN_VAIN: AtomicBool = AtomicBool::new(false);
 
 /// A stream of the caller's, and our kernels on its device.
 #[derive(Debug)]
@@ -59,7 +62,11 @@ impl Workplace {
         let deadline = Deadline::after(PATIENCE);
         loop {
             match is_complete(&event) {
-                Ok(false) if !deadline.has_passed() => std::thread::sleep(Duration::from_millis(1)),
+                Ok(false) if !deadline.has_passed() && !IN_VAIN.load(Ordering::Relaxed) => std::thread::sleep(Duration::from_millis(1)),
+                Ok(false) => {
+                    IN_VAIN.store(true, Ordering::Relaxed);
+                    return false;
+                }
                 // A context that is broken runs nothing any more.
                 outcome => return outcome.unwrap_or(true),
             }
@@ -130,8 +137,10 @@ impl<T: Float> DeviceFlat<T> {
         // Now, while it can be every rank's error.
         place.loaded()?;
         let failed = |error| cuda_error(format!("allocating a bucket of {len} elements"), error);
+        let too_long = || Error::argument("train", format!("a bucket of {len} elements: more than an address space holds"));
         // A driver need not give memory of no bytes.
-        let bytes = stream.alloc_zeros::<u8>((len * size_of::<T>()).max(1)).map_err(failed)?;
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(too_long)?.max(1);
+        let bytes = stream.alloc_zeros::<u8>(bytes).map_err(failed)?;
         // The leaked slice's events are gone: what it was told to do ends first.
         stream.synchronize().map_err(failed)?;
         // SAFETY: an allocation of at least that many bytes that nobody else owns any more, all of them zeros, which are a value of
@@ -140,10 +149,15 @@ impl<T: Float> DeviceFlat<T> {
         Ok(Self { slice, place })
     }
 
-    /// A slice of the caller's in this one's place: used on this one's stream.
-    pub(super) fn replaced_by(&self, given: Self) -> Result<Self> {
-        same_context(&self.place.stream, given.slice.context())?;
-        Ok(Self { slice: given.slice, place: Arc::clone(&self.place) })
+    /// Whether a slice of the caller's can be used in this one's place. cudarc orders the streams of one context object alone: two of
+    /// them may be the same context of the driver's, and their streams would know nothing of each other.
+    pub(super) fn can_be(&self, given: &Self) -> bool {
+        Arc::ptr_eq(self.place.stream.context(), given.slice.context())
+    }
+
+    /// A slice of the caller's in this one's place, where it [can be](Self::can_be): used on this one's stream.
+    pub(super) fn replaced_by(&self, given: Self) -> Self {
+        Self { slice: given.slice, place: Arc::clone(&self.place) }
     }
 
     /// A copy of the elements in a range.
@@ -163,9 +177,16 @@ impl<T: Float> DeviceFlat<T> {
         let place = Arc::clone(&self.place);
         let outside = || Error::argument("train", format!("elements {range:?} of a bucket that ends before"));
         let mut view = self.slice.try_slice_mut(range.clone()).ok_or_else(outside)?;
-        place.stream.context().bind_to_thread().map_err(|error| cuda_error("using a bucket", error))?;
-        let (address, _recorded) = view.device_ptr_mut(&place.stream);
+        let failed = |error| cuda_error("using a bucket", error);
+        place.stream.context().bind_to_thread().map_err(failed)?;
+        let (address, _written) = view.write(&place.stream);
+        place.stream.context().check_err().map_err(failed)?;
         work(address, &place)
+    }
+
+    /// Refuses memory of another context.
+    pub(super) fn check_reach(&self, gradient: &DeviceMemory<'_, T>) -> Result<()> {
+        same_context(&self.place.stream, gradient.inner.context())
     }
 
     /// Copies as many elements of a gradient in, from its `first` on; or adds them to what is there.
@@ -192,16 +213,17 @@ impl<T: Float> DeviceFlat<T> {
     /// Copies as many elements out.
     pub(super) fn copy_to(&self, range: Range<usize>, destination: DeviceMemoryMut<'_, T>) -> Result<()> {
         let Some(view) = self.view(range).filter(|view| !view.is_empty()) else { return Ok(()) };
-        let stream = &self.place.stream;
+        let Memory::Device(memory) = view.memory() else { return Ok(()) };
+        let (stream, doing) = (&self.place.stream, "copying a gradient out of its bucket");
         same_context(stream, destination.inner.context())?;
-        let failed = |error| cuda_error("copying a gradient out of its bucket", error);
-        stream.context().bind_to_thread().map_err(failed)?;
-        let (from, _read) = view.read(stream);
-        let (into, _written) = destination.inner.write(stream);
-        stream.context().check_err().map_err(failed)?;
-        // SAFETY: both are memory of this context (checked) with that many bytes (the caller compares lengths), borrowed until their
-        // guards, which are dropped behind the copy, have made later users wait for it.
-        unsafe { result::memcpy_dtod_async(into, from, view.num_bytes(), stream.cu_stream()) }.map_err(failed)
+        reading(stream, memory, doing, |from| {
+            let failed = |error| cuda_error(doing, error);
+            let (into, _written) = destination.inner.write(stream);
+            stream.context().check_err().map_err(failed)?;
+            // SAFETY: both are memory of this context (checked) with that many bytes (the caller compares lengths), borrowed until their
+            // guards, which are dropped behind the copy, have made later users wait for it.
+            unsafe { result::memcpy_dtod_async(into, from, view.num_bytes(), stream.cu_stream()) }.map_err(failed)
+        })
     }
 
     /// Makes elements zeros.

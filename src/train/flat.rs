@@ -174,12 +174,23 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// A buffer to be used in place of this one, which is on the same side (checked by the caller).
-    pub(super) fn replaced_by(&self, given: Self) -> Result<Self> {
+    /// Whether a buffer can be used in place of this one.
+    pub(super) fn can_be(&self, given: &Self) -> bool {
+        match (&self.0, &given.0) {
+            (Elements::Host(_), Elements::Host(_)) => true,
+            #[cfg(feature = "cuda")]
+            (Elements::Device(own), Elements::Device(given)) => own.can_be(given),
+            #[cfg(feature = "cuda")]
+            _ => false,
+        }
+    }
+
+    /// A buffer to be used in place of this one, where it [can be](Self::can_be).
+    pub(super) fn replaced_by(&self, given: Self) -> Self {
         match (&self.0, given.0) {
             #[cfg(feature = "cuda")]
-            (Elements::Device(own), Elements::Device(given)) => own.replaced_by(given).map(|flat| Self(Elements::Device(flat))),
-            (_, given) => Ok(Self(given)),
+            (Elements::Device(own), Elements::Device(given)) => Self(Elements::Device(own.replaced_by(given))),
+            (_, given) => Self(given),
         }
     }
 
@@ -197,7 +208,7 @@ impl<T: Float> Flat<T> {
         match (&self.0, gradient) {
             (Elements::Host(_), Memory::Host(_)) => {}
             #[cfg(feature = "cuda")]
-            (Elements::Device(_), Memory::Device(_)) => {}
+            (Elements::Device(flat), Memory::Device(gradient)) => flat.check_reach(gradient)?,
             #[cfg(feature = "cuda")]
             (Elements::Host(_), Memory::Device(_)) => return Err(elsewhere("in host memory", "on a device")),
             #[cfg(feature = "cuda")]

@@ -365,7 +365,14 @@ mod tests {
         assert!(std::fs::File::open(&path).is_ok());
         for secret in [None, Some(&secret(1))] {
             with_door(secret, |name| {
-                let [handed, opened] = as_another_user(name, &path).unwrap();
+                let (handed, opened) = match as_another_user(name, &path) {
+                    Ok([handed, opened]) => (handed, opened),
+                    // Where root is the only user of its namespace.
+                    Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied) => {
+                        return println!("skipped: another user cannot be had here: {error}");
+                    }
+                    Err(error) => panic!("{error}"),
+                };
                 let hung_up = [Errno::CONNABORTED, Errno::CONNRESET, Errno::PIPE].map(Errno::raw_os_error);
                 assert!(handed.is_some_and(|number| hung_up.contains(&number)), "the door answered {handed:?}");
                 assert_eq!(opened, Some(Errno::ACCESS.raw_os_error()), "{path} was opened by another user");

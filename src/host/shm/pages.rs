@@ -47,9 +47,14 @@ impl Pages {
         let pages = Self::reserve(bytes, align, ProtFlags::empty())?;
         // SAFETY: takes the place of a part of the reservation, which nothing refers to yet; as long as the file at most (the caller's
         // word), so that no access is a bus error.
-        unsafe {
-            rustix::mm::mmap(pages.at(0).cast(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED, file, 0)?
+        let mapped = unsafe {
+            rustix::mm::mmap(pages.at(0).cast(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED, file, 0)
         };
+        if let Err(error) = mapped {
+            // The kernel may have taken the reservation away before it failed, and another thread may have the place by now.
+            std::mem::forget(pages);
+            return Err(error.into());
+        }
         #[cfg(one_mapping)]
         let pages = one_mapping::known(file, pages)?;
         Ok(pages)

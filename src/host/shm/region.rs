@@ -14,7 +14,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use super::control::{Control, Member};
 use super::flags::Flag;
 use super::layout::Layout;
-use super::pages::Pages;
+use super::pages::{Pages, alignment};
 use super::presence::Presence;
 use crate::host::notice::Notice;
 
@@ -63,7 +63,7 @@ impl Region {
     /// Maps the file, takes the lock of rank `me` and enters it.
     pub(super) fn enter(file: OwnedFd, layout: Layout, me: usize) -> io::Result<Self> {
         check(file.as_fd(), &layout)?;
-        let pages = Pages::of_file(file.as_fd(), layout.bytes, rustix::param::page_size())?;
+        let pages = Pages::of_file(file.as_fd(), layout.bytes, alignment(layout.bytes, 1))?;
         let presence = Presence::claim(file, me)?;
         let region = Self { pages, layout, me, presence };
         let processors = rustix::thread::sched_getaffinity(None).ok();

@@ -115,7 +115,7 @@ impl Connection {
 
     /// Tries each address of the host once.
     fn attempt(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline) -> std::result::Result<Self, Failure> {
-        let mut last = Failure::Broken(io::Error::new(ErrorKind::NotFound, "the name has no address"));
+        let mut last = Failure::Late;
         // Looked up each time: a host that starts late may have no address yet, or get another.
         for address in resolve(host, port, deadline)? {
             match Self::connect(address, secret, deadline) {

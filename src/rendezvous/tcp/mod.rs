@@ -14,3 +14,4 @@ pub use server::TcpStoreServer;
 pub(crate) use server::listen;
 
 pub(super) use backoff::Backoff;
+pub(super) use resolve::resolve;

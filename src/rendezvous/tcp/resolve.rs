@@ -3,23 +3,31 @@
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
+use std::time::Duration;
 
 use crate::deadline::Deadline;
 
-/// The addresses of a host. The system's resolver knows no deadline: it is asked on a thread of its own, which is left behind where it
+/// How long a name is waited for at least, also by those who have no time: it may be in a file of this host's.
+const LEAST: Duration = Duration::from_millis(20);
+
+/// The addresses of a host, of which there is at least one. The system's resolver knows no deadline: it is asked on a thread of its own, which is left behind where it
 /// does not answer in time, and ends when it does.
-pub(super) fn resolve(host: &str, port: u16, deadline: &Deadline) -> io::Result<Vec<SocketAddr>> {
+pub(in crate::rendezvous) fn resolve(host: &str, port: u16, deadline: &Deadline) -> io::Result<Vec<SocketAddr>> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
     let name = host.to_owned();
-    within(deadline, move || Ok((name.as_str(), port).to_socket_addrs()?.collect()))
+    let addresses: Vec<_> = within(deadline, move || Ok((name.as_str(), port).to_socket_addrs()?.collect()))?;
+    if addresses.is_empty() {
+        return Err(io::Error::new(ErrorKind::NotFound, "the name has no address"));
+    }
+    Ok(addresses)
 }
 
 fn within<T: Send + 'static>(deadline: &Deadline, ask: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     let (answer, answered) = mpsc::sync_channel(1);
     std::thread::Builder::new().name("resolver".to_owned()).spawn(move || answer.send(ask()))?;
-    match answered.recv_timeout(deadline.remaining()) {
+    match answered.recv_timeout(deadline.remaining().max(LEAST)) {
         Ok(addresses) => addresses,
         Err(mpsc::RecvTimeoutError::Timeout) => Err(io::Error::new(ErrorKind::TimedOut, "the name was not resolved in time")),
         Err(mpsc::RecvTimeoutError::Disconnected) => Err(io::Error::other("the thread that resolves the name panicked")),
@@ -28,8 +36,6 @@ fn within<T: Send + 'static>(deadline: &Deadline, ask: impl FnOnce() -> io::Resu
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
