@@ -156,7 +156,8 @@ impl Shared {
 #[derive(Debug, Clone)]
 pub struct AbortHandle {
     rank: usize,
-    health: Arc<Health>,
+    /// Not held: an observer that has this handle is itself held by what it leads to.
+    health: Weak<Health>,
     desk: Weak<Desk>,
     #[cfg(feature = "cuda")]
     device: Weak<NcclComm>,
@@ -165,15 +166,13 @@ pub struct AbortHandle {
 impl AbortHandle {
     /// Ends the communicator: a call that is under way here returns `Aborted` soon, as do those of its peers that wait for this
     /// rank, and later calls are refused. Where none is under way here, the peers hear of it when this rank makes its next call or
-    /// drops the communicator. Idempotent; does nothing in a forked child.
+    /// drops the communicator. Idempotent; does nothing once the communicator is gone, nor in a forked child.
     pub fn abort(&self) {
-        if self.health.is_foreign() {
-            return;
+        let Some(health) = self.health.upgrade().filter(|health| !health.is_foreign()) else { return };
+        if health.notice().is_none() {
+            tracing::info!(target: LIFE, communicator = health.flight().name(), rank = self.rank, "aborted");
         }
-        if self.health.notice().is_none() {
-            tracing::info!(target: LIFE, communicator = self.health.flight().name(), rank = self.rank, "aborted");
-        }
-        self.health.end(Notice::Aborted { by: self.rank as u32 });
+        health.end(Notice::Aborted { by: self.rank as u32 });
         if let Some(desk) = self.desk.upgrade() {
             desk.announce_end();
         }
@@ -397,7 +396,7 @@ impl Communicator {
         let shared = &self.core.shared;
         AbortHandle {
             rank: shared.rank,
-            health: Arc::clone(&shared.health),
+            health: Arc::downgrade(&shared.health),
             desk: Arc::downgrade(&shared.desk),
             #[cfg(feature = "cuda")]
             device: self.plane("abort_handle").map_or_else(|_| Weak::new(), |plane| Arc::downgrade(plane.comm())),

@@ -161,5 +161,6 @@ fn an_observer_may_end_the_communicator_when_a_background_message_fails() {
         assert!(outcome.is_none_or(|outcome| outcome.unwrap_err().is_timeout()));
         assert!(comms.remove(0).barrier().unwrap_err().is_poisoned());
         assert!(comms.remove(0).barrier().is_err());
+        assert_eq!(Arc::strong_count(&handle), 1, "the observer, and what it holds, lives on");
     }
 }
