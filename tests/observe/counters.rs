@@ -156,11 +156,12 @@ fn an_observer_may_end_the_communicator_when_a_background_message_fails() {
         handle.set(comms[0].abort_handle()).unwrap();
         comms[0].set_timeout(Duration::from_millis(20));
         let work = comms[0].irecv(vec![0u32; 3], 1).unwrap();
-        let outcome = if waits { Some(work.wait()) } else { None };
+        let (outcome, unfinished) = if waits { (Some(work.wait()), None) } else { (None, Some(work)) };
         assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(("timeout", 12)), "the observer did not come back");
         assert!(outcome.is_none_or(|outcome| outcome.unwrap_err().is_timeout()));
         assert!(comms.remove(0).barrier().unwrap_err().is_poisoned());
         assert!(comms.remove(0).barrier().is_err());
+        drop(unfinished);
         assert_eq!(Arc::strong_count(&handle), 1, "the observer, and what it holds, lives on");
     }
 }
