@@ -98,7 +98,7 @@ impl<'a, 'comm> Shards<'a, 'comm> {
     ///
     /// Those of `update`, and of collectives. No step can follow, nor after a panic of `update`: this rank's shares are changed and the
     /// others' are not known. Other ranks are not told of an `update` that fails on one: they wait for its shares until the deadline, unless
-    /// it ends the communicator ([`Communicator::abort`]). So let fail on every rank what can fail, or abort.
+    /// it ends the communicator ([`Communicator::abort`](crate::Communicator::abort)). So let fail on every rank what can fail, or abort.
     pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a, 'comm>> {
         let ShardedOptimizer { buckets, masters, .. } = self.optimizer;
         buckets.go_on(|buckets| {
