@@ -1,5 +1,8 @@
 //! Says where the images of the device's kernels are: the committed ones, which need no compiler, or, where `COLLECTIVES_NVCC`
 //! names one, those that it makes of `kernels/`. A compiler that fails fails the build: there is no silent way back.
+//!
+//! With `COLLECTIVES_LOOM` the crate is built for its models. The flag is set here, not in `RUSTFLAGS`, which would have every dependency
+//! compiled once more.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -10,10 +13,15 @@ const FAMILIES: [&str; 6] = ["bits", "average", "sum", "premul", "train", "check
 /// The ends of the images' names, and the architectures that they are for.
 const TARGETS: [(&str, &str); 2] = [("sm70", "compute_70"), ("sm80", "compute_80")];
 const NVCC: &str = "COLLECTIVES_NVCC";
+const LOOM: &str = "COLLECTIVES_LOOM";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-env-changed={NVCC}");
+    println!("cargo::rerun-if-env-changed={LOOM}");
     println!("cargo::rerun-if-changed=build.rs");
+    if env::var_os(LOOM).is_some() {
+        println!("cargo::rustc-cfg=loom");
+    }
     let sources = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("kernels");
     let images = match env::var_os(NVCC) {
         Some(nvcc) if !nvcc.is_empty() => {

@@ -114,7 +114,7 @@ impl<T> Baton<T> {
 
 #[cfg(all(test, loom))]
 mod models {
-    //! Run with `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --lib --release communicator::baton`.
+    //! Run with `COLLECTIVES_LOOM=1 cargo test --lib communicator::baton`.
 
     use super::*;
     use loom::sync::Arc;

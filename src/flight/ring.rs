@@ -228,7 +228,7 @@ mod tests {
 
 #[cfg(all(test, loom))]
 mod models {
-    //! Run with `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --lib --release flight::ring`.
+    //! Run with `COLLECTIVES_LOOM=1 cargo test --lib flight::ring`.
 
     use super::*;
     use loom::sync::Arc;

@@ -201,7 +201,7 @@ mod tests {
 
 #[cfg(all(test, loom))]
 mod models {
-    //! Run with `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --lib --release shm::control`.
+    //! Run with `COLLECTIVES_LOOM=1 cargo test --lib shm::control`.
 
     use super::*;
     use loom::sync::Arc;

@@ -55,7 +55,7 @@ mod tests {
 #[cfg(all(test, loom))]
 #[expect(unsafe_code, reason = "the model's slots are cells, as the real ones are raw memory")]
 mod model {
-    //! Run with `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --lib --release shm::flags`.
+    //! Run with `COLLECTIVES_LOOM=1 cargo test --lib shm::flags`.
 
     use super::*;
     use loom::cell::UnsafeCell;
