@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::super::keep::Kept;
 use super::super::work::State;
-use super::{Desk, Inner, Terms, doing};
-use crate::deadline::Deadline;
+use super::request::Request;
+use super::{Desk, Inner};
 use crate::error::Error;
 use crate::flight::FlightPlane;
 use crate::observe::Lane;
@@ -17,15 +17,15 @@ use crate::observe::Lane;
 pub(super) enum News {
     /// A background message is over. Its buffer is freed with this where the message failed, or nobody holds its `Work` any more: how a
     /// buffer is freed is the program's as well.
-    Over { terms: Terms, sending: bool, moved: usize, elapsed: Duration, failed: Option<(Error, Box<dyn Kept>)>, state: Arc<State> },
+    Over { request: Request, elapsed: Duration, failed: Option<(Error, Box<dyn Kept>)>, state: Arc<State> },
     /// A message takes long.
-    Stalled { terms: Terms, sending: bool, elapsed: Duration, limit: Duration },
+    Stalled { request: Request, elapsed: Duration },
 }
 
 impl News {
     /// Of a message that is late.
-    pub(super) fn stalled(terms: &Terms, sending: bool, deadline: &Deadline) -> Self {
-        Self::Stalled { terms: *terms, sending, elapsed: deadline.elapsed(), limit: deadline.limit() }
+    pub(super) fn stalled(request: &Request) -> Self {
+        Self::Stalled { request: request.clone(), elapsed: request.deadline.elapsed() }
     }
 }
 
@@ -97,9 +97,9 @@ impl Desk {
 
     fn tell_one(&self, news: News) {
         match news {
-            News::Over { terms, sending, moved, elapsed, failed, state } => {
+            News::Over { request, elapsed, failed, state } => {
                 if let Some(watch) = self.health.watch() {
-                    let report = watch.message(&terms.recorded(sending, moved), FlightPlane::Host, moved);
+                    let report = watch.message(&request.message(), FlightPlane::Host, request.bytes);
                     watch.ended(report, elapsed, failed.as_ref().map(|(error, _)| error), Lane::Background);
                 }
                 if let Some((error, _)) = &failed {
@@ -107,17 +107,17 @@ impl Desk {
                 }
                 drop((failed, state));
             }
-            News::Stalled { terms, sending, elapsed, limit } => self.warn(&terms, sending, elapsed, limit),
+            News::Stalled { request, elapsed } => self.warn(&request, elapsed),
         }
     }
 
     /// Warns of a message that does not end.
     #[cold]
-    fn warn(&self, terms: &Terms, sending: bool, elapsed: Duration, limit: Duration) {
-        let missing: Vec<u32> = match terms.peer {
+    fn warn(&self, request: &Request, elapsed: Duration) {
+        let missing: Vec<u32> = match request.terms.peer {
             Some(peer) => vec![peer as u32],
             None => (0..self.peers.len()).filter(|peer| *peer != self.rank).map(|peer| peer as u32).collect(),
         };
-        self.health.flight().warn(&doing(terms, sending), elapsed, limit, &missing);
+        self.health.flight().warn(&request.doing(), elapsed, request.deadline.limit(), &missing);
     }
 }
