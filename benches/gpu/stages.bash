@@ -15,21 +15,23 @@ has_torch() { python3 -c 'import importlib.util as u, sys; sys.exit(u.find_spec(
 
 stage_facts() { :; }
 
-# Every test of a program: all in one process first, since a start costs seconds; then those that did not pass there by themselves, where none
-# takes another with it. After three that hang (one, where ranks
-# cannot share a GPU as threads), the others are left alone. Only tests whose names fit a pattern, where one is given.
+# Every test of a program whose name fits a pattern: all in one process first, since a start costs seconds; then those that did not pass there
+# by themselves, where none takes another with it. After three that hang (one, where ranks cannot share a GPU as they would), the others
+# are left alone.
 each_test() {
-  local stage=$1 program=$2 pattern=${3:-.} file=$results/$1.txt log=$scratch/$2 hung=0 most=3 tests name
+  local stage=$1 program=$2 pattern=$3 file=$results/$1.txt log=$scratch/$2 hung=0 most=3 tests name
   tests=$(timeout 20 "$here/$program" --list 2>>"$file" </dev/null | sed -n 's/: test$//p' | grep -P "$pattern")
   [ -n "$tests" ] || { verdict "$stage: $program lists no tests" 1 && return; }
   share 8
   # Many a call of theirs fails on purpose.
   local -a alone=(env -u COLLECTIVES_FLIGHT_RECORDER_DIR "$here/$program")
-  threads_fit 8 || most=1
+  local shared=$threads
+  [ "$pattern" != processes ] && [ "$stage" != failures ] || shared=$processes
+  [[ "$gpus" -ge 4 || "$shared" =~ ^(yes|shared)$ ]] || most=1
   tests=$(for name in $tests; do [ -n "${ended["$stage: $name"]:-}" ] || echo "$name"; done)
   : >"$log"
-  # One of them is as well off alone.
-  if [ "$(wc -w <<<"$tests")" -gt 1 ] && [ "$(allowed 1)" -gt 0 ]; then
+  # One of them is as well off alone, and so are those that start processes.
+  if [ "$(wc -w <<<"$tests")" -gt 1 ] && [ "$pattern" != processes ] && [ "$(allowed 1)" -gt 0 ]; then
     # shellcheck disable=SC2086 # a word for each
     limited $((most * limit)) "$file" "${alone[@]}" --test-threads 1 --logfile "$log" --exact $tests
   fi
@@ -45,10 +47,11 @@ each_test() {
   done
 }
 
-# Without the tests of other NCCL releases, which are simulated ones.
+# Without the tests of other NCCL releases, which are simulated ones. Those with processes come last: on one GPU these take turns.
 stage_suite() {
   local program
-  for program in device-suite device-interchange device-training; do each_test suite "$program" '^(?!versions::)'; done
+  for program in device-suite device-interchange device-training; do each_test suite "$program" '^(?!versions::|.*processes)'; done
+  for program in device-suite device-training; do each_test suite "$program" processes; done
 }
 
 # Ranks that are killed, that stop, that disagree: with NCCL as it is, in processes.
