@@ -89,7 +89,8 @@ impl DType {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2)
     }
 
-    /// The number of this float type that is nearest to a value, ties to even: rounded once, not by way of `f32`. Of other types, the value.
+    /// The number of this float type that is nearest to a value, ties to even: rounded once, not by way of `f32`. Of other types, the
+    /// value.
     pub(crate) fn nearest(self, value: f64) -> f64 {
         match self {
             DType::F32 => f64::from(value as f32),

@@ -15,9 +15,9 @@ has_torch() { python3 -c 'import importlib.util as u, sys; sys.exit(u.find_spec(
 
 stage_facts() { :; }
 
-# Every test of a program whose name fits a pattern: all in one process first, since a start costs seconds; then those that did not pass there
-# by themselves, where none takes another with it. After three that hang (one, where ranks cannot share a GPU as they would), the others
-# are left alone.
+# Every test of a program whose name fits a pattern: all in one process first, since a start costs seconds; then those that did not pass
+# there by themselves, where none takes another with it. After three that hang (one, where ranks cannot share a GPU as they would), the
+# others are left alone.
 each_test() {
   local stage=$1 program=$2 pattern=$3 file=$results/$1.txt log=$scratch/$2 hung=0 most=3 tests name
   tests=$(timeout 20 "$here/$program" --list 2>>"$file" </dev/null | sed -n 's/: test$//p' | grep -P "$pattern")
@@ -61,11 +61,13 @@ stage_collperf() {
   local ranks file=$results/collperf.txt
   for ranks in 1 2 4; do
     try_perf "collperf all, $ranks ranks" "$file" "$ranks" all -b 8 -e "${COLLPERF_MOST:-64M}" -f 8 -J "$scratch/all-$ranks.json"
-    try_perf "collperf all_reduce, $ranks ranks, graph" "$file" "$ranks" all_reduce -b 8 -e "${COLLPERF_MOST:-16M}" -f 8 -G 10 -J "$scratch/graph-$ranks.json"
+    try_perf "collperf all_reduce, $ranks ranks, graph" "$file" "$ranks" \
+      all_reduce -b 8 -e "${COLLPERF_MOST:-16M}" -f 8 -G 10 -J "$scratch/graph-$ranks.json"
     try_perf "collperf all_reduce, $ranks ranks, time to issue" "$file" "$ranks" all_reduce -b 8 -e "${COLLPERF_MOST:-1M}" -f 8 -C 1
     try_perf "collperf all_reduce, $ranks ranks, registered" "$file" "$ranks" all_reduce -b 8 -e "${COLLPERF_MOST:-16M}" -f 8 -R 1
     try_perf "collperf all_reduce, $ranks ranks, windows" "$file" "$ranks" all_reduce -b 8 -e "${COLLPERF_MOST:-16M}" -f 8 -R 2
-    try_perf "collperf all_reduce -o bxor, $ranks ranks" "$file" "$ranks" all_reduce -o bxor -d u32 -b 8 -e "${COLLPERF_MOST:-64M}" -f 8 -I 1
+    try_perf "collperf all_reduce -o bxor, $ranks ranks" "$file" "$ranks" \
+      all_reduce -o bxor -d u32 -b 8 -e "${COLLPERF_MOST:-64M}" -f 8 -I 1
   done
   if [ -z "${COLLPERF_MOST:-}" ]; then
     try_perf "collperf all_reduce, 1 rank, 4 GiB" "$file" 1 all_reduce -b 1G -e 4G -f 4 -n 5
@@ -147,12 +149,14 @@ stage_python() {
 stage_kernels() {
   local limit=$((3 * limit))
   try "kernels against a copy" "$results/kernels.csv" "$here/device-bench" kernels ${KERNEL_SIZES:+--bytes "$KERNEL_SIZES"}
-  timeout 20 nvidia-smi --query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_event_reasons.active --format=csv >>"$results/facts.txt" 2>&1
+  timeout 20 nvidia-smi --query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_event_reasons.active --format=csv \
+    >>"$results/facts.txt" 2>&1
 }
 
 stage_geometry() {
   local limit=$((3 * limit))
-  try "kernels with other threads and blocks" "$results/geometry.csv" "$here/device-bench" geometry --bytes "${GEOMETRY_SIZES:-67108864,268435456}"
+  try "kernels with other threads and blocks" "$results/geometry.csv" \
+    "$here/device-bench" geometry --bytes "${GEOMETRY_SIZES:-67108864,268435456}"
 }
 
 # Clocks are left as they are: the machine may not be ours.
