@@ -8,6 +8,7 @@ use std::str::FromStr;
 use half::{bf16, f16};
 
 use crate::Error;
+use crate::float8::narrow_to_odd;
 pub use crate::float8::{F8E4M3, F8E5M2};
 
 mod sealed {
@@ -86,6 +87,19 @@ impl DType {
     #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2)
+    }
+
+    /// The number of this float type that is nearest to a value, ties to even: rounded once, not by way of `f32`. Of other types, the
+    /// value.
+    pub(crate) fn nearest(self, value: f64) -> f64 {
+        match self {
+            DType::F32 => f64::from(value as f32),
+            DType::F16 => f16::from_f32(narrow_to_odd(value)).to_f64(),
+            DType::Bf16 => bf16::from_f32(narrow_to_odd(value)).to_f64(),
+            DType::F8E4M3 => F8E4M3::from_f64(value).to_f64(),
+            DType::F8E5M2 => F8E5M2::from_f64(value).to_f64(),
+            _ => value,
+        }
     }
 
     /// The name used in messages and on command lines: `f32`, `bf16`, `f8e4m3`, `u8`, `bool` …

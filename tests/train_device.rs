@@ -695,3 +695,17 @@ fn a_slice_of_another_context_object_is_copied_since_cudarc_would_not_order_it()
         }
     });
 }
+
+#[test]
+fn ranks_whose_buckets_lie_elsewhere_are_told_so_and_can_go_on() {
+    ranks(2, |comm, memory| {
+        let options = Options { own_bucket_bytes: Some(1 << 20), ..Options::default() };
+        let error = match comm.rank() {
+            0 => DataParallel::new(comm, parameters(), options.clone()).err(),
+            _ => DataParallel::on_device(comm, &memory.stream, parameters(), options.clone()).err(),
+        };
+        let error = error.unwrap().to_string();
+        assert!(error.contains("DataParallel::new with") && error.contains("DataParallel::on_device with"), "{error}");
+        steps(comm, memory, options);
+    });
+}

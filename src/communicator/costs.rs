@@ -77,7 +77,7 @@ impl Communicator {
     pub fn measure_costs(&self) -> Result<Costs> {
         // SAFETY: as in `execute`.
         let model = unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.model()) };
-        let Some(mut model) = model.flatten() else {
+        let Some(mut model) = model.ok_or_else(|| self.not_entered("measure_costs"))? else {
             let reason = "the model knows several ranks of one host, or of a host each".to_owned();
             return Err(Error::Unsupported { what: "predicting how long calls take".to_owned(), reason });
         };

@@ -363,6 +363,9 @@ impl Communicator {
     /// algorithm at which size (in the form that [`Config::algorithm`] understands). For people; the text may change.
     #[must_use]
     pub fn explain(&self) -> String {
+        if self.core.shared.health.is_foreign() {
+            return forked("explain".to_owned()).to_string();
+        }
         // SAFETY: as in `execute`.
         let said = unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.explain()) };
         said.unwrap_or_else(|| "in use by a reduction that is under way".to_owned())

@@ -164,6 +164,15 @@ impl<B: Send + 'static> Work<B> {
     }
 }
 
+impl<B> Drop for Work<B> {
+    fn drop(&mut self) {
+        if self.process.is_foreign() {
+            // Buffers and an event of a device would be freed by a driver that does not know this process.
+            std::mem::forget((self.driver.take(), Arc::clone(&self.state)));
+        }
+    }
+}
+
 impl<B> fmt::Debug for Work<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Work").finish_non_exhaustive()

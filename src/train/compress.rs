@@ -66,7 +66,7 @@ impl<T: Float, C: Float> Compress<T, C> {
         layout: &BucketLayout,
         op: ReduceOp,
     ) -> Result<Self> {
-        Self::in_place(comm, &Place::Device(std::sync::Arc::clone(stream)), layout, op)
+        Self::in_place(comm, &Place::on_device(stream), layout, op)
     }
 
     fn in_place(comm: &Communicator, place: &Place, layout: &BucketLayout, op: ReduceOp) -> Result<Self> {

@@ -104,7 +104,7 @@ impl<'comm> DataParallel<'comm> {
         parameters: Vec<Parameter>,
         options: Options,
     ) -> Result<Self> {
-        let place = Place::Device(std::sync::Arc::clone(stream));
+        let place = Place::on_device(stream);
         let buckets = Buckets::new(comm, "DataParallel::on_device", parameters, &options, (&place, 1), &Plainly(options.op));
         buckets.map(|buckets| Self { buckets })
     }

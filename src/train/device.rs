@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A wait of that length was in vain: there are no more.
 static IN_VAIN: AtomicBool = AtomicBool::new(false);
 
-/// A stream of the caller's, and our kernels on its device.
+/// A stream of the caller's, and our kernels on its device: one for all buckets of a model.
 #[derive(Debug)]
 pub(super) struct Workplace {
     stream: Arc<CudaStream>,
@@ -35,8 +35,12 @@ pub(super) struct Workplace {
 }
 
 impl Workplace {
-    fn new(stream: &Arc<CudaStream>) -> Self {
-        Self { stream: Arc::clone(stream), kernels: OnceLock::new(), launched: AtomicBool::new(false) }
+    pub(super) fn new(stream: &Arc<CudaStream>) -> Arc<Self> {
+        Arc::new(Self { stream: Arc::clone(stream), kernels: OnceLock::new(), launched: AtomicBool::new(false) })
+    }
+
+    pub(super) fn stream(&self) -> &CudaStream {
+        &self.stream
     }
 
     /// Our kernels.
@@ -46,6 +50,7 @@ impl Workplace {
         }
         let refused = |reason| Error::NoDevice { call: "on_device".to_owned(), reason };
         let kernels = Kernels::on(&device::of(self.stream.context()).map_err(refused)?)?;
+        kernels.load_gradients()?;
         Ok(self.kernels.get_or_init(|| kernels))
     }
 
@@ -102,7 +107,7 @@ fn same_context(stream: &CudaStream, context: &Arc<CudaContext>) -> Result<()> {
 
 impl<T> From<CudaSlice<T>> for DeviceFlat<T> {
     fn from(slice: CudaSlice<T>) -> Self {
-        Self { place: Arc::new(Workplace::new(slice.stream())), slice }
+        Self { place: Workplace::new(slice.stream()), slice }
     }
 }
 
@@ -132,10 +137,10 @@ fn reading<T>(stream: &CudaStream, memory: DeviceMemory<'_, T>, doing: &str, wor
 
 impl<T: Float> DeviceFlat<T> {
     /// `len` zeros.
-    pub(super) fn new(stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
-        let place = Arc::new(Workplace::new(stream));
+    pub(super) fn new(place: &Arc<Workplace>, len: usize) -> Result<Self> {
         // Now, while it can be every rank's error.
         place.loaded()?;
+        let stream = &place.stream;
         let failed = |error| cuda_error(format!("allocating a bucket of {len} elements"), error);
         let too_long = || Error::argument("train", format!("a bucket of {len} elements: more than an address space holds"));
         // A driver need not give memory of no bytes.
@@ -146,7 +151,7 @@ impl<T: Float> DeviceFlat<T> {
         // SAFETY: an allocation of at least that many bytes that nobody else owns any more, all of them zeros, which are a value of
         // every float type.
         let slice = unsafe { stream.upgrade_device_ptr(bytes.leak(), len) };
-        Ok(Self { slice, place })
+        Ok(Self { slice, place: Arc::clone(place) })
     }
 
     /// Whether a slice of the caller's can be used in this one's place. cudarc orders the streams of one context object alone: two of
@@ -162,7 +167,7 @@ impl<T: Float> DeviceFlat<T> {
 
     /// A copy of the elements in a range.
     pub(super) fn copied(&self, range: Range<usize>) -> Result<Self> {
-        let mut copy = Self::new(&self.place.stream, range.len())?;
+        let mut copy = Self::new(&self.place, range.len())?;
         if let MemoryMut::Device(destination) = copy.slice.memory_mut() {
             self.copy_to(range, destination)?;
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream};
 
 #[cfg(feature = "cuda")]
-use super::device::DeviceFlat;
+use super::device::{DeviceFlat, Workplace};
 use super::float::Float;
 use super::hook::Pending;
 use super::host::HostFlat;
@@ -25,9 +25,17 @@ const BLOCK: usize = 1024;
 #[derive(Debug, Clone)]
 pub(super) enum Place {
     Host,
-    /// On a device, for a caller who works on this stream.
+    /// On a device, for a caller who works on a stream there.
     #[cfg(feature = "cuda")]
-    Device(Arc<CudaStream>),
+    Device(Arc<Workplace>),
+}
+
+impl Place {
+    /// On the stream's device.
+    #[cfg(feature = "cuda")]
+    pub(super) fn on_device(stream: &Arc<CudaStream>) -> Self {
+        Self::Device(Workplace::new(stream))
+    }
 }
 
 /// The gradients of one bucket, one behind the other; a buffer that every collective takes.
@@ -93,8 +101,7 @@ impl<T: Float> Flat<T> {
     /// `Cuda`.
     #[cfg(feature = "cuda")]
     pub fn on_device(comm: &Communicator, stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
-        reachable(comm, stream)?;
-        DeviceFlat::new(stream, len).map(|flat| Self(Elements::Device(flat)))
+        Self::in_place(comm, &Place::on_device(stream), len)
     }
 
     /// `len` zeros in a place. Collective on the host; on a device this rank's own affair.
@@ -102,7 +109,10 @@ impl<T: Float> Flat<T> {
         match place {
             Place::Host => Self::new(comm, len),
             #[cfg(feature = "cuda")]
-            Place::Device(stream) => Self::on_device(comm, stream, len),
+            Place::Device(workplace) => {
+                reachable(comm, workplace.stream())?;
+                DeviceFlat::new(workplace, len).map(|flat| Self(Elements::Device(flat)))
+            }
         }
     }
 

@@ -40,12 +40,13 @@ impl fmt::Display for Parameter {
     }
 }
 
-/// Refuses ranks that differ in their parameters, or in `settings` (what else decides which calls are made, in words). Collective.
+/// Refuses ranks that differ in `what` they make, say on the host or on a device, in their parameters, or in `settings` (what else decides
+/// which calls are made, in words). Collective.
 pub(super) fn agree(comm: &Communicator, what: &str, parameters: &[Parameter], settings: &str) -> Result<()> {
     if comm.world_size() == 1 {
         return Ok(());
     }
-    let mine = lines(parameters, settings);
+    let mine = lines(what, parameters, settings);
     let digest: [u8; 32] = Sha256::digest(mine.as_bytes()).into();
     let mut all = vec![([0; 32], 0).into_plain(); comm.world_size()];
     comm.all_gather_into(&[(digest, mine.len() as u64).into_plain()], &mut all)?;
@@ -56,12 +57,7 @@ pub(super) fn agree(comm: &Communicator, what: &str, parameters: &[Parameter], s
     };
     let (first, second) = (told(0)?, told(other)?);
     let (first_call, second_call) = first_difference(&first, &second);
-    Err(Error::Mismatch {
-        first: comm.peers()[0].clone(),
-        first_call: format!("{what} with {first_call}"),
-        second: comm.peers()[other].clone(),
-        second_call: format!("{what} with {second_call}"),
-    })
+    Err(Error::Mismatch { first: comm.peers()[0].clone(), first_call, second: comm.peers()[other].clone(), second_call })
 }
 
 /// A digest and a length as they travel.
@@ -83,15 +79,29 @@ fn length(plain: &[u8; 40]) -> usize {
     plain[32..].iter().rev().fold(0, |length, byte| length << 8 | usize::from(*byte))
 }
 
-/// One line for the settings and one for each parameter; debug forms hold no line ends.
-fn lines(parameters: &[Parameter], settings: &str) -> String {
-    let mut text = format!("{settings}\n");
+/// One line for what is made, one for the settings and one for each parameter; debug forms hold no line ends.
+fn lines(what: &str, parameters: &[Parameter], settings: &str) -> String {
+    let mut text = format!("{what}\n{settings}\n");
     parameters.iter().enumerate().for_each(|(index, parameter)| text += &format!("parameter {index} {parameter}\n"));
     text
 }
 
-/// The first lines that differ, in words.
+/// What each made, and the first of the other lines that differ, in words.
 fn first_difference(first: &str, second: &str) -> (String, String) {
+    let ((first_what, first), (second_what, second)) = (split(first), split(second));
+    let (first, second) = match first == second {
+        true => (split(first).0.to_owned(), split(second).0.to_owned()),
+        false => first_different_line(first, second),
+    };
+    (format!("{first_what} with {first}"), format!("{second_what} with {second}"))
+}
+
+/// The first line, and the others.
+fn split(text: &str) -> (&str, &str) {
+    text.split_once('\n').unwrap_or((text, ""))
+}
+
+fn first_different_line(first: &str, second: &str) -> (String, String) {
     let count = |text: &str| text.lines().count() - 1;
     let mut pairs = first.lines().zip(second.lines());
     match pairs.find(|(a, b)| a != b) {

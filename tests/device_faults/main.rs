@@ -11,6 +11,7 @@ mod processes;
 
 mod arguments;
 mod endings;
+mod forks;
 mod kills;
 mod mismatches;
 mod misuse;

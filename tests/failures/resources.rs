@@ -135,13 +135,16 @@ fn a_forked_child_is_refused_and_the_parent_goes_on() {
                     // SAFETY: the child calls into this crate, prints, allocates at most as glibc allows after a fork, and exits.
                     match unsafe { libc::fork() } {
                         0 => {
-                            let refused = |outcome: collectives::Result<()>| outcome.is_err_and(|error| error.is_unsupported());
+                            let refused =
+                                |outcome: collectives::Result<()>| outcome.is_err_and(|error| error.to_string().contains("forked"));
                             let is_right = refused(comm.all_reduce(&mut x, ReduceOp::Sum))
                                 && refused(comm.send(&x, 1))
                                 && refused(comm.start_broadcast(x, 0).map(drop))
                                 && refused(started.wait().map(drop))
                                 && refused(awaited.wait().map(drop))
                                 && refused(comm.shrink().map(drop))
+                                && refused(comm.measure_costs().map(drop))
+                                && comm.explain().contains("this process was forked")
                                 && refused(comm.write_trace(std::env::temp_dir()).map(drop))
                                 && refused({
                                     comm.abort();

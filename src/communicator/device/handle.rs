@@ -100,15 +100,17 @@ impl<'a> Device<'a> {
     ///
     /// # Errors
     ///
-    /// `Timeout`, and what NCCL or the driver met.
+    /// `Timeout`, and what NCCL or the driver met; `Unsupported` in a forked child.
     #[doc(alias = "cudaStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
+        self.comm.refuse_forked("synchronize")?;
         self.raw.plane().synchronize(&Deadline::after(self.comm.timeout()))
     }
 
     /// Waits until everything queued on a stream of the caller's has ended, in the same way.
     pub(crate) fn wait_for(&self, stream: &CudaStream) -> Result<()> {
         let doing = || format!("waiting for a stream of device {}", self.ordinal());
+        self.comm.refuse_forked("waiting for a stream")?;
         let event = stream.record_event(None).map_err(|error| cuda_error(doing(), error))?;
         self.raw.plane().comm().wait(&event, &Deadline::after(self.comm.timeout()))
     }

@@ -25,6 +25,7 @@ use crate::call::{Call, Layout};
 use crate::device::{self, DevicePlane};
 use crate::error::{Error, Result};
 use crate::flight::FlightPlane;
+use crate::host::health::forked;
 use crate::observe::{Lane, Moved};
 use crate::op;
 
@@ -124,6 +125,11 @@ impl Communicator {
                 Err(Error::NoDevice { call: call.to_owned(), reason })
             }
         }
+    }
+
+    /// Refuses what would ask the driver in a process that was forked from the communicator's.
+    fn refuse_forked(&self, call: &str) -> Result<()> {
+        if self.core.shared.health.is_foreign() { Err(forked(call.to_owned())) } else { Ok(()) }
     }
 
     /// The stream that device calls are queued on.

@@ -102,6 +102,7 @@ impl Communicator {
     /// Puts an event behind what `queue` queues.
     pub(super) fn and_mark<R>(&self, call: &str, doing: String, queue: impl FnOnce() -> Result<R>) -> Result<(Queued, R)> {
         let plane = self.plane(call)?;
+        self.refuse_forked(call)?;
         let stream = self.device_stream(plane);
         if device::is_capturing(stream) {
             let reason = "its end cannot be asked for inside a graph; use the form that returns no Work, which is queued as well";

@@ -2,10 +2,13 @@
 
 #![expect(unsafe_code, reason = "kernels take addresses")]
 
+use std::sync::PoisonError;
+
 use cudarc::driver::CudaStream;
 
-use super::names::{self, DIVIDED};
-use super::{BLOCK, CHUNK_BYTES, FoldArguments, Function, Kernels, TYPES, address};
+use super::names::{self, DIVIDED, TRAINING};
+use super::{BLOCK, CHUNK_BYTES, FoldArguments, Function, Kernels, Module, TYPES, address};
+use crate::device::driver::Gpu;
 use crate::device::plane::FoldOp;
 use crate::{DType, Result};
 
@@ -16,37 +19,55 @@ pub(crate) const MOST_PARTIALS: usize = 4096;
 /// Chunks that a thread adds up before there are more blocks instead.
 const CHUNKS_PER_THREAD: u64 = 2;
 
-/// The kernels.
+/// The kernels that are loaded when somebody trains.
 #[derive(Debug)]
 pub(super) struct Gradients {
-    weigh: [Function; TYPES],
     squares: [Function; TYPES],
     total: Function,
     /// By the types from which and to which they convert.
     convert: [[Function; TYPES]; TYPES],
+    /// What the functions above belong to.
+    _module: Module,
 }
 
 impl Gradients {
-    /// Finds them by family and name.
-    pub(super) fn find(find: &impl Fn((&str, String)) -> Result<Function>) -> Result<Self> {
-        let mut all = Self {
-            weigh: [Function::NONE; TYPES],
-            squares: [Function::NONE; TYPES],
-            total: find(("train", "add_partials".to_owned()))?,
-            convert: [[Function::NONE; TYPES]; TYPES],
-        };
+    fn load(gpu: &Gpu) -> Result<Self> {
+        let module = TRAINING.load(gpu)?;
+        let find = |(_, name): (&str, String)| module.function(&name);
+        let (mut squares, mut convert) = ([Function::NONE; TYPES], [[Function::NONE; TYPES]; TYPES]);
         for dtype in DIVIDED {
-            all.weigh[dtype as usize] = find(names::weigh(dtype))?;
-            all.squares[dtype as usize] = find(names::squares(dtype))?;
+            squares[dtype as usize] = find(names::squares(dtype))?;
             for to in DIVIDED {
-                all.convert[dtype as usize][to as usize] = find(names::convert(dtype, to))?;
+                convert[dtype as usize][to as usize] = find(names::convert(dtype, to))?;
             }
         }
-        Ok(all)
+        Ok(Self { squares, total: module.function("add_partials")?, convert, _module: module })
     }
 }
 
 impl Kernels {
+    /// Loads what training needs beside what every plane has, once. To be called before anything is on its way: the driver may wait
+    /// for a device that is busy.
+    ///
+    /// # Errors
+    ///
+    /// `Cuda` where the driver refuses the image.
+    pub(crate) fn load_gradients(&self) -> Result<()> {
+        self.gradients().map(drop)
+    }
+
+    fn gradients(&self) -> Result<&Gradients> {
+        if let Some(loaded) = self.gradients.get() {
+            return Ok(loaded);
+        }
+        let _one_at_a_time = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = self.gradients.get() {
+            return Ok(loaded);
+        }
+        let loaded = Gradients::load(&self.gpu)?;
+        Ok(self.gradients.get_or_init(|| loaded))
+    }
+
     /// Adds elements to others, each sum rounded once.
     ///
     /// # Safety
@@ -66,7 +87,7 @@ impl Kernels {
     ///
     /// `data` is `count` elements of this type, memory of the stream's device until the stream has passed the call.
     pub(crate) unsafe fn weigh(&self, dtype: DType, mut data: u64, mut count: u64, mut factor: f64, stream: &CudaStream) -> Result<()> {
-        let function = self.gradients.weigh[dtype as usize];
+        let function = self.weights[dtype as usize];
         let bytes = count * dtype.size_bytes() as u64;
         let mut parameters = [address(&mut data), address(&mut count), address(&mut factor)];
         // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
@@ -86,7 +107,7 @@ impl Kernels {
         mut weight: f64,
         stream: &CudaStream,
     ) -> Result<()> {
-        let function = self.gradients.convert[from as usize][to as usize];
+        let function = self.gradients()?.convert[from as usize][to as usize];
         let bytes = count * from.size_bytes().max(to.size_bytes()) as u64;
         let mut parameters = [address(&mut source), address(&mut destination), address(&mut count), address(&mut weight)];
         // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
@@ -107,15 +128,15 @@ impl Kernels {
         mut total: u64,
         stream: &CudaStream,
     ) -> Result<()> {
-        let function = self.gradients.squares[dtype as usize];
+        let Gradients { squares, total: adding, .. } = self.gradients()?;
         let per_block = CHUNK_BYTES * CHUNKS_PER_THREAD * u64::from(BLOCK);
         let blocks = (count * dtype.size_bytes() as u64).div_ceil(per_block).clamp(1, MOST_PARTIALS as u64);
         let mut parameters = [address(&mut data), address(&mut count), address(&mut partials)];
         // SAFETY: the parameters are those of the kernel, which writes a number for each block; the rest is the caller's promise.
-        unsafe { Self::launch_blocks(function, "a sum of squares", blocks as u32, stream, &mut parameters) }?;
+        unsafe { Self::launch_blocks(squares[dtype as usize], "a sum of squares", blocks as u32, stream, &mut parameters) }?;
         let mut blocks = blocks;
         let mut parameters = [address(&mut partials), address(&mut blocks), address(&mut total)];
         // SAFETY: as above; it reads what those blocks wrote before on this stream.
-        unsafe { Self::launch_blocks(self.gradients.total, "a sum of squares", 1, stream, &mut parameters) }
+        unsafe { Self::launch_blocks(*adding, "a sum of squares", 1, stream, &mut parameters) }
     }
 }

@@ -1,18 +1,20 @@
-//! Our kernels on one device: the images, loaded once, and how each is launched.
+//! Our kernels on one device: the images, loaded once, those for training when somebody trains, and how each is launched.
 
 #![expect(unsafe_code, reason = "kernels take addresses")]
 
 mod gradients;
 mod module;
 mod names;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::{CStr, c_void};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use cudarc::driver::sys::CUstream;
 use cudarc::driver::{CudaStream, result};
 
-use self::names::{DIVIDED, FAMILIES, FLOATS};
+use self::names::{DIVIDED, FAMILIES, FLOATS, Family};
 use super::driver::{Gpu, cuda_error};
 use super::plane::FoldOp;
 use crate::error::Error;
@@ -44,7 +46,11 @@ pub(crate) struct Kernels {
     products: [Function; TYPES],
     fill: Function,
     check: Function,
-    gradients: Gradients,
+    weights: [Function; TYPES],
+    /// Once somebody trains.
+    gradients: OnceLock<Gradients>,
+    loading: Mutex<()>,
+    gpu: Gpu,
     most_blocks: u32,
     /// What the functions above belong to.
     _modules: Vec<Module>,
@@ -67,6 +73,15 @@ pub(crate) struct FoldArguments {
     pub(crate) count: u64,
     /// What a mean divides by.
     pub(crate) divisor: u32,
+}
+
+impl Family {
+    /// Loads the image for a device.
+    fn load(&self, gpu: &Gpu) -> Result<Module> {
+        let image = CStr::from_bytes_with_nul(self.image(gpu.capability).as_bytes())
+            .map_err(|_| Error::config(format!("image {}", self.name), "it does not end with its only NUL"))?;
+        Module::load(&gpu.context, image, &format!("our kernels of the family {:?}", self.name))
+    }
 }
 
 /// The kernels of each context that are in use.
@@ -94,9 +109,7 @@ impl Kernels {
     fn load(gpu: &Gpu) -> Result<Self> {
         let mut modules = Vec::with_capacity(FAMILIES.len());
         for family in &FAMILIES {
-            let image = CStr::from_bytes_with_nul(family.image(gpu.capability).as_bytes())
-                .map_err(|_| Error::config(format!("image {}", family.name), "it does not end with its only NUL"))?;
-            modules.push(Module::load(&gpu.context, image, &format!("our kernels of the family {:?}", family.name))?);
+            modules.push(family.load(gpu)?);
         }
         let find = |(family, name): (&str, String)| {
             let index = FAMILIES.iter().position(|known| known.name == family);
@@ -109,17 +122,18 @@ impl Kernels {
                 folds[op as usize][dtype as usize] = find(names::fold(op, dtype))?;
             }
         }
-        let (mut divisions, mut products) = ([Function::NONE; TYPES], [Function::NONE; TYPES]);
+        let [mut divisions, mut products, mut weights] = [[Function::NONE; TYPES]; 3];
         for dtype in DIVIDED {
             divisions[dtype as usize] = find(names::divide(dtype))?;
+            weights[dtype as usize] = find(names::weigh(dtype))?;
         }
         for dtype in FLOATS {
             products[dtype as usize] = find(names::multiply(dtype))?;
         }
         let (fill, check) = (find(("check", "fill_pattern".to_owned()))?, find(("check", "check_pattern".to_owned()))?);
-        let gradients = Gradients::find(&find)?;
         let most_blocks = gpu.multiprocessors.max(1) * BLOCKS_PER_MULTIPROCESSOR;
-        Ok(Self { folds, divisions, products, fill, check, gradients, most_blocks, _modules: modules })
+        let (gradients, loading, gpu) = (OnceLock::new(), Mutex::new(()), gpu.clone());
+        Ok(Self { folds, divisions, products, fill, check, weights, gradients, loading, gpu, most_blocks, _modules: modules })
     }
 
     /// The fold of an op on a type.

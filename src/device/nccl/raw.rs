@@ -286,16 +286,17 @@ fn number(rank: usize) -> c_int {
     c_int::try_from(rank).unwrap_or(-1)
 }
 
-/// The bytes of a scalar that has been rounded to a float type, and how many they are; `None` for other types.
+/// The bytes of a scalar that has been rounded to a float type, once; `None` for other types.
 pub(super) fn scalar_bytes(scalar: f64, dtype: DType) -> Option<[u8; 8]> {
-    let mut bytes = [0; 8];
+    let (scalar, mut bytes) = (dtype.nearest(scalar), [0; 8]);
+    // What follows is exact.
     match dtype {
         DType::F32 => bytes[..4].copy_from_slice(&(scalar as f32).to_ne_bytes()),
         DType::F64 => bytes = scalar.to_ne_bytes(),
-        DType::F16 => bytes[..2].copy_from_slice(&f16::from_f64(scalar).to_ne_bytes()),
-        DType::Bf16 => bytes[..2].copy_from_slice(&bf16::from_f64(scalar).to_ne_bytes()),
-        DType::F8E4M3 => bytes[0] = F8E4M3::from_f64(scalar).to_bits(),
-        DType::F8E5M2 => bytes[0] = F8E5M2::from_f64(scalar).to_bits(),
+        DType::F16 => bytes[..2].copy_from_slice(&f16::from_f32(scalar as f32).to_ne_bytes()),
+        DType::Bf16 => bytes[..2].copy_from_slice(&bf16::from_f32(scalar as f32).to_ne_bytes()),
+        DType::F8E4M3 => bytes[0] = F8E4M3::from_f32(scalar as f32).to_bits(),
+        DType::F8E5M2 => bytes[0] = F8E5M2::from_f32(scalar as f32).to_bits(),
         _ => return None,
     }
     Some(bytes)

@@ -2,8 +2,12 @@
 
 use nccl_sys::{NCCL_CONFIG_UNDEF_INT, Version, ncclDataType_t, ncclResult_t};
 
+use half::{bf16, f16};
+
 use super::raw::scalar_bytes;
 use super::*;
+use crate::ReduceOp;
+use crate::host::reduce::premultiply;
 use crate::nccl_config::{CtaPolicy, GraphUsage, NcclConfig};
 
 const NEW: Version = Version::new(2, 28, 9);
@@ -80,6 +84,39 @@ fn scalars_are_rounded_to_their_type() {
     assert_eq!(scalar_bytes(2.0, DType::F8E4M3).unwrap()[0], 0x40);
     assert_eq!(scalar_bytes(2.0, DType::F8E5M2).unwrap()[0], 0x40);
     assert_eq!(scalar_bytes(2.0, DType::I32), None);
+}
+
+/// The magnitudes of a 16-bit float type, from zero on, by their patterns; what comes after the largest finite one stands for infinity.
+fn ladder(mantissa_bits: u32, bias: i32) -> Vec<f64> {
+    let worth = |pattern: u32| {
+        let (exponent, mantissa) = (pattern >> mantissa_bits, pattern & ((1 << mantissa_bits) - 1));
+        let leading = u32::from(exponent > 0) << mantissa_bits;
+        f64::from(leading + mantissa) * 2_f64.powi(exponent.max(1) as i32 - bias - mantissa_bits as i32)
+    };
+    (0..=(1 << 15) - (1 << mantissa_bits)).map(worth).collect()
+}
+
+#[test]
+fn a_scalar_next_to_a_tie_has_the_same_bits_on_devices_and_on_the_host() {
+    fn check<T: crate::Element>(dtype: DType, mantissa_bits: u32, bias: i32, one: T, bits: fn(T) -> u16) {
+        let ladder = ladder(mantissa_bits, bias);
+        let mut scaled = Vec::new();
+        for (pattern, pair) in ladder.windows(2).enumerate() {
+            let (low, high) = (pattern as u16, pattern as u16 + 1);
+            // Exact: two neighbours have a bit less between them than an f64 can tell.
+            let tie = (pair[0] + pair[1]) / 2.0;
+            let even = if low % 2 == 0 { low } else { high };
+            for (scalar, expected) in [(pair[0], low), (tie.next_down(), low), (tie, even), (tie.next_up(), high), (pair[1], high)] {
+                for (scalar, expected) in [(scalar, expected), (-scalar, expected | 0x8000)] {
+                    assert_eq!(scalar_bytes(scalar, dtype).unwrap()[..2], expected.to_ne_bytes(), "{scalar:e} as {dtype}");
+                    premultiply(&ReduceOp::PreMulSum(scalar).into(), &[one], &mut scaled);
+                    assert_eq!(bits(scaled[0]), expected, "{scalar:e} as {dtype}, on the host");
+                }
+            }
+        }
+    }
+    check(DType::F16, 10, 15, f16::ONE, f16::to_bits);
+    check(DType::Bf16, 7, 127, bf16::ONE, bf16::to_bits);
 }
 
 #[test]

@@ -8,7 +8,6 @@ use std::slice;
 use super::lane::{Brain, Half, Lane, Plain, SmallE4M3, SmallE5M2};
 use super::level::Level;
 use crate::element::Data;
-use crate::float8::narrow_to_odd;
 use crate::op::ReductionKind;
 use crate::{DType, ReduceOp, Reduction};
 
@@ -28,19 +27,16 @@ pub(crate) fn premultiply<T: Data>(reduction: &Reduction<T>, source: &[T], into:
 
 /// [`premultiply`] on an instruction set that the processor has. `into` is empty, `dtype` is the type of the elements, a float.
 pub(super) fn scaled_at<T: Data>(level: Level, dtype: DType, scalar: f64, source: &[T], into: &mut Vec<T>) {
+    // As a device has it.
+    let scalar = dtype.nearest(scalar);
     match dtype {
         DType::F64 => scaled::<T, Plain<f64>>(level, source, into, scalar),
-        DType::F16 => scaled::<T, Half>(level, source, into, nearest::<Half>(scalar)),
-        DType::Bf16 => scaled::<T, Brain>(level, source, into, nearest::<Brain>(scalar)),
-        DType::F8E4M3 => scaled::<T, SmallE4M3>(level, source, into, nearest::<SmallE4M3>(scalar)),
-        DType::F8E5M2 => scaled::<T, SmallE5M2>(level, source, into, nearest::<SmallE5M2>(scalar)),
+        DType::F16 => scaled::<T, Half>(level, source, into, scalar as f32),
+        DType::Bf16 => scaled::<T, Brain>(level, source, into, scalar as f32),
+        DType::F8E4M3 => scaled::<T, SmallE4M3>(level, source, into, scalar as f32),
+        DType::F8E5M2 => scaled::<T, SmallE5M2>(level, source, into, scalar as f32),
         _ => scaled::<T, Plain<f32>>(level, source, into, scalar as f32),
     }
-}
-
-/// The scalar as an element narrower than `f32` has it: rounded once.
-fn nearest<L: Lane<Wide = f32>>(scalar: f64) -> f32 {
-    L::widen(L::narrow(narrow_to_odd(scalar)))
 }
 
 /// Appends `source * scalar` to the empty `into`.

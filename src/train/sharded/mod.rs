@@ -177,7 +177,7 @@ impl<'comm> ShardedOptimizer<'comm> {
         parameters: Vec<Parameter>,
         options: Options,
     ) -> Result<Self> {
-        let place = Place::Device(std::sync::Arc::clone(stream));
+        let place = Place::on_device(stream);
         Self::in_place(comm, "ShardedOptimizer::on_device", &place, parameters, &options)
     }
 

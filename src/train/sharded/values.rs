@@ -27,7 +27,7 @@ impl<T: Float> Values<T> {
         match place {
             Place::Host => Ok(Self::Host(vec![T::default(); len])),
             #[cfg(feature = "cuda")]
-            Place::Device(stream) => DeviceFlat::new(stream, len).map(Self::Device),
+            Place::Device(workplace) => DeviceFlat::new(workplace, len).map(Self::Device),
         }
     }
 
