@@ -10,11 +10,11 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::ranks::{Wiring, free_port, is_rank_of, processes, spawn_rank, threads, threads_with};
+use common::ranks::{Wiring, free_port, is_rank_of, patience, processes, spawn_rank, threads, threads_with};
 
 use collectives::{Communicator, CustomOp, Error, FileStore, MemoryStore, PrefixStore, ReduceOp, Result, Store, TcpStore, TcpStoreServer};
 
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = patience(20);
 
 /// Ranks as threads, each of which initialises itself.
 fn initialised<R: Send>(
@@ -116,7 +116,7 @@ fn ranks_that_do_not_add_up_are_told_so() {
         let ranks = [scope.spawn(|| join(0, 3)), scope.spawn(|| join(1, 2)), scope.spawn(|| join(2, 3))];
         ranks.map(|rank| rank.join().unwrap().expect_err("the world sizes differ").to_string())
     });
-    assert!(begin.elapsed() < Duration::from_secs(5));
+    assert!(begin.elapsed() < patience(5));
     for error in errors {
         assert!(error.contains("2 ranks, says rank 1") && error.contains("3 ranks, says rank "), "{error}");
     }
@@ -131,7 +131,7 @@ fn two_processes_with_one_rank_are_told_so() {
         let ranks = [scope.spawn(|| join(0)), scope.spawn(|| join(1)), scope.spawn(|| join(1))];
         ranks.map(|rank| rank.join().unwrap().expect_err("rank 1 came twice").to_string())
     });
-    assert!(begin.elapsed() < Duration::from_secs(5));
+    assert!(begin.elapsed() < patience(5));
     for error in errors {
         assert!(error.contains("rank 1 is claimed by two processes") && error.contains(&format!("pid {}", std::process::id())), "{error}");
     }
@@ -146,7 +146,7 @@ fn a_rank_outside_the_world_is_told_so_and_so_are_the_others() {
         let ranks = [scope.spawn(|| join(0)), scope.spawn(|| join(2))];
         ranks.map(|rank| rank.join().unwrap().expect_err("rank 2 of 2").to_string())
     });
-    assert!(begin.elapsed() < Duration::from_secs(5));
+    assert!(begin.elapsed() < patience(5));
     for error in errors {
         assert!(error.contains("claims rank 2") && error.contains("2 ranks"), "{error}");
     }

@@ -12,14 +12,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::oracle::hash;
-use common::ranks::{Meeting, Wiring, communicators, each, threads};
+use common::ranks::{Meeting, Wiring, communicators, each, patience, threads};
 
 use collectives::{Communicator, CustomOp, Error, ReduceOp, Result, Work};
 
 const SEED: u64 = 0xbac6;
 
 /// Long enough for anything that is not stuck.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = patience(20);
 
 /// What rank `rank` contributes to call number `call`.
 fn contribution(call: usize, rank: usize, count: usize) -> Vec<u64> {
@@ -311,7 +311,7 @@ fn after_a_panic(wiring: Wiring, ranks: usize, count: usize, call: impl Fn(&Comm
             }
             Err(_) => assert_eq!(comm.rank(), 0),
         }
-        assert!(begin.elapsed() < Duration::from_secs(2), "{place}: {:?}", begin.elapsed());
+        assert!(begin.elapsed() < patience(2), "{place}: {:?}", begin.elapsed());
         meeting.meet();
         let later = comm.barrier().expect_err("the communicator is ended");
         let says_why = if comm.rank() == 0 { later.to_string().contains("panicked") } else { later.is_peer_lost() };

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use collectives::{Communicator, Config, FlightState, ReduceOp, Transport};
-use common::ranks::{Wiring, alone_in_a_process, communicators_with, each, free_port, is_rank_of, spawn_rank, threads};
+use common::ranks::{Wiring, alone_in_a_process, communicators_with, each, free_port, is_rank_of, patience, spawn_rank, threads};
 
 /// Long enough for anything that is not stuck.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = patience(20);
 
 /// What `collperf --explain-hang` says of a folder.
 fn verdict(folder: &Path) -> String {

@@ -6,6 +6,11 @@ use std::time::Duration;
 
 use collectives::{Communicator, Config, Result, Transport};
 
+/// How long something may take that is not stuck: so many seconds, and more of them where the thread sanitizer looks on.
+pub const fn patience(seconds: u64) -> Duration {
+    Duration::from_secs(if cfg!(one_mapping) { 10 * seconds } else { seconds })
+}
+
 /// How the ranks of a test reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wiring {
@@ -29,7 +34,7 @@ impl Wiring {
 
     /// As [`Wiring::builder`], on top of settings of the test's own.
     pub fn builder_with(self, rank: usize, config: Config) -> collectives::Builder {
-        let builder = Communicator::builder().config(config).timeout(Duration::from_secs(60));
+        let builder = Communicator::builder().config(config).timeout(patience(60));
         match self {
             Wiring::Shm => builder.transport(Transport::Shm),
             Wiring::Tcp => builder.transport(Transport::Tcp),
@@ -98,7 +103,7 @@ impl Meeting {
         let target = (*arrived / self.ranks + 1) * self.ranks;
         *arrived += 1;
         self.bell.notify_all();
-        let (arrived, wait) = self.bell.wait_timeout_while(arrived, Duration::from_secs(20), |arrived| *arrived < target).unwrap();
+        let (arrived, wait) = self.bell.wait_timeout_while(arrived, patience(20), |arrived| *arrived < target).unwrap();
         drop(arrived);
         assert!(!wait.timed_out(), "the other ranks did not come");
     }

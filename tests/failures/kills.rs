@@ -3,16 +3,16 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::common::ranks::{Meeting, Wiring, communicators, each, free_port, is_rank_of, spawn_rank, threads};
+use crate::common::ranks::{Meeting, Wiring, communicators, each, free_port, is_rank_of, patience, spawn_rank, threads};
 use crate::processes::Ranks;
 
 use collectives::{Communicator, Error, ReduceOp, Result};
 
 /// What a survivor may take to notice: promised is 1 s, and as much again for a loaded machine.
-const NOTICED: Duration = Duration::from_secs(2);
+const NOTICED: Duration = patience(2);
 
 /// Long enough for anything that is not stuck.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = patience(20);
 
 /// The first error behind one that only says that a communicator is ended.
 fn cause(error: &Error) -> &Error {
@@ -453,7 +453,7 @@ fn an_abort_from_another_thread_unblocks_a_call_at_once() {
                     assert!(matches!(cause(&error), Error::Aborted { by, .. } if by.rank == 1), "{name}, {wiring:?}: {error}");
                     returned.saturating_duration_since(aborter.join().unwrap())
                 });
-                assert!(unblocked < Duration::from_millis(200), "{name}, {wiring:?}: {unblocked:?}");
+                assert!(unblocked < patience(1) / 5, "{name}, {wiring:?}: {unblocked:?}");
                 ended.meet();
             });
         }

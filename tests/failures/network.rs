@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use collectives::{Communicator, Error, ReduceOp};
 
 use crate::common::hosts::{Hosts, run};
-use crate::common::ranks::is_rank_of;
+use crate::common::ranks::{is_rank_of, patience};
 use crate::processes::Ranks;
 
 /// How long a call may wait here: keep-alive would take longer.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 /// What all may take to notice, with the deadline.
-const NOTICED: Duration = Duration::from_secs(8);
+const NOTICED: Duration = patience(8);
 
 /// One rank: works until it fails, says with what, and goes on with whom it can reach.
 fn rank_on_a_host() {
-    let comm = Communicator::builder().timeout(Duration::from_secs(20)).from_env().unwrap();
+    let comm = Communicator::builder().timeout(patience(20)).from_env().unwrap();
     comm.set_timeout(DEADLINE);
     let rank = comm.rank() as u64;
     let mut rounds = 0_u64;

@@ -6,10 +6,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::common::ranks::{free_port, spawn_rank};
+use crate::common::ranks::{free_port, patience, spawn_rank};
 
 /// Long enough for anything that is not stuck.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = patience(20);
 
 /// The processes of a test, none of which outlives it, and what they print behind an @, with who printed it.
 pub(crate) struct Ranks {

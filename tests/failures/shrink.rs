@@ -6,11 +6,11 @@ use collectives::{Communicator, Error, ReduceOp, Result, Secret};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::random::Random;
-use crate::common::ranks::{Meeting, Wiring, is_rank_of, threads, threads_with};
+use crate::common::ranks::{Meeting, Wiring, is_rank_of, patience, threads, threads_with};
 use crate::processes::Ranks;
 
 /// What survivors may take from a death until they work again, on a loaded machine. Nothing in it waits for a deadline.
-const RECOVERED: Duration = Duration::from_secs(10);
+const RECOVERED: Duration = patience(10);
 
 /// One rank that goes on with whoever is left, until it is alone; tells on standard output who is.
 fn rank_until_alone(wiring: Wiring) {

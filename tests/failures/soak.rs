@@ -11,7 +11,7 @@ use collectives::{Communicator, Error, ReduceOp, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::random::Random;
-use crate::common::ranks::{Wiring, is_rank_of};
+use crate::common::ranks::{Wiring, is_rank_of, patience};
 use crate::processes::Ranks;
 
 const NAME: &str = "soak::every_survivor_of_anything_goes_on_with_right_results";
@@ -20,10 +20,10 @@ const NAME: &str = "soak::every_survivor_of_anything_goes_on_with_right_results"
 const USUAL: Duration = Duration::from_secs(8);
 
 /// Long enough for survivors to notice deaths and go on, on a loaded machine; only what hangs takes longer.
-const PATIENCE: Duration = Duration::from_secs(14);
+const PATIENCE: Duration = patience(14);
 
 /// How long a start waits for ranks that never come.
-const START: Duration = Duration::from_secs(3);
+const START: Duration = patience(3);
 
 /// Set by the parent, which closes standard input, when the ranks are to end.
 static IS_OVER: AtomicBool = AtomicBool::new(false);

@@ -15,13 +15,13 @@ use std::thread;
 use std::time::Duration;
 
 use collectives::{Communicator, MemoryStore, ReduceOp, Result, Secret, Store, TcpStore, TcpStoreServer};
-use common::ranks::{self, Wiring};
+use common::ranks::{self, Wiring, patience};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 /// Longer than anything here takes, unless it hangs.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = patience(20);
 /// The secret of the tests' jobs, and another one.
 const RIGHT: &str = "the secret of the tests";
 const WRONG: &str = "another secret of tests";

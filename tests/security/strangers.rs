@@ -11,14 +11,14 @@ use collectives::{Communicator, Secret, TcpStore, TcpStoreServer, Transport};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::common::oracle::hash;
-use super::common::ranks::{self, Meeting};
+use super::common::ranks::{self, Meeting, patience};
 use super::{LONG, RIGHT, messages, secret};
 
 const RANKS: usize = 4;
 /// At the store, and as many at the ranks' listeners.
 const STRANGERS: usize = 500;
 /// When a start-up with strangers has to be over: it is to be bounded, which a slow machine does not change.
-const BOUND: Duration = Duration::from_secs(10);
+const BOUND: Duration = patience(10);
 
 /// What a stranger begins with: nothing, garbage, half a greeting, another protocol, or lengths that no memory holds.
 fn words(number: usize, seed: u64) -> Vec<u8> {

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use super::{Rank, call, on_threads};
+use super::{PATIENCE, Rank, call, on_threads};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::host::bootstrap::Exchange;
@@ -136,10 +136,9 @@ fn barrier_within(rank: &mut Rank, limit: Duration, sequence: u64) -> Result<(),
 fn a_deadline_names_who_is_missing_and_the_barrier_can_be_tried_again() {
     let (early, late) = (Barrier::new(2), Barrier::new(4));
     on_threads(4, |mut rank| {
-        let long = Duration::from_secs(60);
         if rank.index == 1 || rank.index == 3 {
             late.wait();
-            barrier_within(&mut rank, long, 1).unwrap();
+            barrier_within(&mut rank, PATIENCE, 1).unwrap();
         } else {
             let stop = barrier_within(&mut rank, Duration::ZERO, 1).unwrap_err();
             assert!(stop.missing.contains(&1) && stop.missing.contains(&3) && stop.arrived.contains(&(rank.index as u32)));
@@ -152,14 +151,14 @@ fn a_deadline_names_who_is_missing_and_the_barrier_can_be_tried_again() {
             late.wait();
             // Rank 0 tries again, rank 2 goes on: the others' barrier is the one that both have entered.
             if rank.index == 0 {
-                barrier_within(&mut rank, long, 1).unwrap();
+                barrier_within(&mut rank, PATIENCE, 1).unwrap();
             }
         }
         rank.sequence = 1;
         let mut bytes = [rank.index as u8; 100];
         attempt(&mut rank, Kind::Broadcast, &mut bytes).unwrap();
         assert_eq!(bytes, [0; 100]);
-        barrier_within(&mut rank, long, 3).unwrap();
+        barrier_within(&mut rank, PATIENCE, 3).unwrap();
     });
 }
 
@@ -275,7 +274,7 @@ fn two_hosts_make_two_groups() {
         for (me, mut exchange) in exchanges(5).into_iter().enumerate() {
             let mine = members.iter().find(|members| members.contains(&me)).unwrap();
             scope.spawn(move || {
-                let deadline = Deadline::after(Duration::from_secs(60));
+                let deadline = Deadline::after(PATIENCE);
                 let mut group = Group::establish(&mut exchange, mine, me, 5, None, &deadline).unwrap();
                 assert_eq!(group.size(), mine.len());
                 let health = Health::default();

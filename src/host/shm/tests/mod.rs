@@ -14,6 +14,9 @@ use crate::element::{DType, TypeTag};
 use crate::host::bootstrap::local::exchanges;
 use crate::host::health::Health;
 
+/// How long a test may take that is not stuck; longer where the thread sanitizer looks on.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(one_mapping) { 600 } else { 60 });
+
 /// A small generator of numbers that look random (xorshift).
 pub(super) struct Random(u64);
 
@@ -69,7 +72,7 @@ fn on_threads<T: Send>(size: usize, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
             .map(|(index, mut exchange)| {
                 let (members, body) = (&members, &body);
                 scope.spawn(move || {
-                    let deadline = Deadline::after(Duration::from_secs(60));
+                    let deadline = Deadline::after(PATIENCE);
                     let group = Group::establish(&mut exchange, members, index, size, None, &deadline).unwrap();
                     body(Rank { index, size, group, health: Health::default(), deadline, sequence: 0 })
                 })

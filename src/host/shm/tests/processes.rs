@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Rank, on_threads};
+use super::{PATIENCE, Rank, on_threads};
 use crate::call::Kind;
 use crate::deadline::Deadline;
 use crate::host::bootstrap::Exchange;
@@ -44,7 +44,7 @@ impl Exchange for Files {
 fn join(directory: &Path, index: usize, size: usize) -> Rank {
     let mut exchange = Files { directory: directory.to_owned(), rank: index, size, round: 0 };
     let members: Vec<usize> = (0..size).collect();
-    let deadline = Deadline::after(Duration::from_secs(60));
+    let deadline = Deadline::after(PATIENCE);
     let group = Group::establish(&mut exchange, &members, index, size, None, &deadline).unwrap();
     Rank { index, size, group, health: Health::default(), deadline, sequence: 0 }
 }

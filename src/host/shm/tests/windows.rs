@@ -1,8 +1,6 @@
 //! Windows: where the ranks' buffers lie in each other's memory, and for how long.
 
-use std::time::Duration;
-
-use super::Random;
+use super::{PATIENCE, Random};
 use crate::deadline::Deadline;
 use crate::host::bootstrap::local::{LocalExchange, exchanges};
 use crate::host::shm::window::{Place, Segment};
@@ -40,7 +38,7 @@ fn on_threads(size: usize, body: impl Fn(Rank) + Sync) {
         for (index, mut exchange) in exchanges(size).into_iter().enumerate() {
             let (members, body) = (&members, &body);
             scope.spawn(move || {
-                let deadline = Deadline::after(Duration::from_secs(60));
+                let deadline = Deadline::after(PATIENCE);
                 let group = Group::establish(&mut exchange, members, index, size, None, &deadline).unwrap();
                 body(Rank { index, group, exchange, deadline });
             });
