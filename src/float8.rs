@@ -316,7 +316,7 @@ mod tests {
         ladder.push(top + (top - ladder[ladder.len() - 2]));
         ladder.push(top * 1.5);
         let mut probes = vec![f32::INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), f32::from_bits(0x007f_ffff)];
-        for pair in ladder.windows(2) {
+        for pair in ladder.windows(2).step_by(if cfg!(miri) { 23 } else { 1 }) {
             for point in [pair[0], (pair[0] + pair[1]) / 2.0] {
                 let point = point as f32;
                 probes.extend([point, point.next_up(), point.next_down()]);
@@ -324,7 +324,7 @@ mod tests {
             }
         }
         // Any pattern at all, evenly over the exponents.
-        probes.extend((0..=u32::MAX).step_by(if cfg!(miri) { 99_999_989 } else { 3_999_971 }).map(f32::from_bits));
+        probes.extend((0..=u32::MAX).step_by(if cfg!(miri) { 399_999_959 } else { 3_999_971 }).map(f32::from_bits));
         let negated: Vec<f32> = probes.iter().map(|probe| -probe).collect();
         probes.extend(negated);
         probes
@@ -358,7 +358,9 @@ mod tests {
             [(e4m3(), (|x| F8E4M3::from_f32(x).to_bits()) as fn(f32) -> u8), (e5m2(), |x| F8E5M2::from_f32(x).to_bits())]
         {
             for probe in probes(&format) {
-                let expected = nearest(&format, f64::from(probe));
+                // A NaN may lose its sign where it is made wider.
+                let sign = if probe.is_sign_negative() { -1.0 } else { 1.0 };
+                let expected = nearest(&format, f64::from(probe).copysign(sign));
                 assert_eq!(convert(probe), expected, "{probe:e} ({:#010x})", probe.to_bits());
             }
         }

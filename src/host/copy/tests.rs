@@ -3,11 +3,8 @@
 use super::{copy, copy_streaming};
 
 const MARGIN: usize = 128;
-const LENGTHS: &[usize] = if cfg!(miri) {
-    &[0, 1, 63, 65, 191]
-} else {
-    &[0, 1, 3, 15, 16, 31, 32, 63, 64, 65, 127, 129, 191, 256, 1000, 4095, 4097, 8192 + 5, 70_000]
-};
+const LENGTHS: &[usize] =
+    if cfg!(miri) { &[1, 191] } else { &[0, 1, 3, 15, 16, 31, 32, 63, 64, 65, 127, 129, 191, 256, 1000, 4095, 4097, 8192 + 5, 70_000] };
 const STARTS: [usize; 7] = [0, 1, 8, 31, 32, 63, 64];
 
 /// Bytes in which a shift by any small distance shows.

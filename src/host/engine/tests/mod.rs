@@ -185,7 +185,7 @@ fn nobody_leaves_a_barrier_before_all_have_entered() {
     const SIZE: usize = 5;
     let entered = AtomicUsize::new(0);
     on_threads(Rank::all(sockets(SIZE)), |rank, this| {
-        for round in 1..=50 {
+        for round in 1..=if cfg!(miri) { 3 } else { 50 } {
             entered.fetch_add(1, Ordering::SeqCst);
             assert_eq!(this.run(&plans::barrier(rank, SIZE), &call(round), memory(&[], 0, &mut [], 0)), Ok(()));
             assert!(entered.load(Ordering::SeqCst) >= SIZE * round as usize);
@@ -217,7 +217,7 @@ fn a_rank_may_run_ahead() {
     use self::plans::{destination, plan, source, step};
     use crate::host::plan::Action;
     on_threads(Rank::all(sockets(3)), |rank, this| {
-        for sequence in 1..=200 {
+        for sequence in 1..=if cfg!(miri) { 20 } else { 200 } {
             let action = |peer| match rank {
                 0 => Action::Send { to: peer, from: source(0, 24) },
                 _ => Action::Receive { from: 0, into: destination(0, 24) },
@@ -237,7 +237,7 @@ fn a_rank_may_run_ahead() {
 
 #[test]
 fn a_small_message_is_one_write_and_at_most_one_read() {
-    const CALLS: usize = 100;
+    const CALLS: usize = if cfg!(miri) { 30 } else { 100 };
     on_threads(Rank::all(meshes(2, |_, _| Some(Counting::pair()))), |rank, this| {
         for sequence in 1..=CALLS as u64 {
             let (mine, mut got) = ([sequence; 8], [0; 8]);
