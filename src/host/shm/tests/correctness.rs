@@ -187,9 +187,9 @@ fn all_reduce_folds_in_rank_order() {
 
 #[test]
 fn elements_of_any_size_are_folded() {
-    for ranks in [2, 3, 5] {
+    for &ranks in if cfg!(miri) { &[2][..] } else { &[2, 3, 5] } {
         on_threads(ranks, |mut rank| {
-            for &element in if cfg!(miri) { &[3, 128][..] } else { &[3, 16, 24, 128, 5000, 64 << 10] } {
+            for &element in if cfg!(miri) { &[3, 24][..] } else { &[3, 16, 24, 128, 5000, 64 << 10] } {
                 let sizes = [1, 2, 7].map(|count| count * element);
                 all_reduces(&mut rank, &TestFold::Sum(element), &sizes);
                 reduce_scatters(&mut rank, &TestFold::Sum(element), &sizes);
