@@ -267,7 +267,9 @@ mod tests {
         let magnitude = i32::from(bits & 0x7f);
         let exponent = magnitude >> mantissa_bits;
         let mantissa = f64::from(magnitude & ((1 << mantissa_bits) - 1)) / f64::from(1 << mantissa_bits);
-        let absolute = if exponent == 0 { mantissa * 2f64.powi(1 - bias) } else { (1.0 + mantissa) * 2f64.powi(exponent - bias) };
+        // A power of two by its bits: exact, which `powi` need not be.
+        let power = |exponent: i32| f64::from_bits(((1023 + exponent) as u64) << 52);
+        let absolute = if exponent == 0 { mantissa * power(1 - bias) } else { (1.0 + mantissa) * power(exponent - bias) };
         if bits >= 0x80 { -absolute } else { absolute }
     }
 
@@ -314,7 +316,7 @@ mod tests {
         ladder.push(top + (top - ladder[ladder.len() - 2]));
         ladder.push(top * 1.5);
         let mut probes = vec![f32::INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), f32::from_bits(0x007f_ffff)];
-        for pair in ladder.windows(2) {
+        for pair in ladder.windows(2).step_by(if cfg!(miri) { 23 } else { 1 }) {
             for point in [pair[0], (pair[0] + pair[1]) / 2.0] {
                 let point = point as f32;
                 probes.extend([point, point.next_up(), point.next_down()]);
@@ -322,7 +324,7 @@ mod tests {
             }
         }
         // Any pattern at all, evenly over the exponents.
-        probes.extend((0..=u32::MAX).step_by(3_999_971).map(f32::from_bits));
+        probes.extend((0..=u32::MAX).step_by(if cfg!(miri) { 399_999_959 } else { 3_999_971 }).map(f32::from_bits));
         let negated: Vec<f32> = probes.iter().map(|probe| -probe).collect();
         probes.extend(negated);
         probes
@@ -356,7 +358,9 @@ mod tests {
             [(e4m3(), (|x| F8E4M3::from_f32(x).to_bits()) as fn(f32) -> u8), (e5m2(), |x| F8E5M2::from_f32(x).to_bits())]
         {
             for probe in probes(&format) {
-                let expected = nearest(&format, f64::from(probe));
+                // A NaN may lose its sign where it is made wider.
+                let sign = if probe.is_sign_negative() { -1.0 } else { 1.0 };
+                let expected = nearest(&format, f64::from(probe).copysign(sign));
                 assert_eq!(convert(probe), expected, "{probe:e} ({:#010x})", probe.to_bits());
             }
         }
@@ -396,18 +400,18 @@ mod tests {
         assert!(F8E5M2::MIN < F8E5M2::MAX && F8E5M2::MAX < F8E5M2::INFINITY);
         assert_eq!(F8E4M3::NAN.partial_cmp(&F8E4M3::MAX), None);
         assert_eq!((F8E4M3::MAX.to_f32(), F8E4M3::MIN.to_f32()), (448.0, -448.0));
-        assert_eq!((F8E5M2::MAX.to_f32(), F8E5M2::MIN_POSITIVE_SUBNORMAL.to_f32()), (57344.0, 2f32.powi(-16)));
+        assert_eq!((F8E5M2::MAX.to_f32(), F8E5M2::MIN_POSITIVE_SUBNORMAL.to_f32()), (57344.0, 1.0 / 65536.0));
         assert_eq!(format!("{} {:?} {:.1}", F8E4M3::from_f32(1.5), F8E5M2::NAN, F8E4M3::MIN), "1.5 NaN -448.0");
         assert_eq!(f32::from(F8E4M3::from(2.0f32)) + f32::from(F8E5M2::from(0.5f32)), 2.5);
     }
 
     #[test]
     fn the_same_arithmetic_converts_halves() {
-        for bits in 0..=u16::MAX {
+        for bits in (0..=u16::MAX).step_by(if cfg!(miri) { 61 } else { 1 }) {
             let (ours, theirs) = (expand::<5, 10>(u32::from(bits)), half::f16::from_bits(bits));
             assert!(ours.to_bits() == theirs.to_f32().to_bits() || (ours.is_nan() && theirs.is_nan()), "{bits:#x}");
         }
-        for bits in (0..=u32::MAX).step_by(50_021) {
+        for bits in (0..=u32::MAX).step_by(if cfg!(miri) { 9_999_991 } else { 50_021 }) {
             let value = f32::from_bits(bits);
             let theirs = half::f16::from_f32(value);
             if value.is_nan() {

@@ -69,7 +69,10 @@ fn map() -> Option<Mark> {
     let bytes = rustix::param::page_size();
     // SAFETY: a new mapping, which is not unmapped again.
     let page = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }.ok()?;
-    // SAFETY: the advice is for that page alone, which nobody else uses.
-    unsafe { madvise(page, bytes, Advice::LinuxWipeOnFork) }.ok()?;
+    // Miri has no children, nor such pages.
+    if cfg!(not(miri)) {
+        // SAFETY: the advice is for that page alone, which nobody else uses.
+        unsafe { madvise(page, bytes, Advice::LinuxWipeOnFork) }.ok()?;
+    }
     Some(Mark(NonNull::new(page.cast())?))
 }

@@ -26,6 +26,8 @@ mod shrink;
 mod split;
 mod started;
 mod sync;
+#[cfg(test)]
+mod tests;
 mod trace;
 mod variable;
 mod work;

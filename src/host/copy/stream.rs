@@ -2,7 +2,7 @@
 //!
 //! On x86 these are the 16-byte ones that every such processor has: four of them fill a line, and wider ones are no faster. (The
 //! processor's own `rep movsb` is faster for one core up to the size of its caches, but not where two cores copy at once, and slower
-//! where source and destination lie differently in their lines.)
+//! where source and destination lie differently in their lines.) Miri, which has no such stores, copies as on any other processor.
 
 /// The unit in which stores pass the cache.
 pub(super) const LINE_BYTES: usize = 64;
@@ -12,7 +12,7 @@ pub(super) const LINE_BYTES: usize = 64;
 /// # Safety
 ///
 /// As [`super::copy`], and the two are apart.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(super) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     use std::arch::x86_64::{_mm_loadu_si128, _mm_stream_si128};
     use std::ptr::copy_nonoverlapping;
@@ -43,7 +43,7 @@ pub(super) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
 }
 
 /// Orders what was streamed before every later store.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(super) fn finish() {
     // SAFETY: every processor of this architecture has it.
     unsafe { std::arch::x86_64::_mm_sfence() }
@@ -54,12 +54,12 @@ pub(super) fn finish() {
 /// # Safety
 ///
 /// As [`super::copy`], and the two are apart.
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(any(not(target_arch = "x86_64"), miri))]
 pub(super) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller's word.
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) }
 }
 
 /// Ordinary stores need no more order than they have.
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(any(not(target_arch = "x86_64"), miri))]
 pub(super) fn finish() {}

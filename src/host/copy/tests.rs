@@ -3,7 +3,8 @@
 use super::{copy, copy_streaming};
 
 const MARGIN: usize = 128;
-const LENGTHS: [usize; 19] = [0, 1, 3, 15, 16, 31, 32, 63, 64, 65, 127, 129, 191, 256, 1000, 4095, 4097, 8192 + 5, 70_000];
+const LENGTHS: &[usize] =
+    if cfg!(miri) { &[1, 191] } else { &[0, 1, 3, 15, 16, 31, 32, 63, 64, 65, 127, 129, 191, 256, 1000, 4095, 4097, 8192 + 5, 70_000] };
 const STARTS: [usize; 7] = [0, 1, 8, 31, 32, 63, 64];
 
 /// Bytes in which a shift by any small distance shows.
@@ -24,8 +25,8 @@ fn check(length: usize, start: usize, expected: &[u8], what: &str, write: impl F
 
 #[test]
 fn every_copy_writes_its_bytes_and_no_others() {
-    let source = pattern(70_000 + 64);
-    for length in LENGTHS {
+    let source = pattern(LENGTHS[LENGTHS.len() - 1] + 64);
+    for &length in LENGTHS {
         for from in STARTS {
             let expected = &source[from..from + length];
             let from = expected.as_ptr();

@@ -136,7 +136,8 @@ impl<C: Connector> Messages<C> {
             add(channel.link.descriptor(), PollFlags::IN | write);
         }
         let limit = if all { limit } else { limit.min(nap) };
-        let result = Timespec::try_from(limit).map(|limit| poll(&mut descriptors, Some(&limit)));
+        let mut sleep = |limit| if cfg!(miri) { Err(rustix::io::Errno::NOSYS) } else { poll(&mut descriptors, Some(&limit)) };
+        let result = Timespec::try_from(limit).map(&mut sleep);
         if !matches!(result, Ok(Ok(_) | Err(rustix::io::Errno::INTR))) {
             // No descriptor to sleep on, for whatever reason: the clock remains.
             thread::sleep(limit.min(nap));

@@ -29,6 +29,9 @@ pub(super) struct Goods<'a, R> {
     pub(super) name: String,
     pub(super) make: &'a dyn Fn() -> io::Result<OwnedFd>,
     pub(super) enter: &'a dyn Fn(OwnedFd) -> Result<R>,
+    /// The same by a number, under Miri, which has neither such files nor ways to pass them on, but ranks that are threads.
+    #[cfg(miri)]
+    pub(super) enter_numbered: &'a dyn Fn(u64) -> io::Result<R>,
     /// What whoever gets it has to know.
     pub(super) secret: Option<&'a Secret>,
 }
@@ -37,8 +40,23 @@ pub(super) struct Goods<'a, R> {
 const NAME: u8 = 1;
 
 impl<R> Goods<'_, R> {
+    /// Delivers it, in two rounds, from rank `leader` of the exchange, which may be this one.
+    #[cfg(not(miri))]
+    pub(super) fn deliver(&self, exchange: &mut dyn Exchange, leads: bool, leader: usize, deadline: &Deadline) -> Delivered<R> {
+        if leads { self.lead(exchange, deadline) } else { self.follow(exchange, leader, deadline) }
+    }
+
+    /// The leader gives out a number.
+    #[cfg(miri)]
+    pub(super) fn deliver(&self, exchange: &mut dyn Exchange, _leads: bool, leader: usize, deadline: &Deadline) -> Delivered<R> {
+        let numbers = exchange.all_gather(&number().to_ne_bytes(), deadline).map_err(Undelivered::Exchange)?;
+        let number = numbers[leader].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+        let entered = (self.enter_numbered)(number).map_err(|error| Error::io(format!("mapping {}", self.name), error));
+        agree(exchange, entered.map_err(Undelivered::Here), deadline)
+    }
+
     /// The leader's part.
-    pub(super) fn lead(&self, exchange: &mut dyn Exchange, deadline: &Deadline) -> Delivered<R> {
+    fn lead(&self, exchange: &mut dyn Exchange, deadline: &Deadline) -> Delivered<R> {
         let opened = (self.make)().and_then(|file| Ok((file, Door::open(self.secret)?)));
         let (file, door) = match opened.map_err(|error| Error::io(format!("making {}", self.name), error)) {
             Ok(opened) => opened,
@@ -71,7 +89,7 @@ impl<R> Goods<'_, R> {
     }
 
     /// Everybody else's part: gets it from rank `leader` of the exchange.
-    pub(super) fn follow(&self, exchange: &mut dyn Exchange, leader: usize, deadline: &Deadline) -> Delivered<R> {
+    fn follow(&self, exchange: &mut dyn Exchange, leader: usize, deadline: &Deadline) -> Delivered<R> {
         let blobs = exchange.all_gather(&[], deadline).map_err(Undelivered::Exchange)?;
         let received = self.receive(blobs.get(leader).map_or(&[], Vec::as_slice), leader, deadline);
         agree(exchange, received.and_then(|file| (self.enter)(file).map_err(Undelivered::Here)), deadline)
@@ -91,6 +109,13 @@ impl<R> Goods<'_, R> {
             None => Err(protocol("an empty message in place of a socket's name".to_owned())),
         }
     }
+}
+
+/// A number that no other memory has.
+#[cfg(miri)]
+pub(super) fn number() -> u64 {
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
 /// The part of a rank that gets nothing from anyone, in two rounds as everybody's.

@@ -31,7 +31,7 @@ pub fn shared_memory_delivery(data: &[u8]) {
     let mut exchange = Scripted(vec![vec![&blob, &[]], vec![verdict, &[]]]);
     let make = || -> io::Result<_> { Err(io::ErrorKind::Unsupported.into()) };
     let goods = Goods { name: "a region".to_owned(), make: &make, enter: &|_| Ok(()), secret: None };
-    match goods.follow(&mut exchange, 0, &Deadline::after(Duration::from_millis(200))) {
+    match goods.deliver(&mut exchange, false, 0, &Deadline::after(Duration::from_millis(200))) {
         Ok(()) => panic!("a region was delivered by nobody"),
         Err(Undelivered::Here(error)) => assert!(error.to_string().contains("rank 0"), "{error}"),
         Err(Undelivered::There(rank, _)) => assert_eq!(rank, 0),

@@ -74,8 +74,15 @@ impl Group {
         let entered = match layout {
             Ok(layout) => {
                 let enter = |file| Region::enter(file, layout, me).map_err(|error| Error::io(format!("mapping {}", name(&layout)), error));
-                let goods = Goods { name: name(&layout), make: &|| region::create(&layout), enter: &enter, secret };
-                if me == 0 { goods.lead(exchange, deadline) } else { goods.follow(exchange, members[0], deadline) }
+                let goods = Goods {
+                    name: name(&layout),
+                    make: &|| region::create(&layout),
+                    enter: &enter,
+                    #[cfg(miri)]
+                    enter_numbered: &|number| Region::numbered(number, layout, me),
+                    secret,
+                };
+                goods.deliver(exchange, me == 0, members[0], deadline)
             }
             Err(error) => delivery::attend(exchange, Err(error), deadline),
         };

@@ -56,8 +56,17 @@ impl Pages {
             return Err(error.into());
         }
         #[cfg(one_mapping)]
-        let pages = one_mapping::known(file, pages)?;
+        let pages = {
+            let status = rustix::fs::fstat(file)?;
+            one_mapping::known((status.st_dev, status.st_ino), pages)?
+        };
         Ok(pages)
+    }
+
+    /// What stands in for a file under Miri, which maps none: memory that the threads of the process know by a number.
+    #[cfg(miri)]
+    pub(super) fn numbered(number: u64, bytes: usize, align: usize) -> io::Result<Self> {
+        one_mapping::known((0, number), Self::private(bytes, align)?)
     }
 
     /// Address space for `bytes` bytes at a multiple of `align`.
@@ -107,6 +116,9 @@ impl Pages {
 
     /// Advice that may be refused.
     fn advise(&self, offset: usize, bytes: usize, advice: Advice) {
+        if cfg!(miri) {
+            return;
+        }
         // SAFETY: pages of this mapping, and none of the advices given here takes the mapping away; removal leaves zeros, which only
         // the owner of that part asks for, once nobody needs it.
         if let Err(error) = unsafe { rustix::mm::madvise(self.at(offset).cast(), bytes, advice) } {
@@ -117,7 +129,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        #[cfg(one_mapping)]
+        #[cfg(any(one_mapping, miri))]
         if !one_mapping::is_last(self) {
             return;
         }
@@ -126,15 +138,15 @@ impl Drop for Pages {
     }
 }
 
-/// For the thread sanitizer, which takes two mappings for different memory: ranks that are threads of one process get one between them, so
-/// that it sees what they do to it (`tests/sanitize`).
-#[cfg(one_mapping)]
+/// For the thread sanitizer, which takes two mappings for different memory, and for Miri, which maps no files: ranks that are threads of
+/// one process get one mapping between them, so that it is seen what they do to it (`tests/sanitize`).
+#[cfg(any(one_mapping, miri))]
 mod one_mapping {
     use std::sync::{Mutex, PoisonError};
 
     use super::*;
 
-    /// A file by its device and inode, its one mapping, and how many have that.
+    /// A file by its device and inode, or by a number; its one mapping, and how many have that.
     struct Mapped {
         file: (u64, u64),
         reserved: NonNull<u8>,
@@ -148,9 +160,7 @@ mod one_mapping {
     static MAPPED: Mutex<Vec<Mapped>> = Mutex::new(Vec::new());
 
     /// What this process has of the file already, or else these pages.
-    pub(super) fn known(file: BorrowedFd<'_>, mut pages: Pages) -> io::Result<Pages> {
-        let status = rustix::fs::fstat(file)?;
-        let file = (status.st_dev, status.st_ino);
+    pub(super) fn known(file: (u64, u64), mut pages: Pages) -> io::Result<Pages> {
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(known) = mapped.iter_mut().find(|known| known.file == file) else {
             mapped.push(Mapped { file, reserved: pages.reserved, base: pages.base, holders: 1 });

@@ -166,9 +166,11 @@ impl Site {
             name: name.clone(),
             make: &|| create(whole, size.bytes.saturating_mul(self.ranks)),
             enter: &enter,
+            #[cfg(miri)]
+            enter_numbered: &|number| self.numbered(number, size.bytes, stride, align),
             secret: self.secret.as_ref(),
         };
-        let window = if self.me == 0 { goods.lead(exchange, deadline) } else { goods.follow(exchange, self.leader, deadline) }?;
+        let window = goods.deliver(exchange, self.me == 0, self.leader, deadline)?;
         Ok(Segment { window: Arc::new(window), process: Process::this(), _told: Told(Arc::clone(&self.dropped)) })
     }
 
@@ -179,7 +181,18 @@ impl Site {
         check(&file, whole)?;
         let pages = Pages::of_file(file.as_fd(), whole, align)?;
         pages.populate(file.as_fd(), self.me * stride, used(bytes))?;
-        Ok(Window { number: self.number, pages, stride, bytes, me: self.me, ranks: self.ranks })
+        Ok(self.window(pages, bytes, stride))
+    }
+
+    /// The same for the threads of one process, where memory has a number in place of a file.
+    #[cfg(miri)]
+    fn numbered(&self, number: u64, bytes: usize, stride: usize, align: usize) -> io::Result<Window> {
+        Ok(self.window(Pages::numbered(number, stride * self.ranks, align)?, bytes, stride))
+    }
+
+    /// This rank's mapping of the window.
+    fn window(&self, pages: Pages, bytes: usize, stride: usize) -> Window {
+        Window { number: self.number, pages, stride, bytes, me: self.me, ranks: self.ranks }
     }
 }
 

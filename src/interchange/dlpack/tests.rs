@@ -65,7 +65,7 @@ impl Producer {
     fn versioned(mut self) -> (*mut DLManagedTensorVersioned, Arc<AtomicUsize>) {
         unsafe extern "C" fn delete(this: *mut DLManagedTensorVersioned) {
             // SAFETY: both were boxed below, and a deleter is called once; twice would be found by the count, or by the allocator.
-            let (managed, producer) = unsafe { (Box::from_raw(this), Box::from_raw((*this).manager_ctx.cast::<Producer>())) };
+            let (producer, managed) = unsafe { (Box::from_raw((*this).manager_ctx.cast::<Producer>()), Box::from_raw(this)) };
             producer.deleted.fetch_add(1, Ordering::SeqCst);
             drop(managed);
         }
@@ -79,7 +79,7 @@ impl Producer {
     fn legacy(mut self) -> (*mut DLManagedTensor, Arc<AtomicUsize>) {
         unsafe extern "C" fn delete(this: *mut DLManagedTensor) {
             // SAFETY: as above.
-            let (managed, producer) = unsafe { (Box::from_raw(this), Box::from_raw((*this).manager_ctx.cast::<Producer>())) };
+            let (producer, managed) = unsafe { (Box::from_raw((*this).manager_ctx.cast::<Producer>()), Box::from_raw(this)) };
             producer.deleted.fetch_add(1, Ordering::SeqCst);
             drop(managed);
         }

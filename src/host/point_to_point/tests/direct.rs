@@ -42,7 +42,7 @@ fn conversation<W: Wire>(seed: u64) {
     ranks::<W, ()>(2, seed, |rank, engine| {
         // Both ranks draw the same numbers.
         let mut random = Random(seed | 1);
-        for turn in 0..400 {
+        for turn in 0..if cfg!(miri) { 30 } else { 400 } {
             let length = lengths[random.below(lengths.len())];
             let tags = [random.below(2) as u64, random.below(2) as u64];
             // Sometimes the second one is received first, where the tags tell them apart and the first need not be waited for.

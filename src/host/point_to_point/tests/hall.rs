@@ -1,13 +1,14 @@
 //! Where the ranks of a test meet: links of two kinds, and a connector that opens them.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::Random;
 use crate::deadline::Deadline;
@@ -108,7 +109,7 @@ impl Wire for MemoryLink {
 }
 
 /// A socket that does not block.
-pub(super) struct SocketLink(pub(super) UnixStream);
+pub(super) struct SocketLink(File);
 
 impl ByteLink for SocketLink {
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
@@ -131,11 +132,16 @@ impl Wire for SocketLink {
     const HAS_BELL: bool = true;
 
     fn pair(_seed: u64) -> (Self, Self) {
-        let (one, other) = UnixStream::pair().expect("a pair of sockets");
-        one.set_nonblocking(true).expect("a socket takes it");
-        other.set_nonblocking(true).expect("a socket takes it");
+        let (one, other) = sockets();
         (SocketLink(one), SocketLink(other))
     }
+}
+
+/// A pair of sockets that never block, written to and read from as files are: Miri knows no other way.
+fn sockets() -> (File, File) {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a pair of sockets");
+    (one.into(), other.into())
 }
 
 /// A rank's place in the hall.

@@ -39,7 +39,7 @@ fn structs_are_folded_whatever_the_destination() {
             *into = Moment { sum: into.sum + from.sum, least: into.least.min(from.least), count: into.count + from.count };
         }
     });
-    for length in [0, 1, 255, 256, 257, 1000] {
+    for &length in if cfg!(miri) { &[0, 1, 257][..] } else { &[0, 1, 255, 256, 257, 1000] } {
         for world in [1usize, 2, 5] {
             let inputs: Vec<Vec<Moment>> = (0..world)
                 .map(|rank| (0..length).map(|index| Moment { sum: (rank * index) as f64, least: -(rank as f32), count: 1 }).collect())

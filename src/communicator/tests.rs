@@ -1,0 +1,194 @@
+//! Whole communicators of the threads of one process, with buffers that are lent, given away, shared and dropped: small enough for Miri,
+//! which sees every access (`tests/sanitize miri`). Results at every size and over every transport are the integration tests' matter.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use crate::{Communicator, CustomOp, ReduceOp, Result, Transport};
+
+/// Elements: in a line, in several, in a slot.
+const COUNTS: [usize; 3] = [2, 40, 700];
+
+/// Runs `program` on two ranks that share memory.
+fn two<R: Send>(program: impl Fn(&Communicator) -> Result<R> + Sync) -> Vec<R> {
+    let builder = Communicator::builder().transport(Transport::Shm).timeout(Duration::from_secs(60));
+    builder.run_local(2, program).unwrap()
+}
+
+/// What a rank contributes.
+fn own(comm: &Communicator, count: usize) -> Vec<u64> {
+    (0..count as u64).map(|index| index * 3 + comm.rank() as u64).collect()
+}
+
+/// The sum of both ranks' contributions.
+fn sum(count: usize) -> Vec<u64> {
+    (0..count as u64).map(|index| index * 6 + 1).collect()
+}
+
+/// Both contributions, side by side.
+fn both(count: usize) -> Vec<u64> {
+    (0..2).flat_map(|rank| (0..count as u64).map(move |index| index * 3 + rank)).collect()
+}
+
+#[test]
+fn lent_buffers_get_their_results() {
+    two(|comm| {
+        let me = comm.rank();
+        for count in COUNTS {
+            let mut buffer = own(comm, count);
+            comm.all_reduce(&mut buffer, ReduceOp::Sum)?;
+            assert_eq!(buffer, sum(count));
+            let mut wide = vec![0; 2 * count];
+            comm.all_gather_into(&own(comm, count), &mut wide)?;
+            assert_eq!(wide, both(count));
+            comm.all_to_all(&mut wide)?;
+            assert!(wide[..count] == both(count)[me * count..(me + 1) * count] && wide[count..] == wide[..count]);
+            let mut part = vec![0; count];
+            comm.reduce_scatter_into(&[own(comm, count), own(comm, count)].concat(), &mut part, ReduceOp::Sum)?;
+            assert_eq!(part, sum(count));
+            comm.broadcast(&mut buffer, 1)?;
+            let mut root = own(comm, count);
+            comm.reduce(&mut root, 0, ReduceOp::Max)?;
+            assert_eq!(root, both(count)[count..]);
+            comm.gather(&own(comm, count), (me == 1).then_some(&mut wide), 1)?;
+            comm.scatter((me == 1).then_some(&wide), &mut part, 1)?;
+            assert_eq!(part, own(comm, count));
+            let digits = CustomOp::new("xor", |into: &mut [[u8; 3]], from: &[[u8; 3]]| {
+                into.iter_mut().flatten().zip(from.iter().flatten()).for_each(|(into, from)| *into ^= from);
+            });
+            let mut odd = vec![[me as u8 + 1; 3]; count];
+            comm.all_reduce(&mut odd, &digits)?;
+            assert_eq!(odd, vec![[3; 3]; count]);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn buffers_that_were_given_away_come_back_or_are_freed() {
+    two(|comm| {
+        let [small, large] = [3, 600].map(|count| comm.start_all_reduce(own(comm, count), ReduceOp::Sum));
+        let inline = comm.start_all_gather_into([comm.rank() as u16; 5], [0_u16; 10])?;
+        // Nobody waits for it, and its buffer goes with it.
+        drop(comm.start_broadcast(own(comm, 500), 0)?);
+        let refused = comm.start_reduce(own(comm, 5), 7, ReduceOp::Sum).expect_err("there is no rank 7");
+        assert!(refused.to_string().contains('7'), "{refused}");
+        assert_eq!(inline.wait()?.1, [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]);
+        assert_eq!((small?.wait()?, large?.wait()?), (sum(3), sum(600)));
+        comm.barrier()
+    });
+}
+
+#[test]
+fn messages_are_lent_or_given_away() {
+    two(|comm| {
+        let (me, peer) = (comm.rank(), 1 - comm.rank());
+        for count in COUNTS {
+            let mut got = vec![0; count];
+            comm.send_recv(&own(comm, count), peer, &mut got, peer)?;
+            assert_eq!(got, both(count)[peer * count..(peer + 1) * count]);
+            let receive = comm.irecv(vec![0; count], peer)?;
+            let send = comm.isend(own(comm, count), peer)?;
+            assert_eq!(receive.wait()?.0, got);
+            assert_eq!(send.wait()?, own(comm, count));
+            // To oneself; what is sent goes straight from one buffer to the other.
+            let receive = comm.irecv([0_u64; 4], me)?;
+            comm.send(&[7_u64, 8], me)?;
+            assert_eq!(receive.wait()?.0, [7, 8, 0, 0]);
+            if me == 0 { comm.send(&got, 1) } else { comm.recv(&mut got, 0).map(|_| ()) }?;
+        }
+        let (mut one, mut two, mine) = ([0_u64; 3], [me as u64], own(comm, 3));
+        comm.group(|group| {
+            group.send(&mine, peer)?;
+            group.recv(&mut one, peer)?;
+            group.all_reduce(&mut two, ReduceOp::Sum)
+        })?;
+        assert_eq!((one.as_slice(), two), (&both(3)[peer * 3..(peer + 1) * 3], [1]));
+        // One that nobody sends: its buffer is the crate's until the communicator goes.
+        drop(comm.irecv_tagged(vec![0_u64; 100], peer, 9)?);
+        comm.barrier()
+    });
+}
+
+#[test]
+fn shared_buffers_are_read_where_they_lie_and_dropped_at_any_time() {
+    two(|comm| {
+        let mut buffer = comm.alloc::<u64>(3000)?;
+        let mut result = comm.alloc::<u64>(3000)?;
+        for count in [40, 3000] {
+            buffer[..count].copy_from_slice(&own(comm, count));
+            comm.all_reduce_into(&buffer[..count], &mut result[..count], ReduceOp::Sum)?;
+            assert_eq!(result[..count], sum(count));
+            let mut wide = vec![0; 2 * count];
+            comm.all_gather_into(&buffer[..count], &mut wide)?;
+            assert_eq!(wide, both(count));
+            let mut half = vec![0; count / 2];
+            comm.reduce_scatter_into(&buffer[..count], &mut half, ReduceOp::Sum)?;
+            assert_eq!(half, sum(count)[comm.rank() * count / 2..][..count / 2]);
+        }
+        if comm.rank() == 0 {
+            drop(result);
+            comm.barrier()?;
+        } else {
+            comm.barrier()?;
+            assert_eq!(result[..], sum(3000));
+        }
+        let buffer = comm.start_all_reduce(buffer, ReduceOp::Sum)?.wait()?;
+        assert_eq!(buffer[..], sum(3000));
+        comm.barrier()
+    });
+}
+
+#[test]
+fn an_op_that_panics_takes_no_buffer_with_it() {
+    two(|comm| {
+        let rank = comm.rank();
+        let op = CustomOp::new("brittle", move |into: &mut [u64], from: &[u64]| {
+            assert_ne!(rank, 0, "a panic that the test wants");
+            into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
+        });
+        let mut buffer = own(comm, 700);
+        let first = catch_unwind(AssertUnwindSafe(|| comm.all_reduce(&mut buffer, &op)));
+        assert!(rank != 0 || first.is_err());
+        let later = comm.start_all_reduce(own(comm, 700), &op).and_then(|work| work.wait()).expect_err("the communicator is ended");
+        assert!(later.is_poisoned() || later.is_peer_lost(), "{later}");
+        Ok(())
+    });
+}
+
+#[test]
+fn an_abort_gives_back_what_was_on_its_way() {
+    two(|comm| {
+        let started = comm.start_all_reduce(own(comm, 700), ReduceOp::Sum)?;
+        started.wait()?;
+        if comm.rank() == 1 {
+            comm.recv(&mut [0_u64; 2], 0).expect_err("rank 0 sends nothing");
+            return Ok(());
+        }
+        let (handle, (tell, hear)) = (comm.abort_handle(), channel());
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let _ = hear.recv();
+                handle.abort();
+            });
+            let (reduction, receive) = (comm.start_all_reduce(own(comm, 700), ReduceOp::Sum)?, comm.irecv(vec![0_u64; 9], 1)?);
+            let _ = tell.send(());
+            assert!(receive.wait().is_err() && reduction.wait().is_err());
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn handles_and_groups_outlive_what_they_came_from() {
+    let works = two(|comm| {
+        let split = comm.split(Some(0), -(comm.rank() as i64))?.expect("everyone is in it");
+        let work = split.start_all_reduce(own(comm, 100), ReduceOp::Sum)?;
+        assert_eq!(split.rank(), 1 - comm.rank());
+        Ok(work)
+    });
+    for work in works {
+        assert_eq!(work.wait().unwrap(), sum(100));
+    }
+}
