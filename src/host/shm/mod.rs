@@ -4,6 +4,7 @@
 //! [`region`] that all ranks of the host share, runs collectives on it in [`steps`], and hands out byte [`ring`]s between pairs
 //! of ranks for everything that is not a collective of the whole host.
 
+mod beside;
 mod control;
 mod cut;
 mod delivery;

@@ -4,17 +4,16 @@
 //! it, and looks again only when that leaves it nothing to do. Long parts are published in chunks, so that the reader copies out
 //! while the writer still copies in.
 //!
-//! What is written in one go and is short also lies on the writer's line itself, beside its cursor: a reader that has read everything
-//! before it gets it with the line that tells it to come, and leaves the ring's own lines in the writer's cache. That copy is a
-//! sequence lock whose number says which bytes it holds; where it does not hold, the ring does.
+//! What is written in one go and is short also lies on the writer's line itself, beside its cursor ([`Beside`]).
 
 #![expect(unsafe_code, reason = "copies between the caller's slices and the mapped ring")]
 
 use std::io::{self, IoSlice};
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use super::beside::Beside;
 use super::layout::CURSORS_BYTES;
+use super::sync::{AtomicU64, Ordering};
 
 /// How much is copied before the other end is told.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -30,12 +29,6 @@ const LONG_BYTES: usize = 256 << 10;
 const fn chunk_bytes(bytes: usize) -> usize {
     if bytes < LONG_BYTES { CHUNK_BYTES } else { LONG_CHUNK_BYTES }
 }
-
-/// Words beside the writer's cursor that hold a copy of a short write; the word before them says of which.
-const BESIDE_WORDS: usize = 6;
-
-/// The same in bytes.
-const BESIDE_BYTES: usize = 8 * BESIDE_WORDS;
 
 /// One end of a ring.
 pub(super) struct End {
@@ -76,25 +69,19 @@ impl End {
         unsafe { &*self.ring.add(offset).cast() }
     }
 
-    /// What lies beside the writer's cursor: the number of the copy, and its words.
+    /// What lies beside the writer's cursor.
     #[inline]
-    fn beside(&self) -> (&AtomicU64, &[AtomicU64; BESIDE_WORDS]) {
+    fn beside(&self) -> &Beside {
         // SAFETY: the words after the cursor on the writer's line, aligned to 8, only ever used as these atomics; mapped as long
         // as the link.
-        unsafe { (&*self.ring.add(8).cast(), &*self.ring.add(16).cast()) }
-    }
-
-    /// The number of a copy of the `bytes` that end at a cursor.
-    #[inline]
-    fn copy_number(cursor: u64, bytes: usize) -> u64 {
-        cursor << 6 | bytes as u64
+        unsafe { &*self.ring.add(8).cast() }
     }
 
     /// Writes what fits of `parts`, which are `wanted` bytes together; how much that was.
     #[inline]
     pub(super) fn write(&mut self, parts: &[IoSlice<'_>], wanted: usize) -> io::Result<usize> {
         let most = chunk_bytes(wanted);
-        if wanted <= BESIDE_BYTES && self.room(wanted)? >= wanted {
+        if wanted <= Beside::BYTES && self.room(wanted)? >= wanted {
             self.write_beside(parts, wanted);
             return Ok(wanted);
         }
@@ -125,20 +112,14 @@ impl End {
     /// Writes short parts, for which there is room, to the ring and beside the cursor.
     #[inline]
     fn write_beside(&mut self, parts: &[IoSlice<'_>], bytes: usize) {
-        let mut copy = [0; BESIDE_BYTES];
+        let mut copy = [0; Beside::BYTES];
         let mut at = 0;
         for part in parts {
             copy[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
         self.put(0, &copy[..bytes]);
-        let (number, words) = self.beside();
-        number.store(Self::copy_number(self.mine.wrapping_add(bytes as u64), bytes), Ordering::Relaxed);
-        // Whoever sees one of the new words sees the new number as well.
-        fence(Ordering::Release);
-        for (word, bytes) in words.iter().zip(copy.chunks_exact(8)) {
-            word.store(u64::from_ne_bytes(*bytes.first_chunk().unwrap_or(&[0; 8])), Ordering::Relaxed);
-        }
+        self.beside().put(self.mine.wrapping_add(bytes as u64), bytes, &copy);
         self.advance_writer(bytes);
     }
 
@@ -154,34 +135,13 @@ impl End {
                 break;
             }
             let chunk = chunk.min(there);
-            if there > BESIDE_BYTES || chunk < there || !self.take_beside(&mut into[read..read + chunk]) {
+            if chunk < there || !self.beside().take(self.theirs, &mut into[read..read + chunk]) {
                 self.take(&mut into[read..read + chunk], copy);
             }
             self.advance_reader(chunk);
             read += chunk;
         }
         Ok(read)
-    }
-
-    /// Copies all that is there, as far as `filled` knows, from beside the writer's cursor; whether that still held it.
-    #[inline]
-    fn take_beside(&self, into: &mut [u8]) -> bool {
-        let (number, words) = self.beside();
-        let expected = Self::copy_number(self.theirs, into.len());
-        if number.load(Ordering::Relaxed) != expected {
-            return false;
-        }
-        let mut copy = [0; BESIDE_BYTES];
-        for (word, bytes) in words.iter().zip(copy.chunks_exact_mut(8)) {
-            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
-        }
-        // If one of the words was newer, so is the number now.
-        fence(Ordering::Acquire);
-        if number.load(Ordering::Relaxed) != expected {
-            return false;
-        }
-        into.copy_from_slice(&copy[..into.len()]);
-        true
     }
 
     /// How much the writer may write now. Looks at the reader's cursor only where what it knows does not suffice.
