@@ -251,4 +251,63 @@ mod models {
             assert!([ABORTED, LOST].contains(&heard) && control.notice() == Some(heard));
         });
     }
+
+    fn member() -> Member {
+        let [departed, pid, locked, available] = std::array::from_fn(|_| AtomicU32::new(0));
+        let processors = std::array::from_fn(|_| AtomicU64::new(0));
+        Member { departed, pid, locked, left_at: AtomicU64::new(0), available, processors }
+    }
+
+    // In the models below the reader is the thread that begins later, so that loom lets each of its looks find all that is not ruled out.
+
+    #[test]
+    fn who_sees_that_a_rank_has_left_knows_what_it_told_before() {
+        let [both, neither] = counted(|seen| {
+            let shared = Arc::new((control(), member()));
+            let (reader, seen) = (Arc::clone(&shared), std::sync::Arc::clone(seen));
+            let reader = thread::spawn(move || {
+                let departed = reader.1.has_departed();
+                assert!(!departed || reader.0.notice() == Some(ABORTED));
+                count(&seen[usize::from(!departed)]);
+            });
+            shared.0.tell(&ABORTED);
+            shared.1.depart();
+            reader.join().unwrap();
+        });
+        assert!(both > 0 && neither > 0, "{both} {neither}");
+    }
+
+    #[test]
+    fn who_has_read_what_a_caller_wrote_since_its_rank_gave_up_a_step_sees_that_it_did() {
+        const STEP: u64 = 5;
+        let [new, old] = counted(|seen| {
+            // A word in place of the buffer.
+            let shared = Arc::new((member(), AtomicU64::new(0)));
+            let (reader, seen) = (Arc::clone(&shared), std::sync::Arc::clone(seen));
+            let reader = thread::spawn(move || {
+                let word = reader.1.load(Ordering::Relaxed);
+                fence(Ordering::Acquire);
+                assert!(word == 0 || reader.0.has_left_at(STEP));
+                count(&seen[usize::from(word == 0)]);
+            });
+            shared.0.leave_at(STEP);
+            shared.1.store(1, Ordering::Relaxed);
+            reader.join().unwrap();
+        });
+        assert!(new > 0 && old > 0, "{new} {old}");
+    }
+
+    type Counts = std::sync::Arc<[std::sync::atomic::AtomicUsize; 2]>;
+
+    /// Goes through every interleaving, and says in how many each of two things was seen.
+    fn counted(model: impl Fn(&Counts) + Send + Sync + 'static) -> [usize; 2] {
+        let counts = Counts::default();
+        let seen = std::sync::Arc::clone(&counts);
+        loom::model(move || model(&seen));
+        std::array::from_fn(|index| counts[index].load(std::sync::atomic::Ordering::Relaxed))
+    }
+
+    fn count(counter: &std::sync::atomic::AtomicUsize) {
+        counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
 }
