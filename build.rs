@@ -1,8 +1,8 @@
 //! Says where the images of the device's kernels are: the committed ones, which need no compiler, or, where `COLLECTIVES_NVCC`
 //! names one, those that it makes of `kernels/`. A compiler that fails fails the build: there is no silent way back.
 //!
-//! With `COLLECTIVES_LOOM` the crate is built for its models. The flag is set here, not in `RUSTFLAGS`, which would have every dependency
-//! compiled once more.
+//! With `COLLECTIVES_LOOM` the library's tests are built for its models, and nothing else can be. The flag is set here, not in
+//! `RUSTFLAGS`, which would have every dependency compiled once more.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-env-changed={NVCC}");
     println!("cargo::rerun-if-env-changed={LOOM}");
     println!("cargo::rerun-if-changed=build.rs");
-    if env::var_os(LOOM).is_some() {
+    if env::var_os(LOOM).is_some_and(|value| !value.is_empty()) {
         println!("cargo::rustc-cfg=loom");
     }
     let sources = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("kernels");

@@ -9,6 +9,7 @@ mod gpu;
 
 use collectives::train::{Averaged, Compress, DataParallel, Flat, Float, Hook, Missing, Options, Parameter, Progress, ShardedOptimizer};
 use collectives::{CheckDeviceCalls, Communicator, Config, DType, Error, ReduceOp, Result, bf16, f16};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use common::cases::Memory as _;
 use common::oracle::Predict;
@@ -133,6 +134,20 @@ fn what_lies_elsewhere_and_what_only_the_host_shows_is_refused() {
         sharded.ready(0, &gradient).unwrap();
         let refused = sharded.reduce().unwrap().update(|shard| shard.values::<f32>().map(|_| ()));
         assert!(refused.unwrap_err().is_unsupported());
+    });
+}
+
+#[test]
+fn buckets_are_not_made_while_their_stream_is_captured() {
+    // Whoever makes the first stream of a context ends the captures in it: other tests do.
+    common::ranks::alone_in_a_process("buckets_are_not_made_while_their_stream_is_captured", || {
+        ranks(1, |comm, memory| {
+            memory.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+            let error = Flat::<f32>::on_device(comm, &memory.stream, 3).map(drop).unwrap_err();
+            assert!(error.is_unsupported() && error.to_string().contains("captured into a graph"), "{error}");
+            drop(memory.stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).unwrap());
+            drop(Flat::<f32>::on_device(comm, &memory.stream, 3).unwrap());
+        });
     });
 }
 

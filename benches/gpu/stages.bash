@@ -28,10 +28,11 @@ each_test() {
   local shared=$threads
   [ "$pattern" != processes ] && [ "$stage" != failures ] || shared=$processes
   [[ "$gpus" -ge 4 || "$shared" =~ ^(yes|shared)$ ]] || most=1
+  for name in $tests; do [ "${ended["$stage: $name"]:-}" != HUNG ] || hung=$((hung + 1)); done
   tests=$(for name in $tests; do [ -n "${ended["$stage: $name"]:-}" ] || echo "$name"; done)
   : >"$log"
-  # One of them is as well off alone, and so are those that start processes.
-  if [ "$(wc -w <<<"$tests")" -gt 1 ] && [ "$pattern" != processes ] && [ "$(allowed 1)" -gt 0 ]; then
+  # One of them is as well off alone, and so are those of the suite that start processes.
+  if [ "$(wc -w <<<"$tests")" -gt 1 ] && [ "$pattern" != processes ] && [ "$hung" -lt "$most" ]; then
     # shellcheck disable=SC2086 # a word for each
     limited $((most * limit)) "$file" "${alone[@]}" --test-threads 1 --logfile "$log" --exact $tests
   fi
@@ -194,7 +195,16 @@ stage_calls() {
 
 # nccl-tests' own programs: of the bundle, of the PATH, or built here from the sources in the bundle.
 stage_nccl-tests() {
-  local programs=$here/nccl-tests ranks limit=$((4 * limit)) file=$results/nccl-tests.txt
+  local programs=$here/nccl-tests ranks what wanted=() limit=$((4 * limit)) file=$results/nccl-tests.txt
+  for ranks in 1 2; do
+    what="collperf against nccl-tests, $ranks ranks"
+    if [ "$ranks" -gt "$gpus" ]; then
+      summary "skipped $what: nccl-tests wants a GPU for each, and there are $gpus"
+    elif due "$what"; then
+      wanted+=("$ranks")
+    fi
+  done
+  [ ${#wanted[@]} -gt 0 ] || return 0
   if [ ! -e "$programs/all_reduce_perf" ]; then
     if command -v all_reduce_perf >/dev/null; then
       programs=$(dirname "$(command -v all_reduce_perf)")
@@ -202,17 +212,17 @@ stage_nccl-tests() {
       programs=$scratch/nccl-tests
       limited "$limit" "$file" make -C "$here/nccl-tests" -j "$(nproc)" BUILDDIR="$programs" NCCL_HOME="$names/.." \
         CUDA_HOME="$(dirname "$(dirname "$(realpath "$(command -v nvcc)")")")" NVCC_GENCODE="-arch=native"
-      [ "$code" = 0 ] || { verdict "building nccl-tests" "$code" && return; }
+      case "$code" in
+        0) ;;
+        123) later "building nccl-tests" && return ;;
+        *) verdict "building nccl-tests" "$code" && return ;;
+      esac
     else
       summary "skipped nccl-tests: neither all_reduce_perf in the bundle or on the PATH, nor its sources in the bundle with nvcc"
       return
     fi
   fi
-  for ranks in 1 2; do
-    if [ "$ranks" -gt "$gpus" ]; then
-      summary "skipped collperf against nccl-tests, $ranks ranks: nccl-tests wants a GPU for each, and there are $gpus"
-      continue
-    fi
+  for ranks in "${wanted[@]}"; do
     try "collperf against nccl-tests, $ranks ranks" "$file" env LD_LIBRARY_PATH="$names:${LD_LIBRARY_PATH:-}" \
       python3 "$here/against-nccl-tests" "$programs" "$here/collperf" "$ranks"
   done

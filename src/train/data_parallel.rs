@@ -93,6 +93,9 @@ impl<'comm> DataParallel<'comm> {
     /// Accumulating, norms and clipping are done there, by kernels of the crate's on `stream`. Of the hooks, [`Compress`](super::Compress)
     /// has an `on_device` of its own, and [`PowerSgd`](super::PowerSgd) is for host memory.
     ///
+    /// The first buckets on a device load those kernels, for which the driver may wait until what was started there has ended: make them
+    /// while no device call is under way.
+    ///
     /// # Errors
     ///
     /// As for [`new`](Self::new), and what the driver refuses: `NoDevice` where the communicator of several ranks has no device plane,

@@ -48,6 +48,11 @@ impl Workplace {
         if let Some(kernels) = self.kernels.get() {
             return Ok(kernels);
         }
+        // Nothing can be loaded then.
+        if device::is_capturing(&self.stream) {
+            let reason = "the stream is being captured into a graph, and the first training on a device loads kernels: make buckets before";
+            return Err(Error::unsupported("on_device", reason));
+        }
         let refused = |reason| Error::NoDevice { call: "on_device".to_owned(), reason };
         let kernels = Kernels::on(&device::of(self.stream.context()).map_err(refused)?)?;
         kernels.load_gradients()?;

@@ -72,6 +72,7 @@ pub(super) fn elsewhere(here: &str, there: &str) -> Error {
 #[cfg(feature = "cuda")]
 fn reachable(comm: &Communicator, stream: &CudaStream) -> Result<()> {
     const CALL: &str = "on_device";
+    comm.refuse_forked(CALL)?;
     let Some(device) = comm.device() else {
         let reason = || comm.why_no_device().unwrap_or_default();
         return if comm.world_size() == 1 { Ok(()) } else { Err(Error::NoDevice { call: CALL.to_owned(), reason: reason() }) };

@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use collectives::train::Flat;
 use collectives::{ReduceOp, Result};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
@@ -26,6 +27,8 @@ fn a_forked_child_is_refused_what_asks_the_driver_and_the_parent_goes_on() {
                         let device = comm.device().unwrap();
                         let is_right = refused(comm.all_reduce(&mut sum, ReduceOp::Sum))
                             && refused(device.synchronize())
+                            && refused(comm.in_order_of(&**device.stream(), |comm| comm.barrier()))
+                            && refused(Flat::<f32>::on_device(comm, device.stream(), 3).map(drop))
                             && awaited.is_done()
                             && refused(awaited.wait_deadline(Duration::ZERO).map(drop))
                             // What it holds is not given to the driver either.

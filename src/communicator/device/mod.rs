@@ -128,7 +128,7 @@ impl Communicator {
     }
 
     /// Refuses what would ask the driver in a process that was forked from the communicator's.
-    fn refuse_forked(&self, call: &str) -> Result<()> {
+    pub(crate) fn refuse_forked(&self, call: &str) -> Result<()> {
         if self.core.shared.health.is_foreign() { Err(forked(call.to_owned())) } else { Ok(()) }
     }
 

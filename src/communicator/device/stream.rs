@@ -95,6 +95,7 @@ impl Communicator {
     pub fn in_order_of<R>(&self, stream: &(impl AsStream + ?Sized), calls: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         const CALL: &str = "in_order_of";
         let plane = self.plane(CALL)?;
+        self.refuse_forked(CALL)?;
         let context = &plane.gpu().context;
         self.check_stream(plane, CALL)?;
         if stream.device() != context.ordinal() {

@@ -30,7 +30,14 @@ pub fn shared_memory_delivery(data: &[u8]) {
     let blob = if let Some((&1, name)) = blob.split_first() { [b"\x01collectives-nobody-", name].concat() } else { blob.to_vec() };
     let mut exchange = Scripted(vec![vec![&blob, &[]], vec![verdict, &[]]]);
     let make = || -> io::Result<_> { Err(io::ErrorKind::Unsupported.into()) };
-    let goods = Goods { name: "a region".to_owned(), make: &make, enter: &|_| Ok(()), secret: None };
+    let goods = Goods {
+        name: "a region".to_owned(),
+        make: &make,
+        enter: &|_| Ok(()),
+        #[cfg(miri)]
+        enter_numbered: &|_| Ok(()),
+        secret: None,
+    };
     match goods.deliver(&mut exchange, false, 0, &Deadline::after(Duration::from_millis(200))) {
         Ok(()) => panic!("a region was delivered by nobody"),
         Err(Undelivered::Here(error)) => assert!(error.to_string().contains("rank 0"), "{error}"),
