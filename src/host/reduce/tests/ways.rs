@@ -105,7 +105,7 @@ fn an_op_of_the_callers_own_has_all_ways() {
         into.as_flattened_mut().iter_mut().zip(from.as_flattened()).for_each(|(into, from)| *into ^= from);
     });
     let kernel = Kernel::of(&Reduction::from(&op), 2).unwrap();
-    let [a, b] = [1, 2].map(|seed| random_elements(&mut Random(seed), DType::U8, if cfg!(miri) { 2000 } else { 30_000 }));
+    let [a, b] = [1, 2].map(|seed| random_elements(&mut Random(seed), DType::U8, if cfg!(miri) { 3000 } else { 30_000 }));
     let expected: Vec<u8> = a.iter().zip(&b).map(|(a, b)| a ^ b).collect();
     for way in [Way::One, Way::Two] {
         for alias in [None, Some(0), Some(1)] {

@@ -35,8 +35,9 @@ impl Fold for Untouchable {
 
 /// Makes a call of this kind on `bytes` that must be left alone, in place.
 fn attempt(rank: &mut Rank, kind: Kind, bytes: &mut [u8]) -> Result<(), Stop> {
-    let memory = Memory { source: bytes.as_ptr(), destination: bytes.as_mut_ptr() };
     let (len, block) = (bytes.len(), bytes.len() / rank.size);
+    let start = bytes.as_mut_ptr();
+    let memory = Memory { source: start, destination: start };
     let own = rank.index * block;
     // SAFETY: blocks of the buffer, one a rank, or the whole.
     rank.make(kind, |group, terms| unsafe {
