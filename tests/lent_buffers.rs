@@ -108,7 +108,7 @@ fn read(comm: &Communicator, way: Way, block: usize) -> Buffers {
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
     // Inputs come in rank order: what is folded so far is this rank's own, and `from` lies in rank 1's buffer.
-    let op = CustomOp::new("looks twice", move |into: &mut [u32], from: &[u32]| {
+    let op = CustomOp::new("sum", move |into: &mut [u32], from: &[u32]| {
         let before = from.to_vec();
         if counted.fetch_add(1, Ordering::Relaxed) == 0 {
             line.tell();
@@ -119,6 +119,7 @@ fn read(comm: &Communicator, way: Way, block: usize) -> Buffers {
         into.iter_mut().zip(from).for_each(|(into, from)| *into += *from);
     });
     let mut buffers = Buffers::new(comm, OWN, block);
+    comm.barrier().unwrap();
     let error = buffers.call(way, comm, op).unwrap_err();
     assert!(!error.to_string().contains("panicked"), "{error}");
     assert!(calls.load(Ordering::Relaxed) > 1, "the op was called {calls:?} times");
@@ -130,12 +131,12 @@ fn fail<C: Borrow<Communicator>>(rank: C, way: Way, failure: Failure, then: Then
     let comm: &Communicator = rank.borrow();
     let line = Arc::new(Line::between(comm));
     let mut buffers = Buffers::new(comm, LENT, block);
+    comm.barrier().unwrap();
     if failure == Failure::TimesOut {
-        comm.barrier().unwrap();
         comm.set_timeout(Duration::from_secs(2));
     }
     let (calls, told, abort) = (AtomicUsize::new(0), Arc::clone(&line), comm.abort_handle());
-    let op = CustomOp::new("fails", move |into: &mut [u32], from: &[u32]| {
+    let op = CustomOp::new("sum", move |into: &mut [u32], from: &[u32]| {
         if calls.fetch_add(1, Ordering::Relaxed) == 0 {
             told.hear();
             match failure {
