@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::thread::CpuSet;
 
-use super::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence};
+use super::sync::{AtomicU32, AtomicU64, Futex, Ordering};
 use crate::host::notice::Notice;
 
 /// A value on cache lines of its own.
@@ -115,7 +115,7 @@ pub(super) struct Member {
     departed: AtomicU32,
     pid: AtomicU32,
     locked: AtomicU32,
-    /// The step that it gave up waiting at though it had published it; 0 for none.
+    /// The step that it had begun when it left a call for which buffers were lent before its end; 0 for none, since that ends the group.
     left_at: AtomicU64,
     /// How many processors the system lets it keep busy, by quota or affinity.
     available: AtomicU32,
@@ -141,15 +141,19 @@ impl Member {
         self.departed.store(1, Ordering::Release);
     }
 
-    /// Says that the rank leaves a call in whose last step it has nothing more to publish, before its caller goes on.
+    /// Says that the rank leaves a call in this step, in which it reads nothing more of what others have lent, before its caller goes on.
     pub(super) fn leave_at(&self, step: u64) {
-        self.left_at.store(step, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.left_at.store(step, Ordering::Release);
     }
 
     /// Whether it has left a call in this step, which ended the group.
     pub(super) fn has_left_at(&self, step: u64) -> bool {
         self.left_at.load(Ordering::Relaxed) == step
+    }
+
+    /// Whether it has left a call in this step or a later one. What it has read until then comes before what whoever asks writes.
+    pub(super) fn has_left_since(&self, step: u64) -> bool {
+        self.left_at.load(Ordering::Acquire) >= step
     }
 
     /// Whether the rank has left of its own will.
@@ -200,10 +204,13 @@ mod tests {
 }
 
 #[cfg(all(test, loom))]
+#[expect(unsafe_code, reason = "a model's buffer is a cell, as the real one is raw memory")]
 mod models {
     //! Run with `COLLECTIVES_LOOM=1 cargo test --lib shm::control`.
 
     use super::*;
+    use crate::host::shm::flags::Flag;
+    use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::thread;
 
@@ -277,24 +284,51 @@ mod models {
         assert!(both > 0 && neither > 0, "{both} {neither}");
     }
 
-    #[test]
-    fn who_has_read_what_a_caller_wrote_since_its_rank_gave_up_a_step_sees_that_it_did() {
-        const STEP: u64 = 5;
-        let [new, old] = counted(|seen| {
-            // A word in place of the buffer.
-            let shared = Arc::new((member(), AtomicU64::new(0)));
-            let (reader, seen) = (Arc::clone(&shared), std::sync::Arc::clone(seen));
-            let reader = thread::spawn(move || {
-                let word = reader.1.load(Ordering::Relaxed);
-                fence(Ordering::Acquire);
-                assert!(word == 0 || reader.0.has_left_at(STEP));
-                count(&seen[usize::from(word == 0)]);
+    /// The end of a call in which rank 0 has read what rank 1 lent, as `lent` has it where rank 1 has to wait for its readers.
+    fn who_waits_for_readers(step: u64, end: impl Fn(&Flag, &Member) + Copy + Send + Sync + 'static) -> [usize; 2] {
+        counted(move |seen| {
+            // The flag and the record of rank 0, and the buffer.
+            let shared = Arc::new((Flag::new(), member(), UnsafeCell::new(LENT)));
+            let (writer, seen) = (Arc::clone(&shared), std::sync::Arc::clone(seen));
+            let writer = thread::spawn(move || {
+                let is_done = writer.0.has_reached(step) || writer.1.has_left_since(step);
+                if is_done {
+                    // SAFETY: what is modelled; loom reports an access that is not ordered.
+                    writer.2.with_mut(|buffer| unsafe { *buffer = 0 });
+                }
+                count(&seen[usize::from(!is_done)]);
             });
-            shared.0.leave_at(STEP);
-            shared.1.store(1, Ordering::Relaxed);
-            reader.join().unwrap();
-        });
-        assert!(new > 0 && old > 0, "{new} {old}");
+            // SAFETY: as in the other thread.
+            shared.2.with(|buffer| assert_eq!(unsafe { *buffer }, LENT));
+            end(&shared.0, &shared.1);
+            writer.join().unwrap();
+        })
+    }
+
+    const LENT: u64 = 7;
+
+    #[test]
+    fn what_is_lent_is_not_written_to_before_its_reader_has_come_to_the_end_of_the_call() {
+        let [written, not_yet] = who_waits_for_readers(5, |flag, _| flag.publish(5));
+        assert!(written > 0 && not_yet > 0, "{written} {not_yet}");
+    }
+
+    #[test]
+    fn what_is_lent_is_not_written_to_before_its_reader_has_left_the_call() {
+        let [written, not_yet] = who_waits_for_readers(5, |_, reader| reader.leave_at(6));
+        assert!(written > 0 && not_yet > 0, "{written} {not_yet}");
+    }
+
+    #[test]
+    fn who_left_an_earlier_call_may_still_come_to_read() {
+        let [written, not_yet] = who_waits_for_readers(5, |_, reader| reader.leave_at(4));
+        assert!(written == 0 && not_yet > 0, "{written} {not_yet}");
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn what_is_lent_is_not_safe_from_one_that_looks_at_nothing() {
+        who_waits_for_readers(0, |_, _| {});
     }
 
     type Counts = std::sync::Arc<[std::sync::atomic::AtomicUsize; 2]>;

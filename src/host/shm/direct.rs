@@ -2,16 +2,16 @@
 //!
 //! Once a group has had a window, every large call begins with a step in which each rank offers its buffers: which windows they lie in,
 //! and where. The call is done directly if all buffers that are needed lie in one window each, which every rank then has mapped, since
-//! it offers a part of it. Otherwise it goes on as any other. A last step says that everybody is done with everybody's buffers.
+//! it offers a part of it. Otherwise it goes on as any other. A last step says that everybody is done with everybody's buffers. What
+//! becomes of those of a rank that does not come to it is the matter of [`lent`](super::lent).
 
 #![expect(unsafe_code, reason = "reads the buffers of peers")]
 
-use std::sync::atomic::{Ordering, fence};
-
 use super::cut::{Cut, Shares, streams};
 use super::group::Group;
-use super::lane::{Area, Fingerprint};
+use super::lane::Area;
 use super::layout::HEAD_BYTES;
+use super::lent::Lent;
 use super::moves::{Blocks, Memory, deliver};
 use super::steps::Terms;
 use super::window::Place;
@@ -51,6 +51,11 @@ impl Offer {
     fn window(&self, side: Side) -> u32 {
         self.windows[side as usize]
     }
+
+    /// The windows that it names.
+    pub(super) fn windows(&self) -> impl Iterator<Item = u32> + use<> {
+        self.windows.into_iter().filter(|window| *window != 0)
+    }
 }
 
 /// A rank's buffers, as lengths in bytes; 0 for one that the call does not need.
@@ -60,11 +65,10 @@ struct Lengths {
     destination: usize,
 }
 
-// Common to every function below. The caller vouches for its own memory, which is reached by the caller's own pointers. A peer's buffer is
-// one that the peer has offered for this very call (all have published the same fingerprint), and it is only read: nobody writes to
-// another's. What a rank reads there was written before the step in which it was offered, or before a later one that this rank has met.
-// A peer whose call fails gets its buffer back while this rank may be reading it; what is read then is of no consequence, since this
-// rank's call fails too: either the peer has not published the last step, or it says there that it has left.
+// Common to every function below. The caller vouches for its own memory, which is reached by the caller's own pointers: each rank writes
+// to its own destination alone. A peer's buffer is one that the peer has lent for this very call (all have published the same fingerprint),
+// so it stays mapped here and holds what it held when this rank met its owner, for as long as this rank reads it, whatever becomes of its
+// owner (see `lent`). All ranks have agreed on the element type, so it holds valid elements where they do.
 impl Group {
     /// As [`Group::all_reduce`]: of each piece a rank folds its share of all sources, and copies the other shares from whoever has folded
     /// them. `None` where the buffers are not all offered.
@@ -80,33 +84,33 @@ impl Group {
         last: bool,
         terms: &Terms<'_>,
     ) -> Result<Option<()>, Stop> {
-        let Some(fingerprint) = self.offer(memory, Lengths { source: bytes, destination: bytes }, terms)? else { return Ok(None) };
+        let Some(mut lent) = self.offer(memory, Lengths { source: bytes, destination: bytes }, terms)? else { return Ok(None) };
         let streams = streams(bytes) && memory.source != memory.destination.cast_const();
-        for range in Cut::folds(bytes, 1, fold.element_bytes(), self.pace.fold).pieces() {
-            self.go_on(terms)?;
-            let shares = Shares::new(range.len(), self.ranks, fold.element_bytes());
-            let mine = shares.of(self.me);
-            self.reach_all(range.start + mine.start, mine.len(), memory.source, terms)?;
+        for range in Cut::folds(bytes, 1, fold.element_bytes(), lent.pace.fold).pieces() {
+            lent.go_on(terms)?;
+            let shares = Shares::new(range.len(), lent.ranks, fold.element_bytes());
+            let mine = shares.of(lent.me);
+            lent.reach_all(range.start + mine.start, mine.len(), memory.source, terms)?;
             if !mine.is_empty() {
                 let into = memory.destination.wrapping_add(range.start + mine.start);
                 // SAFETY: nobody writes to this share of any source but this rank to its own, in place, where it is an input; the
                 // destination is apart otherwise. Its other readers wait for the next step.
-                unsafe { fold.fold(into, &self.inputs, mine.len(), last) };
+                unsafe { fold.fold(into, &lent.inputs, mine.len(), last) };
             }
-            let step = self.next_step();
-            self.meet(step, fingerprint, terms)?;
-            for rank in 0..self.ranks {
+            let (step, fingerprint) = (lent.next_step(), lent.fingerprint);
+            lent.meet(step, fingerprint, terms)?;
+            for rank in 0..lent.ranks {
                 let share = shares.of(rank);
                 let start = range.start + share.start;
-                let from = self.reach(rank, Side::Destination, start, share.len(), terms)?;
-                if rank != self.me {
+                let from = lent.reach(rank, Side::Destination, start, share.len(), terms)?;
+                if rank != lent.me {
                     // SAFETY: its owner has folded this share, and writes to it no more; here, whoever folds it has read the source, which
                     // may be the same memory.
                     unsafe { deliver(from, memory.destination.wrapping_add(start), share.len(), streams) };
                 }
             }
         }
-        self.close_directly(fingerprint, terms)
+        lent.close(terms).map(Some)
     }
 
     /// As [`Group::reduce_scatter`]: each rank folds its block of all sources.
@@ -123,16 +127,16 @@ impl Group {
         terms: &Terms<'_>,
     ) -> Result<Option<()>, Stop> {
         let whole = (0..self.ranks).map(|rank| blocks.offset(rank) + blocks.len(rank)).max().unwrap_or(0);
-        let Some(fingerprint) = self.offer(memory, Lengths { source: whole, destination: 0 }, terms)? else { return Ok(None) };
-        let (offset, len) = (blocks.offset(self.me), blocks.len(self.me));
+        let Some(mut lent) = self.offer(memory, Lengths { source: whole, destination: 0 }, terms)? else { return Ok(None) };
+        let (offset, len) = (blocks.offset(lent.me), blocks.len(lent.me));
         for range in Cut::folds(len, 1, fold.element_bytes(), TURN_BYTES).pieces().filter(|range| !range.is_empty()) {
-            self.go_on(terms)?;
-            self.reach_all(offset + range.start, range.len(), memory.source, terms)?;
+            lent.go_on(terms)?;
+            lent.reach_all(offset + range.start, range.len(), memory.source, terms)?;
             // SAFETY: nobody writes to this block of any source but this rank to its own, in place, where it is an input; the destination
             // is apart otherwise.
-            unsafe { fold.fold(memory.destination.wrapping_add(range.start), &self.inputs, range.len(), last) };
+            unsafe { fold.fold(memory.destination.wrapping_add(range.start), &lent.inputs, range.len(), last) };
         }
-        self.close_directly(fingerprint, terms)
+        lent.close(terms).map(Some)
     }
 
     /// As [`Group::broadcast`]: everyone copies from the root. Those beside the root offer their destination, to show that they have the
@@ -149,14 +153,14 @@ impl Group {
         terms: &Terms<'_>,
     ) -> Result<Option<()>, Stop> {
         let source = if self.me == root { memory.source } else { memory.destination.cast_const() };
-        let Some(fingerprint) = self.offer(Memory { source, ..memory }, Lengths { source: bytes, destination: 0 }, terms)? else {
+        let Some(mut lent) = self.offer(Memory { source, ..memory }, Lengths { source: bytes, destination: 0 }, terms)? else {
             return Ok(None);
         };
-        let from = self.reach(root, Side::Source, 0, bytes, terms)?;
-        let from = if self.me == root { memory.source } else { from.cast_const() };
+        let from = lent.reach(root, Side::Source, 0, bytes, terms)?;
+        let from = if lent.me == root { memory.source } else { from.cast_const() };
         // SAFETY: nobody writes to the root's source; the destination is this rank's own.
-        unsafe { self.pull(from, memory.destination, bytes, false, terms)? };
-        self.close_directly(fingerprint, terms)
+        unsafe { lent.pull(from, memory.destination, bytes, false, terms)? };
+        lent.close(terms).map(Some)
     }
 
     /// As [`Group::all_gather`]: everyone copies from everyone.
@@ -165,19 +169,19 @@ impl Group {
     ///
     /// As for [`Group::all_gather`].
     pub(super) unsafe fn all_gather_directly(&mut self, memory: Memory, blocks: Blocks<'_>, terms: &Terms<'_>) -> Result<Option<()>, Stop> {
-        let Some(fingerprint) = self.offer(memory, Lengths { source: blocks.len(self.me), destination: 0 }, terms)? else {
+        let Some(mut lent) = self.offer(memory, Lengths { source: blocks.len(self.me), destination: 0 }, terms)? else {
             return Ok(None);
         };
-        let streams = streams(blocks.longest().saturating_mul(self.ranks));
-        let (ranks, me) = (self.ranks, self.me);
+        let streams = streams(blocks.longest().saturating_mul(lent.ranks));
+        let (ranks, me) = (lent.ranks, lent.me);
         for rank in (0..ranks).map(|distance| (me + distance) % ranks) {
-            let own = rank == self.me;
-            let theirs = self.reach(rank, Side::Source, 0, blocks.len(rank), terms)?;
+            let own = rank == me;
+            let theirs = lent.reach(rank, Side::Source, 0, blocks.len(rank), terms)?;
             let from = if own { memory.source } else { theirs.cast_const() };
             // SAFETY: nobody writes to a source; the destination is this rank's own, where its own block may be the source.
-            unsafe { self.pull(from, memory.destination.wrapping_add(blocks.offset(rank)), blocks.len(rank), streams, terms)? };
+            unsafe { lent.pull(from, memory.destination.wrapping_add(blocks.offset(rank)), blocks.len(rank), streams, terms)? };
         }
-        self.close_directly(fingerprint, terms)
+        lent.close(terms).map(Some)
     }
 
     /// As [`Group::all_to_all`], where source and destination are apart on this rank.
@@ -188,20 +192,20 @@ impl Group {
     pub(super) unsafe fn all_to_all_directly(&mut self, memory: Memory, bytes: usize, terms: &Terms<'_>) -> Result<Option<()>, Stop> {
         // In place a block would be overwritten before its reader has come.
         let offered = if memory.source == memory.destination.cast_const() { 0 } else { bytes * self.ranks };
-        let Some(fingerprint) = self.offer(memory, Lengths { source: offered, destination: 0 }, terms)? else { return Ok(None) };
-        let streams = streams(bytes.saturating_mul(self.ranks));
-        let (ranks, me) = (self.ranks, self.me);
+        let Some(mut lent) = self.offer(memory, Lengths { source: offered, destination: 0 }, terms)? else { return Ok(None) };
+        let streams = streams(bytes.saturating_mul(lent.ranks));
+        let (ranks, me) = (lent.ranks, lent.me);
         for rank in (0..ranks).map(|distance| (me + distance) % ranks) {
-            let theirs = self.reach(rank, Side::Source, bytes * self.me, bytes, terms)?;
+            let theirs = lent.reach(rank, Side::Source, bytes * me, bytes, terms)?;
             // SAFETY: nobody writes to a source; the destination is this rank's own and apart.
-            unsafe { self.pull(theirs, memory.destination.wrapping_add(bytes * rank), bytes, streams, terms)? };
+            unsafe { lent.pull(theirs, memory.destination.wrapping_add(bytes * rank), bytes, streams, terms)? };
         }
-        self.close_directly(fingerprint, terms)
+        lent.close(terms).map(Some)
     }
 
     /// The first step: says where this rank's buffers lie, and hears where the others' do. `None` where those that the call needs do not
     /// all lie in one window, which every rank finds alike: a source, and a destination where there is a length.
-    fn offer(&mut self, memory: Memory, lengths: Lengths, terms: &Terms<'_>) -> Result<Option<Fingerprint>, Stop> {
+    fn offer(&mut self, memory: Memory, lengths: Lengths, terms: &Terms<'_>) -> Result<Option<Lent<'_>>, Stop> {
         if !self.has_had_windows() {
             return Ok(None);
         }
@@ -210,15 +214,22 @@ impl Group {
         let offer = Offer::new(source, place(self, memory.destination, lengths.destination));
         let fingerprint = self.enter(terms)?;
         let step = self.next_step();
-        // SAFETY: this rank's own header, aligned to 8 bytes, with room for an offer (asserted above).
+        // SAFETY: this rank's own header of this step, which nobody reads before it is published, and nobody any more for the step before
+        // last, the other one that it serves (see `flags`). It is aligned to 8 bytes, with room for an offer (asserted above).
         unsafe { self.area(self.me, step, Area::Head).cast::<Offer>().write(offer) };
-        self.meet(step, fingerprint, terms)?;
-        for rank in 0..self.ranks {
-            // SAFETY: all have published this step of the same call, hence an offer, valid for any bytes.
-            self.offers[rank] = unsafe { self.area(rank, step, Area::Head).cast::<Offer>().read() };
+        let mut lent = Lent::new(self, offer, fingerprint);
+        lent.meet(step, fingerprint, terms)?;
+        let (ranks, me) = (lent.ranks, lent.me);
+        for rank in (0..ranks).filter(|rank| *rank != me) {
+            // SAFETY: this rank has met the other one in this step, so its header was written before and is left alone until this rank
+            // publishes another step. An offer is made of integers, so any bytes are one; `reach` checks them.
+            lent.offers[rank] = unsafe { lent.area(rank, step, Area::Head).cast::<Offer>().read() };
         }
-        let is_direct = self.all_offer(Side::Source) && (lengths.destination == 0 || self.all_offer(Side::Destination));
-        Ok(is_direct.then_some(fingerprint))
+        if lent.all_offer(Side::Source) && (lengths.destination == 0 || lent.all_offer(Side::Destination)) {
+            return Ok(Some(lent));
+        }
+        lent.unread();
+        Ok(None)
     }
 
     /// Whether this buffer of every rank lies in the same window. Every rank comes to the same answer.
@@ -266,25 +277,6 @@ impl Group {
         match found {
             Some(address) => Ok(address),
             None => Err(self.fail(Notice::Failed { rank: self.globals[rank] }.into(), terms.call.fingerprint(), terms)),
-        }
-    }
-
-    /// The last step: everyone is done with everyone's buffers. A rank that gives up waiting there says so before it returns, since its
-    /// buffer is its caller's again while others may still be reading it: they look for it after the step.
-    fn close_directly(&mut self, fingerprint: Fingerprint, terms: &Terms<'_>) -> Result<Option<()>, Stop> {
-        let step = self.next_step();
-        if let Err(stop) = self.meet(step, fingerprint, terms) {
-            self.region.member(self.me).leave_at(step);
-            return Err(stop);
-        }
-        // What was read of a buffer before this comes before the look, and a peer's word before whatever its caller writes.
-        fence(Ordering::Acquire);
-        match (0..self.ranks).find(|rank| self.region.member(*rank).has_left_at(step)) {
-            None => Ok(Some(())),
-            Some(rank) => {
-                let notice = self.region.notice().unwrap_or(Notice::Failed { rank: self.globals[rank] });
-                Err(self.fail(notice.into(), fingerprint, terms))
-            }
         }
     }
 }

@@ -19,6 +19,12 @@ use super::sync::{AtomicU64, Ordering};
 pub(super) struct Flag(AtomicU64);
 
 impl Flag {
+    /// That of no step yet.
+    #[cfg(test)]
+    pub(super) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
     /// Says that the owner's area holds what `step` needs.
     #[inline]
     pub(super) fn publish(&self, step: u64) {
@@ -44,7 +50,7 @@ mod tests {
 
     #[test]
     fn a_flag_is_reached_from_its_step_on() {
-        let flag = Flag(AtomicU64::new(0));
+        let flag = Flag::new();
         assert!(!flag.has_reached(1));
         flag.publish(1);
         assert!(flag.has_reached(1) && !flag.has_reached(2));
@@ -75,7 +81,7 @@ mod model {
     impl Shared {
         fn new(ranks: usize) -> Self {
             Self {
-                flags: (0..ranks).map(|_| [Flag(AtomicU64::new(0)), Flag(AtomicU64::new(0))]).collect(),
+                flags: (0..ranks).map(|_| [Flag::new(), Flag::new()]).collect(),
                 slots: (0..ranks).map(|_| [UnsafeCell::new(0), UnsafeCell::new(0)]).collect(),
             }
         }

@@ -18,6 +18,7 @@ pub(crate) mod fuzz;
 mod group;
 mod lane;
 mod layout;
+mod lent;
 mod moves;
 mod pages;
 mod presence;

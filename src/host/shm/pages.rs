@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
 /// What the processor maps with one entry where it can.
 pub(super) const HUGE_PAGE: usize = 2 << 20;
@@ -23,8 +23,60 @@ pub(crate) struct Pages {
 
 // SAFETY: the mapping belongs to the value and to no thread, and is only reached through raw pointers, whose users answer for it.
 unsafe impl Send for Pages {}
-// SAFETY: as above.
+// SAFETY: what a shared reference gives is addresses, and advice to the kernel, which takes that from any thread.
 unsafe impl Sync for Pages {}
+
+/// A view of a part of a file that keeps to itself what is written through it: mapped beside the shared one, to take its place at once,
+/// without a descriptor and with nothing left that could be lacking by then but a free entry in the process's list of mappings.
+#[derive(Debug)]
+pub(super) struct PrivateView {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it owns a mapping, which belongs to no thread, and to which nobody has an address.
+unsafe impl Send for PrivateView {}
+
+impl PrivateView {
+    /// Of these bytes of a file, whole pages.
+    pub(super) fn new(file: BorrowedFd<'_>, offset: usize, bytes: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // Memory is found for what is written, as for any memory of the process's own.
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, protection, flags, file, offset as u64)? };
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
+        Ok(Self { base, bytes })
+    }
+
+    /// Moves to an address, in place of what is mapped there: to whoever reads there meanwhile either is there, and never nothing.
+    /// Where it fails, what was mapped there still is.
+    ///
+    /// # Safety
+    ///
+    /// The pages at `address` are the caller's, as many as this has, and show the same bytes of the same file.
+    unsafe fn move_to(&self, address: *mut u8) -> io::Result<()> {
+        let (base, bytes) = (self.base.as_ptr().cast(), self.bytes);
+        // A program that locks all its memory has made the kernel copy these pages when it did so: the copies are outdated.
+        // SAFETY: pages of this view, to which nobody has an address, and whose contents are the file's again afterwards.
+        unsafe {
+            rustix::mm::munlock(base, bytes)?;
+            rustix::mm::madvise(base, bytes, Advice::LinuxDontNeed)?;
+        }
+        // SAFETY: the view is this value's; what it takes the place of is the caller's, and shows the same bytes, so that whoever has
+        // addresses there finds at them what was there. The kernel looks first whether it can, and does it under one lock, on which
+        // accesses wait that come in between.
+        unsafe { rustix::mm::mremap_fixed(base, bytes, bytes, MremapFlags::MAYMOVE, address.cast())? };
+        Ok(())
+    }
+}
+
+impl Drop for PrivateView {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length, not moved (whoever moves it forgets it), and nobody has an address in it.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
 
 /// To what a part of so many bytes is best aligned, when its elements want `align`: huge pages where it fills one.
 pub(super) fn alignment(bytes: usize, align: usize) -> usize {
@@ -114,13 +166,33 @@ impl Pages {
         self.advise(offset, bytes, Advice::LinuxRemove);
     }
 
+    /// Puts a view in the place of the pages from `offset` on, which show the same bytes of the same file (the caller's word): from then on
+    /// what is written there stays with this mapping. Gives the view back where that fails, with everything as it was.
+    pub(super) fn replace(&self, offset: usize, view: PrivateView) -> Result<(), (PrivateView, io::Error)> {
+        // SAFETY: pages of this mapping, of the same bytes.
+        match unsafe { view.move_to(self.at(offset)) } {
+            Ok(()) => {
+                // Part of this mapping now, and unmapped with it.
+                std::mem::forget(view);
+                Ok(())
+            }
+            Err(error) => Err((view, error)),
+        }
+    }
+
+    /// Gives back what was written to pages that a view had replaced; they read as the file does from then on.
+    pub(super) fn discard(&self, offset: usize, bytes: usize) {
+        self.advise(offset, bytes, Advice::LinuxDontNeed);
+    }
+
     /// Advice that may be refused.
     fn advise(&self, offset: usize, bytes: usize, advice: Advice) {
         if cfg!(miri) {
             return;
         }
-        // SAFETY: pages of this mapping, and none of the advices given here takes the mapping away; removal leaves zeros, which only
-        // the owner of that part asks for, once nobody needs it.
+        // SAFETY: pages of this mapping, and none of the advices given here takes the mapping away. Two change what the bytes are, which
+        // those who ask for them answer for (`Segment`): removal, after which they are zeros for all, and what a part of this mapping's
+        // own is not needed for any more.
         if let Err(error) = unsafe { rustix::mm::madvise(self.at(offset).cast(), bytes, advice) } {
             tracing::debug!(%error, ?advice, bytes, "advice was refused");
         }

@@ -9,20 +9,27 @@
 //! [`Group::in_window`] gave stays mapped to the end of the call, also where another thread drops the buffer meanwhile. Nobody else's
 //! memory goes away either: a rank that drops its buffer gives back the pages of its own segment alone, and the others have mappings of
 //! their own. And no range that [`Group::find_window`] knows can be somebody else's memory by now, since it is still mapped.
+//!
+//! **Who touches a segment when.** Only its rank ever writes to it, through its own mapping. The others read it in calls alone to which
+//! that rank has lent it (see `lent`), and while one may be doing so, nothing in it changes that they read: neither by its rank's own
+//! writing, which the borrow of the buffer rules out until the call has ended, nor by giving back its pages. A call that does not end as
+//! it should gives the buffer back only when the segment is *private*: a [`PrivateView`] has taken the place of the shared pages in its
+//! rank's mapping, so that the rank still finds there what was there and keeps to itself what it writes, while the others see the pages of
+//! the file as they were, for as long as they have them mapped. A private segment is lent no more.
 
 #![expect(unsafe_code, reason = "hands out addresses in mapped memory")]
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::MemfdFlags;
 
 use super::delivery::{self, Delivered, Goods};
 use super::group::Group;
-use super::pages::{self, Pages};
+use super::pages::{self, Pages, PrivateView};
 use super::region::{SEALS, check_seals};
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -59,12 +66,50 @@ pub(super) struct Window {
     bytes: usize,
     me: usize,
     ranks: usize,
+    own: Mutex<Own>,
+}
+
+/// Whose this rank's own segment is.
+#[derive(Debug)]
+enum Own {
+    /// Everybody sees what this rank writes. The view can take its place; there is none where ranks share one mapping, which it would
+    /// be for all of them.
+    Shared(Option<PrivateView>),
+    /// The others see what was there when it became this rank's alone.
+    Private,
 }
 
 impl Window {
     /// Where this rank's own segment begins.
     fn own(&self) -> *mut u8 {
         self.pages.at(self.me * self.stride)
+    }
+
+    /// Makes this rank's own segment its own, whose bytes are the same before and after, and which the others go on seeing.
+    fn keep_own(&self) -> io::Result<()> {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let Own::Shared(view) = &mut *own else { return Ok(()) };
+        let view_of_it = view.take().ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "the ranks share one mapping"))?;
+        match self.pages.replace(self.me * self.stride, view_of_it) {
+            Ok(()) => {
+                *own = Own::Private;
+                Ok(())
+            }
+            Err((view_of_it, error)) => {
+                *view = Some(view_of_it);
+                Err(error)
+            }
+        }
+    }
+
+    /// Frees the memory of this rank's own segment, as far as nobody else may need it.
+    fn give_back_own(&self) {
+        let (offset, bytes) = (self.me * self.stride, used(self.bytes));
+        match &*self.own.lock().unwrap_or_else(PoisonError::into_inner) {
+            Own::Shared(_) => self.pages.give_back(offset, bytes),
+            // The file's pages may still be read, and go with the last mapping of them.
+            Own::Private => self.pages.discard(offset, bytes),
+        }
     }
 }
 
@@ -79,10 +124,10 @@ pub(crate) struct Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // Nobody needs it: peers read a segment only during calls that its owner makes with it, and what one reads that has not heard
-        // of the end of such a call is thrown away.
+        // A call that has it borrows or owns the buffer that holds this, so none is under way, and each that was has ended for all ranks
+        // or has made the segment private.
         if !self.process.is_foreign() {
-            self.window.pages.give_back(self.window.me * self.window.stride, used(self.window.bytes));
+            self.window.give_back_own();
         }
     }
 }
@@ -181,18 +226,20 @@ impl Site {
         check(&file, whole)?;
         let pages = Pages::of_file(file.as_fd(), whole, align)?;
         pages.populate(file.as_fd(), self.me * stride, used(bytes))?;
-        Ok(self.window(pages, bytes, stride))
+        let view = if cfg!(one_mapping) { None } else { Some(PrivateView::new(file.as_fd(), self.me * stride, used(bytes))?) };
+        Ok(self.window(pages, view, bytes, stride))
     }
 
     /// The same for the threads of one process, where memory has a number in place of a file.
     #[cfg(miri)]
     fn numbered(&self, number: u64, bytes: usize, stride: usize, align: usize) -> io::Result<Window> {
-        Ok(self.window(Pages::numbered(number, stride * self.ranks, align)?, bytes, stride))
+        Ok(self.window(Pages::numbered(number, stride * self.ranks, align)?, None, bytes, stride))
     }
 
     /// This rank's mapping of the window.
-    fn window(&self, pages: Pages, bytes: usize, stride: usize) -> Window {
-        Window { number: self.number, pages, stride, bytes, me: self.me, ranks: self.ranks }
+    fn window(&self, pages: Pages, view: Option<PrivateView>, bytes: usize, stride: usize) -> Window {
+        let own = Mutex::new(Own::Shared(view));
+        Window { number: self.number, pages, stride, bytes, me: self.me, ranks: self.ranks, own }
     }
 }
 
@@ -273,6 +320,24 @@ impl Windows {
     pub(super) fn count(&self) -> usize {
         assert_eq!(self.open.len(), self.own.len());
         self.open.len()
+    }
+
+    /// Takes the view of a window away, as where the kernel would not put it in its place.
+    #[cfg(test)]
+    pub(super) fn lose_view(&self, number: u32) {
+        if let Some(window) = self.get(number) {
+            *window.own.lock().unwrap() = Own::Shared(None);
+        }
+    }
+
+    /// Makes this rank's segment of a window its own, which is then found in no window any more.
+    #[cold]
+    pub(super) fn keep_own(&mut self, number: u32) -> io::Result<()> {
+        if let Ok(at) = self.open.binary_search_by_key(&number, |window| window.number) {
+            self.open[at].keep_own()?;
+            self.own.retain(|(.., other)| *other != number);
+        }
+        Ok(())
     }
 
     /// The window of this number, unless its segment was dropped here.

@@ -1,0 +1,144 @@
+//! The buffers that a rank lends to the others for one call, and how it gets them back.
+//!
+//! In a direct call ([`direct`](super::direct)) ranks read each other's buffers where they lie: source and destination of whoever offered
+//! them in the call's first step. From then on a buffer is **lent**, and as long as any rank may be reading it nobody changes what is read:
+//!
+//! - Within the call a rank writes to its own buffers alone, and there to what no other rank reads before it has met this one again.
+//! - A call that ends as it should ends with a step that each rank publishes when it has read all that it wants. Whoever has met the others
+//!   there has its buffers back.
+//! - Whoever leaves in any other way, for an error, an abort, a deadline or by the panic of a custom op, does not know who still reads, and may
+//!   not wait to learn it: those that read may be in a custom op, which takes as long as it likes and may wait for this very rank. So before
+//!   the buffers are its caller's again, their segments are made private (see [`window`](super::window)): the caller may then write to them,
+//!   give them back to the system or end the communicator, and what the others read stays as it was. The value [`Lent`] sees to that in
+//!   its drop, so that no way out of a call goes past it.
+//!
+//! What is read can thus be handed to a custom op as a slice, and be folded through references. It holds for ranks that run this crate;
+//! what the ranks of a job could do to each other's memory otherwise, no mapping would stop.
+//!
+//! **Where a segment cannot be made private**, because the process has as many mappings as the system allows, or because ranks that are
+//! threads share one mapping under Miri and the thread sanitizer, the rank waits until nobody can be reading: until each other one has
+//! come to the end of the call, has said that it left it, or is gone. That can take as long as a custom op. So after
+//! [`READERS_LEAVE_WITHIN`] the process ends, as it does where a small allocation fails: to return would change what others hold
+//! references to, and to wait for ever could be a deadlock.
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::time::{Duration, Instant};
+
+use super::direct::Offer;
+use super::group::Group;
+use super::lane::Fingerprint;
+use super::steps::{Standing, Terms};
+use crate::host::notice::{Notice, Stop};
+
+/// How long a rank that cannot make a buffer its own waits for those who may be reading it.
+const READERS_LEAVE_WITHIN: Duration = Duration::from_secs(10);
+/// How often it looks.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// A call for which this rank has lent its buffers. Its drop takes them back, unless nobody reads them any more.
+pub(super) struct Lent<'a> {
+    group: &'a mut Group,
+    pub(super) fingerprint: Fingerprint,
+    /// The step in which they were offered.
+    since: u64,
+    /// Whether this rank has begun the last step, at which the others may have arrived.
+    is_closing: bool,
+    /// Whether others may be reading the buffers, now or later.
+    is_read: bool,
+}
+
+impl<'a> Lent<'a> {
+    /// Lends what this rank is about to offer in the step that it has begun.
+    pub(super) fn new(group: &'a mut Group, offer: Offer, fingerprint: Fingerprint) -> Self {
+        group.offers[group.me] = offer;
+        Self { since: group.step, group, fingerprint, is_closing: false, is_read: true }
+    }
+
+    /// Ends it where every rank has found that nobody reads anything.
+    pub(super) fn unread(mut self) {
+        self.is_read = false;
+    }
+
+    /// The last step: everyone is done with everyone's buffers. Fails too where a rank gave up waiting in it, so that the ranks end alike
+    /// as far as they can know.
+    pub(super) fn close(mut self, terms: &Terms<'_>) -> Result<(), Stop> {
+        let (step, fingerprint) = (self.next_step(), self.fingerprint);
+        self.is_closing = true;
+        self.meet(step, fingerprint, terms)?;
+        self.is_read = false;
+        match (0..self.ranks).find(|rank| self.region.member(*rank).has_left_at(step)) {
+            None => Ok(()),
+            Some(rank) => {
+                let notice = self.region.notice().unwrap_or(Notice::Failed { rank: self.globals[rank] });
+                Err(self.fail(notice.into(), fingerprint, terms))
+            }
+        }
+    }
+
+    /// Makes the buffers this rank's own, while others may be reading them.
+    #[cold]
+    fn take_back(&mut self) {
+        if self.standing == Standing::Ready {
+            // A panic leaves the call between two steps.
+            let notice = Notice::Failed { rank: self.globals[self.me] };
+            self.region.tell(&notice);
+            self.standing = Standing::Ended(notice);
+        }
+        self.region.member(self.me).leave_at(self.step);
+        for window in self.offers[self.me].windows() {
+            if let Err(error) = self.windows.keep_own(window) {
+                tracing::debug!(%error, window, "a shared buffer could not be made this rank's own");
+                self.await_readers(&error);
+            }
+        }
+    }
+
+    /// Waits until nobody can be reading, or ends the process.
+    fn await_readers(&self, error: &io::Error) {
+        let began = Instant::now();
+        while let Some(rank) = (0..self.ranks).find(|rank| *rank != self.me && self.may_read(*rank)) {
+            if began.elapsed() > READERS_LEAVE_WITHIN {
+                let rank = self.globals[rank];
+                eprintln!(
+                    "collectives: rank {rank} is still reading a shared buffer {READERS_LEAVE_WITHIN:?} after the call failed here, and \
+                     it cannot be made private to this rank ({error}): this process ends, since nobody may write to the buffer"
+                );
+                std::process::abort();
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Whether a rank may be reading, or may come to it: one that has neither left the call, nor come to its end, nor gone altogether.
+    fn may_read(&self, rank: usize) -> bool {
+        let member = self.region.member(rank);
+        let is_done = member.has_left_since(self.since) || self.is_closing && self.has_reached(rank, self.step);
+        !is_done && !member.has_departed() && self.region.lives(rank)
+    }
+}
+
+impl Drop for Lent<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_read {
+            self.take_back();
+        }
+    }
+}
+
+impl Deref for Lent<'_> {
+    type Target = Group;
+
+    #[inline]
+    fn deref(&self) -> &Group {
+        self.group
+    }
+}
+
+impl DerefMut for Lent<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Group {
+        self.group
+    }
+}
