@@ -6,7 +6,9 @@
 //!
 //! A sleeper announces itself, looks once more, and sleeps for a bounded time. The announcement and the flag of a rank that
 //! arrives at the same moment can miss each other, since no fence orders that rank's flag store before its look at the
-//! sleepers; the bound makes that a delay of a millisecond, once in a great while, where a fence would cost every call.
+//! sleepers. The waiter then sleeps to the end of this nap: a millisecond at first, and never longer than about what it had waited
+//! before, nor than [`LONGEST_NAP`], 50 ms. So a wait gets at most twice as long, once in a great while, where a fence would cost
+//! every call.
 
 use std::time::{Duration, Instant};
 

@@ -133,6 +133,60 @@ fn a_dropped_window_is_gone_here_and_stays_with_the_others() {
 }
 
 #[test]
+#[expect(unsafe_code, reason = "reads and writes what windows hand out")]
+fn a_private_segment_is_its_own_ranks_and_the_others_see_what_was_there() {
+    if cfg!(one_mapping) {
+        return println!("skipped: ranks share one mapping");
+    }
+    // Pages beside it, and huge ones.
+    for bytes in [5000, (4 << 20) + 1] {
+        on_threads(3, |mut rank| {
+            let me = rank.index;
+            let (storage, start) = base(rank.open(bytes, 1));
+            let place = rank.group.find_window(start, bytes).unwrap();
+            // SAFETY: inside this rank's own segment, as in all that follows; the others read it after the meetings alone.
+            let write = |at: usize, byte: u8| unsafe { start.add(at).write(byte) };
+            write(0, me as u8 + 1);
+            write(bytes - 1, me as u8 + 1);
+            rank.meet();
+            if me == 1 {
+                rank.group.windows.keep_own(place.window).unwrap();
+                // SAFETY: inside this rank's own segment.
+                assert_eq!(unsafe { (start.read(), start.add(bytes - 1).read()) }, (2, 2), "the rank finds what was there");
+                assert_eq!(rank.group.find_window(start, 1), None, "nothing of it is lent again");
+                rank.group.windows.keep_own(place.window).unwrap();
+                write(0, 99);
+                // SAFETY: inside this rank's own segment.
+                assert_eq!(unsafe { start.read() }, 99);
+            }
+            let seen = |rank: &Rank, peer| {
+                let read = |offset| {
+                    let at = rank.group.in_window(peer, Place { offset, ..place }, 1).unwrap();
+                    // SAFETY: mapped; nobody has written there since the first meeting but rank 1 to what is its own.
+                    unsafe { at.read() }
+                };
+                [read(0), read(bytes - 1)]
+            };
+            rank.meet();
+            if me != 1 {
+                assert_eq!([0, 1, 2].map(|peer| seen(&rank, peer)), [[1; 2], [2; 2], [3; 2]], "{bytes} B");
+            }
+            rank.meet();
+            let mut storage = Some(storage);
+            if me == 1 {
+                drop(storage.take());
+                rank.group.forget_dropped();
+            }
+            rank.meet();
+            if me != 1 {
+                assert_eq!(seen(&rank, 1), [2; 2], "the pages stay for those who may be reading");
+            }
+            rank.meet();
+        });
+    }
+}
+
+#[test]
 fn windows_come_and_go_in_any_order() {
     const SEED: u64 = 77;
     on_threads(2, |mut rank| {
