@@ -1,10 +1,17 @@
 //! Windows: where the ranks' buffers lie in each other's memory, and for how long.
 
-use super::{PATIENCE, Random};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{PATIENCE, Random, call};
+use crate::call::Kind;
 use crate::deadline::Deadline;
 use crate::host::bootstrap::local::{LocalExchange, exchanges};
+use crate::host::fold::Fold;
+use crate::host::health::Health;
+use crate::host::notice::Notice;
 use crate::host::shm::window::{Place, Segment};
-use crate::host::shm::{Group, Size, Storage, Undelivered};
+use crate::host::shm::{Blocks, Group, Memory, Size, Storage, Terms, Undelivered};
 
 /// One rank with what it takes to open windows.
 struct Rank {
@@ -184,6 +191,66 @@ fn a_private_segment_is_its_own_ranks_and_the_others_see_what_was_there() {
             rank.meet();
         });
     }
+}
+
+/// A fold that looks at its inputs, and writes nothing.
+struct Looks<F>(F);
+
+#[expect(unsafe_code, reason = "a fold works on raw memory")]
+impl<F: Fn(&[*const u8])> Fold for Looks<F> {
+    fn element_bytes(&self) -> usize {
+        1
+    }
+
+    fn is_commutative(&self) -> bool {
+        true
+    }
+
+    unsafe fn fold(&self, _into: *mut u8, inputs: &[*const u8], _bytes: usize, _last: bool) {
+        (self.0)(inputs);
+    }
+}
+
+#[test]
+#[expect(unsafe_code, reason = "reads and writes what windows hand out")]
+fn a_rank_whose_segment_cannot_be_made_private_waits_for_who_reads_it() {
+    const BLOCK: usize = 4096;
+    let has_returned = &AtomicBool::new(false);
+    on_threads(2, |mut rank| {
+        let (_storage, start) = base(rank.open(2 * BLOCK, 1));
+        rank.group.windows.lose_view(1);
+        // SAFETY: this rank's own segment, which the other one reads in the call below.
+        unsafe { start.write_bytes(7, 2 * BLOCK) };
+        rank.meet();
+        let (health, region) = (Health::default(), Arc::clone(&rank.group.region));
+        let fold = Looks(|inputs: &[*const u8]| {
+            if rank.index == 1 {
+                // It waits for rank 0 in the last step, in vain.
+                return health.end(Notice::Aborted { by: 1 });
+            }
+            while !region.member(1).has_left_since(1) {
+                std::thread::yield_now();
+            }
+            // That it has not returned cannot be waited for; that it would have by now is likely.
+            for _ in 0..if cfg!(miri) { 10 } else { 10_000 } {
+                std::thread::yield_now();
+            }
+            // SAFETY: rank 1's buffer, lent for this call.
+            assert_eq!(unsafe { inputs[1].read() }, 7);
+            assert!(!has_returned.load(Ordering::Acquire), "rank 1 has its buffer back while this fold reads it");
+        });
+        let mut block = vec![0_u8; BLOCK];
+        let memory = Memory { source: start, destination: block.as_mut_ptr() };
+        let terms = Terms { call: &call(Kind::ReduceScatter, 1), deadline: &rank.deadline, health: &health };
+        // SAFETY: a source of two blocks, and room for one.
+        let result = unsafe { rank.group.reduce_scatter(memory, Blocks::Equal(BLOCK), &fold, true, &terms) };
+        assert_eq!(result.unwrap_err().notice, Notice::Aborted { by: 1 });
+        if rank.index == 1 {
+            has_returned.store(true, Ordering::Release);
+            // SAFETY: this rank's own segment, which nobody reads now.
+            unsafe { start.write_bytes(9, 2 * BLOCK) };
+        }
+    });
 }
 
 #[test]
