@@ -19,7 +19,9 @@ use crate::host::shm::{Size, Storage, Undelivered};
 /// A buffer that [`Communicator::alloc`] has handed out: a slice of `T` that any call takes, whole or in part.
 ///
 /// It belongs to this rank alone, as a vector does, and can be sent to other threads and outlive its communicator. Other ranks read
-/// it, inside collectives that this rank calls with it, and nobody else ever writes to it. After a call that failed it holds anything.
+/// it, inside collectives that this rank calls with it, and nobody else ever writes to it. After a call that failed its destination holds
+/// anything, its source what it held. Others may still be reading the buffer then; they do not see what this rank writes to it, for which
+/// the system finds memory page by page. (A device or a network card that was given its addresses has to be given them again.)
 pub struct SharedBuffer<T> {
     /// Of `len` elements.
     base: NonNull<T>,
@@ -48,15 +50,17 @@ impl<T: Data> Deref for SharedBuffer<T> {
     fn deref(&self) -> &[T] {
         // SAFETY: - as many elements as the storage was asked for, aligned to them, mapped as long as this lives;
         // - initialised: zeros at first, which are a value of any `Data`, and of every element type;
-        // - nobody writes while this is borrowed: this process does so through this value alone, and peers read, never write
-        //   (trusted of them: they run this crate).
+        // - nobody writes while this is borrowed: this rank does so through this value alone, and the others, which map it too, never do
+        //   (trusted of them: they run this crate). The pages may become private to this rank meanwhile, with the same bytes.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 }
 
 impl<T: Data> DerefMut for SharedBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in `deref`, and the borrow is exclusive.
+        // SAFETY: as many elements as the storage was asked for, aligned, initialised and mapped as long as this lives. The borrow is
+        // exclusive in this rank. Other ranks read these pages only in calls to which this rank has lent them, which borrow or own
+        // the buffer; after one that failed they go on reading pages of the file, which are no longer these.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 }
@@ -115,13 +119,15 @@ impl Communicator {
     /// second way. On several hosts each host's ranks share theirs.
     ///
     /// **What it costs.** The bytes of every rank's buffer exist once on the host, and are there when this returns: 3 to 6 µs
-    /// for each page of 4 KiB were measured. Each rank maps all of them: as many times `len` elements, rounded up to pages (of 2 MiB where
-    /// a buffer fills one), as the host has ranks, of address space. Another rank's page is mapped when a call first reaches it, for
+    /// for each page of 4 KiB were measured. Each rank maps all of them, and its own once more: as many times `len` elements, rounded up to
+    /// pages (of 2 MiB where a buffer fills one), as the host has ranks and one, of address space. Another rank's page is mapped when a call first reaches it, for
     /// about 1 µs. So allocate once and use it often. Huge pages are used where the system gives them to shared memory
     /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` at `advise`).
     ///
     /// Dropping the buffer is this rank's own affair: its memory is free again at once, and its address space with the next collective
     /// of this communicator. The others' buffers stay as they are; collectives on them then go through memory of the communicator's.
+    /// After a call that failed other ranks may still be reading what was in the buffer: that memory is free when all ranks of the
+    /// host have dropped theirs and the communicator.
     ///
     /// # Errors
     ///
@@ -172,7 +178,7 @@ impl Communicator {
 
     /// Reaches for the plane between calls.
     fn with_plane<R>(&self, work: impl FnOnce(&mut crate::host::plane::HostPlane) -> R) -> Result<R> {
-        // SAFETY: as in `execute`.
+        // SAFETY: `core.caller` is the only caller's side of this baton: both were made with the communicator, and neither is given away.
         let entered = unsafe { self.core.shared.plane.as_caller(&self.core.caller, work) };
         entered.ok_or_else(|| self.not_entered("alloc"))
     }

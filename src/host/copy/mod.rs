@@ -1,6 +1,6 @@
 //! Copies, by what becomes of the destination: read again soon, or left to memory.
 
-#![expect(unsafe_code, reason = "buffers come as pointers: they may lie in a mapping that other processes write to")]
+#![expect(unsafe_code, reason = "buffers come as pointers: they may lie in memory that ranks share, or be the same")]
 
 mod stream;
 #[cfg(test)]
@@ -15,10 +15,10 @@ use self::stream::{finish, stream};
 /// # Safety
 ///
 /// `from` is readable and `to` writable for `bytes` bytes for the whole call; nobody writes to the former, and nobody reads the
-/// latter, meanwhile. They are the same or apart.
+/// latter, meanwhile: of memory that ranks share that is what steps and cursors see to. They are the same or apart.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     if !ptr::eq(from, to) {
-        // SAFETY: the caller's word; they are not the same, hence apart.
+        // SAFETY: readable and writable, and unwritten meanwhile, as the caller has promised; not the same, hence apart.
         unsafe { ptr::copy_nonoverlapping(from, to, bytes) }
     }
 }
@@ -31,7 +31,7 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
 /// As [`copy`].
 pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, bytes: usize) {
     if !ptr::eq(from, to) {
-        // SAFETY: the caller's word; they are not the same, hence apart.
+        // SAFETY: readable and writable, and unwritten meanwhile, as the caller has promised; not the same, hence apart.
         unsafe { stream(from, to, bytes) }
         finish();
     }

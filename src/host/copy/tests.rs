@@ -33,7 +33,7 @@ fn every_copy_writes_its_bytes_and_no_others() {
             for start in STARTS {
                 // SAFETY: the source covers `length` bytes, and so does the destination, which is another vector.
                 check(length, start, expected, "copy", |to| unsafe { copy(from, to, length) });
-                // SAFETY: as above.
+                // SAFETY: the same source, and a vector of this case's own.
                 check(length, start, expected, "copy_streaming", |to| unsafe { copy_streaming(from, to, length) });
             }
         }

@@ -298,7 +298,7 @@ mod models {
                 }
                 count(&seen[usize::from(!is_done)]);
             });
-            // SAFETY: as in the other thread.
+            // SAFETY: what is modelled; loom reports an access that is not ordered.
             shared.2.with(|buffer| assert_eq!(unsafe { *buffer }, LENT));
             end(&shared.0, &shared.1);
             writer.join().unwrap();

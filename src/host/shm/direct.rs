@@ -93,8 +93,8 @@ impl Group {
             lent.reach_all(range.start + mine.start, mine.len(), memory.source, terms)?;
             if !mine.is_empty() {
                 let into = memory.destination.wrapping_add(range.start + mine.start);
-                // SAFETY: nobody writes to this share of any source but this rank to its own, in place, where it is an input; the
-                // destination is apart otherwise. Its other readers wait for the next step.
+                // SAFETY: of all sources nobody writes to this share but this rank, to its own, where that is its destination: an input at
+                // the same address. Who wants the result waits for the next step.
                 unsafe { fold.fold(into, &lent.inputs, mine.len(), last) };
             }
             let (step, fingerprint) = (lent.next_step(), lent.fingerprint);
@@ -104,8 +104,8 @@ impl Group {
                 let start = range.start + share.start;
                 let from = lent.reach(rank, Side::Destination, start, share.len(), terms)?;
                 if rank != lent.me {
-                    // SAFETY: its owner has folded this share, and writes to it no more; here, whoever folds it has read the source, which
-                    // may be the same memory.
+                    // SAFETY: its owner has folded this share, was met since, and writes to it no more. It has also read this share of
+                    // this rank's source, where the destination may be the same memory.
                     unsafe { deliver(from, memory.destination.wrapping_add(start), share.len(), streams) };
                 }
             }
@@ -132,8 +132,8 @@ impl Group {
         for range in Cut::folds(len, 1, fold.element_bytes(), TURN_BYTES).pieces().filter(|range| !range.is_empty()) {
             lent.go_on(terms)?;
             lent.reach_all(offset + range.start, range.len(), memory.source, terms)?;
-            // SAFETY: nobody writes to this block of any source but this rank to its own, in place, where it is an input; the destination
-            // is apart otherwise.
+            // SAFETY: of all sources nobody writes to this block but this rank, to its own, where that is its destination: an input at the
+            // same address.
             unsafe { fold.fold(memory.destination.wrapping_add(range.start), &lent.inputs, range.len(), last) };
         }
         lent.close(terms).map(Some)
@@ -158,7 +158,8 @@ impl Group {
         };
         let from = lent.reach(root, Side::Source, 0, bytes, terms)?;
         let from = if lent.me == root { memory.source } else { from.cast_const() };
-        // SAFETY: nobody writes to the root's source; the destination is this rank's own.
+        // SAFETY: the root's source is lent; the root writes to its destination alone, which is apart, or the same and left as it is. The
+        // destination is this rank's own.
         unsafe { lent.pull(from, memory.destination, bytes, false, terms)? };
         lent.close(terms).map(Some)
     }
@@ -178,7 +179,8 @@ impl Group {
             let own = rank == me;
             let theirs = lent.reach(rank, Side::Source, 0, blocks.len(rank), terms)?;
             let from = if own { memory.source } else { theirs.cast_const() };
-            // SAFETY: nobody writes to a source; the destination is this rank's own, where its own block may be the source.
+            // SAFETY: the source of another rank is lent, and where it is a block of its owner's destination the owner writes only the others.
+            // The destination is this rank's, of which its own block may be its source.
             unsafe { lent.pull(from, memory.destination.wrapping_add(blocks.offset(rank)), blocks.len(rank), streams, terms)? };
         }
         lent.close(terms).map(Some)
@@ -197,7 +199,8 @@ impl Group {
         let (ranks, me) = (lent.ranks, lent.me);
         for rank in (0..ranks).map(|distance| (me + distance) % ranks) {
             let theirs = lent.reach(rank, Side::Source, bytes * me, bytes, terms)?;
-            // SAFETY: nobody writes to a source; the destination is this rank's own and apart.
+            // SAFETY: the source is lent, by a rank that writes to another buffer (what is in place is not offered); the destination is this
+            // rank's own, and apart.
             unsafe { lent.pull(theirs, memory.destination.wrapping_add(bytes * rank), bytes, streams, terms)? };
         }
         lent.close(terms).map(Some)

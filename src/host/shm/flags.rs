@@ -75,7 +75,7 @@ mod model {
 
     // SAFETY: the cells are guarded by the flags; loom reports any access that is not.
     unsafe impl Sync for Shared {}
-    // SAFETY: as above.
+    // SAFETY: what is in it may be sent.
     unsafe impl Send for Shared {}
 
     impl Shared {
@@ -110,7 +110,7 @@ mod model {
                     }
                     loom::thread::yield_now();
                 }
-                // SAFETY: as above.
+                // SAFETY: the flag says that its owner has written it; loom checks that.
                 shared.slots[peer][slot(step)].with(|cell| assert_eq!(unsafe { *cell }, value(peer, step)));
             }
         }

@@ -40,19 +40,20 @@ impl Group {
     ) -> Result<(), Stop> {
         let area = Area::for_fold(bytes, 1, fold.element_bytes());
         if area == Area::Slot {
-            // SAFETY: the caller's word.
+            // SAFETY: it asks for what this function's caller has promised.
             return unsafe { self.fold_large(memory, bytes, None, fold, last, terms) };
         }
         let fingerprint = self.enter(terms)?;
         let step = self.next_step();
-        // SAFETY: the caller's source, this rank's area.
+        // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
         unsafe { copy(memory.source, self.area(self.me, step, area), bytes) };
         self.meet(step, fingerprint, terms)?;
         for rank in 0..self.ranks {
             self.inputs[rank] = self.area(rank, step, area);
         }
         if bytes > 0 {
-            // SAFETY: see above; the destination is the caller's.
+            // SAFETY: the inputs are areas of a step that all have published, of valid elements, and left alone until this rank goes on; the
+            // destination is the caller's, apart from them.
             unsafe { fold.fold(memory.destination, &self.inputs, bytes, last) };
         }
         Ok(())
@@ -72,7 +73,7 @@ impl Group {
         last: bool,
         terms: &Terms<'_>,
     ) -> Result<(), Stop> {
-        // SAFETY: the caller's word.
+        // SAFETY: it asks for what this function's caller has promised.
         unsafe { self.fold_large(memory, bytes, Some(root), fold, last, terms) }
     }
 
@@ -93,16 +94,16 @@ impl Group {
         self.check_element(fold.element_bytes(), terms)?;
         if root.is_none()
             && bytes >= DIRECT_FROM_BYTES
-            // SAFETY: the caller's word.
+            // SAFETY: it asks for what this function's caller has promised.
             && let Some(()) = unsafe { self.all_reduce_directly(memory, bytes, fold, last, terms)? }
         {
             return Ok(());
         }
         if in_shares(bytes) {
-            // SAFETY: the caller's word.
+            // SAFETY: it asks for what this function's caller has promised.
             unsafe { self.fold_shares(memory, bytes, root, fold, last, terms) }
         } else {
-            // SAFETY: the caller's word.
+            // SAFETY: it asks for what this function's caller has promised.
             unsafe { self.fold_flat(memory, bytes, root, fold, last, terms) }
         }
     }
@@ -127,7 +128,7 @@ impl Group {
             let step = self.next_step();
             let source = memory.source.wrapping_add(range.start);
             if root != Some(self.me) {
-                // SAFETY: the caller's source, this rank's area.
+                // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
                 unsafe { copy(source, self.area(self.me, step, cut.area), range.len()) };
             }
             self.meet(step, fingerprint, terms)?;
@@ -135,7 +136,8 @@ impl Group {
                 continue;
             }
             self.set_inputs(step, cut.area, 0, source);
-            // SAFETY: see above; this rank's input is its own source, which may be the destination.
+            // SAFETY: the others' inputs are areas of a step that all have published, and left alone until this rank goes on; this rank's
+            // is its own source, which may be the destination.
             unsafe { fold.fold(memory.destination.add(range.start), &self.inputs, range.len(), last) };
         }
         Ok(())
@@ -167,7 +169,8 @@ impl Group {
 
             let step = self.next_step();
             let area = self.area(self.me, step, Area::Slot);
-            // SAFETY: the caller's source, this rank's area; nobody but this rank reads its own share.
+            // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now. What is not
+            // copied is this rank's own share, which nobody else reads at all.
             unsafe {
                 copy(source, area, mine.start);
                 copy(source.wrapping_add(mine.end), area.add(mine.end), range.len() - mine.end);
@@ -179,7 +182,9 @@ impl Group {
             let result = self.area(self.me, step, Area::Slot).wrapping_add(mine.start);
             if !mine.is_empty() {
                 let kept = destination.wrapping_add(mine.start);
-                // SAFETY: see above; the result lies in this rank's area of the next step, which nobody reads yet.
+                // SAFETY: the others' inputs are areas of a step that all have published, and left alone until this rank publishes the
+                // next; this rank's is its own source, which may be where the result is kept. The result lies in this rank's area of
+                // the next step, which nobody reads before it is published.
                 unsafe {
                     if keeps && !streams {
                         fold.fold_to_two(kept, result, &self.inputs, mine.len(), last);
@@ -190,14 +195,15 @@ impl Group {
             }
             self.publish(step, fingerprint);
             if keeps && streams {
-                // SAFETY: the caller's destination, this rank's own area. The source, if it is the same memory, has been read.
+                // SAFETY: the caller's destination; this rank's own area, which it alone writes. Of the source, if it is the same memory, this
+                // share has been folded.
                 unsafe { deliver(result, destination.wrapping_add(mine.start), mine.len(), true) };
             }
             self.arrive(step, fingerprint, terms)?;
             for rank in (0..self.ranks).filter(|rank| keeps && *rank != self.me) {
                 let share = shares.of(rank);
                 let from = self.area(rank, step, Area::Slot).wrapping_add(share.start);
-                // SAFETY: the caller's destination, a published area.
+                // SAFETY: the caller's destination; an area whose owner has published it for this step, and leaves it until this rank goes on.
                 unsafe { deliver(from, destination.wrapping_add(share.start), share.len(), streams) };
             }
         }
@@ -221,7 +227,7 @@ impl Group {
     ) -> Result<(), Stop> {
         self.check_element(fold.element_bytes(), terms)?;
         if is_large(&blocks, self.ranks)
-            // SAFETY: the caller's word.
+            // SAFETY: it asks for what this function's caller has promised.
             && let Some(()) = unsafe { self.reduce_scatter_directly(memory, blocks, fold, last, terms)? }
         {
             return Ok(());
@@ -237,7 +243,7 @@ impl Group {
                 for owner in owners.clone().filter(|owner| *owner != self.me) {
                     let (start, len) = within(&range, blocks.len(owner));
                     let from = memory.source.wrapping_add(blocks.offset(owner) + start);
-                    // SAFETY: the caller's source, this rank's area.
+                    // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
                     unsafe { copy(from, area.add((owner - first) * cut.piece), len) };
                 }
                 self.meet(step, fingerprint, terms)?;
@@ -247,7 +253,8 @@ impl Group {
                 }
                 let own = memory.source.wrapping_add(blocks.offset(self.me) + start);
                 self.set_inputs(step, cut.area, (self.me - first) * cut.piece, own);
-                // SAFETY: see above; this rank's input is its own source, which may be the destination.
+                // SAFETY: the others' inputs are areas of a step that all have published, and left alone until this rank goes on; this
+                // rank's is its own source, where the destination may be this very block.
                 unsafe { fold.fold(memory.destination.add(start), &self.inputs, len, last) };
             }
         }

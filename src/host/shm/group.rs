@@ -46,7 +46,7 @@ pub(crate) struct Group {
     process: Process,
 }
 
-// SAFETY: `inputs` is scratch space whose pointers are only used inside one call; everything else is Send.
+// SAFETY: the pointers in `inputs` take `Send` away alone. They are followed only in the call that has stored them, on its thread.
 #[expect(unsafe_code, reason = "raw pointers as scratch space take Send away")]
 unsafe impl Send for Group {}
 

@@ -82,7 +82,8 @@ impl Group {
     /// Publishes this rank's area for `step`: the payload has been written.
     #[inline]
     pub(super) fn publish(&mut self, step: u64, fingerprint: Fingerprint) {
-        // SAFETY: this rank's own lane, aligned to 8; nobody reads it now (see `flags`: all have seen the step before last).
+        // SAFETY: inside this rank's own lane, aligned to 8. What others want of it they have read: each has published the step before this
+        // one, after it had read the step before that, for which the lane served last (see `flags`).
         unsafe { self.fingerprint_of(self.me, step).write(fingerprint) };
         self.region.flag(self.me, parity(step)).publish(step);
     }
@@ -100,7 +101,8 @@ impl Group {
     /// `rank` has been seen to reach `step`, and this rank has not published the next one.
     #[inline]
     pub(super) unsafe fn read_fingerprint(&self, rank: usize, step: u64) -> Fingerprint {
-        // SAFETY: inside the lane, aligned to 8; by the caller's word its owner wrote it before the flag and leaves it now.
+        // SAFETY: inside the lane, aligned to 8; any bytes are numbers. Its owner wrote it before the flag that the caller has seen, and does
+        // not write it again before this rank has published the next step, which it has not (the caller's promise).
         unsafe { self.fingerprint_of(rank, step).read() }
     }
 }

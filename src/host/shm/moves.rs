@@ -60,7 +60,7 @@ impl Blocks<'_> {
 /// As [`copy`].
 #[inline]
 pub(super) unsafe fn deliver(from: *const u8, to: *mut u8, bytes: usize, streams: bool) {
-    // SAFETY: the caller's word.
+    // SAFETY: it asks for what this function's caller has promised.
     unsafe { if streams { copy_streaming(from, to, bytes) } else { copy(from, to, bytes) } }
 }
 
@@ -97,7 +97,7 @@ impl Group {
     /// The root's source is readable and every destination writable for `bytes` bytes; the root's two may be the same.
     pub(crate) unsafe fn broadcast(&mut self, memory: Memory, bytes: usize, root: usize, terms: &Terms<'_>) -> Result<(), Stop> {
         if bytes > LINES_BYTES
-            // SAFETY: the caller's word.
+            // SAFETY: it asks for what this function's caller has promised.
             && let Some(()) = unsafe { self.broadcast_directly(memory, bytes, root, terms)? }
         {
             return Ok(());
@@ -108,19 +108,19 @@ impl Group {
             let step = self.next_step();
             let area = self.area(root, step, cut.area);
             if self.me == root {
-                // SAFETY: the caller's source, this rank's area.
+                // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
                 unsafe { copy(memory.source.wrapping_add(range.start), area, range.len()) };
             }
             let destination = memory.destination.wrapping_add(range.start);
             let keep = |me| {
                 if me == root {
-                    // SAFETY: the caller's source and destination, which may be the same.
+                    // SAFETY: the caller's source and destination at the root, which are the same or apart.
                     unsafe { copy(memory.source.wrapping_add(range.start), destination, range.len()) };
                 }
             };
             self.meet_meanwhile(step, fingerprint, terms, range.start > 0, keep)?;
             if self.me != root {
-                // SAFETY: the caller's destination, the root's published area.
+                // SAFETY: the caller's destination; the root's area, which it has published for this step, and leaves until this rank goes on.
                 unsafe { copy(area, destination, range.len()) };
             }
         }
@@ -135,12 +135,12 @@ impl Group {
     /// the source is this rank's block of the destination.
     pub(crate) unsafe fn all_gather(&mut self, memory: Memory, blocks: Blocks<'_>, terms: &Terms<'_>) -> Result<(), Stop> {
         if is_large(&blocks, self.ranks)
-            // SAFETY: the caller's word.
+            // SAFETY: it asks for what this function's caller has promised.
             && let Some(()) = unsafe { self.all_gather_directly(memory, blocks, terms)? }
         {
             return Ok(());
         }
-        // SAFETY: the caller's word.
+        // SAFETY: it asks for what this function's caller has promised.
         unsafe { self.gather_to(None, memory, blocks, terms) }
     }
 
@@ -150,7 +150,7 @@ impl Group {
     ///
     /// As for [`Group::all_gather`], the destination at the root alone.
     pub(crate) unsafe fn gather(&mut self, memory: Memory, bytes: usize, root: usize, terms: &Terms<'_>) -> Result<(), Stop> {
-        // SAFETY: the caller's word.
+        // SAFETY: it asks for what this function's caller has promised.
         unsafe { self.gather_to(Some(root), memory, Blocks::Equal(bytes), terms) }
     }
 
@@ -169,12 +169,12 @@ impl Group {
             let (start, len) = within(&range, blocks.len(self.me));
             let source = memory.source.wrapping_add(start);
             if root != Some(self.me) {
-                // SAFETY: the caller's source, this rank's area.
+                // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
                 unsafe { copy(source, self.area(self.me, step, cut.area), len) };
             }
             let keep = |me| {
                 if keeps {
-                    // SAFETY: the caller's destination, where its own block may be the source.
+                    // SAFETY: the caller's destination, of which this rank's own block is the source or apart from it.
                     unsafe { deliver(source, memory.destination.wrapping_add(blocks.offset(me) + start), len, streams) };
                 }
             };
@@ -182,7 +182,7 @@ impl Group {
             for rank in (0..self.ranks).filter(|rank| keeps && *rank != self.me) {
                 let (start, len) = within(&range, blocks.len(rank));
                 let destination = memory.destination.wrapping_add(blocks.offset(rank) + start);
-                // SAFETY: the caller's destination, a published area.
+                // SAFETY: the caller's destination; an area whose owner has published it for this step, and leaves it until this rank goes on.
                 unsafe { deliver(self.area(rank, step, cut.area), destination, len, streams) };
             }
         }
@@ -195,7 +195,7 @@ impl Group {
     ///
     /// The root's source is readable for a block per rank; every destination is writable for one.
     pub(crate) unsafe fn scatter(&mut self, memory: Memory, bytes: usize, root: usize, terms: &Terms<'_>) -> Result<(), Stop> {
-        // SAFETY: the caller's word.
+        // SAFETY: it asks for what this function's caller has promised.
         unsafe { self.scatter_from(Some(root), memory, bytes, terms) }
     }
 
@@ -206,12 +206,12 @@ impl Group {
     /// The source is readable, and the destination writable, for a block per rank.
     pub(crate) unsafe fn all_to_all(&mut self, memory: Memory, bytes: usize, terms: &Terms<'_>) -> Result<(), Stop> {
         if is_large(&Blocks::Equal(bytes), self.ranks)
-            // SAFETY: the caller's word.
+            // SAFETY: it asks for what this function's caller has promised.
             && let Some(()) = unsafe { self.all_to_all_directly(memory, bytes, terms)? }
         {
             return Ok(());
         }
-        // SAFETY: the caller's word.
+        // SAFETY: it asks for what this function's caller has promised.
         unsafe { self.scatter_from(None, memory, bytes, terms) }
     }
 
@@ -231,7 +231,7 @@ impl Group {
             // Where a rank's piece goes: blocks lie side by side, unless there is the root's alone.
             let destination = |from| memory.destination.wrapping_add(if root.is_some() { 0 } else { bytes * from } + range.start);
             if sends {
-                // SAFETY: the caller's source holds a block for each rank.
+                // SAFETY: the caller's source holds a block for each rank, and the step is published further down.
                 unsafe { self.publish_blocks(memory.source, bytes, &range, &cut, step) };
             }
             let keep = |me| {
@@ -244,7 +244,7 @@ impl Group {
             self.meet_meanwhile(step, fingerprint, terms, range.start > 0, keep)?;
             for from in root.map_or(0..self.ranks, |root| root..root + 1).filter(|from| *from != self.me) {
                 let piece = self.area(from, step, cut.area).wrapping_add(cut.piece * self.me);
-                // SAFETY: the caller's destination, a published area.
+                // SAFETY: the caller's destination; an area whose owner has published it for this step, and leaves it until this rank goes on.
                 unsafe { deliver(piece, destination(from), range.len(), streams) };
             }
         }

@@ -112,14 +112,16 @@ impl Region {
     /// What a rank says of itself.
     pub(super) fn member(&self, rank: usize) -> &Member {
         assert!(rank < self.layout.ranks);
-        // SAFETY: a record of this index lies there, aligned to 128 bytes; it consists of atomics, valid for any bytes.
+        // SAFETY: a record of this index (checked) lies there, aligned to 128 bytes; it consists of atomics, valid for any bytes, and lives
+        // as long as the mapping.
         unsafe { &*self.at(self.layout.member(rank)).cast() }
     }
 
     /// A rank's flag of a parity: the first word of its lane. The caller vouches for the rank (debug-checked).
     #[inline]
     pub(super) fn flag(&self, rank: usize, parity: usize) -> &Flag {
-        // SAFETY: a lane starts there, aligned to 128 bytes, with a word that is only ever used as this atomic.
+        // SAFETY: the lane of a rank of the group (trusted of the callers, all in this module's group) starts there, aligned to 128 bytes,
+        // with a word that is only ever used as this atomic, any bytes of which are a value.
         unsafe { &*self.at(self.layout.lane(rank, parity)).cast() }
     }
 

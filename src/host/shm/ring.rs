@@ -37,7 +37,7 @@ pub(crate) struct RingLink {
 }
 
 // SAFETY: the pointers lead into the region, which the link keeps mapped; each end of a ring exists once (`Group::link` gives
-// each link away once), and what both ends touch is ordered by the cursors, or is atomic.
+// each link away once), and what both ends touch is ordered by the cursors, or is atomic. Nothing in it belongs to a thread.
 unsafe impl Send for RingLink {}
 
 impl RingLink {

@@ -51,7 +51,7 @@ pub(super) type Copy = unsafe fn(*const u8, *mut u8, usize);
 /// As `ptr::copy_nonoverlapping` of bytes.
 #[inline]
 pub(super) unsafe fn copy_bytes(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: passed on.
+    // SAFETY: it asks for what this function's caller has promised.
     unsafe { ptr::copy_nonoverlapping(from, to, bytes) }
 }
 
@@ -65,15 +65,16 @@ impl End {
     #[inline]
     pub(super) fn cursor(&self, reader: bool) -> &AtomicU64 {
         let offset = if reader { CURSORS_BYTES / 2 } else { 0 };
-        // SAFETY: inside the ring's first lines, aligned to 128 bytes, only ever used as this atomic; mapped as long as the link.
+        // SAFETY: inside the ring's first lines, aligned to 128 bytes, only ever used as this atomic, any bytes of which are a value. Mapped
+        // as long as the link that owns this end, which holds the region.
         unsafe { &*self.ring.add(offset).cast() }
     }
 
     /// What lies beside the writer's cursor.
     #[inline]
     fn beside(&self) -> &Beside {
-        // SAFETY: the words after the cursor on the writer's line, aligned to 8, only ever used as these atomics; mapped as long
-        // as the link.
+        // SAFETY: the words after the cursor on the writer's line, aligned to 8, only ever used as these atomics, any bytes of which are a
+        // value. Mapped as long as the link that owns this end, which holds the region.
         unsafe { &*self.ring.add(8).cast() }
     }
 
@@ -184,7 +185,8 @@ impl End {
         let (spot, before_wrap) = self.spot(ahead);
         let first = bytes.len().min(before_wrap);
         let (start, _) = self.spot(ahead + first);
-        // SAFETY: `room` has said that the reader is done with these bytes; both parts lie inside the ring.
+        // SAFETY: `room` has seen the reader's cursor beyond what these bytes held (acquire), and no other writer has this end; both parts
+        // lie inside the ring.
         unsafe {
             ptr::copy_nonoverlapping(bytes.as_ptr(), spot, first);
             ptr::copy_nonoverlapping(bytes[first..].as_ptr(), start, bytes.len() - first);
@@ -197,7 +199,8 @@ impl End {
         let first = into.len().min(before_wrap);
         let (start, _) = self.spot(first);
         let rest = into.len() - first;
-        // SAFETY: `filled` has said that the writer has written these bytes and leaves them; both parts lie inside the ring.
+        // SAFETY: `filled` has seen the writer's cursor behind these bytes (acquire), which the writer leaves until this end's own cursor has
+        // passed them; both parts lie inside the ring.
         unsafe {
             copy(spot, into.as_mut_ptr(), first);
             copy(start, into[first..].as_mut_ptr(), rest);

@@ -158,7 +158,7 @@ impl Group {
     /// Whether a rank that was seen to reach `step` published another call there.
     #[inline]
     fn differs(&self, rank: usize, step: u64, fingerprint: &Fingerprint) -> bool {
-        // SAFETY: both callers have seen the flag at `step`, and this rank's own last step is `step`.
+        // SAFETY: both callers have seen the flag at `step`, the last one that this rank has published.
         let theirs = unsafe { self.read_fingerprint(rank, step) };
         theirs.iter().zip(fingerprint).fold(0, |difference, (a, b)| difference | (a ^ b)) != 0
     }
@@ -166,7 +166,7 @@ impl Group {
     /// The notice of two different calls at `step`.
     #[cold]
     pub(super) fn mismatch(&self, rank: usize, step: u64, fingerprint: &Fingerprint) -> Notice {
-        // SAFETY: `look` has seen this rank's flag at `step`, and this rank's own last step is `step`.
+        // SAFETY: `look` has seen that rank's flag at `step`, the last one that this rank has published.
         let theirs = unsafe { self.read_fingerprint(rank, step) };
         match (Call::from_fingerprint(*fingerprint), Call::from_fingerprint(theirs)) {
             (Some(mine), Some(theirs)) => Notice::Mismatch { first: (self.globals[self.me], mine), second: (self.globals[rank], theirs) },

@@ -156,7 +156,7 @@ impl Storage {
     pub(crate) fn base(&self) -> NonNull<u8> {
         match self {
             Storage::Private(pages) => pages.base(),
-            // SAFETY: a segment lies inside the mapping, which begins at no null address.
+            // SAFETY: this rank's number is less than that of the segments, of `stride` bytes each, that the mapping holds; so this is inside it.
             Storage::Window(segment) => unsafe { segment.window.pages.base().add(segment.window.me * segment.window.stride) },
         }
     }
