@@ -110,7 +110,7 @@ impl<C: Connector> Messages<C> {
         deadline: &Deadline,
     ) -> Result<Ticket, Stop> {
         // SAFETY: promised by the caller for as long as the request is under way, and the destination is dropped with the request.
-        let into = unsafe { Destination::new(into, capacity_bytes) };
+        let into = unsafe { Destination::new(element, into, capacity_bytes) };
         let (receive, answer) = self.board.receive(from, tag, element, into);
         let ticket = self.board.requests.ticket(receive);
         self.patience.reset();
