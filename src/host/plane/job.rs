@@ -35,8 +35,8 @@ pub(crate) struct Job {
     pub(crate) scaled: Option<Box<dyn std::any::Any + Send>>,
 }
 
-// SAFETY: the pointers of `memory` are used by whoever runs the job, while the buffers are borrowed by the caller (a blocking
-// call) or owned by the background call (a started one); both hold `Send` elements (`Data: Send`). The rest is `Send`.
+// SAFETY: the pointers of `memory` are followed by whoever runs the job, while their buffers are borrowed by its caller (a blocking call)
+// or kept beside it by the background call (a started one); they hold `Send` elements (`Data: Send`). The rest is `Send`.
 unsafe impl Send for Job {}
 
 impl Job {
@@ -53,7 +53,9 @@ impl Job {
             Layout::Equal(_) => call.to_string(),
             Layout::Blocks(blocks) => call.with_amount(format_args!("count {} in {} blocks", sum(blocks), blocks.len())),
             Layout::Own(bytes) => call.with_amount(format_args!("count {} on this rank", elements(*bytes))),
-            Layout::Pairs { send, receive } => call.with_amount(format_args!("count {} to send and {} to receive", sum(send), sum(receive))),
+            Layout::Pairs { send, receive } => {
+                call.with_amount(format_args!("count {} to send and {} to receive", sum(send), sum(receive)))
+            }
         }
     }
 
@@ -93,8 +95,8 @@ impl Job {
         let Operands { source, source_len, destination, destination_len } = self.narrowed(rank);
         let length = source_len.min(destination_len);
         if length != 0 && !std::ptr::eq(source, destination) {
-            // SAFETY: both buffers are valid for their lengths (checked when the job was made) and either the same, which was
-            // excluded, or apart: a shared and an exclusive borrow.
+            // SAFETY: both buffers are valid for their lengths (they are made of borrows that live until the job has run). In place the only
+            // rank's block is the whole, so they are the same, which was excluded; else they are two borrows, and apart.
             unsafe { std::ptr::copy_nonoverlapping(source, destination, length) };
         }
     }

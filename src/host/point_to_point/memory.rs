@@ -8,7 +8,8 @@ use std::slice;
 use crate::element::TypeTag;
 use crate::host::truth;
 
-/// The bytes of a message that is being sent. Exists only inside a pending request: dropped when that finishes or is cancelled.
+/// The bytes of a message that is being sent. Exists only inside a pending request, dropped when that finishes or is cancelled, and for as
+/// long as a call tries to do without one.
 #[derive(Debug)]
 pub(super) struct Source {
     start: *const u8,
