@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use sha2::{Digest, Sha256};
+
 use crate::element::TypeTag;
 use crate::op::ReduceOp;
 
@@ -63,6 +65,11 @@ impl Kind {
             Kind::AllToAllV => "all_to_all_v",
         }
     }
+
+    /// Whether every rank passes the counts of all ranks, so that all of these must be the same.
+    pub(crate) const fn lists_counts(self) -> bool {
+        matches!(self, Kind::AllGatherV | Kind::ReduceScatterV)
+    }
 }
 
 /// How the bytes of a buffer are shared out between ranks.
@@ -95,16 +102,17 @@ impl Layout {
 pub(crate) struct Call {
     /// Which collective.
     pub(crate) kind: Kind,
-    /// `Reduction::code`, 0 where nothing is reduced.
-    pub(crate) op: u32,
+    /// `Reduction::code`, 0 where nothing is reduced: 56 bits, and 32 where counts are listed, whose digest has the rest.
+    pub(crate) op: u64,
     /// The element type.
     pub(crate) element: TypeTag,
-    /// Elements per block (or of the whole vector), 0 where ranks may differ.
+    /// Elements per block (or of the whole vector), 0 where ranks may differ. Where counts are listed their sum, for this rank's own
+    /// records alone: the digest is what is compared.
     pub(crate) count: u64,
     /// The root, where there is one.
     pub(crate) root: Option<u32>,
-    /// 24 bits of hash over the counts that every rank passes (`all_gather_v`, `reduce_scatter_v`), else 0.
-    pub(crate) counts_hash: u32,
+    /// [`Call::hash_counts`] where counts are listed (`all_gather_v`, `reduce_scatter_v`), else 0.
+    pub(crate) counts_hash: u128,
     /// The how-manieth collective of its communicator.
     pub(crate) sequence: u64,
 }
@@ -112,18 +120,39 @@ pub(crate) struct Call {
 /// The root field's value where there is no root.
 const NO_ROOT: u32 = u32::MAX;
 
+/// Where what does not fit elsewhere begins in the last word, above the root and the kind, and how much of it there is.
+const REST_AT: u32 = 40;
+const REST_MASK: u64 = (1 << (u64::BITS - REST_AT)) - 1;
+
+/// What of a digest a fingerprint has room for.
+const DIGEST_MASK: u128 = (1 << 120) - 1;
+
 impl Call {
     /// Length of the encoded form in bytes.
     pub(crate) const FINGERPRINT_BYTES: usize = 32;
 
-    /// The encoded form: little-endian sequence, count, op, element, root, then kind and the counts' hash in one word.
+    /// The encoded form: little-endian sequence, count, op, element, root, then kind and the rest of the op in one word. Where counts are
+    /// listed there is neither count nor root, and their digest takes these places and that of the rest of the op: 120 bits.
+    #[inline]
     pub(crate) fn fingerprint(&self) -> [u64; 4] {
-        [
-            self.sequence,
-            self.count,
-            u64::from(self.op) | u64::from(self.element.to_code()) << 32,
-            u64::from(self.root.unwrap_or(NO_ROOT)) | u64::from(self.kind as u8) << 32 | u64::from(self.counts_hash & 0xff_ffff) << 40,
-        ]
+        let (count, root, rest) = match self.kind.lists_counts() {
+            false => (self.count, self.root.unwrap_or(NO_ROOT), self.op >> 32),
+            true => (self.counts_hash as u64, (self.counts_hash >> 64) as u32, (self.counts_hash >> 96) as u64),
+        };
+        self.words(count, root, rest)
+    }
+
+    /// The form in which it is put on record: as the fingerprint, but where counts are listed with their sum and 24 bits of their digest.
+    #[inline]
+    pub(crate) fn record(&self) -> [u64; 4] {
+        let rest = if self.kind.lists_counts() { self.counts_hash as u64 } else { self.op >> 32 };
+        self.words(self.count, self.root.unwrap_or(NO_ROOT), rest)
+    }
+
+    #[inline]
+    fn words(&self, count: u64, root: u32, rest: u64) -> [u64; 4] {
+        let op_and_element = self.op & 0xffff_ffff | u64::from(self.element.to_code()) << 32;
+        [self.sequence, count, op_and_element, u64::from(root) | u64::from(self.kind as u8) << 32 | (rest & REST_MASK) << REST_AT]
     }
 
     /// The encoded form as bytes.
@@ -137,15 +166,26 @@ impl Call {
 
     /// The reverse of [`Call::fingerprint`]; `None` for words that no call has.
     pub(crate) fn from_fingerprint(words: [u64; 4]) -> Option<Self> {
-        let root = words[3] as u32;
+        let call = Self::from_record(words)?;
+        if !call.kind.lists_counts() {
+            return Some(call);
+        }
+        let digest = u128::from(words[1]) | u128::from(words[3] as u32) << 64 | u128::from(words[3] >> REST_AT) << 96;
+        Some(Self { count: 0, root: None, counts_hash: digest, ..call })
+    }
+
+    /// The reverse of [`Call::record`], as far as that says; `None` for words that no call has.
+    pub(crate) fn from_record(words: [u64; 4]) -> Option<Self> {
+        let (root, rest) = (words[3] as u32, words[3] >> REST_AT);
+        let kind = *Kind::ALL.get(usize::from((words[3] >> 32) as u8).checked_sub(1)?)?;
         Some(Self {
             sequence: words[0],
             count: words[1],
-            op: words[2] as u32,
+            op: words[2] & 0xffff_ffff | if kind.lists_counts() { 0 } else { rest << 32 },
             element: TypeTag::from_code((words[2] >> 32) as u32)?,
             root: (root != NO_ROOT).then_some(root),
-            kind: *Kind::ALL.get(usize::from((words[3] >> 32) as u8).checked_sub(1)?)?,
-            counts_hash: (words[3] >> 40) as u32,
+            kind,
+            counts_hash: if kind.lists_counts() { rest.into() } else { 0 },
         })
     }
 
@@ -160,41 +200,55 @@ impl Call {
 
     /// The op in words, where there is one.
     pub(crate) fn op_name(&self) -> Option<String> {
-        match (self.op as u8, ReduceOp::ALL.iter().find(|op| u32::from(op.code()) == self.op)) {
+        match (self.op as u8, ReduceOp::ALL.iter().find(|op| u64::from(op.code()) == self.op)) {
             (0, _) => None,
             (_, Some(op)) => Some(op.to_string()),
-            (254, _) => Some(format!("custom op #{:06x} in rank order", self.op >> 8)),
-            _ => Some(format!("custom op #{:06x}", self.op >> 8)),
+            // The beginning of the name's hash, which every form of a call has.
+            (254, _) => Some(format!("custom op #{:06x} in rank order", self.op as u32 >> 8)),
+            _ => Some(format!("custom op #{:06x}", self.op as u32 >> 8)),
         }
     }
 
-    /// 24 bits of hash over per-rank counts (FNV-1a).
-    pub(crate) fn hash_counts(counts: &[usize]) -> u32 {
-        let hash = counts
-            .iter()
-            .flat_map(|count| (*count as u64).to_le_bytes())
-            .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-        (hash ^ hash >> 24) & 0xff_ffff
+    /// In words, with what this rank knows of its counts in place of what ranks compare.
+    pub(crate) fn with_amount(&self, amount: impl fmt::Display) -> String {
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = self.write(&mut text, Some(&amount));
+        text
     }
-}
 
-impl fmt::Display for Call {
-    /// `all_reduce(sum, f32, count 4) number 7`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write(&self, f: &mut impl fmt::Write, amount: Option<&dyn fmt::Display>) -> fmt::Result {
         write!(f, "{}(", self.kind.name())?;
-        if self.kind != Kind::Barrier {
-            if let Some(op) = self.op_name() {
-                write!(f, "{op}, ")?;
-            }
-            write!(f, "{}, count {}", self.element, self.count)?;
+        if let Some(op) = self.op_name() {
+            write!(f, "{op}, ")?;
         }
-        if self.counts_hash != 0 {
-            write!(f, ", counts #{:06x}", self.counts_hash)?;
+        match (self.kind, amount) {
+            (Kind::Barrier, _) => {}
+            (_, Some(amount)) => write!(f, "{}, {amount}", self.element)?,
+            // Their sum is not told to others, and both ends of a difference should read alike. Records have the last 6 digits.
+            (kind, None) if kind.lists_counts() => write!(f, "{}, counts #{:016x}", self.element, self.counts_hash as u64)?,
+            _ => write!(f, "{}, count {}", self.element, self.count)?,
         }
         if let Some(root) = self.root {
             write!(f, ", root {root}")?;
         }
         write!(f, ") number {}", self.sequence)
+    }
+
+    /// 120 bits of SHA-256 over per-rank counts and the op that they are reduced with: ranks fold and move what these say, so they must
+    /// not be equal where the counts are not, be it that somebody looked for such counts.
+    pub(crate) fn hash_counts(op: u64, counts: &[usize]) -> u128 {
+        let mut hash = Sha256::new_with_prefix(op.to_le_bytes());
+        counts.iter().for_each(|count| hash.update((*count as u64).to_le_bytes()));
+        let digest: [u8; 32] = hash.finalize().into();
+        digest.first_chunk().map_or(0, |first| u128::from_le_bytes(*first)) & DIGEST_MASK
+    }
+}
+
+impl fmt::Display for Call {
+    /// `all_reduce(sum, f32, count 4) number 7`, and `all_gather_v(f32, counts #00beef005d3f2117) number 8`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, None)
     }
 }
 
@@ -210,7 +264,7 @@ mod tests {
             element: TypeTag::Scalar(DType::U16),
             count: 1 << 40,
             root: Some(3),
-            counts_hash: 0xab_cdef,
+            counts_hash: 0,
             sequence: 99,
         }
     }
@@ -219,10 +273,34 @@ mod tests {
     fn fingerprint_survives_the_wire() {
         for kind in Kind::ALL {
             for root in [None, Some(0), Some(70_000)] {
-                let call = Call { kind, root, ..example() };
+                let call = match kind.lists_counts() {
+                    false => Call { kind, root, op: 0xab_cdef_0123_45ff, ..example() },
+                    true => Call { kind, root: None, count: 0, counts_hash: Call::hash_counts(1, &[7]), ..example() },
+                };
                 assert_eq!(Call::from_bytes(&call.to_bytes()), Some(call));
             }
         }
+    }
+
+    #[test]
+    fn every_bit_of_the_digest_of_counts_is_compared() {
+        let call = |counts_hash| Call { kind: Kind::ReduceScatterV, root: None, counts_hash, ..example() };
+        let words = call(0).fingerprint();
+        for bit in 0..120 {
+            assert_ne!(call(1 << bit).fingerprint(), words, "bit {bit}");
+            assert_eq!(Call::from_fingerprint(call(1 << bit).fingerprint()).map(|call| call.counts_hash), Some(1 << bit));
+        }
+        let digests = [(0, &[690, 3410][..]), (0, &[1225, 2875]), (0, &[3410, 690]), (1, &[690, 3410]), (0, &[690, 3410, 0])]
+            .map(|(op, counts)| Call::hash_counts(op, counts));
+        assert!((1..digests.len()).all(|at| !digests[..at].contains(&digests[at])), "{digests:?}");
+    }
+
+    #[test]
+    fn a_record_has_the_sum_of_the_counts() {
+        let call = Call { kind: Kind::AllGatherV, op: 0, count: 4100, root: None, counts_hash: u128::MAX >> 8, ..example() };
+        let kept = Call::from_record(call.record());
+        assert_eq!(kept, Some(Call { counts_hash: 0xff_ffff, ..call }));
+        assert_eq!(Call::from_record(example().record()), Some(example()));
     }
 
     #[test]
@@ -233,8 +311,10 @@ mod tests {
 
     #[test]
     fn a_call_reads_as_it_was_written() {
-        assert_eq!(example().to_string(), "reduce(bxor, u16, count 1099511627776, counts #abcdef, root 3) number 99");
-        let custom = Call { op: 0xab_cdef << 8 | 254, counts_hash: 0, root: None, ..example() };
+        assert_eq!(example().to_string(), "reduce(bxor, u16, count 1099511627776, root 3) number 99");
+        let custom = Call { op: 0x12_3456_abcd_ef00 | 254, root: None, ..example() };
         assert_eq!(custom.to_string(), "reduce(custom op #abcdef in rank order, u16, count 1099511627776) number 99");
+        let listed = Call { kind: Kind::AllGatherV, op: 0, counts_hash: 0xab_cdef, root: None, ..example() };
+        assert_eq!(listed.to_string(), "all_gather_v(u16, counts #0000000000abcdef) number 99");
     }
 }

@@ -184,8 +184,8 @@ pub unsafe trait Data: Copy + Send + Sync + 'static {
     const INNERMOST: Option<DType> = Self::DTYPE;
 }
 
-// SAFETY: an array is its elements side by side, without padding, and each obeys the contract. (Arrays of `bool` are told apart
-// from everything else by their tag.)
+// SAFETY: an array is its elements side by side, without padding, and each obeys the contract. Arrays of `bool` do not: `INNERMOST`
+// tells them apart from all else, and whoever writes bytes of others to them makes 0 or 1 of each (`host::truth`).
 unsafe impl<T: Data, const N: usize> Data for [T; N] {
     const INNERMOST: Option<DType> = T::INNERMOST;
 }
@@ -203,8 +203,9 @@ pub unsafe trait Element: Data + sealed::Sealed + PartialEq + fmt::Debug + Defau
 macro_rules! elements {
     ($($rust:ty => $dtype:ident),* $(,)?) => {$(
         impl sealed::Sealed for $rust {}
-        // SAFETY: a primitive or a transparent wrapper of one: no padding, and any bytes are one. (`bool` is told apart from
-        // everything else by its tag, so that its bytes come from a `bool`.)
+        // SAFETY: a primitive or a transparent wrapper of one: no padding, and any bytes are one. `bool` is the exception: `DTYPE` tells
+        // it apart from all else, and whoever writes bytes of others to a destination of it makes 0 or 1 of each (`host::truth`; on
+        // devices the kernels and what checks tensors).
         unsafe impl Data for $rust {
             const DTYPE: Option<DType> = Some(DType::$dtype);
         }
@@ -263,6 +264,12 @@ impl TypeTag {
             (None, Some(dtype)) => TypeTag::Array(dtype, size_of::<T>() as u32),
             (None, None) => TypeTag::Plain(size_of::<T>() as u32),
         }
+    }
+
+    /// Whether elements are `bool`, or arrays of it, which are the only ones that not all bytes are values of.
+    #[inline]
+    pub(crate) const fn is_of_truths(self) -> bool {
+        matches!(self, TypeTag::Scalar(DType::Bool) | TypeTag::Array(DType::Bool, _))
     }
 
     /// The size of one element.
@@ -326,6 +333,7 @@ mod tests {
             assert_eq!(TypeTag::from_code(tag.to_code()), Some(*tag));
             assert!(!tags[..index].contains(tag), "{tag}");
         }
+        assert_eq!(tags.iter().filter(|tag| tag.is_of_truths()).count(), 4);
         assert_eq!(TypeTag::of::<[[f16; 2]; 3]>().to_string(), "[f16; 6]");
         assert_eq!(TypeTag::of::<[[f16; 2]; 3]>().size_bytes(), 12);
     }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256};
+
 use crate::element::{DType, Data, Element};
 use crate::{Error, Result};
 
@@ -162,6 +164,8 @@ impl FromStr for ReduceOp {
 #[derive(Clone)]
 pub struct CustomOp<T> {
     name: Arc<str>,
+    /// 48 bits of its name's SHA-256: what ranks compare.
+    hash: u64,
     commutative: bool,
     function: Option<Arc<Function<T>>>,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without devices nobody asks"))]
@@ -177,19 +181,27 @@ pub(crate) enum DeviceCode {
     Ptx { image: Arc<str>, entry: Arc<str> },
 }
 
+/// What ranks compare of an op's name. Two names of one hash would be one op to them; both functions are of the same element type, so a
+/// result is that of either, and no memory is touched that should not be.
+fn hash(name: &str) -> u64 {
+    let digest: [u8; 32] = Sha256::digest(name.as_bytes()).into();
+    digest.first_chunk().map_or(0, |first| u64::from_le_bytes(*first)) & 0xffff_ffff_ffff
+}
+
 /// Folds the second slice into the first.
 pub(crate) type Function<T> = dyn Fn(&mut [T], &[T]) + Send + Sync;
 
 impl<T: Data> CustomOp<T> {
     /// An op that is associative and commutative.
     pub fn new(name: &str, function: impl Fn(&mut [T], &[T]) + Send + Sync + 'static) -> Self {
-        Self { name: name.into(), commutative: true, function: Some(Arc::new(function)), device: None }
+        Self { name: name.into(), hash: hash(name), commutative: true, function: Some(Arc::new(function)), device: None }
     }
 
     /// An op for device buffers only, by a CUDA C expression; see [`CustomOp::with_expression`].
     #[must_use]
     pub fn on_device(name: &str, expression: &str) -> Self {
-        Self { name: name.into(), commutative: true, function: None, device: Some(DeviceCode::Expression(expression.into())) }
+        let device = Some(DeviceCode::Expression(expression.into()));
+        Self { name: name.into(), hash: hash(name), commutative: true, function: None, device }
     }
 
     /// The same op on device buffers, by a CUDA C expression over `a` (what has been folded so far) and `b` (the next rank's
@@ -281,15 +293,13 @@ impl<T: Data> From<CustomOp<T>> for Reduction<T> {
 }
 
 impl<T> Reduction<T> {
-    /// As the fingerprint has it: the op's number, and for a custom op 24 bits of its name's hash (FNV-1a) above it. Whether an op
-    /// is commutative decides who folds what, so ranks must agree on it.
-    pub(crate) fn code(&self) -> u32 {
+    /// As the fingerprint has it: the op's number, and for a custom op the 48 bits of its name's hash above it. Whether an op is
+    /// commutative decides who folds what, so ranks must agree on it.
+    #[inline]
+    pub(crate) fn code(&self) -> u64 {
         match &self.0 {
-            ReductionKind::Builtin(op, _) => u32::from(op.code()),
-            ReductionKind::Custom(op) => {
-                let hash = op.name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-                (if op.commutative { 255 } else { 254 }) | (hash ^ hash >> 24) << 8
-            }
+            ReductionKind::Builtin(op, _) => op.code().into(),
+            ReductionKind::Custom(op) => (if op.commutative { 255 } else { 254 }) | op.hash << 8,
         }
     }
 }

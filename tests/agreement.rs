@@ -143,6 +143,38 @@ fn other_counts_in_a_variable_collective() {
 }
 
 #[test]
+fn counts_and_ops_of_one_short_hash_are_told_apart() {
+    // Whoever compares 24 bits of FNV-1a takes these for the same.
+    let (counts, ops) = ([[690, 3410], [1225, 2875]], ["op 2921", "op 4283"]);
+    for wiring in Wiring::ALL {
+        let errors = threads(wiring, 2, |comm| {
+            let counts = &counts[comm.rank()];
+            let mut all = vec![true; 4100];
+            let error = comm.all_gather_v_into(&vec![false; counts[comm.rank()]], &mut all, counts).expect_err("counts differ");
+            assert!(all.iter().all(|truth| *truth), "the buffer was touched");
+            error
+        });
+        assert!(errors.iter().all(Error::is_mismatch), "{wiring:?}: {errors:?}");
+        let errors = threads(wiring, 2, |comm| {
+            let mut mine = vec![7_u16; counts[comm.rank()][comm.rank()]];
+            let error = comm.reduce_scatter_v_into(&[1_u16; 4100], &mut mine, &counts[comm.rank()], ReduceOp::Sum);
+            assert!(mine.iter().all(|value| *value == 7), "the buffer was touched");
+            error.expect_err("counts differ")
+        });
+        assert!(errors.iter().all(Error::is_mismatch), "{wiring:?}: {errors:?}");
+        for varied in [false, true] {
+            let errors = threads(wiring, 2, |comm| {
+                let op = CustomOp::new(ops[comm.rank()], |into: &mut [u16], from: &[u16]| into.copy_from_slice(from));
+                let mut x = [comm.rank() as u16; 2];
+                let result = if varied { comm.reduce_scatter_v(&mut x, &[1, 1], op) } else { comm.all_reduce(&mut x, op) };
+                result.expect_err("the ops differ")
+            });
+            assert!(errors.iter().all(Error::is_mismatch), "{wiring:?}: {errors:?}");
+        }
+    }
+}
+
+#[test]
 fn bad_arguments_are_refused_here_and_leave_the_communicator_alone() {
     threads(Wiring::Shm, 2, |comm| {
         let mut three = [1.0_f32; 3];

@@ -179,6 +179,32 @@ fn later_calls_quote_the_first_error() {
 }
 
 #[test]
+fn a_call_with_counts_that_is_given_up_says_how_much_it_was() {
+    let calls: [(&str, fn(&Communicator) -> Result<()>); 4] = [
+        ("all_to_all_v(u16, count 5 to send and 3 to receive)", |comm| {
+            comm.all_to_all_v_into(&[0_u16; 5], &[1, 4], &mut [0_u16; 3], &[1, 2])
+        }),
+        ("gather_v(u16, count 7 on this rank, root 1)", |comm| comm.gather_v(&[0_u16; 7], None::<(&mut [u16], &[usize])>, 1)),
+        ("scatter_v(u16, count 9 in 2 blocks, root 0)", |comm| comm.scatter_v(Some((&[0_u16; 9][..], &[2, 7][..])), &mut [0_u16; 2], 0)),
+        ("all_gather_v(u16, count 9 in 2 blocks)", |comm| comm.all_gather_v(&mut [0_u16; 9], &[2, 7])),
+    ];
+    for wiring in [Wiring::Shm, Wiring::Tcp] {
+        for (said, call) in calls {
+            let done = std::sync::Barrier::new(2);
+            let errors = threads(wiring, 2, |comm| {
+                comm.barrier().unwrap();
+                comm.set_timeout(Duration::from_millis(50));
+                let error = (comm.rank() == 0).then(|| call(comm).expect_err("nobody else makes this call").to_string());
+                done.wait();
+                error
+            });
+            let error = errors[0].as_ref().unwrap();
+            assert!(error.contains(&format!("{said} number")), "{wiring:?}: {error}");
+        }
+    }
+}
+
+#[test]
 fn the_place_on_a_host_does_not_depend_on_the_transport() {
     for wiring in [Wiring::Shm, Wiring::Tcp] {
         assert_eq!(threads(wiring, 3, |comm| (comm.local_rank(), comm.local_world_size())), [(0, 3), (1, 3), (2, 3)]);

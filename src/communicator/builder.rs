@@ -307,7 +307,7 @@ pub(super) fn join(
         Origin::Job => (Lineage::founded(door, plane.doors(), config.secret.clone()), "world".to_owned(), None),
         Origin::Shrunk { lineage, name, trace, .. } => (lineage, name, trace),
     };
-    let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
+    let desk = Desk::new(&plane, connector);
     let comm = Communicator::new(plane, desk, config, listen, lineage, name, trace);
     // Nobody needs the store any more once everyone is here: rank 0 may stop serving it.
     let timeout = comm.timeout();

@@ -1,7 +1,5 @@
 //! How long calls should take on this communicator: a short measurement, and predictions by it.
 
-#![expect(unsafe_code, reason = "the caller's side of the baton")]
-
 use std::time::{Duration, Instant};
 
 use super::Communicator;
@@ -75,8 +73,7 @@ impl Communicator {
     ///
     /// `Unsupported` for one rank, and where some ranks share a host and others do not; those common to all collectives.
     pub fn measure_costs(&self) -> Result<Costs> {
-        // SAFETY: as in `execute`.
-        let model = unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.model()) };
+        let model = self.with_plane(|plane| plane.model());
         let Some(mut model) = model.ok_or_else(|| self.not_entered("measure_costs"))? else {
             let reason = "the model knows several ranks of one host, or of a host each".to_owned();
             return Err(Error::Unsupported { what: "predicting how long calls take".to_owned(), reason });

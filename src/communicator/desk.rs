@@ -19,7 +19,7 @@ use crate::error::{Error, Peer, Result};
 use crate::flight::{FlightPlane, Message};
 use crate::host::health::Health;
 use crate::host::notice::Stop;
-use crate::host::plane::MessageConnector;
+use crate::host::plane::{HostPlane, MessageConnector};
 use crate::host::point_to_point::{Messages, Ticket};
 use crate::observe::{CallReport, Watch};
 use background::{Background, Outstanding};
@@ -131,9 +131,10 @@ impl Place {
 }
 
 impl Desk {
-    /// The desk of a new communicator.
-    pub(super) fn new(rank: usize, peers: Arc<[Peer]>, health: Arc<Health>, connector: MessageConnector) -> Self {
-        let messages = Messages::new(rank, peers.len(), connector);
+    /// The desk of the communicator whose plane this is.
+    pub(super) fn new(plane: &HostPlane, connector: MessageConnector) -> Self {
+        let (rank, peers, health) = (plane.rank(), plane.peers(), plane.health());
+        let messages = Messages::new(rank, peers.len(), plane.local().1, connector);
         let (outstanding, news) = (Vec::new(), Vec::new());
         let inner = Mutex::new(Inner { messages, outstanding, telling: None, away: 0, closed: false, direct: 0, news });
         Self { rank, peers, health, inner, background: OnceLock::new() }

@@ -122,7 +122,8 @@ impl<'comm> Group<'_, 'comm> {
         let Self { comm, messages, collectives, receives, .. } = self;
         let run = || collectives.iter().try_for_each(|job| comm.run(job));
         let desk = &comm.core.shared.desk;
-        // SAFETY: every recorded buffer is borrowed for `'buffers`, which the caller chose and which outlasts this call.
+        // SAFETY: every recorded buffer is borrowed for `'buffers`, which the caller chose and which outlasts this call: those that are
+        // written by nobody else meanwhile, the jobs that run here included, since their borrows are exclusive.
         let ended = unsafe {
             desk.transfer_while(&messages, comm.timeout(), || match (messages.is_empty(), collectives.is_empty()) {
                 (_, true) => Ok(()),

@@ -368,8 +368,7 @@ impl Communicator {
         if self.core.shared.health.is_foreign() {
             return forked("explain".to_owned()).to_string();
         }
-        // SAFETY: as in `execute`.
-        let said = unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.explain()) };
+        let said = self.with_plane(|plane| plane.explain());
         said.unwrap_or_else(|| "in use by a reduction that is under way".to_owned())
     }
 
@@ -412,8 +411,7 @@ impl Communicator {
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) {
         self.abort_handle().abort();
-        // SAFETY: as in `execute`.
-        unsafe { self.core.shared.plane.as_caller(&self.core.caller, HostPlane::tell) };
+        self.with_plane(HostPlane::tell);
     }
 
     /// Waits until every rank has come this far and all started calls have ended, then closes.
@@ -458,12 +456,19 @@ impl Communicator {
         Error::argument(call, "called from within a reduction of the same communicator")
     }
 
+    /// Reaches for the host plane on this thread, after the started calls; `None` where it cannot be had.
+    #[inline]
+    fn with_plane<R>(&self, work: impl FnOnce(&mut HostPlane) -> R) -> Option<R> {
+        // SAFETY: a core has the only caller's side of its plane's baton: both are made together in `new`, and neither can be cloned. The
+        // handles that share a core (`OnStream`) share that side, and are on its thread: none of them can be sent or shared.
+        unsafe { self.core.shared.plane.as_caller(&self.core.caller, work) }
+    }
+
     /// Runs a checked job of the host plane on this thread, after the started ones.
     #[inline]
     fn run(&self, job: &Job) -> Result<()> {
         let timeout = self.core.timeout.get();
-        // SAFETY: `caller` is the only caller's side of this baton: both were made together and neither can be cloned.
-        let entered = unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.run(job, &Deadline::lazily(timeout))) };
+        let entered = self.with_plane(|plane| plane.run(job, &Deadline::lazily(timeout)));
         let result = entered.unwrap_or_else(|| Err(self.not_entered(job.call.kind.name())));
         result.inspect_err(|error| self.core.shared.after_failure(error))
     }

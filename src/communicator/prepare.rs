@@ -127,7 +127,7 @@ impl Communicator {
         destination: impl Into<Option<MemoryMut<'a, T>>>,
         layout: Layout,
     ) -> Result<Prepared<'a>> {
-        let call = described::<T>(kind, root, count, &layout)?;
+        let call = described::<T>(kind, root, count, &layout, 0)?;
         Ok(match on_one_plane(kind, source, destination.into())? {
             OnePlane::Host(source, destination) => Prepared::Host(host_job(call, source, destination, layout), PhantomData),
             #[cfg(feature = "cuda")]
@@ -148,7 +148,7 @@ impl Communicator {
         layout: Layout,
         reduction: &Reduction<T>,
     ) -> Result<Prepared<'a>> {
-        let call = Call { op: reduction.code(), ..described::<T>(kind, root, count, &layout)? };
+        let call = described::<T>(kind, root, count, &layout, reduction.code())?;
         match on_one_plane(kind, source, destination.into())? {
             OnePlane::Host(source, destination) => {
                 let kernel = Kernel::of(reduction, self.world_size())?;
@@ -165,13 +165,14 @@ impl Communicator {
 
 /// What the ranks must agree on.
 #[inline]
-fn described<T: Data>(kind: Kind, root: Option<u32>, count: usize, layout: &Layout) -> Result<Call> {
+fn described<T: Data>(kind: Kind, root: Option<u32>, count: usize, layout: &Layout, op: u64) -> Result<Call> {
     let (element, _) = element::<T>(kind.name())?;
-    let counts_hash = match (layout, kind) {
-        (Layout::Blocks(counts), Kind::AllGatherV | Kind::ReduceScatterV) => Call::hash_counts(counts),
-        _ => 0,
+    let (op, counts_hash) = match layout {
+        // The digest has the whole op.
+        Layout::Blocks(counts) if kind.lists_counts() => (op & 0xffff_ffff, Call::hash_counts(op, counts)),
+        _ => (op, 0),
     };
-    Ok(Call { kind, op: 0, element, count: count as u64, root, counts_hash, sequence: 0 })
+    Ok(Call { kind, op, element, count: count as u64, root, counts_hash, sequence: 0 })
 }
 
 /// A job of the host plane that moves elements.

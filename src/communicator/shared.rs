@@ -160,7 +160,7 @@ impl Communicator {
         let deadline = Deadline::after(self.timeout());
         let everyone: Vec<usize> = (0..self.world_size()).collect();
         let mut exchange = ParentExchange::new(self, &everyone);
-        let opened = match self.with_plane(|plane| plane.site())? {
+        let opened = match self.with_plane(|plane| plane.site()).ok_or_else(|| self.not_entered("alloc"))? {
             Some(site) => site.open(&mut exchange, size, &deadline).map(Storage::Window),
             None => Storage::alone(&mut exchange, size, &deadline),
         };
@@ -171,15 +171,8 @@ impl Communicator {
             Undelivered::There(rank, reason) => Error::io(refused(rank), std::io::Error::other(reason)),
         })?;
         if let Storage::Window(segment) = &storage {
-            self.with_plane(|plane| plane.admit(segment))?;
+            self.with_plane(|plane| plane.admit(segment)).ok_or_else(|| self.not_entered("alloc"))?;
         }
         Ok(storage)
-    }
-
-    /// Reaches for the plane between calls.
-    fn with_plane<R>(&self, work: impl FnOnce(&mut crate::host::plane::HostPlane) -> R) -> Result<R> {
-        // SAFETY: `core.caller` is the only caller's side of this baton: both were made with the communicator, and neither is given away.
-        let entered = unsafe { self.core.shared.plane.as_caller(&self.core.caller, work) };
-        entered.ok_or_else(|| self.not_entered("alloc"))
     }
 }

@@ -167,7 +167,7 @@ impl Communicator {
         let established = HostPlane::establish(&mut exchange, &founding, &deadline);
         exchange.finish(&deadline)?;
         let made = established.and_then(|(plane, connector)| {
-            let desk = Desk::new(rank, plane.peers(), plane.health(), connector);
+            let desk = Desk::new(&plane, connector);
             let comm = Self::new(plane, desk, config, shared.listen, shared.lineage.of(members), name, shared.trace.clone());
             comm.barrier().map(|()| comm)
         });

@@ -1,6 +1,8 @@
 //! Whole communicators of the threads of one process, with buffers that are lent, given away, shared and dropped: small enough for Miri,
 //! which sees every access (`tests/sanitize miri`). Results at every size and over every transport are the integration tests' matter.
 
+mod truths;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
 use std::time::Duration;

@@ -409,7 +409,7 @@ fn described(kind: Kind, op: Option<ReduceOp>, root: Option<usize>, source: RawB
     let count = if kind == Kind::AllToAll { block } else { source.count.min(destination.count) };
     let call = Call {
         kind,
-        op: op.map_or(0, |op| u32::from(op.code())),
+        op: op.map_or(0, |op| op.code().into()),
         element: TypeTag::Scalar(source.dtype),
         count: count as u64,
         root: root.map(|root| root as u32),

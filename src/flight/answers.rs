@@ -109,6 +109,6 @@ fn described(raw: &Raw, kept: Kept, line: &Timeline, slowly: &Slowly) -> Option<
 
 /// A collective that was started and that the worker has not taken up; its sequence is what it will be.
 fn waiting_for_its_turn(call: &Call, since: Duration, sequence: u64, number: u64) -> Option<FlightRecord> {
-    let record = FlightRecord::decode(number, FlightPlane::Host, Call { sequence, ..*call }.fingerprint())?;
+    let record = FlightRecord::decode(number, FlightPlane::Host, Call { sequence, ..*call }.record())?;
     Some(FlightRecord { state: FlightState::Queued, started_ns: u64::try_from(since.as_nanos()).ok(), ..record })
 }

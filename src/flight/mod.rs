@@ -176,7 +176,7 @@ impl Flight {
 
     #[inline]
     fn open(&self, call: &Call) {
-        self.collectives.begin(call.fingerprint(), self.clock.ticks(), Stage::Started);
+        self.collectives.begin(call.record(), self.clock.ticks(), Stage::Started);
         self.phase.store(phase::OPEN, Ordering::Relaxed);
     }
 
@@ -195,7 +195,7 @@ impl Flight {
     #[inline]
     fn note(&self, call: &Call) {
         let started = if self.collectives.begun().is_multiple_of(LOOK_EVERY) { self.clock.ticks() } else { 0 };
-        self.collectives.begin(call.fingerprint(), started, Stage::Finished);
+        self.collectives.begin(call.record(), started, Stage::Finished);
     }
 
     #[inline]
@@ -336,7 +336,7 @@ impl Flight {
     pub(crate) fn note_device_call(&self, call: &Call, lane: u8, error: Option<&Error>) {
         let sequence = self.device_calls.load(Ordering::Relaxed);
         self.device_calls.store(sequence + 1, Ordering::Relaxed);
-        self.note_on_device(Call { sequence, ..*call }.fingerprint(), lane, error);
+        self.note_on_device(Call { sequence, ..*call }.record(), lane, error);
     }
 
     /// Puts a message on record that is queued on a device, and how that went.

@@ -45,9 +45,9 @@ pub struct FlightRecord {
     pub op: Option<String>,
     /// The element type: `f32`, `[u8; 16]`, `plain data of 12 B`.
     pub element: String,
-    /// Elements in each block, of the whole vector, or of the message; 0 where ranks may differ.
+    /// Elements in each block, of the whole vector (where counts are a list: of all blocks), or of the message; 0 where ranks may differ.
     pub count: u64,
-    /// A hash of the counts that every rank passes, where they are a list.
+    /// 24 bits of a hash of the counts that every rank passes, where they are a list.
     pub counts_hash: Option<u32>,
     /// The root, where there is one.
     pub root: Option<usize>,
@@ -122,13 +122,13 @@ impl FlightRecord {
             let peer = words[3] as u32;
             return Some(Self { peer: (peer != NOBODY).then_some(peer as usize), tag: Some(words[0]), ..blank });
         }
-        let call = Call::from_fingerprint(words)?;
+        let call = Call::from_record(words)?;
         Some(Self {
             kind: call.kind.name(),
             sequence: Some(call.sequence),
             op: call.op_name(),
             count: if call.kind == Kind::Barrier { 0 } else { call.count },
-            counts_hash: (call.counts_hash != 0).then_some(call.counts_hash),
+            counts_hash: call.kind.lists_counts().then_some(call.counts_hash as u32),
             root: call.root.map(|root| root as usize),
             ..blank
         })

@@ -21,7 +21,8 @@ pub(crate) trait Fold {
     ///   64 bytes, whichever is less.
     /// - `bytes` is a multiple of the element size.
     /// - `into` may be the same address as any of the inputs; apart from that it overlaps none.
-    /// - The inputs hold valid elements (a `bool` is 0 or 1), and nobody writes to them during the call.
+    /// - The inputs are initialised, and nobody writes to them during the call. What peers have sent may be no value of the element's type:
+    ///   whoever folds must read it as bytes, or make values of it first.
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool);
 
     /// As [`Fold::fold`], with the result written to `also` too.

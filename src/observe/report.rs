@@ -111,7 +111,7 @@ impl CallReport<'_> {
 
 /// What a call reduces with, without an allocation for the ops that are built in.
 fn op(call: &Call) -> Option<Cow<'static, str>> {
-    match ReduceOp::ALL.iter().find(|op| u32::from(op.code()) == call.op) {
+    match ReduceOp::ALL.iter().find(|op| u64::from(op.code()) == call.op) {
         Some(op) => Some(Cow::Borrowed(op.name())),
         None => call.op_name().map(Cow::Owned),
     }

@@ -13,6 +13,7 @@ use crate::host::fuzz::Script;
 use crate::host::health::Health;
 use crate::host::notice::{Notice, Stop};
 use crate::host::plan::{Action, Plan, Space, Span, Step};
+use crate::host::truth::Settling;
 
 /// Bytes that each peer is to send, and is sent.
 const PART: usize = 24;
@@ -36,7 +37,8 @@ pub fn engine_headers(data: &[u8]) {
 }
 
 /// Any bytes from one of two peers, after a byte that says how they are split: the run ends, in the same way however the bytes come,
-/// the other peer is told why, and nothing is written to the destination before everybody has agreed.
+/// the other peer is told why, nothing is written to the destination before everybody has agreed, and no truth value in it is anything but
+/// 0 or 1 then, however the run ended.
 pub fn engine_peer(data: &[u8]) {
     let Some((&pace, bytes)) = data.split_first() else { return };
     let whole = run(bytes, 0);
@@ -84,7 +86,7 @@ fn plan() -> Plan {
 
 /// The call of rank 0.
 pub(in crate::host) fn call() -> Call {
-    let element = TypeTag::Scalar(DType::U64);
+    let element = TypeTag::Scalar(DType::Bool);
     Call { kind: Kind::AllToAllV, op: 0, element, count: 0, root: None, counts_hash: 0, sequence: 1 }
 }
 
@@ -95,8 +97,11 @@ fn run(bytes: &[u8], pace: u64) -> Result<(), Notice> {
     let mut links = Peers([Some(Script::new(bytes, Some(0xee), pace)), Some(Script::new(&right, Some(0xee), pace))]);
     let (source, mut destination) = ([7_u8; PART], [UNTOUCHED; 2 * PART]);
     let (deadline, health) = (Deadline::after(Duration::from_secs(10)), Health::default());
+    let into = destination.as_mut_ptr();
+    // SAFETY: the array outlives the value, and nobody uses it while that is dropped. So does a call with its own destination.
+    let settling = unsafe { Settling::new(call().element, into, 2 * PART) };
     // SAFETY: both arrays live until the run is over, and nothing is folded.
-    let memory = unsafe { Memory::new(source.as_ptr(), PART, destination.as_mut_ptr(), 2 * PART) };
+    let memory = unsafe { Memory::new(source.as_ptr(), PART, into, 2 * PART) };
     let request = Request {
         plan: &plan(),
         participants: &[0, 1, 2],
@@ -115,6 +120,9 @@ fn run(bytes: &[u8], pace: u64) -> Result<(), Notice> {
         Ok(()) => assert!(agrees && destination[PART..] == [2; PART] && destination[..PART] == peers_part(bytes)),
         Err(notice) => assert_eq!(health.notice(), Some(notice)),
     }
+    let expected = destination.map(|byte| u8::from(byte != 0));
+    drop(settling);
+    assert_eq!(destination, expected, "what the caller sees as truth values");
     check_told(links.0[1].as_ref().map_or(&[], |link| &link.taken), result.as_ref().err());
     result
 }

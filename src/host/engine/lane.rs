@@ -148,7 +148,8 @@ impl Lane {
             }
             let len = (context.span(step).len - done).min(PAYLOAD_MAX);
             *head = wire::encode_next(len);
-            // SAFETY: as in `rest`.
+            // SAFETY: the plan was checked; the payload ends with its span (`done + len` is at most its length); the slice is gone after
+            // this call of the link, during which nothing is written to the plan's memory.
             let payload = unsafe { context.spaces.bytes(context.span(step), done, len) };
             (parts[used], parts[used + 1]) = (IoSlice::new(head), IoSlice::new(payload));
             (used, asked, done) = (used + 2, asked + HEADER_BYTES + len, done + len);

@@ -81,8 +81,8 @@ impl Local {
         // SAFETY:
         // - All spans lie in their memory, are equally long, consist of whole aligned elements, and `into` is the same as an input
         //   or has nothing in common with it (checked when the run began); a piece is a whole number of elements.
-        // - The caller of the engine promised that its memory holds valid elements; those of the scratch came from there or from
-        //   peers of the same kind. Nothing else touches them meanwhile.
+        // - All of them are initialised: the caller's (promised to `Memory::new`), and the scratch from when it was reserved. What peers
+        //   have written there may be no value, which a fold reckons with. Nothing else touches them meanwhile.
         unsafe { fold.fold(target, &self.inputs.0, piece, last) };
         self.inputs.0.clear();
         piece

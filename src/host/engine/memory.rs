@@ -4,7 +4,7 @@
 
 use crate::host::plan::{Action, Plan, Space, Span};
 
-/// The caller's two buffers, which may be the same memory.
+/// The caller's two buffers. They may be the same memory, or one a block of the other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Memory {
     source: *const u8,
@@ -18,7 +18,10 @@ impl Memory {
     ///
     /// - For as long as a run uses it, `source` is valid for reading `source_len` bytes, `destination` for reading and writing
     ///   `destination_len` bytes, all of them initialised, and no one else touches them. A null pointer has length 0.
-    /// - Both are aligned to the element that the run's fold works on, and hold valid elements, as do the bytes that peers send.
+    /// - Both are aligned to the element that the run's fold works on.
+    ///
+    /// The two may share bytes, in whole or in part. What peers send is written as it comes: whether it is a value is for the owner of
+    /// the destination to see to before it is used as one.
     pub(crate) unsafe fn new(source: *const u8, source_len: usize, destination: *mut u8, destination_len: usize) -> Self {
         Self { source, source_len, destination, destination_len }
     }
@@ -121,7 +124,8 @@ impl Spaces {
         if len == 0 {
             return &mut [];
         }
-        // SAFETY: as in `bytes`.
+        // SAFETY: the span lies in its region (checked), which is not the source; its bytes are initialised and may be written (promised to
+        // `Memory::new`, and made so by `Scratch::reserve`); the caller promises that nobody else uses them meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(span).add(at), len) }
     }
 

@@ -294,6 +294,7 @@ impl Engine {
             }
         });
         if let Some((rank, trouble)) = trouble {
+            self.waiting.clear();
             return Err(self.explain(rank, trouble, request.deadline, links));
         }
         self.waiting.sleep(is_blind || unseen > 0, request.deadline.remaining());

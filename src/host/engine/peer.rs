@@ -148,7 +148,8 @@ impl Peer {
     /// Moves payload from the input to its place.
     fn take_input(&mut self, left: usize, span: Span, context: &Context<'_>) -> usize {
         let count = left.min(self.input.bytes().len());
-        // SAFETY: as for reading in place; the input is memory of its own.
+        // SAFETY: the plan was checked; `accept` let no message be longer than what is left of its span, and `count` is at most what is left
+        // of the message; the input that is copied from is memory of its own.
         let into = unsafe { context.spaces.bytes_mut(span, self.lane.received, count) };
         into.copy_from_slice(&self.input.bytes()[..count]);
         self.input.consume(count);

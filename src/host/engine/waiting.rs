@@ -86,7 +86,8 @@ impl Waiting {
 
     /// Adds a link to the poll set.
     pub(super) fn add(&mut self, descriptor: BorrowedFd<'_>, flags: PollFlags, rank: usize, is_watched: bool) {
-        // SAFETY: the set is polled and cleared before the borrow of the links that this came from ends; see `sleep`.
+        // SAFETY: the one caller (`Engine::sleep`) has all links to itself from before the first is added until the set has been polled, which
+        // clears it, or been cleared without, and closes none of them meanwhile: so the descriptor is open as long as it is in the set.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor.as_raw_fd()) };
         self.descriptors.push(PollFd::from_borrowed_fd(descriptor, flags));
         self.entries.push((rank, is_watched));

@@ -201,8 +201,10 @@ impl HostPlane {
         let request = Request {
             plan,
             participants: &leg.participants,
-            // SAFETY: the buffers of a job, or scratch memory of the plane's, which live until this call returns; aligned to their
-            // elements, of which they hold whole ones; the same or apart.
+            // SAFETY: these are a job's buffers, scratch memory of the plane's, or null and of length 0. Both hold what their lengths say,
+            // initialised, until this call returns: a job's are made of borrows (`prepare`), and nothing reserves scratch meanwhile. They
+            // are aligned to their elements: borrows of these, blocks of whole elements of them, or 64 bytes, which is what folds ask of
+            // scratch. In place one is the other, or a block of it (`Job::narrowed`); nobody but the engine uses either meanwhile.
             memory: unsafe { Memory::new(source, source_len, destination, destination_len) },
             call,
             fold: leg.kernel.map(|kernel| kernel as &dyn Fold),

@@ -26,8 +26,8 @@ impl HostPlane {
             && !job.is_too_large_to_share()
         {
             let memory = Memory { source: job.memory.source, destination: job.memory.destination };
-            // SAFETY: the job's buffers hold `bytes` bytes of whole elements each, and are the same or apart (checked when it was
-            // made; they stay borrowed until it has run).
+            // SAFETY: an all-reduce of `Layout::Equal(bytes)` was made of two buffers of so many bytes, whole elements, aligned, borrowed
+            // until it has run: two borrows, which are apart, or one for both, or one and the contribution multiplied.
             return unsafe { group.all_reduce(memory, *bytes, kernel, true, &terms) };
         }
         if matches!(call.kind, Kind::GatherV | Kind::ScatterV | Kind::AllToAllV) || job.is_too_large_to_share() {
@@ -63,25 +63,24 @@ fn run_others(group: &mut Group, job: &Job, rank: usize, terms: &Terms<'_>) -> R
         }
         Layout::Own(_) | Layout::Pairs { .. } => return failed(),
     };
-    // SAFETY, for all of them: the job's buffers hold what its layout says, in whole elements, and are in place as each collective
-    // has it or apart (checked when the job was made and narrowed; they stay borrowed until it has run).
-    match (terms.call.kind, &job.kernel) {
-        (Kind::Barrier, _) => group.barrier(terms),
-        // SAFETY: see above.
-        (Kind::Broadcast, _) => unsafe { group.broadcast(memory, bytes, root, terms) },
-        // SAFETY: see above.
-        (Kind::AllGather | Kind::AllGatherV, _) => unsafe { group.all_gather(memory, blocks, terms) },
-        // SAFETY: see above.
-        (Kind::Gather, _) => unsafe { group.gather(memory, bytes, root, terms) },
-        // SAFETY: see above.
-        (Kind::Scatter, _) => unsafe { group.scatter(memory, bytes, root, terms) },
-        // SAFETY: see above.
-        (Kind::AllToAll, _) => unsafe { group.all_to_all(memory, bytes, terms) },
-        // SAFETY: see above.
-        (Kind::Reduce, Some(kernel)) => unsafe { group.reduce(memory, bytes, root, kernel, true, terms) },
-        // SAFETY: see above.
-        (Kind::ReduceScatter | Kind::ReduceScatterV, Some(kernel)) => unsafe { group.reduce_scatter(memory, blocks, kernel, true, terms) },
-        _ => failed(),
+    if terms.call.kind == Kind::Barrier {
+        return group.barrier(terms);
+    }
+    // SAFETY: for each, that the job's buffers are as long as its layout says, of whole elements, aligned, was checked when it was made
+    // (`prepare`); they are borrowed until it has run. A rank that the collective reads nothing of, or writes nothing to, may have
+    // passed none, and none is used. Two borrows are apart; in place they are one buffer, or that block of it that is the rank's own
+    // (`Job::narrowed`), which is what each of the collectives asks of them.
+    unsafe {
+        match (terms.call.kind, &job.kernel) {
+            (Kind::Broadcast, _) => group.broadcast(memory, bytes, root, terms),
+            (Kind::AllGather | Kind::AllGatherV, _) => group.all_gather(memory, blocks, terms),
+            (Kind::Gather, _) => group.gather(memory, bytes, root, terms),
+            (Kind::Scatter, _) => group.scatter(memory, bytes, root, terms),
+            (Kind::AllToAll, _) => group.all_to_all(memory, bytes, terms),
+            (Kind::Reduce, Some(kernel)) => group.reduce(memory, bytes, root, kernel, true, terms),
+            (Kind::ReduceScatter | Kind::ReduceScatterV, Some(kernel)) => group.reduce_scatter(memory, blocks, kernel, true, terms),
+            _ => failed(),
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 use crate::call::{Call, Kind, Layout};
 use crate::host::reduce::Kernel;
 use crate::host::shm::MAX_ELEMENT_BYTES;
+use crate::host::truth::Settling;
 
 /// The caller's two buffers, in bytes; they may be the same memory. A null source has length 0.
 #[derive(Debug, Clone, Copy)]
@@ -34,14 +35,38 @@ pub(crate) struct Job {
     pub(crate) scaled: Option<Box<dyn std::any::Any + Send>>,
 }
 
-// SAFETY: the pointers of `memory` are used by whoever runs the job, while the buffers are borrowed by the caller (a blocking
-// call) or owned by the background call (a started one); both hold `Send` elements (`Data: Send`). The rest is `Send`.
+// SAFETY: the pointers of `memory` are followed by whoever runs the job, while their buffers are borrowed by its caller (a blocking call)
+// or kept beside it by the background call (a started one); they hold `Send` elements (`Data: Send`). The rest is `Send`.
 unsafe impl Send for Job {}
 
 impl Job {
     /// Whether this folds elements that are too large for shared memory: these travel over links, also inside a host.
     pub(super) fn is_too_large_to_share(&self) -> bool {
         self.kernel.is_some() && self.element_bytes > MAX_ELEMENT_BYTES
+    }
+
+    /// The call in words, with this rank's own elements where the call itself has no count, or a digest.
+    pub(super) fn in_words(&self, call: &Call) -> String {
+        let elements = |bytes: usize| bytes / self.element_bytes.max(1);
+        let sum = |blocks: &[usize]| elements(blocks.iter().sum());
+        match &self.layout {
+            Layout::Equal(_) => call.to_string(),
+            Layout::Blocks(blocks) => call.with_amount(format_args!("count {} in {} blocks", sum(blocks), blocks.len())),
+            Layout::Own(bytes) => call.with_amount(format_args!("count {} on this rank", elements(*bytes))),
+            Layout::Pairs { send, receive } => {
+                call.with_amount(format_args!("count {} to send and {} to receive", sum(send), sum(receive)))
+            }
+        }
+    }
+
+    /// What makes truth values of whatever a run has written to the destination, once it is dropped.
+    #[inline]
+    pub(super) fn settling(&self) -> Settling<'_> {
+        let Operands { destination, destination_len, .. } = self.memory;
+        // SAFETY: the destination is initialised and lent to the job alone for as long as there is one (it is made of an exclusive borrow,
+        // and owned or borrowed on by whoever runs it), which the value borrows. What runs the job has no thread of its own, so it writes
+        // nothing any more when its caller drops the value.
+        unsafe { Settling::new(self.call.element, destination, destination_len) }
     }
 
     /// The buffers as plans and shared memory want them: where a block of one buffer is the other, that block alone.
@@ -70,8 +95,8 @@ impl Job {
         let Operands { source, source_len, destination, destination_len } = self.narrowed(rank);
         let length = source_len.min(destination_len);
         if length != 0 && !std::ptr::eq(source, destination) {
-            // SAFETY: both buffers are valid for their lengths (checked when the job was made) and either the same, which was
-            // excluded, or apart: a shared and an exclusive borrow.
+            // SAFETY: both buffers are valid for their lengths (they are made of borrows that live until the job has run). In place the only
+            // rank's block is the whole, so they are the same, which was excluded; else they are two borrows, and apart.
             unsafe { std::ptr::copy_nonoverlapping(source, destination, length) };
         }
     }

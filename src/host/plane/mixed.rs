@@ -62,7 +62,8 @@ impl HostPlane {
         let health = std::sync::Arc::clone(&self.health);
         let terms = Terms { call, deadline, health: &health };
         if let Some(group) = self.group.as_mut() {
-            // SAFETY: the source holds all shares (they add up to its length), the scratch memory this rank's; they are apart.
+            // SAFETY: the source holds all shares (`cut` makes them add up to its length, in whole elements), the scratch memory this rank's;
+            // they are apart, and aligned to the element or to 64 bytes.
             unsafe { group.reduce_scatter(Memory { source, destination: scratch }, blocks, kernel, false, &terms) }?;
         }
         if local < shares {
@@ -88,7 +89,8 @@ impl HostPlane {
             let local = self.topology.place(representative).1;
             let terms = Terms { call, deadline, health: &self.health };
             if let Some(group) = self.group.as_mut() {
-                // SAFETY: the source and the scratch memory hold `bytes` bytes of whole elements each, and are apart.
+                // SAFETY: the source (the job's, or its contribution multiplied) and the scratch memory hold `bytes` bytes of whole elements
+                // each, aligned to them or to 64 bytes, and are apart: the plane owns the latter, and reserves no more before this returns.
                 unsafe { group.reduce(Memory { source: part.source, destination: scratch }, bytes, local, kernel, false, &terms) }?;
             }
             part.source = scratch;

@@ -168,16 +168,20 @@ impl HostPlane {
             group.forget_dropped();
         }
         let call = Call { sequence: self.number(job.call.kind), ..job.call };
+        // Dropped last, also where a custom op panics. A rank that is alone gets its own elements.
+        let others = self.peers.len() > 1;
+        let settling = others.then(|| job.settling());
         let running = Running(self, &call);
         let result = running.0.route(job, &call, deadline);
         std::mem::forget(running);
+        drop(settling);
         match result {
             Ok(()) => {
                 self.health.flight().end(&call, self.is_long(job));
                 Ok(())
             }
             Err(stop) => {
-                let error = self.end(&stop, &call, deadline);
+                let error = self.end(&stop, job, &call, deadline);
                 self.health.flight().fail(&call, &error);
                 Err(error)
             }
@@ -224,8 +228,8 @@ impl HostPlane {
 
     /// Ends the communicator: every peer that can be reached is told, and later calls are refused.
     #[cold]
-    fn end(&mut self, stop: &Stop, call: &Call, deadline: &Deadline) -> Error {
-        let error = stop.to_error(&call.to_string(), deadline, &self.peers);
+    fn end(&mut self, stop: &Stop, job: &Job, call: &Call, deadline: &Deadline) -> Error {
+        let error = stop.to_error(&job.in_words(call), deadline, &self.peers);
         if call.kind == Kind::Barrier && self.topology.is_one_island() && error.is_timeout() && self.is_whole() {
             // Everyone will still come to this step of the shared memory, so nothing is lost.
             self.unfinished_barrier = Some(call.sequence);

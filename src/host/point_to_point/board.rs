@@ -169,7 +169,7 @@ impl Board {
     fn deliver(&mut self, receive: u32, envelope: Envelope, bytes: &[u8]) {
         let outcome = self.check(receive, envelope.source, envelope.element, bytes.len());
         if outcome.is_ok()
-            && let Some(into) = self.requests.destination(receive).get_mut(..bytes.len())
+            && let Some(into) = self.requests.destination(receive, 0..bytes.len())
         {
             into.copy_from_slice(bytes);
         }
@@ -298,7 +298,9 @@ impl Board {
         // Both lie in the same table, so the destination is lifted out for the copy.
         let into = self.requests.receive(receive).and_then(|receiving| receiving.into.take());
         if let Some(mut into) = into {
-            into.as_mut_slice()[..bytes].copy_from_slice(self.requests.source(send));
+            if let Some(place) = into.part(0..bytes) {
+                place.copy_from_slice(self.requests.source(send));
+            }
             if let Some(receiving) = self.requests.receive(receive) {
                 receiving.into = Some(into);
             }

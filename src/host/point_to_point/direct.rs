@@ -57,7 +57,7 @@ impl<C: Connector> Messages<C> {
     /// As [`Messages::post_receive`].
     pub(crate) unsafe fn try_receive(&mut self, from: usize, tag: u64, element: TypeTag, into: *mut u8, capacity: usize) -> Attempt {
         // SAFETY: promised by the caller; dropped at the end, or with the request.
-        let into = unsafe { Destination::new(into, capacity) };
+        let into = unsafe { Destination::new(element, into, capacity) };
         self.receive_front(from, tag, element, into).unwrap_or(Attempt::Wait)
     }
 
@@ -68,8 +68,11 @@ impl<C: Connector> Messages<C> {
         // A broken stream is found out once more when the receive has been posted.
         let message = look(looks, || channel.incoming.front(&mut channel.link, tag)).ok()??;
         // So is a message that does not fit.
-        let bytes = into.as_mut_slice().get_mut(..message.bytes).filter(|_| message.element == element)?;
+        if message.element != element || message.bytes > into.capacity() {
+            return None;
+        }
         self.board.charge(from, link, message.bytes).ok()?;
+        let bytes = into.part(0..message.bytes)?;
         let mut filled = channel.incoming.take_front(bytes);
         while let rest = &mut bytes[filled..]
             && !rest.is_empty()

@@ -12,9 +12,11 @@ use crate::element::{DType, TypeTag};
 use crate::host::fuzz::Script;
 use crate::host::notice::{Notice, Stop};
 
-/// Every byte is an element.
+/// Every byte is an element of what the peer that is right sends.
 const BYTES: TypeTag = TypeTag::Scalar(DType::U8);
-/// What receives hold before, and what lies around them.
+/// So it is of what the other does, and of what is sent to it, but only 0 and 1 are values.
+const TRUTHS: TypeTag = TypeTag::Scalar(DType::Bool);
+/// What lies around receives. They hold 0 before.
 const UNTOUCHED: u8 = 0xa5;
 /// As much lies around each of them.
 const GUARD: usize = 64;
@@ -33,7 +35,8 @@ pub fn message_frames(data: &[u8]) {
 }
 
 /// Any bytes from one of two peers, after a byte that says how they are split: every request with it ends when its link does, what it
-/// sends is received alike however it comes, and the other peer's message arrives.
+/// sends is received alike however it comes, and the other peer's message arrives. No truth value that is received is anything but 0 or 1,
+/// not in what comes in part either.
 pub fn message_peer(data: &[u8]) {
     let Some((&pace, bytes)) = data.split_first() else { return };
     let whole = run(bytes, 0);
@@ -68,15 +71,18 @@ struct Into {
 
 impl Into {
     fn new(capacity: usize) -> Self {
-        Self { bytes: vec![UNTOUCHED; capacity + 2 * GUARD], ticket: None }
+        let mut bytes = vec![UNTOUCHED; capacity + 2 * GUARD];
+        bytes[GUARD..GUARD + capacity].fill(0);
+        Self { bytes, ticket: None }
     }
 
     fn post(&mut self, messages: &mut Messages<Opened>, from: usize, tag: Option<u64>) {
         let capacity = self.bytes.len() - 2 * GUARD;
         let into = self.bytes[GUARD..].as_mut_ptr();
+        let element = if tag == Some(RIGHT.0) { BYTES } else { TRUTHS };
         // SAFETY: the vector is neither touched nor moved nor dropped before the engine is dropped.
         self.ticket =
-            unsafe { messages.post_receive(Some(from), tag, BYTES, into, capacity, &Deadline::after(Duration::from_secs(5))) }.ok();
+            unsafe { messages.post_receive(Some(from), tag, element, into, capacity, &Deadline::after(Duration::from_secs(5))) }.ok();
     }
 
     /// What came, once the engine is dropped.
@@ -84,10 +90,12 @@ impl Into {
         let (guard, rest) = self.bytes.split_at(GUARD);
         let (into, behind) = rest.split_at(rest.len() - GUARD);
         assert!(guard.iter().chain(behind).all(|byte| *byte == UNTOUCHED), "written beside the place");
+        let is_right = into == RIGHT.1;
+        assert!(is_right || into.iter().all(|byte| *byte <= 1), "a truth value is neither 0 nor 1");
         outcome.map(|outcome| {
             let envelope = outcome?;
             assert!(envelope.bytes <= into.len());
-            assert!(into[envelope.bytes..].iter().all(|byte| *byte == UNTOUCHED), "written behind the message");
+            assert!(into[envelope.bytes..].iter().all(|byte| *byte == 0), "written behind the message");
             Ok((envelope.source, envelope.tag, into[..envelope.bytes].to_vec()))
         })
     }
@@ -104,13 +112,13 @@ fn run(bytes: &[u8], pace: u64) -> (Vec<Received>, Option<Notice>) {
     let links = vec![(1, Script::new(bytes, None, pace)), (2, Script::new(&right, None, pace))];
     let mut places = [Into::new(64), Into::new(0), Into::new(200_000), Into::new(RIGHT.1.len())];
     let (short, long) = ([1_u8; 40], vec![2_u8; 100_000]);
-    let mut messages = Messages::new(0, 3, Opened(links));
+    let mut messages = Messages::new(0, 3, 3, Opened(links));
     for (place, (from, tag)) in places.iter_mut().zip([(1, Some(1)), (1, Some(2)), (1, None), (2, Some(RIGHT.0))]) {
         place.post(&mut messages, from, tag);
     }
     for data in [&short[..], &long] {
         // SAFETY: both outlive the engine and are not written.
-        let _ = unsafe { messages.post_send(1, 5, BYTES, data.as_ptr(), data.len(), &Deadline::after(Duration::from_secs(5))) };
+        let _ = unsafe { messages.post_send(1, 5, TRUTHS, data.as_ptr(), data.len(), &Deadline::after(Duration::from_secs(5))) };
     }
     for _ in 0..100_000 {
         if !messages.progress() {
@@ -135,8 +143,8 @@ pub(in crate::host) fn seeds(notices: &[Notice]) -> Vec<(&'static str, Vec<u8>)>
         let (bytes, length) = frame.encode();
         bytes[..length].to_vec()
     };
-    let eager = |tag, bytes: usize| [frame(Frame::Eager { tag, element: BYTES, bytes }), vec![3; bytes]].concat();
-    let long = |message, bytes| frame(Frame::RequestToSend { message, tag: 3, element: BYTES, bytes });
+    let eager = |tag, bytes: usize| [frame(Frame::Eager { tag, element: TRUTHS, bytes }), vec![3; bytes]].concat();
+    let long = |message, bytes| frame(Frame::RequestToSend { message, tag: 3, element: TRUTHS, bytes });
     let mut streams = vec![
         [eager(1, 20), eager(2, 0), eager(9, 100)].concat(),
         [eager(3, 100), eager(1, 64), eager(1, 8), frame(Frame::Credit { cost: 1 << 10 })].concat(),

@@ -203,7 +203,10 @@ impl Incoming {
         };
         payload.place = match payload.of {
             Of::Long { .. } => Place::Nowhere,
-            Of::Short(_) => Place::Buffer(board.requests.destination(receive)[..payload.bytes].to_vec()),
+            Of::Short(_) => match board.requests.destination(receive, 0..payload.bytes) {
+                Some(filled) => Place::Buffer(filled.to_vec()),
+                None => Place::Nowhere,
+            },
         };
     }
 
@@ -279,7 +282,7 @@ impl Incoming {
         let read = match &mut payload.place {
             Place::Nowhere => self.ahead.skip(link, range.len())?,
             Place::Buffer(buffer) => self.ahead.take(link, &mut buffer[range], past)?,
-            Place::Request(receive) => match board.requests.destination(*receive).get_mut(range.clone()) {
+            Place::Request(receive) => match board.requests.destination(*receive, range.clone()) {
                 Some(into) => self.ahead.take(link, into, past)?,
                 None => self.ahead.skip(link, range.len())?,
             },

@@ -2,9 +2,14 @@
 
 #![expect(unsafe_code, reason = "requests outlive the call that posts them, so they hold addresses instead of borrows")]
 
+use std::ops::Range;
 use std::slice;
 
-/// The bytes of a message that is being sent. Exists only inside a pending request: dropped when that finishes or is cancelled.
+use crate::element::TypeTag;
+use crate::host::truth;
+
+/// The bytes of a message that is being sent. Exists only inside a pending request, dropped when that finishes or is cancelled, and for as
+/// long as a call tries to do without one.
 #[derive(Debug)]
 pub(super) struct Source {
     start: *const u8,
@@ -33,11 +38,15 @@ impl Source {
     }
 }
 
-/// Where a message is being received. Exists only inside a pending request, as [`Source`].
+/// Where a message is being received. Exists only inside a pending request, as [`Source`]; when that ends, by whichever way, there is
+/// nothing but truth values where there should be.
 #[derive(Debug)]
 pub(super) struct Destination {
     start: *mut u8,
     bytes: usize,
+    /// Up to where a message was, or may have been, written that should be one of truth values.
+    unsettled: usize,
+    is_of_truths: bool,
 }
 
 // SAFETY: an address of plain bytes; `Destination::new` has the caller promise that they are ours alone as long as the value
@@ -48,12 +57,19 @@ impl Destination {
     /// # Safety
     ///
     /// As long as the value exists, the bytes at `start` are initialised, may be written, and nobody else reads or writes them.
-    pub(super) unsafe fn new(start: *mut u8, bytes: usize) -> Self {
-        Self { start, bytes }
+    pub(super) unsafe fn new(element: TypeTag, start: *mut u8, bytes: usize) -> Self {
+        Self { start, bytes, unsettled: 0, is_of_truths: element.is_of_truths() }
     }
 
-    /// The bytes.
-    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+    /// Some of the bytes, to be written; `None` where there are not as many.
+    pub(super) fn part(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
+        if self.is_of_truths {
+            self.unsettled = self.unsettled.max(range.end.min(self.bytes));
+        }
+        self.as_mut_slice().get_mut(range)
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
         if self.bytes == 0 {
             return &mut [];
         }
@@ -64,5 +80,15 @@ impl Destination {
     /// How many bytes there are.
     pub(super) fn capacity(&self) -> usize {
         self.bytes
+    }
+}
+
+impl Drop for Destination {
+    #[inline]
+    fn drop(&mut self) {
+        if self.unsettled > 0 {
+            let written = self.unsettled;
+            truth::settle(&mut self.as_mut_slice()[..written]);
+        }
     }
 }

@@ -2,8 +2,6 @@
 
 #![expect(unsafe_code, reason = "posting a request takes the caller's memory for longer than the call")]
 
-use std::thread;
-
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::host::notice::{Notice, Stop};
@@ -14,7 +12,7 @@ use super::frame::Frame;
 use super::links::PeerState;
 use super::memory::{Destination, Source};
 use super::requests::{ReceivePhase, Receiving, Request, SendPhase, Sending};
-use super::wait::Patience;
+use super::wait::{Patience, is_crowded};
 use super::{Connector, Outcome, Ticket};
 
 /// How much of messages that nobody wants yet is buffered, over all peers.
@@ -42,8 +40,8 @@ pub(crate) struct Messages<C: Connector> {
 }
 
 impl<C: Connector> Messages<C> {
-    /// The engine of `rank`, without any link yet.
-    pub(crate) fn new(rank: usize, world_size: usize, connector: C) -> Self {
+    /// The engine of `rank`, on a host that runs `local_ranks` of all; without any link yet.
+    pub(crate) fn new(rank: usize, world_size: usize, local_ranks: usize, connector: C) -> Self {
         let limit = (UNEXPECTED_BYTES / world_size.max(1)).max(UNEXPECTED_LEAST_BYTES);
         Self {
             rank,
@@ -53,7 +51,7 @@ impl<C: Connector> Messages<C> {
             board: Board::new(rank, world_size, limit),
             told: None,
             rounds: 0,
-            patience: Patience::new(thread::available_parallelism().map_or(1, usize::from) < world_size),
+            patience: Patience::new(is_crowded(local_ranks)),
         }
     }
 
@@ -110,7 +108,7 @@ impl<C: Connector> Messages<C> {
         deadline: &Deadline,
     ) -> Result<Ticket, Stop> {
         // SAFETY: promised by the caller for as long as the request is under way, and the destination is dropped with the request.
-        let into = unsafe { Destination::new(into, capacity_bytes) };
+        let into = unsafe { Destination::new(element, into, capacity_bytes) };
         let (receive, answer) = self.board.receive(from, tag, element, into);
         let ticket = self.board.requests.ticket(receive);
         self.patience.reset();

@@ -1,5 +1,7 @@
 //! The requests of one rank that are under way or whose outcome was not yet taken.
 
+use std::ops::Range;
+
 use crate::element::TypeTag;
 
 use super::memory::{Destination, Source};
@@ -123,9 +125,9 @@ impl Requests {
         }
     }
 
-    /// The memory that a pending receive fills; empty for anything else.
-    pub(super) fn destination(&mut self, index: u32) -> &mut [u8] {
-        self.receive(index).and_then(|receiving| receiving.into.as_mut()).map_or(&mut [], Destination::as_mut_slice)
+    /// A part of the memory that a pending receive fills; `None` for anything else, and where there is less.
+    pub(super) fn destination(&mut self, index: u32, part: Range<usize>) -> Option<&mut [u8]> {
+        self.receive(index)?.into.as_mut()?.part(part)
     }
 
     /// Ends a request: its memory is let go, and its outcome kept for the ticket, or forgotten where nobody holds one.

@@ -33,6 +33,11 @@ const SLEEP: Duration = Duration::from_millis(1);
 /// The same where some link cannot be slept on, up to 4 times.
 const NAP: Duration = Duration::from_micros(50);
 
+/// Whether so many ranks of one host have fewer cores than they are: ranks elsewhere want none of them.
+pub(super) fn is_crowded(local_ranks: usize) -> bool {
+    thread::available_parallelism().map_or(1, usize::from) < local_ranks
+}
+
 /// What to do after a round in which nothing moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rest {

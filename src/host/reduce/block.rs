@@ -76,7 +76,7 @@ unsafe fn fold_two<S: Copy>(into: *mut S, a: *const S, b: *const S, count: usize
         let (into, b) = unsafe { (slice::from_raw_parts_mut(into, count), slice::from_raw_parts(b, count)) };
         into.iter_mut().zip(b).for_each(|(into, b)| *into = one(*into, *b));
     } else {
-        // SAFETY: as above; the destination is no longer the first input.
+        // SAFETY: `count` elements each; the destination is not the first input, hence apart from it, and may be the last.
         unsafe { fold_last(into, slice::from_raw_parts(a, count), b, one) }
     }
 }
@@ -123,7 +123,8 @@ unsafe fn fold_many<L: Lane, O: Operation<L::Wide>>(
         let length = room.len().min(inputs.count - done);
         // SAFETY: every input covers `done + length` elements.
         let at = |input: *const u8| unsafe { input.add(inputs.start).cast::<L::Stored>().add(done) };
-        // SAFETY: as above; they are initialised, and nobody writes to them before the last pass.
+        // SAFETY: `length` elements of an input, initialised, to which nobody writes before the last pass: that is when `into`, which may be
+        // the same memory, is written, and these slices are used no more.
         let block = |input| unsafe { slice::from_raw_parts(at(input), length) };
         let folded = fold_early::<L, O>(&mut room[..length], [first, second].map(block), rest, block);
         // SAFETY: as many elements of the destination, and of the last input; the scratch memory is apart from everything.

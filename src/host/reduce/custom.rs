@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::{ptr, slice};
 
 use super::scratch::Scratch;
-use crate::element::Data;
+use crate::element::{Data, TypeTag};
+use crate::host::truth;
 use crate::op::Function;
 
 /// A fold whose element type is known to its implementor alone.
@@ -29,9 +30,10 @@ impl<T: Data> ErasedFold for CustomFold<T> {
         let (mut scratch, mut large) = (Scratch::new(), Vec::new());
         let folded = room::<T>(&mut scratch, &mut large);
         let (mut scratch, mut large) = (Scratch::new(), Vec::new());
-        // The crate's own memory is aligned to a cache line; elements aligned to more are brought to where they may lie.
-        let is_aligned = |input: &*const u8| input.cast::<T>().is_aligned();
-        let staged = if rest.iter().all(is_aligned) { None } else { Some(room::<T>(&mut scratch, &mut large)) };
+        // The crate's own memory is aligned to a cache line; elements aligned to more are brought to where they may lie. So are truth
+        // values: what peers wrote may be none.
+        let may_be_lent = |input: &*const u8| !TypeTag::of::<T>().is_of_truths() && input.cast::<T>().is_aligned();
+        let staged = if rest.iter().all(may_be_lent) { None } else { Some(room::<T>(&mut scratch, &mut large)) };
         let mut block = Block { function: &*self.0, folded, staged };
         let step = block.folded.len() * size_of::<T>();
         for start in (0..bytes).step_by(step) {
@@ -55,7 +57,7 @@ struct Block<'a, T> {
     function: &'a Function<T>,
     /// The result so far.
     folded: &'a mut [MaybeUninit<T>],
-    /// As long: an input, where some do not lie as their type demands.
+    /// As long: an input, where some do not lie as their type demands, or may be no values of it.
     staged: Option<&'a mut [MaybeUninit<T>]>,
 }
 
@@ -66,28 +68,43 @@ impl<T: Data> Block<'_, T> {
     /// # Safety
     ///
     /// `bytes` is of whole elements, and at most what the room holds. `into` is writable for `bytes` bytes, and every input
-    /// readable for as many from byte `start` on: valid elements, to which nobody writes now. `staged` is there unless all of
-    /// `rest` are aligned.
+    /// readable for as many from byte `start` on, all initialised, to which nobody writes now. `staged` is there if elements are made of
+    /// truth values, and unless all of `rest` are aligned.
     unsafe fn fold(&mut self, into: *mut u8, first: *const u8, rest: &[*const u8], start: usize, bytes: usize) {
         let count = bytes / size_of::<T>();
-        let room: *mut T = self.folded.as_mut_ptr().cast();
-        // SAFETY: the caller vouches for the input; the room is ours, long enough, and apart from it.
-        unsafe { ptr::copy_nonoverlapping(first.add(start), room.cast(), bytes) };
-        // SAFETY: `count` elements, just initialised, and no other reference to them is alive.
-        let folded = unsafe { slice::from_raw_parts_mut(room, count) };
+        // SAFETY: the caller vouches for the input from `start` on, and that the room holds as much.
+        let folded = unsafe { bring(first.add(start), self.folded, bytes) };
         for input in rest {
-            // SAFETY: the caller vouches for the input.
-            let mut input = unsafe { input.add(start) }.cast::<T>();
-            if let Some(staged) = &mut self.staged {
-                let room: *mut T = staged.as_mut_ptr().cast();
-                // SAFETY: as for the first input.
-                unsafe { ptr::copy_nonoverlapping(input.cast::<u8>(), room.cast(), bytes) };
-                input = room;
-            }
-            // SAFETY: `count` valid elements, aligned: the caller's word, or just copied to where they are.
-            (self.function)(folded, unsafe { slice::from_raw_parts(input, count) });
+            // SAFETY: the caller vouches for the input from `start` on.
+            let input = unsafe { input.add(start) };
+            let input = match &mut self.staged {
+                // SAFETY: as many bytes of it; the room for it is as long as the one above.
+                Some(staged) => &*unsafe { bring(input, staged, bytes) },
+                // SAFETY: `count` elements, aligned, and initialised, which any bytes are: the caller gives a place to stage where that is
+                // not so. Nobody writes to them now.
+                None => unsafe { slice::from_raw_parts(input.cast::<T>(), count) },
+            };
+            (self.function)(folded, input);
         }
-        // SAFETY: the caller vouches for the destination; the room is apart from it.
-        unsafe { ptr::copy_nonoverlapping(room.cast::<u8>(), into, bytes) };
+        // SAFETY: the caller vouches for the destination; what was folded is apart from it, in memory of this crate's own.
+        unsafe { ptr::copy_nonoverlapping(folded.as_ptr().cast::<u8>(), into, bytes) };
     }
+}
+
+/// Copies elements to where they are values of their type, whatever their bytes were.
+///
+/// # Safety
+///
+/// `bytes` is of whole elements and no more than the room holds; as many are initialised at `from`, where nobody writes to them now.
+unsafe fn bring<T: Data>(from: *const u8, room: &mut [MaybeUninit<T>], bytes: usize) -> &mut [T] {
+    let into: *mut u8 = room.as_mut_ptr().cast();
+    // SAFETY: the caller vouches for both lengths; the room is borrowed exclusively, so it is apart from what is read.
+    unsafe { ptr::copy_nonoverlapping(from, into, bytes) };
+    if TypeTag::of::<T>().is_of_truths() {
+        // SAFETY: `bytes` bytes of the room, just initialised, which no other reference covers now.
+        truth::settle(unsafe { slice::from_raw_parts_mut(into, bytes) });
+    }
+    // SAFETY: whole elements, just initialised, aligned as the room is; any bytes are values of a type that is not made of truth values,
+    // and of one that is each byte is 0 or 1 now.
+    unsafe { slice::from_raw_parts_mut(into.cast::<T>(), bytes / size_of::<T>()) }
 }

@@ -46,7 +46,7 @@ macro_rules! convert {
             #[inline(always)]
             unsafe fn narrow(from: &[f32; STEP], into: *mut u16) {
                 for (index, from) in from.chunks_exact($lanes).enumerate() {
-                    // SAFETY: as above.
+                    // SAFETY: a vector's floats are read, and a vector's halves written within the step; the instructions are the caller's word.
                     unsafe {
                         let halves = $narrow::<_MM_FROUND_TO_NEAREST_INT>($load(from.as_ptr()));
                         $store_halves(into.add(index * $lanes).cast(), halves);
@@ -82,11 +82,11 @@ pub(super) unsafe fn fold_avx512<O: Operation<f32>>(into: *mut u8, inputs: Input
     unsafe { fold::<Avx512, O, 64, 16>(into.cast(), inputs, divisor) }
 }
 
-/// As the two above.
+/// The fold, inlined into one of the two above.
 ///
 /// # Safety
 ///
-/// As the two above.
+/// As [`super::block::fold`], on a processor that has the instructions of `C`.
 #[inline(always)]
 unsafe fn fold<C: Convert<STEP> + Convert<LANES>, O: Operation<f32>, const STEP: usize, const LANES: usize>(
     into: *mut u16,
@@ -106,7 +106,7 @@ unsafe fn fold<C: Convert<STEP> + Convert<LANES>, O: Operation<f32>, const STEP:
         unsafe { fold_step::<C, O, STEP>(into.add(done), pointers, |input| at(input, done), divisor) }
     }
     for done in (steps..vectors).step_by(LANES) {
-        // SAFETY: as above, for a vector.
+        // SAFETY: all buffers cover the vector; the destination is written when all inputs have been read.
         unsafe { fold_step::<C, O, LANES>(into.add(done), pointers, |input| at(input, done), divisor) }
     }
     for index in vectors..count {

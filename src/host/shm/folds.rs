@@ -20,8 +20,8 @@ const DIRECT_FROM_BYTES: usize = 256 << 10;
 
 // Common to every function below. The caller vouches for its own memory. Areas lie in the mapping, are as long as the cut says
 // and aligned to the element, or to 64 bytes where that is less (tested in `cut` and `lane`); a rank writes its own before it publishes the step, and reads the
-// others' after `meet` and before its next `publish`, which is what `flags` asks for. All ranks have agreed on the element type
-// by then, so the areas hold valid elements.
+// others' after `meet` and before its next `publish`, which is what `flags` asks for. The areas are initialised from the beginning (a
+// file's pages), and hold what the others have written for this call; a fold asks for no more.
 impl Group {
     /// The fold of all ranks' vectors to everyone. `last`: nothing more is folded into it elsewhere.
     ///

@@ -55,9 +55,9 @@ impl Tensor {
                 format!("it has the layout of DLPack {}.{}, and {}.x can be understood", version.major, version.minor, VERSION.major);
             return Err(refused(reason));
         }
-        // SAFETY: as above, and the layout is the one of this version.
+        // SAFETY: a tensor (the caller's promise), which has the layout of this version, as it says itself (checked).
         let (tensor, flags) = unsafe { ((*managed.as_ptr()).dl_tensor, (*managed.as_ptr()).flags) };
-        // SAFETY: as above.
+        // SAFETY: the caller's promise is the same, and `tensor` is a copy of what it is about.
         unsafe { Self::new(Managed::Versioned(managed), &tensor, flags & DLPACK_FLAG_READ_ONLY != 0) }
     }
 
@@ -78,7 +78,7 @@ impl Tensor {
         }
         // SAFETY: a tensor (the caller's promise).
         let tensor = unsafe { (*managed.as_ptr()).dl_tensor };
-        // SAFETY: as above.
+        // SAFETY: the caller's promise is the same, and `tensor` is a copy of what it is about.
         unsafe { Self::new(Managed::Legacy(managed), &tensor, false) }
     }
 
@@ -143,7 +143,9 @@ impl Tensor {
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.writable()?;
         let first = self.host::<T>()?;
-        // SAFETY: as in `as_slice`; writing is allowed (checked), and nobody else reads meanwhile (promised when it was taken).
+        // SAFETY: - as many elements, of this type (checked), aligned (checked), in memory that stays until the tensor is dropped, that may
+        //   be written (checked), and that nobody else writes, or reads meanwhile (promised when it was taken); the borrow is exclusive;
+        // - every pattern is a value of the type: truth values were looked at just now, and only values are written through the slice.
         Ok(unsafe { std::slice::from_raw_parts_mut(first, self.layout.elements) })
     }
 

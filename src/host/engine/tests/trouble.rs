@@ -42,7 +42,8 @@ fn every_rank_learns_which_two_calls_differ() {
         Call { element: TypeTag::Scalar(DType::F32), ..right },
         Call { count: 5, ..right },
         Call { root: Some(0), ..right },
-        Call { counts_hash: 99, ..right },
+        Call { op: 9 << 40 | 255, ..right },
+        Call { kind: Kind::AllGatherV, count: 0, counts_hash: 99 << 80, ..right },
         Call { sequence: 8, ..right },
     ];
     for (index, odd) in wrong.into_iter().enumerate() {

@@ -1,5 +1,6 @@
 //! Peers that leave, die or talk nonsense; deadlines and notices.
 
+use std::os::fd::BorrowedFd;
 use std::thread;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::element::TypeTag;
 use crate::host::link::ByteLink;
 use crate::host::notice::{Notice, Stop};
 use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES, Frame};
-use crate::host::point_to_point::{MessageError, Outcome};
+use crate::host::point_to_point::{Connector, MessageError, Messages, Outcome};
 
 const LONG: usize = 8 * CHUNK_BYTES;
 
@@ -317,4 +318,32 @@ fn a_peer_that_left_before_it_saw_our_link_has_left_and_not_died() {
     hall.shut(0, false);
     assert_eq!(a.finish_all(&receives), Err(Notice::Left { rank: 1 }.into()));
     assert!(a.outcome(receives[0]).is_ok() && into[0] == data);
+}
+
+/// Opens none, and finds none.
+struct NoLinks;
+
+impl Connector for NoLinks {
+    type Link = MemoryLink;
+
+    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<MemoryLink, Stop> {
+        Err(Notice::Lost { rank: peer as u32 }.into())
+    }
+
+    fn accept(&mut self) -> Vec<(usize, MemoryLink)> {
+        Vec::new()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+#[test]
+fn only_ranks_of_the_same_host_crowd_its_cores() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let nobody = |local_ranks| Messages::new(0, 4 * cores, local_ranks, NoLinks);
+    assert!(nobody(1).patience.looks() > 0, "one rank a host has a core, however many hosts there are");
+    assert!(nobody(cores).patience.looks() > 0);
+    assert_eq!(nobody(cores + 1).patience.looks(), 0, "more ranks on this host than cores");
 }

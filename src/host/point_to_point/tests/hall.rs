@@ -167,7 +167,7 @@ impl<W: Wire> Hall<W> {
             bells: (0..size).map(|_| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("a bell")).collect(),
             random: Mutex::new(Random(seed)),
         });
-        let engine = |rank| Messages::new(rank, size, Usher { rank, hall: Arc::clone(&hall) });
+        let engine = |rank| Messages::new(rank, size, size, Usher { rank, hall: Arc::clone(&hall) });
         let engines = (0..size).map(engine).collect();
         (hall, engines)
     }

@@ -114,7 +114,8 @@ fn calls_that_differ_in_one_field_differ() {
         Call { op: 1, ..base },
         Call { count: 1, ..base },
         Call { root: Some(1), ..base },
-        Call { counts_hash: 9, ..base },
+        Call { op: 9 << 40, ..base },
+        Call { kind: Kind::AllGatherV, counts_hash: 1 << 119, ..base },
         Call { sequence: 2, ..base },
         Call { element: crate::element::TypeTag::Plain(1), ..base },
     ];
