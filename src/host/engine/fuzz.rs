@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::wire::{self, FIRST_BYTES, Message};
-use super::{Engine, Links, Memory, Request};
+use super::{CheckedPlan, Engine, Links, Memory, Request};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
@@ -103,7 +103,7 @@ fn run(bytes: &[u8], pace: u64) -> Result<(), Notice> {
     // SAFETY: both arrays live until the run is over, and nothing is folded.
     let memory = unsafe { Memory::new(source.as_ptr(), PART, into, 2 * PART) };
     let request = Request {
-        plan: &plan(),
+        plan: &CheckedPlan::new(plan()),
         participants: &[0, 1, 2],
         memory,
         call: &call(),

@@ -17,7 +17,7 @@ const WRITE_BYTES: usize = 1 << 20;
 /// How many messages go with the first at most.
 const FOLLOWERS: usize = 7;
 
-/// What all parts of a run need to know. The plan has passed [`Spaces::check`] with these spaces.
+/// What all parts of a run need to know. The plan has passed [`Spaces::check_once`] with these spaces.
 pub(super) struct Context<'a> {
     pub(super) rank: usize,
     pub(super) plan: &'a Plan,

@@ -2,7 +2,39 @@
 
 #![expect(unsafe_code, reason = "the caller's buffers may be one and the same, so they are held as pointers")]
 
+use std::cell::Cell;
+
 use crate::host::plan::{Action, Plan, Space, Span};
+
+/// A plan that is run any number of times, and what it has last been found fit for: it is checked again for anything else alone.
+#[derive(Debug)]
+pub(crate) struct CheckedPlan {
+    /// Never changed: what has been found of it stays true.
+    plan: Plan,
+    passed: Cell<Option<Terms>>,
+}
+
+impl CheckedPlan {
+    /// A plan that has not been checked yet.
+    pub(crate) fn new(plan: Plan) -> Self {
+        Self { plan, passed: Cell::new(None) }
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+}
+
+/// All that the check of a plan depends on, beside the plan. Not where scratch memory lies: it is apart from the rest, and always as long as the
+/// plan wants it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Terms {
+    source_len: usize,
+    destination_len: usize,
+    /// How far behind the source the destination begins, where they have bytes in common.
+    shift: Option<usize>,
+    element_bytes: Option<usize>,
+}
 
 /// The caller's two buffers. They may be the same memory, or one a block of the other.
 #[derive(Debug, Clone, Copy)]
@@ -93,7 +125,7 @@ impl Spaces {
         }
     }
 
-    /// Where a span begins. Only to be followed where [`Spaces::check`] has passed.
+    /// Where a span begins. Only to be followed where [`Spaces::check_once`] has passed.
     pub(super) fn pointer(&self, span: Span) -> *mut u8 {
         self.region(span.space).0.wrapping_add(span.offset)
     }
@@ -102,7 +134,7 @@ impl Spaces {
     ///
     /// # Safety
     ///
-    /// The span's plan has passed [`Spaces::check`], `at + len` is at most the span's length, and nobody writes to these bytes
+    /// The span's plan has passed [`Spaces::check_once`], `at + len` is at most the span's length, and nobody writes to these bytes
     /// while the slice lives.
     pub(super) unsafe fn bytes<'a>(&self, span: Span, at: usize, len: usize) -> &'a [u8] {
         debug_assert!(at + len <= span.len);
@@ -129,9 +161,26 @@ impl Spaces {
         unsafe { std::slice::from_raw_parts_mut(self.pointer(span).add(at), len) }
     }
 
+    /// As [`Spaces::check`], unless the plan has passed on the same terms.
+    pub(super) fn check_once(&self, checked: &CheckedPlan, element_bytes: Option<usize>) -> Result<(), String> {
+        let terms = Some(self.terms(element_bytes));
+        if checked.passed.get() != terms {
+            self.check(&checked.plan, element_bytes)?;
+            checked.passed.set(terms);
+        }
+        Ok(())
+    }
+
+    fn terms(&self, element_bytes: Option<usize>) -> Terms {
+        let ((source, source_len), (destination, destination_len)) = (self.source, self.destination);
+        let (first, second) = (source.addr(), destination.addr());
+        let overlap = first < second.saturating_add(destination_len) && second < first.saturating_add(source_len);
+        Terms { source_len, destination_len, shift: overlap.then(|| second.wrapping_sub(first)), element_bytes }
+    }
+
     /// Whether every span of the plan lies in its space, nothing writes to the source, and what is folded is made of whole,
     /// aligned elements that overlap nothing but themselves. In words, what is wrong.
-    pub(super) fn check(&self, plan: &Plan, element_bytes: Option<usize>) -> Result<(), String> {
+    fn check(&self, plan: &Plan, element_bytes: Option<usize>) -> Result<(), String> {
         for (index, step) in plan.steps.iter().enumerate() {
             self.check_action(&step.action, element_bytes, plan.scratch_bytes)
                 .map_err(|reason| format!("step {index}, {:?}: {reason}", step.action))?;
@@ -240,6 +289,27 @@ mod tests {
         assert!(fold(span(Destination, 0, 12), vec![span(Source, 0, 12)]).is_err());
         assert!(check(Action::Copy { from: span(Source, 0, 9), into: span(Scratch, 0, 8) }).is_err());
         assert_eq!(check(Action::Copy { from: span(Scratch, 1, 99), into: span(Scratch, 1, 99) }), Ok(()));
+    }
+
+    #[test]
+    fn a_plan_is_checked_again_for_other_memory() {
+        let copy = Action::Copy { from: span(Space::Source, 0, 8), into: span(Space::Destination, 0, 8) };
+        let plan = CheckedPlan::new(Plan { steps: vec![Step { action: copy, after: vec![] }], scratch_bytes: 0 });
+        let mut bytes = [0_u8; 32];
+        let start = bytes.as_mut_ptr();
+        let check = |at: usize, source_len: usize, destination_len: usize, element_bytes: Option<usize>| {
+            // SAFETY: the array lives longer than the spaces, which are not followed.
+            let memory = unsafe { Memory::new(start, source_len, start.wrapping_add(at), destination_len) };
+            Spaces::new(&memory, &mut Scratch::default()).check_once(&plan, element_bytes)
+        };
+        for _ in 0..2 {
+            assert_eq!(check(8, 8, 8, None), Ok(()));
+            assert_eq!(check(8, 8, 8, Some(4)), Ok(()));
+            assert!(check(8, 7, 8, None).expect_err("a shorter source").contains("outside"));
+            assert!(check(8, 8, 7, None).expect_err("a shorter destination").contains("outside"));
+            assert_eq!(check(0, 8, 8, None), Ok(()));
+            assert!(check(4, 8, 8, None).expect_err("half of it").contains("overlap"));
+        }
     }
 
     #[test]

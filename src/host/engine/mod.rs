@@ -25,7 +25,7 @@ use rustix::event::PollFlags;
 
 use self::lane::Context;
 use self::local::Local;
-pub(crate) use self::memory::Memory;
+pub(crate) use self::memory::{CheckedPlan, Memory};
 use self::memory::{Scratch, Spaces};
 use self::peer::Peer;
 use self::schedule::Schedule;
@@ -56,7 +56,7 @@ pub(crate) trait Links {
 /// One collective to be run.
 pub(crate) struct Request<'a> {
     /// This rank's part.
-    pub(crate) plan: &'a Plan,
+    pub(crate) plan: &'a CheckedPlan,
     /// The rank of each of the plan's participants.
     pub(crate) participants: &'a [usize],
     /// The caller's buffers.
@@ -146,18 +146,18 @@ impl Engine {
             tracing::error!(rank = self.rank, "the communicator is used after its last run broke off");
             return Err(failed);
         }
-        if !self.scratch.reserve(request.plan.scratch_bytes) {
-            tracing::error!(rank = self.rank, "no memory for {} bytes of scratch", request.plan.scratch_bytes);
+        let plan = request.plan.plan();
+        if !self.scratch.reserve(plan.scratch_bytes) {
+            tracing::error!(rank = self.rank, "no memory for {} bytes of scratch", plan.scratch_bytes);
             return Err(failed);
         }
         let spaces = Spaces::new(&request.memory, &mut self.scratch);
-        let checked = spaces.check(request.plan, request.fold.map(Fold::element_bytes));
-        if let Err(reason) = checked.and_then(|()| self.take_up(request.plan, request.participants)) {
+        let checked = spaces.check_once(request.plan, request.fold.map(Fold::element_bytes));
+        if let Err(reason) = checked.and_then(|()| self.take_up(plan, request.participants)) {
             tracing::error!(rank = self.rank, "the plan for {} cannot be run: {reason}", request.call);
             return Err(failed);
         }
-        let Request { plan, call, .. } = *request;
-        Ok(Context { rank: self.rank, plan, spaces, call, fingerprint: call.to_bytes() })
+        Ok(Context { rank: self.rank, plan, spaces, call: request.call, fingerprint: request.call.to_bytes() })
     }
 
     /// Queues the steps of a plan.

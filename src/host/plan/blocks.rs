@@ -3,12 +3,14 @@
 use super::{Space, Span};
 
 /// The lengths in bytes of the ranks' blocks, which lie side by side in rank order.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blocks<'a> {
     /// Every rank's block has this length.
     Equal(usize),
     /// Rank r's block has the length at r.
     Each(&'a [usize]),
+    /// This rank's block has this length, and the others' are not known here: in a gather or scatter to or from another rank.
+    Own { rank: usize, len: usize },
 }
 
 impl Blocks<'_> {
@@ -17,6 +19,7 @@ impl Blocks<'_> {
         match self {
             Blocks::Equal(len) => len,
             Blocks::Each(lens) => lens.get(rank).copied().unwrap_or(0),
+            Blocks::Own { rank: own, len } => if rank == own { len } else { 0 },
         }
     }
 

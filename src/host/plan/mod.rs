@@ -36,6 +36,7 @@ mod proof;
 mod reduce;
 mod reduce_scatter;
 mod ring;
+mod shape;
 #[cfg(test)]
 mod simulator;
 mod star;
@@ -44,15 +45,16 @@ mod tests;
 
 use std::fmt;
 
-pub(crate) use all_gather::all_gather;
-pub(crate) use all_reduce::all_reduce;
-pub(crate) use all_to_all::all_to_all;
-pub(crate) use barrier::barrier;
+use all_gather::all_gather;
+use all_reduce::all_reduce;
+use all_to_all::all_to_all;
+use barrier::barrier;
 pub(crate) use blocks::Blocks;
-pub(crate) use broadcast::broadcast;
-pub(crate) use reduce::reduce;
-pub(crate) use reduce_scatter::reduce_scatter;
-pub(crate) use star::{gather, scatter};
+use broadcast::broadcast;
+use reduce::reduce;
+use reduce_scatter::reduce_scatter;
+pub(crate) use shape::Shape;
+use star::{gather, scatter};
 
 /// Which memory a span lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -137,6 +139,17 @@ impl Algorithm {
     }
 }
 
+impl Plan {
+    /// About how many bytes of memory it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let of = |step: &Step| {
+            let inputs = if let Action::Fold { inputs, .. } = &step.action { inputs.capacity() } else { 0 };
+            step.after.capacity() * size_of::<usize>() + inputs * size_of::<Span>()
+        };
+        self.steps.capacity() * size_of::<Step>() + self.steps.iter().map(of).sum::<usize>()
+    }
+}
+
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -144,7 +157,7 @@ impl fmt::Display for Algorithm {
 }
 
 /// The plan with a round of agreement beside it: who only sends learns by it that everyone makes this call.
-pub(crate) fn agreed(plan: Plan, n: usize, me: usize) -> Plan {
+fn agreed(plan: Plan, n: usize, me: usize) -> Plan {
     let mut joined = barrier(n, me);
     let first = joined.steps.len();
     joined.steps.extend(plan.steps.into_iter().map(|step| {

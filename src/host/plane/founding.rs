@@ -8,6 +8,7 @@ use super::connector::MessageConnector;
 use super::facts::Facts;
 use super::flat::Chooser;
 use super::links::{PlaneLink, PlaneLinks};
+use super::plans::Plans;
 use super::topology::Topology;
 use crate::config::{Config, Transport};
 use crate::deadline::Deadline;
@@ -101,6 +102,7 @@ impl HostPlane {
         let plane = Self {
             rank,
             engine: Engine::new(rank, world_size, local.1),
+            plans: Plans::default(),
             links,
             peers,
             health,

@@ -2,6 +2,8 @@
 
 #![expect(unsafe_code, reason = "hands parts of the caller's buffers and scratch memory to the shared-memory collectives")]
 
+use std::sync::Arc;
+
 use super::HostPlane;
 use super::flat::Leg;
 use super::island::offsets;
@@ -39,10 +41,10 @@ impl HostPlane {
     }
 
     /// One rank of each host: the root for its own, the first elsewhere.
-    fn representatives(&self, root: usize) -> Vec<usize> {
-        let mut representatives = self.topology.carriers(0);
+    fn representatives(&self, root: usize) -> Arc<[usize]> {
+        let mut representatives = self.topology.carriers(0).to_vec();
         representatives[self.topology.place(root).0] = root;
-        representatives
+        representatives.into()
     }
 
     /// Reduce-scatter on the host, all-reduce of each share between hosts, all-gather on the host. The caller's destination is
@@ -53,13 +55,13 @@ impl HostPlane {
         if self.group.is_none() {
             // Alone on this host, so there is one share, and it is everything.
             let leg = Leg { participants: self.topology.carriers(0), me: self.topology.host(), kernel: Some(kernel) };
-            return self.all_reduce_between(&leg, job.memory, bytes, call, deadline);
+            return self.run_leg(&leg, job.memory, bytes, 0, call, deadline);
         }
         let lengths = cut(bytes, kernel.element_bytes(), shares, ranks);
         let starts = offsets(&lengths);
         let blocks = Blocks::Varied { lengths: &lengths, offsets: &starts };
         let scratch = self.reserve(lengths[local])?;
-        let health = std::sync::Arc::clone(&self.health);
+        let health = Arc::clone(&self.health);
         let terms = Terms { call, deadline, health: &health };
         if let Some(group) = self.group.as_mut() {
             // SAFETY: the source holds all shares (`cut` makes them add up to its length, in whole elements), the scratch memory this rank's;
@@ -69,7 +71,7 @@ impl HostPlane {
         if local < shares {
             let part = Operands { source: scratch, source_len: lengths[local], destination: scratch, destination_len: lengths[local] };
             let leg = Leg { participants: self.topology.carriers(local), me: self.topology.host(), kernel: Some(kernel) };
-            self.all_reduce_between(&leg, part, lengths[local], call, deadline)?;
+            self.run_leg(&leg, part, lengths[local], 0, call, deadline)?;
         }
         match self.group.as_mut() {
             // SAFETY: the scratch memory holds this rank's share, the destination room for all of them.
@@ -97,7 +99,7 @@ impl HostPlane {
         }
         if self.rank == representative {
             let leg = Leg { participants: representatives, me: self.topology.host(), kernel: Some(kernel) };
-            self.reduce_between(&leg, part, bytes, self.topology.place(root).0, call, deadline)?;
+            self.run_leg(&leg, part, bytes, self.topology.place(root).0, call, deadline)?;
         }
         // So that everyone on the host hears of a disagreement between hosts.
         self.agree_on_island(call, deadline)
@@ -112,7 +114,7 @@ impl HostPlane {
         let mut memory = Memory { source: job.memory.source, destination: job.memory.destination };
         if self.rank == representative {
             let leg = Leg { participants: representatives, me: self.topology.host(), kernel: None };
-            self.broadcast_between(&leg, job.memory, bytes, self.topology.place(root).0, call, deadline)?;
+            self.run_leg(&leg, job.memory, bytes, self.topology.place(root).0, call, deadline)?;
             if self.rank != root {
                 memory.source = memory.destination;
             }
@@ -132,7 +134,8 @@ impl HostPlane {
         self.agree_on_island(call, deadline)?;
         if self.topology.local() == 0 {
             let leg = Leg { participants: self.topology.carriers(0), me: self.topology.host(), kernel: None };
-            self.barrier_between(&leg, call, deadline)?;
+            let nothing = Operands { source: std::ptr::null(), source_len: 0, destination: std::ptr::null_mut(), destination_len: 0 };
+            self.run_leg(&leg, nothing, 0, 0, call, deadline)?;
         }
         self.agree_on_island(call, deadline)
     }

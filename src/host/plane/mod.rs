@@ -15,6 +15,7 @@ mod job;
 mod links;
 mod mixed;
 mod model;
+mod plans;
 mod topology;
 
 use std::net::SocketAddr;
@@ -33,6 +34,7 @@ use crate::observe::{Lane, Moved};
 
 use flat::Chooser;
 use links::PlaneLinks;
+use plans::Plans;
 use topology::Topology;
 
 pub(crate) use connector::MessageConnector;
@@ -52,6 +54,8 @@ pub(crate) struct HostPlane {
     group: Option<Group>,
     links: PlaneLinks,
     engine: Engine,
+    /// Of calls over links.
+    plans: Plans,
     chooser: Chooser,
     /// The how-manieth collective is next.
     sequence: u64,

@@ -1,5 +1,7 @@
 //! Which ranks share a host.
 
+use std::sync::Arc;
+
 use crate::config::Transport;
 
 /// The ranks of a communicator, host by host.
@@ -11,8 +13,10 @@ pub(crate) struct Topology {
     host: usize,
     /// This rank's place on its host.
     local: usize,
-    /// How many ranks of every host carry a share between hosts: as many as the smallest host has.
-    shares: usize,
+    /// By share: the ranks that carry it between hosts, one of each host. As many shares as the smallest host has ranks.
+    carriers: Vec<Arc<[usize]>>,
+    /// Every rank.
+    everyone: Arc<[usize]>,
 }
 
 impl Topology {
@@ -32,7 +36,8 @@ impl Topology {
         let host = hosts.iter().position(|members| members.contains(&rank)).unwrap_or_default();
         let local = hosts[host].iter().position(|member| *member == rank).unwrap_or_default();
         let shares = hosts.iter().map(Vec::len).min().unwrap_or(1);
-        Self { hosts, host, local, shares }
+        let carriers = (0..shares).map(|share| hosts.iter().map(|members| members[share]).collect()).collect();
+        Self { hosts, host, local, carriers, everyone: (0..identities.len()).collect() }
     }
 
     /// The ranks of this rank's host, ascending.
@@ -57,12 +62,17 @@ impl Topology {
 
     /// How many ranks of every host carry a share between hosts.
     pub(crate) fn shares(&self) -> usize {
-        self.shares
+        self.carriers.len()
     }
 
     /// The ranks that carry share `share`, one of each host.
-    pub(crate) fn carriers(&self, share: usize) -> Vec<usize> {
-        self.hosts.iter().map(|members| members[share]).collect()
+    pub(crate) fn carriers(&self, share: usize) -> Arc<[usize]> {
+        Arc::clone(&self.carriers[share])
+    }
+
+    /// Every rank.
+    pub(crate) fn everyone(&self) -> Arc<[usize]> {
+        Arc::clone(&self.everyone)
     }
 
     /// The host of a rank, and the rank's place on it.
@@ -99,7 +109,7 @@ mod tests {
         assert_eq!(topology.island(), [1, 4]);
         assert_eq!((topology.host(), topology.local(), topology.host_count(), topology.shares()), (1, 1, 3, 1));
         assert_eq!(topology.place(5), (0, 2));
-        assert_eq!(topology.carriers(0), [0, 1, 3]);
+        assert_eq!((&topology.carriers(0)[..], &topology.everyone()[..]), (&[0, 1, 3][..], &[0, 1, 2, 3, 4, 5][..]));
         assert!(!topology.is_one_island() && !topology.is_scattered());
     }
 

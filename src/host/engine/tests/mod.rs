@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::links::{Counting, Mesh, chaos, meshes, sockets};
-use super::{Engine, Memory, Request};
+use super::{CheckedPlan, Engine, Memory, Request};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
@@ -96,7 +96,7 @@ impl<K: ByteLink> Rank<K> {
     fn run_with(&mut self, limit: Duration, plan: &Plan, call: &Call, memory: Memory, fold: &dyn Fold) -> Result<(), Stop> {
         let deadline = Deadline::after(limit);
         let request = Request {
-            plan,
+            plan: &CheckedPlan::new(plan.clone()),
             participants: &self.participants,
             memory,
             call,

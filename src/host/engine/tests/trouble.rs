@@ -188,7 +188,7 @@ fn an_interruption_ends_the_run_and_is_passed_on() {
     let notice = Notice::Lost { rank: 9 };
     let (deadline, health) = (Deadline::after(SOON), Health::default());
     let request = Request {
-        plan: &plan(vec![step(Action::Receive { from: 1, into: destination(0, 8) }, &[])], 0),
+        plan: &CheckedPlan::new(plan(vec![step(Action::Receive { from: 1, into: destination(0, 8) }, &[])], 0)),
         participants: &[0, 1],
         memory: memory(&[], 0, &mut [0], 8),
         call: &call(1),
@@ -213,7 +213,7 @@ fn a_notice_never_lands_in_the_middle_of_a_payload() {
         let memory = memory(&mine, COUNT * 8, &mut got, COUNT * 8);
         let result = if rank == 0 {
             let request = Request {
-                plan: &plan(vec![step(Action::Send { to: 1, from: source(0, COUNT * 8) }, &[])], 0),
+                plan: &CheckedPlan::new(plan(vec![step(Action::Send { to: 1, from: source(0, COUNT * 8) }, &[])], 0)),
                 participants: &[0, 1],
                 memory,
                 call: &call(1),

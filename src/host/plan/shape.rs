@@ -1,0 +1,50 @@
+//! What a plan depends on, and nothing else: two calls of one shape have one plan.
+
+use super::{Algorithm, Blocks, Plan};
+use crate::call::Kind;
+
+/// One rank's view of a collective, as far as its plan depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape<'a> {
+    pub(crate) kind: Kind,
+    /// Ignored by kinds that know one algorithm alone.
+    pub(crate) algorithm: Algorithm,
+    /// How many ranks take part.
+    pub(crate) n: usize,
+    /// This rank's number among them.
+    pub(crate) me: usize,
+    /// The root's number; 0 where there is none.
+    pub(crate) root: usize,
+    /// The ranks' blocks; of a vector that is not in blocks, the whole as `Equal`. Of `all_to_all_v`, what this rank sends.
+    pub(crate) blocks: Blocks<'a>,
+    /// What this rank receives from each, where that is not `blocks`: of `all_to_all_v`.
+    pub(crate) receives: Option<&'a [usize]>,
+    /// The bytes of an element; 1 where nothing is folded.
+    pub(crate) element: usize,
+    /// The segments in which large messages travel, in bytes.
+    pub(crate) segment: usize,
+    /// Whether source and destination are the same memory.
+    pub(crate) in_place: bool,
+}
+
+impl Shape<'_> {
+    /// The plan of this shape.
+    pub(crate) fn plan(&self) -> Plan {
+        let Self { kind, algorithm, n, me, root, blocks, receives, element, segment, in_place } = *self;
+        let whole = || blocks.len(me);
+        match kind {
+            Kind::Barrier => super::barrier(n, me),
+            Kind::AllReduce => super::all_reduce(algorithm, n, me, whole(), element, segment),
+            // Who only sends must hear of everyone all the same.
+            Kind::Reduce => super::agreed(super::reduce(algorithm, n, me, root, whole(), element, segment), n, me),
+            Kind::Broadcast => super::broadcast(algorithm, n, me, root, whole(), segment),
+            Kind::AllGather | Kind::AllGatherV => super::all_gather(algorithm, n, me, blocks, segment),
+            Kind::ReduceScatter | Kind::ReduceScatterV => super::reduce_scatter(algorithm, n, me, blocks, element, segment),
+            Kind::Gather | Kind::GatherV => super::gather(n, me, root, blocks),
+            Kind::Scatter | Kind::ScatterV => super::scatter(n, me, root, blocks),
+            Kind::AllToAll | Kind::AllToAllV => {
+                super::all_to_all(n, me, blocks, receives.map_or(blocks, Blocks::Each), in_place, segment)
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Calls over links that are made again and again: their plans are kept, by shape.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(unsafe_code, reason = "counts allocations")]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use common::cases::{movements, reductions};
+use common::random::Random;
+use common::ranks::{Wiring, threads, threads_with};
+
+use collectives::{Communicator, ReduceOp};
+
+/// Counts what each thread allocates.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes on to the system's allocator as it came, and counting neither allocates nor unwinds.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller keeps what the trait asks of it, which is the same there.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the pointer came from `alloc` above, and so from there, with this layout.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// How many tries there are: a rank that waits for longer than 10 ms puts on record for whom, and one that sleeps for the first time makes room for
+/// what it sleeps on.
+const TRIES: usize = 10;
+
+/// How many allocations `call` makes on this thread.
+fn allocations(call: impl FnOnce()) -> usize {
+    let before = ALLOCATIONS.get();
+    call();
+    ALLOCATIONS.get() - before
+}
+
+/// Makes every collective whose arguments allocate nothing once, on vectors of so many elements a rank.
+fn make_all(comm: &Communicator, wide: &mut [u32], block: &mut [u32]) {
+    let op = ReduceOp::Sum;
+    comm.all_reduce(block, op).unwrap();
+    comm.all_reduce_into(&*block, &mut wide[..block.len()], op).unwrap();
+    comm.reduce(block, 1, op).unwrap();
+    comm.broadcast(block, 1).unwrap();
+    comm.all_gather_into(&*block, wide).unwrap();
+    comm.reduce_scatter_into(&*wide, block, op).unwrap();
+    comm.all_to_all(wide).unwrap();
+    comm.gather(&*block, (comm.rank() == 0).then_some(&mut *wide), 0).unwrap();
+    comm.scatter((comm.rank() == 0).then_some(&*wide), block, 0).unwrap();
+    comm.barrier().unwrap();
+}
+
+#[test]
+fn a_call_of_a_known_shape_allocates_nothing() {
+    for algorithm in [None, Some("doubling:0-,binomial:0-"), Some("ring:0-,chain:0-,scatter_gather:0-"), Some("direct:0-")] {
+        let builder = |rank| match algorithm {
+            Some(rules) => Wiring::Tcp.builder(rank).algorithm(rules),
+            None => Wiring::Tcp.builder(rank),
+        };
+        threads_with(2, builder, |comm| {
+            // From one element to several segments; all shapes together have their place.
+            for count in [1, 256, 200_000] {
+                let (mut wide, mut block) = (vec![1; 2 * count], vec![1; count]);
+                assert_ne!(allocations(|| make_all(comm, &mut wide, &mut block)), 0, "the first time of {count} with {algorithm:?}");
+                let again = (0..TRIES).map(|_| allocations(|| make_all(comm, &mut wide, &mut block))).min();
+                assert_eq!(again, Some(0), "{TRIES} times more of {count} with {algorithm:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_plan_that_was_pushed_out_is_made_again() {
+    const SHAPES: usize = 40;
+    threads(Wiring::Tcp, 2, |comm| {
+        let mut elements = vec![1_u32; SHAPES + 1];
+        let mut of = |count: usize| allocations(|| comm.all_reduce(&mut elements[..count], ReduceOp::Max).unwrap());
+        assert_ne!(of(1), 0);
+        assert_eq!((0..TRIES).map(|_| of(1)).min(), Some(0));
+        let first: Vec<usize> = (2..=SHAPES).map(&mut of).collect();
+        assert!(first.iter().all(|count| *count > 0), "{first:?}");
+        assert_ne!(of(1), 0, "{SHAPES} shapes were kept");
+        assert_eq!((0..TRIES).map(|_| of(SHAPES)).min(), Some(0));
+    });
+}
+
+#[test]
+fn shapes_that_take_turns_do_not_disturb_each_other() {
+    let (mut random, seed) = Random::new();
+    eprintln!("seed {seed}");
+    // A few shapes that come often among some that come seldom: each pass makes about thirty calls of a count.
+    let counts: Vec<usize> = (0..8).map(|_| 1 + random.below(3000)).collect();
+    let turns: Vec<(usize, ReduceOp)> = (0..24)
+        .map(|_| {
+            let often = 1 + random.below(counts.len());
+            (counts[random.below(often)], [ReduceOp::Sum, ReduceOp::Max][random.below(2)])
+        })
+        .collect();
+    for (wiring, ranks) in [(Wiring::Tcp, 2), (Wiring::Tcp, 3), (Wiring::Dealt, 5)] {
+        threads(wiring, ranks, |comm| {
+            for (turn, (count, op)) in turns.iter().enumerate() {
+                reductions::<u32>(comm, *op, *count, seed % 1000 + turn as u64);
+                // Of the same bytes, in other elements.
+                reductions::<u8>(comm, *op, 4 * *count, seed % 1000 + turn as u64);
+                movements::<u16>(comm, *count, seed % 1000 + turn as u64);
+            }
+        });
+    }
+}
