@@ -5,25 +5,25 @@ use std::net::{IpAddr, Ipv4Addr};
 use collectives::{Result, Secret, TcpStoreServer};
 
 /// The job's store: the address that every rank is told, and the server while it runs here.
-pub(crate) struct Store {
+pub struct Store {
     /// As in `MASTER_ADDR`.
-    pub(crate) address: String,
+    pub address: String,
     /// As in `MASTER_PORT`.
-    pub(crate) port: u16,
+    pub port: u16,
     /// A secret that ranks have to be told, because their environment does not say it.
-    pub(crate) secret: Option<Secret>,
+    pub secret: Option<Secret>,
     /// Kept so that it serves until the last rank has ended.
     _server: Option<TcpStoreServer>,
 }
 
 impl Store {
     /// Serves a job of this host alone, on the loopback address and a free port.
-    pub(crate) fn local(secret: Option<&Secret>) -> Result<Self> {
+    pub fn local(secret: Option<&Secret>) -> Result<Self> {
         Self::serve(&IpAddr::V4(Ipv4Addr::LOCALHOST).to_string(), 0, secret)
     }
 
     /// Serves a job of several hosts on the address that they were all given.
-    pub(crate) fn serve(address: &str, port: u16, secret: Option<&Secret>) -> Result<Self> {
+    pub fn serve(address: &str, port: u16, secret: Option<&Secret>) -> Result<Self> {
         let server = match secret {
             Some(secret) => TcpStoreServer::bind_with_secret((address, port), secret)?,
             None => TcpStoreServer::bind((address, port))?,
@@ -32,7 +32,7 @@ impl Store {
     }
 
     /// The store that another host serves.
-    pub(crate) fn elsewhere(address: &str, port: u16) -> Self {
+    pub fn elsewhere(address: &str, port: u16) -> Self {
         Self { address: address.to_owned(), port, secret: None, _server: None }
     }
 }

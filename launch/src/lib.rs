@@ -12,39 +12,39 @@ mod variables;
 use std::ffi::OsString;
 use std::time::Duration;
 
-pub(crate) use output::Output;
-pub(crate) use store::Store;
+pub use output::Output;
+pub use store::Store;
 
 /// What to start, how often, and where in the job this host stands.
 #[derive(Debug, Clone)]
-pub(crate) struct Job {
+pub struct Job {
     /// The program, looked up in PATH.
-    pub(crate) program: OsString,
+    pub program: OsString,
     /// Its arguments.
-    pub(crate) arguments: Vec<OsString>,
+    pub arguments: Vec<OsString>,
     /// Ranks on this host.
-    pub(crate) local_world_size: usize,
+    pub local_world_size: usize,
     /// Hosts in the job, each with as many ranks.
-    pub(crate) nodes: usize,
+    pub nodes: usize,
     /// This host's number among them.
-    pub(crate) node: usize,
+    pub node: usize,
     /// Where the ranks' output goes.
-    pub(crate) output: Output,
+    pub output: Output,
     /// How long ranks that were asked to stop may take before they are killed.
-    pub(crate) grace: Duration,
+    pub grace: Duration,
     /// An exit code by which a rank tells what it found; it becomes ours, and the other ranks go on.
-    pub(crate) verdict: Option<u8>,
+    pub verdict: Option<u8>,
     /// Whether the others go on when a rank fails, and one that succeeds is enough.
-    pub(crate) keep_going: bool,
+    pub keep_going: bool,
 }
 
 /// Why a job could not be started, and the exit code that says so.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub struct Refused {
     /// What went wrong, in words.
-    pub(crate) message: String,
+    pub message: String,
     /// As shells have it: 127 for a program that is not there, 126 for one that cannot be run, else 1.
-    pub(crate) code: u8,
+    pub code: u8,
 }
 
 /// Starts the job's ranks and waits for all of them. Returns the exit code: that of the rank that failed first, else 0; 0 also
@@ -55,7 +55,7 @@ pub(crate) struct Refused {
 /// # Errors
 ///
 /// When a rank or the means to watch it cannot be started; those already started are killed first.
-pub(crate) fn run(name: &str, job: &Job, store: &Store) -> Result<u8, Refused> {
+pub fn run(name: &str, job: &Job, store: &Store) -> Result<u8, Refused> {
     // Signals first: from here on none of them can end this process before its ranks have heard of it.
     let (sender, events) = std::sync::mpsc::channel();
     supervisor::listen(&sender).map_err(|error| Refused { message: format!("waiting for signals: {error}"), code: 1 })?;
