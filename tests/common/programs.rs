@@ -12,9 +12,9 @@ pub fn program(name: &str) -> Result<PathBuf, String> {
     built(name, &format!("-p {name}"))
 }
 
-/// The test's own program lies in `target/…/deps`. Where there is nothing, what makes it.
+/// Above the test's own program, which lies in `target/…/deps`, or beside it, as in a bundle. Where there is nothing, what makes it.
 fn built(name: &str, flags: &str) -> Result<PathBuf, String> {
     let own = std::env::current_exe().unwrap();
-    let path = own.ancestors().nth(2).unwrap().join(name);
-    if path.exists() { Ok(path) } else { Err(format!("{} is not built: run `cargo build {flags}`", path.display())) }
+    let mut places = own.ancestors().skip(1).take(2).map(|folder| folder.join(name));
+    places.find(|path| path.exists()).ok_or_else(|| format!("{name} is not built: run `cargo build {flags}`"))
 }
