@@ -10,7 +10,6 @@ mod hang;
 mod inputs;
 mod layout;
 mod machine;
-mod pin;
 mod report;
 mod row;
 mod run;

@@ -3,17 +3,15 @@
 //! Shared by `collrun`, which starts any program, and `collperf`, which starts itself.
 
 mod child;
-mod ending;
 mod output;
-mod store;
 mod supervisor;
-mod variables;
 
 use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use collectives::{Secret, TcpStoreServer};
 pub use output::Output;
-pub use store::Store;
 
 /// What to start, how often, and where in the job this host stands.
 #[derive(Debug, Clone)]
@@ -47,10 +45,53 @@ pub struct Refused {
     pub code: u8,
 }
 
+/// Where the ranks of a job meet: the address that every rank is told, and the server while it runs here, as in torchrun's agent.
+pub struct Store {
+    /// As in `MASTER_ADDR`.
+    pub address: String,
+    /// As in `MASTER_PORT`.
+    pub port: u16,
+    /// A secret that ranks have to be told, because their environment does not say it.
+    pub secret: Option<Secret>,
+    /// Kept so that it serves until the last rank has ended.
+    _server: Option<TcpStoreServer>,
+}
+
+impl Store {
+    /// Serves a job of this host alone, on the loopback address and a free port.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::serve`].
+    pub fn local(secret: Option<&Secret>) -> collectives::Result<Self> {
+        Self::serve(&IpAddr::V4(Ipv4Addr::LOCALHOST).to_string(), 0, secret)
+    }
+
+    /// Serves a job of several hosts on the address that they were all given; port 0 is one that is free.
+    ///
+    /// # Errors
+    ///
+    /// Where the address is not this host's, or its port is taken.
+    pub fn serve(address: &str, port: u16, secret: Option<&Secret>) -> collectives::Result<Self> {
+        let server = match secret {
+            Some(secret) => TcpStoreServer::bind_with_secret((address, port), secret)?,
+            None => TcpStoreServer::bind((address, port))?,
+        };
+        Ok(Self { address: address.to_owned(), port: server.local_addr().port(), secret: None, _server: Some(server) })
+    }
+
+    /// The store that another host serves.
+    pub fn elsewhere(address: &str, port: u16) -> Self {
+        Self { address: address.to_owned(), port, secret: None, _server: None }
+    }
+}
+
 /// Starts the job's ranks and waits for all of them. Returns the exit code: that of the rank that failed first, else 0; 0 also
-/// where ranks are to go on without those that fail and one has succeeded.
+/// where ranks are to go on without those that fail and one has succeeded. `name`, the program's, stands before what is said of them on
+/// standard error.
 ///
-/// Must be called on a thread that lives as long as the process: the ranks die with it.
+/// Must be called on a thread that lives as long as the process: the ranks die with it. From here on SIGINT, SIGTERM and SIGHUP are passed on
+/// to the ranks, unless they were ignored. Costs a process and up to three threads for each rank.
 ///
 /// # Errors
 ///
@@ -63,8 +104,7 @@ pub fn run(name: &str, job: &Job, store: &Store) -> Result<u8, Refused> {
     let mut forwarders = output::Forwarders::default();
     for local_rank in 0..job.local_world_size {
         let rank = job.node * job.local_world_size + local_rank;
-        let mut child = child::spawn(job, local_rank, &variables::variables(job, store, local_rank))
-            .map_err(|error| child::refused(&job.program, rank, &error))?;
+        let mut child = child::spawn(job, store, local_rank).map_err(|error| child::refused(&job.program, rank, &error))?;
         forwarders.attach(rank, &mut child);
         supervisor.watch(rank, child).map_err(|error| Refused { message: format!("watching rank {rank}: {error}"), code: 1 })?;
     }
