@@ -26,7 +26,9 @@
 //! # Features
 //!
 //! `cuda` (on by default): devices; nothing is linked, the driver and NCCL are opened when they are asked for.
-//! `serde`: collectives on any serialisable value. `cli`: the programs `collperf`, which measures, and `collrun`, which starts ranks.
+//! `serde`: collectives on any serialisable value.
+//!
+//! Two programs come as packages of their own: `collperf` measures, `collrun` starts ranks.
 
 mod buffer;
 mod call;

@@ -1,31 +1,24 @@
-//! The examples are programs: each runs to its end on several ranks, started by collrun.
+//! The examples are programs: each runs to its end on several ranks.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::PathBuf;
+mod common;
+
 use std::process::Command;
 
-/// The built example, beside this test's own program.
-fn example(name: &str) -> PathBuf {
-    let mut path = std::env::current_exe().unwrap();
-    path.pop();
-    path.pop();
-    path.push("examples");
-    path.push(name);
-    assert!(path.exists(), "{} is not built: run `cargo build --examples`", path.display());
-    path
-}
+use common::programs::example;
+use common::ranks::run_ranks;
 
-/// Runs an example on `ranks` ranks and gives back what it printed.
+/// Runs an example on `ranks` ranks and gives back what they printed.
 fn launch(ranks: usize, name: &str) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_collrun"))
-        .args(["--nproc-per-node", &ranks.to_string(), "--"])
-        .arg(example(name))
-        .output()
-        .unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned());
-    assert!(output.status.success(), "{name} on {ranks} ranks: {}\n{out}\n{err}", output.status);
-    out
+    let program = example(name).unwrap();
+    let mut printed = String::new();
+    for (rank, output) in run_ranks(ranks, || Command::new(&program)).into_iter().enumerate() {
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{name}, rank {rank} of {ranks}: {}\n{out}\n{err}", output.status);
+        printed += &out;
+    }
+    printed
 }
 
 #[test]
@@ -63,7 +56,7 @@ fn custom_op() {
 
 #[test]
 fn threads() {
-    let output = Command::new(example("threads")).output().unwrap();
+    let output = Command::new(example("threads").unwrap()).output().unwrap();
     assert!(output.status.success());
     assert!(String::from_utf8_lossy(&output.stdout).contains("13 letters: [13, 13, 13, 13]"));
 }

@@ -40,7 +40,7 @@ fn between<'a>(text: &'a str, open: &str, close: char) -> Vec<&'a str> {
     text.split(open).skip(1).filter_map(|rest| rest.split(close).next()).collect()
 }
 
-/// Every source file of the library and its programs, as one text.
+/// Every source file in a folder, as one text.
 fn sources(folder: &str) -> String {
     let (mut all, mut folders) = (String::new(), vec![root().join(folder)]);
     while let Some(folder) = folders.pop() {
@@ -210,7 +210,7 @@ fn flags_on_command_lines_exist() {
     let texts: Vec<_> = pages().into_values().chain([read("README.md")]).collect();
     let mut seen = 0;
     for program in ["collrun", "collperf"] {
-        let arguments = sources(&format!("src/bin/{program}"));
+        let arguments = sources(&format!("{program}/src"));
         let blocks = texts.iter().flat_map(|text| text.split("\n```sh\n").skip(1)).map(|block| block.split("\n```").next().unwrap());
         for line in blocks.flat_map(str::lines).filter_map(|line| line.split(&format!("{program} ")).nth(1)) {
             let words = line.split_whitespace().take_while(|word| *word != "--" && *word != "collperf" && !word.starts_with('#'));
@@ -226,7 +226,7 @@ fn flags_on_command_lines_exist() {
         }
     }
     assert!(seen > 10, "only {seen} flags were found");
-    let arguments = read("src/bin/collperf/arguments.rs");
+    let arguments = read("collperf/src/arguments.rs");
     for flag in page_rows("from-nccl-tests.md")
         .iter()
         .flat_map(|row| between(&row[1], "`-", '`').into_iter().map(str::to_owned).collect::<Vec<_>>())

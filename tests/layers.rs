@@ -23,6 +23,9 @@ const LAYERS: [&[&str]; 11] = [
 /// Pure modules: no sockets, threads, clocks, environment or unsafe code.
 const PURE: [&str; 4] = ["src/host/plan", "src/rendezvous/protocol", "src/rendezvous/url.rs", "src/call.rs"];
 
+/// The programs, and the library that they share: packages that know the crate by its public face.
+const PROGRAMS: [&str; 3] = ["collperf", "collrun", "launch"];
+
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -89,7 +92,7 @@ fn modules_use_only_what_lies_below_them() {
 fn every_top_level_module_has_a_layer() {
     for entry in fs::read_dir(root().join("src")).unwrap() {
         let name = entry.unwrap().file_name().to_string_lossy().trim_end_matches(".rs").to_owned();
-        assert!(["lib", "bin"].contains(&name.as_str()) || layer(&name).is_some(), "src/{name} stands in no layer");
+        assert!(name == "lib" || layer(&name).is_some(), "src/{name} stands in no layer");
     }
 }
 
@@ -126,15 +129,29 @@ fn pure_modules_name_no_sockets_threads_clocks_or_unsafe() {
 fn the_environment_is_read_in_one_file() {
     for file in sources(&root().join("src")) {
         let relative = file.strip_prefix(root()).unwrap().display().to_string();
-        if relative != "src/config.rs" && !relative.starts_with("src/bin/") {
+        if relative != "src/config.rs" {
             assert!(!code(&file).contains("env::var"), "{relative} reads the environment");
         }
     }
 }
 
 #[test]
+fn the_programs_use_the_public_face_alone() {
+    for program in PROGRAMS {
+        let manifest = fs::read_to_string(root().join(program).join("Cargo.toml")).unwrap();
+        assert!(!manifest.contains("internals"), "{program}/Cargo.toml asks for the feature `internals`");
+        let files = sources(&root().join(program));
+        assert!(!files.is_empty(), "{program} is gone");
+        for file in files {
+            // The feature is on where the workspace is built with all of them.
+            assert!(!code(&file).contains("collectives::internals"), "{} reaches into the crate", file.display());
+        }
+    }
+}
+
+#[test]
 fn no_file_is_longer_than_it_should_be() {
-    for folder in ["src", "tests", "examples"] {
+    for folder in ["src", "tests", "examples"].iter().chain(&PROGRAMS) {
         for file in sources(&root().join(folder)) {
             let lines = fs::read_to_string(&file).unwrap().lines().count();
             assert!(lines <= 800, "{} has {lines} lines: split it", file.display());

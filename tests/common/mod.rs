@@ -6,5 +6,6 @@
 pub mod cases;
 pub mod hosts;
 pub mod oracle;
+pub mod programs;
 pub mod random;
 pub mod ranks;

@@ -1,6 +1,6 @@
 //! Starts the ranks of a test: as threads of this process, or as processes that run this very test again.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
@@ -119,21 +119,31 @@ pub fn is_rank_of(name: &str) -> bool {
 
 /// A process that runs the test `name` of this binary as one rank; `variables` come on top of the usual ones.
 pub fn spawn_rank(name: &str, rank: usize, world_size: usize, port: u16, variables: &[(&str, String)]) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, name)
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, name);
+    let variables = variables.iter().map(|(name, value)| (*name, value.as_str()));
+    as_rank(&mut command, rank, world_size, port).envs(variables).spawn().unwrap()
+}
+
+/// Makes a command one rank of a job on this host, whose rank 0 serves the store at `port`.
+fn as_rank(command: &mut Command, rank: usize, world_size: usize, port: u16) -> &mut Command {
+    command
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", world_size.to_string())
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", port.to_string())
         .env_remove("LOCAL_RANK")
         .env_remove("TORCHELASTIC_USE_AGENT_STORE")
-        .envs(variables.iter().map(|(name, value)| (*name, value.as_str())))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+}
+
+/// Runs a program as every rank of a job; how each ended, in rank order.
+pub fn run_ranks(world_size: usize, command: impl Fn() -> Command) -> Vec<Output> {
+    let port = free_port();
+    let ranks: Vec<Child> = (0..world_size).map(|rank| as_rank(&mut command(), rank, world_size, port).spawn().unwrap()).collect();
+    ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect()
 }
 
 /// A port that was free a moment ago.

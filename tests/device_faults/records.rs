@@ -7,6 +7,8 @@ use collectives::{CheckDeviceCalls, Communicator, Config, FlightPlane, FlightRec
 use simgpu::Gate;
 
 use super::common::cases::Memory;
+use super::common::hosts::skip;
+use super::common::programs::program;
 use super::common::ranks::threads_with;
 use super::gpu::{DeviceMemory, builder, ranks};
 
@@ -66,9 +68,9 @@ fn the_watchdog_notes_what_nobody_waits_for() {
 
 #[test]
 fn a_hang_on_the_device_is_explained_from_the_records() {
-    let Some(collperf) = option_env!("CARGO_BIN_EXE_collperf") else {
-        println!("skipped: collperf is not built (feature `cli`)");
-        return;
+    let collperf = match program("collperf") {
+        Ok(collperf) => collperf,
+        Err(why) => skip!("{why}"),
     };
     let _alone = simgpu::alone();
     let folder = tempfile::tempdir().unwrap();

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::common::programs::program;
 use crate::named_hosts::NamedHosts;
 use crate::peer::{Peer, example};
 use crate::{python, skip};
@@ -72,14 +73,17 @@ fn the_pods_of_an_indexed_job_are_ranks() {
     }
 }
 
-#[cfg(feature = "cli")]
 #[test]
 fn the_pods_of_a_job_under_collrun_are_nodes_of_several_ranks() {
+    let collrun = match program("collrun") {
+        Ok(collrun) => collrun,
+        Err(why) => skip!("{why}"),
+    };
     let manifest = Manifest::read("collrun-job.yaml");
     let script = manifest.script();
     assert!(script.starts_with("exec collrun ") && script.ends_with(" -- gradient_averaging"), "{script}");
     let folder = |program: &Path| program.parent().unwrap().to_str().unwrap().to_owned();
-    let path = format!("{}:{}:/usr/bin:/bin", folder(Path::new(env!("CARGO_BIN_EXE_collrun"))), folder(&example("hello")));
+    let path = format!("{}:{}:/usr/bin:/bin", folder(&collrun), folder(&example("hello")));
     let run = |container: &mut std::process::Command| {
         container.args([&format!("PATH={path}"), "/bin/sh", "-c", &script]);
     };

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::common::programs;
+
 /// Longer than anything here takes, unless it hangs: a busy machine needs ten seconds to start a Python with PyTorch.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
@@ -86,12 +88,9 @@ pub(crate) fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(name)
 }
 
-/// A built example, beside this test's own program.
+/// A built example.
 pub(crate) fn example(name: &str) -> PathBuf {
-    let mut path = std::env::current_exe().unwrap();
-    path.pop();
-    path.pop();
-    path.join("examples").join(name)
+    programs::example(name).unwrap()
 }
 
 /// A running program, in a process group of its own, which is killed with this value.

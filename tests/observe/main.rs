@@ -7,7 +7,7 @@ mod common;
 
 mod counters;
 mod events;
+mod lanes;
 #[cfg(feature = "cuda")]
 mod nvtx;
-mod reports;
 mod traces;

@@ -1,6 +1,6 @@
 //! Sizes as a user types them.
 
-#[path = "../../../src/bin/collperf/sizes.rs"]
+#[path = "../../../collperf/src/sizes.rs"]
 mod program;
 
 use program::{Step, human, parse, sweep};

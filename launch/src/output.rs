@@ -13,7 +13,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Where the ranks' output goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Output {
+pub enum Output {
     /// Each line behind `[rank] `, on the stream it was written to.
     Prefixed,
     /// As it comes, to the launcher's own streams.

@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../../tests/common/mod.rs"]
+mod common;
+
 use std::process::{Command, Output, Stdio};
 
+use common::ranks::run_ranks;
 use serde_json::Value;
 
 fn command(arguments: &str) -> Command {
@@ -16,16 +20,20 @@ fn is_real() -> bool {
     std::env::var("COLLECTIVES_TEST_GPU").as_deref() == Ok("real")
 }
 
-/// `collperf` on devices.
-fn run(arguments: &str) -> Output {
-    let mut command = command(arguments);
+/// A command with devices to find.
+fn on_devices(mut command: Command) -> Command {
     if is_real() {
         // Ranks may have to share a device.
         command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1").env("NCCL_NVLS_ENABLE", "0");
     } else {
         command.env("LD_PRELOAD", simgpu::preload());
     }
-    command.output().unwrap()
+    command
+}
+
+/// `collperf` on devices.
+fn run(arguments: &str) -> Output {
+    on_devices(command(arguments)).output().unwrap()
 }
 
 /// The rows of a run that went well, each split at blanks, and all that was printed. Whatever was checked was right.
@@ -160,19 +168,15 @@ fn without_a_driver_auto_is_the_host() {
 
 #[test]
 fn ranks_of_a_launcher_use_devices_too() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
-    command.args(["--nproc-per-node", "2", "--", env!("CARGO_BIN_EXE_collperf"), "all_reduce", "--plane", "device", "--sizes", "64"]);
-    command.stdin(Stdio::null());
-    if is_real() {
-        command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1").env("NCCL_NVLS_ENABLE", "0");
-    } else {
-        let without = command.output().unwrap();
-        let said = String::from_utf8_lossy(&without.stderr);
-        let has_driver = without.status.success();
-        assert!(has_driver || (without.status.code() == Some(5) && said.contains("there is no device plane: rank 0")), "{without:?}");
-        command.env("LD_PRELOAD", simgpu::preload());
+    let call = || command("all_reduce --plane device --sizes 64");
+    if !is_real() {
+        let without = run_ranks(2, call);
+        let has_driver = without.iter().all(|rank| rank.status.success());
+        let said = |rank: &Output| String::from_utf8_lossy(&rank.stderr).contains("there is no device plane: rank 0");
+        assert!(has_driver || without.iter().all(|rank| rank.status.code() == Some(5) && said(rank)), "{without:?}");
     }
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains(" nGpus 1 ") && text.contains("Out of bounds values : 0 OK"), "{output:?}");
+    let ended = run_ranks(2, || on_devices(call()));
+    let text = String::from_utf8_lossy(&ended[0].stdout);
+    assert!(ended.iter().all(|rank| rank.status.success()), "{ended:?}");
+    assert!(text.contains(" nGpus 1 ") && text.contains("Out of bounds values : 0 OK"), "{ended:?}");
 }

@@ -8,12 +8,8 @@ mod failure;
 mod gpus;
 mod hang;
 mod inputs;
-#[path = "../collrun/launch/mod.rs"]
-#[expect(dead_code, reason = "some of it is for collrun, which starts any program")]
-mod launch;
 mod layout;
 mod machine;
-mod pin;
 mod report;
 mod row;
 mod run;
@@ -28,6 +24,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
+use collectives_launch as launch;
 
 fn main() -> ExitCode {
     if hang::Arguments::are_meant() {

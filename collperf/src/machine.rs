@@ -1,7 +1,10 @@
-//! What the results were measured on.
+//! What the results are measured on, and a core of it for a rank.
 
 use std::fs;
+use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The facts of one host that a reader of results wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +66,17 @@ fn timestamp(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day_of_month:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
 }
 
+/// Binds the calling thread, and what it starts from now on, to a core of its own: the `local_rank`-th that it may use, and
+/// the first again after the last.
+pub(crate) fn pin(local_rank: usize) -> io::Result<()> {
+    let allowed = sched_getaffinity(None)?;
+    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
+    let Some(core) = cores.get(local_rank % cores.len().max(1)) else { return Ok(()) };
+    let mut one = CpuSet::new();
+    one.set(*core);
+    Ok(sched_setaffinity(None, &one)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,5 +104,19 @@ mod tests {
         assert_eq!(processor("Hardware : none"), None);
         assert_eq!(available("MemTotal: 5 kB\nMemAvailable:   123 kB\n"), Some(123 << 10));
         assert_eq!(available("MemAvailable: x kB"), None);
+    }
+
+    #[test]
+    fn ranks_take_cores_in_turns() {
+        std::thread::spawn(|| {
+            let count = sched_getaffinity(None).unwrap().count() as usize;
+            pin(count + 1).unwrap();
+            let bound = sched_getaffinity(None).unwrap();
+            assert_eq!(bound.count(), 1);
+            pin(5).unwrap();
+            assert_eq!(sched_getaffinity(None).unwrap(), bound, "one core is left to choose from");
+        })
+        .join()
+        .unwrap();
     }
 }

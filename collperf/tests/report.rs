@@ -1,5 +1,7 @@
 //! `collperf report`, on what collperf has written.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::Path;
 use std::process::Command;
 

@@ -3,19 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../../tests/common/mod.rs"]
 mod common;
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::Output;
 
 use common::hosts::{Hosts, skip};
-
-fn example(name: &str) -> PathBuf {
-    let mut path = std::env::current_exe().unwrap();
-    path.pop();
-    path.pop();
-    path.join("examples").join(name)
-}
+use common::programs::{example, program};
 
 fn printed(what: &str, output: Output) -> String {
     let out = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -23,42 +18,49 @@ fn printed(what: &str, output: Output) -> String {
     out
 }
 
-/// Runs an example under one collrun on each host.
-fn on_hosts(hosts: &Hosts, net: u8, per_host: usize, name: &str, arguments: &[&str]) -> Vec<String> {
-    let program = if name == "collperf" { PathBuf::from(env!("CARGO_BIN_EXE_collperf")) } else { example(name) };
+/// Runs a program under one collrun on each host.
+fn on_hosts(hosts: &Hosts, net: u8, per_host: usize, program: &Path, arguments: &[&str]) -> Vec<String> {
     let launchers: Vec<_> = (0..hosts.count)
         .map(|host| {
             hosts
                 .command(host, env!("CARGO_BIN_EXE_collrun"))
                 .args(["--nproc-per-node", &per_host.to_string(), "--nnodes", &hosts.count.to_string()])
                 .args(["--node-rank", &host.to_string(), "--master-addr", &format!("10.99.{net}.1"), "--master-port", "29511", "--"])
-                .arg(&program)
+                .arg(program)
                 .args(arguments)
                 .spawn()
                 .unwrap()
         })
         .collect();
-    launchers.into_iter().map(|launcher| printed(name, launcher.wait_with_output().unwrap())).collect()
+    launchers.into_iter().map(|launcher| printed(&program.to_string_lossy(), launcher.wait_with_output().unwrap())).collect()
 }
 
 #[test]
 fn gradient_averaging_learns_on_two_hosts_under_two_launchers() {
+    let averaging = match example("gradient_averaging") {
+        Ok(averaging) => averaging,
+        Err(why) => skip!("{why}"),
+    };
     let hosts = match Hosts::up(1, 2) {
         Ok(hosts) => hosts,
         Err(why) => skip!("network namespaces cannot be made: {why}"),
     };
-    let output = on_hosts(&hosts, 1, 2, "gradient_averaging", &[]);
+    let output = on_hosts(&hosts, 1, 2, &averaging, &[]);
     assert!(output[0].contains("parameters alike on all 4 ranks, bit for bit: true"), "{output:?}");
 }
 
 #[test]
 fn every_collective_is_right_on_three_hosts() {
+    let collperf = match program("collperf") {
+        Ok(collperf) => collperf,
+        Err(why) => skip!("{why}"),
+    };
     let hosts = match Hosts::up(2, 3) {
         Ok(hosts) => hosts,
         Err(why) => skip!("network namespaces cannot be made: {why}"),
     };
     for per_host in [1, 2] {
-        let output = on_hosts(&hosts, 2, per_host, "collperf", &["all", "-b", "8", "-e", "64K", "-f", "64", "-n", "2", "-w", "1"]);
+        let output = on_hosts(&hosts, 2, per_host, &collperf, &["all", "-b", "8", "-e", "64K", "-f", "64", "-n", "2", "-w", "1"]);
         assert!(output[0].contains("Out of bounds values : 0 OK"), "{}", output[0]);
     }
 }

@@ -1,15 +1,13 @@
 //! Starts the ranks of a job on this host.
 
 mod arguments;
-#[expect(dead_code, reason = "some of it is for collperf, which starts itself")]
-mod launch;
 
 use std::process::ExitCode;
 
 use arguments::{Arguments, Place};
 use clap::Parser;
 use collectives::Secret;
-use launch::{Job, Output, Refused, Store};
+use collectives_launch::{Job, Output, Refused, Store};
 
 fn main() -> ExitCode {
     match run(Arguments::parse()) {
@@ -47,7 +45,7 @@ fn run(arguments: Arguments) -> Result<u8, Refused> {
         verdict: None,
         keep_going: arguments.keep_going,
     };
-    launch::run("collrun", &job, &store)
+    collectives_launch::run("collrun", &job, &store)
 }
 
 /// A store that lets in the ranks of this host alone.

@@ -21,8 +21,7 @@ use crate::failure::{CHECK, Failure};
 #[cfg(not(feature = "cuda"))]
 use crate::gpus;
 use crate::inputs::with_element;
-use crate::machine::{Machine, available_memory, now};
-use crate::pin::pin;
+use crate::machine::{Machine, available_memory, now, pin};
 use crate::report::{Report, say};
 use crate::row::Row;
 #[cfg(feature = "cuda")]
