@@ -122,7 +122,7 @@ impl Pages {
         // SAFETY: pages of this mapping, and none of the advices given here takes the mapping away; removal leaves zeros, which only
         // the owner of that part asks for, once nobody needs it.
         if let Err(error) = unsafe { rustix::mm::madvise(self.at(offset).cast(), bytes, advice) } {
-            tracing::debug!(%error, ?advice, bytes, "advice was refused");
+            crate::event::debug!(%error, ?advice, bytes, "advice was refused");
         }
     }
 }
