@@ -125,7 +125,7 @@ fn timeouts(wiring: Wiring, given: &Given) {
         }
         // Rank 1 is late to the barrier, so rank 0 warns of it.
         if comm.rank() == 1 {
-            let mut byte = [0];
+            let mut byte = [0_u8];
             comm.recv(&mut byte, other).unwrap();
             comm.barrier().unwrap();
         } else {
@@ -197,7 +197,8 @@ fn strangers(wiring: Wiring, given: &Given) {
 /// Says nonsense at each port at which this process listens; ranks that are busy with messages hang up on it.
 pub(crate) fn knock() {
     for address in listening() {
-        let mut stream = TcpStream::connect(address).unwrap();
+        // A port may have been closed meanwhile.
+        let Ok(mut stream) = TcpStream::connect(address) else { continue };
         stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
         let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
         // Those that only stand for a rank's life never answer.

@@ -80,7 +80,9 @@ impl Store for Watched {
     }
 
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
-        pairs.iter().for_each(|(key, value)| drop(self.given(key, value)));
+        for (key, value) in pairs {
+            self.given(key, value);
+        }
         self.inner.multi_set(pairs)
     }
 
