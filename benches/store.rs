@@ -15,7 +15,7 @@ const LONG: Duration = Duration::from_secs(20);
 /// A client, and how many calls it has made: all of a benchmark have made as many.
 struct Client {
     index: usize,
-    store: TcpStore,
+    store: std::sync::Arc<TcpStore>,
     calls: u64,
 }
 

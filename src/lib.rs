@@ -39,6 +39,7 @@ mod deadline;
 mod device;
 mod element;
 mod error;
+mod event;
 mod flight;
 mod float8;
 mod fork;

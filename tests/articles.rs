@@ -70,7 +70,7 @@ fn init_by_an_explicit_store_of_each_kind() {
     let stores: [&(dyn Fn() -> Arc<dyn Store> + Sync); 4] = [
         &|| Arc::new(memory.clone()),
         &|| Arc::new(PrefixStore::new("second", Arc::new(memory.clone()))),
-        &|| Arc::new(TcpStore::connect("127.0.0.1", server.local_addr().port(), WAIT).unwrap()),
+        &|| TcpStore::connect("127.0.0.1", server.local_addr().port(), WAIT).unwrap(),
         &|| Arc::new(FileStore::open(&path, Some(2), WAIT).unwrap()),
     ];
     for store in stores {

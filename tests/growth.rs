@@ -34,7 +34,7 @@ struct Cost {
 /// Starts `n` ranks, each with a client of its own at one server, and counts.
 fn start(n: usize, transport: Transport) -> Cost {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
-    let connect = |_| Arc::new(TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap());
+    let connect = |_| TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap();
     let stores: Vec<Arc<TcpStore>> = (0..n).map(connect).collect();
     let before = open_sockets();
     let began = Instant::now();

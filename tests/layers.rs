@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Top-level modules, lowest first; modules of one row do not know each other, unless named in `BESIDE`.
 const LAYERS: [&[&str]; 11] = [
-    &["deadline", "error", "float8", "fork"],
+    &["deadline", "error", "event", "float8", "fork"],
     &["element", "proof"],
     &["buffer", "op"],
     &["call", "interchange", "nccl_config"],
@@ -120,6 +120,19 @@ fn pure_modules_name_no_sockets_threads_clocks_or_unsafe() {
                 "unsafe ",
             ] {
                 assert!(!code.contains(word), "{} names {word}", file.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn whoever_listens_is_called_in_one_way() {
+    for file in sources(&root().join("src")) {
+        let relative = file.strip_prefix(root()).unwrap().display().to_string();
+        // The watch says how a call ended inside that call's span.
+        if !["src/event.rs", "src/observe/watch.rs"].contains(&relative.as_str()) && !relative.starts_with("src/bin/") {
+            for word in ["event!", "error!", "warn!", "info!", "debug!", "trace!", "span!"] {
+                assert!(!code(&file).contains(&format!("tracing::{word}")), "{relative} sends events around src/event.rs");
             }
         }
     }

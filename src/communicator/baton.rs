@@ -41,6 +41,18 @@ impl Drop for Busy<'_> {
     }
 }
 
+/// Counts a job out at its end, also when it panics: the caller would wait for ever.
+struct Running<'a, T>(&'a Baton<T>);
+
+impl<T> Drop for Running<'_, T> {
+    fn drop(&mut self) {
+        if self.0.pending.fetch_sub(1, Ordering::Release) == 1 {
+            let _guard = self.0.idle.0.lock().unwrap_or_else(PoisonError::into_inner);
+            self.0.idle.1.notify_all();
+        }
+    }
+}
+
 impl<T> Baton<T> {
     /// A baton in the caller's hands.
     pub(super) fn new(value: T) -> Self {
@@ -89,13 +101,11 @@ impl<T> Baton<T> {
     /// Called by one worker thread only, once for each [`Baton::submit`].
     pub(super) unsafe fn as_worker<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         let _ = self.worker.set(current().id());
-        // SAFETY: a job is pending until the end of this function, so the caller stays away; there is one worker (trusted).
-        let result = self.value.with_mut(|value| work(unsafe { &mut *value }));
-        if self.pending.fetch_sub(1, Ordering::Release) == 1 {
-            let _guard = self.idle.0.lock().unwrap_or_else(PoisonError::into_inner);
-            self.idle.1.notify_all();
-        }
-        result
+        let _running = Running(self);
+        // SAFETY: - exclusive against the caller: this job was counted in before it was handed over, and is counted out by `_running`, which
+        //   is dropped after the borrow has ended, so the caller finds it pending and stays away (Release there, Acquire in `as_caller`);
+        // - exclusive on this side: there is one worker, which runs one job at a time (trusted of the caller).
+        self.value.with_mut(|value| work(unsafe { &mut *value }))
     }
 
     /// Whether this thread is the worker.
@@ -162,7 +172,7 @@ mod models {
                     if job == 0 {
                         break;
                     }
-                    // SAFETY: as above.
+                    // SAFETY: this is the model's one worker, and it is sent one job for each that was submitted.
                     unsafe { other.as_worker(|done| done.push(job)) };
                 }
             });
@@ -174,6 +184,33 @@ mod models {
             baton.withdraw();
             assert_eq!(as_caller(&baton, &side, |done| done.len()), Some(2));
             queue.send(0).unwrap();
+            worker.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_job_that_panics_is_counted_out_and_the_next_one_runs() {
+        loom::model(|| {
+            let (baton, side) = (Arc::new(Baton::new(vec![])), CallerSide::default());
+            baton.submit();
+            baton.submit();
+            let other = Arc::clone(&baton);
+            let worker = thread::spawn(move || {
+                let broken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    // SAFETY: this is the model's one worker, and two jobs were submitted.
+                    unsafe {
+                        other.as_worker(|done: &mut Vec<u32>| {
+                            done.push(1);
+                            // Without the hook, whose message would be printed in every interleaving.
+                            std::panic::resume_unwind(Box::new("in the middle of a job"));
+                        })
+                    }
+                }));
+                assert!(broken.is_err());
+                // SAFETY: the second of the two jobs.
+                unsafe { other.as_worker(|done| done.push(2)) };
+            });
+            assert_eq!(as_caller(&baton, &side, |done| done.clone()), Some(vec![1, 2]));
             worker.join().unwrap();
         });
     }

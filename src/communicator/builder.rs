@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 #[cfg(feature = "cuda")]
@@ -17,6 +17,7 @@ use super::meeting::{Door, Lineage};
 use crate::config::{Config, Transport, environment};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
+use crate::event;
 use crate::host::plane::{Founding, HostPlane};
 #[cfg(feature = "cuda")]
 use crate::nccl_config::NcclConfig;
@@ -230,7 +231,7 @@ fn with_device(comm: Communicator, request: Option<&Request>) -> Result<Communic
         comm.attach_device(request, &Deadline::after(comm.timeout()))?;
         if comm.device().is_some() {
             let took_ms = began.elapsed().as_millis() as u64;
-            tracing::info!(target: LIFE, communicator = "world", rank = comm.rank(), took_ms, "the device plane is ready");
+            event::info!(target: LIFE, communicator = "world", rank = comm.rank(), took_ms, "the device plane is ready");
         }
     }
     Ok(comm)
@@ -242,7 +243,7 @@ static MEETINGS: Mutex<BTreeMap<(String, usize), u64>> = Mutex::new(BTreeMap::ne
 /// The prefix of the keys of one meeting at an agent's store. The store outlives the communicator, so the next one of the same process
 /// needs keys of its own; every rank counts alike.
 fn meeting(agent: String, rank: usize) -> String {
-    let mut meetings = MEETINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut meetings = event::lock(&MEETINGS);
     let number = meetings.entry((agent, rank)).or_default();
     *number += 1;
     number.to_string()
@@ -316,6 +317,6 @@ pub(super) fn join(
     comm.set_timeout(timeout);
     let [met_ms, linked_ms, ready_ms] = [met, linked, deadline.elapsed()].map(|time| time.as_secs_f64() * 1e3);
     let communicator = comm.core.shared.health.flight().name();
-    tracing::info!(target: LIFE, communicator, rank, world_size, wiring, met_ms, linked_ms, ready_ms, "ready");
+    event::info!(target: LIFE, communicator, rank, world_size, wiring, met_ms, linked_ms, ready_ms, "ready");
     Ok(comm)
 }

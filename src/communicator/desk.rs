@@ -10,12 +10,13 @@ mod request;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::{Error, Peer, Result};
+use crate::event::{self, Locked};
 use crate::flight::{FlightPlane, Message};
 use crate::host::health::Health;
 use crate::host::notice::Stop;
@@ -23,7 +24,6 @@ use crate::host::plane::{HostPlane, MessageConnector};
 use crate::host::point_to_point::{Messages, Ticket};
 use crate::observe::{CallReport, Watch};
 use background::{Background, Outstanding};
-use news::{Held, News};
 
 /// Tags with this bit are the crate's own.
 pub(super) const INTERNAL_TAG: u64 = 1 << 63;
@@ -79,8 +79,6 @@ struct Inner {
     closed: bool,
     /// Messages that went the short way since everything was last moved on.
     direct: u32,
-    /// What listeners have yet to be told.
-    news: Vec<News>,
 }
 
 impl Inner {
@@ -135,23 +133,19 @@ impl Desk {
     pub(super) fn new(plane: &HostPlane, connector: MessageConnector) -> Self {
         let (rank, peers, health) = (plane.rank(), plane.peers(), plane.health());
         let messages = Messages::new(rank, peers.len(), plane.local().1, connector);
-        let (outstanding, news) = (Vec::new(), Vec::new());
-        let inner = Mutex::new(Inner { messages, outstanding, telling: None, away: 0, closed: false, direct: 0, news });
+        let inner = Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false, direct: 0 });
         Self { rank, peers, health, inner, background: OnceLock::new() }
     }
 
+    /// The engine, for as long as this is held. Whoever listens is told afterwards.
     #[inline]
-    fn lock(&self) -> Held<'_> {
-        Held::new(self, self.inner.lock().unwrap_or_else(PoisonError::into_inner))
+    fn lock(&self) -> Locked<'_, Inner> {
+        event::lock(&self.inner)
     }
 
     /// As [`Desk::lock`]; `None` where somebody has it.
-    fn try_lock(&self) -> Option<Held<'_>> {
-        match self.inner.try_lock() {
-            Ok(inner) => Some(Held::new(self, inner)),
-            Err(TryLockError::Poisoned(poisoned)) => Some(Held::new(self, poisoned.into_inner())),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    fn try_lock(&self) -> Option<Locked<'_, Inner>> {
+        event::try_lock(&self.inner)
     }
 
     /// Refuses a message once the communicator is ended, or in a forked process: before the lock, which nobody may be there to let go of.
@@ -159,18 +153,20 @@ impl Desk {
         self.health.refusal(|| terms.doing(place.sends()), &self.peers).map_or(Ok(()), Err)
     }
 
-    /// Posts a message.
+    /// Posts a message. Nothing of the program's is called meanwhile, and where it breaks off, by an error or a panic, nothing is posted.
     ///
     /// # Safety
     ///
-    /// The bytes stay valid, and untouched by others, until the ticket has ended or was cancelled.
+    /// The bytes are initialised, and stay valid, those of a send unwritten and those of a receive untouched by others, until the ticket has
+    /// ended or was cancelled; so whoever gets the ticket has what cancels it in place before anything else can unwind.
     unsafe fn post(inner: &mut Inner, terms: &Terms, place: Place, deadline: &Deadline) -> std::result::Result<Ticket, Stop> {
         match place {
-            // SAFETY: passed on from this function's contract.
+            // SAFETY: `bytes` bytes at `data`, initialised and unwritten until the ticket has ended or was cancelled (this function's contract).
             Place::Send { data, bytes } => unsafe {
                 inner.messages.post_send(terms.peer.unwrap_or_default(), terms.tag, terms.element, data, bytes, deadline)
             },
-            // SAFETY: as above.
+            // SAFETY: `bytes` initialised bytes at `into`, the request's alone until the ticket has ended or was cancelled (this function's
+            // contract).
             Place::Receive { into, bytes } => unsafe {
                 inner.messages.post_receive(terms.peer, Some(terms.tag), terms.element, into, bytes, deadline)
             },
@@ -178,7 +174,7 @@ impl Desk {
     }
 
     /// Tells the peers that the communicator has ended; those that wait for a message of this rank would not learn of it otherwise.
-    /// Never waits for the lock, which its caller may hold: a subscriber to the crate's events that aborts in one.
+    /// Never waits for the lock: whoever holds it looks after that too.
     pub(super) fn announce_end(self: &Arc<Self>) {
         if self.health.is_foreign() {
             return;
@@ -187,7 +183,7 @@ impl Desk {
             self.advance(&mut inner);
         }
         if let Err(error) = self.wake_background() {
-            tracing::warn!(rank = self.rank, %error, "peers may hear of the end late");
+            crate::event::warn!(rank = self.rank, %error, "peers may hear of the end late");
         }
     }
 

@@ -41,7 +41,7 @@ impl<B: Send + 'static> Kept for Keep<B> {
     fn release(self: Box<Self>) -> Box<dyn Any + Send> {
         let pointer = self.0.as_ptr();
         std::mem::forget(*self);
-        // SAFETY: as in `drop`, which no longer runs.
+        // SAFETY: the pointer came from a box, and is given back once: the keep is forgotten, so its drop does not run.
         unsafe { Box::from_raw(pointer) }
     }
 }

@@ -6,11 +6,12 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::bootstrap::Watch;
 use crate::error::{Error, Result};
+use crate::event;
 use crate::proof::Secret;
 use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
 
@@ -86,13 +87,13 @@ impl Meeting {
     }
 
     /// The store behind a door, if it is open, and how long it may take for an answer.
-    pub(super) fn visit(&self, place: usize, patience: Duration) -> Option<TcpStore> {
+    pub(super) fn visit(&self, place: usize, patience: Duration) -> Option<Arc<TcpStore>> {
         let address = self.doors[place]?;
         self.connect(address, ANSWER).ok()?;
         self.connect(address, patience).ok()
     }
 
-    fn connect(&self, address: SocketAddr, patience: Duration) -> Result<TcpStore> {
+    fn connect(&self, address: SocketAddr, patience: Duration) -> Result<Arc<TcpStore>> {
         let (host, port) = (address.ip().to_string(), address.port());
         match &self.secret {
             Some(secret) => TcpStore::connect_with_secret(&host, port, patience, secret),
@@ -102,13 +103,18 @@ impl Meeting {
 
     /// Opens this rank's door, where it is not open yet, and goes in.
     pub(super) fn host(&self) -> Result<Arc<dyn Store>> {
-        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(self.connect(self.open()?, SERVICE)?)
+    }
+
+    /// Where this rank's door is, opened where it is not open yet.
+    fn open(&self) -> Result<SocketAddr> {
+        let mut own = event::lock(&self.own);
         if let Own::Closed(listener) = &*own {
             let listener = listener.try_clone().map_err(|error| Error::io("shrink: opening this rank's door", error))?;
             *own = Own::Open(TcpStoreServer::serve(listener, LINGER, self.secret.as_ref())?);
         }
         match &*own {
-            Own::Open(server) => Ok(Arc::new(self.connect(server.local_addr(), SERVICE)?)),
+            Own::Open(server) => Ok(server.local_addr()),
             Own::Closed(_) => Err(Error::argument("shrink", "this rank's door did not open")),
             Own::Missing(reason) => Err(Error::Unsupported {
                 what: "shrink".to_owned(),

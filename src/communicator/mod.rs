@@ -172,7 +172,7 @@ impl AbortHandle {
     pub fn abort(&self) {
         let Some(health) = self.health.upgrade().filter(|health| !health.is_foreign()) else { return };
         if health.notice().is_none() {
-            tracing::info!(target: LIFE, communicator = health.flight().name(), rank = self.rank, "aborted");
+            crate::event::info!(target: LIFE, communicator = health.flight().name(), rank = self.rank, "aborted");
         }
         health.end(Notice::Aborted { by: self.rank as u32 });
         if let Some(desk) = self.desk.upgrade() {
@@ -424,7 +424,7 @@ impl Communicator {
         if self.core.shared.health.is_foreign() {
             return Err(forked("close".to_owned()));
         }
-        tracing::debug!(target: LIFE, communicator = self.core.shared.health.flight().name(), rank = self.rank(), "closing");
+        crate::event::debug!(target: LIFE, communicator = self.core.shared.health.flight().name(), rank = self.rank(), "closing");
         #[cfg(feature = "cuda")]
         let device = self.close_device();
         let closed = self.barrier();
@@ -483,7 +483,7 @@ impl Drop for Core {
             std::mem::forget(self.device.take());
             return std::mem::forget(worker);
         }
-        tracing::debug!(target: LIFE, communicator = self.shared.health.flight().name(), rank = self.shared.rank, "dropped");
+        crate::event::debug!(target: LIFE, communicator = self.shared.health.flight().name(), rank = self.shared.rank, "dropped");
         if let Some(worker) = worker {
             worker.stop(&self.shared);
         }

@@ -75,7 +75,7 @@ impl Communicator {
 
     /// The same, without devices.
     fn shrink_host(&self) -> Result<Self> {
-        tracing::info!(target: LIFE, communicator = self.core.shared.health.flight().name(), rank = self.rank(), "shrinking");
+        crate::event::info!(target: LIFE, communicator = self.core.shared.health.flight().name(), rank = self.rank(), "shrinking");
         self.abort();
         let world = Ranks { comm: self, lineage: self.core.shared.lineage.clone() };
         let prefix = self.core.shared.id.iter().fold("shrink/".to_owned(), |text, byte| format!("{text}{byte:02x}"));
@@ -151,7 +151,7 @@ impl World for Ranks<'_> {
 
     fn visit(&self, rank: usize) -> Option<Arc<dyn Store>> {
         let store = self.lineage.meeting.visit(self.lineage.places[rank], self.patience())?;
-        Some(Arc::new(store))
+        Some(store)
     }
 
     fn host(&self) -> Result<Arc<dyn Store>> {

@@ -177,7 +177,7 @@ impl Communicator {
         let flight = shared.health.flight();
         made.inspect(|comm| {
             let child = comm.core.shared.health.flight().name();
-            tracing::debug!(target: LIFE, communicator = flight.name(), rank = self.rank(), child, world_size = members.len(), "split");
+            crate::event::debug!(target: LIFE, communicator = flight.name(), rank = self.rank(), child, world_size = members.len(), "split");
         })
         .map(Some)
     }

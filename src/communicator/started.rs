@@ -2,7 +2,6 @@
 
 #![expect(unsafe_code, reason = "the worker's side of the baton")]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -14,6 +13,7 @@ use super::work::{Finished, OwnedBuffer, State, Work};
 use super::{Communicator, Shared};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+use crate::event;
 use crate::host::health::forked;
 use crate::host::notice::Notice;
 use crate::host::plane::{HostPlane, Job, op_panicked};
@@ -28,6 +28,47 @@ struct Started {
     buffers: Box<dyn Kept>,
     state: Arc<State>,
     timeout: Duration,
+}
+
+/// What is left of a started call that has ended.
+struct Left {
+    /// Of one that failed.
+    buffers: Option<Box<dyn Kept>>,
+    state: Arc<State>,
+}
+
+impl Started {
+    /// Runs it, and tells its end to whoever waits for it; nothing of the program's can keep that from being told.
+    fn run(self, plane: &mut HostPlane, shared: &Shared) -> Left {
+        let Self { job, buffers, state, timeout } = self;
+        shared.health.flight().take_up();
+        let result = event::caught("a custom op", || plane.run(&job, &Deadline::after(timeout))).unwrap_or_else(|| Err(op_panicked()));
+        event::caught("the drop of a custom op", || drop(job));
+        if let Err(error) = &result {
+            shared.after_failure(error);
+        }
+        // Before the caller gets the plane back: whoever waited for it finds this call ended.
+        let buffers = match result {
+            Ok(()) => {
+                state.end(Ok(Finished { buffer: buffers.release(), received: None }));
+                None
+            }
+            Err(error) => {
+                state.end(Err(error));
+                Some(buffers)
+            }
+        };
+        Left { buffers, state }
+    }
+}
+
+impl Left {
+    /// Frees what nobody else holds: how a buffer is freed is the program's. Each by itself, as two panics at once end the process.
+    fn free(self) {
+        let Self { buffers, state } = self;
+        event::caught("the drop of a buffer", || drop(buffers));
+        event::caught("the drop of a buffer", || drop(state));
+    }
 }
 
 /// The thread that runs started collectives, and the way to it.
@@ -47,20 +88,9 @@ impl Worker {
             .name(format!("collectives {}", shared.rank))
             .spawn(move || {
                 for started in queue {
-                    let Started { job, buffers, state, timeout } = started;
                     // SAFETY: this is the one worker, and each job in the queue was submitted once.
-                    unsafe {
-                        shared.plane.as_worker(|plane: &mut HostPlane| {
-                            shared.health.flight().take_up();
-                            let result = catch_unwind(AssertUnwindSafe(|| plane.run(&job, &Deadline::after(timeout))));
-                            drop(job);
-                            let result = result.unwrap_or_else(|_| Err(op_panicked()));
-                            let result = result.inspect_err(|error| shared.after_failure(error));
-                            let finished = |()| Finished { buffer: buffers.release(), received: None };
-                            // Before the caller gets the plane back: whoever waited for it finds this call ended.
-                            state.end(result.map(finished));
-                        });
-                    }
+                    let left = unsafe { shared.plane.as_worker(|plane: &mut HostPlane| started.run(plane, &shared)) };
+                    left.free();
                 }
                 drop(end);
             })
@@ -124,8 +154,9 @@ impl Communicator {
         };
         let state = State::new();
         let started = Started { job, buffers: Box::new(buffers), state: Arc::clone(&state), timeout: self.timeout() };
-        self.core.shared.plane.submit();
         self.core.shared.health.flight().queue(&started.job.call);
+        // From here to the queue nothing can unwind: a job that is counted in has to get there.
+        self.core.shared.plane.submit();
         if worker.jobs.send(started).is_err() {
             // Cannot be while `self.core.worker` lives: the thread ends when its queue is dropped, and catches panics.
             self.core.shared.plane.withdraw();

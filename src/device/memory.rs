@@ -96,13 +96,13 @@ fn allocate(comm: &NcclComm, bytes: usize) -> std::result::Result<CUdeviceptr, R
 impl<T: Data> Drop for NcclBuffer<T> {
     fn drop(&mut self) {
         if !self.wait_for_uses() {
-            tracing::warn!(bytes = self.num_bytes(), "memory of NCCL's is still in use and is not freed");
+            crate::event::warn!(bytes = self.num_bytes(), "memory of NCCL's is still in use and is not freed");
             return;
         }
         // SAFETY: the memory is ours, and no stream uses it any more; the context is current.
         let answer = unsafe { self.library.ncclMemFree(self.address as usize as *mut c_void) };
         if let Err(refusal) = nccl::check(self.library, nccl_sys::NCCL_COMM_NULL, "ncclMemFree", answer) {
-            tracing::warn!(?refusal, "memory of NCCL's was not freed");
+            crate::event::warn!(?refusal, "memory of NCCL's was not freed");
         }
     }
 }

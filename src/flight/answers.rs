@@ -50,9 +50,9 @@ impl Flight {
     fn tell(&self, error: &Error) {
         let (communicator, rank, result) = (self.name(), self.about.get().map(|about| about.rank), error.label());
         if error.is_poisoned() {
-            tracing::debug!(target: "collectives::call", communicator, rank, result, %error, "a call was refused");
+            crate::event::debug!(target: "collectives::call", communicator, rank, result, %error, "a call was refused");
         } else {
-            tracing::warn!(target: "collectives::call", communicator, rank, result, %error, "a call failed");
+            crate::event::warn!(target: "collectives::call", communicator, rank, result, %error, "a call failed");
         }
     }
 
@@ -71,8 +71,8 @@ impl Flight {
             return;
         }
         match self.write(folder, &error.to_string()) {
-            Ok(path) => tracing::info!(path = %path.display(), "the flight record is written"),
-            Err(error) => tracing::warn!(%error, "the flight record could not be written"),
+            Ok(path) => crate::event::info!(path = %path.display(), "the flight record is written"),
+            Err(error) => crate::event::warn!(%error, "the flight record could not be written"),
         }
     }
 }

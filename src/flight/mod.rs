@@ -19,12 +19,13 @@ use std::collections::VecDeque;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::call::Call;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, list_peers};
+use crate::event;
 use crate::fork::Process;
 
 use clock::Clock;
@@ -162,8 +163,8 @@ impl Flight {
         self.process.is_foreign()
     }
 
-    fn slowly(&self) -> MutexGuard<'_, Slowly> {
-        self.slowly.lock().unwrap_or_else(PoisonError::into_inner)
+    fn slowly(&self) -> event::Locked<'_, Slowly> {
+        event::lock(&self.slowly)
     }
 
     /// Puts a collective on record, unless it is already. By the one thread that runs collectives.
@@ -225,10 +226,11 @@ impl Flight {
 
     fn keep_error(&self, ring: Kept, id: u64, error: &Error) {
         let mut slowly = self.slowly();
-        if slowly.errors.len() == ERRORS {
-            slowly.errors.pop_front();
-        }
+        let oldest = if slowly.errors.len() == ERRORS { slowly.errors.pop_front() } else { None };
         slowly.errors.push_back(Failure { ring, id, error: error.clone() });
+        drop(slowly);
+        // What a store of the program's has put into it is freed by the program's code.
+        drop(oldest);
     }
 
     /// Notes a collective that was started in the background.
@@ -278,7 +280,7 @@ impl Flight {
             known.cloned().unwrap_or_else(|| Peer::unknown(*rank as usize))
         };
         let missing = list_peers(&missing.iter().map(peer).collect::<Vec<_>>());
-        tracing::warn!(
+        event::warn!(
             rank = own,
             communicator = self.name(),
             call = %call,

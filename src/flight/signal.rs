@@ -1,18 +1,19 @@
 //! Writes the records of every communicator of the process when it gets SIGUSR1, for programs that ask for it.
 //!
-//! The handler adds one to an eventfd, which a handler may; a thread of its own reads it and does the rest.
+//! The handler adds one to an eventfd, which a handler may; a thread of its own reads it and does the rest. The eventfd is made once for the
+//! process and never closed, whatever becomes of the thread: the handler stays, and its number must not come to mean another file.
 
 #![expect(unsafe_code, reason = "installs a signal handler")]
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::Flight;
 use crate::error::{Error, Result};
+use crate::event;
 use crate::fork::Process;
 
 /// The recorders of this process's communicators.
@@ -21,12 +22,12 @@ static LIVING: Mutex<Vec<Weak<Flight>>> = Mutex::new(Vec::new());
 /// Where a signal writes; set once the handler is there.
 static FOLDER: Mutex<Option<(PathBuf, Process)>> = Mutex::new(None);
 
-/// What the handler writes to; never closed once it is set.
-static BELL: AtomicI32 = AtomicI32::new(-1);
+/// What the handler writes to, and the process in which it does. A static is never dropped, so the descriptor is never closed.
+static BELL: OnceLock<(OwnedFd, Process)> = OnceLock::new();
 
 /// Adds a recorder to those that a signal writes.
 pub(super) fn enlist(flight: &Arc<Flight>) {
-    let mut living = LIVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut living = event::lock(&LIVING);
     living.retain(|flight| flight.strong_count() > 0);
     living.push(Arc::downgrade(flight));
 }
@@ -40,7 +41,9 @@ pub(super) fn enlist(flight: &Arc<Flight>) {
 /// that it wakes instead; and in a process that was forked after the call, which has the handler and not the thread. `Io` where the system
 /// gives no handler or thread.
 pub fn write_flight_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
-    let mut kept = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
+    // What the conversion does is the program's: not under the lock.
+    let folder = folder.into();
+    let mut kept = event::lock(&FOLDER);
     if kept.as_ref().is_some_and(|(_, process)| process.is_foreign()) {
         let reason =
             "this process was forked from one that has the handler; call write_flight_records from a thread that another signal wakes";
@@ -51,15 +54,14 @@ pub fn write_flight_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()>
             let reason = "the program has a handler of its own; have that wake a thread that calls write_flight_records";
             return Err(Error::unsupported("writing flight records on SIGUSR1", reason));
         }
-        let bell = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| Error::io("making an eventfd for SIGUSR1", error))?;
-        BELL.store(bell.as_raw_fd(), Ordering::Release);
+        let bell = bell()?;
         std::thread::Builder::new()
             .name("flight records".to_owned())
-            .spawn(move || attend(&bell))
+            .spawn(move || attend(bell))
             .map_err(|error| Error::io("starting the thread that writes flight records", error))?;
         install()?;
     }
-    *kept = Some((folder.into(), Process::this()));
+    *kept = Some((folder, Process::this()));
     Ok(())
 }
 
@@ -74,15 +76,18 @@ pub fn write_flight_records(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
 }
 
 fn write_all(folder: &Path, reason: &str) -> Result<Vec<PathBuf>> {
-    let living: Vec<Arc<Flight>> = LIVING
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .iter()
-        .filter_map(Weak::upgrade)
-        .filter(|flight| !flight.is_foreign())
-        .collect();
+    let living: Vec<_> = event::lock(&LIVING).iter().filter_map(Weak::upgrade).filter(|flight| !flight.is_foreign()).collect();
     let written: Vec<_> = living.iter().map(|flight| flight.write(folder, reason)).collect();
     written.into_iter().collect()
+}
+
+/// The bell, made where there is none yet. Called under the lock of the folder, so by one thread at a time.
+fn bell() -> Result<&'static OwnedFd> {
+    if let Some((bell, _)) = BELL.get() {
+        return Ok(bell);
+    }
+    let made = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| Error::io("making an eventfd for SIGUSR1", error))?;
+    Ok(&BELL.get_or_init(|| (made, Process::this())).0)
 }
 
 /// Waits for the bell for as long as the process lives.
@@ -93,15 +98,13 @@ fn attend(bell: &OwnedFd) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => {
-                tracing::error!(%error, "flight records are no longer written on SIGUSR1");
-                // The number must not come to mean another file for the handler.
-                std::thread::park();
+                return event::error!(%error, "flight records are no longer written on SIGUSR1");
             }
         }
-        let Some((folder, _)) = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).clone() else { continue };
+        let Some((folder, _)) = event::lock(&FOLDER).clone() else { continue };
         match write_all(&folder, "SIGUSR1") {
-            Ok(files) => tracing::info!(files = files.len(), folder = %folder.display(), "flight records are written"),
-            Err(error) => tracing::warn!(%error, "flight records could not be written"),
+            Ok(files) => event::info!(files = files.len(), folder = %folder.display(), "flight records are written"),
+            Err(error) => event::warn!(%error, "flight records could not be written"),
         }
     }
 }
@@ -109,39 +112,46 @@ fn attend(bell: &OwnedFd) {
 /// Whether nobody handles the signal.
 fn is_free() -> Result<bool> {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: only asks; `action` has room for the answer.
+    // SAFETY: with a null pointer for the new handler it only asks; `action` has room for the answer.
     if unsafe { libc::sigaction(libc::SIGUSR1, std::ptr::null(), action.as_mut_ptr()) } != 0 {
         return Err(Error::io("asking for the handler of SIGUSR1", std::io::Error::last_os_error()));
     }
-    // SAFETY: filled in by the call that went well, and all zeroes are a value of it before.
+    // SAFETY: it was zeroed, which is a value of this structure of integers and an optional pointer, and the call filled it in.
     let handler = unsafe { action.assume_init() }.sa_sigaction;
     Ok(handler == libc::SIG_DFL || handler == libc::SIG_IGN)
 }
 
 /// Installs the handler.
 fn install() -> Result<()> {
-    // SAFETY: all zeroes are a value of it: no handler, an empty mask, no flags.
+    // SAFETY: a structure of integers and an optional pointer, of which all zeroes are a value: no handler, an empty mask, no flags.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     let handler: extern "C" fn(libc::c_int) = ring_the_bell;
     action.sa_sigaction = handler as libc::sighandler_t;
     action.sa_flags = libc::SA_RESTART;
-    // SAFETY: the handler is a function of this program that does only what a handler may.
+    // SAFETY: `action` is whole, and null asks for nothing back. The handler has the type that goes without SA_SIGINFO, lives as long as
+    // the program (this crate is not unloaded: trusted of the program), and does only what a handler may (see there).
     if unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) } != 0 {
         return Err(Error::io("handling SIGUSR1", std::io::Error::last_os_error()));
     }
     Ok(())
 }
 
-/// The handler.
+/// The handler. Does nothing in a forked child, whose parent would hear it: they have the eventfd in common.
 extern "C" fn ring_the_bell(_signal: libc::c_int) {
+    // Both are loads of atomics: the bell was set before the handler was installed, and so was the mark of this process.
+    let Some((bell, process)) = BELL.get() else { return };
+    if process.is_foreign() {
+        return;
+    }
     let one = 1_u64;
-    // SAFETY: the thread's own error number, which what was interrupted may be about to read.
+    // SAFETY: `__errno_location` may be called anywhere; what it gives is this thread's own error number, valid as long as the thread is. A
+    // handler runs on the thread that it interrupted, which does not use the number meanwhile.
     let error = unsafe { libc::__errno_location() };
-    // SAFETY: as above: valid for as long as the thread is, read before and restored after; `write` may be called from handlers, the
-    // eventfd is open for as long as the process is, and eight bytes are what it takes.
+    // SAFETY: the number is read before and restored after, since what was interrupted may be about to read it. `write` may be called from a
+    // handler, takes eight bytes of a local variable, and the descriptor is open: it is owned by a static.
     unsafe {
         let kept = *error;
-        libc::write(BELL.load(Ordering::Acquire), (&raw const one).cast(), 8);
+        libc::write(bell.as_raw_fd(), (&raw const one).cast(), 8);
         *error = kept;
     }
 }

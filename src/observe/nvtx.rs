@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use libloading::Library;
 
 use super::report::CallReport;
+use crate::event::{self, Quiet};
 
 /// The version of NVTX whose tables these are.
 const VERSION: u16 = 3;
@@ -134,7 +135,9 @@ impl Nvtx {
     /// The tool whose library this is, loaded once; `None` where it cannot be, which is told once, or wants no ranges.
     pub(super) fn get(library: &Path) -> Option<&'static Self> {
         static TOOL: OnceLock<Option<Nvtx>> = OnceLock::new();
-        let load = || Self::load(library).inspect_err(|reason| tracing::warn!(library = %library.display(), reason, "no NVTX ranges"));
+        // Whoever hears of it may make a communicator, and so come here.
+        let _quiet = Quiet::new();
+        let load = || Self::load(library).inspect_err(|reason| event::warn!(library = %library.display(), reason, "no NVTX ranges"));
         TOOL.get_or_init(|| load().ok()).as_ref()
     }
 

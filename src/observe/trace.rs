@@ -7,12 +7,13 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::report::CallReport;
 use super::watch::Lane;
 use crate::error::{Peer, Result};
+use crate::event;
 use crate::flight::{FlightPlane, FlightRecord, FlightState, Json, write_whole};
 use crate::fork::Process;
 
@@ -91,8 +92,8 @@ impl TraceLog {
         log
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> event::Locked<'_, Kept> {
+        event::lock(&self.kept)
     }
 
     /// Takes in another communicator; its number.
@@ -229,8 +230,8 @@ impl Drop for TraceLog {
     fn drop(&mut self) {
         let Some(folder) = self.folder.as_deref().filter(|_| !self.process.is_foreign()) else { return };
         match self.write(folder) {
-            Ok(path) => tracing::info!(target: super::LIFE, rank = self.rank, path = %path.display(), "the trace is written"),
-            Err(error) => tracing::warn!(target: super::LIFE, rank = self.rank, %error, "the trace could not be written"),
+            Ok(path) => event::info!(target: super::LIFE, rank = self.rank, path = %path.display(), "the trace is written"),
+            Err(error) => event::warn!(target: super::LIFE, rank = self.rank, %error, "the trace could not be written"),
         }
     }
 }

@@ -12,13 +12,11 @@ use super::report::{CallReport, Observer};
 use super::trace::TraceLog;
 use crate::call::Call;
 use crate::error::{Error, Result};
+use crate::event::{SUBSCRIBER, caught};
 use crate::flight::{FlightPlane, Message};
 
 /// Where spans and events of single calls go.
 const CALL: &str = "collectives::call";
-
-/// Who hears spans and events, to name in an error.
-const SUBSCRIBER: &str = "the subscriber of tracing";
 
 /// Whether `tracing` wants to hear of calls. One load where it wants less.
 #[inline]
@@ -28,7 +26,7 @@ pub(crate) fn is_traced() -> bool {
 
 #[cold]
 fn is_call_traced() -> bool {
-    tracing::enabled!(target: CALL, tracing::Level::TRACE)
+    caught(SUBSCRIBER, || tracing::enabled!(target: CALL, tracing::Level::TRACE)).unwrap_or_default()
 }
 
 /// In which lane of a trace a call is drawn.
@@ -109,8 +107,7 @@ impl Watch {
 
     /// Runs a call, inside a span and a range, and tells how it ended; also where it panics.
     pub(crate) fn around<R>(&self, report: CallReport<'_>, lane: Lane, run: impl FnOnce() -> Result<R>) -> Result<R> {
-        let span = span(&report);
-        let _entered = span.enter();
+        let _entered = Entered::new(&report);
         #[cfg(feature = "cuda")]
         let _range = self.nvtx.map(|nvtx| nvtx.range(&report));
         let began = Instant::now();
@@ -127,14 +124,14 @@ impl Watch {
     pub(crate) fn ended(&self, report: CallReport<'_>, elapsed: Duration, error: Option<&Error>, lane: Lane) {
         let report = CallReport { elapsed, error, ..report };
         let now = Instant::now();
-        let span = caught(report.kind, SUBSCRIBER, || span(&report)).unwrap_or_else(Span::none);
-        caught(report.kind, SUBSCRIBER, || span.in_scope(|| self.tell(&report, now.checked_sub(elapsed).unwrap_or(now), lane)));
+        let _entered = Entered::new(&report);
+        self.tell(&report, now.checked_sub(elapsed).unwrap_or(now), lane);
     }
 
     /// Tells everyone, whatever the others do.
     fn tell(&self, report: &CallReport<'_>, began: Instant, lane: Lane) {
         let (elapsed_us, bandwidth, result) = (report.elapsed.as_secs_f64() * 1e6, report.bandwidth(), report.result());
-        caught(report.kind, SUBSCRIBER, || match report.error {
+        caught(SUBSCRIBER, || match report.error {
             None => tracing::trace!(target: CALL, elapsed_us, bandwidth, result, "ended"),
             Some(error) => tracing::trace!(target: CALL, elapsed_us, bandwidth, result, %error, "failed"),
         });
@@ -144,20 +141,28 @@ impl Watch {
             log.add(*communicator, lane, began, report);
         }
         if let Some(observer) = &self.observer {
-            caught(report.kind, "the observer", || observer.call_ended(report));
+            caught("the observer", || observer.call_ended(report));
         }
     }
 }
 
-/// Runs what is not this crate's; `None` where it panicked, which is said.
-fn caught<R>(kind: &str, who: &str, run: impl FnOnce() -> R) -> Option<R> {
-    let ended = catch_unwind(AssertUnwindSafe(run)).ok();
-    if ended.is_none() {
-        let say = || tracing::error!(target: CALL, kind, "{who} panicked; its message is on standard error");
-        // One that panics at every event does so at this one too.
-        drop(catch_unwind(AssertUnwindSafe(say)));
+/// A call's span, which this thread is in. What a subscriber does when it hears of any of it ends nothing.
+struct Entered(Span);
+
+impl Entered {
+    fn new(report: &CallReport<'_>) -> Self {
+        let span = caught(SUBSCRIBER, || span(report)).unwrap_or_else(Span::none);
+        caught(SUBSCRIBER, || span.with_subscriber(|(id, subscriber)| subscriber.enter(id)));
+        Self(span)
     }
-    ended
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        caught(SUBSCRIBER, || self.0.with_subscriber(|(id, subscriber)| subscriber.exit(id)));
+        let span = std::mem::replace(&mut self.0, Span::none());
+        caught(SUBSCRIBER, || drop(span));
+    }
 }
 
 /// The span of a call.

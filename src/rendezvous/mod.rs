@@ -144,7 +144,7 @@ fn meet(launch: &Launch, timeout: Duration, secret: Option<&Secret>) -> Result<R
     let store = TcpStore::open(address, port, timeout, secret)?;
     store.join()?;
     let local_address = Some(store.local_address());
-    tracing::debug!(launch.launcher, rank, world_size, address, port, serves = server.is_some(), "connected to the store");
+    crate::event::debug!(launcher = launch.launcher, rank, world_size, address, port, serves = server.is_some(), "connected to the store");
     Ok(Rendezvoused {
         store: Arc::new(PrefixStore::new(&launch.prefix, Arc::new(store))),
         rank,
@@ -167,7 +167,7 @@ fn check_reachable(launch: &Launch, bound: IpAddr) -> Result<()> {
     if launch.local_world_size.is_some() {
         return Err(Error::config(format!("MASTER_ADDR={:?}", launch.address), reason));
     }
-    tracing::warn!(address = launch.address, "{reason}");
+    crate::event::warn!(address = &launch.address, "{reason}");
     Ok(())
 }
 

@@ -30,7 +30,7 @@ fn all_stores_agree() {
     let memory: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let stores: Vec<(&str, Arc<dyn Store>)> = vec![
         ("file", Arc::new(FileStore::open(folder.path().join("store"), Some(1), LONG).unwrap())),
-        ("tcp", Arc::new(TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap())),
+        ("tcp", TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap()),
         ("prefix", Arc::new(PrefixStore::new("p", Arc::clone(&memory)))),
         ("memory", memory),
     ];

@@ -182,7 +182,7 @@ fn a_store_that_dies_after_the_start_takes_nothing_with_it() {
         let ranks: Vec<Communicator> = std::thread::scope(|scope| {
             let join = |rank: usize| {
                 let store = collectives::TcpStore::connect("127.0.0.1", port, Duration::from_secs(10)).unwrap();
-                wiring.builder(rank).with_store(std::sync::Arc::new(store), rank, 3).unwrap()
+                wiring.builder(rank).with_store(store, rank, 3).unwrap()
             };
             let ranks: Vec<_> = (0..3).map(|rank| scope.spawn(move || join(rank))).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()

@@ -79,7 +79,7 @@ fn dies_once() {
 fn mixed() {
     let [rank, n] = ["RANK", "WORLD_SIZE"].map(|name| variable_of(name).unwrap());
     let port = variable_of("MASTER_PORT").and_then(|port| u16::try_from(port).ok()).unwrap();
-    let store = Arc::new(TcpStore::connect(&std::env::var("MASTER_ADDR").unwrap(), port, LONG).unwrap());
+    let store = TcpStore::connect(&std::env::var("MASTER_ADDR").unwrap(), port, LONG).unwrap();
     store.set(&format!("mixed/{rank}"), format!("rust {rank}").as_bytes()).unwrap();
     for other in 0..n {
         let expected = format!("{} {other}", if other % 2 == 0 { "python" } else { "rust" });

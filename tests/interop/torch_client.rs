@@ -9,7 +9,7 @@ use crate::python;
 use crate::splitter::splitter;
 
 /// A server, and a client of ours.
-fn serve() -> (TcpStoreServer, TcpStore) {
+fn serve() -> (TcpStoreServer, std::sync::Arc<TcpStore>) {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
     let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap();
     (server, store)

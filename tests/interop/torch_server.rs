@@ -27,7 +27,7 @@ impl Server {
         Self { peer, port }
     }
 
-    fn client(&self) -> TcpStore {
+    fn client(&self) -> std::sync::Arc<TcpStore> {
         TcpStore::connect("127.0.0.1", self.port, LONG).unwrap()
     }
 }
@@ -162,7 +162,7 @@ fn everything(python: &Python, kind: &str, longest: usize) -> Server {
     assert_eq!(server.peer.ask("keys", "is"), "alone both k log m1 m2 n");
     timeouts(&store, &other);
     races(&store, &other);
-    let nested = PrefixStore::new("job", std::sync::Arc::new(server.client()));
+    let nested = PrefixStore::new("job", server.client());
     nested.set("k", b"v").unwrap();
     assert_eq!(server.peer.ask("get job/k", "is"), "v");
     values(&mut server, longest);

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use collectives::{Communicator, Secret, TcpStore, TcpStoreServer, Transport};
@@ -96,7 +95,7 @@ fn job(secret: Option<&Secret>, count: usize, seed: u64) -> Duration {
             Some(secret) => TcpStore::connect_with_secret("127.0.0.1", port, LONG, secret),
             None => TcpStore::connect("127.0.0.1", port, LONG),
         };
-        let comm = builder.with_store(Arc::new(store.unwrap()), rank, RANKS).unwrap();
+        let comm = builder.with_store(store.unwrap(), rank, RANKS).unwrap();
         let start = begun.elapsed();
         started.meet();
         besieged.meet();

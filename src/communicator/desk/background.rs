@@ -1,10 +1,9 @@
 //! Messages that go on in the background, and the thread that moves them on while nobody waits.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
 
-use super::news::News;
 use super::request::Request;
 use super::{Desk, Inner, Place, TURN, Terms, Ticket};
 use crate::communicator::keep::Kept;
@@ -12,6 +11,7 @@ use crate::communicator::messages::Received;
 use crate::communicator::work::{Drive, Finished, State};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+use crate::event;
 
 /// How long the background thread naps where nothing moves.
 const NAP: Duration = Duration::from_millis(1);
@@ -68,12 +68,14 @@ impl Desk {
     ) -> Result<Arc<State>> {
         self.refuse_if_ended(&terms, &place)?;
         let deadline = Deadline::after(limit);
+        let state = State::new();
         let mut inner = self.lock();
+        inner.outstanding.reserve(1);
         let request = self.begin(&terms, &place, &deadline);
-        // SAFETY: the buffer is kept in `outstanding` until the ticket has ended.
+        // SAFETY: the place lies in the buffer (the caller's promise), which is next kept in `outstanding`, in a place that is reserved, so
+        // that nothing can unwind in between; it is taken out of there by `finish` alone, which cancels the ticket.
         let ticket = unsafe { Self::post(&mut inner, &terms, place, &deadline) };
         let ticket = ticket.map_err(|stop| self.not_posted(&stop, &request))?;
-        let state = State::new();
         inner.outstanding.push(Outstanding { ticket, request, has_warned: false, buffer, state: Arc::clone(&state) });
         self.advance(&mut inner);
         let left = !inner.outstanding.is_empty();
@@ -107,15 +109,16 @@ impl Desk {
         }
         if !*has_warned && elapsed >= self.health.flight().stall_after(limit) {
             *has_warned = true;
-            inner.news.push(News::stalled(request));
+            self.warn(request);
         }
         None
     }
 
     /// Ends a background message: whoever waits for it gets its buffer back, or the error.
     pub(super) fn finish(&self, inner: &mut Inner, at: usize, result: Result<Received>) {
-        let Outstanding { ticket, request, buffer, state, .. } = inner.outstanding.swap_remove(at);
-        inner.messages.cancel(ticket);
+        // First, as long as the buffer is kept.
+        inner.messages.cancel(inner.outstanding[at].ticket);
+        let Outstanding { request, buffer, state, .. } = inner.outstanding.swap_remove(at);
         match &result {
             Ok(_) => self.health.flight().end_message(request.number),
             Err(error) => self.health.flight().fail_message(request.number, error),
@@ -126,7 +129,7 @@ impl Desk {
             Err(error) => (Err(error.clone()), Some((error, buffer))),
         };
         state.end(result);
-        inner.news.push(News::Over { request, elapsed, failed, state });
+        self.tell_over(request, elapsed, failed, state);
     }
 
     /// Starts the background thread, or wakes it.
@@ -148,7 +151,7 @@ impl Desk {
     pub(super) fn join_background(&self) {
         let Some(background) = self.background.get() else { return };
         background.thread.unpark();
-        let handle = background.handle.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let handle = event::lock(&background.handle).take();
         if let Some(handle) = handle.filter(|_| background.thread.id() != std::thread::current().id()) {
             let _ = handle.join();
         }

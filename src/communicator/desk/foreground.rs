@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::news::{Held, News};
 use super::request::Request;
 use super::{Desk, Inner, Place, TURN, Terms, Ticket};
 use crate::communicator::messages::Received;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+use crate::event::Locked;
 use crate::host::point_to_point::Attempt;
 use crate::observe::Lane;
 
@@ -21,20 +21,56 @@ struct Posted {
     received: Option<Received>,
 }
 
-/// Cancels what has not ended when its caller leaves, by whichever way: its buffers are borrowed no longer then.
-struct Cancel<'a, P: AsRef<[Posted]>> {
+/// Messages that their caller waits for. What has not ended when the caller leaves, by whichever way, is cancelled: the buffers are borrowed
+/// no longer then. So it is there before the first of them is posted, and takes each in before anything else can unwind. Where one has the
+/// engine meanwhile, that is let go first: it is declared later.
+struct Posteds<'a> {
     desk: &'a Desk,
-    posted: P,
+    /// One, which is most often all, needs no allocation.
+    first: Option<Posted>,
+    others: Vec<Posted>,
 }
 
-impl<P: AsRef<[Posted]>> Drop for Cancel<'_, P> {
+impl<'a> Posteds<'a> {
+    /// None yet, with room for `most`.
+    fn new(desk: &'a Desk, most: usize) -> Self {
+        Self { desk, first: None, others: Vec::with_capacity(most.saturating_sub(1)) }
+    }
+
+    /// Posts a message, unless it has begun already, and puts it on record.
+    ///
+    /// # Safety
+    ///
+    /// The place stays valid, and untouched by others, as long as this lives; there is room for the message.
+    unsafe fn post(&mut self, inner: &mut Inner, (terms, place): &(Terms, Place), begun: Option<Ticket>, deadline: &Deadline) -> Result<()> {
+        let request = self.desk.begin(terms, place, deadline);
+        let ticket = match begun {
+            Some(ticket) => Ok(ticket),
+            // SAFETY: the place stays valid as long as this lives (this function's contract), which takes the ticket in next, without
+            // anything that could unwind, and cancels it when it is dropped.
+            None => unsafe { Desk::post(inner, terms, *place, deadline) },
+        };
+        let ticket = ticket.map_err(|stop| self.desk.not_posted(&stop, &request))?;
+        let posted = Posted { ticket, request, received: None };
+        if self.first.is_none() { self.first = Some(posted) } else { self.others.push(posted) }
+        Ok(())
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Posted> {
+        self.first.iter().chain(&self.others)
+    }
+
+    /// Those that have not ended.
+    fn unfinished(&self) -> impl Iterator<Item = &Posted> {
+        self.all().filter(|posted| posted.received.is_none())
+    }
+}
+
+impl Drop for Posteds<'_> {
     fn drop(&mut self) {
-        let posted = self.posted.as_ref();
-        if posted.iter().any(|posted| posted.received.is_none()) {
+        if self.unfinished().next().is_some() {
             let mut inner = self.desk.lock();
-            for posted in posted.iter().filter(|posted| posted.received.is_none()) {
-                inner.messages.cancel(posted.ticket);
-            }
+            self.unfinished().for_each(|posted| inner.messages.cancel(posted.ticket));
         }
     }
 }
@@ -55,7 +91,7 @@ impl Desk {
     ///
     /// Every place stays valid, and untouched by others, during the call.
     pub(in crate::communicator) unsafe fn transfer(&self, messages: &[(Terms, Place)], limit: Duration) -> Result<Vec<Received>> {
-        // SAFETY: passed on.
+        // SAFETY: every place is valid during the call (this function's contract).
         unsafe { self.transfer_while(messages, limit, || Ok(())) }
     }
 
@@ -65,7 +101,7 @@ impl Desk {
     ///
     /// As [`Desk::transfer`].
     pub(in crate::communicator) unsafe fn transfer_one(&self, terms: &Terms, place: Place, limit: Duration) -> Result<Received> {
-        // SAFETY: passed on.
+        // SAFETY: the place is valid during the call (this function's contract), in which this runs once.
         let transfer = || unsafe { self.transfer_one_or_fail(terms, place, limit) };
         let result = match self.health.watch() {
             None => transfer(),
@@ -78,11 +114,11 @@ impl Desk {
     ///
     /// # Safety
     ///
-    /// As [`Desk::transfer`].
+    /// The place stays valid, and untouched by others, during the call.
     unsafe fn transfer_one_or_fail(&self, terms: &Terms, place: Place, limit: Duration) -> Result<Received> {
         self.refuse_if_ended(terms, &place)?;
         let mut inner = self.lock();
-        // SAFETY: passed on; a ticket is waited for or cancelled below.
+        // SAFETY: the place is valid during the call (this function's contract), in which `wait_one` takes in what has begun.
         let begun = match unsafe { Self::attempt(&mut inner, terms, place) } {
             Attempt::Done(envelope) => {
                 self.health.flight().note_message(&place.recorded(terms));
@@ -91,20 +127,33 @@ impl Desk {
             Attempt::Begun(ticket) => Some(ticket),
             Attempt::Wait => None,
         };
+        // SAFETY: the place is valid during the call (this function's contract).
+        unsafe { self.wait_one(inner, &(*terms, place), begun, limit) }
+    }
+
+    /// Posts one message, unless it has begun, and waits for it.
+    ///
+    /// # Safety
+    ///
+    /// The place stays valid, and untouched by others, during the call.
+    unsafe fn wait_one<'a>(
+        &'a self,
+        inner: Locked<'a, Inner>,
+        message: &(Terms, Place),
+        begun: Option<Ticket>,
+        limit: Duration,
+    ) -> Result<Received> {
+        let mut posted = Posteds::new(self, 1);
+        // Declared behind what needs the lock when it is dropped.
+        let mut inner = inner;
         if begun.is_none() && (inner.direct >= DIRECT || !inner.outstanding.is_empty()) {
             self.advance(&mut inner);
         }
         let deadline = Deadline::after(limit);
-        let request = self.begin(terms, &place, &deadline);
-        let ticket = match begun {
-            Some(ticket) => Ok(ticket),
-            // SAFETY: passed on; as above.
-            None => unsafe { Self::post(&mut inner, terms, place, &deadline) },
-        };
-        let ticket = ticket.map_err(|stop| self.not_posted(&stop, &request))?;
-        let mut cancel = Cancel { desk: self, posted: [Posted { ticket, request, received: None }] };
-        self.wait_all(inner, &mut cancel.posted, &deadline)?;
-        let received = cancel.posted[0].received;
+        // SAFETY: the place is valid during the call (this function's contract), and `posted` lives less long; there is room for one.
+        unsafe { posted.post(&mut inner, message, begun, &deadline) }?;
+        self.wait_all(inner, &mut posted, &deadline)?;
+        let received = posted.all().find_map(|posted| posted.received);
         received.ok_or_else(|| Error::argument("message", "nothing was posted"))
     }
 
@@ -112,7 +161,8 @@ impl Desk {
     ///
     /// # Safety
     ///
-    /// As [`Desk::post`].
+    /// The bytes are initialised, and those of a send stay unwritten, those of a receive untouched by others, until this has returned
+    /// something else than a ticket, or the ticket has ended or was cancelled.
     unsafe fn attempt(inner: &mut Inner, terms: &Terms, place: Place) -> Attempt {
         let may = inner.may_go_direct();
         let Terms { peer: Some(peer), tag, element, .. } = *terms else { return Attempt::Wait };
@@ -120,9 +170,10 @@ impl Desk {
             return Attempt::Wait;
         }
         match place {
-            // SAFETY: passed on from this function's contract.
+            // SAFETY: `bytes` bytes at `data`, initialised and unwritten until it is done or the ticket was cancelled (this function's contract).
             Place::Send { data, bytes } => unsafe { inner.messages.try_send(peer, tag, element, data, bytes) },
-            // SAFETY: as above.
+            // SAFETY: `bytes` initialised bytes at `into`, this receive's alone until it is done or the ticket was cancelled (this function's
+            // contract).
             Place::Receive { into, bytes } => unsafe { inner.messages.try_receive(peer, tag, element, into, bytes) },
         }
     }
@@ -139,7 +190,7 @@ impl Desk {
         meanwhile: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Received>> {
         let watched = self.health.watch().map(|watch| (watch, Instant::now()));
-        // SAFETY: passed on.
+        // SAFETY: every place is valid during the call (this function's contract).
         let result = unsafe { self.transfer_or_fail(messages, limit, meanwhile) };
         if let Some((watch, began)) = watched {
             let (elapsed, error) = (began.elapsed(), result.as_ref().err());
@@ -160,40 +211,25 @@ impl Desk {
         meanwhile: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Received>> {
         let deadline = Deadline::after(limit);
-        let mut posted = Vec::with_capacity(messages.len());
         let Some((terms, place)) = messages.first() else { return meanwhile().map(|()| Vec::new()) };
         self.refuse_if_ended(terms, place)?;
+        let mut posted = Posteds::new(self, messages.len());
         let mut inner = self.lock();
-        let mut failure = None;
-        for (terms, place) in messages {
-            let request = self.begin(terms, place, &deadline);
-            // SAFETY: each ticket is waited for or cancelled below, before this function returns.
-            match unsafe { Self::post(&mut inner, terms, *place, &deadline) } {
-                Ok(ticket) => posted.push(Posted { ticket, request, received: None }),
-                Err(stop) => {
-                    failure = Some(self.not_posted(&stop, &request));
-                    break;
-                }
-            }
-        }
+        // SAFETY: every place is valid during the call (this function's contract), and `posted`, with room for all, lives less long.
+        let begun = messages.iter().try_for_each(|message| unsafe { posted.post(&mut inner, message, None, &deadline) });
         drop(inner);
-        let mut cancel = Cancel { desk: self, posted };
-        let failed = match failure {
-            Some(error) => Err(error),
-            None => meanwhile(),
-        };
-        if let Err(error) = failed {
-            self.fail_unfinished(&cancel.posted, &error);
+        if let Err(error) = begun.and_then(|()| meanwhile()) {
+            self.fail_unfinished(&posted, &error);
             return Err(error);
         }
         let mut inner = self.lock();
         self.advance(&mut inner);
-        self.wait_all(inner, &mut cancel.posted, &deadline)?;
-        Ok(cancel.posted.iter().filter_map(|posted| posted.received).collect())
+        self.wait_all(inner, &mut posted, &deadline)?;
+        Ok(posted.all().filter_map(|posted| posted.received).collect())
     }
 
     /// Moves messages on until every posted one has ended, and puts on record how.
-    fn wait_all<'a>(&'a self, inner: Held<'a>, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
+    fn wait_all<'a>(&'a self, inner: Locked<'a, Inner>, posted: &mut Posteds<'_>, deadline: &Deadline) -> Result<()> {
         let ended = self.wait_each(inner, posted, deadline);
         if let Err(error) = &ended {
             self.fail_unfinished(posted, error);
@@ -202,18 +238,18 @@ impl Desk {
     }
 
     /// Puts on record what the messages that have not ended end with. Records are written under the lock.
-    fn fail_unfinished(&self, posted: &[Posted], error: &Error) {
+    fn fail_unfinished(&self, posted: &Posteds<'_>, error: &Error) {
         let _inner = self.lock();
-        let unfinished = posted.iter().filter(|posted| posted.received.is_none());
-        unfinished.for_each(|posted| self.health.flight().fail_message(posted.request.number, error));
+        posted.unfinished().for_each(|posted| self.health.flight().fail_message(posted.request.number, error));
     }
 
-    fn wait_each<'a>(&'a self, mut inner: Held<'a>, posted: &mut [Posted], deadline: &Deadline) -> Result<()> {
+    fn wait_each<'a>(&'a self, mut inner: Locked<'a, Inner>, posted: &mut Posteds<'_>, deadline: &Deadline) -> Result<()> {
         let flight = self.health.flight();
         let mut warn_at = flight.stall_after(deadline.limit());
         loop {
             let mut pending = None;
-            for Posted { ticket, request, received } in posted.iter_mut().filter(|posted| posted.received.is_none()) {
+            let all = posted.first.iter_mut().chain(&mut posted.others);
+            for Posted { ticket, request, received } in all.filter(|posted| posted.received.is_none()) {
                 match inner.messages.poll(*ticket) {
                     Some(outcome) => {
                         *received = Some(self.outcome(outcome, request)?);
@@ -230,7 +266,7 @@ impl Desk {
             }
             if deadline.limit() - left >= warn_at {
                 warn_at = Duration::MAX;
-                inner.news.push(News::stalled(request));
+                self.warn(request);
             }
             inner.messages.wait_step(TURN.min(left));
             self.attend(&mut inner);

@@ -170,7 +170,7 @@ impl Communicator {
     /// Keeps what came of an attempt.
     fn keep_device(&self, plane: std::result::Result<NcclCommunicator, String>, required: bool) -> Result<()> {
         if let Err(reason) = &plane {
-            tracing::info!(rank = self.rank(), reason, "no device plane");
+            crate::event::info!(rank = self.rank(), reason, "no device plane");
             if required {
                 return Err(Error::NoDevice { call: "making a communicator".to_owned(), reason: reason.clone() });
             }
@@ -315,7 +315,7 @@ impl Communicator {
         let Some((child, _)) = child else {
             // The members tell of it by having no device; this rank has lost nothing.
             if let Err(error) = made {
-                tracing::info!(rank = self.rank(), %error, "a split without a device plane");
+                crate::event::info!(rank = self.rank(), %error, "a split without a device plane");
             }
             return Ok(());
         };

@@ -222,7 +222,8 @@ impl<'a, W: World> Shrinking<'a, W> {
             match status {
                 Status::SteppedBack => return Ok(None),
                 Status::Open(round) if round > joined => {
-                    let doubts = list(self.given.doubts.iter());
+                    // Behind a comma, as no value in a store is empty (see `bootstrap`).
+                    let doubts = format!(",{}", list(self.given.doubts.iter()));
                     if store.set(&self.join_key(round, self.me), doubts.as_bytes()).is_err() {
                         return Ok(None);
                     }
@@ -373,7 +374,7 @@ impl<'a, W: World> Shrinking<'a, W> {
             Ok(own) => own,
             Err(error) => {
                 // One that cannot say so has told nobody anything else either.
-                tracing::warn!(%error, "late ranks will not hear from this one that it went on");
+                crate::event::warn!(%error, "late ranks will not hear from this one that it went on");
                 return Ok(());
             }
         };

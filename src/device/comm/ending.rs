@@ -136,7 +136,7 @@ impl Inner {
         // lock was not to be had, a thread has been inside NCCL for longer than a call ever takes, and abort is what brings it back.
         let answer = unsafe { self.library.ncclCommAbort(handle) };
         if !matches!(answer, Ok(code) if [0, 7].contains(&code.0)) {
-            tracing::warn!(rank = self.rank, ?answer, "NCCL did not abort a communicator");
+            crate::event::warn!(rank = self.rank, ?answer, "NCCL did not abort a communicator");
         }
     }
 

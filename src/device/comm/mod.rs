@@ -178,7 +178,7 @@ impl Drop for NcclComm {
         let healthy = !self.inner.is_ended() && matches!(self.quiesce(&deadline), Ok(true));
         if !(healthy && self.finalize(&deadline).is_ok()) {
             if !self.inner.is_ended() {
-                tracing::error!(
+                crate::event::error!(
                     rank = self.rank(),
                     "dropped with calls that other ranks have not made: it is aborted, their results are worth nothing"
                 );

@@ -44,7 +44,7 @@ impl Inner {
         }
         stall.1 = Some(since);
         let (waited, limit) = (elapsed.as_secs_f64(), self.limit().as_secs_f64());
-        tracing::warn!(
+        crate::event::warn!(
             rank = self.rank,
             call = self.last_call(),
             "the device has not done what was queued {waited:.1} s ago, up to this call at most; giving up after {limit:.1} s"
@@ -150,7 +150,7 @@ impl Inner {
             Err(error) => Err(self.end(driver::cuda_error(doing(), error), doing)),
         };
         if let Err(error) = outcome {
-            tracing::warn!(%error, "a call that gives something back to NCCL failed");
+            crate::event::warn!(%error, "a call that gives something back to NCCL failed");
         }
     }
 

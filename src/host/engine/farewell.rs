@@ -47,7 +47,7 @@ impl Engine {
         match last_words {
             Some(notice) => End { stop: notice.into(), told_by: Some(rank) },
             None => {
-                tracing::warn!(rank = self.rank, peer = rank, %error, "the link to a peer broke");
+                crate::event::warn!(rank = self.rank, peer = rank, %error, "the link to a peer broke");
                 Notice::Lost { rank: rank as u32 }.into()
             }
         }

@@ -143,18 +143,18 @@ impl Engine {
         }
         let failed = Notice::Failed { rank: self.rank as u32 };
         if was_running || self.has_told {
-            tracing::error!(rank = self.rank, "the communicator is used after its last run broke off");
+            crate::event::error!(rank = self.rank, "the communicator is used after its last run broke off");
             return Err(failed);
         }
         let plan = request.plan.plan();
         if !self.scratch.reserve(plan.scratch_bytes) {
-            tracing::error!(rank = self.rank, "no memory for {} bytes of scratch", plan.scratch_bytes);
+            crate::event::error!(rank = self.rank, "no memory for {} bytes of scratch", plan.scratch_bytes);
             return Err(failed);
         }
         let spaces = Spaces::new(&request.memory, &mut self.scratch);
         let checked = spaces.check_once(request.plan, request.fold.map(Fold::element_bytes));
         if let Err(reason) = checked.and_then(|()| self.take_up(plan, request.participants)) {
-            tracing::error!(rank = self.rank, "the plan for {} cannot be run: {reason}", request.call);
+            crate::event::error!(rank = self.rank, "the plan for {} cannot be run: {reason}", request.call);
             return Err(failed);
         }
         Ok(Context { rank: self.rank, plan, spaces, call: request.call, fingerprint: request.call.to_bytes() })

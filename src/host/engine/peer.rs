@@ -226,7 +226,7 @@ impl Peer {
     }
 
     fn garbled(&self, malformed: Malformed) -> Trouble {
-        tracing::error!(rank = self.rank, "a peer sent {malformed}");
+        crate::event::error!(rank = self.rank, "a peer sent {malformed}");
         Trouble::Found(Notice::Garbled { rank: self.rank, header: u64::from_be_bytes(malformed.header) })
     }
 

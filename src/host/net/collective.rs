@@ -148,7 +148,7 @@ impl CollectiveLinks {
                 })
             };
             if deadline.has_passed() {
-                opening().for_each(|connector| tracing::warn!("no link to {}", connector.progress()));
+                opening().for_each(|connector| crate::event::warn!("no link to {}", connector.progress()));
                 return Err(self.shared.timed_out(&missing, &arrived));
             }
             self.shared.wait(opening().filter_map(|connector| connector.interest()).collect(), deadline);

@@ -69,7 +69,7 @@ pub(crate) enum ConnectError {
 impl From<ConnectError> for Stop {
     /// In each case the peer is not where it was, and that is all that others can be told.
     fn from(error: ConnectError) -> Self {
-        tracing::warn!("{error}");
+        crate::event::warn!("{error}");
         let (ConnectError::Gone { rank, .. }
         | ConnectError::Refused { rank, .. }
         | ConnectError::Unproven { rank, .. }
@@ -111,7 +111,7 @@ impl Connector {
             Ok(link) => Ok(link),
             Err(Trouble::Final(error)) => Err(error),
             Err(Trouble::Passing(what)) => {
-                tracing::debug!("opening a link to rank {} at {}: {what}", self.hello.receiver, self.address);
+                crate::event::debug!("opening a link to rank {} at {}: {what}", self.hello.receiver, self.address);
                 self.trouble = Some(what);
                 self.stage = Stage::Pausing(Instant::now() + self.pause);
                 self.pause = (self.pause * 2).min(LONGEST_PAUSE);

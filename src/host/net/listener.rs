@@ -142,11 +142,11 @@ impl Acceptor {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if is_exhaustion(&error) => {
                     // The connection stays pending, and would wake every wait at once for nothing.
-                    tracing::warn!("accepting a connection: {error}; trying again in {REST:?}");
+                    crate::event::warn!("accepting a connection: {error}; trying again in {REST:?}");
                     return self.rest(now);
                 }
                 // The connection broke before it was accepted, or a signal came: the next one may be well.
-                Err(error) => tracing::debug!("accepting a connection: {error}"),
+                Err(error) => crate::event::debug!("accepting a connection: {error}"),
             }
         }
     }
@@ -190,7 +190,7 @@ impl Acceptor {
     /// Sets what the listener wakes waits for.
     fn watch_listener(&self, events: epoll::EventFlags) {
         if let Err(error) = epoll::modify(&self.readiness, &self.listener, epoll::EventData::new_u64(0), events) {
-            tracing::warn!("watching the listener: {error}");
+            crate::event::warn!("watching the listener: {error}");
         }
     }
 
@@ -204,7 +204,7 @@ impl Acceptor {
             Ok(epoll::add(&self.readiness, &stream, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
         });
         if let Err(error) = prepared {
-            tracing::debug!("a connection from {from}: {error}");
+            crate::event::debug!("a connection from {from}: {error}");
             return;
         }
         self.strangers.push_back(Stranger::new(stream, from, self.secret.as_ref(), now));
@@ -216,7 +216,7 @@ impl Acceptor {
         self.junk += 1;
         if self.junk <= 16 || self.junk.is_power_of_two() {
             let heard = quote(stranger.began());
-            tracing::warn!("dropped a connection from {}, which began with {heard}: {what} (number {})", stranger.from, self.junk);
+            crate::event::warn!("dropped a connection from {}, which began with {heard}: {what} (number {})", stranger.from, self.junk);
         }
     }
 
@@ -255,7 +255,7 @@ impl Acceptor {
             // It will try again.
             other => {
                 self.unwatch(&stranger.stream);
-                tracing::debug!("welcoming rank {} at {}: {other:?}", hello.sender.rank, stranger.from);
+                crate::event::debug!("welcoming rank {} at {}: {other:?}", hello.sender.rank, stranger.from);
             }
         }
     }
@@ -267,13 +267,13 @@ impl Acceptor {
             match (&stream).read(&mut word) {
                 Ok(1) if word[0] == CONFIRM => match epoll::delete(&self.readiness, &stream) {
                     Ok(()) => self.ready.push((caller, TcpLink::new(stream))),
-                    Err(error) => tracing::warn!("taking the link of rank {} out of the poll: {error}", caller.1),
+                    Err(error) => crate::event::warn!("taking the link of rank {} out of the poll: {error}", caller.1),
                 },
                 Err(error) if is_not_yet(&error) => self.welcomed.push((caller, stream)),
                 // The peer gave up, or is gone; if it wants the link it will try again.
                 other => {
                     self.unwatch(&stream);
-                    tracing::debug!("rank {} did not confirm: {other:?}, {word:?}", caller.1);
+                    crate::event::debug!("rank {} did not confirm: {other:?}, {word:?}", caller.1);
                 }
             }
         }

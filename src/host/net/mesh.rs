@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -17,6 +17,7 @@ use super::listener::Acceptor;
 use super::tcp::TcpLink;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
+use crate::event;
 use crate::host::bootstrap::Exchange;
 use crate::host::notice::{Notice, Stop};
 use crate::proof::Secret;
@@ -114,7 +115,7 @@ impl Mesh {
                 return Err(notice.into());
             }
             if deadline.has_passed() {
-                tracing::warn!("no link to {}", connector.progress());
+                event::warn!("no link to {}", connector.progress());
                 return Err(self.shared.timed_out(&[peer], &[]));
             }
             self.shared.wait(connector.interest().into_iter().collect(), deadline);
@@ -147,7 +148,7 @@ impl Shared {
     pub(super) fn take(&self, channel: Channel, peer: usize) -> std::result::Result<Option<TcpLink>, Stop> {
         let rank = self.known(peer)?;
         let Some(mut acceptor) = self.acceptor() else {
-            tracing::error!("rank {} waits for a link from rank {peer} but does not listen", self.me.rank);
+            event::error!("rank {} waits for a link from rank {peer} but does not listen", self.me.rank);
             return Err(Notice::Failed { rank: self.me.rank }.into());
         };
         acceptor.poll();
@@ -168,7 +169,7 @@ impl Shared {
     fn way(&self, channel: Channel, peer: usize) -> std::result::Result<(SocketAddr, Hello, bool), Stop> {
         let receiver = self.known(peer)?;
         let Some(address) = self.addresses[peer] else {
-            tracing::error!("rank {} wants a link to rank {peer}, which does not listen", self.me.rank);
+            event::error!("rank {} wants a link to rank {peer}, which does not listen", self.me.rank);
             return Err(Notice::Failed { rank: self.me.rank }.into());
         };
         let my_ip = self.addresses[self.me.rank as usize].map(|address| address.ip());
@@ -187,7 +188,7 @@ impl Shared {
             // A signal is as good a reason to look again as any.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
-                tracing::warn!("waiting for a link: {error}");
+                event::warn!("waiting for a link: {error}");
                 std::thread::sleep(SLICE.min(deadline.remaining()));
             }
         }
@@ -209,15 +210,15 @@ impl Shared {
         match u32::try_from(peer) {
             Ok(rank) if rank < self.me.world_size && rank != self.me.rank => Ok(rank),
             _ => {
-                tracing::error!("rank {} of {} wants a link to rank {peer}", self.me.rank, self.me.world_size);
+                event::error!("rank {} of {} wants a link to rank {peer}", self.me.rank, self.me.world_size);
                 Err(Notice::Failed { rank: self.me.rank }.into())
             }
         }
     }
 
     /// The acceptor, where there is one. A thread that panicked with the lock left nothing half done that matters here.
-    fn acceptor(&self) -> Option<MutexGuard<'_, Acceptor>> {
-        self.listening.as_ref().map(|listening| listening.acceptor.lock().unwrap_or_else(PoisonError::into_inner))
+    fn acceptor(&self) -> Option<event::Locked<'_, Acceptor>> {
+        self.listening.as_ref().map(|listening| event::lock(&listening.acceptor))
     }
 }
 
@@ -230,7 +231,7 @@ fn start_listening(listen: IpAddr, me: Membership, secret: Option<&Secret>) -> R
     let acceptor = Acceptor::bind(listen, me, secret.cloned()).map_err(doing)?;
     let address = acceptor.address().map_err(doing)?;
     if secret.is_none() && !listen.is_loopback() {
-        tracing::warn!(%address, "no secret is set: whoever can reach this address can pose as a rank (COLLECTIVES_SECRET)");
+        event::warn!(%address, "no secret is set: whoever can reach this address can pose as a rank (COLLECTIVES_SECRET)");
     }
     Ok((acceptor, address))
 }

@@ -109,7 +109,7 @@ pub(super) fn prefer_unpaced(socket: SockRef<'_>) {
         return;
     }
     if let Err(error) = socket.set_tcp_congestion(b"cubic").or_else(|_| socket.set_tcp_congestion(b"reno")) {
-        tracing::debug!("neither cubic nor reno is to be had: {error}");
+        crate::event::debug!("neither cubic nor reno is to be had: {error}");
     }
 }
 

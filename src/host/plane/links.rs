@@ -2,11 +2,12 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::topology::Topology;
 use crate::deadline::Deadline;
+use crate::event;
 use crate::host::engine::{Engine, Links};
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
@@ -69,7 +70,7 @@ impl PlaneLink {
             Stream::Ring(_) | Stream::Tcp(_) => return Ok(()),
             Stream::Opening(connector) => connector.advance().map_err(Stop::from),
             Stream::Pending(links, peer) => {
-                let mut links = links.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut links = event::lock(links);
                 links.advance(*peer).map(|_| links.take_opened(*peer))
             }
         };
@@ -157,7 +158,7 @@ impl PlaneLinks {
     /// Opens the links by which a death is noticed and small calls travel: those at distance 1, 2, 4 … among one rank of each host.
     pub(super) fn connect_partners(&mut self, participants: &[usize], deadline: &Deadline) -> Result<(), Stop> {
         let health = Arc::clone(&self.health);
-        let mut remote = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut remote = event::lock(&self.remote);
         remote.connect_partners(participants, deadline, &mut || health.notice().copied())?;
         for rank in participants {
             if self.open[*rank].is_none() {

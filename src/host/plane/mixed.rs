@@ -145,7 +145,7 @@ impl HostPlane {
         if self.scratch.reserve(bytes) {
             return Ok(self.scratch.as_mut_ptr());
         }
-        tracing::error!(bytes, "no scratch memory for a hierarchical call");
+        crate::event::error!(bytes, "no scratch memory for a hierarchical call");
         Err(Notice::Failed { rank: self.rank as u32 }.into())
     }
 }

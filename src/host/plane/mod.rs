@@ -239,7 +239,7 @@ impl HostPlane {
             self.unfinished_barrier = Some(call.sequence);
             return error;
         }
-        tracing::debug!(rank = self.rank, %error, "the communicator is ended");
+        crate::event::debug!(rank = self.rank, %error, "the communicator is ended");
         self.health.end(stop.notice);
         self.health.keep_cause(&error);
         self.tell();

@@ -101,7 +101,7 @@ impl Model {
                 *cost = from(agree(start, measured, |tried, task| chooser.predict(task, ranks, &from(*tried))));
             }
         }
-        tracing::debug!(?self, "what calls cost");
+        crate::event::debug!(costs = ?self, "what calls cost");
     }
 }
 

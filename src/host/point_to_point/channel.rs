@@ -87,11 +87,11 @@ impl<L: ByteLink> Channel<L> {
         let peer = self.peer;
         match end {
             ReadEnd::Left { opened } => return End::Left { opened },
-            ReadEnd::Malformed(reason) => tracing::warn!(peer, "a peer's messages cannot be understood, giving it up: {reason}"),
+            ReadEnd::Malformed(reason) => crate::event::warn!(peer, "a peer's messages cannot be understood, giving it up: {reason}"),
             ReadEnd::Failed(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                tracing::debug!(peer, "a peer closed its link for messages without leaving");
+                crate::event::debug!(peer, "a peer closed its link for messages without leaving");
             }
-            ReadEnd::Failed(error) => tracing::debug!(peer, "a link for messages failed: {error}"),
+            ReadEnd::Failed(error) => crate::event::debug!(peer, "a link for messages failed: {error}"),
         }
         End::Broken
     }

@@ -71,7 +71,7 @@ impl<C: Connector> Messages<C> {
             let is_welcome =
                 peer != self.rank && self.peers.get(peer).is_some_and(|state| state.accepted.is_none() && state.gone.is_none());
             if !is_welcome {
-                tracing::warn!(peer, "a link for messages that was not to be expected from this rank is closed");
+                crate::event::warn!(peer, "a link for messages that was not to be expected from this rank is closed");
                 continue;
             }
             let number = self.add_channel(peer, link);

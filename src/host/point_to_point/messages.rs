@@ -24,6 +24,28 @@ const UNEXPECTED_LEAST_BYTES: usize = 1 << 20;
 /// In rounds that follow each other closely, newly opened links are looked for every so many.
 const ACCEPT_EVERY: u64 = 64;
 
+/// A request whose caller has no ticket yet. Dropped where posting breaks off, by an error or a panic: nobody could give the request up
+/// then, and its memory is the caller's again.
+struct Posting<'a, C: Connector> {
+    messages: &'a mut Messages<C>,
+    ticket: Ticket,
+}
+
+impl<C: Connector> Posting<'_, C> {
+    /// The caller has it from now on.
+    fn posted(self) -> Ticket {
+        let ticket = self.ticket;
+        std::mem::forget(self);
+        ticket
+    }
+}
+
+impl<C: Connector> Drop for Posting<'_, C> {
+    fn drop(&mut self) {
+        self.messages.cancel(self.ticket);
+    }
+}
+
 /// The point-to-point engine of one rank.
 pub(crate) struct Messages<C: Connector> {
     pub(super) rank: usize,
@@ -75,18 +97,19 @@ impl<C: Connector> Messages<C> {
         // SAFETY: promised by the caller for as long as the request is under way, and the source is dropped with the request.
         let data = Some(unsafe { Source::new(data, bytes) });
         let send = self.board.requests.insert(Request::Send(Sending { to, tag, element, bytes, data, phase: SendPhase::Queued }));
-        let ticket = self.board.requests.ticket(send);
-        self.patience.reset();
+        let posting = Posting { ticket: self.board.requests.ticket(send), messages: self };
+        let Self { patience, board, channels, .. } = &mut *posting.messages;
+        patience.reset();
         match link {
-            None => self.board.send_to_self(send),
+            None => board.send_to_self(send),
             Some(link) => {
-                if let Some(channel) = &mut self.channels[link] {
+                if let Some(channel) = &mut channels[link] {
                     channel.outgoing.message(send);
                 }
-                self.write(link);
+                posting.messages.write(link);
             }
         }
-        Ok(ticket)
+        Ok(posting.posted())
     }
 
     /// Begins to receive a message: from a peer, which must be less than the world size, or from any rank; with a tag, or with
@@ -110,25 +133,23 @@ impl<C: Connector> Messages<C> {
         // SAFETY: promised by the caller for as long as the request is under way, and the destination is dropped with the request.
         let into = unsafe { Destination::new(element, into, capacity_bytes) };
         let (receive, answer) = self.board.receive(from, tag, element, into);
-        let ticket = self.board.requests.ticket(receive);
-        self.patience.reset();
+        let posting = Posting { ticket: self.board.requests.ticket(receive), messages: self };
+        let messages = &mut *posting.messages;
+        messages.patience.reset();
         if let Some((link, frame)) = answer {
-            if let Some(channel) = &mut self.channels[link] {
+            if let Some(channel) = &mut messages.channels[link] {
                 channel.outgoing.answer(frame);
             }
-            self.write(link);
+            messages.write(link);
         }
-        if !self.waits_for_message(receive) {
-            self.tell_credit(from);
+        if !messages.waits_for_message(receive) {
+            messages.tell_credit(from);
         }
         // A message that was there already counts even if its sender is gone by now.
-        if self.waits_for_message(receive)
-            && let Err(stop) = self.watch(from, deadline)
-        {
-            self.board.unpost(receive);
-            return Err(stop);
+        if messages.waits_for_message(receive) {
+            messages.watch(from, deadline)?;
         }
-        Ok(ticket)
+        Ok(posting.posted())
     }
 
     /// Tells whom messages were taken from, where it is worth a frame: they may wait for it, and nothing else need be said soon.

@@ -39,6 +39,15 @@ pub(super) struct Goods<'a, R> {
 /// The first byte of the leader's blob before a socket's name; anything else is followed by what went wrong.
 const NAME: u8 = 1;
 
+/// A door that is being served, until this is dropped.
+struct Open<'a>(&'a Door);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 impl<R> Goods<'_, R> {
     /// Delivers it, in two rounds, from rank `leader` of the exchange, which may be this one.
     #[cfg(not(miri))]
@@ -63,15 +72,15 @@ impl<R> Goods<'_, R> {
             Err(error) => return self.give_up(exchange, error, deadline),
         };
         thread::scope(|scope| {
+            // Also where the exchange panics, as a store of the program's may: the scope waits for the thread.
+            let _open = Open(&door);
             let served = thread::Builder::new().name("collectives-door".to_owned()).spawn_scoped(scope, || door.serve(file.as_fd()));
-            let outcome = match served {
+            match served {
                 Ok(_) => self.announce(exchange, &door, &file, deadline),
                 Err(error) => {
                     self.give_up(exchange, Error::io(format!("starting the thread that hands out {}", self.name), error), deadline)
                 }
-            };
-            door.close();
-            outcome
+            }
         })
     }
 

@@ -72,7 +72,7 @@ impl Door {
             visitors.retain_mut(|visitor| match visitor.listen(&self.name, file) {
                 Ok(stays) => stays && visitor.since.elapsed() < PATIENCE,
                 Err(error) => {
-                    tracing::warn!("a process that asked for shared memory was refused: {error}");
+                    crate::event::warn!("a process that asked for shared memory was refused: {error}");
                     false
                 }
             });
@@ -109,7 +109,7 @@ impl Door {
                     let number = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
                     // A flood of them is reported ever more rarely.
                     if number <= 16 || number.is_power_of_two() {
-                        tracing::warn!(number, "a process of another user asked for shared memory and was refused");
+                        crate::event::warn!(number, "a process of another user asked for shared memory and was refused");
                     }
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -117,7 +117,7 @@ impl Door {
                 Err(Errno::AGAIN | Errno::INVAL) => break,
                 Err(error) => {
                     // Out of descriptors or memory: those who wait see their deadline unless it passes.
-                    tracing::warn!(%error, "could not accept a visitor");
+                    crate::event::warn!(%error, "could not accept a visitor");
                     return !wait_for(self.listener.as_fd(), PollFlags::empty(), Duration::from_millis(10));
                 }
             }
@@ -177,7 +177,7 @@ fn hand_over(visitor: &OwnedFd, file: BorrowedFd<'_>) {
     let files = [file];
     control.push(SendAncillaryMessage::ScmRights(&files));
     if let Err(error) = rustix::net::sendmsg(visitor, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL) {
-        tracing::debug!(%error, "a visitor left before it had the shared memory");
+        crate::event::debug!(%error, "a visitor left before it had the shared memory");
     }
 }
 

@@ -274,7 +274,7 @@ impl Group {
         if element_bytes <= MAX_ELEMENT_BYTES {
             return Ok(());
         }
-        tracing::error!(element_bytes, limit = MAX_ELEMENT_BYTES, "an element is too large to be folded in shared memory");
+        crate::event::error!(element_bytes, limit = MAX_ELEMENT_BYTES, "an element is too large to be folded in shared memory");
         let stop = Notice::Failed { rank: self.globals[self.me] }.into();
         Err(self.fail(stop, terms.call.fingerprint(), terms))
     }

@@ -194,7 +194,7 @@ impl Pages {
         // those who ask for them answer for (`Segment`): removal, after which they are zeros for all, and what a part of this mapping's
         // own is not needed for any more.
         if let Err(error) = unsafe { rustix::mm::madvise(self.at(offset).cast(), bytes, advice) } {
-            tracing::debug!(%error, ?advice, bytes, "advice was refused");
+            crate::event::debug!(%error, ?advice, bytes, "advice was refused");
         }
     }
 }

@@ -5,7 +5,7 @@ pub(super) mod fuzz;
 mod log;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::log::{Access, Log, Opened};
@@ -14,6 +14,7 @@ use super::store::{self, Store};
 use super::table::{Refusal, parse_number};
 use super::tcp::Backoff;
 use crate::deadline::Deadline;
+use crate::event;
 use crate::{Error, Result};
 
 /// Before the keys of users.
@@ -104,8 +105,8 @@ impl FileStore {
 
 impl Shared {
     /// What is known of the file. Nothing that holds it panics half way through a change.
-    fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    fn log(&self) -> event::Locked<'_, Log> {
+        event::lock(&self.log)
     }
 
     /// Lets `change` look at the file's content under the exclusive lock and say what to write.
@@ -164,7 +165,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if let Err(error) = self.leave() {
-            tracing::warn!(path = %self.path.display(), %error, "could not close the store file in order");
+            event::warn!(path = %self.path.display(), %error, "could not close the store file in order");
         }
     }
 }

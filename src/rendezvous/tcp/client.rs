@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::connection::{Connection, Failure};
 use crate::deadline::Deadline;
+use crate::event;
 use crate::proof::Secret;
 use crate::rendezvous::limits::{MESSAGE_BYTES, check_key, check_keys, check_pair};
 use crate::rendezvous::protocol::{Expect, READY, Reply, STOP_WAITING, WAIT_CANCELED, encode, encode_keys, query};
@@ -44,7 +45,8 @@ struct Link {
 }
 
 impl TcpStore {
-    /// Connects to the server on `host` (a name or an address; IPv6 without brackets), trying until `timeout` has passed.
+    /// Connects to the server on `host` (a name or an address; IPv6 without brackets), trying until `timeout` has passed. The handle is
+    /// shared from the start, as [`Builder::with_store`](crate::Builder::with_store) and [`PrefixStore`](crate::PrefixStore) take it.
     ///
     /// The same `timeout` bounds later calls that take none of their own, such as [`set`](Store::set).
     ///
@@ -52,8 +54,8 @@ impl TcpStore {
     ///
     /// [`Error::Timeout`] where nobody answers in time, [`Error::Protocol`] where something else than a store listens there,
     /// [`Error::Unauthorized`] where the server wants a secret.
-    pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self> {
-        Self::open(host, port, timeout, None)
+    pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Arc<Self>> {
+        Self::open(host, port, timeout, None).map(Arc::new)
     }
 
     /// As [`connect`](Self::connect), to a server that proves to know `secret`, and to which this client proves the same. PyTorch's
@@ -62,8 +64,8 @@ impl TcpStore {
     /// # Errors
     ///
     /// As [`connect`](Self::connect), and [`Error::Unauthorized`] where the server has no secret or another one.
-    pub fn connect_with_secret(host: &str, port: u16, timeout: Duration, secret: &Secret) -> Result<Self> {
-        Self::open(host, port, timeout, Some(secret))
+    pub fn connect_with_secret(host: &str, port: u16, timeout: Duration, secret: &Secret) -> Result<Arc<Self>> {
+        Self::open(host, port, timeout, Some(secret)).map(Arc::new)
     }
 
     /// With a secret or without.
@@ -92,8 +94,8 @@ impl TcpStore {
     }
 
     /// The connection. A panic while it was held leaves it lost or idle, both of which the next call notices.
-    fn link(&self) -> MutexGuard<'_, Link> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    fn link(&self) -> event::Locked<'_, Link> {
+        event::lock(&self.link)
     }
 
     /// Turns a failure into an error, after which the connection is of no more use.

@@ -107,7 +107,7 @@ impl Connection {
             }
             if deadline.elapsed() > quiet {
                 quiet *= 2;
-                tracing::warn!(host, port, %problem, "still trying to connect to the store");
+                crate::event::warn!(host, port, %problem, "still trying to connect to the store");
             }
             backoff.pause(deadline);
         }

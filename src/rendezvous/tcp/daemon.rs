@@ -166,7 +166,7 @@ impl Daemon {
     /// Whether connections are accepted: `IN` or nothing.
     fn watch_listener(&self, flags: EventFlags) {
         if let Err(error) = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), flags) {
-            tracing::warn!(%error, "the store server cannot watch its listener");
+            crate::event::warn!(%error, "the store server cannot watch its listener");
         }
     }
 
@@ -182,7 +182,7 @@ impl Daemon {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(error) => {
-                    tracing::warn!(%error, clients = self.clients.len(), "the store server cannot accept more clients for now");
+                    crate::event::warn!(%error, clients = self.clients.len(), "the store server cannot accept more clients for now");
                     return self.pause_accepting();
                 }
             }
@@ -221,7 +221,7 @@ impl Daemon {
         let id = self.next;
         let interest = EventFlags::IN;
         if let Err(error) = epoll::add(&self.epoll, &stream, EventData::new_u64(id), interest) {
-            return tracing::warn!(%error, clients = self.clients.len(), "the store server cannot watch one more client");
+            return crate::event::warn!(%error, clients = self.clients.len(), "the store server cannot watch one more client");
         }
         self.next += 1;
         self.service.connect(id);
@@ -281,7 +281,7 @@ impl Daemon {
             // A flood of them is reported ever more rarely.
             if self.dropped <= 16 || self.dropped.is_power_of_two() {
                 let peer = client.stream.peer_addr().map_or_else(|_| "gone".to_owned(), |peer| peer.to_string());
-                tracing::warn!(%peer, %reason, number = self.dropped, "the store server drops a client");
+                crate::event::warn!(%peer, %reason, number = self.dropped, "the store server drops a client");
             }
             self.drop_client(id);
         } else if client.finished && !owed {
@@ -301,7 +301,7 @@ impl Daemon {
         if interest != client.interest {
             client.interest = interest;
             if let Err(error) = epoll::modify(&self.epoll, &client.stream, EventData::new_u64(id), interest) {
-                tracing::warn!(%error, "the store server loses sight of a client and drops it");
+                crate::event::warn!(%error, "the store server loses sight of a client and drops it");
                 self.drop_client(id);
             }
         }

@@ -102,7 +102,7 @@ impl TcpStoreServer {
         let doing = "starting the store server";
         let address = listener.local_addr().map_err(|error| Error::io(doing, error))?;
         if secret.is_none() && !address.ip().is_loopback() {
-            tracing::warn!(%address, "the store has no secret: whoever can reach this address can read and write it (COLLECTIVES_SECRET)");
+            crate::event::warn!(%address, "the store has no secret: whoever can reach this address can read and write it (COLLECTIVES_SECRET)");
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let bell = Arc::new(eventfd(0, flags).map_err(|error| Error::io(doing, error))?);
@@ -140,11 +140,11 @@ impl Drop for TcpStoreServer {
         }
         // Adding 1 to a fresh counter cannot fail; were it to, joining would wait for ever.
         if let Err(error) = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes()) {
-            tracing::warn!(address = %self.address, %error, "the store server could not be told to end");
+            crate::event::warn!(address = %self.address, %error, "the store server could not be told to end");
             return;
         }
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!(address = %self.address, "the store server's thread panicked");
+            crate::event::error!(address = %self.address, "the store server's thread panicked");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -21,7 +21,7 @@ fn server() -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0").unwrap()
 }
 
-fn client(server: &TcpStoreServer) -> TcpStore {
+fn client(server: &TcpStoreServer) -> Arc<TcpStore> {
     TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap()
 }
 

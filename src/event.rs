@@ -1,0 +1,310 @@
+//! Everything by which this crate calls what listens to it.
+//!
+//! A listener is the program's code: a subscriber of `tracing`, an observer, the drop of a buffer. It may panic, and it may call this crate.
+//! So two things hold for every call of one:
+//!
+//! - **A panic ends nothing here.** It is caught, and told of; see [`caught`].
+//! - **No lock is held.** Locks under which something is told are taken with [`lock`]. What a thread tells while it holds one waits, and is
+//!   told by the same thread when it has let go of the last. So events own what they say.
+//!
+//! `tests/layers.rs` fails where an event is sent to `tracing` from anywhere else. Costs a counter of the thread's for each lock, and an
+//! allocation for each event that waits.
+
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// What waits to be told.
+type Telling = Box<dyn FnOnce()>;
+
+/// Set in `LOCKS` where something waits.
+const WAITING: usize = 1 << (usize::BITS - 1);
+
+thread_local! {
+    /// How many locks this thread holds under which nothing may be told, and whether something waits.
+    static LOCKS: Cell<usize> = const { Cell::new(0) };
+    static QUEUE: RefCell<Vec<Telling>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs what is not this crate's: now, or once this thread holds no lock. A panic in it is caught.
+pub(crate) fn tell(who: &'static str, telling: impl FnOnce() + 'static) {
+    if LOCKS.get() == 0 {
+        caught(who, telling);
+        return;
+    }
+    // A thread that is at its end has no queue any more, and what it would tell is lost.
+    let telling = Box::new(move || {
+        caught(who, telling);
+    });
+    if QUEUE.try_with(|queue| queue.borrow_mut().push(telling)).is_ok() {
+        LOCKS.set(LOCKS.get() | WAITING);
+    }
+}
+
+/// Tells what has waited for the last lock to be let go.
+#[cold]
+fn tell_waiting() {
+    LOCKS.set(0);
+    // What is told may take locks, and so tell of more.
+    let waiting = QUEUE.try_with(|queue| std::mem::take(&mut *queue.borrow_mut())).unwrap_or_default();
+    waiting.into_iter().for_each(|telling| telling());
+}
+
+/// Runs what is not this crate's at once; `None` where it panicked, which is said. For what is called without a lock.
+pub(crate) fn caught<R>(who: &str, run: impl FnOnce() -> R) -> Option<R> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(result) => Some(result),
+        Err(panic) => {
+            // Its drop would be the program's code once more.
+            std::mem::forget(panic);
+            let say = || tracing::error!(target: "collectives::call", "{who} panicked; its message is on standard error");
+            // One that panics at every event does so at this one too.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(say)) {
+                std::mem::forget(panic);
+            }
+            None
+        }
+    }
+}
+
+/// As long as it lives, nothing is told on this thread.
+pub(crate) struct Quiet {
+    /// It belongs to its thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Quiet {
+    #[inline]
+    pub(crate) fn new() -> Self {
+        LOCKS.set(LOCKS.get() + 1);
+        Self { thread: PhantomData }
+    }
+}
+
+impl Drop for Quiet {
+    #[inline]
+    fn drop(&mut self) {
+        let left = LOCKS.get() - 1;
+        LOCKS.set(left);
+        if left == WAITING {
+            tell_waiting();
+        }
+    }
+}
+
+/// A lock that is held. First it is let go, and then what waited is told.
+pub(crate) struct Locked<'a, T> {
+    guard: MutexGuard<'a, T>,
+    _quiet: Quiet,
+}
+
+impl<T> Deref for Locked<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for Locked<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
+/// Takes a lock. One whose holder panicked is as good: what is under these locks is whole between any two statements that may panic.
+#[inline]
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Locked<'_, T> {
+    Locked { guard: mutex.lock().unwrap_or_else(PoisonError::into_inner), _quiet: Quiet::new() }
+}
+
+/// The same; `None` where somebody has it.
+#[inline]
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<Locked<'_, T>> {
+    let guard = match mutex.try_lock() {
+        Ok(guard) => guard,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return None,
+    };
+    Some(Locked { guard, _quiet: Quiet::new() })
+}
+
+/// Makes a field's value one that an event can own until it is told.
+pub(crate) trait Own {
+    type Owned: tracing::Value + 'static;
+
+    fn own(self) -> Self::Owned;
+}
+
+impl Own for &str {
+    type Owned = String;
+
+    fn own(self) -> String {
+        self.to_owned()
+    }
+}
+
+impl Own for &String {
+    type Owned = String;
+
+    fn own(self) -> String {
+        self.clone()
+    }
+}
+
+impl<T: Own> Own for Option<T> {
+    type Owned = Option<T::Owned>;
+
+    fn own(self) -> Self::Owned {
+        self.map(Own::own)
+    }
+}
+
+/// Values that borrow nothing.
+macro_rules! owned {
+    ($($kind:ty),*) => {$(
+        impl Own for $kind {
+            type Owned = Self;
+
+            fn own(self) -> Self {
+                self
+            }
+        }
+    )*};
+}
+
+owned!(String, bool, u16, u32, u64, usize, i32, i64, f64);
+
+/// An event, as `tracing::event!` takes it, but for the level, which comes first and bare, and for names of fields, which have no dots.
+macro_rules! event {
+    ($level:ident, target: $target:expr, $($rest:tt)+) => { $crate::event::event!(@ $level, $target, [], $($rest)+) };
+    (@ $level:ident, $target:expr, [$($field:tt)*], % $name:ident, $($rest:tt)+) => {
+        $crate::event::event!(@ $level, $target, [$($field)* ($name, tracing::field::display($name.to_string()))], $($rest)+)
+    };
+    (@ $level:ident, $target:expr, [$($field:tt)*], ? $name:ident, $($rest:tt)+) => {
+        $crate::event::event!(@ $level, $target, [$($field)* ($name, tracing::field::display(format!("{:?}", $name)))], $($rest)+)
+    };
+    (@ $level:ident, $target:expr, [$($field:tt)*], $name:ident = % $value:expr, $($rest:tt)+) => {
+        $crate::event::event!(@ $level, $target, [$($field)* ($name, tracing::field::display($value.to_string()))], $($rest)+)
+    };
+    (@ $level:ident, $target:expr, [$($field:tt)*], $name:ident = ? $value:expr, $($rest:tt)+) => {
+        $crate::event::event!(@ $level, $target, [$($field)* ($name, tracing::field::display(format!("{:?}", $value)))], $($rest)+)
+    };
+    (@ $level:ident, $target:expr, [$($field:tt)*], $name:ident = $value:expr, $($rest:tt)+) => {
+        $crate::event::event!(@ $level, $target, [$($field)* ($name, $crate::event::Own::own($value))], $($rest)+)
+    };
+    (@ $level:ident, $target:expr, [$($field:tt)*], $name:ident, $($rest:tt)+) => {
+        $crate::event::event!(@ $level, $target, [$($field)* ($name, $crate::event::Own::own($name))], $($rest)+)
+    };
+    (@ $level:ident, $target:expr, [$(($name:ident, $value:expr))*], $message:literal $(, $argument:expr)* $(,)?) => {
+        if tracing::Level::$level <= tracing::level_filters::LevelFilter::current() {
+            let message = format!($message $(, $argument)*);
+            $(let $name = $value;)*
+            $crate::event::tell($crate::event::SUBSCRIBER, move || {
+                tracing::event!(target: $target, tracing::Level::$level, $($name,)* "{message}");
+            });
+        }
+    };
+    ($level:ident, $($rest:tt)+) => { $crate::event::event!(@ $level, module_path!(), [], $($rest)+) };
+}
+
+macro_rules! error {
+    ($($rest:tt)+) => { $crate::event::event!(ERROR, $($rest)+) };
+}
+
+macro_rules! warning {
+    ($($rest:tt)+) => { $crate::event::event!(WARN, $($rest)+) };
+}
+
+macro_rules! info {
+    ($($rest:tt)+) => { $crate::event::event!(INFO, $($rest)+) };
+}
+
+macro_rules! debug {
+    ($($rest:tt)+) => { $crate::event::event!(DEBUG, $($rest)+) };
+}
+
+pub(crate) use {debug, error, event, info, warning as warn};
+
+/// Who hears spans and events, to name where it panicked.
+pub(crate) const SUBSCRIBER: &str = "the subscriber of tracing";
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn what_is_told_under_locks_waits_for_the_last_of_them() {
+        let (outer, inner) = (Mutex::new(()), Mutex::new(()));
+        let told = Rc::new(RefCell::new(Vec::new()));
+        let tell_of = |what: &'static str| {
+            let told = Rc::clone(&told);
+            tell("a test", move || told.borrow_mut().push(what));
+        };
+        tell_of("at once");
+        let held = lock(&outer);
+        tell_of("under one");
+        let more = try_lock(&inner);
+        assert!(more.is_some() && try_lock(&inner).is_none());
+        tell_of("under two");
+        drop(more);
+        assert_eq!(*told.borrow(), ["at once"]);
+        drop(held);
+        assert_eq!(*told.borrow(), ["at once", "under one", "under two"]);
+        tell_of("at once again");
+        assert_eq!(told.borrow().len(), 4);
+    }
+
+    #[test]
+    fn whoever_is_told_may_take_the_lock_and_tell_of_more() {
+        let mutex: &'static Mutex<Vec<u32>> = Box::leak(Box::default());
+        let held = lock(mutex);
+        tell("a test", move || {
+            let mut list = lock(mutex);
+            tell("a test", move || lock(mutex).push(2));
+            list.push(1);
+        });
+        tell("a test", move || lock(mutex).push(3));
+        drop(held);
+        assert_eq!(*lock(mutex), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_panic_of_a_listener_and_of_what_it_threw_ends_there() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("the drop of what was thrown");
+            }
+        }
+        assert_eq!(caught("a test", || 1), Some(1));
+        assert_eq!(caught("a test", || std::panic::panic_any(Bomb)), None);
+        let (mutex, told) = (Mutex::new(()), Rc::new(Cell::new(false)));
+        let held = lock(&mutex);
+        tell("a test", || panic!("a listener"));
+        let then = Rc::clone(&told);
+        tell("a test", move || then.set(true));
+        drop(held);
+        assert!(told.get());
+    }
+
+    #[test]
+    fn a_panic_under_a_lock_leaves_the_thread_free_to_tell() {
+        let mutex = Mutex::new(());
+        let unwound = caught("a test", || {
+            let _held = lock(&mutex);
+            panic!("under the lock");
+        });
+        assert_eq!(unwound, None);
+        let told = Rc::new(Cell::new(false));
+        let then = Rc::clone(&told);
+        tell("a test", move || then.set(true));
+        assert!(told.get() && try_lock(&mutex).is_some());
+    }
+}

@@ -1,0 +1,221 @@
+//! Small jobs in which most of what listeners hear of happens.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use collectives::{Communicator, Config, Error, MemoryStore, ReduceOp, Result};
+
+use super::common::ranks::{Meeting, Wiring, communicators_with, each, patience};
+
+/// A job of two ranks, and what it is called. Panics where anything comes out other than it should.
+pub(crate) type Scenario = (&'static str, fn(Wiring, &Given));
+
+/// What each rank does with its communicator before the job begins.
+pub(crate) type Given = dyn Fn(&Communicator) + Sync;
+
+/// All of them.
+pub(crate) const ALL: [Scenario; 7] = [
+    ("collectives", collectives),
+    ("messages", messages),
+    ("background", background),
+    ("timeouts", timeouts),
+    ("a mismatch in the background", mismatch),
+    ("an abort", abort),
+    ("strangers", strangers),
+];
+
+fn job(wiring: Wiring, given: &Given, config: Config, program: impl Fn(&Communicator) + Sync) {
+    each(communicators_with(2, |rank| wiring.builder_with(rank, config.clone()).timeout(patience(20))), |comm| {
+        given(&comm);
+        program(&comm);
+    });
+}
+
+/// Warns of waits at once.
+pub(crate) fn impatient() -> Config {
+    let mut config = Config::default();
+    config.stall_warning = Duration::from_millis(1);
+    config
+}
+
+fn collectives(wiring: Wiring, given: &Given) {
+    let store = MemoryStore::new();
+    let rank = |rank: usize| {
+        let comm = wiring.builder(rank).with_store(Arc::new(store.clone()), rank, 2).unwrap();
+        given(&comm);
+        let mut x = vec![comm.rank() as u64 + 1; 3000];
+        comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+        assert_eq!(x, vec![3; 3000]);
+        let child = comm.duplicate().unwrap();
+        child.broadcast(&mut x[..1], 0).unwrap();
+        assert_eq!(x[0], 3);
+        child.close().unwrap();
+        comm.close().unwrap();
+    };
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let ranks = [scope.spawn(move || rank(0)), scope.spawn(move || rank(1))];
+        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+    });
+}
+
+fn messages(wiring: Wiring, given: &Given) {
+    job(wiring, given, Config::default(), |comm| {
+        let other = 1 - comm.rank();
+        for count in [3, 100_000] {
+            let (mine, mut theirs) = (vec![comm.rank() as u32; count], vec![9; count]);
+            if comm.rank() == 0 {
+                comm.send(&mine, other).unwrap();
+                comm.recv(&mut theirs, other).unwrap();
+            } else {
+                comm.recv(&mut theirs, other).unwrap();
+                comm.send(&mine, other).unwrap();
+            }
+            assert_eq!(theirs, vec![other as u32; count]);
+            theirs.fill(9);
+            comm.group(|group| {
+                group.send(&mine, other)?;
+                group.recv(&mut theirs, other)
+            })
+            .unwrap();
+            assert_eq!(theirs, vec![other as u32; count]);
+        }
+    });
+}
+
+fn background(wiring: Wiring, given: &Given) {
+    job(wiring, given, Config::default(), |comm| {
+        let other = 1 - comm.rank();
+        let sum = comm.start_all_reduce(vec![comm.rank() as u32 + 1; 100], ReduceOp::Sum).unwrap();
+        let receive = comm.irecv(vec![0_u32; 20_000], other).unwrap();
+        let send = comm.isend(vec![comm.rank() as u32; 20_000], other).unwrap();
+        assert_eq!(receive.wait().unwrap().0, vec![other as u32; 20_000]);
+        assert_eq!(send.wait().unwrap().len(), 20_000);
+        assert_eq!(sum.wait().unwrap(), vec![3; 100]);
+        comm.barrier().unwrap();
+    });
+}
+
+/// A deadline that passes leaves messages usable, and warns of its wait.
+fn timeouts(wiring: Wiring, given: &Given) {
+    let meeting = Meeting::new(2);
+    job(wiring, given, impatient(), |comm| {
+        let other = 1 - comm.rank();
+        if comm.rank() == 0 {
+            let limit = comm.timeout();
+            comm.set_timeout(Duration::from_millis(30));
+            let mut late = [7_u8; 4];
+            let error = comm.recv(&mut late, other).unwrap_err();
+            assert!(error.is_timeout() && late == [7; 4], "{error}");
+            let error = comm.irecv(vec![7_u8; 4], other).unwrap().wait().unwrap_err();
+            assert!(error.is_timeout(), "{error}");
+            comm.set_timeout(limit);
+        }
+        meeting.meet();
+        let mut theirs = [0_u8; 2];
+        if comm.rank() == 1 {
+            comm.send(&[1_u8, 2], other).unwrap();
+        } else {
+            comm.recv(&mut theirs, other).unwrap();
+            assert_eq!(theirs, [1, 2]);
+        }
+        // Rank 1 is late to the barrier, so rank 0 warns of it.
+        if comm.rank() == 1 {
+            let mut byte = [0_u8];
+            comm.recv(&mut byte, other).unwrap();
+            comm.barrier().unwrap();
+        } else {
+            let work = comm.start_barrier().unwrap();
+            let mut seen = None;
+            while seen.is_none() {
+                let records = comm.flight_recorder().records();
+                seen = records.iter().find(|record| !record.waiting_for.is_empty()).map(|record| record.waiting_for.clone());
+                std::thread::yield_now();
+            }
+            assert_eq!(seen, Some(vec![1]));
+            comm.send(&[1_u8], other).unwrap();
+            work.wait().unwrap();
+        }
+    });
+}
+
+/// The worker has an error to tell of, and whoever waits hears it; so do later calls.
+fn mismatch(wiring: Wiring, given: &Given) {
+    job(wiring, given, Config::default(), |comm| {
+        let works = if comm.rank() == 0 {
+            let first = comm.start_all_reduce(vec![1_u32; 8], ReduceOp::Sum).unwrap().wait().map(drop);
+            [first, comm.start_all_reduce(vec![1_u32; 8], ReduceOp::Sum).unwrap().wait().map(drop)]
+        } else {
+            [comm.start_barrier().unwrap().wait().map(drop), comm.start_barrier().unwrap().wait().map(drop)]
+        };
+        assert!(matches!(works[0], Err(Error::Mismatch { .. })), "{works:?}");
+        assert!(works[1].as_ref().is_err_and(Error::is_poisoned), "{works:?}");
+        assert!(comm.barrier().is_err_and(|error| error.is_poisoned()));
+        assert!(comm.recv(&mut [0_u8], 1 - comm.rank()).is_err_and(|error| error.is_poisoned()));
+    });
+}
+
+fn abort(wiring: Wiring, given: &Given) {
+    job(wiring, given, Config::default(), |comm| {
+        let ended: Result<()> = if comm.rank() == 0 {
+            let receive = comm.irecv(vec![0_u8; 10], 1).unwrap();
+            comm.abort();
+            receive.wait().map(drop)
+        } else {
+            comm.recv(&mut [0_u8; 10], 0).map(drop)
+        };
+        let words = ended.unwrap_err().to_string();
+        assert!(words.contains("aborted"), "{words}");
+    });
+}
+
+/// Strangers knock at every port while a receive is under way.
+fn strangers(wiring: Wiring, given: &Given) {
+    let meeting = Meeting::new(2);
+    job(wiring, given, Config::default(), |comm| {
+        let other = 1 - comm.rank();
+        if comm.rank() == 0 {
+            let mut theirs = [0_u32; 1000];
+            let receive = comm.irecv(vec![0_u32; 1000], other).unwrap();
+            meeting.meet();
+            comm.recv_tagged(&mut theirs, other, 5).unwrap();
+            assert_eq!(theirs, [5; 1000]);
+            assert_eq!(receive.wait().unwrap().0, vec![6; 1000]);
+        } else {
+            meeting.meet();
+            knock();
+            comm.send_tagged(&[5_u32; 1000], other, 5).unwrap();
+            comm.send(&[6_u32; 1000], other).unwrap();
+        }
+    });
+}
+
+/// Says nonsense at each port at which this process listens; ranks that are busy with messages hang up on it.
+pub(crate) fn knock() {
+    for address in listening() {
+        // A port may have been closed meanwhile.
+        let Ok(mut stream) = TcpStream::connect(address) else { continue };
+        stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+        let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        // Those that only stand for a rank's life never answer.
+        let _ = stream.read(&mut [0; 256]);
+    }
+}
+
+/// Where this process listens.
+fn listening() -> HashSet<SocketAddr> {
+    let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+    let sockets: HashSet<String> =
+        links.filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())).collect();
+    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let address = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let port = u16::from_str_radix(fields[1].split_once(':')?.1, 16).ok()?;
+        (fields[3] == "0A" && sockets.contains(fields[9])).then(|| SocketAddr::from(([127, 0, 0, 1], port)))
+    };
+    table.lines().skip(1).filter_map(address).collect()
+}
