@@ -88,7 +88,7 @@ impl<'a> Lent<'a> {
         self.region.member(self.me).leave_at(self.step);
         for window in self.offers[self.me].windows() {
             if let Err(error) = self.windows.keep_own(window) {
-                tracing::debug!(%error, window, "a shared buffer could not be made this rank's own");
+                crate::event::debug!(%error, window, "a shared buffer could not be made this rank's own");
                 self.await_readers(&error);
             }
         }
