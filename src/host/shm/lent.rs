@@ -21,7 +21,7 @@
 //! [`READERS_LEAVE_WITHIN`] the process ends, as it does where a small allocation fails: to return would change what others hold
 //! references to, and to wait for ever could be a deadlock.
 
-use std::io;
+use std::io::{self, Write};
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
@@ -100,9 +100,11 @@ impl<'a> Lent<'a> {
         while let Some(rank) = (0..self.ranks).find(|rank| *rank != self.me && self.may_read(*rank)) {
             if began.elapsed() > READERS_LEAVE_WITHIN {
                 let rank = self.globals[rank];
-                eprintln!(
-                    "collectives: rank {rank} is still reading a shared buffer {READERS_LEAVE_WITHIN:?} after the call failed here, and \
-                     it cannot be made private to this rank ({error}): this process ends, since nobody may write to the buffer"
+                // Where standard error cannot be written to there is nobody to be told.
+                let _ = writeln!(
+                    io::stderr(),
+                    "collectives: rank {rank} may be reading a shared buffer {READERS_LEAVE_WITHIN:?} after the call failed here, and the \
+                     buffer cannot be made private to this rank ({error}): this process ends, since nobody may write to the buffer now"
                 );
                 std::process::abort();
             }

@@ -100,10 +100,10 @@ impl Fold for TestFold {
             inputs.iter().all(|input| input.addr().is_multiple_of(alignment)) && into.addr().is_multiple_of(alignment),
             "elements of {element} B"
         );
-        // SAFETY: the caller's word: so many bytes each, and nobody writes them now.
+        // SAFETY: so many bytes each, which nobody writes now, as the caller has promised.
         let inputs: Vec<_> = inputs.iter().map(|input| unsafe { std::slice::from_raw_parts(*input, bytes) }.to_vec()).collect();
         let result = self.expected(&inputs, last);
-        // SAFETY: as above.
+        // SAFETY: so many bytes, as the caller has promised; the result is a vector of its own.
         unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), into, bytes) };
     }
 }
@@ -330,7 +330,7 @@ fn gathers(rank: &mut Rank, case: &Case, blocks: Blocks<'_>, lengths: &[usize], 
     let result = match root {
         // SAFETY: the source holds a block, the destination all of them.
         Some(root) => rank.make(Kind::Gather, |group, terms| unsafe { group.gather(memory, lengths[0], root, terms) }),
-        // SAFETY: as above.
+        // SAFETY: the source holds a block, the destination all of them.
         None => rank.make(Kind::AllGather, |group, terms| unsafe { group.all_gather(memory, blocks, terms) }),
     };
     result.unwrap();
