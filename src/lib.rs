@@ -60,8 +60,6 @@ pub use communicator::{AbortHandle, Builder, Communicator, Costs, FlightRecorder
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, OnStream, device_count};
 pub use communicator::{SharedBuffer, Work};
-#[cfg(feature = "cuda")]
-pub use config::CheckDeviceCalls;
 pub use config::{Config, Transport};
 #[cfg(feature = "cuda")]
 pub use device::{NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registration, Shrink, UniqueId, Window};
@@ -73,7 +71,7 @@ pub use interchange::dlpack;
 #[cfg(feature = "cuda")]
 pub use interchange::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer, RawStream};
 #[cfg(feature = "cuda")]
-pub use nccl_config::{CtaPolicy, GraphUsage, NcclConfig};
+pub use nccl_config::{CheckDeviceCalls, CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
 pub use op::{CustomOp, ReduceOp, Reduction};
 pub use proof::Secret;
 pub use rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};

@@ -2,18 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use collectives::{CheckDeviceCalls, Communicator, Config, ReduceOp};
+use collectives::{Communicator, ReduceOp};
 
 use super::common::cases::Memory;
 use super::common::ranks::{each, threads_with};
-use super::gpu::{DeviceMemory, builder};
-
-/// Calls that return before others have come.
-fn unchecked() -> Config {
-    let mut config = Config::default();
-    config.check_device_calls = CheckDeviceCalls::Never;
-    config
-}
+use super::gpu::{DeviceMemory, builder, unchecked};
 
 fn short(limit: Duration) -> impl Fn(usize) -> collectives::Builder {
     move |_| builder(unchecked()).timeout(limit)

@@ -44,6 +44,7 @@ pub(crate) struct Kernels {
     folds: [[Function; TYPES]; FoldOp::ALL.len()],
     divisions: [Function; TYPES],
     products: [Function; TYPES],
+    truth: Function,
     fill: Function,
     check: Function,
     weights: [Function; TYPES],
@@ -130,10 +131,11 @@ impl Kernels {
         for dtype in FLOATS {
             products[dtype as usize] = find(names::multiply(dtype))?;
         }
+        let truth = find(names::truth())?;
         let (fill, check) = (find(("check", "fill_pattern".to_owned()))?, find(("check", "check_pattern".to_owned()))?);
         let most_blocks = gpu.multiprocessors.max(1) * BLOCKS_PER_MULTIPROCESSOR;
         let (gradients, loading, gpu) = (OnceLock::new(), Mutex::new(()), gpu.clone());
-        Ok(Self { folds, divisions, products, fill, check, weights, gradients, loading, gpu, most_blocks, _modules: modules })
+        Ok(Self { folds, divisions, products, truth, fill, check, weights, gradients, loading, gpu, most_blocks, _modules: modules })
     }
 
     /// The fold of an op on a type.
@@ -206,6 +208,17 @@ impl Kernels {
         let mut parameters = [address(&mut source), address(&mut destination), address(&mut count), address(&mut scalar)];
         // SAFETY: the parameters are those of a multiplication; the rest is the caller's promise.
         unsafe { self.launch(function, "a multiplication", count * dtype.size_bytes() as u64, stream, &mut parameters) }
+    }
+
+    /// Makes every byte a truth value: what is neither 0 nor 1 becomes 1.
+    ///
+    /// # Safety
+    ///
+    /// `data` is `bytes` bytes, memory of the stream's device until the stream has passed the call.
+    pub(crate) unsafe fn make_truths(&self, mut data: u64, mut bytes: u64, stream: &CudaStream) -> Result<()> {
+        let mut parameters = [address(&mut data), address(&mut bytes)];
+        // SAFETY: the parameters are those of the kernel, which reads and writes these bytes alone: memory there is the caller's promise.
+        unsafe { self.launch(self.truth, "making truth values", bytes, stream, &mut parameters) }
     }
 
     /// Fills memory with a pattern again and again, from its `phase`-th byte on.

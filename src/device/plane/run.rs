@@ -220,6 +220,10 @@ impl DevicePlane {
                 // SAFETY: addresses are the caller's promise.
                 unsafe { self.kernels.multiply(dtype, source, destination, count as u64, scalar, stream) }
             }
+            Step::Truths { data, bytes } => {
+                // SAFETY: the bytes are this rank's part of the destination, or a receive's memory: the caller's promise.
+                unsafe { self.kernels.make_truths(data, bytes as u64, stream) }
+            }
             Step::Record(moment @ Moment::Arrived) => record(self.event(moment), stream),
             Step::Record(moment @ Moment::Folded(_)) => record(self.event(moment), &self.side),
             Step::Wait(moment @ Moment::Arrived) => wait(self.event(moment), &self.side),
