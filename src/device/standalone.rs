@@ -5,13 +5,13 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
+use cudarc::driver::{CudaContext, CudaStream};
 use nccl_sys::ncclUniqueId;
 
 use super::comm::{self, NcclComm, Setup};
 use super::driver::{self, Gpu};
 use super::job::{Job, Message, Reduction};
-use super::memory::{NcclBuffer, Registration, Window};
+use super::memory::{NcclBuffer, Registrable, Registration, Window};
 use super::nccl;
 use super::plane::{DevicePlane, Options};
 use crate::call::{Call, Kind, Layout};
@@ -387,11 +387,31 @@ impl NcclCommunicator {
 
     /// Registers a buffer, so that NCCL can use it without copies. NCCL 2.19.1.
     ///
+    /// Only buffers whose address can be trusted are taken. A type of the caller's names none, though cudarc's traits are safe to implement:
+    ///
+    /// ```compile_fail,E0277
+    /// # use collectives::NcclCommunicator;
+    /// # use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceSlice, SyncOnDrop};
+    /// # use std::sync::Arc;
+    /// struct Anywhere(CudaSlice<f32>);
+    /// # impl DeviceSlice<f32> for Anywhere {
+    /// #     fn len(&self) -> usize { self.0.len() }
+    /// #     fn stream(&self) -> &Arc<CudaStream> { self.0.stream() }
+    /// # }
+    /// impl DevicePtr<f32> for Anywhere {
+    ///     fn device_ptr<'a>(&'a self, _: &'a CudaStream) -> (u64, SyncOnDrop<'a>) { (0xdead_0000, SyncOnDrop::Sync(None)) }
+    /// }
+    /// # fn example(comm: &NcclCommunicator, slice: CudaSlice<f32>) -> collectives::Result<()> {
+    /// comm.register(Anywhere(slice))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
-    /// `Unsupported` with an older NCCL, `Nccl`.
+    /// `InvalidArgument` for a buffer of another context, or an empty one; `Unsupported` with an older NCCL, `Nccl`.
     #[doc(alias = "ncclCommRegister")]
-    pub fn register<T: Data, B: DevicePtr<T> + 'static>(&self, buffer: B) -> Result<Registration<T, B>> {
+    pub fn register<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Registration<T, B>> {
         Registration::new(self.plane.comm(), buffer, &self.deadline())
     }
 
@@ -399,9 +419,14 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
+    /// `InvalidArgument` for a buffer of another context, or an empty one; `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
+    ///
+    /// # Safety
+    ///
+    /// NCCL reaches into the other ranks' windows by what this rank knows of its own. So all ranks open their windows in the same order, each time
+    /// with buffers of one length; and in every call all ranks use either the windows that they opened together, or none.
     #[doc(alias = "ncclCommWindowRegister")]
-    pub fn window<T: Data, B: DevicePtr<T> + 'static>(&self, buffer: B) -> Result<Window<T, B>> {
+    pub unsafe fn window<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Window<T, B>> {
         Window::new(self.plane.comm(), buffer, &self.deadline())
     }
 }

@@ -315,9 +315,12 @@ fn errors_of_device_calls_say_which_call() {
         let records = comm.flight_records();
         let numbers: Vec<_> = records.iter().filter(|record| record.plane == FlightPlane::Device).map(|record| record.sequence).collect();
         assert_eq!(numbers, [0, 1, 2, 3, 4, 5].map(Some));
+        let copy = comm.duplicate().unwrap();
+        copy.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
+        copy.device().unwrap().synchronize().unwrap();
         comm.barrier().unwrap();
-        comm.abort();
-        let error = comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap_err().to_string();
-        assert!(error.contains("number 6"), "{error}");
+        copy.abort();
+        let error = copy.all_reduce(&mut buffer, ReduceOp::Max).unwrap_err().to_string();
+        assert!(error.contains("number 1"), "{error}");
     });
 }

@@ -166,7 +166,7 @@ impl Communicator {
         Ok(recorded)
     }
 
-    /// As [`Communicator::queue_messages`], with an event behind them.
+    /// Queues the messages that `record` records, with an event behind them, for a work that owns their buffers.
     pub(in super::super) fn queue_messages_and_mark<'a, R>(
         &self,
         call: &'static str,

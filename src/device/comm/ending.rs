@@ -135,7 +135,9 @@ impl Inner {
         // SAFETY: whoever takes the handle out, which is done once, is its last user: others load it under the lock of the device. Where the
         // lock was not to be had, a thread has been inside NCCL for longer than a call ever takes, and abort is what brings it back.
         let answer = unsafe { self.library.ncclCommAbort(handle) };
-        if !matches!(answer, Ok(code) if [0, 7].contains(&code.0)) {
+        if matches!(answer, Ok(code) if [0, 7].contains(&code.0)) {
+            self.gone.store(true, Ordering::Release);
+        } else {
             tracing::warn!(rank = self.rank, ?answer, "NCCL did not abort a communicator");
         }
     }
@@ -156,6 +158,7 @@ impl Inner {
             let answer = unsafe { self.library.ncclCommDestroy(handle) };
             nccl::check(self.library, NONE, "ncclCommDestroy", answer)
         });
+        self.gone.store(destroyed.is_ok(), Ordering::Release);
         destroyed.map(|_| ()).map_err(|refusal| refusal.into_error(doing()))
     }
 }

@@ -272,10 +272,10 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// The parameters are those of the kernel, and what they point to may be used there.
+    /// The parameters are those of the kernel, and what they point to may be used there; its module stays loaded until it has run.
     unsafe fn launch(&self, function: Function, what: &str, bytes: u64, stream: &CudaStream, parameters: &mut [*mut c_void]) -> Result<()> {
         let blocks = bytes.div_ceil(CHUNK_BYTES * u64::from(BLOCK)).clamp(1, u64::from(self.most_blocks)) as u32;
-        // SAFETY: the caller's promise.
+        // SAFETY: parameters that are the kernel's, and memory that it may use: this function's contract, which is the same.
         unsafe { Self::launch_blocks(function, what, blocks, stream, parameters) }
     }
 
@@ -283,7 +283,7 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// As for [`launch`](Self::launch).
+    /// The parameters are those of the kernel, and what they point to may be used there; its module stays loaded until it has run.
     unsafe fn launch_blocks(
         function: Function,
         what: &str,

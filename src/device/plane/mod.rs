@@ -227,8 +227,11 @@ impl DevicePlane {
     ///
     /// # Safety
     ///
-    /// The addresses of the job are memory of this device, valid for their lengths and kept until the stream has passed the call; the
-    /// two buffers are one, as the job says, or apart.
+    /// - The addresses of the job are memory of this device, as long as their lengths say, until the stream has passed the call; the two
+    ///   buffers are one, as the job says, or apart; nobody else writes them meanwhile, nor reads the destination.
+    /// - What is read there are elements of the call's type.
+    /// - All ranks make the same call as their next one: with the same op, type, root and lengths. NCCL compares nothing and writes what
+    ///   it is sent. (Truth values need no promise: what comes as some is made some.)
     #[inline]
     pub(crate) unsafe fn enqueue(&self, job: &Job, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
         // SAFETY: this function's own contract.
@@ -250,12 +253,14 @@ impl DevicePlane {
             Plan::Nothing => self.refuse_if_over(&doing),
             Plan::One(transfer) => {
                 let queue = stream.cu_stream();
-                // SAFETY: the transfer uses this stream alone; its addresses are the caller's promise.
+                // SAFETY: the transfer uses this stream alone; its addresses and lengths are the job's, whose memory is there until the stream has
+                // passed the call (this function's contract).
                 unsafe { self.comm.enqueue(&doing, stream, timeout, |raw| self.issue(raw, &transfer, queue)) }
             }
             plan => {
                 let running = Running::new(self, plan, stream);
-                // SAFETY: the steps use the job's addresses, which are the caller's promise, and the plane's own.
+                // SAFETY: the steps use the job's memory, which is there until the stream has passed the call (this function's contract), and the
+                // plane's room, which lives as long as the plane and is taken and freed in the order of streams.
                 unsafe { run::together(&mut [running], &doing, timeout) }
             }
         }
@@ -266,11 +271,13 @@ impl DevicePlane {
     ///
     /// # Errors
     ///
-    /// As [`DevicePlane::enqueue`].
+    /// Those of [`DevicePlane::enqueue`].
     ///
     /// # Safety
     ///
-    /// As [`DevicePlane::enqueue`] for every job and message. No call of the group uses what another one writes.
+    /// For every job what [`DevicePlane::enqueue`] asks. For every message: its address is memory of this device, as long as it says, until
+    /// the stream has passed the group; nobody else writes it meanwhile, nor reads what is received; what is sent are elements of its type; and
+    /// the other end names the same type and length. No call of the group uses what another one writes.
     pub(crate) unsafe fn enqueue_group(parts: &[GroupPart<'_>], timeout: Duration) -> Result<()> {
         // SAFETY: this function's own contract.
         let queued = unsafe { Self::enqueue_group_uncounted(parts, timeout) };
@@ -308,7 +315,8 @@ impl DevicePlane {
         for (plane, ..) in parts {
             plane.refuse_if_over(&doing)?;
         }
-        // SAFETY: passed on to the caller.
+        // SAFETY: the steps read and write the memory of the jobs and messages, which is there long enough and used by no other call of the group
+        // (this function's contract), and the planes' own room.
         unsafe { run::together(&mut all, &doing, timeout) }
     }
 
@@ -464,9 +472,16 @@ impl Drop for DevicePlane {
             self.comm.abort();
             self.is_free_soon()
         };
-        // What is still in use, of a device that hangs, is better lost than waited for.
+        if !is_free {
+            // What may still run reads the memory and is the code of these: better lost than taken away from under it.
+            std::mem::forget(Arc::clone(&self.kernels));
+            std::mem::forget(self.users.replace(Users::new(&self.gpu)));
+            let (device, bytes) = (self.gpu.ordinal, self.room.bytes);
+            tracing::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
+        }
         if is_free && self.room.address != 0 && driver::bind(&self.gpu.context).is_ok() {
-            // SAFETY: allocated by `new`, freed once, and used by nobody any more.
+            // SAFETY: allocated by `new` and freed here alone; what was queued with its address has been done (`is_free`), and nothing can be
+            // queued any more, since that takes the plane.
             let _ = unsafe { result::free_sync(self.room.address) };
         }
     }

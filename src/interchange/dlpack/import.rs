@@ -55,9 +55,9 @@ impl Tensor {
                 format!("it has the layout of DLPack {}.{}, and {}.x can be understood", version.major, version.minor, VERSION.major);
             return Err(refused(reason));
         }
-        // SAFETY: as above, and the layout is the one of this version.
+        // SAFETY: a tensor that obeys dlpack.h (the caller's promise), and its major version, whose layout this is, was looked at.
         let (tensor, flags) = unsafe { ((*managed.as_ptr()).dl_tensor, (*managed.as_ptr()).flags) };
-        // SAFETY: as above.
+        // SAFETY: what `new` asks is what this function asks of its caller: the tensor obeys dlpack.h, and stays until the value is dropped.
         unsafe { Self::new(Managed::Versioned(managed), &tensor, flags & DLPACK_FLAG_READ_ONLY != 0) }
     }
 
@@ -78,13 +78,13 @@ impl Tensor {
         }
         // SAFETY: a tensor (the caller's promise).
         let tensor = unsafe { (*managed.as_ptr()).dl_tensor };
-        // SAFETY: as above.
+        // SAFETY: what `new` asks is what this function asks of its caller: the tensor obeys dlpack.h, and stays until the value is dropped.
         unsafe { Self::new(Managed::Legacy(managed), &tensor, false) }
     }
 
     /// # Safety
     ///
-    /// As for [`Tensor::from_versioned`].
+    /// `managed` obeys dlpack.h and is taken by nobody else; `tensor` is the one in it. Its memory stays until the value is dropped.
     unsafe fn new(managed: Managed, tensor: &DLTensor, read_only: bool) -> Result<Self> {
         // SAFETY: the tensor obeys dlpack.h: its arrays are as long as it has dimensions.
         let layout = unsafe { Layout::of(tensor) }?;
@@ -143,7 +143,9 @@ impl Tensor {
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.writable()?;
         let first = self.host::<T>()?;
-        // SAFETY: as in `as_slice`; writing is allowed (checked), and nobody else reads meanwhile (promised when it was taken).
+        // SAFETY: - as many elements, of this type (checked), aligned (checked), in memory that stays until the tensor is dropped and may be
+        //   written (checked); nobody else reads or writes it meanwhile (promised when it was taken);
+        // - every pattern is a value of the type: truth values were looked at.
         Ok(unsafe { std::slice::from_raw_parts_mut(first, self.layout.elements) })
     }
 
