@@ -313,7 +313,8 @@ impl NcclCommunicator {
     /// Both buffers are memory of this device, as long as they say, until the stream has done the call; nobody else writes them, nor
     /// reads the destination, meanwhile. They are the same or lie apart; for `AllGather` and `ReduceScatter` the shorter may also be
     /// this rank's block of the longer. The source holds elements of its type. All ranks make the same call, with the same op, root, type
-    /// and counts, as their next one on this communicator: nobody compares them, and NCCL writes what it is sent.
+    /// and counts, as their next one on this communicator, which was made with the same [`Config`] on devices of one compute capability:
+    /// nobody compares them, and NCCL writes what it is sent.
     pub unsafe fn call(&self, call: RawCall, source: RawBuffer, destination: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         let mut job = self.job(call, source, destination)?;
         self.plane.number([&mut job]);

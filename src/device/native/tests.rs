@@ -3,6 +3,7 @@
 use super::*;
 use crate::device::plane::cases::{Case, Random};
 use crate::device::plane::{FoldOp, Folder, combine};
+use crate::element::TypeTag;
 
 const MOVING: [Kind; 9] = [
     Kind::Broadcast,
