@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
-use crate::nccl_config::NcclConfig;
+use crate::nccl_config::{CheckDeviceCalls, NcclConfig, NcclLibrary};
 use crate::observe::Observer;
 use crate::proof::Secret;
 
@@ -24,41 +24,6 @@ pub enum Transport {
     Tcp,
 }
 
-/// Which device calls ranks compare before they are queued; see [`Config::check_device_calls`].
-#[cfg(feature = "cuda")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CheckDeviceCalls {
-    /// None.
-    Never,
-    /// The first so many of each communicator; a group counts as one.
-    First(u32),
-    /// All.
-    Always,
-}
-
-#[cfg(feature = "cuda")]
-impl Default for CheckDeviceCalls {
-    /// The first 64: a program's first steps make every call that its later ones repeat.
-    fn default() -> Self {
-        Self::First(64)
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl FromStr for CheckDeviceCalls {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text.parse() {
-            Ok(0) => Ok(Self::Never),
-            Ok(1) => Ok(Self::Always),
-            Ok(calls) => Ok(Self::First(calls)),
-            Err(_) => Err(wrong("COLLECTIVES_CHECK_DEVICE_CALLS", text, "0 (never), 1 (always), or a number of first calls")),
-        }
-    }
-}
-
 /// Settings of a communicator. Every rank of a job must use the same, apart from the timeout, the limit, the flight recorder, the observer,
 /// the trace and what names its host.
 ///
@@ -67,7 +32,7 @@ impl FromStr for CheckDeviceCalls {
 /// `COLLECTIVES_LISTEN_ADDRESS`, `COLLECTIVES_TIMEOUT` (seconds), `COLLECTIVES_FLIGHT_RECORDER` (calls, `0` for none),
 /// `COLLECTIVES_FLIGHT_RECORDER_DIR` (a folder), `COLLECTIVES_STALL_WARNING` (seconds, `0` for never), `COLLECTIVES_TRACE` (a folder),
 /// and `COLLECTIVES_SECRET` or `COLLECTIVES_SECRET_FILE` ([`Secret::from_file`] says what file); for devices also `COLLECTIVES_NCCL_LIBRARY` (a file) and
-/// `COLLECTIVES_CHECK_DEVICE_CALLS` (`0`: never, `1`: always, a larger number: the first so many).
+/// `COLLECTIVES_CHECK_DEVICE_CALLS` (`1`: all, also where the program asks for fewer).
 ///
 /// # What a rank costs
 ///
@@ -142,27 +107,31 @@ pub struct Config {
     /// What NCCL is told about the communicator. Default: nothing, so NCCL decides.
     #[cfg(feature = "cuda")]
     pub nccl: NcclConfig,
-    /// The file of the NCCL to load. Default: `None`, one that is in the process already, else `libnccl.so.2` where the loader finds
-    /// it. The first communicator with a device decides for the whole process.
+    /// The file of the NCCL to load, which the program vouches for. Default: `None`, one that is in the process already, else `libnccl.so.2`
+    /// where the loader finds it. The first communicator with a device decides for the whole process.
     #[cfg(feature = "cuda")]
-    pub nccl_library: Option<PathBuf>,
+    pub nccl_library: Option<NcclLibrary>,
     /// How much device memory a communicator keeps for ops that NCCL lacks, which it exchanges and folds in chunks. Ranks
     /// that differ all take the least. Default: 32 MiB.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
-    /// Which collectives on device memory are compared among all ranks, over the host plane, before they are queued, so that ranks that
-    /// disagree in kind, op (a custom one's name), element type, count, root, lists of counts or the calls of a group get a `Mismatch` at once,
-    /// and the communicator works on; NCCL would hang, or move wrong bytes. Default: the first 64 of each communicator.
+    /// Which calls on device memory are compared, over the host plane, before they are queued: collectives among all ranks, messages between
+    /// their two ends. NCCL compares nothing: it would hang, move wrong bytes, or write past the end of a buffer. Default: all. Fewer is a
+    /// promise that ranks do alike: [`CheckDeviceCalls::unchecked_after`]. All ranks must say the same.
     ///
-    /// A call that is compared returns only when every rank has come to it, and costs what an `all_gather_into` of 48 B costs on the host;
-    /// one that is not, nothing. Not compared are messages, whose two ends know nothing of the others, and groups of several communicators
-    /// ([`Communicator::group_across`](crate::Communicator::group_across)), which one thread may make for several ranks. A call that
-    /// is captured into a graph is compared when it is captured, which every rank must do alike; launches of the graph are not.
+    /// Ranks that disagree in kind, op (a custom one's name), element type, count, root, lists of counts or the calls of a group get a
+    /// `Mismatch` at once, and the communicator works on. Messages, and groups of several communicators
+    /// ([`Communicator::group_across`](crate::Communicator::group_across)), have told others of themselves when that is found, so that
+    /// the communicators are ended.
     ///
-    /// So while calls are compared, a device call stands among the communicator's collectives on host memory, which all ranks must make in
-    /// one order, and waits like one: a rank that makes a device call and then sends what another receives before its own
-    /// device call has both waiting for each other. A program that needs that, or drives several ranks from one thread, says `Never`. All ranks
-    /// must say the same.
+    /// A collective that is compared returns only when every rank has come to it, and costs what an `all_gather_into` of 40 B costs on the
+    /// host. A receive returns only when its sender has made its call, and costs a message of 32 B on the host; a send returns at once, unless
+    /// many are ahead of their receives. A call that is captured into a graph is compared when it is captured, which every rank must do alike;
+    /// launches of the graph are not: whoever launches graphs sees to it that all ranks launch the same ones in the same order.
+    ///
+    /// So a device call stands among the communicator's collectives on host memory, which all ranks must make in one order, and waits like
+    /// one: a rank that makes a device call and then sends what another receives before its own device call has both waiting for each other.
+    /// A thread that drives several ranks makes their collectives in `group_across`.
     #[cfg(feature = "cuda")]
     pub check_device_calls: CheckDeviceCalls,
 }
@@ -219,10 +188,16 @@ impl Config {
         self.reproducible |= switch(read, "COLLECTIVES_REPRODUCIBLE")?;
         #[cfg(feature = "cuda")]
         {
-            if let Some(calls) = read("COLLECTIVES_CHECK_DEVICE_CALLS").filter(|_| self.check_device_calls == default.check_device_calls) {
-                self.check_device_calls = calls.parse()?;
+            // Comparing fewer is a promise about the program, which whoever starts it cannot make.
+            match read("COLLECTIVES_CHECK_DEVICE_CALLS").as_deref() {
+                None => {}
+                Some("1") => self.check_device_calls = CheckDeviceCalls::ALWAYS,
+                Some(other) => {
+                    let expected = "1 (all); a program asks for fewer by CheckDeviceCalls::unchecked_after";
+                    return Err(wrong("COLLECTIVES_CHECK_DEVICE_CALLS", other, expected));
+                }
             }
-            self.nccl_library = self.nccl_library.or_else(|| read("COLLECTIVES_NCCL_LIBRARY").map(PathBuf::from));
+            self.nccl_library = self.nccl_library.or_else(|| read("COLLECTIVES_NCCL_LIBRARY").map(NcclLibrary::of_environment));
         }
         if let Some(calls) = read("COLLECTIVES_FLIGHT_RECORDER").filter(|_| self.flight_recorder_calls == default.flight_recorder_calls) {
             let calls_kept = calls.parse().ok().filter(|calls| *calls <= Self::MAX_FLIGHT_RECORDER_CALLS);
@@ -379,19 +354,21 @@ mod tests {
 
     #[cfg(feature = "cuda")]
     #[test]
-    fn device_calls_are_compared_never_always_or_so_many_times() {
-        for (value, expected) in [
-            ("0", CheckDeviceCalls::Never),
-            ("1", CheckDeviceCalls::Always),
-            ("7", CheckDeviceCalls::First(7)),
-            ("64", CheckDeviceCalls::default()),
-        ] {
-            let config = Config::default().with_variables(&read(&[("COLLECTIVES_CHECK_DEVICE_CALLS", value)])).unwrap();
-            assert_eq!(config.check_device_calls, expected);
+    fn the_environment_can_have_more_device_calls_compared_and_not_fewer() {
+        #[expect(unsafe_code, reason = "nothing is called here")]
+        // SAFETY: no communicator is made with it.
+        let fewer = Config { check_device_calls: unsafe { CheckDeviceCalls::unchecked_after(0) }, ..Config::default() };
+        let kept = fewer.clone().with_variables(&read(&[])).unwrap().check_device_calls;
+        assert!(!kept.covers(0) && kept == fewer.check_device_calls);
+        for config in [Config::default(), fewer] {
+            let strict = config.clone().with_variables(&read(&[("COLLECTIVES_CHECK_DEVICE_CALLS", "1")])).unwrap();
+            assert_eq!(strict.check_device_calls, CheckDeviceCalls::ALWAYS);
+            assert!(strict.check_device_calls.covers(u64::MAX));
+            for less in ["0", "7", "64"] {
+                let error = config.clone().with_variables(&read(&[("COLLECTIVES_CHECK_DEVICE_CALLS", less)])).unwrap_err().to_string();
+                assert!(error.contains(less) && error.contains("unchecked_after"), "{error}");
+            }
         }
-        let set = Config { check_device_calls: CheckDeviceCalls::Never, ..Config::default() };
-        let config = set.with_variables(&read(&[("COLLECTIVES_CHECK_DEVICE_CALLS", "1")])).unwrap();
-        assert_eq!(config.check_device_calls, CheckDeviceCalls::Never);
     }
 
     #[test]

@@ -63,11 +63,9 @@ pub use communicator::{AbortHandle, Builder, Communicator, Costs, FlightRecorder
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, OnStream, device_count};
 pub use communicator::{SharedBuffer, Work};
-#[cfg(feature = "cuda")]
-pub use config::CheckDeviceCalls;
 pub use config::{Config, Transport};
 #[cfg(feature = "cuda")]
-pub use device::{NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registration, Shrink, UniqueId, Window};
+pub use device::{NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registrable, Registration, Shrink, UniqueId, Window};
 pub use element::{DType, Data, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Peer, Result};
 pub use flight::{FlightPlane, FlightRecord, FlightState, write_flight_records, write_flight_records_on_sigusr1};
@@ -76,7 +74,7 @@ pub use interchange::dlpack;
 #[cfg(feature = "cuda")]
 pub use interchange::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer, RawStream};
 #[cfg(feature = "cuda")]
-pub use nccl_config::{CtaPolicy, GraphUsage, NcclConfig};
+pub use nccl_config::{CheckDeviceCalls, CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
 pub use op::{CustomOp, ReduceOp, Reduction};
 pub use proof::Secret;
 pub use rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};

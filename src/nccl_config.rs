@@ -1,4 +1,107 @@
-//! What NCCL can be told about a communicator.
+//! What NCCL can be told about a communicator, and what a program vouches for where nobody can check it.
+
+#![expect(unsafe_code, reason = "what a program vouches for, it says in an unsafe call")]
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Which device calls ranks compare before they are queued; see [`Config::check_device_calls`](crate::Config::check_device_calls).
+///
+/// ```
+/// use collectives::{CheckDeviceCalls, Config};
+///
+/// let mut config = Config::default();
+/// assert_eq!(config.check_device_calls, CheckDeviceCalls::ALWAYS);
+/// // SAFETY: every rank runs the same loop, over the same model: they make the same calls, with the same lengths, throughout.
+/// config.check_device_calls = unsafe { CheckDeviceCalls::unchecked_after(64) };
+/// ```
+///
+/// Comparing fewer than all is a promise, which safe code cannot make:
+///
+/// ```compile_fail,E0133
+/// let _ = collectives::CheckDeviceCalls::unchecked_after(64);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct CheckDeviceCalls {
+    /// How many are compared; `None` for all.
+    first: Option<u64>,
+}
+
+impl CheckDeviceCalls {
+    /// All: the default.
+    pub const ALWAYS: Self = Self { first: None };
+
+    /// Only the first so many collectives of each communicator, and messages from each rank to each; 0 for none.
+    ///
+    /// # Safety
+    ///
+    /// NCCL compares nothing: where ranks call different things, it writes past the end of buffers, or puts bytes of one type where another
+    /// one's are expected. So of all calls that are not compared, on all ranks of the communicators with this setting: every rank makes the same
+    /// collectives in the same order, with the same op, element type, counts, root and lists of counts, and the same groups of them; and both
+    /// ends of every message name the same element type and length, in the same order.
+    #[must_use]
+    pub const unsafe fn unchecked_after(calls: u64) -> Self {
+        Self { first: Some(calls) }
+    }
+
+    /// Whether the call of this number, from 0, is compared.
+    #[inline]
+    pub(crate) fn covers(self, number: u64) -> bool {
+        self.first.is_none_or(|first| number < first)
+    }
+}
+
+impl fmt::Display for CheckDeviceCalls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.first {
+            None => f.write_str("always"),
+            Some(first) => write!(f, "the first {first} alone"),
+        }
+    }
+}
+
+impl fmt::Debug for CheckDeviceCalls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CheckDeviceCalls({self})")
+    }
+}
+
+/// The file of an NCCL to load, which the program vouches for.
+///
+/// ```
+/// use collectives::{Config, NcclLibrary};
+///
+/// let mut config = Config::default();
+/// // SAFETY: the NCCL that our packages install there.
+/// config.nccl_library = Some(unsafe { NcclLibrary::at("/opt/nccl/lib/libnccl.so.2") });
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct NcclLibrary(PathBuf);
+
+impl NcclLibrary {
+    /// The NCCL in this file: a path, or a name that the system's loader looks for. Nothing is loaded yet.
+    ///
+    /// # Safety
+    ///
+    /// Loading a file runs its code, and what is called in it are addresses under NCCL's names: it is an NCCL whenever it is loaded, by this
+    /// process, through this value or its clones.
+    #[must_use]
+    pub unsafe fn at(file: impl Into<PathBuf>) -> Self {
+        Self(file.into())
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The one that the environment names. Whoever sets a process's variables can have it load any code before `main` (`LD_PRELOAD`), and so
+    /// vouches for this file as for the program.
+    pub(crate) fn of_environment(file: String) -> Self {
+        Self(file.into())
+    }
+}
 
 /// Settings that are NCCL's own. What is not set is NCCL's choice, or that of its environment variables.
 ///

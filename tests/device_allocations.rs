@@ -49,7 +49,7 @@ fn a_native_call_allocates_nothing() {
             comm.all_reduce_into(&source, &mut destination, ReduceOp::Avg).unwrap();
             comm.broadcast(&mut destination, 1).unwrap();
         };
-        // What is used for the first time may allocate, as does comparing the first 64 calls.
+        // What is used for the first time may allocate. The calls are compared, before and after.
         (0..22).for_each(|_| calls());
         let before = ALLOCATIONS.get();
         (0..10).for_each(|_| calls());

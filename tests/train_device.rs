@@ -8,7 +8,7 @@ mod common;
 mod gpu;
 
 use collectives::train::{Averaged, Compress, DataParallel, Flat, Float, Hook, Missing, Options, Parameter, Progress, ShardedOptimizer};
-use collectives::{CheckDeviceCalls, Communicator, Config, DType, Error, ReduceOp, Result, bf16, f16};
+use collectives::{Communicator, DType, Error, ReduceOp, Result, bf16, f16};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use common::cases::Memory as _;
@@ -349,8 +349,7 @@ fn gradients_without_a_finite_norm_stay_as_they_are() {
 #[test]
 fn a_norm_of_what_never_comes_is_an_error_in_time() {
     // Compared, the call would not even be queued.
-    let mut config = Config::default();
-    config.check_device_calls = CheckDeviceCalls::Never;
+    let config = gpu::unchecked();
     let patient = |rank: usize| gpu::builder(config.clone()).timeout(std::time::Duration::from_secs(if rank == 0 { 5 } else { 60 }));
     let absent = std::sync::Barrier::new(2);
     let outcomes = common::ranks::threads_with(2, patient, |comm| {

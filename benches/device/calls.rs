@@ -162,7 +162,7 @@ impl<'a> Bench<'a> {
     fn new(comm: &'a Communicator, device: Device<'a>, cudarc: Option<&'a nccl::Comm>, count: usize) -> Outcome<Self> {
         let slice = device.stream().alloc_zeros(count)?;
         let address = slice.device_ptr(device.stream()).0;
-        Ok(Self { comm, device, library: Library::open(None)?, cudarc, slice, address })
+        Ok(Self { comm, device, library: Library::open()?, cudarc, slice, address })
     }
 
     /// A graph of all calls, for the ways that replay one.

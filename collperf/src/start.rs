@@ -7,6 +7,8 @@ use std::time::Duration;
 use collectives::{CheckDeviceCalls, Config, CtaPolicy, DeviceChoice, NcclConfig};
 use collectives::{Communicator, Secret};
 
+use sha2::{Digest, Sha256};
+
 use crate::arguments::{Arguments, Plane, RankKind};
 use crate::failure::{CHECK, Failure};
 use crate::gpus;
@@ -52,6 +54,7 @@ pub(crate) fn start(arguments: &Arguments) -> Result<u8, Failure> {
 
 /// Runs a rank to its end.
 fn finish(comm: Communicator, settings: &Settings) -> Result<u8, Failure> {
+    check_alike(&comm, settings)?;
     let code = run(&comm, settings)?;
     if let Some(path) = &settings.trace {
         trace::collect(&comm, path)?;
@@ -87,10 +90,25 @@ fn builder(settings: &Settings) -> collectives::Builder {
 
 /// Device calls as they are when nobody compares them: that is what is measured, and their results are checked.
 #[cfg(feature = "cuda")]
+#[expect(unsafe_code, reason = "ranks that do alike")]
 fn unchecked() -> Config {
     let mut config = Config::default();
-    config.check_device_calls = CheckDeviceCalls::Never;
+    // SAFETY: all ranks run this program, with the same settings (compared in `finish`, before the first call on a device), and walk one
+    // list of calls, which the settings and the number of ranks decide: kind, op, type, root and lengths are the same on all. There are
+    // no messages.
+    config.check_device_calls = unsafe { CheckDeviceCalls::unchecked_after(0) };
     config
+}
+
+/// Refuses ranks that were given other arguments than rank 0: they would make other calls.
+fn check_alike(comm: &Communicator, settings: &Settings) -> Result<(), Failure> {
+    let mine: [u8; 32] = Sha256::digest(format!("{settings:?}")).into();
+    let mut all = vec![[0; 32]; comm.world_size()];
+    comm.all_gather_into(&[mine], &mut all[..])?;
+    match all.iter().position(|theirs| *theirs != all[0]) {
+        None => Ok(()),
+        Some(other) => Err(Failure::usage(format!("rank {other} was given other arguments than rank 0: give all ranks the same"))),
+    }
 }
 
 /// Asks for the device plane that the command line names.

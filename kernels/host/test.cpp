@@ -342,6 +342,25 @@ static void check_add_partials() {
     expect_sum(total, total_reference(7, partials, 96), "partial sums", 0);
 }
 
+// Truth values stay, every other byte becomes 1, and nothing beside them is touched.
+static void check_truth() {
+    for (uint64_t count : {0, 1, 7, 15, 16, 17, 31, 32, 33, 1000, 70001}) {
+        for (uint64_t shift : {0, 1, 5, 15, 16}) {
+            Memory data(count, shift);
+            std::vector<unsigned char> before(count);
+            for (uint64_t i = 0; i < count; i++) {
+                before[i] = (unsigned char)(random_bits() % 3 == 0 ? random_bits() : random_bits() % 2);
+                data.data[i] = (char)before[i];
+            }
+            launch(2, 96, [&] { truth_b8(data.data, count); });
+            for (uint64_t i = 0; i < count; i++) {
+                unsigned char got = data.data[i];
+                expect(got == (before[i] != 0), "truths of " + std::to_string(count), i, got, before[i]);
+            }
+        }
+    }
+}
+
 static void check_fill() {
     for (uint64_t bytes : {0, 1, 7, 15, 16, 17, 1000, 70001}) {
         for (uint64_t pattern_bytes : {16, 48, 4096}) {
@@ -436,6 +455,7 @@ int main(int argc, char **argv) {
     check_squares("f32", squares_f32), check_squares("f64", squares_f64), check_squares("f16", squares_f16),
         check_squares("bf16", squares_bf16);
     check_add_partials();
+    check_truth();
     check_fill();
     check_check();
     std::printf(failures ? "%llu differences\n" : "all kernels agree with the reference\n", (unsigned long long)failures);

@@ -6,7 +6,7 @@
 //! ```no_run
 //! use nccl_sys::{Library, ncclComm_t, ncclResult_t, ncclUniqueId};
 //!
-//! let nccl = Library::open(None)?;
+//! let nccl = Library::open()?;
 //! println!("NCCL {} from {}", nccl.version(), nccl.path());
 //!
 //! let mut id = ncclUniqueId { internal: [0; 128] };

@@ -39,26 +39,39 @@ pub struct Library {
 impl Library {
     /// Opens NCCL, or finds it open.
     ///
-    /// With a name, that file and no other is opened. Without, these are tried: the first that was opened here before; one that something
-    /// else has brought into the process (PyTorch, say); `libnccl.so.2` and `libnccl.so` where the system's loader finds them.
-    /// The same file gives the same library, and a library is never unloaded. Two files may be open side by side.
+    /// These are tried: the first that was opened here before; one that something else has brought into the process (PyTorch, say);
+    /// `libnccl.so.2` and `libnccl.so` where the system's loader finds them. A library is never unloaded.
     ///
-    /// A library's initialisers run when it is opened: the file is trusted to be NCCL, or at least harmless.
+    /// A library's initialisers run when it is opened. That a file of NCCL's name where the system's loader looks is NCCL is trusted, as by a
+    /// program that is linked with it: whoever decides where that is (packages, `LD_LIBRARY_PATH`) decides what the process runs.
     ///
     /// # Errors
     /// [`LoadError`] where no file can be opened that has an `ncclGetVersion` which succeeds.
-    pub fn open(explicit: Option<&Path>) -> Result<&'static Self, LoadError> {
+    pub fn open() -> Result<&'static Self, LoadError> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let mut attempts = Vec::new();
-        if let Some(path) = explicit {
-            let found = attempt(path.as_os_str(), &mut attempts);
-            return found.map(|library| keep(library, &mut open)).ok_or(LoadError { attempts });
-        }
         if let Some(first) = open.first() {
             return Ok(first);
         }
-        let present = NAMES.iter().find_map(|name| Self::load(OsStr::new(name), RTLD_NOLOAD).ok());
-        let found = present.or_else(|| NAMES.iter().find_map(|name| attempt(OsStr::new(name), &mut attempts)));
+        // SAFETY: what goes by NCCL's name in this process, or where the loader looks, is trusted to be NCCL, as said above.
+        let present = NAMES.iter().find_map(|name| unsafe { Self::load(OsStr::new(name), RTLD_NOLOAD) }.ok());
+        // SAFETY: the same names, where the loader looks.
+        let found = present.or_else(|| NAMES.iter().find_map(|name| unsafe { attempt(OsStr::new(name), &mut attempts) }));
+        found.map(|library| keep(library, &mut open)).ok_or(LoadError { attempts })
+    }
+
+    /// Opens this file and no other, or finds it open: the same file gives the same library. Two files may be open side by side.
+    ///
+    /// # Errors
+    /// [`LoadError`] where it cannot be opened, or has no `ncclGetVersion` which succeeds.
+    ///
+    /// # Safety
+    /// The file is an NCCL: its initialisers run when it is opened, and its functions are called by NCCL's signatures.
+    pub unsafe fn open_file(file: &Path) -> Result<&'static Self, LoadError> {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut attempts = Vec::new();
+        // SAFETY: the file is an NCCL, which is the caller's promise.
+        let found = unsafe { attempt(file.as_os_str(), &mut attempts) };
         found.map(|library| keep(library, &mut open)).ok_or(LoadError { attempts })
     }
 
@@ -77,8 +90,11 @@ impl Library {
         find(&self.opened, function).is_some()
     }
 
-    fn load(name: &OsStr, flags: c_int) -> Result<Self, Reason> {
-        // SAFETY: the initialisers of NCCL ask for nothing; that the file is NCCL is trusted, as the documentation of `open` says.
+    /// # Safety
+    ///
+    /// What the loader finds under this name is an NCCL.
+    unsafe fn load(name: &OsStr, flags: c_int) -> Result<Self, Reason> {
+        // SAFETY: the initialisers of NCCL ask for nothing, and the file is one: this function's contract.
         let opened =
             unsafe { Opened::open(Some(name), RTLD_LAZY | RTLD_LOCAL | flags) }.map_err(|error| Reason::NotOpened(words(&error)))?;
         let found = find(&opened, "ncclGetVersion").ok_or(Reason::NotNccl).and_then(|address| Ok((address, version(address)?)));
@@ -124,8 +140,12 @@ pub(crate) struct Slot(AtomicPtr<c_void>);
 /// The address of a function that the library does not have.
 const ABSENT: *mut c_void = without_provenance_mut(1);
 
-fn attempt(name: &OsStr, attempts: &mut Vec<Attempt>) -> Option<Library> {
-    match Library::load(name, 0) {
+/// # Safety
+///
+/// What the loader finds under this name is an NCCL.
+unsafe fn attempt(name: &OsStr, attempts: &mut Vec<Attempt>) -> Option<Library> {
+    // SAFETY: this function's contract.
+    match unsafe { Library::load(name, 0) } {
         Ok(library) => Some(library),
         Err(reason) => {
             attempts.push(Attempt { name: name.to_string_lossy().into_owned(), reason });

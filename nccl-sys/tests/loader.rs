@@ -37,8 +37,14 @@ fn folder_with(name: &str, code: i32) -> TempDir {
     folder
 }
 
+/// Opens a small library of these tests.
+fn open_file(file: &Path) -> Result<&'static Library, LoadError> {
+    // SAFETY: the libraries here have no initialisers, and the functions that are called have NCCL's signatures.
+    unsafe { Library::open_file(file) }
+}
+
 fn refused(path: &Path) -> (Attempt, String) {
-    let error = Library::open(Some(path)).unwrap_err();
+    let error = open_file(path).unwrap_err();
     assert_eq!(error.attempts().len(), 1, "a named file is the only one that is tried");
     let attempt = error.attempts()[0].clone();
     assert_eq!(attempt.name, path.to_str().unwrap());
@@ -85,7 +91,7 @@ fn a_library_that_cannot_say_its_version_is_refused() {
 #[test]
 fn arguments_arrive_and_results_come_back() {
     let folder = folder_with("any.so", 22809);
-    let nccl = Library::open(Some(&folder.path().join("any.so"))).unwrap();
+    let nccl = open_file(&folder.path().join("any.so")).unwrap();
     let mut comm = NCCL_COMM_NULL;
     let id = ncclUniqueId { internal: std::array::from_fn(|at| at as _) };
     // SAFETY: the library is the one above.
@@ -99,7 +105,7 @@ fn arguments_arrive_and_results_come_back() {
 #[test]
 fn a_function_that_should_be_there_and_is_not_is_an_error() {
     let folder = folder_with("any.so", 22809);
-    let nccl = Library::open(Some(&folder.path().join("any.so"))).unwrap();
+    let nccl = open_file(&folder.path().join("any.so")).unwrap();
     assert!(!nccl.has("ncclAllReduce") && nccl.has("ncclGroupStart"));
     // SAFETY: the library has no such function.
     let missing =
@@ -116,10 +122,10 @@ fn a_file_gives_one_library_by_whatever_name_and_another_file_another() {
     let (first, second) = (folder_with("a.so", 21803), folder_with("a.so", 20906));
     let (file, link) = (first.path().join("a.so"), first.path().join("link.so"));
     symlink(&file, &link).unwrap();
-    let library = Library::open(Some(&file)).unwrap();
-    assert!(std::ptr::eq(library, Library::open(Some(&file)).unwrap()));
-    assert!(std::ptr::eq(library, Library::open(Some(&link)).unwrap()));
-    let other = Library::open(Some(&second.path().join("a.so"))).unwrap();
+    let library = open_file(&file).unwrap();
+    assert!(std::ptr::eq(library, open_file(&file).unwrap()));
+    assert!(std::ptr::eq(library, open_file(&link).unwrap()));
+    let other = open_file(&second.path().join("a.so")).unwrap();
     assert_eq!((library.version(), other.version()), (Version::new(2, 18, 3), Version::new(2, 9, 6)));
     assert_eq!(library.path(), file.canonicalize().unwrap().to_str().unwrap());
     assert_ne!(library.path(), other.path());
@@ -132,7 +138,7 @@ fn many_threads_open_and_call_the_same_library() {
     let (file, start) = (folder.path().join("threads.so"), Barrier::new(THREADS));
     let open = || {
         start.wait();
-        let nccl = Library::open(Some(&file)).unwrap();
+        let nccl = open_file(&file).unwrap();
         // SAFETY: neither function has arguments, and the second is not there.
         unsafe {
             assert_eq!(nccl.ncclGroupStart(), Ok(ncclResult_t(23203)));
@@ -147,7 +153,7 @@ fn many_threads_open_and_call_the_same_library() {
     assert_eq!(libraries, [libraries[0]; THREADS]);
 }
 
-/// What `Library::open(None)` finds in a process whose loader looks in `folder` first, and in which `present` is loaded already.
+/// What `Library::open()` finds in a process whose loader looks in `folder` first, and in which `present` is loaded already.
 fn found(folder: &Path, present: Option<&Path>) -> String {
     let mut child = Command::new(env::current_exe().unwrap());
     child.args(["--exact", "in_a_process_of_its_own", "--nocapture"]).env("NCCL_SYS_TEST", present.unwrap_or(Path::new("")));
@@ -161,9 +167,9 @@ fn in_a_process_of_its_own() {
     let Some(present) = env::var_os("NCCL_SYS_TEST") else { return };
     // SAFETY: the library has no initialisers.
     let _present = (!present.is_empty()).then(|| unsafe { libloading::Library::new(&present) }.unwrap());
-    match Library::open(None) {
+    match Library::open() {
         Ok(library) => {
-            assert!(std::ptr::eq(library, Library::open(None).unwrap()));
+            assert!(std::ptr::eq(library, Library::open().unwrap()));
             println!("found: {} {}", library.version(), library.path());
         }
         Err(error) => println!("found: {error}"),

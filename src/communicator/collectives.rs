@@ -178,10 +178,8 @@ impl Communicator {
 /// ranks differ in kind, op, element type, count or root, each of them gets an error that names two of the calls, and no
 /// buffer is touched.
 ///
-/// On device buffers a call is queued: it returns before other ranks have entered. Ranks that call different things are found out while
-/// calls are compared ([`Config::check_device_calls`](crate::Config::check_device_calls): the first 64, and then a call waits for the other
-/// ranks to enter after all); later they wait for each other until the timeout, or get bytes of another type: a `bool` on a device is as
-/// good as what the peers send.
+/// On device buffers a call is queued, once all ranks have entered and their calls were compared
+/// ([`Config::check_device_calls`](crate::Config::check_device_calls)): it returns before any of them is done.
 ///
 /// Errors common to all: `InvalidArgument` for arguments that cannot be right (nothing has happened then, and the communicator
 /// lives on), `Unsupported` for an op that the element type does not have, `Mismatch`, `PeerLost`, `Timeout`, `Aborted`, and

@@ -70,14 +70,16 @@ impl Communicator {
         record(&mut group)?;
         #[cfg(feature = "cuda")]
         if !group.device.is_empty() {
-            Self::queue_batches(&mut [(self, std::mem::take(&mut group.device))], Hold::Borrowed)?;
+            self.queue_batch(std::mem::take(&mut group.device), Hold::Borrowed)?;
         }
         group.run_on_host()
     }
 
     /// As [`group`](Self::group), for several communicators of this thread at once: `record` gets a group for each, in the same
     /// order. So one thread can drive several GPUs, each with a communicator of its own. Device buffers only: on host memory each
-    /// rank needs a thread of its own. A custom op is used outside of such a group first: the ranks then agree that all can do it.
+    /// rank needs a thread of its own. A custom op is used outside of such a group first: the ranks then agree that all can do it. What one
+    /// rank makes in such a group, all ranks of its communicator do: ranks compare these calls by messages, n - 1 for each, and not in
+    /// a collective. Where they differ, all communicators of the group are ended.
     ///
     /// Returns what the receives of each communicator got.
     ///
@@ -97,7 +99,7 @@ impl Communicator {
         let received = groups.iter().map(|group| group.receives.iter().flatten().copied().collect()).collect();
         let mut parts: Vec<_> = groups.into_iter().map(|group| (group.comm, group.device)).filter(|(_, batch)| !batch.is_empty()).collect();
         if !parts.is_empty() {
-            Self::queue_batches(&mut parts, Hold::Borrowed)?;
+            Self::queue_across(&mut parts)?;
         }
         Ok(received)
     }

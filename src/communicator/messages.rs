@@ -123,8 +123,9 @@ pub(super) fn receive_place<T>(buffer: &mut [T]) -> Place {
 /// large messages before they receive wait for each other: use [`group`](Self::group), [`send_recv`](Self::send_recv) or
 /// [`isend`](Self::isend) there.
 ///
-/// Messages on device buffers go over NCCL: both ends must name the same length and type, which nobody compares; there are no tags,
-/// and no receiving from any source.
+/// Messages on device buffers go over NCCL: both ends must name the same length and type; there are no tags, and no receiving from any source.
+/// A sender says over the host plane what it sends, and a receive waits on the host until its sender has made the call, before it is queued
+/// on the device. Where the two ends differ, the receiver gets a `Mismatch`, and the communicator ends on all ranks.
 ///
 /// Errors: `InvalidArgument` for a rank or tag that cannot be, `Message` where the two ends do not fit together (both get it,
 /// and the communicator lives on), `PeerLost`, `Timeout`, `Poisoned`.

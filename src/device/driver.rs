@@ -225,7 +225,7 @@ pub(crate) struct Event {
 
 // SAFETY: the driver's events may be used by any thread, and by several at once; the pointer is never followed here.
 unsafe impl Send for Event {}
-// SAFETY: as above.
+// SAFETY: a shared reference records and asks, both of which the driver takes from several threads at once.
 unsafe impl Sync for Event {}
 
 impl Event {
@@ -260,7 +260,7 @@ pub(crate) fn is_complete(event: &CudaEvent) -> Result<bool, DriverError> {
 unsafe fn query(event: sys::CUevent) -> Result<bool, DriverError> {
     // A question from a thread that does not ignore captures ends those that go on, wherever they are.
     let mode = exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-    // SAFETY: passed on to the caller.
+    // SAFETY: the event is alive: this function's contract.
     let answer = unsafe { cudarc::driver::result::event::query(event) };
     if let Some(mode) = mode {
         exchange_capture_mode(mode);

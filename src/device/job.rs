@@ -1,12 +1,13 @@
 //! One call on device memory, checked and ready to be queued.
 
 use crate::call::{Call, Layout};
+use crate::element::TypeTag;
 use crate::op::{DeviceCode, ReduceOp};
 
 /// A checked collective on device memory.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// What the ranks must agree on; the sequence number is set when it is queued.
+    /// What the ranks must agree on; the sequence number is [`DevicePlane::number`](super::DevicePlane::number)'s.
     pub(crate) call: Call,
     /// Device address of what is read, 0 where nothing is.
     pub(crate) source: u64,
@@ -35,7 +36,7 @@ pub(crate) enum Reduction {
     User(DeviceCode),
 }
 
-/// One message to or from a peer, checked. NCCL knows no tags and no shorter messages: both ends name the same length.
+/// One message to or from a peer, checked. NCCL knows no tags and no shorter messages: both ends name the same length, and one type.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Message {
     /// The other end.
@@ -46,4 +47,6 @@ pub(crate) struct Message {
     pub(crate) address: u64,
     /// Length in bytes.
     pub(crate) bytes: usize,
+    /// What it is made of.
+    pub(crate) element: TypeTag,
 }

@@ -4,13 +4,16 @@
 
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaEvent, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 use nccl_sys::{Library, ncclWindow_t};
 
+use crate::buffer::device::RawDevice;
+use crate::buffer::{Buffer, Memory};
 use crate::deadline::Deadline;
 use crate::device::comm::{Inner, NcclComm, Pace};
 use crate::device::driver;
@@ -155,8 +158,29 @@ enum Handle {
 
 // SAFETY: NCCL's handles may be used by any thread; these are given to NCCL only, under the lock of the device.
 unsafe impl Send for Tie {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives nothing but the handle's number away, which is only given back to NCCL by whoever owns the tie.
 unsafe impl Sync for Tie {}
+
+mod sealed {
+    /// Memory whose address is that of an allocation which stays where it is, and allocated, until the value is dropped.
+    pub trait Lasting {}
+}
+
+/// Device memory that NCCL may be told of: cudarc's slices, and views that are borrowed for good; [`NcclBuffer`]; a [`RawDevice`], whose maker
+/// vouches for the address; and what is registered already.
+///
+/// Sealed: NCCL writes where the address says, and any type could say any address by cudarc's safe traits. Memory of other crates by
+/// [`AsDevicePtr`](crate::AsDevicePtr) is none: its owner vouches for it only as long as it is borrowed.
+pub trait Registrable: Buffer + sealed::Lasting + 'static {}
+
+impl<B: Buffer + sealed::Lasting + 'static> Registrable for B {}
+impl<T: Data> sealed::Lasting for CudaSlice<T> {}
+impl<T: Data> sealed::Lasting for CudaView<'static, T> {}
+impl<T: Data> sealed::Lasting for CudaViewMut<'static, T> {}
+impl<T: Data> sealed::Lasting for NcclBuffer<T> {}
+impl<T: Data> sealed::Lasting for RawDevice<'static, T> {}
+impl<T: Data, B: Registrable> sealed::Lasting for Registration<T, B> {}
+impl<T: Data, B: Registrable> sealed::Lasting for Window<T, B> {}
 
 impl Tie {
     /// Makes NCCL know `bytes` at `address`; nothing where it has no use for that.
@@ -165,7 +189,9 @@ impl Tie {
         let pointer = address as usize as *mut c_void;
         // NCCL may write to it later, from a thread of its own; it is given up where that is not waited for.
         let place = Box::into_raw(Box::new(std::ptr::null_mut::<c_void>()));
-        // SAFETY: the memory is the caller's and outlives the tie; the place for the handle is given up only after the call has ended.
+        // SAFETY: - the handle is alive (lent by `manage`), and the memory is allocated and as long as is said until its owner is dropped
+        //   (`Lasting`), which is after NCCL has forgotten it (`Held`);
+        // - the place for NCCL's answer is in a box that is given up only after the call has ended.
         comm.manage(&doing, deadline, |raw| unsafe {
             let (name, answer) = match window {
                 None => ("ncclCommRegister", raw.library.ncclCommRegister(raw.handle, pointer, bytes, place)),
@@ -176,7 +202,7 @@ impl Tie {
             };
             nccl::check(raw.library, raw.handle, name, answer).map(|_| ())
         })?;
-        // SAFETY: it came out of a box above, and the call has ended.
+        // SAFETY: the pointer came out of a box above, and NCCL, whose call has ended, writes there no more.
         let handle = *unsafe { Box::from_raw(place) };
         let handle = if window.is_some() { Handle::Window(handle.cast()) } else { Handle::Registration(handle) };
         Ok((!handle.is_null()).then(|| Self { inner: Arc::clone(comm.inner()), handle }))
@@ -192,11 +218,13 @@ impl Handle {
     }
 }
 
-impl Drop for Tie {
-    fn drop(&mut self) {
+impl Tie {
+    /// Has NCCL forget the memory; `false` where it may still know it.
+    fn undo(self) -> bool {
         let handle = self.handle;
         self.inner.manage_at_rest(&|| "forgetting a registration".to_owned(), |raw| {
-            // SAFETY: the handle is this communicator's, which is alive, and is given back once.
+            // SAFETY: the communicator is alive (lent by `manage_at_rest`), the handle is one that it gave, and this, which consumes the
+            // tie, gives it back once.
             let (name, answer) = unsafe {
                 match handle {
                     Handle::Registration(handle) => ("ncclCommDeregister", raw.library.ncclCommDeregister(raw.handle, handle)),
@@ -204,105 +232,149 @@ impl Drop for Tie {
                 }
             };
             nccl::check(raw.library, raw.handle, name, answer).map(|_| ())
-        });
+        })
+    }
+}
+
+/// A buffer, and what NCCL knows of it, which ends first. Memory that NCCL may still know is never let go.
+#[derive(Debug)]
+struct Held<B> {
+    tie: Option<Tie>,
+    buffer: ManuallyDrop<B>,
+}
+
+impl<B> Held<B> {
+    fn new(tie: Option<Tie>, buffer: B) -> Self {
+        Self { tie, buffer: ManuallyDrop::new(buffer) }
+    }
+
+    /// Has NCCL forget the buffer, and takes it out; nothing where NCCL may still know it: it is then lost. To be called once, at the end.
+    fn take(&mut self) -> Option<B> {
+        if self.tie.take().is_none_or(Tie::undo) {
+            // SAFETY: called once, by `drop` or by `into_buffer`, which forgets the rest: nobody uses the buffer here afterwards.
+            return Some(unsafe { ManuallyDrop::take(&mut self.buffer) });
+        }
+        tracing::error!("NCCL did not forget a registered buffer in time, and may still use it: its memory is lost");
+        None
+    }
+
+    /// The buffer.
+    fn into_buffer(self) -> Result<B> {
+        let lost = || {
+            let reason = "NCCL did not forget it in time, and may still use it: its memory is lost";
+            Error::unsupported("taking back a registered buffer", reason)
+        };
+        ManuallyDrop::new(self).take().ok_or_else(lost)
+    }
+}
+
+impl<B> Drop for Held<B> {
+    fn drop(&mut self) {
+        drop(self.take());
     }
 }
 
 /// A buffer that one communicator knows: its collectives can use it in place, without copies through buffers of NCCL's.
 ///
-/// It owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like one. Dropping it waits for the communicator's work on the device.
+/// It owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like one. Dropping it waits for the communicator's work on the device; where
+/// NCCL does not forget the buffer within ten minutes, its memory is lost, and said to be in an event of `tracing`'s.
 #[derive(Debug)]
 pub struct Registration<T, B> {
-    // First, for it goes before the memory does.
-    _tie: Option<Tie>,
-    buffer: B,
+    held: Held<B>,
     elements: PhantomData<fn() -> T>,
 }
 
-impl<T: Data, B: DevicePtr<T> + 'static> Registration<T, B> {
+impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
     /// Registers a buffer on this rank. NCCL 2.19.1.
     pub(crate) fn new(comm: &NcclComm, buffer: B, deadline: &Deadline) -> Result<Self> {
         let (address, bytes) = extent(comm, &buffer)?;
         let tie = Tie::new(comm, address, bytes, None, deadline)?;
-        Ok(Self { _tie: tie, buffer, elements: PhantomData })
+        Ok(Self { held: Held::new(tie, buffer), elements: PhantomData })
     }
 
     /// Gives the buffer back, as it was before.
-    #[must_use]
-    pub fn into_buffer(self) -> B {
-        let Self { _tie: tie, buffer, .. } = self;
-        drop(tie);
-        buffer
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where NCCL does not forget it in time; its memory is then lost.
+    pub fn into_buffer(self) -> Result<B> {
+        self.held.into_buffer()
     }
 }
 
 /// A buffer that all ranks of one communicator know of each other: the fastest kernels need one, and collectives without kernels.
 ///
-/// It owns the buffer, and is used like one. Dropping it waits for the communicator's work on the device.
+/// It owns the buffer, and is used like one. Dropping it waits for the communicator's work on the device; where NCCL does not forget the buffer
+/// within ten minutes, its memory is lost, and said to be in an event of `tracing`'s.
 #[derive(Debug)]
 pub struct Window<T, B> {
-    // First, for it goes before the memory does.
-    tie: Option<Tie>,
-    buffer: B,
+    held: Held<B>,
     elements: PhantomData<fn() -> T>,
 }
 
-impl<T: Data, B: DevicePtr<T> + 'static> Window<T, B> {
+impl<T: Data, B: Registrable<Element = T>> Window<T, B> {
     /// Opens a window on each rank's buffer; all ranks do so together, with buffers of one size. NCCL 2.27.3.
     pub(crate) fn new(comm: &NcclComm, buffer: B, deadline: &Deadline) -> Result<Self> {
         let (address, bytes) = extent(comm, &buffer)?;
         let tie = Tie::new(comm, address, bytes, Some(nccl_sys::NCCL_WIN_COLL_SYMMETRIC), deadline)?;
-        Ok(Self { tie, buffer, elements: PhantomData })
+        Ok(Self { held: Held::new(tie, buffer), elements: PhantomData })
     }
 
     /// Whether the devices of the communicator can do more with it than with other memory. Where they cannot, it is a buffer like any other.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.tie.is_some()
+        self.held.tie.is_some()
     }
 
     /// Gives the buffer back, as it was before.
-    #[must_use]
-    pub fn into_buffer(self) -> B {
-        let Self { tie, buffer, .. } = self;
-        drop(tie);
-        buffer
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where NCCL does not forget it in time; its memory is then lost.
+    pub fn into_buffer(self) -> Result<B> {
+        self.held.into_buffer()
     }
 }
 
 /// Where a buffer is and how many bytes it has.
-fn extent<T: Data, B: DevicePtr<T>>(comm: &NcclComm, buffer: &B) -> Result<(CUdeviceptr, usize)> {
-    if buffer.stream().context().cu_ctx() != comm.context().cu_ctx() {
+fn extent<B: Registrable>(comm: &NcclComm, buffer: &B) -> Result<(CUdeviceptr, usize)> {
+    let Memory::Device(memory) = buffer.memory() else {
+        return Err(Error::argument("register", "the buffer is in host memory"));
+    };
+    if memory.inner.context().cu_ctx() != comm.context().cu_ctx() {
         return Err(Error::argument("register", "the buffer belongs to another context than the communicator"));
     }
-    if buffer.num_bytes() == 0 {
+    let bytes = memory.len() * size_of::<B::Element>();
+    if bytes == 0 {
         return Err(Error::argument("register", "the buffer is empty"));
     }
-    let (address, _guard) = buffer.device_ptr(buffer.stream());
-    Ok((address, buffer.num_bytes()))
+    // The address alone is wanted. Memory without a stream of its own says it on any.
+    let any = comm.context().default_stream();
+    let (address, _guard) = memory.inner.read(memory.inner.owner().unwrap_or(&any));
+    Ok((address, bytes))
 }
 
 macro_rules! used_like_its_buffer {
     ($name:ident) => {
         impl<T, B: DeviceSlice<T>> DeviceSlice<T> for $name<T, B> {
             fn len(&self) -> usize {
-                self.buffer.len()
+                self.held.buffer.len()
             }
 
             fn stream(&self) -> &Arc<CudaStream> {
-                self.buffer.stream()
+                self.held.buffer.stream()
             }
         }
 
         impl<T, B: DevicePtr<T>> DevicePtr<T> for $name<T, B> {
             fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-                self.buffer.device_ptr(stream)
+                self.held.buffer.device_ptr(stream)
             }
         }
 
         impl<T, B: DevicePtrMut<T>> DevicePtrMut<T> for $name<T, B> {
             fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-                self.buffer.device_ptr_mut(stream)
+                self.held.buffer.device_ptr_mut(stream)
             }
         }
     };

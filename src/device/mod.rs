@@ -21,7 +21,7 @@ pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, is_captur
 pub(crate) use job::{Job, Message, Reduction};
 pub(crate) use kernels::{Kernels, MOST_PARTIALS};
 pub(crate) use lookout::Lookout;
-pub use memory::{NcclBuffer, Registration, Window};
+pub use memory::{NcclBuffer, Registrable, Registration, Window};
 pub(crate) use nccl::library;
 pub(crate) use plane::DevicePlane;
 pub(crate) use pool::share as share_pool;

@@ -39,7 +39,7 @@ pub(crate) fn share(gpu: &Gpu, others: &[usize]) -> Result<(), DriverError> {
     }
     for other in others {
         let (device, mut can) = (*other as c_int, 0);
-        // SAFETY: as above.
+        // SAFETY: the function is there (checked), takes numbers of devices, and answers into a variable of ours.
         unsafe { sys::cuDeviceCanAccessPeer(&mut can, device, gpu.context.cu_device()) }.result()?;
         if can != 0 {
             let access = Access { location: 1, device, flags: 3 };

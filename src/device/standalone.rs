@@ -3,16 +3,15 @@
 #![expect(unsafe_code, reason = "calls on addresses that the caller vouches for")]
 
 use std::fmt;
-use std::path::Path;
 use std::sync::{Arc, Weak};
 
-use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
+use cudarc::driver::{CudaContext, CudaStream};
 use nccl_sys::ncclUniqueId;
 
 use super::comm::{self, NcclComm, Setup};
 use super::driver::{self, Gpu};
 use super::job::{Job, Message, Reduction};
-use super::memory::{NcclBuffer, Registration, Window};
+use super::memory::{NcclBuffer, Registrable, Registration, Window};
 use super::nccl;
 use super::plane::{DevicePlane, Options};
 use crate::call::{Call, Kind, Layout};
@@ -20,6 +19,7 @@ use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::{DType, Data, TypeTag};
 use crate::error::{Error, Result};
+use crate::nccl_config::NcclLibrary;
 use crate::op::ReduceOp;
 
 /// By what the ranks of a new [`NcclCommunicator`] find each other: one rank makes it and brings it to the others. Good for one
@@ -34,7 +34,7 @@ impl UniqueId {
     ///
     /// `NoDevice` where no NCCL is found (`library` names its file, `None` leaves it to the loader), `Nccl`.
     #[doc(alias = "ncclGetUniqueId")]
-    pub fn new(library: Option<&Path>) -> Result<Self> {
+    pub fn new(library: Option<&NcclLibrary>) -> Result<Self> {
         let library = nccl::library(library).map_err(|reason| Error::NoDevice { call: "UniqueId::new".to_owned(), reason })?;
         comm::unique_id(library).map(Self::from_nccl)
     }
@@ -174,7 +174,7 @@ impl NcclCommunicator {
         let no_device = |reason| Error::NoDevice { call: "making a communicator".to_owned(), reason };
         driver::check().map_err(no_device)?;
         let gpu = driver::of(context).map_err(no_device)?;
-        let library = nccl::library(config.nccl_library.as_deref()).map_err(no_device)?;
+        let library = nccl::library(config.nccl_library.as_ref()).map_err(no_device)?;
         let ids: Vec<_> = ids.iter().map(|id| id.to_nccl()).collect();
         let deadline = Deadline::after(config.timeout);
         let comm =
@@ -312,10 +312,14 @@ impl NcclCommunicator {
     ///
     /// Both buffers are memory of this device, as long as they say, until the stream has done the call; nobody else writes them, nor
     /// reads the destination, meanwhile. They are the same or lie apart; for `AllGather` and `ReduceScatter` the shorter may also be
-    /// this rank's block of the longer.
+    /// this rank's block of the longer. The source holds elements of its type. All ranks make the same call, with the same op, root, type
+    /// and counts, as their next one on this communicator, which was made with the same [`Config`] on devices of one compute capability:
+    /// nobody compares them, and NCCL writes what it is sent.
     pub unsafe fn call(&self, call: RawCall, source: RawBuffer, destination: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
-        let job = self.job(call, source, destination)?;
-        // SAFETY: passed on.
+        let mut job = self.job(call, source, destination)?;
+        self.plane.number([&mut job]);
+        // SAFETY: the buffers are as long as the job says, on this device, free of other users and apart or one as it says: this
+        // function's contract. Their lengths fit the call and each other (checked by `job`).
         unsafe { self.plane.enqueue(&job, stream, self.config.timeout) }
     }
 
@@ -328,13 +332,19 @@ impl NcclCommunicator {
     ///
     /// # Safety
     ///
-    /// As [`NcclCommunicator::call`].
+    /// The buffer is memory of this device, as long as it says, until the stream has done the message; nobody else writes it meanwhile, nor
+    /// reads what a receive writes. What is sent are elements of the type. The other end names the same type and count for the message that
+    /// this one meets: nobody compares them, and NCCL writes what it is sent.
     pub unsafe fn message(&self, peer: usize, sends: bool, buffer: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         if peer >= self.world_size() || peer == self.rank() {
             return Err(Error::argument("message", format!("rank {peer} is no peer of rank {} of {}", self.rank(), self.world_size())));
         }
-        let message = Message { peer, sends, address: buffer.address, bytes: buffer.count * buffer.dtype.size_bytes() };
-        // SAFETY: passed on.
+        let Some(bytes) = buffer.count.checked_mul(buffer.dtype.size_bytes()) else {
+            return Err(Error::argument("message", format!("{} elements are more than an address space has", buffer.count)));
+        };
+        let message = Message { peer, sends, address: buffer.address, bytes, element: TypeTag::Scalar(buffer.dtype) };
+        // SAFETY: the buffer is memory of this device of that length until the stream has done the message, and nobody else uses it: this
+        // function's contract.
         unsafe { DevicePlane::enqueue_group(&[(&self.plane, &[], &[message], stream)], self.config.timeout) }
     }
 
@@ -378,11 +388,31 @@ impl NcclCommunicator {
 
     /// Registers a buffer, so that NCCL can use it without copies. NCCL 2.19.1.
     ///
+    /// Only buffers whose address can be trusted are taken. A type of the caller's names none, though cudarc's traits are safe to implement:
+    ///
+    /// ```compile_fail,E0277
+    /// # use collectives::NcclCommunicator;
+    /// # use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceSlice, SyncOnDrop};
+    /// # use std::sync::Arc;
+    /// struct Anywhere(CudaSlice<f32>);
+    /// # impl DeviceSlice<f32> for Anywhere {
+    /// #     fn len(&self) -> usize { self.0.len() }
+    /// #     fn stream(&self) -> &Arc<CudaStream> { self.0.stream() }
+    /// # }
+    /// impl DevicePtr<f32> for Anywhere {
+    ///     fn device_ptr<'a>(&'a self, _: &'a CudaStream) -> (u64, SyncOnDrop<'a>) { (0xdead_0000, SyncOnDrop::Sync(None)) }
+    /// }
+    /// # fn example(comm: &NcclCommunicator, slice: CudaSlice<f32>) -> collectives::Result<()> {
+    /// comm.register(Anywhere(slice))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
-    /// `Unsupported` with an older NCCL, `Nccl`.
+    /// `InvalidArgument` for a buffer of another context, or an empty one; `Unsupported` with an older NCCL, `Nccl`.
     #[doc(alias = "ncclCommRegister")]
-    pub fn register<T: Data, B: DevicePtr<T> + 'static>(&self, buffer: B) -> Result<Registration<T, B>> {
+    pub fn register<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Registration<T, B>> {
         Registration::new(self.plane.comm(), buffer, &self.deadline())
     }
 
@@ -390,9 +420,14 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
+    /// `InvalidArgument` for a buffer of another context, or an empty one; `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
+    ///
+    /// # Safety
+    ///
+    /// NCCL reaches into the other ranks' windows by what this rank knows of its own. So all ranks open their windows in the same order, each time
+    /// with buffers of one length; and in every call all ranks use either the windows that they opened together, or none.
     #[doc(alias = "ncclCommWindowRegister")]
-    pub fn window<T: Data, B: DevicePtr<T> + 'static>(&self, buffer: B) -> Result<Window<T, B>> {
+    pub unsafe fn window<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Window<T, B>> {
         Window::new(self.plane.comm(), buffer, &self.deadline())
     }
 }

@@ -110,9 +110,6 @@ pub(crate) struct Flight {
     device: OnceLock<Ring>,
     /// The last look at the clock for messages.
     looked: AtomicU64,
-    /// How many collectives were queued on a device.
-    #[cfg(feature = "cuda")]
-    device_calls: AtomicU64,
     orders: Orders,
     about: OnceLock<About>,
     slowly: Mutex<Slowly>,
@@ -137,8 +134,6 @@ impl Flight {
             messages: OnceLock::new(),
             device: OnceLock::new(),
             looked: AtomicU64::new(0),
-            #[cfg(feature = "cuda")]
-            device_calls: AtomicU64::new(0),
             orders,
             about: OnceLock::new(),
             slowly: Mutex::default(),
@@ -336,9 +331,7 @@ impl Flight {
     /// Puts a collective on record that is queued on a device, and how that went. By the thread that owns the communicator, as the next.
     #[cfg(feature = "cuda")]
     pub(crate) fn note_device_call(&self, call: &Call, lane: u8, error: Option<&Error>) {
-        let sequence = self.device_calls.load(Ordering::Relaxed);
-        self.device_calls.store(sequence + 1, Ordering::Relaxed);
-        self.note_on_device(Call { sequence, ..*call }.record(), lane, error);
+        self.note_on_device(call.record(), lane, error);
     }
 
     /// Puts a message on record that is queued on a device, and how that went.

@@ -71,7 +71,7 @@ pub struct RawStream {
 
 // SAFETY: a handle, which may be used on any thread, but for 2: whoever makes that promises to keep it on one.
 unsafe impl Send for RawStream {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives nothing but the handle's number and the device's away.
 unsafe impl Sync for RawStream {}
 
 impl RawStream {

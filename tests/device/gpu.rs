@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use collectives::{Builder, Communicator, Config, DeviceChoice, Result};
+use collectives::{Builder, CheckDeviceCalls, Communicator, Config, DeviceChoice, Result};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
 
@@ -32,6 +32,20 @@ pub fn builder(config: Config) -> Builder {
     // On real GPUs a script stops what hangs after 60 s: what the library has to say of it comes before.
     let limit = Duration::from_secs(if is_real() { 40 } else { 60 });
     Communicator::builder().config(config).timeout(limit).require_device(DeviceChoice::Local)
+}
+
+/// Settings by which calls are not compared, so that they return before other ranks have come.
+pub fn unchecked() -> Config {
+    compared_before(0)
+}
+
+/// Settings by which so many calls are compared and no more.
+pub fn compared_before(calls: u64) -> Config {
+    let mut config = Config::default();
+    // SAFETY: where ranks of these tests make calls that are not compared, they make the same ones with the same lengths, or none; where ops
+    // differ, they leave memory alone.
+    config.check_device_calls = unsafe { CheckDeviceCalls::unchecked_after(calls) };
+    config
 }
 
 /// Runs `program` on `world_size` threads, each a rank with a device of its own; what they return, in rank order.
@@ -107,6 +121,13 @@ impl DeviceMemory {
 }
 
 impl DeviceMemory {
+    /// A copy of the bytes of truth values, which may be any.
+    pub fn as_bytes(&self, truths: &CudaSlice<bool>) -> CudaSlice<u8> {
+        // SAFETY: the same memory as bytes.
+        let view = unsafe { truths.transmute::<u8>(truths.len()) }.unwrap();
+        self.stream.clone_dtod(&view).unwrap()
+    }
+
     /// The elements of a part of a buffer.
     pub fn get_view<T: Predict>(&self, view: &CudaView<'_, T>) -> Vec<T> {
         let mut whole = self.put(&vec![T::default(); view.len()]);

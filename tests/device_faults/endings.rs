@@ -2,18 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use collectives::{CheckDeviceCalls, Communicator, Config, ReduceOp};
+use collectives::{Communicator, Config, ReduceOp};
 
 use super::common::cases::Memory;
-use super::common::ranks::{each, threads_with};
-use super::gpu::{DeviceMemory, builder};
-
-/// Calls that return before others have come.
-fn unchecked() -> Config {
-    let mut config = Config::default();
-    config.check_device_calls = CheckDeviceCalls::Never;
-    config
-}
+use super::common::ranks::{alone_in_a_process, each, threads_with};
+use super::gpu::{DeviceMemory, builder, unchecked};
 
 fn short(limit: Duration) -> impl Fn(usize) -> collectives::Builder {
     move |_| builder(unchecked()).timeout(limit)
@@ -115,4 +108,26 @@ fn a_communicator_may_be_dropped_with_work_in_flight() {
     let communicators: Vec<Communicator> = super::common::ranks::communicators_with(2, short(Duration::from_secs(30)));
     each(communicators, drop);
     super::gpu::assert_nothing_found();
+}
+
+#[test]
+fn memory_that_nccl_did_not_forget_is_not_let_go() {
+    // What is lost stays with the process.
+    alone_in_a_process("endings::memory_that_nccl_did_not_forget_is_not_let_go", || {
+        threads_with(1, |_| builder(Config::default()), |comm| {
+            let device = comm.device().unwrap();
+            let raw = device.raw();
+            let registered = || raw.register(raw.allocate::<f32>(device.stream(), 1024).unwrap()).unwrap();
+            let (whole, dropped, taken) = (registered(), registered(), registered());
+            drop(whole.into_buffer().unwrap());
+            assert_eq!(simgpu::nccl::counts().allocations, 2);
+            // A wrong argument, which leaves the communicator as it is.
+            simgpu::nccl::fail_call_of_this_thread("ncclCommDeregister", 1, 4);
+            drop(dropped);
+            simgpu::nccl::fail_call_of_this_thread("ncclCommDeregister", 1, 4);
+            let error = taken.into_buffer().unwrap_err();
+            assert!(error.to_string().contains("memory is lost"), "{error}");
+            assert_eq!(simgpu::nccl::counts().allocations, 2);
+        });
+    });
 }

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::common::cases::Memory;
 use super::common::random::Random;
 use super::common::ranks::is_rank_of;
-use super::gpu::{DeviceMemory, builder, is_real};
+use super::gpu::{DeviceMemory, builder, is_real, unchecked};
 use super::processes::Ranks;
 
 /// What survivors may take to notice a death, on a loaded machine; calls may take [`LIMIT`], so no deadline tells them.
@@ -48,9 +48,14 @@ fn wait_for_parent() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
+/// The settings of a job's ranks: device calls are compared, or return before the others have come.
+fn config() -> Config {
+    if variable("UNCHECKED") == Some(1) { unchecked() } else { Config::default() }
+}
+
 /// A rank of [`job`].
 fn rank_of_a_job(moment: Moment) {
-    let config = Config::default();
+    let config = config();
     super::gpu::prepare();
     // A real NCCL tells deaths as it does.
     if variable("SILENT") == Some(1) && !is_real() {
@@ -176,11 +181,12 @@ fn assert_leaves_nothing(pid: u32) {
 fn job(name: &str, moment: Moment, world_size: usize, random: &mut Random, seed: u64) {
     let (victim, silent) = (random.below(world_size), random.below(2));
     let index = MOMENTS.iter().position(|known| *known == moment).unwrap();
-    let checks = ["0", "1"][random.below(2)];
-    let variables = [("MOMENT", index.to_string()), ("SILENT", silent.to_string()), ("COLLECTIVES_CHECK_DEVICE_CALLS", checks.to_owned())];
+    let unchecked = random.below(2);
+    let variables = [("MOMENT", index.to_string()), ("SILENT", silent.to_string()), ("UNCHECKED", unchecked.to_string())];
     let mut ranks = Ranks::spawn_with(name, world_size, &variables);
     let pause = Duration::from_micros(random.below(if moment == Moment::Close { 20_000 } else { 250_000 }) as u64);
-    let said = format!("seed {seed}: {world_size} ranks, {victim} killed {moment:?} after {pause:?}, silent: {silent}, checks: {checks}");
+    let said =
+        format!("seed {seed}: {world_size} ranks, {victim} killed {moment:?} after {pause:?}, silent: {silent}, unchecked: {unchecked}");
     println!("{said}");
     await_all(&mut ranks, world_size, ["born", "idle", "ready", "idle"][index]);
     if moment != Moment::Init {
@@ -284,7 +290,7 @@ const CALLS: [(&str, HeldUp); 10] = [
 
 /// A rank of [`killed_inside_each_call`]: every survivor makes each call on a communicator of its own, and says how it ends.
 fn rank_in_each_call(victim: usize) {
-    let comm = builder(Config::default()).timeout(LIMIT).from_env().unwrap();
+    let comm = builder(config()).timeout(LIMIT).from_env().unwrap();
     if !is_real() {
         simgpu::nccl::silence_deaths();
     }
@@ -325,7 +331,7 @@ fn killed_inside_each_call() {
     if is_rank_of(name) {
         return rank_in_each_call(victim);
     }
-    let mut ranks = Ranks::spawn_with(name, world_size, &[("COLLECTIVES_CHECK_DEVICE_CALLS", "0".to_owned())]);
+    let mut ranks = Ranks::spawn_with(name, world_size, &[("UNCHECKED", "1".to_owned())]);
     await_all(&mut ranks, world_size, "ready");
     wait(Duration::from_millis(300));
     let killed = Instant::now();
@@ -343,7 +349,7 @@ fn killed_inside_each_call() {
 /// One rank of [`a_stopped_rank_is_named_and_left_behind`].
 fn rank_with_a_sleeper(sleeper: usize) {
     let rank = variable("RANK").unwrap();
-    let comm = builder(Config::default()).from_env().unwrap();
+    let comm = builder(config()).from_env().unwrap();
     // Longer than a busy machine may hold up those that are to go on.
     comm.set_timeout(Duration::from_secs(6));
     println!("@ready");
@@ -371,7 +377,7 @@ fn a_stopped_rank_is_named_and_left_behind() {
     if is_rank_of(name) {
         return rank_with_a_sleeper(sleeper);
     }
-    let mut ranks = Ranks::spawn_with(name, world_size, &[("COLLECTIVES_CHECK_DEVICE_CALLS", "0".to_owned())]);
+    let mut ranks = Ranks::spawn_with(name, world_size, &[("UNCHECKED", "1".to_owned())]);
     await_all(&mut ranks, world_size, "ready");
     let pid = Pid::from_raw(ranks.children[sleeper].id() as i32).unwrap();
     kill_process(pid, Signal::STOP).unwrap();

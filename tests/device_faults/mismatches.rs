@@ -2,18 +2,13 @@
 
 #![expect(unsafe_code, reason = "an op of PTX, and cudarc's tracking of events")]
 
-use collectives::{CheckDeviceCalls, Communicator, Config, CustomOp, Error, ReduceOp, Result};
+use collectives::{Communicator, Config, CustomOp, Error, FlightPlane, ReduceOp, Result};
+use cudarc::driver::CudaSlice;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use super::common::cases::Memory;
-use super::common::ranks::alone_in_a_process;
-use super::gpu::{DeviceMemory, is_real, ranks, ranks_with};
-
-fn checking(calls: CheckDeviceCalls) -> Config {
-    let mut config = Config::default();
-    config.check_device_calls = calls;
-    config
-}
+use super::common::ranks::{alone_in_a_process, threads_with};
+use super::gpu::{DeviceMemory, builder, compared_before, is_real, ranks, ranks_with, unchecked};
 
 /// A fold that leaves everything as it is.
 const IDLE: &str = "
@@ -123,15 +118,10 @@ fn every_difference_is_told(comm: &Communicator, memory: &DeviceMemory) {
 }
 
 #[test]
-fn first_calls_are_compared_unless_told_otherwise() {
+fn calls_past_the_first_64_are_compared() {
     let _alone = (!is_real()).then(simgpu::alone);
-    ranks(3, every_difference_is_told);
-}
-
-#[test]
-fn all_calls_are_compared_on_request() {
-    let _alone = (!is_real()).then(simgpu::alone);
-    ranks_with(3, checking(CheckDeviceCalls::Always), |comm, memory| {
+    ranks(3, |comm, memory| {
+        every_difference_is_told(comm, memory);
         let mut buffer = memory.put(&[0_u32; 4]);
         (0..70).for_each(|_| comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap());
         every_difference_is_told(comm, memory);
@@ -146,9 +136,12 @@ fn other_names(comm: &Communicator, memory: &DeviceMemory) -> Result<()> {
 #[test]
 fn so_many_calls_are_compared_and_no_more() {
     let _alone = (!is_real()).then(simgpu::alone);
-    ranks_with(2, checking(CheckDeviceCalls::First(3)), |comm, memory| {
+    ranks_with(2, compared_before(3), |comm, memory| {
+        let mut buffer = memory.put(&[0_u32; 4]);
         for _ in 0..3 {
+            // What was refused was no call.
             assert!(other_names(comm, memory).unwrap_err().is_mismatch());
+            comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
         }
         other_names(comm, memory).unwrap();
         // Each communicator has its own.
@@ -156,7 +149,7 @@ fn so_many_calls_are_compared_and_no_more() {
         assert!(other_names(&copy, memory).unwrap_err().is_mismatch());
         copy.close().unwrap();
     });
-    ranks_with(2, checking(CheckDeviceCalls::Never), |comm, memory| other_names(comm, memory).unwrap());
+    ranks_with(2, unchecked(), |comm, memory| other_names(comm, memory).unwrap());
 }
 
 #[test]
@@ -189,7 +182,7 @@ fn captured_calls_are_compared_when_they_are_captured() {
 }
 
 #[test]
-fn messages_are_not_compared() {
+fn messages_are_compared_by_their_two_ends_alone() {
     let _alone = (!is_real()).then(simgpu::alone);
     ranks(3, |comm, memory| {
         // Only two of three take part.
@@ -199,5 +192,135 @@ fn messages_are_not_compared() {
             assert_eq!(memory.get(&theirs), [1 - comm.rank() as u8; 3]);
         }
         comm.barrier().unwrap();
+    });
+}
+
+/// One rank sends, the other receives what does not fit; what either gets, and whether the sender's stream came free.
+fn ends_that_differ(
+    send: impl Fn(&Communicator, &DeviceMemory) -> Result<()> + Sync,
+    receive: impl Fn(&Communicator, &DeviceMemory) -> Result<()> + Sync,
+) {
+    let _alone = (!is_real()).then(simgpu::alone);
+    threads_with(
+        2,
+        |_| builder(Config::default()),
+        |comm| {
+            let memory = DeviceMemory::of(comm);
+            if comm.rank() == 0 {
+                send(comm, &memory).unwrap();
+                // Ended by the other one's word, long before the deadline.
+                let error = comm.device().unwrap().synchronize().unwrap_err();
+                assert!(error.is_peer_lost() && !error.is_timeout() && error.to_string().contains("rank 1"), "{error}");
+            } else {
+                let error = receive(comm, &memory).unwrap_err();
+                let Error::Mismatch { first, first_call, second, second_call } = &error else { panic!("{error}") };
+                assert_eq!((first.rank, second.rank), (0, 1), "{error}");
+                assert!(first_call.starts_with("send of") && second_call.starts_with("recv of") && first_call != second_call, "{error}");
+                assert!(comm.all_reduce(&mut memory.put(&[1_u8]), ReduceOp::Max).unwrap_err().is_poisoned());
+            }
+        },
+    );
+}
+
+#[test]
+fn a_send_of_u8_is_not_received_as_bool() {
+    ends_that_differ(
+        |comm, memory| comm.send(&memory.put(&[0xff_u8; 5]), 1),
+        |comm, memory| {
+            let mut truths = memory.put(&[false; 5]);
+            let received = comm.recv(&mut truths, 0);
+            assert_eq!(memory.get(&memory.as_bytes(&truths)), [0; 5]);
+            received.map(drop)
+        },
+    );
+}
+
+#[test]
+fn messages_of_other_lengths_end_with_a_mismatch() {
+    ends_that_differ(
+        |comm, memory| comm.send(&memory.put(&[7_u32; 1000]), 1),
+        |comm, memory| comm.recv(&mut memory.put(&[0_u32; 10]), 0).map(drop),
+    );
+}
+
+#[test]
+fn a_later_message_of_a_group_that_differs_ends_with_a_mismatch() {
+    ends_that_differ(
+        |comm, memory| {
+            let (one, other) = (memory.put(&[7_u32; 10]), memory.put(&[7_u32; 11]));
+            comm.group(|group| group.send(&one, 1).and_then(|()| group.send(&other, 1))).map(drop)
+        },
+        |comm, memory| {
+            let (mut one, mut other) = (memory.put(&[0_u32; 10]), memory.put(&[0_u32; 10]));
+            comm.group(|group| group.recv(&mut one, 0).and_then(|()| group.recv(&mut other, 0))).map(drop)
+        },
+    );
+}
+
+#[test]
+fn a_group_with_both_ends_of_another_type_is_refused_in_a_world_of_one() {
+    let _alone = (!is_real()).then(simgpu::alone);
+    for world_size in [1, 2] {
+        ranks(world_size, |comm, memory| {
+            let (bytes, mut truths) = (memory.put(&[0xff_u8; 5]), memory.put(&[false; 5]));
+            let group = comm.group(|group| group.send(&bytes, comm.rank()).and_then(|()| group.recv(&mut truths, comm.rank())));
+            let error = group.unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("type"), "{error}");
+            let mut copy = memory.put(&[0_u8; 5]);
+            comm.group(|group| group.send(&bytes, comm.rank()).and_then(|()| group.recv(&mut copy, comm.rank()))).unwrap();
+            assert_eq!(memory.get(&copy), [0xff; 5]);
+        });
+    }
+}
+
+#[test]
+fn no_byte_but_0_and_1_becomes_a_bool() {
+    let _alone = (!is_real()).then(simgpu::alone);
+    // Ranks that have nothing compared, of which one has bytes where the others have truth values.
+    ranks_with(2, unchecked(), |comm, memory| {
+        let bytes = memory.put(&(0..1000).map(|at| (at * 7) as u8).collect::<Vec<_>>());
+        let (mut one, mut other) = (memory.put(&vec![false; 1000]), memory.put(&vec![false; 2000]));
+        if comm.rank() == 0 {
+            comm.send(&bytes, 1).unwrap();
+            comm.broadcast(&mut memory.put(&memory.get(&bytes)), 0).unwrap();
+            comm.all_gather_into(&bytes, &mut memory.put(&[0_u8; 2000])).unwrap();
+        } else {
+            let truths = |memory: &DeviceMemory, buffer: &CudaSlice<bool>| memory.get(&memory.as_bytes(buffer));
+            let expected: Vec<u8> = memory.get(&bytes).iter().map(|byte| u8::from(*byte != 0)).collect();
+            comm.recv(&mut one, 0).unwrap();
+            assert_eq!(truths(memory, &one), expected);
+            comm.broadcast(&mut one, 0).unwrap();
+            assert_eq!(truths(memory, &one), expected);
+            comm.all_gather_into(&one, &mut other).unwrap();
+            assert_eq!(truths(memory, &other), [&expected[..], &expected].concat());
+        }
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn errors_of_device_calls_say_which_call() {
+    let _alone = (!is_real()).then(simgpu::alone);
+    ranks(2, |comm, memory| {
+        let mut buffer = memory.put(&[0_u32; 4]);
+        (0..3).for_each(|_| comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap());
+        let op = if comm.rank() == 0 { ReduceOp::Max } else { ReduceOp::Min };
+        let error = comm.all_reduce(&mut buffer, op).unwrap_err().to_string();
+        assert!(error.contains("number 3"), "{error}");
+        // What differed was no call; those of a group count each.
+        let mut other = memory.put(&[0_u32; 4]);
+        comm.group(|group| group.all_reduce(&mut buffer, ReduceOp::Max).and_then(|()| group.all_reduce(&mut other, ReduceOp::Max)))
+            .unwrap();
+        comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
+        let records = comm.flight_records();
+        let numbers: Vec<_> = records.iter().filter(|record| record.plane == FlightPlane::Device).map(|record| record.sequence).collect();
+        assert_eq!(numbers, [0, 1, 2, 3, 4, 5].map(Some));
+        let copy = comm.duplicate().unwrap();
+        copy.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
+        copy.device().unwrap().synchronize().unwrap();
+        comm.barrier().unwrap();
+        copy.abort();
+        let error = copy.all_reduce(&mut buffer, ReduceOp::Max).unwrap_err().to_string();
+        assert!(error.contains("number 1"), "{error}");
     });
 }

@@ -3,14 +3,14 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use collectives::{CheckDeviceCalls, Communicator, Config, FlightPlane, FlightRecord, FlightState, ReduceOp};
+use collectives::{Communicator, FlightPlane, FlightRecord, FlightState, ReduceOp};
 use simgpu::Gate;
 
 use super::common::cases::Memory;
 use super::common::hosts::skip;
 use super::common::programs::program;
 use super::common::ranks::threads_with;
-use super::gpu::{DeviceMemory, builder, ranks};
+use super::gpu::{DeviceMemory, builder, ranks, unchecked};
 
 fn device_records(comm: &Communicator) -> Vec<FlightRecord> {
     comm.flight_records().into_iter().filter(|record| record.plane == FlightPlane::Device).collect()
@@ -74,8 +74,7 @@ fn a_hang_on_the_device_is_explained_from_the_records() {
     };
     let _alone = simgpu::alone();
     let folder = tempfile::tempdir().unwrap();
-    let mut config = Config::default();
-    config.check_device_calls = CheckDeviceCalls::Never;
+    let mut config = unchecked();
     config.flight_recorder_dir = Some(folder.path().to_owned());
     threads_with(
         2,

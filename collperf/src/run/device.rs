@@ -183,7 +183,9 @@ impl Storage {
         let made = match register {
             Register::Nothing => Allocation::new(device.context(), bytes).map(Storage::Plain),
             Register::Local => raw.allocate(stream, bytes).and_then(|buffer| raw.register(buffer)).map(Storage::Registered),
-            Register::Window => raw.allocate(stream, bytes).and_then(|buffer| raw.window(buffer)).map(Storage::Window),
+            // SAFETY: all ranks walk one list of buffers and calls: they open their windows in one order, each time of one length, and a call
+            // is made on those that were opened together.
+            Register::Window => raw.allocate(stream, bytes).and_then(|buffer| unsafe { raw.window(buffer) }).map(Storage::Window),
         };
         made.map_err(|error| {
             let unsupported = error.is_unsupported();

@@ -133,7 +133,7 @@ impl Desk {
     }
 
     /// Starts the background thread, or wakes it.
-    pub(super) fn wake_background(self: &Arc<Self>) -> Result<()> {
+    pub(in crate::communicator) fn wake_background(self: &Arc<Self>) -> Result<()> {
         if let Some(background) = self.background.get() {
             background.thread.unpark();
             return Ok(());

@@ -193,7 +193,7 @@ impl Communicator {
             DeviceChoice::Ordinal(ordinal) => device::open(*ordinal),
             DeviceChoice::Context(context) => device::of(context),
         }?;
-        let library = device::library(self.config().nccl_library.as_deref())?;
+        let library = device::library(self.config().nccl_library.as_ref())?;
         Ok(Found { gpu, library })
     }
 

@@ -8,10 +8,11 @@ use cudarc::driver::CudaStream;
 
 use super::super::messages::Received;
 use super::guards::{Guards, Hold};
-use super::{Communicator, DeviceCall, Queued, overlap, resolve};
+use super::headers::Headers;
+use super::{Communicator, DeviceCall, Pledge, Queued, overlap, resolve};
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
 use crate::device::{self, DevicePlane};
-use crate::element::{DType, TypeTag};
+use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
 use crate::flight::{FlightPlane, Message};
 use crate::observe::{Lane, Moved};
@@ -53,15 +54,16 @@ impl<'a> Batch<'a> {
     }
 
     /// Records a send.
-    pub(in super::super) fn send<T>(&mut self, memory: DeviceMemory<'a, T>, to: usize) {
-        let message = device::Message { peer: to, sends: true, address: 0, bytes: memory.len() * size_of::<T>() };
+    pub(in super::super) fn send<T: Data>(&mut self, memory: DeviceMemory<'a, T>, to: usize) {
+        let (bytes, element) = (memory.len() * size_of::<T>(), TypeTag::of::<T>());
+        let message = device::Message { peer: to, sends: true, address: 0, bytes, element };
         self.messages.push(DeviceMessage { message, end: End::Read(memory.inner) });
     }
 
     /// Records a receive, and says what it will get.
-    pub(in super::super) fn receive<T>(&mut self, memory: DeviceMemoryMut<'a, T>, from: usize) -> Received {
-        let count = memory.len();
-        let message = device::Message { peer: from, sends: false, address: 0, bytes: count * size_of::<T>() };
+    pub(in super::super) fn receive<T: Data>(&mut self, memory: DeviceMemoryMut<'a, T>, from: usize) -> Received {
+        let (count, element) = (memory.len(), TypeTag::of::<T>());
+        let message = device::Message { peer: from, sends: false, address: 0, bytes: count * size_of::<T>(), element };
         self.messages.push(DeviceMessage { message, end: End::Write(memory.inner) });
         Received { source: from, tag: 0, count }
     }
@@ -113,10 +115,9 @@ impl Communicator {
                 watch.ended(watch.call(&job.call, FlightPlane::Device, moved), elapsed, error, Lane::Device);
             }
         }
-        for device::Message { peer, sends, bytes, .. } in &part.messages {
-            // What they are made of is not known any more; bytes are what both ends must have alike.
-            let (count, element) = (*bytes as u64, TypeTag::Scalar(DType::U8));
-            let message = Message { sends: *sends, peer: Some(*peer), tag: 0, count, element };
+        for device::Message { peer, sends, bytes, element, .. } in &part.messages {
+            let count = (*bytes / element.size_bytes().max(1)) as u64;
+            let message = Message { sends: *sends, peer: Some(*peer), tag: 0, count, element: *element };
             flight.note_device_message(&message, lane, error);
             if let Some(watch) = watch {
                 watch.ended(watch.message(&message, FlightPlane::Device, *bytes), elapsed, error, Lane::Device);
@@ -140,7 +141,8 @@ impl Communicator {
             };
             Self::same_device(plane, call, "the buffer", context)?;
             if message.peer == self.rank() && !batch.answers(message) {
-                return Err(Error::argument(call, "a device message to oneself needs its other end in the same group"));
+                let reason = "a device message to oneself needs its other end in the same group, of the same length and element type";
+                return Err(Error::argument(call, reason));
             }
         }
         let shared = &self.core.shared;
@@ -160,11 +162,11 @@ impl Communicator {
         untagged(call, tag)?;
         let mut batch = Batch::default();
         let recorded = record(&mut batch);
-        Self::queue_batches(&mut [(self, batch)], hold)?;
+        self.queue_batch(batch, hold)?;
         Ok(recorded)
     }
 
-    /// As [`Communicator::queue_messages`], with an event behind them.
+    /// Queues the messages that `record` records, with an event behind them, for a work that owns their buffers.
     pub(in super::super) fn queue_messages_and_mark<'a, R>(
         &self,
         call: &'static str,
@@ -174,8 +176,18 @@ impl Communicator {
         self.and_mark(call, call.to_owned(), || self.queue_messages_held(call, tag, record, Hold::Owned))
     }
 
-    /// Queues what was recorded on one or several communicators in one go.
-    pub(in super::super) fn queue_batches(parts: &mut [(&Communicator, Batch<'_>)], hold: Hold) -> Result<()> {
+    /// Queues what was recorded on this communicator in one go.
+    pub(in super::super) fn queue_batch(&self, batch: Batch<'_>, hold: Hold) -> Result<()> {
+        Self::queue_batches(&mut [(self, batch)], hold, Self::agree_together)
+    }
+
+    /// Queues what was recorded on one or several communicators of this thread in one go. All ranks of each do so: how they compare their calls
+    /// depends on it.
+    pub(in super::super) fn queue_across(parts: &mut [(&Communicator, Batch<'_>)]) -> Result<()> {
+        Self::queue_batches(parts, Hold::Borrowed, Self::agree_across)
+    }
+
+    fn queue_batches(parts: &mut [(&Communicator, Batch<'_>)], hold: Hold, agree: Agree) -> Result<()> {
         let began = Instant::now();
         // One communicator's calls are in one order, on one stream at a time.
         let twice = |index: usize| parts[..index].iter().any(|(other, _)| Rc::ptr_eq(&other.core, &parts[index].0.core));
@@ -195,18 +207,20 @@ impl Communicator {
         for ((plane, stream), part) in admitted.iter().zip(&resolved) {
             part.guards.check(&plane.gpu().context, stream, "group")?;
         }
-        // One thread that holds several ranks cannot have them talk to each other.
-        if let ([comm], [(plane, _)], [part]) = (&comms[..], &admitted[..], &resolved[..]) {
-            comm.confer(plane, part.jobs.iter())?;
-        } else if admitted.iter().zip(&resolved).any(|((plane, _), part)| part.jobs.iter().any(|job| plane.is_first_use(job))) {
-            let reason = "the ranks must agree that all can do it; use it once outside of such a group";
-            return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
-        }
+        admitted.iter().zip(&mut resolved).for_each(|((plane, _), part)| plane.number(&mut part.jobs));
+        let planes: Vec<&DevicePlane> = admitted.iter().map(|(plane, _)| *plane).collect();
+        let pledges = agree(&comms, &planes, &resolved)?;
         let ready: Vec<_> =
             admitted.iter().zip(&resolved).map(|((plane, stream), part)| (*plane, &part.jobs[..], &part.messages[..], *stream)).collect();
-        // SAFETY: as for a single call: every address belongs to a buffer that is borrowed until the guards in `resolved` have been
-        // dropped, which is after everything has been queued, on the device of its plane (checked).
+        // SAFETY: - every address belongs to a buffer that is borrowed (or owned by a work) until the guards in `resolved` have been dropped,
+        //   which is after everything has been queued: their events then make later users wait. It is as long as its job or message
+        //   says, on the device of its plane (checked in `admit_batch`);
+        // - two buffers of one job are the same or apart (checked in `resolve`), and no two calls of the group share what one of them writes:
+        //   the group holds each such buffer by a borrow of its own;
+        // - other ranks make the same collectives, and the other ends of messages have the same types and lengths: compared by `agree`, or
+        //   promised by whoever had them not compared (`CheckDeviceCalls::unchecked_after`).
         let queued = unsafe { DevicePlane::enqueue_group(&ready, timeout) };
+        pledges.into_iter().for_each(|pledge| pledge.settle(&queued));
         drop(ready);
         for ((comm, part), (plane, _)) in comms.iter().zip(&resolved).zip(&admitted) {
             comm.note_batch(plane, part, queued.as_ref().err(), began.elapsed());
@@ -217,12 +231,49 @@ impl Communicator {
     }
 }
 
+/// Has the ranks compare what they are about to queue. On an error nothing is queued; where others may have queued their part by then, the
+/// communicators are ended.
+type Agree = for<'a> fn(&[&'a Communicator], &[&'a DevicePlane], &[Resolved<'_>]) -> Result<Vec<Pledge<'a>>>;
+
+impl Communicator {
+    /// Of calls of one communicator: collectives in a collective on the host, then messages by headers.
+    fn agree_together<'a>(comms: &[&'a Self], planes: &[&'a DevicePlane], resolved: &[Resolved<'_>]) -> Result<Vec<Pledge<'a>>> {
+        let mut pledges = Vec::with_capacity(comms.len());
+        for ((comm, plane), part) in comms.iter().zip(planes).zip(resolved) {
+            comm.confer(plane, part.jobs.iter())?;
+            pledges.push(Pledge::new(plane, !part.messages.is_empty()));
+            let agreed = Headers::of_messages(comm, plane, &part.messages).exchange(comm.timeout());
+            agreed.inspect_err(|error| comm.end_by_device_call(plane, error))?;
+        }
+        Ok(pledges)
+    }
+
+    /// Of calls of several communicators, all by headers: what this thread's ranks say is on its way before any of them waits.
+    fn agree_across<'a>(comms: &[&'a Self], planes: &[&'a DevicePlane], resolved: &[Resolved<'_>]) -> Result<Vec<Pledge<'a>>> {
+        if planes.iter().zip(resolved).any(|(plane, part)| part.jobs.iter().any(|job| plane.is_first_use(job))) {
+            let reason = "the ranks must agree that all can do it; use it once outside of such a group";
+            return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
+        }
+        let pledges = planes.iter().map(|plane| Pledge::new(plane, true)).collect();
+        let headers = comms.iter().zip(planes).zip(resolved);
+        let headers = headers.map(|((comm, plane), part)| Headers::of_messages(comm, plane, &part.messages).with_calls(&part.jobs));
+        let headers: Vec<_> = headers.collect();
+        let sent = headers.iter().zip(comms).try_for_each(|(headers, comm)| headers.send(comm.timeout()));
+        let agreed = sent.and_then(|()| headers.into_iter().zip(comms).try_for_each(|(headers, comm)| headers.hear(comm.timeout())));
+        if let Err(error) = &agreed {
+            comms.iter().zip(planes).for_each(|(comm, plane)| comm.end_by_device_call(plane, error));
+        }
+        agreed.map(|()| pledges)
+    }
+}
+
 impl Batch<'_> {
     /// Whether the other end of a message to oneself is recorded too.
     fn answers(&self, message: &device::Message) -> bool {
         let alike = |sends: bool| {
             let mine = self.messages.iter().map(|recorded| &recorded.message);
-            mine.filter(|other| other.peer == message.peer && other.sends == sends).map(|other| other.bytes).collect::<Vec<_>>()
+            let mine = mine.filter(|other| other.peer == message.peer && other.sends == sends);
+            mine.map(|other| (other.bytes, other.element)).collect::<Vec<_>>()
         };
         alike(true) == alike(false)
     }

@@ -1,21 +1,52 @@
-//! Comparing device calls among the ranks before they are queued, over the host plane: NCCL compares nothing.
+//! Comparing device calls among the ranks before they are queued, over the host plane: NCCL compares nothing, and writes what it is sent.
+
+use sha2::{Digest, Sha256};
 
 use super::Communicator;
 use crate::call::Call;
 use crate::device::DevicePlane;
 use crate::error::{Error, Result};
 
-/// What a rank says of its next call, or group of calls: the first one's fingerprint, how many they are, and a hash of them all.
-type Said = [u64; 6];
+/// The bytes of a digest.
+const DIGEST_BYTES: usize = 32;
+const _: () = assert!(DIGEST_BYTES == Call::FINGERPRINT_BYTES, "what a rank says of a call and of several has one length");
 
-/// FNV-1a over words.
-fn hash(words: impl Iterator<Item = u64>) -> u64 {
-    words.flat_map(u64::to_le_bytes).fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+/// What a rank says of its next calls: how many they are, and the only one's fingerprint, or a digest of all fingerprints that nobody finds a
+/// second text for.
+pub(super) type Said = [u8; 8 + DIGEST_BYTES];
+
+/// What a rank says of these calls.
+pub(super) fn said<'a>(first: &Call, calls: impl Iterator<Item = &'a Call> + Clone) -> Said {
+    let count = calls.clone().count();
+    let words: [u8; DIGEST_BYTES] = if count == 1 {
+        first.to_bytes()
+    } else {
+        let mut digest = Sha256::new();
+        calls.for_each(|call| digest.update(call.to_bytes()));
+        digest.finalize().into()
+    };
+    with_count(count, words)
+}
+
+/// A fingerprint, or a digest, behind a number of calls.
+fn with_count(count: usize, words: [u8; DIGEST_BYTES]) -> Said {
+    let mut said = [0; size_of::<Said>()];
+    said[..8].copy_from_slice(&(count as u64).to_le_bytes());
+    said[8..].copy_from_slice(&words);
+    said
+}
+
+/// How many calls a rank says it makes, of which the first is this.
+pub(super) fn first_of<'a>(first: &Call, calls: impl Iterator<Item = &'a Call>) -> Said {
+    with_count(calls.count(), first.to_bytes())
 }
 
 /// A call in words, and of how many it is the first.
-fn in_words(fingerprint: [u64; 4], calls: u64) -> String {
-    let call = Call::from_fingerprint(fingerprint).map_or_else(|| "something unknown".to_owned(), |call| call.to_string());
+pub(super) fn in_words(first: &Said) -> String {
+    let (count, fingerprint) = first.split_at(8);
+    let calls = count.try_into().map_or(0, u64::from_le_bytes);
+    let call = fingerprint.try_into().ok().and_then(Call::from_bytes);
+    let call = call.map_or_else(|| "something unknown".to_owned(), |call| call.to_string());
     if calls == 1 { call } else { format!("a group of {calls} collectives that begins with {call}") }
 }
 
@@ -32,43 +63,60 @@ impl Communicator {
     /// Compares the calls that this rank is about to queue together with everyone's, where that was asked for. Nothing has been queued
     /// yet, so a difference harms nothing.
     #[inline]
-    pub(super) fn compare<'a>(&self, plane: &DevicePlane, mut calls: impl Iterator<Item = &'a Call> + Clone) -> Result<()> {
-        let all = calls.clone();
-        let Some(first) = calls.next().filter(|_| self.world_size() > 1) else { return Ok(()) };
-        plane.comparison(self.config().check_device_calls).map_or(Ok(()), |number| self.compare_as(plane, number, first, all))
+    pub(super) fn compare<'a>(&self, plane: &DevicePlane, calls: impl Iterator<Item = &'a Call> + Clone) -> Result<()> {
+        match self.compared(calls.clone()) {
+            Some(first) => self.compare_as(plane, first, calls),
+            None => Ok(()),
+        }
     }
 
-    /// The comparison of this number, of calls that begin with `first`.
-    fn compare_as<'a>(&self, plane: &DevicePlane, number: u32, first: &Call, calls: impl Iterator<Item = &'a Call>) -> Result<()> {
+    /// The first of calls that are to be compared.
+    #[inline]
+    pub(super) fn compared<'a>(&self, mut calls: impl Iterator<Item = &'a Call>) -> Option<&'a Call> {
+        calls.next().filter(|first| self.world_size() > 1 && self.config().check_device_calls.covers(first.sequence))
+    }
+
+    /// The comparison of calls that begin with `first`.
+    fn compare_as<'a>(&self, plane: &DevicePlane, first: &Call, calls: impl Iterator<Item = &'a Call> + Clone) -> Result<()> {
         // The others may not come to a comparison any more.
         plane.refuse_if_over(&|| first.to_string())?;
-        // Device calls are not numbered until they are queued.
-        let numbered = |[_, rest @ ..]: [u64; 4]| [u64::from(number), rest[0], rest[1], rest[2]];
-        let fingerprints: Vec<[u64; 4]> = calls.map(|call| numbered(call.fingerprint())).collect();
-        let [sequence, count, op, root] = numbered(first.fingerprint());
-        let mine: Said = [sequence, count, op, root, fingerprints.len() as u64, hash(fingerprints.iter().flatten().copied())];
-        let mut all = vec![Said::default(); self.world_size()];
-        self.all_gather_into(&[mine], &mut all).map_err(|error| comparing(error, first))?;
-        if all.iter().all(|said| *said == all[0]) {
-            return Ok(());
-        }
-        let firsts = all.iter().map(|[sequence, count, op, root, calls, _]| ([*sequence, *count, *op, *root], *calls));
-        self.difference(&firsts.collect::<Vec<_>>()).map_or_else(|| self.compare_each(&fingerprints), Err)
+        // Kept from call to call. Who makes one from within this one has to do without.
+        let mut all = plane.lend_comparison();
+        all.resize(self.world_size(), [0; size_of::<Said>()]);
+        let heard = self.all_gather_into(&[said(first, calls.clone())], &mut all[..]).map_err(|error| comparing(error, first));
+        let agree = all.iter().all(|said| *said == all[0]);
+        plane.return_comparison(all);
+        heard?;
+        if agree { Ok(()) } else { self.find_difference(first, calls) }
+    }
+
+    /// Tells the ranks' calls in full: some differ.
+    #[cold]
+    fn find_difference<'a>(&self, first: &Call, calls: impl Iterator<Item = &'a Call> + Clone) -> Result<()> {
+        let mut firsts = vec![[0; size_of::<Said>()]; self.world_size()];
+        self.all_gather_into(&[first_of(first, calls.clone())], &mut firsts[..]).map_err(|error| comparing(error, first))?;
+        self.difference(&firsts).map_or_else(|| self.compare_each(&calls.map(|call| call.to_bytes()).collect::<Vec<_>>()), Err)
     }
 
     /// As many calls as everybody else's, of which some after the first differ: finds out which.
-    fn compare_each(&self, mine: &[[u64; 4]]) -> Result<()> {
+    fn compare_each(&self, mine: &[[u8; Call::FINGERPRINT_BYTES]]) -> Result<()> {
         let calls = mine.len();
-        let mut all = vec![[0_u64; 4]; self.world_size() * calls];
+        let mut all = vec![[0; Call::FINGERPRINT_BYTES]; self.world_size() * calls];
         self.all_gather_into(mine, &mut all[..])?;
-        let of_all = |call: usize| (0..self.world_size()).map(|rank| (all[rank * calls + call], 1)).collect::<Vec<_>>();
-        (0..calls).find_map(|call| self.difference(&of_all(call))).map_or(Ok(()), Err)
+        let of_all = |call: usize| (0..self.world_size()).map(|rank| with_count(1, all[rank * calls + call])).collect::<Vec<_>>();
+        let difference = (0..calls).find_map(|call| self.difference(&of_all(call)));
+        // The digests differ, so somebody has said one thing and then another.
+        let unsteady = || Error::Protocol {
+            with: "the other ranks".to_owned(),
+            reason: "their device calls changed while they were compared".to_owned(),
+        };
+        Err(difference.unwrap_or_else(unsteady))
     }
 
     /// The error of the first rank that says something else than rank 0.
-    fn difference(&self, said: &[([u64; 4], u64)]) -> Option<Error> {
-        let other = said.iter().position(|words| *words != said[0])?;
-        let [first_call, second_call] = [0, other].map(|rank| in_words(said[rank].0, said[rank].1));
+    pub(super) fn difference(&self, firsts: &[Said]) -> Option<Error> {
+        let other = firsts.iter().position(|first| *first != firsts[0])?;
+        let [first_call, second_call] = [0, other].map(|rank| in_words(&firsts[rank]));
         let (first, second) = (self.peers()[0].clone(), self.peers()[other].clone());
         Some(Error::Mismatch { first, first_call, second, second_call })
     }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use super::super::Communicator;
+use super::super::desk::Desk;
 use super::super::meeting::{Knock, Meeting};
 use crate::deadline::Deadline;
 use crate::device::Lookout;
@@ -60,6 +61,8 @@ pub(super) struct Watchman {
     /// Gone once the communicator is: a door that stayed open for this would tell others that the rank is there.
     meeting: Weak<Meeting>,
     places: Arc<[usize]>,
+    /// Where peers say that the communicator has ended; nobody else may be listening while a device is waited for.
+    desk: Weak<Desk>,
     looks: Mutex<Looks>,
 }
 
@@ -84,6 +87,7 @@ impl Communicator {
             health: Arc::clone(&shared.health),
             meeting: Arc::downgrade(&shared.lineage.meeting),
             places: Arc::clone(&shared.lineage.places),
+            desk: Arc::downgrade(&shared.desk),
             looks: Mutex::new(looks),
         })
     }
@@ -118,6 +122,13 @@ impl Watchman {
         let ends =
             |notice: &&Notice| matches!(notice, Notice::Lost { .. } | Notice::Left { .. } | Notice::Aborted { .. } | Notice::Failed { .. });
         self.health.notice().filter(ends).copied()
+    }
+
+    /// Has what peers say looked at, on the thread of background messages: for a later look.
+    fn listen(&self) {
+        if let Some(Err(error)) = self.desk.upgrade().map(|desk| desk.wake_background()) {
+            tracing::warn!(rank = self.rank, %error, "the end of a communicator may be heard of late");
+        }
     }
 
     fn knock(&self, rank: usize) -> Knock {
@@ -161,6 +172,7 @@ impl Lookout for Watchman {
         if looks.last.elapsed() < PAUSE {
             return None;
         }
+        self.listen();
         let notice = self.told().or_else(|| self.missing(&mut looks));
         looks.last = Instant::now();
         let since = match (looks.gone, notice) {

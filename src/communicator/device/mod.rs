@@ -7,6 +7,7 @@ mod batch;
 mod compare;
 mod guards;
 mod handle;
+mod headers;
 mod lookout;
 mod pattern;
 mod stream;
@@ -26,6 +27,8 @@ use crate::device::{self, DevicePlane};
 use crate::error::{Error, Result};
 use crate::flight::FlightPlane;
 use crate::host::health::forked;
+use crate::host::notice::Notice;
+use crate::host::plane::HostPlane;
 use crate::observe::{Lane, Moved};
 use crate::op;
 
@@ -114,6 +117,40 @@ fn overlap(job: &device::Job) -> bool {
         && job.destination < end(job.source, job.source_len)
 }
 
+/// What this rank owes from the moment when others may count on its calls: that they are queued. Where they are not, by whichever way that
+/// comes about, the device plane ends: NCCL would match the others' calls with later ones of this rank, of other lengths perhaps.
+struct Pledge<'a> {
+    plane: &'a DevicePlane,
+    /// Whether other ranks were told of these calls by headers; else all have compared them.
+    has_told: bool,
+    is_kept: bool,
+}
+
+impl<'a> Pledge<'a> {
+    fn new(plane: &'a DevicePlane, has_told: bool) -> Self {
+        Self { plane, has_told, is_kept: false }
+    }
+
+    /// How queueing went. Compared calls that are refused before anything is queued are refused on all ranks, which made the same.
+    fn settle(mut self, queued: &Result<()>) {
+        self.is_kept = true;
+        let everywhere = |error: &Error| !self.has_told && matches!(error, Error::InvalidArgument { .. } | Error::Unsupported { .. });
+        if let Err(error) = queued
+            && !everywhere(error)
+        {
+            self.plane.comm().fail(error);
+        }
+    }
+}
+
+impl Drop for Pledge<'_> {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.plane.comm().abort();
+        }
+    }
+}
+
 impl Communicator {
     /// The device plane.
     pub(super) fn plane(&self, call: &str) -> Result<&DevicePlane> {
@@ -198,8 +235,22 @@ impl Communicator {
         Err(Error::unsupported(job.call.to_string(), format!("not every rank can do it; {reason}")))
     }
 
+    /// Ends the communicator with an error of a call on devices that other ranks may have queued their part of, and has them told.
+    #[cold]
+    fn end_by_device_call(&self, plane: &DevicePlane, error: &Error) {
+        let shared = &self.core.shared;
+        plane.comm().fail(error);
+        shared.health.keep_cause(error);
+        shared.health.end(Notice::Failed { rank: self.rank() as u32 });
+        shared.announce_end();
+        // SAFETY: `caller` is the only caller's side of this baton: both were made together and neither can be cloned.
+        unsafe { shared.plane.as_caller(&self.core.caller, HostPlane::tell) };
+    }
+
     /// Queues a checked call on the stream of this handle, and tells those who listen.
-    pub(super) fn queue(&self, call: DeviceCall<'_>, hold: Hold) -> Result<()> {
+    pub(super) fn queue(&self, mut call: DeviceCall<'_>, hold: Hold) -> Result<()> {
+        // Those who listen are told the number, too.
+        self.plane(call.job.call.kind.name())?.number([&mut call.job]);
         let Some(watch) = self.core.shared.health.watch() else { return self.queue_unwatched(call, hold) };
         let moved = Moved { bytes: call.job.source_len.max(call.job.destination_len), algorithm: "nccl" };
         let report = watch.call(&call.job.call, FlightPlane::Device, moved);
@@ -221,11 +272,16 @@ impl Communicator {
         guards.check(&plane.gpu().context, stream, kind.name())?;
         // Last of all: who refuses a call by itself has the others wait here, on the host, and not on their devices.
         self.confer(plane, std::iter::once(&job))?;
+        let pledge = Pledge::new(plane, false);
         // SAFETY: - the addresses are those of buffers that are borrowed by the call (or owned by a work until it has ended), as
-        //   long as their lengths say, on the plane's device (checked);
+        //   long as their lengths say, on the plane's device (checked in `admit`); they are the same or apart (checked);
         // - their events make later users, and the one who frees them, wait for what is queued here: the guards are dropped
-        //   after it (cudarc's protocol; whoever switched that off answers for the order by the `unsafe` he did it with).
+        //   after it (cudarc's protocol; whoever switched that off answers for the order by the `unsafe` he did it with);
+        // - all ranks make this call, with these lengths and this type: compared by `confer`, or promised by whoever had it not compared
+        //   (`CheckDeviceCalls::unchecked_after`). So what NCCL writes here is as long as the destination, and values of its type, or
+        //   bytes that the plan makes truth values of.
         let queued = unsafe { plane.enqueue(&job, stream, self.timeout()) };
+        pledge.settle(&queued);
         let flight = self.core.shared.health.flight();
         // A call with wrong arguments was none: the other ranks may not count it either.
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {

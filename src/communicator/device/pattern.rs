@@ -86,7 +86,8 @@ impl Device<'_> {
         let mut guards = Guards::new(Hold::Borrowed);
         let (of, like) = (guards.read(buffer.inner, stream), guards.read(pattern.inner, stream));
         let wrong = guards.write(&mut counter, stream);
-        // SAFETY: as in `run_fill`; the counter is ours and aligned.
+        // SAFETY: buffer and pattern are borrowed until the count has been waited for, on this device (checked), and as long as they say; the
+        // counter is an allocation of ours, aligned for its type; the events of all three order what follows.
         let queued = unsafe { plane.kernels().check_pattern((of, count), element_bytes, (like, pattern_elements), phase, wrong, stream) };
         queued.and(Communicator::release(guards, plane, stream, call))?;
         self.synchronize()?;

@@ -190,7 +190,7 @@ impl Inner {
             // SAFETY: the handle is alive, and the answer goes to a variable of ours.
             let answer = unsafe { raw.library.ncclCommUserRank(raw.handle, &mut rank) };
             nccl::check(raw.library, raw.handle, "ncclCommUserRank", answer)?;
-            // SAFETY: as above.
+            // SAFETY: the handle is alive, lent by `inside`, and the answer goes to another variable of ours.
             let answer = unsafe { raw.library.ncclCommCount(raw.handle, &mut size) };
             nccl::check(raw.library, raw.handle, "ncclCommCount", answer).map(|_| ())
         })?;

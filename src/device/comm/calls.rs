@@ -51,12 +51,12 @@ impl NcclComm {
 ///
 /// # Safety
 ///
-/// As [`NcclComm::enqueue`] for each part. What the parts make become one group of NCCL's, and must make sense as one.
+/// Each part's work uses its stream alone, and keeps to what [`Raw`] asks. What the parts make become one group of NCCL's, and must make sense as one.
 pub(crate) unsafe fn grouped(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
     match parts {
         [] => Ok(()),
         [(comm, stream, work)] => {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the part's work uses this stream alone and keeps to what `Raw` asks: this function's contract.
             unsafe { comm.enqueue(doing, stream, timeout, |raw| group(raw, || work(raw))) }
         }
         parts => several(parts, doing, timeout),

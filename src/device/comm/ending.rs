@@ -16,7 +16,7 @@ use crate::error::{Error, Peer, Result};
 /// How long an abort waits for threads to come out of NCCL before it goes on without them.
 const FENCE: Duration = Duration::from_secs(1);
 /// How long the caller of an abort waits for it. It goes on in the background: NCCL may wait for other ranks to abort, too.
-const ABORT_PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
 impl NcclComm {
     /// Ends the communicator at once: work on streams that waits for other ranks returns, its results are worth nothing. All ranks should
@@ -135,7 +135,9 @@ impl Inner {
         // SAFETY: whoever takes the handle out, which is done once, is its last user: others load it under the lock of the device. Where the
         // lock was not to be had, a thread has been inside NCCL for longer than a call ever takes, and abort is what brings it back.
         let answer = unsafe { self.library.ncclCommAbort(handle) };
-        if !matches!(answer, Ok(code) if [0, 7].contains(&code.0)) {
+        if matches!(answer, Ok(code) if [0, 7].contains(&code.0)) {
+            self.gone.store(true, Ordering::Release);
+        } else {
             crate::event::warn!(rank = self.rank, ?answer, "NCCL did not abort a communicator");
         }
     }
@@ -156,6 +158,7 @@ impl Inner {
             let answer = unsafe { self.library.ncclCommDestroy(handle) };
             nccl::check(self.library, NONE, "ncclCommDestroy", answer)
         });
+        self.gone.store(destroyed.is_ok(), Ordering::Release);
         destroyed.map(|_| ()).map_err(|refusal| refusal.into_error(doing()))
     }
 }

@@ -25,6 +25,7 @@ use nccl_sys::{Library, Version, ncclComm_t};
 
 pub(crate) use self::birth::{Setup, join, unique_id};
 pub(crate) use self::calls::{Part, grouped};
+use self::ending::ABORT_PATIENCE;
 pub(in crate::device) use self::lock::Pace;
 pub(in crate::device) use self::state::Inner;
 use crate::call::Call;
@@ -144,6 +145,11 @@ impl NcclComm {
     /// Ends the communicator because somebody's deadline passed, and says so.
     pub(crate) fn time_out(&self, doing: &dyn Fn() -> String, deadline: &Deadline) -> Error {
         self.inner.expire(doing, deadline.elapsed())
+    }
+
+    /// Ends the communicator because others count on what this rank has not queued.
+    pub(crate) fn fail(&self, error: &Error) {
+        self.inner.fail(error.clone(), ABORT_PATIENCE);
     }
 
     /// Waits until the device has done all calls that were made; `false` where the deadline passed first. A communicator that has ended

@@ -18,6 +18,9 @@ use crate::error::Error;
 /// How long giving something back waits for the device, at most.
 const REST_PATIENCE: Duration = Duration::from_secs(600);
 
+/// How long it waits for a communicator that has ended to be gone, at most.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+
 impl Inner {
     /// One round of the watchdog: marks new work, and ends the communicator where old work has not come to its end in time.
     pub(in crate::device) fn patrol(self: &Arc<Self>, now: Instant) {
@@ -135,23 +138,33 @@ impl Inner {
         seen.map(|(_, since)| since)
     }
 
-    /// Makes a call once the device has done all that is on record, and waits for its end. A communicator that has ended needs none, and one
-    /// that the device does not come to rest for is ended.
+    /// Makes a call that has NCCL forget something, once the device has done all that is on record, and waits for its end. A communicator
+    /// that the device does not come to rest for is ended. Whether NCCL has forgotten it: by this, or because the communicator is gone.
     pub(in crate::device) fn manage_at_rest(
         self: &Arc<Self>,
         doing: &dyn Fn() -> String,
         work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
-    ) {
+    ) -> bool {
         let deadline = Deadline::after(self.limit().min(REST_PATIENCE));
-        let Some(_gate) = lock_within(&self.gate, deadline.remaining()).filter(|_| !self.is_ended()) else { return };
-        let outcome = match self.quiesce(&deadline) {
+        let gate = lock_within(&self.gate, deadline.remaining()).filter(|_| !self.is_ended());
+        let outcome = gate.map(|_gate| match self.quiesce(&deadline) {
             Ok(true) => self.inside(doing, deadline.remaining(), work).and_then(|_| self.settled(doing, &deadline)),
             Ok(false) => Err(self.expire(doing, deadline.elapsed())),
             Err(error) => Err(self.end(driver::cuda_error(doing(), error), doing)),
-        };
-        if let Err(error) = outcome {
+        });
+        if let Some(Err(error)) = &outcome {
             crate::event::warn!(%error, "a call that gives something back to NCCL failed");
         }
+        matches!(outcome, Some(Ok(()))) || self.is_gone_within(&Deadline::after(END_PATIENCE))
+    }
+
+    /// Waits until NCCL has given everything back, where the communicator has ended.
+    fn is_gone_within(&self, deadline: &Deadline) -> bool {
+        let mut pace = Pace::default();
+        while self.is_ended() && !self.gone.load(Ordering::Acquire) && !deadline.has_passed() {
+            pace.rest();
+        }
+        self.gone.load(Ordering::Acquire)
     }
 
     /// Waits until the device has done all that is on record.

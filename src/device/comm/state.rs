@@ -40,6 +40,8 @@ pub(in crate::device) struct Inner {
     flight: OnceLock<Arc<Flight>>,
     /// Whether calls are refused for good.
     pub(super) ended: AtomicBool,
+    /// Whether NCCL has given everything back, after the end.
+    pub(super) gone: AtomicBool,
     /// Whether only splits, shrinks and the end remain.
     pub(super) revoked: AtomicBool,
     pub(super) failure: OnceLock<Arc<Error>>,
@@ -87,6 +89,7 @@ impl Inner {
             last_lane: AtomicU8::new(NO_LANE),
             flight: OnceLock::new(),
             ended: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             failure: OnceLock::new(),
             entries: AtomicU64::new(0),

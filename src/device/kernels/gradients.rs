@@ -132,11 +132,13 @@ impl Kernels {
         let per_block = CHUNK_BYTES * CHUNKS_PER_THREAD * u64::from(BLOCK);
         let blocks = (count * dtype.size_bytes() as u64).div_ceil(per_block).clamp(1, MOST_PARTIALS as u64);
         let mut parameters = [address(&mut data), address(&mut count), address(&mut partials)];
-        // SAFETY: the parameters are those of the kernel, which writes a number for each block; the rest is the caller's promise.
+        // SAFETY: the parameters are those of the kernel, which reads `count` elements and writes a number for each block, of which there are no
+        // more than there is room for (clamped above); that the memory is there is the caller's promise.
         unsafe { Self::launch_blocks(squares[dtype as usize], "a sum of squares", blocks as u32, stream, &mut parameters) }?;
         let mut blocks = blocks;
         let mut parameters = [address(&mut partials), address(&mut blocks), address(&mut total)];
-        // SAFETY: as above; it reads what those blocks wrote before on this stream.
+        // SAFETY: the parameters are those of the kernel, which reads the numbers that those blocks wrote before on this stream, as many as is
+        // said, and adds to the total; that the memory is there is the caller's promise.
         unsafe { Self::launch_blocks(*adding, "a sum of squares", 1, stream, &mut parameters) }
     }
 }

@@ -44,6 +44,7 @@ pub(crate) struct Kernels {
     folds: [[Function; TYPES]; FoldOp::ALL.len()],
     divisions: [Function; TYPES],
     products: [Function; TYPES],
+    truth: Function,
     fill: Function,
     check: Function,
     weights: [Function; TYPES],
@@ -130,10 +131,11 @@ impl Kernels {
         for dtype in FLOATS {
             products[dtype as usize] = find(names::multiply(dtype))?;
         }
+        let truth = find(names::truth())?;
         let (fill, check) = (find(("check", "fill_pattern".to_owned()))?, find(("check", "check_pattern".to_owned()))?);
         let most_blocks = gpu.multiprocessors.max(1) * BLOCKS_PER_MULTIPROCESSOR;
         let (gradients, loading, gpu) = (OnceLock::new(), Mutex::new(()), gpu.clone());
-        Ok(Self { folds, divisions, products, fill, check, weights, gradients, loading, gpu, most_blocks, _modules: modules })
+        Ok(Self { folds, divisions, products, truth, fill, check, weights, gradients, loading, gpu, most_blocks, _modules: modules })
     }
 
     /// The fold of an op on a type.
@@ -208,6 +210,17 @@ impl Kernels {
         unsafe { self.launch(function, "a multiplication", count * dtype.size_bytes() as u64, stream, &mut parameters) }
     }
 
+    /// Makes every byte a truth value: what is neither 0 nor 1 becomes 1.
+    ///
+    /// # Safety
+    ///
+    /// `data` is `bytes` bytes, memory of the stream's device until the stream has passed the call.
+    pub(crate) unsafe fn make_truths(&self, mut data: u64, mut bytes: u64, stream: &CudaStream) -> Result<()> {
+        let mut parameters = [address(&mut data), address(&mut bytes)];
+        // SAFETY: the parameters are those of the kernel, which reads and writes these bytes alone: memory there is the caller's promise.
+        unsafe { self.launch(self.truth, "making truth values", bytes, stream, &mut parameters) }
+    }
+
     /// Fills memory with a pattern again and again, from its `phase`-th byte on.
     ///
     /// # Safety
@@ -259,10 +272,10 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// The parameters are those of the kernel, and what they point to may be used there.
+    /// The parameters are those of the kernel, and what they point to may be used there; its module stays loaded until it has run.
     unsafe fn launch(&self, function: Function, what: &str, bytes: u64, stream: &CudaStream, parameters: &mut [*mut c_void]) -> Result<()> {
         let blocks = bytes.div_ceil(CHUNK_BYTES * u64::from(BLOCK)).clamp(1, u64::from(self.most_blocks)) as u32;
-        // SAFETY: the caller's promise.
+        // SAFETY: parameters that are the kernel's, and memory that it may use: this function's contract, which is the same.
         unsafe { Self::launch_blocks(function, what, blocks, stream, parameters) }
     }
 
@@ -270,7 +283,7 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// As for [`launch`](Self::launch).
+    /// The parameters are those of the kernel, and what they point to may be used there; its module stays loaded until it has run.
     unsafe fn launch_blocks(
         function: Function,
         what: &str,

@@ -26,7 +26,7 @@ pub(crate) struct Module {
 
 // SAFETY: the driver's calls on a module may come from any thread in which its context is bound, which we do before each.
 unsafe impl Send for Module {}
-// SAFETY: as above; the driver locks for itself.
+// SAFETY: a shared reference looks functions up, which the driver takes from several threads at once: it locks for itself.
 unsafe impl Sync for Module {}
 
 /// A kernel of a loaded module; valid while the module is.
@@ -35,7 +35,7 @@ pub(crate) struct Function(CUfunction);
 
 // SAFETY: a handle, which the driver takes from any thread.
 unsafe impl Send for Function {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives nothing but the handle away.
 unsafe impl Sync for Function {}
 
 impl Function {
@@ -87,8 +87,9 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: loaded by us, unloaded once; functions of it are used by nobody who does not hold it. Errors are those of kernels that
-        // ran before, and have been reported where they were waited for.
+        // SAFETY: loaded by `load`, and unloaded here alone. Whoever launches a function of it holds it until the kernel has run, or leaks it
+        // where that is not known (`DevicePlane::drop`). Errors are those of kernels that ran before, and have been reported where they were
+        // waited for.
         let _ = bind(&self.context).and_then(|()| unsafe { module::unload(self.module) });
     }
 }

@@ -59,6 +59,11 @@ pub(super) fn fold(op: FoldOp, dtype: DType) -> (&'static str, String) {
     }
 }
 
+/// The family and name of what makes truth values of bytes.
+pub(super) fn truth() -> (&'static str, String) {
+    ("bits", "truth_b8".to_owned())
+}
+
 /// The family and name of the division that ends a mean.
 pub(super) fn divide(dtype: DType) -> (&'static str, String) {
     ("average", format!("scale_{dtype}"))
@@ -94,6 +99,7 @@ mod tests {
     const DIVIDE: &[&str] = &["u64", "u64", "u32"];
     const MULTIPLY: &[&str] = &["u64", "u64", "u64", "f64"];
     const WEIGH: &[&str] = &["u64", "u64", "f64"];
+    const TRUTH: &[&str] = &["u64", "u64"];
     const SUM: &[&str] = &["u64", "u64", "u64"];
     const FILL: &[&str] = &["u64", "u64", "u64", "u64", "u64"];
     const CHECK: &[&str] = &["u64", "u64", "u32", "u64", "u64", "u64", "u64"];
@@ -114,6 +120,7 @@ mod tests {
             entries.push(("train", squares(from).1, SUM));
             entries.extend(DIVIDED.map(|to| ("train", convert(from, to).1, MULTIPLY)));
         }
+        entries.push(("bits", truth().1, TRUTH));
         entries.push(("train", "add_partials".to_owned(), SUM));
         entries.push(("check", "fill_pattern".to_owned(), FILL));
         entries.push(("check", "check_pattern".to_owned(), CHECK));

@@ -1,7 +1,7 @@
 //! Collectives as NCCL has them, or composed of sends and receives where the loaded library is older.
 
 use super::job::{Job, Message};
-use super::plane::{NativeOp, Plan, Ranks, Room, Step, Transfer};
+use super::plane::{NativeOp, Plan, Ranks, Room, Step, Transfer, holds_truths};
 use crate::call::{Kind, Layout};
 use crate::error::Error;
 use crate::{DType, Result};
@@ -25,6 +25,17 @@ pub(crate) fn narrowed(job: &Job, rank: usize) -> (u64, u64) {
         Kind::ReduceScatter | Kind::ReduceScatterV | Kind::Scatter => (job.source, job.destination + offset()),
         _ => (job.source, job.destination),
     }
+}
+
+/// Where a job's result comes on this rank, and how many bytes it is; none where this rank gets none.
+pub(crate) fn result(job: &Job, rank: usize) -> (u64, usize) {
+    let (_, destination) = narrowed(job, rank);
+    let bytes = match job.call.kind {
+        Kind::Reduce | Kind::Gather | Kind::GatherV if root(job) != rank => 0,
+        Kind::ReduceScatter | Kind::ReduceScatterV | Kind::Scatter if job.in_place => job.layout.block(rank).1,
+        _ => job.destination_len,
+    };
+    (destination, bytes)
 }
 
 /// The root of a job that has one.
@@ -126,30 +137,37 @@ pub(crate) fn dividing(job: &Job, dtype: DType, ranks: Ranks) -> Result<Plan> {
     Ok(Plan::Group { transfers, after })
 }
 
-/// Messages as transfers. Those without bytes are left out, which both ends agree on; those to this rank itself are copies.
+/// Messages as transfers. Those without bytes are left out, which both ends agree on; those to this rank itself are copies. Truth values
+/// from other ranks are made some, whatever came.
 ///
 /// # Errors
 ///
-/// `InvalidArgument` where what this rank sends to itself is not what it receives from itself: it would wait for ever.
+/// `InvalidArgument` where what this rank sends to itself is not what it receives from itself: it would wait for ever, or write what is no
+/// value.
 pub(crate) fn messages(messages: &[Message], me: usize) -> Result<(Vec<Transfer>, Vec<Step>)> {
-    let (mut transfers, mut sent, mut received) = (Vec::with_capacity(messages.len()), Vec::new(), Vec::new());
-    for &Message { peer, sends, address, bytes } in messages.iter().filter(|message| message.bytes != 0) {
+    let (mut transfers, mut truths, mut sent, mut received) = (Vec::with_capacity(messages.len()), Vec::new(), Vec::new(), Vec::new());
+    for message in messages.iter().filter(|message| message.bytes != 0) {
+        let Message { peer, sends, address, bytes, element } = *message;
         match sends {
-            _ if peer == me => if sends { &mut sent } else { &mut received }.push((address, bytes)),
+            _ if peer == me => if sends { &mut sent } else { &mut received }.push(message),
             true => transfers.push(Transfer::Send { address, bytes, peer }),
             false => transfers.push(Transfer::Receive { address, bytes, peer }),
         }
+        if !sends && peer != me && holds_truths(element) {
+            truths.push(Step::Truths { data: address, bytes });
+        }
     }
-    if !sent.iter().map(|(_, bytes)| bytes).eq(received.iter().map(|(_, bytes)| bytes)) {
+    let like = |message: &&Message| (message.bytes, message.element);
+    if !sent.iter().map(like).eq(received.iter().map(like)) {
         let reason = format!(
-            "rank {me} sends {} messages to itself in one group and receives {}, or their lengths differ",
+            "rank {me} sends {} messages to itself in one group and receives {}, or their lengths or types differ",
             sent.len(),
             received.len()
         );
         return Err(Error::argument("messages on a device", reason));
     }
-    let copy = |((source, bytes), (destination, _))| Step::Copy { source, destination, bytes };
-    Ok((transfers, sent.into_iter().zip(received).map(copy).collect()))
+    let copy = |(from, to): (&Message, &Message)| Step::Copy { source: from.address, destination: to.address, bytes: from.bytes };
+    Ok((transfers, sent.into_iter().zip(received).map(copy).chain(truths).collect()))
 }
 
 /// Every rank's block to every rank.

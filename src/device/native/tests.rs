@@ -3,6 +3,7 @@
 use super::*;
 use crate::device::plane::cases::{Case, Random};
 use crate::device::plane::{FoldOp, Folder, combine};
+use crate::element::TypeTag;
 
 const MOVING: [Kind; 9] = [
     Kind::Broadcast,
@@ -133,7 +134,7 @@ fn an_exchange_in_place_without_memory_says_how_much_it_needs() {
 
 #[test]
 fn messages_to_oneself_are_copied_or_refused() {
-    let message = |peer, sends, address, bytes| Message { peer, sends, address, bytes };
+    let message = |peer, sends, address, bytes| Message { peer, sends, address, bytes, element: TypeTag::Scalar(DType::U8) };
     let list =
         [message(1, true, 10, 4), message(0, true, 20, 8), message(2, false, 30, 0), message(0, false, 40, 8), message(1, false, 50, 4)];
     let (transfers, copies) = messages(&list, 0).unwrap();

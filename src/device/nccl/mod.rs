@@ -8,7 +8,6 @@ mod raw;
 mod tests;
 
 use std::ffi::CStr;
-use std::path::Path;
 
 use cudarc::driver::DriverError;
 use nccl_sys::{Library, MissingSymbol, Version, ncclComm_t, ncclDataType_t, ncclResult_t, ncclUniqueId};
@@ -18,13 +17,19 @@ pub(crate) use self::raw::Raw;
 use crate::device::driver;
 use crate::element::DType;
 use crate::error::Error;
+use crate::nccl_config::NcclLibrary;
 
 /// The oldest NCCL that is used: the first with splits.
 const OLDEST: Version = Version::new(2, 18, 0);
 
 /// NCCL: the file named, or one that is already in the process or where the system's loader finds it.
-pub(crate) fn library(explicit: Option<&Path>) -> Result<&'static Library, String> {
-    let library = Library::open(explicit).map_err(|error| error.to_string())?;
+pub(crate) fn library(explicit: Option<&NcclLibrary>) -> Result<&'static Library, String> {
+    let library = match explicit {
+        None => Library::open(),
+        // SAFETY: whoever made the value vouches for the file: it is an NCCL.
+        Some(file) => unsafe { Library::open_file(file.path()) },
+    };
+    let library = library.map_err(|error| error.to_string())?;
     judge(library.version(), &library.path())?;
     Ok(library)
 }

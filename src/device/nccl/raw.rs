@@ -17,9 +17,9 @@ use crate::element::{DType, F8E4M3, F8E5M2};
 
 /// A communicator into which this thread may call now: the lock of its device is held and its context is current.
 ///
-/// All methods but [`Raw::version`] are unsafe for the same reasons: addresses are of device memory of this communicator's
-/// device, long enough for the count, and stay so until the stream has done the work; the stream is of the same context. A call may
-/// return before the work is on the stream: only the function that lent this `Raw` knows when it is.
+/// Methods that take addresses are unsafe: these are of device memory of this communicator's device, long enough for the count, and stay so
+/// until the stream has done the work; the stream is of the same context. A call may return before the work is on the stream: only the
+/// function that lent this `Raw` knows when it is.
 pub(crate) struct Raw<'a> {
     pub(crate) library: &'static Library,
     pub(crate) handle: ncclComm_t,
@@ -63,7 +63,7 @@ impl Raw<'_> {
     }
 
     /// # Safety
-    /// As [`Raw`] says.
+    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
     #[inline]
     pub(crate) unsafe fn all_reduce(
         &self,
@@ -74,13 +74,13 @@ impl Raw<'_> {
         op: ncclRedOp_t,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer = unsafe { self.library.ncclAllReduce(source(send), target(receive), count, dtype, op, self.handle, queue(stream)) };
         self.done("ncclAllReduce", answer)
     }
 
     /// # Safety
-    /// As [`Raw`] says.
+    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
     #[expect(clippy::too_many_arguments, reason = "as many as NCCL's function has")]
     #[inline]
     pub(crate) unsafe fn reduce(
@@ -93,14 +93,14 @@ impl Raw<'_> {
         root: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer =
             unsafe { self.library.ncclReduce(source(send), target(receive), count, dtype, op, number(root), self.handle, queue(stream)) };
         self.done("ncclReduce", answer)
     }
 
     /// # Safety
-    /// As [`Raw`] says.
+    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
     #[inline]
     pub(crate) unsafe fn broadcast(
         &self,
@@ -111,7 +111,7 @@ impl Raw<'_> {
         root: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer =
             unsafe { self.library.ncclBroadcast(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
         self.done("ncclBroadcast", answer)
@@ -120,7 +120,7 @@ impl Raw<'_> {
     /// `count` elements from each rank.
     ///
     /// # Safety
-    /// As [`Raw`] says.
+    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
     #[inline]
     pub(crate) unsafe fn all_gather(
         &self,
@@ -130,7 +130,7 @@ impl Raw<'_> {
         dtype: ncclDataType_t,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer = unsafe { self.library.ncclAllGather(source(send), target(receive), count, dtype, self.handle, queue(stream)) };
         self.done("ncclAllGather", answer)
     }
@@ -138,7 +138,7 @@ impl Raw<'_> {
     /// `count` elements to each rank.
     ///
     /// # Safety
-    /// As [`Raw`] says.
+    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
     #[inline]
     pub(crate) unsafe fn reduce_scatter(
         &self,
@@ -149,13 +149,13 @@ impl Raw<'_> {
         op: ncclRedOp_t,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer = unsafe { self.library.ncclReduceScatter(source(send), target(receive), count, dtype, op, self.handle, queue(stream)) };
         self.done("ncclReduceScatter", answer)
     }
 
     /// # Safety
-    /// As [`Raw`] says.
+    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
     #[inline]
     pub(crate) unsafe fn send(
         &self,
@@ -165,13 +165,13 @@ impl Raw<'_> {
         peer: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer = unsafe { self.library.ncclSend(source(address), count, dtype, number(peer), self.handle, queue(stream)) };
         self.done("ncclSend", answer)
     }
 
     /// # Safety
-    /// As [`Raw`] says.
+    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
     #[inline]
     pub(crate) unsafe fn recv(
         &self,
@@ -181,7 +181,7 @@ impl Raw<'_> {
         peer: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer = unsafe { self.library.ncclRecv(target(address), count, dtype, number(peer), self.handle, queue(stream)) };
         self.done("ncclRecv", answer)
     }
@@ -189,7 +189,7 @@ impl Raw<'_> {
     /// `count` elements from each rank to each rank. NCCL 2.28.3.
     ///
     /// # Safety
-    /// As [`Raw`] says.
+    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
     #[inline]
     pub(crate) unsafe fn all_to_all(
         &self,
@@ -199,7 +199,7 @@ impl Raw<'_> {
         dtype: ncclDataType_t,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer = unsafe { self.library.ncclAlltoAll(source(send), target(receive), count, dtype, self.handle, queue(stream)) };
         self.done("ncclAlltoAll", answer)
     }
@@ -207,7 +207,7 @@ impl Raw<'_> {
     /// `count` elements from each rank. NCCL 2.28.3.
     ///
     /// # Safety
-    /// As [`Raw`] says.
+    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
     #[inline]
     pub(crate) unsafe fn gather(
         &self,
@@ -218,7 +218,7 @@ impl Raw<'_> {
         root: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer =
             unsafe { self.library.ncclGather(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
         self.done("ncclGather", answer)
@@ -227,7 +227,7 @@ impl Raw<'_> {
     /// `count` elements to each rank. NCCL 2.28.3.
     ///
     /// # Safety
-    /// As [`Raw`] says.
+    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
     #[inline]
     pub(crate) unsafe fn scatter(
         &self,
@@ -238,7 +238,7 @@ impl Raw<'_> {
         root: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer =
             unsafe { self.library.ncclScatter(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
         self.done("ncclScatter", answer)
@@ -264,7 +264,7 @@ impl Raw<'_> {
 
     /// Destroys an op that [`Raw::pre_mul_sum`] made.
     pub(crate) fn destroy_op(&self, op: ncclRedOp_t) -> Result<(), Refusal> {
-        // SAFETY: NCCL checks the op's number.
+        // SAFETY: the handle is alive as long as a `Raw` is lent, and NCCL refuses a number that is no op of this communicator's.
         self.done("ncclRedOpDestroy", unsafe { self.library.ncclRedOpDestroy(op, self.handle) })
     }
 }

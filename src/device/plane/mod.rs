@@ -30,7 +30,7 @@ use super::job::{Job, Message, Reduction};
 use super::kernels::Kernels;
 use super::native::{self, Library};
 use super::user::Users;
-use crate::config::{CheckDeviceCalls, Config};
+use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::Error;
@@ -90,8 +90,12 @@ pub(crate) struct DevicePlane {
     free: CudaEvent,
     /// The stream on which it was used last.
     last: RefCell<Arc<CudaStream>>,
-    /// How many calls were compared among the ranks.
-    compared: Cell<u32>,
+    /// How many collectives were queued: the number of the next one, on every rank.
+    calls: Cell<u64>,
+    /// How many messages were sent to each rank, and received from it.
+    mail: RefCell<Vec<[u64; 2]>>,
+    /// Room for what ranks say of their calls.
+    comparison: RefCell<Vec<[u8; 40]>>,
     /// NCCL's op for the last `PreMulSum`.
     product: Cell<Option<Product>>,
 }
@@ -132,9 +136,29 @@ impl DevicePlane {
         // SAFETY: the context is current; the memory is freed once, when the plane is dropped.
         let address = if bytes == 0 { Ok(0) } else { unsafe { result::malloc_sync(bytes) } };
         let address = address.map_err(|error| cuda_error(format!("allocating {bytes} B of memory on device {}", gpu.ordinal), error))?;
+        let comparison = RefCell::default();
         let (room, users, last) = (Room { address, bytes }, RefCell::new(Users::new(&gpu)), RefCell::new(Arc::clone(&stream)));
-        let (compared, product, comm) = (Cell::new(0), Cell::new(None), Arc::new(comm));
-        Ok(Self { gpu, comm, stream, side, kernels, users, facts, library, ranks, room, arrived, folded, free, last, compared, product })
+        let (calls, mail, product, comm) = (Cell::new(0), RefCell::new(vec![[0; 2]; ranks.n]), Cell::new(None), Arc::new(comm));
+        Ok(Self {
+            gpu,
+            comm,
+            stream,
+            side,
+            kernels,
+            users,
+            facts,
+            library,
+            ranks,
+            room,
+            arrived,
+            folded,
+            free,
+            last,
+            calls,
+            mail,
+            comparison,
+            product,
+        })
     }
 
     /// The device.
@@ -203,10 +227,24 @@ impl DevicePlane {
     ///
     /// # Safety
     ///
-    /// The addresses of the job are memory of this device, valid for their lengths and kept until the stream has passed the call; the
-    /// two buffers are one, as the job says, or apart.
+    /// - The addresses of the job are memory of this device, as long as their lengths say, until the stream has passed the call; the two
+    ///   buffers are one, as the job says, or apart; nobody else writes them meanwhile, nor reads the destination.
+    /// - What is read there are elements of the call's type.
+    /// - All ranks make the same call as their next one: with the same op, type, root and lengths. NCCL compares nothing and writes what
+    ///   it is sent. (Truth values need no promise: what comes as some is made some.)
     #[inline]
     pub(crate) unsafe fn enqueue(&self, job: &Job, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
+        // SAFETY: this function's own contract.
+        let queued = unsafe { self.enqueue_uncounted(job, stream, timeout) };
+        self.count(1, &queued);
+        queued
+    }
+
+    /// # Safety
+    ///
+    /// The contract of [`DevicePlane::enqueue`].
+    #[inline]
+    unsafe fn enqueue_uncounted(&self, job: &Job, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
         self.check_stream(stream)?;
         let plan = self.plan(job, stream)?;
         self.comm.label(&job.call);
@@ -215,12 +253,14 @@ impl DevicePlane {
             Plan::Nothing => self.refuse_if_over(&doing),
             Plan::One(transfer) => {
                 let queue = stream.cu_stream();
-                // SAFETY: the transfer uses this stream alone; its addresses are the caller's promise.
+                // SAFETY: the transfer uses this stream alone; its addresses and lengths are the job's, whose memory is there until the stream has
+                // passed the call (this function's contract).
                 unsafe { self.comm.enqueue(&doing, stream, timeout, |raw| self.issue(raw, &transfer, queue)) }
             }
             plan => {
                 let running = Running::new(self, plan, stream);
-                // SAFETY: the steps use the job's addresses, which are the caller's promise, and the plane's own.
+                // SAFETY: the steps use the job's memory, which is there until the stream has passed the call (this function's contract), and the
+                // plane's room, which lives as long as the plane and is taken and freed in the order of streams.
                 unsafe { run::together(&mut [running], &doing, timeout) }
             }
         }
@@ -231,12 +271,24 @@ impl DevicePlane {
     ///
     /// # Errors
     ///
-    /// As [`DevicePlane::enqueue`].
+    /// Those of [`DevicePlane::enqueue`].
     ///
     /// # Safety
     ///
-    /// As [`DevicePlane::enqueue`] for every job and message. No call of the group uses what another one writes.
+    /// For every job what [`DevicePlane::enqueue`] asks. For every message: its address is memory of this device, as long as it says, until
+    /// the stream has passed the group; nobody else writes it meanwhile, nor reads what is received; what is sent are elements of its type; and
+    /// the other end names the same type and length. No call of the group uses what another one writes.
     pub(crate) unsafe fn enqueue_group(parts: &[GroupPart<'_>], timeout: Duration) -> Result<()> {
+        // SAFETY: this function's own contract.
+        let queued = unsafe { Self::enqueue_group_uncounted(parts, timeout) };
+        parts.iter().for_each(|(plane, jobs, ..)| plane.count(jobs.len(), &queued));
+        queued
+    }
+
+    /// # Safety
+    ///
+    /// The contract of [`DevicePlane::enqueue_group`].
+    unsafe fn enqueue_group_uncounted(parts: &[GroupPart<'_>], timeout: Duration) -> Result<()> {
         let mut all = Vec::with_capacity(parts.len());
         for (plane, jobs, messages, stream) in parts {
             plane.check_stream(stream)?;
@@ -263,20 +315,40 @@ impl DevicePlane {
         for (plane, ..) in parts {
             plane.refuse_if_over(&doing)?;
         }
-        // SAFETY: passed on to the caller.
+        // SAFETY: the steps read and write the memory of the jobs and messages, which is there long enough and used by no other call of the group
+        // (this function's contract), and the planes' own room.
         unsafe { run::together(&mut all, &doing, timeout) }
     }
 
-    /// Which comparison the next call's is, where the ranks compare it, and counts it.
-    #[inline]
-    pub(crate) fn comparison(&self, which: CheckDeviceCalls) -> Option<u32> {
-        let number = self.compared.get();
-        let limit = match which {
-            CheckDeviceCalls::Never => return None,
-            CheckDeviceCalls::First(calls) => calls,
-            CheckDeviceCalls::Always => u32::MAX,
-        };
-        (number < limit).then(|| self.compared.replace(number.saturating_add(1).min(u32::MAX - 1)))
+    /// Gives jobs that are about to be queued together their numbers. They are counted once they have been.
+    pub(crate) fn number<'a>(&self, jobs: impl IntoIterator<Item = &'a mut Job>) {
+        let next = self.calls.get();
+        jobs.into_iter().zip(next..).for_each(|(job, number)| job.call.sequence = number);
+    }
+
+    /// Counts jobs, unless they were none: with wrong arguments, which the other ranks may not count either.
+    fn count<R>(&self, jobs: usize, queued: &Result<R>) {
+        if !matches!(queued, Err(Error::InvalidArgument { .. })) {
+            self.calls.set(self.calls.get().wrapping_add(jobs as u64));
+        }
+    }
+
+    /// Room for what ranks say of their calls, kept from one comparison to the next; empty where somebody has it.
+    pub(crate) fn lend_comparison(&self) -> Vec<[u8; 40]> {
+        self.comparison.take()
+    }
+
+    /// Takes that room back.
+    pub(crate) fn return_comparison(&self, room: Vec<[u8; 40]>) {
+        self.comparison.replace(room);
+    }
+
+    /// The number of the next message to a rank, or from it, which is counted.
+    pub(crate) fn number_message(&self, message: &Message) -> u64 {
+        let mut mail = self.mail.borrow_mut();
+        let Some(count) = mail.get_mut(message.peer).map(|counts| &mut counts[usize::from(!message.sends)]) else { return 0 };
+        *count += 1;
+        *count - 1
     }
 
     /// Whether a job needs a kernel of the caller's that is not loaded yet.
@@ -306,8 +378,19 @@ impl DevicePlane {
         }
     }
 
-    /// What a job comes down to on this rank.
+    /// What a job comes down to on this rank. What comes from other ranks as truth values is made some: whatever they sent, no byte but 0 and
+    /// 1 may ever be seen as a `bool`. Our folds of `bool` work on bytes as they come, so this is for them too.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
+        let plan = self.plan_as_it_comes(job, stream)?;
+        match native::result(job, self.ranks.me) {
+            (data, bytes) if bytes != 0 && self.ranks.n > 1 && holds_truths(job.call.element) => {
+                Ok(plan.then(Step::Truths { data, bytes }))
+            }
+            _ => Ok(plan),
+        }
+    }
+
+    fn plan_as_it_comes(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
         let alone = self.ranks.n == 1;
         match &job.reduction {
             None if alone => Ok(native::alone(job, None)),
@@ -374,6 +457,11 @@ impl DevicePlane {
     }
 }
 
+/// Whether elements are truth values, or arrays of them.
+pub(crate) fn holds_truths(element: TypeTag) -> bool {
+    matches!(element, TypeTag::Scalar(DType::Bool) | TypeTag::Array(DType::Bool, _))
+}
+
 impl Drop for DevicePlane {
     fn drop(&mut self) {
         // Kernels and memory are in use until then. Once the communicator has ended, what waits for other ranks returns.
@@ -384,9 +472,16 @@ impl Drop for DevicePlane {
             self.comm.abort();
             self.is_free_soon()
         };
-        // What is still in use, of a device that hangs, is better lost than waited for.
+        if !is_free {
+            // What may still run reads the memory and is the code of these: better lost than taken away from under it.
+            std::mem::forget(Arc::clone(&self.kernels));
+            std::mem::forget(self.users.replace(Users::new(&self.gpu)));
+            let (device, bytes) = (self.gpu.ordinal, self.room.bytes);
+            tracing::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
+        }
         if is_free && self.room.address != 0 && driver::bind(&self.gpu.context).is_ok() {
-            // SAFETY: allocated by `new`, freed once, and used by nobody any more.
+            // SAFETY: allocated by `new` and freed here alone; what was queued with its address has been done (`is_free`), and nothing can be
+            // queued any more, since that takes the plane.
             let _ = unsafe { result::free_sync(self.room.address) };
         }
     }

@@ -77,6 +77,7 @@ impl Rank {
                     self.range(data + 4 * index, 4).copy_from_slice(&(value / divisor as f32).to_ne_bytes());
                 }
             }
+            Step::Truths { data, bytes } => self.range(data, bytes).iter_mut().for_each(|byte| *byte = u8::from(*byte != 0)),
             Step::Fold { folder, arguments, element_bytes, .. } => self.fold(folder, &arguments, element_bytes),
             Step::Transfer(_) | Step::Record(_) | Step::Wait(_) => unreachable!("not work of one rank"),
         }

@@ -56,12 +56,12 @@ impl<'a> Running<'a> {
     ///
     /// # Safety
     ///
-    /// As [`together`].
+    /// The addresses of the steps are memory of the plane's device, and stay so until the stream has passed the steps.
     unsafe fn advance(&mut self) -> Result<Option<Vec<Transfer>>> {
         while let Some(step) = self.steps.pop_front() {
             match step {
                 Step::Transfer(transfers) => return Ok(Some(transfers)),
-                // SAFETY: passed on to the caller.
+                // SAFETY: memory that stays until the stream has passed the step: this function's contract.
                 step => unsafe { self.plane.work(&step, self.stream) }?,
             }
         }
@@ -79,7 +79,7 @@ impl<'a> Running<'a> {
 ///
 /// The addresses of the steps are memory of the planes' devices, and stay so until the streams have passed the steps.
 pub(super) unsafe fn together(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: memory that stays until the streams have passed the steps: this function's contract, which is the same.
     let outcome = unsafe { put(parts, doing, timeout) };
     if outcome.is_err() {
         for Running { plane, stream, .. } in parts.iter() {
@@ -93,7 +93,7 @@ pub(super) unsafe fn together(parts: &mut [Running<'_>], doing: &dyn Fn() -> Str
 
 /// # Safety
 ///
-/// As [`together`].
+/// The addresses of the steps are memory of the planes' devices, and stay so until the streams have passed the steps.
 unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
     for part in parts.iter() {
         part.plane.refuse_if_over(doing)?;
@@ -104,7 +104,7 @@ unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Du
     loop {
         let mut groups = Vec::with_capacity(parts.len());
         for part in parts.iter_mut() {
-            // SAFETY: passed on to the caller.
+            // SAFETY: memory that stays until the streams have passed the steps: this function's contract.
             groups.push(unsafe { part.advance() }?);
         }
         if groups.iter().all(Option::is_none) {
@@ -114,7 +114,8 @@ unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Du
         let waiting: Vec<_> = waiting.collect();
         let calls = waiting.iter().map(|(part, group)| {
             let (plane, queue) = (part.plane, part.stream.cu_stream());
-            // SAFETY: the transfers use the part's stream alone; their addresses are the caller's promise.
+            // SAFETY: the transfers use the part's stream alone; their addresses are memory that stays until it has passed them (this function's
+            // contract).
             move |raw: &Raw<'_>| group.iter().try_for_each(|transfer| unsafe { plane.issue(raw, transfer, queue) })
         });
         let mut calls: Vec<_> = calls.collect();
@@ -193,7 +194,7 @@ impl DevicePlane {
     ///
     /// # Safety
     ///
-    /// As [`together`].
+    /// The step's addresses are memory of the plane's device, as long as it says, until the stream has passed it.
     unsafe fn work(&self, step: &Step, stream: &Arc<CudaStream>) -> Result<()> {
         driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
         match *step {
@@ -219,6 +220,10 @@ impl DevicePlane {
             Step::Multiply { source, destination, count, dtype, scalar } => {
                 // SAFETY: addresses are the caller's promise.
                 unsafe { self.kernels.multiply(dtype, source, destination, count as u64, scalar, stream) }
+            }
+            Step::Truths { data, bytes } => {
+                // SAFETY: the bytes are this rank's part of the destination, or a receive's memory: the caller's promise.
+                unsafe { self.kernels.make_truths(data, bytes as u64, stream) }
             }
             Step::Record(moment @ Moment::Arrived) => record(self.event(moment), stream),
             Step::Record(moment @ Moment::Folded(_)) => record(self.event(moment), &self.side),

@@ -136,6 +136,11 @@ pub(crate) enum Step {
         dtype: DType,
         scalar: f64,
     },
+    /// Each byte becomes a truth value, on the call's lane.
+    Truths {
+        data: u64,
+        bytes: usize,
+    },
     /// The side waits for what the call's lane has done so far, or the reverse.
     Record(Moment),
     Wait(Moment),
@@ -152,6 +157,24 @@ pub(crate) enum Plan {
     Group { transfers: Vec<Transfer>, after: Vec<Step> },
     /// Several exchanges through the plane's memory.
     Steps(Vec<Step>),
+}
+
+impl Plan {
+    /// The plan, with a step of this rank's own behind it, on the call's lane.
+    pub(crate) fn then(self, step: Step) -> Self {
+        match self {
+            Plan::Nothing => Plan::Group { transfers: Vec::new(), after: vec![step] },
+            Plan::One(transfer) => Plan::Group { transfers: vec![transfer], after: vec![step] },
+            Plan::Group { transfers, mut after } => {
+                after.push(step);
+                Plan::Group { transfers, after }
+            }
+            Plan::Steps(mut steps) => {
+                steps.push(step);
+                Plan::Steps(steps)
+            }
+        }
+    }
 }
 
 /// A rank and how many there are.

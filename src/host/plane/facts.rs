@@ -1,9 +1,9 @@
 //! What a rank tells the others about itself before they can talk.
 
-#[cfg(feature = "cuda")]
-use crate::config::CheckDeviceCalls;
 use crate::config::Config;
 use crate::error::{Error, Peer, Result};
+#[cfg(feature = "cuda")]
+use crate::nccl_config::CheckDeviceCalls;
 use crate::proof::{self, Secret};
 
 /// The version of this exchange and of everything that follows it.
@@ -34,7 +34,7 @@ impl Facts {
         // Ranks without a device plane say nothing of it, so the usual must go without saying.
         #[cfg(feature = "cuda")]
         if config.check_device_calls != CheckDeviceCalls::default() {
-            return format!("{settings}, device calls compared {:?}", config.check_device_calls);
+            return format!("{settings}, device calls compared {}", config.check_device_calls);
         }
         settings
     }

@@ -105,7 +105,8 @@ impl Managed for DLManagedTensor {
 impl Managed for DLManagedTensorVersioned {
     fn with_owner<B: BufferMut>(self, manager_ctx: *mut c_void) -> Self {
         unsafe extern "C" fn delete<B: BufferMut>(this: *mut DLManagedTensorVersioned) {
-            // SAFETY: a pointer that `hand_over` gave, and whoever took it calls this once (dlpack.h): both boxes are owned by it.
+            // SAFETY: a pointer that `hand_over` gave, and whoever took it calls this once (dlpack.h): both boxes are owned by it, and are of
+            // these types.
             unsafe { drop((Box::from_raw((*this).manager_ctx.cast::<Keeper<B>>()), Box::from_raw(this))) }
         }
         Self { manager_ctx, deleter: Some(delete::<B>), ..self }

@@ -55,9 +55,9 @@ impl Tensor {
                 format!("it has the layout of DLPack {}.{}, and {}.x can be understood", version.major, version.minor, VERSION.major);
             return Err(refused(reason));
         }
-        // SAFETY: a tensor (the caller's promise), which has the layout of this version, as it says itself (checked).
+        // SAFETY: a tensor that obeys dlpack.h (the caller's promise), and its major version, whose layout this is, was looked at.
         let (tensor, flags) = unsafe { ((*managed.as_ptr()).dl_tensor, (*managed.as_ptr()).flags) };
-        // SAFETY: the caller's promise is the same, and `tensor` is a copy of what it is about.
+        // SAFETY: what `new` asks is what this function asks of its caller: the tensor obeys dlpack.h, and stays until the value is dropped.
         unsafe { Self::new(Managed::Versioned(managed), &tensor, flags & DLPACK_FLAG_READ_ONLY != 0) }
     }
 
@@ -78,13 +78,13 @@ impl Tensor {
         }
         // SAFETY: a tensor (the caller's promise).
         let tensor = unsafe { (*managed.as_ptr()).dl_tensor };
-        // SAFETY: the caller's promise is the same, and `tensor` is a copy of what it is about.
+        // SAFETY: what `new` asks is what this function asks of its caller: the tensor obeys dlpack.h, and stays until the value is dropped.
         unsafe { Self::new(Managed::Legacy(managed), &tensor, false) }
     }
 
     /// # Safety
     ///
-    /// As for [`Tensor::from_versioned`].
+    /// `managed` obeys dlpack.h and is taken by nobody else; `tensor` is the one in it. Its memory stays until the value is dropped.
     unsafe fn new(managed: Managed, tensor: &DLTensor, read_only: bool) -> Result<Self> {
         // SAFETY: the tensor obeys dlpack.h: its arrays are as long as it has dimensions.
         let layout = unsafe { Layout::of(tensor) }?;

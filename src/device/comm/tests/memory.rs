@@ -66,7 +66,7 @@ fn registrations_and_windows_end_before_their_buffer_and_before_the_communicator
         let buffer = NcclBuffer::<f32>::zeroed(&rank.comm, &rank.stream, 1024).unwrap();
         let registration = Registration::new(&rank.comm, buffer, &deadline).unwrap();
         assert_eq!(registration.len(), 1024);
-        let buffer = registration.into_buffer();
+        let buffer = registration.into_buffer().unwrap();
         let window = Window::new(&rank.comm, buffer, &deadline).unwrap();
         assert!(window.is_open());
         drop(window);

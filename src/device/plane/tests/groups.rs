@@ -55,7 +55,7 @@ fn share(plane: &DevicePlane, cases: &[(Case, Option<ReduceOp>)], all: &[Vec<Vec
     let jobs = cases.iter().zip(&mut memories).map(job).collect();
     let mut ring = upload(stream, &[vec![me as u8; 64], vec![0xee; 64]].concat());
     let base = address(stream, &mut ring);
-    let message = |peer, sends, address, bytes| Message { peer, sends, address, bytes };
+    let message = |peer, sends, address, bytes| Message { peer, sends, address, bytes, element: TypeTag::Scalar(DType::U8) };
     // Around the ring, to itself where it is alone, and nothing at all.
     let messages =
         vec![message((me + 1) % n, true, base, 64), message((me + n - 1) % n, false, base + 64, 64), message((me + 1) % n, true, base, 0)];
@@ -117,8 +117,8 @@ fn messages_go_both_ways_at_once() {
         let mut memory = upload(stream, &[vec![me as u8; 100], vec![9; 100]].concat());
         let base = address(stream, &mut memory);
         let messages = [
-            Message { peer: 1 - me, sends: true, address: base, bytes: 100 },
-            Message { peer: 1 - me, sends: false, address: base + 100, bytes: 100 },
+            Message { peer: 1 - me, sends: true, address: base, bytes: 100, element: TypeTag::Scalar(DType::U8) },
+            Message { peer: 1 - me, sends: false, address: base + 100, bytes: 100, element: TypeTag::Scalar(DType::U8) },
         ];
         // SAFETY: both lie in the memory, which is read back on the same stream.
         unsafe { DevicePlane::enqueue_group(&[(plane, &[], &messages, stream)], LONG) }.unwrap();

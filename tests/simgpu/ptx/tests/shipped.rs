@@ -174,6 +174,21 @@ fn every_fold_reads_and_writes_its_elements_only() {
 }
 
 #[test]
+fn bytes_become_truth_values() {
+    for (name, module) in modules_with("truth_b8") {
+        for (count, shift) in [(0, 0), (1, 3), (16, 0), (17, 15), (5000, 7), (70001, 16)] {
+            let mut random = Random(17);
+            let bytes: Vec<u8> = (0..count).map(|at| if at % 3 == 0 { random.next() as u8 } else { (random.next() % 2) as u8 }).collect();
+            let mut device = Device::default();
+            let (buffer, first) = shifted(&mut device, shift, &[&bytes[..], &[0xEE]].concat());
+            run(&module, "truth_b8", &size(3, 64), Arguments::default().with(first).with(count as u64), &mut device).unwrap();
+            let expected: Vec<u8> = bytes.iter().map(|byte| u8::from(*byte != 0)).collect();
+            assert!(device.get(buffer) == [&vec![0xEE; shift], &expected[..], &[0xEE]].concat(), "{name}: {count} bytes, shift {shift}");
+        }
+    }
+}
+
+#[test]
 fn patterns_are_filled_and_checked() {
     for (name, module) in modules_with("fill_pattern") {
         for (bytes_in, pattern_bytes, phase, shift) in

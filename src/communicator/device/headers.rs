@@ -1,0 +1,193 @@
+//! What ranks tell each other before calls are queued of which not everyone hears by a collective: messages, and the calls of groups of several
+//! communicators. A header goes over the host plane; whoever is written to waits for it, and compares.
+//!
+//! From its first header on others count on this rank's calls. So these are queued, or the communicator ends: a call that was told and not
+//! queued would have NCCL match later ones of other lengths.
+
+#![expect(unsafe_code, reason = "posting raw places to the desk")]
+
+use std::time::Duration;
+
+use super::super::desk::{INTERNAL_TAG, Place, Terms};
+use super::super::messages::{receive_place, send_place};
+use super::Communicator;
+use super::compare::{self, Said};
+use crate::call::Call;
+use crate::device::{DevicePlane, Job, Message};
+use crate::element::{DType, TypeTag};
+use crate::error::{Error, Result};
+
+/// The tag of what a message's sender says of it.
+const MESSAGE_TAG: u64 = INTERNAL_TAG | 1 << 61;
+/// The tag of what a rank says of the collectives of a group of several communicators.
+const CALLS_TAG: u64 = INTERNAL_TAG | 1 << 60;
+
+/// What a message's sender says of it: the how-manieth from this rank to that it is, its type, and how many elements.
+type Header = [u8; 24];
+
+/// A message, and what is to be said of it.
+struct Told<'a> {
+    message: &'a Message,
+    header: Header,
+}
+
+impl<'a> Told<'a> {
+    fn new(message: &'a Message, number: u64) -> Self {
+        let count = message.bytes / message.element.size_bytes().max(1);
+        let mut header = [0; size_of::<Header>()];
+        let words = [number, u64::from(message.element.to_code()), count as u64];
+        header.chunks_exact_mut(8).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
+        Self { message, header }
+    }
+}
+
+/// `send of 5 elements (u8), device message number 3 from rank 0 to rank 1`.
+fn in_words(header: &Header, sends: bool, from: usize, to: usize) -> String {
+    let word = |at: usize| header[8 * at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let element = u32::try_from(word(1)).ok().and_then(TypeTag::from_code);
+    let element = element.map_or_else(|| "an unknown type".to_owned(), |element| element.to_string());
+    let call = if sends { "send" } else { "recv" };
+    format!("{call} of {} elements ({element}), device message number {} from rank {from} to rank {to}", word(2), word(0))
+}
+
+/// An error of a header, for a caller who sent no message on the host.
+#[cold]
+fn comparing(mut error: Error, what: impl FnOnce() -> String) -> Error {
+    if let Error::Timeout { doing, .. } | Error::PeerLost { doing, .. } = &mut error {
+        *doing = format!("comparing {} (Config::check_device_calls)", what());
+    }
+    error
+}
+
+/// The terms of a header to or from a rank.
+fn terms(peer: usize, tag: u64) -> Terms {
+    Terms { peer: Some(peer), tag, element: TypeTag::Scalar(DType::U8), element_bytes: 1 }
+}
+
+/// What is said of a group's collectives by every rank to every other.
+struct Calls {
+    /// A digest of all, and the first one.
+    mine: [Said; 2],
+    heard: Vec<[Said; 2]>,
+}
+
+/// Headers of one communicator: those that it sends, and room for those that it waits for.
+pub(super) struct Headers<'a> {
+    comm: &'a Communicator,
+    sent: Vec<Told<'a>>,
+    awaited: Vec<Told<'a>>,
+    heard: Vec<Header>,
+    calls: Option<Calls>,
+}
+
+impl<'a> Headers<'a> {
+    /// Those of messages, which are counted.
+    pub(super) fn of_messages(comm: &'a Communicator, plane: &DevicePlane, messages: &'a [Message]) -> Self {
+        let (mut sent, mut awaited) = (Vec::new(), Vec::new());
+        // What a rank sends to itself was compared when it was recorded.
+        for message in messages.iter().filter(|message| message.peer != comm.rank()) {
+            let number = plane.number_message(message);
+            if comm.config().check_device_calls.covers(number) {
+                if message.sends { &mut sent } else { &mut awaited }.push(Told::new(message, number));
+            }
+        }
+        let heard = vec![[0; size_of::<Header>()]; awaited.len()];
+        Self { comm, sent, awaited, heard, calls: None }
+    }
+
+    /// With what is said of collectives. In a group of several communicators each thread has several ranks, which cannot wait for each
+    /// other in a collective.
+    pub(super) fn with_calls(mut self, jobs: &[Job]) -> Self {
+        let calls = jobs.iter().map(|job| &job.call);
+        if let Some(first) = self.comm.compared(calls.clone()) {
+            let mine = [compare::said(first, calls.clone()), compare::first_of(first, calls)];
+            self.calls = Some(Calls { mine, heard: vec![mine; self.comm.world_size()] });
+        }
+        self
+    }
+
+    fn is_empty(&self) -> bool {
+        self.sent.is_empty() && self.awaited.is_empty() && self.calls.is_none()
+    }
+
+    /// What is sent: to whom, under which tag.
+    fn outgoing(&self) -> impl Iterator<Item = (usize, u64, &[u8])> {
+        let me = self.comm.rank();
+        let messages = self.sent.iter().map(|told| (told.message.peer, MESSAGE_TAG, &told.header[..]));
+        let others = move |calls: &'_ Calls| (0..calls.heard.len()).filter(move |rank| *rank != me);
+        let calls = self.calls.iter().flat_map(move |calls| others(calls).map(|rank| (rank, CALLS_TAG, calls.mine.as_flattened())));
+        messages.chain(calls)
+    }
+
+    /// Room for what is awaited.
+    fn incoming(&mut self) -> Vec<(Terms, Place)> {
+        let me = self.comm.rank();
+        let messages = self.awaited.iter().zip(&mut self.heard);
+        let messages = messages.map(|(told, heard)| (terms(told.message.peer, MESSAGE_TAG), receive_place(heard)));
+        let calls = self.calls.iter_mut().flat_map(|calls| calls.heard.iter_mut().enumerate()).filter(|(rank, _)| *rank != me);
+        let calls = calls.map(|(rank, said)| (terms(rank, CALLS_TAG), receive_place(said.as_flattened_mut())));
+        messages.chain(calls).collect()
+    }
+
+    /// What is being compared, in words.
+    fn doing(&self) -> String {
+        let me = self.comm.rank();
+        let awaited = self.awaited.first().map(|told| in_words(&told.header, false, told.message.peer, me));
+        let sent = self.sent.first().map(|told| in_words(&told.header, true, me, told.message.peer));
+        awaited.or(sent).unwrap_or_else(|| "the calls of a group of several communicators".to_owned())
+    }
+
+    /// Sends and awaits all of them, and compares.
+    pub(super) fn exchange(mut self, limit: Duration) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let mut places = self.incoming();
+        places.extend(self.outgoing().map(|(peer, tag, bytes)| (terms(peer, tag), send_place(bytes))));
+        self.transfer(&places, limit)
+    }
+
+    /// Has them sent in the background: the ranks that wait for them may be this thread's.
+    pub(super) fn send(&self, limit: Duration) -> Result<()> {
+        self.outgoing().try_for_each(|(peer, tag, bytes)| self.comm.post_internal_send(peer, tag, bytes.to_vec(), limit).map(drop))
+    }
+
+    /// Awaits the others', and compares.
+    pub(super) fn hear(mut self, limit: Duration) -> Result<()> {
+        let places = self.incoming();
+        self.transfer(&places, limit)
+    }
+
+    fn transfer(&self, places: &[(Terms, Place)], limit: Duration) -> Result<()> {
+        // SAFETY: the places lie in the vectors and the arrays of `self`, which stays where it is during the call and is not looked at before
+        // the call has returned: nothing is touched after that.
+        let exchanged = unsafe { self.comm.core.shared.desk.transfer(places, limit) };
+        exchanged.map_err(|error| comparing(error, || self.doing()))?;
+        self.judge()
+    }
+
+    /// Compares what was heard.
+    fn judge(&self) -> Result<()> {
+        let (me, peers) = (self.comm.rank(), self.comm.peers());
+        if let Some((told, heard)) = self.awaited.iter().zip(&self.heard).find(|(told, heard)| told.header != **heard) {
+            let from = told.message.peer;
+            return Err(Error::Mismatch {
+                first: peers[from].clone(),
+                first_call: in_words(heard, true, from, me),
+                second: peers[me].clone(),
+                second_call: in_words(&told.header, false, from, me),
+            });
+        }
+        let Some(Calls { heard, .. }) = &self.calls else { return Ok(()) };
+        let Some(other) = heard.iter().position(|said| said[0] != heard[0][0]) else { return Ok(()) };
+        let firsts: Vec<Said> = heard.iter().map(|said| said[1]).collect();
+        let later = || {
+            let words = format!("{}, and differs in a later one", compare::in_words(&firsts[0]));
+            Error::Mismatch { first: peers[0].clone(), first_call: words.clone(), second: peers[other].clone(), second_call: words }
+        };
+        Err(self.comm.difference(&firsts).unwrap_or_else(later))
+    }
+}
+
+/// A fingerprint fits into what is said.
+const _: () = assert!(Call::FINGERPRINT_BYTES + 8 == size_of::<Said>());
