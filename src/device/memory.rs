@@ -254,7 +254,7 @@ impl<B> Held<B> {
             // SAFETY: called once, by `drop` or by `into_buffer`, which forgets the rest: nobody uses the buffer here afterwards.
             return Some(unsafe { ManuallyDrop::take(&mut self.buffer) });
         }
-        tracing::error!("NCCL did not forget a registered buffer in time, and may still use it: its memory is lost");
+        crate::event::error!("NCCL did not forget a registered buffer in time, and may still use it: its memory is lost");
         None
     }
 

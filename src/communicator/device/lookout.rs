@@ -127,7 +127,7 @@ impl Watchman {
     /// Has what peers say looked at, on the thread of background messages: for a later look.
     fn listen(&self) {
         if let Some(Err(error)) = self.desk.upgrade().map(|desk| desk.wake_background()) {
-            tracing::warn!(rank = self.rank, %error, "the end of a communicator may be heard of late");
+            crate::event::warn!(rank = self.rank, %error, "the end of a communicator may be heard of late");
         }
     }
 

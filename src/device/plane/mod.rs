@@ -477,7 +477,7 @@ impl Drop for DevicePlane {
             std::mem::forget(Arc::clone(&self.kernels));
             std::mem::forget(self.users.replace(Users::new(&self.gpu)));
             let (device, bytes) = (self.gpu.ordinal, self.room.bytes);
-            tracing::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
+            crate::event::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
         }
         if is_free && self.room.address != 0 && driver::bind(&self.gpu.context).is_ok() {
             // SAFETY: allocated by `new` and freed here alone; what was queued with its address has been done (`is_free`), and nothing can be
