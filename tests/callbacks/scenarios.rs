@@ -160,6 +160,7 @@ fn mismatch(wiring: Wiring, given: &Given) {
 }
 
 fn abort(wiring: Wiring, given: &Given) {
+    let heard = Meeting::new(2);
     job(wiring, given, Config::default(), |comm| {
         let ended: Result<()> = if comm.rank() == 0 {
             let receive = comm.irecv(vec![0_u8; 10], 1).unwrap();
@@ -168,6 +169,7 @@ fn abort(wiring: Wiring, given: &Given) {
         } else {
             comm.recv(&mut [0_u8; 10], 0).map(drop)
         };
+        heard.meet();
         let words = ended.unwrap_err().to_string();
         assert!(words.contains("aborted"), "{words}");
     });
