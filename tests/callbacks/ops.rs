@@ -25,7 +25,8 @@ fn op(action: impl Fn(usize) + Send + Sync + 'static) -> CustomOp<u32> {
 fn an_op_that_panics_ends_its_communicator_on_every_rank() {
     alone_in_a_process("ops::an_op_that_panics_ends_its_communicator_on_every_rank", || {
         quiet_panics();
-        for (wiring, started) in [Wiring::Shm, Wiring::Tcp, Wiring::Pairs].into_iter().flat_map(|wiring| [(wiring, false), (wiring, true)]) {
+        for (wiring, started) in [Wiring::Shm, Wiring::Tcp, Wiring::Pairs].into_iter().flat_map(|wiring| [(wiring, false), (wiring, true)])
+        {
             within(&format!("{wiring:?}, started: {started}"), move || {
                 let comms = communicators_with(3, |rank| wiring.builder(rank).timeout(patience(10)));
                 let did_panic = AtomicBool::new(false);

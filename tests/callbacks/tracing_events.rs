@@ -31,7 +31,11 @@ fn at_every_place(
                 let mut at = 0;
                 loop {
                     let act = act.clone();
-                    listener.act(move |number, _| if number == at { act(at) });
+                    listener.act(move |number, _| {
+                        if number == at {
+                            act(at)
+                        }
+                    });
                     within(&format!("{what} over {wiring:?}, call {at}"), move || scenario(wiring, given));
                     if listener.calls() <= at {
                         break;

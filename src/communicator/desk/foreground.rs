@@ -42,7 +42,13 @@ impl<'a> Posteds<'a> {
     /// # Safety
     ///
     /// The place stays valid, and untouched by others, as long as this lives; there is room for the message.
-    unsafe fn post(&mut self, inner: &mut Inner, (terms, place): &(Terms, Place), begun: Option<Ticket>, deadline: &Deadline) -> Result<()> {
+    unsafe fn post(
+        &mut self,
+        inner: &mut Inner,
+        (terms, place): &(Terms, Place),
+        begun: Option<Ticket>,
+        deadline: &Deadline,
+    ) -> Result<()> {
         let request = self.desk.begin(terms, place, deadline);
         let ticket = match begun {
             Some(ticket) => Ok(ticket),
@@ -52,7 +58,11 @@ impl<'a> Posteds<'a> {
         };
         let ticket = ticket.map_err(|stop| self.desk.not_posted(&stop, &request))?;
         let posted = Posted { ticket, request, received: None };
-        if self.first.is_none() { self.first = Some(posted) } else { self.others.push(posted) }
+        if self.first.is_none() {
+            self.first = Some(posted)
+        } else {
+            self.others.push(posted)
+        }
         Ok(())
     }
 

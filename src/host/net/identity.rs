@@ -26,7 +26,9 @@ pub(crate) fn host_identity() -> io::Result<String> {
         if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) {
             return Err(error);
         }
-        crate::event::warn!("the identity of this host is not to be read from /proc: {error}; only ranks of this process will share memory");
+        crate::event::warn!(
+            "the identity of this host is not to be read from /proc: {error}; only ranks of this process will share memory"
+        );
         Ok(format!("process={:016x}", process_number()))
     })
 }
