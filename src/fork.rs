@@ -17,7 +17,7 @@ struct Mark(NonNull<AtomicU64>);
 
 // SAFETY: an atomic number in a page that is never unmapped.
 unsafe impl Send for Mark {}
-// SAFETY: as above.
+// SAFETY: the number is atomic, in a page that is never unmapped, and nothing else is reached through this.
 unsafe impl Sync for Mark {}
 
 static MARK: OnceLock<Option<Mark>> = OnceLock::new();

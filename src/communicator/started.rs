@@ -88,7 +88,8 @@ impl Worker {
             .name(format!("collectives {}", shared.rank))
             .spawn(move || {
                 for started in queue {
-                    // SAFETY: this is the one worker, and each job in the queue was submitted once.
+                    // SAFETY: this is the one worker, since `start_job` makes one for a communicator and keeps it, and each job in the queue
+                    // was submitted once, by `start_job`, and comes out of it once.
                     let left = unsafe { shared.plane.as_worker(|plane: &mut HostPlane| started.run(plane, &shared)) };
                     left.free();
                 }

@@ -128,7 +128,7 @@ pub(super) struct Nvtx {
 
 // SAFETY: the functions may be called by any thread, with any domain (NVTX's contract).
 unsafe impl Send for Nvtx {}
-// SAFETY: as above.
+// SAFETY: nothing in it changes after it was made, and the functions may be called by several threads at once (NVTX's contract).
 unsafe impl Sync for Nvtx {}
 
 impl Nvtx {
@@ -146,7 +146,8 @@ impl Nvtx {
         let library = unsafe { Library::new(library) }.map_err(|error| error.to_string())?;
         // SAFETY: the function by which NVTX knows its tools has this type.
         let initialize = unsafe { library.get::<Initialize>(c"InitializeInjectionNvtx2") }.map_err(|error| error.to_string())?;
-        // SAFETY: as above; what it gets outlives everything.
+        // SAFETY: it was found under the name that NVTX gives to a function of this type; the library is loaded, and the function it gets
+        // lives as long as the program.
         if unsafe { initialize(export_table) } == 0 {
             return Err("the tool did not start".to_owned());
         }
@@ -157,7 +158,7 @@ impl Nvtx {
         // SAFETY: what a tool puts into these places has these types (NVTX's contract), and is a function for good.
         let (push, pop) = unsafe { (std::mem::transmute::<*mut c_void, Push>(push), std::mem::transmute::<*mut c_void, Pop>(pop)) };
         let create = filled(CREATE).map(|create| {
-            // SAFETY: as above.
+            // SAFETY: what a tool puts into this place is a function of this type (NVTX's contract), which stays, as its library does.
             unsafe { std::mem::transmute::<*mut c_void, Create>(create) }
         });
         // SAFETY: the name is a string that ends with a zero, which the tool copies.
@@ -196,7 +197,8 @@ pub(super) struct Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        // SAFETY: the domain is the tool's own; ranges are closed by the thread that opened them, since this one is not sent.
+        // SAFETY: the domain is the tool's own; ranges are closed by the thread that opened them, since this one is a
+        // local variable of `Watch::around`.
         unsafe { (self.nvtx.pop)(self.nvtx.domain) };
     }
 }

@@ -213,7 +213,8 @@ impl<T: Float> DeviceFlat<T> {
                     // for the kernel.
                     return unsafe { place.kernels()?.accumulate(T::ELEMENT_TYPE, into, from, count as u64, stream) };
                 }
-                // SAFETY: as above.
+                // SAFETY: both are memory of this context (checked) with that many elements (the caller compares lengths), apart, since one is
+                // borrowed to be written, and borrowed until later users wait for the copy.
                 let copied = unsafe { result::memcpy_dtod_async(into, from, count * size_of::<T>(), stream.cu_stream()) };
                 copied.map_err(|error| cuda_error("copying a gradient into its bucket", error))
             })

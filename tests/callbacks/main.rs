@@ -39,7 +39,7 @@ fn within<R: Send + 'static>(what: &str, work: impl FnOnce() -> R + Send + 'stat
 fn quiet_panics() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        if panic.payload_as_str() != Some(WANTED) {
+        if panic.payload().downcast_ref::<&str>() != Some(&WANTED) {
             usual(panic);
         }
     }));
