@@ -19,7 +19,13 @@ impl Blocks<'_> {
         match self {
             Blocks::Equal(len) => len,
             Blocks::Each(lens) => lens.get(rank).copied().unwrap_or(0),
-            Blocks::Own { rank: own, len } => if rank == own { len } else { 0 },
+            Blocks::Own { rank: own, len } => {
+                if rank == own {
+                    len
+                } else {
+                    0
+                }
+            }
         }
     }
 

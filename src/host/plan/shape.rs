@@ -42,9 +42,7 @@ impl Shape<'_> {
             Kind::ReduceScatter | Kind::ReduceScatterV => super::reduce_scatter(algorithm, n, me, blocks, element, segment),
             Kind::Gather | Kind::GatherV => super::gather(n, me, root, blocks),
             Kind::Scatter | Kind::ScatterV => super::scatter(n, me, root, blocks),
-            Kind::AllToAll | Kind::AllToAllV => {
-                super::all_to_all(n, me, blocks, receives.map_or(blocks, Blocks::Each), in_place, segment)
-            }
+            Kind::AllToAll | Kind::AllToAllV => super::all_to_all(n, me, blocks, receives.map_or(blocks, Blocks::Each), in_place, segment),
         }
     }
 }
