@@ -48,8 +48,8 @@ pub enum Transport {
 ///
 /// That is address space; memory is taken by what is touched: about 4.5 KiB a rank by starting, a rank's two slots as far as its calls
 /// fill them, and of the rings those between ranks that send each other messages. Each rank of a job listens on one port, behind which
-/// nobody answers before [`shrink`](crate::Communicator::shrink). Under `Tcp`, and between hosts, it listens on another, opens log₂ of the number of hosts (under `Tcp`, of ranks) connections at the start, and others when they are first wanted. The
-/// start itself costs the store about 22 requests a rank.
+/// nobody answers before [`shrink`](crate::Communicator::shrink). Under `Tcp`, and between hosts, it listens on another, opens log₂ of the number of hosts (under `Tcp`, of ranks) connections at the start, and others when they are first wanted;
+/// each communicator keeps the plans of its latest 32 shapes of calls over TCP, of at most 1 MiB in all. The start itself costs the store about 22 requests a rank.
 ///
 /// ```
 /// # use collectives::{Communicator, Config, Transport};

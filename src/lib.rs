@@ -59,7 +59,7 @@ pub mod train;
 #[cfg(feature = "cuda")]
 pub use buffer::device::{DeviceMemory, DeviceMemoryMut, RawDevice};
 pub use buffer::{Buffer, BufferMut, Memory, MemoryMut};
-pub use communicator::{AbortHandle, Builder, Communicator, Costs, FlightRecorder, Group, OwnedBuffer, Prediction, Received};
+pub use communicator::{AbortHandle, Builder, Communicator, FlightRecorder, Group, OwnedBuffer, Received};
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, OnStream, device_count};
 pub use communicator::{SharedBuffer, Work};

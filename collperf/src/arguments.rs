@@ -109,7 +109,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub(crate) cell_ms: Option<Duration>,
 
-    /// Before each collective measure what calls cost here, for about half a second; then say of each row how it is done, how long it
+    /// Before each collective measure calls of six sizes, for about a tenth of a second; then say of each row how it is done, how long it
     /// should take, and that over the time it took. Host plane only
     #[arg(long)]
     pub(crate) explain: bool,

@@ -209,7 +209,7 @@ fn contradictions(arguments: &Arguments, device: &Device) -> Result<(), Failure>
     }
     if arguments.explain && arguments.device.register != 0 {
         return Err(Failure::unsupported(format!(
-            "--explain -R {}: the cost model knows ordinary buffers alone",
+            "--explain -R {}: it tells of calls on ordinary buffers alone",
             arguments.device.register
         )));
     }

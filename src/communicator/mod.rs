@@ -7,7 +7,6 @@ mod baton;
 mod bootstrap;
 mod builder;
 mod collectives;
-mod costs;
 mod desk;
 #[cfg(feature = "cuda")]
 mod device;
@@ -39,10 +38,12 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::call::Kind;
 use crate::config::Config;
 use crate::deadline::Deadline;
 #[cfg(feature = "cuda")]
 use crate::device::{NcclComm, NcclCommunicator};
+use crate::element::DType;
 use crate::error::{Error, Peer, Result};
 use crate::host::health::{Health, forked};
 use crate::host::notice::Notice;
@@ -59,7 +60,6 @@ use prepare::Prepared;
 use started::Worker;
 
 pub use builder::Builder;
-pub use costs::{Costs, Prediction};
 #[cfg(feature = "cuda")]
 pub use device::{Device, DeviceChoice, OnStream, device_count};
 pub use flight::FlightRecorder;
@@ -370,6 +370,31 @@ impl Communicator {
         }
         let said = self.with_plane(|plane| plane.explain());
         said.unwrap_or_else(|| "in use by a reduction that is under way".to_owned())
+    }
+
+    /// How the collective of this name (`all_reduce`, `barrier` …, as the method without `_into`) is done on this rank, on ordinary host memory
+    /// with a built-in op. `bytes`: the whole vector; where there are blocks, all of them together.
+    ///
+    /// Over TCP the algorithm, by its name in [`Config::algorithm`]. In shared memory the way of the data: `flags` (there is none), `lanes`
+    /// (beside the flags), `slots` (through the ranks' areas, in steps), `shares` (the same, each rank folding its share for all), or `links` (as
+    /// between hosts). `copy` on one rank, `hierarchical` between several hosts of several ranks each.
+    ///
+    /// `None` for names that are no collective's, while a reduction is under way that calls this, and in a forked child.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, DType};
+    /// let ways = Communicator::run_local(2, |comm| Ok(comm.algorithm("all_reduce", 1 << 20, DType::F32)))?;
+    /// assert_eq!(ways, [Some("shares"); 2]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn algorithm(&self, collective: &str, bytes: usize, dtype: DType) -> Option<&'static str> {
+        let kind = Kind::ALL.into_iter().find(|kind| kind.name() == collective)?;
+        if self.core.shared.health.is_foreign() {
+            return None;
+        }
+        // SAFETY: `caller` is made with the communicator and never leaves it, so it is this baton's only caller's side.
+        unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.algorithm(kind, bytes, dtype.size_bytes())) }
     }
 
     /// How long a call may wait for its peers.

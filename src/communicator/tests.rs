@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use crate::{Communicator, CustomOp, ReduceOp, Result, Transport};
+use crate::{Communicator, CustomOp, DType, ReduceOp, Result, Transport};
 
 /// Elements: in a line, in several, in a slot.
 const COUNTS: [usize; 3] = [2, 40, 700];
@@ -31,6 +31,22 @@ fn sum(count: usize) -> Vec<u64> {
 /// Both contributions, side by side.
 fn both(count: usize) -> Vec<u64> {
     (0..2).flat_map(|rank| (0..count as u64).map(move |index| index * 3 + rank)).collect()
+}
+
+#[test]
+fn the_way_of_a_call_has_a_name() {
+    two(|comm| {
+        let way = |collective: &str, bytes: usize| comm.algorithm(collective, bytes, DType::F32);
+        assert_eq!((way("barrier", 0), way("all_reduce", 4), way("all_reduce", 16 << 10)), (Some("flags"), Some("lanes"), Some("slots")));
+        assert_eq!((way("all_reduce", 1 << 20), way("reduce", 1 << 20)), (Some("shares"), Some("shares")));
+        assert_eq!(
+            (way("broadcast", 1 << 20), way("all_to_all", 8), way("all_to_all_v", 4)),
+            (Some("slots"), Some("lanes"), Some("links"))
+        );
+        assert_eq!(way("all reduce", 4), None);
+        Ok(())
+    });
+    assert_eq!(Communicator::local(1).unwrap()[0].algorithm("all_gather", 8, DType::U8), Some("copy"));
 }
 
 #[test]

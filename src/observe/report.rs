@@ -40,8 +40,7 @@ pub struct CallReport<'a> {
     pub peer: Option<usize>,
     /// For messages the tag.
     pub tag: Option<u64>,
-    /// How it was done. On the host, as [`Prediction::algorithm`](crate::Prediction::algorithm) has it, `copy` for one rank, `hierarchical`
-    /// between several hosts of several ranks each, `message`; on devices `nccl`, with what this crate adds to it.
+    /// How it was done. On the host, as [`Communicator::algorithm`](crate::Communicator::algorithm) has it, or `message`; on devices `nccl`, with what this crate adds to it.
     pub algorithm: &'static str,
     /// From the call until it returned; for messages in the background until they were done, and on devices until it was queued.
     pub elapsed: Duration,

@@ -7,12 +7,13 @@ mod call;
 mod check;
 #[cfg(feature = "cuda")]
 mod device;
+mod forecast;
 mod host;
 mod plane;
 mod sweep;
 mod timing;
 
-use collectives::{Communicator, Costs, DType, Data, ReduceOp};
+use collectives::{Communicator, DType, Data, ReduceOp};
 
 use crate::arguments::Plane as PlaneChoice;
 use crate::collective::Collective;
@@ -29,6 +30,7 @@ use crate::settings::EXPLAIN_ON_DEVICE;
 use crate::settings::Settings;
 use crate::sizes::human;
 use check::Checks;
+use forecast::Curve;
 use host::Host;
 use plane::Plane;
 use sweep::{EXTRA_TYPES, Subject};
@@ -41,8 +43,8 @@ struct Session<'a, P> {
     /// On rank 0.
     report: Option<Report<'a>>,
     checks: Checks,
-    /// What calls cost here, where that was asked for.
-    costs: Option<Costs>,
+    /// What calls of the collective at hand cost here, where that was asked for.
+    curve: Curve,
     /// Sampled cells whose check failed, and which have no row.
     wrong_cells: usize,
 }
@@ -124,7 +126,7 @@ fn largest_buffer(settings: &Settings, world_size: usize) -> usize {
 /// Everything that was asked for, on a plane.
 fn measure<P: Plane>(comm: &Communicator, plane: &P, settings: &Settings, facts: Facts) -> Result<u8, Failure> {
     let report = if comm.rank() == 0 { Some(Report::open(settings, facts, row_count(settings, comm.world_size()))?) } else { None };
-    let mut session = Session { comm, plane, settings, report, checks: Checks::default(), costs: None, wrong_cells: 0 };
+    let mut session = Session { comm, plane, settings, report, checks: Checks::default(), curve: Curve::default(), wrong_cells: 0 };
     let result = settings.collectives.iter().try_for_each(|collective| session.collective(*collective));
     let result = result.and_then(|()| if settings.device.memory { session.tell_memory() } else { Ok(()) });
     match (result, session.report) {
@@ -143,7 +145,7 @@ impl<P: Plane> Session<'_, P> {
     fn collective(&mut self, collective: Collective) -> Result<(), Failure> {
         if self.settings.columns.predictions {
             // Anew for each: where processors are virtual they move, and a flag then takes ten times as long for a while.
-            self.costs = Some(self.comm.measure_costs()?);
+            self.curve = self.curve_of(collective)?;
         }
         if let Some(report) = &mut self.report {
             report.begin(collective)?;
@@ -192,11 +194,9 @@ impl<P: Plane> Session<'_, P> {
 
     /// Hands a row to rank 0's report.
     fn give(&mut self, mut row: Row) -> Result<(), Failure> {
-        let foretold = [false, true].map(|in_place| self.forecast(&row, in_place));
-        for (half, prediction) in [&mut row.out_of_place, &mut row.in_place].into_iter().zip(foretold) {
-            if let Some(half) = half {
-                half.prediction = prediction;
-            }
+        let prediction = self.forecast(&row);
+        for half in [&mut row.out_of_place, &mut row.in_place].into_iter().flatten() {
+            half.prediction = prediction;
         }
         self.report.as_mut().map_or(Ok(()), |report| report.row(row))
     }

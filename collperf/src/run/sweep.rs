@@ -63,10 +63,10 @@ impl<P: Plane> Session<'_, P> {
     }
 
     /// What is foretold of a row's call, where that was asked for.
-    pub(super) fn forecast(&self, row: &Row, in_place: bool) -> Option<Forecast> {
-        let dtype = row.dtype.unwrap_or(DType::U8);
-        let prediction = self.costs.as_ref()?.predict(row.collective.name(), row.bytes, dtype, in_place)?;
-        Some(Forecast { algorithm: prediction.algorithm, time_us: prediction.time.as_secs_f64() * 1e6 })
+    pub(super) fn forecast(&self, row: &Row) -> Option<Forecast> {
+        let time_us = self.curve.at(row.bytes)?;
+        let algorithm = self.comm.algorithm(row.collective.name(), row.bytes, row.dtype.unwrap_or(DType::U8))?;
+        Some(Forecast { algorithm, time_us })
     }
 
     /// A row as nccl-tests measures it.

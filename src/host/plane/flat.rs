@@ -13,11 +13,11 @@ use crate::error::Result as CrateResult;
 use crate::host::engine::{Memory, Request};
 use crate::host::fold::Fold;
 use crate::host::notice::Stop;
-use crate::host::plan::cost::{CostTable, LinkClass, LinkCost, Order, Policy, Question};
+use crate::host::plan::cost::{CostTable, LinkClass, Order, Policy, Question};
 use crate::host::plan::overrides::Overrides;
 use crate::host::plan::{Algorithm, Blocks, Shape};
 use crate::host::reduce::Kernel;
-use crate::host::shm::{Group, Task};
+use crate::host::shm::Group;
 
 /// Decides how a call is done.
 #[derive(Debug, Clone)]
@@ -61,20 +61,13 @@ impl Chooser {
         self.policy.explain(n, self.class).to_string()
     }
 
-    /// What a link is taken to cost.
-    pub(super) fn cost(&self) -> LinkCost {
-        self.policy.cost(self.class)
-    }
-
-    /// The algorithm of a call of built-in ops between `n` ranks, and how many nanoseconds it should take where a link costs this.
-    pub(super) fn predict(&self, task: &Task, n: usize, cost: &LinkCost) -> Option<(&'static str, f64)> {
-        let Task { kind, bytes, element_bytes, .. } = *task;
+    /// The algorithm of a call of built-in ops on `bytes` in all, between `n` ranks.
+    pub(super) fn name(&self, kind: Kind, bytes: usize, element_bytes: usize, n: usize) -> &'static str {
         let folds = matches!(kind, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter | Kind::ReduceScatterV);
         let order = if folds && self.reproducible { Order::Exact } else { Order::Any };
         let element_bytes = if folds { element_bytes } else { 1 };
         let question = Question { kind, bytes, element_bytes, n, class: self.class, order };
-        let algorithm = self.policy.choose(&question);
-        Some((algorithm.name(), Policy::nanoseconds(algorithm, &question, cost)))
+        self.policy.choose(&question).name()
     }
 
     /// The segments in which large messages travel.

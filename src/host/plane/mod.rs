@@ -3,9 +3,9 @@
 //! Three routes: inside one host, over shared memory alone; between ranks that share no host, over links by a plan; and
 //! mixed, where the ranks of a host first agree (and reduce) in shared memory, then the hosts exchange, then each host shares.
 
+mod algorithm;
 mod connector;
 mod facts;
-mod fit;
 mod flat;
 mod founding;
 #[cfg(feature = "internals")]
@@ -14,7 +14,6 @@ mod island;
 mod job;
 mod links;
 mod mixed;
-mod model;
 mod plans;
 mod topology;
 
@@ -40,7 +39,6 @@ use topology::Topology;
 pub(crate) use connector::MessageConnector;
 pub(crate) use founding::Founding;
 pub(crate) use job::{Job, Operands};
-pub(crate) use model::{Model, probes};
 
 /// The host plane. Used by one thread at a time.
 pub(crate) struct HostPlane {
@@ -157,7 +155,7 @@ impl HostPlane {
         let Some(watch) = health.watch() else { return self.run_unwatched(job, deadline) };
         let unfinished = self.unfinished_barrier.filter(|_| job.call.kind == Kind::Barrier);
         let call = Call { sequence: unfinished.unwrap_or(self.sequence), ..job.call };
-        let moved = Moved { bytes: job.memory.source_len.max(job.memory.destination_len), algorithm: self.algorithm(job) };
+        let moved = Moved { bytes: job.memory.source_len.max(job.memory.destination_len), algorithm: self.algorithm_of(job) };
         let report = watch.call(&call, FlightPlane::Host, moved);
         watch.around(report, Lane::Collectives, || self.run_unwatched(job, deadline))
     }

@@ -10,7 +10,6 @@ mod cut;
 mod delivery;
 mod direct;
 mod door;
-mod estimate;
 mod flags;
 mod folds;
 #[cfg(feature = "internals")]
@@ -28,13 +27,13 @@ mod ring_end;
 mod steps;
 mod sync;
 mod wait;
+mod way;
 mod window;
 
 #[cfg(test)]
 mod tests;
 
 pub(crate) use delivery::Undelivered;
-pub(crate) use estimate::{Costs, Estimate, Task};
 pub(crate) use group::Group;
 pub(crate) use layout::MAX_ELEMENT_BYTES;
 pub(crate) use moves::{Blocks, Memory};
