@@ -114,20 +114,24 @@ fn a_communicator_may_be_dropped_with_work_in_flight() {
 fn memory_that_nccl_did_not_forget_is_not_let_go() {
     // What is lost stays with the process.
     alone_in_a_process("endings::memory_that_nccl_did_not_forget_is_not_let_go", || {
-        threads_with(1, |_| builder(Config::default()), |comm| {
-            let device = comm.device().unwrap();
-            let raw = device.raw();
-            let registered = || raw.register(raw.allocate::<f32>(device.stream(), 1024).unwrap()).unwrap();
-            let (whole, dropped, taken) = (registered(), registered(), registered());
-            drop(whole.into_buffer().unwrap());
-            assert_eq!(simgpu::nccl::counts().allocations, 2);
-            // A wrong argument, which leaves the communicator as it is.
-            simgpu::nccl::fail_call_of_this_thread("ncclCommDeregister", 1, 4);
-            drop(dropped);
-            simgpu::nccl::fail_call_of_this_thread("ncclCommDeregister", 1, 4);
-            let error = taken.into_buffer().unwrap_err();
-            assert!(error.to_string().contains("memory is lost"), "{error}");
-            assert_eq!(simgpu::nccl::counts().allocations, 2);
-        });
+        threads_with(
+            1,
+            |_| builder(Config::default()),
+            |comm| {
+                let device = comm.device().unwrap();
+                let raw = device.raw();
+                let registered = || raw.register(raw.allocate::<f32>(device.stream(), 1024).unwrap()).unwrap();
+                let (whole, dropped, taken) = (registered(), registered(), registered());
+                drop(whole.into_buffer().unwrap());
+                assert_eq!(simgpu::nccl::counts().allocations, 2);
+                // A wrong argument, which leaves the communicator as it is.
+                simgpu::nccl::fail_call_of_this_thread("ncclCommDeregister", 1, 4);
+                drop(dropped);
+                simgpu::nccl::fail_call_of_this_thread("ncclCommDeregister", 1, 4);
+                let error = taken.into_buffer().unwrap_err();
+                assert!(error.to_string().contains("memory is lost"), "{error}");
+                assert_eq!(simgpu::nccl::counts().allocations, 2);
+            },
+        );
     });
 }
