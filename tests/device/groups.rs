@@ -87,3 +87,38 @@ fn one_thread_drives_several_devices() {
     std::thread::scope(|scope| comms.into_iter().for_each(|comm| drop(scope.spawn(move || comm.close().unwrap()))));
     assert_nothing_found();
 }
+
+/// Ranks whose thread has several communicators, of which one makes another call: an error, before anything is queued.
+#[test]
+fn a_group_across_communicators_is_compared() {
+    for (what, root, words) in [("the root", 1, "root 1"), ("nothing", 0, "")] {
+        prepare();
+        let store = MemoryStore::new();
+        let join = |rank: usize| {
+            let builder = Communicator::builder().timeout(Duration::from_secs(60)).require_device(DeviceChoice::Ordinal(rank));
+            builder.with_store(Arc::new(store.clone()), rank, 2).unwrap()
+        };
+        let comms: Vec<Communicator> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..2).map(|rank| scope.spawn(move || join(rank))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        let memories: Vec<_> = comms.iter().map(DeviceMemory::of).collect();
+        let mut buffers: Vec<_> = memories.iter().enumerate().map(|(rank, memory)| memory.put(&[rank as u8; 100])).collect();
+        let all: Vec<&Communicator> = comms.iter().collect();
+        let made = Communicator::group_across(&all, |groups| {
+            let [first, second] = &mut buffers[..] else { panic!("two buffers") };
+            groups[0].broadcast(first, 0)?;
+            groups[1].broadcast(second, root)
+        });
+        match made {
+            Ok(_) => assert_eq!((what, memories[1].get(&buffers[1])), ("nothing", vec![0; 100])),
+            Err(error) => {
+                assert!(error.is_mismatch() && error.to_string().contains(words) && what != "nothing", "{what}: {error}");
+                assert_eq!(memories[0].get(&buffers[0]), [0; 100]);
+                let again = comms[0].all_reduce(&mut buffers[0], ReduceOp::Max).unwrap_err();
+                assert!(again.is_poisoned(), "{again}");
+            }
+        }
+    }
+    assert_nothing_found();
+}
