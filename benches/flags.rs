@@ -4,15 +4,15 @@
 
 mod common;
 
-use collectives::internals::Lanes;
+use collectives::internals::Mailboxes;
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 
 /// Two hops: divide by two for one.
 fn volleys(criterion: &mut Criterion) {
-    let mut lanes = Lanes::between(2).expect("two ranks of this process");
+    let mut mailboxes = Mailboxes::between(2).expect("two ranks of this process");
     criterion.bench_function("flag there and back", |bencher| {
         bencher.iter_custom(|iterations| {
-            common::together(&mut lanes, iterations, |rank, lanes, _| lanes.volley(rank == 0).expect("the other rank answers"))
+            common::together(&mut mailboxes, iterations, |rank, mailboxes, _| mailboxes.volley(rank == 0).expect("the other rank answers"))
         });
     });
 }
@@ -20,10 +20,10 @@ fn volleys(criterion: &mut Criterion) {
 fn steps(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("step");
     for ranks in [2, 4, 8] {
-        let mut lanes = Lanes::between(ranks).expect("ranks of this process");
+        let mut mailboxes = Mailboxes::between(ranks).expect("ranks of this process");
         group.bench_function(BenchmarkId::from_parameter(ranks), |bencher| {
             bencher.iter_custom(|iterations| {
-                common::together(&mut lanes, iterations, |_, lanes, _| lanes.step().expect("all ranks make the step"))
+                common::together(&mut mailboxes, iterations, |_, mailboxes, _| mailboxes.step().expect("all ranks make the step"))
             });
         });
     }

@@ -74,7 +74,7 @@ impl Kind {
 
 /// How the bytes of a buffer are shared out between ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Layout {
+pub(crate) enum BlockLayout {
     /// Every rank's block has this many bytes; for calls without blocks, the whole vector.
     Equal(usize),
     /// One block per rank, of these many bytes, known to this rank.
@@ -85,14 +85,14 @@ pub(crate) enum Layout {
     Pairs { send: Vec<usize>, receive: Vec<usize> },
 }
 
-impl Layout {
+impl BlockLayout {
     /// Where a rank's block begins and how long it is, in bytes.
     pub(crate) fn block(&self, rank: usize) -> (usize, usize) {
         match self {
-            Layout::Equal(bytes) => (rank * bytes, *bytes),
-            Layout::Blocks(blocks) => (blocks[..rank].iter().sum(), blocks[rank]),
-            Layout::Own(bytes) => (0, *bytes),
-            Layout::Pairs { send, .. } => (send[..rank].iter().sum(), send[rank]),
+            BlockLayout::Equal(bytes) => (rank * bytes, *bytes),
+            BlockLayout::Blocks(blocks) => (blocks[..rank].iter().sum(), blocks[rank]),
+            BlockLayout::Own(bytes) => (0, *bytes),
+            BlockLayout::Pairs { send, .. } => (send[..rank].iter().sum(), send[rank]),
         }
     }
 }

@@ -185,7 +185,7 @@ pub unsafe trait Data: Copy + Send + Sync + 'static {
 }
 
 // SAFETY: an array is its elements side by side, without padding, and each obeys the contract. Arrays of `bool` do not: `INNERMOST`
-// tells them apart from all else, and whoever writes bytes of others to them makes 0 or 1 of each (`host::truth`).
+// tells them apart from all else, and whoever writes bytes of others to them makes 0 or 1 of each (`host::bools`).
 unsafe impl<T: Data, const N: usize> Data for [T; N] {
     const INNERMOST: Option<DType> = T::INNERMOST;
 }
@@ -204,7 +204,7 @@ macro_rules! elements {
     ($($rust:ty => $dtype:ident),* $(,)?) => {$(
         impl sealed::Sealed for $rust {}
         // SAFETY: a primitive or a transparent wrapper of one: no padding, and any bytes are one. `bool` is the exception: `DTYPE` tells
-        // it apart from all else, and whoever writes bytes of others to a destination of it makes 0 or 1 of each (`host::truth`; on
+        // it apart from all else, and whoever writes bytes of others to a destination of it makes 0 or 1 of each (`host::bools`; on
         // devices the kernels and what checks tensors).
         unsafe impl Data for $rust {
             const DTYPE: Option<DType> = Some(DType::$dtype);
@@ -268,7 +268,7 @@ impl TypeTag {
 
     /// Whether elements are `bool`, or arrays of it, which are the only ones that not all bytes are values of.
     #[inline]
-    pub(crate) const fn is_of_truths(self) -> bool {
+    pub(crate) const fn is_bool(self) -> bool {
         matches!(self, TypeTag::Scalar(DType::Bool) | TypeTag::Array(DType::Bool, _))
     }
 
@@ -333,7 +333,7 @@ mod tests {
             assert_eq!(TypeTag::from_code(tag.to_code()), Some(*tag));
             assert!(!tags[..index].contains(tag), "{tag}");
         }
-        assert_eq!(tags.iter().filter(|tag| tag.is_of_truths()).count(), 4);
+        assert_eq!(tags.iter().filter(|tag| tag.is_bool()).count(), 4);
         assert_eq!(TypeTag::of::<[[f16; 2]; 3]>().to_string(), "[f16; 6]");
         assert_eq!(TypeTag::of::<[[f16; 2]; 3]>().size_bytes(), 12);
     }

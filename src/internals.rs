@@ -4,11 +4,11 @@
 #![allow(missing_docs, reason = "seen by benchmarks alone")]
 
 pub mod fuzz;
-mod lanes;
 mod links;
+mod mailboxes;
 
-pub use lanes::Lanes;
 pub use links::Link;
+pub use mailboxes::Mailboxes;
 
 use crate::element::{DType, Element};
 use crate::host::bootstrap::{Exchange, local};

@@ -7,7 +7,7 @@ use crate::settings::{Register, Settings};
 
 /// Who takes part, and where.
 #[derive(Debug, Clone)]
-pub(crate) struct Facts {
+pub(crate) struct RunFacts {
     pub(crate) ranks: Vec<RankFacts>,
     pub(crate) on: On,
     pub(crate) machine: Machine,
@@ -47,7 +47,7 @@ pub(crate) struct Gpu {
     pub(crate) name: String,
 }
 
-impl Facts {
+impl RunFacts {
     /// How many hosts there are.
     pub(crate) fn hosts(&self) -> usize {
         self.ranks.iter().filter(|rank| rank.local_rank == 0).count()

@@ -18,14 +18,14 @@ use super::Job;
 
 /// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum ExitReason {
     /// It exited with this code.
     Exit(i32),
     /// This signal killed it.
     Signal(i32),
 }
 
-impl Ending {
+impl ExitReason {
     /// What the kernel says about a process that has ended.
     fn of(status: &WaitIdStatus) -> Self {
         match (status.exit_status(), status.terminating_signal()) {
@@ -49,7 +49,7 @@ impl Ending {
     }
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for ExitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exit(code) => write!(f, "exit code {code}"),
@@ -66,7 +66,7 @@ fn signal_name(signal: i32) -> &'static str {
 /// What the supervisor waits for.
 pub(super) enum Event {
     /// The rank at this place of the list has ended.
-    Ended(usize, Ending),
+    Ended(usize, ExitReason),
     /// This signal came.
     Signal(i32),
 }
@@ -100,7 +100,7 @@ struct Watched {
     rank: usize,
     child: Child,
     group: Pid,
-    ending: Option<Ending>,
+    exit: Option<ExitReason>,
 }
 
 /// All ranks of this host.
@@ -108,15 +108,15 @@ pub(super) struct Supervisor<'a> {
     /// The program's name, before each message.
     name: &'a str,
     grace: Duration,
-    /// An ending that is a rank's verdict and no failure, and whether there was one.
-    verdict: Option<Ending>,
+    /// An exit that is a rank's verdict and no failure, and whether there was one.
+    verdict: Option<ExitReason>,
     verdict_told: bool,
     keep_going: bool,
     ranks: Vec<Watched>,
     sender: Sender<Event>,
     events: Receiver<Event>,
-    /// The ending of the rank that failed first.
-    failure: Option<Ending>,
+    /// The exit of the rank that failed first.
+    failure: Option<ExitReason>,
     /// The last signal that was passed on: ranks that die of it have not failed by themselves.
     passed_on: Option<i32>,
     /// When ranks that were asked to stop are killed.
@@ -125,7 +125,7 @@ pub(super) struct Supervisor<'a> {
 
 impl<'a> Supervisor<'a> {
     pub(super) fn new(name: &'a str, job: &Job, sender: Sender<Event>, events: Receiver<Event>) -> Self {
-        let verdict = job.verdict.map(|code| Ending::Exit(code.into()));
+        let verdict = job.verdict.map(|code| ExitReason::Exit(code.into()));
         Self {
             name,
             grace: job.grace,
@@ -145,7 +145,7 @@ impl<'a> Supervisor<'a> {
     pub(super) fn watch(&mut self, rank: usize, child: Child) -> io::Result<()> {
         let group = Pid::from_child(&child);
         let place = self.ranks.len();
-        self.ranks.push(Watched { rank, child, group, ending: None });
+        self.ranks.push(Watched { rank, child, group, exit: None });
         let sender = self.sender.clone();
         thread::Builder::new().name(format!("rank {rank}")).spawn(move || {
             let _ = sender.send(Event::Ended(place, wait_for(group)));
@@ -156,18 +156,18 @@ impl<'a> Supervisor<'a> {
     /// Waits for all ranks and returns the exit code: that of the rank that failed first, else of a verdict, else 0. Where ranks go on without
     /// those that fail, 0 if one has succeeded.
     pub(super) fn wait(&mut self) -> u8 {
-        while self.ranks.iter().any(|watched| watched.ending.is_none()) {
+        while self.ranks.iter().any(|watched| watched.exit.is_none()) {
             match self.next_event() {
-                Some(Event::Ended(place, ending)) => self.ended(place, ending),
+                Some(Event::Ended(place, exit)) => self.ended(place, exit),
                 Some(Event::Signal(signal)) => self.pass_on(signal),
                 None => self.lose_patience(),
             }
         }
-        if self.keep_going && self.ranks.iter().any(|watched| watched.ending.is_some_and(Ending::is_success)) {
+        if self.keep_going && self.ranks.iter().any(|watched| watched.exit.is_some_and(ExitReason::is_success)) {
             return 0;
         }
         let verdict = self.verdict.filter(|_| self.verdict_told);
-        self.failure.or(verdict).map_or(0, Ending::code)
+        self.failure.or(verdict).map_or(0, ExitReason::code)
     }
 
     /// The next event; `None` when patience ends first.
@@ -179,23 +179,23 @@ impl<'a> Supervisor<'a> {
         self.events.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
     }
 
-    fn ended(&mut self, place: usize, ending: Ending) {
+    fn ended(&mut self, place: usize, exit: ExitReason) {
         let Some(watched) = self.ranks.get_mut(place) else { return };
-        watched.ending = Some(ending);
-        self.verdict_told |= Some(ending) == self.verdict;
-        if ending.is_success() || Some(ending) == self.verdict || (self.failure.is_some() && !self.keep_going) {
+        watched.exit = Some(exit);
+        self.verdict_told |= Some(exit) == self.verdict;
+        if exit.is_success() || Some(exit) == self.verdict || (self.failure.is_some() && !self.keep_going) {
             return;
         }
-        self.failure.get_or_insert(ending);
+        self.failure.get_or_insert(exit);
         let (rank, group) = (watched.rank, watched.group);
-        let left = self.ranks.iter().filter(|watched| watched.ending.is_none()).count();
-        if self.passed_on.is_none_or(|signal| ending != Ending::Signal(signal)) {
+        let left = self.ranks.iter().filter(|watched| watched.exit.is_none()).count();
+        if self.passed_on.is_none_or(|signal| exit != ExitReason::Signal(signal)) {
             let stopping = match (left, self.keep_going) {
                 (0, _) => "",
                 (_, true) => "; the others go on",
                 (_, false) => "; stopping the others",
             };
-            self.say(&format!("rank {rank} (pid {group}) failed with {ending}{stopping}"));
+            self.say(&format!("rank {rank} (pid {group}) failed with {exit}{stopping}"));
         }
         if self.keep_going {
             return;
@@ -213,7 +213,7 @@ impl<'a> Supervisor<'a> {
 
     fn lose_patience(&mut self) {
         self.patience_ends = None;
-        let late: Vec<_> = self.ranks.iter().filter(|watched| watched.ending.is_none()).map(|watched| watched.rank.to_string()).collect();
+        let late: Vec<_> = self.ranks.iter().filter(|watched| watched.exit.is_none()).map(|watched| watched.rank.to_string()).collect();
         let (grace, asked) = (self.grace.as_secs_f64(), signal_name(SIGTERM));
         self.say(&format!("still running {grace} s after {asked}: rank {}; killing", late.join(", ")));
         self.signal_all(Signal::KILL);
@@ -245,13 +245,13 @@ impl Drop for Supervisor<'_> {
 }
 
 /// Waits until a process has ended, and leaves it to be reaped.
-fn wait_for(process: Pid) -> Ending {
+fn wait_for(process: Pid) -> ExitReason {
     loop {
         match waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
-            Ok(Some(status)) => return Ending::of(&status),
+            Ok(Some(status)) => return ExitReason::of(&status),
             Ok(None) | Err(rustix::io::Errno::INTR) => {}
             // Reaped behind our back; only the drop of the supervisor does that, and then nobody asks.
-            Err(_) => return Ending::Exit(1),
+            Err(_) => return ExitReason::Exit(1),
         }
     }
 }
@@ -262,9 +262,9 @@ mod tests {
 
     #[test]
     fn endings_are_numbered_as_shells_do() {
-        assert_eq!(Ending::Exit(3).code(), 3);
-        assert_eq!(Ending::Signal(9).code(), 137);
-        assert_eq!(Ending::Signal(15).to_string(), "signal 15 (SIGTERM)");
-        assert!(Ending::Exit(0).is_success() && !Ending::Exit(1).is_success() && !Ending::Signal(1).is_success());
+        assert_eq!(ExitReason::Exit(3).code(), 3);
+        assert_eq!(ExitReason::Signal(9).code(), 137);
+        assert_eq!(ExitReason::Signal(15).to_string(), "signal 15 (SIGTERM)");
+        assert!(ExitReason::Exit(0).is_success() && !ExitReason::Exit(1).is_success() && !ExitReason::Signal(1).is_success());
     }
 }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::Communicator;
-use super::desk::INTERNAL_TAG;
 use super::prepare::{Prepared, Source};
-use crate::call::{Kind, Layout};
+use super::progress::INTERNAL_TAG;
+use crate::call::{BlockLayout, Kind};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 
@@ -17,7 +17,7 @@ const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Communicator {
     pub(super) fn prepare_barrier<'a>(&self) -> Result<Prepared<'a>> {
-        self.moving::<u8>(Kind::Barrier, None, 0, Source::Nothing, None, Layout::Equal(0))
+        self.moving::<u8>(Kind::Barrier, None, 0, Source::Nothing, None, BlockLayout::Equal(0))
     }
 
     /// Waits until every rank has entered. Cost: log₂ n hops.

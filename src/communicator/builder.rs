@@ -10,15 +10,15 @@ use std::time::Instant;
 
 use super::Communicator;
 use super::bootstrap::{self, StoreExchange};
-use super::desk::Desk;
 #[cfg(feature = "cuda")]
-use super::device::{DeviceChoice, Request};
-use super::meeting::{Door, Lineage};
+use super::device::{DeviceChoice, DeviceRequest};
+use super::progress::ProgressEngine;
+use super::recovery::{RecoveryGroup, RecoveryListener};
 use crate::config::{Config, Transport, environment};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::event;
-use crate::host::plane::{Founding, HostPlane};
+use crate::host::plane::{HostPlane, PlaneSetup};
 #[cfg(feature = "cuda")]
 use crate::nccl_config::NcclConfig;
 use crate::observe::{LIFE, Observer, TraceLog};
@@ -40,7 +40,7 @@ use crate::rendezvous::{self, MemoryStore, PrefixStore, Rendezvous, Rendezvoused
 pub struct Builder {
     config: Config,
     #[cfg(feature = "cuda")]
-    device: Option<Request>,
+    device: Option<DeviceRequest>,
 }
 
 impl Builder {
@@ -108,14 +108,14 @@ impl Builder {
     /// [`Communicator::why_no_device`] says why. Every rank asks alike.
     #[cfg(feature = "cuda")]
     pub fn device(mut self, choice: DeviceChoice) -> Self {
-        self.device = Some(Request { choice, required: false });
+        self.device = Some(DeviceRequest { choice, required: false });
         self
     }
 
     /// As [`device`](Self::device), and without a device plane there is no communicator: every rank gets `NoDevice`, with the reason.
     #[cfg(feature = "cuda")]
     pub fn require_device(mut self, choice: DeviceChoice) -> Self {
-        self.device = Some(Request { choice, required: true });
+        self.device = Some(DeviceRequest { choice, required: true });
         self
     }
 
@@ -153,7 +153,7 @@ impl Builder {
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
         let found = rendezvous::open(&rendezvous, timeout, config.secret.as_ref(), &environment, parent)?;
         let Rendezvoused { store, rank, world_size, agent, server, local_address } = found;
-        let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(meeting(agent, rank), store)));
+        let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(rendezvous_prefix(agent, rank), store)));
         let comm = join(store, (rank, world_size), local_address, Config { timeout, ..config }, &deadline, Origin::Job);
         #[cfg(feature = "cuda")]
         let comm = comm.and_then(|comm| with_device(comm, device.as_ref()));
@@ -224,7 +224,7 @@ impl Builder {
 
 /// Gives a communicator the device plane that was asked for.
 #[cfg(feature = "cuda")]
-fn with_device(comm: Communicator, request: Option<&Request>) -> Result<Communicator> {
+fn with_device(comm: Communicator, request: Option<&DeviceRequest>) -> Result<Communicator> {
     if let Some(request) = request {
         // Everyone is here: what late comers took of the deadline is not taken from NCCL.
         let began = Instant::now();
@@ -238,13 +238,13 @@ fn with_device(comm: Communicator, request: Option<&Request>) -> Result<Communic
 }
 
 /// How often this process has met others at an agent's store, by the store and the rank.
-static MEETINGS: Mutex<BTreeMap<(String, usize), u64>> = Mutex::new(BTreeMap::new());
+static RENDEZVOUS_COUNTS: Mutex<BTreeMap<(String, usize), u64>> = Mutex::new(BTreeMap::new());
 
-/// The prefix of the keys of one meeting at an agent's store. The store outlives the communicator, so the next one of the same process
+/// The prefix of the keys of one rendezvous at an agent's store. The store outlives the communicator, so the next one of the same process
 /// needs keys of its own; every rank counts alike.
-fn meeting(agent: String, rank: usize) -> String {
-    let mut meetings = event::lock(&MEETINGS);
-    let number = meetings.entry((agent, rank)).or_default();
+fn rendezvous_prefix(agent: String, rank: usize) -> String {
+    let mut counts = event::lock(&RENDEZVOUS_COUNTS);
+    let number = counts.entry((agent, rank)).or_default();
     *number += 1;
     number.to_string()
 }
@@ -281,8 +281,8 @@ fn panicked(doing: &str, rank: usize) -> Error {
 pub(super) enum Origin {
     /// A job that begins.
     Job,
-    /// One that has failed: the doors of its members, its name, its trace, and whether this rank looks out for deaths meanwhile.
-    Shrunk { lineage: Lineage, name: String, trace: Option<Arc<TraceLog>>, watches: bool },
+    /// One that has failed: the recovery listeners of its members, its name, its trace, and whether this rank looks out for deaths meanwhile.
+    Shrunk { recovery: RecoveryGroup, name: String, trace: Option<Arc<TraceLog>>, watches: bool },
 }
 
 /// Joins the job that was found: tells who this rank is, learns who the others are, opens the links.
@@ -295,21 +295,21 @@ pub(super) fn join(
     origin: Origin,
 ) -> Result<Communicator> {
     let listen = config.listen_address.or(local_address).unwrap_or(IpAddr::from([127, 0, 0, 1]));
-    let (door, watch) = match &origin {
-        Origin::Job => (Door::new(listen), None),
-        Origin::Shrunk { lineage, watches, .. } => (Door::none(), watches.then(|| lineage.watch())),
+    let (recovery_listener, watch) = match &origin {
+        Origin::Job => (RecoveryListener::new(listen), None),
+        Origin::Shrunk { recovery, watches, .. } => (RecoveryListener::none(), watches.then(|| recovery.watch())),
     };
     let mut exchange = StoreExchange::join(store, rank, world_size, deadline)?.watched(watch);
     let met = deadline.elapsed();
-    let founding = Founding { rank, world_size, config: &config, listen, door: door.address() };
-    let (plane, connector) = HostPlane::establish(&mut exchange, &founding, deadline)?;
+    let setup = PlaneSetup { rank, world_size, config: &config, listen, recovery_listener: recovery_listener.address() };
+    let (plane, connector) = HostPlane::establish(&mut exchange, &setup, deadline)?;
     let (linked, wiring) = (deadline.elapsed(), plane.wiring());
-    let (lineage, name, trace) = match origin {
-        Origin::Job => (Lineage::founded(door, plane.doors(), config.secret.clone()), "world".to_owned(), None),
-        Origin::Shrunk { lineage, name, trace, .. } => (lineage, name, trace),
+    let (recovery, name, trace) = match origin {
+        Origin::Job => (RecoveryGroup::new(recovery_listener, plane.recovery_listeners(), config.secret.clone()), "world".to_owned(), None),
+        Origin::Shrunk { recovery, name, trace, .. } => (recovery, name, trace),
     };
-    let desk = Desk::new(&plane, connector);
-    let comm = Communicator::new(plane, desk, config, listen, lineage, name, trace);
+    let progress = ProgressEngine::new(&plane, connector);
+    let comm = Communicator::new(plane, progress, config, listen, recovery, name, trace);
     // Nobody needs the store any more once everyone is here: rank 0 may stop serving it.
     let timeout = comm.timeout();
     comm.set_timeout(deadline.remaining());

@@ -6,7 +6,7 @@
 use super::Communicator;
 use super::prepare::{Prepared, Source, element, room};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
-use crate::call::{Kind, Layout};
+use crate::call::{BlockLayout, Kind};
 use crate::element::Data;
 use crate::error::{Error, Result};
 use crate::op::Reduction;
@@ -23,7 +23,7 @@ impl Communicator {
             Self::equal(kind, "the destination", destination.len(), source.len(), "as many as the source has")?;
         }
         let (count, bytes) = (destination.len(), destination.len() * size_of::<T>());
-        self.reducing(kind, None, count, source, destination, Layout::Equal(bytes), op)
+        self.reducing(kind, None, count, source, destination, BlockLayout::Equal(bytes), op)
     }
 
     pub(super) fn prepare_reduce<'a, T: Data>(
@@ -39,7 +39,7 @@ impl Communicator {
         if let Some(destination) = &destination {
             Self::equal(kind, "the destination", destination.len(), count, "as many as the source has")?;
         }
-        let layout = Layout::Equal(count * size_of::<T>());
+        let layout = BlockLayout::Equal(count * size_of::<T>());
         self.reducing(kind, root, count, source, destination, layout, op)
     }
 
@@ -51,7 +51,7 @@ impl Communicator {
     ) -> Result<Prepared<'a>> {
         let root = self.checked_root(Kind::Broadcast, root)?;
         let (count, bytes) = (destination.len(), destination.len() * size_of::<T>());
-        self.moving(Kind::Broadcast, root, count, source, destination, Layout::Equal(bytes))
+        self.moving(Kind::Broadcast, root, count, source, destination, BlockLayout::Equal(bytes))
     }
 
     pub(super) fn prepare_all_gather<'a, T: Data>(
@@ -68,7 +68,7 @@ impl Communicator {
             }
             None => Source::InPlace,
         };
-        self.moving(kind, None, block, source, destination, Layout::Equal(block * size_of::<T>()))
+        self.moving(kind, None, block, source, destination, BlockLayout::Equal(block * size_of::<T>()))
     }
 
     pub(super) fn prepare_reduce_scatter<'a, T: Data>(
@@ -86,7 +86,7 @@ impl Communicator {
             }
             None => (Source::InPlace, self.block(kind, "the buffer", destination.len())?),
         };
-        self.reducing(kind, None, block, source, destination, Layout::Equal(block * size_of::<T>()), op)
+        self.reducing(kind, None, block, source, destination, BlockLayout::Equal(block * size_of::<T>()), op)
     }
 
     pub(super) fn prepare_gather<'a, T: Data>(
@@ -103,7 +103,7 @@ impl Communicator {
             let whole = self.block(kind, "the destination", destination.len())?;
             Self::equal(kind, "the source", block, whole, "the destination's length divided by the world size")?;
         }
-        self.moving(kind, root_field, block, source, destination, Layout::Equal(block * size_of::<T>()))
+        self.moving(kind, root_field, block, source, destination, BlockLayout::Equal(block * size_of::<T>()))
     }
 
     pub(super) fn prepare_scatter<'a, T: Data>(
@@ -124,7 +124,7 @@ impl Communicator {
             Source::Nothing => self.only_at_root(kind, "a source", false, root)?,
             Source::InPlace => {}
         }
-        self.moving(kind, root_field, block, source, destination, Layout::Equal(block * size_of::<T>()))
+        self.moving(kind, root_field, block, source, destination, BlockLayout::Equal(block * size_of::<T>()))
     }
 
     pub(super) fn prepare_all_to_all<'a, T: Data>(
@@ -137,7 +137,7 @@ impl Communicator {
         if let Source::Separate(source) = &source {
             Self::equal(kind, "the destination", destination.len(), source.len(), "as many as the source has")?;
         }
-        self.moving(kind, None, block, source, destination, Layout::Equal(block * size_of::<T>()))
+        self.moving(kind, None, block, source, destination, BlockLayout::Equal(block * size_of::<T>()))
     }
 
     pub(super) fn prepare_gather_in_place<'a, B: BufferMut + ?Sized>(&self, buffer: &'a mut B, root: usize) -> Result<Prepared<'a>> {

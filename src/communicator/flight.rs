@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::{Communicator, Shared};
 use crate::error::Result;
 use crate::flight::{About, Flight, FlightRecord};
-use crate::host::notice::Notice;
+use crate::host::abort_reason::AbortReason;
 use crate::host::plane::HostPlane;
 
 /// The last calls of a communicator, for any thread, also while a call is stuck; see [`Communicator::flight_recorder`].
@@ -86,8 +86,8 @@ impl Shared {
     /// Where peers ended the communicator and no call here has heard of it, writes the records now, while they are there.
     pub(super) fn write_unwritten(&self) {
         let by_trouble = matches!(
-            self.health.notice(),
-            Some(Notice::Mismatch { .. } | Notice::Lost { .. } | Notice::TimedOut { .. } | Notice::Aborted { .. })
+            self.health.abort_reason(),
+            Some(AbortReason::Mismatch { .. } | AbortReason::Lost { .. } | AbortReason::TimedOut { .. } | AbortReason::Aborted { .. })
         );
         if let Some(error) = self.health.refusal(|| "dropping the communicator".to_owned(), &self.peers).filter(|_| by_trouble) {
             self.health.flight().write_after(&error);

@@ -1,16 +1,16 @@
 //! Groups: calls that are recorded first and launched together.
 
-#![expect(unsafe_code, reason = "posting recorded places to the desk")]
+#![expect(unsafe_code, reason = "posting recorded places to the progress engine")]
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use super::Communicator;
-use super::desk::{Place, Terms};
 #[cfg(feature = "cuda")]
 use super::device::{Batch, Hold, untagged};
 use super::messages::{Received, receive_place, send_place};
 use super::prepare::{Prepared, Source};
+use super::progress::{MessageBuffer, MessageContext};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 #[cfg(feature = "cuda")]
 use crate::error::Error;
@@ -22,7 +22,7 @@ use crate::op::Reduction;
 /// ended.
 pub struct Group<'buffers, 'comm> {
     comm: &'comm Communicator,
-    messages: Vec<(Terms, Place)>,
+    messages: Vec<(MessageContext, MessageBuffer)>,
     collectives: Vec<Job>,
     #[cfg(feature = "cuda")]
     device: Batch<'buffers>,
@@ -123,17 +123,17 @@ impl<'comm> Group<'_, 'comm> {
     fn run_on_host(self) -> Result<Vec<Received>> {
         let Self { comm, messages, collectives, receives, .. } = self;
         let run = || collectives.iter().try_for_each(|job| comm.run(job));
-        let desk = &comm.core.shared.desk;
+        let progress = &comm.core.shared.progress;
         // SAFETY: every recorded buffer is borrowed for `'buffers`, which the caller chose and which outlasts this call: those that are
         // written by nobody else meanwhile, the jobs that run here included, since their borrows are exclusive.
         let ended = unsafe {
-            desk.transfer_while(&messages, comm.timeout(), || match (messages.is_empty(), collectives.is_empty()) {
+            progress.transfer_while(&messages, comm.timeout(), || match (messages.is_empty(), collectives.is_empty()) {
                 (_, true) => Ok(()),
                 (true, false) => run(),
-                (false, false) => desk.while_away(run),
+                (false, false) => progress.while_away(run),
             })
         }?;
-        let is_receive = |(_, place): &(Terms, Place)| matches!(place, Place::Receive { .. });
+        let is_receive = |(_, memory): &(MessageContext, MessageBuffer)| matches!(memory, MessageBuffer::Receive { .. });
         let mut ended = ended.into_iter().zip(&messages).filter(|(_, message)| is_receive(message)).map(|(received, _)| received);
         Ok(receives.into_iter().filter_map(|device| device.or_else(|| ended.next())).collect())
     }
@@ -165,7 +165,7 @@ impl<'buffers> Group<'buffers, '_> {
     /// `InvalidArgument`.
     #[cfg_attr(not(feature = "cuda"), expect(clippy::infallible_destructuring_match, reason = "with devices it is not"))]
     pub fn send_tagged<B: Buffer + ?Sized>(&mut self, buffer: &'buffers B, to: usize, tag: u64) -> Result<()> {
-        let terms = self.comm.terms::<B::Element>("send", Some(to), tag)?;
+        let context = self.comm.context::<B::Element>("send", Some(to), tag)?;
         let slice = match buffer.memory() {
             Memory::Host(slice) => slice,
             #[cfg(feature = "cuda")]
@@ -175,7 +175,7 @@ impl<'buffers> Group<'buffers, '_> {
                 return Ok(());
             }
         };
-        self.messages.push((terms, send_place(slice)));
+        self.messages.push((context, send_place(slice)));
         Ok(())
     }
 
@@ -195,7 +195,7 @@ impl<'buffers> Group<'buffers, '_> {
     /// `InvalidArgument`.
     #[cfg_attr(not(feature = "cuda"), expect(clippy::infallible_destructuring_match, reason = "with devices it is not"))]
     pub fn recv_tagged<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, from: usize, tag: u64) -> Result<()> {
-        let terms = self.comm.terms::<B::Element>("recv", Some(from), tag)?;
+        let context = self.comm.context::<B::Element>("recv", Some(from), tag)?;
         let slice = match buffer.memory_mut() {
             MemoryMut::Host(slice) => slice,
             #[cfg(feature = "cuda")]
@@ -206,7 +206,7 @@ impl<'buffers> Group<'buffers, '_> {
             }
         };
         self.receives.push(None);
-        self.messages.push((terms, receive_place(slice)));
+        self.messages.push((context, receive_place(slice)));
         Ok(())
     }
 

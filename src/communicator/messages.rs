@@ -1,14 +1,14 @@
 //! Messages between two ranks.
 
-#![expect(unsafe_code, reason = "posting raw places to the desk")]
+#![expect(unsafe_code, reason = "posting raw places to the progress engine")]
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Communicator;
-use super::desk::{INTERNAL_TAG, Place, Terms};
-use super::keep::Keep;
+use super::pinned::PinnedBuffer;
 use super::prepare::element;
+use super::progress::{INTERNAL_TAG, MessageBuffer, MessageContext};
 use super::work::{Drive, OwnedBuffer, Work};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::element::Data;
@@ -27,7 +27,7 @@ pub struct Received {
 
 impl Communicator {
     /// A peer and a tag that can be.
-    pub(super) fn terms<T: Data>(&self, call: &'static str, peer: Option<usize>, tag: u64) -> Result<Terms> {
+    pub(super) fn context<T: Data>(&self, call: &'static str, peer: Option<usize>, tag: u64) -> Result<MessageContext> {
         if let Some(peer) = peer
             && peer >= self.world_size()
         {
@@ -37,15 +37,15 @@ impl Communicator {
             return Err(Error::argument(call, format!("tag {tag} is too large: tags are below 2^63")));
         }
         let (element, element_bytes) = element::<T>(call)?;
-        Ok(Terms { peer, tag, element, element_bytes })
+        Ok(MessageContext { peer, tag, element, element_bytes })
     }
 
     fn receive_now<B>(&self, call: &'static str, buffer: &mut B, from: Option<usize>, tag: u64) -> Result<Received>
     where
         B: BufferMut + ?Sized,
     {
-        let terms = self.terms::<B::Element>(call, from, tag)?;
-        let place = match buffer.memory_mut() {
+        let context = self.context::<B::Element>(call, from, tag)?;
+        let memory = match buffer.memory_mut() {
             MemoryMut::Host(slice) => receive_place(slice),
             #[cfg(feature = "cuda")]
             MemoryMut::Device(memory) => {
@@ -55,13 +55,13 @@ impl Communicator {
             }
         };
         // SAFETY: the buffer is borrowed mutably for the whole call.
-        unsafe { self.core.shared.desk.transfer_one(&terms, place, self.timeout()) }
+        unsafe { self.core.shared.progress.transfer_one(&context, memory, self.timeout()) }
     }
 
     fn send_background<B: Buffer + Send + 'static>(&self, buffer: B, to: usize, tag: u64, limit: Duration) -> Result<Work<B>> {
-        let terms = Terms { tag, ..self.terms::<B::Element>("isend", Some(to), tag & !INTERNAL_TAG)? };
-        let mut buffer = Keep::new(buffer);
-        let place = match buffer.value().memory() {
+        let context = MessageContext { tag, ..self.context::<B::Element>("isend", Some(to), tag & !INTERNAL_TAG)? };
+        let mut buffer = PinnedBuffer::new(buffer);
+        let memory = match buffer.value().memory() {
             Memory::Host(slice) => send_place(slice),
             #[cfg(feature = "cuda")]
             Memory::Device(memory) => {
@@ -70,14 +70,14 @@ impl Communicator {
             }
         };
         // SAFETY: the place lies in the kept buffer.
-        let state = unsafe { self.core.shared.desk.post_background(terms, place, Box::new(buffer), limit) }?;
-        Ok(Work::new(state, Some(Arc::clone(&self.core.shared.desk) as Arc<dyn Drive>)))
+        let state = unsafe { self.core.shared.progress.post_background(context, memory, Box::new(buffer), limit) }?;
+        Ok(Work::new(state, Some(Arc::clone(&self.core.shared.progress) as Arc<dyn Drive>)))
     }
 
     fn receive_background<B: OwnedBuffer>(&self, buffer: B, from: Option<usize>, tag: u64, limit: Duration) -> Result<Work<(B, Received)>> {
-        let terms = Terms { tag, ..self.terms::<B::Element>("irecv", from, tag & !INTERNAL_TAG)? };
-        let mut buffer = Keep::new(buffer);
-        let place = match buffer.value().memory_mut() {
+        let context = MessageContext { tag, ..self.context::<B::Element>("irecv", from, tag & !INTERNAL_TAG)? };
+        let mut buffer = PinnedBuffer::new(buffer);
+        let memory = match buffer.value().memory_mut() {
             MemoryMut::Host(slice) => receive_place(slice),
             #[cfg(feature = "cuda")]
             MemoryMut::Device(memory) => {
@@ -88,8 +88,8 @@ impl Communicator {
             }
         };
         // SAFETY: the place lies in the kept buffer.
-        let state = unsafe { self.core.shared.desk.post_background(terms, place, Box::new(buffer), limit) }?;
-        Ok(Work::<B>::receiving(state, Some(Arc::clone(&self.core.shared.desk) as Arc<dyn Drive>)))
+        let state = unsafe { self.core.shared.progress.post_background(context, memory, Box::new(buffer), limit) }?;
+        Ok(Work::<B>::receiving(state, Some(Arc::clone(&self.core.shared.progress) as Arc<dyn Drive>)))
     }
 
     /// A message of the crate's own; the tag carries the internal bit.
@@ -104,13 +104,13 @@ impl Communicator {
 }
 
 /// Where a message that is sent lies.
-pub(super) fn send_place<T>(buffer: &[T]) -> Place {
-    Place::Send { data: buffer.as_ptr().cast(), bytes: size_of_val(buffer) }
+pub(super) fn send_place<T>(buffer: &[T]) -> MessageBuffer {
+    MessageBuffer::Send { data: buffer.as_ptr().cast(), bytes: size_of_val(buffer) }
 }
 
 /// Where a message that is received goes.
-pub(super) fn receive_place<T>(buffer: &mut [T]) -> Place {
-    Place::Receive { into: buffer.as_mut_ptr().cast(), bytes: size_of_val(buffer) }
+pub(super) fn receive_place<T>(buffer: &mut [T]) -> MessageBuffer {
+    MessageBuffer::Receive { into: buffer.as_mut_ptr().cast(), bytes: size_of_val(buffer) }
 }
 
 /// # Messages
@@ -177,14 +177,14 @@ impl Communicator {
     ///
     /// Those common to messages.
     pub fn send_tagged<B: Buffer + ?Sized>(&self, buffer: &B, to: usize, tag: u64) -> Result<()> {
-        let terms = self.terms::<B::Element>("send", Some(to), tag)?;
-        let place = match buffer.memory() {
+        let context = self.context::<B::Element>("send", Some(to), tag)?;
+        let memory = match buffer.memory() {
             Memory::Host(slice) => send_place(slice),
             #[cfg(feature = "cuda")]
             Memory::Device(memory) => return self.queue_messages("send", tag, |batch| batch.send(memory, to)),
         };
         // SAFETY: the buffer is borrowed for the whole call.
-        unsafe { self.core.shared.desk.transfer_one(&terms, place, self.timeout()) }.map(drop)
+        unsafe { self.core.shared.progress.transfer_one(&context, memory, self.timeout()) }.map(drop)
     }
 
     /// Receives a message from a rank.
@@ -265,7 +265,7 @@ impl Communicator {
         R: BufferMut + ?Sized,
     {
         let (to_terms, from_terms) =
-            (self.terms::<S::Element>("send_recv", Some(to), 0)?, self.terms::<R::Element>("send_recv", Some(from), 0)?);
+            (self.context::<S::Element>("send_recv", Some(to), 0)?, self.context::<R::Element>("send_recv", Some(from), 0)?);
         let (send, receive) = match (send.memory(), receive.memory_mut()) {
             (Memory::Host(send), MemoryMut::Host(receive)) => (send_place(send), receive_place(receive)),
             #[cfg(feature = "cuda")]
@@ -285,7 +285,7 @@ impl Communicator {
         };
         let (sending, receiving) = ((to_terms, send), (from_terms, receive));
         // SAFETY: both buffers are borrowed for the whole call.
-        let received = unsafe { self.core.shared.desk.transfer(&[receiving, sending], self.timeout()) }?;
+        let received = unsafe { self.core.shared.progress.transfer(&[receiving, sending], self.timeout()) }?;
         received.first().copied().ok_or_else(|| Error::argument("send_recv", "no message was posted"))
     }
 
@@ -318,7 +318,7 @@ impl Communicator {
     ///
     /// As [`isend`](Self::isend).
     pub fn isend_tagged<B: OwnedBuffer>(&self, buffer: B, to: usize, tag: u64) -> Result<Work<B>> {
-        self.terms::<B::Element>("isend", Some(to), tag)?;
+        self.context::<B::Element>("isend", Some(to), tag)?;
         self.send_background(buffer, to, tag, self.timeout())
     }
 
@@ -338,7 +338,7 @@ impl Communicator {
     ///
     /// As [`isend`](Self::isend).
     pub fn irecv_tagged<B: OwnedBuffer>(&self, buffer: B, from: usize, tag: u64) -> Result<Work<(B, Received)>> {
-        self.terms::<B::Element>("irecv", Some(from), tag)?;
+        self.context::<B::Element>("irecv", Some(from), tag)?;
         self.receive_background(buffer, Some(from), tag, self.timeout())
     }
 

@@ -1,25 +1,25 @@
 //! The public face: checks every argument once, then hands a job to the plane where its buffer lives.
 
-#![expect(unsafe_code, reason = "the caller's side of the baton")]
+#![expect(unsafe_code, reason = "the caller's side of the hand-off")]
 
 mod barrier;
-mod baton;
 mod bootstrap;
 mod builder;
 mod collectives;
-mod desk;
 #[cfg(feature = "cuda")]
 mod device;
 mod flight;
 #[cfg(all(feature = "internals", feature = "serde"))]
 pub(crate) mod fuzz;
 mod group;
-mod keep;
-mod meeting;
+mod hand_off;
 mod messages;
 #[cfg(feature = "serde")]
 mod object;
+mod pinned;
 mod prepare;
+mod progress;
+mod recovery;
 mod shared;
 mod shrink;
 mod split;
@@ -45,18 +45,18 @@ use crate::deadline::Deadline;
 use crate::device::{NcclComm, NcclCommunicator};
 use crate::element::DType;
 use crate::error::{Error, Peer, Result};
+use crate::host::abort_reason::AbortReason;
 use crate::host::health::{Health, forked};
-use crate::host::notice::Notice;
 use crate::host::plane::{HostPlane, Job};
 use crate::observe::{LIFE, TraceLog};
 
 #[cfg(feature = "cuda")]
 use cudarc::driver::CudaStream;
 
-use baton::{Baton, CallerSide};
-use desk::Desk;
-use meeting::Lineage;
+use hand_off::{CallerSide, HandOff};
 use prepare::Prepared;
+use progress::ProgressEngine;
+use recovery::RecoveryGroup;
 use started::Worker;
 
 pub use builder::Builder;
@@ -124,14 +124,14 @@ pub(crate) struct Shared {
     local: (usize, usize),
     config: Config,
     health: Arc<Health>,
-    plane: Baton<HostPlane>,
-    desk: Arc<Desk>,
+    plane: HandOff<HostPlane>,
+    progress: Arc<ProgressEngine>,
     /// The address on which communicators split from this one listen.
     listen: IpAddr,
     /// A random number that no other communicator has.
     id: [u8; 16],
     /// Where its ranks find each other should it fail.
-    lineage: Lineage,
+    recovery: RecoveryGroup,
     /// The log of this rank, which communicators hand on to those that are made of them. Written with the last of them; so nothing that
     /// may outlive them, as handles do, holds it.
     trace: Option<Arc<TraceLog>>,
@@ -141,8 +141,8 @@ impl Shared {
     /// After a collective that failed: where that ended the communicator, peers that wait for messages hear of it too.
     #[cold]
     fn announce_end(&self) {
-        if self.health.notice().is_some() {
-            self.desk.announce_end();
+        if self.health.abort_reason().is_some() {
+            self.progress.announce_end();
         }
     }
 
@@ -160,7 +160,7 @@ pub struct AbortHandle {
     rank: usize,
     /// Not held: an observer that has this handle is itself held by what it leads to.
     health: Weak<Health>,
-    desk: Weak<Desk>,
+    progress: Weak<ProgressEngine>,
     #[cfg(feature = "cuda")]
     device: Weak<NcclComm>,
 }
@@ -171,12 +171,12 @@ impl AbortHandle {
     /// drops the communicator. Idempotent; does nothing once the communicator is gone, nor in a forked child.
     pub fn abort(&self) {
         let Some(health) = self.health.upgrade().filter(|health| !health.is_foreign()) else { return };
-        if health.notice().is_none() {
+        if health.abort_reason().is_none() {
             crate::event::info!(target: LIFE, communicator = health.flight().name(), rank = self.rank, "aborted");
         }
-        health.end(Notice::Aborted { by: self.rank as u32 });
-        if let Some(desk) = self.desk.upgrade() {
-            desk.announce_end();
+        health.end(AbortReason::Aborted { by: self.rank as u32 });
+        if let Some(progress) = self.progress.upgrade() {
+            progress.announce_end();
         }
         #[cfg(feature = "cuda")]
         if let Some(device) = self.device.upgrade() {
@@ -189,10 +189,10 @@ impl Communicator {
     /// Wraps an established plane.
     fn new(
         plane: HostPlane,
-        desk: Desk,
+        progress: ProgressEngine,
         config: Config,
         listen: IpAddr,
-        lineage: Lineage,
+        recovery: RecoveryGroup,
         name: String,
         trace: Option<Arc<TraceLog>>,
     ) -> Self {
@@ -207,10 +207,10 @@ impl Communicator {
             health: plane.health(),
             config,
             id: plane.id(),
-            plane: Baton::new(plane),
-            desk: Arc::new(desk),
+            plane: HandOff::new(plane),
+            progress: Arc::new(progress),
             listen,
-            lineage,
+            recovery,
             trace,
         };
         let core = Core {
@@ -375,7 +375,7 @@ impl Communicator {
     /// How the collective of this name (`all_reduce`, `barrier` …, as the method without `_into`) is done on this rank, on ordinary host memory
     /// with a built-in op. `bytes`: the whole vector; where there are blocks, all of them together.
     ///
-    /// Over TCP the algorithm, by its name in [`Config::algorithm`]. In shared memory the way of the data: `flags` (there is none), `lanes`
+    /// Over TCP the algorithm, by its name in [`Config::algorithm`]. In shared memory the way of the data: `flags` (there is none), `tracks`
     /// (beside the flags), `slots` (through the ranks' areas, in steps), `shares` (the same, each rank folding its share for all), or `links` (as
     /// between hosts). `copy` on one rank, `hierarchical` between several hosts of several ranks each.
     ///
@@ -393,7 +393,7 @@ impl Communicator {
         if self.core.shared.health.is_foreign() {
             return None;
         }
-        // SAFETY: `caller` is made with the communicator and never leaves it, so it is this baton's only caller's side.
+        // SAFETY: `caller` is made with the communicator and never leaves it, so it is this hand-off's only caller's side.
         unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.algorithm(kind, bytes, dtype.size_bytes())) }
     }
 
@@ -426,7 +426,7 @@ impl Communicator {
         AbortHandle {
             rank: shared.rank,
             health: Arc::downgrade(&shared.health),
-            desk: Arc::downgrade(&shared.desk),
+            progress: Arc::downgrade(&shared.progress),
             #[cfg(feature = "cuda")]
             device: self.plane("abort_handle").map_or_else(|_| Weak::new(), |plane| Arc::downgrade(plane.comm())),
         }
@@ -436,7 +436,7 @@ impl Communicator {
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) {
         self.abort_handle().abort();
-        self.with_plane(HostPlane::tell);
+        self.with_plane(HostPlane::propagate);
     }
 
     /// Waits until every rank has come this far and all started calls have ended, then closes.
@@ -484,7 +484,7 @@ impl Communicator {
     /// Reaches for the host plane on this thread, after the started calls; `None` where it cannot be had.
     #[inline]
     fn with_plane<R>(&self, work: impl FnOnce(&mut HostPlane) -> R) -> Option<R> {
-        // SAFETY: a core has the only caller's side of its plane's baton: both are made together in `new`, and neither can be cloned. The
+        // SAFETY: a core has the only caller's side of its plane's hand-off: both are made together in `new`, and neither can be cloned. The
         // handles that share a core (`OnStream`) share that side, and are on its thread: none of them can be sent or shared.
         unsafe { self.core.shared.plane.as_caller(&self.core.caller, work) }
     }
@@ -513,7 +513,7 @@ impl Drop for Core {
             worker.stop(&self.shared);
         }
         self.shared.write_unwritten();
-        self.shared.desk.close();
+        self.shared.progress.close();
     }
 }
 

@@ -1,4 +1,4 @@
-//! The door: every argument of a collective is checked here once, and nowhere else.
+//! Every argument of a collective is checked here, once, and nowhere else.
 
 use std::marker::PhantomData;
 
@@ -8,7 +8,7 @@ use super::device::DeviceCall;
 #[cfg(feature = "cuda")]
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
 use crate::buffer::{Memory, MemoryMut};
-use crate::call::{Call, Kind, Layout};
+use crate::call::{BlockLayout, Call, Kind};
 use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
 use crate::host::plane::{Job, Operands};
@@ -125,7 +125,7 @@ impl Communicator {
         count: usize,
         source: Source<Memory<'a, T>>,
         destination: impl Into<Option<MemoryMut<'a, T>>>,
-        layout: Layout,
+        layout: BlockLayout,
     ) -> Result<Prepared<'a>> {
         let call = described::<T>(kind, root, count, &layout, 0)?;
         Ok(match on_one_plane(kind, source, destination.into())? {
@@ -145,7 +145,7 @@ impl Communicator {
         count: usize,
         source: Source<Memory<'a, T>>,
         destination: impl Into<Option<MemoryMut<'a, T>>>,
-        layout: Layout,
+        layout: BlockLayout,
         reduction: &Reduction<T>,
     ) -> Result<Prepared<'a>> {
         let call = described::<T>(kind, root, count, &layout, reduction.code())?;
@@ -165,11 +165,11 @@ impl Communicator {
 
 /// What the ranks must agree on.
 #[inline]
-fn described<T: Data>(kind: Kind, root: Option<u32>, count: usize, layout: &Layout, op: u64) -> Result<Call> {
+fn described<T: Data>(kind: Kind, root: Option<u32>, count: usize, layout: &BlockLayout, op: u64) -> Result<Call> {
     let (element, _) = element::<T>(kind.name())?;
     let (op, counts_hash) = match layout {
         // The digest has the whole op.
-        Layout::Blocks(counts) if kind.lists_counts() => (op & 0xffff_ffff, Call::hash_counts(op, counts)),
+        BlockLayout::Blocks(counts) if kind.lists_counts() => (op & 0xffff_ffff, Call::hash_counts(op, counts)),
         _ => (op, 0),
     };
     Ok(Call { kind, op, element, count: count as u64, root, counts_hash, sequence: 0 })
@@ -177,7 +177,7 @@ fn described<T: Data>(kind: Kind, root: Option<u32>, count: usize, layout: &Layo
 
 /// A job of the host plane that moves elements.
 #[inline]
-fn host_job<T>(call: Call, source: Source<&[T]>, destination: &mut [T], layout: Layout) -> Job {
+fn host_job<T>(call: Call, source: Source<&[T]>, destination: &mut [T], layout: BlockLayout) -> Job {
     let in_place = matches!(source, Source::InPlace);
     let destination_len = size_of_val(destination);
     let destination = destination.as_mut_ptr().cast::<u8>();
@@ -197,7 +197,7 @@ fn folding_job<T: Data>(
     call: Call,
     source: Source<&[T]>,
     destination: &mut [T],
-    layout: Layout,
+    layout: BlockLayout,
     kernel: Kernel,
     reduction: &Reduction<T>,
 ) -> Result<Job> {

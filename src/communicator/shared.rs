@@ -14,7 +14,7 @@ use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
 use crate::deadline::Deadline;
 use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
-use crate::host::shm::{Size, Storage, Undelivered};
+use crate::host::shm::{ShareError, Size, Storage};
 
 /// A buffer that [`Communicator::alloc`] has handed out: a slice of `T` that any call takes, whole or in part.
 ///
@@ -165,10 +165,10 @@ impl Communicator {
             None => Storage::alone(&mut exchange, size, &deadline),
         };
         let refused = |rank: usize| format!("{} on {}", in_words(asked), self.peers()[rank]);
-        let storage = opened.map_err(|undelivered| match undelivered {
-            Undelivered::Here(Error::Io { doing, source }) => Error::Io { doing: format!("{}: {doing}", refused(self.rank())), source },
-            Undelivered::Here(error) | Undelivered::Exchange(error) => error,
-            Undelivered::There(rank, reason) => Error::io(refused(rank), std::io::Error::other(reason)),
+        let storage = opened.map_err(|error| match error {
+            ShareError::Here(Error::Io { doing, source }) => Error::Io { doing: format!("{}: {doing}", refused(self.rank())), source },
+            ShareError::Here(error) | ShareError::Exchange(error) => error,
+            ShareError::There(rank, reason) => Error::io(refused(rank), std::io::Error::other(reason)),
         })?;
         if let Storage::Window(segment) = &storage {
             self.with_plane(|plane| plane.admit(segment)).ok_or_else(|| self.not_entered("alloc"))?;

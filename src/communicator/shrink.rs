@@ -1,9 +1,9 @@
 //! A new communicator of those who are left.
 //!
-//! The survivors meet behind the door of the lowest of them (see `meeting`). It leads: it opens a round, waits until everyone has
+//! The survivors meet behind the recovery listener of the lowest of them (see `recovery`). It leads: it opens a round, waits until everyone has
 //! come whom it has no reason to take for gone, says who the members are, and they join at its store as ranks join at the start of a
 //! job. Whoever dies meanwhile, the leader among them, fails the round for all, and there is another. Who lives is found out by
-//! knocking. Who is stopped, or cut off, is guessed at by what the failed communicator knew: a rank that others gave up waiting for gets
+//! probing. Who is stopped, or cut off, is guessed at by what the failed communicator knew: a rank that others gave up waiting for gets
 //! a short while. That may have been another one's fault, and ranks may know different things, so whoever comes in time is taken, and a
 //! leader steps back where it finds a lower rank leading after all.
 
@@ -19,15 +19,15 @@ use std::time::Duration;
 use super::Communicator;
 use super::builder::{Origin, join};
 #[cfg(feature = "cuda")]
-use super::device::{DeviceChoice, Request};
-use super::meeting::{Knock, Lineage};
+use super::device::{DeviceChoice, DeviceRequest};
+use super::recovery::{Probe, RecoveryGroup};
 #[cfg(feature = "cuda")]
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
-use crate::host::notice::Notice;
+use crate::host::abort_reason::AbortReason;
 use crate::observe::LIFE;
 use crate::rendezvous::Store;
-use protocol::{Founding, Given, Shrinking, World};
+use protocol::{Given, GroupSetup, Shrinking, World};
 
 /// How long an answer may take once a rank is known to serve.
 const SERVICE: Duration = Duration::from_secs(30);
@@ -77,7 +77,7 @@ impl Communicator {
     fn shrink_host(&self) -> Result<Self> {
         crate::event::info!(target: LIFE, communicator = self.core.shared.health.flight().name(), rank = self.rank(), "shrinking");
         self.abort();
-        let world = Ranks { comm: self, lineage: self.core.shared.lineage.clone() };
+        let world = Ranks { comm: self, recovery: self.core.shared.recovery.clone() };
         let prefix = self.core.shared.id.iter().fold("shrink/".to_owned(), |text, byte| format!("{text}{byte:02x}"));
         Shrinking::new(&world, self.rank(), prefix, self.timeout(), self.given_up()).run()
     }
@@ -87,10 +87,10 @@ impl Communicator {
         let health = &self.core.shared.health;
         let mut doubts: BTreeSet<usize> = health.late_ranks().into_iter().collect();
         let mut left = BTreeSet::new();
-        match health.notice() {
-            Some(Notice::TimedOut { missing, .. }) => drop(doubts.insert(*missing as usize)),
-            Some(Notice::Lost { rank }) => drop(doubts.insert(*rank as usize)),
-            Some(Notice::Left { rank }) => drop(left.insert(*rank as usize)),
+        match health.abort_reason() {
+            Some(AbortReason::TimedOut { missing, .. }) => drop(doubts.insert(*missing as usize)),
+            Some(AbortReason::Lost { rank }) => drop(doubts.insert(*rank as usize)),
+            Some(AbortReason::Left { rank }) => drop(left.insert(*rank as usize)),
             _ => {}
         }
         #[cfg(feature = "cuda")]
@@ -116,7 +116,7 @@ impl Communicator {
     fn with_device_of_this(&self, mut comm: Self) -> Result<Self> {
         let Some(device) = self.device() else { return Ok(comm) };
         loop {
-            let request = Request { choice: DeviceChoice::Context(Arc::clone(device.context())), required: false };
+            let request = DeviceRequest { choice: DeviceChoice::Context(Arc::clone(device.context())), required: false };
             match comm.attach_device(&request, &Deadline::after(comm.timeout())) {
                 Ok(()) => return Ok(comm),
                 Err(error) if error.is_peer_lost() || matches!(error.root(), Error::Aborted { .. }) => comm = comm.shrink_host()?,
@@ -126,10 +126,10 @@ impl Communicator {
     }
 }
 
-/// The ranks of a failed communicator, behind their doors.
+/// The ranks of a failed communicator, behind their recovery listeners.
 struct Ranks<'a> {
     comm: &'a Communicator,
-    lineage: Lineage,
+    recovery: RecoveryGroup,
 }
 
 impl Ranks<'_> {
@@ -139,37 +139,36 @@ impl Ranks<'_> {
 }
 
 impl World for Ranks<'_> {
-    type Founded = Communicator;
+    type Formed = Communicator;
 
     fn peers(&self) -> &[Peer] {
         self.comm.peers()
     }
 
-    fn knock(&self, rank: usize) -> Knock {
-        self.lineage.meeting.knock(self.lineage.places[rank])
+    fn probe(&self, rank: usize) -> Probe {
+        self.recovery.listeners.probe(self.recovery.places[rank])
     }
 
     fn visit(&self, rank: usize) -> Option<Arc<dyn Store>> {
-        let store = self.lineage.meeting.visit(self.lineage.places[rank], self.patience())?;
+        let store = self.recovery.listeners.visit(self.recovery.places[rank], self.patience())?;
         Some(store)
     }
 
     fn host(&self) -> Result<Arc<dyn Store>> {
-        self.lineage.meeting.host()
+        self.recovery.listeners.host()
     }
 
     fn pause(&self, limit: Duration) {
         std::thread::sleep(limit);
     }
 
-    fn found(&self, store: Arc<dyn Store>, founding: &Founding<'_>) -> Result<Communicator> {
+    fn form(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Communicator> {
         let shared = &self.comm.core.shared;
         let mut config = shared.config.clone();
         config.timeout = self.comm.timeout();
         let name = format!("{}, shrunk", shared.health.flight().name());
-        let origin =
-            Origin::Shrunk { lineage: self.lineage.of(founding.members), name, trace: shared.trace.clone(), watches: founding.leads };
-        let size = founding.members.len();
-        join(store, (founding.place, size), Some(shared.listen), config, founding.deadline, origin)
+        let origin = Origin::Shrunk { recovery: self.recovery.of(setup.members), name, trace: shared.trace.clone(), watches: setup.leads };
+        let size = setup.members.len();
+        join(store, (setup.place, size), Some(shared.listen), config, setup.deadline, origin)
     }
 }

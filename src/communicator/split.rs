@@ -1,11 +1,11 @@
 //! New communicators from the ranks of an old one.
 
-use super::desk::Desk;
+use super::progress::ProgressEngine;
 use super::{Communicator, HostPlane};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::bootstrap::Exchange;
-use crate::host::plane::Founding;
+use crate::host::plane::PlaneSetup;
 use crate::observe::LIFE;
 
 /// What a rank says in a split: that it takes no part, or its colour and key.
@@ -93,7 +93,7 @@ impl Communicator {
         self.all_gather_into(&[mine], &mut all)?;
         let mut members: Vec<usize> = (0..all.len()).filter(|rank| color.is_some() && all[*rank][0] == mine[0]).collect();
         members.sort_by_key(|rank| (all[*rank][1] as i64, *rank));
-        self.found(&members)
+        self.form(&members)
     }
 
     /// A new communicator of the listed ranks, numbered as listed. Collective: every rank of this communicator calls it with the
@@ -124,7 +124,7 @@ impl Communicator {
             }
         }
         self.same_list(ranks)?;
-        self.found(ranks)
+        self.form(ranks)
     }
 
     /// Refuses lists that differ between ranks.
@@ -150,7 +150,7 @@ impl Communicator {
     }
 
     /// Establishes the communicator of `members`; everyone takes part in the exchanges.
-    fn found(&self, members: &[usize]) -> Result<Option<Self>> {
+    fn form(&self, members: &[usize]) -> Result<Option<Self>> {
         let deadline = Deadline::after(self.timeout());
         let name = self.name_child(members);
         let mut exchange = ParentExchange::new(self, members);
@@ -163,12 +163,12 @@ impl Communicator {
         let shared = &self.core.shared;
         let mut config = shared.config.clone();
         config.timeout = self.timeout();
-        let founding = Founding { rank, world_size: members.len(), config: &config, listen: shared.listen, door: None };
-        let established = HostPlane::establish(&mut exchange, &founding, &deadline);
+        let setup = PlaneSetup { rank, world_size: members.len(), config: &config, listen: shared.listen, recovery_listener: None };
+        let established = HostPlane::establish(&mut exchange, &setup, &deadline);
         exchange.finish(&deadline)?;
         let made = established.and_then(|(plane, connector)| {
-            let desk = Desk::new(&plane, connector);
-            let comm = Self::new(plane, desk, config, shared.listen, shared.lineage.of(members), name, shared.trace.clone());
+            let progress = ProgressEngine::new(&plane, connector);
+            let comm = Self::new(plane, progress, config, shared.listen, shared.recovery.of(members), name, shared.trace.clone());
             comm.barrier().map(|()| comm)
         });
         // NCCL's split wants every rank of the parent, whatever became of one child.
@@ -201,7 +201,7 @@ impl Communicator {
     #[doc(alias = "MPI_Comm_dup")]
     pub fn duplicate(&self) -> Result<Self> {
         let everyone: Vec<usize> = (0..self.world_size()).collect();
-        let comm = self.found(&everyone)?;
+        let comm = self.form(&everyone)?;
         comm.ok_or_else(|| Error::Conflict { reason: format!("rank {} is not in its own communicator", self.rank()) })
     }
 }

@@ -1,21 +1,21 @@
 //! Collectives that go on in the background, on one worker thread of the communicator, in the order in which they were started.
 
-#![expect(unsafe_code, reason = "the worker's side of the baton")]
+#![expect(unsafe_code, reason = "the worker's side of the hand-off")]
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::keep::{Keep, Kept};
+use super::pinned::{ErasedBuffer, PinnedBuffer};
 use super::prepare::{Prepared, Source};
 use super::work::{Finished, OwnedBuffer, State, Work};
 use super::{Communicator, Shared};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::event;
+use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
-use crate::host::notice::Notice;
 use crate::host::plane::{HostPlane, Job, op_panicked};
 use crate::op::Reduction;
 
@@ -25,7 +25,7 @@ const DROP_PATIENCE: Duration = Duration::from_secs(5);
 /// A started call: what to run, what it owns, whom to tell.
 struct Started {
     job: Job,
-    buffers: Box<dyn Kept>,
+    buffers: Box<dyn ErasedBuffer>,
     state: Arc<State>,
     timeout: Duration,
 }
@@ -33,7 +33,7 @@ struct Started {
 /// What is left of a started call that has ended.
 struct Left {
     /// Of one that failed.
-    buffers: Option<Box<dyn Kept>>,
+    buffers: Option<Box<dyn ErasedBuffer>>,
     state: Arc<State>,
 }
 
@@ -107,7 +107,7 @@ impl Worker {
             return;
         }
         if self.ended.recv_timeout(DROP_PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-            shared.health.end(Notice::Aborted { by: shared.rank as u32 });
+            shared.health.end(AbortReason::Aborted { by: shared.rank as u32 });
         }
         let _ = self.thread.join();
     }
@@ -127,7 +127,7 @@ impl Communicator {
         B: Send + 'static,
         P: for<'a> FnOnce(&'a mut B) -> Result<Prepared<'a>>,
     {
-        let mut buffers = Keep::new(buffers);
+        let mut buffers = PinnedBuffer::new(buffers);
         let launched = match prepare(buffers.value())? {
             Prepared::Host(job, _) => Launched::Host(job),
             #[cfg(feature = "cuda")]
@@ -141,7 +141,7 @@ impl Communicator {
     }
 
     /// Hands a job and the buffers it points into to the worker.
-    fn start_job<B: Send + 'static>(&self, job: Job, buffers: Keep<B>) -> Result<Work<B>> {
+    fn start_job<B: Send + 'static>(&self, job: Job, buffers: PinnedBuffer<B>) -> Result<Work<B>> {
         if self.core.shared.health.is_foreign() {
             // The worker is the parent's.
             return Err(forked(format!("starting {}", job.call)));

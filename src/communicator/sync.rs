@@ -1,4 +1,4 @@
-//! What the baton is made of: std's, or loom's where it is model-checked.
+//! What the hand-off is made of: std's, or loom's where it is model-checked.
 
 #[cfg(loom)]
 pub(super) use loom::{

@@ -3,7 +3,7 @@
 use super::Communicator;
 use super::prepare::{Prepared, Source, to_bytes};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
-use crate::call::{Kind, Layout};
+use crate::call::{BlockLayout, Kind};
 use crate::element::Data;
 use crate::error::Result;
 use crate::op::Reduction;
@@ -20,7 +20,7 @@ impl Communicator {
         if let Some(source) = source {
             Self::equal(kind, "the source", source.len(), counts[self.rank()], "this rank's count")?;
         }
-        let (total, layout) = (destination.len(), Layout::Blocks(to_bytes::<T>(counts)));
+        let (total, layout) = (destination.len(), BlockLayout::Blocks(to_bytes::<T>(counts)));
         self.moving(kind, None, total, source.map_or(Source::InPlace, Source::Separate), destination, layout)
     }
 
@@ -37,7 +37,7 @@ impl Communicator {
         if source.is_some() {
             Self::equal(kind, "the destination", destination.len(), counts[self.rank()], "this rank's count")?;
         }
-        let layout = Layout::Blocks(to_bytes::<T>(counts));
+        let layout = BlockLayout::Blocks(to_bytes::<T>(counts));
         self.reducing(kind, None, total, source.map_or(Source::InPlace, Source::Separate), destination, layout, op)
     }
 
@@ -51,12 +51,12 @@ impl Communicator {
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a destination", destination.is_some(), root)?;
         let Some((destination, counts)) = destination else {
-            let layout = Layout::Own(source.len() * size_of::<T>());
+            let layout = BlockLayout::Own(source.len() * size_of::<T>());
             return self.moving(kind, root_field, 0, Source::Separate(source), None, layout);
         };
         self.checked_counts(kind, "the destination", counts, destination.len())?;
         Self::equal(kind, "the source", source.len(), counts[self.rank()], "this rank's count")?;
-        self.moving(kind, root_field, 0, Source::Separate(source), destination, Layout::Blocks(to_bytes::<T>(counts)))
+        self.moving(kind, root_field, 0, Source::Separate(source), destination, BlockLayout::Blocks(to_bytes::<T>(counts)))
     }
 
     pub(super) fn prepare_scatter_v<'a, T: Data>(
@@ -69,12 +69,12 @@ impl Communicator {
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a source", source.is_some(), root)?;
         let Some((source, counts)) = source else {
-            let layout = Layout::Own(destination.len() * size_of::<T>());
+            let layout = BlockLayout::Own(destination.len() * size_of::<T>());
             return self.moving(kind, root_field, 0, Source::Nothing, destination, layout);
         };
         self.checked_counts(kind, "the source", counts, source.len())?;
         Self::equal(kind, "the destination", destination.len(), counts[self.rank()], "this rank's count")?;
-        self.moving(kind, root_field, 0, Source::Separate(source), destination, Layout::Blocks(to_bytes::<T>(counts)))
+        self.moving(kind, root_field, 0, Source::Separate(source), destination, BlockLayout::Blocks(to_bytes::<T>(counts)))
     }
 
     pub(super) fn prepare_all_to_all_v<'a, T: Data>(
@@ -89,7 +89,7 @@ impl Communicator {
         self.checked_counts(kind, "the destination", receive_counts, destination.len())?;
         let (own, rank) = (send_counts[self.rank()], self.rank());
         Self::equal(kind, "this rank's block in the destination", receive_counts[rank], own, "what it sends to itself")?;
-        let layout = Layout::Pairs { send: to_bytes::<T>(send_counts), receive: to_bytes::<T>(receive_counts) };
+        let layout = BlockLayout::Pairs { send: to_bytes::<T>(send_counts), receive: to_bytes::<T>(receive_counts) };
         self.moving(kind, None, 0, Source::Separate(source), destination, layout)
     }
 }

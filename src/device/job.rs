@@ -1,6 +1,6 @@
 //! One call on device memory, checked and ready to be queued.
 
-use crate::call::{Call, Layout};
+use crate::call::{BlockLayout, Call};
 use crate::element::TypeTag;
 use crate::op::{DeviceCode, ReduceOp};
 
@@ -18,7 +18,7 @@ pub(crate) struct Job {
     /// How much of it, in bytes.
     pub(crate) destination_len: usize,
     /// How the bytes are shared out between ranks.
-    pub(crate) layout: Layout,
+    pub(crate) layout: BlockLayout,
     /// The size of one element in bytes.
     pub(crate) element_bytes: usize,
     /// How elements are folded, for calls that reduce.

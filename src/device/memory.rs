@@ -15,7 +15,7 @@ use nccl_sys::{Library, ncclWindow_t};
 use crate::buffer::device::RawDevice;
 use crate::buffer::{Buffer, Memory};
 use crate::deadline::Deadline;
-use crate::device::comm::{Inner, NcclComm, Pace};
+use crate::device::comm::{BackOff, Inner, NcclComm};
 use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
 use crate::element::Data;
@@ -75,13 +75,13 @@ impl<T: Data> NcclBuffer<T> {
         // Readers on other streams are waited for by the buffer's own stream; the read event knows the last of them only.
         let Ok(own) = self.stream.record_event(None) else { return false };
         let own = Some(own);
-        let (deadline, mut pace) = (Deadline::after(DROP_PATIENCE), Pace::default());
+        let (deadline, mut back_off) = (Deadline::after(DROP_PATIENCE), BackOff::default());
         let done = || [&self.read, &self.write, &own].into_iter().flatten().all(|event| matches!(driver::is_complete(event), Ok(true)));
         while !done() {
             if deadline.has_passed() {
                 return false;
             }
-            pace.rest();
+            back_off.rest();
         }
         true
     }
@@ -190,7 +190,7 @@ impl Tie {
         // NCCL may write to it later, from a thread of its own; it is given up where that is not waited for.
         let place = Box::into_raw(Box::new(std::ptr::null_mut::<c_void>()));
         // SAFETY: - the handle is alive (lent by `manage`), and the memory is allocated and as long as is said until its owner is dropped
-        //   (`Lasting`), which is after NCCL has forgotten it (`Held`);
+        //   (`Lasting`), which is after NCCL has forgotten it (`EngineGuard`);
         // - the place for NCCL's answer is in a box that is given up only after the call has ended.
         comm.manage(&doing, deadline, |raw| unsafe {
             let (name, answer) = match window {
@@ -238,12 +238,12 @@ impl Tie {
 
 /// A buffer, and what NCCL knows of it, which ends first. Memory that NCCL may still know is never let go.
 #[derive(Debug)]
-struct Held<B> {
+struct EngineGuard<B> {
     tie: Option<Tie>,
     buffer: ManuallyDrop<B>,
 }
 
-impl<B> Held<B> {
+impl<B> EngineGuard<B> {
     fn new(tie: Option<Tie>, buffer: B) -> Self {
         Self { tie, buffer: ManuallyDrop::new(buffer) }
     }
@@ -268,7 +268,7 @@ impl<B> Held<B> {
     }
 }
 
-impl<B> Drop for Held<B> {
+impl<B> Drop for EngineGuard<B> {
     fn drop(&mut self) {
         drop(self.take());
     }
@@ -280,7 +280,7 @@ impl<B> Drop for Held<B> {
 /// NCCL does not forget the buffer within ten minutes, its memory is lost, and said to be in an event of `tracing`'s.
 #[derive(Debug)]
 pub struct Registration<T, B> {
-    held: Held<B>,
+    held: EngineGuard<B>,
     elements: PhantomData<fn() -> T>,
 }
 
@@ -289,7 +289,7 @@ impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
     pub(crate) fn new(comm: &NcclComm, buffer: B, deadline: &Deadline) -> Result<Self> {
         let (address, bytes) = extent(comm, &buffer)?;
         let tie = Tie::new(comm, address, bytes, None, deadline)?;
-        Ok(Self { held: Held::new(tie, buffer), elements: PhantomData })
+        Ok(Self { held: EngineGuard::new(tie, buffer), elements: PhantomData })
     }
 
     /// Gives the buffer back, as it was before.
@@ -308,7 +308,7 @@ impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
 /// within ten minutes, its memory is lost, and said to be in an event of `tracing`'s.
 #[derive(Debug)]
 pub struct Window<T, B> {
-    held: Held<B>,
+    held: EngineGuard<B>,
     elements: PhantomData<fn() -> T>,
 }
 
@@ -317,7 +317,7 @@ impl<T: Data, B: Registrable<Element = T>> Window<T, B> {
     pub(crate) fn new(comm: &NcclComm, buffer: B, deadline: &Deadline) -> Result<Self> {
         let (address, bytes) = extent(comm, &buffer)?;
         let tie = Tie::new(comm, address, bytes, Some(nccl_sys::NCCL_WIN_COLL_SYMMETRIC), deadline)?;
-        Ok(Self { held: Held::new(tie, buffer), elements: PhantomData })
+        Ok(Self { held: EngineGuard::new(tie, buffer), elements: PhantomData })
     }
 
     /// Whether the devices of the communicator can do more with it than with other memory. Where they cannot, it is a buffer like any other.

@@ -2,25 +2,25 @@
 
 mod buffers;
 mod comm;
+mod custom_kernels;
 mod driver;
 mod fold;
 mod job;
 mod kernels;
-mod lookout;
+mod liveness;
 mod memory;
-mod native;
 mod nccl;
+mod nccl_plan;
 mod plane;
 mod pool;
 mod standalone;
-mod user;
 mod watchdog;
 
 pub(crate) use comm::{NcclComm, Setup, unique_id};
 pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, is_capturing, is_complete, of, open};
 pub(crate) use job::{Job, Message, Reduction};
 pub(crate) use kernels::{Kernels, MOST_PARTIALS};
-pub(crate) use lookout::Lookout;
+pub(crate) use liveness::LivenessProbe;
 pub use memory::{NcclBuffer, Registrable, Registration, Window};
 pub(crate) use nccl::library;
 pub(crate) use plane::DevicePlane;

@@ -14,7 +14,7 @@ use super::job::{Job, Message, Reduction};
 use super::memory::{NcclBuffer, Registrable, Registration, Window};
 use super::nccl;
 use super::plane::{DevicePlane, Options};
-use crate::call::{Call, Kind, Layout};
+use crate::call::{BlockLayout, Call, Kind};
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::{DType, Data, TypeTag};
@@ -151,7 +151,7 @@ impl NcclCommunicator {
     /// `NoDevice` where driver or NCCL is missing; `Nccl`; `Timeout` where ranks do not come.
     #[doc(alias("ncclCommInitRankConfig", "ncclCommInitRankScalable"))]
     pub fn create(context: &Arc<CudaContext>, ids: &[UniqueId], rank: usize, world_size: usize, config: &Config) -> Result<Self> {
-        Self::born(context, ids, rank, world_size, config, NcclComm::create)
+        Self::initialise(context, ids, rank, world_size, config, NcclComm::create)
     }
 
     /// Joins a communicator that is being grown by [`NcclCommunicator::grow`], as a new rank. NCCL 2.29.2.
@@ -160,16 +160,16 @@ impl NcclCommunicator {
     ///
     /// As [`NcclCommunicator::create`], and `Unsupported` with an older NCCL.
     pub fn join(context: &Arc<CudaContext>, id: UniqueId, rank: usize, world_size: usize, config: &Config) -> Result<Self> {
-        Self::born(context, &[id], rank, world_size, config, comm::join)
+        Self::initialise(context, &[id], rank, world_size, config, comm::join)
     }
 
-    fn born(
+    fn initialise(
         context: &Arc<CudaContext>,
         ids: &[UniqueId],
         rank: usize,
         world_size: usize,
         config: &Config,
-        bear: impl FnOnce(Setup<'_>) -> Result<NcclComm>,
+        create: impl FnOnce(Setup<'_>) -> Result<NcclComm>,
     ) -> Result<Self> {
         let no_device = |reason| Error::NoDevice { call: "making a communicator".to_owned(), reason };
         driver::check().map_err(no_device)?;
@@ -177,8 +177,16 @@ impl NcclCommunicator {
         let library = nccl::library(config.nccl_library.as_ref()).map_err(no_device)?;
         let ids: Vec<_> = ids.iter().map(|id| id.to_nccl()).collect();
         let deadline = Deadline::after(config.timeout);
-        let comm =
-            bear(Setup { library, gpu: &gpu, ids: &ids, rank, world_size, config: &config.nccl, deadline: &deadline, lookout: None })?;
+        let comm = create(Setup {
+            library,
+            gpu: &gpu,
+            ids: &ids,
+            rank,
+            world_size,
+            config: &config.nccl,
+            deadline: &deadline,
+            liveness_probe: None,
+        })?;
         let capability = gpu.capability;
         Self::around(gpu, comm, config, capability)
     }
@@ -457,7 +465,7 @@ fn described(kind: Kind, op: Option<ReduceOp>, root: Option<usize>, source: RawB
         source_len: bytes(source),
         destination: destination.address,
         destination_len: bytes(destination),
-        layout: Layout::Equal(block * element_bytes),
+        layout: BlockLayout::Equal(block * element_bytes),
         element_bytes,
         reduction: op.map(Reduction::Builtin),
         in_place,

@@ -42,7 +42,7 @@ fn run() {
         drop(watch);
         let mut rest = LONGEST;
         for communicator in communicators {
-            communicator.patrol(Instant::now());
+            communicator.watchdog_check(Instant::now());
             rest = rest.min(communicator.limit() / 10);
         }
         watch = lock();

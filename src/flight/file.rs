@@ -89,7 +89,7 @@ fn entry(json: &mut Json, record: &FlightRecord) {
     json.object(|json| {
         json.key("record_id").number(record.number);
         json.key("plane").text(if record.plane == FlightPlane::Device { "device" } else { "host" });
-        json.key("is_p2p").truth(record.sequence.is_none());
+        json.key("is_p2p").boolean(record.sequence.is_none());
         json.key("collective_seq_id").number_or_null(record.sequence);
         json.key("p2p_seq_id").number_or_null(record.sequence.is_none().then_some(record.number));
         json.key("profiling_name").text(record.kind);

@@ -51,7 +51,7 @@ impl Json {
     }
 
     /// `true` or `false`.
-    pub(crate) fn truth(&mut self, value: bool) {
+    pub(crate) fn boolean(&mut self, value: bool) {
         self.number(value);
     }
 
@@ -104,7 +104,7 @@ mod tests {
             json.key("some").text_or_null(Some(""));
             json.key("list").array([1, 2], |json, item| json.object(|json| json.key("x").number(item)));
             json.key("empty").array([], |json, item: u8| json.number(item));
-            json.key("is").truth(true);
+            json.key("is").boolean(true);
         });
         let read: serde_json::Value = serde_json::from_str(&json.into_text()).unwrap();
         let expected = serde_json::json!({

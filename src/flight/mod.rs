@@ -330,40 +330,40 @@ impl Flight {
 
     /// Puts a collective on record that is queued on a device, and how that went. By the thread that owns the communicator, as the next.
     #[cfg(feature = "cuda")]
-    pub(crate) fn note_device_call(&self, call: &Call, lane: u8, error: Option<&Error>) {
-        self.note_on_device(call.record(), lane, error);
+    pub(crate) fn note_device_call(&self, call: &Call, tracker: u8, error: Option<&Error>) {
+        self.note_on_device(call.record(), tracker, error);
     }
 
     /// Puts a message on record that is queued on a device, and how that went.
     #[cfg(feature = "cuda")]
-    pub(crate) fn note_device_message(&self, message: &Message, lane: u8, error: Option<&Error>) {
-        self.note_on_device(message.words(), lane, error);
+    pub(crate) fn note_device_message(&self, message: &Message, tracker: u8, error: Option<&Error>) {
+        self.note_on_device(message.words(), tracker, error);
     }
 
     #[cfg(feature = "cuda")]
-    fn note_on_device(&self, words: [u64; 4], lane: u8, error: Option<&Error>) {
+    fn note_on_device(&self, words: [u64; 4], tracker: u8, error: Option<&Error>) {
         if !self.is_on() {
             return;
         }
         let ring = self.device.get_or_init(|| Ring::new(self.orders.calls));
-        let number = ring.begin_queued(words, self.clock.ticks(), lane);
+        let number = ring.begin_queued(words, self.clock.ticks(), tracker);
         if let Some(error) = error {
             self.keep_error(Kept::Device, number, error);
             ring.end(number, Stage::Failed, self.clock.ticks());
         }
     }
 
-    /// How many device calls are on record. Whoever then finds that a lane has done all it was given may say so of these.
+    /// How many device calls are on record. Whoever then finds that a tracker has done all it was given may say so of these.
     #[cfg(feature = "cuda")]
     pub(crate) fn device_calls_noted(&self) -> u64 {
         self.device.get().map_or(0, Ring::begun)
     }
 
-    /// Notes that a lane of a device has done what it was given of the first so many calls. By any thread.
+    /// Notes that a tracker of a device has done what it was given of the first so many calls. By any thread.
     #[cfg(feature = "cuda")]
-    pub(crate) fn device_has_done(&self, lane: u8, calls: u64) {
+    pub(crate) fn device_has_done(&self, tracker: u8, calls: u64) {
         if let Some(ring) = self.device.get() {
-            ring.end_queued(Some(lane), calls, Stage::Finished, self.clock.ticks());
+            ring.end_queued(Some(tracker), calls, Stage::Finished, self.clock.ticks());
         }
     }
 

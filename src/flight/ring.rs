@@ -17,13 +17,13 @@ pub(super) enum Stage {
     Queued,
 }
 
-/// The bits of a slot's stage word that are the stage. Of a call on a device the rest says which lane and, in part, which record it is.
+/// The bits of a slot's stage word that are the stage. Of a call on a device the rest says which tracker and, in part, which record it is.
 const STAGE_BITS: u32 = 8;
 
-/// The stage word of a call that is queued on a lane. No other record in the same slot has it within four billion calls.
+/// The stage word of a call that is queued on a tracker. No other record in the same slot has it within four billion calls.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices queue"))]
-fn queued(id: u64, lane: u8) -> u64 {
-    Stage::Queued as u64 | u64::from(lane) << STAGE_BITS | (id & 0xffff_ffff) << 32
+fn queued(id: u64, tracker: u8) -> u64 {
+    Stage::Queued as u64 | u64::from(tracker) << STAGE_BITS | (id & 0xffff_ffff) << 32
 }
 
 /// One record, in a cache line of its own.
@@ -80,11 +80,11 @@ impl Ring {
         self.write(self.begun.load(Ordering::Relaxed), what, started, stage as u64)
     }
 
-    /// The same for a call that is queued on a lane of a device.
+    /// The same for a call that is queued on a tracker of a device.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices queue"))]
-    pub(super) fn begin_queued(&self, what: [u64; 4], started: u64, lane: u8) -> u64 {
+    pub(super) fn begin_queued(&self, what: [u64; 4], started: u64, tracker: u8) -> u64 {
         let id = self.begun.load(Ordering::Relaxed);
-        self.write(id, what, started, queued(id, lane))
+        self.write(id, what, started, queued(id, tracker))
     }
 
     #[inline]
@@ -114,9 +114,9 @@ impl Ring {
         }
     }
 
-    /// Ends those before number `end` that are queued on this lane, or on any; the first of them. By any thread, also while others are begun.
+    /// Ends those before number `end` that are queued on this tracker, or on any; the first of them. By any thread, also while others are begun.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices queue"))]
-    pub(super) fn end_queued(&self, lane: Option<u8>, end: u64, stage: Stage, finished: u64) -> Option<u64> {
+    pub(super) fn end_queued(&self, tracker: Option<u8>, end: u64, stage: Stage, finished: u64) -> Option<u64> {
         let begun = self.begun();
         let oldest = begun.saturating_sub(self.slots.len() as u64).max(self.first_queued.load(Ordering::Relaxed));
         let (mut first, mut still_queued) = (None, None);
@@ -124,7 +124,7 @@ impl Ring {
             let slot = self.slot(id);
             let word = slot.stage.load(Ordering::Relaxed);
             let is_queued = word == queued(id, (word >> STAGE_BITS) as u8);
-            if !is_queued || lane.is_some_and(|lane| word != queued(id, lane)) {
+            if !is_queued || tracker.is_some_and(|tracker| word != queued(id, tracker)) {
                 still_queued = still_queued.or(is_queued.then_some(id));
                 continue;
             }
@@ -186,8 +186,8 @@ mod tests {
     #[test]
     fn what_is_queued_ends_by_lanes() {
         let ring = Ring::new(8);
-        for lane in [0, 1, 0, 1, 0] {
-            ring.begin_queued([u64::from(lane); 4], 5, lane);
+        for tracker in [0, 1, 0, 1, 0] {
+            ring.begin_queued([u64::from(tracker); 4], 5, tracker);
         }
         ring.end(0, Stage::Failed, 6);
         assert_eq!(ring.end_queued(Some(0), 4, Stage::Finished, 9), Some(2), "the first one has ended");

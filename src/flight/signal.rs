@@ -23,7 +23,7 @@ static LIVING: Mutex<Vec<Weak<Flight>>> = Mutex::new(Vec::new());
 static FOLDER: Mutex<Option<(PathBuf, Process)>> = Mutex::new(None);
 
 /// What the handler writes to, and the process in which it does. A static is never dropped, so the descriptor is never closed.
-static BELL: OnceLock<(OwnedFd, Process)> = OnceLock::new();
+static SIGNAL_EVENT: OnceLock<(OwnedFd, Process)> = OnceLock::new();
 
 /// Adds a recorder to those that a signal writes.
 pub(super) fn enlist(flight: &Arc<Flight>) {
@@ -54,10 +54,10 @@ pub fn write_flight_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()>
             let reason = "the program has a handler of its own; have that wake a thread that calls write_flight_records";
             return Err(Error::unsupported("writing flight records on SIGUSR1", reason));
         }
-        let bell = bell()?;
+        let event = event()?;
         std::thread::Builder::new()
             .name("flight records".to_owned())
-            .spawn(move || attend(bell))
+            .spawn(move || attend(event))
             .map_err(|error| Error::io("starting the thread that writes flight records", error))?;
         install()?;
     }
@@ -81,20 +81,20 @@ fn write_all(folder: &Path, reason: &str) -> Result<Vec<PathBuf>> {
     written.into_iter().collect()
 }
 
-/// The bell, made where there is none yet. Called under the lock of the folder, so by one thread at a time.
-fn bell() -> Result<&'static OwnedFd> {
-    if let Some((bell, _)) = BELL.get() {
-        return Ok(bell);
+/// The event, made where there is none yet. Called under the lock of the folder, so by one thread at a time.
+fn event() -> Result<&'static OwnedFd> {
+    if let Some((event, _)) = SIGNAL_EVENT.get() {
+        return Ok(event);
     }
     let made = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| Error::io("making an eventfd for SIGUSR1", error))?;
-    Ok(&BELL.get_or_init(|| (made, Process::this())).0)
+    Ok(&SIGNAL_EVENT.get_or_init(|| (made, Process::this())).0)
 }
 
-/// Waits for the bell for as long as the process lives.
-fn attend(bell: &OwnedFd) {
+/// Waits for the event for as long as the process lives.
+fn attend(event: &OwnedFd) {
     loop {
         let mut count = [0; 8];
-        match rustix::io::read(bell, &mut count) {
+        match rustix::io::read(event, &mut count) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => {
@@ -138,8 +138,8 @@ fn install() -> Result<()> {
 
 /// The handler. Does nothing in a forked child, whose parent would hear it: they have the eventfd in common.
 extern "C" fn ring_the_bell(_signal: libc::c_int) {
-    // Both are loads of atomics: the bell was set before the handler was installed, and so was the mark of this process.
-    let Some((bell, process)) = BELL.get() else { return };
+    // Both are loads of atomics: the event was set before the handler was installed, and so was the mark of this process.
+    let Some((event, process)) = SIGNAL_EVENT.get() else { return };
     if process.is_foreign() {
         return;
     }
@@ -151,7 +151,7 @@ extern "C" fn ring_the_bell(_signal: libc::c_int) {
     // handler, takes eight bytes of a local variable, and the descriptor is open: it is owned by a static.
     unsafe {
         let kept = *error;
-        libc::write(bell.as_raw_fd(), (&raw const one).cast(), 8);
+        libc::write(event.as_raw_fd(), (&raw const one).cast(), 8);
         *error = kept;
     }
 }

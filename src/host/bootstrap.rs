@@ -17,7 +17,7 @@ pub(crate) mod local {
 
     use super::{Deadline, Exchange, Result};
 
-    /// What all ranks share: one vector of blobs per round, and a bell.
+    /// What all ranks share: one vector of blobs per round, and a condition variable.
     type Rounds = (Mutex<Vec<Vec<Option<Vec<u8>>>>>, Condvar);
 
     /// One rank's end.
@@ -36,15 +36,15 @@ pub(crate) mod local {
 
     impl Exchange for LocalExchange {
         fn all_gather(&mut self, mine: &[u8], _deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
-            let (rounds, bell) = &*self.rounds;
+            let (rounds, changed) = &*self.rounds;
             let mut rounds = rounds.lock().unwrap_or_else(PoisonError::into_inner);
             if rounds.len() <= self.round {
                 rounds.push(vec![None; self.size]);
             }
             rounds[self.round][self.rank] = Some(mine.to_vec());
-            bell.notify_all();
+            changed.notify_all();
             let rounds =
-                bell.wait_while(rounds, |rounds| rounds[self.round].iter().any(Option::is_none)).unwrap_or_else(PoisonError::into_inner);
+                changed.wait_while(rounds, |rounds| rounds[self.round].iter().any(Option::is_none)).unwrap_or_else(PoisonError::into_inner);
             let all = rounds[self.round].iter().flatten().cloned().collect();
             self.round += 1;
             Ok(all)

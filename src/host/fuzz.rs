@@ -1,10 +1,10 @@
-//! What must hold whatever peers send: fingerprints, notices, algorithms, and a link that says what it is told to.
+//! What must hold whatever peers send: fingerprints, abort reasons, algorithms, and a link that says what it is told to.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 
+use super::abort_reason::{AbortReason, Interrupted};
 use super::link::ByteLink;
-use super::notice::{Notice, Stop};
 use super::plan::overrides::Overrides;
 use crate::call::Call;
 use crate::deadline::Deadline;
@@ -13,7 +13,7 @@ pub use super::engine::fuzz::{engine_headers, engine_peer};
 pub use super::net::fuzz::{acceptor, greetings};
 pub use super::plane::fuzz::facts;
 pub use super::point_to_point::fuzz::{message_frames, message_peer};
-pub use super::shm::fuzz::{shared_memory_delivery, shared_memory_layout, shared_memory_ring};
+pub use super::shm::fuzz::{shared_memory_file, shared_memory_layout, shared_memory_ring};
 
 /// A peer that sends these bytes and takes whatever it is sent, a few at a time.
 pub(super) struct Script {
@@ -22,25 +22,25 @@ pub(super) struct Script {
     /// What comes when they are over; the end of the stream where there is nothing.
     filler: Option<u8>,
     /// State of the generator that says how many bytes move; all that can where it is 0.
-    pace: u64,
+    jitter: u64,
     /// What it was sent.
     pub(super) taken: Vec<u8>,
 }
 
 impl Script {
-    pub(super) fn new(bytes: &[u8], filler: Option<u8>, pace: u64) -> Self {
-        Self { bytes: bytes.to_vec(), at: 0, filler, pace, taken: Vec::new() }
+    pub(super) fn new(bytes: &[u8], filler: Option<u8>, jitter: u64) -> Self {
+        Self { bytes: bytes.to_vec(), at: 0, filler, jitter, taken: Vec::new() }
     }
 
     /// How many of so many bytes move, at least one.
     fn part(&mut self, most: usize) -> usize {
-        if self.pace == 0 {
+        if self.jitter == 0 {
             return most;
         }
-        self.pace ^= self.pace << 13;
-        self.pace ^= self.pace >> 7;
-        self.pace ^= self.pace << 17;
-        most.min(1 + (self.pace >> 20) as usize % 70)
+        self.jitter ^= self.jitter << 13;
+        self.jitter ^= self.jitter >> 7;
+        self.jitter ^= self.jitter << 17;
+        most.min(1 + (self.jitter >> 20) as usize % 70)
     }
 }
 
@@ -74,7 +74,7 @@ impl ByteLink for Script {
     }
 }
 
-/// Any bytes as a call's fingerprint and as a notice: what is understood is encoded to the same bytes, and can be told in words.
+/// Any bytes as a call's fingerprint and as a reason to abort: what is understood is encoded to the same bytes, and can be told in words.
 pub fn fingerprints(data: &[u8]) {
     for bytes in data.windows(Call::FINGERPRINT_BYTES).step_by(16).filter_map(<[u8]>::first_chunk) {
         if let Some(call) = Call::from_bytes(bytes) {
@@ -82,11 +82,11 @@ pub fn fingerprints(data: &[u8]) {
             assert_eq!(Call::from_fingerprint(call.fingerprint()), Some(call));
         }
     }
-    for bytes in data.windows(Notice::BYTES).step_by(16).filter_map(<[u8]>::first_chunk) {
-        if let Some(notice) = Notice::from_bytes(bytes) {
-            assert_eq!(notice.to_bytes(), *bytes, "{notice:?}");
-            let (deadline, seen) = (Deadline::after(std::time::Duration::ZERO), Stop::from(notice).seen_by(0, [1, 2]));
-            for error in [notice.to_error("a call", &deadline, &[]), seen.to_error("a call", &deadline, &[])] {
+    for bytes in data.windows(AbortReason::BYTES).step_by(16).filter_map(<[u8]>::first_chunk) {
+        if let Some(abort_reason) = AbortReason::from_bytes(bytes) {
+            assert_eq!(abort_reason.to_bytes(), *bytes, "{abort_reason:?}");
+            let (deadline, seen) = (Deadline::after(std::time::Duration::ZERO), Interrupted::from(abort_reason).seen_by(0, [1, 2]));
+            for error in [abort_reason.to_error("a call", &deadline, &[]), seen.to_error("a call", &deadline, &[])] {
                 assert!(!error.to_string().is_empty());
             }
         }
@@ -110,18 +110,18 @@ pub fn algorithms(data: &[u8]) {
 pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let call = super::engine::fuzz::call();
     let call = Call { root: Some(3), op: 1, ..call };
-    let notices = [
-        Notice::Mismatch { first: (1, call), second: (2, Call { count: 4, ..call }) },
-        Notice::TimedOut { waiting: 1, missing: 2 },
-        Notice::Garbled { rank: 1, header: 0x0102_0304_0506_0708 },
-        Notice::Lost { rank: 7 },
+    let abort_reasons = [
+        AbortReason::Mismatch { first: (1, call), second: (2, Call { count: 4, ..call }) },
+        AbortReason::TimedOut { waiting: 1, missing: 2 },
+        AbortReason::Garbled { rank: 1, header: 0x0102_0304_0506_0708 },
+        AbortReason::Lost { rank: 7 },
     ];
     let mut seeds: Vec<(&'static str, Vec<u8>)> = vec![("fingerprints", call.to_bytes().to_vec())];
-    seeds.extend(notices.iter().map(|notice| ("fingerprints", notice.to_bytes().to_vec())));
+    seeds.extend(abort_reasons.iter().map(|abort_reason| ("fingerprints", abort_reason.to_bytes().to_vec())));
     let rules = ["doubling:0-16K,ring:16K-", "chain:1-3, scatter_gather:1m-2G,binomial:1025-,direct:0-1"];
     seeds.extend(rules.map(|rules| ("algorithms", rules.as_bytes().to_vec())));
-    seeds.extend(super::engine::fuzz::seeds(&notices));
-    seeds.extend(super::point_to_point::fuzz::seeds(&notices));
+    seeds.extend(super::engine::fuzz::seeds(&abort_reasons));
+    seeds.extend(super::point_to_point::fuzz::seeds(&abort_reasons));
     seeds.extend(super::net::fuzz::seeds());
     seeds.push(("facts", super::plane::fuzz::seed()));
     seeds.push(("shared_memory_delivery", b"\x05\x01name".to_vec()));

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::notice::Notice;
+use super::abort_reason::AbortReason;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer};
 use crate::flight::Flight;
 use crate::fork::Process;
 use crate::observe::{self, Watch};
 
-/// Set once, when a communicator ends: by an error found here, by a peer's notice, or by `abort` from any thread.
+/// Set once, when a communicator ends: by an error found here, by a word from a peer, or by `abort` from any thread.
 ///
 /// Shared (`Arc`) between the calling thread, the progress threads and abort handles.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(crate) struct Health {
     ended: AtomicBool,
     /// Whether somebody wants to be told of calls, apart from `tracing`.
     is_watched: AtomicBool,
-    notice: OnceLock<Notice>,
+    abort_reason: OnceLock<AbortReason>,
     /// The first error that a call got from it.
     cause: OnceLock<Arc<Error>>,
     /// What this communicator's calls are recorded in.
@@ -56,19 +56,19 @@ impl Health {
         if self.is_watched.load(Ordering::Acquire) || observe::is_traced() { self.watch.get() } else { None }
     }
 
-    /// Ends the communicator; the first notice wins.
-    pub(crate) fn end(&self, notice: Notice) {
-        let _ = self.notice.set(notice);
+    /// Ends the communicator; the first abort reason wins.
+    pub(crate) fn end(&self, abort_reason: AbortReason) {
+        let _ = self.abort_reason.set(abort_reason);
         self.ended.store(true, Ordering::Release);
     }
 
     /// Why it ended; `None` while it is whole, which costs one load to find out.
     #[inline]
-    pub(crate) fn notice(&self) -> Option<&Notice> {
+    pub(crate) fn abort_reason(&self) -> Option<&AbortReason> {
         if !self.ended.load(Ordering::Acquire) {
             return None;
         }
-        self.notice.get()
+        self.abort_reason.get()
     }
 
     /// Keeps the error of a call that was under way at the end, for later calls to quote; the first one counts.
@@ -95,8 +95,8 @@ impl Health {
         if self.is_foreign() {
             return Some(forked(call()));
         }
-        let notice = self.notice()?;
-        let between_calls = || Arc::new(notice.to_error("between calls", &Deadline::after(Duration::ZERO), peers));
+        let abort_reason = self.abort_reason()?;
+        let between_calls = || Arc::new(abort_reason.to_error("between calls", &Deadline::after(Duration::ZERO), peers));
         Some(Error::Poisoned { call: call(), cause: Arc::clone(self.cause.get_or_init(between_calls)) })
     }
 }
@@ -114,10 +114,10 @@ mod tests {
     #[test]
     fn the_first_end_and_the_first_error_are_quoted() {
         let health = Health::default();
-        assert!(health.notice().is_none() && health.refusal(String::new, &[]).is_none());
-        health.end(Notice::Aborted { by: 3 });
-        health.end(Notice::Lost { rank: 4 });
-        assert_eq!(health.notice(), Some(&Notice::Aborted { by: 3 }));
+        assert!(health.abort_reason().is_none() && health.refusal(String::new, &[]).is_none());
+        health.end(AbortReason::Aborted { by: 3 });
+        health.end(AbortReason::Lost { rank: 4 });
+        assert_eq!(health.abort_reason(), Some(&AbortReason::Aborted { by: 3 }));
         health.keep_cause(&Error::argument("reduce", "first"));
         health.keep_cause(&Error::argument("reduce", "second"));
         let text = health.refusal(|| "barrier".to_owned(), &[]).unwrap().to_string();
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn an_end_between_calls_is_said_to_be_one() {
         let health = Health::default();
-        health.end(Notice::Aborted { by: 3 });
+        health.end(AbortReason::Aborted { by: 3 });
         let error = health.refusal(|| "barrier".to_owned(), &[]).unwrap();
         assert_eq!(error.to_string(), "barrier: this communicator was ended by an earlier error: between calls: aborted by rank 3");
     }

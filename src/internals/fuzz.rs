@@ -3,8 +3,8 @@
 #[cfg(feature = "serde")]
 pub use crate::communicator::fuzz::objects;
 pub use crate::host::fuzz::{
-    acceptor, algorithms, engine_headers, engine_peer, facts, fingerprints, greetings, message_frames, message_peer,
-    shared_memory_delivery, shared_memory_layout, shared_memory_ring,
+    acceptor, algorithms, engine_headers, engine_peer, facts, fingerprints, greetings, message_frames, message_peer, shared_memory_file,
+    shared_memory_layout, shared_memory_ring,
 };
 pub use crate::rendezvous::fuzz::{file_log, launchers, settings, store_replies, store_requests, store_service, urls};
 

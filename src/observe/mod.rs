@@ -13,7 +13,7 @@
 //! | `collectives::call` | WARN | event: a call failed; DEBUG where it was refused since the communicator had ended |
 //! | `collectives::life` | INFO | events: a job's communicator is ready, its device plane is; abort, shrink; the trace is written |
 //! | `collectives::life` | DEBUG | events: split, close, drop |
-//! | `collectives::…` | WARN, DEBUG | waits that get long, links that break, strangers at the door |
+//! | `collectives::…` | WARN, DEBUG | waits that get long, links that break, unproven connections at the recovery listener |
 //!
 //! | of | fields |
 //! | --- | --- |
@@ -73,7 +73,7 @@
 //! `trace-ID-rankR.json` when its communicators are gone; [`Communicator::write_trace`](crate::Communicator::write_trace) writes it at any
 //! time. A process that crashes, is killed, or leaves by `std::process::exit` while it has communicators writes none: where that is what is
 //! to be looked into, call `write_trace` beforehand, or read the [flight recorder](crate::FlightRecorder). Perfetto and `chrome://tracing` open these files. `collperf trace FOLDER -o FILE` makes one of those of all ranks, put in line by
-//! the hosts' clocks; `collperf COLLECTIVE --trace FILE` does that for what it measures. A process of the trace is a rank, and has a lane
+//! the hosts' clocks; `collperf COLLECTIVE --trace FILE` does that for what it measures. A process of the trace is a rank, and has a track
 //! each for collectives, messages and device calls of each communicator.
 //!
 //! # NVTX
@@ -92,7 +92,7 @@ mod nvtx;
 pub use report::{CallReport, Observer};
 
 pub(crate) use trace::TraceLog;
-pub(crate) use watch::{Lane, Moved, Watch, is_traced};
+pub(crate) use watch::{Moved, Track, Watch, is_traced};
 
 /// Where events go that are not of one call.
 pub(crate) const LIFE: &str = "collectives::life";

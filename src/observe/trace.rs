@@ -1,6 +1,6 @@
 //! What calls took, kept to be written as a file of Chrome's Trace Event Format.
 //!
-//! One log for each rank of a job: communicators that are made of others write into theirs, in lanes of their own. Times in it are of the
+//! One log for each rank of a job: communicators that are made of others write into theirs, in tracks of their own. Times in it are of the
 //! monotonic clock, and since one look at both clocks at its beginning, so that logs of several ranks can be laid side by side.
 
 use std::borrow::Cow;
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::report::CallReport;
-use super::watch::Lane;
+use super::watch::Track;
 use crate::error::{Peer, Result};
 use crate::event;
 use crate::flight::{FlightPlane, FlightRecord, FlightState, Json, write_whole};
@@ -24,9 +24,9 @@ const MOST_EVENTS: usize = 1 << 17;
 const FORMAT: &str = "collectives trace";
 const VERSION: u32 = 1;
 
-/// The lanes of one communicator, of which the last is for background messages' own lines.
-const LANES: [(Lane, &str); 4] =
-    [(Lane::Collectives, "collectives"), (Lane::Messages, "messages"), (Lane::Device, "device"), (Lane::Background, "background")];
+/// The tracks of one communicator, of which the last is for background messages' own lines.
+const LANES: [(Track, &str); 4] =
+    [(Track::Collectives, "collectives"), (Track::Messages, "messages"), (Track::Device, "device"), (Track::Background, "background")];
 
 /// One call.
 #[derive(Debug, Clone)]
@@ -36,7 +36,7 @@ struct Event {
     /// `None` where nobody looked when it was over.
     duration_ns: Option<u64>,
     communicator: u32,
-    lane: Lane,
+    track: Track,
     kind: &'static str,
     sequence: Option<u64>,
     op: Option<Cow<'static, str>>,
@@ -110,12 +110,12 @@ impl TraceLog {
     }
 
     /// Adds a call that has ended.
-    pub(crate) fn add(&self, communicator: u32, lane: Lane, began: Instant, report: &CallReport<'_>) {
+    pub(crate) fn add(&self, communicator: u32, track: Track, began: Instant, report: &CallReport<'_>) {
         if self.process.is_foreign() {
             return;
         }
         let start_ns = nanoseconds(began.saturating_duration_since(self.began));
-        let event = Event::of_report(report, communicator, lane, start_ns);
+        let event = Event::of_report(report, communicator, track, start_ns);
         let mut kept = self.kept();
         if kept.events.len() == MOST_EVENTS {
             kept.events.pop_front();
@@ -154,7 +154,7 @@ impl TraceLog {
         json.into_text()
     }
 
-    /// What the rank and its lanes are called, and in which order they stand.
+    /// What the rank and its tracks are called, and in which order they stand.
     fn names(&self, kept: &Kept) -> Vec<Name> {
         let Peer { host, pid, .. } = &self.me;
         let process = |what, value| Name { what, thread: 0, value };
@@ -162,10 +162,10 @@ impl TraceLog {
             process("process_name", Value::Text(format!("rank {} ({host}, pid {pid})", self.rank))),
             process("process_sort_index", Value::Number(self.rank)),
         ];
-        let threads: BTreeSet<u32> = kept.events.iter().map(|event| thread(event.communicator, event.lane)).collect();
+        let threads: BTreeSet<u32> = kept.events.iter().map(|event| thread(event.communicator, event.track)).collect();
         for (communicator, name) in (0..).zip(&kept.communicators) {
-            for (lane, what) in LANES {
-                let thread = thread(communicator, lane);
+            for (track, what) in LANES {
+                let thread = thread(communicator, track);
                 if threads.contains(&thread) {
                     names.push(Name { what: "thread_name", thread, value: Value::Text(format!("{name}: {what}")) });
                     names.push(Name { what: "thread_sort_index", thread, value: Value::Number(thread as usize) });
@@ -191,7 +191,7 @@ impl TraceLog {
                 json.key("s").text("t");
                 json.key("args").object(|json| event.arguments(json));
             }),
-            Line::Call(_, event @ Event { duration_ns: Some(duration), lane, .. }) if *lane != Lane::Background => {
+            Line::Call(_, event @ Event { duration_ns: Some(duration), track, .. }) if *track != Track::Background => {
                 self.event(json, event, "X", event.start_ns, |json| {
                     json.key("dur").number(Microseconds(*duration));
                     json.key("args").object(|json| event.arguments(json));
@@ -213,13 +213,13 @@ impl TraceLog {
         json.object(|json| {
             json.key("ph").text(phase);
             json.key("name").text(event.kind);
-            json.key("cat").text(match event.lane {
-                Lane::Collectives => "collective",
-                Lane::Messages | Lane::Background => "message",
-                Lane::Device => "device",
+            json.key("cat").text(match event.track {
+                Track::Collectives => "collective",
+                Track::Messages | Track::Background => "message",
+                Track::Device => "device",
             });
             json.key("pid").number(self.rank);
-            json.key("tid").number(thread(event.communicator, event.lane));
+            json.key("tid").number(thread(event.communicator, event.track));
             json.key("ts").number(Microseconds(at_ns));
             more(json);
         });
@@ -253,9 +253,9 @@ enum Value {
     Number(usize),
 }
 
-/// The number of a lane.
-fn thread(communicator: u32, lane: Lane) -> u32 {
-    let place = LANES.iter().position(|(other, _)| *other == lane).unwrap_or_default();
+/// The number of a track.
+fn thread(communicator: u32, track: Track) -> u32 {
+    let place = LANES.iter().position(|(other, _)| *other == track).unwrap_or_default();
     communicator * LANES.len() as u32 + place as u32 + 1
 }
 
@@ -273,12 +273,12 @@ fn nanoseconds(duration: Duration) -> u64 {
 }
 
 impl Event {
-    fn of_report(report: &CallReport<'_>, communicator: u32, lane: Lane, start_ns: u64) -> Self {
+    fn of_report(report: &CallReport<'_>, communicator: u32, track: Track, start_ns: u64) -> Self {
         Self {
             start_ns,
             duration_ns: Some(nanoseconds(report.elapsed)),
             communicator,
-            lane,
+            track,
             kind: report.kind,
             sequence: report.sequence,
             op: report.op.clone(),
@@ -301,10 +301,10 @@ impl Event {
             start_ns,
             duration_ns: record.finished_ns.map(|finished| finished.saturating_sub(started)),
             communicator,
-            lane: match (record.plane, record.sequence) {
-                (FlightPlane::Device, _) => Lane::Device,
-                (FlightPlane::Host, Some(_)) => Lane::Collectives,
-                (FlightPlane::Host, None) => Lane::Background,
+            track: match (record.plane, record.sequence) {
+                (FlightPlane::Device, _) => Track::Device,
+                (FlightPlane::Host, Some(_)) => Track::Collectives,
+                (FlightPlane::Host, None) => Track::Background,
             },
             kind: record.kind,
             sequence: record.sequence,

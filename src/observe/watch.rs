@@ -29,13 +29,13 @@ fn is_call_traced() -> bool {
     caught(SUBSCRIBER, || tracing::enabled!(target: CALL, tracing::Level::TRACE)).unwrap_or_default()
 }
 
-/// In which lane of a trace a call is drawn.
+/// In which track of a trace a call is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum Track {
     Collectives,
     Messages,
     Device,
-    /// Of what goes on beside everything else, and so has no place in a lane.
+    /// Of what goes on beside everything else, and so has no place in a track.
     Background,
 }
 
@@ -106,7 +106,7 @@ impl Watch {
     }
 
     /// Runs a call, inside a span and a range, and tells how it ended; also where it panics.
-    pub(crate) fn around<R>(&self, report: CallReport<'_>, lane: Lane, run: impl FnOnce() -> Result<R>) -> Result<R> {
+    pub(crate) fn around<R>(&self, report: CallReport<'_>, track: Track, run: impl FnOnce() -> Result<R>) -> Result<R> {
         let _entered = Entered::new(&report);
         #[cfg(feature = "cuda")]
         let _range = self.nvtx.map(|nvtx| nvtx.range(&report));
@@ -116,20 +116,20 @@ impl Watch {
         let panicked = || Error::argument(report.kind, "it panicked: a custom op did");
         let panic = ended.as_ref().err().map(|_| panicked());
         let error = panic.as_ref().or_else(|| ended.as_ref().ok().and_then(|result| result.as_ref().err()));
-        self.tell(&CallReport { elapsed, error, ..report.clone() }, began, lane);
+        self.tell(&CallReport { elapsed, error, ..report.clone() }, began, track);
         ended.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Tells of a call that went on without anybody around it, and is over now.
-    pub(crate) fn ended(&self, report: CallReport<'_>, elapsed: Duration, error: Option<&Error>, lane: Lane) {
+    pub(crate) fn ended(&self, report: CallReport<'_>, elapsed: Duration, error: Option<&Error>, track: Track) {
         let report = CallReport { elapsed, error, ..report };
         let now = Instant::now();
         let _entered = Entered::new(&report);
-        self.tell(&report, now.checked_sub(elapsed).unwrap_or(now), lane);
+        self.tell(&report, now.checked_sub(elapsed).unwrap_or(now), track);
     }
 
     /// Tells everyone, whatever the others do.
-    fn tell(&self, report: &CallReport<'_>, began: Instant, lane: Lane) {
+    fn tell(&self, report: &CallReport<'_>, began: Instant, track: Track) {
         let (elapsed_us, bandwidth, result) = (report.elapsed.as_secs_f64() * 1e6, report.bandwidth(), report.result());
         caught(SUBSCRIBER, || match report.error {
             None => tracing::trace!(target: CALL, elapsed_us, bandwidth, result, "ended"),
@@ -138,7 +138,7 @@ impl Watch {
         if let Some((log, communicator)) = &self.trace
             && let Some(log) = log.upgrade()
         {
-            log.add(*communicator, lane, began, report);
+            log.add(*communicator, track, began, report);
         }
         if let Some(observer) = &self.observer {
             caught("the observer", || observer.call_ended(report));

@@ -18,7 +18,7 @@
 //!
 //! where the context is what the connection is about: between ranks the hello (job, communicator, both ranks, channel), for shared
 //! memory the name of the socket. Both nonces are drawn anew for each connection, so a recorded proof is worth nothing; the side is part
-//! of what is proven, so neither end's own words can be sent back to it; and the initiator proves itself first, so a stranger gets to
+//! of what is proven, so neither end's own words can be sent back to it; and the initiator proves itself first, so an unproven connection gets to
 //! see nothing that was computed with the secret. What this does not do is protect what follows: somebody who sits on the wire can
 //! let the two ends prove themselves and then take over. SECURITY.md says what is promised.
 

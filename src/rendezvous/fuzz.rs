@@ -3,7 +3,7 @@
 use arbitrary::Unstructured;
 
 use super::launcher;
-use super::protocol::{Expect, Reply, ReplyDecoder, Request, RequestDecoder, encode, encode_keys, push_bytes, query};
+use super::protocol::{Expect, Reply, ReplyDecoder, RequestDecoder, StoreRequest, encode, encode_keys, push_bytes, query};
 use super::url::{Method, Rendezvous};
 use crate::config::{Config, Transport};
 
@@ -21,7 +21,7 @@ pub fn store_requests(data: &[u8]) {
 }
 
 /// The requests in `data` as it comes in parts, and why there are no more.
-fn decode_requests(data: &[u8], step: usize) -> (Vec<Request>, Option<String>) {
+fn decode_requests(data: &[u8], step: usize) -> (Vec<StoreRequest>, Option<String>) {
     let (mut decoder, mut found) = (RequestDecoder::default(), Vec::new());
     for part in data.chunks(step) {
         decoder.push(part);
@@ -37,31 +37,31 @@ fn decode_requests(data: &[u8], step: usize) -> (Vec<Request>, Option<String>) {
 }
 
 /// A request as a client sends it.
-fn request_bytes(request: &Request) -> Vec<u8> {
+fn request_bytes(request: &StoreRequest) -> Vec<u8> {
     let several = |code, keys: &[Vec<u8>]| encode_keys(code, keys.len(), keys.iter().map(Vec::as_slice));
     match request {
-        Request::Validate => [&[query::VALIDATE][..], &super::protocol::MAGIC.to_le_bytes()].concat(),
-        Request::Set { key, value } => encode(query::SET, &[key, value], None),
-        Request::CompareSet { key, expected, desired } => encode(query::COMPARE_SET, &[key, expected, desired], None),
-        Request::Get { key } => encode(query::GET, &[key], None),
-        Request::Add { key, delta } => encode(query::ADD, &[key], Some(*delta)),
-        Request::Check { keys } => several(query::CHECK, keys),
-        Request::Wait { keys } => several(query::WAIT, keys),
-        Request::NumKeys => vec![query::NUM_KEYS],
-        Request::DeleteKey { key } => encode(query::DELETE_KEY, &[key], None),
-        Request::Append { key, value } => encode(query::APPEND, &[key, value], None),
-        Request::MultiGet { keys } => several(query::MULTI_GET, keys),
-        Request::MultiSet { pairs } => {
+        StoreRequest::Validate => [&[query::VALIDATE][..], &super::protocol::MAGIC.to_le_bytes()].concat(),
+        StoreRequest::Set { key, value } => encode(query::SET, &[key, value], None),
+        StoreRequest::CompareSet { key, expected, desired } => encode(query::COMPARE_SET, &[key, expected, desired], None),
+        StoreRequest::Get { key } => encode(query::GET, &[key], None),
+        StoreRequest::Add { key, delta } => encode(query::ADD, &[key], Some(*delta)),
+        StoreRequest::Check { keys } => several(query::CHECK, keys),
+        StoreRequest::Wait { keys } => several(query::WAIT, keys),
+        StoreRequest::NumKeys => vec![query::NUM_KEYS],
+        StoreRequest::DeleteKey { key } => encode(query::DELETE_KEY, &[key], None),
+        StoreRequest::Append { key, value } => encode(query::APPEND, &[key, value], None),
+        StoreRequest::MultiGet { keys } => several(query::MULTI_GET, keys),
+        StoreRequest::MultiSet { pairs } => {
             let texts = pairs.iter().flat_map(|(key, value)| [key.as_slice(), value]);
             encode_keys(query::MULTI_SET, pairs.len(), texts)
         }
-        Request::CancelWait => vec![query::CANCEL_WAIT],
-        Request::Ping { nonce } => [&[query::PING][..], &nonce.to_le_bytes()].concat(),
-        Request::QueuePush { key, value } => encode(query::QUEUE_PUSH, &[key, value], None),
-        Request::QueuePop { key } => encode(query::QUEUE_POP, &[key], None),
-        Request::QueueLen { key } => encode(query::QUEUE_LEN, &[key], None),
-        Request::ListKeys => vec![query::LIST_KEYS],
-        Request::Barrier { key, world_size } => encode(query::BARRIER, &[key], Some(*world_size)),
+        StoreRequest::CancelWait => vec![query::CANCEL_WAIT],
+        StoreRequest::Ping { nonce } => [&[query::PING][..], &nonce.to_le_bytes()].concat(),
+        StoreRequest::QueuePush { key, value } => encode(query::QUEUE_PUSH, &[key, value], None),
+        StoreRequest::QueuePop { key } => encode(query::QUEUE_POP, &[key], None),
+        StoreRequest::QueueLen { key } => encode(query::QUEUE_LEN, &[key], None),
+        StoreRequest::ListKeys => vec![query::LIST_KEYS],
+        StoreRequest::Barrier { key, world_size } => encode(query::BARRIER, &[key], Some(*world_size)),
     }
 }
 
@@ -252,26 +252,26 @@ fn requests() -> Vec<Vec<u8>> {
     let (key, value) = (b"/key".to_vec(), b"12".to_vec());
     let keys = vec![key.clone(), b"/other".to_vec()];
     let requests = [
-        Request::Validate,
-        Request::Set { key: key.clone(), value: value.clone() },
-        Request::CompareSet { key: key.clone(), expected: value.clone(), desired: b"13".to_vec() },
-        Request::Get { key: key.clone() },
-        Request::Add { key: key.clone(), delta: -1 },
-        Request::Check { keys: keys.clone() },
-        Request::Wait { keys: keys.clone() },
-        Request::NumKeys,
-        Request::DeleteKey { key: key.clone() },
-        Request::Append { key: b"/other".to_vec(), value: value.clone() },
-        Request::MultiGet { keys: keys.clone() },
-        Request::MultiSet { pairs: vec![(key.clone(), value.clone()), (b"/other".to_vec(), Vec::new())] },
-        Request::CancelWait,
-        Request::Ping { nonce: 5 },
-        Request::QueuePush { key: b"/queue".to_vec(), value },
-        Request::QueueLen { key: b"/queue".to_vec() },
-        Request::Wait { keys: vec![b"/queue".to_vec()] },
-        Request::QueuePop { key: b"/queue".to_vec() },
-        Request::ListKeys,
-        Request::Barrier { key: b"/barrier".to_vec(), world_size: 3 },
+        StoreRequest::Validate,
+        StoreRequest::Set { key: key.clone(), value: value.clone() },
+        StoreRequest::CompareSet { key: key.clone(), expected: value.clone(), desired: b"13".to_vec() },
+        StoreRequest::Get { key: key.clone() },
+        StoreRequest::Add { key: key.clone(), delta: -1 },
+        StoreRequest::Check { keys: keys.clone() },
+        StoreRequest::Wait { keys: keys.clone() },
+        StoreRequest::NumKeys,
+        StoreRequest::DeleteKey { key: key.clone() },
+        StoreRequest::Append { key: b"/other".to_vec(), value: value.clone() },
+        StoreRequest::MultiGet { keys: keys.clone() },
+        StoreRequest::MultiSet { pairs: vec![(key.clone(), value.clone()), (b"/other".to_vec(), Vec::new())] },
+        StoreRequest::CancelWait,
+        StoreRequest::Ping { nonce: 5 },
+        StoreRequest::QueuePush { key: b"/queue".to_vec(), value },
+        StoreRequest::QueueLen { key: b"/queue".to_vec() },
+        StoreRequest::Wait { keys: vec![b"/queue".to_vec()] },
+        StoreRequest::QueuePop { key: b"/queue".to_vec() },
+        StoreRequest::ListKeys,
+        StoreRequest::Barrier { key: b"/barrier".to_vec(), world_size: 3 },
     ];
     requests.iter().map(request_bytes).collect()
 }

@@ -31,7 +31,7 @@ pub struct MemoryStore {
     shared: Arc<Shared>,
 }
 
-/// What clones share: the table, and a bell that rings when it changes.
+/// What clones share: the table, and a condition variable that is notified when it changes.
 #[derive(Debug, Default)]
 struct Shared {
     table: Mutex<Table>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::limits::MESSAGE_BYTES;
-use super::protocol::{NOT_READY, READY, Request, RequestDecoder, STOP_WAITING, WAIT_CANCELED, push_bytes, query};
+use super::protocol::{NOT_READY, READY, RequestDecoder, STOP_WAITING, StoreRequest, WAIT_CANCELED, push_bytes, query};
 use super::table::{Key, Refusal, Table};
 use crate::proof::{self, Purpose, Reason, Responder, Secret, Unproven};
 
@@ -201,20 +201,20 @@ impl Service {
     }
 
     /// Carries out one request.
-    fn carry_out(&mut self, id: ClientId, request: Request) -> Result<(), Refusal> {
+    fn carry_out(&mut self, id: ClientId, request: StoreRequest) -> Result<(), Refusal> {
         self.served.fetch_add(1, Ordering::Relaxed);
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         match (&request, session.validated) {
-            (Request::Validate, false) => {
+            (StoreRequest::Validate, false) => {
                 session.validated = true;
                 return Ok(());
             }
-            (Request::Validate, true) => return Err(Refusal("a second VALIDATE".to_owned())),
+            (StoreRequest::Validate, true) => return Err(Refusal("a second VALIDATE".to_owned())),
             (_, false) => return Err(Refusal("no VALIDATE at the start".to_owned())),
             (_, true) => {}
         }
         let woken = session.woken.take();
-        let takes = matches!(&request, Request::QueuePop { key } if woken.as_ref() == Some(key));
+        let takes = matches!(&request, StoreRequest::QueuePop { key } if woken.as_ref() == Some(key));
         let outcome = self.dispatch(id, request);
         if !takes {
             self.hand_on(woken);
@@ -223,50 +223,50 @@ impl Service {
     }
 
     /// Does what a request asks for.
-    fn dispatch(&mut self, id: ClientId, request: Request) -> Result<(), Refusal> {
+    fn dispatch(&mut self, id: ClientId, request: StoreRequest) -> Result<(), Refusal> {
         match request {
-            Request::Validate => {}
-            Request::Set { key, value } => self.set(&key, value)?,
-            Request::CompareSet { key, expected, desired } => {
+            StoreRequest::Validate => {}
+            StoreRequest::Set { key, value } => self.set(&key, value)?,
+            StoreRequest::CompareSet { key, expected, desired } => {
                 let value = self.table.compare_set(&key, expected, desired)?;
                 self.wake(&key);
                 self.answer(id, |answers| push_bytes(answers, &value));
             }
-            Request::Get { key } => self.values(id, &[key])?,
-            Request::MultiGet { keys } => self.values(id, &keys)?,
-            Request::Add { key, delta } => {
+            StoreRequest::Get { key } => self.values(id, &[key])?,
+            StoreRequest::MultiGet { keys } => self.values(id, &keys)?,
+            StoreRequest::Add { key, delta } => {
                 let sum = self.table.add(&key, delta)?;
                 self.wake(&key);
                 self.number(id, sum);
             }
-            Request::Check { keys } => {
+            StoreRequest::Check { keys } => {
                 let ready = keys.iter().all(|key| self.table.has(key));
                 self.flag(id, if ready { READY } else { NOT_READY });
             }
-            Request::Wait { keys } => self.wait(id, keys),
-            Request::NumKeys => self.number(id, self.table.len() as i64),
-            Request::DeleteKey { key } => {
+            StoreRequest::Wait { keys } => self.wait(id, keys),
+            StoreRequest::NumKeys => self.number(id, self.table.len() as i64),
+            StoreRequest::DeleteKey { key } => {
                 let deleted = self.table.delete(&key);
                 self.number(id, i64::from(deleted));
             }
-            Request::Append { key, value } => {
+            StoreRequest::Append { key, value } => {
                 self.table.append(&key, &value)?;
                 self.wake(&key);
             }
-            Request::MultiSet { pairs } => pairs.into_iter().try_for_each(|(key, value)| self.set(&key, value))?,
-            Request::CancelWait => {
+            StoreRequest::MultiSet { pairs } => pairs.into_iter().try_for_each(|(key, value)| self.set(&key, value))?,
+            StoreRequest::CancelWait => {
                 self.unpark(id);
                 self.flag(id, WAIT_CANCELED);
             }
-            Request::Ping { nonce } => self.answer(id, |answers| answers.extend(nonce.to_le_bytes())),
-            Request::QueuePush { key, value } => {
+            StoreRequest::Ping { nonce } => self.answer(id, |answers| answers.extend(nonce.to_le_bytes())),
+            StoreRequest::QueuePush { key, value } => {
                 self.table.push(&key, value)?;
                 self.wake_one(&key);
             }
-            Request::QueuePop { key } => self.pop(id, &key),
-            Request::QueueLen { key } => self.number(id, self.table.queue_len(&key) as i64),
-            Request::ListKeys => self.list_keys(id)?,
-            Request::Barrier { key, world_size } => self.barrier(id, key, world_size)?,
+            StoreRequest::QueuePop { key } => self.pop(id, &key),
+            StoreRequest::QueueLen { key } => self.number(id, self.table.queue_len(&key) as i64),
+            StoreRequest::ListKeys => self.list_keys(id)?,
+            StoreRequest::Barrier { key, world_size } => self.barrier(id, key, world_size)?,
         }
         Ok(())
     }

@@ -175,7 +175,7 @@ fn abort(wiring: Wiring, given: &Given) {
     });
 }
 
-/// Strangers knock at every port while a receive is under way.
+/// Strangers probe at every port while a receive is under way.
 fn strangers(wiring: Wiring, given: &Given) {
     let meeting = Meeting::new(2);
     job(wiring, given, Config::default(), |comm| {
@@ -189,7 +189,7 @@ fn strangers(wiring: Wiring, given: &Given) {
             assert_eq!(receive.wait().unwrap().0, vec![6; 1000]);
         } else {
             meeting.meet();
-            knock();
+            probe();
             comm.send_tagged(&[5_u32; 1000], other, 5).unwrap();
             comm.send(&[6_u32; 1000], other).unwrap();
         }
@@ -197,7 +197,7 @@ fn strangers(wiring: Wiring, given: &Given) {
 }
 
 /// Says nonsense at each port at which this process listens; ranks that are busy with messages hang up on it.
-pub(crate) fn knock() {
+pub(crate) fn probe() {
     for address in listening() {
         // A port may have been closed meanwhile.
         let Ok(mut stream) = TcpStream::connect(address) else { continue };

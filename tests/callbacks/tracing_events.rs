@@ -165,7 +165,7 @@ fn a_subscriber_may_abort_anywhere() {
                 knocked.meet();
                 let receive = comm.irecv(vec![9_u32; 5000], other);
                 if comm.rank() == 0 {
-                    scenarios::knock();
+                    scenarios::probe();
                 }
                 let sent = comm.send(&vec![comm.rank() as u32; 5000], other);
                 if let Ok((got, _)) = receive.and_then(|receive| receive.wait()) {
@@ -222,7 +222,7 @@ fn a_subscriber_that_calls_the_same_communicator_gets_an_answer_or_an_error() {
                 assert_eq!(x, [3; 100]);
                 knocked.meet();
                 if comm.rank() == 0 {
-                    scenarios::knock();
+                    scenarios::probe();
                     comm.send(&[1_u8; 3], other).unwrap();
                 } else {
                     let mut y = [0_u8; 3];
@@ -261,7 +261,7 @@ fn a_warning_of_a_stranger_does_not_cut_a_receive_off_from_its_buffer() {
                     std::panic::panic_any(WANTED);
                 }
             });
-            let strangers = std::thread::spawn(scenarios::knock);
+            let strangers = std::thread::spawn(scenarios::probe);
             tracing::subscriber::with_default(listener, || {
                 // Each of these takes in whoever has come while it waits; what it is told of must not end it.
                 let limit = comm.timeout();

@@ -64,7 +64,7 @@ fn rank_of_a_job(moment: Moment) {
     if moment == Moment::Init && !is_real() {
         simgpu::nccl::in_progress("ncclCommInitRankConfig", 150);
     }
-    println!("@born");
+    println!("@started");
     let comm = match builder(config).timeout(START).from_env() {
         Ok(comm) => comm,
         Err(error) => return println!("@unborn {error}"),
@@ -165,7 +165,7 @@ fn await_all(ranks: &mut Ranks, world_size: usize, word: &str) {
     let mut come = 0;
     while come < world_size {
         let (rank, line) = ranks.next(word);
-        assert!(["born", "ready", "idle"].contains(&line.as_str()), "rank {rank} says {line}, not {word}");
+        assert!(["started", "ready", "idle"].contains(&line.as_str()), "rank {rank} says {line}, not {word}");
         come += usize::from(line == word);
     }
 }
@@ -188,7 +188,7 @@ fn job(name: &str, moment: Moment, world_size: usize, random: &mut Random, seed:
     let said =
         format!("seed {seed}: {world_size} ranks, {victim} killed {moment:?} after {pause:?}, silent: {silent}, unchecked: {unchecked}");
     println!("{said}");
-    await_all(&mut ranks, world_size, ["born", "idle", "ready", "idle"][index]);
+    await_all(&mut ranks, world_size, ["started", "idle", "ready", "idle"][index]);
     if moment != Moment::Init {
         ranks.children.iter().for_each(|child| assert_leaves_nothing(child.id()));
     }

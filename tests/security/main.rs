@@ -1,10 +1,10 @@
-//! Who is kept out of a job, and what strangers cost it.
+//! Who is kept out of a job, and what unproven connections cost it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../common/mod.rs"]
 mod common;
-mod strangers;
+mod unproven;
 
 use std::fmt::{Debug, Write as _};
 use std::io::{Read, Write};

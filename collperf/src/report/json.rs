@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::facts::Facts;
+use crate::facts::RunFacts;
 use crate::row::{Half, Row};
 use crate::settings::{Blocking, Settings};
 use crate::sizes::Step;
@@ -138,7 +138,7 @@ pub(super) struct Totals {
 impl<'a> Document<'a> {
     pub(super) fn new(
         settings: &Settings,
-        facts: &'a Facts,
+        facts: &'a RunFacts,
         start_time: &'a str,
         rows: &'a [Row],
         totals: &Totals,
@@ -169,7 +169,7 @@ impl<'a> Document<'a> {
 }
 
 impl<'a> Config<'a> {
-    fn new(settings: &Settings, facts: &'a Facts) -> Self {
+    fn new(settings: &Settings, facts: &'a RunFacts) -> Self {
         let (step_factor, step_bytes) = match settings.step {
             Some(Step::Factor(factor)) => (Some(factor), None),
             Some(Step::Bytes(bytes)) => (None, Some(bytes)),
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn fields_are_those_of_version_3() {
         let settings = Settings::new(&Arguments::parse_from(["collperf", "all_reduce", "-J", "x.json"]), None).unwrap();
-        let facts = Facts::example(2);
+        let facts = RunFacts::example(2);
         let half = Half {
             samples: vec![1.0, 2.0],
             spread: Spread::of(&[1.0, 2.0]),

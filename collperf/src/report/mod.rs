@@ -12,7 +12,7 @@ use std::io::{self, IsTerminal, Write};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::collective::Collective;
-use crate::facts::{Facts, Gpu, On, RankFacts};
+use crate::facts::{Gpu, On, RankFacts, RunFacts};
 use crate::failure::{CHECK, Failure};
 use crate::machine::now;
 use crate::row::Row;
@@ -24,7 +24,7 @@ use accuracy::Accuracy;
 /// Everything that goes out.
 pub(crate) struct Report<'a> {
     settings: &'a Settings,
-    facts: Facts,
+    facts: RunFacts,
     /// Whether the table is printed; it is not where CSV takes its place.
     has_table: bool,
     csv: Option<Box<dyn Write>>,
@@ -71,7 +71,7 @@ impl Tally {
 
 impl<'a> Report<'a> {
     /// Opens the files and says how many rows there will be.
-    pub(crate) fn open(settings: &'a Settings, facts: Facts, row_count: usize) -> Result<Self, Failure> {
+    pub(crate) fn open(settings: &'a Settings, facts: RunFacts, row_count: usize) -> Result<Self, Failure> {
         let has_table = settings.csv != Some(Destination::Stdout) && settings.cell.is_none();
         let mut report = Self {
             settings,
@@ -234,7 +234,7 @@ pub(crate) fn say(text: &str) {
 }
 
 /// The lines from the version down to the ranks.
-fn heading(settings: &Settings, facts: &Facts, collective: Collective) -> String {
+fn heading(settings: &Settings, facts: &RunFacts, collective: Collective) -> String {
     let (step, kind) = match settings.step {
         Some(crate::sizes::Step::Factor(factor)) => (factor, "factor"),
         Some(crate::sizes::Step::Bytes(bytes)) => (bytes, "bytes"),
@@ -271,7 +271,7 @@ fn heading(settings: &Settings, facts: &Facts, collective: Collective) -> String
 }
 
 /// What is unusual about a run.
-fn notes(text: &mut String, settings: &Settings, facts: &Facts, collective: Collective) {
+fn notes(text: &mut String, settings: &Settings, facts: &RunFacts, collective: Collective) {
     match settings.blocking {
         Blocking::No => {}
         Blocking::Wait => *text += "# Blocking Enabled: wait for completion of each call\n",
@@ -318,14 +318,14 @@ mod tests {
             "#  Rank  0 Group  0 Pid    100 on       desk device  0 [host] Abacus 9\n",
             "#  Rank  1 Group  0 Pid    101 on       desk device  1 [host] Abacus 9\n",
         );
-        assert_eq!(heading(&settings, &Facts::example(2), Collective::Broadcast), expected);
+        assert_eq!(heading(&settings, &RunFacts::example(2), Collective::Broadcast), expected);
     }
 
     #[cfg(feature = "cuda")]
     #[test]
     fn devices_are_named_as_nccl_tests_names_them() {
         let settings = Settings::new(&Arguments::parse_from(["collperf", "broadcast", "-G", "4", "-z", "2"]), None).unwrap();
-        let text = heading(&settings, &Facts::example_on_devices(2), Collective::Broadcast);
+        let text = heading(&settings, &RunFacts::example_on_devices(2), Collective::Broadcast);
         let expected = [
             " nccl-library=22809\n",
             "# nThread 1 nGpus 1 ",
@@ -334,14 +334,14 @@ mod tests {
             "#  Rank  1 Group  0 Pid    101 on       desk device  1 [0000:01:00] Soroban 2 GPU\n",
         ];
         expected.into_iter().for_each(|part| assert!(text.contains(part), "{part:?} is not in\n{text}"));
-        let barrier = heading(&settings, &Facts::example_on_devices(1), Collective::Barrier);
+        let barrier = heading(&settings, &RunFacts::example_on_devices(1), Collective::Barrier);
         assert!(barrier.contains("# A barrier is the host plane's"), "{barrier}");
     }
 
     #[test]
     fn a_run_that_fell_back_says_why() {
         let settings = Settings::new(&Arguments::parse_from(["collperf", "broadcast"]), None).unwrap();
-        let facts = Facts { on: On::Host { why: Some("no driver".to_owned()) }, ..Facts::example(1) };
+        let facts = RunFacts { on: On::Host { why: Some("no driver".to_owned()) }, ..RunFacts::example(1) };
         let text = heading(&settings, &facts, Collective::Broadcast);
         assert!(text.contains("# On the host plane, since there is no device plane: no driver\n"), "{text}");
     }

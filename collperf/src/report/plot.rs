@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use super::axis::{Axis, Tick};
-use crate::facts::Facts;
+use crate::facts::RunFacts;
 use crate::row::Row;
 
 const WIDTH: f64 = 1200.0;
@@ -44,7 +44,7 @@ pub(crate) struct Point {
 type Value = fn(&Point) -> f64;
 
 /// Draws the rows.
-pub(super) fn draw(rows: &[Row], facts: &Facts, transport: &str) -> String {
+pub(super) fn draw(rows: &[Row], facts: &RunFacts, transport: &str) -> String {
     let (heading, below) = title(rows, facts, transport);
     picture(&heading, &below, &series(rows))
 }
@@ -108,7 +108,7 @@ fn label(row: &Row, in_place: bool) -> String {
 }
 
 /// What was measured, and on what, in two lines.
-fn title(rows: &[Row], facts: &Facts, transport: &str) -> (String, String) {
+fn title(rows: &[Row], facts: &RunFacts, transport: &str) -> (String, String) {
     let mut names: Vec<_> = rows.iter().map(|row| row.collective.name()).collect();
     names.dedup();
     let what = match names.as_slice() {
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn every_series_is_a_line_in_both_panels_and_in_the_legend() {
         let rows: Vec<Row> = (3..28).map(|power| row(Collective::AllReduce, DType::F32, 1 << power, f64::from(1 << (power / 2)))).collect();
-        let svg = draw(&rows, &Facts::example(2), "shm");
+        let svg = draw(&rows, &RunFacts::example(2), "shm");
         assert_eq!(count(&svg, "<polyline"), 2 * 2 + 2);
         assert_eq!(count(&svg, "<circle"), 2 * 2 * 25 + 2 * 2);
         assert_eq!(count(&svg, ">all_reduce sum f32<"), 1);
@@ -246,22 +246,22 @@ mod tests {
 
     #[test]
     fn names_cannot_break_the_picture() {
-        let mut facts = Facts::example(1);
+        let mut facts = RunFacts::example(1);
         facts.machine.processor = "<a> & \"b\"".to_owned();
         assert!(draw(&[], &facts, "shm").contains("&lt;a&gt; &amp; \"b\""));
     }
 
     #[test]
     fn one_point_no_point_and_too_many_series_are_drawn() {
-        let empty = draw(&[], &Facts::example(1), "shm");
+        let empty = draw(&[], &RunFacts::example(1), "shm");
         assert_eq!(count(&empty, "nothing above zero"), 2);
-        let one = draw(&[row(Collective::Broadcast, DType::F32, 8, 1.0)], &Facts::example(1), "shm");
+        let one = draw(&[row(Collective::Broadcast, DType::F32, 8, 1.0)], &RunFacts::example(1), "shm");
         assert!(!one.contains("NaN") && !one.contains("inf"), "{one}");
         // One rank has no bus.
-        let alone = draw(&[Row { ranks: 1, ..row(Collective::AllReduce, DType::F32, 0, 1.0) }], &Facts::example(1), "shm");
+        let alone = draw(&[Row { ranks: 1, ..row(Collective::AllReduce, DType::F32, 0, 1.0) }], &RunFacts::example(1), "shm");
         assert_eq!(count(&alone, "nothing above zero"), 2);
         let many: Vec<Row> =
             DType::ALL.into_iter().flat_map(|dtype| [Collective::AllReduce, Collective::Reduce].map(|c| row(c, dtype, 8, 1.0))).collect();
-        assert!(draw(&many, &Facts::example(2), "tcp").contains("and 30 more that are not drawn"));
+        assert!(draw(&many, &RunFacts::example(2), "tcp").contains("and 30 more that are not drawn"));
     }
 }

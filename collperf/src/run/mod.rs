@@ -17,7 +17,7 @@ use collectives::{Communicator, DType, Data, ReduceOp};
 
 use crate::arguments::Plane as PlaneChoice;
 use crate::collective::Collective;
-use crate::facts::{Facts, Gpu, On, RankFacts};
+use crate::facts::{Gpu, On, RankFacts, RunFacts};
 use crate::failure::{CHECK, Failure};
 #[cfg(not(feature = "cuda"))]
 use crate::gpus;
@@ -72,7 +72,7 @@ fn on_host(comm: &Communicator, settings: &Settings) -> Result<u8, Failure> {
         (None, _) => {}
     }
     check_room(comm, settings)?;
-    let facts = Facts { on: On::Host { why }, ..facts(comm, "")? };
+    let facts = RunFacts { on: On::Host { why }, ..facts(comm, "")? };
     measure(comm, &Host::new(comm, settings.device.register), settings, facts)
 }
 
@@ -87,7 +87,7 @@ fn on_device(comm: &Communicator, device: collectives::Device<'_>, settings: &Se
     let comm = on_null_stream.as_deref().unwrap_or(comm);
     let stream = if settings.device.null_stream { &null_stream } else { device.stream() };
     let plane = device::OnDevice::new(comm, device, stream, settings)?;
-    let facts = Facts { on: On::Device { nccl: plane.nccl_version() }, ..facts(comm, &plane.describe())? };
+    let facts = RunFacts { on: On::Device { nccl: plane.nccl_version() }, ..facts(comm, &plane.describe())? };
     let code = measure(comm, &plane, settings, facts)?;
     plane.close()?;
     Ok(code)
@@ -124,7 +124,7 @@ fn largest_buffer(settings: &Settings, world_size: usize) -> usize {
 }
 
 /// Everything that was asked for, on a plane.
-fn measure<P: Plane>(comm: &Communicator, plane: &P, settings: &Settings, facts: Facts) -> Result<u8, Failure> {
+fn measure<P: Plane>(comm: &Communicator, plane: &P, settings: &Settings, facts: RunFacts) -> Result<u8, Failure> {
     let report = if comm.rank() == 0 { Some(Report::open(settings, facts, row_count(settings, comm.world_size()))?) } else { None };
     let mut session = Session { comm, plane, settings, report, checks: Checks::default(), curve: Curve::default(), wrong_cells: 0 };
     let result = settings.collectives.iter().try_for_each(|collective| session.collective(*collective));
@@ -254,7 +254,7 @@ fn share<T: Data + Default>(comm: &Communicator, mine: &[T]) -> collectives::Res
 const NAME_BYTES: usize = 128;
 
 /// Who takes part. Every rank tells its processor and, in `gpu`, its device; the rest is known.
-fn facts(comm: &Communicator, gpu: &str) -> Result<Facts, Failure> {
+fn facts(comm: &Communicator, gpu: &str) -> Result<RunFacts, Failure> {
     let machine = Machine::here();
     let all = share(comm, &[name(&machine.processor), name(gpu)].concat())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
@@ -265,7 +265,7 @@ fn facts(comm: &Communicator, gpu: &str) -> Result<Facts, Failure> {
         processor: text(&said[..NAME_BYTES]),
         gpu: Gpu::from_words(&text(&said[NAME_BYTES..])),
     });
-    Ok(Facts { ranks: ranks.collect(), on: On::Host { why: None }, machine, start_time: now() })
+    Ok(RunFacts { ranks: ranks.collect(), on: On::Host { why: None }, machine, start_time: now() })
 }
 
 /// A text in as many bytes as all ranks tell.

@@ -38,7 +38,7 @@ pub fn device_count() -> Result<usize> {
 
 /// What the builder was asked for.
 #[derive(Debug, Clone)]
-pub(in super::super) struct Request {
+pub(in super::super) struct DeviceRequest {
     pub(in super::super) choice: DeviceChoice,
     /// Whether a communicator without a device plane will not do.
     pub(in super::super) required: bool,
@@ -52,7 +52,7 @@ const RANKS_PER_ROOT: usize = 256;
 
 /// What a rank has, as it tells the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Facts {
+struct DeviceFacts {
     uuid: [u8; 16],
     version: i32,
     /// Compute capability.
@@ -67,7 +67,7 @@ struct Facts {
     host_id: String,
 }
 
-impl Facts {
+impl DeviceFacts {
     /// The first byte says whether the rest is facts or the reason why there are none.
     fn to_bytes(said: &std::result::Result<Self, String>) -> Vec<u8> {
         match said {
@@ -115,7 +115,7 @@ impl Facts {
 }
 
 /// Why these ranks cannot have a device plane together; every rank comes to the same answer.
-fn objection(all: &[Facts], peers: &[Peer]) -> Option<String> {
+fn objection(all: &[DeviceFacts], peers: &[Peer]) -> Option<String> {
     let first = all.first()?;
     if let Some(other) = all.iter().position(|facts| facts.version != first.version) {
         let [mine, theirs] = [first, &all[other]].map(|facts| Version::from_code(facts.version));
@@ -136,14 +136,14 @@ fn objection(all: &[Facts], peers: &[Peer]) -> Option<String> {
 }
 
 /// What the ranks have, where all have something and it will do; else why not.
-fn judged(said: &[Vec<u8>], peers: &[Peer]) -> std::result::Result<Vec<Facts>, String> {
-    let facts = peers.iter().zip(said).map(|(peer, bytes)| Facts::from_bytes(bytes).map_err(|reason| format!("{peer}: {reason}")));
+fn judged(said: &[Vec<u8>], peers: &[Peer]) -> std::result::Result<Vec<DeviceFacts>, String> {
+    let facts = peers.iter().zip(said).map(|(peer, bytes)| DeviceFacts::from_bytes(bytes).map_err(|reason| format!("{peer}: {reason}")));
     let facts = facts.collect::<std::result::Result<Vec<_>, _>>()?;
     objection(&facts, peers).map_or(Ok(facts), Err)
 }
 
 /// Whether NCCL lets two ranks be on one device.
-fn shares(one: &Facts, other: &Facts) -> bool {
+fn shares(one: &DeviceFacts, other: &DeviceFacts) -> bool {
     let enabled = one.may_share && other.may_share && Version::from_code(one.version) >= SHARED_DEVICES;
     // Ranks that claim to be on different hosts talk over the network; NCCL does not compare their devices.
     enabled || one.host_id != other.host_id
@@ -161,7 +161,7 @@ impl Communicator {
     /// # Errors
     ///
     /// `NoDevice` on every rank where one is required and cannot be had; those of the host plane.
-    pub(in super::super) fn attach_device(&self, request: &Request, deadline: &Deadline) -> Result<()> {
+    pub(in super::super) fn attach_device(&self, request: &DeviceRequest, deadline: &Deadline) -> Result<()> {
         let found = self.find_device(&request.choice);
         let plane = self.establish_device(found, deadline)?;
         self.keep_device(plane, request.required)
@@ -204,7 +204,7 @@ impl Communicator {
         deadline: &Deadline,
     ) -> Result<std::result::Result<NcclCommunicator, String>> {
         let environment = NcclEnvironment::read();
-        let mine = found.as_ref().map_err(String::clone).map(|found| Facts {
+        let mine = found.as_ref().map_err(String::clone).map(|found| DeviceFacts {
             uuid: found.gpu.uuid,
             version: found.library.version().code(),
             capability: (found.gpu.capability.0 as u8, found.gpu.capability.1 as u8),
@@ -214,7 +214,7 @@ impl Communicator {
             pci: found.gpu.pci.clone(),
             host_id: environment.host_id.clone().unwrap_or_default(),
         });
-        let said = self.all_gather_blobs(&Facts::to_bytes(&mine))?;
+        let said = self.all_gather_blobs(&DeviceFacts::to_bytes(&mine))?;
         let facts = match judged(&said, self.peers()) {
             Ok(facts) => facts,
             Err(reason) => return Ok(Err(reason)),
@@ -235,7 +235,7 @@ impl Communicator {
                     world_size: self.world_size(),
                     config: &self.config().nccl,
                     deadline,
-                    lookout: Some(&self.watchman()),
+                    liveness_probe: Some(&self.liveness_probe()),
                 };
                 let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least);
                 NcclComm::create(setup).and_then(around).map_err(|error| error.to_string())
@@ -246,7 +246,7 @@ impl Communicator {
     }
 
     /// The devices of the other ranks that are threads of this process.
-    fn neighbours(&self, facts: &[Facts]) -> Vec<usize> {
+    fn neighbours(&self, facts: &[DeviceFacts]) -> Vec<usize> {
         let me = &self.peers()[self.rank()];
         let here = self.peers().iter().zip(facts).filter(|(peer, _)| peer.rank != me.rank && (&peer.host, peer.pid) == (&me.host, me.pid));
         here.map(|(_, facts)| usize::from(facts.ordinal)).filter(|ordinal| *ordinal != usize::from(facts[me.rank].ordinal)).collect()
@@ -321,7 +321,7 @@ impl Communicator {
         };
         let made = match made {
             Ok(Some(comm)) => {
-                comm.look_out(child.watchman());
+                comm.set_liveness_probe(child.liveness_probe());
                 device.descendant(comm).map_err(|error| error.to_string())
             }
             Ok(None) => Err("NCCL made no communicator for this rank".to_owned()),
@@ -345,8 +345,8 @@ impl Communicator {
 mod tests {
     use super::*;
 
-    fn facts(device: u8) -> Facts {
-        Facts {
+    fn facts(device: u8) -> DeviceFacts {
+        DeviceFacts {
             uuid: [device; 16],
             version: 23203,
             capability: (9, 0),
@@ -358,19 +358,19 @@ mod tests {
         }
     }
 
-    fn judge(said: &[std::result::Result<Facts, String>]) -> Option<String> {
+    fn judge(said: &[std::result::Result<DeviceFacts, String>]) -> Option<String> {
         let peers: Vec<Peer> = (0..said.len()).map(Peer::unknown).collect();
-        let said: Vec<_> = said.iter().map(Facts::to_bytes).collect();
+        let said: Vec<_> = said.iter().map(DeviceFacts::to_bytes).collect();
         judged(&said, &peers).err()
     }
 
     #[test]
     fn what_is_said_survives_the_wire() {
-        for said in [Ok(Facts { may_share: true, host_id: "a".to_owned(), ..facts(3) }), Err("no driver".to_owned())] {
-            assert_eq!(Facts::from_bytes(&Facts::to_bytes(&said)), said);
+        for said in [Ok(DeviceFacts { may_share: true, host_id: "a".to_owned(), ..facts(3) }), Err("no driver".to_owned())] {
+            assert_eq!(DeviceFacts::from_bytes(&DeviceFacts::to_bytes(&said)), said);
         }
         for nonsense in [&[][..], &[1], &[2, 3], &[1; 20]] {
-            assert!(Facts::from_bytes(nonsense).is_err());
+            assert!(DeviceFacts::from_bytes(nonsense).is_err());
         }
     }
 
@@ -378,7 +378,7 @@ mod tests {
     fn every_objection_names_who_and_what_to_do() {
         assert_eq!(judge(&[Ok(facts(0)), Ok(facts(1))]), None);
         assert_eq!(judge(&[Ok(facts(0)), Err("no driver".into())]), Some("rank 1: no driver".to_owned()));
-        let old = judge(&[Ok(facts(0)), Ok(Facts { version: 22809, ..facts(1) })]).unwrap();
+        let old = judge(&[Ok(facts(0)), Ok(DeviceFacts { version: 22809, ..facts(1) })]).unwrap();
         assert!(old.contains("rank 0 has NCCL 2.32.3") && old.contains("rank 1 has NCCL 2.28.9"), "{old}");
         let twice = judge(&[Ok(facts(0)), Ok(facts(1)), Ok(facts(0))]).unwrap();
         assert!(twice.contains("rank 0 and rank 2") && twice.contains("NCCL_MULTI_RANK_GPU_ENABLE=1"), "{twice}");
@@ -386,11 +386,11 @@ mod tests {
 
     #[test]
     fn one_device_is_shared_where_nccl_allows_it() {
-        let willing = Facts { may_share: true, ..facts(0) };
+        let willing = DeviceFacts { may_share: true, ..facts(0) };
         assert_eq!(judge(&[Ok(willing.clone()), Ok(willing.clone())]), None);
         assert!(judge(&[Ok(willing.clone()), Ok(facts(0))]).is_some());
-        let old = Facts { version: 22809, ..willing };
+        let old = DeviceFacts { version: 22809, ..willing };
         assert!(judge(&[Ok(old.clone()), Ok(old.clone())]).is_some());
-        assert_eq!(judge(&[Ok(old.clone()), Ok(Facts { host_id: "b".to_owned(), ..old })]), None);
+        assert_eq!(judge(&[Ok(old.clone()), Ok(DeviceFacts { host_id: "b".to_owned(), ..old })]), None);
     }
 }

@@ -15,7 +15,7 @@ use crate::device::{self, DevicePlane};
 use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
 use crate::flight::{FlightPlane, Message};
-use crate::observe::{Lane, Moved};
+use crate::observe::{Moved, Track};
 
 /// The memory at this rank's end of a message.
 enum End<'a> {
@@ -106,21 +106,21 @@ pub(in super::super) fn untagged(call: &str, tag: u64) -> Result<()> {
 impl Communicator {
     /// Puts on record what was queued together, and how that went, and tells those who listen.
     fn note_batch(&self, plane: &DevicePlane, part: &Resolved<'_>, error: Option<&Error>, elapsed: Duration) {
-        let (flight, lane) = (self.core.shared.health.flight(), plane.comm().last_lane());
+        let (flight, tracker) = (self.core.shared.health.flight(), plane.comm().last_tracker());
         let watch = self.core.shared.health.watch();
         for job in &part.jobs {
-            flight.note_device_call(&job.call, lane, error);
+            flight.note_device_call(&job.call, tracker, error);
             if let Some(watch) = watch {
                 let moved = Moved { bytes: job.source_len.max(job.destination_len), algorithm: "nccl" };
-                watch.ended(watch.call(&job.call, FlightPlane::Device, moved), elapsed, error, Lane::Device);
+                watch.ended(watch.call(&job.call, FlightPlane::Device, moved), elapsed, error, Track::Device);
             }
         }
         for device::Message { peer, sends, bytes, element, .. } in &part.messages {
             let count = (*bytes / element.size_bytes().max(1)) as u64;
             let message = Message { sends: *sends, peer: Some(*peer), tag: 0, count, element: *element };
-            flight.note_device_message(&message, lane, error);
+            flight.note_device_message(&message, tracker, error);
             if let Some(watch) = watch {
-                watch.ended(watch.message(&message, FlightPlane::Device, *bytes), elapsed, error, Lane::Device);
+                watch.ended(watch.message(&message, FlightPlane::Device, *bytes), elapsed, error, Track::Device);
             }
         }
         if let Some(error) = error {

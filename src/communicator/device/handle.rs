@@ -115,7 +115,7 @@ impl<'a> Device<'a> {
         self.raw.plane().comm().wait(&event, &Deadline::after(self.comm.timeout()))
     }
 
-    /// Which way each op and type goes, in words. For people; the text may change.
+    /// Which algorithm each op and type takes, in words. For people; the text may change.
     #[must_use]
     pub fn explain(&self) -> String {
         self.raw.plane().explain()

@@ -4,12 +4,12 @@
 //! From its first header on others count on this rank's calls. So these are queued, or the communicator ends: a call that was told and not
 //! queued would have NCCL match later ones of other lengths.
 
-#![expect(unsafe_code, reason = "posting raw places to the desk")]
+#![expect(unsafe_code, reason = "posting raw places to the progress engine")]
 
 use std::time::Duration;
 
-use super::super::desk::{INTERNAL_TAG, Place, Terms};
 use super::super::messages::{receive_place, send_place};
+use super::super::progress::{INTERNAL_TAG, MessageBuffer, MessageContext};
 use super::Communicator;
 use super::compare::{self, Said};
 use crate::call::Call;
@@ -60,8 +60,8 @@ fn comparing(mut error: Error, what: impl FnOnce() -> String) -> Error {
 }
 
 /// The terms of a header to or from a rank.
-fn terms(peer: usize, tag: u64) -> Terms {
-    Terms { peer: Some(peer), tag, element: TypeTag::Scalar(DType::U8), element_bytes: 1 }
+fn message_context(peer: usize, tag: u64) -> MessageContext {
+    MessageContext { peer: Some(peer), tag, element: TypeTag::Scalar(DType::U8), element_bytes: 1 }
 }
 
 /// What is said of a group's collectives by every rank to every other.
@@ -120,12 +120,12 @@ impl<'a> Headers<'a> {
     }
 
     /// Room for what is awaited.
-    fn incoming(&mut self) -> Vec<(Terms, Place)> {
+    fn incoming(&mut self) -> Vec<(MessageContext, MessageBuffer)> {
         let me = self.comm.rank();
         let messages = self.awaited.iter().zip(&mut self.heard);
-        let messages = messages.map(|(told, heard)| (terms(told.message.peer, MESSAGE_TAG), receive_place(heard)));
+        let messages = messages.map(|(told, heard)| (message_context(told.message.peer, MESSAGE_TAG), receive_place(heard)));
         let calls = self.calls.iter_mut().flat_map(|calls| calls.heard.iter_mut().enumerate()).filter(|(rank, _)| *rank != me);
-        let calls = calls.map(|(rank, said)| (terms(rank, CALLS_TAG), receive_place(said.as_flattened_mut())));
+        let calls = calls.map(|(rank, said)| (message_context(rank, CALLS_TAG), receive_place(said.as_flattened_mut())));
         messages.chain(calls).collect()
     }
 
@@ -143,7 +143,7 @@ impl<'a> Headers<'a> {
             return Ok(());
         }
         let mut places = self.incoming();
-        places.extend(self.outgoing().map(|(peer, tag, bytes)| (terms(peer, tag), send_place(bytes))));
+        places.extend(self.outgoing().map(|(peer, tag, bytes)| (message_context(peer, tag), send_place(bytes))));
         self.transfer(&places, limit)
     }
 
@@ -158,10 +158,10 @@ impl<'a> Headers<'a> {
         self.transfer(&places, limit)
     }
 
-    fn transfer(&self, places: &[(Terms, Place)], limit: Duration) -> Result<()> {
+    fn transfer(&self, places: &[(MessageContext, MessageBuffer)], limit: Duration) -> Result<()> {
         // SAFETY: the places lie in the vectors and the arrays of `self`, which stays where it is during the call and is not looked at before
         // the call has returned: nothing is touched after that.
-        let exchanged = unsafe { self.comm.core.shared.desk.transfer(places, limit) };
+        let exchanged = unsafe { self.comm.core.shared.progress.transfer(places, limit) };
         exchanged.map_err(|error| comparing(error, || self.doing()))?;
         self.judge()
     }

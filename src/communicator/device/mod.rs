@@ -8,7 +8,7 @@ mod compare;
 mod guards;
 mod handle;
 mod headers;
-mod lookout;
+mod liveness;
 mod pattern;
 mod stream;
 mod work;
@@ -22,21 +22,21 @@ use guards::Guards;
 use super::Communicator;
 use super::prepare::Source;
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
-use crate::call::{Call, Layout};
+use crate::call::{BlockLayout, Call};
 use crate::device::{self, DevicePlane};
 use crate::error::{Error, Result};
 use crate::flight::FlightPlane;
+use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
-use crate::host::notice::Notice;
 use crate::host::plane::HostPlane;
-use crate::observe::{Lane, Moved};
+use crate::observe::{Moved, Track};
 use crate::op;
 
 pub use attach::{DeviceChoice, device_count};
 pub use handle::Device;
 pub use stream::OnStream;
 
-pub(super) use attach::Request;
+pub(super) use attach::DeviceRequest;
 pub(super) use batch::{Batch, untagged};
 pub(super) use guards::Hold;
 pub(super) use work::Queued;
@@ -57,7 +57,7 @@ impl<'a> DeviceCall<'a> {
         call: Call,
         source: Source<DeviceMemory<'a, T>>,
         destination: Option<DeviceMemoryMut<'a, T>>,
-        layout: Layout,
+        layout: BlockLayout,
         reduction: Option<device::Reduction>,
     ) -> Self {
         let bytes = |elements: usize| elements * size_of::<T>();
@@ -241,10 +241,10 @@ impl Communicator {
         let shared = &self.core.shared;
         plane.comm().fail(error);
         shared.health.keep_cause(error);
-        shared.health.end(Notice::Failed { rank: self.rank() as u32 });
+        shared.health.end(AbortReason::Failed { rank: self.rank() as u32 });
         shared.announce_end();
-        // SAFETY: `caller` is the only caller's side of this baton: both were made together and neither can be cloned.
-        unsafe { shared.plane.as_caller(&self.core.caller, HostPlane::tell) };
+        // SAFETY: `caller` is the only caller's side of this hand-off: both were made together and neither can be cloned.
+        unsafe { shared.plane.as_caller(&self.core.caller, HostPlane::propagate) };
     }
 
     /// Queues a checked call on the stream of this handle, and tells those who listen.
@@ -254,7 +254,7 @@ impl Communicator {
         let Some(watch) = self.core.shared.health.watch() else { return self.queue_unwatched(call, hold) };
         let moved = Moved { bytes: call.job.source_len.max(call.job.destination_len), algorithm: "nccl" };
         let report = watch.call(&call.job.call, FlightPlane::Device, moved);
-        watch.around(report, Lane::Device, || self.queue_unwatched(call, hold))
+        watch.around(report, Track::Device, || self.queue_unwatched(call, hold))
     }
 
     fn queue_unwatched(&self, call: DeviceCall<'_>, hold: Hold) -> Result<()> {
@@ -285,7 +285,7 @@ impl Communicator {
         let flight = self.core.shared.health.flight();
         // A call with wrong arguments was none: the other ranks may not count it either.
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {
-            flight.note_device_call(&job.call, plane.comm().last_lane(), queued.as_ref().err());
+            flight.note_device_call(&job.call, plane.comm().last_tracker(), queued.as_ref().err());
         }
         let queued = queued.and(Self::release(guards, plane, stream, kind.name()));
         queued.inspect_err(|error| flight.after_error(error))

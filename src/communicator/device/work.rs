@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use cudarc::driver::CudaEvent;
 
-use super::super::keep::{Keep, Kept};
 use super::super::messages::Received;
+use super::super::pinned::{ErasedBuffer, PinnedBuffer};
 use super::super::work::{Drive, Finished, State, Work};
 use super::{Communicator, DeviceCall, Hold};
 use crate::deadline::Deadline;
@@ -32,24 +32,28 @@ struct Watcher {
     queued: Queued,
     state: Arc<State>,
     /// What the call works on, until it has ended.
-    buffers: Mutex<Option<Box<dyn Kept>>>,
+    buffers: Mutex<Option<Box<dyn ErasedBuffer>>>,
     received: Option<Received>,
 }
 
 impl Queued {
     /// The handle of the call, which owns its buffers.
-    pub(in super::super) fn into_work<B: Send + 'static>(self, buffers: Keep<B>) -> Work<B> {
+    pub(in super::super) fn into_work<B: Send + 'static>(self, buffers: PinnedBuffer<B>) -> Work<B> {
         let (state, watcher) = self.watched(buffers, None);
         Work::new(state, Some(watcher))
     }
 
     /// The handle of a receive.
-    pub(in super::super) fn into_receiving_work<B: Send + 'static>(self, buffers: Keep<B>, received: Received) -> Work<(B, Received)> {
+    pub(in super::super) fn into_receiving_work<B: Send + 'static>(
+        self,
+        buffers: PinnedBuffer<B>,
+        received: Received,
+    ) -> Work<(B, Received)> {
         let (state, watcher) = self.watched(buffers, Some(received));
         Work::<B>::receiving(state, Some(watcher))
     }
 
-    fn watched<B: Send + 'static>(self, buffers: Keep<B>, received: Option<Received>) -> (Arc<State>, Arc<dyn Drive>) {
+    fn watched<B: Send + 'static>(self, buffers: PinnedBuffer<B>, received: Option<Received>) -> (Arc<State>, Arc<dyn Drive>) {
         let state = State::new();
         let watcher = Watcher { queued: self, state: Arc::clone(&state), buffers: Mutex::new(Some(Box::new(buffers))), received };
         (state, Arc::new(watcher))

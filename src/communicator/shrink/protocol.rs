@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::bootstrap;
-use super::super::meeting::{ANSWER, Knock};
+use super::super::recovery::{ANSWER, Probe};
 use super::status::{Status, list, parse};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::rendezvous::{PrefixStore, Store};
 
-/// How long one wait at the leader's store lasts before other doors are looked at.
+/// How long one wait at the leader's store lasts before other recovery listeners are looked at.
 const SLICE: Duration = Duration::from_millis(50);
-/// The pause between two rounds of knocking while nobody leads.
+/// The pause between two rounds of probing while nobody leads.
 const PAUSE: Duration = Duration::from_millis(10);
 /// After how long without a leader all lower ranks are looked at, not the lowest alone.
 const LOOK_FURTHER: Duration = Duration::from_millis(250);
@@ -21,9 +21,9 @@ const LOOK_FURTHER: Duration = Duration::from_millis(250);
 const GRACE: Duration = Duration::from_secs(1);
 /// After how long a leader that was held up may have been given up itself.
 const LONG: Duration = Duration::from_secs(3);
-/// The longest pause between two looks for a leader: each costs it a place among those who wait at its closed door.
+/// The longest pause between two looks for a leader: each costs it a place among those who wait at its closed recovery listener.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// How often a rank that goes on looks at others' doors at most, where it is held up each time.
+/// How often a rank that goes on looks at others' recovery listeners at most, where it is held up each time.
 const LOOKS: usize = 4;
 
 /// Who leads.
@@ -35,29 +35,29 @@ enum Leader {
 /// What a shrink asks of the world around it. Ranks are those of the old communicator.
 pub(super) trait World {
     /// What it is all for.
-    type Founded;
+    type Formed;
 
     /// The ranks of the old communicator.
     fn peers(&self) -> &[Peer];
 
     /// Whether a rank's process lives.
-    fn knock(&self, rank: usize) -> Knock;
+    fn probe(&self, rank: usize) -> Probe;
 
-    /// The store behind a rank's door; `None` where that is closed, or cannot be reached.
+    /// The store behind a rank's recovery listener; `None` where that is closed, or cannot be reached.
     fn visit(&self, rank: usize) -> Option<Arc<dyn Store>>;
 
-    /// The store behind this rank's own door, which is open from now on.
+    /// The store behind this rank's own recovery listener, which is open from now on.
     fn host(&self) -> Result<Arc<dyn Store>>;
 
     /// Lets time pass.
     fn pause(&self, limit: Duration);
 
     /// Makes the new communicator together with the other members, over keys of this store that are theirs alone.
-    fn found(&self, store: Arc<dyn Store>, founding: &Founding<'_>) -> Result<Self::Founded>;
+    fn form(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Self::Formed>;
 }
 
 /// A rank's part in making the new communicator.
-pub(super) struct Founding<'a> {
+pub(super) struct GroupSetup<'a> {
     /// In order.
     pub(super) members: &'a [usize],
     /// This rank's number among them.
@@ -95,7 +95,7 @@ impl<'a, W: World> Shrinking<'a, W> {
     }
 
     /// Until it is among the members of a new communicator, or is not to be.
-    pub(super) fn run(mut self) -> Result<W::Founded> {
+    pub(super) fn run(mut self) -> Result<W::Formed> {
         loop {
             let attempt = match self.find_leader() {
                 Some(Leader::Me) => self.lead()?,
@@ -143,7 +143,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing, arrived }
     }
 
-    /// What a rank says at its door of this shrink, and the store behind the door; `None` where it is closed, or says nothing.
+    /// What a rank says at its recovery listener of this shrink, and the store behind the recovery listener; `None` where it is closed, or says nothing.
     fn visit(&self, rank: usize) -> Option<(Status, Arc<dyn Store>)> {
         let store = self.world.visit(rank)?;
         Some((self.read_status(&*store).ok()??, store))
@@ -167,14 +167,14 @@ impl<'a, W: World> Shrinking<'a, W> {
         ranks.iter().all(|rank| *rank < self.world.peers().len())
     }
 
-    /// Says at this rank's own door how far it is.
+    /// Says at this rank's own recovery listener how far it is.
     fn say(&self, store: &dyn Store, status: &Status) -> Result<()> {
         store.set(&self.key("status"), status.to_string().as_bytes())
     }
 
     /// Finds out whether a rank's process is gone.
     fn is_gone(&mut self, rank: usize) -> bool {
-        if !self.gone.contains(&rank) && self.world.knock(rank) == Knock::Gone {
+        if !self.gone.contains(&rank) && self.world.probe(rank) == Probe::Gone {
             self.gone.insert(rank);
         }
         self.gone.contains(&rank)
@@ -215,7 +215,7 @@ impl<'a, W: World> Shrinking<'a, W> {
     }
 
     /// Joins the rounds of `leader`; `None` where it is gone, or leads no more.
-    fn follow(&mut self, leader: usize, store: &Arc<dyn Store>) -> Result<Option<W::Founded>> {
+    fn follow(&mut self, leader: usize, store: &Arc<dyn Store>) -> Result<Option<W::Formed>> {
         let (mut joined, mut failed) = (0, 0);
         while !self.deadline.has_passed() {
             let Ok(Some(status)) = self.read_status(&**store) else { return Ok(None) };
@@ -230,7 +230,7 @@ impl<'a, W: World> Shrinking<'a, W> {
                     joined = round;
                 }
                 Status::Members(round, members) if round > failed && members.contains(&self.me) && self.are_ranks(&members) => {
-                    if let Some(comm) = self.found(leader, round, store, &members)? {
+                    if let Some(comm) = self.form(leader, round, store, &members)? {
                         return Ok(Some(comm));
                     }
                     failed = round;
@@ -250,7 +250,7 @@ impl<'a, W: World> Shrinking<'a, W> {
     }
 
     /// Leads a round; `None` where nothing came of it.
-    fn lead(&mut self) -> Result<Option<W::Founded>> {
+    fn lead(&mut self) -> Result<Option<W::Formed>> {
         let store = self.world.host()?;
         let round = match self.read_status(&*store)? {
             Some(Status::Over(members)) => return Err(self.left_behind(&format!("it has become one of {members:?} already"))),
@@ -260,7 +260,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         let outcome = self.gather(round, &*store).and_then(|members| match members {
             Some(members) => {
                 self.say(&*store, &Status::Members(round, members.clone()))?;
-                self.found(self.me, round, &store, &members)
+                self.form(self.me, round, &store, &members)
             }
             None => Ok(None),
         });
@@ -339,7 +339,7 @@ impl<'a, W: World> Shrinking<'a, W> {
 
     /// An error where some cannot be reached, so that they may be going on by themselves, and these here are not the most of all.
     fn refuse_to_be_few(&self, present: &[usize], joined: &BTreeSet<usize>) -> Result<()> {
-        let silent: Vec<usize> = present.iter().copied().filter(|rank| self.world.knock(*rank) == Knock::Silence).collect();
+        let silent: Vec<usize> = present.iter().copied().filter(|rank| self.world.probe(*rank) == Probe::NoAnswer).collect();
         let all = joined.len() + silent.len();
         let has_lowest = silent.iter().all(|rank| joined.first().is_some_and(|first| first < rank));
         if silent.is_empty() || 2 * joined.len() > all || 2 * joined.len() == all && has_lowest {
@@ -351,11 +351,11 @@ impl<'a, W: World> Shrinking<'a, W> {
     }
 
     /// Founds the communicator of the members; `None` where a member was lost meanwhile.
-    fn found(&mut self, leader: usize, round: u64, store: &Arc<dyn Store>, members: &[usize]) -> Result<Option<W::Founded>> {
+    fn form(&mut self, leader: usize, round: u64, store: &Arc<dyn Store>, members: &[usize]) -> Result<Option<W::Formed>> {
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(self.round_key(round, "found"), Arc::clone(store)));
         let place = members.iter().position(|rank| *rank == self.me).unwrap_or_default();
-        let founding = Founding { members, place, leads: leader == self.me, deadline: &self.deadline };
-        match self.world.found(Arc::clone(&store), &founding) {
+        let setup = GroupSetup { members, place, leads: leader == self.me, deadline: &self.deadline };
+        match self.world.form(Arc::clone(&store), &setup) {
             Ok(comm) => self.settle(members).map(|()| Some(comm)),
             Err(error) => {
                 bootstrap::call_off(&*store, &error);
@@ -366,8 +366,8 @@ impl<'a, W: World> Shrinking<'a, W> {
         }
     }
 
-    /// Says at this rank's door that it goes on, and then makes sure that nobody else does: it may have been stopped at any moment since
-    /// doors were last looked at, and given up meanwhile. Of any two who would go on apart, both having said so first, one sees the other.
+    /// Says at this rank's recovery listener that it goes on, and then makes sure that nobody else does: it may have been stopped at any moment since
+    /// recovery listeners were last looked at, and given up meanwhile. Of any two who would go on apart, both having said so first, one sees the other.
     fn settle(&self, members: &[usize]) -> Result<()> {
         let told = self.world.host().and_then(|own| self.say(&*own, &Status::Over(members.to_vec())).map(|()| own));
         let own = match told {
@@ -391,7 +391,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         Ok(())
     }
 
-    /// Looks at every door but the members'; for how long this took longer than it should, in which others may have found nobody here.
+    /// Looks at every recovery listener but the members'; for how long this took longer than it should, in which others may have found nobody here.
     fn look_for_others(&self, members: &[usize]) -> Result<Duration> {
         let mut held_up = Duration::ZERO;
         let others = (0..self.world.peers().len()).filter(|rank| !members.contains(rank) && !self.gone.contains(rank));

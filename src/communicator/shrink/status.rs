@@ -1,15 +1,15 @@
-//! What a rank says of itself at its door.
+//! What a rank says of itself at its recovery listener.
 
 use std::fmt;
 
-/// How far a rank is, as it says at its door.
+/// How far a rank is, as it says at its recovery listener.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Status {
     /// It leads this round and takes in whoever comes.
     Open(u64),
     /// It is about to close the round.
     Claim(u64),
-    /// The round is complete, with these ranks, and they are founding a communicator.
+    /// The round is complete, with these ranks, and they are setup a communicator.
     Members(u64, Vec<usize>),
     /// It leads no round at the moment: a lower rank does, or its last one failed.
     SteppedBack,

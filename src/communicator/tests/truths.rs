@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Barrier};
 
 use super::super::Communicator;
-use super::super::desk::{Place, Terms};
 use super::super::prepare::{Prepared, Source};
+use super::super::progress::{MessageBuffer, MessageContext};
 use crate::buffer::{Memory, MemoryMut};
 use crate::element::{DType, TypeTag};
 use crate::error::Result;
@@ -176,13 +176,13 @@ fn what_a_panicking_op_leaves_behind_is_0_or_1() {
 
 /// One message of rank 1 as truth values, received by rank 0.
 fn message(comm: &Communicator, bytes: &mut [u8]) -> Result<()> {
-    let terms = Terms { peer: Some(1 - comm.rank()), tag: 3, element: TypeTag::Scalar(DType::Bool), element_bytes: 1 };
+    let terms = MessageContext { peer: Some(1 - comm.rank()), tag: 3, element: TypeTag::Scalar(DType::Bool), element_bytes: 1 };
     let place = match comm.rank() {
-        0 => Place::Receive { into: bytes.as_mut_ptr(), bytes: bytes.len() },
-        _ => Place::Send { data: bytes.as_ptr(), bytes: bytes.len() },
+        0 => MessageBuffer::Receive { into: bytes.as_mut_ptr(), bytes: bytes.len() },
+        _ => MessageBuffer::Send { data: bytes.as_ptr(), bytes: bytes.len() },
     };
     // SAFETY: the bytes are borrowed for the whole call.
-    unsafe { comm.core.shared.desk.transfer_one(&terms, place, comm.timeout()) }.map(drop)
+    unsafe { comm.core.shared.progress.transfer_one(&terms, place, comm.timeout()) }.map(drop)
 }
 
 #[test]

@@ -41,12 +41,12 @@ pub(super) fn lock_within<T>(mutex: &Mutex<T>, limit: Duration) -> Option<MutexG
 #[cold]
 fn wait_for<T>(mutex: &Mutex<T>, limit: Duration) -> Option<MutexGuard<'_, T>> {
     let deadline = Deadline::after(limit);
-    let mut pace = Pace::default();
+    let mut back_off = BackOff::default();
     while !deadline.has_passed() {
         if let Some(guard) = try_lock(mutex) {
             return Some(guard);
         }
-        pace.rest();
+        back_off.rest();
     }
     None
 }
@@ -63,9 +63,9 @@ pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 
 /// How long to rest between two looks: first hardly, then for up to a millisecond.
 #[derive(Debug, Default)]
-pub(in crate::device) struct Pace(u32);
+pub(in crate::device) struct BackOff(u32);
 
-impl Pace {
+impl BackOff {
     const SPINS: u32 = 100;
     const YIELDS: u32 = 150;
 

@@ -6,15 +6,15 @@
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
-mod birth;
 mod calls;
-mod ending;
-mod lane;
+mod init;
 mod lock;
-mod patrol;
 mod state;
+mod stream_tracker;
+mod teardown;
 #[cfg(test)]
 mod tests;
+mod watchdog_check;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,14 +23,14 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use nccl_sys::{Library, Version, ncclComm_t};
 
-pub(crate) use self::birth::{Setup, join, unique_id};
 pub(crate) use self::calls::{Part, grouped};
-use self::ending::ABORT_PATIENCE;
-pub(in crate::device) use self::lock::Pace;
+pub(crate) use self::init::{Setup, join, unique_id};
+pub(in crate::device) use self::lock::BackOff;
 pub(in crate::device) use self::state::Inner;
+use self::teardown::ABORT_PATIENCE;
 use crate::call::Call;
 use crate::deadline::Deadline;
-use crate::device::lookout::Lookout;
+use crate::device::liveness::LivenessProbe;
 use crate::device::nccl::{Raw, Refusal};
 use crate::error::{Error, Result};
 use crate::flight::Flight;
@@ -88,8 +88,8 @@ impl NcclComm {
 
     /// By what the recorder knows the stream of the last call.
     #[inline]
-    pub(crate) fn last_lane(&self) -> u8 {
-        self.inner.last_lane()
+    pub(crate) fn last_tracker(&self) -> u8 {
+        self.inner.last_tracker()
     }
 
     /// How many calls are on record.
@@ -99,14 +99,14 @@ impl NcclComm {
 
     /// Notes that a stream has done what it was given of the first so many calls on record.
     pub(in crate::device) fn has_done(&self, stream: &CudaStream, noted: u64) {
-        if let (Some(flight), Some(lane)) = (self.inner.flight(), self.inner.known_lane(stream)) {
-            flight.device_has_done(lane, noted);
+        if let (Some(flight), Some(tracker)) = (self.inner.flight(), self.inner.known_tracker(stream)) {
+            flight.device_has_done(tracker, noted);
         }
     }
 
     /// Has somebody look out who knows more about the other ranks than NCCL does.
-    pub(crate) fn look_out(&self, lookout: Arc<dyn Lookout>) {
-        self.inner.look_out(lookout);
+    pub(crate) fn set_liveness_probe(&self, liveness_probe: Arc<dyn LivenessProbe>) {
+        self.inner.set_liveness_probe(liveness_probe);
     }
 
     /// Asks NCCL whether something went wrong in the background. Where it did, the communicator is ended, and this is why.
@@ -129,14 +129,14 @@ impl NcclComm {
     /// `Timeout` when the deadline passes; `Poisoned` when the communicator ends first; `Cuda`.
     pub(crate) fn wait(&self, event: &CudaEvent, deadline: &Deadline) -> Result<()> {
         let doing = || format!("waiting on the device for {}", self.inner.last_call());
-        let mut pace = lock::Pace::default();
+        let mut back_off = lock::BackOff::default();
         loop {
             let complete = crate::device::driver::is_complete(event);
             match (complete, self.failure()) {
                 (_, Some(_)) => return Err(self.inner.refuse(&doing)),
                 (Ok(true), None) => return Ok(()),
                 (Ok(false), None) if deadline.has_passed() => return Err(self.time_out(&doing, deadline)),
-                (Ok(false), None) => pace.rest(),
+                (Ok(false), None) => back_off.rest(),
                 (Err(error), None) => return Err(crate::device::driver::cuda_error(doing(), error)),
             }
         }

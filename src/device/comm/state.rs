@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaStream};
 use nccl_sys::{Library, ncclComm, ncclResult_t};
 
-use super::lane::Lane;
-use super::lock::{Device, Pace, lock_within};
+use super::lock::{BackOff, Device, lock_within};
+use super::stream_tracker::StreamTracker;
 use crate::call::Call;
 use crate::deadline::Deadline;
 use crate::device::driver;
-use crate::device::lookout::Lookout;
+use crate::device::liveness::LivenessProbe;
 use crate::device::nccl::{self, Raw, Refusal};
 use crate::error::{Error, Peer, Result};
 use crate::flight::Flight;
@@ -31,11 +31,11 @@ pub(in crate::device) struct Inner {
     pub(super) number: u64,
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    /// Held for the whole of a call, also while it is in progress and nobody is inside NCCL; keeps the lane of the last call.
-    pub(super) gate: Mutex<Option<Arc<Lane>>>,
-    lanes: Mutex<Vec<Arc<Lane>>>,
-    /// The number of the lane of the last call.
-    last_lane: AtomicU8,
+    /// Held for the whole of a call, also while it is in progress and nobody is inside NCCL; keeps the tracker of the last call.
+    pub(super) gate: Mutex<Option<Arc<StreamTracker>>>,
+    trackers: Mutex<Vec<Arc<StreamTracker>>>,
+    /// The number of the tracker of the last call.
+    last_tracker: AtomicU8,
     /// What the calls are recorded in, if they are.
     flight: OnceLock<Arc<Flight>>,
     /// Whether calls are refused for good.
@@ -54,7 +54,7 @@ pub(in crate::device) struct Inner {
     /// When a call that the device has not done is warned of, and since when the one has been waiting that was.
     pub(super) stall: Mutex<(Duration, Option<Instant>)>,
     /// Who knows more about the other ranks, if anybody does.
-    pub(super) lookout: Mutex<Option<Arc<dyn Lookout>>>,
+    pub(super) liveness_probe: Mutex<Option<Arc<dyn LivenessProbe>>>,
     /// What only the watchdog knows: the entry it saw last, and when it saw it first.
     pub(super) seen: Mutex<Option<(u64, Instant)>>,
     /// The configuration's, which NCCL may look at for as long as the communicator lives.
@@ -69,13 +69,13 @@ pub(super) struct Parts {
     pub(super) context: Arc<CudaContext>,
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    pub(super) lookout: Option<Arc<dyn Lookout>>,
+    pub(super) liveness_probe: Option<Arc<dyn LivenessProbe>>,
 }
 
 impl Inner {
     pub(super) fn new(parts: Parts, handle: *mut ncclComm, strings: [Option<CString>; 2]) -> Arc<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let Parts { library, device, context, rank, world_size, lookout } = parts;
+        let Parts { library, device, context, rank, world_size, liveness_probe } = parts;
         Arc::new(Self {
             library,
             device,
@@ -85,8 +85,8 @@ impl Inner {
             rank,
             world_size,
             gate: Mutex::default(),
-            lanes: Mutex::default(),
-            last_lane: AtomicU8::new(NO_LANE),
+            trackers: Mutex::default(),
+            last_tracker: AtomicU8::new(NO_TRACKER),
             flight: OnceLock::new(),
             ended: AtomicBool::new(false),
             gone: AtomicBool::new(false),
@@ -96,7 +96,7 @@ impl Inner {
             limit: AtomicU64::new(u64::MAX),
             label: Default::default(),
             stall: Mutex::new((Duration::MAX, None)),
-            lookout: Mutex::new(lookout),
+            liveness_probe: Mutex::new(liveness_probe),
             seen: Mutex::default(),
             _strings: strings,
         })
@@ -132,7 +132,11 @@ impl Inner {
 
     /// Takes the communicator for one call.
     #[inline]
-    pub(super) fn enter(self: &Arc<Self>, doing: &dyn Fn() -> String, limit: Duration) -> Result<MutexGuard<'_, Option<Arc<Lane>>>> {
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        doing: &dyn Fn() -> String,
+        limit: Duration,
+    ) -> Result<MutexGuard<'_, Option<Arc<StreamTracker>>>> {
         let Some(gate) = lock_within(&self.gate, limit) else { return Err(self.expire(doing, limit)) };
         if self.is_over() { Err(self.refuse(doing)) } else { Ok(gate) }
     }
@@ -204,27 +208,27 @@ impl Inner {
 
     /// Puts a call on record that is on the stream now.
     #[inline]
-    pub(super) fn note(&self, last: &mut Option<Arc<Lane>>, stream: &Arc<CudaStream>, limit: Duration) {
+    pub(super) fn note(&self, last: &mut Option<Arc<StreamTracker>>, stream: &Arc<CudaStream>, limit: Duration) {
         self.limit.store(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         match last {
-            Some(lane) if lane.is(stream) => lane.count(),
+            Some(tracker) if tracker.is(stream) => tracker.count(),
             _ => {
-                let lane = last.insert(self.lane(stream));
-                self.last_lane.store(lane.number, Ordering::Relaxed);
-                lane.count();
+                let tracker = last.insert(self.tracker(stream));
+                self.last_tracker.store(tracker.number, Ordering::Relaxed);
+                tracker.count();
             }
         }
     }
 
     /// By what the recorder knows a stream, where one of its calls may be on record.
-    pub(super) fn known_lane(&self, stream: &CudaStream) -> Option<u8> {
-        self.lanes().iter().find(|lane| lane.is(stream)).map(|lane| lane.number)
+    pub(super) fn known_tracker(&self, stream: &CudaStream) -> Option<u8> {
+        self.trackers().iter().find(|tracker| tracker.is(stream)).map(|tracker| tracker.number)
     }
 
     /// By what the recorder knows the stream of the last call.
     #[inline]
-    pub(super) fn last_lane(&self) -> u8 {
-        self.last_lane.load(Ordering::Relaxed)
+    pub(super) fn last_tracker(&self) -> u8 {
+        self.last_tracker.load(Ordering::Relaxed)
     }
 
     /// Has the calls' progress recorded.
@@ -238,21 +242,21 @@ impl Inner {
     }
 
     #[cold]
-    fn lane(&self, stream: &Arc<CudaStream>) -> Arc<Lane> {
-        let mut lanes = self.lanes();
-        if let Some(known) = lanes.iter().find(|lane| lane.is(stream)) {
+    fn tracker(&self, stream: &Arc<CudaStream>) -> Arc<StreamTracker> {
+        let mut trackers = self.trackers();
+        if let Some(known) = trackers.iter().find(|tracker| tracker.is(stream)) {
             return Arc::clone(known);
         }
-        // One of the numbers that no lane has now, where there is one; calls on two of one number are over when those of either are.
-        let is_free = |number: &u8| lanes.iter().all(|lane| lane.number != *number);
-        let number = (0..NO_LANE).find(is_free).unwrap_or(0);
-        let lane = Arc::new(Lane::new(stream, number));
-        lanes.push(Arc::clone(&lane));
-        lane
+        // One of the numbers that no tracker has now, where there is one; calls on two of one number are over when those of either are.
+        let is_free = |number: &u8| trackers.iter().all(|tracker| tracker.number != *number);
+        let number = (0..NO_TRACKER).find(is_free).unwrap_or(0);
+        let tracker = Arc::new(StreamTracker::new(stream, number));
+        trackers.push(Arc::clone(&tracker));
+        tracker
     }
 
-    pub(super) fn lanes(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn trackers(&self) -> MutexGuard<'_, Vec<Arc<StreamTracker>>> {
+        self.trackers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn label(&self, words: [u64; 4]) {
@@ -281,7 +285,7 @@ pub(super) fn settle(
     deadline: &Deadline,
     stop: impl Fn(&Inner) -> bool,
 ) -> std::result::Result<(), (usize, Error)> {
-    let mut pace = Pace::default();
+    let mut back_off = BackOff::default();
     loop {
         let mut in_progress = None;
         for (index, inner) in inners.iter().enumerate() {
@@ -299,7 +303,7 @@ pub(super) fn settle(
         if let Some(error) = inners[late].trouble(doing, deadline.elapsed()) {
             return Err((late, error));
         }
-        pace.rest();
+        back_off.rest();
     }
 }
 
@@ -322,8 +326,8 @@ impl Drop for Entry<'_> {
     }
 }
 
-/// The number of a lane that is none.
-pub(super) const NO_LANE: u8 = u8::MAX;
+/// The number of a tracker that is none.
+pub(super) const NO_TRACKER: u8 = u8::MAX;
 
 /// A handle that is none.
 pub(super) const NONE: *mut ncclComm = ptr::null_mut();

@@ -31,7 +31,7 @@ fn library() -> &'static Library {
 }
 
 fn setup<'a>(gpu: &'a Gpu, ids: &'a [ncclUniqueId], rank: usize, size: usize, config: &'a NcclConfig, deadline: &'a Deadline) -> Setup<'a> {
-    Setup { library: library(), gpu, ids, rank, world_size: size, config, deadline, lookout: None }
+    Setup { library: library(), gpu, ids, rank, world_size: size, config, deadline, liveness_probe: None }
 }
 
 impl Rank {

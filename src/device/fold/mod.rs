@@ -15,9 +15,9 @@ mod tests;
 use self::slabs::{Region, Slabs, unit};
 use super::job::Job;
 use super::kernels::FoldArguments;
-use super::native::{narrowed, root};
-use super::plane::{FoldOp, Folder, Lane, Moment, Plan, Ranks, Room, Step, Transfer};
-use crate::call::{Kind, Layout};
+use super::nccl_plan::{narrowed, root};
+use super::plane::{FoldOp, Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
+use crate::call::{BlockLayout, Kind};
 use crate::error::Error;
 use crate::{DType, Result};
 
@@ -48,21 +48,21 @@ impl Folding {
 /// # Errors
 ///
 /// `Unsupported` where the plane's scratch memory is too small, `InvalidArgument` for a layout that its kind does not have.
-pub(crate) fn plan(job: &Job, folding: Folding, ranks: Ranks, room: Room) -> Result<Plan> {
+pub(crate) fn plan(job: &Job, folding: Folding, ranks: Ranks, scratch: Scratch) -> Result<Plan> {
     let (source, destination) = narrowed(job, ranks.me);
     let goal = match job.call.kind {
         Kind::AllReduce => Goal::All,
         Kind::Reduce => Goal::Root(root(job)),
         _ => Goal::Own,
     };
-    let fold = Fold { source, destination, folding, ranks, room, goal };
+    let fold = Fold { source, destination, folding, ranks, scratch, goal };
     match (job.call.kind, &job.layout) {
-        (Kind::AllReduce | Kind::Reduce, Layout::Equal(0)) => Ok(Plan::Nothing),
-        (Kind::AllReduce | Kind::Reduce, Layout::Equal(bytes)) if fold.is_small(*bytes) => Ok(Plan::Steps(fold.whole(*bytes))),
-        (Kind::AllReduce | Kind::Reduce, Layout::Equal(bytes)) => {
+        (Kind::AllReduce | Kind::Reduce, BlockLayout::Equal(0)) => Ok(Plan::Nothing),
+        (Kind::AllReduce | Kind::Reduce, BlockLayout::Equal(bytes)) if fold.is_small(*bytes) => Ok(Plan::Steps(fold.whole(*bytes))),
+        (Kind::AllReduce | Kind::Reduce, BlockLayout::Equal(bytes)) => {
             Ok(Plan::Steps(fold.slabs(&Slabs::of_vector(*bytes, folding.element_bytes, ranks.n, fold.chunk_room(job)?))))
         }
-        (Kind::ReduceScatter | Kind::ReduceScatterV, layout @ (Layout::Equal(_) | Layout::Blocks(_))) => {
+        (Kind::ReduceScatter | Kind::ReduceScatterV, layout @ (BlockLayout::Equal(_) | BlockLayout::Blocks(_))) => {
             Ok(Plan::Steps(fold.slabs(&Slabs::of_blocks(layout, folding.element_bytes, ranks.n, fold.chunk_room(job)?))))
         }
         (kind, layout) => Err(Error::argument(kind.name(), format!("this call has no such layout on a device: {layout:?}"))),
@@ -87,7 +87,7 @@ struct Fold {
     destination: u64,
     folding: Folding,
     ranks: Ranks,
-    room: Room,
+    scratch: Scratch,
     goal: Goal,
 }
 
@@ -105,7 +105,7 @@ struct Half {
 impl Fold {
     /// Whether the vector is better gathered as a whole.
     fn is_small(&self, bytes: usize) -> bool {
-        bytes.checked_mul(self.ranks.n).is_some_and(|all| all <= SMALL_BYTES.min(self.room.bytes))
+        bytes.checked_mul(self.ranks.n).is_some_and(|all| all <= SMALL_BYTES.min(self.scratch.bytes))
     }
 
     /// How many chunks are in half the scratch memory.
@@ -117,17 +117,17 @@ impl Fold {
     /// The most that a rank can fold in a slab, in bytes.
     fn chunk_room(&self, job: &Job) -> Result<usize> {
         let (unit, chunks) = (unit(self.folding.element_bytes), self.chunks());
-        let most = self.room.bytes / 2 / chunks / unit * unit;
+        let most = self.scratch.bytes / 2 / chunks / unit * unit;
         if most != 0 {
             return Ok(most);
         }
-        let reason = format!("it needs at least {} B of scratch memory, and there are {} B", 2 * chunks * unit, self.room.bytes);
+        let reason = format!("it needs at least {} B of scratch memory, and there are {} B", 2 * chunks * unit, self.scratch.bytes);
         Err(Error::unsupported(format!("{} between {} ranks by our kernels", job.call.kind.name(), self.ranks.n), reason))
     }
 
     /// One half of the scratch memory.
     fn half(&self, slab: usize, chunk: usize) -> Half {
-        let at = |chunks: usize| self.room.address + ((slab % 2 * self.chunks() + chunks) * chunk) as u64;
+        let at = |chunks: usize| self.scratch.address + ((slab % 2 * self.chunks() + chunks) * chunk) as u64;
         let n = self.ranks.n;
         Half { inputs: at(0), multiplied: at(n), result: at(self.chunks() - 1) }
     }
@@ -135,7 +135,7 @@ impl Fold {
     /// The whole vector goes to whoever wants the result, and is folded there.
     fn whole(&self, bytes: usize) -> Vec<Step> {
         let Ranks { me, n } = self.ranks;
-        let slot = |rank: usize| self.room.address + (rank * bytes) as u64;
+        let slot = |rank: usize| self.scratch.address + (rank * bytes) as u64;
         let mut steps = Vec::with_capacity(3);
         let mut source = self.source;
         if let Some((scalar, dtype)) = self.folding.multiply {
@@ -152,7 +152,7 @@ impl Fold {
             let region = Region { offset: 0, bytes };
             let own = if self.goal == Goal::All { None } else { Some((source, me as u32)) };
             let arguments = self.arguments(slot(0), bytes, own, self.destination, region);
-            steps.push(self.fold(Lane::Call, arguments));
+            steps.push(self.fold(StreamRole::Call, arguments));
         }
         debug_assert!(n > 1, "an only rank has nobody to fold with");
         steps
@@ -161,17 +161,17 @@ impl Fold {
     /// Slab by slab: each rank gets its share from all others and folds it.
     fn slabs(&self, slabs: &Slabs) -> Vec<Step> {
         let count = slabs.count();
-        let lane = if count > 1 { Lane::Side } else { Lane::Call };
+        let role = if count > 1 { StreamRole::Side } else { StreamRole::Call };
         let mut steps = Vec::with_capacity(count * 8);
         for next in 0..=count {
             if next < count {
                 self.exchange(slabs, next, &mut steps);
-                self.start_fold(slabs, next, lane, &mut steps);
+                self.start_fold(slabs, next, role, &mut steps);
             }
             // While the next slab is under way, what was folded before is passed on. After that its half may be written again.
             if let Some(slab) = next.checked_sub(1) {
-                if lane == Lane::Side {
-                    steps.push(Step::Wait(Moment::Folded(slab % 2)));
+                if role == StreamRole::Side {
+                    steps.push(Step::Wait(StepEvent::Folded(slab % 2)));
                 }
                 self.pass_on(slabs, slab, &mut steps);
             }
@@ -224,21 +224,21 @@ impl Fold {
     }
 
     /// This rank's share of a slab, once the inputs have come.
-    fn start_fold(&self, slabs: &Slabs, slab: usize, lane: Lane, steps: &mut Vec<Step>) {
+    fn start_fold(&self, slabs: &Slabs, slab: usize, role: StreamRole, steps: &mut Vec<Step>) {
         let me = self.ranks.me;
         let region = slabs.region(slab, me);
-        if lane == Lane::Side {
-            steps.push(Step::Record(Moment::Arrived));
-            steps.push(Step::Wait(Moment::Arrived));
+        if role == StreamRole::Side {
+            steps.push(Step::Record(StepEvent::Arrived));
+            steps.push(Step::Wait(StepEvent::Arrived));
         }
         if region.bytes != 0 {
             let own = Some((self.contribution(slabs, slab, me), me as u32));
             let inputs = self.half(slab, slabs.chunk()).inputs;
             let arguments = self.arguments(inputs, slabs.chunk(), own, self.output(slabs, slab), region);
-            steps.push(self.fold(lane, arguments));
+            steps.push(self.fold(role, arguments));
         }
-        if lane == Lane::Side {
-            steps.push(Step::Record(Moment::Folded(slab % 2)));
+        if role == StreamRole::Side {
+            steps.push(Step::Record(StepEvent::Folded(slab % 2)));
         }
     }
 
@@ -280,7 +280,7 @@ impl Fold {
         FoldArguments { inputs, stride: stride as u64, own, ranks, output, count, divisor: ranks }
     }
 
-    fn fold(&self, lane: Lane, arguments: FoldArguments) -> Step {
-        Step::Fold { lane, folder: self.folding.folder, arguments, element_bytes: self.folding.element_bytes }
+    fn fold(&self, role: StreamRole, arguments: FoldArguments) -> Step {
+        Step::Fold { role, folder: self.folding.folder, arguments, element_bytes: self.folding.element_bytes }
     }
 }

@@ -1,6 +1,6 @@
 //! Which bytes each rank folds, slab by slab. Pure arithmetic.
 
-use crate::call::Layout;
+use crate::call::BlockLayout;
 
 /// Where slabs and blocks begin, where possible: a device reads 16 bytes at once.
 const ALIGNMENT: usize = 16;
@@ -47,17 +47,17 @@ pub(super) fn unit(element_bytes: usize) -> usize {
 }
 
 impl Slabs {
-    /// A vector of which every rank folds an equal share, where a rank has room for `room` bytes in a slab, a multiple of the unit of its
+    /// A vector of which every rank folds an equal share, where a rank has room for `scratch` bytes in a slab, a multiple of the unit of its
     /// elements.
-    pub(super) fn of_vector(bytes: usize, element_bytes: usize, ranks: usize, room: usize) -> Self {
+    pub(super) fn of_vector(bytes: usize, element_bytes: usize, ranks: usize, scratch: usize) -> Self {
         let unit = unit(element_bytes);
         let target = (bytes / ENOUGH_SLABS).max(LEAST_SLAB);
         let share = if bytes <= target { bytes.div_ceil(ranks).next_multiple_of(unit) } else { (target / ranks).max(unit) / unit * unit };
-        Self { shape: Shape::Vector { bytes }, ranks, chunk: share.min(room), unit }
+        Self { shape: Shape::Vector { bytes }, ranks, chunk: share.min(scratch), unit }
     }
 
     /// A vector of blocks, one for each rank to fold.
-    pub(super) fn of_blocks(layout: &Layout, element_bytes: usize, ranks: usize, room: usize) -> Self {
+    pub(super) fn of_blocks(layout: &BlockLayout, element_bytes: usize, ranks: usize, scratch: usize) -> Self {
         let unit = unit(element_bytes);
         let region = |rank| {
             let (offset, bytes) = layout.block(rank);
@@ -67,7 +67,7 @@ impl Slabs {
         let longest = blocks.iter().map(|block| block.bytes).max().unwrap_or(0);
         let target = (longest / ENOUGH_SLABS).max(LEAST_SLAB / ranks).max(unit);
         let share = if longest <= target { longest.next_multiple_of(unit) } else { target / unit * unit };
-        Self { shape: Shape::Blocks { blocks, longest }, ranks, chunk: share.min(room), unit }
+        Self { shape: Shape::Blocks { blocks, longest }, ranks, chunk: share.min(scratch), unit }
     }
 
     /// The most that one rank folds in a slab, in bytes; a multiple of the unit.
@@ -138,10 +138,10 @@ mod tests {
         let seed = 20;
         let mut random = Random(seed);
         for round in 0..2000 {
-            let (bytes, element, ranks, room) = some_vector(&mut random);
-            let what = format!("round {round} of seed {seed}: {bytes} B of {element} B each, {ranks} ranks, room for {room} B");
-            let slabs = Slabs::of_vector(bytes, element, ranks, room);
-            assert!(slabs.chunk() <= room && slabs.chunk().is_multiple_of(unit(element)), "{what}");
+            let (bytes, element, ranks, scratch) = some_vector(&mut random);
+            let what = format!("round {round} of seed {seed}: {bytes} B of {element} B each, {ranks} ranks, room for {scratch} B");
+            let slabs = Slabs::of_vector(bytes, element, ranks, scratch);
+            assert!(slabs.chunk() <= scratch && slabs.chunk().is_multiple_of(unit(element)), "{what}");
             let mut end = 0;
             for slab in 0..slabs.count() {
                 let regions: Vec<_> = (0..ranks).map(|rank| slabs.region(slab, rank)).collect();
@@ -163,12 +163,12 @@ mod tests {
         let seed = 21;
         let mut random = Random(seed);
         for round in 0..1000 {
-            let (_, element, ranks, room) = some_vector(&mut random);
+            let (_, element, ranks, scratch) = some_vector(&mut random);
             let lengths: Vec<_> = (0..ranks).map(|_| random.below(3) * random.below(1_000_000) * element).collect();
-            let what = format!("round {round} of seed {seed}: {lengths:?} of {element} B each, room for {room} B");
-            let layout = Layout::Blocks(lengths.clone());
-            let slabs = Slabs::of_blocks(&layout, element, ranks, room);
-            assert!(slabs.chunk() <= room, "{what}");
+            let what = format!("round {round} of seed {seed}: {lengths:?} of {element} B each, room for {scratch} B");
+            let layout = BlockLayout::Blocks(lengths.clone());
+            let slabs = Slabs::of_blocks(&layout, element, ranks, scratch);
+            assert!(slabs.chunk() <= scratch, "{what}");
             for (rank, length) in lengths.iter().enumerate() {
                 let mut end = layout.block(rank).0;
                 for slab in 0..slabs.count() {
@@ -187,8 +187,8 @@ mod tests {
         let seed = 22;
         let mut random = Random(seed);
         for round in 0..1000 {
-            let (bytes, element, ranks, room) = some_vector(&mut random);
-            let slabs = Slabs::of_vector(bytes, element, ranks, room);
+            let (bytes, element, ranks, scratch) = some_vector(&mut random);
+            let slabs = Slabs::of_vector(bytes, element, ranks, scratch);
             let regions = (0..slabs.count()).flat_map(|slab| (0..ranks).map(move |rank| (slab, rank)));
             // Every region comes from all others once, and goes to all others once.
             let wire: usize = regions.map(|(slab, rank)| 2 * (ranks - 1) * slabs.region(slab, rank).bytes).sum();

@@ -60,7 +60,7 @@ fn folds_of_every_size_leave_the_right_bytes_and_no_others() {
         let in_place = random.below(2) == 0;
         let case = Case::some(kind, in_place, folding.element_bytes, 2000, &mut random);
         println!("round {round} of seed {seed}: {folding:?} {case:?}");
-        let plan = |ranks: Ranks, room| super::plan(&case.job(ranks.me, DType::U8, None), folding, ranks, room).unwrap();
+        let plan = |ranks: Ranks, scratch| super::plan(&case.job(ranks.me, DType::U8, None), folding, ranks, scratch).unwrap();
         case.run(&mut random, numbers_or(folding, bytes), plan, |inputs| folded(folding, inputs));
     }
 }
@@ -82,11 +82,11 @@ fn large_folds_go_in_slabs_through_little_memory() {
         let block = |random: &mut Random| (share + random.below(7)) / folding.element_bytes * folding.element_bytes;
         let first = block(&mut random);
         case.blocks.iter_mut().for_each(|bytes| *bytes = if kind == Kind::ReduceScatterV { block(&mut random) } else { first });
-        case.room = 2 * (2 * case.n + 1) * unit(folding.element_bytes) * (1 + random.below(20));
+        case.scratch = 2 * (2 * case.n + 1) * unit(folding.element_bytes) * (1 + random.below(20));
         println!("round {round} of seed {seed}: {folding:?} {case:?}");
-        let plan = |ranks: Ranks, room| {
-            let plan = super::plan(&case.job(ranks.me, DType::U8, None), folding, ranks, room).unwrap();
-            let on_side = |step: &Step| matches!(step, Step::Fold { lane: Lane::Side, .. });
+        let plan = |ranks: Ranks, scratch| {
+            let plan = super::plan(&case.job(ranks.me, DType::U8, None), folding, ranks, scratch).unwrap();
+            let on_side = |step: &Step| matches!(step, Step::Fold { role: StreamRole::Side, .. });
             assert!(matches!(&plan, Plan::Steps(steps) if steps.iter().any(on_side)), "it all fits into one slab");
             plan
         };
@@ -104,10 +104,10 @@ fn small_vectors_take_one_exchange() {
     for kind in REDUCING {
         let mut case = Case::some(kind, false, 1, 100, &mut random);
         case.blocks = vec![1000; case.n];
-        case.room = 64 << 10;
+        case.scratch = 64 << 10;
         let folding = Folding { folder: Folder::Ours(FoldOp::Xor, DType::U8), multiply: None, element_bytes: 1 };
-        let room = Room { address: 0x10_0000, bytes: case.room };
-        let plan = super::plan(&case.job(0, DType::U8, None), folding, Ranks { me: 0, n: case.n }, room).unwrap();
+        let scratch = Scratch { address: 0x10_0000, bytes: case.scratch };
+        let plan = super::plan(&case.job(0, DType::U8, None), folding, Ranks { me: 0, n: case.n }, scratch).unwrap();
         let Plan::Steps(steps) = plan else { panic!("a fold is more than one call") };
         assert_eq!(steps.iter().filter(|step| matches!(step, Step::Transfer(_))).count(), 1, "{kind:?}: {steps:?}");
     }
@@ -120,6 +120,6 @@ fn too_little_memory_says_how_much_is_needed() {
     case.blocks = vec![1 << 20; case.n];
     let folding = Folding { folder: Folder::Ours(FoldOp::Xor, DType::U32), multiply: None, element_bytes: 1 };
     let ranks = Ranks { me: 0, n: case.n };
-    let error = super::plan(&case.job(0, DType::U32, None), folding, ranks, Room { address: 0x1000, bytes: 40 }).unwrap_err();
+    let error = super::plan(&case.job(0, DType::U32, None), folding, ranks, Scratch { address: 0x1000, bytes: 40 }).unwrap_err();
     assert!(error.is_unsupported() && error.to_string().contains(&format!("{} B", 32 * case.n)), "{error}");
 }

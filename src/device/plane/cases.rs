@@ -1,9 +1,9 @@
 //! One collective of the model's ranks, compared byte by byte with what it should leave in memory.
 
-use super::model::{BASE, Model, everyone, room};
-use super::step::{Plan, Ranks, Room};
+use super::model::{BASE, Model, everyone, scratch};
+use super::step::{Plan, Ranks, Scratch};
 use crate::DType;
-use crate::call::{Call, Kind, Layout};
+use crate::call::{BlockLayout, Call, Kind};
 use crate::device::job::{Job, Reduction};
 use crate::element::TypeTag;
 
@@ -29,7 +29,7 @@ pub(crate) struct Case {
     /// What each rank sends to each.
     pub(crate) pairs: Vec<Vec<usize>>,
     pub(crate) element_bytes: usize,
-    pub(crate) room: usize,
+    pub(crate) scratch: usize,
 }
 
 /// What lies between buffers, and must stay as it was.
@@ -44,8 +44,8 @@ impl Case {
         let first = length();
         let blocks = (0..n).map(|_| if varies { length() } else { first }).collect();
         let pairs = (0..n).map(|_| (0..n).map(|_| length()).collect()).collect();
-        let room = [0, 1, 2, 7][random.below(4)] * 1000 + 16 * 1024;
-        Self { kind, n, root: random.below(n), in_place, blocks, pairs, element_bytes, room }
+        let scratch = [0, 1, 2, 7][random.below(4)] * 1000 + 16 * 1024;
+        Self { kind, n, root: random.below(n), in_place, blocks, pairs, element_bytes, scratch }
     }
 
     /// How many bytes this rank reads and writes, in buffers of its own.
@@ -66,13 +66,15 @@ impl Case {
         }
     }
 
-    fn layout(&self, me: usize) -> Layout {
+    fn layout(&self, me: usize) -> BlockLayout {
         match self.kind {
-            Kind::AllGatherV | Kind::ReduceScatterV => Layout::Blocks(self.blocks.clone()),
-            Kind::GatherV | Kind::ScatterV if me == self.root => Layout::Blocks(self.blocks.clone()),
-            Kind::GatherV | Kind::ScatterV => Layout::Own(self.blocks[me]),
-            Kind::AllToAllV => Layout::Pairs { send: self.pairs[me].clone(), receive: self.pairs.iter().map(|pairs| pairs[me]).collect() },
-            _ => Layout::Equal(self.blocks[me]),
+            Kind::AllGatherV | Kind::ReduceScatterV => BlockLayout::Blocks(self.blocks.clone()),
+            Kind::GatherV | Kind::ScatterV if me == self.root => BlockLayout::Blocks(self.blocks.clone()),
+            Kind::GatherV | Kind::ScatterV => BlockLayout::Own(self.blocks[me]),
+            Kind::AllToAllV => {
+                BlockLayout::Pairs { send: self.pairs[me].clone(), receive: self.pairs.iter().map(|pairs| pairs[me]).collect() }
+            }
+            _ => BlockLayout::Equal(self.blocks[me]),
         }
     }
 
@@ -128,15 +130,15 @@ impl Case {
         &self,
         random: &mut Random,
         fill: impl Fn(&mut Random) -> [u8; 4],
-        plan: impl Fn(Ranks, Room) -> Plan,
+        plan: impl Fn(Ranks, Scratch) -> Plan,
         fold: impl Fn(&[Vec<u8>]) -> Vec<u8>,
     ) -> usize {
         let before = self.memory_len();
-        let memory = |_| (0..(before + self.room).div_ceil(4)).flat_map(|_| fill(random)).take(before + self.room).collect();
+        let memory = |_| (0..(before + self.scratch).div_ceil(4)).flat_map(|_| fill(random)).take(before + self.scratch).collect();
         let memories: Vec<Vec<u8>> = (0..self.n).map(memory).collect();
         let expected = self.expected(&memories, &fold);
         let mut model = Model::new(memories);
-        model.run(everyone(self.n).map(|ranks| plan(ranks, room(before, self.room))).collect());
+        model.run(everyone(self.n).map(|ranks| plan(ranks, scratch(before, self.scratch))).collect());
         for (me, expected) in expected.iter().enumerate() {
             self.compare(me, &model.memory(me)[..before], &expected[..before]);
         }

@@ -1,10 +1,11 @@
 //! The device plane of one communicator: which way each call goes, and what it needs.
 //!
 //! A call is planned first, as plain values, and then put on its stream: transfers by NCCL, kernels and copies of our own between them.
-//! What NCCL does in one call goes there directly. See [`Way`] for what NCCL reduces and what our kernels fold.
+//! What NCCL does in one call goes there directly. See [`DeviceAlgorithm`] for what NCCL reduces and what our kernels fold.
 
 #![expect(unsafe_code, reason = "calls take addresses of device memory")]
 
+mod algorithm;
 #[cfg(test)]
 pub(crate) mod cases;
 #[cfg(test)]
@@ -13,7 +14,6 @@ mod run;
 mod step;
 #[cfg(test)]
 mod tests;
-mod way;
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -24,22 +24,22 @@ use nccl_sys::ncclRedOp_t;
 
 use self::run::Running;
 use super::comm::NcclComm;
+use super::custom_kernels::CustomKernels;
 use super::driver::{self, Gpu, cuda_error};
 use super::fold::{self, Folding};
 use super::job::{Job, Message, Reduction};
 use super::kernels::Kernels;
-use super::native::{self, Library};
-use super::user::Users;
+use super::nccl_plan::{self, Library};
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::Error;
 use crate::{DType, ReduceOp, Result};
 
+pub(crate) use self::algorithm::{Capabilities, DeviceAlgorithm, FoldOp, NcclOp};
 #[cfg(test)]
 pub(crate) use self::model::combine;
-pub(crate) use self::step::{Folder, Lane, Moment, Plan, Ranks, Room, Step, Transfer};
-pub(crate) use self::way::{Facts, FoldOp, NativeOp, Way};
+pub(crate) use self::step::{Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
 
 /// How long the end waits for our kernels on streams of the caller's.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -77,11 +77,11 @@ pub(crate) struct DevicePlane {
     stream: Arc<CudaStream>,
     side: Arc<CudaStream>,
     kernels: Arc<Kernels>,
-    users: RefCell<Users>,
-    facts: Facts,
+    custom_kernels: RefCell<CustomKernels>,
+    capabilities: Capabilities,
     library: Library,
     ranks: Ranks,
-    room: Room,
+    scratch: Scratch,
     /// The inputs of a slab have come.
     arrived: CudaEvent,
     /// One for each half of the memory: the slab there is folded.
@@ -128,7 +128,7 @@ impl DevicePlane {
         let kernels = Kernels::on(&gpu)?;
         let ranks = Ranks { me: comm.rank(), n: comm.world_size() };
         let Options { reproducible, scratch_bytes, least_capability } = *options;
-        let facts = Facts { ranks: ranks.n, nccl: comm.version(), capability: least_capability, reproducible };
+        let capabilities = Capabilities { ranks: ranks.n, nccl: comm.version(), capability: least_capability, reproducible };
         let has = |function: &str| comm.library().has(function);
         let library = Library { all_to_all: has("ncclAlltoAll"), gather: has("ncclGather"), scatter: has("ncclScatter") };
         let bytes = if ranks.n == 1 { 0 } else { scratch_bytes };
@@ -137,7 +137,8 @@ impl DevicePlane {
         let address = if bytes == 0 { Ok(0) } else { unsafe { result::malloc_sync(bytes) } };
         let address = address.map_err(|error| cuda_error(format!("allocating {bytes} B of memory on device {}", gpu.ordinal), error))?;
         let comparison = RefCell::default();
-        let (room, users, last) = (Room { address, bytes }, RefCell::new(Users::new(&gpu)), RefCell::new(Arc::clone(&stream)));
+        let (scratch, custom_kernels, last) =
+            (Scratch { address, bytes }, RefCell::new(CustomKernels::new(&gpu)), RefCell::new(Arc::clone(&stream)));
         let (calls, mail, product, comm) = (Cell::new(0), RefCell::new(vec![[0; 2]; ranks.n]), Cell::new(None), Arc::new(comm));
         Ok(Self {
             gpu,
@@ -145,11 +146,11 @@ impl DevicePlane {
             stream,
             side,
             kernels,
-            users,
-            facts,
+            custom_kernels,
+            capabilities,
             library,
             ranks,
-            room,
+            scratch,
             arrived,
             folded,
             free,
@@ -168,7 +169,7 @@ impl DevicePlane {
 
     /// The least compute capability among the devices of all ranks.
     pub(crate) fn least_capability(&self) -> (i32, i32) {
-        self.facts.capability
+        self.capabilities.capability
     }
 
     /// NCCL's communicator.
@@ -200,7 +201,7 @@ impl DevicePlane {
         Ok(())
     }
 
-    /// Which way each call goes, in words.
+    /// Which algorithm each call takes, in words.
     pub(crate) fn explain(&self) -> String {
         let Gpu { name, ordinal, capability: (major, minor), .. } = &self.gpu;
         let own = |has: bool| if has { "NCCL's own" } else { "grouped sends and receives" };
@@ -210,11 +211,11 @@ impl DevicePlane {
              all_to_all: {}; gather: {}; scatter: {}; broadcast, all_gather: NCCL's own\n{}",
             self.comm.version(),
             self.ranks.n,
-            self.room.bytes,
+            self.scratch.bytes,
             own(all_to_all),
             own(gather),
             own(scatter),
-            way::explain(&self.facts),
+            algorithm::explain(&self.capabilities),
         )
     }
 
@@ -292,7 +293,7 @@ impl DevicePlane {
         let mut all = Vec::with_capacity(parts.len());
         for (plane, jobs, messages, stream) in parts {
             plane.check_stream(stream)?;
-            let (mut transfers, mut after) = native::messages(messages, plane.ranks.me)?;
+            let (mut transfers, mut after) = nccl_plan::messages(messages, plane.ranks.me)?;
             let mut rest = Vec::new();
             for job in *jobs {
                 plane.comm.label(&job.call);
@@ -339,8 +340,8 @@ impl DevicePlane {
     }
 
     /// Takes that room back.
-    pub(crate) fn return_comparison(&self, room: Vec<[u8; 40]>) {
-        self.comparison.replace(room);
+    pub(crate) fn return_comparison(&self, scratch: Vec<[u8; 40]>) {
+        self.comparison.replace(scratch);
     }
 
     /// The number of the next message to a rank, or from it, which is counted.
@@ -354,7 +355,7 @@ impl DevicePlane {
     /// Whether a job needs a kernel of the caller's that is not loaded yet.
     pub(crate) fn is_first_use(&self, job: &Job) -> bool {
         match &job.reduction {
-            Some(Reduction::User(code)) if self.ranks.n > 1 => !self.users.borrow().knows(code, job.call.element),
+            Some(Reduction::User(code)) if self.ranks.n > 1 => !self.custom_kernels.borrow().knows(code, job.call.element),
             _ => false,
         }
     }
@@ -366,7 +367,7 @@ impl DevicePlane {
     /// As the job itself.
     pub(crate) fn load(&self, job: &Job, stream: &CudaStream) -> Result<()> {
         match &job.reduction {
-            Some(Reduction::User(code)) => self.users.borrow_mut().place(code, job.call.element, stream).map(drop),
+            Some(Reduction::User(code)) => self.custom_kernels.borrow_mut().place(code, job.call.element, stream).map(drop),
             _ => Ok(()),
         }
     }
@@ -374,7 +375,7 @@ impl DevicePlane {
     /// Takes [`DevicePlane::load`] back.
     pub(crate) fn unload(&self, job: &Job) {
         if let Some(Reduction::User(code)) = &job.reduction {
-            self.users.borrow_mut().forget(code, job.call.element);
+            self.custom_kernels.borrow_mut().forget(code, job.call.element);
         }
     }
 
@@ -382,7 +383,7 @@ impl DevicePlane {
     /// 1 may ever be seen as a `bool`. Our folds of `bool` work on bytes as they come, so this is for them too.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
         let plan = self.plan_as_it_comes(job, stream)?;
-        match native::result(job, self.ranks.me) {
+        match nccl_plan::result(job, self.ranks.me) {
             (data, bytes) if bytes != 0 && self.ranks.n > 1 && holds_truths(job.call.element) => {
                 Ok(plan.then(Step::Truths { data, bytes }))
             }
@@ -393,8 +394,8 @@ impl DevicePlane {
     fn plan_as_it_comes(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
         let alone = self.ranks.n == 1;
         match &job.reduction {
-            None if alone => Ok(native::alone(job, None)),
-            None => native::moving(job, self.ranks, self.library, self.room),
+            None if alone => Ok(nccl_plan::alone(job, None)),
+            None => nccl_plan::moving(job, self.ranks, self.library, self.scratch),
             Some(Reduction::Builtin(op)) => {
                 let TypeTag::Scalar(dtype) = job.call.element else {
                     let reason = "a built-in op knows single elements; use a custom one";
@@ -402,27 +403,27 @@ impl DevicePlane {
                 };
                 op.check(dtype)?;
                 match *op {
-                    ReduceOp::PreMulSum(scalar) if alone => Ok(native::alone(job, Some((scalar, dtype)))),
-                    _ if alone => Ok(native::alone(job, None)),
-                    op => self.plan_reduction(job, Way::of(op, dtype, &self.facts)?),
+                    ReduceOp::PreMulSum(scalar) if alone => Ok(nccl_plan::alone(job, Some((scalar, dtype)))),
+                    _ if alone => Ok(nccl_plan::alone(job, None)),
+                    op => self.plan_reduction(job, DeviceAlgorithm::of(op, dtype, &self.capabilities)?),
                 }
             }
-            Some(Reduction::User(_)) if alone => Ok(native::alone(job, None)),
+            Some(Reduction::User(_)) if alone => Ok(nccl_plan::alone(job, None)),
             Some(Reduction::User(code)) => {
-                let place = self.users.borrow_mut().place(code, job.call.element, stream)?;
+                let place = self.custom_kernels.borrow_mut().place(code, job.call.element, stream)?;
                 let folding = Folding { folder: Folder::User(place), multiply: None, element_bytes: job.element_bytes };
-                fold::plan(job, folding, self.ranks, self.room)
+                fold::plan(job, folding, self.ranks, self.scratch)
             }
         }
     }
 
-    fn plan_reduction(&self, job: &Job, way: Way) -> Result<Plan> {
-        match way {
-            Way::Native(op, dtype) => native::reducing(job, op, dtype, self.ranks),
-            Way::SumThenDivide(dtype) => native::dividing(job, dtype, self.ranks),
-            Way::Fold(op, dtype) => fold::plan(job, Folding::by(op, dtype, None), self.ranks, self.room),
-            Way::MultiplyThenFold(scalar, dtype) => {
-                fold::plan(job, Folding::by(FoldOp::Sum, dtype, Some((scalar, dtype))), self.ranks, self.room)
+    fn plan_reduction(&self, job: &Job, algorithm: DeviceAlgorithm) -> Result<Plan> {
+        match algorithm {
+            DeviceAlgorithm::Nccl(op, dtype) => nccl_plan::reducing(job, op, dtype, self.ranks),
+            DeviceAlgorithm::SumThenDivide(dtype) => nccl_plan::dividing(job, dtype, self.ranks),
+            DeviceAlgorithm::Fold(op, dtype) => fold::plan(job, Folding::by(op, dtype, None), self.ranks, self.scratch),
+            DeviceAlgorithm::MultiplyThenFold(scalar, dtype) => {
+                fold::plan(job, Folding::by(FoldOp::Sum, dtype, Some((scalar, dtype))), self.ranks, self.scratch)
             }
         }
     }
@@ -475,14 +476,14 @@ impl Drop for DevicePlane {
         if !is_free {
             // What may still run reads the memory and is the code of these: better lost than taken away from under it.
             std::mem::forget(Arc::clone(&self.kernels));
-            std::mem::forget(self.users.replace(Users::new(&self.gpu)));
-            let (device, bytes) = (self.gpu.ordinal, self.room.bytes);
+            std::mem::forget(self.custom_kernels.replace(CustomKernels::new(&self.gpu)));
+            let (device, bytes) = (self.gpu.ordinal, self.scratch.bytes);
             crate::event::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
         }
-        if is_free && self.room.address != 0 && driver::bind(&self.gpu.context).is_ok() {
+        if is_free && self.scratch.address != 0 && driver::bind(&self.gpu.context).is_ok() {
             // SAFETY: allocated by `new` and freed here alone; what was queued with its address has been done (`is_free`), and nothing can be
             // queued any more, since that takes the plane.
-            let _ = unsafe { result::free_sync(self.room.address) };
+            let _ = unsafe { result::free_sync(self.scratch.address) };
         }
     }
 }

@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 
-use super::step::{Folder, Lane, Moment, Plan, Ranks, Room, Step, Transfer};
-use super::way::{FoldOp, NativeOp};
+use super::algorithm::{FoldOp, NcclOp};
+use super::step::{Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
 use crate::DType;
 use crate::device::kernels::FoldArguments;
 
 /// Where the memory of every rank begins; the same for all, so that an address of a peer's is noticed by its content.
 pub(crate) const BASE: u64 = 0x10_0000;
 
-/// One rank's memory, and the work that its side lane has not done yet.
+/// One rank's memory, and the work that its side stream has not done yet.
 #[derive(Debug)]
 struct Rank {
     memory: Vec<u8>,
@@ -37,22 +37,22 @@ impl Rank {
         self.range(destination, bytes).copy_from_slice(&data);
     }
 
-    /// Does this rank's own work up to the next transfers. The side lane is as late as it may be.
+    /// Does this rank's own work up to the next transfers. The side stream is as late as it may be.
     fn advance(&mut self) {
         while let Some(step) = self.steps.pop_front() {
             match step {
                 Step::Transfer(_) => return self.steps.push_front(step),
-                Step::Fold { lane: Lane::Side, .. } | Step::Record(Moment::Folded(_)) => self.side.push_back(step),
-                Step::Record(Moment::Arrived) | Step::Wait(Moment::Arrived) => {}
-                Step::Wait(moment) => self.catch_up(moment),
+                Step::Fold { role: StreamRole::Side, .. } | Step::Record(StepEvent::Folded(_)) => self.side.push_back(step),
+                Step::Record(StepEvent::Arrived) | Step::Wait(StepEvent::Arrived) => {}
+                Step::Wait(event) => self.catch_up(event),
                 step => self.run(&step),
             }
         }
-        assert!(self.side.is_empty(), "the call ends before its side lane: {:?}", self.side);
+        assert!(self.side.is_empty(), "the call ends before its side stream: {:?}", self.side);
     }
 
-    fn catch_up(&mut self, moment: Moment) {
-        let last = self.side.iter().rposition(|step| *step == Step::Record(moment)).expect("nobody records what is waited for");
+    fn catch_up(&mut self, event: StepEvent) {
+        let last = self.side.iter().rposition(|step| *step == Step::Record(event)).expect("nobody records what is waited for");
         for step in self.side.drain(..=last).collect::<Vec<_>>() {
             if !matches!(step, Step::Record(_)) {
                 self.run(&step);
@@ -126,10 +126,10 @@ pub(crate) fn combine(folder: Folder, a: &mut [u8], b: &[u8]) {
 }
 
 /// NCCL's reductions, for the few that the model knows.
-fn reduce(op: NativeOp, dtype: DType, a: &mut [u8], b: &[u8]) {
+fn reduce(op: NcclOp, dtype: DType, a: &mut [u8], b: &[u8]) {
     match (op, dtype) {
-        (NativeOp::Sum, DType::F32) => combine(Folder::Ours(FoldOp::Sum, DType::F32), a, b),
-        (NativeOp::Max, DType::U8 | DType::Bool) => a.iter_mut().zip(b).for_each(|(a, b)| *a = (*a).max(*b)),
+        (NcclOp::Sum, DType::F32) => combine(Folder::Ours(FoldOp::Sum, DType::F32), a, b),
+        (NcclOp::Max, DType::U8 | DType::Bool) => a.iter_mut().zip(b).for_each(|(a, b)| *a = (*a).max(*b)),
         _ => panic!("the model does not reduce {dtype} by {op:?}"),
     }
 }
@@ -252,7 +252,7 @@ impl Model {
     }
 }
 
-fn reduced(inputs: &[Vec<u8>], op: NativeOp, dtype: DType) -> Vec<u8> {
+fn reduced(inputs: &[Vec<u8>], op: NcclOp, dtype: DType) -> Vec<u8> {
     let size = dtype.size_bytes();
     let mut result = inputs[0].clone();
     for input in &inputs[1..] {
@@ -262,8 +262,8 @@ fn reduced(inputs: &[Vec<u8>], op: NativeOp, dtype: DType) -> Vec<u8> {
 }
 
 /// The scratch memory of a rank whose memory has `before` bytes of other things.
-pub(crate) fn room(before: usize, bytes: usize) -> Room {
-    Room { address: BASE + before as u64, bytes }
+pub(crate) fn scratch(before: usize, bytes: usize) -> Scratch {
+    Scratch { address: BASE + before as u64, bytes }
 }
 
 /// Every rank of `n`.

@@ -8,8 +8,8 @@ use cudarc::driver::sys::{CUevent_wait_flags, CUstream};
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
-use super::step::{Folder, Lane, Moment, Plan, Step, Transfer};
-use super::way::NativeOp;
+use super::algorithm::NcclOp;
+use super::step::{Folder, Plan, Step, StepEvent, StreamRole, Transfer};
 use super::{DevicePlane, Product};
 use crate::device::comm::{self, Part};
 use crate::device::driver::{self, cuda_error};
@@ -167,14 +167,14 @@ impl DevicePlane {
 
     /// NCCL's number of an op. For a `PreMulSum` it is made here, and kept: the next call often has the same scalar.
     #[inline]
-    fn operation(&self, raw: &Raw<'_>, op: NativeOp, dtype: DType) -> std::result::Result<ncclRedOp_t, Refusal> {
+    fn operation(&self, raw: &Raw<'_>, op: NcclOp, dtype: DType) -> std::result::Result<ncclRedOp_t, Refusal> {
         match op {
-            NativeOp::Sum => Ok(ncclRedOp_t::ncclSum),
-            NativeOp::Prod => Ok(ncclRedOp_t::ncclProd),
-            NativeOp::Min => Ok(ncclRedOp_t::ncclMin),
-            NativeOp::Max => Ok(ncclRedOp_t::ncclMax),
-            NativeOp::Avg => Ok(ncclRedOp_t::ncclAvg),
-            NativeOp::PreMulSum(scalar) => self.product(raw, scalar, dtype),
+            NcclOp::Sum => Ok(ncclRedOp_t::ncclSum),
+            NcclOp::Prod => Ok(ncclRedOp_t::ncclProd),
+            NcclOp::Min => Ok(ncclRedOp_t::ncclMin),
+            NcclOp::Max => Ok(ncclRedOp_t::ncclMax),
+            NcclOp::Avg => Ok(ncclRedOp_t::ncclAvg),
+            NcclOp::PreMulSum(scalar) => self.product(raw, scalar, dtype),
         }
     }
 
@@ -204,12 +204,12 @@ impl DevicePlane {
                 let copied = unsafe { result::memcpy_dtod_async(destination, source, bytes, stream.cu_stream()) };
                 copied.map_err(|error| cuda_error(format!("copying {bytes} B inside a device"), error))
             }
-            Step::Fold { lane, folder, ref arguments, element_bytes } => {
+            Step::Fold { role, folder, ref arguments, element_bytes } => {
                 let function = match folder {
                     Folder::Ours(op, dtype) => self.kernels.fold_of(op, dtype)?,
-                    Folder::User(place) => self.users.borrow().function(place)?,
+                    Folder::User(place) => self.custom_kernels.borrow().function(place)?,
                 };
-                let stream = if lane == Lane::Side { &self.side } else { stream };
+                let stream = if role == StreamRole::Side { &self.side } else { stream };
                 // SAFETY: the kernels are loaded as long as the plane is there; addresses are the caller's promise.
                 unsafe { self.kernels.fold(function, arguments, element_bytes, stream) }
             }
@@ -225,17 +225,17 @@ impl DevicePlane {
                 // SAFETY: the bytes are this rank's part of the destination, or a receive's memory: the caller's promise.
                 unsafe { self.kernels.make_truths(data, bytes as u64, stream) }
             }
-            Step::Record(moment @ Moment::Arrived) => record(self.event(moment), stream),
-            Step::Record(moment @ Moment::Folded(_)) => record(self.event(moment), &self.side),
-            Step::Wait(moment @ Moment::Arrived) => wait(self.event(moment), &self.side),
-            Step::Wait(moment @ Moment::Folded(_)) => wait(self.event(moment), stream),
+            Step::Record(event @ StepEvent::Arrived) => record(self.event(event), stream),
+            Step::Record(event @ StepEvent::Folded(_)) => record(self.event(event), &self.side),
+            Step::Wait(event @ StepEvent::Arrived) => wait(self.event(event), &self.side),
+            Step::Wait(event @ StepEvent::Folded(_)) => wait(self.event(event), stream),
         }
     }
 
-    fn event(&self, moment: Moment) -> &CudaEvent {
-        match moment {
-            Moment::Arrived => &self.arrived,
-            Moment::Folded(half) => &self.folded[half],
+    fn event(&self, event: StepEvent) -> &CudaEvent {
+        match event {
+            StepEvent::Arrived => &self.arrived,
+            StepEvent::Folded(half) => &self.folded[half],
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::DType;
 
-use super::way::{FoldOp, NativeOp};
+use super::algorithm::{FoldOp, NcclOp};
 use crate::device::kernels::FoldArguments;
 
 /// One call of NCCL's. Addresses are of this rank's memory; lengths are in bytes where no type is named.
@@ -13,7 +13,7 @@ pub(crate) enum Transfer {
         destination: u64,
         count: usize,
         dtype: DType,
-        op: NativeOp,
+        op: NcclOp,
     },
     /// The destination counts at the root alone.
     Reduce {
@@ -21,7 +21,7 @@ pub(crate) enum Transfer {
         destination: u64,
         count: usize,
         dtype: DType,
-        op: NativeOp,
+        op: NcclOp,
         root: usize,
     },
     /// `count` elements to each rank.
@@ -30,7 +30,7 @@ pub(crate) enum Transfer {
         destination: u64,
         count: usize,
         dtype: DType,
-        op: NativeOp,
+        op: NcclOp,
     },
     /// The source counts at the root alone.
     Broadcast {
@@ -79,16 +79,16 @@ pub(crate) enum Transfer {
 
 /// Where our own work runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum StreamRole {
     /// The stream of the call, on which NCCL's part runs, too.
     Call,
     /// A stream of the plane's, beside it.
     Side,
 }
 
-/// A moment on one lane for which the other waits.
+/// A moment on one stream for which the other waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Moment {
+pub(crate) enum StepEvent {
     /// The inputs of a slab have come. The side waits.
     Arrived,
     /// The slab in this half of the scratch memory is folded. The call's stream waits.
@@ -104,31 +104,31 @@ pub(crate) enum Folder {
     User(usize),
 }
 
-/// One step of a call. Steps of one lane run one after another.
+/// One step of a call. Steps of one stream run one after another.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Step {
     /// Transfers that are launched as one group. There may be none where other ranks have some.
     Transfer(Vec<Transfer>),
-    /// A copy inside this device's memory, on the call's lane.
+    /// A copy inside this device's memory, on the call's stream.
     Copy {
         source: u64,
         destination: u64,
         bytes: usize,
     },
     Fold {
-        lane: Lane,
+        role: StreamRole,
         folder: Folder,
         arguments: FoldArguments,
         element_bytes: usize,
     },
-    /// Each element is divided by `divisor`, on the call's lane.
+    /// Each element is divided by `divisor`, on the call's stream.
     Divide {
         data: u64,
         count: usize,
         dtype: DType,
         divisor: u32,
     },
-    /// Each element times the scalar, on the call's lane.
+    /// Each element times the scalar, on the call's stream.
     Multiply {
         source: u64,
         destination: u64,
@@ -136,14 +136,14 @@ pub(crate) enum Step {
         dtype: DType,
         scalar: f64,
     },
-    /// Each byte becomes a truth value, on the call's lane.
+    /// Each byte becomes a truth value, on the call's stream.
     Truths {
         data: u64,
         bytes: usize,
     },
-    /// The side waits for what the call's lane has done so far, or the reverse.
-    Record(Moment),
-    Wait(Moment),
+    /// The side waits for what the call's stream has done so far, or the reverse.
+    Record(StepEvent),
+    Wait(StepEvent),
 }
 
 /// What a call comes down to.
@@ -160,7 +160,7 @@ pub(crate) enum Plan {
 }
 
 impl Plan {
-    /// The plan, with a step of this rank's own behind it, on the call's lane.
+    /// The plan, with a step of this rank's own behind it, on the call's stream.
     pub(crate) fn then(self, step: Step) -> Self {
         match self {
             Plan::Nothing => Plan::Group { transfers: Vec::new(), after: vec![step] },
@@ -193,7 +193,7 @@ impl Ranks {
 
 /// Memory of the plane's own on the device.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Room {
+pub(crate) struct Scratch {
     pub(crate) address: u64,
     pub(crate) bytes: usize,
 }

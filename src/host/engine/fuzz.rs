@@ -5,15 +5,15 @@
 use std::time::Duration;
 
 use super::wire::{self, FIRST_BYTES, Message};
-use super::{CheckedPlan, Engine, Links, Memory, Request};
+use super::{CheckedPlan, Engine, Execution, Links, Memory};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
+use crate::host::abort_reason::{AbortReason, Interrupted};
+use crate::host::bools::NormalisedBools;
 use crate::host::fuzz::Script;
 use crate::host::health::Health;
-use crate::host::notice::{Notice, Stop};
 use crate::host::plan::{Action, Plan, Space, Span, Step};
-use crate::host::truth::Settling;
 
 /// Bytes that each peer is to send, and is sent.
 const PART: usize = 24;
@@ -27,7 +27,7 @@ pub fn engine_headers(data: &[u8]) {
         let encoded = match message {
             Message::First { call, total, payload } => wire::encode_first(&call, total, payload).to_vec(),
             Message::Next { payload } => wire::encode_next(payload).to_vec(),
-            Message::Notice(notice) => wire::encode_notice(&notice).to_vec(),
+            Message::AbortReason(abort_reason) => wire::encode_abort_reason(&abort_reason).to_vec(),
             Message::Leave => wire::encode_leave().to_vec(),
         };
         assert_eq!(encoded, rest[..used]);
@@ -40,9 +40,9 @@ pub fn engine_headers(data: &[u8]) {
 /// the other peer is told why, nothing is written to the destination before everybody has agreed, and no truth value in it is anything but
 /// 0 or 1 then, however the run ended.
 pub fn engine_peer(data: &[u8]) {
-    let Some((&pace, bytes)) = data.split_first() else { return };
+    let Some((&jitter, bytes)) = data.split_first() else { return };
     let whole = run(bytes, 0);
-    let split = run(bytes, u64::from(pace) + 1);
+    let split = run(bytes, u64::from(jitter) + 1);
     assert_eq!(whole, split, "in parts");
 }
 
@@ -52,8 +52,8 @@ struct Peers([Option<Script>; 2]);
 impl Links for Peers {
     type Link = Script;
 
-    fn link(&mut self, rank: usize, _deadline: &Deadline) -> Result<&mut Script, Stop> {
-        self.0[rank - 1].as_mut().ok_or_else(|| Notice::Lost { rank: rank as u32 }.into())
+    fn link(&mut self, rank: usize, _deadline: &Deadline) -> Result<&mut Script, Interrupted> {
+        self.0[rank - 1].as_mut().ok_or_else(|| AbortReason::Lost { rank: rank as u32 }.into())
     }
 
     fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut Script)) {
@@ -91,18 +91,18 @@ pub(in crate::host) fn call() -> Call {
 }
 
 /// What becomes of a run in which rank 1 sends `bytes` and rank 2 what it should.
-fn run(bytes: &[u8], pace: u64) -> Result<(), Notice> {
+fn run(bytes: &[u8], jitter: u64) -> Result<(), AbortReason> {
     let right = [&wire::encode_first(&call().to_bytes(), PART as u64, 0)[..], &wire::encode_next(PART), &[2; PART]].concat();
     // What comes behind the bytes begins no message, so that every run ends; and the run of a peer that is right ends before that.
-    let mut links = Peers([Some(Script::new(bytes, Some(0xee), pace)), Some(Script::new(&right, Some(0xee), pace))]);
+    let mut links = Peers([Some(Script::new(bytes, Some(0xee), jitter)), Some(Script::new(&right, Some(0xee), jitter))]);
     let (source, mut destination) = ([7_u8; PART], [UNTOUCHED; 2 * PART]);
     let (deadline, health) = (Deadline::after(Duration::from_secs(10)), Health::default());
     let into = destination.as_mut_ptr();
     // SAFETY: the array outlives the value, and nobody uses it while that is dropped. So does a call with its own destination.
-    let settling = unsafe { Settling::new(call().element, into, 2 * PART) };
+    let normalised = unsafe { NormalisedBools::new(call().element, into, 2 * PART) };
     // SAFETY: both arrays live until the run is over, and nothing is folded.
     let memory = unsafe { Memory::new(source.as_ptr(), PART, into, 2 * PART) };
-    let request = Request {
+    let request = Execution {
         plan: &CheckedPlan::new(plan()),
         participants: &[0, 1, 2],
         memory,
@@ -112,16 +112,16 @@ fn run(bytes: &[u8], pace: u64) -> Result<(), Notice> {
         health: &health,
         interrupted: &mut || None,
     };
-    let result = Engine::new(0, 3, 3).run(request, &mut links).map_err(|stop| stop.notice);
+    let result = Engine::new(0, 3, 3).run(request, &mut links).map_err(|stop| stop.abort_reason);
     assert!(!deadline.has_passed());
     let agrees = bytes.starts_with(&right[..FIRST_BYTES]);
     assert!(agrees || destination == [UNTOUCHED; 2 * PART], "written before everybody agreed");
     match &result {
         Ok(()) => assert!(agrees && destination[PART..] == [2; PART] && destination[..PART] == peers_part(bytes)),
-        Err(notice) => assert_eq!(health.notice(), Some(notice)),
+        Err(abort_reason) => assert_eq!(health.abort_reason(), Some(abort_reason)),
     }
     let expected = destination.map(|byte| u8::from(byte != 0));
-    drop(settling);
+    drop(normalised);
     assert_eq!(destination, expected, "what the caller sees as truth values");
     check_told(links.0[1].as_ref().map_or(&[], |link| &link.taken), result.as_ref().err());
     result
@@ -143,7 +143,7 @@ fn peers_part(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// That rank 2 was sent whole messages, the last of them why the run ended.
-fn check_told(taken: &[u8], why: Option<&Notice>) {
+fn check_told(taken: &[u8], why: Option<&AbortReason>) {
     let (mut rest, mut last) = (taken, None);
     while !rest.is_empty() {
         let (message, used) = wire::parse(rest).expect("a rank sends messages").expect("whole ones");
@@ -152,12 +152,12 @@ fn check_told(taken: &[u8], why: Option<&Notice>) {
         last = Some(message);
     }
     if let Some(why) = why {
-        assert_eq!(last, Some(Message::Notice(*why)), "what the other peer was told");
+        assert_eq!(last, Some(Message::AbortReason(*why)), "what the other peer was told");
     }
 }
 
 /// Inputs to begin with.
-pub(in crate::host) fn seeds(notices: &[Notice]) -> Vec<(&'static str, Vec<u8>)> {
+pub(in crate::host) fn seeds(abort_reasons: &[AbortReason]) -> Vec<(&'static str, Vec<u8>)> {
     let first = |total, payload| wire::encode_first(&call().to_bytes(), total, payload).to_vec();
     let part = vec![1; PART];
     let (next, half) = (wire::encode_next(PART).to_vec(), wire::encode_next(PART / 2).to_vec());
@@ -168,9 +168,11 @@ pub(in crate::host) fn seeds(notices: &[Notice]) -> Vec<(&'static str, Vec<u8>)>
         [first(2 * PART as u64, 0), next.clone()].concat(),
         [next, part].concat(),
     ];
-    streams.extend(notices.iter().map(|notice| [first(PART as u64, 0), wire::encode_notice(notice).to_vec()].concat()));
+    streams.extend(
+        abort_reasons.iter().map(|abort_reason| [first(PART as u64, 0), wire::encode_abort_reason(abort_reason).to_vec()].concat()),
+    );
     let headers = streams[0][..FIRST_BYTES + wire::HEADER_BYTES].to_vec();
-    let whole = notices.iter().map(|notice| wire::encode_notice(notice).to_vec()).collect::<Vec<_>>().concat();
+    let whole = abort_reasons.iter().map(|abort_reason| wire::encode_abort_reason(abort_reason).to_vec()).collect::<Vec<_>>().concat();
     let mut seeds = vec![("engine_headers", headers), ("engine_headers", [whole, wire::encode_leave().to_vec()].concat())];
     seeds.extend(streams.into_iter().map(|stream| ("engine_peer", [vec![5], stream].concat())));
     seeds

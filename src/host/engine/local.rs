@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "folds and copies work on raw memory")]
 
-use super::lane::Context;
+use super::run_state::Context;
 use super::schedule::Schedule;
 use crate::host::fold::Fold;
 use crate::host::plan::{Action, Span};

@@ -7,15 +7,15 @@
 //! that they disagree before any payload is taken. Whatever ends a run on one rank is told to every open link, and passed on
 //! once by whoever hears of it.
 
-mod farewell;
 #[cfg(feature = "internals")]
 pub(crate) mod fuzz;
 mod input;
-mod lane;
 mod local;
 mod memory;
 mod peer;
+mod run_state;
 mod schedule;
+mod shutdown;
 #[cfg(test)]
 mod tests;
 mod waiting;
@@ -23,17 +23,17 @@ mod wire;
 
 use rustix::event::PollFlags;
 
-use self::lane::Context;
 use self::local::Local;
 pub(crate) use self::memory::{CheckedPlan, Memory};
 use self::memory::{Scratch, Spaces};
-use self::peer::Peer;
+use self::peer::PeerState;
+use self::run_state::Context;
 use self::schedule::Schedule;
 use self::waiting::{Pause, Waiting};
+use super::abort_reason::{AbortReason, Interrupted};
 use super::fold::Fold;
 use super::health::Health;
 use super::link::ByteLink;
-use super::notice::{Notice, Stop};
 use super::plan::{Action, Plan};
 use crate::call::Call;
 use crate::deadline::Deadline;
@@ -44,7 +44,7 @@ pub(crate) trait Links {
     type Link: ByteLink;
 
     /// The link to a rank, opened where it is not yet (which may wait until the deadline).
-    fn link(&mut self, rank: usize, deadline: &Deadline) -> Result<&mut Self::Link, Stop>;
+    fn link(&mut self, rank: usize, deadline: &Deadline) -> Result<&mut Self::Link, Interrupted>;
 
     /// Shows every link that is open, with its rank.
     fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut Self::Link));
@@ -54,7 +54,7 @@ pub(crate) trait Links {
 }
 
 /// One collective to be run.
-pub(crate) struct Request<'a> {
+pub(crate) struct Execution<'a> {
     /// This rank's part.
     pub(crate) plan: &'a CheckedPlan,
     /// The rank of each of the plan's participants.
@@ -70,18 +70,18 @@ pub(crate) struct Request<'a> {
     /// Whether the communicator is whole.
     pub(crate) health: &'a Health,
     /// Asked now and then: whether the communicator ended in a way that neither `health` nor the links tell.
-    pub(crate) interrupted: &'a mut dyn FnMut() -> Option<Notice>,
+    pub(crate) interrupted: &'a mut dyn FnMut() -> Option<AbortReason>,
 }
 
 /// Why a run ends early, and which peer said so.
 struct End {
-    stop: Stop,
+    stop: Interrupted,
     told_by: Option<usize>,
 }
 
-impl From<Notice> for End {
-    fn from(notice: Notice) -> Self {
-        Self { stop: notice.into(), told_by: None }
+impl From<AbortReason> for End {
+    fn from(abort_reason: AbortReason) -> Self {
+        Self { stop: abort_reason.into(), told_by: None }
     }
 }
 
@@ -89,7 +89,7 @@ impl From<Notice> for End {
 #[derive(Debug)]
 pub(crate) struct Engine {
     rank: usize,
-    peers: Vec<Peer>,
+    peers: Vec<PeerState>,
     /// The ranks that this run sends to or receives from.
     active: Vec<usize>,
     schedule: Schedule,
@@ -107,7 +107,7 @@ impl Engine {
     pub(crate) fn new(rank: usize, world_size: usize, local_ranks: usize) -> Self {
         Self {
             rank,
-            peers: (0..world_size).map(|rank| Peer::new(rank as u32)).collect(),
+            peers: (0..world_size).map(|rank| PeerState::new(rank as u32)).collect(),
             active: Vec::new(),
             schedule: Schedule::default(),
             local: Local::default(),
@@ -119,10 +119,10 @@ impl Engine {
     }
 
     /// Runs a plan to its end. After an error the communicator has ended: `health` knows why, and the peers have been told.
-    pub(crate) fn run<L: Links>(&mut self, mut request: Request<'_>, links: &mut L) -> Result<(), Stop> {
+    pub(crate) fn run<L: Links>(&mut self, mut request: Execution<'_>, links: &mut L) -> Result<(), Interrupted> {
         let was_running = std::mem::replace(&mut self.is_running, true);
         let result = match self.prepare(&request, was_running) {
-            Err(notice) => Err(self.fail(notice.into(), None, request.health, links)),
+            Err(abort_reason) => Err(self.fail(abort_reason.into(), None, request.health, links)),
             Ok(context) => {
                 let driven = self.drive(&mut request, &context, links);
                 driven.map_err(|end| {
@@ -137,11 +137,11 @@ impl Engine {
     }
 
     /// Checks the plan and takes it up.
-    fn prepare<'a>(&mut self, request: &Request<'a>, was_running: bool) -> Result<Context<'a>, Notice> {
-        if let Some(notice) = request.health.notice() {
-            return Err(*notice);
+    fn prepare<'a>(&mut self, request: &Execution<'a>, was_running: bool) -> Result<Context<'a>, AbortReason> {
+        if let Some(abort_reason) = request.health.abort_reason() {
+            return Err(*abort_reason);
         }
-        let failed = Notice::Failed { rank: self.rank as u32 };
+        let failed = AbortReason::Failed { rank: self.rank as u32 };
         if was_running || self.has_told {
             crate::event::error!(rank = self.rank, "the communicator is used after its last run broke off");
             return Err(failed);
@@ -187,7 +187,7 @@ impl Engine {
     }
 
     /// Goes round until all is done.
-    fn drive<L: Links>(&mut self, request: &mut Request<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
+    fn drive<L: Links>(&mut self, request: &mut Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
         /// Looking at the clock every time would cost more than a small message.
         const ROUNDS_PER_CHECK: u32 = 64;
         for &rank in &self.active {
@@ -199,8 +199,8 @@ impl Engine {
             if self.schedule.is_done() {
                 return Ok(());
             }
-            if let Some(notice) = request.health.notice() {
-                return Err((*notice).into());
+            if let Some(abort_reason) = request.health.abort_reason() {
+                return Err((*abort_reason).into());
             }
             rounds = rounds.wrapping_add(1);
             if has_moved {
@@ -216,7 +216,7 @@ impl Engine {
     }
 
     /// Serves every link and does some of the local work; says whether anything moved.
-    fn round<L: Links>(&mut self, request: &Request<'_>, context: &Context<'_>, links: &mut L) -> Result<bool, End> {
+    fn round<L: Links>(&mut self, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<bool, End> {
         let mut has_moved = self.local.advance(&mut self.schedule, context, request.fold);
         // Sends first: a peer can do something with bytes while this rank is still reading.
         for is_send in [true, false] {
@@ -240,9 +240,9 @@ impl Engine {
     }
 
     /// Whether the run should end though the links say nothing.
-    fn check<L: Links>(&mut self, request: &mut Request<'_>, links: &mut L) -> Result<(), End> {
-        if let Some(notice) = (request.interrupted)() {
-            return Err(notice.into());
+    fn check<L: Links>(&mut self, request: &mut Execution<'_>, links: &mut L) -> Result<(), End> {
+        if let Some(abort_reason) = (request.interrupted)() {
+            return Err(abort_reason.into());
         }
         let elapsed = request.deadline.elapsed();
         if elapsed >= request.deadline.limit() {
@@ -256,7 +256,7 @@ impl Engine {
     }
 
     /// Nothing moves: waits a little.
-    fn pause<L: Links>(&mut self, request: &Request<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
+    fn pause<L: Links>(&mut self, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
         match self.waiting.pause() {
             Pause::Spin => std::hint::spin_loop(),
             Pause::Yield => std::thread::yield_now(),
@@ -265,12 +265,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Sleeps until a link stirs, one of those included that this run does not need: a peer may have a notice for us.
-    fn sleep<L: Links>(&mut self, request: &Request<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
+    /// Sleeps until a link stirs, one of those included that this run does not need: a peer may have a reason to abort for us.
+    fn sleep<L: Links>(&mut self, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
         let Self { peers, schedule, waiting, active, .. } = self;
         waiting.clear();
         // Links that matter and are still being opened have nothing to sleep on, and are not visited.
-        let matters = |peer: &Peer| peer.wants_to_read(schedule) || peer.wants_to_write(schedule);
+        let matters = |peer: &PeerState| peer.wants_to_read(schedule) || peer.wants_to_write(schedule);
         let mut unseen = active.iter().filter(|rank| matters(&peers[**rank])).count();
         let (mut is_blind, mut trouble) = (false, None);
         links.for_each_open(&mut |rank, link| {

@@ -5,12 +5,12 @@
 use std::io::{self, IoSlice};
 
 use super::input::{Filled, INPUT_BYTES, Input, moved};
-use super::lane::{Context, Lane};
+use super::run_state::{Context, RunState};
 use super::schedule::{NONE, Schedule};
 use super::wire::{self, Malformed, Message};
 use crate::call::Call;
+use crate::host::abort_reason::AbortReason;
 use crate::host::link::ByteLink;
-use crate::host::notice::Notice;
 use crate::host::plan::Span;
 
 /// How many bytes one link moves before the others have their turn.
@@ -22,74 +22,74 @@ pub(super) enum Trouble {
     /// The link broke.
     Link(io::Error),
     /// It said that the communicator ended.
-    Told(Notice),
+    Told(AbortReason),
     /// It said or did something by which the communicator ends.
-    Found(Notice),
+    Found(AbortReason),
 }
 
-/// One peer. The input lives as long as the link; the lane is made new for each run.
+/// One peer. The input lives as long as the link; the run state is made new for each run.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct PeerState {
     rank: u32,
     input: Input,
     /// It closed its communicator in good order.
     has_left: bool,
-    lane: Lane,
+    run_state: RunState,
     /// How much of the last message of all has been written.
     said: usize,
     /// It is no use saying anything to it.
     is_deaf: bool,
 }
 
-impl Peer {
+impl PeerState {
     pub(super) fn new(rank: u32) -> Self {
-        Self { rank, input: Input::default(), has_left: false, lane: Lane::new(), said: 0, is_deaf: false }
+        Self { rank, input: Input::default(), has_left: false, run_state: RunState::new(), said: 0, is_deaf: false }
     }
 
     /// Forgets the run before.
     pub(super) fn begin(&mut self) {
-        self.lane = Lane::new();
+        self.run_state = RunState::new();
     }
 
     /// Puts a send before all others of this run; returns the one that was first.
     pub(super) fn queue_send(&mut self, step: u32, len: usize) -> u32 {
-        self.lane.send_total += len as u64;
-        std::mem::replace(&mut self.lane.send, step)
+        self.run_state.send_total += len as u64;
+        std::mem::replace(&mut self.run_state.send, step)
     }
 
     /// Puts a receive before all others of this run; returns the one that was first.
     pub(super) fn queue_receive(&mut self, step: u32, len: usize) -> u32 {
-        self.lane.receive_total += len as u64;
-        std::mem::replace(&mut self.lane.receive, step)
+        self.run_state.receive_total += len as u64;
+        std::mem::replace(&mut self.run_state.receive, step)
     }
 
     /// Whether this run needs it still.
     pub(super) fn is_needed(&self) -> bool {
-        self.lane.send != NONE || self.lane.receive != NONE
+        self.run_state.send != NONE || self.run_state.receive != NONE
     }
 
     /// Whether there are bytes that could go to it.
     pub(super) fn wants_to_write(&self, schedule: &Schedule) -> bool {
-        schedule.is_ready(self.lane.send)
+        schedule.is_ready(self.run_state.send)
     }
 
     /// Whether bytes of it have a place to go to.
     pub(super) fn wants_to_read(&self, schedule: &Schedule) -> bool {
-        schedule.is_ready(self.lane.receive)
+        schedule.is_ready(self.run_state.receive)
     }
 
     /// Sends what the link takes; says whether any byte moved.
     pub(super) fn send(&mut self, link: &mut impl ByteLink, schedule: &mut Schedule, context: &Context<'_>) -> Result<bool, Trouble> {
         let mut total = 0;
-        while total < TURN_BYTES && schedule.is_ready(self.lane.send) {
-            let len = context.span(self.lane.send).len;
+        while total < TURN_BYTES && schedule.is_ready(self.run_state.send) {
+            let len = context.span(self.run_state.send).len;
             if self.has_left {
                 return Err(self.left());
             }
-            if !self.lane.outgoing.is_open {
-                self.lane.open_message(len, context);
+            if !self.run_state.outgoing.is_open {
+                self.run_state.open_message(len, context);
             }
-            let Some((count, all)) = self.lane.write_all(link, schedule, context).map_err(Trouble::Link)? else { break };
+            let Some((count, all)) = self.run_state.write_all(link, schedule, context).map_err(Trouble::Link)? else { break };
             total += count;
             if !all {
                 break;
@@ -101,12 +101,12 @@ impl Peer {
     /// Receives what the link has, as far as there is a place for it; says whether any byte moved.
     pub(super) fn receive(&mut self, link: &mut impl ByteLink, schedule: &mut Schedule, context: &Context<'_>) -> Result<bool, Trouble> {
         let (mut total, mut is_drained) = (0, false);
-        while total < TURN_BYTES && schedule.is_ready(self.lane.receive) {
-            let span = context.span(self.lane.receive);
-            let Some(left) = self.lane.incoming else {
+        while total < TURN_BYTES && schedule.is_ready(self.run_state.receive) {
+            let span = context.span(self.run_state.receive);
+            let Some(left) = self.run_state.incoming else {
                 if let Some((message, used)) = self.input.front().map_err(|malformed| self.garbled(malformed))? {
                     self.input.consume(used);
-                    self.lane.incoming = Some(self.accept(message, span, context)?);
+                    self.run_state.incoming = Some(self.accept(message, span, context)?);
                     total += used;
                     self.finish_message(0, span, schedule);
                 } else if is_drained {
@@ -127,7 +127,7 @@ impl Peer {
             } else if left >= INPUT_BYTES {
                 // SAFETY: the plan was checked; `accept` let no message be longer than what is left of its span; nothing else
                 // touches the plan's memory during the call of the link.
-                let into = unsafe { context.spaces.bytes_mut(span, self.lane.received, left) };
+                let into = unsafe { context.spaces.bytes_mut(span, self.run_state.received, left) };
                 let Some(count) = moved(link.try_read(into)).map_err(Trouble::Link)? else { break };
                 is_drained = count < left;
                 count.min(left)
@@ -150,7 +150,7 @@ impl Peer {
         let count = left.min(self.input.bytes().len());
         // SAFETY: the plan was checked; `accept` let no message be longer than what is left of its span, and `count` is at most what is left
         // of the message; the input that is copied from is memory of its own.
-        let into = unsafe { context.spaces.bytes_mut(span, self.lane.received, count) };
+        let into = unsafe { context.spaces.bytes_mut(span, self.run_state.received, count) };
         into.copy_from_slice(&self.input.bytes()[..count]);
         self.input.consume(count);
         count
@@ -158,31 +158,31 @@ impl Peer {
 
     /// Counts payload that has come in; ends the message, and with it the step, where it was the last.
     fn finish_message(&mut self, count: usize, span: Span, schedule: &mut Schedule) {
-        let lane = &mut self.lane;
-        lane.received += count;
-        lane.incoming = lane.incoming.map(|left| left - count).filter(|left| *left > 0);
-        if lane.incoming.is_none() && lane.received == span.len {
-            lane.received = 0;
-            lane.receive = schedule.finish(lane.receive);
+        let run_state = &mut self.run_state;
+        run_state.received += count;
+        run_state.incoming = run_state.incoming.map(|left| left - count).filter(|left| *left > 0);
+        if run_state.incoming.is_none() && run_state.received == span.len {
+            run_state.received = 0;
+            run_state.receive = schedule.finish(run_state.receive);
         }
     }
 
     /// Whether a message is what this run expects; returns the length of its payload.
     fn accept(&mut self, message: Message, span: Span, context: &Context<'_>) -> Result<usize, Trouble> {
         match message {
-            Message::Notice(notice) => return Err(Trouble::Told(notice)),
+            Message::AbortReason(abort_reason) => return Err(Trouble::Told(abort_reason)),
             Message::Leave => {
                 self.has_left = true;
                 return Err(self.left());
             }
-            Message::First { call, total, .. } if !self.lane.has_received => self.agree(&call, total, context)?,
-            Message::Next { .. } if self.lane.has_received => {}
+            Message::First { call, total, .. } if !self.run_state.has_received => self.agree(&call, total, context)?,
+            Message::Next { .. } if self.run_state.has_received => {}
             Message::First { payload, .. } | Message::Next { payload } => {
                 return Err(self.unexpected(message, payload, "it is out of order"));
             }
         }
-        self.lane.has_received = true;
-        let (payload, left) = (message.payload(), span.len - self.lane.received);
+        self.run_state.has_received = true;
+        let (payload, left) = (message.payload(), span.len - self.run_state.received);
         if payload > left || (payload == 0 && left > 0) {
             return Err(self.unexpected(message, payload, "the payload is not what this call needs"));
         }
@@ -194,13 +194,13 @@ impl Peer {
         if *theirs != context.fingerprint {
             return Err(self.disagree(theirs, context));
         }
-        if total == self.lane.receive_total {
+        if total == self.run_state.receive_total {
             return Ok(());
         }
         // The calls agree in all that every rank knows, so their counts say what they disagree in.
         let element_bytes = context.call.element.size_bytes().max(1) as u64;
         let count_of = |bytes: u64| Call { count: bytes / element_bytes, ..*context.call };
-        Err(self.mismatch(count_of(self.lane.receive_total), count_of(total), context))
+        Err(self.mismatch(count_of(self.run_state.receive_total), count_of(total), context))
     }
 
     fn disagree(&self, theirs: &[u8; Call::FINGERPRINT_BYTES], context: &Context<'_>) -> Trouble {
@@ -212,11 +212,11 @@ impl Peer {
     }
 
     fn mismatch(&self, mine: Call, theirs: Call, context: &Context<'_>) -> Trouble {
-        Trouble::Found(Notice::Mismatch { first: (context.rank as u32, mine), second: (self.rank, theirs) })
+        Trouble::Found(AbortReason::Mismatch { first: (context.rank as u32, mine), second: (self.rank, theirs) })
     }
 
     fn left(&self) -> Trouble {
-        Trouble::Found(Notice::Left { rank: self.rank })
+        Trouble::Found(AbortReason::Left { rank: self.rank })
     }
 
     fn unexpected(&self, message: Message, payload: usize, reason: &'static str) -> Trouble {
@@ -227,7 +227,7 @@ impl Peer {
 
     fn garbled(&self, malformed: Malformed) -> Trouble {
         crate::event::error!(rank = self.rank, "a peer sent {malformed}");
-        Trouble::Found(Notice::Garbled { rank: self.rank, header: u64::from_be_bytes(malformed.header) })
+        Trouble::Found(AbortReason::Garbled { rank: self.rank, header: u64::from_be_bytes(malformed.header) })
     }
 
     /// Looks through what has come from a peer that nothing is read from now, and leaves it where it is. Says whether more of
@@ -239,7 +239,7 @@ impl Peer {
                 break;
             };
             match message {
-                Message::Notice(notice) => return Err(Trouble::Told(notice)),
+                Message::AbortReason(abort_reason) => return Err(Trouble::Told(abort_reason)),
                 Message::Leave => {
                     self.has_left |= at == 0;
                     return if self.has_left && self.is_needed() { Err(self.left()) } else { Ok(false) };
@@ -255,7 +255,7 @@ impl Peer {
         Ok(at < INPUT_BYTES && !self.input.is_full())
     }
 
-    /// As [`Peer::scan`], after reading what has come since.
+    /// As [`PeerState::scan`], after reading what has come since.
     pub(super) fn watch(&mut self, link: &mut impl ByteLink, context: &Context<'_>) -> Result<(), Trouble> {
         while self.scan(context)? {
             match self.input.fill(link).map_err(Trouble::Link)? {
@@ -266,18 +266,18 @@ impl Peer {
         Ok(())
     }
 
-    /// What a peer whose link broke had said before: its notice may lie behind payload that no one will need now.
-    pub(super) fn last_words(&mut self, link: &mut impl ByteLink) -> Option<Notice> {
+    /// What a peer whose link broke had said before: its abort reason may lie behind payload that no one will need now.
+    pub(super) fn last_words(&mut self, link: &mut impl ByteLink) -> Option<AbortReason> {
         const ROUNDS: usize = 4096;
-        let mut skip = self.lane.incoming.take().unwrap_or(0);
+        let mut skip = self.run_state.incoming.take().unwrap_or(0);
         for _ in 0..ROUNDS {
             let count = skip.min(self.input.bytes().len());
             self.input.consume(count);
             skip -= count;
             let front = if skip == 0 { self.input.front().ok()? } else { None };
             match front {
-                Some((Message::Notice(notice), _)) => return Some(notice),
-                Some((Message::Leave, _)) => return Some(Notice::Left { rank: self.rank }),
+                Some((Message::AbortReason(abort_reason), _)) => return Some(abort_reason),
+                Some((Message::Leave, _)) => return Some(AbortReason::Left { rank: self.rank }),
                 Some((message, used)) => {
                     self.input.consume(used);
                     skip = message.payload();
@@ -297,12 +297,12 @@ impl Peer {
             return true;
         }
         let has_bytes = |input: &mut Input| link.is_some_and(|link| matches!(input.fill(link), Ok(Filled::Full | Filled::Drained)));
-        self.lane.receive != NONE && self.input.is_empty() && !has_bytes(&mut self.input)
+        self.run_state.receive != NONE && self.input.is_empty() && !has_bytes(&mut self.input)
     }
 
     /// Whether anything of it has come in this run, or has come early.
     pub(super) fn has_come(&self) -> bool {
-        self.lane.has_received || !self.input.is_empty()
+        self.run_state.has_received || !self.input.is_empty()
     }
 
     /// Does what it can to write the last message of all, after what is half sent (for which it needs the run's context).
@@ -311,7 +311,7 @@ impl Peer {
         if self.is_deaf || self.has_left {
             return false;
         }
-        let outgoing = &mut self.lane.outgoing;
+        let outgoing = &mut self.run_state.outgoing;
         outgoing.is_open &= outgoing.head_sent > 0;
         let result = self.try_say(message, link, context);
         self.is_deaf = result.is_err();
@@ -319,9 +319,9 @@ impl Peer {
     }
 
     fn try_say(&mut self, message: &[u8], link: &mut impl ByteLink, context: Option<&Context<'_>>) -> io::Result<bool> {
-        while self.lane.outgoing.is_open {
+        while self.run_state.outgoing.is_open {
             let Some(context) = context else { return Ok(false) };
-            if self.lane.write(link, context)?.is_none() {
+            if self.run_state.write(link, context)?.is_none() {
                 return Ok(true);
             }
         }
@@ -351,7 +351,7 @@ impl Peer {
     /// Whether the last message of all, of this length, or the one before it was cut off.
     pub(super) fn is_cut_off(&self, len: usize) -> bool {
         let is_last_cut = self.said > 0 && self.said < len;
-        !self.is_deaf && !self.has_left && (self.lane.outgoing.is_open || is_last_cut)
+        !self.is_deaf && !self.has_left && (self.run_state.outgoing.is_open || is_last_cut)
     }
 
     /// Says no more.

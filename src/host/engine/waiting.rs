@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 const SPIN: Duration = Duration::from_micros(30);
 /// How long to look at the links in all before going to sleep.
 const AWAKE: Duration = Duration::from_micros(100);
-/// How long to sleep at most, so that what no descriptor tells (an abort, a notice in shared memory) is seen.
+/// How long to sleep at most, so that what no descriptor tells (an abort, an abort reason in shared memory) is seen.
 const SLEEP: Duration = Duration::from_millis(50);
 /// How long to sleep at first and at most where a link has no descriptor.
 const NAP: Duration = Duration::from_micros(50);
@@ -37,7 +37,7 @@ pub(super) struct Waiting {
     /// After how long a run this rank says next whom it waits for.
     pub(super) next_report: Duration,
     descriptors: Vec<PollFd<'static>>,
-    /// For each descriptor the rank, and whether it is only watched for a notice.
+    /// For each descriptor the rank, and whether it is only watched for a reason to abort.
     entries: Vec<(usize, bool)>,
 }
 

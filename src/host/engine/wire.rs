@@ -7,20 +7,20 @@
 use std::fmt;
 
 use crate::call::Call;
-use crate::host::notice::Notice;
+use crate::host::abort_reason::AbortReason;
 
 /// Length of what every message begins with.
 pub(super) const HEADER_BYTES: usize = 8;
 /// Length of what comes before the payload of the first message of a call.
 pub(super) const FIRST_BYTES: usize = HEADER_BYTES + Call::FINGERPRINT_BYTES + 8;
-/// Length of a notice as a message.
-pub(super) const NOTICE_BYTES: usize = HEADER_BYTES + Notice::BYTES;
-/// The longest payload of one message. A longer one is split, so that a notice never waits behind more than this.
+/// Length of a reason to abort as a message.
+pub(super) const ABORT_REASON_BYTES: usize = HEADER_BYTES + AbortReason::BYTES;
+/// The longest payload of one message. A longer one is split, so that a reason to abort never waits behind more than this.
 pub(super) const PAYLOAD_MAX: usize = 1 << 20;
 
 const FIRST: u8 = 1;
 const NEXT: u8 = 2;
-const NOTICE: u8 = 3;
+const ABORT: u8 = 3;
 const LEAVE: u8 = 4;
 
 /// What a message says; its payload, where it has one, follows in the stream.
@@ -31,7 +31,7 @@ pub(super) enum Message {
     /// A later one.
     Next { payload: usize },
     /// The communicator ended.
-    Notice(Notice),
+    AbortReason(AbortReason),
     /// The sender closed its communicator in good order.
     Leave,
 }
@@ -41,7 +41,7 @@ impl Message {
     pub(super) fn payload(&self) -> usize {
         match self {
             Self::First { payload, .. } | Self::Next { payload } => *payload,
-            Self::Notice(_) | Self::Leave => 0,
+            Self::AbortReason(_) | Self::Leave => 0,
         }
     }
 }
@@ -84,11 +84,11 @@ pub(super) fn encode_next(payload: usize) -> [u8; HEADER_BYTES] {
     header(NEXT, payload)
 }
 
-/// A notice as a message.
-pub(super) fn encode_notice(notice: &Notice) -> [u8; NOTICE_BYTES] {
-    let mut bytes = [0; NOTICE_BYTES];
-    bytes[..HEADER_BYTES].copy_from_slice(&header(NOTICE, Notice::BYTES));
-    bytes[HEADER_BYTES..].copy_from_slice(&notice.to_bytes());
+/// An abort reason as a message.
+pub(super) fn encode_abort_reason(abort_reason: &AbortReason) -> [u8; ABORT_REASON_BYTES] {
+    let mut bytes = [0; ABORT_REASON_BYTES];
+    bytes[..HEADER_BYTES].copy_from_slice(&header(ABORT, AbortReason::BYTES));
+    bytes[HEADER_BYTES..].copy_from_slice(&abort_reason.to_bytes());
     bytes
 }
 
@@ -115,11 +115,11 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Message, usize)>, Malformed>
             Ok(Some((Message::First { call: *call, total: u64::from_le_bytes(*total), payload: body }, FIRST_BYTES)))
         }
         NEXT => Ok(Some((Message::Next { payload: body }, HEADER_BYTES))),
-        NOTICE if body != Notice::BYTES => malformed("a notice has another length"),
-        NOTICE => match rest.first_chunk().map(Notice::from_bytes) {
+        ABORT if body != AbortReason::BYTES => malformed("a reason to abort has another length"),
+        ABORT => match rest.first_chunk().map(AbortReason::from_bytes) {
             None => Ok(None),
-            Some(None) => malformed("the notice is not one that is known"),
-            Some(Some(notice)) => Ok(Some((Message::Notice(notice), NOTICE_BYTES))),
+            Some(None) => malformed("the abort reason is not one that is known"),
+            Some(Some(abort_reason)) => Ok(Some((Message::AbortReason(abort_reason), ABORT_REASON_BYTES))),
         },
         LEAVE if body != 0 => malformed("a leave has no body"),
         LEAVE => Ok(Some((Message::Leave, HEADER_BYTES))),
@@ -135,11 +135,11 @@ mod tests {
     #[test]
     fn messages_survive_the_wire_and_wait_for_their_last_byte() {
         let fingerprint = call(9).to_bytes();
-        let notice = Notice::Lost { rank: 70_000 };
+        let abort_reason = AbortReason::Lost { rank: 70_000 };
         let cases: [(Vec<u8>, Message); 4] = [
             (encode_first(&fingerprint, 1 << 40, 17).to_vec(), Message::First { call: fingerprint, total: 1 << 40, payload: 17 }),
             (encode_next(PAYLOAD_MAX).to_vec(), Message::Next { payload: PAYLOAD_MAX }),
-            (encode_notice(&notice).to_vec(), Message::Notice(notice)),
+            (encode_abort_reason(&abort_reason).to_vec(), Message::AbortReason(abort_reason)),
             (encode_leave().to_vec(), Message::Leave),
         ];
         for (bytes, message) in cases {
@@ -163,16 +163,16 @@ mod tests {
             [FIRST, 0, 0, 7, 4, 0, 0, 0],
             [FIRST, 0, 0, 0, too_long[0], too_long[1], too_long[2], too_long[3]],
             [NEXT, 0, 0, 0, 0xff, 0xff, 0xff, 0xff],
-            [NOTICE, 0, 0, 0, 79, 0, 0, 0],
+            [ABORT, 0, 0, 0, 79, 0, 0, 0],
             [LEAVE, 0, 0, 0, 1, 0, 0, 0],
         ] {
             let error = parse(&header).expect_err("nonsense");
             assert_eq!(error.header, header);
             assert!(error.to_string().contains(&format!("{header:02x?}")), "{error}");
         }
-        let mut notice = encode_notice(&Notice::Lost { rank: 1 });
-        notice[HEADER_BYTES] = 99;
-        assert!(parse(&notice).is_err());
+        let mut abort_reason = encode_abort_reason(&AbortReason::Lost { rank: 1 });
+        abort_reason[HEADER_BYTES] = 99;
+        assert!(parse(&abort_reason).is_err());
     }
 
     #[test]

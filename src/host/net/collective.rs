@@ -7,7 +7,7 @@ use super::connector::Connector;
 use super::mesh::Shared;
 use super::tcp::TcpLink;
 use crate::deadline::Deadline;
-use crate::host::notice::{Notice, Stop};
+use crate::host::abort_reason::{AbortReason, Interrupted};
 
 /// At most one link to each peer. Of two ranks the lower connects and the higher accepts.
 #[derive(Debug)]
@@ -40,13 +40,13 @@ impl CollectiveLinks {
         &mut self,
         peer: usize,
         deadline: &Deadline,
-        interrupted: &mut dyn FnMut() -> Option<Notice>,
-    ) -> Result<&mut TcpLink, Stop> {
+        interrupted: &mut dyn FnMut() -> Option<AbortReason>,
+    ) -> Result<&mut TcpLink, Interrupted> {
         if self.opened(peer).is_none() {
             self.open(&[peer], deadline, interrupted)?;
         }
         let me = self.shared.me.rank;
-        self.opened(peer).ok_or_else(|| Notice::Failed { rank: me }.into())
+        self.opened(peer).ok_or_else(|| AbortReason::Failed { rank: me }.into())
     }
 
     /// The link to `peer`, if it is open.
@@ -71,7 +71,7 @@ impl CollectiveLinks {
 
     /// Goes on with opening the link to `peer`, without waiting, and says whether it is open. For those who have other links to
     /// look after meanwhile: to be called again every few milliseconds, or when the mesh's listener is ready.
-    pub(crate) fn advance(&mut self, peer: usize) -> Result<bool, Stop> {
+    pub(crate) fn advance(&mut self, peer: usize) -> Result<bool, Interrupted> {
         if self.opened(peer).is_some() {
             return Ok(true);
         }
@@ -91,15 +91,15 @@ impl CollectiveLinks {
     }
 
     /// Takes the link that `peer` opens, if it has; an error where it is not there any more to open it.
-    fn expect(&mut self, peer: usize) -> Result<bool, Stop> {
+    fn expect(&mut self, peer: usize) -> Result<bool, Interrupted> {
         if let Some(link) = self.shared.take(Channel::Collective, peer)? {
             self.slots[peer] = Slot::Open(link);
             return Ok(true);
         }
-        if let Slot::Expected(knocking) = &mut self.slots[peer] {
-            knocking.knock()?;
+        if let Slot::Expected(probing) = &mut self.slots[peer] {
+            probing.probe()?;
         } else {
-            self.slots[peer] = Slot::Expected(Box::new(self.shared.knocking(peer)?));
+            self.slots[peer] = Slot::Expected(Box::new(self.shared.probing(peer)?));
         }
         Ok(false)
     }
@@ -110,8 +110,8 @@ impl CollectiveLinks {
         &mut self,
         participants: &[usize],
         deadline: &Deadline,
-        interrupted: &mut dyn FnMut() -> Option<Notice>,
-    ) -> Result<(), Stop> {
+        interrupted: &mut dyn FnMut() -> Option<AbortReason>,
+    ) -> Result<(), Interrupted> {
         let me = self.shared.me.rank as usize;
         let Some(position) = participants.iter().position(|&rank| rank == me) else { return Ok(()) };
         let partners: Vec<usize> = partners(position, participants.len()).iter().map(|&at| participants[at]).collect();
@@ -129,7 +129,12 @@ impl CollectiveLinks {
     }
 
     /// Opens the links to `peers`, all at once, and waits for them.
-    fn open(&mut self, peers: &[usize], deadline: &Deadline, interrupted: &mut dyn FnMut() -> Option<Notice>) -> Result<(), Stop> {
+    fn open(
+        &mut self,
+        peers: &[usize],
+        deadline: &Deadline,
+        interrupted: &mut dyn FnMut() -> Option<AbortReason>,
+    ) -> Result<(), Interrupted> {
         loop {
             let (mut missing, mut arrived) = (Vec::new(), Vec::new());
             for &peer in peers {
@@ -138,8 +143,8 @@ impl CollectiveLinks {
             if missing.is_empty() {
                 return Ok(());
             }
-            if let Some(notice) = interrupted() {
-                return Err(notice.into());
+            if let Some(abort_reason) = interrupted() {
+                return Err(abort_reason.into());
             }
             let opening = || {
                 missing.iter().filter_map(|&peer| match &self.slots[peer] {

@@ -10,7 +10,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::hello::{Answer, CONFIRM, Hello, Refusal};
 use super::tcp::{self, TcpLink};
-use crate::host::notice::{Notice, Stop};
+use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::proof::{Initiator, Purpose, Reason, Secret, Step, Unproven};
 
 /// How long to wait after the first failed attempt; twice as long after each further one.
@@ -19,7 +19,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(4);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// How long a rank that waits to be connected to leaves its peer in peace, before it looks whether that still lives.
-const FIRST_KNOCK: Duration = Duration::from_millis(100);
+const FIRST_PROBE: Duration = Duration::from_millis(100);
 
 /// A link that is being opened from this side. Dropping it gives up.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub(crate) enum ConnectError {
     Junk { rank: u32, address: SocketAddr, what: String },
 }
 
-impl From<ConnectError> for Stop {
+impl From<ConnectError> for Interrupted {
     /// In each case the peer is not where it was, and that is all that others can be told.
     fn from(error: ConnectError) -> Self {
         crate::event::warn!("{error}");
@@ -74,7 +74,7 @@ impl From<ConnectError> for Stop {
         | ConnectError::Refused { rank, .. }
         | ConnectError::Unproven { rank, .. }
         | ConnectError::Junk { rank, .. }) = error;
-        Notice::Lost { rank }.into()
+        AbortReason::Lost { rank }.into()
     }
 }
 
@@ -84,15 +84,15 @@ impl Connector {
         Self { address, hello, secret, same_host, stage: Stage::Pausing(Instant::now()), pause: FIRST_PAUSE, trouble: None }
     }
 
-    /// One that opens no link: it only looks, by [`Connector::knock`], whether the peer lives, which is to open the link itself.
-    pub(super) fn knocking(address: SocketAddr, hello: Hello, same_host: bool) -> Self {
-        let stage = Stage::Pausing(Instant::now() + FIRST_KNOCK);
-        Self { stage, pause: FIRST_KNOCK, ..Self::new(address, hello, None, same_host) }
+    /// One that opens no link: it only looks, by [`Connector::probe`], whether the peer lives, which is to open the link itself.
+    pub(super) fn probing(address: SocketAddr, hello: Hello, same_host: bool) -> Self {
+        let stage = Stage::Pausing(Instant::now() + FIRST_PROBE);
+        Self { stage, pause: FIRST_PROBE, ..Self::new(address, hello, None, same_host) }
     }
 
     /// Connects every now and then and hangs up without a word. An error where nobody listens any more: a rank that dies before
     /// it has opened its link would be waited for in vain. To be called every few milliseconds.
-    pub(super) fn knock(&mut self) -> Result<(), ConnectError> {
+    pub(super) fn probe(&mut self) -> Result<(), ConnectError> {
         match self.attempt() {
             Ok(false) => return Ok(()),
             Err(Trouble::Final(error)) => return Err(error),

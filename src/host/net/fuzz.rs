@@ -54,10 +54,10 @@ fn settled<T: PartialEq + std::fmt::Debug>(data: &[u8], decode: impl Fn(&[u8]) -
 pub fn acceptor(data: &[u8]) {
     let mut acceptor = Acceptor::bind(Ipv4Addr::LOCALHOST.into(), ME, None).expect("a port of this host");
     let address = acceptor.address().expect("bound");
-    let mut stranger = TcpStream::connect(address).expect("connected");
+    let mut pending = TcpStream::connect(address).expect("connected");
     // Not left to the system to remember, or a run would use up its ports.
-    socket2::SockRef::from(&stranger).set_linger(Some(Duration::ZERO)).expect("a socket's own option");
-    stranger.write_all(&data[..data.len().min(4096)]).expect("a fresh socket takes as much");
+    socket2::SockRef::from(&pending).set_linger(Some(Duration::ZERO)).expect("a socket's own option");
+    pending.write_all(&data[..data.len().min(4096)]).expect("a fresh socket takes as much");
     acceptor.poll();
     let hello = Hello { channel: Channel::PointToPoint, sender: Membership { rank: 5, ..ME }, receiver: ME.rank };
     let mut peer = TcpStream::connect(address).expect("connected");

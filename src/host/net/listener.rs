@@ -11,7 +11,7 @@ use rustix::event::epoll;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, Reason, Refusal, is_hello, quote};
-use super::stranger::{Stranger, Verdict, is_not_yet};
+use super::pending_connection::{PendingConnection, Verdict, is_not_yet};
 use super::tcp::{self, TcpLink};
 use crate::proof::{self, Secret, Unproven};
 
@@ -20,11 +20,11 @@ const BACKLOG: i32 = 1024;
 /// How many connections one poll takes in, so that a flood cannot hold it.
 const ACCEPTS_PER_POLL: usize = 64;
 /// How many connections may be open that have not said hello.
-const STRANGERS: usize = 256;
+const MOST_PENDING: usize = 256;
 /// How long each of them is left in peace when others want its place.
 const GRACE: Duration = Duration::from_millis(100);
 /// How long each of them has for it.
-const STRANGER_PATIENCE: Duration = Duration::from_secs(10);
+const PENDING_PATIENCE: Duration = Duration::from_secs(10);
 /// How long nothing is accepted where there is no room, or after the system ran out of descriptors or memory.
 const REST: Duration = Duration::from_millis(50);
 
@@ -38,7 +38,7 @@ pub(super) struct Acceptor {
     /// What callers have to know.
     secret: Option<Secret>,
     /// Connections that have not said hello, oldest first.
-    strangers: VecDeque<Stranger>,
+    pending: VecDeque<PendingConnection>,
     /// Connections that have been welcomed and have not confirmed: at most one for each channel and rank. They may take their time.
     welcomed: Vec<(Caller, TcpStream)>,
     /// Links that nobody has asked for yet: at most one for each channel and rank.
@@ -70,7 +70,7 @@ impl Acceptor {
             readiness: Arc::new(readiness),
             me,
             secret,
-            strangers: VecDeque::new(),
+            pending: VecDeque::new(),
             welcomed: Vec::new(),
             ready: Vec::new(),
             junk: 0,
@@ -107,18 +107,18 @@ impl Acceptor {
     /// [`Acceptor::poll`] at a given time.
     pub(super) fn poll_at(&mut self, now: Instant) {
         self.accept(now);
-        for mut stranger in std::mem::take(&mut self.strangers) {
-            match stranger.listen(&self.me) {
-                Verdict::Undecided if now.saturating_duration_since(stranger.since) < STRANGER_PATIENCE => {
-                    self.strangers.push_back(stranger);
+        for mut pending in std::mem::take(&mut self.pending) {
+            match pending.listen(&self.me) {
+                Verdict::Undecided if now.saturating_duration_since(pending.since) < PENDING_PATIENCE => {
+                    self.pending.push_back(pending);
                 }
-                Verdict::Undecided => self.drop_junk(&stranger, "said too little for too long"),
-                Verdict::Gone if stranger.began().is_empty() => self.unwatch(&stranger.stream),
-                Verdict::Gone => self.drop_junk(&stranger, "closed the connection in the middle of its hello"),
-                Verdict::Junk(what) => self.drop_junk(&stranger, &what),
-                Verdict::Unproven(unproven) => self.refuse_unproven(&stranger, &unproven),
-                Verdict::Refused(refusal) => self.refuse(&stranger, refusal),
-                Verdict::Welcome(hello) => self.welcome(stranger, &hello),
+                Verdict::Undecided => self.drop_junk(&pending, "said too little for too long"),
+                Verdict::Gone if pending.began().is_empty() => self.unwatch(&pending.stream),
+                Verdict::Gone => self.drop_junk(&pending, "closed the connection in the middle of its hello"),
+                Verdict::Junk(what) => self.drop_junk(&pending, &what),
+                Verdict::Unproven(unproven) => self.refuse_unproven(&pending, &unproven),
+                Verdict::Refused(refusal) => self.refuse(&pending, refusal),
+                Verdict::Welcome(hello) => self.welcome(pending, &hello),
             }
         }
         self.hear_confirmations();
@@ -157,27 +157,27 @@ impl Acceptor {
         self.watch_listener(epoll::EventFlags::empty());
     }
 
-    /// For how many strangers there is room. Where there is none, those that have been silent for long make some.
+    /// For how many unproven connections there is room. Where there is none, those that have been silent for long make some.
     fn make_room(&mut self, now: Instant) -> usize {
-        let most = if self.strangers.len() < STRANGERS { 0 } else { ACCEPTS_PER_POLL };
+        let most = if self.pending.len() < MOST_PENDING { 0 } else { ACCEPTS_PER_POLL };
         for _ in 0..most {
-            if self.strangers.front().is_none_or(|oldest| now.saturating_duration_since(oldest.since) <= GRACE) {
+            if self.pending.front().is_none_or(|oldest| now.saturating_duration_since(oldest.since) <= GRACE) {
                 break;
             }
-            if let Some(oldest) = self.strangers.pop_front() {
+            if let Some(oldest) = self.pending.pop_front() {
                 self.turn_away(&oldest);
             }
         }
-        STRANGERS.saturating_sub(self.strangers.len())
+        MOST_PENDING.saturating_sub(self.pending.len())
     }
 
-    /// Drops a stranger for the sake of others; it may try again.
-    fn turn_away(&mut self, stranger: &Stranger) {
-        self.drop_junk(stranger, "had to make room for others");
-        if stranger.is_proving() {
+    /// Drops an unproven connection for the sake of others; it may try again.
+    fn turn_away(&mut self, pending: &PendingConnection) {
+        self.drop_junk(pending, "had to make room for others");
+        if pending.is_proving() {
             // What is left unread when it is closed would take the word with it.
-            stranger.drain();
-            let _ = (&stranger.stream).write(&proof::Reason::Busy.to_reply());
+            pending.drain();
+            let _ = (&pending.stream).write(&proof::Reason::Busy.to_reply());
         }
     }
 
@@ -194,7 +194,7 @@ impl Acceptor {
         }
     }
 
-    /// Adds a new connection to the strangers.
+    /// Adds a new connection to the unproven connections.
     fn take_in(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
         let prepared = stream.set_nonblocking(true).and_then(|()| tcp::prepare(SockRef::from(&stream))).and_then(|()| {
             let same_host = stream.local_addr()?.ip() == from.ip() || from.ip().is_loopback();
@@ -207,55 +207,55 @@ impl Acceptor {
             crate::event::debug!("a connection from {from}: {error}");
             return;
         }
-        self.strangers.push_back(Stranger::new(stream, from, self.secret.as_ref(), now));
+        self.pending.push_back(PendingConnection::new(stream, from, self.secret.as_ref(), now));
     }
 
     /// Says so, and counts. A flood of them is reported ever more rarely.
-    fn drop_junk(&mut self, stranger: &Stranger, what: &str) {
-        self.unwatch(&stranger.stream);
+    fn drop_junk(&mut self, pending: &PendingConnection, what: &str) {
+        self.unwatch(&pending.stream);
         self.junk += 1;
         if self.junk <= 16 || self.junk.is_power_of_two() {
-            let heard = quote(stranger.began());
-            crate::event::warn!("dropped a connection from {}, which began with {heard}: {what} (number {})", stranger.from, self.junk);
+            let heard = quote(pending.began());
+            crate::event::warn!("dropped a connection from {}, which began with {heard}: {what} (number {})", pending.from, self.junk);
         }
     }
 
     /// Tells the other end why, which may well be one of this job's ranks with wrong facts.
-    fn refuse(&mut self, stranger: &Stranger, refusal: Refusal) {
-        self.drop_junk(stranger, &refusal.to_string());
+    fn refuse(&mut self, pending: &PendingConnection, refusal: Refusal) {
+        self.drop_junk(pending, &refusal.to_string());
         // An answer fits into an empty send buffer; where the connection is broken there is nobody to tell.
-        let _ = (&stranger.stream).write(&Answer::Refused(refusal).to_bytes());
+        let _ = (&pending.stream).write(&Answer::Refused(refusal).to_bytes());
     }
 
     /// Tells the other end what it lacks, in the words that it can understand.
-    fn refuse_unproven(&mut self, stranger: &Stranger, unproven: &Unproven) {
-        if is_hello(stranger.began()) {
+    fn refuse_unproven(&mut self, pending: &PendingConnection, unproven: &Unproven) {
+        if is_hello(pending.began()) {
             let text = "it wants a proof of the job's secret: set COLLECTIVES_SECRET (or Config::secret) as for the other ranks";
-            return self.refuse(stranger, Refusal::new(Reason::Unproven, text.to_owned()));
+            return self.refuse(pending, Refusal::new(Reason::Unproven, text.to_owned()));
         }
-        self.drop_junk(stranger, &format!("no proof of the job's secret: {unproven}"));
-        stranger.drain();
-        let _ = (&stranger.stream).write(&unproven.to_reply());
+        self.drop_junk(pending, &format!("no proof of the job's secret: {unproven}"));
+        pending.drain();
+        let _ = (&pending.stream).write(&unproven.to_reply());
     }
 
     /// Welcomes a peer, unless the link it wants is there already.
-    fn welcome(&mut self, stranger: Stranger, hello: &Hello) {
+    fn welcome(&mut self, pending: PendingConnection, hello: &Hello) {
         let caller = (hello.channel, hello.sender.rank);
         if self.ready.iter().any(|(other, _)| *other == caller) {
             let text = format!("rank {} has a link of this kind already", hello.sender.rank);
-            return self.refuse(&stranger, Refusal::new(Reason::Duplicate, text));
+            return self.refuse(&pending, Refusal::new(Reason::Duplicate, text));
         }
         // An earlier attempt that was not confirmed has been given up.
         for (_, stream) in self.welcomed.extract_if(.., |(other, _)| *other == caller) {
             let _ = epoll::delete(&self.readiness, &stream);
         }
         let answer = Answer::Welcome.to_bytes();
-        match (&stranger.stream).write(&answer) {
-            Ok(written) if written == answer.len() => self.welcomed.push((caller, stranger.stream)),
+        match (&pending.stream).write(&answer) {
+            Ok(written) if written == answer.len() => self.welcomed.push((caller, pending.stream)),
             // It will try again.
             other => {
-                self.unwatch(&stranger.stream);
-                crate::event::debug!("welcoming rank {} at {}: {other:?}", hello.sender.rank, stranger.from);
+                self.unwatch(&pending.stream);
+                crate::event::debug!("welcoming rank {} at {}: {other:?}", hello.sender.rank, pending.from);
             }
         }
     }
@@ -288,8 +288,8 @@ fn is_exhaustion(error: &io::Error) -> bool {
 #[cfg(test)]
 impl Acceptor {
     /// How many connections have not said hello.
-    pub(super) fn strangers(&self) -> usize {
-        self.strangers.len()
+    pub(super) fn pending(&self) -> usize {
+        self.pending.len()
     }
 
     /// The next pending connection, unheard.

@@ -18,8 +18,8 @@ use super::tcp::TcpLink;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::event;
+use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::bootstrap::Exchange;
-use crate::host::notice::{Notice, Stop};
 use crate::proof::Secret;
 
 /// The longest a wait goes without looking whether it still makes sense.
@@ -93,7 +93,7 @@ impl Mesh {
 
     /// Begins to open a point-to-point link to `peer`; see [`Connector::advance`]. Nothing waits, so that other links progress
     /// meanwhile; [`Mesh::accepted`] has to be called now and then, for the peer may be waiting for this rank at the same time.
-    pub(crate) fn connecting(&self, peer: usize) -> std::result::Result<Connector, Stop> {
+    pub(crate) fn connecting(&self, peer: usize) -> std::result::Result<Connector, Interrupted> {
         self.shared.connector(Channel::PointToPoint, peer)
     }
 
@@ -103,16 +103,16 @@ impl Mesh {
         &self,
         peer: usize,
         deadline: &Deadline,
-        interrupted: &mut dyn FnMut() -> Option<Notice>,
-    ) -> std::result::Result<TcpLink, Stop> {
+        interrupted: &mut dyn FnMut() -> Option<AbortReason>,
+    ) -> std::result::Result<TcpLink, Interrupted> {
         let mut connector = self.connecting(peer)?;
         loop {
             self.shared.serve();
             if let Some(link) = connector.advance()? {
                 return Ok(link);
             }
-            if let Some(notice) = interrupted() {
-                return Err(notice.into());
+            if let Some(abort_reason) = interrupted() {
+                return Err(abort_reason.into());
             }
             if deadline.has_passed() {
                 event::warn!("no link to {}", connector.progress());
@@ -145,32 +145,32 @@ impl Shared {
     }
 
     /// The link of this kind that `peer` has opened, if it has. An error where it never can.
-    pub(super) fn take(&self, channel: Channel, peer: usize) -> std::result::Result<Option<TcpLink>, Stop> {
+    pub(super) fn take(&self, channel: Channel, peer: usize) -> std::result::Result<Option<TcpLink>, Interrupted> {
         let rank = self.known(peer)?;
         let Some(mut acceptor) = self.acceptor() else {
             event::error!("rank {} waits for a link from rank {peer} but does not listen", self.me.rank);
-            return Err(Notice::Failed { rank: self.me.rank }.into());
+            return Err(AbortReason::Failed { rank: self.me.rank }.into());
         };
         acceptor.poll();
         Ok(acceptor.take(channel, rank))
     }
 
     /// A link to `peer` to be opened. An error where it never can.
-    pub(super) fn connector(&self, channel: Channel, peer: usize) -> std::result::Result<Connector, Stop> {
+    pub(super) fn connector(&self, channel: Channel, peer: usize) -> std::result::Result<Connector, Interrupted> {
         self.way(channel, peer).map(|(address, hello, same_host)| Connector::new(address, hello, self.secret.clone(), same_host))
     }
 
     /// What looks whether `peer` lives, which is to open a link for collectives.
-    pub(super) fn knocking(&self, peer: usize) -> std::result::Result<Connector, Stop> {
-        self.way(Channel::Collective, peer).map(|(address, hello, same_host)| Connector::knocking(address, hello, same_host))
+    pub(super) fn probing(&self, peer: usize) -> std::result::Result<Connector, Interrupted> {
+        self.way(Channel::Collective, peer).map(|(address, hello, same_host)| Connector::probing(address, hello, same_host))
     }
 
     /// Where `peer` listens, what to say there, and whether that is on this host.
-    fn way(&self, channel: Channel, peer: usize) -> std::result::Result<(SocketAddr, Hello, bool), Stop> {
+    fn way(&self, channel: Channel, peer: usize) -> std::result::Result<(SocketAddr, Hello, bool), Interrupted> {
         let receiver = self.known(peer)?;
         let Some(address) = self.addresses[peer] else {
             event::error!("rank {} wants a link to rank {peer}, which does not listen", self.me.rank);
-            return Err(Notice::Failed { rank: self.me.rank }.into());
+            return Err(AbortReason::Failed { rank: self.me.rank }.into());
         };
         let my_ip = self.addresses[self.me.rank as usize].map(|address| address.ip());
         let same_host = address.ip().is_loopback() || my_ip == Some(address.ip());
@@ -195,23 +195,23 @@ impl Shared {
     }
 
     /// The end of a wait for `missing`, the first of which is told to others, when `arrived` were there.
-    pub(super) fn timed_out(&self, missing: &[usize], arrived: &[usize]) -> Stop {
+    pub(super) fn timed_out(&self, missing: &[usize], arrived: &[usize]) -> Interrupted {
         let ranks = |peers: &[usize]| peers.iter().map(|&peer| peer as u32).collect::<Vec<_>>();
         let (waiting, missing) = (self.me.rank, ranks(missing));
-        let notice = Notice::TimedOut { waiting, missing: missing.first().copied().unwrap_or(waiting) };
+        let abort_reason = AbortReason::TimedOut { waiting, missing: missing.first().copied().unwrap_or(waiting) };
         let mut arrived = ranks(arrived);
         arrived.push(waiting);
         arrived.sort_unstable();
-        Stop { notice, missing, arrived }
+        Interrupted { abort_reason, missing, arrived }
     }
 
     /// `peer` as it is on the wire. An error for this rank itself and for ranks that do not exist.
-    fn known(&self, peer: usize) -> std::result::Result<u32, Stop> {
+    fn known(&self, peer: usize) -> std::result::Result<u32, Interrupted> {
         match u32::try_from(peer) {
             Ok(rank) if rank < self.me.world_size && rank != self.me.rank => Ok(rank),
             _ => {
                 event::error!("rank {} of {} wants a link to rank {peer}", self.me.rank, self.me.world_size);
-                Err(Notice::Failed { rank: self.me.rank }.into())
+                Err(AbortReason::Failed { rank: self.me.rank }.into())
             }
         }
     }

@@ -13,7 +13,7 @@ mod hello;
 pub(crate) mod identity;
 mod listener;
 pub(crate) mod mesh;
-mod stranger;
+mod pending_connection;
 pub(crate) mod tcp;
 mod tcp_info;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Meshes of threads, and strangers at their doors.
+//! Meshes of threads, and unproven connections at their listeners.
 
 mod greeting;
 
@@ -16,9 +16,9 @@ use super::mesh::Mesh;
 use super::tcp::TcpLink;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::bootstrap::{Exchange, local};
 use crate::host::link::ByteLink;
-use crate::host::notice::{Notice, Stop};
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const NONCE: [u8; 16] = *b"a nonce of tests";
@@ -237,7 +237,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn strangers_do_not_disturb_the_job() {
+fn unproven_connections_do_not_disturb_the_job() {
     let exchanges = local::exchanges(3);
     thread::scope(|scope| {
         for (rank, mut exchange) in exchanges.into_iter().enumerate() {
@@ -270,7 +270,7 @@ fn strangers_do_not_disturb_the_job() {
                     let link = links.link(peer, &soon(), &mut || None).unwrap();
                     assert_eq!(read_exactly(link, PAYLOAD), payload(Channel::Collective, peer, rank));
                 }
-                assert!(mesh.accepted(Channel::PointToPoint).is_empty(), "no stranger came in");
+                assert!(mesh.accepted(Channel::PointToPoint).is_empty(), "no unproven connection came in");
                 // Each rank's junk is thrown out by the next, so all go on until all have seen it.
                 let deadline = soon();
                 loop {
@@ -311,7 +311,7 @@ fn a_peer_that_has_gone_is_lost_at_once() {
             None
         }
     });
-    assert_eq!(stops[1], Some(Stop::from(Notice::Lost { rank: 2 })));
+    assert_eq!(stops[1], Some(Interrupted::from(AbortReason::Lost { rank: 2 })));
     assert!(began.elapsed() < Duration::from_secs(5));
 }
 
@@ -330,7 +330,11 @@ fn a_deadline_names_whom_it_waited_for() {
         assert!(began.elapsed() >= limit && began.elapsed() < Duration::from_secs(5));
         (Some(stop), mesh)
     });
-    let stop = |waiting, missing| Stop { notice: Notice::TimedOut { waiting, missing }, missing: vec![missing], arrived: vec![waiting] };
+    let stop = |waiting, missing| Interrupted {
+        abort_reason: AbortReason::TimedOut { waiting, missing },
+        missing: vec![missing],
+        arrived: vec![waiting],
+    };
     assert_eq!(stops[0].0, Some(stop(0, 2)));
     assert_eq!(stops[1].0, Some(stop(1, 0)));
 }
@@ -348,8 +352,8 @@ fn after_a_deadline_the_next_wait_goes_on() {
     let mesh = establish(&mut first, 0, 2, LOCALHOST);
     let mut links = mesh.collective_links();
     let passed = Deadline::after(Duration::from_millis(30));
-    assert!(matches!(links.link(1, &passed, &mut || None), Err(Stop { notice: Notice::TimedOut { .. }, .. })));
-    assert!(matches!(mesh.connect(1, &passed, &mut || None), Err(Stop { notice: Notice::TimedOut { .. }, .. })));
+    assert!(matches!(links.link(1, &passed, &mut || None), Err(Interrupted { abort_reason: AbortReason::TimedOut { .. }, .. })));
+    assert!(matches!(mesh.connect(1, &passed, &mut || None), Err(Interrupted { abort_reason: AbortReason::TimedOut { .. }, .. })));
     first.all_gather(b"", &soon()).unwrap();
     write_all(links.link(1, &soon(), &mut || None).unwrap(), b"hello");
     assert_eq!(other.join().unwrap(), b"hello");
@@ -359,17 +363,17 @@ fn after_a_deadline_the_next_wait_goes_on() {
 fn an_interruption_ends_a_wait() {
     run(2, LOCALHOST, |rank, mesh| {
         let mut links = mesh.collective_links();
-        let notice = Notice::Aborted { by: 1 };
+        let abort_reason = AbortReason::Aborted { by: 1 };
         let mut asked = 0;
         let mut interrupted = || {
             asked += 1;
-            (asked > 2).then_some(notice)
+            (asked > 2).then_some(abort_reason)
         };
         // Neither rank serves the other once it has been interrupted, and either may be first; rank 1 waits to be called
         // by a rank that never calls.
         if rank == 1 {
             let stop = links.link(0, &soon(), &mut interrupted).map(|_| ()).unwrap_err();
-            assert_eq!(stop, Stop::from(notice));
+            assert_eq!(stop, Interrupted::from(abort_reason));
         }
     });
 }
@@ -379,7 +383,7 @@ fn what_cannot_be_is_an_error() {
     run(2, LOCALHOST, |rank, mesh| {
         let mut links = mesh.collective_links();
         for peer in [rank, 2, usize::MAX] {
-            let failed = Stop::from(Notice::Failed { rank: rank as u32 });
+            let failed = Interrupted::from(AbortReason::Failed { rank: rank as u32 });
             assert_eq!(links.link(peer, &soon(), &mut || None).map(|_| ()).unwrap_err(), failed);
             assert_eq!(mesh.connect(peer, &soon(), &mut || None).unwrap_err(), failed);
         }
@@ -399,7 +403,7 @@ fn who_does_not_listen_cannot_be_reached() {
                 let mesh = Mesh::establish(&mut exchange, rank, 2, false, LOCALHOST, NONCE, 0, None, &soon()).unwrap();
                 assert!(mesh.listener_descriptor().is_none());
                 assert!(mesh.accepted(Channel::PointToPoint).is_empty());
-                let failed = Stop::from(Notice::Failed { rank: rank as u32 });
+                let failed = Interrupted::from(AbortReason::Failed { rank: rank as u32 });
                 assert_eq!(mesh.collective_links().link(1 - rank, &soon(), &mut || None).map(|_| ()).unwrap_err(), failed);
                 assert_eq!(mesh.connect(1 - rank, &soon(), &mut || None).unwrap_err(), failed);
             });

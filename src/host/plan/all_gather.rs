@@ -140,18 +140,18 @@ impl<'a> Ring<'a> {
     /// Blocks travel n / 2 hops forward and the rest backward, so that each arrives once.
     fn plan(n: usize, me: usize, blocks: &'a [Part], segment: usize) -> Plan {
         let mut plan = Builder::agreed(n, me);
-        let way = |forward, hops| Self { n, me, blocks, segment, forward, hops, received: Vec::new() };
-        let mut ways = [way(true, n / 2), way(false, (n - 1) / 2)];
+        let direction = |forward, hops| Self { n, me, blocks, segment, forward, hops, received: Vec::new() };
+        let mut directions = [direction(true, n / 2), direction(false, (n - 1) / 2)];
         for hop in 0..n / 2 {
-            for way in &mut ways {
-                way.hop(&mut plan, hop);
+            for direction in &mut directions {
+                direction.hop(&mut plan, hop);
             }
         }
         copy_own(&mut plan, blocks[me], None);
         plan.finish()
     }
 
-    /// The rank so many places before this one on this way.
+    /// The rank so many places before this one on this direction.
     fn before(&self, places: usize) -> usize {
         if self.forward { (self.me + self.n - places) % self.n } else { (self.me + places) % self.n }
     }

@@ -4,7 +4,7 @@
 //! rank folds its own contribution in; the rank after which the share is numbered completes it. A few pieces are under way at
 //! once, so that sending, receiving and folding overlap; partial results lie in that many slots of scratch and one more.
 //!
-//! Messages have one order, by (group of pieces, hop, way round, piece), to which every link's order conforms. A step waits
+//! Messages have one order, by (group of pieces, hop, direction, piece), to which every link's order conforms. A step waits
 //! for messages earlier in this order alone: a slot is taken again after `IN_FLIGHT + 1` receives, and what it held before
 //! goes out `IN_FLIGHT` messages after it came in. So no capacity of the links is needed for progress.
 
@@ -34,7 +34,7 @@ struct Slot {
 
 /// What this rank passes on in the next hop.
 #[derive(Clone, Copy)]
-struct Held {
+struct Partial {
     span: Span,
     ready: usize,
     slot: Option<usize>,
@@ -43,12 +43,12 @@ struct Held {
 /// One direction round the ring: its part of every share, and where its pieces are.
 ///
 /// Ranks are renumbered so that pieces always travel from number i to i + 1.
-struct Way {
+struct Direction {
     forward: bool,
     shares: Vec<Part>,
     slots: Vec<Slot>,
     next_slot: usize,
-    held: [Option<Held>; IN_FLIGHT],
+    held: [Option<Partial>; IN_FLIGHT],
     /// The step that reads this rank's contribution to (share, piece in flight).
     readers: Vec<[Option<usize>; IN_FLIGHT]>,
 }
@@ -71,36 +71,36 @@ pub(super) fn ring(n: usize, me: usize, shares: &[Part], element: usize, segment
     let total = shares.iter().fold(0_usize, |sum, share| sum.saturating_add(share.len));
     let largest = shares.iter().map(|share| share.len).max().unwrap_or(0);
     // Both ways at once only where there are two ways, and enough for both.
-    let ways = if n > 2 && total > segment && largest >= 2 * element { 2 } else { 1 };
-    let halves = |way| shares.iter().map(|share| share.piece(ways, way, element)).collect::<Vec<_>>();
-    let mut ways: Vec<Way> = (0..ways).map(|way| Way::new(halves(way), way == 0)).collect();
-    let longest = ways.iter().flat_map(|way| &way.shares).map(|share| share.len).max().unwrap_or(0);
+    let directions = if n > 2 && total > segment && largest >= 2 * element { 2 } else { 1 };
+    let halves = |direction| shares.iter().map(|share| share.piece(directions, direction, element)).collect::<Vec<_>>();
+    let mut directions: Vec<Direction> = (0..directions).map(|direction| Direction::new(halves(direction), direction == 0)).collect();
+    let longest = directions.iter().flat_map(|direction| &direction.shares).map(|share| share.len).max().unwrap_or(0);
     let pieces = Part::whole(longest).segments(segment, element);
 
-    let steps = ways.len() * pieces.saturating_mul(5 * n);
+    let steps = directions.len() * pieces.saturating_mul(5 * n);
     let mut ring = Ring { n, me, own: shares[me], element, pieces, sink, plan: Builder::new(steps.min(1 << 20)) };
     // A piece without bytes does not travel, and so does not bring the agreement with it.
-    if ways.iter().flat_map(|way| &way.shares).any(|share| share.len / element < pieces) {
+    if directions.iter().flat_map(|direction| &direction.shares).any(|share| share.len / element < pieces) {
         ring.plan.agree(n, me);
     }
     let slot_len = Part::whole(longest).piece(pieces, 0, element).len;
-    for way in &mut ways {
+    for direction in &mut directions {
         let slots = (IN_FLIGHT.min(pieces) + 1).min(pieces.saturating_mul(n - 1));
-        way.slots = (0..slots).map(|_| Slot { span: ring.plan.scratch(slot_len, element), free: None }).collect();
+        direction.slots = (0..slots).map(|_| Slot { span: ring.plan.scratch(slot_len, element), free: None }).collect();
     }
     for first in (0..pieces).step_by(IN_FLIGHT) {
-        ring.group(&mut ways, first..(first + IN_FLIGHT).min(pieces));
+        ring.group(&mut directions, first..(first + IN_FLIGHT).min(pieces));
     }
     ring.plan.finish()
 }
 
-impl Way {
+impl Direction {
     fn new(shares: Vec<Part>, forward: bool) -> Self {
         let readers = vec![[None; IN_FLIGHT]; shares.len()];
         Self { forward, shares, slots: Vec::new(), next_slot: 0, held: [None; IN_FLIGHT], readers }
     }
 
-    /// The rank with this number on this way, and the reverse.
+    /// The rank with this number on this direction, and the reverse.
     fn rank(&self, number: usize) -> usize {
         let n = self.shares.len();
         if self.forward { number % n } else { (n - number % n) % n }
@@ -109,11 +109,11 @@ impl Way {
 
 impl Ring {
     /// A group of pieces on its whole journey.
-    fn group(&mut self, ways: &mut [Way], pieces: std::ops::Range<usize>) {
+    fn group(&mut self, directions: &mut [Direction], pieces: std::ops::Range<usize>) {
         for hop in 0..self.n - 1 {
-            for way in &mut *ways {
+            for direction in &mut *directions {
                 for piece in pieces.clone() {
-                    self.reduce_hop(way, hop, piece);
+                    self.reduce_hop(direction, hop, piece);
                 }
             }
         }
@@ -121,57 +121,57 @@ impl Ring {
             Sink::Own => {}
             Sink::Everyone => {
                 for hop in 0..self.n - 1 {
-                    for way in &mut *ways {
+                    for direction in &mut *directions {
                         for piece in pieces.clone() {
-                            self.gather_hop(way, hop, piece);
+                            self.gather_hop(direction, hop, piece);
                         }
                     }
                 }
             }
             Sink::Root(root) => {
-                for way in ways {
+                for direction in directions {
                     for piece in pieces.clone() {
-                        self.collect(way, root, piece);
+                        self.collect(direction, root, piece);
                     }
                 }
             }
         }
     }
 
-    /// A piece of a share, on this way.
-    fn part(&self, way: &Way, share: usize, piece: usize) -> Part {
-        way.shares[share].piece(self.pieces, piece, self.element)
+    /// A piece of a share, on this direction.
+    fn part(&self, direction: &Direction, share: usize, piece: usize) -> Part {
+        direction.shares[share].piece(self.pieces, piece, self.element)
     }
 
     /// Passes a partial result on, takes the next one and folds the own contribution in. The last hop completes the own share.
-    fn reduce_hop(&mut self, way: &mut Way, hop: usize, piece: usize) {
-        let (number, flight) = (way.rank(self.me), piece % IN_FLIGHT);
-        let (right, left) = (way.rank(number + 1), way.rank(number + self.n - 1));
-        let outgoing = way.rank(number + self.n - 1 - hop);
-        let part = self.part(way, outgoing, piece);
-        match way.held[flight].take().filter(|_| hop > 0) {
-            Some(held) => self.pass_on(way, right, held),
+    fn reduce_hop(&mut self, direction: &mut Direction, hop: usize, piece: usize) {
+        let (number, flight) = (direction.rank(self.me), piece % IN_FLIGHT);
+        let (right, left) = (direction.rank(number + 1), direction.rank(number + self.n - 1));
+        let outgoing = direction.rank(number + self.n - 1 - hop);
+        let part = self.part(direction, outgoing, piece);
+        match direction.held[flight].take().filter(|_| hop > 0) {
+            Some(held) => self.pass_on(direction, right, held),
             None if hop == 0 && part.len > 0 => {
-                way.readers[outgoing][flight] = Some(self.plan.send(right, part.of(Space::Source), &[]));
+                direction.readers[outgoing][flight] = Some(self.plan.send(right, part.of(Space::Source), &[]));
             }
             None => {}
         }
 
-        let incoming = way.rank(number + 2 * self.n - 2 - hop);
-        let part = self.part(way, incoming, piece);
+        let incoming = direction.rank(number + 2 * self.n - 2 - hop);
+        let part = self.part(direction, incoming, piece);
         if part.len == 0 {
             return;
         }
-        let slot = way.next_slot;
-        way.next_slot = (slot + 1) % way.slots.len();
-        let span = Span { len: part.len, ..way.slots[slot].span };
-        let received = self.plan.receive(left, span, &[way.slots[slot].free]);
+        let slot = direction.next_slot;
+        direction.next_slot = (slot + 1) % direction.slots.len();
+        let span = Span { len: part.len, ..direction.slots[slot].span };
+        let received = self.plan.receive(left, span, &[direction.slots[slot].free]);
         let last = hop == self.n - 2;
         let into = if last { self.complete(part).unwrap_or(span) } else { span };
         let folded = self.plan.fold(into, vec![span, part.of(Space::Source)], last, &[Some(received)]);
-        way.readers[incoming][flight] = Some(folded);
-        way.slots[slot].free = Some(folded);
-        way.held[flight] = Some(Held { span: into, ready: folded, slot: Some(slot) });
+        direction.readers[incoming][flight] = Some(folded);
+        direction.slots[slot].free = Some(folded);
+        direction.held[flight] = Some(Partial { span: into, ready: folded, slot: Some(slot) });
     }
 
     /// Where a complete piece of the own share is written, if this rank may write it.
@@ -184,42 +184,42 @@ impl Ring {
     }
 
     /// Sends what this rank holds; its slot is free after that.
-    fn pass_on(&mut self, way: &mut Way, to: usize, held: Held) {
+    fn pass_on(&mut self, direction: &mut Direction, to: usize, held: Partial) {
         let sent = self.plan.send(to, held.span, &[Some(held.ready)]);
         if let (Some(slot), Space::Scratch) = (held.slot, held.span.space) {
-            way.slots[slot].free = Some(sent);
+            direction.slots[slot].free = Some(sent);
         }
     }
 
     /// Passes a complete share on and takes the next one.
-    fn gather_hop(&mut self, way: &mut Way, hop: usize, piece: usize) {
-        let (number, flight) = (way.rank(self.me), piece % IN_FLIGHT);
-        let (right, left) = (way.rank(number + 1), way.rank(number + self.n - 1));
-        if let Some(held) = way.held[flight].take() {
-            self.pass_on(way, right, held);
+    fn gather_hop(&mut self, direction: &mut Direction, hop: usize, piece: usize) {
+        let (number, flight) = (direction.rank(self.me), piece % IN_FLIGHT);
+        let (right, left) = (direction.rank(number + 1), direction.rank(number + self.n - 1));
+        if let Some(held) = direction.held[flight].take() {
+            self.pass_on(direction, right, held);
         }
-        let incoming = way.rank(number + self.n - 1 - hop);
-        let part = self.part(way, incoming, piece);
+        let incoming = direction.rank(number + self.n - 1 - hop);
+        let part = self.part(direction, incoming, piece);
         if part.len > 0 {
             let span = part.of(Space::Destination);
-            let ready = self.plan.receive(left, span, &[way.readers[incoming][flight]]);
-            way.held[flight] = Some(Held { span, ready, slot: None });
+            let ready = self.plan.receive(left, span, &[direction.readers[incoming][flight]]);
+            direction.held[flight] = Some(Partial { span, ready, slot: None });
         }
     }
 
     /// Brings a piece of every complete share to the root.
-    fn collect(&mut self, way: &mut Way, root: usize, piece: usize) {
-        let held = way.held[piece % IN_FLIGHT].take();
+    fn collect(&mut self, direction: &mut Direction, root: usize, piece: usize) {
+        let held = direction.held[piece % IN_FLIGHT].take();
         if self.me != root {
             if let Some(held) = held {
-                self.pass_on(way, root, held);
+                self.pass_on(direction, root, held);
             }
             return;
         }
         for owner in (1..self.n).map(|distance| (root + distance) % self.n) {
-            let part = self.part(way, owner, piece);
+            let part = self.part(direction, owner, piece);
             if part.len > 0 {
-                let reader = way.readers[owner][piece % IN_FLIGHT];
+                let reader = direction.readers[owner][piece % IN_FLIGHT];
                 self.plan.receive(owner, part.of(Space::Destination), &[reader]);
             }
         }

@@ -4,9 +4,9 @@ use std::os::fd::BorrowedFd;
 
 use super::links::PlaneLink;
 use crate::deadline::Deadline;
+use crate::host::abort_reason::Interrupted;
 use crate::host::net::Channel;
 use crate::host::net::mesh::Mesh;
-use crate::host::notice::Stop;
 use crate::host::point_to_point::Connector;
 
 /// Gives the message engine its links.
@@ -19,7 +19,7 @@ pub(crate) struct MessageConnector {
 impl Connector for MessageConnector {
     type Link = PlaneLink;
 
-    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<PlaneLink, Stop> {
+    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<PlaneLink, Interrupted> {
         self.mesh.connecting(peer).map(PlaneLink::opening)
     }
 

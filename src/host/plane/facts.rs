@@ -11,10 +11,10 @@ const VERSION: u32 = 2;
 
 /// One rank's facts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Facts {
+pub(super) struct HostFacts {
     /// Random; rank 0's becomes the communicator's.
     pub(super) nonce: [u8; 16],
-    /// What shows that the rank knows the job's secret, if it has one. It finds mistakes; strangers are kept out by connections.
+    /// What shows that the rank knows the job's secret, if it has one. It finds mistakes; unproven connections are kept out by connections.
     pub(super) tag: Option<[u8; 32]>,
     pub(super) pid: u32,
     /// The settings that all ranks must share, in words.
@@ -23,10 +23,10 @@ pub(super) struct Facts {
     pub(super) identity: String,
     pub(super) host: String,
     /// Where it can be found should the communicator fail; empty where it cannot.
-    pub(super) door: String,
+    pub(super) recovery_listener: String,
 }
 
-impl Facts {
+impl HostFacts {
     /// The settings that decide what is sent, in words that can be compared and read.
     pub(super) fn settings_of(config: &Config) -> String {
         let algorithm = config.algorithm.as_deref().unwrap_or("auto");
@@ -45,7 +45,7 @@ impl Facts {
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(self.nonce);
         bytes.extend(self.pid.to_le_bytes());
-        for text in [&self.settings, &self.identity, &self.host, &self.door] {
+        for text in [&self.settings, &self.identity, &self.host, &self.recovery_listener] {
             bytes.extend((text.len() as u32).to_le_bytes());
             bytes.extend(text.as_bytes());
         }
@@ -53,7 +53,7 @@ impl Facts {
         bytes
     }
 
-    /// The reverse of [`Facts::to_bytes`].
+    /// The reverse of [`HostFacts::to_bytes`].
     pub(super) fn from_bytes(rank: usize, bytes: &[u8]) -> Result<Self> {
         let malformed = |reason: String| Error::Protocol { with: Peer::unknown(rank).to_string(), reason };
         let short = || malformed(format!("{} B of facts about itself, cut short", bytes.len()));
@@ -73,12 +73,12 @@ impl Facts {
             Some(String::from_utf8_lossy(text).into_owned())
         };
         let mut next = || text().ok_or_else(short);
-        let (settings, identity, host, door) = (next()?, next()?, next()?, next()?);
+        let (settings, identity, host, recovery_listener) = (next()?, next()?, next()?, next()?);
         let tag = match rest {
             [] => None,
             rest => Some(<[u8; 32]>::try_from(rest).map_err(|_| malformed(format!("{} B behind its facts", rest.len())))?),
         };
-        Ok(Self { nonce: *nonce, tag, pid: u32::from_le_bytes(*pid), settings, identity, host, door })
+        Ok(Self { nonce: *nonce, tag, pid: u32::from_le_bytes(*pid), settings, identity, host, recovery_listener })
     }
 
     /// The tag of a rank.
@@ -91,7 +91,7 @@ impl Facts {
     }
 
     /// Refuses ranks with another secret, with none, or with one where this rank has none.
-    pub(super) fn check_tags(all: &[Facts], secret: Option<&Secret>) -> Result<()> {
+    pub(super) fn check_tags(all: &[HostFacts], secret: Option<&Secret>) -> Result<()> {
         for (rank, facts) in all.iter().enumerate() {
             let lacks = match (secret, &facts.tag) {
                 (None, None) => continue,
@@ -111,7 +111,7 @@ impl Facts {
     }
 
     /// Refuses settings that differ between ranks.
-    pub(super) fn compare(all: &[Facts]) -> Result<()> {
+    pub(super) fn compare(all: &[HostFacts]) -> Result<()> {
         let differs = all.iter().position(|facts| facts.settings != all[0].settings);
         match differs {
             None => Ok(()),
@@ -127,21 +127,21 @@ impl Facts {
 mod tests {
     use super::*;
 
-    fn example() -> Facts {
-        Facts {
+    fn example() -> HostFacts {
+        HostFacts {
             nonce: [7; 16],
             tag: None,
             pid: 12,
             settings: "s".into(),
             identity: String::new(),
             host: "höst".into(),
-            door: "[::1]:9".into(),
+            recovery_listener: "[::1]:9".into(),
         }
     }
 
     #[test]
     fn facts_survive_the_exchange() {
-        assert_eq!(Facts::from_bytes(0, &example().to_bytes()).unwrap(), example());
+        assert_eq!(HostFacts::from_bytes(0, &example().to_bytes()).unwrap(), example());
     }
 
     #[test]
@@ -149,23 +149,23 @@ mod tests {
         let bytes = example().to_bytes();
         for length in (0..bytes.len()).chain([bytes.len() + 1, bytes.len() + 31, bytes.len() + 33]) {
             let bytes: Vec<u8> = bytes.iter().copied().chain([0; 33]).take(length).collect();
-            assert!(Facts::from_bytes(3, &bytes).unwrap_err().to_string().contains("rank 3"));
+            assert!(HostFacts::from_bytes(3, &bytes).unwrap_err().to_string().contains("rank 3"));
         }
         let other = [&99_u32.to_le_bytes()[..], &bytes[4..]].concat();
-        assert!(Facts::from_bytes(3, &other).unwrap_err().to_string().contains("version 99"));
+        assert!(HostFacts::from_bytes(3, &other).unwrap_err().to_string().contains("version 99"));
     }
 
     #[test]
     fn whoever_has_another_secret_or_none_is_named() {
         let [ours, theirs] = [1, 2].map(|seed| Secret::new(vec![seed; 20]).unwrap());
         let with = |secret: Option<&Secret>, rank| {
-            let tag = secret.map(|secret| Facts::vouch(secret, rank, &[7; 16]));
-            Facts::from_bytes(rank, &Facts { tag, ..example() }.to_bytes()).unwrap()
+            let tag = secret.map(|secret| HostFacts::vouch(secret, rank, &[7; 16]));
+            HostFacts::from_bytes(rank, &HostFacts { tag, ..example() }.to_bytes()).unwrap()
         };
         let all = [with(Some(&ours), 0), with(Some(&ours), 1)];
-        Facts::check_tags(&all, Some(&ours)).unwrap();
-        Facts::check_tags(&[with(None, 0), with(None, 1)], None).unwrap();
-        let error = |all: &[Facts], secret| Facts::check_tags(all, secret).unwrap_err();
+        HostFacts::check_tags(&all, Some(&ours)).unwrap();
+        HostFacts::check_tags(&[with(None, 0), with(None, 1)], None).unwrap();
+        let error = |all: &[HostFacts], secret| HostFacts::check_tags(all, secret).unwrap_err();
         for (all, words) in [
             ([all[0].clone(), with(Some(&theirs), 1)], "another secret"),
             ([all[0].clone(), with(Some(&ours), 0)], "another secret"),
@@ -181,8 +181,8 @@ mod tests {
 
     #[test]
     fn different_settings_are_named() {
-        let other = Facts { settings: "t".into(), ..example() };
-        let error = Facts::compare(&[example(), example(), other]).unwrap_err().to_string();
+        let other = HostFacts { settings: "t".into(), ..example() };
+        let error = HostFacts::compare(&[example(), example(), other]).unwrap_err().to_string();
         assert!(error.contains("rank 0 has s; and rank 2 has t"), "{error}");
     }
 }

@@ -2,10 +2,10 @@
 
 #![expect(unsafe_code, reason = "a job points into buffers that its caller or its worker keeps alive")]
 
-use crate::call::{Call, Kind, Layout};
+use crate::call::{BlockLayout, Call, Kind};
+use crate::host::bools::NormalisedBools;
 use crate::host::reduce::Kernel;
 use crate::host::shm::MAX_ELEMENT_BYTES;
-use crate::host::truth::Settling;
 
 /// The caller's two buffers, in bytes; they may be the same memory. A null source has length 0.
 #[derive(Debug, Clone, Copy)]
@@ -24,7 +24,7 @@ pub(crate) struct Job {
     /// The caller's buffers.
     pub(crate) memory: Operands,
     /// How they are shared out.
-    pub(crate) layout: Layout,
+    pub(crate) layout: BlockLayout,
     /// How elements are folded, for calls that reduce.
     pub(crate) kernel: Option<Kernel>,
     /// The size of one element in bytes.
@@ -50,10 +50,10 @@ impl Job {
         let elements = |bytes: usize| bytes / self.element_bytes.max(1);
         let sum = |blocks: &[usize]| elements(blocks.iter().sum());
         match &self.layout {
-            Layout::Equal(_) => call.to_string(),
-            Layout::Blocks(blocks) => call.with_amount(format_args!("count {} in {} blocks", sum(blocks), blocks.len())),
-            Layout::Own(bytes) => call.with_amount(format_args!("count {} on this rank", elements(*bytes))),
-            Layout::Pairs { send, receive } => {
+            BlockLayout::Equal(_) => call.to_string(),
+            BlockLayout::Blocks(blocks) => call.with_amount(format_args!("count {} in {} blocks", sum(blocks), blocks.len())),
+            BlockLayout::Own(bytes) => call.with_amount(format_args!("count {} on this rank", elements(*bytes))),
+            BlockLayout::Pairs { send, receive } => {
                 call.with_amount(format_args!("count {} to send and {} to receive", sum(send), sum(receive)))
             }
         }
@@ -61,12 +61,12 @@ impl Job {
 
     /// What makes truth values of whatever a run has written to the destination, once it is dropped.
     #[inline]
-    pub(super) fn settling(&self) -> Settling<'_> {
+    pub(super) fn normalised(&self) -> NormalisedBools<'_> {
         let Operands { destination, destination_len, .. } = self.memory;
         // SAFETY: the destination is initialised and lent to the job alone for as long as there is one (it is made of an exclusive borrow,
         // and owned or borrowed on by whoever runs it), which the value borrows. What runs the job has no thread of its own, so it writes
         // nothing any more when its caller drops the value.
-        unsafe { Settling::new(self.call.element, destination, destination_len) }
+        unsafe { NormalisedBools::new(self.call.element, destination, destination_len) }
     }
 
     /// The buffers as plans and shared memory want them: where a block of one buffer is the other, that block alone.

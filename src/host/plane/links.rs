@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::topology::Topology;
 use crate::deadline::Deadline;
 use crate::event;
+use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::{Engine, Links};
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
@@ -15,7 +16,6 @@ use crate::host::net::Connector;
 use crate::host::net::collective::CollectiveLinks;
 use crate::host::net::mesh::Mesh;
 use crate::host::net::tcp::TcpLink;
-use crate::host::notice::{Notice, Stop};
 use crate::host::shm::{Channel, Group, RingLink};
 
 /// How long a broken stream is not yet taken for a lost peer: whoever knows why it broke gets a moment to pass it on.
@@ -68,7 +68,7 @@ impl PlaneLink {
     fn open(&mut self) -> io::Result<()> {
         let opened = match &mut self.stream {
             Stream::Ring(_) | Stream::Tcp(_) => return Ok(()),
-            Stream::Opening(connector) => connector.advance().map_err(Stop::from),
+            Stream::Opening(connector) => connector.advance().map_err(Interrupted::from),
             Stream::Pending(links, peer) => {
                 let mut links = event::lock(links);
                 links.advance(*peer).map(|_| links.take_opened(*peer))
@@ -82,7 +82,7 @@ impl PlaneLink {
         Ok(())
     }
 
-    /// Holds the news of a break back for a moment.
+    /// Holds the report of a break back for a moment.
     #[cold]
     fn softened(&mut self, error: io::Error) -> io::Error {
         if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
@@ -148,7 +148,7 @@ impl PlaneLinks {
     pub(super) fn new(mesh: &Mesh, group: Option<&mut Group>, topology: &Topology, world_size: usize, health: Arc<Health>) -> Self {
         let mut open: Vec<Option<PlaneLink>> = (0..world_size).map(|_| None).collect();
         if let Some(group) = group {
-            for (local, rank) in topology.island().iter().enumerate() {
+            for (local, rank) in topology.local_ranks().iter().enumerate() {
                 open[*rank] = group.link(local, Channel::Collective).map(PlaneLink::ring);
             }
         }
@@ -156,10 +156,10 @@ impl PlaneLinks {
     }
 
     /// Opens the links by which a death is noticed and small calls travel: those at distance 1, 2, 4 … among one rank of each host.
-    pub(super) fn connect_partners(&mut self, participants: &[usize], deadline: &Deadline) -> Result<(), Stop> {
+    pub(super) fn connect_partners(&mut self, participants: &[usize], deadline: &Deadline) -> Result<(), Interrupted> {
         let health = Arc::clone(&self.health);
         let mut remote = event::lock(&self.remote);
-        remote.connect_partners(participants, deadline, &mut || health.notice().copied())?;
+        remote.connect_partners(participants, deadline, &mut || health.abort_reason().copied())?;
         for rank in participants {
             if self.open[*rank].is_none() {
                 self.open[*rank] = remote.take_opened(*rank).map(PlaneLink::tcp);
@@ -170,7 +170,7 @@ impl PlaneLinks {
 
     /// Tells every peer that is reached over a stream that this rank leaves in good order.
     pub(super) fn leave(&mut self, engine: &mut Engine) {
-        if self.health.notice().is_none() {
+        if self.health.abort_reason().is_none() {
             engine.leave(self);
         }
     }
@@ -179,8 +179,8 @@ impl PlaneLinks {
 impl Links for PlaneLinks {
     type Link = PlaneLink;
 
-    fn link(&mut self, rank: usize, _deadline: &Deadline) -> Result<&mut PlaneLink, Stop> {
-        let slot = self.open.get_mut(rank).ok_or(Notice::Lost { rank: rank as u32 })?;
+    fn link(&mut self, rank: usize, _deadline: &Deadline) -> Result<&mut PlaneLink, Interrupted> {
+        let slot = self.open.get_mut(rank).ok_or(AbortReason::Lost { rank: rank as u32 })?;
         Ok(slot.get_or_insert_with(|| PlaneLink::new(Stream::Pending(Arc::clone(&self.remote), rank))))
     }
 

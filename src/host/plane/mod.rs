@@ -1,20 +1,20 @@
 //! The host plane of one communicator: decides the route of each call and runs it.
 //!
 //! Three routes: inside one host, over shared memory alone; between ranks that share no host, over links by a plan; and
-//! mixed, where the ranks of a host first agree (and reduce) in shared memory, then the hosts exchange, then each host shares.
+//! hierarchical, where the ranks of a host first agree (and reduce) in shared memory, then the hosts exchange, then each host shares.
 
 mod algorithm;
 mod connector;
 mod facts;
-mod flat;
-mod founding;
 #[cfg(feature = "internals")]
 pub(crate) mod fuzz;
-mod island;
+mod hierarchical;
+mod inter_host;
+mod intra_host;
 mod job;
 mod links;
-mod mixed;
 mod plans;
+mod setup;
 mod topology;
 
 use std::net::SocketAddr;
@@ -24,21 +24,21 @@ use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::error::{self, Error, Peer};
 use crate::flight::FlightPlane;
+use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::Engine;
 use crate::host::health::Health;
-use crate::host::notice::{Notice, Stop};
 use crate::host::scratch::Scratch;
 use crate::host::shm::{Group, Segment, Site};
-use crate::observe::{Lane, Moved};
+use crate::observe::{Moved, Track};
 
-use flat::Chooser;
+use inter_host::Chooser;
 use links::PlaneLinks;
 use plans::Plans;
 use topology::Topology;
 
 pub(crate) use connector::MessageConnector;
-pub(crate) use founding::Founding;
 pub(crate) use job::{Job, Operands};
+pub(crate) use setup::PlaneSetup;
 
 /// The host plane. Used by one thread at a time.
 pub(crate) struct HostPlane {
@@ -64,7 +64,7 @@ pub(crate) struct HostPlane {
     /// The communicator's random number.
     id: [u8; 16],
     /// Where each rank can be found should the communicator fail, as it said.
-    doors: Vec<Option<SocketAddr>>,
+    recovery_listeners: Vec<Option<SocketAddr>>,
 }
 
 /// A call under way. Dropped only where a panic (in a custom op) leaves it half done: then the communicator ends.
@@ -72,10 +72,10 @@ struct Running<'a>(&'a mut HostPlane, &'a Call);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.0.health.end(Notice::Failed { rank: self.0.rank as u32 });
+        self.0.health.end(AbortReason::Failed { rank: self.0.rank as u32 });
         self.0.health.keep_cause(&op_panicked());
         self.0.health.flight().fail(self.1, &op_panicked());
-        self.0.tell();
+        self.0.propagate();
     }
 }
 
@@ -100,8 +100,8 @@ impl HostPlane {
     }
 
     /// Where each rank can be found should the communicator fail; `None` for ranks that did not say.
-    pub(crate) fn doors(&self) -> &[Option<SocketAddr>] {
-        &self.doors
+    pub(crate) fn recovery_listeners(&self) -> &[Option<SocketAddr>] {
+        &self.recovery_listeners
     }
 
     pub(crate) fn health(&self) -> Arc<Health> {
@@ -111,7 +111,7 @@ impl HostPlane {
     /// How calls are routed and, between hosts, done, in words.
     pub(crate) fn explain(&self) -> String {
         let hosts = self.topology.host_count();
-        match (self.topology.is_one_island(), self.topology.is_scattered()) {
+        match (self.topology.is_one_host(), self.topology.is_scattered()) {
             _ if self.peers.len() == 1 => "one rank: results are copies".to_owned(),
             (true, _) => format!("{} ranks of one host: shared memory", self.peers.len()),
             (_, true) => format!("between {hosts} hosts with one rank each, over TCP:\n{}", self.chooser.explain(hosts)),
@@ -157,13 +157,13 @@ impl HostPlane {
         let call = Call { sequence: unfinished.unwrap_or(self.sequence), ..job.call };
         let moved = Moved { bytes: job.memory.source_len.max(job.memory.destination_len), algorithm: self.algorithm_of(job) };
         let report = watch.call(&call, FlightPlane::Host, moved);
-        watch.around(report, Lane::Collectives, || self.run_unwatched(job, deadline))
+        watch.around(report, Track::Collectives, || self.run_unwatched(job, deadline))
     }
 
     #[inline]
     fn run_unwatched(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
         if let Some(refusal) = self.health.refusal(|| job.call.kind.name().to_owned(), &self.peers) {
-            self.tell();
+            self.propagate();
             return Err(refusal);
         }
         if let Some(group) = &mut self.group {
@@ -172,11 +172,11 @@ impl HostPlane {
         let call = Call { sequence: self.number(job.call.kind), ..job.call };
         // Dropped last, also where a custom op panics. A rank that is alone gets its own elements.
         let others = self.peers.len() > 1;
-        let settling = others.then(|| job.settling());
+        let normalised = others.then(|| job.normalised());
         let running = Running(self, &call);
         let result = running.0.route(job, &call, deadline);
         std::mem::forget(running);
-        drop(settling);
+        drop(normalised);
         match result {
             Ok(()) => {
                 self.health.flight().end(&call, self.is_long(job));
@@ -194,7 +194,7 @@ impl HostPlane {
     #[inline]
     fn is_long(&self, job: &Job) -> bool {
         const MUCH: usize = 16 << 10;
-        job.memory.source_len.max(job.memory.destination_len) >= MUCH || !self.topology.is_one_island()
+        job.memory.source_len.max(job.memory.destination_len) >= MUCH || !self.topology.is_one_host()
     }
 
     /// The number of a call of this kind.
@@ -211,51 +211,51 @@ impl HostPlane {
 
     /// Which way a call goes.
     #[inline]
-    fn route(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Stop> {
+    fn route(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         if self.peers.len() == 1 {
             job.run_alone(self.rank);
             return Ok(());
         }
         match &self.group {
-            Some(_) if self.topology.is_one_island() => self.run_on_island(job, call, deadline),
+            Some(_) if self.topology.is_one_host() => self.run_intra_host(job, call, deadline),
             _ => self.run_between(job, call, deadline),
         }
     }
 
     /// A call that goes over links, and is on record from its beginning: a look at the clock is nothing to it.
-    fn run_between(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Stop> {
+    fn run_between(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         self.health.flight().begin(call);
-        if self.topology.is_scattered() { self.run_flat(job, call, deadline) } else { self.run_mixed(job, call, deadline) }
+        if self.topology.is_scattered() { self.run_inter_host(job, call, deadline) } else { self.run_hierarchical(job, call, deadline) }
     }
 
     /// Ends the communicator: every peer that can be reached is told, and later calls are refused.
     #[cold]
-    fn end(&mut self, stop: &Stop, job: &Job, call: &Call, deadline: &Deadline) -> Error {
+    fn end(&mut self, stop: &Interrupted, job: &Job, call: &Call, deadline: &Deadline) -> Error {
         let error = stop.to_error(&job.in_words(call), deadline, &self.peers);
-        if call.kind == Kind::Barrier && self.topology.is_one_island() && error.is_timeout() && self.is_whole() {
+        if call.kind == Kind::Barrier && self.topology.is_one_host() && error.is_timeout() && self.is_whole() {
             // Everyone will still come to this step of the shared memory, so nothing is lost.
             self.unfinished_barrier = Some(call.sequence);
             return error;
         }
         crate::event::debug!(rank = self.rank, %error, "the communicator is ended");
-        self.health.end(stop.notice);
+        self.health.end(stop.abort_reason);
         self.health.keep_cause(&error);
-        self.tell();
+        self.propagate();
         error
     }
 
     /// Whether nobody has ended the communicator: neither here nor, as far as shared memory tells, a rank of this host.
     fn is_whole(&self) -> bool {
-        self.health.notice().is_none() && self.group.as_ref().and_then(Group::notice).is_none()
+        self.health.abort_reason().is_none() && self.group.as_ref().and_then(Group::abort_reason).is_none()
     }
 
     /// Passes the end of the communicator, where it has ended, on to everyone who can be reached and was not told before.
-    pub(crate) fn tell(&mut self) {
-        let Some(notice) = self.health.notice().copied().filter(|_| !self.health.is_foreign()) else { return };
+    pub(crate) fn propagate(&mut self) {
+        let Some(abort_reason) = self.health.abort_reason().copied().filter(|_| !self.health.is_foreign()) else { return };
         if let Some(group) = &self.group {
-            group.tell(&notice);
+            group.propagate(&abort_reason);
         }
-        self.engine.tell(&mut self.links, &notice);
+        self.engine.propagate(&mut self.links, &abort_reason);
     }
 }
 
@@ -264,7 +264,7 @@ impl Drop for HostPlane {
         if self.health.is_foreign() {
             return;
         }
-        self.tell();
+        self.propagate();
         self.links.leave(&mut self.engine);
     }
 }

@@ -14,7 +14,7 @@ pub(crate) struct Topology {
     /// This rank's place on its host.
     local: usize,
     /// By share: the ranks that carry it between hosts, one of each host. As many shares as the smallest host has ranks.
-    carriers: Vec<Arc<[usize]>>,
+    share_owners: Vec<Arc<[usize]>>,
     /// Every rank.
     everyone: Arc<[usize]>,
 }
@@ -36,12 +36,12 @@ impl Topology {
         let host = hosts.iter().position(|members| members.contains(&rank)).unwrap_or_default();
         let local = hosts[host].iter().position(|member| *member == rank).unwrap_or_default();
         let shares = hosts.iter().map(Vec::len).min().unwrap_or(1);
-        let carriers = (0..shares).map(|share| hosts.iter().map(|members| members[share]).collect()).collect();
-        Self { hosts, host, local, carriers, everyone: (0..identities.len()).collect() }
+        let share_owners = (0..shares).map(|share| hosts.iter().map(|members| members[share]).collect()).collect();
+        Self { hosts, host, local, share_owners, everyone: (0..identities.len()).collect() }
     }
 
     /// The ranks of this rank's host, ascending.
-    pub(crate) fn island(&self) -> &[usize] {
+    pub(crate) fn local_ranks(&self) -> &[usize] {
         &self.hosts[self.host]
     }
 
@@ -62,12 +62,12 @@ impl Topology {
 
     /// How many ranks of every host carry a share between hosts.
     pub(crate) fn shares(&self) -> usize {
-        self.carriers.len()
+        self.share_owners.len()
     }
 
     /// The ranks that carry share `share`, one of each host.
-    pub(crate) fn carriers(&self, share: usize) -> Arc<[usize]> {
-        Arc::clone(&self.carriers[share])
+    pub(crate) fn share_owners(&self, share: usize) -> Arc<[usize]> {
+        Arc::clone(&self.share_owners[share])
     }
 
     /// Every rank.
@@ -85,7 +85,7 @@ impl Topology {
     }
 
     /// Whether every rank shares one host, and there is more than one.
-    pub(crate) fn is_one_island(&self) -> bool {
+    pub(crate) fn is_one_host(&self) -> bool {
         self.hosts.len() == 1
     }
 
@@ -106,17 +106,17 @@ mod tests {
     #[test]
     fn ranks_are_grouped_by_identity_in_order() {
         let topology = Topology::new(&names("a b a c b a"), 4, Transport::Auto);
-        assert_eq!(topology.island(), [1, 4]);
+        assert_eq!(topology.local_ranks(), [1, 4]);
         assert_eq!((topology.host(), topology.local(), topology.host_count(), topology.shares()), (1, 1, 3, 1));
         assert_eq!(topology.place(5), (0, 2));
-        assert_eq!((&topology.carriers(0)[..], &topology.everyone()[..]), (&[0, 1, 3][..], &[0, 1, 2, 3, 4, 5][..]));
-        assert!(!topology.is_one_island() && !topology.is_scattered());
+        assert_eq!((&topology.share_owners(0)[..], &topology.everyone()[..]), (&[0, 1, 3][..], &[0, 1, 2, 3, 4, 5][..]));
+        assert!(!topology.is_one_host() && !topology.is_scattered());
     }
 
     #[test]
     fn tcp_makes_every_rank_a_host() {
         let topology = Topology::new(&names("a a a"), 1, Transport::Tcp);
         assert!(topology.is_scattered());
-        assert_eq!(topology.island(), [1]);
+        assert_eq!(topology.local_ranks(), [1]);
     }
 }

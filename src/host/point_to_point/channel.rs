@@ -4,8 +4,8 @@ use std::io;
 
 use crate::host::link::ByteLink;
 
-use super::board::Board;
 use super::incoming::{Incoming, ReadEnd};
+use super::matching_state::MatchingState;
 use super::outgoing::Outgoing;
 
 /// How often a link is read after writing to it has failed: what a peer sent before it died still counts.
@@ -42,17 +42,17 @@ impl<L: ByteLink> Channel<L> {
     }
 
     /// Moves what can move now; whether anything did (an end counts).
-    pub(super) fn drive(&mut self, board: &mut Board) -> bool {
+    pub(super) fn drive(&mut self, matching_state: &mut MatchingState) -> bool {
         if self.end.is_some() {
             return false;
         }
-        let has_read = self.read(board);
-        let has_written = self.end.is_none() && self.write(board);
+        let has_read = self.read(matching_state);
+        let has_written = self.end.is_none() && self.write(matching_state);
         has_read || has_written
     }
 
-    fn read(&mut self, board: &mut Board) -> bool {
-        match self.incoming.read(&mut self.link, board, &mut self.outgoing) {
+    fn read(&mut self, matching_state: &mut MatchingState) -> bool {
+        match self.incoming.read(&mut self.link, matching_state, &mut self.outgoing) {
             Ok(moved) => moved,
             Err(end) => {
                 self.end = Some(self.explain(end));
@@ -62,15 +62,15 @@ impl<L: ByteLink> Channel<L> {
     }
 
     /// Writes what can be written; whether anything moved.
-    pub(super) fn write(&mut self, board: &mut Board) -> bool {
+    pub(super) fn write(&mut self, matching_state: &mut MatchingState) -> bool {
         if self.end.is_some() {
             return false;
         }
-        match self.outgoing.write(&mut self.link, board) {
+        match self.outgoing.write(&mut self.link, matching_state) {
             Ok(moved) => moved,
             Err(error) => {
                 for _ in 0..LAST_READS {
-                    if self.end.is_some() || !self.read(board) {
+                    if self.end.is_some() || !self.read(matching_state) {
                         break;
                     }
                 }

@@ -43,10 +43,10 @@ impl<C: Connector> Messages<C> {
             return Attempt::Done(Envelope { source: self.rank, tag, element, bytes });
         }
         let request = Request::Send(Sending { to, tag, element, bytes, data: Some(source), phase: SendPhase::Queued });
-        let send = self.board.requests.insert(request);
+        let send = self.matching_state.requests.insert(request);
         channel.outgoing.go_on(begun, send);
         self.patience.reset();
-        Attempt::Begun(self.board.requests.ticket(send))
+        Attempt::Begun(self.matching_state.requests.ticket(send))
     }
 
     /// Receives a short message from `from`, which must be less than the world size, if it comes within a few looks and nothing is in
@@ -62,7 +62,7 @@ impl<C: Connector> Messages<C> {
     }
 
     fn receive_front(&mut self, from: usize, tag: u64, element: TypeTag, mut into: Destination) -> Option<Attempt> {
-        let link = self.board.direct_link(from)?;
+        let link = self.matching_state.direct_link(from)?;
         let channel = self.channels.get_mut(link)?.as_mut().filter(|channel| channel.peer == from && channel.end().is_none())?;
         let looks = self.patience.looks();
         // A broken stream is found out once more when the receive has been posted.
@@ -71,7 +71,7 @@ impl<C: Connector> Messages<C> {
         if message.element != element || message.bytes > into.capacity() {
             return None;
         }
-        self.board.charge(from, link, message.bytes).ok()?;
+        self.matching_state.charge(from, link, message.bytes).ok()?;
         let bytes = into.part(0..message.bytes)?;
         let mut filled = channel.incoming.take_front(bytes);
         while let rest = &mut bytes[filled..]
@@ -82,8 +82,8 @@ impl<C: Connector> Messages<C> {
             };
             filled += read;
         }
-        self.board.release(from, message.bytes);
-        if self.board.owes(from) {
+        self.matching_state.release(from, message.bytes);
+        if self.matching_state.owes(from) {
             self.write(link);
         }
         Some(Attempt::Done(message))
@@ -93,12 +93,12 @@ impl<C: Connector> Messages<C> {
     fn receive_rest(&mut self, link: usize, message: Envelope, into: Destination, filled: usize) -> Attempt {
         let Envelope { source, element, .. } = message;
         let receiving = Receiving { from: Some(source), element, into: Some(into), phase: ReceivePhase::Reading { source } };
-        let receive = self.board.requests.insert(Request::Receive(receiving));
+        let receive = self.matching_state.requests.insert(Request::Receive(receiving));
         if let Some(channel) = &mut self.channels[link] {
             channel.incoming.go_on(message, receive, filled);
         }
         self.patience.reset();
-        Attempt::Begun(self.board.requests.ticket(receive))
+        Attempt::Begun(self.matching_state.requests.ticket(receive))
     }
 }
 

@@ -4,7 +4,7 @@
 //! that a kind does not use are zero, and anything else is refused, so that a stream out of step is found out at once.
 
 use crate::element::TypeTag;
-use crate::host::notice::Notice;
+use crate::host::abort_reason::AbortReason;
 
 /// Length of a header.
 pub(super) const HEADER_BYTES: usize = 32;
@@ -15,8 +15,8 @@ pub(super) const EAGER_BYTES: usize = 64 << 10;
 /// Longest piece of a long message: between two pieces others get their turn.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
-/// Longest of what is encoded as a whole: a notice with its header.
-pub(super) const WHOLE_BYTES: usize = HEADER_BYTES + Notice::BYTES;
+/// Longest of what is encoded as a whole: a reason to abort with its header.
+pub(super) const WHOLE_BYTES: usize = HEADER_BYTES + AbortReason::BYTES;
 
 /// One frame. `message` is the sender's number for a long message, `reply` the receiver's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(super) enum Frame {
     /// The sender has cancelled a message that it had announced.
     Withdraw { message: u32 },
     /// The communicator has ended; why.
-    Notice(Notice),
+    AbortReason(AbortReason),
     /// Messages that cost this much, sent on this link, have met their receives; as much more may be sent.
     Credit { cost: u64 },
     /// Nothing more will come on this link. `opened`: how many links the leaving rank has opened to this peer; each will bring
@@ -88,7 +88,7 @@ impl Fields {
             4 => Frame::Refuse { message, element, capacity: length },
             5 => Frame::Data { reply, bytes: self.length_within(1, CHUNK_BYTES)? },
             6 => Frame::Withdraw { message },
-            NOTICE => Frame::Notice(payload.first_chunk().and_then(Notice::from_bytes)?),
+            ABORT => Frame::AbortReason(payload.first_chunk().and_then(AbortReason::from_bytes)?),
             8 => Frame::Leave { opened: message },
             9 => Frame::Credit { cost: length },
             _ => return None,
@@ -97,7 +97,7 @@ impl Fields {
 }
 
 /// The kind that is followed by an encoded notice.
-const NOTICE: u8 = 7;
+const ABORT: u8 = 7;
 
 impl Frame {
     fn to_fields(self) -> Fields {
@@ -113,7 +113,7 @@ impl Frame {
             }
             Frame::Data { reply, bytes } => Fields { kind: 5, reply, length: bytes as u64, ..none },
             Frame::Withdraw { message } => Fields { kind: 6, message, ..none },
-            Frame::Notice(_) => Fields { kind: NOTICE, length: Notice::BYTES as u64, ..none },
+            Frame::AbortReason(_) => Fields { kind: ABORT, length: AbortReason::BYTES as u64, ..none },
             Frame::Leave { opened } => Fields { kind: 8, message: opened, ..none },
             Frame::Credit { cost } => Fields { kind: 9, length: cost, ..none },
         }
@@ -123,8 +123,8 @@ impl Frame {
     pub(super) fn encode(self) -> ([u8; WHOLE_BYTES], usize) {
         let mut bytes = [0; WHOLE_BYTES];
         bytes[..HEADER_BYTES].copy_from_slice(&self.to_fields().to_bytes());
-        if let Frame::Notice(notice) = self {
-            bytes[HEADER_BYTES..].copy_from_slice(&notice.to_bytes());
+        if let Frame::AbortReason(abort_reason) = self {
+            bytes[HEADER_BYTES..].copy_from_slice(&abort_reason.to_bytes());
             return (bytes, WHOLE_BYTES);
         }
         (bytes, HEADER_BYTES)
@@ -134,7 +134,7 @@ impl Frame {
     /// in words for what no rank sends.
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, String> {
         let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-        let whole = if header[0] == NOTICE { WHOLE_BYTES } else { HEADER_BYTES };
+        let whole = if header[0] == ABORT { WHOLE_BYTES } else { HEADER_BYTES };
         let Some(payload) = bytes.get(HEADER_BYTES..whole) else { return Ok(None) };
         let frame = Fields::from_bytes(header)
             .and_then(|fields| fields.to_frame(payload))
@@ -163,7 +163,7 @@ mod tests {
             Frame::Data { reply: 5, bytes: 1 },
             Frame::Data { reply: 5, bytes: CHUNK_BYTES },
             Frame::Withdraw { message: 77 },
-            Frame::Notice(Notice::TimedOut { waiting: 1, missing: 2 }),
+            Frame::AbortReason(AbortReason::TimedOut { waiting: 1, missing: 2 }),
             Frame::Leave { opened: 1 },
             Frame::Credit { cost: 1 << 40 },
         ]

@@ -9,8 +9,8 @@ use super::frame::{Frame, HEADER_BYTES};
 use super::{Connector, MessageError, Messages, Outcome, Ticket};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
+use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::fuzz::Script;
-use crate::host::notice::{Notice, Stop};
 
 /// Every byte is an element of what the peer that is right sends.
 const BYTES: TypeTag = TypeTag::Scalar(DType::U8);
@@ -38,9 +38,9 @@ pub fn message_frames(data: &[u8]) {
 /// sends is received alike however it comes, and the other peer's message arrives. No truth value that is received is anything but 0 or 1,
 /// not in what comes in part either.
 pub fn message_peer(data: &[u8]) {
-    let Some((&pace, bytes)) = data.split_first() else { return };
+    let Some((&jitter, bytes)) = data.split_first() else { return };
     let whole = run(bytes, 0);
-    let split = run(bytes, u64::from(pace) + 1);
+    let split = run(bytes, u64::from(jitter) + 1);
     assert_eq!(whole, split, "in parts");
 }
 
@@ -50,8 +50,8 @@ struct Opened(Vec<(usize, Script)>);
 impl Connector for Opened {
     type Link = Script;
 
-    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<Script, Stop> {
-        Err(Notice::Lost { rank: peer as u32 }.into())
+    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<Script, Interrupted> {
+        Err(AbortReason::Lost { rank: peer as u32 }.into())
     }
 
     fn accept(&mut self) -> Vec<(usize, Script)> {
@@ -105,11 +105,11 @@ impl Into {
 type Received = Option<Result<(usize, u64, Vec<u8>), MessageError>>;
 
 /// What becomes of receives from rank 1, which sends `bytes` and then closes its link.
-fn run(bytes: &[u8], pace: u64) -> (Vec<Received>, Option<Notice>) {
+fn run(bytes: &[u8], jitter: u64) -> (Vec<Received>, Option<AbortReason>) {
     let frame = Frame::Eager { tag: RIGHT.0, element: BYTES, bytes: RIGHT.1.len() }.encode();
     // It does not hang up, and has nothing more to say.
     let right = [&frame.0[..frame.1], RIGHT.1, &Frame::Credit { cost: 0 }.encode().0[..8]].concat();
-    let links = vec![(1, Script::new(bytes, None, pace)), (2, Script::new(&right, None, pace))];
+    let links = vec![(1, Script::new(bytes, None, jitter)), (2, Script::new(&right, None, jitter))];
     let mut places = [Into::new(64), Into::new(0), Into::new(200_000), Into::new(RIGHT.1.len())];
     let (short, long) = ([1_u8; 40], vec![2_u8; 100_000]);
     let mut messages = Messages::new(0, 3, 3, Opened(links));
@@ -138,7 +138,7 @@ fn run(bytes: &[u8], pace: u64) -> (Vec<Received>, Option<Notice>) {
 }
 
 /// Inputs to begin with.
-pub(in crate::host) fn seeds(notices: &[Notice]) -> Vec<(&'static str, Vec<u8>)> {
+pub(in crate::host) fn seeds(abort_reasons: &[AbortReason]) -> Vec<(&'static str, Vec<u8>)> {
     let frame = |frame: Frame| {
         let (bytes, length) = frame.encode();
         bytes[..length].to_vec()
@@ -155,7 +155,7 @@ pub(in crate::host) fn seeds(notices: &[Notice]) -> Vec<(&'static str, Vec<u8>)>
         frame(Frame::Leave { opened: 0 }),
         [eager(1, 3), frame(Frame::Leave { opened: 1 })].concat(),
     ];
-    streams.extend(notices.iter().map(|notice| frame(Frame::Notice(*notice))));
+    streams.extend(abort_reasons.iter().map(|abort_reason| frame(Frame::AbortReason(*abort_reason))));
     let heads = streams.iter().map(|stream| stream[..stream.len().min(HEADER_BYTES)].to_vec()).filter(|head| head[0] != 7);
     let mut seeds = vec![("message_frames", heads.collect::<Vec<_>>().concat())];
     seeds.extend(streams.iter().filter(|stream| stream.len() < 200).map(|stream| ("message_frames", stream.clone())));

@@ -8,8 +8,8 @@ use std::io;
 use crate::host::link::ByteLink;
 
 use super::Envelope;
-use super::board::{Board, Place};
 use super::frame::{Frame, HEADER_BYTES};
+use super::matching_state::{MatchingState, PayloadTarget};
 use super::outgoing::Outgoing;
 
 /// From this length on, a message is not brought into the cache while it is received.
@@ -63,7 +63,7 @@ enum Of {
 #[derive(Debug)]
 struct Payload {
     of: Of,
-    place: Place,
+    place: PayloadTarget,
     at: usize,
     bytes: usize,
     filled: usize,
@@ -191,34 +191,40 @@ impl Incoming {
 
     /// The rest of such a message goes to this receive.
     pub(super) fn go_on(&mut self, message: Envelope, receive: u32, filled: usize) {
-        let place = Place::Request(receive);
+        let place = PayloadTarget::Request(receive);
         self.payload = Some(Payload { of: Of::Short(message), place, at: 0, bytes: message.bytes, filled });
     }
 
     /// A receive was cancelled while its message comes in: no more of it is written to the caller's memory. A short message is
     /// kept for the next receive, the rest of a long one is dropped.
-    pub(super) fn forget(&mut self, receive: u32, board: &mut Board) {
-        let Some(payload) = self.payload.as_mut().filter(|payload| matches!(payload.place, Place::Request(of) if of == receive)) else {
+    pub(super) fn forget(&mut self, receive: u32, matching_state: &mut MatchingState) {
+        let Some(payload) = self.payload.as_mut().filter(|payload| matches!(payload.place, PayloadTarget::Request(of) if of == receive))
+        else {
             return;
         };
         payload.place = match payload.of {
-            Of::Long { .. } => Place::Nowhere,
-            Of::Short(_) => match board.requests.destination(receive, 0..payload.bytes) {
-                Some(filled) => Place::Buffer(filled.to_vec()),
-                None => Place::Nowhere,
+            Of::Long { .. } => PayloadTarget::Nowhere,
+            Of::Short(_) => match matching_state.requests.destination(receive, 0..payload.bytes) {
+                Some(filled) => PayloadTarget::Buffer(filled.to_vec()),
+                None => PayloadTarget::Nowhere,
             },
         };
     }
 
     /// Reads what is there now; whether that was anything. Frames that were read whole before an end have been dealt with.
-    pub(super) fn read<L: ByteLink>(&mut self, link: &mut L, board: &mut Board, outgoing: &mut Outgoing) -> Result<bool, ReadEnd> {
+    pub(super) fn read<L: ByteLink>(
+        &mut self,
+        link: &mut L,
+        matching_state: &mut MatchingState,
+        outgoing: &mut Outgoing,
+    ) -> Result<bool, ReadEnd> {
         let (mut total, mut frames) = (0, 0);
         while total < PASS_BYTES && frames < PASS_FRAMES {
             let step = if self.payload.is_some() {
-                self.read_payload(link, board).map_err(ReadEnd::from)
+                self.read_payload(link, matching_state).map_err(ReadEnd::from)
             } else {
                 frames += 1;
-                self.read_frame(link, board, outgoing)
+                self.read_frame(link, matching_state, outgoing)
             };
             match step {
                 Ok(read) => total += read,
@@ -231,73 +237,78 @@ impl Incoming {
     }
 
     /// Deals with the next frame, or reads towards it.
-    fn read_frame<L: ByteLink>(&mut self, link: &mut L, board: &mut Board, outgoing: &mut Outgoing) -> Result<usize, ReadEnd> {
+    fn read_frame<L: ByteLink>(
+        &mut self,
+        link: &mut L,
+        matching_state: &mut MatchingState,
+        outgoing: &mut Outgoing,
+    ) -> Result<usize, ReadEnd> {
         let Some((frame, length)) = Frame::decode(self.ahead.as_slice())? else { return Ok(self.ahead.fill(link)?) };
         self.ahead.consume(length);
         match frame {
             Frame::Eager { tag, element, bytes } => {
                 let envelope = Envelope { source: self.peer, tag, element, bytes };
-                board.charge(self.peer, self.link, bytes)?;
-                let place = board.place_short(envelope);
-                self.begin_payload(Payload { of: Of::Short(envelope), place, at: 0, bytes, filled: 0 }, board);
+                matching_state.charge(self.peer, self.link, bytes)?;
+                let place = matching_state.place_short(envelope);
+                self.begin_payload(Payload { of: Of::Short(envelope), place, at: 0, bytes, filled: 0 }, matching_state);
             }
             Frame::RequestToSend { message, tag, element, bytes } => {
                 let envelope = Envelope { source: self.peer, tag, element, bytes };
-                board.charge(self.peer, self.link, bytes)?;
-                board.announced(envelope, self.link, message).into_iter().for_each(|frame| outgoing.answer(frame));
+                matching_state.charge(self.peer, self.link, bytes)?;
+                matching_state.announced(envelope, self.link, message).into_iter().for_each(|frame| outgoing.answer(frame));
             }
             Frame::ClearToSend { message, reply } => {
-                if board.cleared(self.link, message, reply)? {
+                if matching_state.cleared(self.link, message, reply)? {
                     outgoing.pieces_of(message);
                 }
             }
-            Frame::Refuse { message, element, capacity } => board.refused(self.link, message, element, capacity)?,
+            Frame::Refuse { message, element, capacity } => matching_state.refused(self.link, message, element, capacity)?,
             Frame::Data { reply, bytes } => {
-                let (place, at) = board.place_piece(self.link, reply, bytes)?;
-                let past = board.message_bytes(reply) >= PAST_CACHE_BYTES;
-                self.begin_payload(Payload { of: Of::Long { receive: reply, past }, place, at, bytes, filled: 0 }, board);
+                let (place, at) = matching_state.place_piece(self.link, reply, bytes)?;
+                let past = matching_state.message_bytes(reply) >= PAST_CACHE_BYTES;
+                self.begin_payload(Payload { of: Of::Long { receive: reply, past }, place, at, bytes, filled: 0 }, matching_state);
             }
             Frame::Withdraw { message } => {
-                board.withdrawn(self.peer, self.link, message).into_iter().for_each(|frame| outgoing.answer(frame));
+                matching_state.withdrawn(self.peer, self.link, message).into_iter().for_each(|frame| outgoing.answer(frame));
             }
-            Frame::Notice(notice) => {
-                board.heard.get_or_insert(notice);
+            Frame::AbortReason(abort_reason) => {
+                matching_state.heard.get_or_insert(abort_reason);
             }
-            Frame::Credit { cost } => outgoing.add_credit(cost, board.limit())?,
+            Frame::Credit { cost } => outgoing.add_credit(cost, matching_state.limit())?,
             Frame::Leave { opened } => return Err(ReadEnd::Left { opened }),
         }
         Ok(length)
     }
 
-    fn begin_payload(&mut self, payload: Payload, board: &mut Board) {
+    fn begin_payload(&mut self, payload: Payload, matching_state: &mut MatchingState) {
         self.payload = Some(payload);
-        self.finish_payload(board);
+        self.finish_payload(matching_state);
     }
 
     /// Reads some of the bytes that follow a header.
-    fn read_payload<L: ByteLink>(&mut self, link: &mut L, board: &mut Board) -> io::Result<usize> {
+    fn read_payload<L: ByteLink>(&mut self, link: &mut L, matching_state: &mut MatchingState) -> io::Result<usize> {
         let Some(payload) = &mut self.payload else { return Ok(0) };
         let range = payload.at + payload.filled..payload.at + payload.bytes;
         let past = matches!(payload.of, Of::Long { past: true, .. });
         let read = match &mut payload.place {
-            Place::Nowhere => self.ahead.skip(link, range.len())?,
-            Place::Buffer(buffer) => self.ahead.take(link, &mut buffer[range], past)?,
-            Place::Request(receive) => match board.requests.destination(*receive, range.clone()) {
+            PayloadTarget::Nowhere => self.ahead.skip(link, range.len())?,
+            PayloadTarget::Buffer(buffer) => self.ahead.take(link, &mut buffer[range], past)?,
+            PayloadTarget::Request(receive) => match matching_state.requests.destination(*receive, range.clone()) {
                 Some(into) => self.ahead.take(link, into, past)?,
                 None => self.ahead.skip(link, range.len())?,
             },
         };
         payload.filled += read;
-        self.finish_payload(board);
+        self.finish_payload(matching_state);
         Ok(read)
     }
 
-    /// Tells the board where all bytes are there.
-    fn finish_payload(&mut self, board: &mut Board) {
+    /// Tells the matching state where all bytes are there.
+    fn finish_payload(&mut self, matching_state: &mut MatchingState) {
         if let Some(Payload { of, place, bytes, .. }) = self.payload.take_if(|payload| payload.filled == payload.bytes) {
             match of {
-                Of::Short(envelope) => board.short_complete(envelope, place),
-                Of::Long { receive, .. } => board.piece_complete(receive, bytes),
+                Of::Short(envelope) => matching_state.short_complete(envelope, place),
+                Of::Long { receive, .. } => matching_state.piece_complete(receive, bytes),
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Peers and their links: opened when needed, taken when offered, closed when nothing more can come.
 
 use crate::deadline::Deadline;
-use crate::host::notice::{Notice, Stop};
+use crate::host::abort_reason::{AbortReason, Interrupted};
 
 use super::channel::{Channel, End};
 use super::frame::Frame;
@@ -14,14 +14,14 @@ pub(super) struct PeerState {
     pub(super) accepted: Option<usize>,
     /// The one that messages to it take.
     pub(super) chosen: Option<usize>,
-    pub(super) gone: Option<Notice>,
+    pub(super) gone: Option<AbortReason>,
 }
 
 impl<C: Connector> Messages<C> {
     /// The link that messages to this peer take.
-    pub(super) fn chosen_link(&mut self, peer: usize, deadline: &Deadline) -> Result<usize, Stop> {
-        if let Some(notice) = self.peers[peer].gone {
-            return Err(notice.into());
+    pub(super) fn chosen_link(&mut self, peer: usize, deadline: &Deadline) -> Result<usize, Interrupted> {
+        if let Some(abort_reason) = self.peers[peer].gone {
+            return Err(abort_reason.into());
         }
         let link = match self.peers[peer].chosen {
             Some(link) => link,
@@ -30,12 +30,12 @@ impl<C: Connector> Messages<C> {
         self.peers[peer].chosen = Some(link);
         match self.channels[link].as_ref().and_then(Channel::end) {
             None => Ok(link),
-            Some(end) => Err(self.end_notice(peer, end).into()),
+            Some(end) => Err(self.abort_reason_of_end(peer, end).into()),
         }
     }
 
     /// A link to this peer, opened now where there is none.
-    pub(super) fn any_link(&mut self, peer: usize, deadline: &Deadline) -> Result<usize, Stop> {
+    pub(super) fn any_link(&mut self, peer: usize, deadline: &Deadline) -> Result<usize, Interrupted> {
         let known = |state: &PeerState| state.opened.or(state.accepted);
         if let Some(link) = known(&self.peers[peer]) {
             return Ok(link);
@@ -60,7 +60,7 @@ impl<C: Connector> Messages<C> {
 
     fn add_channel(&mut self, peer: usize, link: C::Link) -> usize {
         let number = self.channels.len();
-        self.channels.push(Some(Channel::new(link, number, peer, self.board.limit())));
+        self.channels.push(Some(Channel::new(link, number, peer, self.matching_state.limit())));
         number
     }
 
@@ -83,7 +83,7 @@ impl<C: Connector> Messages<C> {
     }
 
     /// Draws the consequences where a link has ended: the peer is gone when nothing more can come from it.
-    pub(super) fn settle(&mut self, link: usize) {
+    pub(super) fn normalise(&mut self, link: usize) {
         let Some(channel) = &self.channels[link] else { return };
         if channel.end().is_none() {
             return;
@@ -96,13 +96,13 @@ impl<C: Connector> Messages<C> {
             // One that leaves never said goodbye on a link that it had not accepted yet.
             let has_left = self.ends_of(peer).any(|end| matches!(end, Some(End::Left { .. })));
             let rank = peer as u32;
-            self.end_peer(peer, if has_left { Notice::Left { rank } } else { Notice::Lost { rank } });
+            self.end_peer(peer, if has_left { AbortReason::Left { rank } } else { AbortReason::Lost { rank } });
             return;
         }
         let announces_another = |end| matches!(end, Some(End::Left { opened: 1.. }));
         let is_awaited = self.peers[peer].accepted.is_none() && self.ends_of(peer).any(announces_another);
         if !is_awaited && self.ends_of(peer).all(|end| end.is_some()) {
-            self.end_peer(peer, Notice::Left { rank: peer as u32 });
+            self.end_peer(peer, AbortReason::Left { rank: peer as u32 });
         }
     }
 
@@ -122,35 +122,35 @@ impl<C: Connector> Messages<C> {
             let Some(channel) = &mut self.channels[link] else { continue };
             // Bounded, as the peer might be alive and send without end.
             for _ in 0..64 {
-                if !channel.drive(&mut self.board) {
+                if !channel.drive(&mut self.matching_state) {
                     break;
                 }
             }
         }
     }
 
-    fn end_notice(&self, peer: usize, end: End) -> Notice {
+    fn abort_reason_of_end(&self, peer: usize, end: End) -> AbortReason {
         match end {
-            End::Left { .. } => Notice::Left { rank: peer as u32 },
-            End::Broken => Notice::Lost { rank: peer as u32 },
+            End::Left { .. } => AbortReason::Left { rank: peer as u32 },
+            End::Broken => AbortReason::Lost { rank: peer as u32 },
         }
     }
 
     /// A peer is gone: its links are closed, and the requests that need it fail.
-    pub(super) fn end_peer(&mut self, peer: usize, notice: Notice) {
+    pub(super) fn end_peer(&mut self, peer: usize, abort_reason: AbortReason) {
         if self.peers[peer].gone.is_some() {
             return;
         }
         for link in self.links_of(peer) {
             self.channels[link] = None;
         }
-        self.peers[peer].gone = Some(notice);
+        self.peers[peer].gone = Some(abort_reason);
         let was_last = self.all_gone().is_some();
-        self.board.end_peer(peer, notice, was_last);
+        self.matching_state.end_peer(peer, abort_reason, was_last);
     }
 
     /// Where every peer is gone: how one of them ended. `None` for a rank without peers.
-    pub(super) fn all_gone(&self) -> Option<Notice> {
+    pub(super) fn all_gone(&self) -> Option<AbortReason> {
         let mut last = None;
         for (_, state) in self.peers.iter().enumerate().filter(|(peer, _)| *peer != self.rank) {
             last = Some(state.gone?);
@@ -167,7 +167,7 @@ impl<C: Connector> Messages<C> {
     /// Ends the engine in order: hands what is pending to the links (not long sends that no receive has met), says goodbye on
     /// each, and closes them. Requests that are left fail. Where the deadline passes first, says which peers did not take
     /// everything; the links are closed all the same.
-    pub(crate) fn leave(&mut self, deadline: &Deadline) -> Result<(), Stop> {
+    pub(crate) fn leave(&mut self, deadline: &Deadline) -> Result<(), Interrupted> {
         self.take_links();
         self.flush(deadline);
         for link in 0..self.channels.len() {
@@ -184,13 +184,13 @@ impl<C: Connector> Messages<C> {
         }
         let rank = self.rank;
         for peer in (0..self.peers.len()).filter(|peer| *peer != rank) {
-            self.end_peer(peer, Notice::Left { rank: rank as u32 });
+            self.end_peer(peer, AbortReason::Left { rank: rank as u32 });
         }
         match missing.first() {
             None => Ok(()),
             Some(&first) => {
-                let notice = Notice::TimedOut { waiting: self.rank as u32, missing: first };
-                Err(Stop { notice, missing, arrived: vec![self.rank as u32] })
+                let abort_reason = AbortReason::TimedOut { waiting: self.rank as u32, missing: first };
+                Err(Interrupted { abort_reason, missing, arrived: vec![self.rank as u32] })
             }
         }
     }

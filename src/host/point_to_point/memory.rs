@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::slice;
 
 use crate::element::TypeTag;
-use crate::host::truth;
+use crate::host::bools;
 
 /// The bytes of a message that is being sent. Exists only inside a pending request, dropped when that finishes or is cancelled, and for as
 /// long as a call tries to do without one.
@@ -45,8 +45,8 @@ pub(super) struct Destination {
     start: *mut u8,
     bytes: usize,
     /// Up to where a message was, or may have been, written that should be one of truth values.
-    unsettled: usize,
-    is_of_truths: bool,
+    unnormalised: usize,
+    is_bool: bool,
 }
 
 // SAFETY: an address of plain bytes; `Destination::new` has the caller promise that they are ours alone as long as the value
@@ -58,13 +58,13 @@ impl Destination {
     ///
     /// As long as the value exists, the bytes at `start` are initialised, may be written, and nobody else reads or writes them.
     pub(super) unsafe fn new(element: TypeTag, start: *mut u8, bytes: usize) -> Self {
-        Self { start, bytes, unsettled: 0, is_of_truths: element.is_of_truths() }
+        Self { start, bytes, unnormalised: 0, is_bool: element.is_bool() }
     }
 
     /// Some of the bytes, to be written; `None` where there are not as many.
     pub(super) fn part(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
-        if self.is_of_truths {
-            self.unsettled = self.unsettled.max(range.end.min(self.bytes));
+        if self.is_bool {
+            self.unnormalised = self.unnormalised.max(range.end.min(self.bytes));
         }
         self.as_mut_slice().get_mut(range)
     }
@@ -86,9 +86,9 @@ impl Destination {
 impl Drop for Destination {
     #[inline]
     fn drop(&mut self) {
-        if self.unsettled > 0 {
-            let written = self.unsettled;
-            truth::settle(&mut self.as_mut_slice()[..written]);
+        if self.unnormalised > 0 {
+            let written = self.unnormalised;
+            bools::normalise(&mut self.as_mut_slice()[..written]);
         }
     }
 }

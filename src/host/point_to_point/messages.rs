@@ -4,12 +4,12 @@
 
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
-use crate::host::notice::{Notice, Stop};
+use crate::host::abort_reason::{AbortReason, Interrupted};
 
-use super::board::Board;
 use super::channel::Channel;
 use super::frame::Frame;
 use super::links::PeerState;
+use super::matching_state::MatchingState;
 use super::memory::{Destination, Source};
 use super::requests::{ReceivePhase, Receiving, Request, SendPhase, Sending};
 use super::wait::{Patience, is_crowded};
@@ -54,9 +54,9 @@ pub(crate) struct Messages<C: Connector> {
     pub(super) channels: Vec<Option<Channel<C::Link>>>,
     /// By rank; this rank's own is unused.
     pub(super) peers: Vec<PeerState>,
-    pub(super) board: Board,
+    pub(super) matching_state: MatchingState,
     /// Why the communicator ended, once the peers are told: those too whose links come later.
-    told: Option<Notice>,
+    told: Option<AbortReason>,
     rounds: u64,
     pub(super) patience: Patience,
 }
@@ -70,7 +70,7 @@ impl<C: Connector> Messages<C> {
             connector,
             channels: Vec::new(),
             peers: (0..world_size).map(|_| PeerState::default()).collect(),
-            board: Board::new(rank, world_size, limit),
+            matching_state: MatchingState::new(rank, world_size, limit),
             told: None,
             rounds: 0,
             patience: Patience::new(is_crowded(local_ranks)),
@@ -92,16 +92,16 @@ impl<C: Connector> Messages<C> {
         data: *const u8,
         bytes: usize,
         deadline: &Deadline,
-    ) -> Result<Ticket, Stop> {
+    ) -> Result<Ticket, Interrupted> {
         let link = if to == self.rank { None } else { Some(self.chosen_link(to, deadline)?) };
         // SAFETY: promised by the caller for as long as the request is under way, and the source is dropped with the request.
         let data = Some(unsafe { Source::new(data, bytes) });
-        let send = self.board.requests.insert(Request::Send(Sending { to, tag, element, bytes, data, phase: SendPhase::Queued }));
-        let posting = Posting { ticket: self.board.requests.ticket(send), messages: self };
-        let Self { patience, board, channels, .. } = &mut *posting.messages;
+        let send = self.matching_state.requests.insert(Request::Send(Sending { to, tag, element, bytes, data, phase: SendPhase::Queued }));
+        let posting = Posting { ticket: self.matching_state.requests.ticket(send), messages: self };
+        let Self { patience, matching_state, channels, .. } = &mut *posting.messages;
         patience.reset();
         match link {
-            None => board.send_to_self(send),
+            None => matching_state.send_to_self(send),
             Some(link) => {
                 if let Some(channel) = &mut channels[link] {
                     channel.outgoing.message(send);
@@ -129,11 +129,11 @@ impl<C: Connector> Messages<C> {
         into: *mut u8,
         capacity_bytes: usize,
         deadline: &Deadline,
-    ) -> Result<Ticket, Stop> {
+    ) -> Result<Ticket, Interrupted> {
         // SAFETY: promised by the caller for as long as the request is under way, and the destination is dropped with the request.
         let into = unsafe { Destination::new(element, into, capacity_bytes) };
-        let (receive, answer) = self.board.receive(from, tag, element, into);
-        let posting = Posting { ticket: self.board.requests.ticket(receive), messages: self };
+        let (receive, answer) = self.matching_state.receive(from, tag, element, into);
+        let posting = Posting { ticket: self.matching_state.requests.ticket(receive), messages: self };
         let messages = &mut *posting.messages;
         messages.patience.reset();
         if let Some((link, frame)) = answer {
@@ -155,8 +155,8 @@ impl<C: Connector> Messages<C> {
     /// Tells whom messages were taken from, where it is worth a frame: they may wait for it, and nothing else need be said soon.
     fn tell_credit(&mut self, from: Option<usize>) {
         for peer in from.map_or(0..self.peers.len(), |peer| peer..peer + 1) {
-            if self.board.owes(peer) {
-                self.write(self.board.link_of(peer));
+            if self.matching_state.owes(peer) {
+                self.write(self.matching_state.link_of(peer));
             }
         }
     }
@@ -164,7 +164,7 @@ impl<C: Connector> Messages<C> {
     /// Tells everyone of whatever was taken from them: a peer may have used up what it may send, and this rank is about to sleep.
     pub(super) fn tell_all_credit(&mut self) {
         for peer in 0..self.peers.len() {
-            let Some((link, frame)) = self.board.take_any_owed(peer) else { continue };
+            let Some((link, frame)) = self.matching_state.take_any_owed(peer) else { continue };
             if let Some(channel) = self.channels.get_mut(link).and_then(Option::as_mut) {
                 channel.outgoing.answer(frame);
                 self.write(link);
@@ -174,18 +174,18 @@ impl<C: Connector> Messages<C> {
 
     /// Whether this is a receive that has met no message yet.
     fn waits_for_message(&mut self, request: u32) -> bool {
-        self.board.requests.receive(request).is_some_and(|receiving| receiving.phase == ReceivePhase::Posted)
+        self.matching_state.requests.receive(request).is_some_and(|receiving| receiving.phase == ReceivePhase::Posted)
     }
 
     /// Makes sure that the death of whom a receive waits for will be noticed.
-    fn watch(&mut self, from: Option<usize>, deadline: &Deadline) -> Result<(), Stop> {
+    fn watch(&mut self, from: Option<usize>, deadline: &Deadline) -> Result<(), Interrupted> {
         match from {
             Some(peer) if peer == self.rank => Ok(()),
             Some(peer) => match self.peers[peer].gone {
-                Some(notice) => Err(notice.into()),
+                Some(abort_reason) => Err(abort_reason.into()),
                 None => self.any_link(peer, deadline).map(|_| ()),
             },
-            None => self.all_gone().map_or(Ok(()), |notice| Err(notice.into())),
+            None => self.all_gone().map_or(Ok(()), |abort_reason| Err(abort_reason.into())),
         }
     }
 
@@ -216,9 +216,9 @@ impl<C: Connector> Messages<C> {
         let mut moved = false;
         for link in 0..self.channels.len() {
             let Some(channel) = &mut self.channels[link] else { continue };
-            if channel.drive(&mut self.board) {
+            if channel.drive(&mut self.matching_state) {
                 moved = true;
-                self.settle(link);
+                self.normalise(link);
             }
         }
         moved
@@ -226,10 +226,10 @@ impl<C: Connector> Messages<C> {
 
     /// Takes the outcome of a request; `None` while it is under way, and for a ticket that means nothing any more.
     pub(crate) fn poll(&mut self, ticket: Ticket) -> Option<Outcome> {
-        let index = self.board.requests.index(ticket)?;
-        let Some(Request::Done(outcome)) = self.board.requests.request(index) else { return None };
+        let index = self.matching_state.requests.index(ticket)?;
+        let Some(Request::Done(outcome)) = self.matching_state.requests.request(index) else { return None };
         let outcome = *outcome;
-        self.board.requests.remove(index);
+        self.matching_state.requests.remove(index);
         Some(outcome)
     }
 
@@ -238,87 +238,87 @@ impl<C: Connector> Messages<C> {
     /// A send that has begun may still arrive; a long one that was already met by a receive makes that receive fail. A message
     /// that had begun to fill a cancelled receive is kept for the next receive if it is short, and lost if it is long.
     pub(crate) fn cancel(&mut self, ticket: Ticket) {
-        let Some(index) = self.board.requests.index(ticket) else { return };
-        match self.board.requests.request(index) {
+        let Some(index) = self.matching_state.requests.index(ticket) else { return };
+        match self.matching_state.requests.request(index) {
             Some(&Request::Send(Sending { to, phase, .. })) => self.cancel_send(index, to, phase),
             Some(&Request::Receive(Receiving { phase, .. })) => self.cancel_receive(index, phase),
             Some(Request::Done(_)) | None => {
-                self.board.requests.remove(index);
+                self.matching_state.requests.remove(index);
             }
         }
     }
 
     fn cancel_send(&mut self, send: u32, to: usize, phase: SendPhase) {
         let link = match phase {
-            SendPhase::Queued if to == self.rank => return self.board.unpost(send),
+            SendPhase::Queued if to == self.rank => return self.matching_state.unpost(send),
             SendPhase::Queued => self.peers[to].chosen,
             SendPhase::Announced { link } | SendPhase::Cleared { link, .. } => Some(link),
         };
         if let Some(channel) = link.and_then(|link| self.channels[link].as_mut()) {
-            channel.outgoing.forget(send, &self.board);
+            channel.outgoing.forget(send, &self.matching_state);
             if phase != SendPhase::Queued {
                 // Behind what of it was begun, before any other message of the same number.
                 channel.outgoing.answer(Frame::Withdraw { message: send });
             }
         }
-        if let (SendPhase::Announced { .. }, Some(sending)) = (phase, self.board.requests.send(send)) {
+        if let (SendPhase::Announced { .. }, Some(sending)) = (phase, self.matching_state.requests.send(send)) {
             // The peer's answer may be on its way: the slot is not used again before it is here.
             sending.data = None;
-            self.board.requests.disown(send);
+            self.matching_state.requests.disown(send);
         } else {
-            self.board.requests.remove(send);
+            self.matching_state.requests.remove(send);
         }
     }
 
     fn cancel_receive(&mut self, receive: u32, phase: ReceivePhase) {
         let source = match phase {
-            ReceivePhase::Posted => return self.board.unpost(receive),
+            ReceivePhase::Posted => return self.matching_state.unpost(receive),
             ReceivePhase::Reading { source } | ReceivePhase::Filling { source, .. } => source,
         };
         let state = &self.peers[source];
         for link in [state.opened, state.accepted].into_iter().flatten() {
             if let Some(channel) = &mut self.channels[link] {
-                channel.incoming.forget(receive, &mut self.board);
+                channel.incoming.forget(receive, &mut self.matching_state);
             }
         }
-        if let (ReceivePhase::Filling { .. }, Some(receiving)) = (phase, self.board.requests.receive(receive)) {
+        if let (ReceivePhase::Filling { .. }, Some(receiving)) = (phase, self.matching_state.requests.receive(receive)) {
             // The rest of the message is still coming.
             receiving.into = None;
-            self.board.requests.disown(receive);
+            self.matching_state.requests.disown(receive);
         } else {
-            self.board.requests.remove(receive);
+            self.matching_state.requests.remove(receive);
         }
     }
 
     /// Tells every peer with a link, now or later, why the communicator ended, as far as the links take it now or in later rounds.
     /// The first word is the last.
-    pub(crate) fn tell(&mut self, notice: Notice) {
+    pub(crate) fn propagate(&mut self, abort_reason: AbortReason) {
         if self.told.is_some() {
             return;
         }
-        self.told = Some(notice);
+        self.told = Some(abort_reason);
         (0..self.channels.len()).for_each(|link| self.tell_on(link));
     }
 
     /// Passes on, on one link, what the peers have been told.
     pub(super) fn tell_on(&mut self, link: usize) {
-        if let (Some(notice), Some(channel)) = (self.told, &mut self.channels[link]) {
-            channel.outgoing.answer(Frame::Notice(notice));
+        if let (Some(abort_reason), Some(channel)) = (self.told, &mut self.channels[link]) {
+            channel.outgoing.answer(Frame::AbortReason(abort_reason));
             self.write(link);
         }
     }
 
     /// What a peer has told about the end of the communicator.
-    pub(crate) fn heard(&self) -> Option<Notice> {
-        self.board.heard
+    pub(crate) fn heard(&self) -> Option<AbortReason> {
+        self.matching_state.heard
     }
 
     /// Writes to a link what it takes now.
     pub(super) fn write(&mut self, link: usize) {
         if let Some(channel) = &mut self.channels[link]
-            && channel.write(&mut self.board)
+            && channel.write(&mut self.matching_state)
         {
-            self.settle(link);
+            self.normalise(link);
         }
     }
 }

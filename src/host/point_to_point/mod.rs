@@ -19,7 +19,6 @@
 //! Nothing here blocks but `Messages::wait_step` and leaving. Whatever is waited for, everything that can move
 //! moves, in both directions and on all links, so two ranks that send to each other do not wait for each other.
 
-mod board;
 mod channel;
 mod direct;
 mod frame;
@@ -28,6 +27,7 @@ pub(crate) mod fuzz;
 mod incoming;
 mod links;
 mod matching;
+mod matching_state;
 mod memory;
 mod messages;
 mod outgoing;
@@ -41,8 +41,8 @@ use std::os::fd::BorrowedFd;
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 
+use super::abort_reason::{AbortReason, Interrupted};
 use super::link::ByteLink;
-use super::notice::{Notice, Stop};
 
 pub(crate) use direct::Attempt;
 pub(crate) use messages::Messages;
@@ -54,7 +54,7 @@ pub(crate) trait Connector {
 
     /// A link to `peer`: to send on it, or so that the peer's death is noticed while it is waited for. Called at most once for a
     /// peer, unless it fails. Must not depend on the peer doing anything meanwhile: it may be in here itself, waiting for us.
-    fn connect(&mut self, peer: usize, deadline: &Deadline) -> Result<Self::Link, Stop>;
+    fn connect(&mut self, peer: usize, deadline: &Deadline) -> Result<Self::Link, Interrupted>;
 
     /// The links that peers have opened to this rank since the last call, with who opened them. Must not block. No more than
     /// one of each peer is taken.
@@ -112,7 +112,7 @@ pub(crate) enum MessageError {
     },
     /// A peer is gone.
     #[error("the message's peer is gone: {0:?}")]
-    Ended(Notice),
+    Ended(AbortReason),
 }
 
 /// How a request ended.

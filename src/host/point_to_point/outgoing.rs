@@ -10,8 +10,8 @@ use std::io::{self, IoSlice};
 use crate::element::TypeTag;
 use crate::host::link::ByteLink;
 
-use super::board::{Board, cost};
 use super::frame::{CHUNK_BYTES, Frame, WHOLE_BYTES};
+use super::matching_state::{MatchingState, cost};
 use super::requests::{SendPhase, Sending};
 
 /// How much one link may write before the others get their turn.
@@ -51,11 +51,11 @@ impl Payload {
         }
     }
 
-    fn as_slice<'a>(&'a self, board: &'a Board) -> &'a [u8] {
+    fn as_slice<'a>(&'a self, matching_state: &'a MatchingState) -> &'a [u8] {
         match self {
             Payload::None => &[],
-            Payload::Message(send) => board.requests.source(*send),
-            Payload::Piece { send, from, bytes } => board.requests.source(*send).get(*from..from + bytes).unwrap_or_default(),
+            Payload::Message(send) => matching_state.requests.source(*send),
+            Payload::Piece { send, from, bytes } => matching_state.requests.source(*send).get(*from..from + bytes).unwrap_or_default(),
             Payload::Owned(bytes) => bytes,
         }
     }
@@ -77,9 +77,9 @@ impl Current {
     }
 
     /// Writes what fits of the rest; how much that was, and whether all is written.
-    fn write<L: ByteLink>(&mut self, link: &mut L, board: &Board) -> io::Result<(usize, bool)> {
+    fn write<L: ByteLink>(&mut self, link: &mut L, matching_state: &MatchingState) -> io::Result<(usize, bool)> {
         let head = &self.head[self.written.min(self.head_bytes)..self.head_bytes];
-        let payload = &self.payload.as_slice(board)[self.written.saturating_sub(self.head_bytes)..];
+        let payload = &self.payload.as_slice(matching_state)[self.written.saturating_sub(self.head_bytes)..];
         let left = head.len() + payload.len();
         let written = if head.is_empty() {
             link.try_write(&[IoSlice::new(payload)])?
@@ -139,7 +139,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// An answer, a notice, or a cancel: goes before all that has not begun.
+    /// An answer, a reason to abort, or a cancel: goes before all that has not begun.
     pub(super) fn answer(&mut self, frame: Frame) {
         self.answers.push_back(frame);
     }
@@ -160,13 +160,13 @@ impl Outgoing {
     }
 
     /// Removes a send; where a frame of it was begun, the rest of that frame is copied, so that the send's memory is free.
-    pub(super) fn forget(&mut self, send: u32, board: &Board) {
+    pub(super) fn forget(&mut self, send: u32, matching_state: &MatchingState) {
         self.messages.retain(|posting| *posting != Posting::Message(send));
         self.pieces.retain(|other| *other != send);
         if let Some(current) = &mut self.current
             && current.payload.send() == Some(send)
         {
-            current.payload = Payload::Owned(current.payload.as_slice(board).to_vec());
+            current.payload = Payload::Owned(current.payload.as_slice(matching_state).to_vec());
         }
     }
 
@@ -188,18 +188,18 @@ impl Outgoing {
     }
 
     /// Writes what can be written now; whether that was anything.
-    pub(super) fn write<L: ByteLink>(&mut self, link: &mut L, board: &mut Board) -> io::Result<bool> {
+    pub(super) fn write<L: ByteLink>(&mut self, link: &mut L, matching_state: &mut MatchingState) -> io::Result<bool> {
         let mut total = 0;
         while total < PASS_BYTES {
             if self.current.is_none() {
-                self.current = self.next(board);
+                self.current = self.next(matching_state);
             }
             let Some(current) = &mut self.current else { break };
-            match current.write(link, board) {
+            match current.write(link, matching_state) {
                 Ok((written, is_whole)) => {
                     total += written;
                     if is_whole {
-                        self.finish(board);
+                        self.finish(matching_state);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -211,34 +211,36 @@ impl Outgoing {
     }
 
     /// The next frame to begin.
-    fn next(&mut self, board: &mut Board) -> Option<Current> {
-        if let Some(frame) = self.answers.pop_front().or_else(|| board.take_owed(self.peer, self.link)) {
+    fn next(&mut self, matching_state: &mut MatchingState) -> Option<Current> {
+        if let Some(frame) = self.answers.pop_front().or_else(|| matching_state.take_owed(self.peer, self.link)) {
             return Some(Current::new(frame, Payload::None));
         }
-        self.next_message(board).or_else(|| self.next_piece(board))
+        self.next_message(matching_state).or_else(|| self.next_piece(matching_state))
     }
 
     /// The next frame among the messages, if it can be afforded.
-    fn next_message(&mut self, board: &mut Board) -> Option<Current> {
+    fn next_message(&mut self, matching_state: &mut MatchingState) -> Option<Current> {
         match *self.messages.front()? {
             Posting::Frame(frame) => {
                 self.messages.pop_front();
                 Some(Current::new(frame, Payload::None))
             }
             Posting::Message(send) => {
-                let cost = cost(board.requests.source(send).len());
+                let cost = cost(matching_state.requests.source(send).len());
                 self.credit = self.credit.checked_sub(cost)?;
                 self.messages.pop_front();
-                let (frame, is_short) = board.begin_send(send, self.link)?;
+                let (frame, is_short) = matching_state.begin_send(send, self.link)?;
                 Some(Current::new(frame, if is_short { Payload::Message(send) } else { Payload::None }))
             }
         }
     }
 
     /// The next piece of a long message.
-    fn next_piece(&mut self, board: &mut Board) -> Option<Current> {
+    fn next_piece(&mut self, matching_state: &mut MatchingState) -> Option<Current> {
         while let Some(send) = self.pieces.pop_front() {
-            let Some(Sending { bytes, phase: SendPhase::Cleared { reply, sent, .. }, .. }) = board.requests.send(send) else { continue };
+            let Some(Sending { bytes, phase: SendPhase::Cleared { reply, sent, .. }, .. }) = matching_state.requests.send(send) else {
+                continue;
+            };
             let piece = (*bytes - *sent).min(CHUNK_BYTES);
             let payload = Payload::Piece { send, from: *sent, bytes: piece };
             return Some(Current::new(Frame::Data { reply: *reply, bytes: piece }, payload));
@@ -247,11 +249,11 @@ impl Outgoing {
     }
 
     /// The current frame is written.
-    fn finish(&mut self, board: &mut Board) {
+    fn finish(&mut self, matching_state: &mut MatchingState) {
         match self.current.take().map(|current| current.payload) {
-            Some(Payload::Message(send)) => board.short_sent(send),
+            Some(Payload::Message(send)) => matching_state.short_sent(send),
             Some(Payload::Piece { send, bytes, .. }) => {
-                if board.piece_sent(send, bytes) {
+                if matching_state.piece_sent(send, bytes) {
                     self.pieces.push_back(send);
                 }
             }

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::num::NonZeroU64;
 use std::{ptr, slice};
 
-use super::lane::{Brain, BrainPair, Lane};
+use super::numeric::{Bf16, Bf16Pair, Numeric};
 use super::operation::{Both, Operation};
 use super::scratch::Scratch;
 
@@ -27,7 +27,7 @@ pub(super) struct Inputs<'a> {
 /// As [`Fold::fold`](super::super::fold::Fold::fold), with elements of the size and alignment of `L::Stored`: every input
 /// covers `start` bytes and `count` elements, and `into` as many elements.
 #[inline(always)]
-pub(super) unsafe fn fold<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
+pub(super) unsafe fn fold<L: Numeric, O: Operation<L::Wide>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
     let count = inputs.count;
     let into: *mut L::Stored = into.cast();
     // SAFETY: the caller's word.
@@ -108,7 +108,7 @@ unsafe fn fold_last<W: Copy, S: Copy>(into: *mut S, folded: &[W], last: *const S
 ///
 /// As [`fold`].
 #[inline(always)]
-unsafe fn fold_many<L: Lane, O: Operation<L::Wide>>(
+unsafe fn fold_many<L: Numeric, O: Operation<L::Wide>>(
     into: *mut L::Stored,
     [first, second]: [*const u8; 2],
     rest: &[*const u8],
@@ -137,7 +137,7 @@ unsafe fn fold_many<L: Lane, O: Operation<L::Wide>>(
 
 /// Folds a block of all inputs but the last into the room, which is as long.
 #[inline(always)]
-fn fold_early<'a, 'b, L: Lane, O: Operation<L::Wide>>(
+fn fold_early<'a, 'b, L: Numeric, O: Operation<L::Wide>>(
     room: &'a mut [MaybeUninit<L::Wide>],
     [first, second]: [&[L::Stored]; 2],
     rest: &[*const u8],
@@ -167,16 +167,16 @@ fn fold_early<'a, 'b, L: Lane, O: Operation<L::Wide>>(
 ///
 /// As [`fold`].
 #[inline(always)]
-pub(super) unsafe fn fold_brain<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
+pub(super) unsafe fn fold_bf16<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
     // SAFETY: the first `count - count % 2` elements of all buffers; a pair asks for no more alignment than its halves.
-    unsafe { fold::<BrainPair, Both<O>>(into, Inputs { count: inputs.count / 2, ..inputs }, divisor) }
+    unsafe { fold::<Bf16Pair, Both<O>>(into, Inputs { count: inputs.count / 2, ..inputs }, divisor) }
     if inputs.count % 2 == 1 {
         let last = 2 * (inputs.count - 1);
         // SAFETY: the last element of each input.
         let mut values = inputs.pointers.iter().map(|input| unsafe { *input.add(inputs.start + last).cast::<u16>() });
         let one = match inputs.pointers {
             [_] if !O::DIVIDES => values.next(),
-            _ => values.map(Brain::widen).reduce(O::combine).map(|sum| Brain::narrow(O::finish(sum, divisor))),
+            _ => values.map(Bf16::widen).reduce(O::combine).map(|sum| Bf16::narrow(O::finish(sum, divisor))),
         };
         if let Some(one) = one {
             // SAFETY: the last element of the destination.
@@ -187,7 +187,7 @@ pub(super) unsafe fn fold_brain<O: Operation<f32>>(into: *mut u8, inputs: Inputs
 
 /// `into = from * scalar`, each product rounded once. They are apart.
 #[inline(always)]
-pub(super) fn scale<L: Lane<Wide: std::ops::Mul<Output = L::Wide>>>(
+pub(super) fn scale<L: Numeric<Wide: std::ops::Mul<Output = L::Wide>>>(
     into: &mut [MaybeUninit<L::Stored>],
     from: &[L::Stored],
     scalar: L::Wide,

@@ -8,7 +8,7 @@ use std::{ptr, slice};
 
 use super::scratch::Scratch;
 use crate::element::{Data, TypeTag};
-use crate::host::truth;
+use crate::host::bools;
 use crate::op::Function;
 
 /// A fold whose element type is known to its implementor alone.
@@ -32,7 +32,7 @@ impl<T: Data> ErasedFold for CustomFold<T> {
         let (mut scratch, mut large) = (Scratch::new(), Vec::new());
         // The crate's own memory is aligned to a cache line; elements aligned to more are brought to where they may lie. So are truth
         // values: what peers wrote may be none.
-        let may_be_lent = |input: &*const u8| !TypeTag::of::<T>().is_of_truths() && input.cast::<T>().is_aligned();
+        let may_be_lent = |input: &*const u8| !TypeTag::of::<T>().is_bool() && input.cast::<T>().is_aligned();
         let staged = if rest.iter().all(may_be_lent) { None } else { Some(room::<T>(&mut scratch, &mut large)) };
         let mut block = Block { function: &*self.0, folded, staged };
         let step = block.folded.len() * size_of::<T>();
@@ -69,7 +69,7 @@ impl<T: Data> Block<'_, T> {
     ///
     /// `bytes` is of whole elements, and at most what the room holds. `into` is writable for `bytes` bytes, and every input
     /// readable for as many from byte `start` on, all initialised, to which nobody writes now. `staged` is there if elements are made of
-    /// truth values, and unless all of `rest` are aligned.
+    /// bools, and unless all of `rest` are aligned.
     unsafe fn fold(&mut self, into: *mut u8, first: *const u8, rest: &[*const u8], start: usize, bytes: usize) {
         let count = bytes / size_of::<T>();
         // SAFETY: the caller vouches for the input from `start` on, and that the room holds as much.
@@ -100,11 +100,11 @@ unsafe fn bring<T: Data>(from: *const u8, room: &mut [MaybeUninit<T>], bytes: us
     let into: *mut u8 = room.as_mut_ptr().cast();
     // SAFETY: the caller vouches for both lengths; the room is borrowed exclusively, so it is apart from what is read.
     unsafe { ptr::copy_nonoverlapping(from, into, bytes) };
-    if TypeTag::of::<T>().is_of_truths() {
+    if TypeTag::of::<T>().is_bool() {
         // SAFETY: `bytes` bytes of the room, just initialised, which no other reference covers now.
-        truth::settle(unsafe { slice::from_raw_parts_mut(into, bytes) });
+        bools::normalise(unsafe { slice::from_raw_parts_mut(into, bytes) });
     }
-    // SAFETY: whole elements, just initialised, aligned as the room is; any bytes are values of a type that is not made of truth values,
+    // SAFETY: whole elements, just initialised, aligned as the room is; any bytes are values of a type that is not made of bools,
     // and of one that is each byte is 0 or 1 now.
     unsafe { slice::from_raw_parts_mut(into.cast::<T>(), bytes / size_of::<T>()) }
 }

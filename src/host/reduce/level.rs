@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 use std::ops::Mul;
 
 use super::block::{self, Inputs};
-use super::lane::{Half, Lane};
+use super::numeric::{F16, Numeric};
 use super::operation::Operation;
 
 /// A fold of one element type and operation: see [`block::fold`].
@@ -74,7 +74,7 @@ impl Level {
     }
 
     /// The fold compiled for this level, which must be available where it is called.
-    pub(super) fn fold<L: Lane, O: Operation<L::Wide>>(self) -> FoldFunction {
+    pub(super) fn fold<L: Numeric, O: Operation<L::Wide>>(self) -> FoldFunction {
         match self {
             Level::Baseline => block::fold::<L, O>,
             #[cfg(target_arch = "x86_64")]
@@ -85,29 +85,29 @@ impl Level {
     }
 
     /// As [`Level::fold`], for `f16`.
-    pub(super) fn fold_half<O: Operation<f32>>(self) -> FoldFunction {
+    pub(super) fn fold_f16<O: Operation<f32>>(self) -> FoldFunction {
         match self {
-            Level::Baseline => block::fold::<Half, O>,
+            Level::Baseline => block::fold::<F16, O>,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => super::half_x86::fold_avx2::<O>,
+            Level::Avx2 => super::f16_x86::fold_avx2::<O>,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => super::half_x86::fold_avx512::<O>,
+            Level::Avx512 => super::f16_x86::fold_avx512::<O>,
         }
     }
 
     /// As [`Level::fold`], for `bf16`.
-    pub(super) fn fold_brain<O: Operation<f32>>(self) -> FoldFunction {
+    pub(super) fn fold_bf16<O: Operation<f32>>(self) -> FoldFunction {
         match self {
-            Level::Baseline => block::fold_brain::<O>,
+            Level::Baseline => block::fold_bf16::<O>,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => fold_brain_avx2::<O>,
+            Level::Avx2 => fold_bf16_avx2::<O>,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => fold_brain_avx512::<O>,
+            Level::Avx512 => fold_bf16_avx512::<O>,
         }
     }
 
     /// The multiplication compiled for this level, which must be available where it is called.
-    pub(super) fn scale<L: Lane<Wide: Mul<Output = L::Wide>>>(self) -> ScaleFunction<L::Stored, L::Wide> {
+    pub(super) fn scale<L: Numeric<Wide: Mul<Output = L::Wide>>>(self) -> ScaleFunction<L::Stored, L::Wide> {
         match self {
             Level::Baseline => block::scale::<L>,
             #[cfg(target_arch = "x86_64")]
@@ -121,7 +121,7 @@ impl Level {
 /// The fold, for a processor of level `Avx2`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn fold_avx2<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
+unsafe fn fold_avx2<L: Numeric, O: Operation<L::Wide>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
     // SAFETY: the caller vouches for the buffers.
     unsafe { block::fold::<L, O>(into, inputs, divisor) }
 }
@@ -129,7 +129,7 @@ unsafe fn fold_avx2<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs: Input
 /// The fold, for a processor of level `Avx512`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn fold_avx512<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
+unsafe fn fold_avx512<L: Numeric, O: Operation<L::Wide>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
     // SAFETY: the caller vouches for the buffers.
     unsafe { block::fold::<L, O>(into, inputs, divisor) }
 }
@@ -137,29 +137,29 @@ unsafe fn fold_avx512<L: Lane, O: Operation<L::Wide>>(into: *mut u8, inputs: Inp
 /// The fold of `bf16`, for a processor of level `Avx2`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn fold_brain_avx2<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
+unsafe fn fold_bf16_avx2<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
     // SAFETY: the caller vouches for the buffers.
-    unsafe { block::fold_brain::<O>(into, inputs, divisor) }
+    unsafe { block::fold_bf16::<O>(into, inputs, divisor) }
 }
 
 /// The fold of `bf16`, for a processor of level `Avx512`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn fold_brain_avx512<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
+unsafe fn fold_bf16_avx512<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
     // SAFETY: the caller vouches for the buffers.
-    unsafe { block::fold_brain::<O>(into, inputs, divisor) }
+    unsafe { block::fold_bf16::<O>(into, inputs, divisor) }
 }
 
 /// The multiplication, for a processor of level `Avx2`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-fn scale_avx2<L: Lane<Wide: Mul<Output = L::Wide>>>(into: &mut [MaybeUninit<L::Stored>], from: &[L::Stored], scalar: L::Wide) {
+fn scale_avx2<L: Numeric<Wide: Mul<Output = L::Wide>>>(into: &mut [MaybeUninit<L::Stored>], from: &[L::Stored], scalar: L::Wide) {
     block::scale::<L>(into, from, scalar);
 }
 
 /// The multiplication, for a processor of level `Avx512`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-fn scale_avx512<L: Lane<Wide: Mul<Output = L::Wide>>>(into: &mut [MaybeUninit<L::Stored>], from: &[L::Stored], scalar: L::Wide) {
+fn scale_avx512<L: Numeric<Wide: Mul<Output = L::Wide>>>(into: &mut [MaybeUninit<L::Stored>], from: &[L::Stored], scalar: L::Wide) {
     block::scale::<L>(into, from, scalar);
 }

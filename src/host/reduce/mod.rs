@@ -12,9 +12,9 @@
 mod block;
 mod custom;
 #[cfg(target_arch = "x86_64")]
-mod half_x86;
-mod lane;
+mod f16_x86;
 mod level;
+mod numeric;
 mod operation;
 mod scale;
 mod scratch;

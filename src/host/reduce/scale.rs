@@ -5,8 +5,8 @@
 use std::ops::Mul;
 use std::slice;
 
-use super::lane::{Brain, Half, Lane, Plain, SmallE4M3, SmallE5M2};
 use super::level::Level;
+use super::numeric::{Bf16, F16, Numeric, Plain, SmallE4M3, SmallE5M2};
 use crate::element::Data;
 use crate::op::ReductionKind;
 use crate::{DType, ReduceOp, Reduction};
@@ -31,8 +31,8 @@ pub(super) fn scaled_at<T: Data>(level: Level, dtype: DType, scalar: f64, source
     let scalar = dtype.nearest(scalar);
     match dtype {
         DType::F64 => scaled::<T, Plain<f64>>(level, source, into, scalar),
-        DType::F16 => scaled::<T, Half>(level, source, into, scalar as f32),
-        DType::Bf16 => scaled::<T, Brain>(level, source, into, scalar as f32),
+        DType::F16 => scaled::<T, F16>(level, source, into, scalar as f32),
+        DType::Bf16 => scaled::<T, Bf16>(level, source, into, scalar as f32),
         DType::F8E4M3 => scaled::<T, SmallE4M3>(level, source, into, scalar as f32),
         DType::F8E5M2 => scaled::<T, SmallE5M2>(level, source, into, scalar as f32),
         _ => scaled::<T, Plain<f32>>(level, source, into, scalar as f32),
@@ -40,11 +40,11 @@ pub(super) fn scaled_at<T: Data>(level: Level, dtype: DType, scalar: f64, source
 }
 
 /// Appends `source * scalar` to the empty `into`.
-fn scaled<T: Data, L: Lane<Wide: Mul<Output = L::Wide>>>(level: Level, source: &[T], into: &mut Vec<T>, scalar: L::Wide) {
-    assert_eq!((size_of::<T>(), align_of::<T>()), (size_of::<L::Stored>(), align_of::<L::Stored>()), "the lane is the element's");
+fn scaled<T: Data, L: Numeric<Wide: Mul<Output = L::Wide>>>(level: Level, source: &[T], into: &mut Vec<T>, scalar: L::Wide) {
+    assert_eq!((size_of::<T>(), align_of::<T>()), (size_of::<L::Stored>(), align_of::<L::Stored>()), "the numeric type is the element's");
     into.reserve(source.len());
     let room = &mut into.spare_capacity_mut()[..source.len()];
-    // SAFETY: an element and its lane's are plain data of the same size and alignment (asserted), valid for any bytes that
+    // SAFETY: an element and its numeric type's are plain data of the same size and alignment (asserted), valid for any bytes that
     // a product can have; the borrows are those of the two slices.
     unsafe {
         let elements = slice::from_raw_parts(source.as_ptr().cast::<L::Stored>(), source.len());

@@ -6,8 +6,8 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 
 use super::block::Inputs;
-use super::lane::{Lane, Plain, SmallE4M3, SmallE5M2, Truth};
 use super::level::{FoldFunction, Level};
+use super::numeric::{Bool, Numeric, Plain, SmallE4M3, SmallE5M2};
 use super::operation::{And, Greatest, Least, Mean, MeanByShift, Operation, Or, Product, Sum, Xor};
 use crate::{DType, ReduceOp, Result};
 
@@ -46,7 +46,7 @@ pub(super) fn functions(level: Level, op: ReduceOp, dtype: DType, divisor: NonZe
     op.check(dtype)?;
     let unit_bytes = dtype.size_bytes();
     if dtype == DType::Bool {
-        return Ok(always(truth(level, op), unit_bytes));
+        return Ok(always(bools(level, op), unit_bytes));
     }
     Ok(match op {
         ReduceOp::Sum | ReduceOp::PreMulSum(_) => always(sum(level, dtype), unit_bytes),
@@ -74,11 +74,11 @@ fn always(function: FoldFunction, unit_bytes: usize) -> Functions {
 }
 
 /// Truth values: every op that is allowed is one of three.
-fn truth(level: Level, op: ReduceOp) -> FoldFunction {
+fn bools(level: Level, op: ReduceOp) -> FoldFunction {
     match op {
-        ReduceOp::Prod | ReduceOp::Min | ReduceOp::BitAnd => level.fold::<Truth, And>(),
-        ReduceOp::BitXor => level.fold::<Truth, Xor>(),
-        _ => level.fold::<Truth, Or>(),
+        ReduceOp::Prod | ReduceOp::Min | ReduceOp::BitAnd => level.fold::<Bool, And>(),
+        ReduceOp::BitXor => level.fold::<Bool, Xor>(),
+        _ => level.fold::<Bool, Or>(),
     }
 }
 
@@ -129,8 +129,8 @@ where
 {
     match dtype {
         DType::F64 => level.fold::<Plain<f64>, O>(),
-        DType::F16 => level.fold_half::<O>(),
-        DType::Bf16 => level.fold_brain::<O>(),
+        DType::F16 => level.fold_f16::<O>(),
+        DType::Bf16 => level.fold_bf16::<O>(),
         DType::F8E4M3 => widened::<SmallE4M3, O>(level),
         DType::F8E5M2 => widened::<SmallE5M2, O>(level),
         _ => widened::<Plain<f32>, O>(level),
@@ -138,6 +138,6 @@ where
 }
 
 /// Helps the compiler to see that `O` is meant on `f32`.
-fn widened<L: Lane<Wide = f32>, O: Operation<f32>>(level: Level) -> FoldFunction {
+fn widened<L: Numeric<Wide = f32>, O: Operation<f32>>(level: Level) -> FoldFunction {
     level.fold::<L, O>()
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::thread::CpuSet;
 
 use super::sync::{AtomicU32, AtomicU64, Futex, Ordering};
-use crate::host::notice::Notice;
+use crate::host::abort_reason::AbortReason;
 
 /// A value on cache lines of its own.
 #[repr(C, align(128))]
@@ -17,9 +17,9 @@ pub(super) struct Control {
     /// How many ranks sleep, or are about to. Read by everyone after each step, written rarely.
     sleepers: Line<AtomicU32>,
     /// What sleepers wait on; it changes with every wake.
-    bell: Line<Futex>,
+    futex: Line<Futex>,
     /// Why the group ended.
-    bulletin: Line<Bulletin>,
+    abort_record: Line<AbortRecord>,
 }
 
 impl Control {
@@ -36,28 +36,28 @@ impl Control {
     }
 
     /// Why the group ended, where a rank has told.
-    pub(super) fn notice(&self) -> Option<Notice> {
-        self.bulletin.read()
+    pub(super) fn abort_reason(&self) -> Option<AbortReason> {
+        self.abort_record.read()
     }
 
     /// Tells the whole group why it ended, unless another rank has already, and wakes everyone.
-    pub(super) fn tell(&self, notice: &Notice) {
-        if self.bulletin.post(notice) {
+    pub(super) fn propagate(&self, abort_reason: &AbortReason) {
+        if self.abort_record.post(abort_reason) {
             self.wake();
         }
     }
 
     /// Wakes every sleeper.
     pub(super) fn wake(&self) {
-        self.bell.change();
+        self.futex.change();
     }
 
     /// Sleeps until woken, at most for `limit`, unless `done` holds once the sleep has been announced.
     pub(super) fn sleep(&self, limit: Duration, done: impl FnOnce() -> bool) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let heard = self.bell.read();
+        let heard = self.futex.read();
         if !done() {
-            self.bell.wait(heard, limit);
+            self.futex.wait(heard, limit);
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
@@ -71,41 +71,41 @@ impl<T> std::ops::Deref for Line<T> {
     }
 }
 
-/// A notice that is written once.
+/// An abort reason that is written once.
 #[repr(C)]
-struct Bulletin {
+struct AbortRecord {
     state: AtomicU32,
-    words: [AtomicU64; Notice::BYTES / 8],
+    words: [AtomicU64; AbortReason::BYTES / 8],
 }
 
-impl Bulletin {
+impl AbortRecord {
     const EMPTY: u32 = 0;
-    /// Taken by a writer. One that dies here leaves the bulletin unreadable; its death is then noticed by itself.
+    /// Taken by a writer. One that dies here leaves the abort record unreadable; its death is then noticed by itself.
     const TAKEN: u32 = 1;
     const WRITTEN: u32 = 2;
 
-    /// Writes the notice, where there is none yet; says whether it did.
-    fn post(&self, notice: &Notice) -> bool {
+    /// Writes the abort reason, where there is none yet; says whether it did.
+    fn post(&self, abort_reason: &AbortReason) -> bool {
         if self.state.compare_exchange(Self::EMPTY, Self::TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
         }
-        for (word, bytes) in self.words.iter().zip(notice.to_bytes().as_chunks::<8>().0) {
+        for (word, bytes) in self.words.iter().zip(abort_reason.to_bytes().as_chunks::<8>().0) {
             word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
         }
         self.state.store(Self::WRITTEN, Ordering::Release);
         true
     }
 
-    /// The notice, where one has been written.
-    fn read(&self) -> Option<Notice> {
+    /// The abort reason, where one has been written.
+    fn read(&self) -> Option<AbortReason> {
         if self.state.load(Ordering::Acquire) != Self::WRITTEN {
             return None;
         }
-        let mut bytes = [0; Notice::BYTES];
+        let mut bytes = [0; AbortReason::BYTES];
         for (chunk, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(&self.words) {
             *chunk = word.load(Ordering::Relaxed).to_le_bytes();
         }
-        Notice::from_bytes(&bytes)
+        AbortReason::from_bytes(&bytes)
     }
 }
 
@@ -188,18 +188,18 @@ mod tests {
 
     #[test]
     fn the_first_notice_stays() {
-        let bulletin = Bulletin { state: AtomicU32::new(0), words: Default::default() };
-        assert_eq!(bulletin.read(), None);
-        assert!(bulletin.post(&Notice::Lost { rank: 7 }));
-        assert!(!bulletin.post(&Notice::Left { rank: 8 }));
-        assert_eq!(bulletin.read(), Some(Notice::Lost { rank: 7 }));
+        let abort_record = AbortRecord { state: AtomicU32::new(0), words: Default::default() };
+        assert_eq!(abort_record.read(), None);
+        assert!(abort_record.post(&AbortReason::Lost { rank: 7 }));
+        assert!(!abort_record.post(&AbortReason::Left { rank: 8 }));
+        assert_eq!(abort_record.read(), Some(AbortReason::Lost { rank: 7 }));
     }
 
     #[test]
     fn a_half_written_notice_is_none() {
-        let bulletin = Bulletin { state: AtomicU32::new(Bulletin::TAKEN), words: Default::default() };
-        assert_eq!(bulletin.read(), None);
-        assert!(!bulletin.post(&Notice::Lost { rank: 7 }));
+        let abort_record = AbortRecord { state: AtomicU32::new(AbortRecord::TAKEN), words: Default::default() };
+        assert_eq!(abort_record.read(), None);
+        assert!(!abort_record.post(&AbortReason::Lost { rank: 7 }));
     }
 }
 
@@ -214,21 +214,21 @@ mod models {
     use loom::sync::Arc;
     use loom::thread;
 
-    const ABORTED: Notice = Notice::Aborted { by: 3 };
-    const LOST: Notice = Notice::Lost { rank: 4 };
+    const ABORTED: AbortReason = AbortReason::Aborted { by: 3 };
+    const LOST: AbortReason = AbortReason::Lost { rank: 4 };
 
     fn control() -> Control {
-        let bulletin = Bulletin { state: AtomicU32::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };
-        Control { sleepers: Line(AtomicU32::new(0)), bell: Line(Futex::new()), bulletin: Line(bulletin) }
+        let abort_record = AbortRecord { state: AtomicU32::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };
+        Control { sleepers: Line(AtomicU32::new(0)), futex: Line(Futex::new()), abort_record: Line(abort_record) }
     }
 
-    /// Sleeps, without a limit, until there is a notice.
-    fn await_notice(control: &Control) -> Notice {
+    /// Sleeps, without a limit, until there is a reason to abort.
+    fn await_abort(control: &Control) -> AbortReason {
         loop {
-            if let Some(notice) = control.notice() {
-                return notice;
+            if let Some(abort_reason) = control.abort_reason() {
+                return abort_reason;
             }
-            control.sleep(Duration::MAX, || control.notice().is_some());
+            control.sleep(Duration::MAX, || control.abort_reason().is_some());
         }
     }
 
@@ -237,8 +237,8 @@ mod models {
         loom::model(|| {
             let control = Arc::new(control());
             let sleeper = Arc::clone(&control);
-            let sleeper = thread::spawn(move || await_notice(&sleeper));
-            control.tell(&ABORTED);
+            let sleeper = thread::spawn(move || await_abort(&sleeper));
+            control.propagate(&ABORTED);
             assert_eq!(sleeper.join().unwrap(), ABORTED);
         });
     }
@@ -250,12 +250,12 @@ mod models {
         builder.check(|| {
             let control = Arc::new(control());
             let (sleeper, other) = (Arc::clone(&control), Arc::clone(&control));
-            let sleeper = thread::spawn(move || await_notice(&sleeper));
-            let other = thread::spawn(move || other.tell(&LOST));
-            control.tell(&ABORTED);
+            let sleeper = thread::spawn(move || await_abort(&sleeper));
+            let other = thread::spawn(move || other.propagate(&LOST));
+            control.propagate(&ABORTED);
             let heard = sleeper.join().unwrap();
             other.join().unwrap();
-            assert!([ABORTED, LOST].contains(&heard) && control.notice() == Some(heard));
+            assert!([ABORTED, LOST].contains(&heard) && control.abort_reason() == Some(heard));
         });
     }
 
@@ -274,10 +274,10 @@ mod models {
             let (reader, seen) = (Arc::clone(&shared), std::sync::Arc::clone(seen));
             let reader = thread::spawn(move || {
                 let departed = reader.1.has_departed();
-                assert!(!departed || reader.0.notice() == Some(ABORTED));
+                assert!(!departed || reader.0.abort_reason() == Some(ABORTED));
                 count(&seen[usize::from(!departed)]);
             });
-            shared.0.tell(&ABORTED);
+            shared.0.propagate(&ABORTED);
             shared.1.depart();
             reader.join().unwrap();
         });

@@ -7,16 +7,16 @@
 
 #![expect(unsafe_code, reason = "reads the buffers of peers")]
 
-use super::cut::{Cut, Shares, streams};
+use super::chunking::{Chunking, Shares, streams};
 use super::group::Group;
-use super::lane::Area;
 use super::layout::HEAD_BYTES;
 use super::lent::Lent;
-use super::moves::{Blocks, Memory, deliver};
-use super::steps::Terms;
-use super::window::Place;
+use super::mailbox::Area;
+use super::moves::{Blocks, Memory, copy_out};
+use super::steps::CallContext;
+use super::window::WindowOffset;
+use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::fold::Fold;
-use crate::host::notice::{Notice, Stop};
 
 /// How much is copied or folded before a rank looks whether the communicator has ended.
 const TURN_BYTES: usize = 1 << 20;
@@ -29,7 +29,7 @@ pub(super) struct Offer {
     offsets: [u64; 2],
 }
 
-const _: () = assert!(size_of::<Offer>() == HEAD_BYTES, "an offer travels in a lane's header");
+const _: () = assert!(size_of::<Offer>() == HEAD_BYTES, "an offer travels in a mailbox's header");
 
 /// One of a rank's two buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ enum Side {
 }
 
 impl Offer {
-    fn new(source: Option<Place>, destination: Option<Place>) -> Self {
+    fn new(source: Option<WindowOffset>, destination: Option<WindowOffset>) -> Self {
         let places = [source, destination];
         Self {
             windows: places.map(|place| place.map_or(0, |place| place.window)),
@@ -82,15 +82,15 @@ impl Group {
         bytes: usize,
         fold: &F,
         last: bool,
-        terms: &Terms<'_>,
-    ) -> Result<Option<()>, Stop> {
-        let Some(mut lent) = self.offer(memory, Lengths { source: bytes, destination: bytes }, terms)? else { return Ok(None) };
+        context: &CallContext<'_>,
+    ) -> Result<Option<()>, Interrupted> {
+        let Some(mut lent) = self.offer(memory, Lengths { source: bytes, destination: bytes }, context)? else { return Ok(None) };
         let streams = streams(bytes) && memory.source != memory.destination.cast_const();
-        for range in Cut::folds(bytes, 1, fold.element_bytes(), lent.pace.fold).pieces() {
-            lent.go_on(terms)?;
+        for range in Chunking::folds(bytes, 1, fold.element_bytes(), lent.step_sizes.fold).pieces() {
+            lent.go_on(context)?;
             let shares = Shares::new(range.len(), lent.ranks, fold.element_bytes());
             let mine = shares.of(lent.me);
-            lent.reach_all(range.start + mine.start, mine.len(), memory.source, terms)?;
+            lent.reach_all(range.start + mine.start, mine.len(), memory.source, context)?;
             if !mine.is_empty() {
                 let into = memory.destination.wrapping_add(range.start + mine.start);
                 // SAFETY: of all sources nobody writes to this share but this rank, to its own, where that is its destination: an input at
@@ -98,19 +98,19 @@ impl Group {
                 unsafe { fold.fold(into, &lent.inputs, mine.len(), last) };
             }
             let (step, fingerprint) = (lent.next_step(), lent.fingerprint);
-            lent.meet(step, fingerprint, terms)?;
+            lent.meet(step, fingerprint, context)?;
             for rank in 0..lent.ranks {
                 let share = shares.of(rank);
                 let start = range.start + share.start;
-                let from = lent.reach(rank, Side::Destination, start, share.len(), terms)?;
+                let from = lent.reach(rank, Side::Destination, start, share.len(), context)?;
                 if rank != lent.me {
                     // SAFETY: its owner has folded this share, was met since, and writes to it no more. It has also read this share of
                     // this rank's source, where the destination may be the same memory.
-                    unsafe { deliver(from, memory.destination.wrapping_add(start), share.len(), streams) };
+                    unsafe { copy_out(from, memory.destination.wrapping_add(start), share.len(), streams) };
                 }
             }
         }
-        lent.close(terms).map(Some)
+        lent.close(context).map(Some)
     }
 
     /// As [`Group::reduce_scatter`]: each rank folds its block of all sources.
@@ -124,19 +124,19 @@ impl Group {
         blocks: Blocks<'_>,
         fold: &F,
         last: bool,
-        terms: &Terms<'_>,
-    ) -> Result<Option<()>, Stop> {
+        context: &CallContext<'_>,
+    ) -> Result<Option<()>, Interrupted> {
         let whole = (0..self.ranks).map(|rank| blocks.offset(rank) + blocks.len(rank)).max().unwrap_or(0);
-        let Some(mut lent) = self.offer(memory, Lengths { source: whole, destination: 0 }, terms)? else { return Ok(None) };
+        let Some(mut lent) = self.offer(memory, Lengths { source: whole, destination: 0 }, context)? else { return Ok(None) };
         let (offset, len) = (blocks.offset(lent.me), blocks.len(lent.me));
-        for range in Cut::folds(len, 1, fold.element_bytes(), TURN_BYTES).pieces().filter(|range| !range.is_empty()) {
-            lent.go_on(terms)?;
-            lent.reach_all(offset + range.start, range.len(), memory.source, terms)?;
+        for range in Chunking::folds(len, 1, fold.element_bytes(), TURN_BYTES).pieces().filter(|range| !range.is_empty()) {
+            lent.go_on(context)?;
+            lent.reach_all(offset + range.start, range.len(), memory.source, context)?;
             // SAFETY: of all sources nobody writes to this block but this rank, to its own, where that is its destination: an input at the
             // same address.
             unsafe { fold.fold(memory.destination.wrapping_add(range.start), &lent.inputs, range.len(), last) };
         }
-        lent.close(terms).map(Some)
+        lent.close(context).map(Some)
     }
 
     /// As [`Group::broadcast`]: everyone copies from the root. Those beside the root offer their destination, to show that they have the
@@ -150,18 +150,18 @@ impl Group {
         memory: Memory,
         bytes: usize,
         root: usize,
-        terms: &Terms<'_>,
-    ) -> Result<Option<()>, Stop> {
+        context: &CallContext<'_>,
+    ) -> Result<Option<()>, Interrupted> {
         let source = if self.me == root { memory.source } else { memory.destination.cast_const() };
-        let Some(mut lent) = self.offer(Memory { source, ..memory }, Lengths { source: bytes, destination: 0 }, terms)? else {
+        let Some(mut lent) = self.offer(Memory { source, ..memory }, Lengths { source: bytes, destination: 0 }, context)? else {
             return Ok(None);
         };
-        let from = lent.reach(root, Side::Source, 0, bytes, terms)?;
+        let from = lent.reach(root, Side::Source, 0, bytes, context)?;
         let from = if lent.me == root { memory.source } else { from.cast_const() };
         // SAFETY: the root's source is lent; the root writes to its destination alone, which is apart, or the same and left as it is. The
         // destination is this rank's own.
-        unsafe { lent.pull(from, memory.destination, bytes, false, terms)? };
-        lent.close(terms).map(Some)
+        unsafe { lent.pull(from, memory.destination, bytes, false, context)? };
+        lent.close(context).map(Some)
     }
 
     /// As [`Group::all_gather`]: everyone copies from everyone.
@@ -169,21 +169,26 @@ impl Group {
     /// # Safety
     ///
     /// As for [`Group::all_gather`].
-    pub(super) unsafe fn all_gather_directly(&mut self, memory: Memory, blocks: Blocks<'_>, terms: &Terms<'_>) -> Result<Option<()>, Stop> {
-        let Some(mut lent) = self.offer(memory, Lengths { source: blocks.len(self.me), destination: 0 }, terms)? else {
+    pub(super) unsafe fn all_gather_directly(
+        &mut self,
+        memory: Memory,
+        blocks: Blocks<'_>,
+        context: &CallContext<'_>,
+    ) -> Result<Option<()>, Interrupted> {
+        let Some(mut lent) = self.offer(memory, Lengths { source: blocks.len(self.me), destination: 0 }, context)? else {
             return Ok(None);
         };
         let streams = streams(blocks.longest().saturating_mul(lent.ranks));
         let (ranks, me) = (lent.ranks, lent.me);
         for rank in (0..ranks).map(|distance| (me + distance) % ranks) {
             let own = rank == me;
-            let theirs = lent.reach(rank, Side::Source, 0, blocks.len(rank), terms)?;
+            let theirs = lent.reach(rank, Side::Source, 0, blocks.len(rank), context)?;
             let from = if own { memory.source } else { theirs.cast_const() };
             // SAFETY: the source of another rank is lent, and where it is a block of its owner's destination the owner writes only the others.
             // The destination is this rank's, of which its own block may be its source.
-            unsafe { lent.pull(from, memory.destination.wrapping_add(blocks.offset(rank)), blocks.len(rank), streams, terms)? };
+            unsafe { lent.pull(from, memory.destination.wrapping_add(blocks.offset(rank)), blocks.len(rank), streams, context)? };
         }
-        lent.close(terms).map(Some)
+        lent.close(context).map(Some)
     }
 
     /// As [`Group::all_to_all`], where source and destination are apart on this rank.
@@ -191,37 +196,42 @@ impl Group {
     /// # Safety
     ///
     /// As for [`Group::all_to_all`].
-    pub(super) unsafe fn all_to_all_directly(&mut self, memory: Memory, bytes: usize, terms: &Terms<'_>) -> Result<Option<()>, Stop> {
+    pub(super) unsafe fn all_to_all_directly(
+        &mut self,
+        memory: Memory,
+        bytes: usize,
+        context: &CallContext<'_>,
+    ) -> Result<Option<()>, Interrupted> {
         // In place a block would be overwritten before its reader has come.
         let offered = if memory.source == memory.destination.cast_const() { 0 } else { bytes * self.ranks };
-        let Some(mut lent) = self.offer(memory, Lengths { source: offered, destination: 0 }, terms)? else { return Ok(None) };
+        let Some(mut lent) = self.offer(memory, Lengths { source: offered, destination: 0 }, context)? else { return Ok(None) };
         let streams = streams(bytes.saturating_mul(lent.ranks));
         let (ranks, me) = (lent.ranks, lent.me);
         for rank in (0..ranks).map(|distance| (me + distance) % ranks) {
-            let theirs = lent.reach(rank, Side::Source, bytes * me, bytes, terms)?;
+            let theirs = lent.reach(rank, Side::Source, bytes * me, bytes, context)?;
             // SAFETY: the source is lent, by a rank that writes to another buffer (what is in place is not offered); the destination is this
             // rank's own, and apart.
-            unsafe { lent.pull(theirs, memory.destination.wrapping_add(bytes * rank), bytes, streams, terms)? };
+            unsafe { lent.pull(theirs, memory.destination.wrapping_add(bytes * rank), bytes, streams, context)? };
         }
-        lent.close(terms).map(Some)
+        lent.close(context).map(Some)
     }
 
     /// The first step: says where this rank's buffers lie, and hears where the others' do. `None` where those that the call needs do not
     /// all lie in one window, which every rank finds alike: a source, and a destination where there is a length.
-    fn offer(&mut self, memory: Memory, lengths: Lengths, terms: &Terms<'_>) -> Result<Option<Lent<'_>>, Stop> {
+    fn offer(&mut self, memory: Memory, lengths: Lengths, context: &CallContext<'_>) -> Result<Option<Lent<'_>>, Interrupted> {
         if !self.has_had_windows() {
             return Ok(None);
         }
         let place = |group: &Self, address, bytes| if bytes == 0 { None } else { group.find_window(address, bytes) };
         let source = place(self, memory.source, lengths.source);
         let offer = Offer::new(source, place(self, memory.destination, lengths.destination));
-        let fingerprint = self.enter(terms)?;
+        let fingerprint = self.enter(context)?;
         let step = self.next_step();
         // SAFETY: this rank's own header of this step, which nobody reads before it is published, and nobody any more for the step before
         // last, the other one that it serves (see `flags`). It is aligned to 8 bytes, with room for an offer (asserted above).
         unsafe { self.area(self.me, step, Area::Head).cast::<Offer>().write(offer) };
         let mut lent = Lent::new(self, offer, fingerprint);
-        lent.meet(step, fingerprint, terms)?;
+        lent.meet(step, fingerprint, context)?;
         let (ranks, me) = (lent.ranks, lent.me);
         for rank in (0..ranks).filter(|rank| *rank != me) {
             // SAFETY: this rank has met the other one in this step, so its header was written before and is left alone until this rank
@@ -245,41 +255,48 @@ impl Group {
     ///
     /// # Safety
     ///
-    /// As [`deliver`].
-    unsafe fn pull(&mut self, from: *const u8, to: *mut u8, bytes: usize, streams: bool, terms: &Terms<'_>) -> Result<(), Stop> {
+    /// As [`copy_out`].
+    unsafe fn pull(
+        &mut self,
+        from: *const u8,
+        to: *mut u8,
+        bytes: usize,
+        streams: bool,
+        context: &CallContext<'_>,
+    ) -> Result<(), Interrupted> {
         for start in (0..bytes).step_by(TURN_BYTES) {
-            self.go_on(terms)?;
+            self.go_on(context)?;
             // SAFETY: a part of what the caller vouches for.
-            unsafe { deliver(from.wrapping_add(start), to.wrapping_add(start), TURN_BYTES.min(bytes - start), streams) };
+            unsafe { copy_out(from.wrapping_add(start), to.wrapping_add(start), TURN_BYTES.min(bytes - start), streams) };
         }
         Ok(())
     }
 
     /// Ends the call where the communicator has ended meanwhile.
-    fn go_on(&mut self, terms: &Terms<'_>) -> Result<(), Stop> {
-        match terms.health.notice().copied().or_else(|| self.region.notice()) {
+    fn go_on(&mut self, context: &CallContext<'_>) -> Result<(), Interrupted> {
+        match context.health.abort_reason().copied().or_else(|| self.region.abort_reason()) {
             None => Ok(()),
-            Some(notice) => Err(self.fail(notice.into(), terms.call.fingerprint(), terms)),
+            Some(abort_reason) => Err(self.fail(abort_reason.into(), context.call.fingerprint(), context)),
         }
     }
 
     /// The inputs of a fold: this part of every source, the own one by the caller's pointer.
-    fn reach_all(&mut self, start: usize, bytes: usize, own: *const u8, terms: &Terms<'_>) -> Result<(), Stop> {
+    fn reach_all(&mut self, start: usize, bytes: usize, own: *const u8, context: &CallContext<'_>) -> Result<(), Interrupted> {
         for rank in 0..self.ranks {
-            self.inputs[rank] = self.reach(rank, Side::Source, start, bytes, terms)?;
+            self.inputs[rank] = self.reach(rank, Side::Source, start, bytes, context)?;
         }
         self.inputs[self.me] = own.wrapping_add(start);
         Ok(())
     }
 
     /// Where a part of a rank's buffer lies here. A place that does not fit ends the group: the peer's memory is broken.
-    fn reach(&mut self, rank: usize, side: Side, start: usize, bytes: usize, terms: &Terms<'_>) -> Result<*mut u8, Stop> {
+    fn reach(&mut self, rank: usize, side: Side, start: usize, bytes: usize, context: &CallContext<'_>) -> Result<*mut u8, Interrupted> {
         let Offer { windows, offsets } = self.offers[rank];
         let offset = usize::try_from(offsets[side as usize]).ok().and_then(|offset| offset.checked_add(start));
-        let found = offset.and_then(|offset| self.in_window(rank, Place { window: windows[side as usize], offset }, bytes));
+        let found = offset.and_then(|offset| self.in_window(rank, WindowOffset { window: windows[side as usize], offset }, bytes));
         match found {
             Some(address) => Ok(address),
-            None => Err(self.fail(Notice::Failed { rank: self.globals[rank] }.into(), terms.call.fingerprint(), terms)),
+            None => Err(self.fail(AbortReason::Failed { rank: self.globals[rank] }.into(), context.call.fingerprint(), context)),
         }
     }
 }

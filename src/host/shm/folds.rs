@@ -5,21 +5,21 @@
 
 #![expect(unsafe_code, reason = "folds the caller's raw memory and the mapped areas")]
 
-use super::cut::{Cut, Shares, in_shares, streams};
+use super::chunking::{Chunking, Shares, in_shares, streams};
 use super::group::Group;
-use super::lane::Area;
 use super::layout::MAX_ELEMENT_BYTES;
-use super::moves::{Blocks, Memory, deliver, is_large, within};
-use super::steps::Terms;
+use super::mailbox::Area;
+use super::moves::{Blocks, Memory, copy_out, is_large, within};
+use super::steps::CallContext;
+use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::copy::copy;
 use crate::host::fold::Fold;
-use crate::host::notice::{Notice, Stop};
 
 /// From how many bytes on windows are looked for. Below, slots that are in the cache already are faster: 2.4 against 3.4 µs at 64 KiB.
 const DIRECT_FROM_BYTES: usize = 256 << 10;
 
-// Common to every function below. The caller vouches for its own memory. Areas lie in the mapping, are as long as the cut says
-// and aligned to the element, or to 64 bytes where that is less (tested in `cut` and `lane`); a rank writes its own before it publishes the step, and reads the
+// Common to every function below. The caller vouches for its own memory. Areas lie in the mapping, are as long as the chunking says
+// and aligned to the element, or to 64 bytes where that is less (tested in `chunking` and `mailbox`); a rank writes its own before it publishes the step, and reads the
 // others' after `meet` and before its next `publish`, which is what `flags` asks for. The areas are initialised from the beginning (a
 // file's pages), and hold what the others have written for this call; a fold asks for no more.
 impl Group {
@@ -36,18 +36,18 @@ impl Group {
         bytes: usize,
         fold: &F,
         last: bool,
-        terms: &Terms<'_>,
-    ) -> Result<(), Stop> {
+        context: &CallContext<'_>,
+    ) -> Result<(), Interrupted> {
         let area = Area::for_fold(bytes, 1, fold.element_bytes());
         if area == Area::Slot {
             // SAFETY: it asks for what this function's caller has promised.
-            return unsafe { self.fold_large(memory, bytes, None, fold, last, terms) };
+            return unsafe { self.fold_large(memory, bytes, None, fold, last, context) };
         }
-        let fingerprint = self.enter(terms)?;
+        let fingerprint = self.enter(context)?;
         let step = self.next_step();
         // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
         unsafe { copy(memory.source, self.area(self.me, step, area), bytes) };
-        self.meet(step, fingerprint, terms)?;
+        self.meet(step, fingerprint, context)?;
         for rank in 0..self.ranks {
             self.inputs[rank] = self.area(rank, step, area);
         }
@@ -71,10 +71,10 @@ impl Group {
         root: usize,
         fold: &F,
         last: bool,
-        terms: &Terms<'_>,
-    ) -> Result<(), Stop> {
+        context: &CallContext<'_>,
+    ) -> Result<(), Interrupted> {
         // SAFETY: it asks for what this function's caller has promised.
-        unsafe { self.fold_large(memory, bytes, Some(root), fold, last, terms) }
+        unsafe { self.fold_large(memory, bytes, Some(root), fold, last, context) }
     }
 
     /// Chooses who folds: every rank that wants the result, or each rank a share of it.
@@ -89,22 +89,22 @@ impl Group {
         root: Option<usize>,
         fold: &F,
         last: bool,
-        terms: &Terms<'_>,
-    ) -> Result<(), Stop> {
-        self.check_element(fold.element_bytes(), terms)?;
+        context: &CallContext<'_>,
+    ) -> Result<(), Interrupted> {
+        self.check_element(fold.element_bytes(), context)?;
         if root.is_none()
             && bytes >= DIRECT_FROM_BYTES
             // SAFETY: it asks for what this function's caller has promised.
-            && let Some(()) = unsafe { self.all_reduce_directly(memory, bytes, fold, last, terms)? }
+            && let Some(()) = unsafe { self.all_reduce_directly(memory, bytes, fold, last, context)? }
         {
             return Ok(());
         }
         if in_shares(bytes) {
             // SAFETY: it asks for what this function's caller has promised.
-            unsafe { self.fold_shares(memory, bytes, root, fold, last, terms) }
+            unsafe { self.fold_shares(memory, bytes, root, fold, last, context) }
         } else {
             // SAFETY: it asks for what this function's caller has promised.
-            unsafe { self.fold_flat(memory, bytes, root, fold, last, terms) }
+            unsafe { self.fold_whole(memory, bytes, root, fold, last, context) }
         }
     }
 
@@ -113,29 +113,29 @@ impl Group {
     /// # Safety
     ///
     /// As for [`Group::fold_large`].
-    unsafe fn fold_flat<F: Fold + ?Sized>(
+    unsafe fn fold_whole<F: Fold + ?Sized>(
         &mut self,
         memory: Memory,
         bytes: usize,
         root: Option<usize>,
         fold: &F,
         last: bool,
-        terms: &Terms<'_>,
-    ) -> Result<(), Stop> {
-        let fingerprint = self.enter(terms)?;
-        let cut = Cut::folds(bytes, 1, fold.element_bytes(), self.pace.fold);
-        for range in cut.pieces() {
+        context: &CallContext<'_>,
+    ) -> Result<(), Interrupted> {
+        let fingerprint = self.enter(context)?;
+        let chunking = Chunking::folds(bytes, 1, fold.element_bytes(), self.step_sizes.fold);
+        for range in chunking.pieces() {
             let step = self.next_step();
             let source = memory.source.wrapping_add(range.start);
             if root != Some(self.me) {
                 // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
-                unsafe { copy(source, self.area(self.me, step, cut.area), range.len()) };
+                unsafe { copy(source, self.area(self.me, step, chunking.area), range.len()) };
             }
-            self.meet(step, fingerprint, terms)?;
+            self.meet(step, fingerprint, context)?;
             if range.is_empty() || root.is_some_and(|root| root != self.me) {
                 continue;
             }
-            self.set_inputs(step, cut.area, 0, source);
+            self.set_inputs(step, chunking.area, 0, source);
             // SAFETY: the others' inputs are areas of a step that all have published, and left alone until this rank goes on; this rank's
             // is its own source, which may be the destination.
             unsafe { fold.fold(memory.destination.add(range.start), &self.inputs, range.len(), last) };
@@ -155,13 +155,13 @@ impl Group {
         root: Option<usize>,
         fold: &F,
         last: bool,
-        terms: &Terms<'_>,
-    ) -> Result<(), Stop> {
-        let fingerprint = self.enter(terms)?;
-        let cut = Cut::folds(bytes, 1, fold.element_bytes(), self.pace.fold);
+        context: &CallContext<'_>,
+    ) -> Result<(), Interrupted> {
+        let fingerprint = self.enter(context)?;
+        let chunking = Chunking::folds(bytes, 1, fold.element_bytes(), self.step_sizes.fold);
         let streams = streams(bytes) && memory.source != memory.destination.cast_const();
         let keeps = root.is_none_or(|root| root == self.me);
-        for range in cut.pieces() {
+        for range in chunking.pieces() {
             let shares = Shares::new(range.len(), self.ranks, fold.element_bytes());
             let mine = shares.of(self.me);
             let source = memory.source.wrapping_add(range.start);
@@ -175,7 +175,7 @@ impl Group {
                 copy(source, area, mine.start);
                 copy(source.wrapping_add(mine.end), area.add(mine.end), range.len() - mine.end);
             }
-            self.meet(step, fingerprint, terms)?;
+            self.meet(step, fingerprint, context)?;
 
             self.set_inputs(step, Area::Slot, mine.start, source.wrapping_add(mine.start));
             let step = self.next_step();
@@ -197,14 +197,14 @@ impl Group {
             if keeps && streams {
                 // SAFETY: the caller's destination; this rank's own area, which it alone writes. Of the source, if it is the same memory, this
                 // share has been folded.
-                unsafe { deliver(result, destination.wrapping_add(mine.start), mine.len(), true) };
+                unsafe { copy_out(result, destination.wrapping_add(mine.start), mine.len(), true) };
             }
-            self.arrive(step, fingerprint, terms)?;
+            self.arrive(step, fingerprint, context)?;
             for rank in (0..self.ranks).filter(|rank| keeps && *rank != self.me) {
                 let share = shares.of(rank);
                 let from = self.area(rank, step, Area::Slot).wrapping_add(share.start);
                 // SAFETY: the caller's destination; an area whose owner has published it for this step, and leaves it until this rank goes on.
-                unsafe { deliver(from, destination.wrapping_add(share.start), share.len(), streams) };
+                unsafe { copy_out(from, destination.wrapping_add(share.start), share.len(), streams) };
             }
         }
         Ok(())
@@ -223,36 +223,36 @@ impl Group {
         blocks: Blocks<'_>,
         fold: &F,
         last: bool,
-        terms: &Terms<'_>,
-    ) -> Result<(), Stop> {
-        self.check_element(fold.element_bytes(), terms)?;
+        context: &CallContext<'_>,
+    ) -> Result<(), Interrupted> {
+        self.check_element(fold.element_bytes(), context)?;
         if is_large(&blocks, self.ranks)
             // SAFETY: it asks for what this function's caller has promised.
-            && let Some(()) = unsafe { self.reduce_scatter_directly(memory, blocks, fold, last, terms)? }
+            && let Some(()) = unsafe { self.reduce_scatter_directly(memory, blocks, fold, last, context)? }
         {
             return Ok(());
         }
-        let fingerprint = self.enter(terms)?;
-        let cut = Cut::folds(blocks.longest(), self.ranks, fold.element_bytes(), self.pace.reduce_scatter);
-        for range in cut.pieces() {
+        let fingerprint = self.enter(context)?;
+        let chunking = Chunking::folds(blocks.longest(), self.ranks, fold.element_bytes(), self.step_sizes.reduce_scatter);
+        for range in chunking.pieces() {
             // All owners in one step, unless elements are so large that their pieces do not fit a slot together.
-            for first in (0..self.ranks).step_by(cut.width) {
-                let owners = first..self.ranks.min(first + cut.width);
+            for first in (0..self.ranks).step_by(chunking.width) {
+                let owners = first..self.ranks.min(first + chunking.width);
                 let step = self.next_step();
-                let area = self.area(self.me, step, cut.area);
+                let area = self.area(self.me, step, chunking.area);
                 for owner in owners.clone().filter(|owner| *owner != self.me) {
                     let (start, len) = within(&range, blocks.len(owner));
                     let from = memory.source.wrapping_add(blocks.offset(owner) + start);
                     // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
-                    unsafe { copy(from, area.add((owner - first) * cut.piece), len) };
+                    unsafe { copy(from, area.add((owner - first) * chunking.piece), len) };
                 }
-                self.meet(step, fingerprint, terms)?;
+                self.meet(step, fingerprint, context)?;
                 let (start, len) = within(&range, blocks.len(self.me));
                 if !owners.contains(&self.me) || len == 0 {
                     continue;
                 }
                 let own = memory.source.wrapping_add(blocks.offset(self.me) + start);
-                self.set_inputs(step, cut.area, (self.me - first) * cut.piece, own);
+                self.set_inputs(step, chunking.area, (self.me - first) * chunking.piece, own);
                 // SAFETY: the others' inputs are areas of a step that all have published, and left alone until this rank goes on; this
                 // rank's is its own source, where the destination may be this very block.
                 unsafe { fold.fold(memory.destination.add(start), &self.inputs, len, last) };
@@ -270,12 +270,12 @@ impl Group {
     }
 
     /// Refuses elements that no slot holds. The same on every rank that makes the same call.
-    fn check_element(&mut self, element_bytes: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+    fn check_element(&mut self, element_bytes: usize, context: &CallContext<'_>) -> Result<(), Interrupted> {
         if element_bytes <= MAX_ELEMENT_BYTES {
             return Ok(());
         }
         crate::event::error!(element_bytes, limit = MAX_ELEMENT_BYTES, "an element is too large to be folded in shared memory");
-        let stop = Notice::Failed { rank: self.globals[self.me] }.into();
-        Err(self.fail(stop, terms.call.fingerprint(), terms))
+        let stop = AbortReason::Failed { rank: self.globals[self.me] }.into();
+        Err(self.fail(stop, context.call.fingerprint(), context))
     }
 }

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use super::cut::Pace;
-use super::delivery::{self, Goods, Undelivered};
+use super::chunking::StepSizes;
 use super::direct::Offer;
-use super::layout::{CHANNELS, Layout, MAX_RANKS};
+use super::layout::{CHANNELS, MAX_RANKS, RegionLayout};
 use super::region::{self, Region};
 use super::ring::{Channel, RingLink};
-use super::steps::Standing;
+use super::shared_file::{self, ShareError, SharedFile};
+use super::steps::GroupState;
 use super::window::Windows;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::fork::Process;
+use crate::host::abort_reason::AbortReason;
 use crate::host::bootstrap::Exchange;
-use crate::host::notice::Notice;
 use crate::proof::Secret;
 
 /// One rank's part in the shared memory of its host. Used by one thread at a time.
@@ -29,13 +29,13 @@ pub(crate) struct Group {
     /// The step that this rank has published last.
     pub(super) step: u64,
     /// Whether the next call may start right away.
-    pub(super) standing: Standing,
+    pub(super) state: GroupState,
     /// How often a waiter looks before it gives up the core.
     pub(super) spins: u32,
     /// How many ranks can run at the same time.
     pub(super) running: usize,
     /// How calls are cut into steps.
-    pub(super) pace: Pace,
+    pub(super) step_sizes: StepSizes,
     /// What each rank has said of its buffers in the call under way.
     pub(super) offers: Box<[Offer]>,
     /// Room for one pointer per rank, so that a fold's inputs need no allocation.
@@ -67,14 +67,14 @@ impl Group {
         deadline: &Deadline,
     ) -> Result<Self> {
         let me = check_members(members, my_global_rank, world_size)?;
-        let layout = Layout::new(members.len()).ok_or_else(|| Error::Unsupported {
+        let layout = RegionLayout::new(members.len()).ok_or_else(|| Error::Unsupported {
             what: format!("shared memory between {} ranks of one host", members.len()),
             reason: format!("the most is {MAX_RANKS}; use the tcp transport"),
         });
         let entered = match layout {
             Ok(layout) => {
                 let enter = |file| Region::enter(file, layout, me).map_err(|error| Error::io(format!("mapping {}", name(&layout)), error));
-                let goods = Goods {
+                let shared_file = SharedFile {
                     name: name(&layout),
                     make: &|| region::create(&layout),
                     enter: &enter,
@@ -82,13 +82,13 @@ impl Group {
                     enter_numbered: &|number| Region::numbered(number, layout, me),
                     secret,
                 };
-                goods.deliver(exchange, me == 0, members[0], deadline)
+                shared_file.share(exchange, me == 0, members[0], deadline)
             }
-            Err(error) => delivery::attend(exchange, Err(error), deadline),
+            Err(error) => shared_file::exchange_outcome(exchange, Err(error), deadline),
         };
-        let entered = entered.map_err(|undelivered| match undelivered {
-            Undelivered::Here(error) | Undelivered::Exchange(error) => error,
-            Undelivered::There(rank, reason) => {
+        let entered = entered.map_err(|error_of_sharing| match error_of_sharing {
+            ShareError::Here(error) | ShareError::Exchange(error) => error,
+            ShareError::There(rank, reason) => {
                 let doing = "setting up shared memory".to_owned();
                 Error::PeerLost { doing, peer: Peer::unknown(rank), elapsed: deadline.elapsed(), reason }
             }
@@ -105,10 +105,10 @@ impl Group {
             ranks,
             globals: members.iter().map(|rank| *rank as u32).collect(),
             step: 0,
-            standing: Standing::Ready,
+            state: GroupState::Ready,
             spins: super::wait::spins(is_crowded),
             running: if is_crowded { processors.max(1) } else { ranks },
-            pace: Pace::new(region.layout().slot_bytes(), is_crowded),
+            step_sizes: StepSizes::new(region.layout().slot_bytes(), is_crowded),
             offers: vec![Offer::default(); ranks].into(),
             inputs: vec![std::ptr::null(); ranks].into(),
             windows: Windows::new(secret),
@@ -143,13 +143,13 @@ impl Group {
     }
 
     /// Tells the ranks of this host why the communicator ended, unless one has told already, and wakes those who sleep.
-    pub(crate) fn tell(&self, notice: &Notice) {
-        self.region.tell(notice);
+    pub(crate) fn propagate(&self, abort_reason: &AbortReason) {
+        self.region.propagate(abort_reason);
     }
 
     /// Why the communicator ended, where a rank of this host has told.
-    pub(crate) fn notice(&self) -> Option<Notice> {
-        self.region.notice()
+    pub(crate) fn abort_reason(&self) -> Option<AbortReason> {
+        self.region.abort_reason()
     }
 }
 
@@ -162,7 +162,7 @@ impl Drop for Group {
 }
 
 /// The region in words.
-fn name(layout: &Layout) -> String {
+fn name(layout: &RegionLayout) -> String {
     format!("the shared region of {} bytes", layout.bytes)
 }
 

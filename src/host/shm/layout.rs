@@ -1,7 +1,7 @@
 //! Where everything lies in the region: pure arithmetic, the same on every rank.
 //!
-//! For `L` ranks, in this order: one control block, `L` member records, `L` pairs of lanes (8.4 KiB each pair), `L` pairs of
-//! slots ([`Layout::slot_bytes`] each), and a ring per ordered pair and channel ([`Layout::ring_bytes`] each). Only pages that
+//! For `L` ranks, in this order: one control block, `L` member records, `L` pairs of mailboxes (8.4 KiB each pair), `L` pairs of
+//! slots ([`RegionLayout::slot_bytes`] each), and a ring per ordered pair and channel ([`RegionLayout::ring_bytes`] each). Only pages that
 //! are touched cost memory.
 
 use super::control::{Control, Member};
@@ -17,10 +17,10 @@ pub(crate) const MAX_RANKS: usize = 1024;
 pub(super) const HEAD_BYTES: usize = 24;
 /// Payload in the lines that follow.
 pub(super) const LINES_BYTES: usize = 4096;
-/// A lane: a header line, then the payload's lines.
-pub(super) const LANE_BYTES: usize = (64 + LINES_BYTES).next_multiple_of(LINE_PAIR);
-/// From one rank's pair of lanes to the next: an odd number of line pairs, so that headers spread over the cache's sets.
-pub(super) const LANES_STRIDE: usize = 2 * LANE_BYTES + LINE_PAIR;
+/// A mailbox: a header line, then the payload's lines.
+pub(super) const MAILBOX_BYTES: usize = (64 + LINES_BYTES).next_multiple_of(LINE_PAIR);
+/// From one rank's pair of mailboxes to the next: an odd number of line pairs, so that headers spread over the cache's sets.
+pub(super) const MAILBOXES_STRIDE: usize = 2 * MAILBOX_BYTES + LINE_PAIR;
 /// The largest element that a fold can take: the smallest slot.
 pub(crate) const MAX_ELEMENT_BYTES: usize = 64 << 10;
 /// Channels per ordered pair of ranks.
@@ -30,28 +30,28 @@ pub(super) const CURSORS_BYTES: usize = 2 * LINE_PAIR;
 
 /// The offsets for one number of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(super) struct RegionLayout {
     pub(super) ranks: usize,
     members: usize,
-    lanes: usize,
+    mailboxes: usize,
     slots: usize,
     rings: usize,
     /// The size of the whole region.
     pub(super) bytes: usize,
 }
 
-impl Layout {
+impl RegionLayout {
     /// For 1 to [`MAX_RANKS`] ranks; `None` for any other number.
     pub(super) fn new(ranks: usize) -> Option<Self> {
         if ranks == 0 || ranks > MAX_RANKS {
             return None;
         }
         let members = size_of::<Control>().next_multiple_of(LINE_PAIR);
-        let lanes = members + ranks * size_of::<Member>();
-        let slots = (lanes + ranks * LANES_STRIDE).next_multiple_of(PAGE);
+        let mailboxes = members + ranks * size_of::<Member>();
+        let slots = (mailboxes + ranks * MAILBOXES_STRIDE).next_multiple_of(PAGE);
         let rings = slots + ranks * 2 * Self::slot_bytes_for(ranks);
         let bytes = rings + ranks * ranks * CHANNELS * (CURSORS_BYTES + Self::ring_bytes_for(ranks));
-        Some(Self { ranks, members, lanes, slots, rings, bytes: bytes.next_multiple_of(PAGE) })
+        Some(Self { ranks, members, mailboxes, slots, rings, bytes: bytes.next_multiple_of(PAGE) })
     }
 
     /// Small enough that all slots together stay in a last-level cache, large enough that a step costs little beside its bytes.
@@ -92,11 +92,11 @@ impl Layout {
         self.members + rank * size_of::<Member>()
     }
 
-    /// Where a rank's lane of a parity lies.
+    /// Where a rank's mailbox of a parity lies.
     #[inline]
-    pub(super) const fn lane(&self, rank: usize, parity: usize) -> usize {
+    pub(super) const fn mailbox(&self, rank: usize, parity: usize) -> usize {
         debug_assert!(rank < self.ranks && parity < 2);
-        self.lanes + rank * LANES_STRIDE + parity * LANE_BYTES
+        self.mailboxes + rank * MAILBOXES_STRIDE + parity * MAILBOX_BYTES
     }
 
     /// Where a rank's slot of a parity lies.
@@ -118,12 +118,12 @@ mod tests {
     use super::*;
 
     /// Every part as (start, end), in whatever order.
-    fn parts(layout: &Layout) -> Vec<(usize, usize)> {
+    fn parts(layout: &RegionLayout) -> Vec<(usize, usize)> {
         let mut parts = vec![(0, size_of::<Control>())];
         for rank in 0..layout.ranks {
             parts.push((layout.member(rank), layout.member(rank) + size_of::<Member>()));
             for parity in 0..2 {
-                parts.push((layout.lane(rank, parity), layout.lane(rank, parity) + LANE_BYTES));
+                parts.push((layout.mailbox(rank, parity), layout.mailbox(rank, parity) + MAILBOX_BYTES));
                 parts.push((layout.slot(rank, parity), layout.slot(rank, parity) + layout.slot_bytes()));
             }
             for to in 0..layout.ranks {
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn no_two_parts_share_a_byte() {
         for ranks in [1, 2, 3, 8, 9, 13, 33] {
-            let layout = Layout::new(ranks).unwrap();
+            let layout = RegionLayout::new(ranks).unwrap();
             let mut parts = parts(&layout);
             parts.sort_unstable();
             assert!(parts.iter().all(|(start, _)| start % LINE_PAIR == 0), "{ranks} ranks");
@@ -151,8 +151,8 @@ mod tests {
 
     #[test]
     fn the_number_of_ranks_is_bounded() {
-        assert!(Layout::new(0).is_none() && Layout::new(MAX_RANKS + 1).is_none());
-        let largest = Layout::new(MAX_RANKS).unwrap();
+        assert!(RegionLayout::new(0).is_none() && RegionLayout::new(MAX_RANKS + 1).is_none());
+        let largest = RegionLayout::new(MAX_RANKS).unwrap();
         assert!(largest.slot_bytes() >= MAX_ELEMENT_BYTES && largest.bytes < 16 << 30, "{}", largest.bytes);
     }
 }

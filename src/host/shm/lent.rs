@@ -27,9 +27,9 @@ use std::time::{Duration, Instant};
 
 use super::direct::Offer;
 use super::group::Group;
-use super::lane::Fingerprint;
-use super::steps::{Standing, Terms};
-use crate::host::notice::{Notice, Stop};
+use super::mailbox::Fingerprint;
+use super::steps::{CallContext, GroupState};
+use crate::host::abort_reason::{AbortReason, Interrupted};
 
 /// How long a rank that cannot make a buffer its own waits for those who may be reading it.
 const READERS_LEAVE_WITHIN: Duration = Duration::from_secs(10);
@@ -62,16 +62,16 @@ impl<'a> Lent<'a> {
 
     /// The last step: everyone is done with everyone's buffers. Fails too where a rank gave up waiting in it, so that the ranks end alike
     /// as far as they can know.
-    pub(super) fn close(mut self, terms: &Terms<'_>) -> Result<(), Stop> {
+    pub(super) fn close(mut self, context: &CallContext<'_>) -> Result<(), Interrupted> {
         let (step, fingerprint) = (self.next_step(), self.fingerprint);
         self.is_closing = true;
-        self.meet(step, fingerprint, terms)?;
+        self.meet(step, fingerprint, context)?;
         self.is_read = false;
         match (0..self.ranks).find(|rank| self.region.member(*rank).has_left_at(step)) {
             None => Ok(()),
             Some(rank) => {
-                let notice = self.region.notice().unwrap_or(Notice::Failed { rank: self.globals[rank] });
-                Err(self.fail(notice.into(), fingerprint, terms))
+                let abort_reason = self.region.abort_reason().unwrap_or(AbortReason::Failed { rank: self.globals[rank] });
+                Err(self.fail(abort_reason.into(), fingerprint, context))
             }
         }
     }
@@ -79,11 +79,11 @@ impl<'a> Lent<'a> {
     /// Makes the buffers this rank's own, while others may be reading them.
     #[cold]
     fn take_back(&mut self) {
-        if self.standing == Standing::Ready {
+        if self.state == GroupState::Ready {
             // A panic leaves the call between two steps.
-            let notice = Notice::Failed { rank: self.globals[self.me] };
-            self.region.tell(&notice);
-            self.standing = Standing::Ended(notice);
+            let abort_reason = AbortReason::Failed { rank: self.globals[self.me] };
+            self.region.propagate(&abort_reason);
+            self.state = GroupState::Ended(abort_reason);
         }
         self.region.member(self.me).leave_at(self.step);
         for window in self.offers[self.me].windows() {

@@ -4,26 +4,26 @@
 //! [`region`] that all ranks of the host share, runs collectives on it in [`steps`], and hands out byte [`ring`]s between pairs
 //! of ranks for everything that is not a collective of the whole host.
 
-mod beside;
+mod chunking;
 mod control;
-mod cut;
-mod delivery;
+mod descriptor_server;
 mod direct;
-mod door;
 mod flags;
 mod folds;
 #[cfg(feature = "internals")]
 pub(crate) mod fuzz;
 mod group;
-mod lane;
+mod inline_copy;
 mod layout;
 mod lent;
+mod mailbox;
 mod moves;
 mod pages;
 mod presence;
 mod region;
 mod ring;
 mod ring_end;
+mod shared_file;
 mod steps;
 mod sync;
 mod wait;
@@ -33,10 +33,10 @@ mod window;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use delivery::Undelivered;
 pub(crate) use group::Group;
 pub(crate) use layout::MAX_ELEMENT_BYTES;
 pub(crate) use moves::{Blocks, Memory};
 pub(crate) use ring::{Channel, RingLink};
-pub(crate) use steps::Terms;
+pub(crate) use shared_file::ShareError;
+pub(crate) use steps::CallContext;
 pub(crate) use window::{Segment, Site, Size, Storage};

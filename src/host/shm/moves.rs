@@ -2,13 +2,13 @@
 
 #![expect(unsafe_code, reason = "copies between the caller's raw memory and the mapped areas")]
 
-use super::cut::{Cut, streams};
+use super::chunking::{Chunking, streams};
 use super::group::Group;
-use super::lane::Area;
 use super::layout::LINES_BYTES;
-use super::steps::{Standing, Terms};
+use super::mailbox::Area;
+use super::steps::{CallContext, GroupState};
+use crate::host::abort_reason::Interrupted;
 use crate::host::copy::{copy, copy_streaming};
-use crate::host::notice::Stop;
 
 /// What a call reads and where it writes: raw, since the two are one memory in the in-place forms. Either may be null or dangling
 /// where this rank does not use it.
@@ -59,7 +59,7 @@ impl Blocks<'_> {
 ///
 /// As [`copy`].
 #[inline]
-pub(super) unsafe fn deliver(from: *const u8, to: *mut u8, bytes: usize, streams: bool) {
+pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, bytes: usize, streams: bool) {
     // SAFETY: it asks for what this function's caller has promised.
     unsafe { if streams { copy_streaming(from, to, bytes) } else { copy(from, to, bytes) } }
 }
@@ -76,18 +76,18 @@ pub(super) fn within(range: &std::ops::Range<usize>, len: usize) -> (usize, usiz
     (start, range.end.min(len) - start)
 }
 
-// Common to every function below. The caller vouches for its own memory. Areas lie in the mapping and are as long as the cut says
-// (tested in `cut`); a rank writes its own before it publishes the step, and reads the others' after `meet` and before its next
+// Common to every function below. The caller vouches for its own memory. Areas lie in the mapping and are as long as the chunking says
+// (tested in `chunking`); a rank writes its own before it publishes the step, and reads the others' after `meet` and before its next
 // `publish`, which is what `flags` asks for.
 impl Group {
     /// Everyone leaves after the last has entered. After a deadline the same barrier may be tried again, or another call made.
-    pub(crate) fn barrier(&mut self, terms: &Terms<'_>) -> Result<(), Stop> {
-        if self.standing == Standing::Unfinished(terms.call.fingerprint()) {
-            return self.resume(terms);
+    pub(crate) fn barrier(&mut self, context: &CallContext<'_>) -> Result<(), Interrupted> {
+        if self.state == GroupState::Unfinished(context.call.fingerprint()) {
+            return self.resume(context);
         }
-        let fingerprint = self.enter(terms)?;
+        let fingerprint = self.enter(context)?;
         let step = self.next_step();
-        self.meet(step, fingerprint, terms)
+        self.meet(step, fingerprint, context)
     }
 
     /// The root's `bytes` to everyone.
@@ -95,18 +95,24 @@ impl Group {
     /// # Safety
     ///
     /// The root's source is readable and every destination writable for `bytes` bytes; the root's two may be the same.
-    pub(crate) unsafe fn broadcast(&mut self, memory: Memory, bytes: usize, root: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+    pub(crate) unsafe fn broadcast(
+        &mut self,
+        memory: Memory,
+        bytes: usize,
+        root: usize,
+        context: &CallContext<'_>,
+    ) -> Result<(), Interrupted> {
         if bytes > LINES_BYTES
             // SAFETY: it asks for what this function's caller has promised.
-            && let Some(()) = unsafe { self.broadcast_directly(memory, bytes, root, terms)? }
+            && let Some(()) = unsafe { self.broadcast_directly(memory, bytes, root, context)? }
         {
             return Ok(());
         }
-        let fingerprint = self.enter(terms)?;
-        let cut = Cut::moves(bytes, 1, self.pace.broadcast(bytes));
-        for range in cut.pieces() {
+        let fingerprint = self.enter(context)?;
+        let chunking = Chunking::moves(bytes, 1, self.step_sizes.broadcast(bytes));
+        for range in chunking.pieces() {
             let step = self.next_step();
-            let area = self.area(root, step, cut.area);
+            let area = self.area(root, step, chunking.area);
             if self.me == root {
                 // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
                 unsafe { copy(memory.source.wrapping_add(range.start), area, range.len()) };
@@ -118,7 +124,7 @@ impl Group {
                     unsafe { copy(memory.source.wrapping_add(range.start), destination, range.len()) };
                 }
             };
-            self.meet_meanwhile(step, fingerprint, terms, range.start > 0, keep)?;
+            self.meet_meanwhile(step, fingerprint, context, range.start > 0, keep)?;
             if self.me != root {
                 // SAFETY: the caller's destination; the root's area, which it has published for this step, and leaves until this rank goes on.
                 unsafe { copy(area, destination, range.len()) };
@@ -133,15 +139,15 @@ impl Group {
     ///
     /// The source is readable for this rank's block, and the destination writable for every block. The two share no byte, or
     /// the source is this rank's block of the destination.
-    pub(crate) unsafe fn all_gather(&mut self, memory: Memory, blocks: Blocks<'_>, terms: &Terms<'_>) -> Result<(), Stop> {
+    pub(crate) unsafe fn all_gather(&mut self, memory: Memory, blocks: Blocks<'_>, context: &CallContext<'_>) -> Result<(), Interrupted> {
         if is_large(&blocks, self.ranks)
             // SAFETY: it asks for what this function's caller has promised.
-            && let Some(()) = unsafe { self.all_gather_directly(memory, blocks, terms)? }
+            && let Some(()) = unsafe { self.all_gather_directly(memory, blocks, context)? }
         {
             return Ok(());
         }
         // SAFETY: it asks for what this function's caller has promised.
-        unsafe { self.gather_to(None, memory, blocks, terms) }
+        unsafe { self.gather_to(None, memory, blocks, context) }
     }
 
     /// Every rank's block of `bytes` to the root, in rank order. The others' destination is not touched.
@@ -149,9 +155,15 @@ impl Group {
     /// # Safety
     ///
     /// As for [`Group::all_gather`], the destination at the root alone.
-    pub(crate) unsafe fn gather(&mut self, memory: Memory, bytes: usize, root: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+    pub(crate) unsafe fn gather(
+        &mut self,
+        memory: Memory,
+        bytes: usize,
+        root: usize,
+        context: &CallContext<'_>,
+    ) -> Result<(), Interrupted> {
         // SAFETY: it asks for what this function's caller has promised.
-        unsafe { self.gather_to(Some(root), memory, Blocks::Equal(bytes), terms) }
+        unsafe { self.gather_to(Some(root), memory, Blocks::Equal(bytes), context) }
     }
 
     /// Every rank's block to the root, or to everyone.
@@ -159,31 +171,37 @@ impl Group {
     /// # Safety
     ///
     /// As for [`Group::all_gather`]; with a root, only its destination is used.
-    unsafe fn gather_to(&mut self, root: Option<usize>, memory: Memory, blocks: Blocks<'_>, terms: &Terms<'_>) -> Result<(), Stop> {
-        let fingerprint = self.enter(terms)?;
+    unsafe fn gather_to(
+        &mut self,
+        root: Option<usize>,
+        memory: Memory,
+        blocks: Blocks<'_>,
+        context: &CallContext<'_>,
+    ) -> Result<(), Interrupted> {
+        let fingerprint = self.enter(context)?;
         let streams = streams(blocks.longest().saturating_mul(self.ranks));
-        let cut = Cut::moves(blocks.longest(), 1, self.pace.gather(blocks.longest()));
+        let chunking = Chunking::moves(blocks.longest(), 1, self.step_sizes.gather(blocks.longest()));
         let keeps = root.is_none_or(|root| root == self.me);
-        for range in cut.pieces() {
+        for range in chunking.pieces() {
             let step = self.next_step();
             let (start, len) = within(&range, blocks.len(self.me));
             let source = memory.source.wrapping_add(start);
             if root != Some(self.me) {
                 // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
-                unsafe { copy(source, self.area(self.me, step, cut.area), len) };
+                unsafe { copy(source, self.area(self.me, step, chunking.area), len) };
             }
             let keep = |me| {
                 if keeps {
                     // SAFETY: the caller's destination, of which this rank's own block is the source or apart from it.
-                    unsafe { deliver(source, memory.destination.wrapping_add(blocks.offset(me) + start), len, streams) };
+                    unsafe { copy_out(source, memory.destination.wrapping_add(blocks.offset(me) + start), len, streams) };
                 }
             };
-            self.meet_meanwhile(step, fingerprint, terms, range.start > 0, keep)?;
+            self.meet_meanwhile(step, fingerprint, context, range.start > 0, keep)?;
             for rank in (0..self.ranks).filter(|rank| keeps && *rank != self.me) {
                 let (start, len) = within(&range, blocks.len(rank));
                 let destination = memory.destination.wrapping_add(blocks.offset(rank) + start);
                 // SAFETY: the caller's destination; an area whose owner has published it for this step, and leaves it until this rank goes on.
-                unsafe { deliver(self.area(rank, step, cut.area), destination, len, streams) };
+                unsafe { copy_out(self.area(rank, step, chunking.area), destination, len, streams) };
             }
         }
         Ok(())
@@ -194,9 +212,15 @@ impl Group {
     /// # Safety
     ///
     /// The root's source is readable for a block per rank; every destination is writable for one.
-    pub(crate) unsafe fn scatter(&mut self, memory: Memory, bytes: usize, root: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+    pub(crate) unsafe fn scatter(
+        &mut self,
+        memory: Memory,
+        bytes: usize,
+        root: usize,
+        context: &CallContext<'_>,
+    ) -> Result<(), Interrupted> {
         // SAFETY: it asks for what this function's caller has promised.
-        unsafe { self.scatter_from(Some(root), memory, bytes, terms) }
+        unsafe { self.scatter_from(Some(root), memory, bytes, context) }
     }
 
     /// Block `j` of rank `i` becomes block `i` of rank `j`; blocks of `bytes`. Source and destination may be the same.
@@ -204,15 +228,15 @@ impl Group {
     /// # Safety
     ///
     /// The source is readable, and the destination writable, for a block per rank.
-    pub(crate) unsafe fn all_to_all(&mut self, memory: Memory, bytes: usize, terms: &Terms<'_>) -> Result<(), Stop> {
+    pub(crate) unsafe fn all_to_all(&mut self, memory: Memory, bytes: usize, context: &CallContext<'_>) -> Result<(), Interrupted> {
         if is_large(&Blocks::Equal(bytes), self.ranks)
             // SAFETY: it asks for what this function's caller has promised.
-            && let Some(()) = unsafe { self.all_to_all_directly(memory, bytes, terms)? }
+            && let Some(()) = unsafe { self.all_to_all_directly(memory, bytes, context)? }
         {
             return Ok(());
         }
         // SAFETY: it asks for what this function's caller has promised.
-        unsafe { self.scatter_from(None, memory, bytes, terms) }
+        unsafe { self.scatter_from(None, memory, bytes, context) }
     }
 
     /// A block to each rank, from the root or from everyone. In place is right because a step publishes the same range of all
@@ -221,31 +245,37 @@ impl Group {
     /// # Safety
     ///
     /// As for [`Group::scatter`] with a root, for [`Group::all_to_all`] without.
-    unsafe fn scatter_from(&mut self, root: Option<usize>, memory: Memory, bytes: usize, terms: &Terms<'_>) -> Result<(), Stop> {
-        let fingerprint = self.enter(terms)?;
+    unsafe fn scatter_from(
+        &mut self,
+        root: Option<usize>,
+        memory: Memory,
+        bytes: usize,
+        context: &CallContext<'_>,
+    ) -> Result<(), Interrupted> {
+        let fingerprint = self.enter(context)?;
         let streams = streams(bytes.saturating_mul(self.ranks));
-        let cut = Cut::moves(bytes, self.ranks, self.pace.scatter);
-        for range in cut.pieces() {
+        let chunking = Chunking::moves(bytes, self.ranks, self.step_sizes.scatter);
+        for range in chunking.pieces() {
             let step = self.next_step();
             let sends = root.is_none_or(|root| root == self.me);
             // Where a rank's piece goes: blocks lie side by side, unless there is the root's alone.
             let destination = |from| memory.destination.wrapping_add(if root.is_some() { 0 } else { bytes * from } + range.start);
             if sends {
                 // SAFETY: the caller's source holds a block for each rank, and the step is published further down.
-                unsafe { self.publish_blocks(memory.source, bytes, &range, &cut, step) };
+                unsafe { self.publish_blocks(memory.source, bytes, &range, &chunking, step) };
             }
             let keep = |me| {
                 if sends {
                     let own = memory.source.wrapping_add(bytes * me + range.start);
                     // SAFETY: the caller's own, either the same memory or apart; of this range, all blocks for others have been copied.
-                    unsafe { deliver(own, destination(me), range.len(), streams) };
+                    unsafe { copy_out(own, destination(me), range.len(), streams) };
                 }
             };
-            self.meet_meanwhile(step, fingerprint, terms, range.start > 0, keep)?;
+            self.meet_meanwhile(step, fingerprint, context, range.start > 0, keep)?;
             for from in root.map_or(0..self.ranks, |root| root..root + 1).filter(|from| *from != self.me) {
-                let piece = self.area(from, step, cut.area).wrapping_add(cut.piece * self.me);
+                let piece = self.area(from, step, chunking.area).wrapping_add(chunking.piece * self.me);
                 // SAFETY: the caller's destination; an area whose owner has published it for this step, and leaves it until this rank goes on.
-                unsafe { deliver(piece, destination(from), range.len(), streams) };
+                unsafe { copy_out(piece, destination(from), range.len(), streams) };
             }
         }
         Ok(())
@@ -256,12 +286,12 @@ impl Group {
     /// # Safety
     ///
     /// `source` is readable for a block of `bytes` per rank; `step` is not published yet.
-    unsafe fn publish_blocks(&self, source: *const u8, bytes: usize, range: &std::ops::Range<usize>, cut: &Cut, step: u64) {
-        let area: *mut u8 = self.area(self.me, step, cut.area);
-        debug_assert!(cut.width == self.ranks && (cut.area == Area::Slot || cut.piece == bytes));
+    unsafe fn publish_blocks(&self, source: *const u8, bytes: usize, range: &std::ops::Range<usize>, chunking: &Chunking, step: u64) {
+        let area: *mut u8 = self.area(self.me, step, chunking.area);
+        debug_assert!(chunking.width == self.ranks && (chunking.area == Area::Slot || chunking.piece == bytes));
         for to in (0..self.ranks).filter(|to| *to != self.me) {
             // SAFETY: inside the caller's block of that rank; inside this rank's area, which has room for all ranks' pieces.
-            unsafe { copy(source.add(bytes * to + range.start), area.add(cut.piece * to), range.len()) };
+            unsafe { copy(source.add(bytes * to + range.start), area.add(chunking.piece * to), range.len()) };
         }
     }
 }

@@ -13,15 +13,15 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::control::{Control, Member};
 use super::flags::Flag;
-use super::layout::Layout;
+use super::layout::RegionLayout;
 use super::pages::{Pages, alignment};
 use super::presence::Presence;
-use crate::host::notice::Notice;
+use crate::host::abort_reason::AbortReason;
 
 /// One rank's mapping of the region, its lock on it, and where everything lies.
 pub(super) struct Region {
     pages: Pages,
-    layout: Layout,
+    layout: RegionLayout,
     /// This rank's local index.
     me: usize,
     presence: Presence,
@@ -31,7 +31,7 @@ pub(super) struct Region {
 pub(super) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Makes the file behind a region: its size fixed, its bytes zero.
-pub(super) fn create(layout: &Layout) -> io::Result<OwnedFd> {
+pub(super) fn create(layout: &RegionLayout) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("collectives", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, layout.bytes as u64)?;
     rustix::fs::fcntl_add_seals(&file, SEALS)?;
@@ -50,7 +50,7 @@ pub(super) fn check_seals(file: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Refuses a file that is not a region of this layout: one that could shrink would turn a read into a bus error.
-fn check(file: BorrowedFd<'_>, layout: &Layout) -> io::Result<()> {
+fn check(file: BorrowedFd<'_>, layout: &RegionLayout) -> io::Result<()> {
     let bytes = rustix::fs::fstat(file)?.st_size;
     if u64::try_from(bytes) != Ok(layout.bytes as u64) {
         let message = format!("the shared region has {bytes} bytes, {} were expected", layout.bytes);
@@ -61,7 +61,7 @@ fn check(file: BorrowedFd<'_>, layout: &Layout) -> io::Result<()> {
 
 impl Region {
     /// Maps the file, takes the lock of rank `me` and enters it.
-    pub(super) fn enter(file: OwnedFd, layout: Layout, me: usize) -> io::Result<Self> {
+    pub(super) fn enter(file: OwnedFd, layout: RegionLayout, me: usize) -> io::Result<Self> {
         check(file.as_fd(), &layout)?;
         let pages = Pages::of_file(file.as_fd(), layout.bytes, alignment(layout.bytes, 1))?;
         Ok(Self::new(pages, layout, me, Presence::claim(file, me)?))
@@ -69,13 +69,13 @@ impl Region {
 
     /// The same for the threads of one process, where memory has a number in place of a file.
     #[cfg(miri)]
-    pub(super) fn numbered(number: u64, layout: Layout, me: usize) -> io::Result<Self> {
+    pub(super) fn numbered(number: u64, layout: RegionLayout, me: usize) -> io::Result<Self> {
         let pages = Pages::numbered(number, layout.bytes, alignment(layout.bytes, 1))?;
         Ok(Self::new(pages, layout, me, Presence::unknown()?))
     }
 
     /// Enters rank `me` in memory that is mapped.
-    fn new(pages: Pages, layout: Layout, me: usize, presence: Presence) -> Self {
+    fn new(pages: Pages, layout: RegionLayout, me: usize, presence: Presence) -> Self {
         let region = Self { pages, layout, me, presence };
         let processors = rustix::thread::sched_getaffinity(None).ok();
         let available = std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
@@ -90,7 +90,7 @@ impl Region {
 
     /// Where everything lies.
     #[inline]
-    pub(super) fn layout(&self) -> &Layout {
+    pub(super) fn layout(&self) -> &RegionLayout {
         &self.layout
     }
 
@@ -117,22 +117,22 @@ impl Region {
         unsafe { &*self.at(self.layout.member(rank)).cast() }
     }
 
-    /// A rank's flag of a parity: the first word of its lane. The caller vouches for the rank (debug-checked).
+    /// A rank's flag of a parity: the first word of its mailbox. The caller vouches for the rank (debug-checked).
     #[inline]
     pub(super) fn flag(&self, rank: usize, parity: usize) -> &Flag {
-        // SAFETY: the lane of a rank of the group (trusted of the callers, all in this module's group) starts there, aligned to 128 bytes,
+        // SAFETY: the mailbox of a rank of the group (trusted of the callers, all in this module's group) starts there, aligned to 128 bytes,
         // with a word that is only ever used as this atomic, any bytes of which are a value.
-        unsafe { &*self.at(self.layout.lane(rank, parity)).cast() }
+        unsafe { &*self.at(self.layout.mailbox(rank, parity)).cast() }
     }
 
     /// Why the group ended, where a rank has told.
-    pub(super) fn notice(&self) -> Option<Notice> {
-        self.control().notice()
+    pub(super) fn abort_reason(&self) -> Option<AbortReason> {
+        self.control().abort_reason()
     }
 
     /// Tells the whole group why it ended, unless another rank has already, and wakes everyone.
-    pub(super) fn tell(&self, notice: &Notice) {
-        self.control().tell(notice);
+    pub(super) fn propagate(&self, abort_reason: &AbortReason) {
+        self.control().propagate(abort_reason);
     }
 
     /// Whether a rank lives and has not left; costs a system call.
@@ -164,10 +164,10 @@ pub(super) mod tests {
 
     /// The regions of several ranks over one file.
     pub(in crate::host::shm) fn regions(ranks: usize) -> Vec<Region> {
-        let layout = Layout::new(ranks).unwrap();
+        let layout = RegionLayout::new(ranks).unwrap();
         #[cfg(miri)]
         if layout.bytes > 0 {
-            let number = crate::host::shm::delivery::number();
+            let number = crate::host::shm::shared_file::number();
             return (0..ranks).map(|me| Region::numbered(number, layout, me).unwrap()).collect();
         }
         let file = create(&layout).unwrap();
@@ -179,8 +179,8 @@ pub(super) mod tests {
         let regions = regions(2);
         regions[0].flag(0, 1).publish(5);
         assert!(regions[1].flag(0, 1).has_reached(5) && !regions[1].flag(0, 0).has_reached(1));
-        regions[1].tell(&Notice::Lost { rank: 9 });
-        assert_eq!(regions[0].notice(), Some(Notice::Lost { rank: 9 }));
+        regions[1].propagate(&AbortReason::Lost { rank: 9 });
+        assert_eq!(regions[0].abort_reason(), Some(AbortReason::Lost { rank: 9 }));
         assert!(!regions[0].member(1).has_departed() && regions[0].lives(1));
         regions[1].depart();
         assert!(regions[0].member(1).has_departed() && (cfg!(miri) || !regions[0].lives(1)), "Miri's ranks have no locks");
@@ -188,9 +188,9 @@ pub(super) mod tests {
 
     #[test]
     fn a_file_that_is_no_region_is_refused() {
-        let layout = Layout::new(2).unwrap();
+        let layout = RegionLayout::new(2).unwrap();
         let refused = |file: OwnedFd, layout| Region::enter(file, layout, 0).err().unwrap().to_string();
-        assert!(refused(create(&layout).unwrap(), Layout::new(3).unwrap()).contains("were expected"));
+        assert!(refused(create(&layout).unwrap(), RegionLayout::new(3).unwrap()).contains("were expected"));
         let unsealed = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, layout.bytes as u64).unwrap();
         for seals in [SealFlags::empty(), SealFlags::SHRINK, SealFlags::GROW] {

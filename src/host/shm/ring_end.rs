@@ -4,14 +4,14 @@
 //! it, and looks again only when that leaves it nothing to do. Long parts are published in chunks, so that the reader copies out
 //! while the writer still copies in.
 //!
-//! What is written in one go and is short also lies on the writer's line itself, beside its cursor ([`Beside`]).
+//! What is written in one go and is short also lies on the writer's line itself, beside its cursor ([`InlineCopy`]).
 
 #![expect(unsafe_code, reason = "copies between the caller's slices and the mapped ring")]
 
 use std::io::{self, IoSlice};
 use std::ptr;
 
-use super::beside::Beside;
+use super::inline_copy::InlineCopy;
 use super::layout::CURSORS_BYTES;
 use super::sync::{AtomicU64, Ordering};
 
@@ -72,7 +72,7 @@ impl End {
 
     /// What lies beside the writer's cursor.
     #[inline]
-    fn beside(&self) -> &Beside {
+    fn inline_copy(&self) -> &InlineCopy {
         // SAFETY: the words after the cursor on the writer's line, aligned to 8, only ever used as these atomics, any bytes of which are a
         // value. Mapped as long as the link that owns this end, which holds the region.
         unsafe { &*self.ring.add(8).cast() }
@@ -82,8 +82,8 @@ impl End {
     #[inline]
     pub(super) fn write(&mut self, parts: &[IoSlice<'_>], wanted: usize) -> io::Result<usize> {
         let most = chunk_bytes(wanted);
-        if wanted <= Beside::BYTES && self.room(wanted)? >= wanted {
-            self.write_beside(parts, wanted);
+        if wanted <= InlineCopy::BYTES && self.room(wanted)? >= wanted {
+            self.write_inline(parts, wanted);
             return Ok(wanted);
         }
         let (mut published, mut waiting) = (0, 0);
@@ -112,15 +112,15 @@ impl End {
 
     /// Writes short parts, for which there is room, to the ring and beside the cursor.
     #[inline]
-    fn write_beside(&mut self, parts: &[IoSlice<'_>], bytes: usize) {
-        let mut copy = [0; Beside::BYTES];
+    fn write_inline(&mut self, parts: &[IoSlice<'_>], bytes: usize) {
+        let mut copy = [0; InlineCopy::BYTES];
         let mut at = 0;
         for part in parts {
             copy[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
         self.put(0, &copy[..bytes]);
-        self.beside().put(self.mine.wrapping_add(bytes as u64), bytes, &copy);
+        self.inline_copy().put(self.mine.wrapping_add(bytes as u64), bytes, &copy);
         self.advance_writer(bytes);
     }
 
@@ -136,7 +136,7 @@ impl End {
                 break;
             }
             let chunk = chunk.min(there);
-            if chunk < there || !self.beside().take(self.theirs, &mut into[read..read + chunk]) {
+            if chunk < there || !self.inline_copy().take(self.theirs, &mut into[read..read + chunk]) {
                 self.take(&mut into[read..read + chunk], copy);
             }
             self.advance_reader(chunk);

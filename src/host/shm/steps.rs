@@ -3,15 +3,15 @@
 #![expect(unsafe_code, reason = "reads fingerprints that flags have ordered")]
 
 use super::group::Group;
-use super::lane::Fingerprint;
+use super::mailbox::Fingerprint;
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
+use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::health::Health;
-use crate::host::notice::{Notice, Stop};
 
 /// What a call of this host is made under: what it is, how long it may take, and what else may end it.
 #[derive(Clone, Copy)]
-pub(crate) struct Terms<'a> {
+pub(crate) struct CallContext<'a> {
     pub(crate) call: &'a Call,
     pub(crate) deadline: &'a Deadline,
     pub(crate) health: &'a Health,
@@ -19,19 +19,19 @@ pub(crate) struct Terms<'a> {
 
 /// Whether a group's next call may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum GroupState {
     /// All steps are done.
     Ready,
     /// The deadline of a barrier passed while others were missing. They will still come to this step, so it is waited for again:
     /// by the same barrier tried once more, or before the next call.
     Unfinished(Fingerprint),
     /// The steps of the ranks have come apart; every call ends at once.
-    Ended(Notice),
+    Ended(AbortReason),
 }
 
 /// What a look at all ranks shows.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Sight {
+pub(super) enum PollResult {
     /// All have published the step, and agree.
     Complete,
     /// Some have not.
@@ -43,22 +43,22 @@ pub(super) enum Sight {
 impl Group {
     /// Begins a call. Gives its fingerprint, which travels with every step of it.
     #[inline]
-    pub(super) fn enter(&mut self, terms: &Terms<'_>) -> Result<Fingerprint, Stop> {
-        if self.standing != Standing::Ready {
-            self.resume(terms)?;
+    pub(super) fn enter(&mut self, context: &CallContext<'_>) -> Result<Fingerprint, Interrupted> {
+        if self.state != GroupState::Ready {
+            self.resume(context)?;
         }
-        Ok(terms.call.fingerprint())
+        Ok(context.call.fingerprint())
     }
 
     /// Finishes what an earlier barrier left, or says why the group has ended.
     #[cold]
-    pub(super) fn resume(&mut self, terms: &Terms<'_>) -> Result<(), Stop> {
-        match self.standing {
-            Standing::Ready => Ok(()),
-            Standing::Ended(notice) => Err(notice.into()),
-            Standing::Unfinished(fingerprint) => {
-                self.arrive(self.step, fingerprint, terms)?;
-                self.standing = Standing::Ready;
+    pub(super) fn resume(&mut self, context: &CallContext<'_>) -> Result<(), Interrupted> {
+        match self.state {
+            GroupState::Ready => Ok(()),
+            GroupState::Ended(abort_reason) => Err(abort_reason.into()),
+            GroupState::Unfinished(fingerprint) => {
+                self.arrive(self.step, fingerprint, context)?;
+                self.state = GroupState::Ready;
                 Ok(())
             }
         }
@@ -74,10 +74,10 @@ impl Group {
     /// Waits until every rank has published `step` with the same fingerprint. From then until this rank publishes again, all
     /// areas of the step may be read.
     #[inline]
-    pub(super) fn arrive(&mut self, step: u64, fingerprint: Fingerprint, terms: &Terms<'_>) -> Result<(), Stop> {
-        if !self.arrives_soon(step, &fingerprint, terms) {
-            terms.health.flight().begin(terms.call);
-            self.wait(step, &fingerprint, terms).map_err(|stop| self.fail(stop, fingerprint, terms))?;
+    pub(super) fn arrive(&mut self, step: u64, fingerprint: Fingerprint, context: &CallContext<'_>) -> Result<(), Interrupted> {
+        if !self.arrives_soon(step, &fingerprint, context) {
+            context.health.flight().begin(context.call);
+            self.wait(step, &fingerprint, context).map_err(|stop| self.fail(stop, fingerprint, context))?;
         }
         // Whoever arrives last sees the step complete at once and finds here who sleeps: nobody else need look.
         if self.region.control().has_sleepers() {
@@ -88,9 +88,9 @@ impl Group {
 
     /// Publishes and arrives.
     #[inline]
-    pub(super) fn meet(&mut self, step: u64, fingerprint: Fingerprint, terms: &Terms<'_>) -> Result<(), Stop> {
+    pub(super) fn meet(&mut self, step: u64, fingerprint: Fingerprint, context: &CallContext<'_>) -> Result<(), Interrupted> {
         self.publish(step, fingerprint);
-        self.arrive(step, fingerprint, terms)
+        self.arrive(step, fingerprint, context)
     }
 
     /// Publishes and arrives, and does this rank's own part in between: where `is_agreed`, meanwhile; in the first step of a call
@@ -100,15 +100,15 @@ impl Group {
         &mut self,
         step: u64,
         fingerprint: Fingerprint,
-        terms: &Terms<'_>,
+        context: &CallContext<'_>,
         is_agreed: bool,
         part: impl Fn(usize),
-    ) -> Result<(), Stop> {
+    ) -> Result<(), Interrupted> {
         self.publish(step, fingerprint);
         if is_agreed {
             part(self.me);
         }
-        self.arrive(step, fingerprint, terms)?;
+        self.arrive(step, fingerprint, context)?;
         if !is_agreed {
             part(self.me);
         }
@@ -118,7 +118,7 @@ impl Group {
     /// Spins for a while; says whether the step is complete. A rank that differs is left to the slow wait to report. The call goes on
     /// record while another's flag is on its way: this rank's own is out, so that holds nobody up.
     #[inline]
-    fn arrives_soon(&self, step: u64, fingerprint: &Fingerprint, terms: &Terms<'_>) -> bool {
+    fn arrives_soon(&self, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) -> bool {
         // One of those missing must be waiting for a processor, perhaps this one.
         if self.running < self.ranks && self.missing(step).count() >= self.running {
             return false;
@@ -126,7 +126,7 @@ impl Group {
         let mut spins = self.spins;
         for rank in (0..self.ranks).filter(|rank| *rank != self.me) {
             if !self.has_reached(rank, step) {
-                terms.health.flight().begin(terms.call);
+                context.health.flight().begin(context.call);
                 while !self.has_reached(rank, step) {
                     if spins == 0 {
                         return false;
@@ -143,16 +143,16 @@ impl Group {
     }
 
     /// Looks at every rank once.
-    pub(super) fn look(&self, step: u64, fingerprint: &Fingerprint) -> Sight {
-        let mut sight = Sight::Complete;
+    pub(super) fn look(&self, step: u64, fingerprint: &Fingerprint) -> PollResult {
+        let mut poll_result = PollResult::Complete;
         for rank in (0..self.ranks).filter(|rank| *rank != self.me) {
             if !self.has_reached(rank, step) {
-                sight = Sight::Behind;
+                poll_result = PollResult::Behind;
             } else if self.differs(rank, step, fingerprint) {
-                return Sight::Differs(rank);
+                return PollResult::Differs(rank);
             }
         }
-        sight
+        poll_result
     }
 
     /// Whether a rank that was seen to reach `step` published another call there.
@@ -163,27 +163,29 @@ impl Group {
         theirs.iter().zip(fingerprint).fold(0, |difference, (a, b)| difference | (a ^ b)) != 0
     }
 
-    /// The notice of two different calls at `step`.
+    /// The abort reason of two different calls at `step`.
     #[cold]
-    pub(super) fn mismatch(&self, rank: usize, step: u64, fingerprint: &Fingerprint) -> Notice {
+    pub(super) fn mismatch(&self, rank: usize, step: u64, fingerprint: &Fingerprint) -> AbortReason {
         // SAFETY: `look` has seen that rank's flag at `step`, the last one that this rank has published.
         let theirs = unsafe { self.read_fingerprint(rank, step) };
         match (Call::from_fingerprint(*fingerprint), Call::from_fingerprint(theirs)) {
-            (Some(mine), Some(theirs)) => Notice::Mismatch { first: (self.globals[self.me], mine), second: (self.globals[rank], theirs) },
+            (Some(mine), Some(theirs)) => {
+                AbortReason::Mismatch { first: (self.globals[self.me], mine), second: (self.globals[rank], theirs) }
+            }
             // Not a call at all: that rank's memory is broken.
-            _ => Notice::Failed { rank: self.globals[rank] },
+            _ => AbortReason::Failed { rank: self.globals[rank] },
         }
     }
 
     /// Ends the group and tells the others, except where a barrier's deadline passed: that can be tried again.
     #[cold]
-    pub(super) fn fail(&mut self, stop: Stop, fingerprint: Fingerprint, terms: &Terms<'_>) -> Stop {
-        let is_barrier = terms.call.kind == Kind::Barrier && terms.call.fingerprint() == fingerprint;
-        if is_barrier && matches!(stop.notice, Notice::TimedOut { .. }) && !stop.missing.is_empty() {
-            self.standing = Standing::Unfinished(fingerprint);
+    pub(super) fn fail(&mut self, stop: Interrupted, fingerprint: Fingerprint, context: &CallContext<'_>) -> Interrupted {
+        let is_barrier = context.call.kind == Kind::Barrier && context.call.fingerprint() == fingerprint;
+        if is_barrier && matches!(stop.abort_reason, AbortReason::TimedOut { .. }) && !stop.missing.is_empty() {
+            self.state = GroupState::Unfinished(fingerprint);
         } else {
-            self.region.tell(&stop.notice);
-            self.standing = Standing::Ended(stop.notice);
+            self.region.propagate(&stop.abort_reason);
+            self.state = GroupState::Ended(stop.abort_reason);
         }
         stop
     }

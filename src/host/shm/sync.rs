@@ -1,4 +1,4 @@
-//! What the step protocol, notices and sleepers are made of: std's and the kernel's, or loom's where they are model-checked.
+//! What the step protocol, abort reasons and sleepers are made of: std's and the kernel's, or loom's where they are model-checked.
 
 #[cfg(loom)]
 pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use super::control::Member;
 use super::group::Group;
-use super::lane::Fingerprint;
+use super::mailbox::Fingerprint;
 use super::region::Region;
-use super::steps::{Sight, Terms};
-use crate::host::notice::{Notice, Stop};
+use super::steps::{CallContext, PollResult};
+use crate::host::abort_reason::{AbortReason, Interrupted};
 
 /// How often a waiter with a core of its own looks before it yields: a few microseconds.
 const SPINS: u32 = 400;
@@ -57,61 +57,61 @@ impl Group {
     /// Waits for all ranks to publish `step`, however long that takes, and stops for a difference, a deadline, an end of the
     /// communicator or of a rank.
     #[cold]
-    pub(super) fn wait(&self, step: u64, fingerprint: &Fingerprint, terms: &Terms<'_>) -> Result<(), Stop> {
+    pub(super) fn wait(&self, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) -> Result<(), Interrupted> {
         let began = Instant::now();
         let mut pulse = began;
         let mut nap = FIRST_NAP;
         loop {
             match self.look(step, fingerprint) {
-                Sight::Complete => return Ok(()),
-                Sight::Differs(rank) => return Err(self.mismatch(rank, step, fingerprint).into()),
-                Sight::Behind => {}
+                PollResult::Complete => return Ok(()),
+                PollResult::Differs(rank) => return Err(self.mismatch(rank, step, fingerprint).into()),
+                PollResult::Behind => {}
             }
             let now = Instant::now();
             let feel = now.duration_since(pulse) >= PULSE;
             if feel {
                 pulse = now;
             }
-            if let Some(stop) = self.reason_to_stop(step, feel, terms) {
+            if let Some(stop) = self.reason_to_stop(step, feel, context) {
                 // What was published before the reason came still counts.
                 return match self.look(step, fingerprint) {
-                    Sight::Complete => Ok(()),
-                    Sight::Differs(rank) => Err(self.mismatch(rank, step, fingerprint).into()),
-                    Sight::Behind => Err(stop),
+                    PollResult::Complete => Ok(()),
+                    PollResult::Differs(rank) => Err(self.mismatch(rank, step, fingerprint).into()),
+                    PollResult::Behind => Err(stop),
                 };
             }
             if now.duration_since(began) < YIELD_FOR {
                 std::thread::yield_now();
             } else {
-                let stopped = || self.region.notice().is_some() || terms.health.notice().is_some();
+                let stopped = || self.region.abort_reason().is_some() || context.health.abort_reason().is_some();
                 let missing = self.missing(step).map(|rank| self.globals[rank]);
-                terms.health.flight().waits(terms.call, terms.deadline, missing);
-                let limit = nap.min(terms.deadline.remaining());
-                self.region.sleep(limit, || stopped() || self.look(step, fingerprint) != Sight::Behind);
+                context.health.flight().waits(context.call, context.deadline, missing);
+                let limit = nap.min(context.deadline.remaining());
+                self.region.sleep(limit, || stopped() || self.look(step, fingerprint) != PollResult::Behind);
                 nap = (nap * 2).min(LONGEST_NAP);
             }
         }
     }
 
     /// Why not to wait any longer. `feel`: also ask the kernel whether the missing ranks live.
-    fn reason_to_stop(&self, step: u64, feel: bool, terms: &Terms<'_>) -> Option<Stop> {
-        if let Some(notice) = terms.health.notice().copied().or_else(|| self.region.notice()) {
+    fn reason_to_stop(&self, step: u64, feel: bool, context: &CallContext<'_>) -> Option<Interrupted> {
+        if let Some(abort_reason) = context.health.abort_reason().copied().or_else(|| self.region.abort_reason()) {
             let global = |rank: usize| self.globals[rank];
-            return Some(Stop::from(notice).seen_by(global(self.me), self.missing(step).map(global)));
+            return Some(Interrupted::from(abort_reason).seen_by(global(self.me), self.missing(step).map(global)));
         }
         for rank in self.missing(step) {
             if self.region.member(rank).has_departed() {
                 // It may have told why before it left.
-                return Some(self.region.notice().unwrap_or(Notice::Left { rank: self.globals[rank] }).into());
+                return Some(self.region.abort_reason().unwrap_or(AbortReason::Left { rank: self.globals[rank] }).into());
             }
             if feel && !self.region.lives(rank) {
                 let departed = self.region.member(rank).has_departed();
                 let rank = self.globals[rank];
-                let notice = if departed { Notice::Left { rank } } else { Notice::Lost { rank } };
-                return Some(self.region.notice().unwrap_or(notice).into());
+                let abort_reason = if departed { AbortReason::Left { rank } } else { AbortReason::Lost { rank } };
+                return Some(self.region.abort_reason().unwrap_or(abort_reason).into());
             }
         }
-        if terms.deadline.has_passed() { self.timed_out(step) } else { None }
+        if context.deadline.has_passed() { self.timed_out(step) } else { None }
     }
 
     /// The ranks that have not published `step`.
@@ -120,12 +120,12 @@ impl Group {
     }
 
     /// The stop of a deadline that passed; `None` where everyone has arrived after all.
-    fn timed_out(&self, step: u64) -> Option<Stop> {
+    fn timed_out(&self, step: u64) -> Option<Interrupted> {
         let behind: Vec<_> = self.missing(step).collect();
         let global = |rank: usize| self.globals[rank];
         let first = *behind.first()?;
-        Some(Stop {
-            notice: Notice::TimedOut { waiting: global(self.me), missing: global(first) },
+        Some(Interrupted {
+            abort_reason: AbortReason::TimedOut { waiting: global(self.me), missing: global(first) },
             missing: behind.iter().copied().map(global).collect(),
             arrived: (0..self.ranks).filter(|rank| !behind.contains(rank)).map(global).collect(),
         })

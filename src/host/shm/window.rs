@@ -27,10 +27,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::MemfdFlags;
 
-use super::delivery::{self, Delivered, Goods};
 use super::group::Group;
 use super::pages::{self, Pages, PrivateView};
 use super::region::{SEALS, check_seals};
+use super::shared_file::{self, ShareResult, SharedFile};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::fork::Process;
@@ -39,7 +39,7 @@ use crate::proof::Secret;
 
 /// Where a buffer lies in its rank's windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct WindowOffset {
     /// The window's number: the same on all ranks, from 1, never used again.
     pub(super) window: u32,
     /// Within the rank's own segment.
@@ -166,10 +166,10 @@ impl Storage {
     /// # Errors
     ///
     /// As [`Site::open`].
-    pub(crate) fn alone(exchange: &mut dyn Exchange, size: Size, deadline: &Deadline) -> Delivered<Self> {
+    pub(crate) fn alone(exchange: &mut dyn Exchange, size: Size, deadline: &Deadline) -> ShareResult<Self> {
         let pages = Pages::private(size.bytes, pages::alignment(size.bytes, size.align));
         let pages = pages.map_err(|error| Error::io(format!("mapping {} B of memory", size.bytes), error));
-        delivery::attend(exchange, pages, deadline).map(Storage::Private)
+        shared_file::exchange_outcome(exchange, pages, deadline).map(Storage::Private)
     }
 }
 
@@ -197,17 +197,17 @@ impl Site {
     /// # Errors
     ///
     /// Where this rank or another one could not get the memory, or map it; and whatever the exchange says.
-    pub(crate) fn open(&self, exchange: &mut dyn Exchange, size: Size, deadline: &Deadline) -> Delivered<Segment> {
+    pub(crate) fn open(&self, exchange: &mut dyn Exchange, size: Size, deadline: &Deadline) -> ShareResult<Segment> {
         let align = pages::alignment(size.bytes, size.align);
         let strides = size.bytes.checked_next_multiple_of(align);
         let Some((stride, whole)) = strides.and_then(|stride| Some((stride, stride.checked_mul(self.ranks)?))) else {
             let error =
                 Error::io("laying out a shared buffer", io::Error::new(io::ErrorKind::OutOfMemory, "more than an address space holds"));
-            return delivery::attend(exchange, Err(error), deadline);
+            return shared_file::exchange_outcome(exchange, Err(error), deadline);
         };
         let name = format!("a shared buffer of {} times {} B", self.ranks, size.bytes);
         let enter = |file| self.enter(file, size.bytes, stride, align).map_err(|error| Error::io(format!("mapping {name}"), error));
-        let goods = Goods {
+        let shared_file = SharedFile {
             name: name.clone(),
             make: &|| create(whole, size.bytes.saturating_mul(self.ranks)),
             enter: &enter,
@@ -215,7 +215,7 @@ impl Site {
             enter_numbered: &|number| self.numbered(number, size.bytes, stride, align),
             secret: self.secret.as_ref(),
         };
-        let window = goods.deliver(exchange, self.me == 0, self.leader, deadline)?;
+        let window = shared_file.share(exchange, self.me == 0, self.leader, deadline)?;
         Ok(Segment { window: Arc::new(window), process: Process::this(), _told: Told(Arc::clone(&self.dropped)) })
     }
 
@@ -383,21 +383,21 @@ impl Group {
 
     /// Which window a buffer of this rank lies in, with all of its bytes, and where.
     #[inline]
-    pub(super) fn find_window(&self, address: *const u8, bytes: usize) -> Option<Place> {
+    pub(super) fn find_window(&self, address: *const u8, bytes: usize) -> Option<WindowOffset> {
         if self.windows.own.is_empty() {
             return None;
         }
         let before = self.windows.own.partition_point(|(start, ..)| *start <= address.addr());
         let (start, length, window) = *self.windows.own.get(before.checked_sub(1)?)?;
         let offset = address.addr() - start;
-        (bytes <= length.checked_sub(offset)?).then_some(Place { window, offset })
+        (bytes <= length.checked_sub(offset)?).then_some(WindowOffset { window, offset })
     }
 
     /// Where `bytes` bytes at this place of a rank's segment lie in this rank's mapping. `None` where this rank has dropped the window,
     /// or they do not fit. The address is good to the end of the call (see the head of this file); whether its bytes may be read or
     /// written is what the ranks agree on in that call.
     #[inline]
-    pub(super) fn in_window(&self, rank: usize, place: Place, bytes: usize) -> Option<*mut u8> {
+    pub(super) fn in_window(&self, rank: usize, place: WindowOffset, bytes: usize) -> Option<*mut u8> {
         let window = self.windows.get(place.window)?;
         let fits = rank < window.ranks && bytes <= window.bytes.checked_sub(place.offset)?;
         fits.then(|| window.pages.at(rank * window.stride + place.offset))

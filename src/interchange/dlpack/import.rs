@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use super::abi::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPACK_FLAG_READ_ONLY, DLTensor, VERSION};
-use super::layout::{Layout, refused};
+use super::layout::{TensorLayout, refused};
 use crate::element::{DType, Element};
 use crate::error::Result;
 
@@ -21,7 +21,7 @@ pub struct Tensor {
     managed: Managed,
     /// What its `data` was, so that slices are made of the pointer that its library gave.
     data: *mut u8,
-    pub(super) layout: Layout,
+    pub(super) layout: TensorLayout,
     read_only: bool,
 }
 
@@ -87,7 +87,7 @@ impl Tensor {
     /// `managed` obeys dlpack.h and is taken by nobody else; `tensor` is the one in it. Its memory stays until the value is dropped.
     unsafe fn new(managed: Managed, tensor: &DLTensor, read_only: bool) -> Result<Self> {
         // SAFETY: the tensor obeys dlpack.h: its arrays are as long as it has dimensions.
-        let layout = unsafe { Layout::of(tensor) }?;
+        let layout = unsafe { TensorLayout::of(tensor) }?;
         let offset = usize::try_from(tensor.byte_offset).map_err(|_| refused("its offset is larger than an address space"))?;
         Ok(Self { managed, data: tensor.data.cast::<u8>().wrapping_add(offset), layout, read_only })
     }

@@ -9,7 +9,7 @@ const MOST_DIMENSIONS: i32 = 1024;
 
 /// A tensor of a known type, all of whose elements lie side by side, row by row.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(super) struct TensorLayout {
     /// Of the first element, aligned; never used where there are none.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "what lies on the host has a pointer"))]
     pub(super) address: u64,
@@ -24,7 +24,7 @@ pub(super) fn refused(reason: impl Into<String>) -> Error {
     Error::argument("DLPack import", reason)
 }
 
-impl Layout {
+impl TensorLayout {
     /// What `tensor` says, where all of it holds.
     ///
     /// # Safety

@@ -24,7 +24,7 @@ const OPENED: &[u8] = b"refcount/";
 /// Counts the stores that have been closed.
 const CLOSED: &[u8] = b"cleanup/";
 /// How long a store that is dropped waits for the lock, to count itself out.
-const FAREWELL: Duration = Duration::from_secs(5);
+const LAST_WORD: Duration = Duration::from_secs(5);
 
 /// A store in a file that all ranks can reach, in the format of PyTorch's `FileStore`.
 ///
@@ -149,7 +149,7 @@ impl Shared {
     /// Counts this store out, and removes the file if it was the last.
     fn leave(&self) -> Result<()> {
         let mut log = self.log();
-        let Opened::File(mut file) = log.open(&self.path, Access::Existing, &Deadline::after(FAREWELL))? else { return Ok(()) };
+        let Opened::File(mut file) = log.open(&self.path, Access::Existing, &Deadline::after(LAST_WORD))? else { return Ok(()) };
         let closed = own_counter(&log, CLOSED, &self.path)?.saturating_add(1);
         let opened = own_counter(&log, OPENED, &self.path)?.saturating_sub(1);
         let counts = [(CLOSED, closed.to_string()), (OPENED, opened.to_string())];

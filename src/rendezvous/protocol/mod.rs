@@ -9,7 +9,7 @@ mod request;
 mod scan;
 
 pub(super) use reply::{Expect, Reply, ReplyDecoder, push_bytes};
-pub(super) use request::{Request, RequestDecoder, encode, encode_keys, query};
+pub(super) use request::{RequestDecoder, StoreRequest, encode, encode_keys, query};
 #[cfg(test)]
 mod tests;
 

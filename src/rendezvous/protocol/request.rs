@@ -28,7 +28,7 @@ pub(in crate::rendezvous) mod query {
 
 /// A request as a server reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::rendezvous) enum Request {
+pub(in crate::rendezvous) enum StoreRequest {
     Validate,
     Set { key: Vec<u8>, value: Vec<u8> },
     CompareSet { key: Vec<u8>, expected: Vec<u8>, desired: Vec<u8> },
@@ -67,34 +67,34 @@ fn shape(code: u8) -> Result<Shape, Malformed> {
 }
 
 /// Turns a complete message into a request.
-fn parse(message: &[u8]) -> Result<Request, Malformed> {
+fn parse(message: &[u8]) -> Result<StoreRequest, Malformed> {
     let mut fields = Fields::new(message);
     let request = match fields.byte()? {
         query::VALIDATE => match fields.number32()? {
-            MAGIC => Request::Validate,
+            MAGIC => StoreRequest::Validate,
             other => return Err(Malformed(format!("a VALIDATE with {other:#010x} instead of {MAGIC:#010x}"))),
         },
-        query::SET => Request::Set { key: fields.bytes()?, value: fields.bytes()? },
-        query::COMPARE_SET => Request::CompareSet { key: fields.bytes()?, expected: fields.bytes()?, desired: fields.bytes()? },
-        query::GET => Request::Get { key: fields.bytes()? },
-        query::ADD => Request::Add { key: fields.bytes()?, delta: fields.number()? },
-        query::CHECK => Request::Check { keys: keys(&mut fields)? },
-        query::WAIT => Request::Wait { keys: keys(&mut fields)? },
-        query::NUM_KEYS => Request::NumKeys,
-        query::DELETE_KEY => Request::DeleteKey { key: fields.bytes()? },
-        query::APPEND => Request::Append { key: fields.bytes()?, value: fields.bytes()? },
-        query::MULTI_GET => Request::MultiGet { keys: keys(&mut fields)? },
+        query::SET => StoreRequest::Set { key: fields.bytes()?, value: fields.bytes()? },
+        query::COMPARE_SET => StoreRequest::CompareSet { key: fields.bytes()?, expected: fields.bytes()?, desired: fields.bytes()? },
+        query::GET => StoreRequest::Get { key: fields.bytes()? },
+        query::ADD => StoreRequest::Add { key: fields.bytes()?, delta: fields.number()? },
+        query::CHECK => StoreRequest::Check { keys: keys(&mut fields)? },
+        query::WAIT => StoreRequest::Wait { keys: keys(&mut fields)? },
+        query::NUM_KEYS => StoreRequest::NumKeys,
+        query::DELETE_KEY => StoreRequest::DeleteKey { key: fields.bytes()? },
+        query::APPEND => StoreRequest::Append { key: fields.bytes()?, value: fields.bytes()? },
+        query::MULTI_GET => StoreRequest::MultiGet { keys: keys(&mut fields)? },
         query::MULTI_SET => {
             let count = fields.number()?;
-            Request::MultiSet { pairs: (0..count).map(|_| Ok((fields.bytes()?, fields.bytes()?))).collect::<Result<_, _>>()? }
+            StoreRequest::MultiSet { pairs: (0..count).map(|_| Ok((fields.bytes()?, fields.bytes()?))).collect::<Result<_, _>>()? }
         }
-        query::CANCEL_WAIT => Request::CancelWait,
-        query::PING => Request::Ping { nonce: fields.number32()? },
-        query::QUEUE_PUSH => Request::QueuePush { key: fields.bytes()?, value: fields.bytes()? },
-        query::QUEUE_POP => Request::QueuePop { key: fields.bytes()? },
-        query::QUEUE_LEN => Request::QueueLen { key: fields.bytes()? },
-        query::LIST_KEYS => Request::ListKeys,
-        query::BARRIER => Request::Barrier { key: fields.bytes()?, world_size: fields.number()? },
+        query::CANCEL_WAIT => StoreRequest::CancelWait,
+        query::PING => StoreRequest::Ping { nonce: fields.number32()? },
+        query::QUEUE_PUSH => StoreRequest::QueuePush { key: fields.bytes()?, value: fields.bytes()? },
+        query::QUEUE_POP => StoreRequest::QueuePop { key: fields.bytes()? },
+        query::QUEUE_LEN => StoreRequest::QueueLen { key: fields.bytes()? },
+        query::LIST_KEYS => StoreRequest::ListKeys,
+        query::BARRIER => StoreRequest::Barrier { key: fields.bytes()?, world_size: fields.number()? },
         unknown => return Err(Malformed(format!("an unknown query {unknown}"))),
     };
     debug_assert!(fields.is_empty());
@@ -136,7 +136,7 @@ impl RequestDecoder {
     }
 
     /// The next request, if all of it has come.
-    pub(in crate::rendezvous) fn next(&mut self) -> Result<Option<Request>, Malformed> {
+    pub(in crate::rendezvous) fn next(&mut self) -> Result<Option<StoreRequest>, Malformed> {
         let bytes = &self.buffer[self.taken..];
         let Some(&code) = bytes.first() else { return Ok(None) };
         let mut scan = match self.scan.take() {

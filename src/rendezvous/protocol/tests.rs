@@ -14,41 +14,41 @@ fn text(text: &str) -> Vec<u8> {
 }
 
 /// Every query with the bytes that PyTorch sends for it.
-fn requests() -> Vec<(Request, Vec<u8>)> {
+fn requests() -> Vec<(StoreRequest, Vec<u8>)> {
     let key = || b"/k".to_vec();
     let keys = || vec![b"/a".to_vec(), b"".to_vec()];
     let k = text("/k");
     let two_keys = [word(2), text("/a"), text("")].concat();
     let message = |code: u8, parts: &[&[u8]]| [&[code], parts.concat().as_slice()].concat();
     vec![
-        (Request::Validate, vec![0, 0xce, 0xf7, 0x85, 0x3c]),
-        (Request::Set { key: key(), value: b"val".to_vec() }, message(1, &[&k, &text("val")])),
-        (Request::CompareSet { key: key(), expected: Vec::new(), desired: b"d".to_vec() }, message(2, &[&k, &text(""), &text("d")])),
-        (Request::Get { key: key() }, message(3, &[&k])),
-        (Request::Add { key: key(), delta: -2 }, message(4, &[&k, &[0xfe, 255, 255, 255, 255, 255, 255, 255]])),
-        (Request::Check { keys: keys() }, message(5, &[&two_keys])),
-        (Request::Wait { keys: keys() }, message(6, &[&two_keys])),
-        (Request::Wait { keys: Vec::new() }, message(6, &[&word(0)])),
-        (Request::NumKeys, vec![7]),
-        (Request::DeleteKey { key: key() }, message(8, &[&k])),
-        (Request::Append { key: key(), value: b"more".to_vec() }, message(9, &[&k, &text("more")])),
-        (Request::MultiGet { keys: keys() }, message(10, &[&two_keys])),
+        (StoreRequest::Validate, vec![0, 0xce, 0xf7, 0x85, 0x3c]),
+        (StoreRequest::Set { key: key(), value: b"val".to_vec() }, message(1, &[&k, &text("val")])),
+        (StoreRequest::CompareSet { key: key(), expected: Vec::new(), desired: b"d".to_vec() }, message(2, &[&k, &text(""), &text("d")])),
+        (StoreRequest::Get { key: key() }, message(3, &[&k])),
+        (StoreRequest::Add { key: key(), delta: -2 }, message(4, &[&k, &[0xfe, 255, 255, 255, 255, 255, 255, 255]])),
+        (StoreRequest::Check { keys: keys() }, message(5, &[&two_keys])),
+        (StoreRequest::Wait { keys: keys() }, message(6, &[&two_keys])),
+        (StoreRequest::Wait { keys: Vec::new() }, message(6, &[&word(0)])),
+        (StoreRequest::NumKeys, vec![7]),
+        (StoreRequest::DeleteKey { key: key() }, message(8, &[&k])),
+        (StoreRequest::Append { key: key(), value: b"more".to_vec() }, message(9, &[&k, &text("more")])),
+        (StoreRequest::MultiGet { keys: keys() }, message(10, &[&two_keys])),
         (
-            Request::MultiSet { pairs: vec![(b"/a".to_vec(), b"1".to_vec()), (b"/b".to_vec(), Vec::new())] },
+            StoreRequest::MultiSet { pairs: vec![(b"/a".to_vec(), b"1".to_vec()), (b"/b".to_vec(), Vec::new())] },
             message(11, &[&word(2), &text("/a"), &text("1"), &text("/b"), &text("")]),
         ),
-        (Request::CancelWait, vec![12]),
-        (Request::Ping { nonce: 0x0102_0304 }, vec![13, 4, 3, 2, 1]),
-        (Request::QueuePush { key: key(), value: b"v".to_vec() }, message(14, &[&k, &text("v")])),
-        (Request::QueuePop { key: key() }, message(15, &[&k])),
-        (Request::QueueLen { key: key() }, message(16, &[&k])),
-        (Request::ListKeys, vec![17]),
-        (Request::Barrier { key: key(), world_size: 3 }, message(18, &[&k, &word(3)])),
+        (StoreRequest::CancelWait, vec![12]),
+        (StoreRequest::Ping { nonce: 0x0102_0304 }, vec![13, 4, 3, 2, 1]),
+        (StoreRequest::QueuePush { key: key(), value: b"v".to_vec() }, message(14, &[&k, &text("v")])),
+        (StoreRequest::QueuePop { key: key() }, message(15, &[&k])),
+        (StoreRequest::QueueLen { key: key() }, message(16, &[&k])),
+        (StoreRequest::ListKeys, vec![17]),
+        (StoreRequest::Barrier { key: key(), world_size: 3 }, message(18, &[&k, &word(3)])),
     ]
 }
 
 /// All requests that come out of `bytes`, pushed in pieces of `step`.
-fn decode(bytes: &[u8], step: usize) -> Result<Vec<Request>, Malformed> {
+fn decode(bytes: &[u8], step: usize) -> Result<Vec<StoreRequest>, Malformed> {
     let mut decoder = RequestDecoder::default();
     let mut found = Vec::new();
     for piece in bytes.chunks(step) {
@@ -74,7 +74,7 @@ fn every_request_is_read_however_it_is_split() {
 
 #[test]
 fn requests_may_follow_each_other_without_a_gap() {
-    let (all, bytes): (Vec<Request>, Vec<Vec<u8>>) = requests().into_iter().unzip();
+    let (all, bytes): (Vec<StoreRequest>, Vec<Vec<u8>>) = requests().into_iter().unzip();
     let bytes = bytes.concat();
     for step in [1, 2, 3, 7, 64, bytes.len()] {
         assert_eq!(decode(&bytes, step), Ok(all.clone()), "by {step}");

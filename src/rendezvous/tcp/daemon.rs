@@ -18,7 +18,7 @@ use crate::rendezvous::service::{ClientId, Service};
 /// How long a connection may take to show that it speaks the protocol.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How many connections may be open that have not shown it yet, if the limit on descriptors is no lower.
-const STRANGERS: usize = 512;
+const MOST_PENDING: usize = 512;
 /// How long each of them is left in peace when others want its place.
 const GRACE: Duration = Duration::from_millis(200);
 /// How many connections are accepted at a time, before those that are there are heard.
@@ -29,8 +29,8 @@ const SWEEP: Duration = Duration::from_secs(1);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How many connections that have something to say are attended to between two looks at everything else.
 const EVENTS: usize = 256;
-/// What stands for the bell and the listener where others are known by their number, which never gets so large.
-const BELL: ClientId = ClientId::MAX;
+/// What stands for the wake-up event and the listener where others are known by their number, which never gets so large.
+const WAKE_UP: ClientId = ClientId::MAX;
 const LISTENER: ClientId = ClientId::MAX - 1;
 
 /// One connection.
@@ -46,13 +46,13 @@ struct Client {
 pub(super) struct Daemon {
     epoll: OwnedFd,
     listener: TcpListener,
-    bell: Arc<OwnedFd>,
+    wake_up: Arc<OwnedFd>,
     linger: Duration,
     /// Set once the server is being dropped.
-    ending: Option<Deadline>,
+    shutdown: Option<Deadline>,
     accept_pause: Option<Deadline>,
-    /// How many strangers there may be.
-    most_strangers: usize,
+    /// How many unproven connections there may be.
+    most_pending: usize,
     /// How many clients were dropped for what they said.
     dropped: u64,
     service: Service,
@@ -66,27 +66,27 @@ pub(super) struct Daemon {
 /// What a wait has found.
 #[derive(Default)]
 struct Found {
-    bell: bool,
+    wake_up: bool,
     listener: bool,
     clients: Vec<(ClientId, EventFlags)>,
 }
 
 impl Daemon {
     /// A thread to be, for a listener that does not block.
-    pub(super) fn new(listener: TcpListener, bell: Arc<OwnedFd>, linger: Duration, secret: Option<Secret>) -> io::Result<Self> {
+    pub(super) fn new(listener: TcpListener, wake_up: Arc<OwnedFd>, linger: Duration, secret: Option<Secret>) -> io::Result<Self> {
         let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let share = descriptors.map_or(STRANGERS, |most| usize::try_from(most / 4).unwrap_or(STRANGERS));
+        let share = descriptors.map_or(MOST_PENDING, |most| usize::try_from(most / 4).unwrap_or(MOST_PENDING));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &*bell, EventData::new_u64(BELL), EventFlags::IN)?;
+        epoll::add(&epoll, &*wake_up, EventData::new_u64(WAKE_UP), EventFlags::IN)?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         Ok(Self {
             epoll,
             listener,
-            bell,
+            wake_up,
             linger,
-            ending: None,
+            shutdown: None,
             accept_pause: None,
-            most_strangers: share.clamp(1, STRANGERS),
+            most_pending: share.clamp(1, MOST_PENDING),
             dropped: 0,
             service: Service::new(secret),
             clients: HashMap::new(),
@@ -106,10 +106,10 @@ impl Daemon {
         let mut events = Vec::with_capacity(EVENTS);
         loop {
             let found = self.wait(&mut events);
-            if found.bell {
-                self.ending = Some(Deadline::after(self.linger));
+            if found.wake_up {
+                self.shutdown = Some(Deadline::after(self.linger));
                 // It has been heard; it would ring for ever.
-                let _ = epoll::delete(&self.epoll, &*self.bell);
+                let _ = epoll::delete(&self.epoll, &*self.wake_up);
             }
             if self.accept_pause.take_if(|pause| pause.has_passed()).is_some() {
                 self.watch_listener(EventFlags::IN);
@@ -123,9 +123,9 @@ impl Daemon {
             }
             self.send_answers();
             self.sweep();
-            let idle = !found.bell && !found.listener && found.clients.is_empty();
-            if self.ending.as_ref().is_some_and(|ending| ending.has_passed() || (idle && !self.has_guests())) {
-                return self.farewell();
+            let idle = !found.wake_up && !found.listener && found.clients.is_empty();
+            if self.shutdown.as_ref().is_some_and(|shutdown| shutdown.has_passed() || (idle && !self.has_guests())) {
+                return self.shut_down();
             }
         }
     }
@@ -146,7 +146,7 @@ impl Daemon {
         }
         for Event { flags, data, .. } in events.iter().copied() {
             match data.u64() {
-                BELL => found.bell = true,
+                WAKE_UP => found.wake_up = true,
                 LISTENER => found.listener = true,
                 id => found.clients.push((id, flags)),
             }
@@ -156,10 +156,10 @@ impl Daemon {
 
     /// How long a wait may take.
     fn patience(&self) -> Option<Timespec> {
-        let ending = self.ending.as_ref().map(|ending| if self.has_guests() { ending.remaining() } else { Duration::ZERO });
+        let shutdown = self.shutdown.as_ref().map(|shutdown| if self.has_guests() { shutdown.remaining() } else { Duration::ZERO });
         let pause = self.accept_pause.as_ref().map(Deadline::remaining);
         let sweep = (!self.fresh.is_empty()).then_some(SWEEP);
-        let shortest = [ending, pause, sweep].into_iter().flatten().min()?;
+        let shortest = [shutdown, pause, sweep].into_iter().flatten().min()?;
         Timespec::try_from(shortest).ok()
     }
 
@@ -195,10 +195,10 @@ impl Daemon {
         self.watch_listener(EventFlags::empty());
     }
 
-    /// For how many strangers there is room. Where there is none, those that have been silent for long make some.
+    /// For how many unproven connections there is room. Where there is none, those that have been silent for long make some.
     fn make_room(&mut self) -> usize {
         self.fresh.retain(|(id, _)| self.clients.contains_key(id) && !self.service.is_validated(*id));
-        let room = self.most_strangers.saturating_sub(self.fresh.len());
+        let room = self.most_pending.saturating_sub(self.fresh.len());
         if room > 0 {
             return room;
         }
@@ -229,7 +229,7 @@ impl Daemon {
         self.clients.insert(id, Client { stream, interest, finished: false });
     }
 
-    /// Reads from a connection, or notices that it is gone.
+    /// Reads from a connection, or abort reasons that it is gone.
     fn attend(&mut self, id: ClientId, flags: EventFlags) {
         let broken = flags.intersects(EventFlags::ERR | EventFlags::HUP);
         if flags.contains(EventFlags::IN) {
@@ -331,9 +331,9 @@ impl Daemon {
     }
 
     /// Ends the connections that are left in order: what was written still arrives.
-    fn farewell(self) {
+    fn shut_down(self) {
         for client in self.clients.values() {
-            // A client that is gone already needs no farewell.
+            // A client that is gone already needs no last word.
             drop(client.stream.shutdown(Shutdown::Write));
         }
     }

@@ -50,7 +50,7 @@ const LINGER: Duration = Duration::from_secs(5);
 pub struct TcpStoreServer {
     address: SocketAddr,
     /// Tells the thread to end.
-    bell: Arc<OwnedFd>,
+    wake_up: Arc<OwnedFd>,
     served: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
     process: Process,
@@ -105,12 +105,12 @@ impl TcpStoreServer {
             crate::event::warn!(%address, "the store has no secret: whoever can reach this address can read and write it (COLLECTIVES_SECRET)");
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let bell = Arc::new(eventfd(0, flags).map_err(|error| Error::io(doing, error))?);
-        let daemon = Daemon::new(listener, Arc::clone(&bell), linger, secret.cloned()).map_err(|error| Error::io(doing, error))?;
+        let wake_up = Arc::new(eventfd(0, flags).map_err(|error| Error::io(doing, error))?);
+        let daemon = Daemon::new(listener, Arc::clone(&wake_up), linger, secret.cloned()).map_err(|error| Error::io(doing, error))?;
         let served = daemon.served();
         let thread = std::thread::Builder::new().name("store-server".to_owned()).spawn(move || daemon.run());
         let thread = thread.map_err(|error| Error::io(doing, error))?;
-        Ok(Self { address, bell, served, thread: Some(thread), process: Process::this() })
+        Ok(Self { address, wake_up, served, thread: Some(thread), process: Process::this() })
     }
 
     /// How many requests it has carried out so far, greetings among them. A communicator of `n` ranks costs about 22 `n` to start.
@@ -139,7 +139,7 @@ impl Drop for TcpStoreServer {
             return;
         }
         // Adding 1 to a fresh counter cannot fail; were it to, joining would wait for ever.
-        if let Err(error) = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes()) {
+        if let Err(error) = rustix::io::write(&*self.wake_up, &1_u64.to_ne_bytes()) {
             crate::event::warn!(address = %self.address, %error, "the store server could not be told to end");
             return;
         }

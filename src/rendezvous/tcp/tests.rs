@@ -228,18 +228,18 @@ fn a_dropped_server_serves_until_its_clients_have_left() {
 }
 
 #[test]
-fn a_dropped_server_does_not_wait_longer_than_its_bound_nor_for_strangers() {
+fn a_dropped_server_does_not_wait_longer_than_its_bound_nor_for_unproven_connections() {
     let server = TcpStoreServer::bind_with_linger("127.0.0.1:0", SHORT).unwrap();
     let store = client(&server);
     drop(server);
     assert!(matches!(store.num_keys(), Err(Error::Io { .. })));
 
     let server = TcpStoreServer::bind_with_linger("127.0.0.1:0", LONG).unwrap();
-    let stranger = TcpStream::connect(server.local_addr()).unwrap();
+    let pending = TcpStream::connect(server.local_addr()).unwrap();
     let began = Instant::now();
     drop(server);
     assert!(began.elapsed() < LONG / 2, "{:?}", began.elapsed());
-    drop(stranger);
+    drop(pending);
 }
 
 #[test]

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use super::protocol::{Given, Shrinking};
 use crate::error::{Error, Result};
-use world::{Cut, Fate, Founded, Place, Plan, Random, Report, Scenario, play};
+use world::{Fate, Formed, Partition, Place, Plan, Random, Report, Scenario, play};
 
 /// How many orders are tried where the environment (`COLLECTIVES_SHRINKS`) does not say.
 const SHRINKS: u64 = 3000;
 /// The longest that a scenario may take, by its own clock.
 const BOUND: Duration = Duration::from_secs(600);
 
-fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Founded> {
+fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Formed> {
     let given = Given { doubts: plan.doubts.clone(), left: plan.left.clone() };
     Shrinking::new(place, me, "shrink".to_owned(), limit, given).run()
 }
@@ -24,7 +24,7 @@ fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Foun
 struct Trouble {
     deaths: bool,
     sleeps: bool,
-    cuts: bool,
+    partitions: bool,
 }
 
 fn some_ranks(random: &mut Random, count: usize, but: usize, once_in: u64) -> BTreeSet<usize> {
@@ -59,12 +59,12 @@ fn draw(random: &mut Random, trouble: Trouble) -> Scenario {
     }
     let from = if random.once_in(2) { Duration::ZERO } else { random.time(limit) };
     let until = if random.once_in(2) { Duration::MAX } else { from + random.time(limit) };
-    let cut = trouble.cuts.then(|| Cut { from, until, side: 1 + random.below((1 << count) - 2) as u32 });
+    let cut = trouble.partitions.then(|| Partition { from, until, side: 1 + random.below((1 << count) - 2) as u32 });
     Scenario { ranks, cut, limit }
 }
 
 /// How long a rank may take from when it begins: its limit, what it slept, one unanswered question at the end, and its last looks at the
-/// doors of ranks that say nothing.
+/// recovery listeners of ranks that say nothing.
 fn latest(scenario: &Scenario, rank: usize) -> Duration {
     let plan = &scenario.ranks[rank];
     let slept: Duration = plan.fates.iter().map(|(_, fate)| if let Fate::SleepsFor(time) = fate { *time } else { Duration::ZERO }).sum();
@@ -76,17 +76,17 @@ fn latest(scenario: &Scenario, rank: usize) -> Duration {
 fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<String> {
     let through =
         || report.outcomes.iter().enumerate().filter_map(|(rank, outcome)| outcome.as_ref().map(|(at, result)| (rank, *at, result)));
-    let founded: Vec<(usize, &Founded)> = through().filter_map(|(rank, _, result)| Some((rank, result.as_ref().ok()?))).collect();
+    let formed: Vec<(usize, &Formed)> = through().filter_map(|(rank, _, result)| Some((rank, result.as_ref().ok()?))).collect();
     if let Some((rank, at, _)) = through().find(|(rank, at, _)| *at > latest(scenario, *rank)) {
         return Some(format!("rank {rank} was through at {at:?} only"));
     }
     // Without all of its members a communicator is over at the first call; behind a cut, others cannot know of it.
-    let went_on = |rank: usize, with: &Founded| founded.iter().any(|(other, outcome)| *other == rank && *outcome == with);
-    let is_whole = |with: &Founded| with.members.iter().all(|rank| !report.lives[*rank] || went_on(*rank, with));
-    let founded: Vec<_> = founded.iter().copied().filter(|(_, outcome)| !trouble.cuts || is_whole(outcome)).collect();
-    for (rank, outcome) in &founded {
-        if *outcome != founded[0].1 {
-            return Some(format!("ranks {} and {rank} went on in different communicators", founded[0].0));
+    let went_on = |rank: usize, with: &Formed| formed.iter().any(|(other, outcome)| *other == rank && *outcome == with);
+    let is_whole = |with: &Formed| with.members.iter().all(|rank| !report.lives[*rank] || went_on(*rank, with));
+    let formed: Vec<_> = formed.iter().copied().filter(|(_, outcome)| !trouble.partitions || is_whole(outcome)).collect();
+    for (rank, outcome) in &formed {
+        if *outcome != formed[0].1 {
+            return Some(format!("ranks {} and {rank} went on in different communicators", formed[0].0));
         }
         if !outcome.members.contains(rank) || !outcome.members.is_sorted() {
             return Some(format!("rank {rank} went on as one of {:?}", outcome.members));
@@ -97,10 +97,10 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
         return Some(format!("rank {rank} failed: {error}"));
     }
     // Whoever lives goes on with the others. A death in the middle of a barrier may leave some behind, but never all.
-    let calm = !trouble.sleeps && !trouble.cuts;
+    let calm = !trouble.sleeps && !trouble.partitions;
     let is_late = through().any(|(_, _, result)| result.as_ref().is_err_and(Error::is_timeout));
     let is_missed = !trouble.deaths && through().any(|(_, _, result)| result.is_err());
-    if calm && (is_late || is_missed || founded.is_empty() && report.lives.contains(&true)) {
+    if calm && (is_late || is_missed || formed.is_empty() && report.lives.contains(&true)) {
         return Some("not everyone who lives went on".to_owned());
     }
     None
@@ -158,22 +158,22 @@ fn run(scenario: &Scenario, trouble: Trouble, seed: u64) -> Report {
 
 #[test]
 fn ranks_without_trouble_all_go_on() {
-    explore("no trouble", Trouble { deaths: false, sleeps: false, cuts: false });
+    explore("no trouble", Trouble { deaths: false, sleeps: false, partitions: false });
 }
 
 #[test]
 fn whoever_outlives_the_others_goes_on() {
-    explore("deaths", Trouble { deaths: true, sleeps: false, cuts: false });
+    explore("deaths", Trouble { deaths: true, sleeps: false, partitions: false });
 }
 
 #[test]
 fn sleepers_and_late_comers_do_not_split() {
-    explore("sleeps", Trouble { deaths: true, sleeps: true, cuts: false });
+    explore("sleeps", Trouble { deaths: true, sleeps: true, partitions: false });
 }
 
 #[test]
 fn the_cut_off_do_not_split() {
-    explore("cuts", Trouble { deaths: true, sleeps: false, cuts: true });
+    explore("cuts", Trouble { deaths: true, sleeps: false, partitions: true });
 }
 
 /// Ranks that begin together, of which these fall asleep as they ask the world for the how-manieth time.
@@ -185,7 +185,7 @@ fn sleepers(limit: Duration, sleeps: &[Option<(usize, Duration)>]) -> Scenario {
     Scenario { ranks: sleeps.iter().map(plan).collect(), cut: None, limit }
 }
 
-const SLEEPS: Trouble = Trouble { deaths: false, sleeps: true, cuts: false };
+const SLEEPS: Trouble = Trouble { deaths: false, sleeps: true, partitions: false };
 
 /// It had closed its round, and looked for others in vain; they woke up, found it asleep, and went on.
 #[test]
@@ -206,7 +206,7 @@ fn a_rank_that_wakes_into_a_claim_does_not_split() {
     }
 }
 
-/// A rank of a founding whose leader was stopped in the middle of it.
+/// A rank of a setup whose leader was stopped in the middle of it.
 #[test]
 fn a_member_that_waits_for_a_stopped_leader_does_not_go_on_beside_others() {
     for at in 1..300 {

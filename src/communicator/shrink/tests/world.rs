@@ -1,4 +1,4 @@
-//! A world in which ranks shrink: doors, deaths, sleeps and cuts, a clock of its own, and a scheduler that draws who goes on.
+//! A world in which ranks shrink: recovery listeners, deaths, sleeps and cuts, a clock of its own, and a scheduler that draws who goes on.
 //!
 //! Each rank is a coroutine. It gives up its turn at everything that it asks of the world, so one seed is one order of events.
 
@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::super::protocol::{Founding, World};
+use super::super::protocol::{GroupSetup, World};
 use crate::communicator::bootstrap::StoreExchange;
-use crate::communicator::meeting::{ANSWER, Knock};
+use crate::communicator::recovery::{ANSWER, Probe};
 use crate::deadline::simulated;
 use crate::error::{Error, Peer, Result};
 use crate::host::bootstrap::Exchange;
 use crate::rendezvous::{MemoryStore, Store};
 
-/// As the real doors have them.
+/// As the real recovery listeners have them.
 const SILENCE: Duration = Duration::from_millis(500);
 const CANCEL: Duration = Duration::from_secs(5);
 /// How often a rank of the simulation looks at what it waits for.
@@ -55,7 +55,7 @@ pub(super) enum Fate {
 
 /// Ranks that the network separates for a while; which, by their bits.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cut {
+pub(super) struct Partition {
     pub(super) from: Duration,
     pub(super) until: Duration,
     pub(super) side: u32,
@@ -65,7 +65,7 @@ pub(super) struct Cut {
 #[derive(Debug, Clone)]
 pub(super) struct Scenario {
     pub(super) ranks: Vec<Plan>,
-    pub(super) cut: Option<Cut>,
+    pub(super) cut: Option<Partition>,
     pub(super) limit: Duration,
 }
 
@@ -82,11 +82,11 @@ pub(super) struct Plan {
     pub(super) left: BTreeSet<usize>,
 }
 
-/// Members, and which founding it was.
+/// Members, and which setup it was.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Founded {
+pub(super) struct Formed {
     pub(super) members: Vec<usize>,
-    pub(super) founding: String,
+    pub(super) setup: String,
 }
 
 /// One rank as the world sees it.
@@ -96,11 +96,11 @@ struct Rank {
     asleep_until: Duration,
     ready: Duration,
     asked: usize,
-    door: Option<MemoryStore>,
-    outcome: Option<(Duration, Result<Founded>)>,
+    recovery_listener: Option<MemoryStore>,
+    outcome: Option<(Duration, Result<Formed>)>,
 }
 
-/// Who has opened all links of a founding, and who gave it up.
+/// Who has opened all links of a setup, and who gave it up.
 #[derive(Default)]
 struct Links {
     arrived: BTreeSet<usize>,
@@ -111,7 +111,7 @@ struct State {
     now: Duration,
     random: Random,
     ranks: Vec<Rank>,
-    cut: Option<Cut>,
+    cut: Option<Partition>,
     links: BTreeMap<String, Links>,
     log: Vec<String>,
 }
@@ -129,7 +129,7 @@ impl State {
 /// How a simulated shrink went.
 pub(super) struct Report {
     /// Of ranks that live at the end: when they were through, and with what.
-    pub(super) outcomes: Vec<Option<(Duration, Result<Founded>)>>,
+    pub(super) outcomes: Vec<Option<(Duration, Result<Formed>)>>,
     pub(super) lives: Vec<bool>,
     /// Everything that was said and came of it.
     pub(super) log: Vec<String>,
@@ -215,16 +215,16 @@ impl Place {
     }
 
     /// Opens the links to the other members and meets them at a barrier.
-    fn link(&self, key: &str, founding: &Founding<'_>) -> Result<()> {
+    fn link(&self, key: &str, setup: &GroupSetup<'_>) -> Result<()> {
         self.state().links.entry(key.to_owned()).or_default().arrived.insert(self.me);
         loop {
             self.pass(LOOK);
             let mut state = self.state();
             let troubled = |state: &State, rank: &usize| state.is_cut(self.me, *rank) || state.sleeps(*rank);
-            let is_held_up = founding.members.iter().any(|rank| troubled(&state, rank));
+            let is_held_up = setup.members.iter().any(|rank| troubled(&state, rank));
             let links = &state.links[key];
-            let is_lost = links.failed || founding.members.iter().any(|rank| !state.ranks[*rank].lives);
-            let is_complete = founding.members.iter().all(|rank| links.arrived.contains(rank));
+            let is_lost = links.failed || setup.members.iter().any(|rank| !state.ranks[*rank].lives);
+            let is_complete = setup.members.iter().all(|rank| links.arrived.contains(rank));
             // Whose messages got through before the trouble began is anybody's guess.
             if is_complete && (!is_held_up && !is_lost || state.random.once_in(2)) {
                 return Ok(());
@@ -233,60 +233,60 @@ impl Place {
                 return Err(Error::io("linking", io::Error::from(io::ErrorKind::ConnectionReset)));
             }
             drop(state);
-            if founding.deadline.has_passed() {
-                let elapsed = founding.deadline.elapsed();
+            if setup.deadline.has_passed() {
+                let elapsed = setup.deadline.elapsed();
                 return Err(Error::Timeout { doing: "linking".to_owned(), elapsed, missing: vec![], arrived: vec![] });
             }
         }
     }
 
-    fn meet(&self, store: Arc<dyn Store>, founding: &Founding<'_>) -> Result<String> {
+    fn meet(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<String> {
         let name = format!("rank {} at {:?}", self.me, self.state().now);
-        let name = store.compare_set("name of the founding", b"", name.as_bytes())?;
+        let name = store.compare_set("name of the setup", b"", name.as_bytes())?;
         let watcher = self.clone();
-        let members = founding.members.to_vec();
-        let watch = move || members.iter().find(|rank| watcher.knock(**rank) == Knock::Gone).map(|rank| format!("rank {rank} is gone"));
-        let mut exchange = StoreExchange::join(Arc::clone(&store), founding.place, founding.members.len(), founding.deadline)?;
-        if founding.leads {
+        let members = setup.members.to_vec();
+        let watch = move || members.iter().find(|rank| watcher.probe(**rank) == Probe::Gone).map(|rank| format!("rank {rank} is gone"));
+        let mut exchange = StoreExchange::join(Arc::clone(&store), setup.place, setup.members.len(), setup.deadline)?;
+        if setup.leads {
             exchange = exchange.watched(Some(Box::new(watch)));
         }
-        exchange.all_gather(b"facts", founding.deadline)?;
-        exchange.all_gather(b"addresses", founding.deadline)?;
+        exchange.all_gather(b"facts", setup.deadline)?;
+        exchange.all_gather(b"addresses", setup.deadline)?;
         Ok(String::from_utf8_lossy(&name).into_owned())
     }
 }
 
 impl World for Place {
-    type Founded = Founded;
+    type Formed = Formed;
 
     fn peers(&self) -> &[Peer] {
         &self.peers
     }
 
-    fn knock(&self, rank: usize) -> Knock {
+    fn probe(&self, rank: usize) -> Probe {
         self.pass(Duration::ZERO);
         if self.state().is_cut(self.me, rank) {
             self.pass(SILENCE);
             if self.state().is_cut(self.me, rank) {
-                return Knock::Silence;
+                return Probe::NoAnswer;
             }
         }
-        if self.state().ranks[rank].lives { Knock::There } else { Knock::Gone }
+        if self.state().ranks[rank].lives { Probe::Alive } else { Probe::Gone }
     }
 
     fn visit(&self, rank: usize) -> Option<Arc<dyn Store>> {
         self.reach(rank, ANSWER).ok()?;
-        if self.state().ranks[rank].door.is_none() {
+        if self.state().ranks[rank].recovery_listener.is_none() {
             self.pass(ANSWER);
         }
         self.reach(rank, self.patience).ok()?;
-        let table = self.state().ranks[rank].door.clone()?;
+        let table = self.state().ranks[rank].recovery_listener.clone()?;
         Some(Arc::new(Behind { place: self.clone(), owner: rank, table, is_lost: AtomicBool::new(false), patience: self.patience }))
     }
 
     fn host(&self) -> Result<Arc<dyn Store>> {
         self.pass(Duration::ZERO);
-        let table = self.state().ranks[self.me].door.get_or_insert_default().clone();
+        let table = self.state().ranks[self.me].recovery_listener.get_or_insert_default().clone();
         Ok(Arc::new(Behind { place: self.clone(), owner: self.me, table, is_lost: AtomicBool::new(false), patience: self.patience }))
     }
 
@@ -294,22 +294,22 @@ impl World for Place {
         self.pass(limit);
     }
 
-    fn found(&self, store: Arc<dyn Store>, founding: &Founding<'_>) -> Result<Founded> {
-        self.log(format!("founds with {:?}", founding.members));
+    fn form(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Formed> {
+        self.log(format!("forms with {:?}", setup.members));
         let mut name = None;
-        let linked = self.meet(store, founding).and_then(|met| {
-            let key = name.insert(format!("{met} {:?}", founding.members));
-            self.link(key, founding)
+        let linked = self.meet(store, setup).and_then(|met| {
+            let key = name.insert(format!("{met} {:?}", setup.members));
+            self.link(key, setup)
         });
         if let (Some(key), Err(_)) = (&name, &linked) {
             self.state().links.entry(key.clone()).or_default().failed = true;
         }
-        self.log(format!("has founded: {linked:?}"));
-        linked.map(|()| Founded { members: founding.members.to_vec(), founding: name.unwrap_or_default() })
+        self.log(format!("has formed: {linked:?}"));
+        linked.map(|()| Formed { members: setup.members.to_vec(), setup: name.unwrap_or_default() })
     }
 }
 
-/// The store behind a door.
+/// The store behind a recovery listener.
 struct Behind {
     place: Place,
     owner: usize,
@@ -410,7 +410,7 @@ impl Store for Behind {
 struct Died;
 
 /// What a rank of the simulation runs.
-pub(super) type Program = fn(&Place, usize, &Plan, Duration) -> Result<Founded>;
+pub(super) type Program = fn(&Place, usize, &Plan, Duration) -> Result<Formed>;
 
 /// Plays a scenario in the order of this seed until every rank is through; an error where one takes longer than `bound`.
 pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Program) -> std::result::Result<Report, Report> {
@@ -421,7 +421,7 @@ pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Pro
         asleep_until: Duration::ZERO,
         ready: plan.begins,
         asked: 0,
-        door: None,
+        recovery_listener: None,
         outcome: None,
     };
     let state = State {

@@ -204,7 +204,7 @@ fn a_failing_collective_is_an_error_with_words_of_nccl_and_poisons_unless_it_is_
 }
 
 #[test]
-fn failures_at_the_birth_of_a_communicator_leave_nothing_behind() {
+fn failures_at_the_start_of_a_communicator_leave_nothing_behind() {
     let sim = Sim::new();
     for (function, nth) in [
         ("ncclCommInitRankConfig", 1),

@@ -58,7 +58,8 @@ fn several(size: usize, options: &Options) -> Vec<DevicePlane> {
     let plane = |rank: usize| {
         let gpu = driver::open(rank).unwrap();
         let (config, deadline) = (NcclConfig::default(), Deadline::after(LONG));
-        let setup = Setup { library, gpu: &gpu, ids: &ids, rank, world_size: size, config: &config, deadline: &deadline, lookout: None };
+        let setup =
+            Setup { library, gpu: &gpu, ids: &ids, rank, world_size: size, config: &config, deadline: &deadline, liveness_probe: None };
         let comm = NcclComm::create(setup).unwrap();
         DevicePlane::new(gpu, comm, options).unwrap()
     };

@@ -10,9 +10,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::Random;
 use crate::deadline::Deadline;
+use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::Links;
 use crate::host::link::ByteLink;
-use crate::host::notice::{Notice, Stop};
 
 /// One direction of a ring in memory.
 #[derive(Default)]
@@ -151,8 +151,8 @@ pub(super) struct Mesh<K>(pub(super) Vec<Option<K>>);
 impl<K: ByteLink> Links for Mesh<K> {
     type Link = K;
 
-    fn link(&mut self, rank: usize, _deadline: &Deadline) -> Result<&mut K, Stop> {
-        self.0[rank].as_mut().ok_or_else(|| Notice::Lost { rank: rank as u32 }.into())
+    fn link(&mut self, rank: usize, _deadline: &Deadline) -> Result<&mut K, Interrupted> {
+        self.0[rank].as_mut().ok_or_else(|| AbortReason::Lost { rank: rank as u32 }.into())
     }
 
     fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut K)) {

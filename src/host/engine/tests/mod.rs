@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::links::{Counting, Mesh, chaos, meshes, sockets};
-use super::{CheckedPlan, Engine, Memory, Request};
+use super::{CheckedPlan, Engine, Execution, Memory};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
+use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::fold::Fold;
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
-use crate::host::notice::{Notice, Stop};
 use crate::host::plan::{Action, Plan};
 
 /// A generator of numbers that look random (xorshift).
@@ -89,13 +89,13 @@ impl<K: ByteLink> Rank<K> {
         meshes.into_iter().enumerate().map(make).collect()
     }
 
-    fn run_within(&mut self, limit: Duration, plan: &Plan, call: &Call, memory: Memory) -> Result<(), Stop> {
+    fn run_within(&mut self, limit: Duration, plan: &Plan, call: &Call, memory: Memory) -> Result<(), Interrupted> {
         self.run_with(limit, plan, call, memory, &Sum)
     }
 
-    fn run_with(&mut self, limit: Duration, plan: &Plan, call: &Call, memory: Memory, fold: &dyn Fold) -> Result<(), Stop> {
+    fn run_with(&mut self, limit: Duration, plan: &Plan, call: &Call, memory: Memory, fold: &dyn Fold) -> Result<(), Interrupted> {
         let deadline = Deadline::after(limit);
-        let request = Request {
+        let request = Execution {
             plan: &CheckedPlan::new(plan.clone()),
             participants: &self.participants,
             memory,
@@ -108,7 +108,7 @@ impl<K: ByteLink> Rank<K> {
         self.engine.run(request, &mut self.links)
     }
 
-    fn run(&mut self, plan: &Plan, call: &Call, memory: Memory) -> Result<(), Stop> {
+    fn run(&mut self, plan: &Plan, call: &Call, memory: Memory) -> Result<(), Interrupted> {
         self.run_within(Duration::from_secs(20), plan, call, memory)
     }
 }

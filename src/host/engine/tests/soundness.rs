@@ -10,9 +10,9 @@ use crate::host::plan::{Action, Step};
 fn fails(steps: Vec<Step>, scratch_bytes: usize) {
     let mut ranks = Rank::all(sockets(2));
     let stop = ranks[0].run(&plan(steps, scratch_bytes), &call(1), memory(&[1; 4], 32, &mut [2; 4], 32));
-    assert_eq!(stop, Err(Notice::Failed { rank: 0 }.into()));
+    assert_eq!(stop, Err(AbortReason::Failed { rank: 0 }.into()));
     let theirs = ranks[1].run(&plans::exchange(1, 8), &call(1), memory(&[1; 4], 32, &mut [2; 4], 32));
-    assert_eq!(theirs, Err(Notice::Failed { rank: 0 }.into()));
+    assert_eq!(theirs, Err(AbortReason::Failed { rank: 0 }.into()));
 }
 
 #[test]

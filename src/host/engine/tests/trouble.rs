@@ -11,7 +11,7 @@ use crate::host::plan::Action;
 const SOON: Duration = Duration::from_secs(1);
 
 /// Runs the same ring on every rank, each with its own call; what each gets, and whether its destination was left alone.
-fn calls_over<K: ByteLink + Send>(meshes: Vec<Mesh<K>>, calls: &(dyn Fn(usize) -> Call + Sync)) -> Vec<Result<(), Stop>> {
+fn calls_over<K: ByteLink + Send>(meshes: Vec<Mesh<K>>, calls: &(dyn Fn(usize) -> Call + Sync)) -> Vec<Result<(), Interrupted>> {
     let size = meshes.len();
     let began = Instant::now();
     let results = on_threads(Rank::all(meshes), |rank, this| {
@@ -54,7 +54,7 @@ fn every_rank_learns_which_two_calls_differ() {
                 _ => calls_over(chaos(size, 0x5eed_0010 + index as u64), &calls),
             };
             for (rank, result) in results.into_iter().enumerate() {
-                let Err(Stop { notice: Notice::Mismatch { first, second }, .. }) = result else {
+                let Err(Interrupted { abort_reason: AbortReason::Mismatch { first, second }, .. }) = result else {
                     panic!("rank {rank} of {size}: {result:?} for {odd}");
                 };
                 let mut both = [first, second];
@@ -81,7 +81,7 @@ fn counts_that_only_two_ranks_know_are_compared() {
         assert!(rank == 0 || got == [0; 8]);
         result
     });
-    let Err(Stop { notice: Notice::Mismatch { first, second }, .. }) = &results[1] else { panic!("{results:?}") };
+    let Err(Interrupted { abort_reason: AbortReason::Mismatch { first, second }, .. }) = &results[1] else { panic!("{results:?}") };
     assert_eq!((first.0, first.1.count, second.0, second.1.count), (1, 3, 0, 5));
     // Rank 0 got all that it expected, so it may have been done before.
     assert!(results[0].is_ok() || results[0] == results[1], "{results:?}");
@@ -97,11 +97,11 @@ fn a_notice_reaches_ranks_that_have_no_link_to_the_culprit() {
         let receive = |peer| step(Action::Receive { from: peer, into: destination(0, 8) }, &[]);
         let steps = neighbours.into_iter().flatten().filter(|peer| *peer != 0).map(receive).collect();
         if rank == 0 {
-            this.health.end(Notice::Aborted { by: 0 });
+            this.health.end(AbortReason::Aborted { by: 0 });
         }
         this.run(&plan(steps, 0), &call(1), memory(&[0], 8, &mut [0], 8))
     });
-    assert_eq!(results, vec![Err(Notice::Aborted { by: 0 }.into()); 4]);
+    assert_eq!(results, vec![Err(AbortReason::Aborted { by: 0 }.into()); 4]);
     assert!(began.elapsed() < SOON);
 }
 
@@ -111,12 +111,12 @@ fn survivors_name_the_dead<K: ByteLink + Send>(meshes: Vec<Mesh<K>>) {
     let results = on_threads(Rank::all(meshes), |rank, this| {
         if rank == 2 {
             this.links.0.clear();
-            return Err(Notice::Lost { rank: 2 }.into());
+            return Err(AbortReason::Lost { rank: 2 }.into());
         }
         let (mine, mut got) = (numbers(rank, count), vec![0; count]);
         this.run(&plans::ring(rank, 4, count / 4 * 8), &call(1), memory(&mine, count * 8, &mut got, count * 8))
     });
-    assert_eq!(results, vec![Err(Notice::Lost { rank: 2 }.into()); 4]);
+    assert_eq!(results, vec![Err(AbortReason::Lost { rank: 2 }.into()); 4]);
     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
 }
 
@@ -138,10 +138,10 @@ fn a_deadline_names_who_did_not_come() {
         let limit = Duration::from_millis(if rank == 0 { 100 } else { 20_000 });
         Some(this.run_within(limit, &plan, &call(1), memory(&[1; 4], 32, &mut [0; 4], 32)))
     });
-    let notice = Notice::TimedOut { waiting: 0, missing: 3 };
-    assert_eq!(results[0], Some(Err(Stop { notice, missing: vec![3], arrived: vec![0, 1, 2] })));
+    let abort_reason = AbortReason::TimedOut { waiting: 0, missing: 3 };
+    assert_eq!(results[0], Some(Err(Interrupted { abort_reason, missing: vec![3], arrived: vec![0, 1, 2] })));
     for (rank, result) in results.iter().enumerate().take(3).skip(1) {
-        assert_eq!(*result, Some(Err(Stop { notice, missing: vec![3], arrived: vec![0, rank as u32] })));
+        assert_eq!(*result, Some(Err(Interrupted { abort_reason, missing: vec![3], arrived: vec![0, rank as u32] })));
     }
 }
 
@@ -162,7 +162,7 @@ fn a_deadline_tells_who_is_waited_for_from_who_waits() {
     let send = plan(vec![step(Action::Send { to: 1, from: source(0, 1 << 21) }, &[])], 0);
     let stop = ranks[0].run_within(Duration::from_millis(50), &send, &call(1), memory(&long, 1 << 21, &mut [], 0)).expect_err("late");
     assert_eq!((stop.missing, stop.arrived), (vec![1], vec![0]));
-    // The message was cut off, so the link is closed rather than a notice put in the middle of it.
+    // The message was cut off, so the link is closed rather than a reason to abort put in the middle of it.
     assert!(ranks[0].links.0[1].is_none());
 }
 
@@ -173,21 +173,21 @@ fn an_abort_from_another_thread_ends_every_rank() {
     let began = Instant::now();
     let results = on_threads(ranks, |rank, this| {
         if rank == 2 {
-            health.end(Notice::Aborted { by: 1 });
+            health.end(AbortReason::Aborted { by: 1 });
         }
         let plan = plan(vec![step(Action::Receive { from: (rank + 1) % 3, into: destination(0, 8) }, &[])], 0);
         this.run(&plan, &call(1), memory(&[], 0, &mut [0], 8))
     });
-    assert_eq!(results, vec![Err(Notice::Aborted { by: 1 }.into()); 3]);
+    assert_eq!(results, vec![Err(AbortReason::Aborted { by: 1 }.into()); 3]);
     assert!(began.elapsed() < SOON);
 }
 
 #[test]
 fn an_interruption_ends_the_run_and_is_passed_on() {
     let mut ranks = Rank::all(sockets(2));
-    let notice = Notice::Lost { rank: 9 };
+    let abort_reason = AbortReason::Lost { rank: 9 };
     let (deadline, health) = (Deadline::after(SOON), Health::default());
-    let request = Request {
+    let request = Execution {
         plan: &CheckedPlan::new(plan(vec![step(Action::Receive { from: 1, into: destination(0, 8) }, &[])], 0)),
         participants: &[0, 1],
         memory: memory(&[], 0, &mut [0], 8),
@@ -195,24 +195,24 @@ fn an_interruption_ends_the_run_and_is_passed_on() {
         fold: None,
         deadline: &deadline,
         health: &health,
-        interrupted: &mut || Some(notice),
+        interrupted: &mut || Some(abort_reason),
     };
     let Rank { engine, links, .. } = &mut ranks[0];
-    assert_eq!(engine.run(request, links), Err(notice.into()));
-    assert_eq!(health.notice(), Some(&notice));
-    assert_eq!(ranks[1].run(&plans::barrier(1, 2), &call(1), memory(&[], 0, &mut [], 0)), Err(notice.into()));
+    assert_eq!(engine.run(request, links), Err(abort_reason.into()));
+    assert_eq!(health.abort_reason(), Some(&abort_reason));
+    assert_eq!(ranks[1].run(&plans::barrier(1, 2), &call(1), memory(&[], 0, &mut [], 0)), Err(abort_reason.into()));
 }
 
 /// Rank 0 is interrupted when the socket is full, in the middle of a message.
 #[test]
 fn a_notice_never_lands_in_the_middle_of_a_payload() {
     const COUNT: usize = 1 << 20;
-    let notice = Notice::Aborted { by: 0 };
+    let abort_reason = AbortReason::Aborted { by: 0 };
     let results = on_threads(Rank::all(sockets(2)), |rank, this| {
         let (mine, mut got) = (numbers(0, COUNT), vec![0; COUNT]);
         let memory = memory(&mine, COUNT * 8, &mut got, COUNT * 8);
         let result = if rank == 0 {
-            let request = Request {
+            let request = Execution {
                 plan: &CheckedPlan::new(plan(vec![step(Action::Send { to: 1, from: source(0, COUNT * 8) }, &[])], 0)),
                 participants: &[0, 1],
                 memory,
@@ -220,7 +220,7 @@ fn a_notice_never_lands_in_the_middle_of_a_payload() {
                 fold: None,
                 deadline: &Deadline::after(SOON),
                 health: &this.health,
-                interrupted: &mut || Some(notice),
+                interrupted: &mut || Some(abort_reason),
             };
             this.engine.run(request, &mut this.links)
         } else {
@@ -230,9 +230,13 @@ fn a_notice_never_lands_in_the_middle_of_a_payload() {
         assert!(rank == 0 || got.iter().zip(&mine).all(|(got, sent)| *got == *sent || *got == 0));
         result
     });
-    assert_eq!(results[0], Err(notice.into()));
+    assert_eq!(results[0], Err(abort_reason.into()));
     // A rank that gets no core for long is cut off instead.
-    assert!([notice, Notice::Lost { rank: 0 }].map(|notice| Err(notice.into())).contains(&results[1]), "{:?}", results[1]);
+    assert!(
+        [abort_reason, AbortReason::Lost { rank: 0 }].map(|abort_reason| Err(abort_reason.into())).contains(&results[1]),
+        "{:?}",
+        results[1]
+    );
 }
 
 #[test]
@@ -251,10 +255,10 @@ fn who_leaves_in_good_order_is_missed_only_when_needed() {
     }
     for needs in [Action::Receive { from: 2, into: destination(0, 8) }, Action::Send { to: 2, from: source(0, 8) }] {
         let rank = if matches!(needs, Action::Send { .. }) { &mut *second } else { &mut *first };
-        // The notice of the first of the two would come first.
+        // The abort reason of the first of the two would come first.
         rank.links.0.iter_mut().take(2).for_each(|link| *link = None);
         let result = rank.run(&plan(vec![step(needs, &[])], 0), &call(3), memory(&[5], 8, &mut [0], 8));
-        assert_eq!(result, Err(Notice::Left { rank: 2 }.into()));
+        assert_eq!(result, Err(AbortReason::Left { rank: 2 }.into()));
     }
 }
 
@@ -270,12 +274,12 @@ fn a_rank_that_expects_nothing_hears_of_a_mismatch_all_the_same() {
         };
         this.run(&plan, &call, memory(&[1], 8, &mut [0], 8))
     });
-    let Err(Stop { notice: Notice::Mismatch { first, second }, .. }) = &results[1] else { panic!("{results:?}") };
+    let Err(Interrupted { abort_reason: AbortReason::Mismatch { first, second }, .. }) = &results[1] else { panic!("{results:?}") };
     assert_eq!((first.0, first.1.kind, second.0, second.1.kind), (1, Kind::Broadcast, 0, Kind::AllReduce));
 }
 
 /// What rank 0 makes of `bytes` from rank 1 where it expects 16.
-fn hears(bytes: &[u8]) -> Notice {
+fn hears(bytes: &[u8]) -> AbortReason {
     let mut ranks = Rank::all(meshes(2, |_, _| Some(Chaos::pair(0x5eed_0030, 1 << 16))));
     let mut at = 0;
     while at < bytes.len() {
@@ -284,14 +288,14 @@ fn hears(bytes: &[u8]) -> Notice {
     }
     let receive = |offset| step(Action::Receive { from: 1, into: destination(offset, 8) }, &[]);
     let both = plan(vec![receive(0), receive(8)], 0);
-    ranks[0].run(&both, &call(1), memory(&[], 0, &mut [0; 2], 16)).expect_err("nonsense").notice
+    ranks[0].run(&both, &call(1), memory(&[], 0, &mut [0; 2], 16)).expect_err("nonsense").abort_reason
 }
 
 #[test]
 fn nonsense_from_a_peer_is_an_error_that_quotes_it() {
     let first = |total, payload| wire::encode_first(&call(1).to_bytes(), total, payload).to_vec();
     let good = [first(16, 8), vec![1; 8]].concat();
-    let garbled = |header: [u8; 8]| Notice::Garbled { rank: 1, header: u64::from_be_bytes(header) };
+    let garbled = |header: [u8; 8]| AbortReason::Garbled { rank: 1, header: u64::from_be_bytes(header) };
     assert_eq!(hears(b"GET / HTTP/1.1\r\n"), garbled(*b"GET / HT"));
     assert_eq!(hears(&[good.clone(), vec![0; 8]].concat()), garbled([0; 8]));
     // The first message is a later one; a later one is a first one.
@@ -304,7 +308,7 @@ fn nonsense_from_a_peer_is_an_error_that_quotes_it() {
     // No call at all.
     let no_call = wire::encode_first(&[0xff; 32], 16, 8);
     assert_eq!(hears(&no_call), garbled([0xff; 8]));
-    assert_eq!(hears(&[good, wire::encode_leave().to_vec()].concat()), Notice::Left { rank: 1 });
+    assert_eq!(hears(&[good, wire::encode_leave().to_vec()].concat()), AbortReason::Left { rank: 1 });
 }
 
 #[test]
@@ -317,10 +321,10 @@ fn random_bytes_end_the_run_and_nothing_else() {
         let at = [random.below(48), 56 + random.below(8)][random.below(2)];
         bytes[at] ^= 1 + random.below(255) as u8;
         bytes.extend((0..300).map(|_| 0xee));
-        let notice = hears(&bytes);
+        let abort_reason = hears(&bytes);
         assert!(
-            !matches!(notice, Notice::Lost { .. } | Notice::Failed { .. } | Notice::TimedOut { .. }),
-            "seed {seed:#x} round {round} byte {at}: {notice:?}"
+            !matches!(abort_reason, AbortReason::Lost { .. } | AbortReason::Failed { .. } | AbortReason::TimedOut { .. }),
+            "seed {seed:#x} round {round} byte {at}: {abort_reason:?}"
         );
     }
 }

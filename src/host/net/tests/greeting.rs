@@ -110,30 +110,30 @@ fn an_attempt_that_was_given_up_leaves_no_link() {
 }
 
 #[test]
-fn silent_strangers_are_few_and_do_not_stay() {
+fn silent_unproven_connections_are_few_and_do_not_stay() {
     let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
     let address = acceptor.address().unwrap();
     let begun = Instant::now();
-    let mut strangers: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
-    while acceptor.strangers() < 256 {
+    let mut pending: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+    while acceptor.pending() < 256 {
         acceptor.poll_at(begun);
     }
     acceptor.poll_at(begun);
-    assert_eq!(acceptor.strangers(), 256, "no more come in");
-    assert!(!strangers.iter_mut().any(is_closed), "each is left in peace for a moment");
-    while !is_closed(&mut strangers[63]) {
+    assert_eq!(acceptor.pending(), 256, "no more come in");
+    assert!(!pending.iter_mut().any(is_closed), "each is left in peace for a moment");
+    while !is_closed(&mut pending[63]) {
         acceptor.poll_at(begun + Duration::from_millis(200));
     }
-    let closed: Vec<bool> = strangers.iter_mut().map(is_closed).collect();
+    let closed: Vec<bool> = pending.iter_mut().map(is_closed).collect();
     assert!(closed[..64].iter().all(|&closed| closed), "the oldest make room: {closed:?}");
     assert!(!closed[64..].iter().any(|&closed| closed), "the others may stay: {closed:?}");
 
     // Among them someone who belongs is taken in all the same.
     drop(attempt(&mut acceptor, hello(2, 1)).unwrap());
     acceptor.poll_at(begun + Duration::from_secs(9));
-    assert!(!is_closed(&mut strangers[255]));
+    assert!(!is_closed(&mut pending[255]));
     acceptor.poll_at(begun + Duration::from_secs(21));
-    assert!(strangers.iter_mut().all(is_closed));
+    assert!(pending.iter_mut().all(is_closed));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Messages that go the short way, mixed with such that cannot.
 
-use super::hall::{Hall, MemoryLink, SocketLink, Usher, Wire, pump, ranks};
+use super::test_network::{MemoryLink, SocketLink, TestNetwork, Usher, Wire, pump, ranks};
 use super::{BYTES, Random, Talk, pattern};
 use crate::element::{DType, TypeTag};
 use crate::host::point_to_point::frame::EAGER_BYTES;
@@ -70,7 +70,7 @@ fn two_ranks_take_turns_and_nothing_changes_places() {
 
 /// Two engines that have exchanged a message, so that their link is there.
 fn acquainted() -> [Messages<Usher<SocketLink>>; 2] {
-    let (_hall, [mut a, mut b]) = Hall::<SocketLink>::of(12);
+    let (_network, [mut a, mut b]) = TestNetwork::<SocketLink>::of(12);
     send(&mut a, 1, 0, &[1]);
     assert_eq!(receive(&mut b, 0, 0, 1), [1]);
     [a, b]
@@ -91,7 +91,7 @@ fn a_short_message_needs_no_request() {
         assert_eq!((bytes(sent), bytes(received)), (Some(length), Some(length)));
         assert!(into[..length] == data && into[length] == 0xaa);
     }
-    assert!(a.board.is_idle() && b.board.is_idle());
+    assert!(a.matching_state.is_idle() && b.matching_state.is_idle());
 }
 
 #[test]
@@ -116,5 +116,5 @@ fn what_does_not_fit_or_is_not_meant_is_left_to_requests() {
     send(&mut a, 1, 4, &[1]);
     send(&mut a, 1, 4, &[2]);
     assert_eq!((receive(&mut b, 0, 4, 1), b.outcome(posted).is_ok(), first), (vec![2], true, [1]));
-    assert!(a.board.is_idle() && b.board.is_idle());
+    assert!(a.matching_state.is_idle() && b.matching_state.is_idle());
 }

@@ -4,24 +4,24 @@ use std::os::fd::BorrowedFd;
 use std::thread;
 use std::time::Duration;
 
-use super::hall::{Hall, MemoryLink, SocketLink, Wire, pump};
+use super::test_network::{MemoryLink, SocketLink, TestNetwork, Wire, pump};
 use super::{Random, Talk, pattern, soon};
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
+use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
-use crate::host::notice::{Notice, Stop};
 use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES, Frame};
 use crate::host::point_to_point::{Connector, MessageError, Messages, Outcome};
 
 const LONG: usize = 8 * CHUNK_BYTES;
 
 fn lost(rank: u32) -> Outcome {
-    Err(MessageError::Ended(Notice::Lost { rank }))
+    Err(MessageError::Ended(AbortReason::Lost { rank }))
 }
 
 /// Rank 1 dies after so many rounds of traffic in all directions.
 fn death<W: Wire>(rounds: usize) {
-    let (_hall, [mut a, mut b, mut c]) = Hall::<W>::of(9);
+    let (_network, [mut a, mut b, mut c]) = TestNetwork::<W>::of(9);
     let data = pattern(1, LONG);
     let mut into = vec![vec![0; LONG]; 4];
     let [exact, any, short, from_c] = into.as_mut_slice() else { unreachable!() };
@@ -35,7 +35,7 @@ fn death<W: Wire>(rounds: usize) {
     }
     drop(b);
     let stop = a.finish_all(&[requests[0], from_c]).expect_err("the send's peer died");
-    assert_eq!(stop, Stop::from(Notice::Lost { rank: 1 }));
+    assert_eq!(stop, Interrupted::from(AbortReason::Lost { rank: 1 }));
     // Short and long messages that came whole before count; nothing else does.
     for (at, request) in requests.into_iter().enumerate() {
         let outcome = a.outcome(request);
@@ -47,21 +47,21 @@ fn death<W: Wire>(rounds: usize) {
     assert!(a.outcome(from_c).is_ok() && a.outcome(any).is_ok_and(|envelope| envelope.source == 2));
     assert!(sends.iter().all(|send| c.outcome(*send).is_ok()));
     // What was lost stays lost.
-    assert_eq!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]), Err(Notice::Lost { rank: 1 }.into()));
-    assert_eq!(a.irecv_typed(Some(1), None, TypeTag::Plain(1), &mut []), Err(Notice::Lost { rank: 1 }.into()));
+    assert_eq!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]), Err(AbortReason::Lost { rank: 1 }.into()));
+    assert_eq!(a.irecv_typed(Some(1), None, TypeTag::Plain(1), &mut []), Err(AbortReason::Lost { rank: 1 }.into()));
     let waiting = a.irecv(None, Some(51), &mut into[0]);
     drop(c);
-    assert_eq!(a.finish_all(&[waiting]), Err(Notice::Lost { rank: 2 }.into()));
+    assert_eq!(a.finish_all(&[waiting]), Err(AbortReason::Lost { rank: 2 }.into()));
     assert!(a.irecv_typed(None, None, TypeTag::Plain(1), &mut []).is_err(), "nobody is left");
 }
 
 #[test]
 fn a_peer_that_left_before_its_own_link_was_taken_holds_up_nobody_who_leaves() {
-    let (hall, [mut a, mut b]) = Hall::<MemoryLink>::of(3);
-    [0, 1].into_iter().for_each(|rank| hall.shut(rank, true));
+    let (network, [mut a, mut b]) = TestNetwork::<MemoryLink>::of(3);
+    [0, 1].into_iter().for_each(|rank| network.shut(rank, true));
     let data = [1, 2, 3];
     let _sent = (a.isend(1, 1, &data), b.isend(0, 1, &data));
-    hall.shut(1, false);
+    network.shut(1, false);
     pump(&mut [&mut a, &mut b]);
     b.leave(&soon()).unwrap();
     let deadline = soon();
@@ -79,7 +79,7 @@ fn a_peer_that_dies_fails_what_waits_for_it_and_nothing_else() {
 
 /// Rank 0 sends and leaves at once; rank 1 looks later.
 fn leaving<W: Wire>() {
-    let (_hall, [mut a, mut b]) = Hall::<W>::of(10);
+    let (_network, [mut a, mut b]) = TestNetwork::<W>::of(10);
     let (data, long) = (pattern(1, EAGER_BYTES), pattern(2, LONG));
     let mut into = vec![0; LONG];
     let never = b.irecv(Some(0), Some(99), &mut into);
@@ -88,19 +88,19 @@ fn leaving<W: Wire>() {
     let sends = [a.isend(1, 1, &data), a.isend(1, 2, &[]), a.isend(1, 3, &long)];
     thread::scope(|scope| {
         scope.spawn(|| a.leave(&soon()).expect("left in order"));
-        assert_eq!(b.finish_all(&[never]), Err(Notice::Left { rank: 0 }.into()));
+        assert_eq!(b.finish_all(&[never]), Err(AbortReason::Left { rank: 0 }.into()));
     });
     // What came whole is still there.
     assert!(b.recv(Some(0), Some(2), 10).1.is_empty());
     assert!(b.recv(None, Some(1), EAGER_BYTES).1 == data);
-    assert_eq!(b.outcome(never), Err(MessageError::Ended(Notice::Left { rank: 0 })));
+    assert_eq!(b.outcome(never), Err(MessageError::Ended(AbortReason::Left { rank: 0 })));
     assert!(b.outcome(early).is_ok());
-    assert_eq!(b.isend_typed(0, 0, TypeTag::Plain(1), &[]), Err(Notice::Left { rank: 0 }.into()));
+    assert_eq!(b.isend_typed(0, 0, TypeTag::Plain(1), &[]), Err(AbortReason::Left { rank: 0 }.into()));
     // The announced one was never met.
     assert!(b.irecv_typed(Some(0), Some(3), TypeTag::Plain(1), &mut []).is_err());
     assert!(a.outcome(sends[0]).is_ok() && a.outcome(sends[1]).is_ok());
-    assert_eq!(a.outcome(sends[2]), Err(MessageError::Ended(Notice::Left { rank: 0 })));
-    assert!(b.board.is_idle());
+    assert_eq!(a.outcome(sends[2]), Err(MessageError::Ended(AbortReason::Left { rank: 0 })));
+    assert!(b.matching_state.is_idle());
 }
 
 #[test]
@@ -111,25 +111,25 @@ fn a_peer_that_leaves_has_said_what_it_sent() {
 
 /// Both ranks open a link at the same moment; the peer's last message comes on the one that is seen last.
 fn two_links<W: Wire>() {
-    let (hall, [mut a, mut b]) = Hall::<W>::of(11);
-    hall.shut(0, true);
-    hall.shut(1, true);
+    let (network, [mut a, mut b]) = TestNetwork::<W>::of(11);
+    network.shut(0, true);
+    network.shut(1, true);
     let data = pattern(1, 100);
     let mut into = vec![0; 100];
     let receive = a.irecv(Some(1), Some(1), &mut into);
     let send = b.isend(0, 1, &data);
-    hall.shut(1, false);
+    network.shut(1, false);
     pump(&mut [&mut b]);
     b.leave(&soon()).expect("left in order");
     assert!(b.outcome(send).is_ok());
     // The goodbye on the first link says that there is another.
     pump(&mut [&mut a]);
     assert!(a.poll(receive).is_none(), "the message was given up before its link was looked at");
-    hall.shut(0, false);
+    network.shut(0, false);
     a.finish_all(&[receive]).expect("received");
     assert!(a.outcome(receive).is_ok() && into == data);
     pump(&mut [&mut a]);
-    assert_eq!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]), Err(Notice::Left { rank: 1 }.into()));
+    assert_eq!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]), Err(AbortReason::Left { rank: 1 }.into()));
 }
 
 #[test]
@@ -140,48 +140,48 @@ fn a_peer_with_two_links_is_gone_when_both_have_ended() {
 
 #[test]
 fn links_from_nowhere_are_closed() {
-    let (hall, [mut a, mut b]) = Hall::<SocketLink>::of(12);
-    let strangers = [hall.open(7, 0), hall.open(0, 0), hall.open(1, 0), hall.open(1, 0)];
+    let (network, [mut a, mut b]) = TestNetwork::<SocketLink>::of(12);
+    let pending = [network.open(7, 0), network.open(0, 0), network.open(1, 0), network.open(1, 0)];
     pump(&mut [&mut a]);
-    let closed = strangers.map(|mut link| link.try_read(&mut [0; 1]).is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock));
+    let closed = pending.map(|mut link| link.try_read(&mut [0; 1]).is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock));
     assert_eq!(closed, [true, true, false, true]);
     // The one that was taken is dropped by now, and with it rank 1 is lost.
     pump(&mut [&mut a, &mut b]);
-    assert_eq!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]), Err(Notice::Lost { rank: 1 }.into()));
+    assert_eq!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]), Err(AbortReason::Lost { rank: 1 }.into()));
 }
 
 #[test]
 fn a_peer_s_word_ends_a_wait() {
-    let (_hall, [mut a, mut b]) = Hall::<SocketLink>::of(14);
+    let (_network, [mut a, mut b]) = TestNetwork::<SocketLink>::of(14);
     let mut into = [0; 4];
     let receive = a.irecv(Some(1), Some(1), &mut into);
     // Also the other side of a busy link hears it.
     let long = pattern(1, LONG);
     let send = b.isend(0, 5, &long);
     pump(&mut [&mut a, &mut b]);
-    let notice = Notice::TimedOut { waiting: 1, missing: 0 };
-    b.tell(notice);
-    assert_eq!(a.finish_all(&[receive]), Err(notice.into()));
-    assert_eq!((a.heard(), b.heard()), (Some(notice), None));
+    let abort_reason = AbortReason::TimedOut { waiting: 1, missing: 0 };
+    b.propagate(abort_reason);
+    assert_eq!(a.finish_all(&[receive]), Err(abort_reason.into()));
+    assert_eq!((a.heard(), b.heard()), (Some(abort_reason), None));
     b.cancel(send);
     a.cancel(receive);
 }
 
 #[test]
 fn leaving_does_not_wait_for_ever() {
-    let (_hall, [mut a, _b]) = Hall::<MemoryLink>::of(15);
+    let (_network, [mut a, _b]) = TestNetwork::<MemoryLink>::of(15);
     let data = pattern(1, EAGER_BYTES);
     let sends: Vec<_> = (0..10).map(|_| a.isend(1, 0, &data)).collect();
     let stop = a.leave(&Deadline::after(Duration::from_millis(5))).expect_err("the peer reads nothing");
-    assert_eq!(stop.notice, Notice::TimedOut { waiting: 0, missing: 1 });
-    assert_eq!(a.outcome(sends[9]), Err(MessageError::Ended(Notice::Left { rank: 0 })));
+    assert_eq!(stop.abort_reason, AbortReason::TimedOut { waiting: 0, missing: 1 });
+    assert_eq!(a.outcome(sends[9]), Err(MessageError::Ended(AbortReason::Left { rank: 0 })));
     assert!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]).is_err());
 }
 
 /// Writes bytes to rank 0 as if they came from rank 1, and then a message from rank 2; whether rank 1 is given up.
 fn told<W: Wire>(bytes: &[u8]) -> bool {
-    let (hall, [mut a, _b, mut c]) = Hall::<W>::of(16);
-    let mut raw = hall.open(1, 0);
+    let (network, [mut a, _b, mut c]) = TestNetwork::<W>::of(16);
+    let mut raw = network.open(1, 0);
     let mut into = vec![0; EAGER_BYTES];
     let mut receive = Some(a.irecv(Some(1), Some(0), &mut into));
     let long = pattern(1, LONG);
@@ -218,7 +218,7 @@ fn nonsense_from_a_peer_is_its_own_loss() {
         frame(Frame::Withdraw { message: 9 }),
         frame(Frame::Refuse { message: 1, element, capacity: 0 }),
         frame(Frame::ClearToSend { message: 1, reply: 77 }),
-        frame(Frame::Notice(Notice::Failed { rank: 1 }))[..20].to_vec(),
+        frame(Frame::AbortReason(AbortReason::Failed { rank: 1 }))[..20].to_vec(),
         frame(Frame::Eager { tag: 1, element, bytes: 100 }),
         frame(Frame::Credit { cost: 128 }),
     ];
@@ -249,8 +249,8 @@ fn nonsense_from_a_peer_is_its_own_loss() {
 
 #[test]
 fn more_data_than_announced_is_nonsense() {
-    let (hall, [mut a, _b]) = Hall::<SocketLink>::of(17);
-    let mut raw = hall.open(1, 0);
+    let (network, [mut a, _b]) = TestNetwork::<SocketLink>::of(17);
+    let mut raw = network.open(1, 0);
     let mut into = vec![0xaa; EAGER_BYTES + 20];
     let receive = a.irecv(Some(1), Some(0), &mut into[..EAGER_BYTES + 10]);
     let frames =
@@ -285,10 +285,10 @@ fn random_streams_do_no_harm() {
                 5 => Frame::Data { reply: number, bytes: 1 + bytes },
                 6 => Frame::Withdraw { message: number },
                 7 => Frame::Leave { opened: number },
-                _ => Frame::Notice(Notice::Failed { rank: 1 }),
+                _ => Frame::AbortReason(AbortReason::Failed { rank: 1 }),
             };
             // A notice would end the waits of the test itself.
-            let (bytes_of_head, length) = if matches!(frame, Frame::Notice(_)) { ([0; 112], 7) } else { frame.encode() };
+            let (bytes_of_head, length) = if matches!(frame, Frame::AbortReason(_)) { ([0; 112], 7) } else { frame.encode() };
             stream.extend_from_slice(&bytes_of_head[..length]);
             if matches!(frame, Frame::Eager { .. } | Frame::Data { .. }) && random.below(4) > 0 {
                 stream.extend(std::iter::repeat_with(|| random.next() as u8).take(bytes));
@@ -305,9 +305,9 @@ fn random_streams_do_no_harm() {
 
 #[test]
 fn a_peer_that_left_before_it_saw_our_link_has_left_and_not_died() {
-    let (hall, [mut a, mut b]) = Hall::<SocketLink>::of(19);
-    hall.shut(1, true);
-    hall.shut(0, true);
+    let (network, [mut a, mut b]) = TestNetwork::<SocketLink>::of(19);
+    network.shut(1, true);
+    network.shut(0, true);
     let data = pattern(1, 100);
     let mut into = [vec![0; 100], vec![0; 100]];
     let [first, second] = &mut into;
@@ -315,8 +315,8 @@ fn a_peer_that_left_before_it_saw_our_link_has_left_and_not_died() {
     b.send(0, 1, &data);
     b.leave(&soon()).expect("left in order");
     drop(b);
-    hall.shut(0, false);
-    assert_eq!(a.finish_all(&receives), Err(Notice::Left { rank: 1 }.into()));
+    network.shut(0, false);
+    assert_eq!(a.finish_all(&receives), Err(AbortReason::Left { rank: 1 }.into()));
     assert!(a.outcome(receives[0]).is_ok() && into[0] == data);
 }
 
@@ -326,8 +326,8 @@ struct NoLinks;
 impl Connector for NoLinks {
     type Link = MemoryLink;
 
-    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<MemoryLink, Stop> {
-        Err(Notice::Lost { rank: peer as u32 }.into())
+    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<MemoryLink, Interrupted> {
+        Err(AbortReason::Lost { rank: peer as u32 }.into())
     }
 
     fn accept(&mut self) -> Vec<(usize, MemoryLink)> {

@@ -4,8 +4,8 @@
 
 mod direct;
 mod ends;
-mod hall;
 mod protocol;
+mod test_network;
 mod traffic;
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::requests::Request;
 use super::{Connector, Envelope, MessageError, Messages, Outcome, Ticket};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
-use crate::host::notice::Stop;
+use crate::host::abort_reason::Interrupted;
 
 /// Every byte is an element.
 const BYTES: TypeTag = TypeTag::Scalar(DType::U8);
@@ -60,11 +60,11 @@ fn soon() -> Deadline {
 /// What tests say to an engine. All memory that is passed in outlives its request: each test holds its buffers until it has
 /// polled, cancelled or dropped the engine.
 trait Talk {
-    fn isend_typed(&mut self, to: usize, tag: u64, element: TypeTag, data: &[u8]) -> Result<Ticket, Stop>;
-    fn irecv_typed(&mut self, from: Option<usize>, tag: Option<u64>, element: TypeTag, into: &mut [u8]) -> Result<Ticket, Stop>;
+    fn isend_typed(&mut self, to: usize, tag: u64, element: TypeTag, data: &[u8]) -> Result<Ticket, Interrupted>;
+    fn irecv_typed(&mut self, from: Option<usize>, tag: Option<u64>, element: TypeTag, into: &mut [u8]) -> Result<Ticket, Interrupted>;
     /// Moves things until all these requests are finished. Ends early where one fails because its peer is gone, or with a peer's
     /// word that the communicator ended.
-    fn finish_all(&mut self, tickets: &[Ticket]) -> Result<(), Stop>;
+    fn finish_all(&mut self, tickets: &[Ticket]) -> Result<(), Interrupted>;
     fn outcome(&mut self, ticket: Ticket) -> Outcome;
 
     fn isend(&mut self, to: usize, tag: u64, data: &[u8]) -> Ticket {
@@ -94,31 +94,31 @@ trait Talk {
 }
 
 impl<C: Connector> Talk for Messages<C> {
-    fn isend_typed(&mut self, to: usize, tag: u64, element: TypeTag, data: &[u8]) -> Result<Ticket, Stop> {
+    fn isend_typed(&mut self, to: usize, tag: u64, element: TypeTag, data: &[u8]) -> Result<Ticket, Interrupted> {
         // SAFETY: see the trait.
         unsafe { self.post_send(to, tag, element, data.as_ptr(), data.len(), &soon()) }
     }
 
-    fn irecv_typed(&mut self, from: Option<usize>, tag: Option<u64>, element: TypeTag, into: &mut [u8]) -> Result<Ticket, Stop> {
+    fn irecv_typed(&mut self, from: Option<usize>, tag: Option<u64>, element: TypeTag, into: &mut [u8]) -> Result<Ticket, Interrupted> {
         // SAFETY: see the trait.
         unsafe { self.post_receive(from, tag, element, into.as_mut_ptr(), into.len(), &soon()) }
     }
 
-    fn finish_all(&mut self, tickets: &[Ticket]) -> Result<(), Stop> {
+    fn finish_all(&mut self, tickets: &[Ticket]) -> Result<(), Interrupted> {
         let deadline = soon();
         self.progress();
         loop {
             let mut pending = false;
-            for index in tickets.iter().filter_map(|ticket| self.board.requests.index(*ticket)) {
-                match self.board.requests.request(index) {
-                    Some(Request::Done(Err(MessageError::Ended(notice)))) => return Err((*notice).into()),
+            for index in tickets.iter().filter_map(|ticket| self.matching_state.requests.index(*ticket)) {
+                match self.matching_state.requests.request(index) {
+                    Some(Request::Done(Err(MessageError::Ended(abort_reason)))) => return Err((*abort_reason).into()),
                     Some(Request::Done(_)) | None => {}
                     Some(_) => pending = true,
                 }
             }
             match self.heard() {
                 _ if !pending => return Ok(()),
-                Some(notice) => return Err(notice.into()),
+                Some(abort_reason) => return Err(abort_reason.into()),
                 None => assert!(!deadline.has_passed(), "a request hangs"),
             }
             self.wait_step(Duration::from_millis(1));

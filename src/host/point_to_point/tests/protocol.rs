@@ -1,6 +1,6 @@
 //! Refusals, cancels, limits and messages to oneself, step by step in one thread.
 
-use super::hall::{Hall, MemoryLink, SocketLink, Wire, pump};
+use super::test_network::{MemoryLink, SocketLink, TestNetwork, Wire, pump};
 use super::{BYTES, Talk, pattern};
 use crate::element::{DType, TypeTag};
 use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES};
@@ -12,7 +12,7 @@ const FLOATS: TypeTag = TypeTag::Scalar(DType::F32);
 
 /// A message of `data` from 0 to 1 that the receive refuses: what both ends are told.
 fn refused<W: Wire>(bytes: usize, capacity: usize, element: TypeTag, receive_first: bool) -> (Option<MessageError>, MessageError) {
-    let (_hall, [mut a, mut b]) = Hall::<W>::of(2);
+    let (_network, [mut a, mut b]) = TestNetwork::<W>::of(2);
     let data = pattern(1, bytes);
     let mut into = vec![0xaa; capacity];
     let mut receive = receive_first.then(|| b.irecv_typed(Some(0), Some(1), element, &mut into).expect("the peer is there"));
@@ -29,7 +29,7 @@ fn refused<W: Wire>(bytes: usize, capacity: usize, element: TypeTag, receive_fir
     let receive = b.irecv(Some(0), Some(1), &mut into);
     pump(&mut [&mut a, &mut b]);
     assert!(a.outcome(send).is_ok() && b.outcome(receive).is_ok() && into == data);
-    assert!(a.board.is_idle() && b.board.is_idle());
+    assert!(a.matching_state.is_idle() && b.matching_state.is_idle());
     outcomes
 }
 
@@ -59,7 +59,7 @@ fn a_receive_that_cannot_take_its_message_makes_it_fail_and_nothing_else() {
 
 #[test]
 fn messages_to_oneself_are_matched_like_any_other() {
-    let (_hall, mut engines) = Hall::<SocketLink>::new(1, 3);
+    let (_network, mut engines) = TestNetwork::<SocketLink>::new(1, 3);
     let me = &mut engines[0];
     let (short, long) = (pattern(1, SHORT), pattern(2, LONG));
     // A short one is buffered, a long one waits.
@@ -90,12 +90,12 @@ fn messages_to_oneself_are_matched_like_any_other() {
     let receive = me.irecv(Some(0), Some(3), &mut into);
     assert!(me.poll(receive).is_none());
     me.cancel(receive);
-    assert!(me.board.is_idle());
+    assert!(me.matching_state.is_idle());
 }
 
 #[test]
 fn short_messages_to_oneself_wait_when_the_limit_is_reached() {
-    let (_hall, mut engines) = Hall::<SocketLink>::new(64, 3);
+    let (_network, mut engines) = TestNetwork::<SocketLink>::new(64, 3);
     let me = &mut engines[5];
     let data = pattern(1, EAGER_BYTES);
     // 64 ranks: 1 MiB each.
@@ -107,12 +107,12 @@ fn short_messages_to_oneself_wait_when_the_limit_is_reached() {
         assert!(me.recv(Some(5), None, EAGER_BYTES).1 == data);
     }
     sends.iter().filter_map(|ticket| me.poll(*ticket)).for_each(|outcome| assert!(outcome.is_ok()));
-    assert!(me.board.is_idle());
+    assert!(me.matching_state.is_idle());
 }
 
 /// Cancels a send of this length after so many rounds of the sender alone, then sends another.
 fn cancelled_send<W: Wire>(bytes: usize, rounds: usize, receive_first: bool) {
-    let (_hall, [mut a, mut b]) = Hall::<W>::of(4);
+    let (_network, [mut a, mut b]) = TestNetwork::<W>::of(4);
     let mut data = pattern(1, bytes);
     let expected = data.clone();
     let mut into = vec![0; bytes];
@@ -145,7 +145,7 @@ fn cancelled_send<W: Wire>(bytes: usize, rounds: usize, receive_first: bool) {
         }
     }
     pump(&mut [&mut a, &mut b]);
-    assert!(a.board.is_idle() && b.board.is_idle(), "{bytes} B cancelled after {rounds} rounds");
+    assert!(a.matching_state.is_idle() && b.matching_state.is_idle(), "{bytes} B cancelled after {rounds} rounds");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn a_cancelled_send_arrives_whole_or_not_at_all() {
 
 /// Cancels a receive after so many rounds; its memory must not change any more.
 fn cancelled_receive<W: Wire>(bytes: usize, rounds: usize) {
-    let (_hall, [mut a, mut b]) = Hall::<W>::of(5 + rounds as u64);
+    let (_network, [mut a, mut b]) = TestNetwork::<W>::of(5 + rounds as u64);
     let data = pattern(1, bytes);
     let mut into = vec![0; bytes];
     let receive = b.irecv(Some(0), None, &mut into);
@@ -188,7 +188,7 @@ fn cancelled_receive<W: Wire>(bytes: usize, rounds: usize) {
             b.cancel(next);
         }
     }
-    assert!(a.board.is_idle() && b.board.is_idle());
+    assert!(a.matching_state.is_idle() && b.matching_state.is_idle());
 }
 
 #[test]
@@ -204,14 +204,14 @@ fn a_cancelled_receive_is_not_written_and_short_messages_are_not_lost() {
 
 #[test]
 fn messages_beyond_the_limit_wait_until_some_are_taken() {
-    let (_hall, mut engines) = Hall::<SocketLink>::new(64, 6);
+    let (_network, mut engines) = TestNetwork::<SocketLink>::new(64, 6);
     let [a, b, other, ..] = engines.as_mut_slice() else { unreachable!() };
     // 64 ranks: 1 MiB each. Empty messages count too.
     let data = pattern(1, EAGER_BYTES);
     let sends: Vec<_> = (0..200).map(|number| a.isend(1, number, &data[..(number as usize % 2) * EAGER_BYTES])).collect();
     pump(&mut [a, b]);
     let limit = 1 << 20;
-    assert!((limit - 2 * EAGER_BYTES..=limit).contains(&b.board.waiting(0)), "{} B wait", b.board.waiting(0));
+    assert!((limit - 2 * EAGER_BYTES..=limit).contains(&b.matching_state.waiting(0)), "{} B wait", b.matching_state.waiting(0));
     let waiting = sends.iter().filter(|ticket| a.poll(**ticket).is_none()).count();
     let taken = 2 * limit / EAGER_BYTES;
     assert!((200 - taken..=202 - taken).contains(&waiting), "{waiting} of 200 sends wait");
@@ -227,12 +227,12 @@ fn messages_beyond_the_limit_wait_until_some_are_taken() {
         let envelope = b.outcome(receive).expect("received");
         assert!(into[..envelope.bytes] == data[..(number as usize % 2) * EAGER_BYTES]);
     }
-    assert!(b.board.is_idle());
+    assert!(b.matching_state.is_idle());
 }
 
 #[test]
 fn a_flood_does_not_hold_up_what_came_before_it_nor_what_goes_the_other_way() {
-    let (_hall, mut engines) = Hall::<SocketLink>::new(64, 6);
+    let (_network, mut engines) = TestNetwork::<SocketLink>::new(64, 6);
     let [a, b, ..] = engines.as_mut_slice() else { unreachable!() };
     let (short, long) = (pattern(1, EAGER_BYTES), pattern(2, LONG));
     let first = a.isend(1, 1, &long);
@@ -253,17 +253,17 @@ fn a_flood_does_not_hold_up_what_came_before_it_nor_what_goes_the_other_way() {
     pump(&mut [a, b]);
     assert!(a.outcome(last).is_ok());
     assert!(b.recv(Some(0), Some(5), EAGER_BYTES).1 == short);
-    assert!(a.board.is_idle() && b.board.is_idle());
+    assert!(a.matching_state.is_idle() && b.matching_state.is_idle());
 }
 
 #[test]
 fn a_flood_of_announcements_is_bounded_too() {
-    let (_hall, mut engines) = Hall::<SocketLink>::new(64, 7);
+    let (_network, mut engines) = TestNetwork::<SocketLink>::new(64, 7);
     let [a, b, ..] = engines.as_mut_slice() else { unreachable!() };
     let data = pattern(1, EAGER_BYTES + 1);
     let sends: Vec<_> = (0..20_000).map(|_| a.isend(1, 0, &data)).collect();
     pump(&mut [a, b]);
-    assert!(b.board.waiting(0) <= 1 << 20, "{} B wait", b.board.waiting(0));
+    assert!(b.matching_state.waiting(0) <= 1 << 20, "{} B wait", b.matching_state.waiting(0));
     let mut into = vec![0; EAGER_BYTES + 1];
     for ticket in &sends {
         let receive = b.irecv(Some(0), Some(0), &mut into);
@@ -273,12 +273,12 @@ fn a_flood_of_announcements_is_bounded_too() {
         }
         assert!(a.poll(*ticket).is_some_and(|outcome| outcome.is_ok()));
     }
-    assert!(into == data && a.board.is_idle() && b.board.is_idle());
+    assert!(into == data && a.matching_state.is_idle() && b.matching_state.is_idle());
 }
 
 #[test]
 fn the_earliest_receive_wins_whoever_it_names() {
-    let (_hall, [mut a, mut b]) = Hall::<SocketLink>::of(8);
+    let (_network, [mut a, mut b]) = TestNetwork::<SocketLink>::of(8);
     let mut into = [[0; 4]; 4];
     let [first, second, third, fourth] = &mut into;
     let receives =

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use super::hall::{Hall, MemoryLink, SocketLink, Wire, pump, ranks};
+use super::test_network::{MemoryLink, SocketLink, TestNetwork, Wire, pump, ranks};
 use super::{Random, Talk, pattern};
 use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES};
 use crate::host::point_to_point::{Messages, Ticket};
@@ -142,7 +142,7 @@ fn thirteen_ranks_reach_a_receive_from_anyone_exactly_once_each() {
 
 #[test]
 fn a_progress_thread_of_another_rank_need_not_know_the_tickets() {
-    let (_hall, [a, mut b]) = Hall::<SocketLink>::of(1);
+    let (_network, [a, mut b]) = TestNetwork::<SocketLink>::of(1);
     let data = pattern(5, 600_000);
     let (mut engine, taken) = (a, std::sync::atomic::AtomicBool::new(false));
     let send = engine.isend(1, 0, &data);
@@ -174,7 +174,7 @@ type Expected = (usize, u64, Ticket, Vec<u8>);
 /// one source and tag arrive in order.
 fn random_traffic<W: Wire>(seed: u64, size: usize) {
     let mut random = Random(seed);
-    let (_hall, mut engines) = Hall::<W>::new(size, seed);
+    let (_network, mut engines) = TestNetwork::<W>::new(size, seed);
     let mut sent: Vec<Vec<Sent>> = (0..size).map(|_| Vec::new()).collect();
     let mut received: Vec<Vec<Expected>> = (0..size).map(|_| Vec::new()).collect();
     // Every message has one receive with its exact source and tag, posted before or after.
@@ -218,7 +218,7 @@ fn random_traffic<W: Wire>(seed: u64, size: usize) {
     }
     for (rank, messages) in sent.iter().enumerate() {
         messages.iter().for_each(|message| assert!(engines[rank].outcome(message.ticket).is_ok()));
-        assert!(engines[rank].board.is_idle(), "seed {seed:#x}: rank {rank} still keeps something");
+        assert!(engines[rank].matching_state.is_idle(), "seed {seed:#x}: rank {rank} still keeps something");
     }
 }
 
@@ -235,7 +235,7 @@ fn random_traffic_arrives_in_order() {
 fn random_cancels<W: Wire>(seed: u64) {
     const CAPACITY: usize = 2 * CHUNK_BYTES;
     let mut random = Random(seed);
-    let (_hall, mut engines) = Hall::<W>::new(3, seed);
+    let (_network, mut engines) = TestNetwork::<W>::new(3, seed);
     // Messages carry their own number, so that what was received can be checked; the memory of a cancelled send is wiped.
     let mut sends: Vec<(usize, Ticket, Vec<u8>)> = Vec::new();
     let mut receives: Vec<(usize, Ticket, Vec<u8>)> = Vec::new();
@@ -292,13 +292,13 @@ fn random_cancels<W: Wire>(seed: u64) {
     assert!(given_back.iter().all(|(before, after)| before == after), "seed {seed:#x}: memory was touched after its cancel");
     for engine in &mut engines {
         drain_all(engine);
-        assert!(engine.board.is_idle(), "seed {seed:#x}: rank {} still keeps something", engine.rank);
+        assert!(engine.matching_state.is_idle(), "seed {seed:#x}: rank {} still keeps something", engine.rank);
     }
     assert!(whole > 5, "seed {seed:#x}: only {whole} messages were received whole");
 }
 
 /// Receives what is still there.
-fn drain_all<W: Wire>(engine: &mut Messages<super::hall::Usher<W>>) {
+fn drain_all<W: Wire>(engine: &mut Messages<super::test_network::Usher<W>>) {
     let mut into = vec![0; 1 << 20];
     loop {
         let ticket = engine.irecv(None, None, &mut into);

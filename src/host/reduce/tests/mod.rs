@@ -6,9 +6,9 @@
 mod custom;
 mod integers;
 mod matrix;
+mod methods;
 mod oracle;
 mod special;
-mod ways;
 
 use super::super::fold::Fold;
 use super::Kernel;

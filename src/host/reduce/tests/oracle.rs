@@ -85,7 +85,7 @@ fn fold_floats(op: ReduceOp, dtype: DType, values: &[f64], divisor: Option<usize
     }
 }
 
-/// What the integers or truth values at one place become.
+/// What the integers or bools at one place become.
 fn fold_integers(op: ReduceOp, dtype: DType, values: &[i128], divisor: Option<usize>) -> i128 {
     let values = values.iter().copied();
     if dtype == DType::Bool {

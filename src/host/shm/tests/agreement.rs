@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use super::{PATIENCE, Rank, call, on_threads};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
+use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::bootstrap::Exchange;
 use crate::host::bootstrap::local::exchanges;
 use crate::host::fold::Fold;
 use crate::host::health::Health;
-use crate::host::notice::{Notice, Stop};
 use crate::host::shm::layout::MAX_RANKS;
 use crate::host::shm::{Blocks, Channel, Group, Memory};
 
@@ -34,29 +34,29 @@ impl Fold for Untouchable {
 }
 
 /// Makes a call of this kind on `bytes` that must be left alone, in place.
-fn attempt(rank: &mut Rank, kind: Kind, bytes: &mut [u8]) -> Result<(), Stop> {
+fn attempt(rank: &mut Rank, kind: Kind, bytes: &mut [u8]) -> Result<(), Interrupted> {
     let (len, block) = (bytes.len(), bytes.len() / rank.size);
     let start = bytes.as_mut_ptr();
     let memory = Memory { source: start, destination: start };
     let own = rank.index * block;
     // SAFETY: blocks of the buffer, one a rank, or the whole.
-    rank.make(kind, |group, terms| unsafe {
+    rank.make(kind, |group, context| unsafe {
         match kind {
-            Kind::Broadcast => group.broadcast(memory, len, 0, terms),
-            Kind::AllReduce => group.all_reduce(memory, len, &Untouchable, true, terms),
-            Kind::Reduce => group.reduce(memory, len, 0, &Untouchable, true, terms),
+            Kind::Broadcast => group.broadcast(memory, len, 0, context),
+            Kind::AllReduce => group.all_reduce(memory, len, &Untouchable, true, context),
+            Kind::Reduce => group.reduce(memory, len, 0, &Untouchable, true, context),
             Kind::AllGather => {
                 let memory = Memory { source: memory.source.add(own), ..memory };
-                group.all_gather(memory, Blocks::Equal(block), terms)
+                group.all_gather(memory, Blocks::Equal(block), context)
             }
             Kind::ReduceScatter => {
                 let memory = Memory { destination: memory.destination.add(own), ..memory };
-                group.reduce_scatter(memory, Blocks::Equal(block), &Untouchable, true, terms)
+                group.reduce_scatter(memory, Blocks::Equal(block), &Untouchable, true, context)
             }
-            Kind::Gather => group.gather(Memory { source: memory.source.add(own), ..memory }, block, 0, terms),
-            Kind::Scatter => group.scatter(Memory { destination: memory.destination.add(own), ..memory }, block, 0, terms),
-            Kind::AllToAll => group.all_to_all(memory, block, terms),
-            _ => group.barrier(terms),
+            Kind::Gather => group.gather(Memory { source: memory.source.add(own), ..memory }, block, 0, context),
+            Kind::Scatter => group.scatter(Memory { destination: memory.destination.add(own), ..memory }, block, 0, context),
+            Kind::AllToAll => group.all_to_all(memory, block, context),
+            _ => group.barrier(context),
         }
     })
 }
@@ -83,21 +83,21 @@ fn a_different_call_is_named_everywhere_and_touches_nothing() {
                     continue;
                 }
                 let stops = on_threads(ranks, |mut rank| {
-                    rank.make(Kind::Barrier, |group, terms| group.barrier(terms)).unwrap();
+                    rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
                     let mut bytes = vec![rank.index as u8; len];
                     let kind = if rank.index == ranks - 1 { other } else { kind };
                     let stop = attempt(&mut rank, kind, &mut bytes).unwrap_err();
                     assert!(bytes.iter().all(|byte| *byte == rank.index as u8));
-                    assert_eq!(attempt(&mut rank, Kind::Barrier, &mut bytes), Err(stop.notice.into()), "it stays ended");
+                    assert_eq!(attempt(&mut rank, Kind::Barrier, &mut bytes), Err(stop.abort_reason.into()), "it stays ended");
                     // Whoever was first may still be writing it down.
-                    while rank.group.notice().is_none() {
+                    while rank.group.abort_reason().is_none() {
                         std::thread::yield_now();
                     }
-                    assert!(matches!(rank.group.notice(), Some(Notice::Mismatch { .. })));
+                    assert!(matches!(rank.group.abort_reason(), Some(AbortReason::Mismatch { .. })));
                     stop
                 });
                 for (rank, stop) in stops.into_iter().enumerate() {
-                    let Notice::Mismatch { first, second } = stop.notice else { panic!("{ranks} ranks, {kind:?}: {stop:?}") };
+                    let AbortReason::Mismatch { first, second } = stop.abort_reason else { panic!("{ranks} ranks, {kind:?}: {stop:?}") };
                     assert_eq!(first.0 as usize, rank);
                     let (mine, theirs) = if rank == ranks - 1 { (other, kind) } else { (kind, other) };
                     assert_eq!((first.1.kind, second.1.kind, first.1.sequence), (mine, theirs, 2));
@@ -122,16 +122,16 @@ fn calls_that_differ_in_one_field_differ() {
     for other in others {
         on_threads(2, |mut rank| {
             let call = if rank.index == 0 { base } else { other };
-            let terms = super::Terms { call: &call, deadline: &rank.deadline, health: &rank.health };
-            assert!(matches!(rank.group.barrier(&terms).unwrap_err().notice, Notice::Mismatch { .. }), "{other}");
+            let context = super::CallContext { call: &call, deadline: &rank.deadline, health: &rank.health };
+            assert!(matches!(rank.group.barrier(&context).unwrap_err().abort_reason, AbortReason::Mismatch { .. }), "{other}");
         });
     }
 }
 
 /// A barrier with a deadline of its own.
-fn barrier_within(rank: &mut Rank, limit: Duration, sequence: u64) -> Result<(), Stop> {
+fn barrier_within(rank: &mut Rank, limit: Duration, sequence: u64) -> Result<(), Interrupted> {
     let (call, deadline) = (call(Kind::Barrier, sequence), Deadline::after(limit));
-    rank.group.barrier(&super::Terms { call: &call, deadline: &deadline, health: &rank.health })
+    rank.group.barrier(&super::CallContext { call: &call, deadline: &deadline, health: &rank.health })
 }
 
 #[test]
@@ -147,9 +147,9 @@ fn a_deadline_names_who_is_missing_and_the_barrier_can_be_tried_again() {
             // From here on the two have seen each other.
             early.wait();
             let stop = barrier_within(&mut rank, Duration::from_millis(20), 1).unwrap_err();
-            assert_eq!(stop.notice, Notice::TimedOut { waiting: rank.index as u32, missing: 1 });
+            assert_eq!(stop.abort_reason, AbortReason::TimedOut { waiting: rank.index as u32, missing: 1 });
             assert_eq!((stop.missing, stop.arrived), (vec![1, 3], vec![0, 2]));
-            assert_eq!(rank.group.notice(), None);
+            assert_eq!(rank.group.abort_reason(), None);
             late.wait();
             // Rank 0 tries again, rank 2 goes on: the others' barrier is the one that both have entered.
             if rank.index == 0 {
@@ -175,11 +175,11 @@ fn a_deadline_in_another_call_ends_the_group() {
             late.wait();
         } else {
             late.wait();
-            assert_eq!(rank.group.notice(), Some(Notice::TimedOut { waiting: 0, missing: 1 }));
+            assert_eq!(rank.group.abort_reason(), Some(AbortReason::TimedOut { waiting: 0, missing: 1 }));
             // The first step is complete from here; the next call sees the end.
             let _ = attempt(&mut rank, Kind::Broadcast, &mut [0; 9]);
             let stop = attempt(&mut rank, Kind::Broadcast, &mut [0; 9]).unwrap_err();
-            assert_eq!(stop.notice, Notice::TimedOut { waiting: 0, missing: 1 });
+            assert_eq!(stop.abort_reason, AbortReason::TimedOut { waiting: 0, missing: 1 });
         }
     });
 }
@@ -187,10 +187,10 @@ fn a_deadline_in_another_call_ends_the_group() {
 #[test]
 fn a_rank_that_leaves_is_named() {
     let stops = on_threads(3, |mut rank| {
-        rank.make(Kind::Barrier, |group, terms| group.barrier(terms)).unwrap();
-        (rank.index != 1).then(|| attempt(&mut rank, Kind::AllToAll, &mut [0; 30]).unwrap_err().notice)
+        rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
+        (rank.index != 1).then(|| attempt(&mut rank, Kind::AllToAll, &mut [0; 30]).unwrap_err().abort_reason)
     });
-    assert_eq!(stops, [Some(Notice::Left { rank: 1 }), None, Some(Notice::Left { rank: 1 })]);
+    assert_eq!(stops, [Some(AbortReason::Left { rank: 1 }), None, Some(AbortReason::Left { rank: 1 })]);
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn what_a_rank_published_before_it_left_counts() {
             while !rank.group.region.member(1).has_departed() {
                 std::thread::yield_now();
             }
-            rank.make(Kind::Barrier, |group, terms| group.barrier(terms)).unwrap();
+            rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
         } else {
             let step = rank.group.next_step();
             rank.group.publish(step, call(Kind::Barrier, 1).fingerprint());
@@ -214,29 +214,29 @@ fn an_abort_ends_a_wait_here_and_elsewhere() {
     let stops = on_threads(3, |mut rank| {
         if rank.index == 2 {
             // Neither calls nor leaves before the others have been told to stop.
-            while rank.group.notice().is_none() {
+            while rank.group.abort_reason().is_none() {
                 std::thread::yield_now();
             }
-            return rank.group.notice().unwrap();
+            return rank.group.abort_reason().unwrap();
         }
         let index = rank.index;
         let region = Arc::clone(&rank.group.region);
         let health = Health::default();
         let call = call(Kind::Barrier, 1);
-        let terms = super::Terms { call: &call, deadline: &rank.deadline, health: &health };
+        let context = super::CallContext { call: &call, deadline: &rank.deadline, health: &health };
         std::thread::scope(|scope| {
             if index == 0 {
                 scope.spawn(|| {
                     while region.control().sleepers() < 2 {
                         std::thread::yield_now();
                     }
-                    health.end(Notice::Aborted { by: 0 });
+                    health.end(AbortReason::Aborted { by: 0 });
                 });
             }
-            rank.group.barrier(&terms).unwrap_err().notice
+            rank.group.barrier(&context).unwrap_err().abort_reason
         })
     });
-    assert_eq!(stops, [Notice::Aborted { by: 0 }; 3]);
+    assert_eq!(stops, [AbortReason::Aborted { by: 0 }; 3]);
     assert!(began.elapsed() < Duration::from_secs(10));
 }
 
@@ -244,16 +244,16 @@ fn an_abort_ends_a_wait_here_and_elsewhere() {
 fn a_notice_wakes_sleepers() {
     let stops = on_threads(3, |mut rank| {
         if rank.index != 2 {
-            return attempt(&mut rank, Kind::Barrier, &mut []).unwrap_err().notice;
+            return attempt(&mut rank, Kind::Barrier, &mut []).unwrap_err().abort_reason;
         }
         while rank.group.region.control().sleepers() < 2 {
             std::thread::yield_now();
         }
-        rank.group.tell(&Notice::Failed { rank: 2 });
-        rank.group.tell(&Notice::Aborted { by: 2 });
-        rank.group.notice().unwrap()
+        rank.group.propagate(&AbortReason::Failed { rank: 2 });
+        rank.group.propagate(&AbortReason::Aborted { by: 2 });
+        rank.group.abort_reason().unwrap()
     });
-    assert_eq!(stops, [Notice::Failed { rank: 2 }; 3]);
+    assert_eq!(stops, [AbortReason::Failed { rank: 2 }; 3]);
 }
 
 #[test]
@@ -281,11 +281,11 @@ fn two_hosts_make_two_groups() {
                 assert_eq!(group.size(), mine.len());
                 let health = Health::default();
                 let call = call(Kind::AllGather, 1);
-                let terms = super::Terms { call: &call, deadline: &deadline, health: &health };
+                let context = super::CallContext { call: &call, deadline: &deadline, health: &health };
                 let mut all = vec![0; mine.len()];
                 let memory = Memory { source: (&raw const me).cast(), destination: all.as_mut_ptr() };
                 // SAFETY: one byte of this rank's number (little-endian), and room for one of each.
-                unsafe { group.all_gather(memory, Blocks::Equal(1), &terms) }.unwrap();
+                unsafe { group.all_gather(memory, Blocks::Equal(1), &context) }.unwrap();
                 assert_eq!(all, mine.iter().map(|rank| *rank as u8).collect::<Vec<_>>());
             });
         }

@@ -7,7 +7,7 @@ mod windows;
 
 use std::time::Duration;
 
-use super::{Group, Terms};
+use super::{CallContext, Group};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
@@ -55,10 +55,10 @@ struct Rank {
 
 impl Rank {
     /// Makes the next call, of a kind, on the group.
-    fn make<T>(&mut self, kind: Kind, run: impl FnOnce(&mut Group, &Terms<'_>) -> T) -> T {
+    fn make<T>(&mut self, kind: Kind, run: impl FnOnce(&mut Group, &CallContext<'_>) -> T) -> T {
         self.sequence += 1;
         let call = call(kind, self.sequence);
-        run(&mut self.group, &Terms { call: &call, deadline: &self.deadline, health: &self.health })
+        run(&mut self.group, &CallContext { call: &call, deadline: &self.deadline, health: &self.health })
     }
 }
 

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use super::{PATIENCE, Rank, on_threads};
 use crate::call::Kind;
 use crate::deadline::Deadline;
+use crate::host::abort_reason::AbortReason;
 use crate::host::bootstrap::Exchange;
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
-use crate::host::notice::Notice;
 use crate::host::shm::{Blocks, Channel, Group, Memory};
 
 /// An exchange over files in a directory.
@@ -90,7 +90,7 @@ fn gather_numbers(rank: &mut Rank, number: u64) -> Vec<u64> {
     let mut all = vec![0_u64; rank.size];
     let memory = Memory { source: (&raw const number).cast(), destination: all.as_mut_ptr().cast() };
     // SAFETY: eight bytes of each rank.
-    rank.make(Kind::AllGather, |group, terms| unsafe { group.all_gather(memory, Blocks::Equal(8), terms) }).unwrap();
+    rank.make(Kind::AllGather, |group, context| unsafe { group.all_gather(memory, Blocks::Equal(8), context) }).unwrap();
     all
 }
 
@@ -114,7 +114,7 @@ fn work_together(mut rank: Rank) {
         read += len;
     }
     assert_eq!(read, sent.len());
-    rank.make(Kind::Barrier, |group, terms| group.barrier(terms)).unwrap();
+    rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn ranks_may_be_processes() {
 fn a_rank_that_is_killed_is_lost_within_a_second() {
     if let Some((rank, directory)) = role() {
         let mut rank = join(&directory, rank, 3);
-        rank.make(Kind::Barrier, |group, terms| group.barrier(terms)).unwrap();
+        rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
         ready();
     }
     let directory = tempfile::tempdir().unwrap();
@@ -146,8 +146,8 @@ fn a_rank_that_is_killed_is_lost_within_a_second() {
         let survivors = [0, 2].map(|index| {
             scope.spawn(move || {
                 let mut rank = join(path, index, 3);
-                rank.make(Kind::Barrier, |group, terms| group.barrier(terms)).unwrap();
-                let stop = rank.make(Kind::Barrier, |group, terms| group.barrier(terms)).unwrap_err();
+                rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
+                let stop = rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap_err();
                 (Instant::now(), stop)
             })
         });
@@ -157,7 +157,7 @@ fn a_rank_that_is_killed_is_lost_within_a_second() {
         child.wait().unwrap();
         for survivor in survivors {
             let (noticed, stop) = survivor.join().unwrap();
-            assert_eq!(stop.notice, Notice::Lost { rank: 1 });
+            assert_eq!(stop.abort_reason, AbortReason::Lost { rank: 1 });
             assert!(noticed.duration_since(killed) < Duration::from_secs(1));
         }
     });
@@ -183,7 +183,7 @@ fn nothing_is_left_behind() {
     let descriptors = list("/proc/self/fd");
     on_threads(3, |mut rank| {
         let link = rank.group.link((rank.index + 1) % 3, Channel::PointToPoint).unwrap();
-        rank.make(Kind::Barrier, |group, terms| group.barrier(terms)).unwrap();
+        rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
         assert!(mapped() > 0 && named() == 0);
         drop(rank);
         drop(link);

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::{PATIENCE, Random, call};
 use crate::call::Kind;
 use crate::deadline::Deadline;
+use crate::host::abort_reason::AbortReason;
 use crate::host::bootstrap::local::{LocalExchange, exchanges};
 use crate::host::fold::Fold;
 use crate::host::health::Health;
-use crate::host::notice::Notice;
-use crate::host::shm::window::{Place, Segment};
-use crate::host::shm::{Blocks, Group, Memory, Size, Storage, Terms, Undelivered};
+use crate::host::shm::window::{Segment, WindowOffset};
+use crate::host::shm::{Blocks, CallContext, Group, Memory, ShareError, Size, Storage};
 
 /// One rank with what it takes to open windows.
 struct Rank {
@@ -91,19 +91,19 @@ fn only_what_lies_in_a_window_has_a_place() {
         let segments: Vec<_> = [10, 70_000, 3 << 20].map(|bytes| (base(rank.open(bytes, 1)), bytes)).into_iter().collect();
         for (number, ((_, start), bytes)) in (1..).zip(&segments) {
             let place = |offset: usize, length: usize| rank.group.find_window(start.wrapping_add(offset), length);
-            assert_eq!(place(0, *bytes), Some(Place { window: number, offset: 0 }));
-            assert_eq!(place(3, bytes - 3), Some(Place { window: number, offset: 3 }));
-            assert_eq!(place(*bytes, 0), Some(Place { window: number, offset: *bytes }));
+            assert_eq!(place(0, *bytes), Some(WindowOffset { window: number, offset: 0 }));
+            assert_eq!(place(3, bytes - 3), Some(WindowOffset { window: number, offset: 3 }));
+            assert_eq!(place(*bytes, 0), Some(WindowOffset { window: number, offset: *bytes }));
             assert_eq!([place(0, bytes + 1), place(1, *bytes), place(bytes + 1, 0), place(1, usize::MAX)], [None; 4]);
             let fits = |rank_: usize, offset: usize, length: usize| {
-                rank.group.in_window(rank_, Place { window: number, offset }, length).is_some()
+                rank.group.in_window(rank_, WindowOffset { window: number, offset }, length).is_some()
             };
             assert!(fits(0, 0, *bytes) && fits(1, *bytes, 0));
             assert!(!fits(0, 1, *bytes) && !fits(2, 0, 1) && !fits(0, usize::MAX, 2) && !fits(0, 0, usize::MAX));
         }
         let elsewhere = [0_u8; 10];
         assert_eq!(rank.group.find_window(elsewhere.as_ptr(), 10), None);
-        assert_eq!(rank.group.in_window(0, Place { window: 4, offset: 0 }, 1), None);
+        assert_eq!(rank.group.in_window(0, WindowOffset { window: 4, offset: 0 }, 1), None);
     });
 }
 
@@ -168,7 +168,7 @@ fn a_private_segment_is_its_own_ranks_and_the_others_see_what_was_there() {
             }
             let seen = |rank: &Rank, peer| {
                 let read = |offset| {
-                    let at = rank.group.in_window(peer, Place { offset, ..place }, 1).unwrap();
+                    let at = rank.group.in_window(peer, WindowOffset { offset, ..place }, 1).unwrap();
                     // SAFETY: mapped; nobody has written there since the first meeting but rank 1 to what is its own.
                     unsafe { at.read() }
                 };
@@ -226,7 +226,7 @@ fn a_rank_whose_segment_cannot_be_made_private_waits_for_who_reads_it() {
         let fold = Looks(|inputs: &[*const u8]| {
             if rank.index == 1 {
                 // It waits for rank 0 in the last step, in vain.
-                return health.end(Notice::Aborted { by: 1 });
+                return health.end(AbortReason::Aborted { by: 1 });
             }
             while !region.member(1).has_left_since(1) {
                 std::thread::yield_now();
@@ -241,10 +241,10 @@ fn a_rank_whose_segment_cannot_be_made_private_waits_for_who_reads_it() {
         });
         let mut block = vec![0_u8; BLOCK];
         let memory = Memory { source: start, destination: block.as_mut_ptr() };
-        let terms = Terms { call: &call(Kind::ReduceScatter, 1), deadline: &rank.deadline, health: &health };
+        let context = CallContext { call: &call(Kind::ReduceScatter, 1), deadline: &rank.deadline, health: &health };
         // SAFETY: a source of two blocks, and room for one.
-        let result = unsafe { rank.group.reduce_scatter(memory, Blocks::Equal(BLOCK), &fold, true, &terms) };
-        assert_eq!(result.unwrap_err().notice, Notice::Aborted { by: 1 });
+        let result = unsafe { rank.group.reduce_scatter(memory, Blocks::Equal(BLOCK), &fold, true, &context) };
+        assert_eq!(result.unwrap_err().abort_reason, AbortReason::Aborted { by: 1 });
         if rank.index == 1 {
             has_returned.store(true, Ordering::Release);
             // SAFETY: this rank's own segment, which nobody reads now.
@@ -269,8 +269,8 @@ fn windows_come_and_go_in_any_order() {
             rank.group.forget_dropped();
             assert_eq!(rank.group.windows.count(), open.len(), "seed {SEED}, window {number}");
             for (number, _, start, bytes) in &open {
-                assert_eq!(rank.group.find_window(*start, *bytes), Some(Place { window: *number, offset: 0 }), "seed {SEED}");
-                assert!(rank.group.in_window(1, Place { window: *number, offset: 0 }, *bytes).is_some(), "seed {SEED}");
+                assert_eq!(rank.group.find_window(*start, *bytes), Some(WindowOffset { window: *number, offset: 0 }), "seed {SEED}");
+                assert!(rank.group.in_window(1, WindowOffset { window: *number, offset: 0 }, *bytes).is_some(), "seed {SEED}");
             }
         }
     });
@@ -282,8 +282,8 @@ fn more_than_there_is_is_refused_to_everyone() {
         for bytes in [1 << 45, isize::MAX as usize, usize::MAX] {
             let site = rank.group.site().unwrap();
             let refused = match site.open(&mut rank.exchange, Size { bytes, align: 1 }, &rank.deadline) {
-                Err(Undelivered::Here(error)) => (rank.index, error.to_string()),
-                Err(Undelivered::There(culprit, reason)) => (culprit, reason),
+                Err(ShareError::Here(error)) => (rank.index, error.to_string()),
+                Err(ShareError::There(culprit, reason)) => (culprit, reason),
                 _ => panic!("{bytes} B were given"),
             };
             assert!(refused.1.contains("available") || refused.1.contains("address space"), "{refused:?}");

@@ -76,7 +76,7 @@ fn fold_of(comm: &Comm, arguments: &Arguments, kind: Kind, member: &Member) -> O
         return Ok((Fold::Sum, 0, None));
     }
     let built_in = usize::try_from(number).ok().filter(|&number| number < 5).map(|number| (Fold::ALL[number], 0, None));
-    let fold = match (built_in, lock(&comm.goods).scalars.get(&number)) {
+    let fold = match (built_in, lock(&comm.resources).scalars.get(&number)) {
         (Some(fold), _) => fold,
         (None, Some(scalar)) if scalar.kind != kind => {
             let text = format!("{name} : the type of the operator, {:?}, is not that of the call, {kind:?}", scalar.kind);

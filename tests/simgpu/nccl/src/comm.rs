@@ -25,7 +25,7 @@ pub(crate) struct Comm {
     state: Mutex<State>,
     changed: Condvar,
     progress: Mutex<Option<Progress>>,
-    pub(crate) goods: Mutex<Goods>,
+    pub(crate) resources: Mutex<Resources>,
 }
 
 #[derive(Default)]
@@ -45,7 +45,7 @@ struct State {
 
 /// What a communicator owns that its user has to give back.
 #[derive(Default)]
-pub(crate) struct Goods {
+pub(crate) struct Resources {
     /// Splits, shrinks and the like so far: the n-th one of each rank is the same.
     pub(crate) children: usize,
     pub(crate) scalars: BTreeMap<i32, Scalar>,
@@ -107,8 +107,8 @@ impl Comm {
         // Far from any address, so that a user who follows the pointer crashes at once.
         let handle = 0x10_0000_0000_0000 + *issued * 16;
         let state = Mutex::default();
-        let (member, changed, progress, goods) = (OnceLock::new(), Condvar::new(), Mutex::default(), Mutex::default());
-        Arc::new(Comm { handle, device, config, member, state, changed, progress, goods })
+        let (member, changed, progress, resources) = (OnceLock::new(), Condvar::new(), Mutex::default(), Mutex::default());
+        Arc::new(Comm { handle, device, config, member, state, changed, progress, resources })
     }
 
     /// Makes its handle valid.
@@ -162,7 +162,7 @@ impl Comm {
         Err(Fault::remote("the communicator was aborted while another was made from it"))
     }
 
-    /// The child is born: from now on it looks after itself.
+    /// The child is made: from now on it looks after itself.
     pub(crate) fn child_born(&self, link: &Link) {
         lock(&self.state).unborn.retain(|other| other.place != link.place);
     }
@@ -340,7 +340,7 @@ impl Comm {
         lock(&DEAD).insert(self.handle, "was destroyed");
     }
 
-    /// Gives up its place, and those of children that were never born.
+    /// Gives up its place, and those of children that were never made.
     pub(crate) fn leave(&self, how: Departure) {
         let unborn = {
             let mut state = lock(&self.state);
@@ -350,7 +350,7 @@ impl Comm {
         unborn.iter().for_each(|link| link.leave(Departure::Aborted));
         self.stop_running(|link| link.leave(how));
         lock(&self.progress).take();
-        lock(&self.goods).order = None;
+        lock(&self.resources).order = None;
     }
 
     /// Its process seems to die: for its peers and for itself.
@@ -376,11 +376,11 @@ impl Comm {
 /// How many things of each sort are alive, for tests that look for leaks.
 pub(crate) fn census() -> HashMap<&'static str, usize> {
     let live = live();
-    let count = |of: fn(&Goods) -> usize| live.iter().map(|comm| of(&lock(&comm.goods))).sum();
+    let count = |of: fn(&Resources) -> usize| live.iter().map(|comm| of(&lock(&comm.resources))).sum();
     HashMap::from([
         ("communicators", live.len()),
-        ("registrations", count(|goods| goods.registrations.len())),
-        ("windows", count(|goods| goods.windows.len())),
-        ("operations", count(|goods| goods.scalars.len())),
+        ("registrations", count(|resources| resources.registrations.len())),
+        ("windows", count(|resources| resources.windows.len())),
+        ("operations", count(|resources| resources.scalars.len())),
     ])
 }

@@ -5,13 +5,13 @@
 #![allow(missing_docs, reason = "NCCL's manual says what these do")]
 
 use crate::abi::{Code, Config, Handle, UniqueId};
-use crate::birth::{self, Target, check_rank};
 use crate::call::{acting, asking, call, check_pointer, in_group};
 use crate::clique::Departure;
 use crate::comm::{self, Comm};
 use crate::driver::{self, Device};
 use crate::fault::{Fault, Outcome};
 use crate::group::{self, Task};
+use crate::init::{self, Target, check_rank};
 use crate::inside::Inside;
 use crate::report::lock;
 use crate::{config, control, hub};
@@ -45,7 +45,7 @@ unsafe fn init(
     // SAFETY: promised by the caller.
     let config = unsafe { config::read(config, control::version())? };
     // SAFETY: the pointer is not null.
-    let code = unsafe { birth::from_id(Target(target), name, id, check_rank(rank, size)?, device, config)? };
+    let code = unsafe { init::from_id(Target(target), name, id, check_rank(rank, size)?, device, config)? };
     if config.blocking == 0 && group::depth() > 0 { Ok(Code::IN_PROGRESS) } else { Ok(code) }
 }
 
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut Handle, ndev: c_int, device
             // SAFETY: the caller has room for as many communicators; the configuration is whole.
             let begun = unsafe {
                 let config = config::read(&raw const config, control::version())?;
-                birth::from_id(Target(comms.add(rank)), "ncclCommInitAll", &id, (rank, count), Device::primary(device)?, config)
+                init::from_id(Target(comms.add(rank)), "ncclCommInitAll", &id, (rank, count), Device::primary(device)?, config)
             };
             let _ = begun.inspect_err(group::note);
         }
@@ -112,7 +112,7 @@ fn check_devices(devices: &[c_int]) -> Outcome<()> {
     }
     let repeated = devices.iter().enumerate().any(|(at, device)| devices[..at].contains(device));
     // NCCL says nothing more here.
-    if repeated && !birth::may_share_device() { Err(Fault::usage("")) } else { Ok(()) }
+    if repeated && !init::may_share_device() { Err(Fault::usage("")) } else { Ok(()) }
 }
 
 /// The configuration of a child: its own, or its parent's.
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn ncclCommSplit(comm: Handle, color: c_int, key: c_int, c
             child_config(&parent, config)?
         };
         drop(inside);
-        birth::by_split(&parent, color, key, Target(child), config).map(without_progress)
+        init::by_split(&parent, color, key, Target(child), config).map(without_progress)
     })
 }
 
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn ncclCommShrink(
             child_config(&parent, config)?
         };
         drop(inside);
-        birth::by_shrink(&parent, &ranks, Target(child), config).map(without_progress)
+        init::by_shrink(&parent, &ranks, Target(child), config).map(without_progress)
     })
 }
 
@@ -196,7 +196,7 @@ pub unsafe extern "C" fn ncclCommGetUniqueId(comm: Handle, id: *mut UniqueId) ->
     call("ncclCommGetUniqueId", || {
         let (comm, _inside) = acting(comm, "ncclCommGetUniqueId")?;
         check_pointer(id, "CommGetUniqueId", "uniqueId")?;
-        if std::mem::replace(&mut lock(&comm.goods).growing, true) {
+        if std::mem::replace(&mut lock(&comm.resources).growing, true) {
             return Err(Fault::usage("ncclCommGetUniqueId : the id made before was not used yet"));
         }
         // SAFETY: the pointer is not null.
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn ncclCommGrow(
         }
         drop(inside);
         // SAFETY: the pointer is not null; the configuration is the caller's contract.
-        unsafe { birth::by_growth(&parent, size, id.copied(), Target(child), child_config(&parent, config)?) }.map(without_progress)
+        unsafe { init::by_growth(&parent, size, id.copied(), Target(child), child_config(&parent, config)?) }.map(without_progress)
     })
 }
 

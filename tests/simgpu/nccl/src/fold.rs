@@ -110,7 +110,7 @@ float!(
     f32, f32, Float32, |bytes| f32::from_ne_bytes(whole(bytes)), |value| value.to_ne_bytes(), |exact| exact, |element| element;
     f64, f64, Float64, |bytes| f64::from_ne_bytes(whole(bytes)), |value| value.to_ne_bytes(), |exact| exact, |element| element;
     f16, f32, Float16, |bytes| f16::from_ne_bytes(whole(bytes)), |value| value.to_ne_bytes(), |exact| f16::from_f32(exact), |element| element.to_f32();
-    bf16, f32, Brain16, |bytes| bf16::from_ne_bytes(whole(bytes)), |value| value.to_ne_bytes(), |exact| bf16::from_f32(exact), |element| element.to_f32();
+    bf16, f32, Bf16, |bytes| bf16::from_ne_bytes(whole(bytes)), |value| value.to_ne_bytes(), |exact| bf16::from_f32(exact), |element| element.to_f32();
     u8, f32, Float8E4M3, |bytes| bytes[0], |value| [value], |exact| encode(E4M3, f16::from_f32(exact).to_f32()), |element| decode(E4M3, element);
     u8, f32, Float8E5M2, |bytes| bytes[0], |value| [value], |exact| encode(E5M2, f16::from_f32(exact).to_f32()), |element| decode(E5M2, element)
 );
@@ -133,7 +133,7 @@ pub(crate) fn fold(kind: Kind, fold: Fold, contributions: &[Contribution<'_>]) -
         Kind::F16 => fold_as::<Float16>(fold, contributions),
         Kind::F32 => fold_as::<Float32>(fold, contributions),
         Kind::F64 => fold_as::<Float64>(fold, contributions),
-        Kind::Bf16 => fold_as::<Brain16>(fold, contributions),
+        Kind::Bf16 => fold_as::<Bf16>(fold, contributions),
         Kind::E4m3 => fold_as::<Float8E4M3>(fold, contributions),
         Kind::E5m2 => fold_as::<Float8E5M2>(fold, contributions),
     }

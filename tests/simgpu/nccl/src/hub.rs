@@ -29,7 +29,7 @@ pub(crate) mod answer {
     pub(crate) const FAILED: u64 = 1;
     pub(crate) const BROKEN: u64 = 2;
     /// The process ends in order: who still needs it has lost it, the others need not care.
-    pub(crate) const FAREWELL: u64 = 3;
+    pub(crate) const GOODBYE: u64 = 3;
 }
 
 const MAGIC: &[u8; 8] = b"simNCCL1";
@@ -99,16 +99,16 @@ pub(crate) fn issue() -> Outcome<UniqueId> {
 fn open_door() -> std::io::Result<()> {
     let listener = UnixListener::bind_addr(&Place { hub: hub().name, name: String::new() }.address()?)?;
     // SAFETY: the function may run at any time; it takes no lock that it would have to wait for.
-    unsafe { libc::atexit(say_farewell) };
+    unsafe { libc::atexit(say_goodbye) };
     let serve = move || listener.incoming().flatten().for_each(|caller| drop(std::thread::spawn(move || attend(&caller))));
     std::thread::Builder::new().name("simulated-nccl-hub".into()).spawn(serve).map(drop)
 }
 
-extern "C" fn say_farewell() {
+extern "C" fn say_goodbye() {
     let Some(callers) = HUB.get().and_then(|hub| hub.callers.try_lock().ok()) else { return };
     for caller in callers.iter() {
         if let Ok(caller) = caller.try_lock() {
-            let _ = Frame::default().number(answer::FAREWELL).send(&*caller);
+            let _ = Frame::default().number(answer::GOODBYE).send(&*caller);
         }
     }
 }

@@ -61,7 +61,7 @@ pub(crate) fn launch(comm: &Arc<Comm>, streams: &[usize], calls: Vec<Call>) -> O
 
 /// Launches of one communicator run in the order of their calls, on whichever streams.
 fn follow(comm: &Comm, stream: Stream, captured: bool) -> Outcome<()> {
-    match &lock(&comm.goods).order {
+    match &lock(&comm.resources).order {
         Some((last, event)) if *last != stream as usize && !captured => event.await_on(stream),
         _ => Ok(()),
     }
@@ -71,13 +71,13 @@ fn mark(comm: &Comm, stream: Stream, captured: bool) -> Outcome<()> {
     if captured {
         return Ok(());
     }
-    let mut goods = lock(&comm.goods);
-    let (last, event) = match goods.order.take() {
+    let mut resources = lock(&comm.resources);
+    let (last, event) = match resources.order.take() {
         Some((_, event)) => (stream as usize, event),
         None => (stream as usize, Event::new()?),
     };
     event.record(stream)?;
-    goods.order = Some((last, event));
+    resources.order = Some((last, event));
     Ok(())
 }
 

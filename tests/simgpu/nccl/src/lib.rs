@@ -6,7 +6,6 @@
 //! handles are alive. `control_calls` plants faults and reads what was seen.
 
 pub mod abi;
-mod birth;
 mod call;
 mod clique;
 mod collective_calls;
@@ -22,6 +21,7 @@ mod float8;
 mod fold;
 mod group;
 mod hub;
+mod init;
 mod inside;
 mod job;
 mod link;

@@ -45,7 +45,7 @@ struct RemoteState {
     /// The process that holds the clique is gone.
     lost: bool,
     /// It said so before, which matters only to those who still need it.
-    farewell: bool,
+    goodbye: bool,
 }
 
 impl Link {
@@ -199,7 +199,7 @@ impl Remote {
             }
             let mut parser = Parser(&frame);
             match parser.number() {
-                Some(answer::FAREWELL) => lock(&self.state).farewell = true,
+                Some(answer::GOODBYE) => lock(&self.state).goodbye = true,
                 Some(answer::BROKEN) => hub::take_fault(&mut parser).iter().for_each(|fault| (self.notify)(fault)),
                 _ => break,
             }
@@ -207,7 +207,7 @@ impl Remote {
         let told = {
             let mut state = lock(&self.state);
             state.lost = true;
-            state.left || (state.farewell && state.asked.values().all(Option::is_some))
+            state.left || (state.goodbye && state.asked.values().all(Option::is_some))
         };
         self.changed.notify_all();
         if !told && !control::deaths_are_silent() {

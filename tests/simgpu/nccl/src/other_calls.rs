@@ -111,7 +111,7 @@ pub unsafe extern "C" fn ncclCommRegister(comm: Handle, buffer: *mut c_void, siz
         let _there = comm.device.enter()?;
         comm.device.check_region(Region { address: buffer as usize, bytes: size }, "ncclCommRegister", "buff")?;
         let token = new_token();
-        lock(&comm.goods).registrations.insert(token, (buffer as usize, size));
+        lock(&comm.resources).registrations.insert(token, (buffer as usize, size));
         // SAFETY: the pointer is not null.
         unsafe { handle.write(token as *mut c_void) };
         Ok(Code::SUCCESS)
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn ncclCommRegister(comm: Handle, buffer: *mut c_void, siz
 pub unsafe extern "C" fn ncclCommDeregister(comm: Handle, handle: *mut c_void) -> c_int {
     call("ncclCommDeregister", || {
         let (comm, _inside) = asking(comm, "ncclCommDeregister")?;
-        let known = lock(&comm.goods).registrations.remove(&(handle as usize));
+        let known = lock(&comm.resources).registrations.remove(&(handle as usize));
         known.map(|_| Code::SUCCESS).ok_or_else(|| Fault::argument("ncclCommDeregister : nothing is registered under this handle"))
     })
 }
@@ -158,9 +158,9 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
         drop(inside);
         let (target, address) = (WindowTarget(window), buffer as usize);
         let meeting = {
-            let mut goods = lock(&comm.goods);
-            goods.children += 1;
-            format!("window {}", goods.children)
+            let mut resources = lock(&comm.resources);
+            resources.children += 1;
+            format!("window {}", resources.children)
         };
         let registering = comm.clone();
         let work = move || {
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
             let registering = registering.clone();
             Ok(Box::new(move || {
                 let token = new_token();
-                lock(&registering.goods).windows.insert(token, (address, size));
+                lock(&registering.resources).windows.insert(token, (address, size));
                 // SAFETY: the call is complete only now, so the caller still keeps the variable.
                 unsafe { target.set(token) };
                 Ok(())
@@ -201,7 +201,7 @@ fn check_window(region: Region, flags: c_int) -> Outcome<()> {
 pub unsafe extern "C" fn ncclCommWindowDeregister(comm: Handle, window: *mut c_void) -> c_int {
     call("ncclCommWindowDeregister", || {
         let (comm, _inside) = asking(comm, "ncclCommWindowDeregister")?;
-        let known = lock(&comm.goods).windows.remove(&(window as usize));
+        let known = lock(&comm.resources).windows.remove(&(window as usize));
         known.map(|_| Code::SUCCESS).ok_or_else(|| Fault::argument("ncclCommWindowDeregister : this window is not registered"))
     })
 }
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn ncclWinGetUserPtr(comm: Handle, window: *mut c_void, po
     call("ncclWinGetUserPtr", || {
         let (comm, _inside) = asking(comm, "ncclWinGetUserPtr")?;
         check_pointer(pointer, "ncclWinGetUserPtr", "outUserPtr")?;
-        let known = lock(&comm.goods).windows.get(&(window as usize)).copied();
+        let known = lock(&comm.resources).windows.get(&(window as usize)).copied();
         let (address, _) = known.ok_or_else(|| Fault::argument("ncclWinGetUserPtr : this window is not registered"))?;
         // SAFETY: the pointer is not null.
         unsafe { pointer.write(address as *mut c_void) };
@@ -246,7 +246,7 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
             _ => return Err(Fault::argument(format!("ncclRedOpCreatePreMulSum : unknown residence {residence}"))),
         };
         let number = ISSUED.fetch_add(1, Ordering::SeqCst);
-        lock(&comm.goods).scalars.insert(number, Scalar { kind, value });
+        lock(&comm.resources).scalars.insert(number, Scalar { kind, value });
         // SAFETY: the pointer is not null.
         unsafe { op.write(number) };
         Ok(Code::SUCCESS)
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn ncclRedOpDestroy(op: c_int, comm: Handle) -> c_int {
             return Err(Fault::argument("ncclRedOpDestroy : operator is a NCCL builtin."));
         }
         let (comm, _inside) = asking(comm, "ncclRedOpDestroy")?;
-        let known = lock(&comm.goods).scalars.remove(&op);
+        let known = lock(&comm.resources).scalars.remove(&op);
         known.map(|_| Code::SUCCESS).ok_or_else(|| Fault::argument("ncclRedOpDestroy : operator unknown to this communicator."))
     })
 }

@@ -1,0 +1,259 @@
+//! Looks after the other ranks while a device waits for them. NCCL notices a dead peer only where the two talk over a network; on one host
+//! it waits for ever.
+//!
+//! Processes of this host are looked for in `/proc`, and the recovery listener of one that is not there decides (see `recovery`). Ranks of other hosts are
+//! left to NCCL: a probe costs a place among those who wait at a recovery listener, and a job has many waits.
+
+use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::time::{Duration, Instant};
+
+use super::super::Communicator;
+use super::super::progress::ProgressEngine;
+use super::super::recovery::{Probe, RecoveryListeners};
+use crate::deadline::Deadline;
+use crate::device::LivenessProbe;
+use crate::error::{Error, Peer};
+use crate::host::abort_reason::AbortReason;
+use crate::host::health::Health;
+
+/// How long something waits before anybody is looked for.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// The time between two looks.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long a rank must have been gone: what it did last may still be on its way through the devices, with what the caller has queued
+/// behind it.
+const GRACE: Duration = Duration::from_secs(1);
+/// How often a rank whose process is gone may answer at its recovery listener before it is taken for one that is not seen from here. The recovery listener of a process
+/// that is being killed answers until its last thread has ended.
+const ANSWERS: u32 = 9;
+/// How long the one that NCCL says is gone is looked for: what broke its connection may still be under way.
+const SEARCH: Duration = Duration::from_millis(500);
+
+/// How another rank is looked after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Observation {
+    /// This very rank.
+    Own,
+    /// By the process that has had its number since then, in the kernel's ticks.
+    Process { pid: u32, since: u64 },
+    /// Not from here.
+    Unseen,
+}
+
+/// What is kept from one look to the next.
+#[derive(Debug)]
+struct Looks {
+    observations: Vec<Observation>,
+    /// How often the recovery listener of each has answered though its process is gone, and when to probe again.
+    answers: Vec<(u32, Instant)>,
+    /// When the last look was.
+    last: Instant,
+    /// Who was found to be gone, and when.
+    gone: Option<(AbortReason, Instant)>,
+}
+
+/// One communicator's liveness probe.
+#[derive(Debug)]
+pub(super) struct PeerLiveness {
+    rank: usize,
+    peers: Arc<[Peer]>,
+    health: Arc<Health>,
+    /// Gone once the communicator is: a recovery listener that stayed open for this would tell others that the rank is there.
+    listeners: Weak<RecoveryListeners>,
+    places: Arc<[usize]>,
+    /// Where peers say that the communicator has ended; nobody else may be listening while a device is waited for.
+    progress: Weak<ProgressEngine>,
+    looks: Mutex<Looks>,
+}
+
+impl Communicator {
+    /// Who looks after the other ranks for the device plane. They are all there now.
+    pub(super) fn liveness_probe(&self) -> Arc<dyn LivenessProbe> {
+        let shared = &self.core.shared;
+        let me = &shared.peers[shared.rank];
+        let observation = |peer: &Peer| match peer {
+            peer if peer.rank == me.rank => Observation::Own,
+            peer if peer.host == me.host && peer.pid != me.pid => match state_of(peer.pid) {
+                Some((_, since)) => Observation::Process { pid: peer.pid, since },
+                None => Observation::Unseen,
+            },
+            _ => Observation::Unseen,
+        };
+        let answers = vec![(0, Instant::now()); shared.peers.len()];
+        let looks = Looks { observations: shared.peers.iter().map(observation).collect(), answers, last: Instant::now(), gone: None };
+        Arc::new(PeerLiveness {
+            rank: shared.rank,
+            peers: Arc::clone(&shared.peers),
+            health: Arc::clone(&shared.health),
+            listeners: Arc::downgrade(&shared.recovery.listeners),
+            places: Arc::clone(&shared.recovery.places),
+            progress: Arc::downgrade(&shared.progress),
+            looks: Mutex::new(looks),
+        })
+    }
+}
+
+/// The state of a process as one letter, and since when it has been there; `None` where there is none of this number.
+fn state_of(pid: u32) -> Option<(char, u64)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before may hold anything.
+    let mut words = text.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = words.next()?.chars().next()?;
+    // The 22nd of all, where the state is the third.
+    Some((state, words.nth(18)?.parse().ok()?))
+}
+
+impl Observation {
+    /// Whether the process is gone, or dead and not waited for yet; `false` where that is not known.
+    fn has_vanished(self) -> bool {
+        let Self::Process { pid, since } = self else { return false };
+        state_of(pid).is_none_or(|(state, began)| began != since || matches!(state, 'Z' | 'X'))
+    }
+
+    fn is_stopped(self) -> bool {
+        let Self::Process { pid, since } = self else { return false };
+        state_of(pid).is_some_and(|(state, began)| began == since && matches!(state, 'T' | 't'))
+    }
+}
+
+impl PeerLiveness {
+    /// Why the host plane has ended, where that ends the device's too.
+    fn told(&self) -> Option<AbortReason> {
+        let ends = |abort_reason: &&AbortReason| {
+            matches!(
+                abort_reason,
+                AbortReason::Lost { .. } | AbortReason::Left { .. } | AbortReason::Aborted { .. } | AbortReason::Failed { .. }
+            )
+        };
+        self.health.abort_reason().filter(ends).copied()
+    }
+
+    /// Has what peers say looked at, on the thread of background messages: for a later look.
+    fn listen(&self) {
+        if let Some(Err(error)) = self.progress.upgrade().map(|progress| progress.wake_background()) {
+            crate::event::warn!(rank = self.rank, %error, "the end of a communicator may be heard of late");
+        }
+    }
+
+    fn probe(&self, rank: usize) -> Probe {
+        self.listeners.upgrade().map_or(Probe::NoAnswer, |listeners| listeners.probe(self.places[rank]))
+    }
+
+    /// A rank that is gone.
+    fn missing(&self, looks: &mut Looks) -> Option<AbortReason> {
+        for (rank, (observation, (answers, again))) in looks.observations.iter_mut().zip(&mut looks.answers).enumerate() {
+            if !observation.has_vanished() || Instant::now() < *again {
+                continue;
+            }
+            match self.probe(rank) {
+                Probe::Gone => return Some(AbortReason::Lost { rank: rank as u32 }),
+                Probe::Alive => {
+                    *answers += 1;
+                    *again = Instant::now() + PAUSE * 2_u32.pow(*answers);
+                    // It was another one's number, as it is among namespaces of processes.
+                    if *answers >= ANSWERS {
+                        *observation = Observation::Unseen;
+                    }
+                }
+                // Nobody knows; at the next look perhaps.
+                Probe::NoAnswer => {}
+            }
+        }
+        None
+    }
+}
+
+impl LivenessProbe for PeerLiveness {
+    fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
+        if waited < PATIENCE {
+            return None;
+        }
+        let mut looks = match self.looks.try_lock() {
+            Ok(looks) => looks,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        if looks.last.elapsed() < PAUSE {
+            return None;
+        }
+        self.listen();
+        let abort_reason = self.told().or_else(|| self.missing(&mut looks));
+        looks.last = Instant::now();
+        let since = match (looks.gone, abort_reason) {
+            (_, None) => None,
+            (Some((known, since)), Some(abort_reason)) if known == abort_reason => Some((abort_reason, since)),
+            (_, Some(abort_reason)) => Some((abort_reason, looks.last)),
+        };
+        looks.gone = since;
+        let (abort_reason, _) = since.filter(|(_, since)| since.elapsed() >= GRACE)?;
+        let mut error = abort_reason.to_error(&doing(), &Deadline::after(waited), &self.peers);
+        if let Error::PeerLost { elapsed, .. } = &mut error {
+            *elapsed = waited;
+        }
+        Some(error)
+    }
+
+    fn culprit(&self, doing: &dyn Fn() -> String) -> Option<Error> {
+        let search = Deadline::after(SEARCH);
+        // A probe at a host that is cut off takes a while, and the streams are held meanwhile.
+        let is_gone = |rank: &usize| *rank != self.rank && !search.has_passed() && self.probe(*rank) == Probe::Gone;
+        loop {
+            let gone = (0..self.peers.len()).find(is_gone).map(|rank| AbortReason::Lost { rank: rank as u32 });
+            if let Some(abort_reason) = self.told().or(gone) {
+                return Some(abort_reason.to_error(&doing(), &search, &self.peers));
+            }
+            if search.has_passed() {
+                return None;
+            }
+            std::thread::sleep(PAUSE * 5);
+        }
+    }
+
+    fn standing_still(&self) -> Vec<Peer> {
+        let looks = self.looks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let stopped = self.peers.iter().zip(&looks.observations).filter(|(_, observation)| observation.is_stopped());
+        stopped.map(|(peer, _)| peer.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::process::{Child, Command};
+
+    /// Ends with the test, whichever way that ends.
+    struct Sleeper(Child);
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn soon(condition: impl Fn() -> bool) -> bool {
+        let limit = Deadline::after(Duration::from_secs(20));
+        while !condition() && !limit.has_passed() {
+            std::thread::yield_now();
+        }
+        condition()
+    }
+
+    #[test]
+    fn a_process_is_seen_to_stop_and_to_end() {
+        let mut sleeper = Sleeper(Command::new("sleep").arg("100").spawn().unwrap());
+        let pid = sleeper.0.id();
+        let (_, since) = state_of(pid).unwrap();
+        let observation = Observation::Process { pid, since };
+        assert!(!observation.has_vanished() && !observation.is_stopped());
+        assert!(Observation::Process { pid, since: since + 1 }.has_vanished(), "another process of this number");
+        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
+        assert!(soon(|| observation.is_stopped()) && !observation.has_vanished());
+        sleeper.0.kill().unwrap();
+        assert!(soon(|| observation.has_vanished()), "also before anybody has waited for it");
+        sleeper.0.wait().unwrap();
+        assert!(observation.has_vanished() && state_of(pid).is_none_or(|(_, began)| began != since));
+        assert!(!Observation::Own.has_vanished() && !Observation::Unseen.has_vanished());
+    }
+}

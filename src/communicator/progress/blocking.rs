@@ -1,0 +1,297 @@
+//! Messages that their callers wait for.
+
+use std::time::{Duration, Instant};
+
+use super::pending::PendingMessage;
+use super::{Inner, MessageBuffer, MessageContext, ProgressEngine, TURN, Ticket};
+use crate::communicator::messages::Received;
+use crate::deadline::Deadline;
+use crate::error::{Error, Result};
+use crate::event::Locked;
+use crate::host::point_to_point::Attempt;
+use crate::observe::Track;
+
+/// The how-manieth message does not try the short way, so that everything else gets a turn.
+const DIRECT: u32 = 16;
+
+/// A message that its caller waits for.
+struct Posted {
+    ticket: Ticket,
+    request: PendingMessage,
+    received: Option<Received>,
+}
+
+/// Messages that their caller waits for. What has not ended when the caller leaves, by whichever way, is cancelled: the buffers are borrowed
+/// no longer then. So it is there before the first of them is posted, and takes each in before anything else can unwind. Where one has the
+/// engine meanwhile, that is let go first: it is declared later.
+struct Posteds<'a> {
+    progress: &'a ProgressEngine,
+    /// One, which is most often all, needs no allocation.
+    first: Option<Posted>,
+    others: Vec<Posted>,
+}
+
+impl<'a> Posteds<'a> {
+    /// None yet, with room for `most`.
+    fn new(progress: &'a ProgressEngine, most: usize) -> Self {
+        Self { progress, first: None, others: Vec::with_capacity(most.saturating_sub(1)) }
+    }
+
+    /// Posts a message, unless it has begun already, and puts it on record.
+    ///
+    /// # Safety
+    ///
+    /// The place stays valid, and untouched by others, as long as this lives; there is room for the message.
+    unsafe fn post(
+        &mut self,
+        inner: &mut Inner,
+        (context, memory): &(MessageContext, MessageBuffer),
+        begun: Option<Ticket>,
+        deadline: &Deadline,
+    ) -> Result<()> {
+        let request = self.progress.begin(context, memory, deadline);
+        let ticket = match begun {
+            Some(ticket) => Ok(ticket),
+            // SAFETY: the place stays valid as long as this lives (this function's contract), which takes the ticket in next, without
+            // anything that could unwind, and cancels it when it is dropped.
+            None => unsafe { ProgressEngine::post(inner, context, *memory, deadline) },
+        };
+        let ticket = ticket.map_err(|stop| self.progress.not_posted(&stop, &request))?;
+        let posted = Posted { ticket, request, received: None };
+        if self.first.is_none() {
+            self.first = Some(posted)
+        } else {
+            self.others.push(posted)
+        }
+        Ok(())
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Posted> {
+        self.first.iter().chain(&self.others)
+    }
+
+    /// Those that have not ended.
+    fn unfinished(&self) -> impl Iterator<Item = &Posted> {
+        self.all().filter(|posted| posted.received.is_none())
+    }
+}
+
+impl Drop for Posteds<'_> {
+    fn drop(&mut self) {
+        if self.unfinished().next().is_some() {
+            let mut inner = self.progress.lock();
+            self.unfinished().for_each(|posted| inner.messages.cancel(posted.ticket));
+        }
+    }
+}
+
+impl Inner {
+    /// Whether the next message may go the short way: nothing else is under way, and it is not everybody's turn.
+    #[inline]
+    fn may_go_direct(&mut self) -> bool {
+        self.direct += 1;
+        self.direct < DIRECT && self.outstanding.is_empty() && self.telling.is_none()
+    }
+}
+
+impl ProgressEngine {
+    /// Posts messages and waits for all of them. On an error the rest is cancelled, so no buffer is touched after the return.
+    ///
+    /// # Safety
+    ///
+    /// Every place stays valid, and untouched by others, during the call.
+    pub(in crate::communicator) unsafe fn transfer(
+        &self,
+        messages: &[(MessageContext, MessageBuffer)],
+        limit: Duration,
+    ) -> Result<Vec<Received>> {
+        // SAFETY: every place is valid during the call (this function's contract).
+        unsafe { self.transfer_while(messages, limit, || Ok(())) }
+    }
+
+    /// Sends or receives one message: the short way where that is open, else as [`ProgressEngine::transfer`].
+    ///
+    /// # Safety
+    ///
+    /// As [`ProgressEngine::transfer`].
+    pub(in crate::communicator) unsafe fn transfer_one(
+        &self,
+        context: &MessageContext,
+        memory: MessageBuffer,
+        limit: Duration,
+    ) -> Result<Received> {
+        // SAFETY: the place is valid during the call (this function's contract), in which this runs once.
+        let transfer = || unsafe { self.transfer_one_or_fail(context, memory, limit) };
+        let result = match self.health.watch() {
+            None => transfer(),
+            Some(watch) => watch.around(memory.report(watch, context), Track::Messages, transfer),
+        };
+        result.inspect_err(|error| self.health.flight().after_error(error))
+    }
+
+    /// The same, without what an error has for consequences.
+    ///
+    /// # Safety
+    ///
+    /// The place stays valid, and untouched by others, during the call.
+    unsafe fn transfer_one_or_fail(&self, context: &MessageContext, memory: MessageBuffer, limit: Duration) -> Result<Received> {
+        self.refuse_if_ended(context, &memory)?;
+        let mut inner = self.lock();
+        // SAFETY: the place is valid during the call (this function's contract), in which `wait_one` takes in what has begun.
+        let begun = match unsafe { Self::attempt(&mut inner, context, memory) } {
+            Attempt::Done(envelope) => {
+                self.health.flight().note_message(&memory.recorded(context));
+                return Ok(context.received(envelope));
+            }
+            Attempt::Begun(ticket) => Some(ticket),
+            Attempt::Wait => None,
+        };
+        // SAFETY: the place is valid during the call (this function's contract).
+        unsafe { self.wait_one(inner, &(*context, memory), begun, limit) }
+    }
+
+    /// Posts one message, unless it has begun, and waits for it.
+    ///
+    /// # Safety
+    ///
+    /// The place stays valid, and untouched by others, during the call.
+    unsafe fn wait_one<'a>(
+        &'a self,
+        inner: Locked<'a, Inner>,
+        message: &(MessageContext, MessageBuffer),
+        begun: Option<Ticket>,
+        limit: Duration,
+    ) -> Result<Received> {
+        let mut posted = Posteds::new(self, 1);
+        // Declared behind what needs the lock when it is dropped.
+        let mut inner = inner;
+        if begun.is_none() && (inner.direct >= DIRECT || !inner.outstanding.is_empty()) {
+            self.advance(&mut inner);
+        }
+        let deadline = Deadline::after(limit);
+        // SAFETY: the place is valid during the call (this function's contract), and `posted` lives less long; there is room for one.
+        unsafe { posted.post(&mut inner, message, begun, &deadline) }?;
+        self.wait_all(inner, &mut posted, &deadline)?;
+        let received = posted.all().find_map(|posted| posted.received);
+        received.ok_or_else(|| Error::argument("message", "nothing was posted"))
+    }
+
+    /// Tries the short way.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are initialised, and those of a send stay unwritten, those of a receive untouched by others, until this has returned
+    /// something else than a ticket, or the ticket has ended or was cancelled.
+    unsafe fn attempt(inner: &mut Inner, context: &MessageContext, memory: MessageBuffer) -> Attempt {
+        let may = inner.may_go_direct();
+        let MessageContext { peer: Some(peer), tag, element, .. } = *context else { return Attempt::Wait };
+        if !may {
+            return Attempt::Wait;
+        }
+        match memory {
+            // SAFETY: `bytes` bytes at `data`, initialised and unwritten until it is done or the ticket was cancelled (this function's contract).
+            MessageBuffer::Send { data, bytes } => unsafe { inner.messages.try_send(peer, tag, element, data, bytes) },
+            // SAFETY: `bytes` initialised bytes at `into`, this receive's alone until it is done or the ticket was cancelled (this function's
+            // contract).
+            MessageBuffer::Receive { into, bytes } => unsafe { inner.messages.try_receive(peer, tag, element, into, bytes) },
+        }
+    }
+
+    /// As [`ProgressEngine::transfer`], and runs `meanwhile` between posting and waiting.
+    ///
+    /// # Safety
+    ///
+    /// As [`ProgressEngine::transfer`].
+    pub(in crate::communicator) unsafe fn transfer_while(
+        &self,
+        messages: &[(MessageContext, MessageBuffer)],
+        limit: Duration,
+        meanwhile: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<Received>> {
+        let watched = self.health.watch().map(|watch| (watch, Instant::now()));
+        // SAFETY: every place is valid during the call (this function's contract).
+        let result = unsafe { self.transfer_or_fail(messages, limit, meanwhile) };
+        if let Some((watch, began)) = watched {
+            let (elapsed, error) = (began.elapsed(), result.as_ref().err());
+            messages.iter().for_each(|(context, memory)| watch.ended(memory.report(watch, context), elapsed, error, Track::Messages));
+        }
+        result.inspect_err(|error| self.health.flight().after_error(error))
+    }
+
+    /// The same, without what an error has for consequences.
+    ///
+    /// # Safety
+    ///
+    /// As [`ProgressEngine::transfer`].
+    unsafe fn transfer_or_fail(
+        &self,
+        messages: &[(MessageContext, MessageBuffer)],
+        limit: Duration,
+        meanwhile: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<Received>> {
+        let deadline = Deadline::after(limit);
+        let Some((context, memory)) = messages.first() else { return meanwhile().map(|()| Vec::new()) };
+        self.refuse_if_ended(context, memory)?;
+        let mut posted = Posteds::new(self, messages.len());
+        let mut inner = self.lock();
+        // SAFETY: every place is valid during the call (this function's contract), and `posted`, with room for all, lives less long.
+        let begun = messages.iter().try_for_each(|message| unsafe { posted.post(&mut inner, message, None, &deadline) });
+        drop(inner);
+        if let Err(error) = begun.and_then(|()| meanwhile()) {
+            self.fail_unfinished(&posted, &error);
+            return Err(error);
+        }
+        let mut inner = self.lock();
+        self.advance(&mut inner);
+        self.wait_all(inner, &mut posted, &deadline)?;
+        Ok(posted.all().filter_map(|posted| posted.received).collect())
+    }
+
+    /// Moves messages on until every posted one has ended, and puts on record how.
+    fn wait_all<'a>(&'a self, inner: Locked<'a, Inner>, posted: &mut Posteds<'_>, deadline: &Deadline) -> Result<()> {
+        let ended = self.wait_each(inner, posted, deadline);
+        if let Err(error) = &ended {
+            self.fail_unfinished(posted, error);
+        }
+        ended
+    }
+
+    /// Puts on record what the messages that have not ended end with. Records are written under the lock.
+    fn fail_unfinished(&self, posted: &Posteds<'_>, error: &Error) {
+        let _inner = self.lock();
+        posted.unfinished().for_each(|posted| self.health.flight().fail_message(posted.request.number, error));
+    }
+
+    fn wait_each<'a>(&'a self, mut inner: Locked<'a, Inner>, posted: &mut Posteds<'_>, deadline: &Deadline) -> Result<()> {
+        let flight = self.health.flight();
+        let mut warn_at = flight.stall_after(deadline.limit());
+        loop {
+            let mut pending = None;
+            let all = posted.first.iter_mut().chain(&mut posted.others);
+            for Posted { ticket, request, received } in all.filter(|posted| posted.received.is_none()) {
+                match inner.messages.poll(*ticket) {
+                    Some(outcome) => {
+                        *received = Some(self.outcome(outcome, request)?);
+                        flight.end_message(request.number);
+                    }
+                    None => pending = Some(&*request),
+                }
+            }
+            let Some(request) = pending else { return Ok(()) };
+            self.check_health(request)?;
+            let left = deadline.remaining();
+            if left.is_zero() {
+                return Err(self.late(request));
+            }
+            if deadline.limit() - left >= warn_at {
+                warn_at = Duration::MAX;
+                self.warn(request);
+            }
+            inner.messages.wait_step(TURN.min(left));
+            self.attend(&mut inner);
+            // Others may want to post, or wait as well, and listeners to be told.
+            drop(inner);
+            inner = self.lock();
+        }
+    }
+}

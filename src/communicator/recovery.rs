@@ -1,0 +1,193 @@
+//! Where the ranks of a job find each other again after their communicator has failed: whatever store they first met at may be gone.
+//!
+//! Every rank listens at a port of its own from the start, and serves nothing there until it has to. So a refused connection means
+//! that its process is gone, and an accepted one that it is not, which is all that others need to know before it speaks.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::bootstrap::Watch;
+use crate::error::{Error, Result};
+use crate::event;
+use crate::proof::Secret;
+use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
+
+/// How long a rank that is there may take to accept a connection.
+const PROBE: Duration = Duration::from_millis(500);
+/// How long a rank that serves may take to answer. One that does not serve takes all of it.
+pub(super) const ANSWER: Duration = Duration::from_millis(200);
+/// How long an answer of this rank's own may take.
+const SERVICE: Duration = Duration::from_secs(30);
+/// How long a server that is no longer needed waits for its last clients.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// A rank's own recovery listener, before the others know of it.
+pub(super) struct RecoveryListener(std::result::Result<TcpListener, String>);
+
+impl RecoveryListener {
+    /// A recovery listener at a port of the system's choice on this address. Where there can be none, the reason is kept for whoever asks.
+    pub(super) fn new(listen: IpAddr) -> Self {
+        Self(rendezvous::listen(SocketAddr::new(listen, 0)).map_err(|error| format!("listening on {listen}: {error}")))
+    }
+
+    /// No recovery listener: there is one already.
+    pub(super) fn none() -> Self {
+        Self(Err("none was made".to_owned()))
+    }
+
+    /// Where it is.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        self.0.as_ref().ok()?.local_addr().ok()
+    }
+}
+
+/// What this rank's recovery listener is at the moment.
+enum Own {
+    /// There is none; why.
+    Missing(String),
+    Closed(TcpListener),
+    Open(TcpStoreServer),
+}
+
+/// What a probe at a rank's recovery listener tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Probe {
+    /// Its process is gone.
+    Gone,
+    /// Its process is there.
+    Alive,
+    /// Neither is known: nothing came back.
+    NoAnswer,
+}
+
+/// The recovery listeners of all ranks of the communicator that a job began with, shared by all communicators that come of it.
+pub(super) struct RecoveryListeners {
+    recovery_listeners: Vec<Option<SocketAddr>>,
+    /// What guests must know.
+    secret: Option<Secret>,
+    own: Mutex<Own>,
+}
+
+impl RecoveryListeners {
+    pub(super) fn new(recovery_listener: RecoveryListener, recovery_listeners: Vec<Option<SocketAddr>>, secret: Option<Secret>) -> Self {
+        Self { recovery_listeners, secret, own: Mutex::new(recovery_listener.0.map_or_else(Own::Missing, Own::Closed)) }
+    }
+
+    /// Whether the process behind a recovery listener lives.
+    pub(super) fn probe(&self, place: usize) -> Probe {
+        let Some(address) = self.recovery_listeners[place] else { return Probe::NoAnswer };
+        match TcpStream::connect_timeout(&address, PROBE) {
+            Ok(_) => Probe::Alive,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Probe::Gone,
+            Err(_) => Probe::NoAnswer,
+        }
+    }
+
+    /// The store behind a recovery listener, if it is open, and how long it may take for an answer.
+    pub(super) fn visit(&self, place: usize, patience: Duration) -> Option<Arc<TcpStore>> {
+        let address = self.recovery_listeners[place]?;
+        self.connect(address, ANSWER).ok()?;
+        self.connect(address, patience).ok()
+    }
+
+    fn connect(&self, address: SocketAddr, patience: Duration) -> Result<Arc<TcpStore>> {
+        let (host, port) = (address.ip().to_string(), address.port());
+        match &self.secret {
+            Some(secret) => TcpStore::connect_with_secret(&host, port, patience, secret),
+            None => TcpStore::connect(&host, port, patience),
+        }
+    }
+
+    /// Opens this rank's recovery listener, where it is not open yet, and goes in.
+    pub(super) fn host(&self) -> Result<Arc<dyn Store>> {
+        Ok(self.connect(self.open()?, SERVICE)?)
+    }
+
+    /// Where this rank's recovery listener is, opened where it is not open yet.
+    fn open(&self) -> Result<SocketAddr> {
+        let mut own = event::lock(&self.own);
+        if let Own::Closed(listener) = &*own {
+            let listener = listener.try_clone().map_err(|error| Error::io("shrink: opening this rank's recovery listener", error))?;
+            *own = Own::Open(TcpStoreServer::serve(listener, LINGER, self.secret.as_ref())?);
+        }
+        match &*own {
+            Own::Open(server) => Ok(server.local_addr()),
+            Own::Closed(_) => Err(Error::argument("shrink", "this rank's recovery listener did not open")),
+            Own::Missing(reason) => Err(Error::Unsupported {
+                what: "shrink".to_owned(),
+                reason: format!("this rank has no port at which others could find it ({reason}); see Config::listen_address"),
+            }),
+        }
+    }
+}
+
+/// A communicator's ranks among the recovery listeners.
+#[derive(Clone)]
+pub(super) struct RecoveryGroup {
+    pub(super) listeners: Arc<RecoveryListeners>,
+    /// By rank, the place of its recovery listener.
+    pub(super) places: Arc<[usize]>,
+}
+
+impl RecoveryGroup {
+    /// Of a communicator that a job begins with.
+    pub(super) fn new(recovery_listener: RecoveryListener, recovery_listeners: &[Option<SocketAddr>], secret: Option<Secret>) -> Self {
+        Self {
+            listeners: Arc::new(RecoveryListeners::new(recovery_listener, recovery_listeners.to_vec(), secret)),
+            places: (0..recovery_listeners.len()).collect(),
+        }
+    }
+
+    /// Looks whether one of the ranks is gone.
+    pub(super) fn watch(&self) -> Watch {
+        let recovery = self.clone();
+        Box::new(move || {
+            let is_gone = |rank: &usize| recovery.listeners.probe(recovery.places[*rank]) == Probe::Gone;
+            (0..recovery.places.len()).find(is_gone).map(|rank| format!("the process of rank {rank} of those who were left is gone"))
+        })
+    }
+
+    /// Of these ranks of it, in this order.
+    pub(super) fn of(&self, ranks: &[usize]) -> Self {
+        Self { listeners: Arc::clone(&self.listeners), places: ranks.iter().map(|rank| self.places[*rank]).collect() }
+    }
+}
+
+impl fmt::Debug for RecoveryGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecoveryGroup").field("places", &self.places).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_door_tells_who_lives_before_it_opens() {
+        let here = IpAddr::from([127, 0, 0, 1]);
+        let (mine, theirs) = (RecoveryListener::new(here), RecoveryListener::new(here));
+        let recovery_listeners = vec![mine.address(), theirs.address(), None];
+        let listeners = RecoveryListeners::new(mine, recovery_listeners.clone(), None);
+        assert_eq!([0, 1, 2].map(|place| listeners.probe(place)), [Probe::Alive, Probe::Alive, Probe::NoAnswer]);
+        assert!(listeners.visit(0, SERVICE).is_none() && listeners.visit(2, SERVICE).is_none());
+        drop(theirs);
+        assert_eq!(listeners.probe(1), Probe::Gone);
+        listeners.host().unwrap().set("key", b"value").unwrap();
+        let guest = listeners.visit(0, SERVICE).unwrap();
+        assert_eq!(guest.get("key", Duration::ZERO).unwrap(), b"value");
+        // It stays open, with what was said there.
+        assert_eq!(listeners.host().unwrap().get("key", Duration::ZERO).unwrap(), b"value");
+    }
+
+    #[test]
+    fn a_rank_without_a_door_says_why() {
+        let recovery_listener = RecoveryListener::new(IpAddr::from([192, 0, 2, 1]));
+        assert_eq!(recovery_listener.address(), None);
+        let error = RecoveryListeners::new(recovery_listener, vec![None], None).host().map(drop).unwrap_err();
+        assert!(error.is_unsupported() && error.to_string().contains("192.0.2.1"), "{error}");
+    }
+}

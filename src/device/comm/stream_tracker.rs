@@ -1,0 +1,121 @@
+//! The streams that a communicator's calls were put on, and how far they have come.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use cudarc::driver::sys::CUresult;
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
+
+use crate::device::driver::{self, Event};
+
+/// Marks on one stream at a time. The watchdog makes at most ten or so in the time that a call may take.
+const MARKS: usize = 16;
+
+/// One stream that a communicator uses.
+#[derive(Debug)]
+pub(super) struct StreamTracker {
+    pub(super) stream: Arc<CudaStream>,
+    /// By what the recorder knows it.
+    pub(super) number: u8,
+    /// How many calls have been put on it.
+    issued: AtomicU64,
+    marks: Mutex<Marks>,
+}
+
+/// Events on a stream behind calls that were put there, oldest first.
+#[derive(Debug, Default)]
+struct Marks {
+    /// How many calls the newest mark stands behind.
+    covered: u64,
+    /// With when they were made, and how many calls were on record before.
+    pending: VecDeque<(Event, Instant, u64)>,
+    spare: Vec<Event>,
+}
+
+impl StreamTracker {
+    pub(super) fn new(stream: &Arc<CudaStream>, number: u8) -> Self {
+        Self { stream: Arc::clone(stream), number, issued: AtomicU64::new(0), marks: Mutex::default() }
+    }
+
+    #[inline]
+    pub(super) fn is(&self, stream: &CudaStream) -> bool {
+        self.stream.cu_stream() == stream.cu_stream()
+    }
+
+    /// Counts a call that is on the stream now. One thread at a time does this, the one that has the communicator.
+    #[inline]
+    pub(super) fn count(&self) {
+        self.issued.store(self.issued.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
+    /// Whether calls were put on it that no mark stands behind.
+    pub(super) fn has_new_calls(&self) -> bool {
+        self.marks().covered != self.issued.load(Ordering::Acquire)
+    }
+
+    /// Whether there is new calls that can be waited for: nothing that is being captured is.
+    pub(super) fn has_waitable_news(&self) -> bool {
+        self.has_new_calls() && !driver::is_capturing(&self.stream)
+    }
+
+    /// Whether its calls can be followed at all.
+    pub(super) fn is_followed(&self) -> bool {
+        !driver::is_per_thread(&self.stream)
+    }
+
+    /// Whether all calls are known to have been done.
+    pub(super) fn is_idle(&self) -> bool {
+        let marks = self.marks();
+        marks.pending.is_empty() && marks.covered == self.issued.load(Ordering::Acquire)
+    }
+
+    /// Marks the stream's end. The lock of the device is held and its context is current.
+    ///
+    /// Calls that became part of a graph are not waited for: a graph is launched by whoever owns it, or never.
+    pub(super) fn mark(&self, context: &Arc<CudaContext>, now: Instant, noted: u64) -> Result<(), DriverError> {
+        let mut marks = self.marks();
+        let issued = self.issued.load(Ordering::Acquire);
+        if marks.pending.len() >= MARKS {
+            return Ok(());
+        }
+        if driver::is_per_thread(&self.stream) {
+            marks.covered = issued;
+        } else if !driver::capture_status(&self.stream)? {
+            let event = marks.spare.pop().map_or_else(|| Event::new(context), Ok)?;
+            event.record(&self.stream)?;
+            // The stream's owner may have begun a capture in between. The mark then belongs to that, where it does no harm as long as
+            // nobody asks about it: that would end the capture.
+            if !driver::capture_status(&self.stream)? {
+                marks.pending.push_back((event, now, noted));
+                marks.covered = issued;
+            }
+        }
+        Ok(())
+    }
+
+    /// Since when the oldest call that is not done has been waiting, and how many calls on record were there before what has been done since
+    /// the last time, if anything has. The context is current.
+    pub(super) fn progress(&self) -> Result<(Option<Instant>, Option<u64>), DriverError> {
+        let mut marks = self.marks();
+        let mut done = None;
+        while let Some((event, since, noted)) = marks.pending.front() {
+            match event.is_complete() {
+                Ok(false) => return Ok((Some(*since), done)),
+                // Of a capture that began and ended around the mark.
+                Ok(true) | Err(DriverError(CUresult::CUDA_ERROR_CAPTURED_EVENT)) => {}
+                Err(error) => return Err(error),
+            }
+            done = Some(*noted);
+            if let Some((event, ..)) = marks.pending.pop_front() {
+                marks.spare.push(event);
+            }
+        }
+        Ok((None, done))
+    }
+
+    fn marks(&self) -> std::sync::MutexGuard<'_, Marks> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

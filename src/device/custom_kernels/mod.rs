@@ -1,0 +1,162 @@
+//! Kernels of the caller: a CUDA C expression, compiled by NVRTC, or a PTX image.
+//!
+//! Both are loaded when an op is first used, which may take a second, and kept. A graph can be captured only with ops that were used
+//! before.
+
+#![expect(unsafe_code, reason = "the run-time compiler is C")]
+
+mod expression;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::nvrtc::{self, CompileError, CompileOptions};
+
+use super::driver::{self, Gpu};
+use super::kernels::{Function, Module};
+use crate::element::TypeTag;
+use crate::error::Error;
+use crate::op::DeviceCode;
+use crate::{DType, Result};
+
+/// The source around an expression: text to be replaced, and the kernel in it.
+const TEMPLATE: &str = include_str!("../../../kernels/user.cuh");
+const ELEMENT: &str = "@ELEMENT@";
+const EXPRESSION: &str = "@EXPRESSION@";
+const ENTRY: &str = "fold_user";
+
+/// The caller's kernels on one device.
+#[derive(Debug)]
+pub(crate) struct CustomKernels {
+    context: Arc<CudaContext>,
+    capability: (i32, i32),
+    loaded: Vec<Loaded>,
+}
+
+/// One that is ready.
+#[derive(Debug)]
+struct Loaded {
+    code: DeviceCode,
+    element: TypeTag,
+    function: Function,
+    /// What the function belongs to.
+    _module: Module,
+}
+
+impl CustomKernels {
+    /// None yet.
+    pub(crate) fn new(gpu: &Gpu) -> Self {
+        Self { context: Arc::clone(&gpu.context), capability: gpu.capability, loaded: Vec::new() }
+    }
+
+    /// The place of an op's kernel, which is loaded if this is its first use.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for an expression that is none, `Unsupported` where there is no compiler or a graph is being captured, `Config`
+    /// with the compiler's words, `Cuda` where the driver refuses the image.
+    pub(crate) fn place(&mut self, code: &DeviceCode, element: TypeTag, stream: &CudaStream) -> Result<usize> {
+        if let Some(place) = self.loaded.iter().position(|known| known.element == element && is_same(&known.code, code)) {
+            return Ok(place);
+        }
+        if driver::is_capturing(stream) {
+            let reason = "its kernel is loaded when it is first used; use it once before the capture";
+            return Err(Error::unsupported("the first use of a custom op while a graph is captured", reason));
+        }
+        let (image, entry, what) = match code {
+            DeviceCode::Expression(expression) => {
+                let TypeTag::Scalar(dtype) = element else {
+                    let reason = "an expression knows single elements; give the op a kernel with CustomOp::with_ptx";
+                    return Err(Error::unsupported(format!("a custom op by an expression on {element}"), reason));
+                };
+                let image = compile(&source(expression, dtype)?, self.capability, expression)?;
+                (image, ENTRY, format!("the kernel of the expression {expression:?} for {dtype}"))
+            }
+            DeviceCode::Ptx { image, entry } => (image.to_string(), &**entry, format!("the caller's image with the kernel {entry:?}")),
+        };
+        let image = CString::new(image).map_err(|_| Error::argument("CustomOp::with_ptx", "the image has a zero byte in it"))?;
+        let module = Module::load(&self.context, &image, &what)?;
+        let function = module.function(entry)?;
+        self.loaded.push(Loaded { code: code.clone(), element, function, _module: module });
+        Ok(self.loaded.len() - 1)
+    }
+
+    /// Whether an op has been used before.
+    pub(crate) fn knows(&self, code: &DeviceCode, element: TypeTag) -> bool {
+        self.loaded.iter().any(|known| known.element == element && is_same(&known.code, code))
+    }
+
+    /// Forgets an op, as if it had not been used.
+    pub(crate) fn forget(&mut self, code: &DeviceCode, element: TypeTag) {
+        self.loaded.retain(|known| known.element != element || !is_same(&known.code, code));
+    }
+
+    /// The kernel at a place.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where there is none.
+    pub(crate) fn function(&self, place: usize) -> Result<Function> {
+        let none = || Error::unsupported("a custom op", format!("there is no kernel number {place}"));
+        self.loaded.get(place).map(|loaded| loaded.function).ok_or_else(none)
+    }
+}
+
+/// Whether two codes are one. Clones of an op share their text, which spares comparing it.
+fn is_same(a: &DeviceCode, b: &DeviceCode) -> bool {
+    let same = |a: &Arc<str>, b: &Arc<str>| Arc::ptr_eq(a, b) || a == b;
+    match (a, b) {
+        (DeviceCode::Expression(a), DeviceCode::Expression(b)) => same(a, b),
+        (DeviceCode::Ptx { image, entry }, DeviceCode::Ptx { image: other, entry: by }) => same(entry, by) && same(image, other),
+        _ => false,
+    }
+}
+
+/// The source of an expression's kernel.
+fn source(expression: &str, dtype: DType) -> Result<String> {
+    expression::check(expression)?;
+    Ok(TEMPLATE.replace(ELEMENT, dtype.name()).replace(EXPRESSION, expression))
+}
+
+/// PTX that the device can run, by the run-time compiler.
+fn compile(source: &str, capability: (i32, i32), expression: &str) -> Result<String> {
+    if !driver::candidates("nvrtc").any(|name| opens(&name)) {
+        return Err(Error::unsupported(format!("the expression {expression:?} on a device"), absent()));
+    }
+    // No device gains from a newer target here, and old compilers know these.
+    let target = match capability {
+        (8.., _) => "compute_80",
+        (7, 5..) => "compute_75",
+        _ => "compute_70",
+    };
+    let options = CompileOptions { options: vec![format!("--gpu-architecture={target}"), "--std=c++17".to_owned()], ..Default::default() };
+    let options = CompileOptions { name: Some("user.cu".to_owned()), ..options };
+    let compiled = nvrtc::compile_ptx_with_opts(source, options);
+    let ptx = compiled.map_err(|error| {
+        let words = match &error {
+            CompileError::CompileError { nvrtc, log, .. } => format!("{nvrtc:?}: {}", log.to_string_lossy().trim()),
+            other => format!("{other:?}"),
+        };
+        Error::config(format!("the expression {expression:?}"), format!("NVRTC does not compile it: {words}"))
+    })?;
+    Ok(ptx.to_src())
+}
+
+/// Whether there is a library of this name. cudarc would panic where it finds none.
+fn opens(name: &str) -> bool {
+    // SAFETY: opening the compiler runs its initialisers, which ask for nothing; that a file of this name is it is trusted, as by cudarc.
+    unsafe { libloading::Library::new(name) }.is_ok()
+}
+
+/// Why there is no compiler, and what to do.
+fn absent() -> String {
+    let names: Vec<_> = driver::candidates("nvrtc").filter(|name| !name.contains("64")).collect();
+    format!(
+        "the run-time compiler NVRTC was not found (tried {}); install it with the CUDA toolkit, or give the op a kernel with \
+         CustomOp::with_ptx, which needs no compiler",
+        names.join(", ")
+    )
+}

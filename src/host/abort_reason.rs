@@ -1,0 +1,219 @@
+//! Why a communicator ended, in a form that travels to every peer.
+
+use crate::call::Call;
+use crate::deadline::Deadline;
+use crate::error::{Error, Peer};
+
+/// The end of a communicator, as one rank tells the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AbortReason {
+    /// Two ranks made different calls.
+    Mismatch {
+        /// One rank and its call.
+        first: (u32, Call),
+        /// The other and its call.
+        second: (u32, Call),
+    },
+    /// A rank died, or its connection broke.
+    Lost {
+        /// Who is gone.
+        rank: u32,
+    },
+    /// A rank closed its communicator while others were still in a call.
+    Left {
+        /// Who left.
+        rank: u32,
+    },
+    /// A rank's deadline passed while it waited for another.
+    TimedOut {
+        /// Whose deadline.
+        waiting: u32,
+        /// Whom it waited for.
+        missing: u32,
+    },
+    /// A rank called `abort`.
+    Aborted {
+        /// Who.
+        by: u32,
+    },
+    /// A rank failed for a reason of its own (an I/O error, memory) and cannot go on.
+    Failed {
+        /// Who.
+        rank: u32,
+    },
+    /// A rank sent what cannot be understood.
+    Garbled {
+        /// Who.
+        rank: u32,
+        /// The eight bytes in question, the first one on top.
+        header: u64,
+    },
+}
+
+/// Why a wait on the host plane ended without success, with what this rank knows about the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Interrupted {
+    /// The reason, as it is told to peers.
+    pub(crate) abort_reason: AbortReason,
+    /// For a deadline: whom this rank still waited for (global ranks).
+    pub(crate) missing: Vec<u32>,
+    /// For a deadline: who had arrived, as far as this rank knows, itself included.
+    pub(crate) arrived: Vec<u32>,
+}
+
+impl From<AbortReason> for Interrupted {
+    fn from(abort_reason: AbortReason) -> Self {
+        Self { abort_reason, missing: Vec::new(), arrived: Vec::new() }
+    }
+}
+
+impl Interrupted {
+    /// Another rank's deadline as `rank` sees it, which may know more: the other one waited for whom it needs, and that may be this
+    /// very rank, held up by those it waits for itself, `awaited`.
+    pub(crate) fn seen_by(mut self, rank: u32, awaited: impl IntoIterator<Item = u32>) -> Self {
+        if let AbortReason::TimedOut { waiting, missing } = self.abort_reason
+            && waiting != rank
+        {
+            self.missing = awaited.into_iter().chain([missing]).filter(|other| ![waiting, rank].contains(other)).collect();
+            self.missing.sort_unstable();
+            self.missing.dedup();
+            self.arrived = vec![waiting.min(rank), waiting.max(rank)];
+        }
+        self
+    }
+
+    /// As the error that a call on this rank returns. `peers` is indexed by rank.
+    pub(crate) fn to_error(&self, doing: &str, deadline: &Deadline, peers: &[Peer]) -> Error {
+        let mut error = self.abort_reason.to_error(doing, deadline, peers);
+        if let Error::Timeout { missing, arrived, .. } = &mut error
+            && !self.missing.is_empty()
+        {
+            let name = |rank: &u32| peers.get(*rank as usize).cloned().unwrap_or_else(|| Peer::unknown(*rank as usize));
+            *missing = self.missing.iter().map(name).collect();
+            *arrived = self.arrived.iter().map(name).collect();
+        }
+        error
+    }
+}
+
+impl AbortReason {
+    /// Length of the encoded form in bytes.
+    pub(crate) const BYTES: usize = 80;
+
+    /// The encoded form: kind, padding, two ranks, two fingerprints; unused fields are zero.
+    pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        let (kind, first, second) = match self {
+            AbortReason::Mismatch { first, second } => {
+                bytes[16..48].copy_from_slice(&first.1.to_bytes());
+                bytes[48..80].copy_from_slice(&second.1.to_bytes());
+                (1, first.0, second.0)
+            }
+            AbortReason::Lost { rank } => (2, rank, 0),
+            AbortReason::Left { rank } => (3, rank, 0),
+            AbortReason::TimedOut { waiting, missing } => (4, waiting, missing),
+            AbortReason::Aborted { by } => (5, by, 0),
+            AbortReason::Failed { rank } => (6, rank, 0),
+            AbortReason::Garbled { rank, header } => {
+                bytes[16..24].copy_from_slice(&header.to_le_bytes());
+                (7, rank, 0)
+            }
+        };
+        bytes[0] = kind;
+        bytes[8..12].copy_from_slice(&u32::to_le_bytes(first));
+        bytes[12..16].copy_from_slice(&u32::to_le_bytes(second));
+        bytes
+    }
+
+    /// The reverse of [`AbortReason::to_bytes`]; `None` for bytes that no abort reason has, be it in a field that its kind does not use.
+    pub(crate) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let word = |at: usize| bytes[at..].first_chunk().map(|chunk| u32::from_le_bytes(*chunk));
+        let call = |at: usize| bytes[at..].first_chunk().and_then(Call::from_bytes);
+        let (first, second) = (word(8)?, word(12)?);
+        let abort_reason = match bytes[0] {
+            1 => AbortReason::Mismatch { first: (first, call(16)?), second: (second, call(48)?) },
+            2 => AbortReason::Lost { rank: first },
+            3 => AbortReason::Left { rank: first },
+            4 => AbortReason::TimedOut { waiting: first, missing: second },
+            5 => AbortReason::Aborted { by: first },
+            6 => AbortReason::Failed { rank: first },
+            7 => AbortReason::Garbled { rank: first, header: bytes[16..].first_chunk().map(|chunk| u64::from_le_bytes(*chunk))? },
+            _ => return None,
+        };
+        (abort_reason.to_bytes() == *bytes).then_some(abort_reason)
+    }
+
+    /// As the error that a call on this rank returns. `peers` is indexed by rank.
+    pub(crate) fn to_error(self, doing: &str, deadline: &Deadline, peers: &[Peer]) -> Error {
+        let peer = |rank: u32| peers.get(rank as usize).cloned().unwrap_or_else(|| Peer::unknown(rank as usize));
+        let doing = doing.to_owned();
+        let elapsed = deadline.elapsed();
+        match self {
+            AbortReason::Mismatch { first, second } => Error::Mismatch {
+                first: peer(first.0),
+                first_call: first.1.to_string(),
+                second: peer(second.0),
+                second_call: second.1.to_string(),
+            },
+            AbortReason::Lost { rank } => {
+                Error::PeerLost { doing, peer: peer(rank), elapsed, reason: "its process ended or its connection broke".to_owned() }
+            }
+            AbortReason::Left { rank } => {
+                Error::PeerLost { doing, peer: peer(rank), elapsed, reason: "it closed its communicator".to_owned() }
+            }
+            AbortReason::TimedOut { waiting, missing } => {
+                Error::Timeout { doing, elapsed, missing: vec![peer(missing)], arrived: vec![peer(waiting)] }
+            }
+            AbortReason::Aborted { by } => Error::Aborted { doing, by: peer(by) },
+            AbortReason::Failed { rank } => Error::PeerLost {
+                doing,
+                peer: peer(rank),
+                elapsed,
+                reason: "it ended its communicator after an error of its own".to_owned(),
+            },
+            AbortReason::Garbled { rank, header } => Error::Protocol {
+                with: peer(rank).to_string(),
+                reason: format!("{doing}: the bytes {:02x?} begin no message that fits here", header.to_be_bytes()),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Kind;
+
+    #[test]
+    fn a_deadline_of_a_rank_that_waited_for_this_one_is_seen_through() {
+        let seen = |rank, awaited: &[u32]| {
+            let stop = Interrupted::from(AbortReason::TimedOut { waiting: 1, missing: 0 }).seen_by(rank, awaited.iter().copied());
+            (stop.missing, stop.arrived)
+        };
+        assert_eq!(seen(0, &[2, 1]), (vec![2], vec![0, 1]));
+        assert_eq!(seen(3, &[4, 0]), (vec![0, 4], vec![1, 3]));
+        assert_eq!(seen(0, &[]), (vec![], vec![0, 1]));
+        assert_eq!(seen(1, &[2]), (vec![], vec![]), "its own deadline");
+    }
+    use crate::element::{DType, TypeTag};
+
+    #[test]
+    fn notices_survive_the_wire() {
+        let call = |kind| Call { kind, op: 0, element: TypeTag::Scalar(DType::F32), count: 4, root: None, counts_hash: 0, sequence: 1 };
+        for abort_reason in [
+            AbortReason::Mismatch { first: (1, call(Kind::Barrier)), second: (2, call(Kind::AllReduce)) },
+            AbortReason::Lost { rank: 7 },
+            AbortReason::Left { rank: 8 },
+            AbortReason::TimedOut { waiting: 1, missing: 2 },
+            AbortReason::Aborted { by: 3 },
+            AbortReason::Failed { rank: 4 },
+            AbortReason::Garbled { rank: 5, header: 0x0102_0304_0506_0708 },
+        ] {
+            let bytes = abort_reason.to_bytes();
+            assert_eq!(AbortReason::from_bytes(&bytes), Some(abort_reason));
+            let padded = AbortReason::from_bytes(&std::array::from_fn(|at| if at == 7 { 1 } else { bytes[at] }));
+            assert_eq!(padded, None, "{abort_reason:?} with a byte set that it does not use");
+        }
+        assert_eq!(AbortReason::from_bytes(&[0; AbortReason::BYTES]), None);
+    }
+}

@@ -1,0 +1,126 @@
+//! The end of a communicator: finding out why, and telling everyone.
+
+use std::time::{Duration, Instant};
+
+use super::peer::{PeerState, Trouble};
+use super::run_state::Context;
+use super::{End, Engine, Execution, Health, Links, wire};
+use crate::deadline::Deadline;
+use crate::host::abort_reason::{AbortReason, Interrupted};
+
+/// How long a rank that ends tries to get its last message out. A peer that takes no bytes for so long learns of the end when
+/// its link closes.
+const SHUTDOWN: Duration = Duration::from_millis(20);
+/// How long it tries where a message is half sent. Cutting it off makes the peer believe that this rank died, so a peer that
+/// only lacks a core gets more time.
+const LONG_SHUTDOWN: Duration = Duration::from_millis(100);
+/// How long to wait between two tries, once yielding the core has not helped.
+const NAP: Duration = Duration::from_micros(100);
+
+impl Engine {
+    /// Tells every open link that the communicator ended, once, as far as it can be done in a few milliseconds.
+    pub(crate) fn propagate<L: Links>(&mut self, links: &mut L, abort_reason: &AbortReason) {
+        self.spread(&wire::encode_abort_reason(abort_reason), None, None, links);
+    }
+
+    /// Tells every open link that this rank closes its communicator in good order, unless it was told something worse.
+    pub(crate) fn leave<L: Links>(&mut self, links: &mut L) {
+        self.spread(&wire::encode_leave(), None, None, links);
+    }
+
+    /// Ends the communicator: records why, unless something else ended it before, and tells the peers.
+    pub(super) fn fail<L: Links>(&mut self, end: End, context: Option<&Context<'_>>, health: &Health, links: &mut L) -> Interrupted {
+        health.end(end.stop.abort_reason);
+        let abort_reason = health.abort_reason().copied().unwrap_or(end.stop.abort_reason);
+        self.spread(&wire::encode_abort_reason(&abort_reason), end.told_by, context, links);
+        if abort_reason == end.stop.abort_reason { end.stop } else { abort_reason.into() }
+    }
+
+    /// What trouble with a peer means: a broken link may have brought the reason before it broke.
+    pub(super) fn explain<L: Links>(&mut self, rank: usize, trouble: Trouble, deadline: &Deadline, links: &mut L) -> End {
+        let error = match trouble {
+            Trouble::Told(abort_reason) => return End { stop: abort_reason.into(), told_by: Some(rank) },
+            Trouble::Found(abort_reason) => return abort_reason.into(),
+            Trouble::Link(error) => error,
+        };
+        let last_words = links.link(rank, deadline).ok().and_then(|link| self.peers[rank].last_words(link));
+        match last_words {
+            Some(abort_reason) => End { stop: abort_reason.into(), told_by: Some(rank) },
+            None => {
+                crate::event::warn!(rank = self.rank, peer = rank, %error, "the link to a peer broke");
+                AbortReason::Lost { rank: rank as u32 }.into()
+            }
+        }
+    }
+
+    /// The deadline passed: says whom this rank waits for, and who is known to have come.
+    pub(super) fn timed_out<L: Links>(&mut self, request: &Execution<'_>, links: &mut L) -> End {
+        let waiting = self.rank as u32;
+        let mut missing = self.awaited(request, links);
+        let has_come = |rank: usize| rank == self.rank || (!missing.contains(&(rank as u32)) && self.peers[rank].has_come());
+        let mut arrived: Vec<u32> = request.participants.iter().filter(|rank| has_come(**rank)).map(|rank| *rank as u32).collect();
+        // Nobody is: the time went into this rank's own folds.
+        if missing.is_empty() {
+            arrived.retain(|rank| *rank != waiting);
+            missing.push(waiting);
+        }
+        End { stop: Interrupted { abort_reason: AbortReason::TimedOut { waiting, missing: missing[0] }, missing, arrived }, told_by: None }
+    }
+
+    /// Adds to another rank's deadline whom this rank waits for.
+    pub(super) fn with_own_view<L: Links>(&mut self, end: End, request: &Execution<'_>, links: &mut L) -> End {
+        if !matches!(end.stop.abort_reason, AbortReason::TimedOut { waiting, .. } if waiting != self.rank as u32) {
+            return end;
+        }
+        let awaited = self.awaited(request, links);
+        End { stop: end.stop.seen_by(self.rank as u32, awaited), ..end }
+    }
+
+    /// The participants that this run waits for.
+    pub(super) fn awaited<L: Links>(&mut self, request: &Execution<'_>, links: &mut L) -> Vec<u32> {
+        let mut awaited = Vec::new();
+        for &rank in request.participants {
+            if self.active.contains(&rank) {
+                let link = links.link(rank, request.deadline).ok();
+                if self.peers[rank].is_missing(link, &self.schedule) {
+                    awaited.push(rank as u32);
+                }
+            }
+        }
+        awaited
+    }
+
+    /// Writes the last message of all to every open link but one, after what is half sent there.
+    fn spread<L: Links>(&mut self, message: &[u8], except: Option<usize>, context: Option<&Context<'_>>, links: &mut L) {
+        if std::mem::replace(&mut self.has_told, true) {
+            return;
+        }
+        if let Some(peer) = except.and_then(|rank| self.peers.get_mut(rank)) {
+            peer.hush();
+        }
+        let began = Instant::now();
+        loop {
+            let mut is_pending = false;
+            links.for_each_open(&mut |rank, link| {
+                if let Some(peer) = self.peers.get_mut(rank)
+                    && peer.say(message, link, context)
+                {
+                    // Two ranks that end at once may each have to read before the other can write.
+                    peer.drain(link);
+                    is_pending = true;
+                }
+            });
+            let is_cut_off = |peer: &PeerState| peer.is_cut_off(message.len());
+            let elapsed = began.elapsed();
+            if !is_pending || elapsed >= LONG_SHUTDOWN || (elapsed >= SHUTDOWN && !self.peers.iter().any(is_cut_off)) {
+                break;
+            }
+            if elapsed < NAP { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+        }
+        for (rank, peer) in self.peers.iter().enumerate() {
+            if peer.is_cut_off(message.len()) {
+                links.drop_link(rank);
+            }
+        }
+    }
+}

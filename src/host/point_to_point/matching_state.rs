@@ -1,0 +1,467 @@
+//! What one rank knows of its messages, whatever link they travel on: requests, and messages that no receive wanted yet.
+
+use crate::element::TypeTag;
+use crate::host::abort_reason::AbortReason;
+
+use super::frame::{EAGER_BYTES, Frame};
+use super::matching::Matching;
+use super::memory::Destination;
+use super::requests::{ReceivePhase, Receiving, Request, Requests, SendPhase, Sending};
+use super::{Envelope, MessageError};
+
+/// What a waiting message costs besides its bytes, so that empty ones are not free.
+const OVERHEAD_BYTES: usize = 128;
+
+/// What a message uses of the limit from when it is sent until a receive has taken it. Both ends reckon in the same way.
+pub(super) const fn cost(message_bytes: usize) -> usize {
+    if message_bytes <= EAGER_BYTES { message_bytes + OVERHEAD_BYTES } else { OVERHEAD_BYTES }
+}
+
+/// One source's use of the limit.
+#[derive(Debug, Clone, Copy, Default)]
+struct Account {
+    /// Cost of messages that came in and have met no receive.
+    waiting: usize,
+    /// Cost of messages that have, of which the sender was not told yet.
+    owed: usize,
+    /// On which link messages come from it.
+    link: usize,
+}
+
+/// How many buffers are kept for short messages to come.
+const SPARE_BUFFERS: usize = 64;
+
+/// A message that no receive wanted yet.
+#[derive(Debug)]
+enum Arrival {
+    /// A short one, whole.
+    Short { element: TypeTag, bytes: Vec<u8> },
+    /// A long one that is still with its sender.
+    Announced { link: usize, message: u32, element: TypeTag, bytes: usize },
+    /// One from this rank to itself, still in the sender's memory.
+    Own { request: u32 },
+}
+
+/// Where the bytes of a message go while they are read.
+#[derive(Debug)]
+pub(super) enum PayloadTarget {
+    /// Into the memory of a receive.
+    Request(u32),
+    /// Into a buffer, until a receive wants them.
+    Buffer(Vec<u8>),
+    /// Read and forgotten.
+    Nowhere,
+}
+
+/// The books.
+#[derive(Debug)]
+pub(super) struct MatchingState {
+    rank: usize,
+    pub(super) requests: Requests,
+    matching: Matching<Arrival>,
+    /// By source.
+    accounts: Vec<Account>,
+    /// How much messages of one source may cost that no receive has taken yet.
+    limit: usize,
+    spare: Vec<Vec<u8>>,
+    /// What a peer said about the end of the communicator; the first one counts.
+    pub(super) heard: Option<AbortReason>,
+}
+
+impl MatchingState {
+    pub(super) fn new(rank: usize, world_size: usize, limit: usize) -> Self {
+        Self {
+            rank,
+            requests: Requests::default(),
+            matching: Matching::new(world_size),
+            accounts: vec![Account::default(); world_size],
+            limit,
+            spare: Vec::new(),
+            heard: None,
+        }
+    }
+
+    /// How much messages to one peer may cost that it has not taken yet.
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// A message begins to come in: its cost counts from now on. Senders know the limit and keep to it.
+    pub(super) fn charge(&mut self, source: usize, link: usize, bytes: usize) -> Result<(), String> {
+        let account = &mut self.accounts[source];
+        account.link = link;
+        account.waiting += cost(bytes);
+        let used = account.waiting + account.owed;
+        if used > self.limit { Err(format!("more messages at once than agreed: {used} of {} B", self.limit)) } else { Ok(()) }
+    }
+
+    /// A receive has taken a message, or it was given up.
+    pub(super) fn release(&mut self, source: usize, bytes: usize) {
+        let account = &mut self.accounts[source];
+        account.waiting -= cost(bytes);
+        if source != self.rank {
+            account.owed += cost(bytes);
+        }
+    }
+
+    /// What the peer at this link is to be told of messages taken, once it is worth a frame.
+    pub(super) fn take_owed(&mut self, peer: usize, link: usize) -> Option<Frame> {
+        if !self.owes(peer) || self.accounts[peer].link != link {
+            return None;
+        }
+        let account = &mut self.accounts[peer];
+        Some(Frame::Credit { cost: std::mem::take(&mut account.owed) as u64 })
+    }
+
+    /// What a peer is to be told of messages taken, however few they are, and on which link.
+    pub(super) fn take_any_owed(&mut self, peer: usize) -> Option<(usize, Frame)> {
+        let account = &mut self.accounts[peer];
+        let cost = std::mem::take(&mut account.owed) as u64;
+        (cost > 0).then_some((account.link, Frame::Credit { cost }))
+    }
+
+    /// A buffer of this length with anything in it.
+    fn buffer(&mut self, bytes: usize) -> Vec<u8> {
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.resize(bytes, 0);
+        buffer
+    }
+
+    /// Keeps a buffer for the next message.
+    pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < SPARE_BUFFERS {
+            self.spare.push(buffer);
+        }
+    }
+
+    /// Whether a receive can take a message from `source`; why not.
+    fn check(&mut self, receive: u32, source: usize, element: TypeTag, bytes: usize) -> Result<(), MessageError> {
+        let Some(Receiving { element: expected, into, .. }) = self.requests.receive(receive) else { return Ok(()) };
+        let capacity = into.as_ref().map_or(0, Destination::capacity);
+        if *expected != element {
+            return Err(MessageError::TypeMismatch { peer: source, sent: element, expected: *expected });
+        }
+        if bytes > capacity {
+            return Err(MessageError::Truncated { peer: source, sent: bytes, capacity });
+        }
+        Ok(())
+    }
+
+    /// The link that messages of `source` come on, as far as is known; `None` where a message from there has others to meet first than
+    /// the receive that is about to be made.
+    #[inline]
+    pub(super) fn direct_link(&self, source: usize) -> Option<usize> {
+        self.matching.is_clear(source).then(|| self.accounts[source].link)
+    }
+
+    /// The link that messages of `source` come on, as far as is known.
+    pub(super) fn link_of(&self, source: usize) -> usize {
+        self.accounts[source].link
+    }
+
+    /// Whether the peer is to be told of messages taken.
+    #[inline]
+    pub(super) fn owes(&self, peer: usize) -> bool {
+        self.accounts[peer].owed >= self.limit / 4
+    }
+
+    /// Gives a short message to a receive that waits for it.
+    fn deliver(&mut self, receive: u32, envelope: Envelope, bytes: &[u8]) {
+        let outcome = self.check(receive, envelope.source, envelope.element, bytes.len());
+        if outcome.is_ok()
+            && let Some(into) = self.requests.destination(receive, 0..bytes.len())
+        {
+            into.copy_from_slice(bytes);
+        }
+        self.requests.finish(receive, outcome.map(|()| envelope));
+    }
+
+    /// A short message begins to come in: where to put it.
+    pub(super) fn place_short(&mut self, envelope: Envelope) -> PayloadTarget {
+        let Envelope { source, tag, element, bytes } = envelope;
+        let Some(receive) = self.matching.take_posted(source, tag) else { return PayloadTarget::Buffer(self.buffer(bytes)) };
+        if let Err(refusal) = self.check(receive, source, element, bytes) {
+            self.requests.finish(receive, Err(refusal));
+            return PayloadTarget::Nowhere;
+        }
+        if let Some(receiving) = self.requests.receive(receive) {
+            receiving.phase = ReceivePhase::Reading { source };
+        }
+        PayloadTarget::Request(receive)
+    }
+
+    /// A short message has come in whole.
+    pub(super) fn short_complete(&mut self, envelope: Envelope, place: PayloadTarget) {
+        match place {
+            PayloadTarget::Request(receive) => {
+                self.requests.finish(receive, Ok(envelope));
+                self.release(envelope.source, envelope.bytes);
+            }
+            PayloadTarget::Nowhere => self.release(envelope.source, envelope.bytes),
+            // A receive may have been posted since the first of its bytes came.
+            PayloadTarget::Buffer(bytes) => match self.matching.take_posted(envelope.source, envelope.tag) {
+                Some(receive) => {
+                    self.release(envelope.source, bytes.len());
+                    self.deliver(receive, envelope, &bytes);
+                    self.recycle(bytes);
+                }
+                None => self.matching.arrive(envelope.source, envelope.tag, Arrival::Short { element: envelope.element, bytes }),
+            },
+        }
+    }
+
+    /// A long message was announced on `link`: the answer, if a receive waits for it.
+    pub(super) fn announced(&mut self, envelope: Envelope, link: usize, message: u32) -> Option<Frame> {
+        let Envelope { source, tag, element, bytes } = envelope;
+        if let Some(receive) = self.matching.take_posted(source, tag) {
+            self.release(source, bytes);
+            return Some(self.answer(receive, envelope, link, message));
+        }
+        self.matching.arrive(source, tag, Arrival::Announced { link, message, element, bytes });
+        None
+    }
+
+    /// The answer of a receive to a long message.
+    fn answer(&mut self, receive: u32, envelope: Envelope, link: usize, message: u32) -> Frame {
+        let Envelope { source, tag, element, bytes } = envelope;
+        let refusal = self.check(receive, source, element, bytes).err();
+        let Some(receiving) = self.requests.receive(receive) else { return Frame::Refuse { message, element, capacity: 0 } };
+        let capacity = receiving.into.as_ref().map_or(0, Destination::capacity) as u64;
+        let expected = receiving.element;
+        receiving.phase = ReceivePhase::Filling { link, source, message, tag, bytes, filled: 0 };
+        match refusal {
+            None => Frame::ClearToSend { message, reply: receive },
+            Some(refusal) => {
+                self.requests.finish(receive, Err(refusal));
+                Frame::Refuse { message, element: expected, capacity }
+            }
+        }
+    }
+
+    /// A new receive: its slot, and what is to be answered on which link. `None` in the middle where it waits for a message.
+    pub(super) fn receive(
+        &mut self,
+        from: Option<usize>,
+        tag: Option<u64>,
+        element: TypeTag,
+        into: Destination,
+    ) -> (u32, Option<(usize, Frame)>) {
+        let receiving = Receiving { from, element, into: Some(into), phase: ReceivePhase::Posted };
+        let receive = self.requests.insert(Request::Receive(receiving));
+        let Some((source, tag, arrival)) = self.matching.take_arrived(from, tag) else {
+            self.matching.post(from, tag, receive);
+            return (receive, None);
+        };
+        let answer = match arrival {
+            Arrival::Short { element, bytes } => {
+                self.release(source, bytes.len());
+                self.deliver(receive, Envelope { source, tag, element, bytes: bytes.len() }, &bytes);
+                self.recycle(bytes);
+                None
+            }
+            Arrival::Announced { link, message, element, bytes } => {
+                self.release(source, bytes);
+                Some((link, self.answer(receive, Envelope { source, tag, element, bytes }, link, message)))
+            }
+            Arrival::Own { request } => {
+                self.meet_own(request, receive);
+                None
+            }
+        };
+        (receive, answer)
+    }
+
+    /// A send to this same rank: given to a receive, buffered where it is short, else left waiting for a receive.
+    pub(super) fn send_to_self(&mut self, send: u32) {
+        let Some(&mut Sending { tag, element, bytes, .. }) = self.requests.send(send) else { return };
+        if let Some(receive) = self.matching.take_posted(self.rank, tag) {
+            return self.meet_own(send, receive);
+        }
+        if bytes > EAGER_BYTES || self.accounts[self.rank].waiting + cost(bytes) > self.limit {
+            return self.matching.arrive(self.rank, tag, Arrival::Own { request: send });
+        }
+        self.accounts[self.rank].waiting += cost(bytes);
+        let mut buffer = self.buffer(bytes);
+        buffer.copy_from_slice(self.requests.source(send));
+        self.matching.arrive(self.rank, tag, Arrival::Short { element, bytes: buffer });
+        self.requests.finish_send(send, self.rank);
+    }
+
+    /// A send and a receive of this rank have found each other.
+    fn meet_own(&mut self, send: u32, receive: u32) {
+        let Some(&mut Sending { element, bytes, tag, .. }) = self.requests.send(send) else { return };
+        if let Err(refusal) = self.check(receive, self.rank, element, bytes) {
+            self.requests.finish(send, Err(refusal));
+            self.requests.finish(receive, Err(refusal));
+            return;
+        }
+        // Both lie in the same table, so the destination is lifted out for the copy.
+        let into = self.requests.receive(receive).and_then(|receiving| receiving.into.take());
+        if let Some(mut into) = into {
+            if let Some(place) = into.part(0..bytes) {
+                place.copy_from_slice(self.requests.source(send));
+            }
+            if let Some(receiving) = self.requests.receive(receive) {
+                receiving.into = Some(into);
+            }
+        }
+        self.requests.finish(receive, Ok(Envelope { source: self.rank, tag, element, bytes }));
+        self.requests.finish_send(send, self.rank);
+    }
+
+    /// A send's turn on its link has come: the frame to begin with, and whether the bytes follow it at once.
+    pub(super) fn begin_send(&mut self, send: u32, link: usize) -> Option<(Frame, bool)> {
+        let sending = self.requests.send(send)?;
+        let Sending { tag, element, bytes, .. } = *sending;
+        if bytes <= EAGER_BYTES {
+            return Some((Frame::Eager { tag, element, bytes }, true));
+        }
+        sending.phase = SendPhase::Announced { link };
+        Some((Frame::RequestToSend { message: send, tag, element, bytes }, false))
+    }
+
+    /// A short message was handed to its link.
+    pub(super) fn short_sent(&mut self, send: u32) {
+        self.requests.finish_send(send, self.rank);
+    }
+
+    /// A piece of a long message was handed to its link; whether there is more of it.
+    pub(super) fn piece_sent(&mut self, send: u32, piece: usize) -> bool {
+        let Some(sending) = self.requests.send(send) else { return false };
+        let SendPhase::Cleared { sent, .. } = &mut sending.phase else { return false };
+        *sent += piece;
+        if *sent < sending.bytes {
+            return true;
+        }
+        self.requests.finish_send(send, self.rank);
+        false
+    }
+
+    /// The send that a peer's answer on `link` is about, if it awaits one.
+    fn answered(&mut self, link: usize, message: u32) -> Result<&mut Sending, String> {
+        self.requests
+            .send(message)
+            .filter(|sending| sending.phase == SendPhase::Announced { link })
+            .ok_or_else(|| format!("an answer to message {message}, which was not announced to it"))
+    }
+
+    /// A peer clears a long message; whether its bytes are to follow (not if it was cancelled meanwhile).
+    pub(super) fn cleared(&mut self, link: usize, message: u32, reply: u32) -> Result<bool, String> {
+        let sending = self.answered(link, message)?;
+        sending.phase = SendPhase::Cleared { link, reply, sent: 0 };
+        let wanted = sending.data.is_some();
+        if !wanted {
+            self.requests.remove(message);
+        }
+        Ok(wanted)
+    }
+
+    /// A peer refuses a long message, with a receive of this element type and capacity.
+    pub(super) fn refused(&mut self, link: usize, message: u32, element: TypeTag, capacity: u64) -> Result<(), String> {
+        let &mut Sending { to, element: sent, bytes, .. } = self.answered(link, message)?;
+        let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
+        let refusal = if sent == element {
+            MessageError::Truncated { peer: to, sent: bytes, capacity }
+        } else {
+            MessageError::TypeMismatch { peer: to, sent, expected: element }
+        };
+        self.requests.finish(message, Err(refusal));
+        Ok(())
+    }
+
+    /// A piece of a long message begins to come in: where to put it, and from which byte on.
+    pub(super) fn place_piece(&mut self, link: usize, reply: u32, piece: usize) -> Result<(PayloadTarget, usize), String> {
+        let unexpected = || format!("{piece} B for receive {reply}, which does not expect them");
+        let receiving = self.requests.receive(reply).ok_or_else(unexpected)?;
+        match receiving.phase {
+            ReceivePhase::Filling { link: of, bytes, filled, .. } if of == link && piece <= bytes - filled => {
+                Ok((if receiving.into.is_some() { PayloadTarget::Request(reply) } else { PayloadTarget::Nowhere }, filled))
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// How long the message is that fills this receive.
+    pub(super) fn message_bytes(&mut self, reply: u32) -> usize {
+        match self.requests.receive(reply).map(|receiving| receiving.phase) {
+            Some(ReceivePhase::Filling { bytes, .. }) => bytes,
+            _ => 0,
+        }
+    }
+
+    /// A piece of a long message has come in.
+    pub(super) fn piece_complete(&mut self, reply: u32, piece: usize) {
+        let Some(receiving) = self.requests.receive(reply) else { return };
+        let ReceivePhase::Filling { source, tag, bytes, filled, .. } = &mut receiving.phase else { return };
+        *filled += piece;
+        if filled == bytes {
+            let envelope = Envelope { source: *source, tag: *tag, element: receiving.element, bytes: *bytes };
+            self.requests.finish(reply, Ok(envelope));
+        }
+    }
+
+    /// A peer has cancelled a message that it announced on `link`: the answer, if none was given yet.
+    pub(super) fn withdrawn(&mut self, source: usize, link: usize, message: u32) -> Option<Frame> {
+        let mut answer = None;
+        let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Announced { link: l, message: m, .. } if (*l, *m) == (link, message));
+        let mut given_up = None;
+        self.matching.take_back(source, is_it, |arrival| given_up = Some(arrival));
+        if let Some(Arrival::Announced { element, bytes, .. }) = given_up {
+            self.release(source, bytes);
+            answer = Some(Frame::Refuse { message, element, capacity: 0 });
+        }
+        let is_it = |request: &Request| {
+            matches!(request, Request::Receive(Receiving { phase: ReceivePhase::Filling { link: l, message: m, .. }, .. })
+                if (*l, *m) == (link, message))
+        };
+        for receive in self.requests.find(is_it) {
+            self.requests.finish(receive, Err(MessageError::Withdrawn { peer: source }));
+        }
+        answer
+    }
+
+    /// Takes back a receive that found no message, or a send to this rank that found no receive.
+    pub(super) fn unpost(&mut self, request: u32) {
+        if let Some(Receiving { from, .. }) = self.requests.receive(request) {
+            self.matching.unpost(*from, request);
+        } else {
+            let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Own { request: own } if *own == request);
+            self.matching.take_back(self.rank, is_it, drop);
+        }
+        self.requests.remove(request);
+    }
+
+    /// A peer is gone: everything that waits for it fails, and with it what waits for anyone, where it was the last one.
+    pub(super) fn end_peer(&mut self, peer: usize, abort_reason: AbortReason, was_last: bool) {
+        let announced = |arrival: &Arrival| matches!(arrival, Arrival::Announced { .. });
+        let accounts = &mut self.accounts;
+        self.matching.take_back(peer, announced, |_| accounts[peer].waiting -= OVERHEAD_BYTES);
+        let concerned = self.requests.find(|request| match request {
+            Request::Done(_) => false,
+            Request::Send(sending) => sending.to == peer,
+            Request::Receive(Receiving { from, phase, .. }) => match phase {
+                ReceivePhase::Posted => from.map_or(was_last, |from| from == peer),
+                ReceivePhase::Reading { source } | ReceivePhase::Filling { source, .. } => *source == peer,
+            },
+        });
+        for request in concerned {
+            if let Some(Receiving { from, phase: ReceivePhase::Posted, .. }) = self.requests.receive(request) {
+                self.matching.unpost(*from, request);
+            }
+            self.requests.finish(request, Err(MessageError::Ended(abort_reason)));
+        }
+    }
+}
+
+#[cfg(test)]
+impl MatchingState {
+    /// Whether neither a request nor a message is left.
+    pub(super) fn is_idle(&mut self) -> bool {
+        self.requests.find(|_| true).is_empty() && self.accounts.iter().all(|account| account.waiting == 0)
+    }
+
+    /// What the waiting messages of one source cost.
+    pub(super) fn waiting(&self, source: usize) -> usize {
+        self.accounts[source].waiting
+    }
+}

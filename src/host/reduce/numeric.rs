@@ -1,0 +1,200 @@
+//! Lanes: how elements of one type are read from memory, computed with, and written back.
+//!
+//! A numeric type reads its element as a plain number of the same size (`f16` as `u16`, `bool` as `u8`), so no byte pattern in a
+//! buffer can be invalid, and turns it into the type that is computed in. Each is a handful of operations without a branch, so
+//! that a loop over it vectorises.
+
+use super::operation::Pair;
+use crate::F8E4M3;
+use crate::float8::{expand, round};
+
+/// One element type as the loops see it.
+pub(super) trait Numeric: 'static {
+    /// The element in memory.
+    type Stored: Copy;
+    /// What is computed with.
+    type Wide: Copy;
+    /// Whether a fold of one input may copy its bytes.
+    const COPIES: bool = true;
+
+    /// The value of an element: exact.
+    fn widen(stored: Self::Stored) -> Self::Wide;
+
+    /// The element nearest to a value, ties to even. A NaN becomes the type's positive quiet one: which of two NaN an addition
+    /// keeps depends on the order the compiler gives its operands, and every rank is to end with the same bits.
+    fn narrow(wide: Self::Wide) -> Self::Stored;
+}
+
+/// Integers as they are; floats of the same width. Also bytes for bitwise ops, whatever the element.
+pub(super) struct Plain<T>(T);
+
+macro_rules! plain_integers {
+    ($($int:ty),*) => {$(
+        impl Numeric for Plain<$int> {
+            type Stored = $int;
+            type Wide = $int;
+
+            #[inline(always)]
+            fn widen(stored: $int) -> $int {
+                stored
+            }
+
+            #[inline(always)]
+            fn narrow(wide: $int) -> $int {
+                wide
+            }
+        }
+    )*};
+}
+
+plain_integers!(i8, i16, i32, i64, u8, u16, u32, u64);
+
+macro_rules! plain_floats {
+    ($($float:ty, $quiet:expr;)*) => {$(
+        impl Numeric for Plain<$float> {
+            type Stored = $float;
+            type Wide = $float;
+
+            #[inline(always)]
+            fn widen(stored: $float) -> $float {
+                stored
+            }
+
+            #[inline(always)]
+            fn narrow(wide: $float) -> $float {
+                if wide.is_nan() { <$float>::from_bits($quiet) } else { wide }
+            }
+        }
+    )*};
+}
+
+plain_floats! {
+    f32, 0x7fc0_0000;
+    f64, 0x7ff8_0000_0000_0000;
+}
+
+/// `f16` by integer arithmetic: what every processor can do.
+pub(super) struct F16;
+
+impl Numeric for F16 {
+    type Stored = u16;
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen(stored: u16) -> f32 {
+        expand::<5, 10>(u32::from(stored))
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f32) -> u16 {
+        round::<5, 10>(Plain::<f32>::narrow(wide)) as u16
+    }
+}
+
+/// `bf16`: the upper half of an `f32`.
+pub(super) struct Bf16;
+
+impl Bf16 {
+    /// The bits of `wide` with its upper half rounded: the lower half is to be cut off.
+    #[inline(always)]
+    fn rounded(wide: f32) -> u32 {
+        let bits = wide.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+        if wide.is_nan() { 0x7fc0_0000 } else { rounded }
+    }
+}
+
+impl Numeric for Bf16 {
+    type Stored = u16;
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen(stored: u16) -> f32 {
+        f32::from_bits(u32::from(stored) << 16)
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f32) -> u16 {
+        (Bf16::rounded(wide) >> 16) as u16
+    }
+}
+
+/// Two `bf16` at once: the upper and the lower half of a word become two vectors of `f32` without a shuffle.
+pub(super) struct Bf16Pair;
+
+/// A word that is aligned as its halves are.
+#[derive(Clone, Copy)]
+#[repr(C, packed(2))]
+pub(super) struct Word(u32);
+
+impl Numeric for Bf16Pair {
+    type Stored = Word;
+    type Wide = Pair;
+
+    #[inline(always)]
+    fn widen(Word(word): Word) -> Pair {
+        Pair(f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000))
+    }
+
+    #[inline(always)]
+    fn narrow(Pair(low, high): Pair) -> Word {
+        Word(Bf16::rounded(low) >> 16 | Bf16::rounded(high) & 0xffff_0000)
+    }
+}
+
+/// The 8-bit float with 4 exponent bits.
+pub(super) struct SmallE4M3;
+
+impl Numeric for SmallE4M3 {
+    type Stored = u8;
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen(stored: u8) -> f32 {
+        F8E4M3::from_bits(stored).to_f32()
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f32) -> u8 {
+        let bits = F8E4M3::from_f32(wide).to_bits();
+        // Here overflow becomes NaN too, so the test is on the result.
+        if bits & 0x7f == 0x7f { 0x7f } else { bits }
+    }
+}
+
+/// The 8-bit float with 5 exponent bits.
+pub(super) struct SmallE5M2;
+
+impl Numeric for SmallE5M2 {
+    type Stored = u8;
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen(stored: u8) -> f32 {
+        expand::<5, 2>(u32::from(stored))
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f32) -> u8 {
+        round::<5, 2>(Plain::<f32>::narrow(wide)) as u8
+    }
+}
+
+/// Truth values: any byte but 0 counts as 1, and nothing else is ever written.
+pub(super) struct Bool;
+
+impl Numeric for Bool {
+    type Stored = u8;
+    type Wide = u8;
+    const COPIES: bool = false;
+
+    #[inline(always)]
+    fn widen(stored: u8) -> u8 {
+        u8::from(stored != 0)
+    }
+
+    #[inline(always)]
+    fn narrow(wide: u8) -> u8 {
+        wide
+    }
+}

@@ -1,0 +1,220 @@
+//! How the bytes of a call are cut into steps: the same on every rank, from what the call's fingerprint says.
+
+use std::ops::Range;
+
+use super::mailbox::Area;
+
+/// From how many bytes on each rank folds a share and passes the result on. Below, every rank folds everything: one step instead
+/// of two.
+const SHARES_FROM_BYTES: usize = 32 << 10;
+
+/// From how many bytes on a result goes past the cache, where it would not stay there anyway. (Not that of a broadcast: nobody folds or
+/// copies anything else beside it, and it was faster without.)
+const STREAM_FROM_BYTES: usize = 4 << 20;
+
+/// The least of a step where one rank copies in while another copies out: below, a step costs more than its bytes.
+const LEAST_STEP_BYTES: usize = 16 << 10;
+/// Blocks up to this are gathered in the least steps, whose slots stay in the first-level cache.
+const SMALL_BLOCK_BYTES: usize = 128 << 10;
+
+/// How much goes into one step of a large call, by the collective: the same on every rank. Small steps let one rank copy in while
+/// others copy out, and keep their bytes in the nearest caches. Where ranks share processors a step costs a turn of everybody,
+/// which is dearer than either.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct StepSizes {
+    is_crowded: bool,
+    /// One rank's bytes to everyone: at most.
+    broadcast: usize,
+    /// A block of each rank: at most.
+    gather: usize,
+    /// Blocks for all ranks.
+    pub(super) scatter: usize,
+    /// A vector of each rank, folded whole.
+    pub(super) fold: usize,
+    /// Blocks for all ranks, folded.
+    pub(super) reduce_scatter: usize,
+}
+
+impl StepSizes {
+    /// For slots of this size. Measured with 2 and 4 ranks on 2 processors.
+    pub(super) fn new(slot_bytes: usize, is_crowded: bool) -> Self {
+        let most = |bytes: usize| bytes.min(slot_bytes);
+        if is_crowded {
+            let whole = slot_bytes;
+            return Self { is_crowded, broadcast: most(512 << 10), gather: whole, scatter: whole, fold: whole, reduce_scatter: whole };
+        }
+        Self {
+            is_crowded,
+            broadcast: most(64 << 10),
+            gather: most(512 << 10),
+            scatter: slot_bytes,
+            fold: most(256 << 10),
+            reduce_scatter: most(512 << 10),
+        }
+    }
+
+    /// For the broadcast of so many bytes: about four steps where that is enough for each, so that copying in and out overlap.
+    pub(super) fn broadcast(&self, bytes: usize) -> usize {
+        if self.is_crowded { self.broadcast } else { (bytes / 4).clamp(LEAST_STEP_BYTES, self.broadcast) }
+    }
+
+    /// For blocks of so many bytes.
+    pub(super) fn gather(&self, block_bytes: usize) -> usize {
+        if block_bytes <= SMALL_BLOCK_BYTES && !self.is_crowded { LEAST_STEP_BYTES } else { self.gather }
+    }
+}
+
+/// Pieces of one block, or of several blocks side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Chunking {
+    /// Where the pieces of a step lie.
+    pub(super) area: Area,
+    /// The bytes of a block.
+    bytes: usize,
+    /// The bytes of it in one step; the last piece may be shorter.
+    pub(super) piece: usize,
+    /// How many blocks one step carries.
+    pub(super) width: usize,
+    /// How many pieces a block has; at least one, which is empty where the block is.
+    count: usize,
+}
+
+impl Chunking {
+    /// For `width` blocks of `bytes` each that are only moved, all in every step.
+    #[inline]
+    pub(super) fn moves(bytes: usize, width: usize, step_bytes: usize) -> Self {
+        let area = Area::for_move(bytes.saturating_mul(width));
+        if area != Area::Slot {
+            return Self { area, bytes, piece: bytes, width, count: 1 };
+        }
+        Self::pieces_of(bytes, width, ((step_bytes / width) & !63).max(1), 64)
+    }
+
+    /// For `width` blocks of up to `bytes` each that are folded: cut between elements, and as many blocks a step as fit.
+    #[inline]
+    pub(super) fn folds(bytes: usize, width: usize, element_bytes: usize, step_bytes: usize) -> Self {
+        let area = Area::for_fold(bytes, width, element_bytes);
+        if area != Area::Slot {
+            return Self { area, bytes, piece: bytes, width, count: 1 };
+        }
+        let grain = grain(element_bytes);
+        let element = element_bytes.max(1);
+        let room = step_bytes / width;
+        let most = if room >= grain { room / grain * grain } else { (room / element * element).max(element) };
+        let chunking = Self::pieces_of(bytes, width, most, grain);
+        Self { width: width.min(step_bytes / chunking.piece.max(1)).max(1), ..chunking }
+    }
+
+    /// Pieces that are as even as can be: no longer than `most`, and whole grains where that is.
+    fn pieces_of(bytes: usize, width: usize, most: usize, grain: usize) -> Self {
+        let piece = bytes.div_ceil(bytes.div_ceil(most).max(1)).next_multiple_of(grain).min(most).max(1);
+        Self { area: Area::Slot, bytes, piece, width, count: bytes.div_ceil(piece).max(1) }
+    }
+
+    /// The pieces in order, as ranges of a block.
+    #[inline]
+    pub(super) fn pieces(self) -> impl Iterator<Item = Range<usize>> {
+        (0..self.count).map(move |index| index * self.piece..self.bytes.min(index * self.piece + self.piece))
+    }
+}
+
+/// What to cut at: whole cache lines, where whole elements fill them.
+fn grain(element_bytes: usize) -> usize {
+    match element_bytes {
+        1 | 2 | 4 | 8 | 16 | 32 => 64,
+        other => other.max(1),
+    }
+}
+
+/// Whether a result of so many bytes goes past the cache.
+#[inline]
+pub(super) const fn streams(bytes: usize) -> bool {
+    bytes >= STREAM_FROM_BYTES
+}
+
+/// Whether ranks fold shares of a call rather than everything.
+#[inline]
+pub(super) const fn in_shares(bytes: usize) -> bool {
+    bytes >= SHARES_FROM_BYTES
+}
+
+/// Who folds which part of a piece.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shares {
+    bytes: usize,
+    each: usize,
+}
+
+impl Shares {
+    /// Splits `bytes` between elements, into as many nearly equal parts as there are ranks; the last may be empty.
+    pub(super) fn new(bytes: usize, ranks: usize, element_bytes: usize) -> Self {
+        Self { bytes, each: bytes.div_ceil(ranks).next_multiple_of(grain(element_bytes)) }
+    }
+
+    /// The part of one rank.
+    pub(super) fn of(self, rank: usize) -> Range<usize> {
+        let start = self.bytes.min(self.each * rank);
+        start..self.bytes.min(start + self.each)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLOT: usize = 128 << 10;
+
+    /// Asserts that ranges lie side by side and cover `bytes`.
+    fn assert_covers(ranges: impl Iterator<Item = Range<usize>>, bytes: usize) {
+        let end = ranges.fold(0, |end, range| {
+            assert!(range.start == end && range.end >= end);
+            range.end
+        });
+        assert_eq!(end, bytes);
+    }
+
+    #[test]
+    fn moved_pieces_cover_the_block_and_fit_the_area() {
+        for width in [1, 2, 3, 8, 13, 1024] {
+            for bytes in [0, 1, 24, 25, 4096, 4097, SLOT - 1, SLOT, SLOT + 1, 5 * SLOT + 7] {
+                let chunking = Chunking::moves(bytes, width, SLOT);
+                assert_covers(chunking.pieces(), bytes);
+                let longest = chunking.pieces().map(|range| range.len()).max().unwrap();
+                let room = [24, 4096, SLOT][chunking.area as usize];
+                assert!(longest * width <= room, "{width} blocks of {bytes}: {chunking:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn folded_pieces_are_whole_elements() {
+        for width in [1, 2, 13, 1024] {
+            for element in [1, 3, 4, 8, 16, 24, 100, 128, 5000, 64 << 10] {
+                for count in [0, 1, 2, 7, 100, 3000] {
+                    let chunking = Chunking::folds(element * count, width, element, SLOT);
+                    assert_covers(chunking.pieces(), element * count);
+                    assert!(chunking.pieces().all(|range| range.len() % element == 0), "{count} of {element}: {chunking:?}");
+                    let longest = chunking.pieces().map(|range| range.len()).max().unwrap();
+                    assert!(longest * chunking.width <= [24, 4096, SLOT][chunking.area as usize], "{count} of {element}: {chunking:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shares_cover_the_piece_in_whole_elements() {
+        for ranks in [1, 2, 3, 8, 13] {
+            for (element, count) in [(1, 0), (1, 1), (4, 5), (24, 1000), (3, 7), (64 << 10, 2), (8, 16384)] {
+                let shares = Shares::new(element * count, ranks, element);
+                assert_covers((0..ranks).map(|rank| shares.of(rank)), element * count);
+                assert!((0..ranks).all(|rank| shares.of(rank).len().is_multiple_of(element)));
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_element_divides_nothing() {
+        assert_eq!(Chunking::folds(0, 3, 0, SLOT).pieces().collect::<Vec<_>>().len(), 1);
+        assert!(Shares::new(0, 3, 0).of(1).is_empty());
+    }
+}

@@ -1,0 +1,424 @@
+//! How the region's descriptor gets from the leader to the other ranks of the host: over an abstract unix socket, whose name no
+//! file system holds, only to processes of the same user, and where the job has a secret, only to those that know it.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown,
+    SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+
+use crate::deadline::Deadline;
+use crate::proof::{self, Initiator, Purpose, Responder, Secret, Step, Unproven};
+
+/// How many clients that have not proven themselves may be there at a time.
+const MOST_CLIENTS: usize = 64;
+/// How long each of them has for it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long each is left in peace when others want its place.
+const GRACE: Duration = Duration::from_millis(100);
+/// How often clients are looked at that say nothing.
+const SLICE: Duration = Duration::from_millis(20);
+
+/// The leader's listening socket.
+pub(super) struct DescriptorServer {
+    listener: OwnedFd,
+    name: String,
+    /// What clients have to know.
+    secret: Option<Secret>,
+    /// How many of other users were refused.
+    refused: AtomicU64,
+}
+
+/// Somebody who has come in and has not got the file yet.
+struct Client {
+    connection: OwnedFd,
+    responder: Responder,
+    since: Instant,
+}
+
+impl DescriptorServer {
+    /// Listens under a random name.
+    pub(super) fn open(secret: Option<&Secret>) -> io::Result<Self> {
+        let random: String = proof::random()?[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = format!("collectives-{random}");
+        let listener = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        rustix::net::bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        rustix::net::listen(&listener, 1024)?;
+        Ok(Self { listener, name, secret: secret.cloned(), refused: AtomicU64::new(0) })
+    }
+
+    /// The name under which others find it. It is no secret: the system shows it to everybody.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Hands `file` to whoever comes and knows the secret, until [`DescriptorServer::close`]. Nobody waits for anybody else; unproven connections, and those
+    /// who hang up, are dropped.
+    pub(super) fn serve(&self, file: BorrowedFd<'_>) {
+        let mut clients = VecDeque::new();
+        loop {
+            self.wait(&clients);
+            if !self.admit(&mut clients, file) {
+                return;
+            }
+            clients.retain_mut(|client| match client.listen(&self.name, file) {
+                Ok(stays) => stays && client.since.elapsed() < PATIENCE,
+                Err(error) => {
+                    crate::event::warn!("a process that asked for shared memory was refused: {error}");
+                    false
+                }
+            });
+        }
+    }
+
+    /// Waits until somebody comes, or says something.
+    fn wait(&self, clients: &VecDeque<Client>) {
+        let watch = if clients.len() < MOST_CLIENTS { PollFlags::IN } else { PollFlags::empty() };
+        let mut watched = vec![PollFd::from_borrowed_fd(self.listener.as_fd(), watch)];
+        watched.extend(clients.iter().map(|client| PollFd::from_borrowed_fd(client.connection.as_fd(), PollFlags::IN)));
+        // Without a limit where there is nobody whose patience could end.
+        let limit = (!clients.is_empty()).then(|| timespec(SLICE));
+        // A signal, or a lack of memory, is as good a reason to look again as any.
+        let _ = poll(&mut watched, limit.as_ref());
+    }
+
+    /// Lets in whoever has come, as far as there is room; `false` where the server was closed.
+    fn admit(&self, clients: &mut VecDeque<Client>, file: BorrowedFd<'_>) -> bool {
+        if clients.len() >= MOST_CLIENTS {
+            clients.retain(|client| client.since.elapsed() <= GRACE);
+        }
+        // Bounded, so that those who keep coming keep nobody from being heard.
+        for _ in 0..MOST_CLIENTS.saturating_sub(clients.len()) {
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(connection) if is_own_user(&connection) => match &self.secret {
+                    Some(secret) => {
+                        let responder = Responder::new(secret, Purpose::Memory, self.name.len());
+                        clients.push_back(Client { connection, responder, since: Instant::now() });
+                    }
+                    None => hand_over(&connection, file),
+                },
+                Ok(_) => {
+                    let number = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
+                    // A flood of them is reported ever more rarely.
+                    if number <= 16 || number.is_power_of_two() {
+                        crate::event::warn!(number, "a process of another user asked for shared memory and was refused");
+                    }
+                }
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                // Nobody is there, or the server was closed.
+                Err(Errno::AGAIN | Errno::INVAL) => break,
+                Err(error) => {
+                    // Out of descriptors or memory: those who wait see their deadline unless it passes.
+                    crate::event::warn!(%error, "could not accept a client");
+                    return !wait_for(self.listener.as_fd(), PollFlags::empty(), Duration::from_millis(10));
+                }
+            }
+        }
+        !wait_for(self.listener.as_fd(), PollFlags::empty(), Duration::ZERO)
+    }
+
+    /// Ends [`DescriptorServer::serve`] in whichever thread it runs.
+    pub(super) fn close(&self) {
+        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+    }
+}
+
+impl Client {
+    /// Goes on with the proof, and hands the file over behind it; whether the client stays.
+    fn listen(&mut self, name: &str, file: BorrowedFd<'_>) -> std::result::Result<bool, Unproven> {
+        loop {
+            let mut bytes = [0; 128];
+            let read = match rustix::net::recv(&self.connection, &mut bytes, RecvFlags::empty()) {
+                Ok((0, _)) => return Ok(false),
+                Ok((read, _)) => read,
+                Err(Errno::AGAIN) => return Ok(true),
+                Err(Errno::INTR) => continue,
+                Err(_) => return Ok(false),
+            };
+            let reply = self.responder.receive(&bytes[..read]).inspect_err(|unproven| {
+                let _ = send(&self.connection, &unproven.to_reply());
+            })?;
+            let proven = self.responder.proven();
+            if proven.is_some_and(|context| context != name.as_bytes()) {
+                return Err(Unproven::Junk("it wanted to get in elsewhere".to_owned()));
+            }
+            if reply.is_some_and(|reply| send(&self.connection, &reply).is_err()) {
+                return Ok(false);
+            }
+            if proven.is_some() {
+                hand_over(&self.connection, file);
+                return Ok(false);
+            }
+        }
+    }
+}
+
+fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+/// Whether the process at the other end runs as this one's user.
+fn is_own_user(connection: impl AsFd) -> bool {
+    sockopt::socket_peercred(connection).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+}
+
+/// Sends the descriptor with one byte, which a socket as good as empty always has room for.
+fn hand_over(client: &OwnedFd, file: BorrowedFd<'_>) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [file];
+    control.push(SendAncillaryMessage::ScmRights(&files));
+    if let Err(error) = rustix::net::sendmsg(client, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL) {
+        crate::event::debug!(%error, "a client left before it had the shared memory");
+    }
+}
+
+/// Sends a few words, for which the same holds.
+fn send(connection: &OwnedFd, words: &[u8]) -> io::Result<()> {
+    match rustix::net::send(connection, words, SendFlags::NOSIGNAL)? {
+        sent if sent == words.len() => Ok(()),
+        sent => Err(io::Error::other(format!("only {sent} of {} bytes could be sent", words.len()))),
+    }
+}
+
+/// A time as the kernel takes it: at most a day, so that none is too long.
+fn timespec(limit: Duration) -> Timespec {
+    let limit = limit.min(Duration::from_secs(86_400));
+    Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() }
+}
+
+/// Waits for an event, an error or the limit; says whether something came.
+fn wait_for(socket: BorrowedFd<'_>, events: PollFlags, limit: Duration) -> bool {
+    matches!(poll(&mut [PollFd::from_borrowed_fd(socket, events)], Some(&timespec(limit))), Ok(1..))
+}
+
+/// Gets the region's descriptor from the leader that listens under `name`, and that knows the secret, where there is one.
+pub(super) fn fetch(name: &str, secret: Option<&Secret>, deadline: &Deadline) -> io::Result<OwnedFd> {
+    let connection = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    loop {
+        match rustix::net::connect(&connection, &address) {
+            Ok(()) => break,
+            // The leader's queue is full: it is being emptied.
+            Err(Errno::AGAIN | Errno::INTR) if !deadline.has_passed() => std::thread::sleep(Duration::from_millis(1)),
+            Err(Errno::AGAIN | Errno::INTR) => return Err(late()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if !is_own_user(&connection) {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the socket belongs to another user"));
+    }
+    if let Some(secret) = secret {
+        prove(&connection, name, secret, deadline)?;
+    }
+    let file = patiently(&connection, deadline, || receive(&connection))?;
+    file.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the leader hung up without handing over the shared memory"))
+}
+
+/// Proves to the leader that this process knows the secret, and has it prove the same.
+fn prove(connection: &OwnedFd, name: &str, secret: &Secret, deadline: &Deadline) -> io::Result<()> {
+    let refused = |why: Unproven| io::Error::new(io::ErrorKind::PermissionDenied, format!("no proof of the job's secret: {why}"));
+    let mut initiator = Initiator::new(secret, Purpose::Memory, name.as_bytes())?;
+    send(connection, &initiator.opening())?;
+    loop {
+        // No more than belongs to the proof: behind it comes the byte with the descriptor.
+        let mut bytes = [0; 64];
+        let wanted = initiator.wants().min(bytes.len());
+        let (read, _) = patiently(connection, deadline, || rustix::net::recv(connection, &mut bytes[..wanted], RecvFlags::empty()))?;
+        if read == 0 {
+            return Err(refused(Unproven::Junk("the leader hung up instead of a proof".to_owned())));
+        }
+        match initiator.receive(&bytes[..read]).map_err(refused)? {
+            Step::Listen => {}
+            Step::Send(tag) => send(connection, &tag)?,
+            Step::Done => return Ok(()),
+        }
+    }
+}
+
+/// Tries to read until there is something, or the deadline passes.
+fn patiently<T>(connection: &OwnedFd, deadline: &Deadline, mut read: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    loop {
+        match read() {
+            Err(Errno::AGAIN | Errno::INTR) if deadline.has_passed() => return Err(late()),
+            Err(Errno::AGAIN | Errno::INTR) => {
+                wait_for(connection.as_fd(), PollFlags::IN, deadline.remaining());
+            }
+            outcome => return Ok(outcome?),
+        }
+    }
+}
+
+fn late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the deadline passed")
+}
+
+/// The descriptor that came with the next byte, if one did.
+fn receive(connection: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    rustix::net::recvmsg(connection, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    Ok(files.next().and_then(|mut files| files.next()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    /// Runs `visit` while a server hands out a file.
+    fn with_door<T>(secret: Option<&Secret>, visit: impl FnOnce(&str) -> T) -> T {
+        let server = DescriptorServer::open(secret).unwrap();
+        let file = memfd_create("server-test", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 77).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| server.serve(file.as_fd()));
+            let result = visit(server.name());
+            server.close();
+            result
+        })
+    }
+
+    #[test]
+    fn every_client_gets_the_file() {
+        for secret in [None, Some(&secret(1))] {
+            let sizes = with_door(secret, |name| {
+                let deadline = Deadline::after(Duration::from_secs(10));
+                let size = || rustix::fs::fstat(fetch(name, secret, &deadline).unwrap()).unwrap().st_size;
+                std::thread::scope(|scope| {
+                    let threads: Vec<_> = (0..20).map(|_| scope.spawn(size)).collect();
+                    threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+                })
+            });
+            assert_eq!(sizes, [77; 20]);
+        }
+    }
+
+    fn secret(seed: u8) -> Secret {
+        Secret::new(vec![seed; 32]).unwrap()
+    }
+
+    #[test]
+    fn a_client_without_the_secret_gets_nothing() {
+        with_door(Some(&secret(1)), |name| {
+            let deadline = Deadline::after(Duration::from_secs(10));
+            let error = fetch(name, Some(&secret(2)), &deadline).unwrap_err();
+            assert!(error.kind() == io::ErrorKind::PermissionDenied && error.to_string().contains("another secret"), "{error}");
+            assert_eq!(fetch(name, None, &Deadline::after(Duration::from_millis(30))).unwrap_err().kind(), io::ErrorKind::TimedOut);
+            assert!(fetch(name, Some(&secret(1)), &deadline).is_ok());
+        });
+        // Nor is anything taken from a leader without it.
+        with_door(None, |name| {
+            let error = fetch(name, Some(&secret(1)), &Deadline::after(Duration::from_secs(10))).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+        });
+    }
+
+    /// What a process of another user gets that connects to `name` and opens what this process has under `path`: an error's number each.
+    #[expect(unsafe_code, reason = "what a child does before it becomes another program")]
+    fn as_another_user(name: &str, path: &str) -> io::Result<[Option<i32>; 2]> {
+        use std::os::unix::process::CommandExt;
+        let (address, path) = (SocketAddrUnix::new_abstract_name(name.as_bytes())?, path.to_owned());
+        let (mut answers, theirs) = io::pipe()?;
+        let mut command = std::process::Command::new("true");
+        command.uid(65_534).gid(65_534);
+        let visit = move || -> io::Result<()> {
+            let client = socket(SocketFlags::CLOEXEC)?;
+            rustix::net::connect(&client, &address)?;
+            let handed = receive(&client).map(|file| if file.is_some() { 0 } else { Errno::CONNABORTED.raw_os_error() });
+            let opened = std::fs::File::open(&path).map(drop);
+            let numbers =
+                [handed.unwrap_or_else(Errno::raw_os_error), opened.map_or_else(|error| error.raw_os_error().unwrap_or(-1), |()| 0)];
+            numbers.iter().try_for_each(|number| std::io::Write::write_all(&mut &theirs, &number.to_ne_bytes()))
+        };
+        // SAFETY: the closure makes system calls, and allocates at most as glibc allows after a fork.
+        let status = unsafe { command.pre_exec(visit) }.status()?;
+        drop(command);
+        assert!(status.success(), "{status}");
+        let mut bytes = [0; 8];
+        io::Read::read_exact(&mut answers, &mut bytes)?;
+        let (first, second) = bytes.split_at(4);
+        let number = |bytes: &[u8]| Some(i32::from_ne_bytes(bytes.try_into().ok()?)).filter(|number| *number != 0);
+        Ok([number(first), number(second)])
+    }
+
+    #[test]
+    fn a_process_of_another_user_gets_nothing() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root can become another user");
+        }
+        let file = memfd_create("region", MemfdFlags::CLOEXEC).unwrap();
+        let path = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&file));
+        assert!(std::fs::File::open(&path).is_ok());
+        for secret in [None, Some(&secret(1))] {
+            with_door(secret, |name| {
+                let (handed, opened) = match as_another_user(name, &path) {
+                    Ok([handed, opened]) => (handed, opened),
+                    // Where root is the only user of its namespace.
+                    Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied) => {
+                        return println!("skipped: another user cannot be had here: {error}");
+                    }
+                    Err(error) => panic!("{error}"),
+                };
+                let hung_up = [Errno::CONNABORTED, Errno::CONNRESET, Errno::PIPE].map(Errno::raw_os_error);
+                assert!(handed.is_some_and(|number| hung_up.contains(&number)), "the server answered {handed:?}");
+                assert_eq!(opened, Some(Errno::ACCESS.raw_os_error()), "{path} was opened by another user");
+                assert!(fetch(name, secret, &Deadline::after(Duration::from_secs(10))).is_ok());
+            });
+        }
+    }
+
+    #[test]
+    fn silent_clients_hold_up_nobody() {
+        with_door(Some(&secret(1)), |name| {
+            let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+            let silent: Vec<OwnedFd> = (0..3 * MOST_CLIENTS)
+                .map(|number| {
+                    let pending = socket(SocketFlags::CLOEXEC).unwrap();
+                    rustix::net::connect(&pending, &address).unwrap();
+                    let words: &[u8] = [b"".as_slice(), b"GET / HTTP/1.1\r\n\r\n", b"colprove\x01\x03"][number % 3];
+                    // It may have been dropped already.
+                    let _ = send(&pending, words);
+                    pending
+                })
+                .collect();
+            assert!(fetch(name, Some(&secret(1)), &Deadline::after(Duration::from_secs(10))).is_ok());
+            drop(silent);
+        });
+    }
+
+    #[test]
+    fn a_client_that_hangs_up_disturbs_nobody() {
+        with_door(None, |name| {
+            let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+            for _ in 0..50 {
+                rustix::net::connect(socket(SocketFlags::CLOEXEC).unwrap(), &address).unwrap();
+            }
+            assert!(fetch(name, None, &Deadline::after(Duration::from_secs(10))).is_ok());
+        });
+    }
+
+    #[test]
+    fn a_door_that_is_gone_or_silent_is_an_error() {
+        let deadline = Deadline::after(Duration::from_millis(20));
+        let gone = DescriptorServer::open(None).unwrap().name().to_owned();
+        assert_eq!(fetch(&gone, None, &deadline).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        let silent = DescriptorServer::open(None).unwrap();
+        assert_eq!(fetch(silent.name(), None, &deadline).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(fetch(&"x".repeat(200), None, &deadline).is_err());
+        assert_ne!(silent.name(), DescriptorServer::open(None).unwrap().name());
+    }
+}

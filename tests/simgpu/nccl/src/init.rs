@@ -1,0 +1,235 @@
+//! How communicators are made: from a unique id, or from another communicator.
+
+use crate::abi::{Code, Config, UniqueId};
+use crate::comm::Comm;
+use crate::control;
+use crate::driver::Device;
+use crate::fault::{Fault, Outcome};
+use crate::group::{self, Finish, Task};
+use crate::hub::Place;
+use crate::link::Link;
+use crate::report::{lock, report};
+use crate::wire::{Frame, Parser};
+use std::sync::{Arc, OnceLock};
+
+/// Where the handle of a new communicator goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Target(pub(crate) *mut crate::abi::Handle);
+
+// SAFETY: NCCL's rule is the same: the variable has to live until the call is complete, and only the finishing thread writes to it.
+#[expect(unsafe_code, reason = "the caller's variable is written when the call is complete, by the thread that completes it")]
+unsafe impl Send for Target {}
+
+impl Target {
+    /// # Safety
+    /// The caller's variable must still be there.
+    #[expect(unsafe_code, reason = "the caller's variable is written by its address")]
+    pub(crate) unsafe fn set(self, comm: &Arc<Comm>) {
+        // SAFETY: promised by the caller.
+        unsafe { self.0.write(comm.publish()) };
+    }
+}
+
+/// What a rank tells its peers when it joins.
+struct Introduction {
+    version: i32,
+    host: String,
+    uuid: [u8; 16],
+    device: i32,
+    shares_device: bool,
+}
+
+fn host() -> &'static str {
+    // As with NCCL it is looked up once per process.
+    static HOST: OnceLock<String> = OnceLock::new();
+    HOST.get_or_init(|| std::env::var("NCCL_HOSTID").unwrap_or_default())
+}
+
+/// Whether the user and the version allow several ranks on one device.
+pub(crate) fn may_share_device() -> bool {
+    control::version() >= 23003 && std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value.trim() == "1")
+}
+
+fn introduce(device: &Device) -> Vec<u8> {
+    let numbers = Frame::default().number(control::version() as u64).number(device.ordinal as u64).number(u64::from(may_share_device()));
+    numbers.bytes(host().as_bytes()).bytes(&device.uuid).into_bytes()
+}
+
+fn meet(words: &[u8]) -> Option<Introduction> {
+    let mut parser = Parser(words);
+    let (version, device, shares) = (parser.number()? as i32, parser.number()? as i32, parser.number()?);
+    let host = parser.text()?;
+    let uuid = parser.bytes()?.try_into().ok()?;
+    Some(Introduction { version, host, uuid, device, shares_device: shares != 0 })
+}
+
+/// Waits for all ranks and checks that they fit together; all come to the same conclusion.
+fn greet(link: &Link, size: usize, device: &Device) -> Outcome<()> {
+    let everyone: Vec<usize> = (0..size).collect();
+    let heard = link.confer(&everyone, "hello", introduce(device))?;
+    let ranks: Option<Vec<_>> = heard.iter().map(|words| meet(words)).collect();
+    let ranks = ranks.ok_or_else(|| Fault::remote("a rank joined with something else than an introduction"))?;
+    let ours = ranks[0].version;
+    if let Some(other) = ranks.iter().position(|rank| rank.version != ours) {
+        let theirs = ranks[other].version;
+        return Err(Fault::usage(format!("Mismatched NCCL version detected : rank 0 has {ours}, rank {other} has {theirs}")));
+    }
+    check_devices(&ranks, link.rank)
+}
+
+fn check_devices(ranks: &[Introduction], me: usize) -> Outcome<()> {
+    let same = |a: &Introduction, b: &Introduction| a.uuid == b.uuid && a.host == b.host && !(a.shares_device && b.shares_device);
+    let pairs = (0..ranks.len()).flat_map(|a| (a + 1..ranks.len()).map(move |b| (a, b)));
+    let Some((a, b)) = pairs.into_iter().find(|&(a, b)| same(&ranks[a], &ranks[b])) else { return Ok(()) };
+    // From 2.30.3 until 2.30.7 only the first rank of the host noticed.
+    if (23003..23007).contains(&ranks[0].version) && me != a {
+        return Ok(());
+    }
+    Err(Fault::usage(format!("Duplicate GPU detected : rank {a} and rank {b} both on CUDA device {}", ranks[a].device)))
+}
+
+/// A new member: opens the way to the clique, takes the place and meets the others.
+fn join(comm: &Arc<Comm>, place: Place, rank: usize, size: usize) -> Outcome<()> {
+    let link = Link::open(place, rank, size, comm.listener())?;
+    comm.settle(rank, size, link.clone())?;
+    greet(&link, size, &comm.device)
+}
+
+/// What has to be true of a rank and a number of ranks.
+pub(crate) fn check_rank(rank: i32, size: i32) -> Outcome<(usize, usize)> {
+    match (usize::try_from(rank), usize::try_from(size)) {
+        (Ok(rank), Ok(size)) if rank < size => Ok((rank, size)),
+        _ => Err(Fault::argument(format!("Invalid rank requested : {rank}/{size}"))),
+    }
+}
+
+fn nothing() -> Finish {
+    Box::new(|| Ok(()))
+}
+
+/// Joins the communicator of a unique id. The handle is valid at once, the communicator is not.
+///
+/// # Safety
+/// The target can be written to.
+#[expect(unsafe_code, reason = "the caller's variable is written by its address")]
+pub(crate) unsafe fn from_id(
+    target: Target,
+    name: &'static str,
+    id: &UniqueId,
+    (rank, size): (usize, usize),
+    device: Device,
+    config: Config,
+) -> Outcome<Code> {
+    let place = Place::of(id)?;
+    let comm = Comm::new(device, config);
+    // SAFETY: promised by the caller.
+    unsafe { target.set(&comm) };
+    let joining = comm.clone();
+    let work = move || match join(&joining, place, rank, size) {
+        Ok(()) => Ok(nothing()),
+        Err(fault) => {
+            joining.fail(&fault);
+            Err(fault)
+        }
+    };
+    group::add_task(Task { comm, name, work: Box::new(work) })
+}
+
+/// The number of a child: the n-th one is the same on all ranks.
+fn next_child(parent: &Comm) -> usize {
+    let mut resources = lock(&parent.resources);
+    resources.children += 1;
+    resources.children
+}
+
+/// A communicator made from a parent, on the parent's hub.
+fn bear(parent: &Arc<Comm>, config: Config, place: Place, rank: usize, size: usize, target: Target) -> Outcome<Finish> {
+    let child = Comm::new(parent.device, config);
+    let link = Link::open(place, rank, size, child.listener())?;
+    parent.expect_child(&link)?;
+    child.settle(rank, size, link.clone())?;
+    let everyone: Vec<usize> = (0..size).collect();
+    link.confer(&everyone, "hello", Vec::new())?;
+    let parent = parent.clone();
+    Ok(Box::new(move || {
+        parent.child_born(&link);
+        #[expect(unsafe_code, reason = "the caller's variable is written by its address")]
+        // SAFETY: the call is complete only now, so the caller still keeps the variable.
+        unsafe {
+            target.set(&child);
+        }
+        Ok(())
+    }))
+}
+
+/// Splits a communicator by colour; ranks are ordered by key. Ranks of no colour take part and get nothing.
+pub(crate) fn by_split(parent: &Arc<Comm>, color: i32, key: i32, target: Target, config: Config) -> Outcome<Code> {
+    let meeting = format!("split {}", next_child(parent));
+    let splitting = parent.clone();
+    let work = move || {
+        let member = splitting.member()?;
+        let everyone: Vec<usize> = (0..member.size).collect();
+        let words = Frame::default().number(color as u64).number(key as u64).into_bytes();
+        let heard = member.link.confer(&everyone, &meeting, words)?;
+        let chosen = |words: &Vec<u8>| {
+            let mut parser = Parser(words);
+            Some((parser.number()? as i32, parser.number()? as i32))
+        };
+        if color < 0 {
+            return Ok(nothing());
+        }
+        let mut ranks: Vec<(i32, usize)> = Vec::new();
+        ranks.extend(heard.iter().enumerate().filter_map(|(rank, words)| chosen(words).filter(|c| c.0 == color).map(|c| (c.1, rank))));
+        ranks.sort_unstable();
+        let rank = ranks.iter().position(|&(_, rank)| rank == member.rank).unwrap_or_default();
+        let place = Place { name: format!("{}/{meeting} color {color}", member.link.place.name), ..member.link.place.clone() };
+        bear(&splitting, config, place, rank, ranks.len(), target)
+    };
+    group::add_task(Task { comm: parent.clone(), name: "ncclCommSplit", work: Box::new(work) })
+}
+
+/// Makes a communicator without some of the parent's ranks, which take no part.
+pub(crate) fn by_shrink(parent: &Arc<Comm>, excluded: &[usize], target: Target, config: Config) -> Outcome<Code> {
+    let meeting = format!("shrink {}", next_child(parent));
+    let excluded = excluded.to_vec();
+    let shrinking = parent.clone();
+    let work = move || {
+        let member = shrinking.member()?;
+        let survivors: Vec<usize> = (0..member.size).filter(|rank| !excluded.contains(rank)).collect();
+        let words = Frame::default().list(&excluded, |frame, &rank| frame.number(rank as u64)).into_bytes();
+        let heard = member.link.confer(&survivors, &meeting, words.clone())?;
+        if heard.iter().any(|other| *other != words) {
+            report("ranks exclude different ranks in ncclCommShrink");
+            return Err(Fault::argument("ncclCommShrink : ranks exclude different ranks"));
+        }
+        let rank = survivors.iter().position(|&rank| rank == member.rank).unwrap_or_default();
+        let place = Place { name: format!("{}/{meeting}", member.link.place.name), ..member.link.place.clone() };
+        bear(&shrinking, config, place, rank, survivors.len(), target)
+    };
+    group::add_task(Task { comm: parent.clone(), name: "ncclCommShrink", work: Box::new(work) })
+}
+
+/// Makes a larger communicator of which the parent's ranks are the first. The new handle is valid at once, and says when it is ready.
+///
+/// # Safety
+/// The target can be written to.
+#[expect(unsafe_code, reason = "the caller's variable is written by its address")]
+pub(crate) unsafe fn by_growth(parent: &Arc<Comm>, size: usize, id: Option<UniqueId>, target: Target, config: Config) -> Outcome<Code> {
+    let meeting = format!("grow {}", next_child(parent));
+    let (parent, comm) = (parent.clone(), Comm::new(parent.device, config));
+    // SAFETY: promised by the caller.
+    unsafe { target.set(&comm) };
+    let growing = comm.clone();
+    let work = move || {
+        let member = parent.member()?;
+        let everyone: Vec<usize> = (0..member.size).collect();
+        let words = id.map(|id| id.internal.to_vec()).unwrap_or_default();
+        let heard = member.link.confer(&everyone, &meeting, words)?;
+        let internal = heard.iter().find_map(|words| words.as_slice().try_into().ok());
+        let internal = internal.ok_or_else(|| Fault::argument("ncclCommGrow : no rank passed a unique id"))?;
+        lock(&parent.resources).growing = false;
+        join(&growing, Place::of(&UniqueId { internal })?, member.rank, size).inspect_err(|fault| growing.fail(fault))?;
+        Ok(nothing())
+    };
+    group::add_task(Task { comm, name: "ncclCommGrow", work: Box::new(work) })
+}
