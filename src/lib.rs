@@ -57,7 +57,9 @@ mod rendezvous;
 pub mod train;
 
 #[cfg(feature = "cuda")]
-pub use buffer::device::{DeviceMemory, DeviceMemoryMut, RawDevice};
+pub use buffer::device::{DeviceMemory, DeviceMemoryMut};
+#[cfg(feature = "cuda")]
+pub use buffer::device_buffers::RawDevice;
 pub use buffer::{Buffer, BufferMut, Memory, MemoryMut};
 pub use communicator::{AbortHandle, Builder, Communicator, FlightRecorder, Group, OwnedBuffer, Received};
 #[cfg(feature = "cuda")]

@@ -199,7 +199,11 @@ impl Communicator {
         let timeout = config.timeout;
         let trace = trace.or_else(|| trace::begun(&plane, &config));
         plane.health().watched_by(trace::watch(&plane, &name, &config, trace.as_ref()));
-        plane.health().flight().introduce(flight::about(&plane, name, timeout));
+        let health = plane.health();
+        let recorder = health.flight();
+        if recorder.introduce(flight::about(&plane, name, timeout)) {
+            crate::flight::enlist(recorder);
+        }
         let shared = Shared {
             rank: plane.rank(),
             peers: plane.peers(),

@@ -2,7 +2,7 @@
 
 use cudarc::driver::{DevicePtr, DevicePtrMut};
 
-use crate::buffer::device::{readable, writable};
+use crate::buffer::device_buffers::{readable, writable};
 use crate::device::{NcclBuffer, Registration, Window};
 use crate::element::Data;
 

@@ -12,7 +12,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 use nccl_sys::{Library, ncclWindow_t};
 
-use crate::buffer::device::RawDevice;
+use crate::buffer::device_buffers::RawDevice;
 use crate::buffer::{Buffer, Memory};
 use crate::deadline::Deadline;
 use crate::device::comm::{BackOff, Inner, NcclComm};

@@ -10,9 +10,9 @@ use nccl_sys::ncclUniqueId;
 
 use super::comm::{self, NcclComm, Setup};
 use super::driver::{self, Gpu};
-use super::job::{Job, Message, Reduction};
 use super::memory::{NcclBuffer, Registrable, Registration, Window};
 use super::nccl;
+use super::plan::{Job, Message, Reduction};
 use super::plane::{DevicePlane, Options};
 use crate::call::{BlockLayout, Call, Kind};
 use crate::config::Config;

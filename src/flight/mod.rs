@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::call::Call;
@@ -36,6 +36,7 @@ pub(crate) use file::write_whole;
 pub(crate) use json::Json;
 pub(crate) use record::Message;
 pub use record::{FlightPlane, FlightRecord, FlightState};
+pub(crate) use signal::enlist;
 pub use signal::{write_flight_records, write_flight_records_on_sigusr1};
 
 /// How often the clock is looked at for calls that are over at once.
@@ -141,11 +142,9 @@ impl Flight {
         }
     }
 
-    /// Says whose recorder this is, once that is known. From then on a signal writes it, where one was asked for.
-    pub(crate) fn introduce(self: &Arc<Self>, about: About) {
-        if self.about.set(about).is_ok() && self.is_on() {
-            signal::enlist(self);
-        }
+    /// Says whose recorder this is, once that is known; whether there is anything for a signal to write ([`enlist`]).
+    pub(crate) fn introduce(&self, about: About) -> bool {
+        self.about.set(about).is_ok() && self.is_on()
     }
 
     /// Whether anything is recorded.

@@ -26,7 +26,7 @@ static FOLDER: Mutex<Option<(PathBuf, Process)>> = Mutex::new(None);
 static SIGNAL_EVENT: OnceLock<(OwnedFd, Process)> = OnceLock::new();
 
 /// Adds a recorder to those that a signal writes.
-pub(super) fn enlist(flight: &Arc<Flight>) {
+pub(crate) fn enlist(flight: &Arc<Flight>) {
     let mut living = event::lock(&LIVING);
     living.retain(|flight| flight.strong_count() > 0);
     living.push(Arc::downgrade(flight));

@@ -16,4 +16,6 @@ pub(crate) mod plane;
 pub(crate) mod point_to_point;
 pub(crate) mod reduce;
 pub(crate) mod scratch;
+#[cfg(feature = "internals")]
+mod script;
 pub(crate) mod shm;

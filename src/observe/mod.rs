@@ -92,7 +92,8 @@ mod nvtx;
 pub use report::{CallReport, Observer};
 
 pub(crate) use trace::TraceLog;
-pub(crate) use watch::{Moved, Track, Watch, is_traced};
+pub(crate) use trace::Track;
+pub(crate) use watch::{Moved, Watch, is_traced};
 
 /// Where events go that are not of one call.
 pub(crate) const LIFE: &str = "collectives::life";

@@ -11,7 +11,6 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::report::CallReport;
-use super::watch::Track;
 use crate::error::{Peer, Result};
 use crate::event;
 use crate::flight::{FlightPlane, FlightRecord, FlightState, Json, write_whole};
@@ -23,6 +22,16 @@ const MOST_EVENTS: usize = 1 << 17;
 /// What the files say that they are.
 const FORMAT: &str = "collectives trace";
 const VERSION: u32 = 1;
+
+/// In which track of a trace a call is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Track {
+    Collectives,
+    Messages,
+    Device,
+    /// Of what goes on beside everything else, and so has no place in a track.
+    Background,
+}
 
 /// The tracks of one communicator, of which the last is for background messages' own lines.
 const LANES: [(Track, &str); 4] =

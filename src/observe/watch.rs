@@ -9,7 +9,7 @@ use tracing::Span;
 use tracing::level_filters::LevelFilter;
 
 use super::report::{CallReport, Observer};
-use super::trace::TraceLog;
+use super::trace::{TraceLog, Track};
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::event::{SUBSCRIBER, caught};
@@ -27,16 +27,6 @@ pub(crate) fn is_traced() -> bool {
 #[cold]
 fn is_call_traced() -> bool {
     caught(SUBSCRIBER, || tracing::enabled!(target: CALL, tracing::Level::TRACE)).unwrap_or_default()
-}
-
-/// In which track of a trace a call is drawn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Track {
-    Collectives,
-    Messages,
-    Device,
-    /// Of what goes on beside everything else, and so has no place in a track.
-    Background,
 }
 
 /// What a call moves, and how.

@@ -22,6 +22,7 @@
 //! see nothing that was computed with the secret. What this does not do is protect what follows: somebody who sits on the wire can
 //! let the two ends prove themselves and then take over. SECURITY.md says what is promised.
 
+mod frame;
 mod secret;
 #[cfg(test)]
 mod tests;
@@ -32,30 +33,18 @@ use std::{fmt, io};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
+use frame::{CHALLENGE, FRAME_BYTES, PROOF, REFUSED, REPLY_MAGIC, VERSION, Word, reply, split};
 pub use secret::Secret;
 pub(crate) use unproven::{Reason, Unproven};
 
 /// The first bytes of an opening.
 const OPENING_MAGIC: [u8; 8] = *b"colprove";
-/// The first bytes of a reply.
-const REPLY_MAGIC: [u8; 8] = *b"colproof";
-/// The version of the protocol.
-const VERSION: u8 = 1;
 /// What every HMAC of a proof begins with.
 const LABEL: &[u8] = b"collectives proof 1\0";
 /// The same for what a rank vouches for.
 const VOUCH_LABEL: &[u8] = b"collectives vouch 1\0";
-/// The length of an opening without its context, and of a reply.
-const FRAME_BYTES: usize = 44;
 /// The longest context.
 const CONTEXT_BYTES: usize = 64;
-/// The kinds of replies: a challenge, a proof, a refusal.
-const CHALLENGE: u8 = 1;
-const PROOF: u8 = 2;
-const REFUSED: u8 = 3;
-
-/// A random number, or an HMAC.
-type Word = [u8; 32];
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -290,22 +279,6 @@ fn mac(secret: &Secret, side: Side, purpose: Purpose, nonces: [&Word; 2], contex
 
 fn vouching(secret: &Secret, words: &[u8]) -> Hmac<Sha256> {
     keyed(secret, [VOUCH_LABEL, words])
-}
-
-/// A reply.
-fn reply(kind: u8, reason: u8, word: &Word) -> [u8; FRAME_BYTES] {
-    let mut bytes = [0; FRAME_BYTES];
-    bytes[..8].copy_from_slice(&REPLY_MAGIC);
-    bytes[8..12].copy_from_slice(&[VERSION, kind, reason, 0]);
-    bytes[12..].copy_from_slice(word);
-    bytes
-}
-
-/// What stands behind the version of a frame, and its word.
-fn split(frame: &[u8; FRAME_BYTES]) -> ([u8; 3], Word) {
-    let mut word = [0; 32];
-    word.copy_from_slice(&frame[12..]);
-    ([frame[9], frame[10], frame[11]], word)
 }
 
 /// Refuses another beginning, as far as the bytes go, and another version.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{FRAME_BYTES, REFUSED, reply};
+use super::frame::{FRAME_BYTES, REFUSED, reply};
 
 /// Why a proof came to nothing, as it goes over the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,8 +2,9 @@
 
 use super::flat::{Flat, Place};
 use super::float::Float;
-use super::hook::{Hook, Pending, Progress, not_started, weight};
+use super::hook::{Hook, Progress, weight};
 use super::layout::BucketLayout;
+use super::pending::{Pending, not_started};
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::op::ReduceOp;

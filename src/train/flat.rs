@@ -10,8 +10,8 @@ use cudarc::driver::{CudaSlice, CudaStream};
 #[cfg(feature = "cuda")]
 use super::device::{DeviceFlat, Workplace};
 use super::float::Float;
-use super::hook::Pending;
 use super::host::HostFlat;
+use super::pending::Pending;
 use super::squares::Squares;
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
 use crate::communicator::{Communicator, SharedBuffer};

@@ -20,6 +20,7 @@ mod matrix;
 mod options;
 mod outcome;
 mod parameter;
+mod pending;
 mod power_sgd;
 mod sharded;
 mod squares;

@@ -19,6 +19,9 @@ use crate::device::nccl::{self, Raw, Refusal};
 use crate::error::{Error, Peer, Result};
 use crate::flight::Flight;
 
+/// How long the caller of an abort waits for it. It goes on in the background: NCCL may wait for other ranks to abort, too.
+pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
+
 /// What threads that use a communicator and the watchdog share.
 #[derive(Debug)]
 pub(in crate::device) struct Inner {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::NcclComm;
 use super::lock::lock_within;
-use super::state::{Inner, NONE, settle};
+use super::state::{ABORT_PATIENCE, Inner, NONE, settle};
 use crate::deadline::Deadline;
 use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
@@ -15,8 +15,6 @@ use crate::error::{Error, Peer, Result};
 
 /// How long an abort waits for threads to come out of NCCL before it goes on without them.
 const FENCE: Duration = Duration::from_secs(1);
-/// How long the caller of an abort waits for it. It goes on in the background: NCCL may wait for other ranks to abort, too.
-pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
 impl NcclComm {
     /// Ends the communicator at once: work on streams that waits for other ranks returns, its results are worth nothing. All ranks should

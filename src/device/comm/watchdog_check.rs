@@ -40,7 +40,7 @@ impl Inner {
 
     /// Warns, once, of what has been waiting on the device since then.
     fn warn_of_stall(&self, since: Instant, now: Instant) {
-        let mut stall = self.stall.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stall = crate::event::lock(&self.stall);
         let (after, elapsed) = (stall.0.min(self.limit() / 2), now - since);
         if stall.0 == Duration::MAX || elapsed < after || stall.1 == Some(since) {
             return;
@@ -57,7 +57,7 @@ impl Inner {
     /// After how long a call that the device has not done is warned of; zero for never.
     pub(in crate::device) fn warn_after(&self, after: Duration) {
         let after = if after.is_zero() { Duration::MAX } else { after };
-        self.stall.lock().unwrap_or_else(PoisonError::into_inner).0 = after;
+        crate::event::lock(&self.stall).0 = after;
     }
 
     fn overdue(&self, elapsed: Duration) -> Option<Error> {

@@ -6,10 +6,9 @@ use std::sync::PoisonError;
 
 use cudarc::driver::CudaStream;
 
-use super::names::{self, DIVIDED, TRAINING};
-use super::{BLOCK, CHUNK_BYTES, FoldArguments, Function, Kernels, Module, TYPES, address};
-use crate::device::driver::Gpu;
-use crate::device::plane::FoldOp;
+use super::training::Gradients;
+use super::{BLOCK, CHUNK_BYTES, Kernels, address};
+use crate::device::plan::{FoldArguments, FoldOp};
 use crate::{DType, Result};
 
 /// How many partial sums of squares there are at most: blocks enough for any device, and the same on all, so that equal elements
@@ -18,32 +17,6 @@ pub(crate) const MOST_PARTIALS: usize = 4096;
 
 /// Chunks that a thread adds up before there are more blocks instead.
 const CHUNKS_PER_THREAD: u64 = 2;
-
-/// The kernels that are loaded when somebody trains.
-#[derive(Debug)]
-pub(super) struct Gradients {
-    squares: [Function; TYPES],
-    total: Function,
-    /// By the types from which and to which they convert.
-    convert: [[Function; TYPES]; TYPES],
-    /// What the functions above belong to.
-    _module: Module,
-}
-
-impl Gradients {
-    fn load(gpu: &Gpu) -> Result<Self> {
-        let module = TRAINING.load(gpu)?;
-        let find = |(_, name): (&str, String)| module.function(&name);
-        let (mut squares, mut convert) = ([Function::NONE; TYPES], [[Function::NONE; TYPES]; TYPES]);
-        for dtype in DIVIDED {
-            squares[dtype as usize] = find(names::squares(dtype))?;
-            for to in DIVIDED {
-                convert[dtype as usize][to as usize] = find(names::convert(dtype, to))?;
-            }
-        }
-        Ok(Self { squares, total: module.function("add_partials")?, convert, _module: module })
-    }
-}
 
 impl Kernels {
     /// Loads what training needs beside what every plane has, once. To be called before anything is on its way: the driver may wait

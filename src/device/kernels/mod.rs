@@ -7,6 +7,7 @@ mod module;
 mod names;
 #[cfg(test)]
 mod tests;
+mod training;
 
 use std::ffi::{CStr, c_void};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -14,17 +15,17 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use cudarc::driver::sys::CUstream;
 use cudarc::driver::{CudaStream, result};
 
-use self::names::{DIVIDED, FAMILIES, FLOATS, Family};
+use self::names::{DIVIDED, FAMILIES, FLOATS, Family, TYPES};
 use super::driver::{Gpu, cuda_error};
-use super::plane::FoldOp;
+use super::plan::{FoldArguments, FoldOp};
 use crate::error::Error;
 use crate::{DType, Result};
 
-use self::gradients::Gradients;
 pub(crate) use self::gradients::MOST_PARTIALS;
 pub(crate) use self::module::{Function, Module};
 #[cfg(test)]
 pub(crate) use self::names::has_fold;
+use self::training::Gradients;
 
 /// Threads in a block, as every kernel expects.
 const BLOCK: u32 = 512;
@@ -34,9 +35,6 @@ const BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
 
 /// What one thread moves at a time.
 const CHUNK_BYTES: u64 = 16;
-
-/// How many types there are.
-const TYPES: usize = DType::ALL.len();
 
 /// The kernels of one device.
 #[derive(Debug)]
@@ -55,25 +53,6 @@ pub(crate) struct Kernels {
     most_blocks: u32,
     /// What the functions above belong to.
     _modules: Vec<Module>,
-}
-
-/// What a fold reads and writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FoldArguments {
-    /// Where rank 0's input is.
-    pub(crate) inputs: u64,
-    /// How far apart inputs are, in bytes.
-    pub(crate) stride: u64,
-    /// Where this rank's own input is, and which one it is, if that is elsewhere.
-    pub(crate) own: Option<(u64, u32)>,
-    /// How many inputs there are.
-    pub(crate) ranks: u32,
-    /// Where the result goes: apart from all inputs, or exactly where this rank's own is.
-    pub(crate) output: u64,
-    /// How many elements; of bitwise ops, bytes.
-    pub(crate) count: u64,
-    /// What a mean divides by.
-    pub(crate) divisor: u32,
 }
 
 impl Family {

@@ -1,7 +1,10 @@
 //! What our kernels are called and what they take, by family: an image each.
 
 use crate::DType;
-use crate::device::plane::FoldOp;
+use crate::device::plan::FoldOp;
+
+/// How many types there are.
+pub(super) const TYPES: usize = DType::ALL.len();
 
 /// The images of one family: for devices from 7.0 and from 8.0 on. The driver wants a NUL at the end.
 #[derive(Debug)]

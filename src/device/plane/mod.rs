@@ -5,13 +5,8 @@
 
 #![expect(unsafe_code, reason = "calls take addresses of device memory")]
 
-mod algorithm;
-#[cfg(test)]
-pub(crate) mod cases;
-#[cfg(test)]
-mod model;
+mod enqueue;
 mod run;
-mod step;
 #[cfg(test)]
 mod tests;
 
@@ -22,24 +17,18 @@ use std::time::Duration;
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use nccl_sys::ncclRedOp_t;
 
-use self::run::Running;
 use super::comm::NcclComm;
 use super::custom_kernels::CustomKernels;
 use super::driver::{self, Gpu, cuda_error};
-use super::fold::{self, Folding};
-use super::job::{Job, Message, Reduction};
 use super::kernels::Kernels;
-use super::nccl_plan::{self, Library};
+use super::plan::{
+    self, Capabilities, DeviceAlgorithm, FoldOp, Folder, Folding, Job, Library, Message, Plan, Ranks, Reduction, Scratch, Step, fold,
+};
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::Error;
 use crate::{DType, ReduceOp, Result};
-
-pub(crate) use self::algorithm::{Capabilities, DeviceAlgorithm, FoldOp, NcclOp};
-#[cfg(test)]
-pub(crate) use self::model::combine;
-pub(crate) use self::step::{Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
 
 /// How long the end waits for our kernels on streams of the caller's.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -215,110 +204,8 @@ impl DevicePlane {
             own(all_to_all),
             own(gather),
             own(scatter),
-            algorithm::explain(&self.capabilities),
+            plan::explain(&self.capabilities),
         )
-    }
-
-    /// Puts a collective on a stream.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument` and `Unsupported` where the call cannot be done; nothing was queued then, and the other ranks say the same. Any
-    /// other error ends the communicator.
-    ///
-    /// # Safety
-    ///
-    /// - The addresses of the job are memory of this device, as long as their lengths say, until the stream has passed the call; the two
-    ///   buffers are one, as the job says, or apart; nobody else writes them meanwhile, nor reads the destination.
-    /// - What is read there are elements of the call's type.
-    /// - All ranks make the same call as their next one: with the same op, type, root and lengths. NCCL compares nothing and writes what
-    ///   it is sent. (Truth values need no promise: what comes as some is made some.)
-    #[inline]
-    pub(crate) unsafe fn enqueue(&self, job: &Job, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
-        // SAFETY: this function's own contract.
-        let queued = unsafe { self.enqueue_uncounted(job, stream, timeout) };
-        self.count(1, &queued);
-        queued
-    }
-
-    /// # Safety
-    ///
-    /// The contract of [`DevicePlane::enqueue`].
-    #[inline]
-    unsafe fn enqueue_uncounted(&self, job: &Job, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
-        self.check_stream(stream)?;
-        let plan = self.plan(job, stream)?;
-        self.comm.label(&job.call);
-        let doing = || job.call.to_string();
-        match plan {
-            Plan::Nothing => self.refuse_if_over(&doing),
-            Plan::One(transfer) => {
-                let queue = stream.cu_stream();
-                // SAFETY: the transfer uses this stream alone; its addresses and lengths are the job's, whose memory is there until the stream has
-                // passed the call (this function's contract).
-                unsafe { self.comm.enqueue(&doing, stream, timeout, |raw| self.issue(raw, &transfer, queue)) }
-            }
-            plan => {
-                let running = Running::new(self, plan, stream);
-                // SAFETY: the steps use the job's memory, which is there until the stream has passed the call (this function's contract), and the
-                // plane's room, which lives as long as the plane and is taken and freed in the order of streams.
-                unsafe { run::together(&mut [running], &doing, timeout) }
-            }
-        }
-    }
-
-    /// Puts several collectives and messages of one or several communicators on their streams together: what NCCL does in one call each
-    /// becomes one group; the rest follows, in order.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`DevicePlane::enqueue`].
-    ///
-    /// # Safety
-    ///
-    /// For every job what [`DevicePlane::enqueue`] asks. For every message: its address is memory of this device, as long as it says, until
-    /// the stream has passed the group; nobody else writes it meanwhile, nor reads what is received; what is sent are elements of its type; and
-    /// the other end names the same type and length. No call of the group uses what another one writes.
-    pub(crate) unsafe fn enqueue_group(parts: &[GroupPart<'_>], timeout: Duration) -> Result<()> {
-        // SAFETY: this function's own contract.
-        let queued = unsafe { Self::enqueue_group_uncounted(parts, timeout) };
-        parts.iter().for_each(|(plane, jobs, ..)| plane.count(jobs.len(), &queued));
-        queued
-    }
-
-    /// # Safety
-    ///
-    /// The contract of [`DevicePlane::enqueue_group`].
-    unsafe fn enqueue_group_uncounted(parts: &[GroupPart<'_>], timeout: Duration) -> Result<()> {
-        let mut all = Vec::with_capacity(parts.len());
-        for (plane, jobs, messages, stream) in parts {
-            plane.check_stream(stream)?;
-            let (mut transfers, mut after) = nccl_plan::messages(messages, plane.ranks.me)?;
-            let mut rest = Vec::new();
-            for job in *jobs {
-                plane.comm.label(&job.call);
-                match plane.plan(job, stream)? {
-                    Plan::Nothing => {}
-                    Plan::One(transfer) => transfers.push(transfer),
-                    Plan::Group { transfers: more, after: work } => {
-                        transfers.extend(more);
-                        after.extend(work);
-                    }
-                    Plan::Steps(steps) => rest.extend(steps),
-                }
-            }
-            all.push(Running::of_steps(plane, transfers, after, rest, stream));
-        }
-        let doing = || {
-            let (jobs, messages) = parts.iter().fold((0, 0), |(jobs, messages), part| (jobs + part.1.len(), messages + part.2.len()));
-            format!("a group of {jobs} collectives and {messages} messages")
-        };
-        for (plane, ..) in parts {
-            plane.refuse_if_over(&doing)?;
-        }
-        // SAFETY: the steps read and write the memory of the jobs and messages, which is there long enough and used by no other call of the group
-        // (this function's contract), and the planes' own room.
-        unsafe { run::together(&mut all, &doing, timeout) }
     }
 
     /// Gives jobs that are about to be queued together their numbers. They are counted once they have been.
@@ -383,10 +270,8 @@ impl DevicePlane {
     /// 1 may ever be seen as a `bool`. Our folds of `bool` work on bytes as they come, so this is for them too.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
         let plan = self.plan_as_it_comes(job, stream)?;
-        match nccl_plan::result(job, self.ranks.me) {
-            (data, bytes) if bytes != 0 && self.ranks.n > 1 && holds_truths(job.call.element) => {
-                Ok(plan.then(Step::Truths { data, bytes }))
-            }
+        match plan::nccl::result(job, self.ranks.me) {
+            (data, bytes) if bytes != 0 && self.ranks.n > 1 && job.call.element.is_bool() => Ok(plan.then(Step::Truths { data, bytes })),
             _ => Ok(plan),
         }
     }
@@ -394,8 +279,8 @@ impl DevicePlane {
     fn plan_as_it_comes(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
         let alone = self.ranks.n == 1;
         match &job.reduction {
-            None if alone => Ok(nccl_plan::alone(job, None)),
-            None => nccl_plan::moving(job, self.ranks, self.library, self.scratch),
+            None if alone => Ok(plan::nccl::alone(job, None)),
+            None => plan::nccl::moving(job, self.ranks, self.library, self.scratch),
             Some(Reduction::Builtin(op)) => {
                 let TypeTag::Scalar(dtype) = job.call.element else {
                     let reason = "a built-in op knows single elements; use a custom one";
@@ -403,12 +288,12 @@ impl DevicePlane {
                 };
                 op.check(dtype)?;
                 match *op {
-                    ReduceOp::PreMulSum(scalar) if alone => Ok(nccl_plan::alone(job, Some((scalar, dtype)))),
-                    _ if alone => Ok(nccl_plan::alone(job, None)),
+                    ReduceOp::PreMulSum(scalar) if alone => Ok(plan::nccl::alone(job, Some((scalar, dtype)))),
+                    _ if alone => Ok(plan::nccl::alone(job, None)),
                     op => self.plan_reduction(job, DeviceAlgorithm::of(op, dtype, &self.capabilities)?),
                 }
             }
-            Some(Reduction::User(_)) if alone => Ok(nccl_plan::alone(job, None)),
+            Some(Reduction::User(_)) if alone => Ok(plan::nccl::alone(job, None)),
             Some(Reduction::User(code)) => {
                 let place = self.custom_kernels.borrow_mut().place(code, job.call.element, stream)?;
                 let folding = Folding { folder: Folder::User(place), multiply: None, element_bytes: job.element_bytes };
@@ -419,8 +304,8 @@ impl DevicePlane {
 
     fn plan_reduction(&self, job: &Job, algorithm: DeviceAlgorithm) -> Result<Plan> {
         match algorithm {
-            DeviceAlgorithm::Nccl(op, dtype) => nccl_plan::reducing(job, op, dtype, self.ranks),
-            DeviceAlgorithm::SumThenDivide(dtype) => nccl_plan::dividing(job, dtype, self.ranks),
+            DeviceAlgorithm::Nccl(op, dtype) => plan::nccl::reducing(job, op, dtype, self.ranks),
+            DeviceAlgorithm::SumThenDivide(dtype) => plan::nccl::dividing(job, dtype, self.ranks),
             DeviceAlgorithm::Fold(op, dtype) => fold::plan(job, Folding::by(op, dtype, None), self.ranks, self.scratch),
             DeviceAlgorithm::MultiplyThenFold(scalar, dtype) => {
                 fold::plan(job, Folding::by(FoldOp::Sum, dtype, Some((scalar, dtype))), self.ranks, self.scratch)
@@ -456,11 +341,6 @@ impl DevicePlane {
             None => Ok(()),
         }
     }
-}
-
-/// Whether elements are truth values, or arrays of them.
-pub(crate) fn holds_truths(element: TypeTag) -> bool {
-    matches!(element, TypeTag::Scalar(DType::Bool) | TypeTag::Array(DType::Bool, _))
 }
 
 impl Drop for DevicePlane {

@@ -8,12 +8,11 @@ use cudarc::driver::sys::{CUevent_wait_flags, CUstream};
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
-use super::algorithm::NcclOp;
-use super::step::{Folder, Plan, Step, StepEvent, StreamRole, Transfer};
 use super::{DevicePlane, Product};
 use crate::device::comm::{self, Part};
 use crate::device::driver::{self, cuda_error};
 use crate::device::nccl::{Raw, Refusal, data_type};
+use crate::device::plan::{Folder, NcclOp, Plan, Step, StepEvent, StreamRole, Transfer};
 use crate::{DType, Result};
 
 /// Bytes, as NCCL moves them.

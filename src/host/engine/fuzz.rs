@@ -11,9 +11,9 @@ use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::bools::NormalisedBools;
-use crate::host::fuzz::Script;
 use crate::host::health::Health;
 use crate::host::plan::{Action, Plan, Space, Span, Step};
+use crate::host::script::Script;
 
 /// Bytes that each peer is to send, and is sent.
 const PART: usize = 24;

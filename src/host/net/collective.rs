@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Channel;
 use super::connector::Connector;
-use super::mesh::Shared;
+use super::mesh::{Mesh, Shared};
 use super::tcp::TcpLink;
 use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
@@ -29,9 +29,10 @@ enum Slot {
 }
 
 impl CollectiveLinks {
-    /// None is open yet.
-    pub(super) fn new(shared: Arc<Shared>, world_size: usize) -> Self {
-        Self { shared, slots: std::iter::repeat_with(|| Slot::Closed).take(world_size).collect() }
+    /// Those of a mesh, of which none is open yet. A mesh has one owner of these.
+    pub(crate) fn of(mesh: &Mesh) -> Self {
+        let shared = Arc::clone(&mesh.shared);
+        Self { slots: std::iter::repeat_with(|| Slot::Closed).take(shared.addresses.len()).collect(), shared }
     }
 
     /// The link to `peer`, opened if need be. `interrupted` is asked now and then whether to give up.

@@ -10,7 +10,6 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::Channel;
 use super::address::Address;
-use super::collective::CollectiveLinks;
 use super::connector::Connector;
 use super::hello::{Hello, Membership};
 use super::listener::Acceptor;
@@ -32,7 +31,7 @@ const DOING: &str = "opening links between hosts";
 /// Whoever waits in here also takes in the links that others open, so that ranks that wait for each other in a circle get on.
 #[derive(Debug, Clone)]
 pub(crate) struct Mesh {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 /// What all threads of a rank use.
@@ -42,7 +41,7 @@ pub(super) struct Shared {
     /// What whoever is linked to has to know.
     secret: Option<Secret>,
     /// By rank; `None` for those who do not listen.
-    addresses: Vec<Option<SocketAddr>>,
+    pub(super) addresses: Vec<Option<SocketAddr>>,
     /// `None` where this rank does not listen.
     listening: Option<Listening>,
 }
@@ -84,11 +83,6 @@ impl Mesh {
         let listening = acceptor?.map(|(acceptor, _)| Listening { readiness: acceptor.readiness(), acceptor: Mutex::new(acceptor) });
         let addresses = read_addresses(&gathered?, world_size, deadline)?;
         Ok(Self { shared: Arc::new(Shared { me, secret: secret.cloned(), addresses, listening }) })
-    }
-
-    /// The links for collective calls. A mesh has one owner of these: ask once.
-    pub(crate) fn collective_links(&self) -> CollectiveLinks {
-        CollectiveLinks::new(Arc::clone(&self.shared), self.shared.addresses.len())
     }
 
     /// Begins to open a point-to-point link to `peer`; see [`Connector::advance`]. Nothing waits, so that other links progress

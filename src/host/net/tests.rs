@@ -136,7 +136,7 @@ fn full_mesh(size: usize, listen: IpAddr, seed: u64) {
     println!("{size} ranks on {listen}, seed {seed}");
     run(size, listen, |rank, mesh| {
         let mut random = Random(seed + rank as u64);
-        let mut links = mesh.collective_links();
+        let mut links = CollectiveLinks::of(&mesh);
         let peers: Vec<usize> = (0..size).filter(|&peer| peer != rank).collect();
         let mut outgoing = Vec::new();
         // Collective links in an order of this rank's own, point-to-point links in between in another.
@@ -185,7 +185,7 @@ fn partners_connect_all_at_once() {
     for participants in [vec![3], vec![0, 6], vec![6, 0, 2, 4, 5], (0..7).collect()] {
         let participants = &participants;
         let open = run(7, LOCALHOST, |_, mesh| {
-            let mut links = mesh.collective_links();
+            let mut links = CollectiveLinks::of(&mesh);
             links.connect_partners(participants, &soon(), &mut || None).unwrap();
             let mut open = Vec::new();
             links.for_each_open(|peer, _| open.push(peer));
@@ -261,7 +261,7 @@ fn unproven_connections_do_not_disturb_the_job() {
                     say(&hello(9, 1).to_bytes()),
                 ];
                 drop(say(b"colhel"));
-                let mut links = mesh.collective_links();
+                let mut links = CollectiveLinks::of(&mesh);
                 for peer in (0..3).filter(|&peer| peer != rank) {
                     let link = links.link(peer, &soon(), &mut || None).unwrap();
                     write_all(link, &payload(Channel::Collective, rank, peer));
@@ -294,7 +294,7 @@ fn a_peer_that_has_gone_is_lost_at_once() {
     let stops = run(3, LOCALHOST, |rank, mesh| match rank {
         0 => None,
         1 => {
-            let mut links = mesh.collective_links();
+            let mut links = CollectiveLinks::of(&mesh);
             // Rank 2 goes once it has been reached, and its listener goes first.
             let mut link = mesh.connect(2, &soon(), &mut || None).unwrap();
             wait_for(&link, PollFlags::IN);
@@ -319,7 +319,7 @@ fn a_peer_that_has_gone_is_lost_at_once() {
 fn a_deadline_names_whom_it_waited_for() {
     let limit = Duration::from_millis(60);
     let stops = run(3, LOCALHOST, |rank, mesh| {
-        let mut links = mesh.collective_links();
+        let mut links = CollectiveLinks::of(&mesh);
         let began = Instant::now();
         let stop = match rank {
             // Rank 2 sits there and serves nobody: one waits for its answer, one is never called.
@@ -346,11 +346,11 @@ fn after_a_deadline_the_next_wait_goes_on() {
     let other = thread::spawn(move || {
         let mesh = establish(&mut second, 1, 2, LOCALHOST);
         second.all_gather(b"", &soon()).unwrap();
-        let mut links = mesh.collective_links();
+        let mut links = CollectiveLinks::of(&mesh);
         read_exactly(links.link(0, &soon(), &mut || None).unwrap(), 5)
     });
     let mesh = establish(&mut first, 0, 2, LOCALHOST);
-    let mut links = mesh.collective_links();
+    let mut links = CollectiveLinks::of(&mesh);
     let passed = Deadline::after(Duration::from_millis(30));
     assert!(matches!(links.link(1, &passed, &mut || None), Err(Interrupted { abort_reason: AbortReason::TimedOut { .. }, .. })));
     assert!(matches!(mesh.connect(1, &passed, &mut || None), Err(Interrupted { abort_reason: AbortReason::TimedOut { .. }, .. })));
@@ -362,7 +362,7 @@ fn after_a_deadline_the_next_wait_goes_on() {
 #[test]
 fn an_interruption_ends_a_wait() {
     run(2, LOCALHOST, |rank, mesh| {
-        let mut links = mesh.collective_links();
+        let mut links = CollectiveLinks::of(&mesh);
         let abort_reason = AbortReason::Aborted { by: 1 };
         let mut asked = 0;
         let mut interrupted = || {
@@ -381,7 +381,7 @@ fn an_interruption_ends_a_wait() {
 #[test]
 fn what_cannot_be_is_an_error() {
     run(2, LOCALHOST, |rank, mesh| {
-        let mut links = mesh.collective_links();
+        let mut links = CollectiveLinks::of(&mesh);
         for peer in [rank, 2, usize::MAX] {
             let failed = Interrupted::from(AbortReason::Failed { rank: rank as u32 });
             assert_eq!(links.link(peer, &soon(), &mut || None).map(|_| ()).unwrap_err(), failed);
@@ -404,7 +404,7 @@ fn who_does_not_listen_cannot_be_reached() {
                 assert!(mesh.listener_descriptor().is_none());
                 assert!(mesh.accepted(Channel::PointToPoint).is_empty());
                 let failed = Interrupted::from(AbortReason::Failed { rank: rank as u32 });
-                assert_eq!(mesh.collective_links().link(1 - rank, &soon(), &mut || None).map(|_| ()).unwrap_err(), failed);
+                assert_eq!(CollectiveLinks::of(&mesh).link(1 - rank, &soon(), &mut || None).map(|_| ()).unwrap_err(), failed);
                 assert_eq!(mesh.connect(1 - rank, &soon(), &mut || None).unwrap_err(), failed);
             });
         }
@@ -491,7 +491,7 @@ fn nothing_is_left_behind() {
 fn threads_share_a_mesh() {
     // One thread opens collective links while another takes in point-to-point ones, as a communicator's two threads do.
     run(4, LOCALHOST, |rank, mesh| {
-        let mut links: CollectiveLinks = mesh.collective_links();
+        let mut links: CollectiveLinks = CollectiveLinks::of(&mesh);
         let peers: Vec<usize> = (0..4).filter(|&peer| peer != rank).collect();
         thread::scope(|scope| {
             let progress = mesh.clone();

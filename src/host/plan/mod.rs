@@ -45,15 +45,23 @@ mod tests;
 
 use std::fmt;
 
+#[cfg(test)]
 use all_gather::all_gather;
+#[cfg(test)]
 use all_reduce::all_reduce;
+#[cfg(test)]
 use all_to_all::all_to_all;
+#[cfg(test)]
 use barrier::barrier;
 pub(crate) use blocks::Blocks;
+#[cfg(test)]
 use broadcast::broadcast;
+#[cfg(test)]
 use reduce::reduce;
+#[cfg(test)]
 use reduce_scatter::reduce_scatter;
 pub(crate) use shape::Shape;
+#[cfg(test)]
 use star::{gather, scatter};
 
 /// Which memory a span lies in.
@@ -154,16 +162,4 @@ impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
-}
-
-/// The plan with a round of agreement beside it: who only sends learns by it that everyone makes this call.
-fn agreed(plan: Plan, n: usize, me: usize) -> Plan {
-    let mut joined = barrier(n, me);
-    let first = joined.steps.len();
-    joined.steps.extend(plan.steps.into_iter().map(|step| {
-        let after = step.after.into_iter().map(|before| before + first).collect();
-        Step { after, ..step }
-    }));
-    joined.scratch_bytes = plan.scratch_bytes;
-    joined
 }

@@ -1,6 +1,14 @@
 //! What a plan depends on, and nothing else: two calls of one shape have one plan.
 
-use super::{Algorithm, Blocks, Plan};
+use super::all_gather::all_gather;
+use super::all_reduce::all_reduce;
+use super::all_to_all::all_to_all;
+use super::barrier::barrier;
+use super::broadcast::broadcast;
+use super::reduce::reduce;
+use super::reduce_scatter::reduce_scatter;
+use super::star::{gather, scatter};
+use super::{Algorithm, Blocks, Plan, Step};
 use crate::call::Kind;
 
 /// One rank's view of a collective, as far as its plan depends on it.
@@ -33,16 +41,28 @@ impl Shape<'_> {
         let Self { kind, algorithm, n, me, root, blocks, receives, element, segment, in_place } = *self;
         let whole = || blocks.len(me);
         match kind {
-            Kind::Barrier => super::barrier(n, me),
-            Kind::AllReduce => super::all_reduce(algorithm, n, me, whole(), element, segment),
+            Kind::Barrier => barrier(n, me),
+            Kind::AllReduce => all_reduce(algorithm, n, me, whole(), element, segment),
             // Who only sends must hear of everyone all the same.
-            Kind::Reduce => super::agreed(super::reduce(algorithm, n, me, root, whole(), element, segment), n, me),
-            Kind::Broadcast => super::broadcast(algorithm, n, me, root, whole(), segment),
-            Kind::AllGather | Kind::AllGatherV => super::all_gather(algorithm, n, me, blocks, segment),
-            Kind::ReduceScatter | Kind::ReduceScatterV => super::reduce_scatter(algorithm, n, me, blocks, element, segment),
-            Kind::Gather | Kind::GatherV => super::gather(n, me, root, blocks),
-            Kind::Scatter | Kind::ScatterV => super::scatter(n, me, root, blocks),
-            Kind::AllToAll | Kind::AllToAllV => super::all_to_all(n, me, blocks, receives.map_or(blocks, Blocks::Each), in_place, segment),
+            Kind::Reduce => agreed(reduce(algorithm, n, me, root, whole(), element, segment), n, me),
+            Kind::Broadcast => broadcast(algorithm, n, me, root, whole(), segment),
+            Kind::AllGather | Kind::AllGatherV => all_gather(algorithm, n, me, blocks, segment),
+            Kind::ReduceScatter | Kind::ReduceScatterV => reduce_scatter(algorithm, n, me, blocks, element, segment),
+            Kind::Gather | Kind::GatherV => gather(n, me, root, blocks),
+            Kind::Scatter | Kind::ScatterV => scatter(n, me, root, blocks),
+            Kind::AllToAll | Kind::AllToAllV => all_to_all(n, me, blocks, receives.map_or(blocks, Blocks::Each), in_place, segment),
         }
     }
+}
+
+/// The plan with a round of agreement beside it: who only sends learns by it that everyone makes this call.
+fn agreed(plan: Plan, n: usize, me: usize) -> Plan {
+    let mut joined = barrier(n, me);
+    let first = joined.steps.len();
+    joined.steps.extend(plan.steps.into_iter().map(|step| {
+        let after = step.after.into_iter().map(|before| before + first).collect();
+        Step { after, ..step }
+    }));
+    joined.scratch_bytes = plan.scratch_bytes;
+    joined
 }

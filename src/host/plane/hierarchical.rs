@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::HostPlane;
-use super::inter_host::Participants;
+use super::chooser::Participants;
 use super::intra_host::offsets;
 use super::job::{Job, Operands};
 use crate::call::{BlockLayout, Call, Kind};

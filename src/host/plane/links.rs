@@ -152,7 +152,7 @@ impl PlaneLinks {
                 open[*rank] = group.link(local, Channel::Collective).map(PlaneLink::ring);
             }
         }
-        Self { open, remote: Arc::new(Mutex::new(mesh.collective_links())), health }
+        Self { open, remote: Arc::new(Mutex::new(CollectiveLinks::of(mesh))), health }
     }
 
     /// Opens the links by which a death is noticed and small calls travel: those at distance 1, 2, 4 … among one rank of each host.

@@ -4,6 +4,7 @@
 //! hierarchical, where the ranks of a host first agree (and reduce) in shared memory, then the hosts exchange, then each host shares.
 
 mod algorithm;
+mod chooser;
 mod connector;
 mod facts;
 #[cfg(feature = "internals")]
@@ -31,7 +32,7 @@ use crate::host::scratch::Scratch;
 use crate::host::shm::{Group, Segment, Site};
 use crate::observe::{Moved, Track};
 
-use inter_host::Chooser;
+use chooser::Chooser;
 use links::PlaneLinks;
 use plans::Plans;
 use topology::Topology;

@@ -4,9 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::HostPlane;
+use super::chooser::Chooser;
 use super::connector::MessageConnector;
 use super::facts::HostFacts;
-use super::inter_host::Chooser;
 use super::links::{PlaneLink, PlaneLinks};
 use super::plans::Plans;
 use super::topology::Topology;

@@ -1,7 +1,8 @@
 //! Slurm's variables, and its way to write lists of hosts.
 
-use super::{DEFAULT_PORT, LOOPBACK, Launch, SLURM, Variables, port_of, shortened};
+use super::variables::{LOOPBACK, Launch, SLURM, Variables, port_of, shortened};
 use crate::Result;
+use crate::rendezvous::url::DEFAULT_PORT;
 
 /// What `srun` has told this process.
 pub(super) fn launch(variables: &Variables<'_>) -> Result<Launch> {

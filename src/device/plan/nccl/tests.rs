@@ -1,8 +1,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use super::*;
-use crate::device::plane::cases::{Case, Random};
-use crate::device::plane::{FoldOp, Folder, combine};
+use crate::device::plan::cases::{Case, Random};
+use crate::device::plan::{FoldOp, Folder, combine};
 use crate::element::TypeTag;
 
 const MOVING: [Kind; 9] = [

@@ -1,10 +1,10 @@
 //! One collective of the model's ranks, compared byte by byte with what it should leave in memory.
 
+use super::job::{Job, Reduction};
 use super::model::{BASE, Model, everyone, scratch};
 use super::step::{Plan, Ranks, Scratch};
 use crate::DType;
 use crate::call::{BlockLayout, Call, Kind};
-use crate::device::job::{Job, Reduction};
 use crate::element::TypeTag;
 
 /// A repeatable sequence of numbers.

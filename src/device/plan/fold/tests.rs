@@ -1,8 +1,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use super::*;
-use crate::device::plane::cases::{Case, Random};
-use crate::device::plane::combine;
+use crate::device::plan::cases::{Case, Random};
+use crate::device::plan::combine;
 
 const REDUCING: [Kind; 4] = [Kind::AllReduce, Kind::Reduce, Kind::ReduceScatter, Kind::ReduceScatterV];
 

@@ -8,15 +8,15 @@
 //! call, the folds of several slabs on one beside it: while a slab is folded, the next one is under way. Both streams are joined by
 //! events, so that this can be captured into a graph.
 
-mod slabs;
 #[cfg(test)]
 mod tests;
 
-use self::slabs::{Region, Slabs, unit};
+use super::algorithm::FoldOp;
+use super::arguments::FoldArguments;
 use super::job::Job;
-use super::kernels::FoldArguments;
-use super::nccl_plan::{narrowed, root};
-use super::plane::{FoldOp, Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
+use super::nccl::{narrowed, root};
+use super::slabs::{Region, Slabs, unit};
+use super::step::{Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
 use crate::call::{BlockLayout, Kind};
 use crate::error::Error;
 use crate::{DType, Result};

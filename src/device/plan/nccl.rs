@@ -1,7 +1,8 @@
 //! Collectives as NCCL has them, or composed of sends and receives where the loaded library is older.
 
+use super::algorithm::NcclOp;
 use super::job::{Job, Message};
-use super::plane::{NcclOp, Plan, Ranks, Scratch, Step, Transfer, holds_truths};
+use super::step::{Plan, Ranks, Scratch, Step, Transfer};
 use crate::call::{BlockLayout, Kind};
 use crate::error::Error;
 use crate::{DType, Result};
@@ -157,7 +158,7 @@ pub(crate) fn messages(messages: &[Message], me: usize) -> Result<(Vec<Transfer>
             true => transfers.push(Transfer::Send { address, bytes, peer }),
             false => transfers.push(Transfer::Receive { address, bytes, peer }),
         }
-        if !sends && peer != me && holds_truths(element) {
+        if !sends && peer != me && element.is_bool() {
             truths.push(Step::Truths { data: address, bytes });
         }
     }

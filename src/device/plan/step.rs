@@ -3,7 +3,7 @@
 use crate::DType;
 
 use super::algorithm::{FoldOp, NcclOp};
-use crate::device::kernels::FoldArguments;
+use super::arguments::FoldArguments;
 
 /// One call of NCCL's. Addresses are of this rank's memory; lengths are in bytes where no type is named.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,0 +1,140 @@
+//! Buffers that live on a GPU: cudarc's, and addresses that other code owns.
+
+#![expect(unsafe_code, reason = "views over addresses that the caller vouches for")]
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
+
+use super::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite, Ordered};
+use super::{Buffer, BufferMut, Memory, MemoryMut, sealed};
+use crate::element::Data;
+
+/// Makes buffers of what cudarc can read.
+macro_rules! readable {
+    ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
+        impl<$($generics)*> $crate::buffer::device::DeviceRead for $buffer {
+            fn context(&self) -> &::std::sync::Arc<::cudarc::driver::CudaContext> {
+                ::cudarc::driver::DeviceSlice::<T>::stream(self).context()
+            }
+            fn owner(&self) -> Option<&::std::sync::Arc<::cudarc::driver::CudaStream>> {
+                Some(::cudarc::driver::DeviceSlice::<T>::stream(self))
+            }
+            fn read<'a>(&'a self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, $crate::buffer::device::Ordered<'a>) {
+                let only = $crate::buffer::device::only_stream(::cudarc::driver::DeviceSlice::<T>::stream(self));
+                let (address, guard) = ::cudarc::driver::DevicePtr::<T>::device_ptr(self, stream);
+                (address, $crate::buffer::device::Ordered::tracked(guard, only.as_ref(), stream))
+            }
+        }
+        impl<$($generics)*> $crate::buffer::sealed::Sealed for $buffer {}
+        impl<$($generics)*> $crate::buffer::Buffer for $buffer {
+            type Element = T;
+            fn memory(&self) -> $crate::buffer::Memory<'_, T> {
+                $crate::buffer::Memory::Device($crate::buffer::device::DeviceMemory::new(self, ::cudarc::driver::DeviceSlice::<T>::len(self)))
+            }
+        }
+    )*};
+}
+
+/// Makes buffers to write to of what cudarc can write.
+macro_rules! writable {
+    ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
+        impl<$($generics)*> $crate::buffer::device::DeviceWrite for $buffer {
+            fn context(&self) -> &::std::sync::Arc<::cudarc::driver::CudaContext> {
+                ::cudarc::driver::DeviceSlice::<T>::stream(self).context()
+            }
+            fn write<'a>(&'a mut self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, $crate::buffer::device::Ordered<'a>) {
+                let only = $crate::buffer::device::only_stream(::cudarc::driver::DeviceSlice::<T>::stream(self));
+                let (address, guard) = ::cudarc::driver::DevicePtrMut::<T>::device_ptr_mut(self, stream);
+                (address, $crate::buffer::device::Ordered::tracked(guard, only.as_ref(), stream))
+            }
+        }
+        impl<$($generics)*> $crate::buffer::BufferMut for $buffer {
+            fn memory_mut(&mut self) -> $crate::buffer::MemoryMut<'_, T> {
+                let length = ::cudarc::driver::DeviceSlice::<T>::len(self);
+                $crate::buffer::MemoryMut::Device($crate::buffer::device::DeviceMemoryMut::new(self, length))
+            }
+        }
+    )*};
+}
+pub(crate) use {readable, writable};
+
+readable!([T: Data] CudaSlice<T>, ['v, T: Data] CudaView<'v, T>, ['v, T: Data] CudaViewMut<'v, T>);
+writable!([T: Data] CudaSlice<T>, ['v, T: Data] CudaViewMut<'v, T>);
+
+/// Elements at an address of a GPU that other code owns: what a call is given by engines with allocators of their own.
+///
+/// No events are kept for it: order the call against other work by the stream it runs on (see
+/// [`Communicator::on`](crate::Communicator::on)).
+///
+/// ```no_run
+/// # use collectives::{Communicator, RawDevice, ReduceOp};
+/// # fn example(comm: &Communicator, address: u64) -> collectives::Result<()> {
+/// let device = comm.device().expect("a device was asked for");
+/// // SAFETY: 1000 elements that an engine keeps allocated, and leaves alone until the call has ended on the communicator's stream.
+/// let mut gradient = unsafe { RawDevice::<f32>::new(device.context(), address, 1000) };
+/// comm.all_reduce(&mut gradient, ReduceOp::Avg)
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct RawDevice<'a, T> {
+    address: u64,
+    length: usize,
+    context: Arc<CudaContext>,
+    memory: PhantomData<&'a mut [T]>,
+}
+
+impl<T: Data> RawDevice<'_, T> {
+    /// `length` elements at `address`, in memory of this context's device.
+    ///
+    /// # Safety
+    ///
+    /// As long as this lives, and until every call that was given it has ended on its stream: the memory is allocated, nobody else
+    /// writes it (or reads it, where a call writes), and it holds elements of type `T` wherever a call reads.
+    #[must_use]
+    pub unsafe fn new(context: &Arc<CudaContext>, address: u64, length: usize) -> Self {
+        Self { address, length, context: Arc::clone(context), memory: PhantomData }
+    }
+}
+
+impl<T> DeviceRead for RawDevice<'_, T> {
+    fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    fn owner(&self) -> Option<&Arc<CudaStream>> {
+        None
+    }
+
+    fn read<'a>(&'a self, _stream: &'a CudaStream) -> (u64, Ordered<'a>) {
+        (self.address, Ordered::Unordered)
+    }
+}
+
+impl<T> DeviceWrite for RawDevice<'_, T> {
+    fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    fn write<'a>(&'a mut self, _stream: &'a CudaStream) -> (u64, Ordered<'a>) {
+        (self.address, Ordered::Unordered)
+    }
+}
+
+impl<T: Data> sealed::Sealed for RawDevice<'_, T> {}
+
+impl<T: Data> Buffer for RawDevice<'_, T> {
+    type Element = T;
+
+    fn memory(&self) -> Memory<'_, T> {
+        Memory::Device(DeviceMemory::new(self, self.length))
+    }
+}
+
+impl<T: Data> BufferMut for RawDevice<'_, T> {
+    fn memory_mut(&mut self) -> MemoryMut<'_, T> {
+        let length = self.length;
+        MemoryMut::Device(DeviceMemoryMut::new(self, length))
+    }
+}
