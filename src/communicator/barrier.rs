@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::Communicator;
+use super::message::INTERNAL_TAG;
 use super::prepare::{Prepared, Source};
-use super::progress::INTERNAL_TAG;
 use crate::call::{BlockLayout, Kind};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};

@@ -13,6 +13,7 @@ mod flight;
 pub(crate) mod fuzz;
 mod group;
 mod hand_off;
+mod message;
 mod messages;
 #[cfg(feature = "serde")]
 mod object;
@@ -64,7 +65,7 @@ pub use builder::Builder;
 pub use device::{Device, DeviceChoice, OnStream, device_count};
 pub use flight::FlightRecorder;
 pub use group::Group;
-pub use messages::Received;
+pub use message::Received;
 pub use shared::SharedBuffer;
 pub use work::{OwnedBuffer, Work};
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
-use super::super::messages::Received;
+use super::super::message::Received;
 use super::guards::{Guards, Hold};
 use super::headers::Headers;
 use super::{Communicator, DeviceCall, Pledge, Queued, overlap, resolve};

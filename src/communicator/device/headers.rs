@@ -8,8 +8,7 @@
 
 use std::time::Duration;
 
-use super::super::messages::{receive_place, send_place};
-use super::super::progress::{INTERNAL_TAG, MessageBuffer, MessageContext};
+use super::super::message::{INTERNAL_TAG, MessageBuffer, MessageContext, receive_place, send_place};
 use super::Communicator;
 use super::compare::{self, Said};
 use crate::call::Call;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cudarc::driver::CudaEvent;
 
-use super::super::messages::Received;
+use super::super::message::Received;
 use super::super::pinned::{ErasedBuffer, PinnedBuffer};
 use super::super::work::{Drive, Finished, State, Work};
 use super::{Communicator, DeviceCall, Hold};

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Barrier};
 
 use super::super::Communicator;
+use super::super::message::{MessageBuffer, MessageContext};
 use super::super::prepare::{Prepared, Source};
-use super::super::progress::{MessageBuffer, MessageContext};
 use crate::buffer::{Memory, MemoryMut};
 use crate::element::{DType, TypeTag};
 use crate::error::Result;
