@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::Communicator;
-use super::prepare::{Prepared, Source};
-use super::progress::INTERNAL_TAG;
+use super::arguments::Source;
+use super::message::INTERNAL_TAG;
+use super::prepare::Prepared;
 use crate::call::{BlockLayout, Kind};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};

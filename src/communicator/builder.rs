@@ -9,19 +9,19 @@ use std::time::Duration;
 use std::time::Instant;
 
 use super::Communicator;
-use super::bootstrap::{self, StoreExchange};
+use super::bootstrap;
 #[cfg(feature = "cuda")]
 use super::device::{DeviceChoice, DeviceRequest};
-use super::progress::ProgressEngine;
-use super::recovery::{RecoveryGroup, RecoveryListener};
+use super::join::{Origin, join};
 use crate::config::{Config, Transport, environment};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::event;
-use crate::host::plane::{HostPlane, PlaneSetup};
 #[cfg(feature = "cuda")]
 use crate::nccl_config::NcclConfig;
-use crate::observe::{LIFE, Observer, TraceLog};
+#[cfg(feature = "cuda")]
+use crate::observe::LIFE;
+use crate::observe::Observer;
 use crate::proof::Secret;
 use crate::rendezvous::{self, MemoryStore, PrefixStore, Rendezvous, Rendezvoused, Store};
 
@@ -41,6 +41,101 @@ pub struct Builder {
     config: Config,
     #[cfg(feature = "cuda")]
     device: Option<DeviceRequest>,
+}
+
+impl Communicator {
+    /// Starts to describe a communicator.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// # use std::time::Duration;
+    /// let builder = Communicator::builder().timeout(Duration::from_secs(60)).reproducible(true);
+    /// let timeouts = builder.run_local(2, |comm| Ok(comm.timeout()))?;
+    /// assert_eq!(timeouts, [Duration::from_secs(60); 2]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Joins the job that the environment describes: torchrun's or collrun's variables, Slurm's, Open MPI's, PMI's or a Kubernetes
+    /// indexed job's. Waits until every rank has come.
+    ///
+    /// ```no_run
+    /// # use collectives::Communicator;
+    /// # fn main() -> collectives::Result<()> {
+    /// let comm = Communicator::from_env()?;
+    /// println!("rank {} of {}", comm.rank(), comm.world_size());
+    /// comm.close()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Config` where variables are missing or malformed, `Conflict` where ranks contradict each other, `Timeout` naming who has
+    /// not come.
+    #[doc(alias = "init_process_group")]
+    pub fn from_env() -> Result<Self> {
+        Self::builder().from_env()
+    }
+
+    /// Joins the job at a URL: `env://`, `tcp://host:port?rank=R&world_size=N` or `file:///path?rank=R&world_size=N`.
+    ///
+    /// ```no_run
+    /// # use collectives::Communicator;
+    /// # fn main() -> collectives::Result<()> {
+    /// let comm = Communicator::from_url("tcp://10.0.0.1:29500?rank=1&world_size=4&timeout=60")?;
+    /// # comm.close()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::from_env`].
+    pub fn from_url(url: &str) -> Result<Self> {
+        Self::builder().from_url(url)
+    }
+
+    /// `world_size` communicators of one new group, for the threads of this process.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let sums: Vec<i32> = std::thread::scope(|scope| {
+    ///     let ranks = Communicator::local(3)?.into_iter().map(|comm| {
+    ///         scope.spawn(move || {
+    ///             let mut x = [comm.rank() as i32 + 1];
+    ///             comm.all_reduce(&mut x, ReduceOp::Sum).map(|()| x[0])
+    ///         })
+    ///     });
+    ///     ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect::<collectives::Result<_>>()
+    /// })?;
+    /// assert_eq!(sums, [6, 6, 6]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a size of 0, and what the operating system refuses.
+    #[doc(alias = "ncclCommInitAll")]
+    pub fn local(world_size: usize) -> Result<Vec<Self>> {
+        Self::builder().local(world_size)
+    }
+
+    /// Runs `program` on `world_size` threads, each a rank of one new group, and returns what they return, in rank order.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let ranks = Communicator::run_local(3, |comm| Ok((comm.rank(), comm.world_size())))?;
+    /// assert_eq!(ranks, [(0, 3), (1, 3), (2, 3)]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The error of a rank that failed by itself, if there is one, else the first rank's; a rank that panics is reported as lost.
+    pub fn run_local<R: Send>(world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
+        Self::builder().run_local(world_size, program)
+    }
 }
 
 impl Builder {
@@ -275,48 +370,4 @@ fn on_threads<T: Send, R: Send>(
 fn panicked(doing: &str, rank: usize) -> Error {
     let reason = "its thread panicked; the message is on standard error".to_owned();
     Error::PeerLost { doing: doing.to_owned(), peer: Peer::unknown(rank), elapsed: Duration::ZERO, reason }
-}
-
-/// What a communicator comes of.
-pub(super) enum Origin {
-    /// A job that begins.
-    Job,
-    /// One that has failed: the recovery listeners of its members, its name, its trace, and whether this rank looks out for deaths meanwhile.
-    Shrunk { recovery: RecoveryGroup, name: String, trace: Option<Arc<TraceLog>>, watches: bool },
-}
-
-/// Joins the job that was found: tells who this rank is, learns who the others are, opens the links.
-pub(super) fn join(
-    store: Arc<dyn Store>,
-    (rank, world_size): (usize, usize),
-    local_address: Option<IpAddr>,
-    config: Config,
-    deadline: &Deadline,
-    origin: Origin,
-) -> Result<Communicator> {
-    let listen = config.listen_address.or(local_address).unwrap_or(IpAddr::from([127, 0, 0, 1]));
-    let (recovery_listener, watch) = match &origin {
-        Origin::Job => (RecoveryListener::new(listen), None),
-        Origin::Shrunk { recovery, watches, .. } => (RecoveryListener::none(), watches.then(|| recovery.watch())),
-    };
-    let mut exchange = StoreExchange::join(store, rank, world_size, deadline)?.watched(watch);
-    let met = deadline.elapsed();
-    let setup = PlaneSetup { rank, world_size, config: &config, listen, recovery_listener: recovery_listener.address() };
-    let (plane, connector) = HostPlane::establish(&mut exchange, &setup, deadline)?;
-    let (linked, wiring) = (deadline.elapsed(), plane.wiring());
-    let (recovery, name, trace) = match origin {
-        Origin::Job => (RecoveryGroup::new(recovery_listener, plane.recovery_listeners(), config.secret.clone()), "world".to_owned(), None),
-        Origin::Shrunk { recovery, name, trace, .. } => (recovery, name, trace),
-    };
-    let progress = ProgressEngine::new(&plane, connector);
-    let comm = Communicator::new(plane, progress, config, listen, recovery, name, trace);
-    // Nobody needs the store any more once everyone is here: rank 0 may stop serving it.
-    let timeout = comm.timeout();
-    comm.set_timeout(deadline.remaining());
-    comm.barrier()?;
-    comm.set_timeout(timeout);
-    let [met_ms, linked_ms, ready_ms] = [met, linked, deadline.elapsed()].map(|time| time.as_secs_f64() * 1e3);
-    let communicator = comm.core.shared.health.flight().name();
-    event::info!(target: LIFE, communicator, rank, world_size, wiring, met_ms, linked_ms, ready_ms, "ready");
-    Ok(comm)
 }

@@ -4,7 +4,8 @@
 //! started forms share the former.
 
 use super::Communicator;
-use super::prepare::{Prepared, Source, element, room};
+use super::arguments::{Source, element, room};
+use super::prepare::Prepared;
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::{BlockLayout, Kind};
 use crate::element::Data;

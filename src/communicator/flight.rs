@@ -3,13 +3,10 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::{Communicator, Shared};
+use super::Communicator;
 use crate::error::Result;
-use crate::flight::{About, Flight, FlightRecord};
-use crate::host::abort_reason::AbortReason;
-use crate::host::plane::HostPlane;
+use crate::flight::{Flight, FlightRecord};
 
 /// The last calls of a communicator, for any thread, also while a call is stuck; see [`Communicator::flight_recorder`].
 #[derive(Clone)]
@@ -80,22 +77,4 @@ impl Communicator {
         let flight = self.core.shared.health.flight();
         format!("{}/{number} from rank {first}", flight.name())
     }
-}
-
-impl Shared {
-    /// Where peers ended the communicator and no call here has heard of it, writes the records now, while they are there.
-    pub(super) fn write_unwritten(&self) {
-        let by_trouble = matches!(
-            self.health.abort_reason(),
-            Some(AbortReason::Mismatch { .. } | AbortReason::Lost { .. } | AbortReason::TimedOut { .. } | AbortReason::Aborted { .. })
-        );
-        if let Some(error) = self.health.refusal(|| "dropping the communicator".to_owned(), &self.peers).filter(|_| by_trouble) {
-            self.health.flight().write_after(&error);
-        }
-    }
-}
-
-/// What a recorder is told of its communicator.
-pub(super) fn about(plane: &HostPlane, name: String, timeout: Duration) -> About {
-    About { id: About::id_of(plane.id()), name, rank: plane.rank(), peers: plane.peers(), wiring: plane.wiring(), timeout }
 }

@@ -6,24 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Communicator;
+use super::arguments::element;
+use super::message::{INTERNAL_TAG, MessageContext, Received, receive_place, send_place};
 use super::pinned::PinnedBuffer;
-use super::prepare::element;
-use super::progress::{INTERNAL_TAG, MessageBuffer, MessageContext};
 use super::work::{Drive, OwnedBuffer, Work};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::element::Data;
 use crate::error::{Error, Result};
-
-/// What a receive got.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Received {
-    /// Who sent it.
-    pub source: usize,
-    /// The tag it was sent under.
-    pub tag: u64,
-    /// How many elements came: the buffer's length or less.
-    pub count: usize,
-}
 
 impl Communicator {
     /// A peer and a tag that can be.
@@ -101,16 +90,6 @@ impl Communicator {
     pub(super) fn post_internal_receive(&self, from: usize, tag: u64, room: Vec<u8>, limit: Duration) -> Result<Work<(Vec<u8>, Received)>> {
         self.receive_background(room, Some(from), tag, limit)
     }
-}
-
-/// Where a message that is sent lies.
-pub(super) fn send_place<T>(buffer: &[T]) -> MessageBuffer {
-    MessageBuffer::Send { data: buffer.as_ptr().cast(), bytes: size_of_val(buffer) }
-}
-
-/// Where a message that is received goes.
-pub(super) fn receive_place<T>(buffer: &mut [T]) -> MessageBuffer {
-    MessageBuffer::Receive { into: buffer.as_mut_ptr().cast(), bytes: size_of_val(buffer) }
 }
 
 /// # Messages

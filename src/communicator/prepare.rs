@@ -3,24 +3,18 @@
 use std::marker::PhantomData;
 
 use super::Communicator;
+use super::arguments::{Source, element, room};
 #[cfg(feature = "cuda")]
-use super::device::DeviceCall;
+use super::device::{self, DeviceCall};
 #[cfg(feature = "cuda")]
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
 use crate::buffer::{Memory, MemoryMut};
 use crate::call::{BlockLayout, Call, Kind};
-use crate::element::{Data, TypeTag};
+use crate::element::Data;
 use crate::error::{Error, Result};
 use crate::host::plane::{Job, Operands};
 use crate::host::reduce::{self, Kernel};
 use crate::op::Reduction;
-
-/// What a call reads: nothing, a buffer of its own, or the buffer it writes (in place).
-pub(super) enum Source<M> {
-    Nothing,
-    Separate(M),
-    InPlace,
-}
 
 /// A checked call, and the plane that runs it. Its buffers are borrowed as long as it lives.
 pub(super) enum Prepared<'a> {
@@ -63,17 +57,6 @@ fn on_one_plane<'a, T>(kind: Kind, source: Source<Memory<'a, T>>, destination: O
             return Err(Error::argument(kind.name(), "one buffer is on the host and the other on a device: pass both on the same side"));
         }
     })
-}
-
-/// An element type with a name and a size; types of size 0 and huge ones are refused.
-pub(super) fn element<T: Data>(call: &'static str) -> Result<(TypeTag, usize)> {
-    match size_of::<T>() {
-        0 => Err(Error::argument(call, "elements of size 0 carry nothing")),
-        size if size > TypeTag::MAX_BYTES => {
-            Err(Error::argument(call, format!("elements of {size} B are too large: at most {} B, or send their parts", TypeTag::MAX_BYTES)))
-        }
-        size => Ok((TypeTag::of::<T>(), size)),
-    }
 }
 
 impl Communicator {
@@ -156,7 +139,7 @@ impl Communicator {
             }
             #[cfg(feature = "cuda")]
             OnePlane::Device(source, destination) => {
-                let reduction = super::device::reduction(reduction)?;
+                let reduction = device::reduction(reduction)?;
                 Ok(Prepared::Device(DeviceCall::new(call, source, destination, layout, Some(reduction))))
             }
         }
@@ -227,21 +210,4 @@ fn premultiplied<T: Data>(kind: Kind, reduction: &Reduction<T>, contribution: &[
     let mut scaled = room(kind.name(), "the contribution times its scalar", contribution.len())?;
     reduce::premultiply(reduction, contribution, &mut scaled);
     Ok(scaled)
-}
-
-/// An empty vector with room for so many elements.
-pub(super) fn room<T>(call: &str, what: &str, count: usize) -> Result<Vec<T>> {
-    let mut room = Vec::new();
-    match room.try_reserve_exact(count) {
-        Ok(()) => Ok(room),
-        Err(_) => {
-            let doing = format!("{call}: room for {what}, {} B", count.saturating_mul(size_of::<T>()));
-            Err(Error::io(doing, std::io::Error::from(std::io::ErrorKind::OutOfMemory)))
-        }
-    }
-}
-
-/// Counts of elements as counts of bytes.
-pub(super) fn to_bytes<T>(counts: &[usize]) -> Vec<usize> {
-    counts.iter().map(|count| count * size_of::<T>()).collect()
 }

@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Communicator;
-use super::builder::{Origin, join};
 #[cfg(feature = "cuda")]
 use super::device::{DeviceChoice, DeviceRequest};
+use super::join::{Origin, join};
 use super::recovery::{Probe, RecoveryGroup};
 #[cfg(feature = "cuda")]
 use crate::deadline::Deadline;

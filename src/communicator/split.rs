@@ -1,11 +1,11 @@
 //! New communicators from the ranks of an old one.
 
+use super::Communicator;
 use super::progress::ProgressEngine;
-use super::{Communicator, HostPlane};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::bootstrap::Exchange;
-use crate::host::plane::PlaneSetup;
+use crate::host::plane::{HostPlane, PlaneSetup};
 use crate::observe::LIFE;
 
 /// What a rank says in a split: that it takes no part, or its colour and key.

@@ -1,14 +1,11 @@
 //! The face of what a communicator tells of its calls.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use super::Communicator;
-use crate::config::{Config, nvtx_injection};
 use crate::error::{Error, Result};
 use crate::flight::About;
-use crate::host::plane::HostPlane;
-use crate::observe::{TraceLog, Watch};
+use crate::observe::TraceLog;
 
 /// # Traces
 impl Communicator {
@@ -59,19 +56,4 @@ impl Communicator {
         let ranks = (self.rank(), self.world_size());
         give(&TraceLog::of_records(About::id_of(shared.id), ranks, me, flight.name(), &records))
     }
-}
-
-/// Begins a trace where one was asked for.
-pub(super) fn begun(plane: &HostPlane, config: &Config) -> Option<Arc<TraceLog>> {
-    if !config.trace && config.trace_dir.is_none() {
-        return None;
-    }
-    let (ranks, me) = ((plane.rank(), plane.peers().len()), plane.peers()[plane.rank()].clone());
-    Some(Arc::new(TraceLog::new(About::id_of(plane.id()), ranks, me, config.trace_dir.clone())))
-}
-
-/// Who listens to a new communicator.
-pub(super) fn watch(plane: &HostPlane, name: &str, config: &Config, trace: Option<&Arc<TraceLog>>) -> Watch {
-    let ranks = (plane.rank(), plane.peers().len());
-    Watch::new(name, ranks, config.observer.clone(), trace, nvtx_injection().as_deref())
 }

@@ -1,7 +1,8 @@
 //! The collectives with a count of its own for each rank.
 
 use super::Communicator;
-use super::prepare::{Prepared, Source, to_bytes};
+use super::arguments::{Source, to_bytes};
+use super::prepare::Prepared;
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::{BlockLayout, Kind};
 use crate::element::Data;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::messages::Received;
+use super::message::Received;
 use crate::Result;
 use crate::deadline::Deadline;
 use crate::fork::Process;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaContext;
 use nccl_sys::{Version, ncclUniqueId};
 
-use super::super::Communicator;
+use crate::communicator::Communicator;
 use crate::config::NcclEnvironment;
 use crate::deadline::Deadline;
 use crate::device::{self, Gpu, NcclComm, NcclCommunicator, Setup};
@@ -38,10 +38,10 @@ pub fn device_count() -> Result<usize> {
 
 /// What the builder was asked for.
 #[derive(Debug, Clone)]
-pub(in super::super) struct DeviceRequest {
-    pub(in super::super) choice: DeviceChoice,
+pub(in crate::communicator) struct DeviceRequest {
+    pub(in crate::communicator) choice: DeviceChoice,
     /// Whether a communicator without a device plane will not do.
-    pub(in super::super) required: bool,
+    pub(in crate::communicator) required: bool,
 }
 
 /// The first NCCL that can have several ranks on one device.
@@ -161,7 +161,7 @@ impl Communicator {
     /// # Errors
     ///
     /// `NoDevice` on every rank where one is required and cannot be had; those of the host plane.
-    pub(in super::super) fn attach_device(&self, request: &DeviceRequest, deadline: &Deadline) -> Result<()> {
+    pub(in crate::communicator) fn attach_device(&self, request: &DeviceRequest, deadline: &Deadline) -> Result<()> {
         let found = self.find_device(&request.choice);
         let plane = self.establish_device(found, deadline)?;
         self.keep_device(plane, request.required)
@@ -301,7 +301,7 @@ impl Communicator {
 
     /// The device plane of a communicator made of some of this one's ranks: every rank of this one takes part, `child` on those that
     /// are in it, `color` the same number on exactly those.
-    pub(in super::super) fn split_device(&self, child: Option<(&Communicator, u32)>, deadline: &Deadline) -> Result<()> {
+    pub(in crate::communicator) fn split_device(&self, child: Option<(&Communicator, u32)>, deadline: &Deadline) -> Result<()> {
         let Some(Ok(device)) = self.core.device.get() else {
             if let (Some((child, _)), Some(Err(reason))) = (child, self.core.device.get()) {
                 let _ = child.core.device.set(Err(reason.clone()));
@@ -332,7 +332,7 @@ impl Communicator {
     }
 
     /// Waits for what is queued on the device plane's own stream, and ends NCCL's communicator.
-    pub(in super::super) fn close_device(&self) -> Result<()> {
+    pub(in crate::communicator) fn close_device(&self) -> Result<()> {
         let Some(Ok(device)) = self.core.device.get() else { return Ok(()) };
         let plane = device.plane();
         let deadline = Deadline::after(self.timeout());

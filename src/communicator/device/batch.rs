@@ -1,16 +1,21 @@
 //! Device calls that are queued together: those of a group, and messages.
 
+#![expect(unsafe_code, reason = "addresses of buffers that are borrowed, or owned by a work, are handed to the device plane")]
+
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
-use super::super::messages::Received;
+use super::call::{DeviceCall, overlap, resolve};
 use super::guards::{Guards, Hold};
 use super::headers::Headers;
-use super::{Communicator, DeviceCall, Pledge, Queued, overlap, resolve};
+use super::queue::Pledge;
+use super::work::Queued;
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
+use crate::communicator::Communicator;
+use crate::communicator::message::Received;
 use crate::device::{self, DevicePlane};
 use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
@@ -31,7 +36,7 @@ struct DeviceMessage<'a> {
 
 /// Device calls of one communicator, recorded to be queued together.
 #[derive(Default)]
-pub(in super::super) struct Batch<'a> {
+pub(in crate::communicator) struct Batch<'a> {
     calls: Vec<DeviceCall<'a>>,
     messages: Vec<DeviceMessage<'a>>,
 }
@@ -44,24 +49,24 @@ struct Resolved<'s> {
 }
 
 impl<'a> Batch<'a> {
-    pub(in super::super) fn is_empty(&self) -> bool {
+    pub(in crate::communicator) fn is_empty(&self) -> bool {
         self.calls.is_empty() && self.messages.is_empty()
     }
 
     /// Records a collective.
-    pub(in super::super) fn call(&mut self, call: DeviceCall<'a>) {
+    pub(in crate::communicator) fn call(&mut self, call: DeviceCall<'a>) {
         self.calls.push(call);
     }
 
     /// Records a send.
-    pub(in super::super) fn send<T: Data>(&mut self, memory: DeviceMemory<'a, T>, to: usize) {
+    pub(in crate::communicator) fn send<T: Data>(&mut self, memory: DeviceMemory<'a, T>, to: usize) {
         let (bytes, element) = (memory.len() * size_of::<T>(), TypeTag::of::<T>());
         let message = device::Message { peer: to, sends: true, address: 0, bytes, element };
         self.messages.push(DeviceMessage { message, end: End::Read(memory.inner) });
     }
 
     /// Records a receive, and says what it will get.
-    pub(in super::super) fn receive<T: Data>(&mut self, memory: DeviceMemoryMut<'a, T>, from: usize) -> Received {
+    pub(in crate::communicator) fn receive<T: Data>(&mut self, memory: DeviceMemoryMut<'a, T>, from: usize) -> Received {
         let (count, element) = (memory.len(), TypeTag::of::<T>());
         let message = device::Message { peer: from, sends: false, address: 0, bytes: count * size_of::<T>(), element };
         self.messages.push(DeviceMessage { message, end: End::Write(memory.inner) });
@@ -93,7 +98,7 @@ impl<'a> Batch<'a> {
 }
 
 /// Device messages have no tags: NCCL knows none.
-pub(in super::super) fn untagged(call: &str, tag: u64) -> Result<()> {
+pub(in crate::communicator) fn untagged(call: &str, tag: u64) -> Result<()> {
     match tag {
         0 => Ok(()),
         _ => Err(Error::unsupported(
@@ -154,7 +159,12 @@ impl Communicator {
     }
 
     /// Queues the messages that `record` records, and returns what it returns.
-    pub(in super::super) fn queue_messages<'a, R>(&self, call: &str, tag: u64, record: impl FnOnce(&mut Batch<'a>) -> R) -> Result<R> {
+    pub(in crate::communicator) fn queue_messages<'a, R>(
+        &self,
+        call: &str,
+        tag: u64,
+        record: impl FnOnce(&mut Batch<'a>) -> R,
+    ) -> Result<R> {
         self.queue_messages_held(call, tag, record, Hold::Borrowed)
     }
 
@@ -167,7 +177,7 @@ impl Communicator {
     }
 
     /// Queues the messages that `record` records, with an event behind them, for a work that owns their buffers.
-    pub(in super::super) fn queue_messages_and_mark<'a, R>(
+    pub(in crate::communicator) fn queue_messages_and_mark<'a, R>(
         &self,
         call: &'static str,
         tag: u64,
@@ -177,13 +187,13 @@ impl Communicator {
     }
 
     /// Queues what was recorded on this communicator in one go.
-    pub(in super::super) fn queue_batch(&self, batch: Batch<'_>, hold: Hold) -> Result<()> {
+    pub(in crate::communicator) fn queue_batch(&self, batch: Batch<'_>, hold: Hold) -> Result<()> {
         Self::queue_batches(&mut [(self, batch)], hold, Self::agree_together)
     }
 
     /// Queues what was recorded on one or several communicators of this thread in one go. All ranks of each do so: how they compare their calls
     /// depends on it.
-    pub(in super::super) fn queue_across(parts: &mut [(&Communicator, Batch<'_>)]) -> Result<()> {
+    pub(in crate::communicator) fn queue_across(parts: &mut [(&Communicator, Batch<'_>)]) -> Result<()> {
         Self::queue_batches(parts, Hold::Borrowed, Self::agree_across)
     }
 

@@ -2,8 +2,8 @@
 
 use sha2::{Digest, Sha256};
 
-use super::Communicator;
 use crate::call::Call;
+use crate::communicator::Communicator;
 use crate::device::DevicePlane;
 use crate::error::{Error, Result};
 

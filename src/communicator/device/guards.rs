@@ -17,7 +17,7 @@ pub(super) struct Guards<'s> {
 
 /// Who can reach a call's buffers while it is under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Hold {
+pub(in crate::communicator) enum Hold {
     /// Whoever lent them.
     Borrowed,
     /// Nobody: the call's work owns them.

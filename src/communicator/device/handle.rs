@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
 
-use super::super::Communicator;
+use crate::communicator::Communicator;
 use crate::deadline::Deadline;
 use crate::device::{NcclCommunicator, cuda_error};
 use crate::error::{Error, Result};

@@ -8,11 +8,10 @@
 
 use std::time::Duration;
 
-use super::super::messages::{receive_place, send_place};
-use super::super::progress::{INTERNAL_TAG, MessageBuffer, MessageContext};
-use super::Communicator;
 use super::compare::{self, Said};
 use crate::call::Call;
+use crate::communicator::Communicator;
+use crate::communicator::message::{INTERNAL_TAG, MessageBuffer, MessageContext, receive_place, send_place};
 use crate::device::{DevicePlane, Job, Message};
 use crate::element::{DType, TypeTag};
 use crate::error::{Error, Result};

@@ -7,9 +7,9 @@
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use super::super::Communicator;
-use super::super::progress::ProgressEngine;
-use super::super::recovery::{Probe, RecoveryListeners};
+use crate::communicator::Communicator;
+use crate::communicator::progress::ProgressEngine;
+use crate::communicator::recovery::{Probe, RecoveryListeners};
 use crate::deadline::Deadline;
 use crate::device::LivenessProbe;
 use crate::error::{Error, Peer};

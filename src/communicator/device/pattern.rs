@@ -1,9 +1,12 @@
 //! Filling device memory and comparing it, on the device: for programs that check what they move.
 
+#![expect(unsafe_code, reason = "addresses of buffers that are borrowed are handed to kernels")]
+
 use super::guards::{Guards, Hold};
-use super::{Communicator, Device};
+use super::handle::Device;
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::communicator::Communicator;
 use crate::device::{self, DevicePlane};
 use crate::error::{Error, Result};
 

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use super::{Communicator, guards};
+use super::guards;
 use crate::buffer::device::Ordered;
+use crate::communicator::Communicator;
 use crate::device;
 use crate::error::{Error, Result};
 use crate::interchange::AsStream;

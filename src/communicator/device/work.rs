@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use cudarc::driver::CudaEvent;
 
-use super::super::messages::Received;
-use super::super::pinned::{ErasedBuffer, PinnedBuffer};
-use super::super::work::{Drive, Finished, State, Work};
-use super::{Communicator, DeviceCall, Hold};
+use super::call::DeviceCall;
+use super::guards::Hold;
+use crate::communicator::Communicator;
+use crate::communicator::message::Received;
+use crate::communicator::pinned::{ErasedBuffer, PinnedBuffer};
+use crate::communicator::work::{Drive, Finished, State, Work};
 use crate::deadline::Deadline;
 use crate::device::{self, NcclComm};
 use crate::error::{Error, Result};
@@ -20,7 +22,7 @@ const NAP: Duration = Duration::from_micros(20);
 const LOOKS: u32 = 200;
 
 /// A call that was queued, with an event behind it.
-pub(in super::super) struct Queued {
+pub(in crate::communicator) struct Queued {
     event: CudaEvent,
     comm: Arc<NcclComm>,
     doing: String,
@@ -38,13 +40,13 @@ struct Watcher {
 
 impl Queued {
     /// The handle of the call, which owns its buffers.
-    pub(in super::super) fn into_work<B: Send + 'static>(self, buffers: PinnedBuffer<B>) -> Work<B> {
+    pub(in crate::communicator) fn into_work<B: Send + 'static>(self, buffers: PinnedBuffer<B>) -> Work<B> {
         let (state, watcher) = self.watched(buffers, None);
         Work::new(state, Some(watcher))
     }
 
     /// The handle of a receive.
-    pub(in super::super) fn into_receiving_work<B: Send + 'static>(
+    pub(in crate::communicator) fn into_receiving_work<B: Send + 'static>(
         self,
         buffers: PinnedBuffer<B>,
         received: Received,
@@ -98,7 +100,7 @@ impl Drive for Watcher {
 
 impl Communicator {
     /// Queues a call, and an event behind it.
-    pub(in super::super) fn queue_and_mark(&self, call: DeviceCall<'_>) -> Result<Queued> {
+    pub(in crate::communicator) fn queue_and_mark(&self, call: DeviceCall<'_>) -> Result<Queued> {
         let doing = call.job.call.to_string();
         self.and_mark(call.job.call.kind.name(), doing, || self.queue(call, Hold::Owned)).map(|(queued, ())| queued)
     }

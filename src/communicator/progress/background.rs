@@ -1,41 +1,21 @@
 //! Messages that go on in the background, and the thread that moves them on while nobody waits.
 
+#![expect(unsafe_code, reason = "posted messages point into buffers that the progress engine keeps alive")]
+
 use std::sync::{Arc, Mutex, Weak};
-use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
 
-use super::pending::PendingMessage;
-use super::{Inner, MessageBuffer, MessageContext, ProgressEngine, TURN, Ticket};
-use crate::communicator::messages::Received;
+use super::engine::{Background, ProgressEngine, TURN};
+use super::pending::Outstanding;
+use crate::communicator::message::{MessageBuffer, MessageContext};
 use crate::communicator::pinned::ErasedBuffer;
-use crate::communicator::work::{Drive, Finished, State};
+use crate::communicator::work::{Drive, State};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::event;
 
 /// How long the background thread naps where nothing moves.
 const NAP: Duration = Duration::from_millis(1);
-
-/// A message that goes on in the background.
-pub(super) struct Outstanding {
-    ticket: Ticket,
-    request: PendingMessage,
-    has_warned: bool,
-    buffer: Box<dyn ErasedBuffer>,
-    state: Arc<State>,
-}
-
-impl Outstanding {
-    /// Whether this rank sends it.
-    pub(super) fn sends(&self) -> bool {
-        self.request.sends
-    }
-
-    /// `send to rank 3, tag 7`.
-    pub(super) fn doing(&self) -> String {
-        self.request.doing()
-    }
-}
 
 /// Counts a caller as away; also one that a panic takes away for good.
 struct Away<'a>(&'a ProgressEngine);
@@ -44,13 +24,6 @@ impl Drop for Away<'_> {
     fn drop(&mut self) {
         self.0.lock().away -= 1;
     }
-}
-
-/// The thread of background messages.
-pub(super) struct Background {
-    thread: Thread,
-    /// Taken by whoever waits for its end.
-    handle: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl ProgressEngine {
@@ -94,42 +67,39 @@ impl ProgressEngine {
         busy()
     }
 
-    /// How a background message ended, where it has; of one that takes long listeners are told.
-    pub(super) fn ended(&self, inner: &mut Inner, at: usize) -> Option<Result<Received>> {
-        let Outstanding { ticket, request, has_warned, .. } = &mut inner.outstanding[at];
-        if let Some(outcome) = inner.messages.poll(*ticket) {
-            return Some(self.outcome(outcome, request));
+    /// Tells the peers that the communicator has ended; those that wait for a message of this rank would not learn of it otherwise.
+    /// Never waits for the lock: whoever holds it looks after that too.
+    pub(in crate::communicator) fn announce_end(self: &Arc<Self>) {
+        if self.health.is_foreign() {
+            return;
         }
-        if let Err(error) = self.check_health(request) {
-            return Some(Err(error));
+        if let Some(mut inner) = self.try_lock() {
+            self.advance(&mut inner);
         }
-        let (elapsed, limit) = (request.deadline.elapsed(), request.deadline.limit());
-        if elapsed >= limit {
-            return Some(Err(self.late(request)));
+        if let Err(error) = self.wake_background() {
+            crate::event::warn!(rank = self.rank, %error, "peers may hear of the end late");
         }
-        if !*has_warned && elapsed >= self.health.flight().stall_after(limit) {
-            *has_warned = true;
-            self.warn(request);
-        }
-        None
     }
 
-    /// Ends a background message: whoever waits for it gets its buffer back, or the error.
-    pub(super) fn finish(&self, inner: &mut Inner, at: usize, result: Result<Received>) {
-        // First, as long as the buffer is kept.
-        inner.messages.cancel(inner.outstanding[at].ticket);
-        let Outstanding { request, buffer, state, .. } = inner.outstanding.swap_remove(at);
-        match &result {
-            Ok(_) => self.health.flight().end_message(request.number),
-            Err(error) => self.health.flight().fail_message(request.number, error),
+    /// Sends what is still on its way, for a bounded time, and tells the peers that this rank leaves. Listeners have been told of
+    /// everything when it returns.
+    pub(in crate::communicator) fn close(&self) {
+        let deadline = Deadline::after(Duration::from_secs(5));
+        let mut inner = self.lock();
+        self.advance(&mut inner);
+        while inner.outstanding.iter().any(Outstanding::sends) && !deadline.has_passed() && self.health.abort_reason().is_none() {
+            if !self.advance(&mut inner) {
+                inner.messages.wait_step(TURN);
+            }
         }
-        let elapsed = request.deadline.elapsed();
-        let (result, failed) = match result {
-            Ok(received) => (Ok(Finished { buffer: buffer.release(), received: Some(received) }), None),
-            Err(error) => (Err(error.clone()), Some((error, buffer))),
-        };
-        state.end(result);
-        self.tell_over(request, elapsed, failed, state);
+        let _ = inner.messages.leave(&Deadline::after(Duration::from_secs(1)));
+        inner.closed = true;
+        while let Some(last) = inner.outstanding.len().checked_sub(1) {
+            let doing = inner.outstanding[last].doing();
+            self.finish(&mut inner, last, Err(Error::Aborted { doing, by: self.peers[self.rank].clone() }));
+        }
+        drop(inner);
+        self.join_background();
     }
 
     /// Starts the background thread, or wakes it.
@@ -148,7 +118,7 @@ impl ProgressEngine {
     }
 
     /// Waits until the background thread has seen that it is over; unless this is that thread, where a listener drops the communicator.
-    pub(super) fn join_background(&self) {
+    fn join_background(&self) {
         let Some(background) = self.background.get() else { return };
         background.thread.unpark();
         let handle = event::lock(&background.handle).take();

@@ -1,14 +1,16 @@
 //! Messages that their callers wait for.
 
+#![expect(unsafe_code, reason = "posted messages point into buffers that their caller keeps alive")]
+
 use std::time::{Duration, Instant};
 
+use super::engine::{Inner, ProgressEngine, TURN};
 use super::pending::PendingMessage;
-use super::{Inner, MessageBuffer, MessageContext, ProgressEngine, TURN, Ticket};
-use crate::communicator::messages::Received;
+use crate::communicator::message::{MessageBuffer, MessageContext, Received};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::event::Locked;
-use crate::host::point_to_point::Attempt;
+use crate::host::point_to_point::{Attempt, Ticket};
 use crate::observe::Track;
 
 /// The how-manieth message does not try the short way, so that everything else gets a turn.

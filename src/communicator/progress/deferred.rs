@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::pinned::ErasedBuffer;
-use super::super::work::State;
-use super::ProgressEngine;
+use super::engine::ProgressEngine;
 use super::pending::PendingMessage;
+use crate::communicator::pinned::ErasedBuffer;
+use crate::communicator::work::State;
 use crate::error::Error;
 use crate::event;
 use crate::flight::FlightPlane;

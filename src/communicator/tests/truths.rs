@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Barrier};
 
 use super::super::Communicator;
-use super::super::prepare::{Prepared, Source};
-use super::super::progress::{MessageBuffer, MessageContext};
+use super::super::arguments::Source;
+use super::super::message::{MessageBuffer, MessageContext};
+use super::super::prepare::Prepared;
 use crate::buffer::{Memory, MemoryMut};
 use crate::element::{DType, TypeTag};
 use crate::error::Result;

@@ -1,0 +1,96 @@
+//! How a communicator ends: closed by all ranks together, or aborted by one.
+
+use std::sync::{Arc, Weak};
+
+use super::Communicator;
+use super::progress::ProgressEngine;
+#[cfg(feature = "cuda")]
+use crate::device::NcclComm;
+use crate::error::Result;
+use crate::host::abort_reason::AbortReason;
+use crate::host::health::{Health, forked};
+use crate::host::plane::HostPlane;
+use crate::observe::LIFE;
+
+/// Ends a communicator from any thread; see [`Communicator::abort_handle`].
+#[derive(Debug, Clone)]
+pub struct AbortHandle {
+    rank: usize,
+    /// Not held: an observer that has this handle is itself held by what it leads to.
+    health: Weak<Health>,
+    progress: Weak<ProgressEngine>,
+    #[cfg(feature = "cuda")]
+    device: Weak<NcclComm>,
+}
+
+impl AbortHandle {
+    /// Ends the communicator: a call that is under way here returns `Aborted` soon, as do those of its peers that wait for this
+    /// rank, and later calls are refused. Where none is under way here, the peers hear of it when this rank makes its next call or
+    /// drops the communicator. Idempotent; does nothing once the communicator is gone, nor in a forked child.
+    pub fn abort(&self) {
+        let Some(health) = self.health.upgrade().filter(|health| !health.is_foreign()) else { return };
+        if health.abort_reason().is_none() {
+            crate::event::info!(target: LIFE, communicator = health.flight().name(), rank = self.rank, "aborted");
+        }
+        health.end(AbortReason::Aborted { by: self.rank as u32 });
+        if let Some(progress) = self.progress.upgrade() {
+            progress.announce_end();
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(device) = self.device.upgrade() {
+            device.abort();
+        }
+    }
+}
+
+impl Communicator {
+    /// A handle that any thread can use to end this communicator while a call is under way.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let mut comms = Communicator::local(2)?;
+    /// let (comm, abort) = (comms.remove(0), comms[0].abort_handle()); // of rank 1, which makes no call
+    /// let waiting = std::thread::spawn(move || comm.barrier().unwrap_err());
+    /// abort.abort();
+    /// drop(comms);
+    /// println!("{}", waiting.join().unwrap());
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        let shared = &self.core.shared;
+        AbortHandle {
+            rank: shared.rank,
+            health: Arc::downgrade(&shared.health),
+            progress: Arc::downgrade(&shared.progress),
+            #[cfg(feature = "cuda")]
+            device: self.plane("abort_handle").map_or_else(|_| Weak::new(), |plane| Arc::downgrade(plane.comm())),
+        }
+    }
+
+    /// Ends the communicator at once, on this rank and on its peers, without waiting for anyone. Idempotent.
+    #[doc(alias = "ncclCommAbort")]
+    pub fn abort(&self) {
+        self.abort_handle().abort();
+        self.with_plane(HostPlane::propagate);
+    }
+
+    /// Waits until every rank has come this far and all started calls have ended, then closes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::barrier`]. The communicator is gone either way.
+    #[doc(alias("ncclCommFinalize", "destroy_process_group"))]
+    pub fn close(self) -> Result<()> {
+        if self.core.shared.health.is_foreign() {
+            return Err(forked("close".to_owned()));
+        }
+        crate::event::debug!(target: LIFE, communicator = self.core.shared.health.flight().name(), rank = self.rank(), "closing");
+        #[cfg(feature = "cuda")]
+        let device = self.close_device();
+        let closed = self.barrier();
+        #[cfg(feature = "cuda")]
+        let closed = device.and(closed);
+        closed
+    }
+}

@@ -1,0 +1,100 @@
+//! What a message is: with whom, under which tag, of which type, where its bytes lie, and what came of it.
+
+use crate::element::TypeTag;
+use crate::flight::{FlightPlane, Message};
+use crate::host::point_to_point::Envelope;
+use crate::observe::{CallReport, Watch};
+
+/// Tags with this bit are the crate's own.
+pub(super) const INTERNAL_TAG: u64 = 1 << 63;
+
+/// What a receive got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Who sent it.
+    pub source: usize,
+    /// The tag it was sent under.
+    pub tag: u64,
+    /// How many elements came: the buffer's length or less.
+    pub count: usize,
+}
+
+/// What is sent or received: with whom, under which tag, of which type.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MessageContext {
+    /// `None`: from any rank.
+    pub(super) peer: Option<usize>,
+    pub(super) tag: u64,
+    pub(super) element: TypeTag,
+    pub(super) element_bytes: usize,
+}
+
+impl MessageContext {
+    /// The message as it is put on record.
+    #[inline]
+    pub(super) fn recorded(&self, sends: bool, bytes: usize) -> Message {
+        let MessageContext { peer, tag, element, element_bytes } = *self;
+        Message { sends, peer, tag, count: (bytes / element_bytes) as u64, element }
+    }
+
+    /// `send to rank 3, tag 7`.
+    pub(super) fn doing(&self, sends: bool) -> String {
+        let whom = match (sends, self.peer) {
+            (true, Some(peer)) => format!("send to rank {peer}"),
+            (false, Some(peer)) => format!("recv from rank {peer}"),
+            (_, None) => "recv from any rank".to_owned(),
+        };
+        match self.tag {
+            0 => whom,
+            tag if tag & INTERNAL_TAG != 0 => format!("{whom} (internal)"),
+            tag => format!("{whom}, tag {tag}"),
+        }
+    }
+
+    /// What came, in the caller's terms.
+    #[inline]
+    pub(super) fn received(&self, envelope: Envelope) -> Received {
+        Received { source: envelope.source, tag: envelope.tag, count: envelope.bytes / self.element_bytes }
+    }
+}
+
+/// Where a posted message's bytes are.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum MessageBuffer {
+    Send { data: *const u8, bytes: usize },
+    Receive { into: *mut u8, bytes: usize },
+}
+
+impl MessageBuffer {
+    #[inline]
+    pub(super) fn bytes(&self) -> usize {
+        let (MessageBuffer::Send { bytes, .. } | MessageBuffer::Receive { bytes, .. }) = self;
+        *bytes
+    }
+
+    #[inline]
+    pub(super) fn sends(&self) -> bool {
+        matches!(self, MessageBuffer::Send { .. })
+    }
+
+    /// The message as it is put on record.
+    #[inline]
+    pub(super) fn recorded(&self, context: &MessageContext) -> Message {
+        context.recorded(self.sends(), self.bytes())
+    }
+
+    /// The message, for those who listen.
+    pub(super) fn report<'a>(&self, watch: &'a Watch, context: &MessageContext) -> CallReport<'a> {
+        watch.message(&self.recorded(context), FlightPlane::Host, self.bytes())
+    }
+}
+
+/// Where a message that is sent lies.
+pub(super) fn send_place<T>(buffer: &[T]) -> MessageBuffer {
+    MessageBuffer::Send { data: buffer.as_ptr().cast(), bytes: size_of_val(buffer) }
+}
+
+/// Where a message that is received goes.
+pub(super) fn receive_place<T>(buffer: &mut [T]) -> MessageBuffer {
+    MessageBuffer::Receive { into: buffer.as_mut_ptr().cast(), bytes: size_of_val(buffer) }
+}

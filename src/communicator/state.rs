@@ -1,0 +1,63 @@
+//! What the threads of a communicator have in common.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::hand_off::HandOff;
+use super::progress::ProgressEngine;
+use super::recovery::RecoveryGroup;
+use crate::config::Config;
+use crate::error::{Error, Peer};
+use crate::host::abort_reason::AbortReason;
+use crate::host::health::Health;
+use crate::host::plane::HostPlane;
+use crate::observe::TraceLog;
+
+/// What the caller, the background threads and abort handles share.
+pub(super) struct Shared {
+    pub(super) rank: usize,
+    pub(super) peers: Arc<[Peer]>,
+    /// This rank's number among the ranks of its host, and how many they are.
+    pub(super) local: (usize, usize),
+    pub(super) config: Config,
+    pub(super) health: Arc<Health>,
+    pub(super) plane: HandOff<HostPlane>,
+    pub(super) progress: Arc<ProgressEngine>,
+    /// The address on which communicators split from this one listen.
+    pub(super) listen: IpAddr,
+    /// A random number that no other communicator has.
+    pub(super) id: [u8; 16],
+    /// Where its ranks find each other should it fail.
+    pub(super) recovery: RecoveryGroup,
+    /// The log of this rank, which communicators hand on to those that are made of them. Written with the last of them; so nothing that
+    /// may outlive them, as handles do, holds it.
+    pub(super) trace: Option<Arc<TraceLog>>,
+}
+
+impl Shared {
+    /// After a collective that failed: where that ended the communicator, peers that wait for messages hear of it too.
+    #[cold]
+    pub(super) fn announce_end(&self) {
+        if self.health.abort_reason().is_some() {
+            self.progress.announce_end();
+        }
+    }
+
+    /// After a call that failed: the peers hear of it, and the records are written where that was asked for.
+    #[cold]
+    pub(super) fn after_failure(&self, error: &Error) {
+        self.announce_end();
+        self.health.flight().after_error(error);
+    }
+
+    /// Where peers ended the communicator and no call here has heard of it, writes the records now, while they are there.
+    pub(super) fn write_unwritten(&self) {
+        let by_trouble = matches!(
+            self.health.abort_reason(),
+            Some(AbortReason::Mismatch { .. } | AbortReason::Lost { .. } | AbortReason::TimedOut { .. } | AbortReason::Aborted { .. })
+        );
+        if let Some(error) = self.health.refusal(|| "dropping the communicator".to_owned(), &self.peers).filter(|_| by_trouble) {
+            self.health.flight().write_after(&error);
+        }
+    }
+}
