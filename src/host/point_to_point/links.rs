@@ -3,19 +3,9 @@
 use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 
-use super::channel::{Channel, End};
+use super::channel::{Channel, End, PeerState};
 use super::frame::Frame;
 use super::{Connector, Messages};
-
-/// What is known of a peer: its links, by number, and whether it is gone.
-#[derive(Debug, Default)]
-pub(super) struct PeerState {
-    pub(super) opened: Option<usize>,
-    pub(super) accepted: Option<usize>,
-    /// The one that messages to it take.
-    pub(super) chosen: Option<usize>,
-    pub(super) gone: Option<AbortReason>,
-}
 
 impl<C: Connector> Messages<C> {
     /// The link that messages to this peer take.

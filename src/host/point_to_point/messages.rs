@@ -6,13 +6,12 @@ use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 
-use super::channel::Channel;
+use super::channel::{Channel, PeerState};
 use super::frame::Frame;
-use super::links::PeerState;
 use super::matching_state::MatchingState;
 use super::memory::{Destination, Source};
+use super::patience::{Patience, is_crowded};
 use super::requests::{ReceivePhase, Receiving, Request, SendPhase, Sending};
-use super::wait::{Patience, is_crowded};
 use super::{Connector, Outcome, Ticket};
 
 /// How much of messages that nobody wants yet is buffered, over all peers.

@@ -31,6 +31,7 @@ mod matching_state;
 mod memory;
 mod messages;
 mod outgoing;
+mod patience;
 mod requests;
 #[cfg(test)]
 mod tests;
