@@ -17,3 +17,4 @@ pub(crate) mod point_to_point;
 pub(crate) mod reduce;
 pub(crate) mod scratch;
 pub(crate) mod shm;
+pub(crate) mod waiting;

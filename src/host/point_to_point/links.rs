@@ -189,8 +189,8 @@ impl<C: Connector> Messages<C> {
     fn flush(&mut self, deadline: &Deadline) {
         while self.unwritten().next().is_some() && !deadline.has_passed() {
             if !self.progress() {
-                let rest = self.patience.next();
-                self.rest(rest, deadline.remaining());
+                let pause = self.patience.next();
+                self.rest(pause, deadline.remaining());
             }
         }
     }

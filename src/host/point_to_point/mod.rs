@@ -31,7 +31,6 @@ mod matching_state;
 mod memory;
 mod messages;
 mod outgoing;
-mod patience;
 mod requests;
 #[cfg(test)]
 mod tests;

@@ -9,15 +9,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_yield;
 
 use crate::host::link::ByteLink;
+use crate::host::waiting::{Pause, nap};
 
-use super::patience::Rest;
 use super::{Connector, Messages};
 
 /// How long the first sleep on descriptors may take; each further one twice as long, up to 16 times.
 const SLEEP: Duration = Duration::from_millis(1);
-
-/// The same where some link cannot be slept on, up to 4 times.
-const NAP: Duration = Duration::from_micros(50);
 
 impl<C: Connector> Messages<C> {
     /// Rounds until something moves or, after a few fruitless ones, one sleep of at most `budget` is over; whether anything
@@ -27,23 +24,23 @@ impl<C: Connector> Messages<C> {
             if self.round() {
                 return true;
             }
-            let rest = self.patience.next();
-            if matches!(rest, Rest::Sleep(_)) {
+            let pause = self.patience.next();
+            if matches!(pause, Pause::Sleep(_)) {
                 self.tell_all_credit();
             }
-            self.rest(rest, budget);
-            if matches!(rest, Rest::Sleep(_)) {
+            self.rest(pause, budget);
+            if matches!(pause, Pause::Sleep(_)) {
                 return self.progress();
             }
         }
     }
 
     /// Passes the time after a fruitless round, at most `limit` of it.
-    pub(super) fn rest(&self, rest: Rest, limit: Duration) {
-        match rest {
-            Rest::Spin => hint::spin_loop(),
-            Rest::Yield => sched_yield(),
-            Rest::Sleep(times) => self.sleep(limit.min(SLEEP * (1 << times.min(4))), NAP * (1 << times.min(2))),
+    pub(super) fn rest(&self, pause: Pause, limit: Duration) {
+        match pause {
+            Pause::Spin => hint::spin_loop(),
+            Pause::Yield => sched_yield(),
+            Pause::Sleep(sleeps) => self.sleep(limit.min(SLEEP * (1 << sleeps.min(4))), nap(sleeps)),
         }
     }
 

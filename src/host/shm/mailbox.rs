@@ -1,7 +1,8 @@
 //! What one rank publishes in one step: a fingerprint, and a payload in the smallest area that holds it.
 //!
 //! A mailbox's first line is `flag: u64, fingerprint: 4 × u64, payload: 24 bytes`, so that a tiny call costs its readers one line.
-//! Up to [`LINES_BYTES`](super::layout::LINES_BYTES) follow in the next lines, which the processor fetches ahead. Anything larger goes through a slot.
+//! Up to [`LINES_BYTES`](super::layout::LINES_BYTES) follow in the next lines, which the processor fetches ahead. Anything larger goes
+//! through a slot.
 
 #![expect(unsafe_code, reason = "reads and writes the mapped mailboxes")]
 
