@@ -19,3 +19,4 @@ pub(crate) mod scratch;
 #[cfg(feature = "internals")]
 mod script;
 pub(crate) mod shm;
+pub(crate) mod waiting;

@@ -29,12 +29,13 @@ use self::memory::{Scratch, Spaces};
 use self::peer::PeerState;
 use self::run_state::Context;
 use self::schedule::Schedule;
-use self::waiting::{Pause, Waiting};
+use self::waiting::Waiting;
 use super::abort_reason::{AbortReason, Interrupted};
 use super::fold::Fold;
 use super::health::Health;
 use super::link::ByteLink;
 use super::plan::{Action, Plan};
+use super::waiting::Pause;
 use crate::call::Call;
 use crate::deadline::Deadline;
 
@@ -260,13 +261,13 @@ impl Engine {
         match self.waiting.pause() {
             Pause::Spin => std::hint::spin_loop(),
             Pause::Yield => std::thread::yield_now(),
-            Pause::Sleep => self.sleep(request, context, links)?,
+            Pause::Sleep(sleeps) => self.sleep(sleeps, request, context, links)?,
         }
         Ok(())
     }
 
     /// Sleeps until a link stirs, one of those included that this run does not need: a peer may have a reason to abort for us.
-    fn sleep<L: Links>(&mut self, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
+    fn sleep<L: Links>(&mut self, sleeps: u32, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
         let Self { peers, schedule, waiting, active, .. } = self;
         waiting.clear();
         // Links that matter and are still being opened have nothing to sleep on, and are not visited.
@@ -297,7 +298,7 @@ impl Engine {
             self.waiting.clear();
             return Err(self.explain(rank, trouble, request.deadline, links));
         }
-        self.waiting.sleep(is_blind || unseen > 0, request.deadline.remaining());
+        self.waiting.sleep(sleeps, is_blind || unseen > 0, request.deadline.remaining());
         while let Some(rank) = self.waiting.stirred() {
             let link = links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
             if let Err(trouble) = self.peers[rank].watch(link, context) {

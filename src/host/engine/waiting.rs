@@ -3,37 +3,24 @@
 #![expect(unsafe_code, reason = "the poll set is reused, so it outlives the borrows it is made of")]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// How long to look at the links without giving up the core, where there is a core for every rank.
-const SPIN: Duration = Duration::from_micros(30);
-/// How long to look at the links in all before going to sleep.
-const AWAKE: Duration = Duration::from_micros(100);
+use crate::host::waiting::{Limits, Patience, Pause, is_crowded, nap};
+
+/// When a rank gives up the core, and when it sleeps.
+static LIMITS: Limits =
+    Limits { spin_for: Duration::from_micros(30), awake_for: Duration::from_micros(100), rounds_per_look: 1, crowded_rounds: None };
 /// How long to sleep at most, so that what no descriptor tells (an abort, an abort reason in shared memory) is seen.
 const SLEEP: Duration = Duration::from_millis(50);
-/// How long to sleep at first and at most where a link has no descriptor.
-const NAP: Duration = Duration::from_micros(50);
-const LONGEST_NAP: Duration = Duration::from_micros(200);
 /// After how long a run first says whom it waits for.
 const FIRST_REPORT: Duration = Duration::from_millis(10);
 
-/// What to do next while nothing moves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pause {
-    Spin,
-    Yield,
-    Sleep,
-}
-
-/// One rank's patience.
+/// One rank's patience, and what it sleeps on.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    spin: Duration,
-    /// Since when nothing has moved.
-    idle_since: Option<Instant>,
-    nap: Duration,
+    patience: Patience,
     /// After how long a run this rank says next whom it waits for.
     pub(super) next_report: Duration,
     descriptors: Vec<PollFd<'static>>,
@@ -44,9 +31,8 @@ pub(super) struct Waiting {
 impl Waiting {
     /// `local_ranks`: how many ranks share this host's cores.
     pub(super) fn new(local_ranks: usize) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spin = if local_ranks <= cores { SPIN } else { Duration::ZERO };
-        Self { spin, idle_since: None, nap: NAP, next_report: FIRST_REPORT, descriptors: Vec::new(), entries: Vec::new() }
+        let patience = Patience::new(&LIMITS, is_crowded(local_ranks));
+        Self { patience, next_report: FIRST_REPORT, descriptors: Vec::new(), entries: Vec::new() }
     }
 
     /// A new run.
@@ -63,19 +49,12 @@ impl Waiting {
 
     /// Something moved.
     pub(super) fn reset(&mut self) {
-        self.idle_since = None;
-        self.nap = NAP;
+        self.patience.reset();
     }
 
     /// Nothing moved: what to do.
     pub(super) fn pause(&mut self) -> Pause {
-        let now = Instant::now();
-        let idle = now.duration_since(*self.idle_since.get_or_insert(now));
-        match idle {
-            idle if idle < self.spin => Pause::Spin,
-            idle if idle < AWAKE => Pause::Yield,
-            _ => Pause::Sleep,
-        }
+        self.patience.next()
     }
 
     /// Begins a new poll set.
@@ -93,11 +72,10 @@ impl Waiting {
         self.entries.push((rank, is_watched));
     }
 
-    /// Sleeps until a link of the set stirs, but not long. `is_blind`: a link that matters is not in the set. The set is
+    /// Sleeps until a link of the set stirs, but not long, after so many sleeps. `is_blind`: a link that matters is not in the set. The set is
     /// empty afterwards; [`Waiting::stirred`] has what to look at.
-    pub(super) fn sleep(&mut self, is_blind: bool, at_most: Duration) {
-        let limit = if is_blind { self.nap } else { SLEEP }.min(at_most);
-        self.nap = (self.nap * 2).min(LONGEST_NAP);
+    pub(super) fn sleep(&mut self, sleeps: u32, is_blind: bool, at_most: Duration) {
+        let limit = if is_blind { nap(sleeps) } else { SLEEP }.min(at_most);
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         // A failure (a signal, no memory in the kernel) only means that the links are looked at sooner.
         let result = if cfg!(miri) { Err(rustix::io::Errno::NOSYS) } else { rustix::event::poll(&mut self.descriptors, Some(&limit)) };

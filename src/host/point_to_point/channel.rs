@@ -1,7 +1,8 @@
-//! One link to a peer with both its directions.
+//! One link to a peer with both its directions, and what is known of a peer.
 
 use std::io;
 
+use crate::host::abort_reason::AbortReason;
 use crate::host::link::ByteLink;
 
 use super::incoming::{Incoming, ReadEnd};
@@ -18,6 +19,16 @@ pub(super) enum End {
     Left { opened: u32 },
     /// The peer died, the link broke, or the peer sent nonsense.
     Broken,
+}
+
+/// What is known of a peer: its links, by number, and whether it is gone.
+#[derive(Debug, Default)]
+pub(super) struct PeerState {
+    pub(super) opened: Option<usize>,
+    pub(super) accepted: Option<usize>,
+    /// The one that messages to it take.
+    pub(super) chosen: Option<usize>,
+    pub(super) gone: Option<AbortReason>,
 }
 
 /// A link at work.

@@ -15,6 +15,9 @@ use super::memory::{Destination, Source};
 use super::requests::{ReceivePhase, Receiving, Request, SendPhase, Sending};
 use super::{Connector, Envelope, Messages, Ticket};
 
+/// How often a receive looks for its message before it is posted.
+const LOOKS: u32 = 256;
+
 /// How far a message has come without having been posted.
 #[derive(Debug)]
 pub(crate) enum Attempt {
@@ -61,10 +64,16 @@ impl<C: Connector> Messages<C> {
         self.receive_front(from, tag, element, into).unwrap_or(Attempt::Wait)
     }
 
+    /// How often to look again at one stream before anything else is done.
+    #[inline]
+    pub(super) fn looks(&self) -> u32 {
+        if self.patience.is_crowded() { 0 } else { LOOKS }
+    }
+
     fn receive_front(&mut self, from: usize, tag: u64, element: TypeTag, mut into: Destination) -> Option<Attempt> {
         let link = self.matching_state.direct_link(from)?;
+        let looks = self.looks();
         let channel = self.channels.get_mut(link)?.as_mut().filter(|channel| channel.peer == from && channel.end().is_none())?;
-        let looks = self.patience.looks();
         // A broken stream is found out once more when the receive has been posted.
         let message = look(looks, || channel.incoming.front(&mut channel.link, tag)).ok()??;
         // So is a message that does not fit.

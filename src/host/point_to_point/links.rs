@@ -3,19 +3,9 @@
 use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 
-use super::channel::{Channel, End};
+use super::channel::{Channel, End, PeerState};
 use super::frame::Frame;
 use super::{Connector, Messages};
-
-/// What is known of a peer: its links, by number, and whether it is gone.
-#[derive(Debug, Default)]
-pub(super) struct PeerState {
-    pub(super) opened: Option<usize>,
-    pub(super) accepted: Option<usize>,
-    /// The one that messages to it take.
-    pub(super) chosen: Option<usize>,
-    pub(super) gone: Option<AbortReason>,
-}
 
 impl<C: Connector> Messages<C> {
     /// The link that messages to this peer take.
@@ -199,8 +189,8 @@ impl<C: Connector> Messages<C> {
     fn flush(&mut self, deadline: &Deadline) {
         while self.unwritten().next().is_some() && !deadline.has_passed() {
             if !self.progress() {
-                let rest = self.patience.next();
-                self.rest(rest, deadline.remaining());
+                let pause = self.patience.next();
+                self.rest(pause, deadline.remaining());
             }
         }
     }

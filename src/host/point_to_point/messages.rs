@@ -2,17 +2,18 @@
 
 #![expect(unsafe_code, reason = "posting a request takes the caller's memory for longer than the call")]
 
+use std::time::Duration;
+
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};
+use crate::host::waiting::{Limits, Patience, is_crowded};
 
-use super::channel::Channel;
+use super::channel::{Channel, PeerState};
 use super::frame::Frame;
-use super::links::PeerState;
 use super::matching_state::MatchingState;
 use super::memory::{Destination, Source};
 use super::requests::{ReceivePhase, Receiving, Request, SendPhase, Sending};
-use super::wait::{Patience, is_crowded};
 use super::{Connector, Outcome, Ticket};
 
 /// How much of messages that nobody wants yet is buffered, over all peers.
@@ -20,6 +21,10 @@ const UNEXPECTED_BYTES: usize = 64 << 20;
 
 /// How much of that each peer has at least.
 const UNEXPECTED_LEAST_BYTES: usize = 1 << 20;
+
+/// When a rank gives up the core, and when it sleeps.
+static LIMITS: Limits =
+    Limits { spin_for: Duration::from_micros(8), awake_for: Duration::from_micros(200), rounds_per_look: 32, crowded_rounds: Some(64) };
 
 /// In rounds that follow each other closely, newly opened links are looked for every so many.
 const ACCEPT_EVERY: u64 = 64;
@@ -73,7 +78,7 @@ impl<C: Connector> Messages<C> {
             matching_state: MatchingState::new(rank, world_size, limit),
             told: None,
             rounds: 0,
-            patience: Patience::new(is_crowded(local_ranks)),
+            patience: Patience::new(&LIMITS, is_crowded(local_ranks)),
         }
     }
 

@@ -1,8 +1,9 @@
-//! How the bytes of a call are cut into steps: the same on every rank, from what the call's fingerprint says.
+//! How the bytes of a call are cut into steps, and which area carries a step: the same on every rank, from what the call's fingerprint
+//! says.
 
 use std::ops::Range;
 
-use super::mailbox::Area;
+use super::layout::{HEAD_BYTES, LINES_BYTES};
 
 /// From how many bytes on each rank folds a share and passes the result on. Below, every rank folds everything: one step instead
 /// of two.
@@ -16,6 +17,54 @@ const STREAM_FROM_BYTES: usize = 4 << 20;
 const LEAST_STEP_BYTES: usize = 16 << 10;
 /// Blocks up to this are gathered in the least steps, whose slots stay in the first-level cache.
 const SMALL_BLOCK_BYTES: usize = 128 << 10;
+
+/// The longest block that is folded out of lines. Measured with 2 ranks at 4 KiB: 0.50 µs out of lines, 0.33 out of a slot.
+const FOLDED_LINES_BYTES: usize = 2 << 10;
+
+/// Which of a rank's areas holds the payload of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Area {
+    /// The rest of the header line.
+    Head,
+    /// The lines after it.
+    Lines,
+    /// The slot.
+    Slot,
+}
+
+impl Area {
+    /// The smallest area for so many bytes that are only moved.
+    #[inline]
+    pub(super) const fn for_move(bytes: usize) -> Self {
+        if bytes <= HEAD_BYTES {
+            Area::Head
+        } else if bytes <= LINES_BYTES {
+            Area::Lines
+        } else {
+            Area::Slot
+        }
+    }
+
+    /// The smallest area for `width` blocks of so many bytes, of which each rank folds one where it lies. Heads are aligned to 8 bytes,
+    /// lines to 64, slots to a page; an element's alignment divides its size.
+    #[inline]
+    pub(super) const fn for_fold(bytes: usize, width: usize, element_bytes: usize) -> Self {
+        match Self::for_move(bytes.saturating_mul(width)) {
+            Area::Head if !element_bytes.is_multiple_of(16) => Area::Head,
+            Area::Head | Area::Lines if !element_bytes.is_multiple_of(128) && bytes <= FOLDED_LINES_BYTES => Area::Lines,
+            _ => Area::Slot,
+        }
+    }
+
+    /// Where it begins in a mailbox.
+    #[inline]
+    pub(super) const fn offset(self) -> usize {
+        match self {
+            Area::Head => 64 - HEAD_BYTES,
+            Area::Lines | Area::Slot => 64,
+        }
+    }
+}
 
 /// How much goes into one step of a large call, by the collective: the same on every rank. Small steps let one rank copy in while
 /// others copy out, and keep their bytes in the nearest caches. Where ranks share processors a step costs a turn of everybody,
@@ -216,5 +265,22 @@ mod tests {
     fn an_empty_element_divides_nothing() {
         assert_eq!(Chunking::folds(0, 3, 0, SLOT).pieces().collect::<Vec<_>>().len(), 1);
         assert!(Shares::new(0, 3, 0).of(1).is_empty());
+    }
+
+    #[test]
+    fn areas_are_large_and_aligned_enough() {
+        assert_eq!([0, 24, 25, 4096, 4097].map(Area::for_move), [Area::Head, Area::Head, Area::Lines, Area::Lines, Area::Slot]);
+        for (bytes, element_bytes, area) in [
+            (24, 8, Area::Head),
+            (16, 16, Area::Lines),
+            (24, 24, Area::Head),
+            (192, 192, Area::Lines),
+            (256, 256, Area::Slot),
+            (2048, 4, Area::Lines),
+            (2052, 4, Area::Slot),
+        ] {
+            assert_eq!(Area::for_fold(bytes, 1, element_bytes), area, "{bytes} B of {element_bytes} B");
+        }
+        assert_eq!([2, 3].map(|width| Area::for_fold(2048, width, 4)), [Area::Lines, Area::Slot]);
     }
 }

@@ -7,56 +7,17 @@
 
 #![expect(unsafe_code, reason = "reads the buffers of peers")]
 
-use super::chunking::{Chunking, Shares, streams};
+use super::chunking::{Area, Chunking, Shares, streams};
 use super::group::Group;
-use super::layout::HEAD_BYTES;
 use super::lent::Lent;
-use super::mailbox::Area;
 use super::moves::{Blocks, Memory, copy_out};
-use super::steps::CallContext;
-use super::window::WindowOffset;
+use super::offer::{Offer, Side};
+use super::state::CallContext;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::fold::Fold;
 
 /// How much is copied or folded before a rank looks whether the communicator has ended.
 const TURN_BYTES: usize = 1 << 20;
-
-/// What a rank says of its source and its destination: the windows they lie in, 0 for none, and where.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[repr(C)]
-pub(super) struct Offer {
-    windows: [u32; 2],
-    offsets: [u64; 2],
-}
-
-const _: () = assert!(size_of::<Offer>() == HEAD_BYTES, "an offer travels in a mailbox's header");
-
-/// One of a rank's two buffers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-enum Side {
-    Source = 0,
-    Destination = 1,
-}
-
-impl Offer {
-    fn new(source: Option<WindowOffset>, destination: Option<WindowOffset>) -> Self {
-        let places = [source, destination];
-        Self {
-            windows: places.map(|place| place.map_or(0, |place| place.window)),
-            offsets: places.map(|place| place.map_or(0, |place| place.offset as u64)),
-        }
-    }
-
-    fn window(&self, side: Side) -> u32 {
-        self.windows[side as usize]
-    }
-
-    /// The windows that it names.
-    pub(super) fn windows(&self) -> impl Iterator<Item = u32> + use<> {
-        self.windows.into_iter().filter(|window| *window != 0)
-    }
-}
 
 /// A rank's buffers, as lengths in bytes; 0 for one that the call does not need.
 #[derive(Debug, Clone, Copy)]
@@ -291,10 +252,7 @@ impl Group {
 
     /// Where a part of a rank's buffer lies here. A place that does not fit ends the group: the peer's memory is broken.
     fn reach(&mut self, rank: usize, side: Side, start: usize, bytes: usize, context: &CallContext<'_>) -> Result<*mut u8, Interrupted> {
-        let Offer { windows, offsets } = self.offers[rank];
-        let offset = usize::try_from(offsets[side as usize]).ok().and_then(|offset| offset.checked_add(start));
-        let found = offset.and_then(|offset| self.in_window(rank, WindowOffset { window: windows[side as usize], offset }, bytes));
-        match found {
+        match self.offers[rank].place(side, start).and_then(|place| self.in_window(rank, place, bytes)) {
             Some(address) => Ok(address),
             None => Err(self.fail(AbortReason::Failed { rank: self.globals[rank] }.into(), context.call.fingerprint(), context)),
         }

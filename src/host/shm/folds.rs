@@ -5,12 +5,11 @@
 
 #![expect(unsafe_code, reason = "folds the caller's raw memory and the mapped areas")]
 
-use super::chunking::{Chunking, Shares, in_shares, streams};
+use super::chunking::{Area, Chunking, Shares, in_shares, streams};
 use super::group::Group;
 use super::layout::MAX_ELEMENT_BYTES;
-use super::mailbox::Area;
 use super::moves::{Blocks, Memory, copy_out, is_large, within};
-use super::steps::CallContext;
+use super::state::CallContext;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::copy::copy;
 use crate::host::fold::Fold;

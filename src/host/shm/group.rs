@@ -3,19 +3,24 @@
 use std::sync::Arc;
 
 use super::chunking::StepSizes;
-use super::direct::Offer;
 use super::layout::{CHANNELS, MAX_RANKS, RegionLayout};
+use super::offer::Offer;
 use super::region::{self, Region};
 use super::ring::{Channel, RingLink};
 use super::shared_file::{self, ShareError, SharedFile};
-use super::steps::GroupState;
-use super::window::Windows;
+use super::state::GroupState;
+use super::window::{Segment, Site, WindowOffset, Windows};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::fork::Process;
 use crate::host::abort_reason::AbortReason;
 use crate::host::bootstrap::Exchange;
 use crate::proof::Secret;
+
+/// How often a waiter with a core of its own looks before it yields: a few microseconds.
+const SPINS: u32 = 400;
+/// The same with fewer cores than ranks: less than giving up the core costs.
+const CROWDED_SPINS: u32 = 20;
 
 /// One rank's part in the shared memory of its host. Used by one thread at a time.
 pub(crate) struct Group {
@@ -98,7 +103,7 @@ impl Group {
 
     fn new(region: Region, members: &[usize], secret: Option<&Secret>) -> Self {
         let (ranks, me) = (region.layout().ranks, region.me());
-        let processors = super::wait::processors(&region);
+        let processors = region.processors();
         let is_crowded = processors < ranks;
         Self {
             me,
@@ -106,7 +111,7 @@ impl Group {
             globals: members.iter().map(|rank| *rank as u32).collect(),
             step: 0,
             state: GroupState::Ready,
-            spins: super::wait::spins(is_crowded),
+            spins: if is_crowded { CROWDED_SPINS } else { SPINS },
             running: if is_crowded { processors.max(1) } else { ranks },
             step_sizes: StepSizes::new(region.layout().slot_bytes(), is_crowded),
             offers: vec![Offer::default(); ranks].into(),
@@ -140,6 +145,41 @@ impl Group {
             return None;
         }
         Some(RingLink::new(Arc::clone(&self.region), local_peer, channel))
+    }
+
+    /// The next window of this group. Every rank of the host asks for it at the same point, so that they number it alike. `None` once
+    /// the numbers are used up.
+    pub(crate) fn site(&mut self) -> Option<Site> {
+        self.windows.site(self.me, self.ranks, self.globals[0] as usize)
+    }
+
+    /// Takes up a window that all ranks of the host have opened.
+    pub(crate) fn admit(&mut self, segment: &Segment) {
+        self.windows.insert(segment);
+    }
+
+    /// Unmaps what was dropped since the last call. Between calls only: `&mut self`, while calls run on `&mut self` too.
+    #[inline]
+    pub(crate) fn forget_dropped(&mut self) {
+        self.windows.forget_dropped();
+    }
+
+    /// Whether there has ever been a window: the same on all ranks, between calls.
+    #[inline]
+    pub(super) fn has_had_windows(&self) -> bool {
+        self.windows.has_had_any()
+    }
+
+    /// As [`Windows::find`].
+    #[inline]
+    pub(super) fn find_window(&self, address: *const u8, bytes: usize) -> Option<WindowOffset> {
+        self.windows.find(address, bytes)
+    }
+
+    /// As [`Windows::address`].
+    #[inline]
+    pub(super) fn in_window(&self, rank: usize, place: WindowOffset, bytes: usize) -> Option<*mut u8> {
+        self.windows.address(rank, place, bytes)
     }
 
     /// Tells the ranks of this host why the communicator ended, unless one has told already, and wakes those who sleep.

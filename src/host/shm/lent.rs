@@ -25,10 +25,9 @@ use std::io::{self, Write};
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
-use super::direct::Offer;
 use super::group::Group;
-use super::mailbox::Fingerprint;
-use super::steps::{CallContext, GroupState};
+use super::offer::Offer;
+use super::state::{CallContext, Fingerprint, GroupState};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 
 /// How long a rank that cannot make a buffer its own waits for those who may be reading it.

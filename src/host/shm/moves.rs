@@ -2,11 +2,10 @@
 
 #![expect(unsafe_code, reason = "copies between the caller's raw memory and the mapped areas")]
 
-use super::chunking::{Chunking, streams};
+use super::chunking::{Area, Chunking, streams};
 use super::group::Group;
 use super::layout::LINES_BYTES;
-use super::mailbox::Area;
-use super::steps::{CallContext, GroupState};
+use super::state::{CallContext, GroupState};
 use crate::host::abort_reason::Interrupted;
 use crate::host::copy::{copy, copy_streaming};
 

@@ -7,11 +7,15 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::process::Pid;
 
 use super::control::Member;
+
+/// How often a waiter asks the kernel whether a rank still lives.
+pub(super) const PULSE: Duration = Duration::from_millis(5);
 
 /// One rank's lock.
 pub(super) struct Presence {

@@ -125,6 +125,22 @@ impl Region {
         unsafe { &*self.at(self.layout.mailbox(rank, parity)).cast() }
     }
 
+    /// How many processors the ranks have between them, by their affinities and quotas. Every rank comes to the same answer
+    /// once all have entered.
+    pub(super) fn processors(&self) -> usize {
+        let members = || (0..self.layout.ranks).map(|rank| self.member(rank));
+        let masks: Vec<_> = members().map(Member::processors).collect();
+        let count = |mask: &[u64]| mask.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        let least = members().map(Member::available).min().unwrap_or(1);
+        if masks.iter().any(|mask| count(mask) == 0) {
+            return least;
+        }
+        let union: Vec<_> = (0..masks[0].len()).map(|word| masks.iter().fold(0, |all, mask| all | mask[word])).collect();
+        // Fewer than its affinity allows: a quota, which is most likely everybody's.
+        let has_quota = members().zip(&masks).any(|(member, mask)| member.available() < count(mask));
+        if has_quota { count(&union).min(least) } else { count(&union) }
+    }
+
     /// Why the group ended, where a rank has told.
     pub(super) fn abort_reason(&self) -> Option<AbortReason> {
         self.control().abort_reason()

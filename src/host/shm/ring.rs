@@ -7,9 +7,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::presence::PULSE;
 use super::region::Region;
 use super::ring_end::{Copy, End, copy_bytes};
-use super::wait::PULSE;
 use crate::host::copy::copy_streaming;
 use crate::host::link::ByteLink;
 

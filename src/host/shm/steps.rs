@@ -3,42 +3,9 @@
 #![expect(unsafe_code, reason = "reads fingerprints that flags have ordered")]
 
 use super::group::Group;
-use super::mailbox::Fingerprint;
+use super::state::{CallContext, Fingerprint, GroupState, PollResult};
 use crate::call::{Call, Kind};
-use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::health::Health;
-
-/// What a call of this host is made under: what it is, how long it may take, and what else may end it.
-#[derive(Clone, Copy)]
-pub(crate) struct CallContext<'a> {
-    pub(crate) call: &'a Call,
-    pub(crate) deadline: &'a Deadline,
-    pub(crate) health: &'a Health,
-}
-
-/// Whether a group's next call may start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum GroupState {
-    /// All steps are done.
-    Ready,
-    /// The deadline of a barrier passed while others were missing. They will still come to this step, so it is waited for again:
-    /// by the same barrier tried once more, or before the next call.
-    Unfinished(Fingerprint),
-    /// The steps of the ranks have come apart; every call ends at once.
-    Ended(AbortReason),
-}
-
-/// What a look at all ranks shows.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum PollResult {
-    /// All have published the step, and agree.
-    Complete,
-    /// Some have not.
-    Behind,
-    /// This rank published another call.
-    Differs(usize),
-}
 
 impl Group {
     /// Begins a call. Gives its fingerprint, which travels with every step of it.

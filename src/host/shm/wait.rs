@@ -12,46 +12,17 @@
 
 use std::time::{Duration, Instant};
 
-use super::control::Member;
 use super::group::Group;
-use super::mailbox::Fingerprint;
-use super::region::Region;
-use super::steps::{CallContext, PollResult};
+use super::presence::PULSE;
+use super::state::{CallContext, Fingerprint, PollResult};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 
-/// How often a waiter with a core of its own looks before it yields: a few microseconds.
-const SPINS: u32 = 400;
-/// The same with fewer cores than ranks: less than giving up the core costs.
-const CROWDED_SPINS: u32 = 20;
 /// For how long it yields before it sleeps.
 const YIELD_FOR: Duration = Duration::from_micros(200);
 /// The first sleep; each one is twice as long as the one before.
 const FIRST_NAP: Duration = Duration::from_millis(1);
 /// The longest sleep: how late a waiter may notice what nobody wakes it for.
 const LONGEST_NAP: Duration = Duration::from_millis(50);
-/// How often a waiter asks the kernel whether a rank still lives.
-pub(super) const PULSE: Duration = Duration::from_millis(5);
-
-/// How often to look before yielding.
-pub(super) const fn spins(is_crowded: bool) -> u32 {
-    if is_crowded { CROWDED_SPINS } else { SPINS }
-}
-
-/// How many processors the ranks of a region have between them, by their affinities and quotas. Every rank comes to the same answer
-/// once all have entered.
-pub(super) fn processors(region: &Region) -> usize {
-    let members = || (0..region.layout().ranks).map(|rank| region.member(rank));
-    let masks: Vec<_> = members().map(Member::processors).collect();
-    let count = |mask: &[u64]| mask.iter().map(|word| word.count_ones() as usize).sum::<usize>();
-    let least = members().map(Member::available).min().unwrap_or(1);
-    if masks.iter().any(|mask| count(mask) == 0) {
-        return least;
-    }
-    let union: Vec<_> = (0..masks[0].len()).map(|word| masks.iter().fold(0, |all, mask| all | mask[word])).collect();
-    // Fewer than its affinity allows: a quota, which is most likely everybody's.
-    let has_quota = members().zip(&masks).any(|(member, mask)| member.available() < count(mask));
-    if has_quota { count(&union).min(least) } else { count(&union) }
-}
 
 impl Group {
     /// Waits for all ranks to publish `step`, however long that takes, and stops for a difference, a deadline, an end of the

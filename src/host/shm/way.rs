@@ -1,8 +1,7 @@
 //! What the ways of the data through shared memory are called, where one has to be told.
 
-use super::chunking::{Chunking, in_shares};
+use super::chunking::{Area, Chunking, in_shares};
 use super::group::Group;
-use super::mailbox::Area;
 use crate::call::Kind;
 
 impl Group {

@@ -5,10 +5,10 @@
 //! mapped elsewhere.
 //!
 //! **How long a mapping lives.** A group holds every window that it was given, and lets go of one only between calls
-//! ([`Group::forget_dropped`], which wants the group to itself), after its user has dropped the buffer. So what
-//! [`Group::in_window`] gave stays mapped to the end of the call, also where another thread drops the buffer meanwhile. Nobody else's
+//! ([`Windows::forget_dropped`], which wants them to itself), after its user has dropped the buffer. So what
+//! [`Windows::address`] gave stays mapped to the end of the call, also where another thread drops the buffer meanwhile. Nobody else's
 //! memory goes away either: a rank that drops its buffer gives back the pages of its own segment alone, and the others have mappings of
-//! their own. And no range that [`Group::find_window`] knows can be somebody else's memory by now, since it is still mapped.
+//! their own. And no range that [`Windows::find`] knows can be somebody else's memory by now, since it is still mapped.
 //!
 //! **Who touches a segment when.** Only its rank ever writes to it, through its own mapping. The others read it in calls alone to which
 //! that rank has lent it (see `lent`), and while one may be doing so, nothing in it changes that they read: neither by its rank's own
@@ -27,7 +27,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::MemfdFlags;
 
-use super::group::Group;
 use super::pages::{self, Pages, PrivateView};
 use super::region::{SEALS, check_seals};
 use super::shared_file::{self, ShareResult, SharedFile};
@@ -296,8 +295,20 @@ impl Windows {
         Self { secret: secret.cloned(), ..Self::default() }
     }
 
+    /// The next one, of the rank `me` of `ranks`. `None` once the numbers are used up.
+    pub(super) fn site(&mut self, me: usize, ranks: usize, leader: usize) -> Option<Site> {
+        self.number = self.number.checked_add(1)?;
+        Some(Site { number: self.number, me, ranks, leader, secret: self.secret.clone(), dropped: Arc::clone(&self.dropped) })
+    }
+
+    /// Whether there has ever been one.
+    #[inline]
+    pub(super) fn has_had_any(&self) -> bool {
+        self.number != 0
+    }
+
     /// Lists a window.
-    fn insert(&mut self, window: &Arc<Window>) {
+    pub(super) fn insert(&mut self, Segment { window, .. }: &Segment) {
         let start = window.own().addr();
         let at = self.own.partition_point(|(other, ..)| *other < start);
         self.own.insert(at, (start, window.bytes, window.number));
@@ -306,8 +317,16 @@ impl Windows {
     }
 
     /// Lets go of the windows whose segments were dropped here.
+    #[inline]
+    pub(super) fn forget_dropped(&mut self) {
+        if !self.open.is_empty() && self.dropped.load(Ordering::Relaxed) {
+            self.look_through();
+        }
+    }
+
+    /// The same, where there are some.
     #[cold]
-    fn forget_dropped(&mut self) {
+    fn look_through(&mut self) {
         // Before the look, so that one that is dropped during it is looked for again.
         self.dropped.swap(false, Ordering::Acquire);
         self.open.retain(is_held);
@@ -340,6 +359,28 @@ impl Windows {
         Ok(())
     }
 
+    /// Which window a buffer of this rank lies in, with all of its bytes, and where.
+    #[inline]
+    pub(super) fn find(&self, address: *const u8, bytes: usize) -> Option<WindowOffset> {
+        if self.own.is_empty() {
+            return None;
+        }
+        let before = self.own.partition_point(|(start, ..)| *start <= address.addr());
+        let (start, length, window) = *self.own.get(before.checked_sub(1)?)?;
+        let offset = address.addr() - start;
+        (bytes <= length.checked_sub(offset)?).then_some(WindowOffset { window, offset })
+    }
+
+    /// Where `bytes` bytes at this place of a rank's segment lie in this rank's mapping. `None` where this rank has dropped the window,
+    /// or they do not fit. The address is good to the end of the call (see the head of this file); whether its bytes may be read or
+    /// written is what the ranks agree on in that call.
+    #[inline]
+    pub(super) fn address(&self, rank: usize, place: WindowOffset, bytes: usize) -> Option<*mut u8> {
+        let window = self.get(place.window)?;
+        let fits = rank < window.ranks && bytes <= window.bytes.checked_sub(place.offset)?;
+        fits.then(|| window.pages.at(rank * window.stride + place.offset))
+    }
+
     /// The window of this number, unless its segment was dropped here.
     fn get(&self, number: u32) -> Option<&Arc<Window>> {
         let at = self.open.binary_search_by_key(&number, |window| window.number).ok()?;
@@ -350,56 +391,4 @@ impl Windows {
 /// Whether anyone beside the group has the window: its segment.
 fn is_held(window: &Arc<Window>) -> bool {
     Arc::strong_count(window) > 1
-}
-
-impl Group {
-    /// The next window of this group. Every rank of the host asks for it at the same point, so that they number it alike. `None` once
-    /// the numbers are used up.
-    pub(crate) fn site(&mut self) -> Option<Site> {
-        self.windows.number = self.windows.number.checked_add(1)?;
-        let Windows { number, secret, dropped, .. } = &self.windows;
-        let (number, secret, dropped) = (*number, secret.clone(), Arc::clone(dropped));
-        Some(Site { number, me: self.me, ranks: self.ranks, leader: self.globals[0] as usize, secret, dropped })
-    }
-
-    /// Takes up a window that all ranks of the host have opened.
-    pub(crate) fn admit(&mut self, segment: &Segment) {
-        self.windows.insert(&segment.window);
-    }
-
-    /// Unmaps what was dropped since the last call. Between calls only: `&mut self`, while calls run on `&mut self` too.
-    #[inline]
-    pub(crate) fn forget_dropped(&mut self) {
-        if !self.windows.open.is_empty() && self.windows.dropped.load(Ordering::Relaxed) {
-            self.windows.forget_dropped();
-        }
-    }
-
-    /// Whether there has ever been a window: the same on all ranks, between calls.
-    #[inline]
-    pub(super) fn has_had_windows(&self) -> bool {
-        self.windows.number != 0
-    }
-
-    /// Which window a buffer of this rank lies in, with all of its bytes, and where.
-    #[inline]
-    pub(super) fn find_window(&self, address: *const u8, bytes: usize) -> Option<WindowOffset> {
-        if self.windows.own.is_empty() {
-            return None;
-        }
-        let before = self.windows.own.partition_point(|(start, ..)| *start <= address.addr());
-        let (start, length, window) = *self.windows.own.get(before.checked_sub(1)?)?;
-        let offset = address.addr() - start;
-        (bytes <= length.checked_sub(offset)?).then_some(WindowOffset { window, offset })
-    }
-
-    /// Where `bytes` bytes at this place of a rank's segment lie in this rank's mapping. `None` where this rank has dropped the window,
-    /// or they do not fit. The address is good to the end of the call (see the head of this file); whether its bytes may be read or
-    /// written is what the ranks agree on in that call.
-    #[inline]
-    pub(super) fn in_window(&self, rank: usize, place: WindowOffset, bytes: usize) -> Option<*mut u8> {
-        let window = self.windows.get(place.window)?;
-        let fits = rank < window.ranks && bytes <= window.bytes.checked_sub(place.offset)?;
-        fits.then(|| window.pages.at(rank * window.stride + place.offset))
-    }
 }
