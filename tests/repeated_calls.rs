@@ -87,7 +87,7 @@ fn a_call_of_a_known_shape_allocates_nothing() {
 fn a_plan_that_was_pushed_out_is_made_again() {
     const SHAPES: usize = 40;
     threads(Wiring::Tcp, 2, |comm| {
-        let mut elements = vec![1_u32; SHAPES + 1];
+        let mut elements = [1_u32; SHAPES + 1];
         let mut of = |count: usize| allocations(|| comm.all_reduce(&mut elements[..count], ReduceOp::Max).unwrap());
         assert_ne!(of(1), 0);
         assert_eq!((0..TRIES).map(|_| of(1)).min(), Some(0));
