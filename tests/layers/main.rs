@@ -1,0 +1,214 @@
+//! The structure of the sources: arrows point down, files make no circles, pure modules stay pure, and names stay the field's.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod arrows;
+mod sources;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use sources::{Sources, code, files_below, root};
+
+/// Top-level modules, lowest first; modules of one row do not know each other.
+const LAYERS: [&[&str]; 11] = [
+    &["deadline", "error", "event", "float8", "fork"],
+    &["element", "proof"],
+    &["buffer", "op"],
+    &["call", "interchange", "nccl_config"],
+    &["flight"],
+    &["observe"],
+    &["config"],
+    &["device", "host", "rendezvous"],
+    &["communicator"],
+    &["train"],
+    &["internals"],
+];
+
+/// Pure modules: no sockets, threads, clocks, environment or unsafe code. Each says so at its head.
+const PURE: [&str; 16] = [
+    "src/call.rs",
+    "src/device/plan",
+    "src/host/engine/wire.rs",
+    "src/host/net/hello.rs",
+    "src/host/plan",
+    "src/host/point_to_point/frame.rs",
+    "src/host/point_to_point/matching.rs",
+    "src/host/shm/layout.rs",
+    "src/proof/frame.rs",
+    "src/proof/unproven.rs",
+    "src/rendezvous/launcher",
+    "src/rendezvous/protocol",
+    "src/rendezvous/service.rs",
+    "src/rendezvous/url.rs",
+    "src/train/layout.rs",
+    "src/train/matrix.rs",
+];
+
+/// What a pure module does not name.
+const IMPURE: [&str; 13] = [
+    "TcpStream",
+    "TcpListener",
+    "UdpSocket",
+    "ToSocketAddrs",
+    "std::os",
+    "std::thread",
+    "Instant::now",
+    "SystemTime",
+    "std::env",
+    "std::fs",
+    "rustix",
+    "libc",
+    "cudarc::driver",
+];
+
+/// The programs, and the library that they share: packages that know the crate by its public face.
+const PROGRAMS: [&str; 3] = ["collperf", "collrun", "launch"];
+
+/// Words that the code once used for what the field has names for, as parts of a name.
+const FORMER_WORDS: [&str; 17] = [
+    "baton", "bulletin", "carriers", "desk", "farewell", "founding", "goods", "island", "knock", "lineage", "lookout", "meetings",
+    "patrol", "stranger", "visitor", "watchman", "Brain", "Beside",
+];
+
+fn relative(file: &Path) -> String {
+    file.strip_prefix(root()).unwrap().display().to_string()
+}
+
+fn layer(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|row| row.contains(&module))
+}
+
+/// The files of a folder of the package whose code is compiled without tests too.
+fn sources_below(folder: &str) -> Vec<PathBuf> {
+    let is_test = |file: &PathBuf| file.ends_with("tests.rs") || relative(file).contains("/tests/");
+    files_below(&root().join(folder)).into_iter().filter(|file| !is_test(file)).collect()
+}
+
+#[test]
+fn modules_use_only_what_lies_below_them() {
+    let top = |file: &Path| file.components().nth(1).unwrap().as_os_str().to_string_lossy().trim_end_matches(".rs").to_owned();
+    let mut wrong = Vec::new();
+    for (from, to) in Sources::read().arrows() {
+        let own = top(&from);
+        let Some(own_layer) = layer(&own) else { continue };
+        for (file, name) in to {
+            let theirs = top(&file);
+            if theirs != own && layer(&theirs).is_some_and(|theirs| theirs >= own_layer) {
+                wrong.push(format!("{} names {name} of {}", from.display(), file.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "arrows that point up or sideways:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_files_name_each_other_in_a_circle() {
+    let arrows = Sources::read().arrows();
+    let count: usize = arrows.values().map(std::collections::BTreeMap::len).sum();
+    assert!(count > 500, "only {count} arrows were found: the sources are not read as they should be");
+    let circles: Vec<String> = arrows::circles(&arrows).iter().map(|circle| arrows::in_words(circle, &arrows)).collect();
+    assert!(circles.is_empty(), "{} circles:\n{}", circles.len(), circles.join("\n"));
+}
+
+#[test]
+fn every_file_is_part_of_the_crate() {
+    let known: Vec<PathBuf> = Sources::read().modules.into_values().map(|module| module.file).collect();
+    for file in sources_below("src") {
+        let text = fs::read_to_string(&file).unwrap();
+        let is_known = known.iter().any(|known| root().join(known) == file);
+        assert!(is_known || text.contains("cfg(test)") || is_for_tests(&file), "{} is read by nobody", relative(&file));
+    }
+}
+
+/// Whether a file's module is declared for tests alone.
+fn is_for_tests(file: &Path) -> bool {
+    let name = file.file_stem().unwrap().to_string_lossy().into_owned();
+    let folder = file.parent().unwrap();
+    [folder.join("mod.rs"), folder.with_extension("rs")].iter().filter_map(|parent| fs::read_to_string(parent).ok()).any(|text| {
+        let declared = text.find(&format!("mod {name};"));
+        declared.is_some_and(|at| text[..at].rsplit('\n').take(3).any(|line| line.contains("cfg(test)") || line.contains("cfg(all(test")))
+    })
+}
+
+#[test]
+fn every_top_level_module_has_a_layer() {
+    for entry in fs::read_dir(root().join("src")).unwrap() {
+        let name = entry.unwrap().file_name().to_string_lossy().trim_end_matches(".rs").to_owned();
+        assert!(name == "lib" || layer(&name).is_some(), "src/{name} stands in no layer");
+    }
+}
+
+#[test]
+fn pure_modules_name_no_sockets_threads_clocks_or_unsafe() {
+    for pure in PURE {
+        let files = if root().join(pure).is_dir() { sources_below(pure) } else { vec![root().join(pure)] };
+        assert!(!files.is_empty(), "{pure} is gone");
+        for file in files {
+            let code = code(&file).replace("unsafe_code", "");
+            for word in IMPURE.into_iter().chain(["unsafe"]) {
+                assert!(!code.contains(word), "{} names {word}", relative(&file));
+            }
+        }
+    }
+}
+
+#[test]
+fn whoever_listens_is_called_in_one_way() {
+    for file in sources_below("src") {
+        // The watch says how a call ended inside that call's span.
+        if !["src/event.rs", "src/observe/watch.rs"].contains(&relative(&file).as_str()) {
+            for word in ["event!", "error!", "warn!", "info!", "debug!", "trace!", "span!"] {
+                assert!(!code(&file).contains(&format!("tracing::{word}")), "{} sends events around src/event.rs", relative(&file));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_environment_is_read_in_one_file() {
+    for file in sources_below("src") {
+        assert!(relative(&file) == "src/config.rs" || !code(&file).contains("env::var"), "{} reads the environment", relative(&file));
+    }
+}
+
+#[test]
+fn the_programs_use_the_public_face_alone() {
+    for program in PROGRAMS {
+        let manifest = fs::read_to_string(root().join(program).join("Cargo.toml")).unwrap();
+        assert!(!manifest.contains("internals"), "{program}/Cargo.toml asks for the feature `internals`");
+        let files = sources_below(program);
+        assert!(!files.is_empty(), "{program} is gone");
+        for file in files {
+            // The feature is on where the workspace is built with all of them.
+            assert!(!code(&file).contains("collectives::internals"), "{} reaches into the crate", relative(&file));
+        }
+    }
+}
+
+#[test]
+fn former_words_stay_gone() {
+    let mut found = Vec::new();
+    for file in files_below(&root().join("src")) {
+        let name = relative(&file);
+        let text = format!("{name}\n{}", fs::read_to_string(&file).unwrap());
+        for (line, words) in text.lines().enumerate() {
+            let mut names = words.split(|letter: char| !letter.is_alphabetic());
+            let former = FORMER_WORDS.iter().find(|former| names.clone().any(|word| word == **former));
+            if let Some(former) = former.filter(|_| names.next().is_some()) {
+                found.push(format!("{name}:{line}: {former}"));
+            }
+        }
+    }
+    assert!(found.is_empty(), "the field has a word for these:\n{}", found.join("\n"));
+}
+
+#[test]
+fn no_file_is_longer_than_it_should_be() {
+    for folder in ["src", "tests", "examples"].iter().chain(&PROGRAMS) {
+        for file in files_below(&root().join(folder)) {
+            let lines = fs::read_to_string(&file).unwrap().lines().count();
+            assert!(lines <= 800, "{} has {lines} lines: split it", relative(&file));
+        }
+    }
+}
