@@ -1,4 +1,7 @@
 //! The public face: checks every argument once, then hands a job to the plane where its buffer lives.
+//!
+//! `handle` has the type, and names only what lies below it: the state that threads share, the worker, the progress engine. Each other
+//! file adds methods to the type, and is named by none of these.
 
 mod arguments;
 mod barrier;

@@ -10,7 +10,7 @@ use super::prepare::Prepared;
 use super::work::{State, Work};
 use super::worker::{Started, Worker};
 use crate::deadline::Deadline;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::health::forked;
 use crate::host::plane::Job;
 
@@ -78,15 +78,8 @@ impl Communicator {
             }
         };
         let state = State::new();
-        let started = Started { job, buffers: Box::new(buffers), state: Arc::clone(&state), timeout: self.timeout() };
-        self.core.shared.health.flight().queue(&started.job.call);
-        // From here to the queue nothing can unwind: a job that is counted in has to get there.
-        self.core.shared.plane.submit();
-        if worker.jobs.send(started).is_err() {
-            // Cannot be while `self.core.worker` lives: the thread ends when its queue is dropped, and catches panics.
-            self.core.shared.plane.withdraw();
-            return Err(Error::argument("start", "the worker thread of this communicator is gone"));
-        }
+        worker
+            .submit(Started { job, buffers: Box::new(buffers), state: Arc::clone(&state), timeout: self.timeout() }, &self.core.shared)?;
         Ok(Work::new(state, None))
     }
 }

@@ -70,7 +70,7 @@ impl Left {
 
 /// The thread that runs started collectives, and the way to it.
 pub(super) struct Worker {
-    pub(super) jobs: Sender<Started>,
+    jobs: Sender<Started>,
     ended: Receiver<()>,
     thread: JoinHandle<()>,
 }
@@ -85,8 +85,8 @@ impl Worker {
             .name(format!("collectives {}", shared.rank))
             .spawn(move || {
                 for started in queue {
-                    // SAFETY: this is the one worker, since `start_job` makes one for a communicator and keeps it, and each job in the queue
-                    // was submitted once, by `start_job`, and comes out of it once.
+                    // SAFETY: this is the one worker, since a communicator makes one and keeps it (`Communicator::start_job`, the only
+                    // caller), and each job in the queue was counted in once, by `submit`, and comes out of it once.
                     let left = unsafe { shared.plane.as_worker(|plane: &mut HostPlane| started.run(plane, &shared)) };
                     left.free();
                 }
@@ -94,6 +94,19 @@ impl Worker {
             })
             .map_err(|error| Error::io("starting the worker thread of a communicator", error))?;
         Ok(Self { jobs, ended, thread })
+    }
+
+    /// Hands a call and the buffers it points into to the worker.
+    pub(super) fn submit(&self, started: Started, shared: &Shared) -> Result<()> {
+        shared.health.flight().queue(&started.job.call);
+        // From here to the queue nothing can unwind: a job that is counted in has to get there.
+        shared.plane.submit();
+        if self.jobs.send(started).is_err() {
+            // Cannot be while this lives: the thread ends when its queue is dropped, and catches panics.
+            shared.plane.withdraw();
+            return Err(Error::argument("start", "the worker thread of this communicator is gone"));
+        }
+        Ok(())
     }
 
     /// Waits a while for what was started, then ends the communicator, and the thread with it.
