@@ -1,5 +1,7 @@
 //! What a recorder says of what it was told.
 
+use std::sync::Arc;
+
 use super::record::Message;
 use super::*;
 use crate::call::Kind;

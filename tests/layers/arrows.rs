@@ -62,7 +62,7 @@ impl Sources {
                 let Some(definition) = self.definition(path, named, MOST_STEPS) else { continue };
                 let to = &self.modules[&definition].file;
                 // A path that ends at a module names no item of it.
-                if *to != module.file && !named.last().is_some_and(|last| definition.last() == Some(last)) {
+                if *to != module.file && (named.is_empty() || definition.last() != named.last()) {
                     from.entry(to.clone()).or_insert_with(|| named.join("::"));
                 }
             }

@@ -67,8 +67,8 @@ const PROGRAMS: [&str; 3] = ["collperf", "collrun", "launch"];
 
 /// Words that the code once used for what the field has names for, as parts of a name.
 const FORMER_WORDS: [&str; 17] = [
-    "baton", "bulletin", "carriers", "desk", "farewell", "founding", "goods", "island", "knock", "lineage", "lookout", "meetings",
-    "patrol", "stranger", "visitor", "watchman", "Brain", "Beside",
+    "baton", "bulletin", "carriers", "desk", "farewell", "founding", "goods", "island", "knock", "lineage", "lookout", "patrol",
+    "stranger", "visitor", "watchman", "Brain", "Beside",
 ];
 
 fn relative(file: &Path) -> String {

@@ -11,7 +11,7 @@ pub(crate) mod cases;
 pub(crate) mod fold;
 mod job;
 #[cfg(test)]
-mod model;
+pub(crate) mod model;
 pub(crate) mod nccl;
 mod slabs;
 mod step;

@@ -1,6 +1,8 @@
 //! Variables as real launchers set them.
 
+use super::variables::port_of;
 use super::*;
+use crate::Error;
 
 const PARENT: u32 = 4711;
 

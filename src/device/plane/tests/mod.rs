@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut};
 
-use super::cases::{Case, Random};
-use super::model::BASE;
 use super::*;
 use crate::device::comm::{Setup, unique_id};
 use crate::device::nccl;
+use crate::device::plan::cases::{Case, Random};
+use crate::device::plan::model::BASE;
 use crate::nccl_config::NcclConfig;
 
 /// Long enough for a machine that is busy with other tests.
