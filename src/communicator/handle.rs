@@ -177,7 +177,7 @@ impl Communicator {
     /// How the collective of this name (`all_reduce`, `barrier` …, as the method without `_into`) is done on this rank, on ordinary host memory
     /// with a built-in op. `bytes`: the whole vector; where there are blocks, all of them together.
     ///
-    /// Over TCP the algorithm, by its name in [`Config::algorithm`]. In shared memory the way of the data: `flags` (there is none), `tracks`
+    /// Over TCP the algorithm, by its name in [`Config::algorithm`]. In shared memory the way of the data: `flags` (there is none), `mailboxes`
     /// (beside the flags), `slots` (through the ranks' areas, in steps), `shares` (the same, each rank folding its share for all), or `links` (as
     /// between hosts). `copy` on one rank, `hierarchical` between several hosts of several ranks each.
     ///

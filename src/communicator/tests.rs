@@ -37,11 +37,14 @@ fn both(count: usize) -> Vec<u64> {
 fn the_way_of_a_call_has_a_name() {
     two(|comm| {
         let way = |collective: &str, bytes: usize| comm.algorithm(collective, bytes, DType::F32);
-        assert_eq!((way("barrier", 0), way("all_reduce", 4), way("all_reduce", 16 << 10)), (Some("flags"), Some("tracks"), Some("slots")));
+        assert_eq!(
+            (way("barrier", 0), way("all_reduce", 4), way("all_reduce", 16 << 10)),
+            (Some("flags"), Some("mailboxes"), Some("slots"))
+        );
         assert_eq!((way("all_reduce", 1 << 20), way("reduce", 1 << 20)), (Some("shares"), Some("shares")));
         assert_eq!(
             (way("broadcast", 1 << 20), way("all_to_all", 8), way("all_to_all_v", 4)),
-            (Some("slots"), Some("tracks"), Some("links"))
+            (Some("slots"), Some("mailboxes"), Some("links"))
         );
         assert_eq!(way("all reduce", 4), None);
         Ok(())

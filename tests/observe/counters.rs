@@ -67,7 +67,7 @@ fn every_call_is_told_with_what_it_was() {
 
 #[test]
 fn failures_are_told_as_what_they_are() {
-    for (wiring, algorithms) in [(Wiring::Shm, ["lanes"]), (Wiring::Tcp, ["doubling"])] {
+    for (wiring, algorithms) in [(Wiring::Shm, ["mailboxes"]), (Wiring::Tcp, ["doubling"])] {
         let results = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&results);
         let observer = move |call: &CallReport<'_>| {
