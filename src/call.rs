@@ -113,7 +113,7 @@ pub(crate) struct Call {
     pub(crate) root: Option<u32>,
     /// [`Call::hash_counts`] where counts are listed (`all_gather_v`, `reduce_scatter_v`), else 0.
     pub(crate) counts_hash: u128,
-    /// The how-manieth collective of its communicator.
+    /// Its number among the collectives of its communicator.
     pub(crate) sequence: u64,
 }
 

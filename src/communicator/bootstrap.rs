@@ -4,6 +4,20 @@
 //! the blobs and publishes them as one value. So a job of `n` ranks costs a number of store messages that grows as `n`.
 //! Contradictions are written under one key that everyone looks at while waiting. No value is ever empty: PyTorch's server without libuv
 //! sends an empty value so that the kernel holds it back, 200 ms for each.
+//!
+//! # Start-up
+//!
+//! Ranks meet at a store. Each claims its number and says how large it believes the world to be; a contradiction is written under one key
+//! that everyone looks at while waiting, so all hear of it. Facts then travel in four exchanges: rank 0 collects everyone's blob and
+//! publishes them as one value, which makes the number of store messages grow as n. After a last barrier nobody needs the store, and
+//! rank 0 stops serving it. A split exchanges the same blobs over its parent and needs no store.
+//!
+//! **Who is let in** (`proof/`). Where the job has a secret, a connection begins with a proof by both ends, a value that takes and gives bytes
+//! and knows no sockets: `Initiator` and `Responder`. The store's server, the listener of a rank and the recovery listener of shared memory each drive one
+//! for every connection, beside those that are proven, so a silent connection costs a descriptor for a bounded time and holds up nobody: at most
+//! 512, 256 and 64 of them are there at a time, and once that many are, those that were silent for longer than 100 to 200 ms make room. Between ranks the hello is
+//! part of what is proven, in place of the message it is otherwise. Facts carry an HMAC too: it finds a rank with another secret at a
+//! store that proves nothing, and names it on every rank. Without a secret not one byte is sent that was not sent before.
 
 use std::sync::Arc;
 use std::time::Duration;

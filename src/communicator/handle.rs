@@ -61,7 +61,7 @@ pub(super) struct Core {
     pub(super) caller: CallerSide,
     pub(super) worker: OnceCell<Worker>,
     pub(super) timeout: Cell<Duration>,
-    /// The how-manieth monitored barrier is next.
+    /// The number of the next monitored barrier.
     pub(super) monitored: Cell<u64>,
     /// How many communicators were made from this one.
     pub(super) children: Cell<u64>,

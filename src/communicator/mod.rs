@@ -2,6 +2,22 @@
 //!
 //! `handle` has the type, and names only what lies below it: the state that threads share, the worker, the progress engine. Each other
 //! file adds methods to the type, and is named by none of these.
+//!
+//! # How a call runs
+//!
+//! A method of `Communicator` checks its arguments (`communicator/prepare.rs`) and describes the call as a `Job`: what all ranks must
+//! agree on (`Call`, 32 bytes), raw buffers, how they are shared out, and the kernel that folds. A blocking call runs the job on the
+//! caller's thread. A started call hands it, with the buffers it owns, to a worker thread; a *hand-off* passes the host plane between
+//! the two without a lock: the plane belongs to the worker while jobs are pending and to the caller otherwise, and only the caller, who
+//! cannot be shared between threads, can submit.
+//!
+//! `host/plane/` picks one of three routes:
+//!
+//! - **intra-host**: all ranks on one host: shared memory alone (`host/shm/`);
+//! - **inter-host**: no two ranks on one host, or TCP forced: a plan over links (`host/plan/`, `host/engine/`, `host/net/`);
+//! - **hierarchical**: ranks of a host agree and reduce in shared memory, hosts exchange (each local rank carrying a share of an all-reduce, one
+//!   rank for each host otherwise), then each host shares. Collectives that have no gain from it run flat, over rings in shared memory
+//!   and TCP side by side, after the host has agreed.
 
 mod arguments;
 mod barrier;

@@ -1,4 +1,97 @@
 //! The device plane: collectives on GPU memory, over NCCL.
+//!
+//! # Design
+//!
+//! Feature `cuda`, on by default; nothing is linked. `driver.rs` looks for the driver and every function of it that is called before
+//! cudarc does, because cudarc panics where one is missing; `nccl-sys` opens NCCL and resolves each function when it is first called.
+//! cudarc gives contexts, streams, events and slices, with no CUDA version named, so that the final program chooses.
+//!
+//! **Making it.** The host plane comes first, and is the control plane of the device plane: every rank says which GPU and which NCCL it
+//! has, or why it has none; all come to the same verdict (one GPU for two ranks, two releases of NCCL …), and only then is NCCL started,
+//! with an id that travels over the host plane. What one rank lacks, every rank hears of in words. A split makes the child's NCCL
+//! communicator by `ncclCommSplit`.
+//!
+//! **A call** is checked as on the host; `communicator/device/` then has the stream wait for the buffers' events, and hands addresses to
+//! `device/plane/`. A reduction goes one of these ways (`Device::explain` prints them for the devices at hand):
+//!
+//! | op | types | way |
+//! | --- | --- | --- |
+//! | Sum, Prod, Min, Max | 8, 32, 64 bit integers, f16, bf16, f32, f64 | NCCL's own |
+//! | the same | fp8 | NCCL's own from 2.24 on compute capability 9.0, else our folds |
+//! | the same | i16, u16 | our folds |
+//! | the same, and BitAnd, BitOr | bool | NCCL's Max or Min of bytes |
+//! | BitAnd, BitOr, BitXor | integers; BitXor of bool | our folds |
+//! | Avg | 8, 32, 64 bit integers | NCCL's own, whose division is exact |
+//! | Avg | floats but fp8, a power of two ranks | NCCL's own: the reciprocal is exact |
+//! | Avg | f32, f64 | NCCL's Sum, then one pass that divides |
+//! | Avg | f16, bf16, fp8, i16, u16 | our folds: summed in f32, divided and rounded once |
+//! | PreMulSum | floats | NCCL's own; fp8 on older devices: a pass that multiplies, then our folds |
+//! | custom | any | our folds, with the caller's kernel |
+//! | `Config::reproducible` | f16, bf16, f32, f64, where the order matters | our folds, in rank order: the bits of the host plane |
+//!
+//! On one rank nothing goes to NCCL, whose mean is wrong there in 2.27.5 to 2.29.6.
+//!
+//! **Folds** (`device/plan/`): small vectors are gathered everywhere and folded everywhere; large ones go in slabs: each rank gets the
+//! others' share of its block, folds them in one pass, and the blocks are gathered: the bytes of a ring all-reduce. Slab k+1 is
+//! exchanged while slab k is folded, on a second stream. Scratch memory is of fixed size, allocated with the plane. The plan of a call is a
+//! list of steps, a pure value, and a test runs the plans of all ranks over a model of their memories.
+//!
+//! **Never blocking for ever** (`device/comm/`): NCCL is always called in the non-blocking way and polled, under a lock for each device
+//! that is free between two polls. The watchdog, one thread for the process, puts an event of its own behind what was queued, so a call
+//! pays for two atomic stores; where the event does not come in time, or NCCL reports an error, the communicator is aborted, the streams
+//! come free, and the next call says why. This has a price: from 2.23.4 on, NCCL starts a thread for every
+//! group of a non-blocking communicator, and every collective is one (`ncclGroupEndInternal`), where a blocking one launches from the
+//! calling thread. Whether blocking communicators, aborted through a non-blocking one that shares their flags, are better is to be decided on the real NCCL.
+//!
+//! **Who is gone.** NCCL notices a dead peer where the two talk over a network, says only that there is one, and on one host waits for ever. So
+//! while something has been waiting for more than 50 ms, the watchdog, and whoever waits for NCCL to start, split or close, asks a *liveness probe*
+//! (`communicator/device/liveness.rs`): processes of this host are looked for in `/proc` (number and start time), which is asked every 20 to
+//! 100 ms, and then at their recovery listener (see "After a failure"), which decides; ranks of other hosts are left to NCCL, since each probe costs a place
+//! among those who wait at a recovery listener. Who has been gone for 1 s is named by a `PeerLost`, as is whoever is gone when NCCL says that somebody is.
+//! That second is for what is still on its way: what waits is known only as an event behind all that the stream had been given when the
+//! watchdog came by, the caller's own kernels too, so a rank that ends without `close` while others have more than that queued behind the last
+//! call is taken for lost. A deadline that passes names those whose processes are stopped. One that is alive and makes no call is found by the
+//! deadline alone, which cannot name it. A death among those who give a shrunk communicator its devices has the rest shrink
+//! once more.
+//!
+//! **Comparing calls.** NCCL compares nothing, and where ranks differ it writes what it is sent. So before a call is queued its fingerprint goes
+//! round the host plane as an `all_gather` of 40 B; for a group the number of its calls and a SHA-256 of their fingerprints. Where something differs
+//! the first calls follow, and then all of them. Nothing has been queued by then, so the communicator works on after a `Mismatch`. The price is one small
+//! `all_gather` a call, and that ranks wait for each other on the host, which queued calls otherwise do not. Fewer is a promise, by an `unsafe`
+//! function; the environment can only ask for all. Inside a capture calls are compared as ever, since that is host code which all ranks run
+//! alike; a launch of the graph is not a call of ours.
+//!
+//! A message has two ends: its sender says over the host plane (a *header*, an eager message of 24 B under a tag of the crate's own, numbered
+//! for each pair) what it sends, and goes on; a receive waits for that before it is queued. In a group all headers are sent before any is
+//! awaited. A difference ends the communicator, since the sender may have queued its part: the receiver says so over the message links, and the
+//! sender's liveness probe, which has the progress engine's thread listen while a device is waited for, frees its stream. The collectives of `group_across` are
+//! compared by headers too, each rank's to every other: a thread with several ranks cannot wait in a collective of one of them, and nothing less than
+//! all to all is free of deadlocks where threads hold different sets of ranks. From its first header (or a comparison that passed) on a rank
+//! owes its calls: a `Pledge` ends the device plane where they are not queued, also by a panic, or NCCL would match later calls with others.
+//!
+//! **Truth values.** What a call or a receive brings into `bool` memory goes through one more kernel (`truth_b8`) on the call's stream, which makes 1 of
+//! every byte but 0: no peer can make a `bool` that is none.
+//!
+//! **Records.** The watchdog's events tell the flight recorder how far each stream is: what was on record when the event was queued, and was put on
+//! that stream, is over. A slot's stage word has the stream's number beside the stage, and is exchanged atomically, so that calls pay nothing
+//! and the watchdog cannot end a newer record. When the watchdog ends a communicator it fails what is not over, and has the records written
+//! where a folder was named, whether or not anybody makes another call.
+//!
+//! **Buffers.** A `CudaSlice` remembers its last reader only. Where a call reads a borrowed buffer on another stream than the one that the
+//! buffer will be freed on, that stream is made to wait for the call: otherwise a second reader would make the first one forgotten, and
+//! the memory could be freed under it, from safe code. Started calls own their buffers and do without. A writer on a third stream that
+//! follows a reader of somebody else's still waits for that reader alone: that is cudarc's to mend.
+//!
+//! **Memory of other crates** (`interchange/`) has no events of cudarc's. What its owner promises instead is that all its uses follow one stream:
+//! `AsDevicePtr` is unsafe to implement for that reason alone. A call on another stream waits for that stream before and has it wait
+//! afterwards (`Ordered::Followed`), whether or not cudarc's tracking is on, and adds nothing where both streams are the same. A foreign stream
+//! is never kept: the watchdog's trackers and the scratch memory remember the streams of a communicator for as long as it lives, so
+//! `in_order_of` runs the calls on the communicator's own, between two events. A tensor that comes in through DLPack is copied field by field,
+//! and checked, before anything is believed; a refused one stays its owner's, an accepted one is given back once, when it is dropped.
+//!
+//! **The simulated GPU** (`tests/simgpu/`) is a PTX interpreter, a driver and an NCCL over host memory, with planted faults and a checker
+//! of happens-before order over streams and events. The whole device suite runs on it. It proves that our side is right, and nothing
+//! about NCCL or about speed. It is reached by its path alone: the tests open it, and its sonames make later look-ups find it.
 
 mod buffers;
 mod comm;

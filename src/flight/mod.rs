@@ -4,6 +4,19 @@
 //! costs then passes while that one's word is on its way. The clock is read at that moment, and a second time at the end of calls that
 //! took a while or move much; the others are over before one could look twice. A call for which everybody else was there already goes
 //! on record when it is over, and has a time in one case of several.
+//!
+//! # Design
+//!
+//! `flight/` keeps the last calls of each communicator in three rings (collectives, messages, device calls), each with one writer at a time:
+//! whoever has the plane, holds the progress engine's lock, or owns the communicator. A slot is one cache line of relaxed atomics under a sequence
+//! lock, so that any thread can read while a call is stuck (model-checked with loom); writing is a dozen plain stores. A call in shared
+//! memory goes on record while this rank waits for another's flag, when its own is out: stores and clock (10 ns for the time-stamp counter,
+//! which is turned into time when records are read) then hold nobody up. (`benches/record/2026-11-22-design-figures.md` has what that costs.)
+//! Where the other ranks were there already, the call goes on record at its end, in one case of 16 with a time. Waiters that sleep say whom
+//! they wait for every 50 ms at least, and warn there of stalls: the fast way reads no clock. Records are written as JSON with PyTorch's names
+//! (`file.rs`); `collperf --explain-hang` groups them by communicator, and compares calls under one number where the rings overlap. A rank is
+//! said to be behind only where others are stuck in a call that it has not come to, since a collective that is over anywhere was entered
+//! everywhere. The SIGUSR1 handler, installed on request and over no other, writes to an eventfd; a thread does the rest.
 
 mod about;
 mod answers;

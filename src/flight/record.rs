@@ -33,7 +33,7 @@ pub enum FlightState {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct FlightRecord {
-    /// The how-manieth collective, message or device call of its communicator it is on this rank.
+    /// Its number among the collectives, messages or device calls of its communicator on this rank.
     pub number: u64,
     /// Where it ran.
     pub plane: FlightPlane,

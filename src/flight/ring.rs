@@ -41,7 +41,7 @@ struct Slot {
 /// A record as it was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Raw {
-    /// The how-manieth of its ring.
+    /// Its number in its ring.
     pub(super) id: u64,
     /// What the owner of the ring makes of it.
     pub(super) what: [u64; 4],

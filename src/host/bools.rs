@@ -22,7 +22,7 @@ pub(crate) fn normalise(bytes: &mut [u8]) {
     }
 }
 
-/// The destination of a call: settled when this is dropped, where its elements are made of truth values.
+/// The destination of a call: normalised when this is dropped, where its elements are bools.
 #[derive(Debug)]
 pub(crate) struct NormalisedBools<'a> {
     start: *mut u8,
@@ -32,7 +32,7 @@ pub(crate) struct NormalisedBools<'a> {
 }
 
 impl NormalisedBools<'_> {
-    /// Settles `bytes` bytes from `start` on at its end if `element` is made of truth values.
+    /// Normalises `bytes` bytes from `start` on at its end if `element` is made of bools.
     ///
     /// # Safety
     ///
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn only_truth_values_are_settled() {
+    fn only_bools_are_normalised() {
         let mut bytes = [0, 1, 2, 0xff];
         for element in [TypeTag::of::<u8>(), TypeTag::of::<[u8; 4]>(), TypeTag::Plain(4)] {
             // SAFETY: the array outlives the value, which is dropped at once.

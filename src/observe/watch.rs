@@ -1,4 +1,14 @@
 //! Who listens to one communicator, and how they are told of its calls.
+//!
+//! # Design
+//!
+//! `observe/` tells of calls while they happen. Each communicator's `Health` holds a `Watch`, and a flag that says whether it has an observer,
+//! a trace or an NVTX tool; a call looks at the flag and at `tracing`'s level, one load each, where it begins (`HostPlane::run`, the progress engine,
+//! `Communicator::queue`), and goes a cold way if somebody listens: clock, span, range, the call itself, report. The trace file is not made of
+//! the flight recorder's rings, since these read no clock for the shortest calls; it has a log of its own, which communicators hand on to
+//! those that are made of them, and which is written when the last is gone. A trace that nobody asked for beforehand is made of the rings
+//! all the same, with what they have. Ranks' times are laid side by side by their hosts' clocks. NVTX is a header for C; `observe/nvtx.rs` is the program's
+//! side of it: the tool's library is loaded where `NVTX_INJECTION64_PATH` names one, and fills a table of functions.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;

@@ -1,4 +1,33 @@
 //! All buckets of a model: which gradients have come, which buckets were launched, and what has gone wrong.
+//!
+//! # Design
+//!
+//! `train/` averages gradients as torch's DistributedDataParallel does, for any tensor crate: the core takes buffers and a call that says which
+//! parameter they are for. `layout.rs` (pure) walks the parameters from the last to the first and fills buckets, one list for each element
+//! type, capped at 1 MiB and then 25 MiB; a parameter of 256 KiB on the host is alone in its bucket, so that it
+//! starts when it comes. Buckets are numbered by when the walk leaves them. `buckets.rs` counts what has come. A full
+//! bucket is launched once all with lower numbers have been, so every rank starts the same calls in the same order, in whatever order its
+//! gradients come. What is launched is a `Hook`, one for each bucket, in stages: `start` when the bucket is launched, then `advance` for every
+//! bucket in turn until all are done, again in the same order everywhere. The plain hook is one started all-reduce; compression, PowerSGD and
+//! the reduce-scatter of a sharded optimiser are hooks as well. A hook owns its bucket's buffer while its calls go on.
+//!
+//! Ranks compare a digest of names, shapes, types and settings when they begin, and tell each other the lists only where it differs. A
+//! gradient that never came on one rank must not leave the others waiting: that rank sends zeros, and one more all-reduce of one number beside the
+//! buckets (the largest of rank and parameter) makes it every rank's error, after which the next step can follow.
+//!
+//! A gradient that is given, and alone in its bucket, takes the place of the bucket's buffer (`bucket.rs`), which is kept for steps that copy. The
+//! ranks need not do alike: a call is the same whichever memory it is made on.
+//!
+//! On the host, buckets come from `Communicator::alloc` and the calls run on the communicator's worker. On a device, copies into buckets are
+//! queued on the caller's stream and reductions on the communicator's, ordered by the buckets' events, so nobody waits on the host. What is done
+//! to gradients beside that (adding parts, scaling, the conversions of `Compress`) are kernels of ours on the caller's stream, with the bits of the
+//! host; those that nobody else uses are loaded with the first buckets, before anything is on its way. A norm is a sum that one copy brings to
+//! the host, waited for under the communicator's timeout. A sharded optimiser lends device slices of its share to the caller's kernels. PowerSGD
+//! has no kernels, and stays on the host.
+//!
+//! A step's peak, beside the model and its gradients: the bytes N of all gradients, once. `Compress` adds N/2 for `f32`; PowerSGD 4 B for each
+//! element of a compressed matrix and the factors, 4·r·(rows + columns), three times. `ShardedOptimizer` on n ranks: N and N/n, and the
+//! state that the caller keeps for N/n.
 
 use std::any::Any;
 use std::ops::Range;

@@ -21,7 +21,7 @@ const MESSAGE_TAG: u64 = INTERNAL_TAG | 1 << 61;
 /// The tag of what a rank says of the collectives of a group of several communicators.
 const CALLS_TAG: u64 = INTERNAL_TAG | 1 << 60;
 
-/// What a message's sender says of it: the how-manieth from this rank to that it is, its type, and how many elements.
+/// What a message's sender says of it: its number among those from this rank to that one, its type, and how many elements.
 type Header = [u8; 24];
 
 /// A message, and what is to be said of it.

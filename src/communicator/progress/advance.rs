@@ -17,7 +17,7 @@ impl ProgressEngine {
         moved
     }
 
-    /// Draws the consequences of what has moved.
+    /// Acts on what has moved.
     pub(super) fn attend(&self, inner: &mut Inner) {
         if let Some(abort_reason) = inner.messages.heard() {
             self.health.end(abort_reason);

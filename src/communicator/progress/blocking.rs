@@ -13,7 +13,7 @@ use crate::event::Locked;
 use crate::host::point_to_point::{Attempt, Ticket};
 use crate::observe::Track;
 
-/// The how-manieth message does not try the short way, so that everything else gets a turn.
+/// Every so many messages one does not try the short way, so that everything else gets a turn.
 const DIRECT: u32 = 16;
 
 /// A message that its caller waits for.

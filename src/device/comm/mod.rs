@@ -104,7 +104,7 @@ impl NcclComm {
         }
     }
 
-    /// Has somebody look out who knows more about the other ranks than NCCL does.
+    /// Sets the liveness probe, which knows more about the other ranks than NCCL does.
     pub(crate) fn set_liveness_probe(&self, liveness_probe: Arc<dyn LivenessProbe>) {
         self.inner.set_liveness_probe(liveness_probe);
     }

@@ -7,7 +7,7 @@ use crate::op::{DeviceCode, ReduceOp};
 /// A checked collective on device memory.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// What the ranks must agree on; the sequence number is [`DevicePlane::number`](super::DevicePlane::number)'s.
+    /// What the ranks must agree on; the sequence number is [`DevicePlane::number`](crate::device::DevicePlane::number)'s.
     pub(crate) call: Call,
     /// Device address of what is read, 0 where nothing is.
     pub(crate) source: u64,

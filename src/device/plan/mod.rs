@@ -1,6 +1,6 @@
 //! What a device call is made of, as plain values: which algorithm a reduction takes, and the steps that a call becomes.
 //!
-//! Pure: no driver, no NCCL, no streams. A test runs the plans of all ranks over a model of their memories ([`model`]).
+//! Pure: no driver, no NCCL, no streams. A test runs the plans of all ranks over a model of their memories (`model.rs`).
 
 #![forbid(unsafe_code)]
 

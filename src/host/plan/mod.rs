@@ -8,7 +8,7 @@
 //!
 //! - **Agreement.** A rank writes no byte of its destination before it has heard, transitively, from every participant. Only
 //!   the first message of a direction of a link (whatever its length) and messages with bytes count as heard; a plan never
-//!   waits for anything else that has no bytes. Plans whose data flow does not bring this about start with a [`barrier()`].
+//!   waits for anything else that has no bytes. Plans whose data flow does not bring this about start with a [`mod@barrier`].
 //! - **In place.** Source and destination may be the same memory, in the layout of the collective: equal for `all_reduce`,
 //!   `reduce`, `broadcast` and `all_to_all`; the destination is the rank's own block inside the source for `reduce_scatter` and
 //!   for the root of `scatter`; the source is the own block inside the destination for `all_gather` and for the root of

@@ -2,6 +2,18 @@
 //!
 //! Three routes: inside one host, over shared memory alone; between ranks that share no host, over links by a plan; and
 //! hierarchical, where the ranks of a host first agree (and reduce) in shared memory, then the hosts exchange, then each host shares.
+//!
+//! # Agreement
+//!
+//! Every collective carries its call's fingerprint (sequence, kind, op, type, count, root, hash of the counts) in its first message, and
+//! no rank writes to the caller's destination before it has heard, directly or through others, from every rank. Where the data's own way
+//! does not tell everyone of everyone, plans begin with a dissemination round of empty messages, beside which data is already sent (but for
+//! `all_to_all_v`, whose counts only two ranks know). That costs rooted collectives up to log₂ n hops, nothing between two ranks, and
+//! makes every collective synchronising. It buys that a mismatch is an error on every rank and touches no buffer.
+//!
+//! A rank that finds a difference ends the communicator with an *abort reason* of 80 bytes, which is written to shared memory and flooded over
+//! all links, so that ranks with no link to the culprit get the same error. A broken link is not taken for a dead peer for 200 ms: whoever
+//! knows why it broke gets a moment to say so, or the cause would be lost in a race between a message and an end of file.
 
 mod algorithm;
 mod chooser;
@@ -56,7 +68,7 @@ pub(crate) struct HostPlane {
     /// Of calls over links.
     plans: Plans,
     chooser: Chooser,
-    /// The how-manieth collective is next.
+    /// The number of the next collective.
     sequence: u64,
     /// The number of a barrier whose deadline passed inside one host: the next barrier takes it up again.
     unfinished_barrier: Option<u64>,

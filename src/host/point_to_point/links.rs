@@ -72,7 +72,7 @@ impl<C: Connector> Messages<C> {
         taken
     }
 
-    /// Draws the consequences where a link has ended: the peer is gone when nothing more can come from it.
+    /// Handles links that have ended: a peer is gone when nothing more can come from it.
     pub(super) fn normalise(&mut self, link: usize) {
         let Some(channel) = &self.channels[link] else { return };
         if channel.end().is_none() {

@@ -176,7 +176,7 @@ fn the_cut_off_do_not_split() {
     explore("cuts", Trouble { deaths: true, sleeps: false, partitions: true });
 }
 
-/// Ranks that begin together, of which these fall asleep as they ask the world for the how-manieth time.
+/// Ranks that begin together. These fall asleep when they have asked so many things of the world.
 fn sleepers(limit: Duration, sleeps: &[Option<(usize, Duration)>]) -> Scenario {
     let plan = |sleep: &Option<(usize, Duration)>| Plan {
         fates: sleep.iter().map(|(at, time)| (*at, Fate::SleepsFor(*time))).collect(),

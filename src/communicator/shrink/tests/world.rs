@@ -46,7 +46,7 @@ impl Random {
     }
 }
 
-/// What happens to a rank as it asks something of the world for the how-manieth time.
+/// What happens to a rank when it has asked so many things of the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Dies,

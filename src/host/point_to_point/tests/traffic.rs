@@ -50,7 +50,7 @@ fn messages_of_all_sizes_go_back_and_forth() {
     ping_pong::<SocketLink>();
 }
 
-/// What rank `from` sends to `to` as its how-manieth message; lengths short and long.
+/// What rank `from` sends to `to` as its message of this number; lengths short and long.
 fn letter(from: usize, to: usize, number: usize) -> Vec<u8> {
     let bytes = [0, 100, EAGER_BYTES, EAGER_BYTES + 1, 70_000][(from + to + number) % 5];
     pattern((from * 10_000 + to * 100 + number) as u64, bytes)
