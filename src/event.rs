@@ -7,7 +7,7 @@
 //! - **No lock is held.** Locks under which something is told are taken with [`lock`]. What a thread tells while it holds one waits, and is
 //!   told by the same thread when it has let go of the last. So events own what they say.
 //!
-//! `tests/layers.rs` fails where an event is sent to `tracing` from anywhere else. Costs a counter of the thread's for each lock, and an
+//! `tests/layers` fails where an event is sent to `tracing` from anywhere else. Costs a counter of the thread's for each lock, and an
 //! allocation for each event that waits.
 
 use std::cell::{Cell, RefCell};

@@ -411,7 +411,7 @@ impl NcclCommunicator {
     ///     fn device_ptr<'a>(&'a self, _: &'a CudaStream) -> (u64, SyncOnDrop<'a>) { (0xdead_0000, SyncOnDrop::Sync(None)) }
     /// }
     /// # fn example(comm: &NcclCommunicator, slice: CudaSlice<f32>) -> collectives::Result<()> {
-    /// comm.register(Anywhere(slice))?;
+    /// unsafe { comm.register(Anywhere(slice))? };
     /// # Ok(())
     /// # }
     /// ```
@@ -419,8 +419,13 @@ impl NcclCommunicator {
     /// # Errors
     ///
     /// `InvalidArgument` for a buffer of another context, or an empty one; `Unsupported` with an older NCCL, `Nccl`.
+    ///
+    /// # Safety
+    ///
+    /// NCCL takes it that in every call either all ranks pass registered buffers, at the same offset from where each was registered, or none
+    /// does.
     #[doc(alias = "ncclCommRegister")]
-    pub fn register<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Registration<T, B>> {
+    pub unsafe fn register<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Registration<T, B>> {
         Registration::new(self.plane.comm(), buffer, &self.deadline())
     }
 

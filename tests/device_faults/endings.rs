@@ -1,5 +1,7 @@
 //! Calls that do not end, peers that are lost, aborts: typed errors, and never a hang.
 
+#![expect(unsafe_code, reason = "registers a buffer with NCCL")]
+
 use std::time::{Duration, Instant};
 
 use collectives::{Communicator, Config, ReduceOp};
@@ -120,7 +122,8 @@ fn memory_that_nccl_did_not_forget_is_not_let_go() {
             |comm| {
                 let device = comm.device().unwrap();
                 let raw = device.raw();
-                let registered = || raw.register(raw.allocate::<f32>(device.stream(), 1024).unwrap()).unwrap();
+                // SAFETY: no call is made on it.
+                let registered = || unsafe { raw.register(raw.allocate::<f32>(device.stream(), 1024).unwrap()) }.unwrap();
                 let (whole, dropped, taken) = (registered(), registered(), registered());
                 drop(whole.into_buffer().unwrap());
                 assert_eq!(simgpu::nccl::counts().allocations, 2);

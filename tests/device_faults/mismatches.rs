@@ -32,7 +32,7 @@ fn idle(name: &str) -> CustomOp<u32> {
 type Deviant = fn(&Communicator, &DeviceMemory, bool) -> Result<()>;
 
 /// What differs, the call, and what the error must say of either.
-const CASES: [(&str, Deviant, [&str; 2]); 9] = [
+const CASES: [(&str, Deviant, [&str; 2]); 10] = [
     (
         "kind",
         |comm, memory, differs| {
@@ -76,6 +76,14 @@ const CASES: [(&str, Deviant, [&str; 2]); 9] = [
             comm.all_gather_v_into(&mine, &mut memory.put(&[0_u8; 6]), &counts)
         },
         ["counts #", "counts #"],
+    ),
+    (
+        "a block exchanged in place",
+        |comm, memory, differs| {
+            let (n, mut mine) = (comm.world_size(), memory.put(&[1_u32; 6]));
+            if differs { comm.all_to_all(&mut mine) } else { comm.all_to_all_into(&memory.put(&vec![1_u32; 2 * n]), &mut mine) }
+        },
+        ["all_to_all(u32, count 2) number", ", in place"],
     ),
     (
         "the size of a group",
@@ -131,6 +139,84 @@ fn calls_past_the_first_64_are_compared() {
 /// A difference that only a comparison finds, and that NCCL does not mind: which custom op the ranks fold with.
 fn other_names(comm: &Communicator, memory: &DeviceMemory) -> Result<()> {
     CASES[5].1(comm, memory, comm.rank() == 0)
+}
+
+/// Calls of which two ranks alone know a length, and one of the two knows another: what it sends, or what it expects.
+type PairDeviant = fn(&Communicator, &DeviceMemory, usize) -> Result<()>;
+
+const PAIRS: [(&str, PairDeviant, [&str; 2]); 3] = [
+    (
+        "gather_v",
+        |comm, memory, more| {
+            let (me, counts) = (comm.rank(), [2, 2, 2]);
+            let mine = memory.put(&vec![1_u16; if me == 1 { 2 + more } else { 2 }]);
+            let mut all = memory.put(&[0_u16; 6]);
+            comm.gather_v(&mine, (me == 0).then_some((&mut all, &counts[..])), 0)
+        },
+        ["gather_v that sends 6 B to rank 0", "gather_v that expects 4 B from rank 1"],
+    ),
+    (
+        "scatter_v",
+        |comm, memory, more| {
+            let (me, counts) = (comm.rank(), [2, 2, 2]);
+            let mut mine = memory.put(&vec![1_u16; if me == 2 { 2 + more } else { 2 }]);
+            let all = memory.put(&[0_u16; 6]);
+            comm.scatter_v((me == 0).then_some((&all, &counts[..])), &mut mine, 0)
+        },
+        ["scatter_v that sends 4 B to rank 2", "scatter_v that expects 6 B from rank 0"],
+    ),
+    (
+        "all_to_all_v",
+        |comm, memory, more| {
+            let expected = [1, 1, if comm.rank() == 1 { 1 + more } else { 1 }];
+            let mut theirs = memory.put(&vec![0_u16; expected.iter().sum()]);
+            comm.all_to_all_v_into(&memory.put(&[1_u16; 3]), &[1; 3], &mut theirs, &expected)
+        },
+        ["all_to_all_v that sends 2 B to rank 1", "all_to_all_v that expects 4 B from rank 2"],
+    ),
+];
+
+#[test]
+fn lengths_that_two_ranks_alone_know_are_compared() {
+    let _alone = (!is_real()).then(simgpu::alone);
+    ranks(3, |comm, memory| {
+        for (what, call, words) in PAIRS {
+            let error = call(comm, memory, 1).expect_err(what);
+            let Error::Mismatch { first_call, second_call, .. } = &error else { panic!("{what}: {error}") };
+            assert_eq!([&first_call[..], &second_call[..]], words, "{what}");
+            // Nothing was queued anywhere, so the communicator works on.
+            call(comm, memory, 0).expect(what);
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_captures_is_told_apart_from_one_that_runs() {
+    alone_in_a_process("mismatches::a_rank_that_captures_is_told_apart_from_one_that_runs", || {
+        ranks(2, |comm, memory| {
+            let stream = memory.stream.context().new_stream().unwrap();
+            let mut buffer = memory.put(&[1_u32; 4]);
+            memory.stream.synchronize().unwrap();
+            // SAFETY: everything below is on one stream, which is synchronised before the buffer is used elsewhere.
+            unsafe {
+                stream.context().disable_event_tracking();
+            }
+            let captures = comm.rank() == 0;
+            if captures {
+                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+            }
+            let error = comm.on(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err();
+            assert!(error.is_mismatch() && error.to_string().contains("captured into a graph"), "{error}");
+            if captures {
+                let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+                drop(stream.end_capture(flags).unwrap());
+            }
+            comm.barrier().unwrap();
+            comm.on(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+            stream.synchronize().unwrap();
+            assert_eq!(memory.get(&buffer), [2; 4]);
+        });
+    });
 }
 
 #[test]

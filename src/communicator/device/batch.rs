@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaStream;
 
 use super::call::{DeviceCall, overlap, resolve};
+use super::counts;
 use super::guards::{Guards, Hold};
 use super::headers::Headers;
 use super::queue::Pledge;
@@ -208,6 +209,7 @@ impl Communicator {
         for (comm, batch) in parts.iter() {
             admitted.push(comm.admit_batch(batch)?);
         }
+        let _alone = admitted.iter().map(|(plane, _)| plane.enter_call("group")).collect::<Result<Vec<_>>>()?;
         let timeout = parts.iter().map(|(comm, _)| comm.timeout()).min().unwrap_or_default();
         let comms: Vec<&Communicator> = parts.iter().map(|(comm, _)| *comm).collect();
         let mut resolved = Vec::with_capacity(parts.len());
@@ -263,6 +265,10 @@ impl Communicator {
         if planes.iter().zip(resolved).any(|(plane, part)| part.jobs.iter().any(|job| plane.is_first_use(job))) {
             let reason = "the ranks must agree that all can do it; use it once outside of such a group";
             return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
+        }
+        if let Some(job) = resolved.iter().flat_map(|part| &part.jobs).find(|job| counts::is_pairwise(job)) {
+            let reason = "its lengths are compared by all ranks of one communicator; record it in a group of that alone";
+            return Err(Error::unsupported(format!("{} in a group of several communicators", job.call.kind.name()), reason));
         }
         let pledges = planes.iter().map(|plane| Pledge::new(plane, true)).collect();
         let headers = comms.iter().zip(planes).zip(resolved);

@@ -2,52 +2,77 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::call::Call;
+use crate::call::{Call, Kind};
 use crate::communicator::Communicator;
-use crate::device::DevicePlane;
+use crate::device::{self, DevicePlane, Job};
 use crate::error::{Error, Result};
 
 /// The bytes of a digest.
 const DIGEST_BYTES: usize = 32;
 const _: () = assert!(DIGEST_BYTES == Call::FINGERPRINT_BYTES, "what a rank says of a call and of several has one length");
 
-/// What a rank says of its next calls: how many they are, and the only one's fingerprint, or a digest of all fingerprints that nobody finds a
-/// second text for.
+/// What a rank says of its next calls: how many they are and whether they are captured into a graph, and the only one's fingerprint, or a
+/// digest of all fingerprints that nobody finds a second text for.
 pub(super) type Said = [u8; 8 + DIGEST_BYTES];
 
-/// What a rank says of these calls.
-pub(super) fn said<'a>(first: &Call, calls: impl Iterator<Item = &'a Call> + Clone) -> Said {
-    let count = calls.clone().count();
+/// Set beside the number of calls where these are captured: NCCL would meet a call that runs with a later one of the rank that captures.
+const CAPTURED: u64 = 1 << 63;
+
+/// In place of the op of an `all_to_all` in place, which NCCL is given in other pieces than one between two buffers.
+const IN_PLACE: u64 = 253;
+
+/// A job's fingerprint, with all that has to be alike for NCCL.
+fn fingerprint(job: &Job) -> [u8; DIGEST_BYTES] {
+    match (job.call.kind, job.in_place) {
+        (Kind::AllToAll, true) => Call { op: IN_PLACE, ..job.call }.to_bytes(),
+        _ => job.call.to_bytes(),
+    }
+}
+
+/// What a rank says of these jobs.
+pub(super) fn said<'a>(first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone, is_captured: bool) -> Said {
+    let count = jobs.clone().count();
     let words: [u8; DIGEST_BYTES] = if count == 1 {
-        first.to_bytes()
+        fingerprint(first)
     } else {
         let mut digest = Sha256::new();
-        calls.for_each(|call| digest.update(call.to_bytes()));
+        jobs.for_each(|job| digest.update(fingerprint(job)));
         digest.finalize().into()
     };
-    with_count(count, words)
+    with_count(count, is_captured, words)
 }
 
 /// A fingerprint, or a digest, behind a number of calls.
-fn with_count(count: usize, words: [u8; DIGEST_BYTES]) -> Said {
+fn with_count(count: usize, is_captured: bool, words: [u8; DIGEST_BYTES]) -> Said {
     let mut said = [0; size_of::<Said>()];
-    said[..8].copy_from_slice(&(count as u64).to_le_bytes());
+    let count = count as u64 | if is_captured { CAPTURED } else { 0 };
+    said[..8].copy_from_slice(&count.to_le_bytes());
     said[8..].copy_from_slice(&words);
     said
 }
 
 /// How many calls a rank says it makes, of which the first is this.
-pub(super) fn first_of<'a>(first: &Call, calls: impl Iterator<Item = &'a Call>) -> Said {
-    with_count(calls.count(), first.to_bytes())
+pub(super) fn first_of<'a>(first: &Job, jobs: impl Iterator<Item = &'a Job>, is_captured: bool) -> Said {
+    with_count(jobs.count(), is_captured, fingerprint(first))
 }
 
 /// A call in words, and of how many it is the first.
 pub(super) fn in_words(first: &Said) -> String {
     let (count, fingerprint) = first.split_at(8);
-    let calls = count.try_into().map_or(0, u64::from_le_bytes);
+    let count = count.try_into().map_or(0, u64::from_le_bytes);
     let call = fingerprint.try_into().ok().and_then(Call::from_bytes);
-    let call = call.map_or_else(|| "something unknown".to_owned(), |call| call.to_string());
-    if calls == 1 { call } else { format!("a group of {calls} collectives that begins with {call}") }
+    let mut call = match call {
+        None => "something unknown".to_owned(),
+        Some(call) if call.kind == Kind::AllToAll && call.op == IN_PLACE => format!("{}, in place", Call { op: 0, ..call }),
+        Some(call) => call.to_string(),
+    };
+    if count & CAPTURED != 0 {
+        call += ", captured into a graph";
+    }
+    match count & !CAPTURED {
+        1 => call,
+        calls => format!("a group of {calls} collectives that begins with {call}"),
+    }
 }
 
 /// An error of the comparison, for a caller who made no call on the host.
@@ -63,39 +88,45 @@ impl Communicator {
     /// Compares the calls that this rank is about to queue together with everyone's, where that was asked for. Nothing has been queued
     /// yet, so a difference harms nothing.
     #[inline]
-    pub(super) fn compare<'a>(&self, plane: &DevicePlane, calls: impl Iterator<Item = &'a Call> + Clone) -> Result<()> {
-        match self.compared(calls.clone()) {
-            Some(first) => self.compare_as(plane, first, calls),
+    pub(super) fn compare<'a>(&self, plane: &DevicePlane, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<()> {
+        match self.compared(jobs.clone()) {
+            Some(first) => self.compare_as(plane, first, jobs),
             None => Ok(()),
         }
     }
 
-    /// The first of calls that are to be compared.
+    /// The first of jobs that are to be compared.
     #[inline]
-    pub(super) fn compared<'a>(&self, mut calls: impl Iterator<Item = &'a Call>) -> Option<&'a Call> {
-        calls.next().filter(|first| self.world_size() > 1 && self.config().check_device_calls.covers(first.sequence))
+    pub(super) fn compared<'a>(&self, mut jobs: impl Iterator<Item = &'a Job>) -> Option<&'a Job> {
+        jobs.next().filter(|first| self.world_size() > 1 && self.config().check_device_calls.covers(first.call.sequence))
     }
 
-    /// The comparison of calls that begin with `first`.
-    fn compare_as<'a>(&self, plane: &DevicePlane, first: &Call, calls: impl Iterator<Item = &'a Call> + Clone) -> Result<()> {
+    /// The comparison of jobs that begin with `first`.
+    fn compare_as<'a>(&self, plane: &DevicePlane, first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<()> {
         // The others may not come to a comparison any more.
-        plane.refuse_if_over(&|| first.to_string())?;
+        plane.refuse_if_over(&|| first.call.to_string())?;
+        let is_captured = device::is_capturing(self.device_stream(plane));
         // Kept from call to call. Who makes one from within this one has to do without.
         let mut all = plane.lend_comparison();
         all.resize(self.world_size(), [0; size_of::<Said>()]);
-        let heard = self.all_gather_into(&[said(first, calls.clone())], &mut all[..]).map_err(|error| comparing(error, first));
+        let mine = said(first, jobs.clone(), is_captured);
+        let heard = self.all_gather_into(&[mine], &mut all[..]).map_err(|error| comparing(error, &first.call));
         let agree = all.iter().all(|said| *said == all[0]);
         plane.return_comparison(all);
         heard?;
-        if agree { Ok(()) } else { self.find_difference(first, calls) }
+        if !agree {
+            return self.find_difference(first, jobs, is_captured);
+        }
+        self.compare_pairs(jobs).map_err(|error| comparing(error, &first.call))
     }
 
     /// Tells the ranks' calls in full: some differ.
     #[cold]
-    fn find_difference<'a>(&self, first: &Call, calls: impl Iterator<Item = &'a Call> + Clone) -> Result<()> {
+    fn find_difference<'a>(&self, first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone, is_captured: bool) -> Result<()> {
         let mut firsts = vec![[0; size_of::<Said>()]; self.world_size()];
-        self.all_gather_into(&[first_of(first, calls.clone())], &mut firsts[..]).map_err(|error| comparing(error, first))?;
-        self.difference(&firsts).map_or_else(|| self.compare_each(&calls.map(|call| call.to_bytes()).collect::<Vec<_>>()), Err)
+        let mine = first_of(first, jobs.clone(), is_captured);
+        self.all_gather_into(&[mine], &mut firsts[..]).map_err(|error| comparing(error, &first.call))?;
+        self.difference(&firsts).map_or_else(|| self.compare_each(&jobs.map(fingerprint).collect::<Vec<_>>()), Err)
     }
 
     /// As many calls as everybody else's, of which some after the first differ: finds out which.
@@ -103,7 +134,7 @@ impl Communicator {
         let calls = mine.len();
         let mut all = vec![[0; Call::FINGERPRINT_BYTES]; self.world_size() * calls];
         self.all_gather_into(mine, &mut all[..])?;
-        let of_all = |call: usize| (0..self.world_size()).map(|rank| with_count(1, all[rank * calls + call])).collect::<Vec<_>>();
+        let of_all = |call: usize| (0..self.world_size()).map(|rank| with_count(1, false, all[rank * calls + call])).collect::<Vec<_>>();
         let difference = (0..calls).find_map(|call| self.difference(&of_all(call)));
         // The digests differ, so somebody has said one thing and then another.
         let unsteady = || Error::Protocol {

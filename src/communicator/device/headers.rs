@@ -12,7 +12,7 @@ use super::compare::{self, Said};
 use crate::call::Call;
 use crate::communicator::Communicator;
 use crate::communicator::message::{INTERNAL_TAG, MessageBuffer, MessageContext, receive_place, send_place};
-use crate::device::{DevicePlane, Job, Message};
+use crate::device::{self, DevicePlane, Job, Message};
 use crate::element::{DType, TypeTag};
 use crate::error::{Error, Result};
 
@@ -24,6 +24,9 @@ const CALLS_TAG: u64 = INTERNAL_TAG | 1 << 60;
 /// What a message's sender says of it: its number among those from this rank to that one, its type, and how many elements.
 type Header = [u8; 24];
 
+/// The bit of a header's second word that says that the message is captured into a graph.
+const CAPTURED_AT: u32 = 32;
+
 /// A message, and what is to be said of it.
 struct Told<'a> {
     message: &'a Message,
@@ -31,10 +34,10 @@ struct Told<'a> {
 }
 
 impl<'a> Told<'a> {
-    fn new(message: &'a Message, number: u64) -> Self {
+    fn new(message: &'a Message, number: u64, is_captured: bool) -> Self {
         let count = message.bytes / message.element.size_bytes().max(1);
         let mut header = [0; size_of::<Header>()];
-        let words = [number, u64::from(message.element.to_code()), count as u64];
+        let words = [number, u64::from(message.element.to_code()) | u64::from(is_captured) << CAPTURED_AT, count as u64];
         header.chunks_exact_mut(8).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
         Self { message, header }
     }
@@ -43,10 +46,11 @@ impl<'a> Told<'a> {
 /// `send of 5 elements (u8), device message number 3 from rank 0 to rank 1`.
 fn in_words(header: &Header, sends: bool, from: usize, to: usize) -> String {
     let word = |at: usize| header[8 * at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-    let element = u32::try_from(word(1)).ok().and_then(TypeTag::from_code);
+    let element = TypeTag::from_code(word(1) as u32);
+    let captured = if word(1) >> CAPTURED_AT == 0 { "" } else { ", captured into a graph" };
     let element = element.map_or_else(|| "an unknown type".to_owned(), |element| element.to_string());
     let call = if sends { "send" } else { "recv" };
-    format!("{call} of {} elements ({element}), device message number {} from rank {from} to rank {to}", word(2), word(0))
+    format!("{call} of {} elements ({element}){captured}, device message number {} from rank {from} to rank {to}", word(2), word(0))
 }
 
 /// An error of a header, for a caller who sent no message on the host.
@@ -77,29 +81,31 @@ pub(super) struct Headers<'a> {
     awaited: Vec<Told<'a>>,
     heard: Vec<Header>,
     calls: Option<Calls>,
+    /// Whether what is to be queued is captured into a graph.
+    is_captured: bool,
 }
 
 impl<'a> Headers<'a> {
     /// Those of messages, which are counted.
     pub(super) fn of_messages(comm: &'a Communicator, plane: &DevicePlane, messages: &'a [Message]) -> Self {
+        let is_captured = device::is_capturing(comm.device_stream(plane));
         let (mut sent, mut awaited) = (Vec::new(), Vec::new());
         // What a rank sends to itself was compared when it was recorded.
         for message in messages.iter().filter(|message| message.peer != comm.rank()) {
             let number = plane.number_message(message);
             if comm.config().check_device_calls.covers(number) {
-                if message.sends { &mut sent } else { &mut awaited }.push(Told::new(message, number));
+                if message.sends { &mut sent } else { &mut awaited }.push(Told::new(message, number, is_captured));
             }
         }
         let heard = vec![[0; size_of::<Header>()]; awaited.len()];
-        Self { comm, sent, awaited, heard, calls: None }
+        Self { comm, sent, awaited, heard, calls: None, is_captured }
     }
 
     /// With what is said of collectives. In a group of several communicators each thread has several ranks, which cannot wait for each
     /// other in a collective.
     pub(super) fn with_calls(mut self, jobs: &[Job]) -> Self {
-        let calls = jobs.iter().map(|job| &job.call);
-        if let Some(first) = self.comm.compared(calls.clone()) {
-            let mine = [compare::said(first, calls.clone()), compare::first_of(first, calls)];
+        if let Some(first) = self.comm.compared(jobs.iter()) {
+            let mine = [compare::said(first, jobs.iter(), self.is_captured), compare::first_of(first, jobs.iter(), self.is_captured)];
             self.calls = Some(Calls { mine, heard: vec![mine; self.comm.world_size()] });
         }
         self

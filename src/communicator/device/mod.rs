@@ -4,6 +4,7 @@ mod attach;
 mod batch;
 mod call;
 mod compare;
+mod counts;
 mod guards;
 mod handle;
 mod headers;

@@ -117,7 +117,7 @@ impl Communicator {
     /// What ranks tell each other over the host plane before the calls of a batch are queued: nothing, but where calls are to be compared,
     /// and at the first use of a kernel of the caller's.
     pub(super) fn confer<'a>(&self, plane: &DevicePlane, jobs: impl Iterator<Item = &'a device::Job> + Clone) -> Result<()> {
-        self.compare(plane, jobs.clone().map(|job| &job.call))?;
+        self.compare(plane, jobs.clone())?;
         jobs.into_iter().try_for_each(|job| self.prepare_kernel(plane, job))
     }
 
@@ -152,8 +152,11 @@ impl Communicator {
 
     /// Queues a checked call on the stream of this handle, and tells those who listen.
     pub(in crate::communicator) fn queue(&self, mut call: DeviceCall<'_>, hold: Hold) -> Result<()> {
+        let kind = call.job.call.kind;
+        let plane = self.plane(kind.name())?;
+        let _alone = plane.enter_call(kind.name())?;
         // Those who listen are told the number, too.
-        self.plane(call.job.call.kind.name())?.number([&mut call.job]);
+        plane.number([&mut call.job]);
         let Some(watch) = self.core.shared.health.watch() else { return self.queue_unwatched(call, hold) };
         let moved = Moved { bytes: call.job.source_len.max(call.job.destination_len), algorithm: "nccl" };
         let report = watch.call(&call.job.call, FlightPlane::Device, moved);

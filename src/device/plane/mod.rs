@@ -87,6 +87,17 @@ pub(crate) struct DevicePlane {
     comparison: RefCell<Vec<[u8; 40]>>,
     /// NCCL's op for the last `PreMulSum`.
     product: Cell<Option<Product>>,
+    /// Whether a call is being compared or queued.
+    is_in_call: Cell<bool>,
+}
+
+/// A call that is being compared or queued.
+pub(crate) struct InCall<'a>(&'a Cell<bool>);
+
+impl Drop for InCall<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
 }
 
 /// An op that NCCL was given a scalar for.
@@ -148,6 +159,7 @@ impl DevicePlane {
             mail,
             comparison,
             product,
+            is_in_call: Cell::new(false),
         })
     }
 
@@ -219,6 +231,15 @@ impl DevicePlane {
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {
             self.calls.set(self.calls.get().wrapping_add(jobs as u64));
         }
+    }
+
+    /// Begins a call, or a group of calls, and ends it when the value is dropped. Refused within another one of this plane, where a listener
+    /// makes it: what is compared would not come to NCCL in the order in which it was compared.
+    pub(crate) fn enter_call(&self, call: &'static str) -> Result<InCall<'_>> {
+        if self.is_in_call.replace(true) {
+            return Err(Error::argument(call, "called from within a call on devices of the same communicator"));
+        }
+        Ok(InCall(&self.is_in_call))
     }
 
     /// Room for what ranks say of their calls, kept from one comparison to the next; empty where somebody has it.
