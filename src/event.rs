@@ -35,12 +35,15 @@ pub(crate) fn tell(who: &'static str, telling: impl FnOnce() + 'static) {
         return;
     }
     // A thread that is at its end has no queue any more, and what it would tell is lost.
-    let telling = Box::new(move || {
+    let telling: Telling = Box::new(move || {
         caught(who, telling);
     });
-    if QUEUE.try_with(|queue| queue.borrow_mut().push(telling)).is_ok() {
+    let mut telling = Some(telling);
+    if QUEUE.try_with(|queue| queue.borrow_mut().extend(telling.take())).is_ok() {
         LOCKS.set(LOCKS.get() | WAITING);
     }
+    // What it owns is not dropped here, under the lock: that would run the program's code.
+    std::mem::forget(telling);
 }
 
 /// Tells what has waited for the last lock to be let go.

@@ -474,3 +474,30 @@ fn a_communicator_is_used_on_another_thread_than_it_was_made_on() {
         });
     }
 }
+
+#[test]
+fn a_wait_ends_at_its_limit_while_another_thread_waits_for_a_message() {
+    let mut comms = Communicator::local(2).unwrap();
+    let (peer, comm) = (comms.pop().unwrap(), comms.pop().unwrap());
+    // Rank 0's first message comes when its second one has been waited for in vain, many times.
+    let mut second = comm.irecv_tagged(vec![0_u8; 4], 1, 2).unwrap();
+    let (done, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for _ in 0..50 {
+                assert!(second.wait_deadline(Duration::from_millis(1)).unwrap().is_none());
+            }
+            done.send(second).unwrap();
+        });
+        scope.spawn(move || {
+            let second = told.recv().unwrap();
+            peer.send_tagged(&[1_u8; 4], 0, 1).unwrap();
+            peer.send_tagged(&[2_u8; 4], 0, 2).unwrap();
+            assert_eq!(second.wait().unwrap().0, [2; 4]);
+            peer
+        });
+        let mut first = [0_u8; 4];
+        comm.recv_tagged(&mut first, 1, 1).unwrap();
+        assert_eq!(first, [1; 4]);
+    });
+}

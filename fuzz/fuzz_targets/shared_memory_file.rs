@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz_targets::check("shared_memory_delivery", input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz_targets::check("shared_memory_file", input));

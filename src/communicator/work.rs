@@ -39,10 +39,13 @@ pub struct Work<B> {
     process: Process,
 }
 
+/// How long a waiter leaves another thread to move messages on before it tries to do so itself.
+const OTHERS_TURN: Duration = Duration::from_micros(50);
+
 /// Moves background calls on from the thread that waits for them.
 pub(super) trait Drive: Send + Sync {
-    /// Moves what can move; where nothing can, waits for at most `limit`.
-    fn drive(&self, limit: Duration);
+    /// Moves what can move; where nothing can, waits for at most `limit`. `false` where another thread does so.
+    fn drive(&self, limit: Duration) -> bool;
 
     /// Looks, without waiting, whether the call has ended where nobody else does; whether it has.
     fn poll(&self) -> bool {
@@ -150,7 +153,8 @@ impl<B: Send + 'static> Work<B> {
                 return Ok(None);
             }
             match &self.driver {
-                Some(driver) => driver.drive(left),
+                Some(driver) if driver.drive(left) => {}
+                Some(_) => self.state.wait_pending(left.min(OTHERS_TURN)),
                 None => self.state.wait_pending(left),
             }
         }

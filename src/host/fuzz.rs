@@ -61,8 +61,8 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     seeds.extend(super::point_to_point::fuzz::seeds(&abort_reasons));
     seeds.extend(super::net::fuzz::seeds());
     seeds.push(("facts", super::plane::fuzz::seed()));
-    seeds.push(("shared_memory_delivery", b"\x05\x01name".to_vec()));
-    seeds.push(("shared_memory_delivery", b"\x05\0nameno memory".to_vec()));
+    seeds.push(("shared_memory_file", b"\x05\x01name".to_vec()));
+    seeds.push(("shared_memory_file", b"\x05\0nameno memory".to_vec()));
     seeds.push(("shared_memory_ring", (0..200_u8).flat_map(|at| [at % 6, at]).collect()));
     seeds.push(("shared_memory_ring", [0, 40, 3, 40, 1, 64, 3, 30, 2, 50, 3, 90, 6, 7, 0, 9, 3, 9].to_vec()));
     seeds.push(("shared_memory_layout", (0..40).chain([255, 256, 1024, 1025]).flat_map(|ranks: u16| ranks.to_le_bytes()).collect()));

@@ -52,7 +52,7 @@ pub const TARGETS: [Target; 22] = [
     target("greetings", fuzz::greetings, 64 << 10, 64),
     target("acceptor", fuzz::acceptor, 64 << 10, 64),
     target("facts", fuzz::facts, 64 << 10, 64),
-    target("shared_memory_delivery", fuzz::shared_memory_file, 64 << 10, 64),
+    target("shared_memory_file", fuzz::shared_memory_file, 64 << 10, 64),
     target("shared_memory_layout", fuzz::shared_memory_layout, 64 << 10, 64),
     target("shared_memory_ring", fuzz::shared_memory_ring, 64 << 10, 256),
     target("objects", fuzz::objects, 4 << 20, 256),

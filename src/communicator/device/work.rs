@@ -79,13 +79,14 @@ impl Queued {
 }
 
 impl Drive for Watcher {
-    fn drive(&self, limit: Duration) {
+    fn drive(&self, limit: Duration) -> bool {
         let until = Deadline::after(limit);
         let mut looks = 0;
         while !self.poll() && !until.has_passed() {
             looks += 1;
             if looks > LOOKS { std::thread::sleep(NAP) } else { std::hint::spin_loop() }
         }
+        true
     }
 
     fn poll(&self) -> bool {

@@ -129,11 +129,15 @@ impl ProgressEngine {
 }
 
 impl Drive for ProgressEngine {
-    fn drive(&self, limit: Duration) {
-        let mut inner = self.lock();
+    fn drive(&self, limit: Duration) -> bool {
+        // Whoever has the lock moves this one's messages on as well, and may have it for longer than `limit`.
+        let Some(mut inner) = self.try_lock() else { return false };
         if !self.advance(&mut inner) && !inner.outstanding.is_empty() {
             inner.messages.wait_step(TURN.min(limit));
         }
+        drop(inner);
+        self.let_others_in();
+        true
     }
 }
 

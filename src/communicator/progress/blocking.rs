@@ -293,6 +293,7 @@ impl ProgressEngine {
             self.attend(&mut inner);
             // Others may want to post, or wait as well, and listeners to be told.
             drop(inner);
+            self.let_others_in();
             inner = self.lock();
         }
     }

@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "posted messages point into buffers that their caller or the progress engine keeps alive")]
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -16,6 +17,8 @@ use crate::host::health::Health;
 use crate::host::plane::{HostPlane, MessageConnector};
 use crate::host::point_to_point::{Messages, Ticket};
 
+/// How long a thread between two turns stays away from the lock where others wait for it: a sleeper needs about as long to wake up.
+const HAND_OVER: Duration = Duration::from_micros(50);
 /// How long one turn of a waiter may hold the lock, so that others can post and wait too.
 pub(super) const TURN: Duration = Duration::from_micros(200);
 
@@ -56,6 +59,8 @@ pub(in crate::communicator) struct ProgressEngine {
     pub(super) peers: Arc<[Peer]>,
     pub(super) health: Arc<Health>,
     inner: Mutex<Inner>,
+    /// How many wait for the lock.
+    wanted: AtomicUsize,
     pub(super) background: OnceLock<Background>,
 }
 
@@ -65,16 +70,33 @@ impl ProgressEngine {
         let (rank, peers, health) = (plane.rank(), plane.peers(), plane.health());
         let messages = Messages::new(rank, peers.len(), plane.local().1, connector);
         let inner = Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false, direct: 0 });
-        Self { rank, peers, health, inner, background: OnceLock::new() }
+        Self { rank, peers, health, inner, wanted: AtomicUsize::new(0), background: OnceLock::new() }
     }
 
     /// The engine, for as long as this is held. Whoever listens is told afterwards.
     #[inline]
     pub(super) fn lock(&self) -> Locked<'_, Inner> {
-        event::lock(&self.inner)
+        self.try_lock().unwrap_or_else(|| self.lock_after_others())
+    }
+
+    #[cold]
+    fn lock_after_others(&self) -> Locked<'_, Inner> {
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        let inner = event::lock(&self.inner);
+        self.wanted.fetch_sub(1, Ordering::Relaxed);
+        inner
+    }
+
+    /// Gives whoever waits for the lock the time to wake up and take it. To be called between two turns: a thread that lets go of the lock
+    /// and takes it again at once would keep all others from it, past their deadlines.
+    pub(super) fn let_others_in(&self) {
+        if self.wanted.load(Ordering::Relaxed) != 0 {
+            std::thread::sleep(HAND_OVER);
+        }
     }
 
     /// As [`ProgressEngine::lock`]; `None` where somebody has it.
+    #[inline]
     pub(super) fn try_lock(&self) -> Option<Locked<'_, Inner>> {
         event::try_lock(&self.inner)
     }

@@ -50,7 +50,7 @@ impl PrivateView {
     }
 
     /// Moves to an address, in place of what is mapped there: to whoever reads there meanwhile either is there, and never nothing.
-    /// Where it fails, what was mapped there still is.
+    /// Where it fails, what was mapped there still is; else the process ends.
     ///
     /// # Safety
     ///
@@ -66,8 +66,23 @@ impl PrivateView {
         // SAFETY: the view is this value's; what it takes the place of is the caller's, and shows the same bytes, so that whoever has
         // addresses there finds at them what was there. The kernel looks first whether it can, and does it under one lock, on which
         // accesses wait that come in between.
-        unsafe { rustix::mm::mremap_fixed(base, bytes, bytes, MremapFlags::MAYMOVE, address.cast())? };
-        Ok(())
+        let moved = unsafe { rustix::mm::mremap_fixed(base, bytes, bytes, MremapFlags::MAYMOVE, address.cast()) };
+        moved.map(drop).map_err(|error| {
+            end_where_unmapped(address, bytes, error);
+            error.into()
+        })
+    }
+}
+
+/// Ends the process where a failed move has left a hole: the kernel takes away what was mapped before the last reason for which it may
+/// refuse (its own lack of memory, or of memory that may be promised). Somebody's slice lies there.
+fn end_where_unmapped(address: *mut u8, bytes: usize, error: Errno) {
+    // SAFETY: asks the kernel to begin writing back pages that lie in memory, which changes nothing.
+    if let Err(Errno::NOMEM) = unsafe { rustix::mm::msync(address.cast(), bytes, rustix::mm::MsyncFlags::ASYNC) } {
+        eprintln!(
+            "collectives: the system has no memory to make a shared buffer private ({error}), and has unmapped it: this process ends"
+        );
+        std::process::abort();
     }
 }
 

@@ -104,10 +104,12 @@ impl Window {
     /// Frees the memory of this rank's own segment, as far as nobody else may need it.
     fn give_back_own(&self) {
         let (offset, bytes) = (self.me * self.stride, used(self.bytes));
-        match &*self.own.lock().unwrap_or_else(PoisonError::into_inner) {
-            Own::Shared(_) => self.pages.give_back(offset, bytes),
+        let is_shared = matches!(&*self.own.lock().unwrap_or_else(PoisonError::into_inner), Own::Shared(_));
+        if is_shared {
+            self.pages.give_back(offset, bytes);
+        } else {
             // The file's pages may still be read, and go with the last mapping of them.
-            Own::Private => self.pages.discard(offset, bytes),
+            self.pages.discard(offset, bytes);
         }
     }
 }
