@@ -16,7 +16,7 @@
 //! - **intra-host**: all ranks on one host: shared memory alone (`host/shm/`);
 //! - **inter-host**: no two ranks on one host, or TCP forced: a plan over links (`host/plan/`, `host/engine/`, `host/net/`);
 //! - **hierarchical**: ranks of a host agree and reduce in shared memory, hosts exchange (each local rank carrying a share of an all-reduce, one
-//!   rank for each host otherwise), then each host shares. Collectives that have no gain from it run flat, over rings in shared memory
+//!   rank for each host otherwise), then each host shares. Collectives that have no gain from it run as one plan over all links, rings in shared memory
 //!   and TCP side by side, after the host has agreed.
 
 mod arguments;

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_door_tells_who_lives_before_it_opens() {
+    fn a_recovery_listener_tells_who_lives_before_it_opens() {
         let here = IpAddr::from([127, 0, 0, 1]);
         let (mine, theirs) = (RecoveryListener::new(here), RecoveryListener::new(here));
         let recovery_listeners = vec![mine.address(), theirs.address(), None];
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_without_a_door_says_why() {
+    fn a_rank_without_a_recovery_listener_says_why() {
         let recovery_listener = RecoveryListener::new(IpAddr::from([192, 0, 2, 1]));
         assert_eq!(recovery_listener.address(), None);
         let error = RecoveryListeners::new(recovery_listener, vec![None], None).host().map(drop).unwrap_err();

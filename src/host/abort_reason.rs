@@ -198,7 +198,7 @@ mod tests {
     use crate::element::{DType, TypeTag};
 
     #[test]
-    fn notices_survive_the_wire() {
+    fn abort_reasons_survive_the_wire() {
         let call = |kind| Call { kind, op: 0, element: TypeTag::Scalar(DType::F32), count: 4, root: None, counts_hash: 0, sequence: 1 };
         for abort_reason in [
             AbortReason::Mismatch { first: (1, call(Kind::Barrier)), second: (2, call(Kind::AllReduce)) },

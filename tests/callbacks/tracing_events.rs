@@ -156,13 +156,13 @@ fn a_subscriber_may_abort_anywhere() {
             HANDLES.lock().unwrap().clear();
             let comms = communicators(wiring, 2);
             HANDLES.lock().unwrap().extend(comms.iter().map(Communicator::abort_handle));
-            let knocked = Meeting::new(2);
+            let connected = Meeting::new(2);
             each(comms, |comm| {
                 let other = 1 - comm.rank();
                 let mut x = [comm.rank() as u32 + 1; 100];
                 let sum = comm.all_reduce(&mut x, ReduceOp::Sum);
                 assert!(sum.is_err() || x == [3; 100]);
-                knocked.meet();
+                connected.meet();
                 let receive = comm.irecv(vec![9_u32; 5000], other);
                 if comm.rank() == 0 {
                     scenarios::probe();
@@ -212,7 +212,7 @@ fn a_subscriber_that_calls_the_same_communicator_gets_an_answer_or_an_error() {
             assert!(!comm.explain().is_empty() && comm.irecv_tagged(vec![0_u8], 1 - comm.rank(), 78).is_ok());
         }
         fn on_threads_own(wiring: Wiring) {
-            let knocked = Meeting::new(2);
+            let connected = Meeting::new(2);
             each(communicators(wiring, 2), |comm| {
                 let own: Reach = Rc::new(vec![comm]);
                 COMM.set(Some(Rc::clone(&own)));
@@ -220,7 +220,7 @@ fn a_subscriber_that_calls_the_same_communicator_gets_an_answer_or_an_error() {
                 let mut x = [comm.rank() as u32 + 1; 100];
                 comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
                 assert_eq!(x, [3; 100]);
-                knocked.meet();
+                connected.meet();
                 if comm.rank() == 0 {
                     scenarios::probe();
                     comm.send(&[1_u8; 3], other).unwrap();

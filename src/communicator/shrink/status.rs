@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_at_a_door_is_understood() {
+    fn what_is_said_at_a_recovery_listener_is_understood() {
         let said = [
             Status::Open(3),
             Status::Claim(4),

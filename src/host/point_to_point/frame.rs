@@ -96,7 +96,7 @@ impl Fields {
     }
 }
 
-/// The kind that is followed by an encoded notice.
+/// The kind that is followed by an encoded abort reason.
 const ABORT: u8 = 7;
 
 impl Frame {

@@ -79,7 +79,7 @@ impl<C: Connector> Messages<C> {
             return;
         }
         let peer = channel.peer;
-        // A link that the peer opened may be waiting at the door with its last messages.
+        // A link that the peer opened may be waiting at the listener with its last messages.
         self.take_links();
         if self.ends_of(peer).any(|end| end == Some(End::Broken)) {
             self.read_last(peer);
@@ -149,7 +149,7 @@ impl<C: Connector> Messages<C> {
     }
 
     /// Links that still take what has not been written to them. One that has ended takes nothing, though its peer may be waited for: it
-    /// said that there is another link of its own, which does not come where that peer was faster in leaving than this rank at its door.
+    /// said that there is another link of its own, which does not come where that peer was faster in leaving than this rank in accepting.
     fn unwritten(&self) -> impl Iterator<Item = &Channel<C::Link>> {
         self.channels.iter().flatten().filter(|channel| channel.end().is_none() && !channel.outgoing.is_empty())
     }

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_notice_stays() {
+    fn the_first_abort_reason_stays() {
         let abort_record = AbortRecord { state: AtomicU32::new(0), words: Default::default() };
         assert_eq!(abort_record.read(), None);
         assert!(abort_record.post(&AbortReason::Lost { rank: 7 }));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_written_notice_is_none() {
+    fn a_half_written_abort_reason_is_none() {
         let abort_record = AbortRecord { state: AtomicU32::new(AbortRecord::TAKEN), words: Default::default() };
         assert_eq!(abort_record.read(), None);
         assert!(!abort_record.post(&AbortReason::Lost { rank: 7 }));

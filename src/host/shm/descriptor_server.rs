@@ -280,7 +280,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, memfd_create};
 
     /// Runs `visit` while a server hands out a file.
-    fn with_door<T>(secret: Option<&Secret>, visit: impl FnOnce(&str) -> T) -> T {
+    fn with_server<T>(secret: Option<&Secret>, visit: impl FnOnce(&str) -> T) -> T {
         let server = DescriptorServer::open(secret).unwrap();
         let file = memfd_create("server-test", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 77).unwrap();
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn every_client_gets_the_file() {
         for secret in [None, Some(&secret(1))] {
-            let sizes = with_door(secret, |name| {
+            let sizes = with_server(secret, |name| {
                 let deadline = Deadline::after(Duration::from_secs(10));
                 let size = || rustix::fs::fstat(fetch(name, secret, &deadline).unwrap()).unwrap().st_size;
                 std::thread::scope(|scope| {
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_client_without_the_secret_gets_nothing() {
-        with_door(Some(&secret(1)), |name| {
+        with_server(Some(&secret(1)), |name| {
             let deadline = Deadline::after(Duration::from_secs(10));
             let error = fetch(name, Some(&secret(2)), &deadline).unwrap_err();
             assert!(error.kind() == io::ErrorKind::PermissionDenied && error.to_string().contains("another secret"), "{error}");
@@ -321,7 +321,7 @@ mod tests {
             assert!(fetch(name, Some(&secret(1)), &deadline).is_ok());
         });
         // Nor is anything taken from a leader without it.
-        with_door(None, |name| {
+        with_server(None, |name| {
             let error = fetch(name, Some(&secret(1)), &Deadline::after(Duration::from_secs(10))).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
         });
@@ -364,7 +364,7 @@ mod tests {
         let path = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&file));
         assert!(std::fs::File::open(&path).is_ok());
         for secret in [None, Some(&secret(1))] {
-            with_door(secret, |name| {
+            with_server(secret, |name| {
                 let (handed, opened) = match as_another_user(name, &path) {
                     Ok([handed, opened]) => (handed, opened),
                     // Where root is the only user of its namespace.
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn silent_clients_hold_up_nobody() {
-        with_door(Some(&secret(1)), |name| {
+        with_server(Some(&secret(1)), |name| {
             let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
             let silent: Vec<OwnedFd> = (0..3 * MOST_CLIENTS)
                 .map(|number| {
@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn a_client_that_hangs_up_disturbs_nobody() {
-        with_door(None, |name| {
+        with_server(None, |name| {
             let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
             for _ in 0..50 {
                 rustix::net::connect(socket(SocketFlags::CLOEXEC).unwrap(), &address).unwrap();
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_door_that_is_gone_or_silent_is_an_error() {
+    fn a_server_that_is_gone_or_silent_is_an_error() {
         let deadline = Deadline::after(Duration::from_millis(20));
         let gone = DescriptorServer::open(None).unwrap().name().to_owned();
         assert_eq!(fetch(&gone, None, &deadline).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);

@@ -89,7 +89,7 @@ fn counts_that_only_two_ranks_know_are_compared() {
 
 /// Ranks 0 and 2 have no link to each other, and hear of each other's end through rank 1.
 #[test]
-fn a_notice_reaches_ranks_that_have_no_link_to_the_culprit() {
+fn an_abort_reason_reaches_ranks_that_have_no_link_to_the_culprit() {
     let line = meshes(4, |a, b| (b == a + 1).then(Socket::pair));
     let began = Instant::now();
     let results = on_threads(Rank::all(line), |rank, this| {
@@ -205,7 +205,7 @@ fn an_interruption_ends_the_run_and_is_passed_on() {
 
 /// Rank 0 is interrupted when the socket is full, in the middle of a message.
 #[test]
-fn a_notice_never_lands_in_the_middle_of_a_payload() {
+fn an_abort_reason_never_lands_in_the_middle_of_a_payload() {
     const COUNT: usize = 1 << 20;
     let abort_reason = AbortReason::Aborted { by: 0 };
     let results = on_threads(Rank::all(sockets(2)), |rank, this| {

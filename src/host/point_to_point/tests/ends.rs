@@ -1,4 +1,4 @@
-//! Peers that leave, die or talk nonsense; deadlines and notices.
+//! Peers that leave, die or talk nonsense; deadlines and abort reasons.
 
 use std::os::fd::BorrowedFd;
 use std::thread;

@@ -241,7 +241,7 @@ fn an_abort_ends_a_wait_here_and_elsewhere() {
 }
 
 #[test]
-fn a_notice_wakes_sleepers() {
+fn an_abort_reason_wakes_sleepers() {
     let stops = on_threads(3, |mut rank| {
         if rank.index != 2 {
             return attempt(&mut rank, Kind::Barrier, &mut []).unwrap_err().abort_reason;
