@@ -182,7 +182,8 @@ impl Storage {
         let raw = device.raw();
         let made = match register {
             Register::Nothing => Allocation::new(device.context(), bytes).map(Storage::Plain),
-            Register::Local => raw.allocate(stream, bytes).and_then(|buffer| raw.register(buffer)).map(Storage::Registered),
+            // SAFETY: all ranks walk one list of buffers and calls: those of a call are registered on all of them, and used at one offset.
+            Register::Local => raw.allocate(stream, bytes).and_then(|buffer| unsafe { raw.register(buffer) }).map(Storage::Registered),
             // SAFETY: all ranks walk one list of buffers and calls: they open their windows in one order, each time of one length, and a call
             // is made on those that were opened together.
             Register::Window => raw.allocate(stream, bytes).and_then(|buffer| unsafe { raw.window(buffer) }).map(Storage::Window),
