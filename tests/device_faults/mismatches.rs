@@ -191,6 +191,19 @@ fn lengths_that_two_ranks_alone_know_are_compared() {
 }
 
 #[test]
+fn no_call_on_the_host_stands_in_for_a_comparison() {
+    let _alone = (!is_real()).then(simgpu::alone);
+    ranks(2, |comm, memory| {
+        let error = if comm.rank() == 0 {
+            comm.all_reduce(&mut memory.put(&[1_u32; 4]), ReduceOp::Sum).unwrap_err()
+        } else {
+            comm.all_gather_into(&[[0_u8; 40]], &mut [[0_u8; 40]; 2][..]).unwrap_err()
+        };
+        assert!(error.is_mismatch() && error.to_string().contains("comparing device calls"), "{error}");
+    });
+}
+
+#[test]
 fn a_rank_that_captures_is_told_apart_from_one_that_runs() {
     alone_in_a_process("mismatches::a_rank_that_captures_is_told_apart_from_one_that_runs", || {
         ranks(2, |comm, memory| {

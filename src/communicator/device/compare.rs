@@ -2,10 +2,15 @@
 
 use sha2::{Digest, Sha256};
 
+use crate::buffer::{Memory, MemoryMut};
 use crate::call::{Call, Kind};
 use crate::communicator::Communicator;
+use crate::communicator::arguments::Source;
+use crate::communicator::prepare::Prepared;
 use crate::device::{self, DevicePlane, Job};
+use crate::element::Data;
 use crate::error::{Error, Result};
+use crate::host::plane;
 
 /// The bytes of a digest.
 const DIGEST_BYTES: usize = 32;
@@ -84,6 +89,14 @@ fn comparing(mut error: Error, first: &Call) -> Error {
     error
 }
 
+/// Marks a call of the host plane's as the crate's own.
+fn as_comparison(prepared: Prepared<'_>) -> Prepared<'_> {
+    match prepared {
+        Prepared::Host(job, lent) => Prepared::Host(plane::Job { call: Call { op: Call::COMPARISON, ..job.call }, ..job }, lent),
+        device => device,
+    }
+}
+
 impl Communicator {
     /// Compares the calls that this rank is about to queue together with everyone's, where that was asked for. Nothing has been queued
     /// yet, so a difference harms nothing.
@@ -110,7 +123,7 @@ impl Communicator {
         let mut all = plane.lend_comparison();
         all.resize(self.world_size(), [0; size_of::<Said>()]);
         let mine = said(first, jobs.clone(), is_captured);
-        let heard = self.all_gather_into(&[mine], &mut all[..]).map_err(|error| comparing(error, &first.call));
+        let heard = self.gather_said(&[mine], &mut all[..]).map_err(|error| comparing(error, &first.call));
         let agree = all.iter().all(|said| *said == all[0]);
         plane.return_comparison(all);
         heard?;
@@ -120,12 +133,24 @@ impl Communicator {
         self.compare_pairs(jobs).map_err(|error| comparing(error, &first.call))
     }
 
+    /// Gathers what ranks say of their device calls. No call of the program's can stand in for it.
+    pub(super) fn gather_said<T: Data>(&self, mine: &[T], all: &mut [T]) -> Result<()> {
+        let prepared = self.prepare_all_gather(Some(Memory::Host(mine)), MemoryMut::Host(all));
+        self.execute(prepared.map(as_comparison))
+    }
+
+    /// As [`Communicator::gather_said`], of what they say to each other.
+    pub(super) fn exchange_said<T: Data>(&self, mine: &[T], theirs: &mut [T]) -> Result<()> {
+        let prepared = self.prepare_all_to_all(Source::Separate(Memory::Host(mine)), MemoryMut::Host(theirs));
+        self.execute(prepared.map(as_comparison))
+    }
+
     /// Tells the ranks' calls in full: some differ.
     #[cold]
     fn find_difference<'a>(&self, first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone, is_captured: bool) -> Result<()> {
         let mut firsts = vec![[0; size_of::<Said>()]; self.world_size()];
         let mine = first_of(first, jobs.clone(), is_captured);
-        self.all_gather_into(&[mine], &mut firsts[..]).map_err(|error| comparing(error, &first.call))?;
+        self.gather_said(&[mine], &mut firsts[..]).map_err(|error| comparing(error, &first.call))?;
         self.difference(&firsts).map_or_else(|| self.compare_each(&jobs.map(fingerprint).collect::<Vec<_>>()), Err)
     }
 
@@ -133,7 +158,7 @@ impl Communicator {
     fn compare_each(&self, mine: &[[u8; Call::FINGERPRINT_BYTES]]) -> Result<()> {
         let calls = mine.len();
         let mut all = vec![[0; Call::FINGERPRINT_BYTES]; self.world_size() * calls];
-        self.all_gather_into(mine, &mut all[..])?;
+        self.gather_said(mine, &mut all[..])?;
         let of_all = |call: usize| (0..self.world_size()).map(|rank| with_count(1, false, all[rank * calls + call])).collect::<Vec<_>>();
         let difference = (0..calls).find_map(|call| self.difference(&of_all(call)));
         // The digests differ, so somebody has said one thing and then another.

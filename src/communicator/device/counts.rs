@@ -44,7 +44,7 @@ impl Communicator {
             return Ok(());
         }
         let mut theirs = vec![Pair::default(); mine.len()];
-        self.all_to_all_into(&mine[..], &mut theirs[..])?;
+        self.exchange_said(&mine[..], &mut theirs[..])?;
         let each = mine.len() / size;
         let differs = |at: &usize| mine[*at][0] != theirs[*at][1] || mine[*at][1] != theirs[*at][0];
         let found = (0..mine.len()).find(differs).map_or(Finding::default(), |at| {
@@ -54,7 +54,7 @@ impl Communicator {
             [if is_mine { 1 } else { 2 }, (at / each) as u64, (at % each) as u64, sent, expected]
         });
         let mut findings = vec![Finding::default(); size];
-        self.all_gather_into(&[found], &mut findings[..])?;
+        self.gather_said(&[found], &mut findings[..])?;
         match findings.iter().position(|found| found[0] != 0) {
             None => Ok(()),
             Some(rank) => Err(self.pair_mismatch(rank, findings[rank], jobs)),
