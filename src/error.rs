@@ -136,6 +136,12 @@ pub enum Error {
         /// How it was noticed.
         reason: String,
     },
+    /// The communicator was closed before.
+    #[error("{call}: this communicator has been closed; make another one, or close it after its last call")]
+    Closed {
+        /// The call that was refused.
+        call: String,
+    },
     /// The job's ranks contradict each other: two processes with one rank, or different world sizes.
     #[error("the ranks of this job contradict each other: {reason}")]
     Conflict {
@@ -294,6 +300,12 @@ impl Error {
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::Unsupported { .. })
+    }
+
+    /// Whether the call came after [`Communicator::close`](crate::Communicator::close).
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        matches!(self, Self::Closed { .. })
     }
 
     /// Whether the call was refused because an earlier error ended the communicator.

@@ -53,7 +53,7 @@ impl Communicator {
     /// `Timeout` with the missing ranks, those that are gone among them; `PeerLost` where rank 0 is gone. Either leaves the
     /// communicator usable.
     pub fn monitored_barrier(&self, limit: Duration) -> Result<()> {
-        let number = self.core.monitored.replace(self.core.monitored.get() + 1);
+        let number = self.core.monitored.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let tag = MONITORED_TAG | number & 0xffff_ffff;
         let deadline = Deadline::after(limit);
         // A rank that is late still finds the messages of this barrier.

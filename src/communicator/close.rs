@@ -4,9 +4,10 @@ use std::sync::{Arc, Weak};
 
 use super::Communicator;
 use super::progress::ProgressEngine;
+use super::ticket_lock::NoTurn;
 #[cfg(feature = "cuda")]
 use crate::device::NcclComm;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::{Health, forked};
 use crate::host::plane::HostPlane;
@@ -72,25 +73,49 @@ impl Communicator {
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) {
         self.abort_handle().abort();
-        self.with_plane(HostPlane::propagate);
+        // Another thread may be in a call, which ends now; that call tells the peers as well.
+        let _ = self.with_plane(HostPlane::propagate);
     }
 
-    /// Waits until every rank has come this far and all started calls have ended, then closes.
+    /// Waits until every rank has come this far and all started calls have ended, then closes the communicator, for all its clones: later
+    /// calls get [`Error::Closed`], messages that others wait for end.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// Communicator::run_local(2, |comm| {
+    ///     let kept = comm.clone();
+    ///     comm.close()?;
+    ///     assert!(kept.barrier().is_err_and(|error| error.is_closed()));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::barrier`]. The communicator is gone either way.
+    /// As [`Communicator::barrier`]: the communicator is closed all the same, but where this is called from within a call of it. `Closed` where
+    /// it was closed before.
     #[doc(alias("ncclCommFinalize", "destroy_process_group"))]
-    pub fn close(self) -> Result<()> {
-        if self.core.shared.health.is_foreign() {
+    pub fn close(&self) -> Result<()> {
+        let shared = &self.core.shared;
+        if shared.health.is_foreign() {
             return Err(forked("close".to_owned()));
         }
-        crate::event::debug!(target: LIFE, communicator = self.core.shared.health.flight().name(), rank = self.rank(), "closing");
+        if shared.plane.is_inside() {
+            return Err(self.no_turn("close", NoTurn::Inside));
+        }
+        crate::event::debug!(target: LIFE, communicator = shared.health.flight().name(), rank = self.rank(), "closing");
         #[cfg(feature = "cuda")]
         let device = self.close_device();
         let closed = self.barrier();
         #[cfg(feature = "cuda")]
         let closed = device.and(closed);
+        if !closed.as_ref().is_err_and(Error::is_closed) {
+            self.core.finish();
+            // What is left waits for its turn behind nobody: calls of other threads are refused.
+            let _ = self.with_plane(HostPlane::close);
+            shared.health.close();
+        }
         closed
     }
 }

@@ -72,7 +72,7 @@ impl Communicator {
 
     /// The name of the communicator that these ranks are about to make, as all of this one's ranks count them.
     pub(super) fn name_child(&self, members: &[usize]) -> String {
-        let number = self.core.children.replace(self.core.children.get() + 1);
+        let number = self.core.children.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let first = members.first().map_or_else(|| "nobody".to_owned(), ToString::to_string);
         let flight = self.core.shared.health.flight();
         format!("{}/{number} from rank {first}", flight.name())

@@ -1,29 +1,26 @@
 //! A communicator: what it is made of, and what it tells of itself. All else that it does is in the files that name it.
 
-#![expect(unsafe_code, reason = "the caller's side of the hand-off")]
-
-use std::cell::{Cell, OnceCell};
 use std::fmt;
 use std::net::IpAddr;
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 #[cfg(feature = "cuda")]
 use cudarc::driver::CudaStream;
 
-use super::hand_off::{CallerSide, HandOff};
 use super::listeners;
 use super::progress::ProgressEngine;
 use super::recovery::RecoveryGroup;
 use super::state::Shared;
+use super::ticket_lock::{NoTurn, TicketLock};
 use super::worker::Worker;
 use crate::call::Kind;
 use crate::config::Config;
 #[cfg(feature = "cuda")]
 use crate::device::NcclCommunicator;
 use crate::element::DType;
-use crate::error::{Error, Peer};
+use crate::error::{Error, Peer, Result};
 use crate::host::health::forked;
 use crate::host::plane::HostPlane;
 use crate::observe::{LIFE, TraceLog};
@@ -35,46 +32,54 @@ use crate::observe::{LIFE, TraceLog};
 /// started, and blocking collectives wait for them. Messages ([`send`](Self::send), [`recv`](Self::recv) …) are independent
 /// of collectives.
 ///
-/// A communicator can be moved to another thread and not be shared: give each thread its own with [`split`](Self::split), or
-/// put it behind a mutex.
+/// A clone is the same communicator, for another thread or another owner. Collectives of several threads run one after the other, in
+/// the order in which they are called; that all ranks call them in one order is the program's affair, and what differs is told as a
+/// mismatch. Threads that need no common order take a communicator each, by [`split`](Self::split). Messages wait for nobody's
+/// collectives. A call that waits for its turn behind another thread's does so for at most its timeout; it has not begun then, and the
+/// communicator lives on. Two communicators that two ranks use in opposite orders wait for each other until a deadline passes.
 ///
 /// After a lost peer, a mismatch, an abort or a deadline that passed inside a collective the communicator is ended: further
 /// calls are refused with an error that carries the first one; [`shrink`](Self::shrink) makes a new one of the ranks that are left.
 ///
-/// Dropping it waits a short while for started calls, tells the peers and closes its connections; see also
+/// Dropping the last clone waits a short while for started calls, tells the peers and closes its connections; see also
 /// [`close`](Self::close).
+#[derive(Clone)]
 pub struct Communicator {
-    pub(super) core: Rc<Core>,
+    pub(super) core: Arc<Core>,
+    /// This handle's own, where it has one.
+    timeout: Option<Duration>,
     /// Where device calls are queued; `None` for the device plane's own stream.
     #[cfg(feature = "cuda")]
     pub(super) stream: Option<Arc<CudaStream>>,
 }
 
-// SAFETY: the counter of `core` is not atomic, but everything else in it may be sent. The only other handles to it are those of
-// `OnStream`, which cannot be sent themselves and borrow this one, so while it is moved none is in use; one that was leaked is never
-// used again.
-unsafe impl Send for Communicator {}
-
-/// What a communicator is, whatever stream its calls are queued on. Dropped by the thread that drops the communicator.
+/// What all clones of a communicator share. Dropped with the last of them.
 pub(super) struct Core {
     pub(super) shared: Arc<Shared>,
-    pub(super) caller: CallerSide,
-    pub(super) worker: OnceCell<Worker>,
-    pub(super) timeout: Cell<Duration>,
+    pub(super) worker: OnceLock<Worker>,
+    /// In nanoseconds.
+    timeout: AtomicU64,
     /// The number of the next monitored barrier.
-    pub(super) monitored: Cell<u64>,
+    pub(super) monitored: AtomicU64,
     /// How many communicators were made from this one.
-    pub(super) children: Cell<u64>,
+    pub(super) children: AtomicU64,
+    /// Held by what consists of several collectives and must not meet another of its kind in between: allocating, splitting, device calls.
+    pub(super) composite: TicketLock<()>,
     /// The device plane, once it was asked for, or why there is none.
     #[cfg(feature = "cuda")]
-    pub(super) device: OnceCell<std::result::Result<NcclCommunicator, String>>,
+    pub(super) device: OnceLock<std::result::Result<NcclCommunicator, String>>,
 }
 
-/// Everything in a core may be sent to another thread.
+/// A communicator may be kept anywhere, and used from any thread.
 const _: () = {
-    const fn sendable<T: Send>() {}
-    sendable::<Core>();
+    const fn shareable<T: Clone + Send + Sync + 'static>() {}
+    shareable::<Communicator>();
 };
+
+/// A time in nanoseconds; what no program waits for is one bound.
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
 
 impl Communicator {
     /// Wraps an established plane.
@@ -102,7 +107,7 @@ impl Communicator {
             health: plane.health(),
             config,
             id: plane.id(),
-            plane: HandOff::new(plane),
+            plane: TicketLock::new(plane),
             progress: Arc::new(progress),
             listen,
             recovery,
@@ -110,16 +115,17 @@ impl Communicator {
         };
         let core = Core {
             shared: Arc::new(shared),
-            caller: CallerSide::default(),
-            worker: OnceCell::new(),
-            timeout: Cell::new(timeout),
-            monitored: Cell::new(0),
-            children: Cell::new(0),
+            worker: OnceLock::new(),
+            timeout: AtomicU64::new(nanoseconds(timeout)),
+            monitored: AtomicU64::new(0),
+            children: AtomicU64::new(0),
+            composite: TicketLock::new(()),
             #[cfg(feature = "cuda")]
-            device: OnceCell::new(),
+            device: OnceLock::new(),
         };
         Self {
-            core: Rc::new(core),
+            core: Arc::new(core),
+            timeout: None,
             #[cfg(feature = "cuda")]
             stream: None,
         }
@@ -171,7 +177,7 @@ impl Communicator {
             return forked("explain".to_owned()).to_string();
         }
         let said = self.with_plane(|plane| plane.explain());
-        said.unwrap_or_else(|| "in use by a reduction that is under way".to_owned())
+        said.unwrap_or_else(|_| "in use by a call that is under way".to_owned())
     }
 
     /// How the collective of this name (`all_reduce`, `barrier` …, as the method without `_into`) is done on this rank, on ordinary host memory
@@ -195,54 +201,85 @@ impl Communicator {
         if self.core.shared.health.is_foreign() {
             return None;
         }
-        // SAFETY: `caller` is made with the communicator and never leaves it, so it is this hand-off's only caller's side.
-        unsafe { self.core.shared.plane.as_caller(&self.core.caller, |plane| plane.algorithm(kind, bytes, dtype.size_bytes())) }
+        self.with_plane(|plane| plane.algorithm(kind, bytes, dtype.size_bytes())).ok()
     }
 
     /// How long a call may wait for its peers.
     #[must_use]
     pub fn timeout(&self) -> Duration {
-        self.core.timeout.get()
+        self.timeout.unwrap_or_else(|| Duration::from_nanos(self.core.timeout.load(Ordering::Relaxed)))
     }
 
-    /// Sets how long later calls may wait for their peers. Local to this rank.
+    /// The same communicator, with a timeout of its own for the calls made with this handle: for one call, or kept.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// # use std::time::Duration;
+    /// Communicator::run_local(2, |comm| {
+    ///     comm.with_timeout(Duration::from_secs(5)).all_reduce(&mut [1.0_f32], ReduceOp::Sum)
+    /// })?;
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        Self { timeout: Some(timeout), ..self.clone() }
+    }
+
+    /// Sets how long later calls may wait for their peers: those of all clones, on this rank, that have no timeout of their own.
     pub fn set_timeout(&self, timeout: Duration) {
-        self.core.timeout.set(timeout);
+        self.core.timeout.store(nanoseconds(timeout), Ordering::Relaxed);
     }
 
-    /// Why the plane could not be had for a call.
+    /// Why a call did not get its turn.
     #[cold]
-    pub(super) fn not_entered(&self, call: &'static str) -> Error {
-        if self.core.shared.health.is_foreign() {
-            return forked(call.to_owned());
+    pub(super) fn no_turn(&self, call: &'static str, why: NoTurn) -> Error {
+        match why {
+            NoTurn::Forked => forked(call.to_owned()),
+            NoTurn::Inside => Error::argument(call, "called from within a call of the same communicator"),
+            NoTurn::Late => {
+                let before = match self.core.shared.under_way() {
+                    Some(before) => format!("behind {before}, which another thread called before"),
+                    None => "behind calls that other threads made before".to_owned(),
+                };
+                let doing = format!("{call}, which has not begun: waiting for its turn {before}");
+                Error::Timeout { doing, elapsed: self.timeout(), missing: Vec::new(), arrived: Vec::new() }
+            }
         }
-        Error::argument(call, "called from within a reduction of the same communicator")
     }
 
-    /// Reaches for the host plane on this thread, after the started calls; `None` where it cannot be had.
+    /// Reaches for the host plane on this thread, after the calls that came before, started ones and other threads' included.
     #[inline]
-    pub(super) fn with_plane<R>(&self, work: impl FnOnce(&mut HostPlane) -> R) -> Option<R> {
-        // SAFETY: a core has the only caller's side of its plane's hand-off: both are made together in `new`, and neither can be cloned. The
-        // handles that share a core (`OnStream`) share that side, and are on its thread: none of them can be sent or shared.
-        unsafe { self.core.shared.plane.as_caller(&self.core.caller, work) }
+    pub(super) fn with_plane<R>(&self, work: impl FnOnce(&mut HostPlane) -> R) -> std::result::Result<R, NoTurn> {
+        self.core.shared.plane.with(self.timeout(), work)
+    }
+
+    /// Runs what consists of several calls, while nobody else does.
+    pub(super) fn composite<R>(&self, call: &'static str, work: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.core.composite.with(self.timeout(), |()| work()).unwrap_or_else(|why| Err(self.no_turn(call, why)))
+    }
+}
+
+impl Core {
+    /// Waits a short while for what was started and sent, and ends the threads.
+    pub(super) fn finish(&self) {
+        if let Some(worker) = self.worker.get() {
+            worker.stop(&self.shared);
+        }
+        self.shared.write_unwritten();
+        self.shared.progress.close();
     }
 }
 
 impl Drop for Core {
     fn drop(&mut self) {
-        let worker = self.worker.take();
         if self.shared.health.is_foreign() {
             // Its thread is the parent's, and so is what the device plane has of the driver and NCCL.
             #[cfg(feature = "cuda")]
             std::mem::forget(self.device.take());
-            return std::mem::forget(worker);
+            return std::mem::forget(self.worker.take());
         }
         crate::event::debug!(target: LIFE, communicator = self.shared.health.flight().name(), rank = self.shared.rank, "dropped");
-        if let Some(worker) = worker {
-            worker.stop(&self.shared);
-        }
-        self.shared.write_unwritten();
-        self.shared.progress.close();
+        self.finish();
     }
 }
 

@@ -31,7 +31,6 @@ mod flight;
 #[cfg(all(feature = "internals", feature = "serde"))]
 pub(crate) mod fuzz;
 mod group;
-mod hand_off;
 mod handle;
 mod join;
 mod listeners;
@@ -50,6 +49,7 @@ mod split;
 mod started;
 mod state;
 mod sync;
+mod ticket_lock;
 #[cfg(test)]
 mod tests;
 mod trace;

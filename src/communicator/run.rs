@@ -39,9 +39,9 @@ impl Communicator {
     /// Runs a checked job of the host plane on this thread, after the started ones.
     #[inline]
     pub(super) fn run(&self, job: &Job) -> Result<()> {
-        let timeout = self.core.timeout.get();
-        let entered = self.with_plane(|plane| plane.run(job, &Deadline::lazily(timeout)));
-        let result = entered.unwrap_or_else(|| Err(self.not_entered(job.call.kind.name())));
+        let timeout = self.timeout();
+        let entered = self.core.shared.plane.with(timeout, |plane| plane.run(job, &Deadline::lazily(timeout)));
+        let result = entered.unwrap_or_else(|why| Err(self.no_turn(job.call.kind.name(), why)));
         result.inspect_err(|error| self.core.shared.after_failure(error))
     }
 
@@ -70,16 +70,9 @@ impl Communicator {
             // The worker is the parent's.
             return Err(forked(format!("starting {}", job.call)));
         }
-        let worker = match self.core.worker.get() {
-            Some(worker) => worker,
-            None => {
-                let worker = Worker::spawn(&self.core.shared)?;
-                self.core.worker.get_or_init(|| worker)
-            }
-        };
         let state = State::new();
-        worker
-            .submit(Started { job, buffers: Box::new(buffers), state: Arc::clone(&state), timeout: self.timeout() }, &self.core.shared)?;
+        let started = Started { job, buffers: Box::new(buffers), state: Arc::clone(&state), timeout: self.timeout() };
+        self.core.worker.get_or_init(Worker::default).submit(started, &self.core.shared)?;
         Ok(Work::new(state, None))
     }
 }

@@ -137,6 +137,11 @@ impl Communicator {
     pub fn alloc<T: Data>(&self, len: usize) -> Result<SharedBuffer<T>> {
         let (tag, size) = element::<T>("alloc")?;
         let asked = [u64::from(tag.to_code()), COMMON_ALIGNMENT.max(align_of::<T>() as u64), len as u64];
+        self.composite("alloc", || self.allocate(len, size, asked))
+    }
+
+    /// A buffer of `len` elements of `size` bytes, as all ranks ask for.
+    fn allocate<T: Data>(&self, len: usize, size: usize, asked: [u64; 3]) -> Result<SharedBuffer<T>> {
         self.same_allocation(asked)?;
         let bytes = len.checked_mul(size).filter(|bytes| *bytes <= isize::MAX as usize);
         let too_much = || Error::argument("alloc", format!("{len} elements of {size} B are more than an address space holds"));
@@ -160,7 +165,7 @@ impl Communicator {
         let deadline = Deadline::after(self.timeout());
         let everyone: Vec<usize> = (0..self.world_size()).collect();
         let mut exchange = ParentExchange::new(self, &everyone);
-        let opened = match self.with_plane(|plane| plane.site()).ok_or_else(|| self.not_entered("alloc"))? {
+        let opened = match self.with_plane(|plane| plane.site()).map_err(|why| self.no_turn("alloc", why))? {
             Some(site) => site.open(&mut exchange, size, &deadline).map(Storage::Window),
             None => Storage::alone(&mut exchange, size, &deadline),
         };
@@ -171,7 +176,7 @@ impl Communicator {
             ShareError::There(rank, reason) => Error::io(refused(rank), std::io::Error::other(reason)),
         })?;
         if let Storage::Window(segment) = &storage {
-            self.with_plane(|plane| plane.admit(segment)).ok_or_else(|| self.not_entered("alloc"))?;
+            self.with_plane(|plane| plane.admit(segment)).map_err(|why| self.no_turn("alloc", why))?;
         }
         Ok(storage)
     }

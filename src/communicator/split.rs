@@ -88,6 +88,10 @@ impl Communicator {
     /// Those of collectives, and of establishing a communicator.
     #[doc(alias("ncclCommSplit", "MPI_Comm_split", "split_group"))]
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
+        self.composite("split", || self.split_by(color, key))
+    }
+
+    fn split_by(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
         let mine = [color.map_or(NO_COLOR, u64::from), key as u64];
         let mut all = vec![[0_u64; 2]; self.world_size()];
         self.all_gather_into(&[mine], &mut all)?;
@@ -123,8 +127,10 @@ impl Communicator {
                 Some(seen) => *seen = true,
             }
         }
-        self.same_list(ranks)?;
-        self.form(ranks)
+        self.composite("subgroup", || {
+            self.same_list(ranks)?;
+            self.form(ranks)
+        })
     }
 
     /// Refuses lists that differ between ranks.
@@ -201,7 +207,7 @@ impl Communicator {
     #[doc(alias = "MPI_Comm_dup")]
     pub fn duplicate(&self) -> Result<Self> {
         let everyone: Vec<usize> = (0..self.world_size()).collect();
-        let comm = self.form(&everyone)?;
+        let comm = self.composite("duplicate", || self.form(&everyone))?;
         comm.ok_or_else(|| Error::Conflict { reason: format!("rank {} is not in its own communicator", self.rank()) })
     }
 }

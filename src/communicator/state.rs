@@ -3,11 +3,12 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::hand_off::HandOff;
 use super::progress::ProgressEngine;
 use super::recovery::RecoveryGroup;
+use super::ticket_lock::TicketLock;
 use crate::config::Config;
 use crate::error::{Error, Peer};
+use crate::flight::FlightState;
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::Health;
 use crate::host::plane::HostPlane;
@@ -21,7 +22,7 @@ pub(super) struct Shared {
     pub(super) local: (usize, usize),
     pub(super) config: Config,
     pub(super) health: Arc<Health>,
-    pub(super) plane: HandOff<HostPlane>,
+    pub(super) plane: TicketLock<HostPlane>,
     pub(super) progress: Arc<ProgressEngine>,
     /// The address on which communicators split from this one listen.
     pub(super) listen: IpAddr,
@@ -35,6 +36,13 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// The collective that is under way, in words, where one is on record.
+    pub(super) fn under_way(&self) -> Option<String> {
+        let records = self.health.flight().records();
+        let call = records.iter().rev().find(|record| record.sequence.is_some() && record.state == FlightState::Started)?;
+        Some(format!("{} number {}", call.kind, call.sequence?))
+    }
+
     /// After a collective that failed: where that ended the communicator, peers that wait for messages hear of it too.
     #[cold]
     pub(super) fn announce_end(&self) {

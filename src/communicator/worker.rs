@@ -1,14 +1,13 @@
 //! The thread that runs a communicator's started collectives.
 
-#![expect(unsafe_code, reason = "the worker's side of the hand-off")]
-
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::pinned::ErasedBuffer;
 use super::state::Shared;
+use super::ticket_lock::Ticket;
 use super::work::{Finished, State};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -69,56 +68,74 @@ impl Left {
 }
 
 /// The thread that runs started collectives, and the way to it.
+#[derive(Default)]
 pub(super) struct Worker {
-    jobs: Sender<Started>,
-    ended: Receiver<()>,
-    thread: JoinHandle<()>,
+    thread: Mutex<Option<Thread>>,
 }
 
-impl Worker {
-    /// Starts the thread.
-    pub(super) fn spawn(shared: &Arc<Shared>) -> Result<Self> {
-        let (jobs, queue) = channel::<Started>();
+/// A worker's thread.
+struct Thread {
+    jobs: Sender<(Ticket, Started)>,
+    ended: Receiver<()>,
+    handle: JoinHandle<()>,
+}
+
+impl Thread {
+    fn spawn(shared: &Arc<Shared>) -> Result<Self> {
+        let (jobs, queue) = channel::<(Ticket, Started)>();
         let (end, ended) = channel();
         let shared = Arc::clone(shared);
-        let thread = std::thread::Builder::new()
+        let handle = std::thread::Builder::new()
             .name(format!("collectives {}", shared.rank))
             .spawn(move || {
-                for started in queue {
-                    // SAFETY: this is the one worker, since a communicator makes one and keeps it (`Communicator::start_job`, the only
-                    // caller), and each job in the queue was counted in once, by `submit`, and comes out of it once.
-                    let left = unsafe { shared.plane.as_worker(|plane: &mut HostPlane| started.run(plane, &shared)) };
-                    left.free();
+                for (ticket, started) in queue {
+                    // Each call before this one is bounded, so the wait for this one's turn is.
+                    let left = shared.plane.with_ticket(ticket, Duration::MAX, |plane| started.run(plane, &shared));
+                    left.into_iter().for_each(Left::free);
                 }
                 drop(end);
             })
             .map_err(|error| Error::io("starting the worker thread of a communicator", error))?;
-        Ok(Self { jobs, ended, thread })
+        Ok(Self { jobs, ended, handle })
     }
+}
 
-    /// Hands a call and the buffers it points into to the worker.
-    pub(super) fn submit(&self, started: Started, shared: &Shared) -> Result<()> {
+impl Worker {
+    /// Gives a call its place in the order of calls, and hands it to the worker, which is started by the first one.
+    pub(super) fn submit(&self, started: Started, shared: &Arc<Shared>) -> Result<()> {
+        // Held until the call is in the queue: tickets stand there in their order.
+        let mut thread = event::lock(&self.thread);
+        if thread.is_none() {
+            *thread = Some(Thread::spawn(shared)?);
+        }
+        let Some(thread) = &*thread else { return Err(gone()) };
         shared.health.flight().queue(&started.job.call);
-        // From here to the queue nothing can unwind: a job that is counted in has to get there.
-        shared.plane.submit();
-        if self.jobs.send(started).is_err() {
+        // From here to the queue nothing can unwind: a ticket that was drawn has to get there.
+        if let Err(SendError((ticket, _))) = thread.jobs.send((shared.plane.draw(), started)) {
             // Cannot be while this lives: the thread ends when its queue is dropped, and catches panics.
-            shared.plane.withdraw();
-            return Err(Error::argument("start", "the worker thread of this communicator is gone"));
+            shared.plane.give_up(ticket);
+            return Err(gone());
         }
         Ok(())
     }
 
     /// Waits a while for what was started, then ends the communicator, and the thread with it.
-    pub(super) fn stop(self, shared: &Shared) {
-        drop(self.jobs);
-        if shared.plane.is_worker() {
-            // Dropped by a custom op, on that very thread: it ends by itself when it has run what is queued.
+    pub(super) fn stop(&self, shared: &Shared) {
+        let Some(Thread { jobs, ended, handle }) = event::lock(&self.thread).take() else { return };
+        drop(jobs);
+        if handle.thread().id() == std::thread::current().id() {
+            // The last communicator was dropped on that very thread, by a custom op or with a buffer: it ends by itself when it has run
+            // what is queued.
             return;
         }
-        if self.ended.recv_timeout(DROP_PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(DROP_PATIENCE) == Err(RecvTimeoutError::Timeout) {
             shared.health.end(AbortReason::Aborted { by: shared.rank as u32 });
         }
-        let _ = self.thread.join();
+        let _ = handle.join();
     }
+}
+
+/// What a call gets that no worker can run.
+fn gone() -> Error {
+    Error::argument("start", "the worker thread of this communicator is gone")
 }

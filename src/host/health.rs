@@ -17,6 +17,8 @@ use crate::observe::{self, Watch};
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     ended: AtomicBool,
+    /// Whether that is because it was closed here.
+    is_closed: AtomicBool,
     /// Whether somebody wants to be told of calls, apart from `tracing`.
     is_watched: AtomicBool,
     abort_reason: OnceLock<AbortReason>,
@@ -62,6 +64,17 @@ impl Health {
         self.ended.store(true, Ordering::Release);
     }
 
+    /// Ends the communicator because it was closed here.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.ended.store(true, Ordering::Release);
+    }
+
+    /// Whether it was closed here.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
     /// Why it ended; `None` while it is whole, which costs one load to find out.
     #[inline]
     pub(crate) fn abort_reason(&self) -> Option<&AbortReason> {
@@ -95,7 +108,10 @@ impl Health {
         if self.is_foreign() {
             return Some(forked(call()));
         }
-        let abort_reason = self.abort_reason()?;
+        if !self.ended.load(Ordering::Acquire) {
+            return None;
+        }
+        let Some(abort_reason) = self.abort_reason() else { return Some(Error::Closed { call: call() }) };
         let between_calls = || Arc::new(abort_reason.to_error("between calls", &Deadline::after(Duration::ZERO), peers));
         Some(Error::Poisoned { call: call(), cause: Arc::clone(self.cause.get_or_init(between_calls)) })
     }

@@ -86,6 +86,9 @@ impl ProgressEngine {
     pub(in crate::communicator) fn close(&self) {
         let deadline = Deadline::after(Duration::from_secs(5));
         let mut inner = self.lock();
+        if inner.closed {
+            return;
+        }
         self.advance(&mut inner);
         while inner.outstanding.iter().any(Outstanding::sends) && !deadline.has_passed() && self.health.abort_reason().is_none() {
             if !self.advance(&mut inner) {

@@ -17,7 +17,9 @@ impl ProgressEngine {
 
     /// What a message gets that was under way when the communicator ended.
     pub(super) fn check_health(&self, request: &PendingMessage) -> Result<()> {
-        let Some(abort_reason) = self.health.abort_reason() else { return Ok(()) };
+        let Some(abort_reason) = self.health.abort_reason() else {
+            return if self.health.is_closed() { Err(Error::Closed { call: request.doing() }) } else { Ok(()) };
+        };
         let error = abort_reason.to_error(&request.doing(), &request.deadline, &self.peers);
         self.health.keep_cause(&error);
         Err(error)

@@ -78,6 +78,8 @@ pub(crate) struct HostPlane {
     id: [u8; 16],
     /// Where each rank can be found should the communicator fail, as it said.
     recovery_listeners: Vec<Option<SocketAddr>>,
+    /// Whether the others have been told that this rank leaves.
+    has_left: bool,
 }
 
 /// A call under way. Dropped only where a panic (in a custom op) leaves it half done: then the communicator ends.
@@ -272,12 +274,21 @@ impl HostPlane {
     }
 }
 
-impl Drop for HostPlane {
-    fn drop(&mut self) {
-        if self.health.is_foreign() {
+impl HostPlane {
+    /// Tells the others that this rank leaves, or why the communicator has ended; once. Later calls are refused.
+    pub(crate) fn close(&mut self) {
+        if self.health.is_foreign() || std::mem::replace(&mut self.has_left, true) {
             return;
         }
         self.propagate();
         self.links.leave(&mut self.engine);
+        self.group = None;
+        self.health.close();
+    }
+}
+
+impl Drop for HostPlane {
+    fn drop(&mut self) {
+        self.close();
     }
 }

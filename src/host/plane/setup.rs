@@ -116,6 +116,7 @@ impl HostPlane {
             scratch: Scratch::default(),
             id: facts[0].nonce,
             recovery_listeners: facts.iter().map(|facts| facts.recovery_listener.parse().ok()).collect(),
+            has_left: false,
         };
         Ok((plane, MessageConnector { rings, mesh }))
     }

@@ -1,0 +1,230 @@
+//! One communicator in several hands: clones, threads that share it, and how it ends for all of them.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::ranks::{Meeting, Wiring, communicators, each, threads};
+
+use collectives::{Communicator, CustomOp, Error, FlightRecord, FlightState, ReduceOp};
+
+const WIRINGS: [Wiring; 2] = [Wiring::Shm, Wiring::Tcp];
+
+/// What an engine keeps.
+#[derive(Clone)]
+struct Engine {
+    comm: Communicator,
+    sums: Arc<Mutex<Vec<u64>>>,
+}
+
+#[test]
+fn threads_that_share_a_communicator_take_turns() {
+    const THREADS: usize = 4;
+    const ROUNDS: u64 = 100;
+    for wiring in WIRINGS {
+        each(communicators(wiring, 3), |comm| {
+            let engine = Engine { comm, sums: Arc::default() };
+            let workers: Vec<_> = (0..THREADS)
+                .map(|_| {
+                    let engine = engine.clone();
+                    // Alike in every thread, so that any order is the same order.
+                    std::thread::spawn(move || {
+                        for _ in 0..ROUNDS {
+                            let mut x = [engine.comm.rank() as u64 + 1; 100];
+                            engine.comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+                            assert_eq!(x, [6; 100]);
+                            engine.sums.lock().unwrap().push(x[0]);
+                        }
+                    })
+                })
+                .collect();
+            workers.into_iter().for_each(|worker| worker.join().unwrap());
+            assert_eq!(engine.sums.lock().unwrap().len(), THREADS * ROUNDS as usize);
+            engine.comm.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn threads_that_agree_on_an_order_make_different_calls() {
+    for wiring in WIRINGS {
+        threads(wiring, 2, |comm| {
+            let (first_done, second_may) = channel();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let mut x = [1_u8];
+                    comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+                    assert_eq!(x, [2]);
+                    first_done.send(()).unwrap();
+                });
+                scope.spawn(move || {
+                    second_may.recv().unwrap();
+                    let mut all = [0_u32; 2];
+                    comm.all_gather_into(&(comm.rank() as u32), &mut all).unwrap();
+                    assert_eq!(all, [0, 1]);
+                });
+            });
+        });
+    }
+}
+
+#[test]
+fn messages_come_and_go_while_another_thread_waits_in_a_barrier() {
+    for wiring in WIRINGS {
+        let meeting = Meeting::new(2);
+        threads(wiring, 2, |comm| {
+            let other = 1 - comm.rank();
+            std::thread::scope(|scope| {
+                let (entering, entered) = channel();
+                let waiting = scope.spawn(move || {
+                    // Rank 1 comes to the barrier only after all messages.
+                    if comm.rank() == 0 {
+                        entering.send(()).unwrap();
+                        comm.barrier().unwrap();
+                    }
+                });
+                if comm.rank() == 0 {
+                    entered.recv().unwrap();
+                }
+                for number in 0..50_u64 {
+                    let mut theirs = 0;
+                    comm.send_recv(&number, other, &mut theirs, other).unwrap();
+                    assert_eq!(theirs, number);
+                }
+                // One that nobody sends ends by its deadline, and nobody is hurt.
+                let error = comm.with_timeout(Duration::from_millis(5)).recv_tagged(&mut 0_u8, other, 99).unwrap_err();
+                assert!(error.is_timeout(), "{error}");
+                meeting.meet();
+                if comm.rank() == 1 {
+                    comm.barrier().unwrap();
+                }
+                waiting.join().unwrap();
+            });
+        });
+    }
+}
+
+/// Waits until this rank is in a barrier, and waits there for another.
+fn wait_for_barrier(comm: &Communicator) {
+    let is_waiting = |record: &FlightRecord| record.kind == "barrier" && record.state == FlightState::Started;
+    while !comm.flight_records().iter().any(is_waiting) {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_call_is_started_while_another_thread_is_in_a_blocking_one() {
+    for wiring in WIRINGS {
+        threads(wiring, 2, |comm| {
+            let start = || comm.start_all_reduce(vec![1_u32; 10], ReduceOp::Sum).unwrap();
+            let work = if comm.rank() == 0 {
+                std::thread::scope(|scope| {
+                    let blocking = scope.spawn(|| comm.barrier().unwrap());
+                    wait_for_barrier(comm);
+                    let work = start();
+                    assert!(!work.is_done());
+                    // Only now the other one comes.
+                    comm.send(&1_u8, 1).unwrap();
+                    blocking.join().unwrap();
+                    work
+                })
+            } else {
+                comm.recv(&mut 0_u8, 0).unwrap();
+                comm.barrier().unwrap();
+                start()
+            };
+            assert_eq!(work.wait().unwrap(), [2; 10]);
+        });
+    }
+}
+
+#[test]
+fn a_call_whose_turn_does_not_come_says_behind_which_and_the_communicator_lives() {
+    for wiring in WIRINGS {
+        let meeting = Meeting::new(2);
+        threads(wiring, 2, |comm| {
+            if comm.rank() == 1 {
+                meeting.meet();
+                comm.barrier().unwrap();
+                return;
+            }
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| comm.barrier().unwrap());
+                wait_for_barrier(comm);
+                let late = comm.with_timeout(Duration::from_millis(20));
+                let error = late.all_reduce(&mut [1_u8], ReduceOp::Sum).unwrap_err();
+                assert!(error.is_timeout() && !error.is_poisoned(), "{error}");
+                let words = error.to_string();
+                assert!(words.contains("all_reduce") && words.contains("behind barrier number"), "{words}");
+                meeting.meet();
+                waiting.join().unwrap();
+            });
+        });
+    }
+}
+
+#[test]
+fn closing_ends_it_for_all_clones() {
+    for wiring in WIRINGS {
+        each(communicators(wiring, 2), |comm| {
+            let kept = comm.clone();
+            let receiving = std::thread::spawn({
+                let comm = comm.clone();
+                move || comm.recv(&mut 0_u8, 1 - comm.rank())
+            });
+            comm.close().unwrap();
+            let error = receiving.join().unwrap().unwrap_err();
+            assert!(error.is_closed() || error.is_peer_lost(), "{error}");
+            let refused = |error: Error| assert!(error.is_closed(), "{error}");
+            refused(kept.barrier().unwrap_err());
+            refused(kept.send(&1_u8, 0).unwrap_err());
+            refused(kept.start_all_reduce(vec![1_u8], ReduceOp::Sum).unwrap().wait().unwrap_err());
+            refused(kept.split(Some(0), 0).unwrap_err());
+            refused(kept.alloc::<u8>(10).unwrap_err());
+            refused(kept.close().unwrap_err());
+            assert_eq!(kept.rank(), comm.rank());
+        });
+    }
+}
+
+#[test]
+fn who_closes_is_gone_for_the_others_though_a_clone_is_left() {
+    for wiring in WIRINGS {
+        let meeting = Meeting::new(2);
+        each(communicators(wiring, 2), |comm| {
+            let kept = comm.clone();
+            if comm.rank() == 0 {
+                comm.close().unwrap();
+            } else {
+                // All that the other waits for before it leaves.
+                comm.barrier().unwrap();
+                let error = comm.barrier().unwrap_err();
+                assert!(error.is_peer_lost(), "{error}");
+            }
+            meeting.meet();
+            drop(kept);
+        });
+    }
+}
+
+#[test]
+fn the_last_clone_is_dropped_with_an_op_on_the_worker() {
+    for wiring in WIRINGS {
+        each(communicators(wiring, 2), |comm| {
+            let kept = comm.clone();
+            let op = CustomOp::new("keeping", move |into: &mut [u8], from: &[u8]| {
+                // From within its own call, it is refused.
+                let error = kept.barrier().unwrap_err();
+                assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+                into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
+            });
+            let work = comm.start_all_reduce(vec![1_u8; 3], op).unwrap();
+            drop(comm);
+            assert_eq!(work.wait().unwrap(), [2; 3]);
+        });
+    }
+}
