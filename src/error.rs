@@ -65,7 +65,8 @@ fn list_arrivals(missing: &[Peer], arrived: &[Peer]) -> String {
 /// println!("{}", errors[0]);
 /// # Ok::<(), collectives::Error>(())
 /// ```
-#[derive(Debug, Clone, thiserror::Error)]
+/// Both `{}` and `{:?}` print the sentence, so that `fn main() -> collectives::Result<()>` and `unwrap` read well.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument of a call cannot be right on this rank; nothing was sent and no buffer was touched.
@@ -159,7 +160,7 @@ pub enum Error {
         reason: String,
     },
     /// An earlier error ended this communicator; only `shrink`, `abort`, `close` and drop remain.
-    #[error("{call}: this communicator was ended by an earlier error: {cause}")]
+    #[error("{call}: this communicator was ended by an earlier error: {}", cause.root())]
     Poisoned {
         /// The call that was refused.
         call: String,
@@ -272,6 +273,62 @@ impl Error {
         }
     }
 
+    /// The call that failed or was refused, in words, where the error is one of a call.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// # use std::time::Duration;
+    /// let errors = Communicator::run_local(2, |comm| {
+    ///     if comm.rank() == 0 {
+    ///         return Ok(None); // and leaves
+    ///     }
+    ///     Ok(comm.with_timeout(Duration::from_secs(10)).barrier().err())
+    /// })?;
+    /// let error = errors[1].as_ref().expect("rank 0 left");
+    /// assert_eq!((error.call(), error.peer().map(|peer| peer.rank)), (Some("barrier() number 1"), Some(0)));
+    /// assert!(error.elapsed().is_some_and(|elapsed| elapsed < Duration::from_secs(10)));
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn call(&self) -> Option<&str> {
+        match self {
+            Self::InvalidArgument { call, .. } => Some(call),
+            Self::Closed { call } | Self::Poisoned { call, .. } | Self::NoDevice { call, .. } => Some(call),
+            Self::Message { doing, .. }
+            | Self::Timeout { doing, .. }
+            | Self::PeerLost { doing, .. }
+            | Self::LeftBehind { doing, .. }
+            | Self::Aborted { doing, .. }
+            | Self::Nccl { doing, .. }
+            | Self::Cuda { doing, .. }
+            | Self::Io { doing, .. } => Some(doing),
+            Self::Unsupported { what, .. } => Some(what),
+            Self::Mismatch { .. } | Self::Config { .. } | Self::Conflict { .. } | Self::Protocol { .. } | Self::Unauthorized { .. } => None,
+        }
+    }
+
+    /// The rank that it is about, where it is one: who is gone, who aborted, the first of those that are missing, and of two that called
+    /// different things the second (also as the cause of poisoning).
+    #[must_use]
+    pub fn peer(&self) -> Option<&Peer> {
+        match self.root() {
+            Self::PeerLost { peer, .. } => Some(peer),
+            Self::Aborted { by, .. } => Some(by),
+            Self::Timeout { missing, .. } => missing.first(),
+            Self::Mismatch { second, .. } => Some(second),
+            _ => None,
+        }
+    }
+
+    /// How long the call had been under way, where that is known (also as the cause of poisoning).
+    #[must_use]
+    pub fn elapsed(&self) -> Option<Duration> {
+        match self.root() {
+            Self::Timeout { elapsed, .. } | Self::PeerLost { elapsed, .. } => Some(*elapsed),
+            _ => None,
+        }
+    }
+
     /// Whether a deadline passed (also as the cause of poisoning).
     #[must_use]
     pub fn is_timeout(&self) -> bool {
@@ -312,5 +369,11 @@ impl Error {
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
         matches!(self, Self::Poisoned { .. })
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }

@@ -308,18 +308,22 @@ mod models {
     }
 
     #[test]
-    fn a_ticket_that_is_given_up_is_passed_over_by_whoever_waits() {
-        loom::model(|| {
-            let lock = Arc::new(TicketLock::new(vec![]));
-            let (first, unused) = (lock.draw(), lock.draw());
-            let (leaver, waiter) = (Arc::clone(&lock), Arc::clone(&lock));
-            let leaving = thread::spawn(move || leaver.give_up(unused));
-            let waiting = thread::spawn(move || waiter.with(LONG, |order| order.push(3)).unwrap());
-            lock.with_ticket(first, LONG, |order| order.push(1)).unwrap();
-            leaving.join().unwrap();
-            waiting.join().unwrap();
-            assert_eq!(lock.with(LONG, |order| order.clone()), Ok(vec![1, 3]));
-        });
+    fn a_ticket_that_is_given_up_is_passed_over() {
+        for is_given_up_first in [true, false] {
+            loom::model(move || {
+                let lock = Arc::new(TicketLock::new(0));
+                let (first, unused) = (lock.draw(), lock.draw());
+                let waiter = Arc::clone(&lock);
+                let waiting = thread::spawn(move || waiter.with(LONG, |count| *count += 1).unwrap());
+                let mut unused = Some(unused);
+                let mut give_up = |now: bool| unused.take_if(|_| now).into_iter().for_each(|ticket| lock.give_up(ticket));
+                give_up(is_given_up_first);
+                lock.with_ticket(first, LONG, |count| *count += 1).unwrap();
+                give_up(true);
+                waiting.join().unwrap();
+                assert_eq!(lock.with(LONG, |count| *count), Ok(2));
+            });
+        }
     }
 
     #[test]
