@@ -64,7 +64,7 @@ pub use buffer::{Buffer, BufferMut, Memory, MemoryMut};
 pub use communicator::{AbortHandle, Builder, Communicator, FlightRecorder, Group, OwnedBuffer, Received};
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, OnStream, device_count};
-pub use communicator::{SharedBuffer, Work};
+pub use communicator::{SharedBuffer, Work, WorkFuture};
 pub use config::{Config, Transport};
 #[cfg(feature = "cuda")]
 pub use device::{NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registrable, Registration, Shrink, UniqueId, Window};

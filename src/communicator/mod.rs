@@ -25,6 +25,7 @@ mod bootstrap;
 mod builder;
 mod close;
 mod collectives;
+mod completion;
 #[cfg(feature = "cuda")]
 mod device;
 mod flight;
@@ -66,4 +67,4 @@ pub use group::Group;
 pub use handle::Communicator;
 pub use message::Received;
 pub use shared::SharedBuffer;
-pub use work::{OwnedBuffer, Work};
+pub use work::{OwnedBuffer, Work, WorkFuture};

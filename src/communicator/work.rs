@@ -2,12 +2,18 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
 use std::time::Duration;
 
+use super::completion::{Finished, State};
 use super::message::Received;
 use crate::Result;
 use crate::deadline::Deadline;
+use crate::error::Error;
 use crate::fork::Process;
 use crate::host::health::forked;
 
@@ -15,6 +21,9 @@ use crate::host::health::forked;
 ///
 /// [`Work::wait`] gives the buffer back; where the call failed, its error comes instead and the buffer is freed. Dropping the handle lets the call go on and frees the buffer when it has ended;
 /// leaking it leaks the buffer and nothing worse.
+///
+/// It can be waited for ([`wait`](Self::wait)), looked at ([`is_done`](Self::is_done)), awaited by any executor, waited for together with others
+/// ([`wait_any`](Self::wait_any)), and it can call back ([`on_end`](Self::on_end)). None of these takes a thread for each call.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -32,7 +41,7 @@ use crate::host::health::forked;
 pub struct Work<B> {
     state: Arc<State>,
     /// Takes the buffer out of its box.
-    unpack: fn(Finished) -> Option<B>,
+    unpack: Unpack<B>,
     /// For messages: what moves them on while someone waits. Collectives have a thread of their own.
     driver: Option<Arc<dyn Drive>>,
     /// Children of this process have nobody who moves the call on.
@@ -41,6 +50,9 @@ pub struct Work<B> {
 
 /// How long a waiter leaves another thread to move messages on before it tries to do so itself.
 const OTHERS_TURN: Duration = Duration::from_micros(50);
+
+/// How long [`Work::wait_any`] sleeps at most before it looks again: a clock cannot be set arbitrarily far ahead.
+const LONGEST_PARK: Duration = Duration::from_secs(3600);
 
 /// Moves background calls on from the thread that waits for them.
 pub(super) trait Drive: Send + Sync {
@@ -51,50 +63,25 @@ pub(super) trait Drive: Send + Sync {
     fn poll(&self) -> bool {
         false
     }
+
+    /// Sees to it that the end is noticed while nobody waits.
+    fn attend(self: Arc<Self>) {}
 }
 
-/// What the background and the handle share.
-pub(super) struct State {
-    outcome: Mutex<Outcome>,
-    ended: Condvar,
+/// Takes what a call worked on out of what it has left.
+enum Unpack<B> {
+    As(fn(Finished) -> Option<B>),
+    By(Box<dyn FnOnce(Finished) -> Option<B> + Send + Sync>),
+    Gone,
 }
 
-/// What a call that went well leaves behind.
-pub(super) struct Finished {
-    /// The buffer it worked on.
-    pub(super) buffer: Box<dyn Any + Send>,
-    /// For a receive: what came.
-    pub(super) received: Option<Received>,
-}
-
-/// How far it is.
-enum Outcome {
-    Pending,
-    Ended(Result<Finished>),
-    Taken,
-}
-
-impl State {
-    /// Still pending.
-    pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { outcome: Mutex::new(Outcome::Pending), ended: Condvar::new() })
-    }
-
-    /// Waits for the end, for at most `limit`.
-    fn wait_pending(&self, limit: Duration) {
-        // A clock cannot be set arbitrarily far ahead: wait in slices.
-        let slice = limit.min(Duration::from_secs(3600));
-        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.ended.wait_timeout_while(outcome, slice, |outcome| matches!(outcome, Outcome::Pending)));
-    }
-
-    /// Records how it ended and wakes who waits; the first outcome wins.
-    pub(super) fn end(&self, result: Result<Finished>) {
-        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*outcome, Outcome::Pending) {
-            *outcome = Outcome::Ended(result);
+impl<B> Unpack<B> {
+    fn run(self, finished: Finished) -> Option<B> {
+        match self {
+            Unpack::As(unpack) => unpack(finished),
+            Unpack::By(unpack) => unpack(finished),
+            Unpack::Gone => None,
         }
-        self.ended.notify_all();
     }
 }
 
@@ -102,13 +89,104 @@ impl<B: Send + 'static> Work<B> {
     /// The handle of a call whose end is told to `state` with a boxed `B`.
     pub(super) fn new(state: Arc<State>, driver: Option<Arc<dyn Drive>>) -> Self {
         let unpack = |finished: Finished| finished.buffer.downcast::<B>().ok().map(|buffer| *buffer);
-        Self { state, unpack, driver, process: Process::this() }
+        Self { state, unpack: Unpack::As(unpack), driver, process: Process::this() }
     }
 
     /// The handle of a receive into a `B`.
     pub(super) fn receiving(state: Arc<State>, driver: Option<Arc<dyn Drive>>) -> Work<(B, Received)> {
         let unpack = |finished: Finished| Some((*finished.buffer.downcast::<B>().ok()?, finished.received?));
-        Work { state, unpack, driver, process: Process::this() }
+        Work { state, unpack: Unpack::As(unpack), driver, process: Process::this() }
+    }
+
+    /// The same call under one type, whatever it works on: works of several types in one list. [`wait`](Self::wait) gives back what it
+    /// would have given, as [`Any`].
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp, Work};
+    /// Communicator::run_local(2, |comm| {
+    ///     let mut works = vec![
+    ///         comm.start_all_reduce(vec![1u32; 8], ReduceOp::Sum)?.erased(),
+    ///         comm.start_broadcast([0.5f64; 3], 0)?.erased(),
+    ///     ];
+    ///     let first = works.remove(0).wait()?;
+    ///     assert_eq!(first.downcast_ref::<Vec<u32>>(), Some(&vec![2; 8]));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    pub fn erased(mut self) -> Work<Box<dyn Any + Send>> {
+        let unpack = std::mem::replace(&mut self.unpack, Unpack::Gone);
+        let unpack = Box::new(move |finished| unpack.run(finished).map(|buffer| Box::new(buffer) as Box<dyn Any + Send>));
+        Work { state: Arc::clone(&self.state), unpack: Unpack::By(unpack), driver: self.driver.take(), process: self.process }
+    }
+
+    /// Calls back once, when the call has ended, well or not: on the thread that ends it, or here and now where it has ended already. What
+    /// is called should be short, and must not wait for this communicator; a panic in it is caught. In a forked child it is never called.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// Communicator::run_local(2, |comm| {
+    ///     let (sender, ended) = std::sync::mpsc::channel();
+    ///     let work = comm.start_all_reduce(vec![1u32; 8], ReduceOp::Sum)?;
+    ///     work.on_end(move || drop(sender.send("first")));
+    ///     assert_eq!(ended.recv(), Ok("first"));
+    ///     assert!(work.is_done());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    pub fn on_end(&self, callback: impl FnOnce() + Send + 'static) {
+        if self.process.is_foreign() {
+            return;
+        }
+        self.state.on_end(Box::new(callback));
+        self.attend();
+    }
+
+    /// Has somebody notice the end, where nobody waits for it.
+    fn attend(&self) {
+        if let Some(driver) = &self.driver {
+            Arc::clone(driver).attend();
+        }
+    }
+
+    /// Waits until one of several calls has ended, for at most `limit`: its place in the list, the first where there are several. `None` where
+    /// none has by then, and where the list is empty. Works of different types are listed [`erased`](Self::erased).
+    ///
+    /// ```
+    /// # use collectives::{Communicator, Work};
+    /// # use std::time::Duration;
+    /// Communicator::run_local(2, |comm| {
+    ///     if comm.rank() == 0 {
+    ///         return comm.send(&7u8, 1);
+    ///     }
+    ///     let mut works = vec![comm.irecv_tagged(vec![0u8], 0, 5)?, comm.irecv(vec![0u8], 0)?];
+    ///     let first = Work::wait_any(&works, Duration::from_secs(10)).expect("one has come");
+    ///     assert_eq!(works.swap_remove(first).wait()?.0, [7]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    #[doc(alias("MPI_Waitany"))]
+    pub fn wait_any(works: &[Self], limit: Duration) -> Option<usize> {
+        let ended = || works.iter().position(Self::is_done);
+        if works.is_empty() || works.iter().any(|work| work.process.is_foreign()) {
+            return ended();
+        }
+        let deadline = Deadline::after(limit);
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        for work in works {
+            work.state.wake(&waker);
+            work.attend();
+        }
+        loop {
+            let left = deadline.remaining();
+            match ended() {
+                Some(place) => return Some(place),
+                None if left.is_zero() => return None,
+                None => std::thread::park_timeout(left.min(LONGEST_PARK)),
+            }
+        }
     }
 
     /// Whether the call has ended, well or not. Never blocks. Always true in a forked child, where [`wait`](Self::wait) says why.
@@ -120,7 +198,7 @@ impl<B: Send + 'static> Work<B> {
         if let Some(driver) = &self.driver {
             driver.poll();
         }
-        !matches!(*self.state.outcome.lock().unwrap_or_else(PoisonError::into_inner), Outcome::Pending)
+        self.state.has_ended()
     }
 
     /// Waits for the end of the call and gives the buffer back.
@@ -158,13 +236,9 @@ impl<B: Send + 'static> Work<B> {
                 None => self.state.wait_pending(left),
             }
         }
-        let mut outcome = self.state.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        match std::mem::replace(&mut *outcome, Outcome::Taken) {
-            Outcome::Ended(result) => Ok((self.unpack)(result?)),
-            Outcome::Pending | Outcome::Taken => {
-                Err(crate::Error::argument("wait_deadline", "the buffer of this work has been given back already"))
-            }
-        }
+        let taken = self.state.take();
+        let result = taken.ok_or_else(|| Error::argument("wait_deadline", "the buffer of this work has been given back already"))?;
+        Ok(std::mem::replace(&mut self.unpack, Unpack::Gone).run(result?))
     }
 }
 
@@ -174,6 +248,82 @@ impl<B> Drop for Work<B> {
             // Buffers and an event of a device would be freed by a driver that does not know this process.
             std::mem::forget((self.driver.take(), Arc::clone(&self.state)));
         }
+    }
+}
+
+/// Wakes a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+impl<B: Send + 'static> IntoFuture for Work<B> {
+    type Output = Result<B>;
+    type IntoFuture = WorkFuture<B>;
+
+    /// The call's end, for any executor: it wakes the task and needs nothing else of it.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// # fn block_on<F: Future>(future: F) -> F::Output {
+    /// #     let mut future = std::pin::pin!(future);
+    /// #     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    /// #     loop {
+    /// #         match future.as_mut().poll(&mut context) {
+    /// #             std::task::Poll::Ready(output) => return output,
+    /// #             std::task::Poll::Pending => std::thread::yield_now(),
+    /// #         }
+    /// #     }
+    /// # }
+    /// let sums = Communicator::run_local(2, |comm| {
+    ///     block_on(async {
+    ///         let sum = comm.start_all_reduce(vec![1.0f32; 1000], ReduceOp::Sum)?.await?;
+    ///         Ok(sum[999])
+    ///     })
+    /// })?;
+    /// assert_eq!(sums, [2.0, 2.0]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    fn into_future(self) -> WorkFuture<B> {
+        WorkFuture(Some(self))
+    }
+}
+
+/// The end of a started call; see [`Work`]. A future that is dropped behaves as a work that is dropped: the call goes on.
+#[must_use = "the call's outcome and its buffer come back by awaiting it"]
+pub struct WorkFuture<B>(Option<Work<B>>);
+
+impl<B: Send + 'static> Future for WorkFuture<B> {
+    type Output = Result<B>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
+        let Some(work) = &mut self.0 else {
+            return Poll::Ready(Err(Error::argument("await", "the buffer of this work has been given back already")));
+        };
+        if !work.process.is_foreign() && !work.is_done() {
+            work.state.wake(context.waker());
+            work.attend();
+            // It may have ended in between, and then wakes nobody.
+            if !work.is_done() {
+                return Poll::Pending;
+            }
+        }
+        match self.0.take() {
+            Some(work) => Poll::Ready(work.wait()),
+            None => Poll::Pending,
+        }
+    }
+}
+
+// It is not pinned by anything in it.
+impl<B> Unpin for WorkFuture<B> {}
+
+impl<B> fmt::Debug for WorkFuture<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkFuture").finish_non_exhaustive()
     }
 }
 

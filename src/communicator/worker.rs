@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::pinned::ErasedBuffer;
 use super::state::Shared;
 use super::ticket_lock::Ticket;
-use super::work::{Finished, State};
+use super::completion::{Finished, State};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::event;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::engine::{Inner, ProgressEngine};
 use super::pending::Outstanding;
 use crate::communicator::message::Received;
-use crate::communicator::work::Finished;
+use crate::communicator::completion::Finished;
 use crate::error::Result;
 
 impl ProgressEngine {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::engine::ProgressEngine;
 use super::pending::PendingMessage;
 use crate::communicator::pinned::ErasedBuffer;
-use crate::communicator::work::State;
+use crate::communicator::completion::State;
 use crate::error::Error;
 use crate::event;
 use crate::flight::FlightPlane;

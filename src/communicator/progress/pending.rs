@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::communicator::message::MessageContext;
 use crate::communicator::pinned::ErasedBuffer;
-use crate::communicator::work::State;
+use crate::communicator::completion::State;
 use crate::deadline::Deadline;
 use crate::flight::Message;
 use crate::host::point_to_point::Ticket;

@@ -1,0 +1,118 @@
+//! How a call that goes on in the background ends: what it leaves, and who is told.
+
+use std::any::Any;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+
+use super::message::Received;
+use crate::error::Result;
+use crate::event;
+
+/// What the background and the handle share.
+pub(super) struct State {
+    outcome: Mutex<Outcome>,
+    ended: Condvar,
+}
+
+/// What a call that went well leaves behind.
+pub(super) struct Finished {
+    /// The buffer it worked on.
+    pub(super) buffer: Box<dyn Any + Send>,
+    /// For a receive: what came.
+    pub(super) received: Option<Received>,
+}
+
+/// Whoever is to be told of the end.
+#[derive(Default)]
+struct Listeners {
+    /// Of the task or the thread that waits: a handle has one owner.
+    waker: Option<Waker>,
+    callbacks: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl Listeners {
+    /// Tells them, outside of all locks.
+    fn tell(self) {
+        let Self { waker, callbacks } = self;
+        if let Some(waker) = waker {
+            event::tell("the waker of a task", move || waker.wake());
+        }
+        callbacks.into_iter().for_each(|callback| event::tell("a callback", callback));
+    }
+}
+
+/// How far it is.
+enum Outcome {
+    Pending(Listeners),
+    Ended(Result<Finished>),
+    Taken,
+}
+
+impl State {
+    /// Still pending.
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { outcome: Mutex::new(Outcome::Pending(Listeners::default())), ended: Condvar::new() })
+    }
+
+    fn outcome(&self) -> MutexGuard<'_, Outcome> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        !matches!(*self.outcome(), Outcome::Pending(_))
+    }
+
+    /// Waits for the end, for at most `limit`.
+    pub(super) fn wait_pending(&self, limit: Duration) {
+        // A clock cannot be set arbitrarily far ahead: wait in slices.
+        let slice = limit.min(Duration::from_secs(3600));
+        let outcome = self.outcome();
+        drop(self.ended.wait_timeout_while(outcome, slice, |outcome| matches!(outcome, Outcome::Pending(_))));
+    }
+
+    /// Has a task or a thread woken at the end, in place of the one before. Nobody, where it has ended.
+    pub(super) fn wake(&self, waker: &Waker) {
+        // Cloned and dropped outside of the lock: both are the executor's code.
+        let mut waker = Some(waker.clone());
+        if let Outcome::Pending(listeners) = &mut *self.outcome() {
+            std::mem::swap(&mut listeners.waker, &mut waker);
+        }
+        event::caught("the drop of a waker", || drop(waker));
+    }
+
+    /// Has somebody called at the end, or now where it has ended.
+    pub(super) fn on_end(&self, callback: Box<dyn FnOnce() + Send>) {
+        if let Outcome::Pending(listeners) = &mut *self.outcome() {
+            return listeners.callbacks.push(callback);
+        }
+        event::tell("a callback", callback);
+    }
+
+    /// Records how it ended and tells who waits; the first outcome wins.
+    pub(super) fn end(&self, result: Result<Finished>) {
+        let mut outcome = self.outcome();
+        let listeners = match &mut *outcome {
+            Outcome::Pending(listeners) => std::mem::take(listeners),
+            Outcome::Ended(_) | Outcome::Taken => return,
+        };
+        *outcome = Outcome::Ended(result);
+        self.ended.notify_all();
+        drop(outcome);
+        listeners.tell();
+    }
+
+    /// Takes how it ended; `None` where that was taken before, or it has not.
+    pub(super) fn take(&self) -> Option<Result<Finished>> {
+        let mut outcome = self.outcome();
+        match std::mem::replace(&mut *outcome, Outcome::Taken) {
+            Outcome::Ended(result) => Some(result),
+            Outcome::Taken => None,
+            pending @ Outcome::Pending(_) => {
+                *outcome = pending;
+                None
+            }
+        }
+    }
+}
