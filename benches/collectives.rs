@@ -5,7 +5,7 @@
 
 mod common;
 
-use collectives::{Communicator, ReduceOp, Transport, bf16};
+use collectives::{Communicator, Envelope, ReduceOp, Transport, bf16};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -162,8 +162,8 @@ fn groups(criterion: &mut Criterion) {
                 let fused = comm.group(|group| {
                     let mut pairs = from.chunks(part).zip(into.chunks_mut(part)).enumerate();
                     pairs.try_for_each(|(tag, (from, into))| {
-                        group.send_tagged(from, peer, tag as u64)?;
-                        group.recv_tagged(into, peer, tag as u64)
+                        group.send(from, Envelope::rank(peer).tag(tag as u64))?;
+                        group.recv(into, Envelope::rank(peer).tag(tag as u64))
                     })
                 });
                 assert_eq!(fused.expect(BOTH).len(), PARTS);

@@ -12,7 +12,7 @@ fn main() -> collectives::Result<()> {
     // One after another: rank 0 starts, and gets the token back.
     let mut token = 0_u64;
     if rank == 0 {
-        let sent = comm.isend(token, next)?;
+        let sent = comm.start_send(token, next)?;
         comm.recv(&mut token, previous)?;
         sent.wait()?;
         println!("the token came back with {token}, expected {}", size * (size - 1) / 2);

@@ -17,7 +17,7 @@
 //!
 //! - Collectives are methods of [`Communicator`]; what they reduce with is a [`ReduceOp`] or a [`CustomOp`]; what they take is
 //!   anything that is a [`Buffer`]: slices, vectors, arrays, single elements, of any [`Element`] or plain [`Data`].
-//! - `start_*`, `isend` and `irecv` go on in the background and give their buffers back through a [`Work`].
+//! - `start_*` calls go on in the background and give their buffers back through a [`Work`].
 //! - With a GPU attached (`Builder::device`) the same methods take device buffers, cudarc's slices among them: they are queued on a
 //!   stream (`Communicator::on` names one) and go over NCCL and this crate's own kernels. `NcclCommunicator` is that side alone.
 //! - Errors are one type, [`Error`], which says what was being done, with whom, and for how long.
@@ -61,7 +61,7 @@ pub use buffer::device::{DeviceMemory, DeviceMemoryMut};
 #[cfg(feature = "cuda")]
 pub use buffer::device_buffers::RawDevice;
 pub use buffer::{Buffer, BufferMut, Memory, MemoryMut};
-pub use communicator::{AbortHandle, Builder, Communicator, FlightRecorder, Group, OwnedBuffer, Received};
+pub use communicator::{AbortHandle, Builder, Communicator, Envelope, FlightRecorder, Group, OwnedBuffer, OwnedSource, Received};
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, OnStream, device_count};
 pub use communicator::{SharedBuffer, Work, WorkFuture};

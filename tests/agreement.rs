@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::ranks::{Wiring, patience, threads};
 
-use collectives::{Communicator, CustomOp, Error, ReduceOp, Result};
+use collectives::{Communicator, CustomOp, Envelope, Error, ReduceOp, Result};
 
 /// What a rank of a mismatched call sees, and how long it took.
 struct Seen {
@@ -191,7 +191,7 @@ fn bad_arguments_are_refused_here_and_leave_the_communicator_alone() {
             comm.all_gather_v(&mut three, &[3]),
             comm.all_gather_v(&mut three, &[usize::MAX, 4]),
             comm.send(&three.clone(), 2),
-            comm.send_tagged(&three.clone(), 1, 1 << 63),
+            comm.send(&three.clone(), Envelope::rank(1).tag(1 << 63)),
             comm.recv(&mut three, 5).map(drop),
         ];
         for (number, result) in refused.into_iter().enumerate() {

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use common::ranks::{Wiring, free_port, is_rank_of, patience, processes, spawn_rank, threads, threads_with};
 
-use collectives::{Communicator, CustomOp, Error, FileStore, MemoryStore, PrefixStore, ReduceOp, Result, Store, TcpStore, TcpStoreServer};
+use collectives::{
+    Communicator, CustomOp, Envelope, Error, FileStore, MemoryStore, PrefixStore, ReduceOp, Result, Store, TcpStore, TcpStoreServer,
+};
 
 const WAIT: Duration = patience(20);
 
@@ -229,9 +231,9 @@ fn isend_and_irecv_complete_by_wait() {
     for wiring in Wiring::ALL {
         let got = threads(wiring, 2, |comm| {
             if comm.rank() == 0 {
-                comm.isend([1.0_f32], 1).unwrap().wait().unwrap()[0]
+                comm.start_send([1.0_f32], 1).unwrap().wait().unwrap()[0]
             } else {
-                comm.irecv([0.0_f32], 0).unwrap().wait().unwrap().0[0]
+                comm.start_recv([0.0_f32], 0).unwrap().wait().unwrap().0[0]
             }
         });
         assert_eq!(got, [1.0, 1.0]);
@@ -244,7 +246,7 @@ fn several_isends_are_outstanding_at_once_and_waited_for_in_a_loop() {
     for wiring in Wiring::ALL {
         threads(wiring, 4, |comm| {
             if comm.rank() == 0 {
-                let works: Vec<_> = (1..4).map(|to| comm.isend(vec![to as i64; 100_000], to).unwrap()).collect();
+                let works: Vec<_> = (1..4).map(|to| comm.start_send(vec![to as i64; 100_000], to).unwrap()).collect();
                 for work in works {
                     work.wait().unwrap();
                 }
@@ -262,15 +264,15 @@ fn tags_are_received_in_any_order() {
     for wiring in Wiring::ALL {
         threads(wiring, 2, |comm| {
             if comm.rank() == 0 {
-                let first = comm.isend_tagged(vec![1_u8; 1 << 20], 1, 1).unwrap();
-                let second = comm.isend_tagged(vec![2_u8; 1 << 20], 1, 2).unwrap();
+                let first = comm.start_send(vec![1_u8; 1 << 20], Envelope::rank(1).tag(1)).unwrap();
+                let second = comm.start_send(vec![2_u8; 1 << 20], Envelope::rank(1).tag(2)).unwrap();
                 first.wait().unwrap();
                 second.wait().unwrap();
             } else {
                 let mut x = vec![0_u8; 1 << 20];
-                comm.recv_tagged(&mut x, 0, 2).unwrap();
+                comm.recv(&mut x, Envelope::rank(0).tag(2)).unwrap();
                 assert!(x.iter().all(|byte| *byte == 2));
-                comm.recv_tagged(&mut x, 0, 1).unwrap();
+                comm.recv(&mut x, Envelope::rank(0).tag(1)).unwrap();
                 assert!(x.iter().all(|byte| *byte == 1));
             }
         });
@@ -287,7 +289,7 @@ fn a_receive_from_any_source_says_who_sent() {
             let mut sources: Vec<usize> = (1..5)
                 .map(|_| {
                     let mut x = [0_u64];
-                    let received = comm.recv_any(&mut x).unwrap();
+                    let received = comm.recv(&mut x, Envelope::any()).unwrap();
                     assert_eq!((x[0] as usize, received.count), (received.source, 1));
                     received.source
                 })

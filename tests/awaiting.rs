@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use common::ranks::{Wiring, threads};
 
-use collectives::{Communicator, Error, ReduceOp, Work};
+use collectives::{Communicator, Envelope, Error, ReduceOp, Work};
 
 const WIRINGS: [Wiring; 2] = [Wiring::Shm, Wiring::Tcp];
 
@@ -69,8 +69,8 @@ fn messages_are_awaited_while_nobody_else_moves_them() {
             let other = 1 - comm.rank();
             for count in [1, 200_000] {
                 let (sent, _) = block_on(async {
-                    let receiving = comm.irecv(vec![0_u64; count], other)?.into_future();
-                    let sending = comm.isend(vec![comm.rank() as u64; count], other)?.into_future();
+                    let receiving = comm.start_recv(vec![0_u64; count], other)?.into_future();
+                    let sending = comm.start_send(vec![comm.rank() as u64; count], other)?.into_future();
                     let (data, received) = receiving.await?;
                     assert_eq!((data, received.count), (vec![other as u64; count], count));
                     sending.await
@@ -88,7 +88,12 @@ fn two_communicators_are_awaited_in_any_order() {
             let second = first.duplicate().unwrap();
             let start = |comm: &Communicator| comm.start_all_reduce(vec![1_u8; 10], ReduceOp::Sum).unwrap();
             // Rank 1 starts the other way round: each communicator has an order of its own.
-            let (a, b) = if first.rank() == 0 { (start(first), start(&second)) } else { let b = start(&second); (start(first), b) };
+            let (a, b) = if first.rank() == 0 {
+                (start(first), start(&second))
+            } else {
+                let b = start(&second);
+                (start(first), b)
+            };
             let (sums, _) = block_on(async { Ok::<_, Error>((b.await?, a.await?)) });
             assert_eq!(sums.unwrap(), (vec![2; 10], vec![2; 10]));
         });
@@ -176,9 +181,9 @@ fn the_first_of_many_is_found() {
                 return comm.send(&(comm.rank() as u8), 0).unwrap();
             }
             let mut works = vec![
-                comm.irecv(vec![0_u8], 1).unwrap().erased(),
-                comm.irecv([0_u8], 2).unwrap().erased(),
-                comm.isend(vec![1_u16; 3], 0).unwrap().erased(),
+                comm.start_recv(vec![0_u8], 1).unwrap().erased(),
+                comm.start_recv([0_u8], 2).unwrap().erased(),
+                comm.start_send(vec![1_u16; 3], 0).unwrap().erased(),
             ];
             assert_eq!(Work::wait_any(&works[..2], Duration::from_millis(1)), None);
             let mut order = Vec::new();
@@ -219,12 +224,12 @@ fn many_tasks_share_one_thread() {
             let woken = Arc::new(Mutex::new((0..TASKS).collect::<Vec<_>>()));
             let mut tasks: Vec<_> = (0..TASKS)
                 .map(|number| {
-                    let work = comm.irecv_tagged(vec![0_u64; 10], other, number as u64).unwrap();
+                    let work = comm.start_recv(vec![0_u64; 10], Envelope::rank(other).tag(number as u64)).unwrap();
                     Some(work.into_future())
                 })
                 .collect();
             for number in (0..TASKS).rev() {
-                comm.send_tagged(&[number as u64; 10], other, number as u64).unwrap();
+                comm.send(&[number as u64; 10], Envelope::rank(other).tag(number as u64)).unwrap();
             }
             let mut left = TASKS;
             while left > 0 {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::oracle::hash;
 use common::ranks::{Meeting, Wiring, communicators, each, patience, threads};
 
-use collectives::{Communicator, CustomOp, Error, ReduceOp, Result, Work};
+use collectives::{Communicator, CustomOp, Envelope, Error, ReduceOp, Result, Work};
 
 const SEED: u64 = 0xbac6;
 
@@ -145,8 +145,8 @@ fn a_deadline_that_passes_lets_the_call_go_on() {
                 return comm.recv(&mut vec![0_u8; 100_000], 0).map(drop).unwrap();
             }
             let mut reduction = comm.start_all_reduce([2_i32], ReduceOp::Sum).unwrap();
-            let mut receive = comm.irecv([0_u8; 3], 1).unwrap();
-            let mut send = comm.isend(vec![1_u8; 100_000], 1).unwrap();
+            let mut receive = comm.start_recv([0_u8; 3], 1).unwrap();
+            let mut send = comm.start_send(vec![1_u8; 100_000], 1).unwrap();
             assert_eq!(reduction.wait_deadline(Duration::ZERO).unwrap(), None);
             assert_eq!(reduction.wait_deadline(Duration::from_millis(10)).unwrap(), None);
             assert_eq!(receive.wait_deadline(Duration::from_millis(10)).unwrap(), None);
@@ -170,8 +170,8 @@ fn a_call_ends_in_the_background_without_anyone_waiting() {
         threads(wiring, 3, |comm| {
             let (next, previous) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
             let reduction = comm.start_all_reduce(vec![1_i32; 50_000], ReduceOp::Sum).unwrap();
-            let send = comm.isend(vec![comm.rank() as u8; 300_000], next).unwrap();
-            let receive = comm.irecv(vec![9_u8; 300_000], previous).unwrap();
+            let send = comm.start_send(vec![comm.rank() as u8; 300_000], next).unwrap();
+            let receive = comm.start_recv(vec![9_u8; 300_000], previous).unwrap();
             let begin = Instant::now();
             while !(reduction.is_done() && send.is_done() && receive.is_done()) {
                 assert!(begin.elapsed() < PATIENCE, "nobody moves the calls on");
@@ -196,11 +196,11 @@ fn a_dropped_or_leaked_handle_lets_the_call_go_on() {
                 std::mem::forget(comm.start_all_gather(vec![1_i32; count * 3]).unwrap());
                 drop(comm.start_barrier().unwrap());
                 // The first message goes to a receive that nobody waits for, the second to one that is leaked.
-                drop(comm.irecv(vec![0_i32; count], previous).unwrap());
-                std::mem::forget(comm.irecv(vec![0_i32; count], previous).unwrap());
-                drop(comm.isend(vec![1_i32; count], next).unwrap());
-                std::mem::forget(comm.isend(vec![2_i32; count], next).unwrap());
-                drop(comm.isend(vec![3_i32; count], next).unwrap());
+                drop(comm.start_recv(vec![0_i32; count], previous).unwrap());
+                std::mem::forget(comm.start_recv(vec![0_i32; count], previous).unwrap());
+                drop(comm.start_send(vec![1_i32; count], next).unwrap());
+                std::mem::forget(comm.start_send(vec![2_i32; count], next).unwrap());
+                drop(comm.start_send(vec![3_i32; count], next).unwrap());
                 let mut x = vec![comm.rank() as i32; count];
                 comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
                 assert_eq!(x, vec![3; count]);
@@ -217,9 +217,9 @@ fn a_handle_outlives_its_communicator() {
         let works = each(communicators(wiring, 3), |comm| {
             let (next, previous) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
             let reduction = comm.start_all_reduce(vec![1_i32; 40_000], ReduceOp::Sum).unwrap();
-            let receive = comm.irecv(vec![0_u64; 2000], previous).unwrap();
-            let send = comm.isend(vec![comm.rank() as u64; 2000], next).unwrap();
-            let in_vain = comm.irecv_tagged(vec![0_u64; 10], previous, 99).unwrap();
+            let receive = comm.start_recv(vec![0_u64; 2000], previous).unwrap();
+            let send = comm.start_send(vec![comm.rank() as u64; 2000], next).unwrap();
+            let in_vain = comm.start_recv(vec![0_u64; 10], Envelope::rank(previous).tag(99)).unwrap();
             comm.close().unwrap();
             (reduction, send, receive, in_vain)
         });
@@ -252,13 +252,13 @@ fn a_dropped_communicator_delivers_its_pending_sends() {
             let meeting = Meeting::new(3);
             each(communicators(wiring, 3), |comm| {
                 if is_open {
-                    (0..3).filter(|peer| *peer != comm.rank()).for_each(|peer| drop(comm.isend([9_u32], peer).unwrap()));
+                    (0..3).filter(|peer| *peer != comm.rank()).for_each(|peer| drop(comm.start_send([9_u32], peer).unwrap()));
                     (0..3).filter(|peer| *peer != comm.rank()).for_each(|peer| assert_eq!(comm.recv(&mut [0_u32], peer).unwrap().count, 1));
                     meeting.meet();
                 }
                 if comm.rank() == 0 {
                     for to in [1, 2] {
-                        (0..100_u32).for_each(|number| drop(comm.isend([number; 50], to).unwrap()));
+                        (0..100_u32).for_each(|number| drop(comm.start_send([number; 50], to).unwrap()));
                     }
                     drop(comm);
                     return if is_open {
@@ -276,7 +276,7 @@ fn a_dropped_communicator_delivers_its_pending_sends() {
             });
         }
         each(communicators(wiring, 2), |comm| match comm.rank() {
-            0 => drop(comm.isend(vec![5_u8; 3 << 20], 1).unwrap()),
+            0 => drop(comm.start_send(vec![5_u8; 3 << 20], 1).unwrap()),
             _ => {
                 let mut x = vec![0_u8; 3 << 20];
                 comm.recv(&mut x, 0).unwrap();
@@ -418,10 +418,10 @@ fn bad_arguments_are_refused_at_the_start() {
                 comm.start_gather(three(), comm.rank()).map(drop),
                 comm.start_gather(three(), 2).map(drop),
                 comm.start_scatter(three(), comm.rank()).map(drop),
-                comm.isend(three(), 2).map(drop),
-                comm.isend_tagged(three(), 1, 1 << 63).map(drop),
-                comm.irecv(three(), 2).map(drop),
-                comm.irecv_tagged(three(), 1, u64::MAX).map(drop),
+                comm.start_send(three(), 2).map(drop),
+                comm.start_send(three(), Envelope::rank(1).tag(1 << 63)).map(drop),
+                comm.start_recv(three(), 2).map(drop),
+                comm.start_recv(three(), Envelope::rank(1).tag(u64::MAX)).map(drop),
             ];
             for (number, result) in refused.into_iter().enumerate() {
                 let error = result.expect_err(&format!("start {number} must be refused"));
@@ -457,7 +457,7 @@ fn a_communicator_is_used_on_another_thread_than_it_was_made_on() {
             // Started here, waited for there; and the communicator goes on there, with the worker that was started here.
             let works = [(); 3].map(|()| comm.start_all_reduce(vec![1_i32; 10_000], ReduceOp::Sum).unwrap());
             let (next, previous) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
-            let send = comm.isend([comm.rank() as u64], next).unwrap();
+            let send = comm.start_send([comm.rank() as u64], next).unwrap();
             let there = move || {
                 works.into_iter().for_each(|work| assert_eq!(work.wait().unwrap(), [3; 10_000]));
                 let mut x = [0_u64];
@@ -480,7 +480,7 @@ fn a_wait_ends_at_its_limit_while_another_thread_waits_for_a_message() {
     let mut comms = Communicator::local(2).unwrap();
     let (peer, comm) = (comms.pop().unwrap(), comms.pop().unwrap());
     // Rank 0's first message comes when its second one has been waited for in vain, many times.
-    let mut second = comm.irecv_tagged(vec![0_u8; 4], 1, 2).unwrap();
+    let mut second = comm.start_recv(vec![0_u8; 4], Envelope::rank(1).tag(2)).unwrap();
     let (done, told) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -491,13 +491,13 @@ fn a_wait_ends_at_its_limit_while_another_thread_waits_for_a_message() {
         });
         scope.spawn(move || {
             let second = told.recv().unwrap();
-            peer.send_tagged(&[1_u8; 4], 0, 1).unwrap();
-            peer.send_tagged(&[2_u8; 4], 0, 2).unwrap();
+            peer.send(&[1_u8; 4], Envelope::rank(0).tag(1)).unwrap();
+            peer.send(&[2_u8; 4], Envelope::rank(0).tag(2)).unwrap();
             assert_eq!(second.wait().unwrap().0, [2; 4]);
             peer
         });
         let mut first = [0_u8; 4];
-        comm.recv_tagged(&mut first, 1, 1).unwrap();
+        comm.recv(&mut first, Envelope::rank(1).tag(1)).unwrap();
         assert_eq!(first, [1; 4]);
     });
 }

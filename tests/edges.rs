@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::ranks::{Wiring, free_port, threads, threads_with};
 
-use collectives::{Communicator, CustomOp, Data, Error, ReduceOp, Result};
+use collectives::{Communicator, CustomOp, Data, Envelope, Error, ReduceOp, Result};
 
 /// Plain data with an alignment of its own, and a sum of it.
 macro_rules! aligned {
@@ -168,7 +168,7 @@ fn later_calls_quote_the_first_error() {
     let texts = threads(Wiring::Shm, 2, |comm| {
         let mut x = [0_u8; 3];
         comm.all_reduce(&mut x[..comm.rank() + 1], ReduceOp::Sum).unwrap_err();
-        [comm.barrier().unwrap_err(), comm.send(&x, 0).unwrap_err(), comm.isend(x, 0).unwrap_err()].map(|error| error.to_string())
+        [comm.barrier().unwrap_err(), comm.send(&x, 0).unwrap_err(), comm.start_send(x, 0).unwrap_err()].map(|error| error.to_string())
     });
     for [barrier, send, isend] in texts {
         assert!(barrier.starts_with("barrier: ") && send.starts_with("send to rank 0: "), "{barrier}; {send}");
@@ -353,7 +353,7 @@ fn elements_without_bytes_are_refused_however_many() {
         comm.all_gather_v(&mut many, &[usize::MAX]),
         comm.reduce_into(&many, Some(&mut more), 0, &nothing),
         comm.send(&many, 0),
-        comm.isend(many.clone(), 0).map(drop),
+        comm.start_send(many.clone(), 0).map(drop),
         comm.recv(&mut many, 0).map(drop),
     ];
     for result in refused {
@@ -420,7 +420,7 @@ fn no_timeout_is_too_long() {
     let endless = |_| Communicator::builder().timeout(Duration::MAX);
     threads_with(2, endless, |comm| {
         let other = 1 - comm.rank();
-        let work = comm.isend(vec![1_u8], other).unwrap();
+        let work = comm.start_send(vec![1_u8], other).unwrap();
         assert_eq!(comm.recv(&mut [0_u8], other).unwrap().source, other);
         work.wait().unwrap();
         comm.start_barrier().unwrap().wait().unwrap();
@@ -472,7 +472,7 @@ fn a_message_that_is_late_names_whoever_could_have_sent_it() {
         };
         let me = comm.rank();
         let others: Vec<_> = (0..3).filter(|rank| *rank != me).collect();
-        assert_eq!(missing(comm.recv_any(&mut [0_u8])), others);
+        assert_eq!(missing(comm.recv(&mut [0_u8], Envelope::any())), others);
         assert_eq!(missing(comm.recv(&mut [0_u8], others[1])), others[1..]);
         assert_eq!(missing(comm.recv(&mut [0_u8], me)), [me]);
         comm.set_timeout(Duration::from_secs(60));

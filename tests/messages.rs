@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::oracle::hash;
 use common::ranks::{Wiring, threads};
 
-use collectives::{Communicator, Error, Received, ReduceOp};
+use collectives::{Communicator, Envelope, Error, Received, ReduceOp};
 
 const SEED: u64 = 0x3e55;
 
@@ -184,9 +184,9 @@ fn a_group_of_messages_and_collectives() {
                         group.all_reduce(&mut sum, ReduceOp::Sum)?;
                         group.send(&out, next)?;
                         group.broadcast(&mut shared, 2)?;
-                        group.send_tagged(&share, previous, 8)?;
+                        group.send(&share, Envelope::rank(previous).tag(8))?;
                         group.all_gather_into(&own, &mut gathered)?;
-                        group.recv_tagged(&mut second, next, 8)
+                        group.recv(&mut second, Envelope::rank(next).tag(8))
                     })
                     .unwrap();
                 assert_eq!(received.iter().map(|got| (got.source, got.tag)).collect::<Vec<_>>(), [(previous, 0), (next, 8)]);
@@ -243,7 +243,7 @@ fn nobody_is_kept_waiting_by_a_flood_from_someone_else() {
             0 => {
                 let mut flood = 0;
                 loop {
-                    let received = comm.recv_any(&mut [0_u64; 100]).unwrap();
+                    let received = comm.recv(&mut [0_u64; 100], Envelope::any()).unwrap();
                     if received.source == 2 {
                         break;
                     }
@@ -254,21 +254,21 @@ fn nobody_is_kept_waiting_by_a_flood_from_someone_else() {
                     assert!(flood < 200_000, "rank 2 is not heard, {wiring:?}");
                 }
                 // The flood ends, and all of it comes.
-                comm.send_tagged(&[1_u8], 1, STOP).unwrap();
+                comm.send(&[1_u8], Envelope::rank(1).tag(STOP)).unwrap();
                 let mut sent = [0_u64];
-                comm.recv_tagged(&mut sent, 1, SENT).unwrap();
+                comm.recv(&mut sent, Envelope::rank(1).tag(SENT)).unwrap();
                 for _ in flood..sent[0] {
-                    assert_eq!(comm.recv_any(&mut [0_u64; 100]).unwrap().source, 1);
+                    assert_eq!(comm.recv(&mut [0_u64; 100], Envelope::any()).unwrap().source, 1);
                 }
             }
             1 => {
-                let stop = comm.irecv_tagged([0_u8], 0, STOP).unwrap();
+                let stop = comm.start_recv([0_u8], Envelope::rank(0).tag(STOP)).unwrap();
                 let mut sent = 0_u64;
                 while !stop.is_done() {
                     comm.send(&[sent; 100], 0).unwrap();
                     sent += 1;
                 }
-                comm.send_tagged(&[sent], 0, SENT).unwrap();
+                comm.send(&[sent], Envelope::rank(0).tag(SENT)).unwrap();
             }
             _ => {
                 comm.recv(&mut [0_u8], 0).unwrap();
@@ -283,14 +283,14 @@ fn messages_of_any_source_under_a_tag_and_from_oneself_too() {
     for wiring in Wiring::ALL {
         threads(wiring, 4, |comm| {
             if comm.rank() != 0 {
-                comm.send_tagged(&[0_u32], 0, 4).unwrap();
-                return comm.send_tagged(&vec![comm.rank() as u32; 50_000], 0, 3).unwrap();
+                comm.send(&[0_u32], Envelope::rank(0).tag(4)).unwrap();
+                return comm.send(&vec![comm.rank() as u32; 50_000], Envelope::rank(0).tag(3)).unwrap();
             }
-            let own = comm.isend_tagged(vec![0_u32; 50_000], 0, 3).unwrap();
+            let own = comm.start_send(vec![0_u32; 50_000], Envelope::rank(0).tag(3)).unwrap();
             let mut sources: Vec<usize> = (0..4)
                 .map(|_| {
                     let mut x = vec![9_u32; 50_000];
-                    let received = comm.recv_any_tagged(&mut x, 3).unwrap();
+                    let received = comm.recv(&mut x, Envelope::any().tag(3)).unwrap();
                     assert!(received.tag == 3 && x.iter().all(|x| *x as usize == received.source), "{received:?}");
                     received.source
                 })
@@ -298,7 +298,7 @@ fn messages_of_any_source_under_a_tag_and_from_oneself_too() {
             sources.sort_unstable();
             assert_eq!(sources, [0, 1, 2, 3]);
             own.wait().unwrap();
-            (1..4).for_each(|from| assert_eq!(comm.recv_tagged(&mut [9_u32], from, 4).unwrap().count, 1));
+            (1..4).for_each(|from| assert_eq!(comm.recv(&mut [9_u32], Envelope::rank(from).tag(4)).unwrap().count, 1));
         });
     }
 }
@@ -311,12 +311,12 @@ fn messages_to_oneself() {
                 let me = comm.rank();
                 for (number, size) in SIZES.into_iter().enumerate() {
                     let message = bytes(me, me, number, size);
-                    let sending = comm.isend(message.clone(), me).unwrap();
+                    let sending = comm.start_send(message.clone(), me).unwrap();
                     let mut buffer = vec![0; size];
                     assert_eq!(comm.recv(&mut buffer, me).unwrap(), Received { source: me, tag: 0, count: size });
                     assert!(buffer == message && sending.wait().unwrap() == message, "{size}");
 
-                    let receiving = comm.irecv(vec![0; size], me).unwrap();
+                    let receiving = comm.start_recv(vec![0; size], me).unwrap();
                     comm.send(&message, me).unwrap();
                     assert!(receiving.wait().unwrap().0 == message, "{size}");
 
@@ -333,7 +333,7 @@ fn messages_to_oneself() {
                     assert!(buffer == message, "{size}");
                 }
                 // What does not fit concerns this rank twice.
-                let sending = comm.isend([1_u8; 10], me).unwrap();
+                let sending = comm.start_send([1_u8; 10], me).unwrap();
                 assert_unfit(&comm.recv(&mut [0_u8; 9], me).expect_err("too long"), me);
                 drop(sending);
                 // Nobody else could ever receive it.
@@ -353,20 +353,21 @@ fn tags_keep_messages_apart_and_in_order() {
         threads(wiring, 2, |comm| {
             let other = 1 - comm.rank();
             let length = |number: u64| if number.is_multiple_of(7) { 20_000 } else { 30 };
-            let works: Vec<_> =
-                (0..60).map(|number: u64| comm.isend_tagged(vec![number; length(number)], other, number % 3).unwrap()).collect();
+            let works: Vec<_> = (0..60)
+                .map(|number: u64| comm.start_send(vec![number; length(number)], Envelope::rank(other).tag(number % 3)).unwrap())
+                .collect();
             for tag in [2, 0, (1 << 63) - 1, 1] {
                 if tag > 2 {
                     // The largest tag that can be.
-                    comm.send_tagged(&[tag], other, tag).unwrap();
+                    comm.send(&[tag], Envelope::rank(other).tag(tag)).unwrap();
                     let mut x = [0_u64];
-                    assert_eq!(comm.recv_tagged(&mut x, other, tag).unwrap().tag, tag);
+                    assert_eq!(comm.recv(&mut x, Envelope::rank(other).tag(tag)).unwrap().tag, tag);
                     assert_eq!(x, [tag]);
                     continue;
                 }
                 for number in (tag..60).step_by(3) {
                     let mut x = vec![u64::MAX; 20_000];
-                    let received = comm.recv_tagged(&mut x, other, tag).unwrap();
+                    let received = comm.recv(&mut x, Envelope::rank(other).tag(tag)).unwrap();
                     assert_eq!((received.count, x[0], x[received.count - 1]), (length(number), number, number), "tag {tag}, {wiring:?}");
                 }
             }
@@ -389,7 +390,7 @@ fn a_thousand_small_messages_each_way_at_once() {
             };
             // In the background first, then by calls that return when the message is on its way.
             let message = |number: u32| [number * 2 + comm.rank() as u32; 20];
-            let works: Vec<_> = (0..1000).map(|number| comm.isend(message(number), other).unwrap()).collect();
+            let works: Vec<_> = (0..1000).map(|number| comm.start_send(message(number), other).unwrap()).collect();
             receive_all();
             works.into_iter().for_each(|work| assert_eq!(work.wait().unwrap().len(), 20));
             (0..1000).for_each(|number| comm.send(&message(number), other).unwrap());
@@ -404,7 +405,7 @@ fn what_nobody_receives_yet_is_buffered_within_bounds_and_holds_nobody_else_up()
         threads(wiring, 3, |comm| match comm.rank() {
             0 => {
                 // 48 MiB in short messages, of which a third of 64 MiB is buffered at most.
-                let mut works: Vec<_> = (0..3072).map(|number| comm.isend(vec![number as u8; 16 << 10], 1).unwrap()).collect();
+                let mut works: Vec<_> = (0..3072).map(|number| comm.start_send(vec![number as u8; 16 << 10], 1).unwrap()).collect();
                 let last = works.split_off(500);
                 works.into_iter().for_each(|work| assert_eq!(work.wait().unwrap().len(), 16 << 10));
                 assert!(!last[2571].is_done(), "everything is buffered, {wiring:?}");
@@ -457,8 +458,8 @@ fn messages_and_collectives_do_not_disturb_each_other() {
             let (next, previous) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
             for round in 0..20 {
                 let size = [10, 90_000, 300_000][round % 3];
-                let sending = comm.isend(bytes(comm.rank(), next, round, size), next).unwrap();
-                let receiving = comm.irecv(vec![0; size], previous).unwrap();
+                let sending = comm.start_send(bytes(comm.rank(), next, round, size), next).unwrap();
+                let receiving = comm.start_recv(vec![0; size], previous).unwrap();
                 let started = comm.start_all_reduce(vec![1_u32; size / 10], ReduceOp::Sum).unwrap();
                 let mut x = vec![comm.rank() as i64; 1000];
                 comm.all_reduce(&mut x, ReduceOp::Max).unwrap();

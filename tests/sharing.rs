@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::ranks::{Meeting, Wiring, communicators, each, threads};
 
-use collectives::{Communicator, CustomOp, Error, FlightRecord, FlightState, ReduceOp};
+use collectives::{Communicator, CustomOp, Envelope, Error, FlightRecord, FlightState, ReduceOp};
 
 const WIRINGS: [Wiring; 2] = [Wiring::Shm, Wiring::Tcp];
 
@@ -96,7 +96,7 @@ fn messages_come_and_go_while_another_thread_waits_in_a_barrier() {
                     assert_eq!(theirs, number);
                 }
                 // One that nobody sends ends by its deadline, and nobody is hurt.
-                let error = comm.with_timeout(Duration::from_millis(5)).recv_tagged(&mut 0_u8, other, 99).unwrap_err();
+                let error = comm.with_timeout(Duration::from_millis(5)).recv(&mut 0_u8, Envelope::rank(other).tag(99)).unwrap_err();
                 assert!(error.is_timeout(), "{error}");
                 meeting.meet();
                 if comm.rank() == 1 {

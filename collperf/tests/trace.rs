@@ -35,7 +35,7 @@ fn the_files_of_all_ranks_are_put_together() {
             let half = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();
             half.broadcast(&mut [1u8], 0).unwrap();
             let (next, last) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
-            let work = comm.isend(vec![comm.rank() as u64], next).unwrap();
+            let work = comm.start_send(vec![comm.rank() as u64], next).unwrap();
             comm.recv(&mut [0u64], last).unwrap();
             work.wait().unwrap();
         },

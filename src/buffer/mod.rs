@@ -135,6 +135,15 @@ impl<B: Buffer + ?Sized> Buffer for &B {
     }
 }
 
+/// Memory that others share, which a call only reads.
+impl<B: Buffer + ?Sized> sealed::Sealed for Arc<B> {}
+impl<B: Buffer + ?Sized> Buffer for Arc<B> {
+    type Element = B::Element;
+    fn memory(&self) -> Memory<'_, Self::Element> {
+        (**self).memory()
+    }
+}
+
 impl<B: Buffer + ?Sized> sealed::Sealed for &mut B {}
 impl<B: Buffer + ?Sized> Buffer for &mut B {
     type Element = B::Element;

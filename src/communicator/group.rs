@@ -9,12 +9,10 @@ use super::Communicator;
 use super::arguments::Source;
 #[cfg(feature = "cuda")]
 use super::device::{Batch, Hold, untagged};
-use super::message::{MessageBuffer, MessageContext, Received, receive_place, send_place};
+use super::message::{Envelope, MessageBuffer, MessageContext, Received, receive_place, send_place};
 use super::prepare::Prepared;
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
-#[cfg(feature = "cuda")]
-use crate::error::Error;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::plane::Job;
 use crate::op::Reduction;
 
@@ -149,65 +147,54 @@ impl<'buffers> Group<'buffers, '_> {
         }
     }
 
-    /// Records a [`send`](Communicator::send).
+    /// Records a [`send`](Communicator::send). The group has one timeout for all: an envelope's own is refused.
     ///
     /// # Errors
     ///
     /// `InvalidArgument`.
-    pub fn send<B: Buffer + ?Sized>(&mut self, buffer: &'buffers B, to: usize) -> Result<()> {
-        self.send_tagged(buffer, to, 0)
-    }
-
-    /// Records a [`send_tagged`](Communicator::send_tagged).
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument`.
-    #[cfg_attr(not(feature = "cuda"), expect(clippy::infallible_destructuring_match, reason = "with devices it is not"))]
-    pub fn send_tagged<B: Buffer + ?Sized>(&mut self, buffer: &'buffers B, to: usize, tag: u64) -> Result<()> {
-        let context = self.comm.context::<B::Element>("send", Some(to), tag)?;
-        let slice = match buffer.memory() {
-            Memory::Host(slice) => slice,
+    pub fn send<B: Buffer + ?Sized>(&mut self, buffer: &'buffers B, to: impl Into<Envelope>) -> Result<()> {
+        let to = Self::untimed("send", to.into())?;
+        let context = self.comm.context::<B::Element>("send", &to)?;
+        Communicator::destination("send", &to)?;
+        match buffer.memory() {
+            Memory::Host(slice) => self.messages.push((context, send_place(slice))),
             #[cfg(feature = "cuda")]
             Memory::Device(memory) => {
-                untagged("send", tag)?;
-                self.device.send(memory, to);
-                return Ok(());
+                untagged("send", to.tag)?;
+                self.device.send(memory, Communicator::destination("send", &to)?);
             }
-        };
-        self.messages.push((context, send_place(slice)));
+        }
         Ok(())
     }
 
-    /// Records a [`recv`](Communicator::recv).
+    /// Records a [`recv`](Communicator::recv). The group has one timeout for all: an envelope's own is refused.
     ///
     /// # Errors
     ///
     /// `InvalidArgument`.
-    pub fn recv<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, from: usize) -> Result<()> {
-        self.recv_tagged(buffer, from, 0)
-    }
-
-    /// Records a [`recv_tagged`](Communicator::recv_tagged).
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument`.
-    #[cfg_attr(not(feature = "cuda"), expect(clippy::infallible_destructuring_match, reason = "with devices it is not"))]
-    pub fn recv_tagged<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, from: usize, tag: u64) -> Result<()> {
-        let context = self.comm.context::<B::Element>("recv", Some(from), tag)?;
-        let slice = match buffer.memory_mut() {
-            MemoryMut::Host(slice) => slice,
+    pub fn recv<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, from: impl Into<Envelope>) -> Result<()> {
+        let from = Self::untimed("recv", from.into())?;
+        let context = self.comm.context::<B::Element>("recv", &from)?;
+        match buffer.memory_mut() {
+            MemoryMut::Host(slice) => {
+                self.receives.push(None);
+                self.messages.push((context, receive_place(slice)));
+            }
             #[cfg(feature = "cuda")]
             MemoryMut::Device(memory) => {
-                untagged("recv", tag)?;
-                self.receives.push(Some(self.device.receive(memory, from)));
-                return Ok(());
+                untagged("recv", from.tag)?;
+                let rank = Communicator::device_source("recv", &from)?;
+                self.receives.push(Some(self.device.receive(memory, rank)));
             }
-        };
-        self.receives.push(None);
-        self.messages.push((context, receive_place(slice)));
+        }
         Ok(())
+    }
+
+    fn untimed(call: &'static str, envelope: Envelope) -> Result<Envelope> {
+        match envelope.timeout {
+            None => Ok(envelope),
+            Some(_) => Err(Error::argument(call, "a message of a group has no timeout of its own; give the group one with with_timeout")),
+        }
     }
 
     /// Records an [`all_reduce`](Communicator::all_reduce).

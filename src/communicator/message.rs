@@ -1,12 +1,60 @@
 //! What a message is: with whom, under which tag, of which type, where its bytes lie, and what came of it.
 
+use std::time::Duration;
+
 use crate::element::TypeTag;
 use crate::flight::{FlightPlane, Message};
-use crate::host::point_to_point::Envelope;
+use crate::host::point_to_point::Envelope as Arrived;
 use crate::observe::{CallReport, Watch};
 
 /// Tags with this bit are the crate's own.
 pub(super) const INTERNAL_TAG: u64 = 1 << 63;
+
+/// The other end of a message: a rank, or any; the tag; and how long the call may take. A rank's number is one, under tag 0.
+///
+/// ```
+/// # use collectives::Envelope;
+/// # use std::time::Duration;
+/// let envelope = Envelope::rank(3).tag(7).timeout(Duration::from_secs(1));
+/// assert_ne!(envelope, Envelope::from(3));
+/// assert_eq!(Envelope::rank(3), 3.into());
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "it says where a message goes, or where it comes from"]
+pub struct Envelope {
+    pub(super) peer: Option<usize>,
+    pub(super) tag: u64,
+    pub(super) timeout: Option<Duration>,
+}
+
+impl Envelope {
+    /// To a rank, or from it.
+    pub const fn rank(rank: usize) -> Self {
+        Self { peer: Some(rank), tag: 0, timeout: None }
+    }
+
+    /// From whichever rank sends first under the tag.
+    #[doc(alias = "MPI_ANY_SOURCE")]
+    pub const fn any() -> Self {
+        Self { peer: None, tag: 0, timeout: None }
+    }
+
+    /// Under a tag below 2⁶³, in place of 0.
+    pub const fn tag(self, tag: u64) -> Self {
+        Self { tag, ..self }
+    }
+
+    /// Within a time of its own, in place of [`Communicator::timeout`](crate::Communicator::timeout).
+    pub const fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout: Some(timeout), ..self }
+    }
+}
+
+impl From<usize> for Envelope {
+    fn from(rank: usize) -> Self {
+        Self::rank(rank)
+    }
+}
 
 /// What a receive got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +101,7 @@ impl MessageContext {
 
     /// What came, in the caller's terms.
     #[inline]
-    pub(super) fn received(&self, envelope: Envelope) -> Received {
+    pub(super) fn received(&self, envelope: Arrived) -> Received {
         Received { source: envelope.source, tag: envelope.tag, count: envelope.bytes / self.element_bytes }
     }
 }

@@ -2,105 +2,125 @@
 
 #![expect(unsafe_code, reason = "posting raw places to the progress engine")]
 
+#[cfg(feature = "cuda")]
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Communicator;
 use super::arguments::element;
-use super::message::{INTERNAL_TAG, MessageContext, Received, receive_place, send_place};
+use super::message::{Envelope, INTERNAL_TAG, MessageContext, Received, receive_place, send_place};
 use super::pinned::PinnedBuffer;
-use super::work::{Drive, OwnedBuffer, Work};
+use super::work::{Drive, OwnedBuffer, OwnedSource, Work};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::element::Data;
 use crate::error::{Error, Result};
 
 impl Communicator {
-    /// A peer and a tag that can be.
-    pub(super) fn context<T: Data>(&self, call: &'static str, peer: Option<usize>, tag: u64) -> Result<MessageContext> {
+    /// The terms of a message to a rank, or from one or any.
+    #[inline]
+    pub(super) fn context<T: Data>(&self, call: &'static str, envelope: &Envelope) -> Result<MessageContext> {
+        if envelope.tag & INTERNAL_TAG != 0 {
+            return Err(Error::argument(call, format!("tag {} is too large: tags are below 2^63", envelope.tag)));
+        }
+        self.any_context::<T>(call, envelope)
+    }
+
+    /// The same for the crate's own messages too, whose tags carry the internal bit.
+    #[inline]
+    fn any_context<T: Data>(&self, call: &'static str, envelope: &Envelope) -> Result<MessageContext> {
+        let Envelope { peer, tag, .. } = *envelope;
         if let Some(peer) = peer
             && peer >= self.world_size()
         {
             return Err(Error::argument(call, format!("rank {peer} does not exist: the ranks are 0 to {}", self.world_size() - 1)));
         }
-        if tag & INTERNAL_TAG != 0 {
-            return Err(Error::argument(call, format!("tag {tag} is too large: tags are below 2^63")));
-        }
         let (element, element_bytes) = element::<T>(call)?;
         Ok(MessageContext { peer, tag, element, element_bytes })
     }
 
-    fn receive_now<B>(&self, call: &'static str, buffer: &mut B, from: Option<usize>, tag: u64) -> Result<Received>
-    where
-        B: BufferMut + ?Sized,
-    {
-        let context = self.context::<B::Element>(call, from, tag)?;
-        let memory = match buffer.memory_mut() {
-            MemoryMut::Host(slice) => receive_place(slice),
-            #[cfg(feature = "cuda")]
-            MemoryMut::Device(memory) => {
-                let from = from
-                    .ok_or_else(|| Error::unsupported(format!("{call} into device memory"), "NCCL needs to know the source; use recv"))?;
-                return self.queue_messages(call, tag, |batch| batch.receive(memory, from));
-            }
-        };
-        // SAFETY: the buffer is borrowed mutably for the whole call.
-        unsafe { self.core.shared.progress.transfer_one(&context, memory, self.timeout()) }
+    /// The rank that a message goes to.
+    pub(super) fn destination(call: &'static str, envelope: &Envelope) -> Result<usize> {
+        envelope.peer.ok_or_else(|| Error::argument(call, "a message goes to one rank: name it, any will not do"))
     }
 
-    fn send_background<B: Buffer + Send + 'static>(&self, buffer: B, to: usize, tag: u64, limit: Duration) -> Result<Work<B>> {
-        let context = MessageContext { tag, ..self.context::<B::Element>("isend", Some(to), tag & !INTERNAL_TAG)? };
+    /// The rank that a message on a device comes from.
+    #[cfg(feature = "cuda")]
+    pub(super) fn device_source(call: &'static str, envelope: &Envelope) -> Result<usize> {
+        envelope
+            .peer
+            .ok_or_else(|| Error::unsupported(format!("{call} from any rank into device memory"), "NCCL needs to know the source; name it"))
+    }
+
+    /// This communicator with an envelope's timeout, where it has one.
+    #[cfg(feature = "cuda")]
+    fn within(&self, envelope: &Envelope) -> Cow<'_, Self> {
+        envelope.timeout.map_or(Cow::Borrowed(self), |timeout| Cow::Owned(self.with_timeout(timeout)))
+    }
+
+    /// How long a message may take.
+    #[inline]
+    fn limit(&self, envelope: &Envelope) -> Duration {
+        envelope.timeout.unwrap_or_else(|| self.timeout())
+    }
+
+    fn send_background<B: OwnedSource>(&self, buffer: B, to: &Envelope, context: MessageContext) -> Result<Work<B>> {
         let mut buffer = PinnedBuffer::new(buffer);
         let memory = match buffer.value().memory() {
             Memory::Host(slice) => send_place(slice),
             #[cfg(feature = "cuda")]
             Memory::Device(memory) => {
-                let queued = self.queue_messages_and_mark("isend", tag, |batch| batch.send(memory, to))?.0;
+                let rank = Self::destination("start_send", to)?;
+                let queued = self.within(to).queue_messages_and_mark("start_send", to.tag, |batch| batch.send(memory, rank))?.0;
                 return Ok(queued.into_work(buffer));
             }
         };
         // SAFETY: the place lies in the kept buffer.
-        let state = unsafe { self.core.shared.progress.post_background(context, memory, Box::new(buffer), limit) }?;
+        let state = unsafe { self.core.shared.progress.post_background(context, memory, Box::new(buffer), self.limit(to)) }?;
         Ok(Work::new(state, Some(Arc::clone(&self.core.shared.progress) as Arc<dyn Drive>)))
     }
 
-    fn receive_background<B: OwnedBuffer>(&self, buffer: B, from: Option<usize>, tag: u64, limit: Duration) -> Result<Work<(B, Received)>> {
-        let context = MessageContext { tag, ..self.context::<B::Element>("irecv", from, tag & !INTERNAL_TAG)? };
+    fn receive_background<B: OwnedBuffer>(&self, buffer: B, from: &Envelope, context: MessageContext) -> Result<Work<(B, Received)>> {
         let mut buffer = PinnedBuffer::new(buffer);
         let memory = match buffer.value().memory_mut() {
             MemoryMut::Host(slice) => receive_place(slice),
             #[cfg(feature = "cuda")]
             MemoryMut::Device(memory) => {
-                let from =
-                    from.ok_or_else(|| Error::unsupported("irecv_any into device memory", "NCCL needs to know the source; use irecv"))?;
-                let (queued, received) = self.queue_messages_and_mark("irecv", tag, |batch| batch.receive(memory, from))?;
+                let rank = Self::device_source("start_recv", from)?;
+                let record = |batch: &mut super::device::Batch<'_>| batch.receive(memory, rank);
+                let (queued, received) = self.within(from).queue_messages_and_mark("start_recv", from.tag, record)?;
                 return Ok(queued.into_receiving_work(buffer, received));
             }
         };
         // SAFETY: the place lies in the kept buffer.
-        let state = unsafe { self.core.shared.progress.post_background(context, memory, Box::new(buffer), limit) }?;
+        let state = unsafe { self.core.shared.progress.post_background(context, memory, Box::new(buffer), self.limit(from)) }?;
         Ok(Work::<B>::receiving(state, Some(Arc::clone(&self.core.shared.progress) as Arc<dyn Drive>)))
     }
 
     /// A message of the crate's own; the tag carries the internal bit.
     pub(super) fn post_internal_send(&self, to: usize, tag: u64, bytes: Vec<u8>, limit: Duration) -> Result<Work<Vec<u8>>> {
-        self.send_background(bytes, to, tag, limit)
+        let to = Envelope::rank(to).tag(tag).timeout(limit);
+        self.send_background(bytes, &to, self.any_context::<u8>("start_send", &to)?)
     }
 
     /// A message of the crate's own; the tag carries the internal bit.
     pub(super) fn post_internal_receive(&self, from: usize, tag: u64, room: Vec<u8>, limit: Duration) -> Result<Work<(Vec<u8>, Received)>> {
-        self.receive_background(room, Some(from), tag, limit)
+        let from = Envelope::rank(from).tag(tag).timeout(limit);
+        self.receive_background(room, &from, self.any_context::<u8>("start_recv", &from)?)
     }
 }
 
 /// # Messages
 ///
 /// A message goes from one rank to another under a tag (0 where none is given) and is received by a call that names its source
-/// and its tag, or any source. Messages of one source and tag arrive in the order in which they were sent. The element types of
-/// the two ends must agree, and the receiver's buffer must be long enough; a shorter message is fine.
+/// and its tag, or any source: by an [`Envelope`], or simply by the rank's number. Messages of one source and tag arrive in the order in
+/// which they were sent. The element types of the two ends must agree, and the receiver's buffer must be long enough; a shorter message is
+/// fine.
 ///
 /// A small message is on its way when `send` returns; a large one waits for its receive. So two ranks that send each other
 /// large messages before they receive wait for each other: use [`group`](Self::group), [`send_recv`](Self::send_recv) or
-/// [`isend`](Self::isend) there.
+/// [`start_send`](Self::start_send) there. Messages wait for no collective, and no collective for them: any number of threads may send and
+/// receive while others are in a barrier.
 ///
 /// Messages on device buffers go over NCCL: both ends must name the same length and type; there are no tags, and no receiving from any source.
 /// A sender says over the host plane what it sends, and a receive waits on the host until its sender has made the call, before it is queued
@@ -112,16 +132,21 @@ impl Communicator {
     /// Sends a buffer to a rank. The buffer may be reused when it returns.
     ///
     /// ```
-    /// # use collectives::Communicator;
+    /// # use collectives::{Communicator, Envelope};
     /// let got = Communicator::run_local(2, |comm| {
-    ///     let mut x = [0i64; 3];
-    ///     match comm.rank() {
-    ///         0 => comm.send(&[7i64, 8], 1)?,
-    ///         _ => assert_eq!(comm.recv(&mut x, 0)?.count, 2),
+    ///     let (mut x, mut first, mut second) = ([0i64; 3], 0u8, 0u8);
+    ///     if comm.rank() == 0 {
+    ///         comm.send(&[7i64, 8], 1)?;
+    ///         comm.send(&1u8, Envelope::rank(1).tag(100))?;
+    ///         comm.send(&2u8, Envelope::rank(1).tag(200))?;
+    ///     } else {
+    ///         assert_eq!(comm.recv(&mut x, 0)?.count, 2);
+    ///         comm.recv(&mut second, Envelope::rank(0).tag(200))?; // tags in any order
+    ///         comm.recv(&mut first, Envelope::rank(0).tag(100))?;
     ///     }
-    ///     Ok(x)
+    ///     Ok((x, first, second))
     /// })?;
-    /// assert_eq!(got[1], [7, 8, 0]);
+    /// assert_eq!(got[1], ([7, 8, 0], 1, 2));
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
@@ -129,73 +154,33 @@ impl Communicator {
     ///
     /// Those common to messages.
     #[doc(alias("ncclSend", "MPI_Send"))]
-    pub fn send<B: Buffer + ?Sized>(&self, buffer: &B, to: usize) -> Result<()> {
-        self.send_tagged(buffer, to, 0)
-    }
-
-    /// Sends a buffer to a rank under a tag below 2⁶³.
-    ///
-    /// ```
-    /// # use collectives::Communicator;
-    /// let got = Communicator::run_local(2, |comm| {
-    ///     let (mut first, mut second) = (0u8, 0u8);
-    ///     if comm.rank() == 0 {
-    ///         comm.send_tagged(&1u8, 1, 100)?;
-    ///         comm.send_tagged(&2u8, 1, 200)?;
-    ///     } else {
-    ///         comm.recv_tagged(&mut second, 0, 200)?; // in any order
-    ///         comm.recv_tagged(&mut first, 0, 100)?;
-    ///     }
-    ///     Ok((first, second))
-    /// })?;
-    /// assert_eq!(got[1], (1, 2));
-    /// # Ok::<(), collectives::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Those common to messages.
-    pub fn send_tagged<B: Buffer + ?Sized>(&self, buffer: &B, to: usize, tag: u64) -> Result<()> {
-        let context = self.context::<B::Element>("send", Some(to), tag)?;
+    pub fn send<B: Buffer + ?Sized>(&self, buffer: &B, to: impl Into<Envelope>) -> Result<()> {
+        let to = to.into();
+        let context = self.context::<B::Element>("send", &to)?;
+        Self::destination("send", &to)?;
         let memory = match buffer.memory() {
             Memory::Host(slice) => send_place(slice),
             #[cfg(feature = "cuda")]
-            Memory::Device(memory) => return self.queue_messages("send", tag, |batch| batch.send(memory, to)),
+            Memory::Device(memory) => {
+                let rank = Self::destination("send", &to)?;
+                return self.within(&to).queue_messages("send", to.tag, |batch| batch.send(memory, rank));
+            }
         };
         // SAFETY: the buffer is borrowed for the whole call.
-        unsafe { self.core.shared.progress.transfer_one(&context, memory, self.timeout()) }.map(drop)
+        unsafe { self.core.shared.progress.transfer_one(&context, memory, self.limit(&to)) }.map(drop)
     }
 
-    /// Receives a message from a rank.
-    ///
-    /// # Errors
-    ///
-    /// Those common to messages.
-    #[doc(alias("ncclRecv", "MPI_Recv"))]
-    pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: usize) -> Result<Received> {
-        self.receive_now("recv", buffer, Some(from), 0)
-    }
-
-    /// Receives a message that was sent under a tag.
-    ///
-    /// # Errors
-    ///
-    /// Those common to messages.
-    pub fn recv_tagged<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: usize, tag: u64) -> Result<Received> {
-        self.receive_now("recv", buffer, Some(from), tag)
-    }
-
-    /// Receives a message from whichever rank sends first.
+    /// Receives a message from a rank, or from whichever rank sends first.
     ///
     /// ```
-    /// # use collectives::Communicator;
+    /// # use collectives::{Communicator, Envelope};
     /// let got = Communicator::run_local(3, |comm| {
     ///     if comm.rank() > 0 {
     ///         return comm.send(&(comm.rank() as u64), 0).map(|()| 0);
     ///     }
     ///     let (mut x, mut sum) = (0u64, 0);
     ///     for _ in 1..comm.world_size() {
-    ///         let received = comm.recv_any(&mut x)?;
+    ///         let received = comm.recv(&mut x, Envelope::any())?;
     ///         assert_eq!((received.source, received.count), (x as usize, 1));
     ///         sum += x;
     ///     }
@@ -208,20 +193,23 @@ impl Communicator {
     /// # Errors
     ///
     /// Those common to messages.
-    pub fn recv_any<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<Received> {
-        self.receive_now("recv_any", buffer, None, 0)
+    #[doc(alias("ncclRecv", "MPI_Recv"))]
+    pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: impl Into<Envelope>) -> Result<Received> {
+        let from = from.into();
+        let context = self.context::<B::Element>("recv", &from)?;
+        let memory = match buffer.memory_mut() {
+            MemoryMut::Host(slice) => receive_place(slice),
+            #[cfg(feature = "cuda")]
+            MemoryMut::Device(memory) => {
+                let rank = Self::device_source("recv", &from)?;
+                return self.within(&from).queue_messages("recv", from.tag, |batch| batch.receive(memory, rank));
+            }
+        };
+        // SAFETY: the buffer is borrowed mutably for the whole call.
+        unsafe { self.core.shared.progress.transfer_one(&context, memory, self.limit(&from)) }
     }
 
-    /// Receives a message under a tag from whichever rank sends first.
-    ///
-    /// # Errors
-    ///
-    /// Those common to messages.
-    pub fn recv_any_tagged<B: BufferMut + ?Sized>(&self, buffer: &mut B, tag: u64) -> Result<Received> {
-        self.receive_now("recv_any", buffer, None, tag)
-    }
-
-    /// Sends to one rank while receiving from another (or the same), without waiting for either first.
+    /// Sends to one rank while receiving from another (or the same), without waiting for either first. Of two timeouts the shorter counts.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -238,95 +226,76 @@ impl Communicator {
     ///
     /// Those common to messages.
     #[doc(alias = "MPI_Sendrecv")]
-    pub fn send_recv<S, R>(&self, send: &S, to: usize, receive: &mut R, from: usize) -> Result<Received>
+    pub fn send_recv<S, R>(&self, send: &S, to: impl Into<Envelope>, receive: &mut R, from: impl Into<Envelope>) -> Result<Received>
     where
         S: Buffer + ?Sized,
         R: BufferMut + ?Sized,
     {
-        let (to_terms, from_terms) =
-            (self.context::<S::Element>("send_recv", Some(to), 0)?, self.context::<R::Element>("send_recv", Some(from), 0)?);
+        const CALL: &str = "send_recv";
+        let (to, from) = (to.into(), from.into());
+        let (to_context, from_context) = (self.context::<S::Element>(CALL, &to)?, self.context::<R::Element>(CALL, &from)?);
+        Self::destination(CALL, &to)?;
         let (send, receive) = match (send.memory(), receive.memory_mut()) {
             (Memory::Host(send), MemoryMut::Host(receive)) => (send_place(send), receive_place(receive)),
             #[cfg(feature = "cuda")]
             (Memory::Device(send), MemoryMut::Device(receive)) => {
-                return self.queue_messages("send_recv", 0, |batch| {
-                    batch.send(send, to);
-                    batch.receive(receive, from)
+                let (rank, source) = (Self::destination(CALL, &to)?, Self::device_source(CALL, &from)?);
+                let both = Envelope { timeout: to.timeout.into_iter().chain(from.timeout).min(), ..from };
+                return self.within(&both).queue_messages(CALL, to.tag | from.tag, |batch| {
+                    batch.send(send, rank);
+                    batch.receive(receive, source)
                 });
             }
             #[cfg(feature = "cuda")]
-            _ => {
-                return Err(Error::argument(
-                    "send_recv",
-                    "one buffer is on the host and the other on a device: pass both on the same side",
-                ));
-            }
+            _ => return Err(Error::argument(CALL, "one buffer is on the host and the other on a device: pass both on the same side")),
         };
-        let (sending, receiving) = ((to_terms, send), (from_terms, receive));
+        let (sending, receiving) = ((to_context, send), (from_context, receive));
+        let limit = self.limit(&to).min(self.limit(&from));
         // SAFETY: both buffers are borrowed for the whole call.
-        let received = unsafe { self.core.shared.progress.transfer(&[receiving, sending], self.timeout()) }?;
-        received.first().copied().ok_or_else(|| Error::argument("send_recv", "no message was posted"))
+        let received = unsafe { self.core.shared.progress.transfer(&[receiving, sending], limit) }?;
+        received.first().copied().ok_or_else(|| Error::argument(CALL, "no message was posted"))
     }
 
-    /// Starts a send; the buffer comes back through the [`Work`]. Any number may be outstanding.
+    /// Starts a send; the buffer comes back through the [`Work`]. Any number may be outstanding. What is only read may be shared: an
+    /// `Arc<[T]>`, `Arc<Vec<T>>` or `&'static [T]` can be on its way to several ranks.
     ///
     /// ```
     /// # use collectives::Communicator;
-    /// let got = Communicator::run_local(2, |comm| {
-    ///     let other = 1 - comm.rank();
-    ///     let sent = comm.isend(vec![comm.rank() as u32; 1 << 16], other)?;
-    ///     let (theirs, received) = comm.irecv(vec![0u32; 1 << 16], other)?.wait()?;
-    ///     sent.wait()?; // gives the buffer back
+    /// # use std::sync::Arc;
+    /// let got = Communicator::run_local(3, |comm| {
+    ///     let n = comm.world_size();
+    ///     let (next, after) = ((comm.rank() + 1) % n, (comm.rank() + 2) % n);
+    ///     let mine: Arc<[u32]> = vec![comm.rank() as u32; 1 << 16].into();
+    ///     let sent = [comm.start_send(Arc::clone(&mine), next)?, comm.start_send(mine, after)?];
+    ///     let (theirs, received) = comm.start_recv(vec![0u32; 1 << 16], next)?.wait()?;
+    ///     comm.recv(&mut vec![0u32; 1 << 16], after)?;
+    ///     for work in sent {
+    ///         work.wait()?;
+    ///     }
     ///     Ok((theirs[0], received.count))
     /// })?;
-    /// assert_eq!(got, [(1, 1 << 16), (0, 1 << 16)]);
+    /// assert_eq!(got, [(1, 1 << 16), (2, 1 << 16), (0, 1 << 16)]);
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
     /// # Errors
     ///
     /// `InvalidArgument` and `Poisoned` here; the rest through the [`Work`].
-    #[doc(alias = "MPI_Isend")]
-    pub fn isend<B: OwnedBuffer>(&self, buffer: B, to: usize) -> Result<Work<B>> {
-        self.send_background(buffer, to, 0, self.timeout())
-    }
-
-    /// Starts a send under a tag below 2⁶³.
-    ///
-    /// # Errors
-    ///
-    /// As [`isend`](Self::isend).
-    pub fn isend_tagged<B: OwnedBuffer>(&self, buffer: B, to: usize, tag: u64) -> Result<Work<B>> {
-        self.context::<B::Element>("isend", Some(to), tag)?;
-        self.send_background(buffer, to, tag, self.timeout())
+    #[doc(alias("isend", "MPI_Isend"))]
+    pub fn start_send<B: OwnedSource>(&self, buffer: B, to: impl Into<Envelope>) -> Result<Work<B>> {
+        let to = to.into();
+        Self::destination("start_send", &to)?;
+        self.send_background(buffer, &to, self.context::<B::Element>("start_send", &to)?)
     }
 
     /// Starts a receive; the buffer and what came into it come back through the [`Work`].
     ///
     /// # Errors
     ///
-    /// As [`isend`](Self::isend).
-    #[doc(alias = "MPI_Irecv")]
-    pub fn irecv<B: OwnedBuffer>(&self, buffer: B, from: usize) -> Result<Work<(B, Received)>> {
-        self.receive_background(buffer, Some(from), 0, self.timeout())
-    }
-
-    /// Starts a receive of a message under a tag.
-    ///
-    /// # Errors
-    ///
-    /// As [`isend`](Self::isend).
-    pub fn irecv_tagged<B: OwnedBuffer>(&self, buffer: B, from: usize, tag: u64) -> Result<Work<(B, Received)>> {
-        self.context::<B::Element>("irecv", Some(from), tag)?;
-        self.receive_background(buffer, Some(from), tag, self.timeout())
-    }
-
-    /// Starts a receive from whichever rank sends first.
-    ///
-    /// # Errors
-    ///
-    /// As [`isend`](Self::isend).
-    pub fn irecv_any<B: OwnedBuffer>(&self, buffer: B) -> Result<Work<(B, Received)>> {
-        self.receive_background(buffer, None, 0, self.timeout())
+    /// As [`start_send`](Self::start_send).
+    #[doc(alias("irecv", "MPI_Irecv"))]
+    pub fn start_recv<B: OwnedBuffer>(&self, buffer: B, from: impl Into<Envelope>) -> Result<Work<(B, Received)>> {
+        let from = from.into();
+        self.receive_background(buffer, &from, self.context::<B::Element>("start_recv", &from)?)
     }
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::Communicator;
+use super::completion::State;
 #[cfg(feature = "cuda")]
 use super::device::{Hold, Queued};
 use super::pinned::PinnedBuffer;
 use super::prepare::Prepared;
-use super::completion::State;
 use super::work::Work;
 use super::worker::{Started, Worker};
 use crate::deadline::Deadline;

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use crate::{Communicator, CustomOp, DType, ReduceOp, Result, Transport};
+use crate::{Communicator, CustomOp, DType, Envelope, ReduceOp, Result, Transport};
 
 /// Elements: in a line, in several, in a slot.
 const COUNTS: [usize; 3] = [2, 40, 700];
@@ -109,12 +109,12 @@ fn messages_are_lent_or_given_away() {
             let mut got = vec![0; count];
             comm.send_recv(&own(comm, count), peer, &mut got, peer)?;
             assert_eq!(got, both(count)[peer * count..(peer + 1) * count]);
-            let receive = comm.irecv(vec![0; count], peer)?;
-            let send = comm.isend(own(comm, count), peer)?;
+            let receive = comm.start_recv(vec![0; count], peer)?;
+            let send = comm.start_send(own(comm, count), peer)?;
             assert_eq!(receive.wait()?.0, got);
             assert_eq!(send.wait()?, own(comm, count));
             // To oneself; what is sent goes straight from one buffer to the other.
-            let receive = comm.irecv([0_u64; 4], me)?;
+            let receive = comm.start_recv([0_u64; 4], me)?;
             comm.send(&[7_u64, 8], me)?;
             assert_eq!(receive.wait()?.0, [7, 8, 0, 0]);
             if me == 0 { comm.send(&got, 1) } else { comm.recv(&mut got, 0).map(|_| ()) }?;
@@ -127,7 +127,7 @@ fn messages_are_lent_or_given_away() {
         })?;
         assert_eq!((one.as_slice(), two), (&both(3)[peer * 3..(peer + 1) * 3], [1]));
         // One that nobody sends: its buffer is the crate's until the communicator goes.
-        drop(comm.irecv_tagged(vec![0_u64; 100], peer, 9)?);
+        drop(comm.start_recv(vec![0_u64; 100], Envelope::rank(peer).tag(9))?);
         comm.barrier()
     });
 }
@@ -193,7 +193,7 @@ fn an_abort_gives_back_what_was_on_its_way() {
                 let _ = hear.recv();
                 handle.abort();
             });
-            let (reduction, receive) = (comm.start_all_reduce(own(comm, 700), ReduceOp::Sum)?, comm.irecv(vec![0_u64; 9], 1)?);
+            let (reduction, receive) = (comm.start_all_reduce(own(comm, 700), ReduceOp::Sum)?, comm.start_recv(vec![0_u64; 9], 1)?);
             let _ = tell.send(());
             assert!(receive.wait().is_err() && reduction.wait().is_err());
             Ok(())

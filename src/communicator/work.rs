@@ -154,13 +154,13 @@ impl<B: Send + 'static> Work<B> {
     /// none has by then, and where the list is empty. Works of different types are listed [`erased`](Self::erased).
     ///
     /// ```
-    /// # use collectives::{Communicator, Work};
+    /// # use collectives::{Communicator, Envelope, Work};
     /// # use std::time::Duration;
     /// Communicator::run_local(2, |comm| {
     ///     if comm.rank() == 0 {
     ///         return comm.send(&7u8, 1);
     ///     }
-    ///     let mut works = vec![comm.irecv_tagged(vec![0u8], 0, 5)?, comm.irecv(vec![0u8], 0)?];
+    ///     let mut works = vec![comm.start_recv(vec![0u8], Envelope::rank(0).tag(5))?, comm.start_recv(vec![0u8], 0)?];
     ///     let first = Work::wait_any(&works, Duration::from_secs(10)).expect("one has come");
     ///     assert_eq!(works.swap_remove(first).wait()?.0, [7]);
     ///     Ok(())
@@ -337,3 +337,8 @@ impl<B> fmt::Debug for Work<B> {
 pub trait OwnedBuffer: crate::buffer::BufferMut + Send + 'static {}
 
 impl<B: crate::buffer::BufferMut + Send + 'static> OwnedBuffer for B {}
+
+/// A buffer that a background call can own and only reads: also one that others share.
+pub trait OwnedSource: crate::buffer::Buffer + Send + 'static {}
+
+impl<B: crate::buffer::Buffer + Send + 'static> OwnedSource for B {}

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::completion::{Finished, State};
 use super::pinned::ErasedBuffer;
 use super::state::Shared;
 use super::ticket_lock::Ticket;
-use super::completion::{Finished, State};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::event;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use collectives::observe::CallReport;
-use collectives::{Communicator, CustomOp, ReduceOp};
+use collectives::{Communicator, CustomOp, Envelope, ReduceOp};
 
 use super::common::ranks::{Wiring, alone_in_a_process, communicators, communicators_with, each, patience};
 use super::{WANTED, quiet_panics, within};
@@ -74,9 +74,9 @@ fn an_op_that_calls_its_communicator_gets_an_error_for_collectives_and_messages_
                 let op = op(|_| {
                     let own = COMM.with_borrow(|comm| comm.clone()).unwrap();
                     assert!(own.barrier().is_err() && !own.explain().is_empty());
-                    own.send_tagged(&[8_u8], own.rank(), 3).unwrap();
+                    own.send(&[8_u8], Envelope::rank(own.rank()).tag(3)).unwrap();
                     let mut x = [0_u8];
-                    own.recv_tagged(&mut x, own.rank(), 3).unwrap();
+                    own.recv(&mut x, Envelope::rank(own.rank()).tag(3)).unwrap();
                     assert_eq!(x, [8]);
                 });
                 let mut x = vec![comm.rank() as u32 + 1; 5000];
@@ -155,7 +155,7 @@ fn an_observer_that_panics_or_calls_back_changes_nothing() {
                         assert_eq!(x, [3]);
                         assert_eq!(comm.start_all_reduce(vec![1_u8], ReduceOp::Sum).unwrap().wait().unwrap(), [2]);
                         let other = other - comm.rank();
-                        let receive = comm.irecv(vec![0_u8], other).unwrap();
+                        let receive = comm.start_recv(vec![0_u8], other).unwrap();
                         comm.send(&[comm.rank() as u8], other).unwrap();
                         assert_eq!(receive.wait().unwrap().0, [other as u8]);
                         COMM.set(None);

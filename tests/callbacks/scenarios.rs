@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use collectives::{Communicator, Config, Error, MemoryStore, ReduceOp, Result};
+use collectives::{Communicator, Config, Envelope, Error, MemoryStore, ReduceOp, Result};
 
 use super::common::ranks::{Meeting, Wiring, communicators_with, each, patience};
 
@@ -91,8 +91,8 @@ fn background(wiring: Wiring, given: &Given) {
     job(wiring, given, Config::default(), |comm| {
         let other = 1 - comm.rank();
         let sum = comm.start_all_reduce(vec![comm.rank() as u32 + 1; 100], ReduceOp::Sum).unwrap();
-        let receive = comm.irecv(vec![0_u32; 20_000], other).unwrap();
-        let send = comm.isend(vec![comm.rank() as u32; 20_000], other).unwrap();
+        let receive = comm.start_recv(vec![0_u32; 20_000], other).unwrap();
+        let send = comm.start_send(vec![comm.rank() as u32; 20_000], other).unwrap();
         assert_eq!(receive.wait().unwrap().0, vec![other as u32; 20_000]);
         assert_eq!(send.wait().unwrap().len(), 20_000);
         assert_eq!(sum.wait().unwrap(), vec![3; 100]);
@@ -111,7 +111,7 @@ fn timeouts(wiring: Wiring, given: &Given) {
             let mut late = [7_u8; 4];
             let error = comm.recv(&mut late, other).unwrap_err();
             assert!(error.is_timeout() && late == [7; 4], "{error}");
-            let error = comm.irecv(vec![7_u8; 4], other).unwrap().wait().unwrap_err();
+            let error = comm.start_recv(vec![7_u8; 4], other).unwrap().wait().unwrap_err();
             assert!(error.is_timeout(), "{error}");
             comm.set_timeout(limit);
         }
@@ -163,7 +163,7 @@ fn abort(wiring: Wiring, given: &Given) {
     let heard = Meeting::new(2);
     job(wiring, given, Config::default(), |comm| {
         let ended: Result<()> = if comm.rank() == 0 {
-            let receive = comm.irecv(vec![0_u8; 10], 1).unwrap();
+            let receive = comm.start_recv(vec![0_u8; 10], 1).unwrap();
             comm.abort();
             receive.wait().map(drop)
         } else {
@@ -182,15 +182,15 @@ fn strangers(wiring: Wiring, given: &Given) {
         let other = 1 - comm.rank();
         if comm.rank() == 0 {
             let mut theirs = [0_u32; 1000];
-            let receive = comm.irecv(vec![0_u32; 1000], other).unwrap();
+            let receive = comm.start_recv(vec![0_u32; 1000], other).unwrap();
             meeting.meet();
-            comm.recv_tagged(&mut theirs, other, 5).unwrap();
+            comm.recv(&mut theirs, Envelope::rank(other).tag(5)).unwrap();
             assert_eq!(theirs, [5; 1000]);
             assert_eq!(receive.wait().unwrap().0, vec![6; 1000]);
         } else {
             meeting.meet();
             probe();
-            comm.send_tagged(&[5_u32; 1000], other, 5).unwrap();
+            comm.send(&[5_u32; 1000], Envelope::rank(other).tag(5)).unwrap();
             comm.send(&[6_u32; 1000], other).unwrap();
         }
     });

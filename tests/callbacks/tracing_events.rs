@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collectives::{AbortHandle, Communicator, FlightRecorder, ReduceOp};
+use collectives::{AbortHandle, Communicator, Envelope, FlightRecorder, ReduceOp};
 use tracing::Level;
 
 use super::common::ranks::{Meeting, Wiring, alone_in_a_process, communicators, communicators_with, each};
@@ -163,7 +163,7 @@ fn a_subscriber_may_abort_anywhere() {
                 let sum = comm.all_reduce(&mut x, ReduceOp::Sum);
                 assert!(sum.is_err() || x == [3; 100]);
                 connected.meet();
-                let receive = comm.irecv(vec![9_u32; 5000], other);
+                let receive = comm.start_recv(vec![9_u32; 5000], other);
                 if comm.rank() == 0 {
                     scenarios::probe();
                 }
@@ -206,10 +206,10 @@ fn a_subscriber_that_calls_the_same_communicator_gets_an_answer_or_an_error() {
         fn call_same(comm: &Communicator) {
             let limit = comm.timeout();
             comm.set_timeout(Duration::from_millis(5));
-            let error = comm.recv_tagged(&mut [0_u8], 1 - comm.rank(), 77).unwrap_err();
+            let error = comm.recv(&mut [0_u8], Envelope::rank(1 - comm.rank()).tag(77)).unwrap_err();
             assert!(error.is_timeout() || error.is_poisoned(), "{error}");
             comm.set_timeout(limit);
-            assert!(!comm.explain().is_empty() && comm.irecv_tagged(vec![0_u8], 1 - comm.rank(), 78).is_ok());
+            assert!(!comm.explain().is_empty() && comm.start_recv(vec![0_u8], Envelope::rank(1 - comm.rank()).tag(78)).is_ok());
         }
         fn on_threads_own(wiring: Wiring) {
             let connected = Meeting::new(2);

@@ -1,6 +1,6 @@
 //! Messages between device buffers.
 
-use collectives::Error;
+use collectives::{Envelope, Error};
 
 use super::gpu::{process_ranks, ranks};
 use crate::common::cases::Memory;
@@ -33,9 +33,9 @@ fn one_sends_and_another_receives() {
 fn what_nccl_cannot_do_is_refused_in_words() {
     ranks(2, |comm, memory| {
         let mut buffer = memory.put(&[0_u8; 4]);
-        let error = comm.recv_any(&mut buffer).unwrap_err();
+        let error = comm.recv(&mut buffer, Envelope::any()).unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("use recv"), "{error}");
-        let error = comm.send_tagged(&buffer, 1 - comm.rank(), 3).unwrap_err();
+        let error = comm.send(&buffer, Envelope::rank(1 - comm.rank()).tag(3)).unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("tag 3"), "{error}");
         let error = comm.send(&buffer, comm.rank()).unwrap_err();
         assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");

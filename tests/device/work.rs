@@ -36,10 +36,10 @@ fn messages_can_be_started() {
         let peer = 1 - comm.rank();
         // NCCL pairs messages in order: one side sends first, the other receives first.
         if comm.rank() == 0 {
-            let sent = comm.isend(memory.put(&[5_u32; 20]), peer).unwrap();
+            let sent = comm.start_send(memory.put(&[5_u32; 20]), peer).unwrap();
             assert_eq!(memory.get(&sent.wait().unwrap()), [5; 20]);
         } else {
-            let (buffer, received) = comm.irecv(memory.put(&[0_u32; 20]), peer).unwrap().wait().unwrap();
+            let (buffer, received) = comm.start_recv(memory.put(&[0_u32; 20]), peer).unwrap().wait().unwrap();
             assert_eq!((memory.get(&buffer), received.count), (vec![5; 20], 20));
         }
     });

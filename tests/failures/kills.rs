@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::common::ranks::{Meeting, Wiring, communicators, each, free_port, is_rank_of, patience, spawn_rank, threads};
 use crate::processes::Ranks;
 
-use collectives::{Communicator, Error, ReduceOp, Result};
+use collectives::{Communicator, Envelope, Error, ReduceOp, Result};
 
 /// What a survivor may take to notice: promised is 1 s, and as much again for a loaded machine.
 const NOTICED: Duration = patience(2);
@@ -50,7 +50,7 @@ const CALLS: [(&str, EndingCall); 8] = [
         })
     }),
     ("recv", |comm, victim, ready| held_up(comm, victim, ready, || comm.recv(&mut [0_u8; 10], victim).map(drop))),
-    ("irecv", |comm, victim, ready| held_up(comm, victim, ready, || comm.irecv([0_u8; 10], victim)?.wait().map(drop))),
+    ("start_recv", |comm, victim, ready| held_up(comm, victim, ready, || comm.start_recv([0_u8; 10], victim)?.wait().map(drop))),
     ("large send", |comm, victim, ready| held_up(comm, victim, ready, || comm.send(&vec![1_u8; 1 << 20], victim))),
 ];
 
@@ -241,7 +241,7 @@ fn a_rank_that_leaves_early_is_named_and_said_to_have_left() {
         leave(Before::Messages, |comm, _| comm.all_reduce(&mut vec![1.0_f32; 50_000], ReduceOp::Sum));
         leave(Before::Messages, |comm, _| comm.barrier());
         leave(Before::Messages, |comm, leaver| comm.broadcast(&mut [1_u8; 100], leaver));
-        leave(Before::Messages, |comm, leaver| comm.irecv([0_u8; 4], leaver)?.wait().map(drop));
+        leave(Before::Messages, |comm, leaver| comm.start_recv([0_u8; 4], leaver)?.wait().map(drop));
     });
 }
 
@@ -355,8 +355,8 @@ fn a_call_after_the_end_carries_the_first_error() {
                     comm.start_barrier().unwrap().wait(),
                     comm.send(&[1_u8], 1),
                     comm.recv(&mut [1_u8], 1).map(drop),
-                    comm.isend([1_u8], 1).map(drop),
-                    comm.irecv([1_u8], 1).map(drop),
+                    comm.start_send([1_u8], 1).map(drop),
+                    comm.start_recv([1_u8], 1).map(drop),
                     comm.group(|group| group.send(&[1_u8], 2)).map(drop),
                     comm.monitored_barrier(PATIENCE),
                     comm.split(Some(1), 0).map(drop),
@@ -383,8 +383,8 @@ const ENDLESS: [Timed; 8] = [
     ("barrier", Communicator::barrier),
     ("started broadcast", |comm| comm.start_broadcast([1_u8; 100], 0)?.wait().map(drop)),
     ("recv", |comm| comm.recv(&mut [0_u8], 0).map(drop)),
-    ("recv_any", |comm| comm.recv_any(&mut [0_u8]).map(drop)),
-    ("large isend", |comm| comm.isend(vec![0_u8; 1 << 20], 0)?.wait().map(drop)),
+    ("recv from any", |comm| comm.recv(&mut [0_u8], Envelope::any()).map(drop)),
+    ("large start_send", |comm| comm.start_send(vec![0_u8; 1 << 20], 0)?.wait().map(drop)),
     ("group", |comm| {
         let (mut x, mut y) = ([1_u8; 4], [1_u8; 4]);
         comm.group(|group| {
@@ -405,7 +405,7 @@ fn an_abort_ends_a_call_on_every_rank() {
                     let place = format!("{name} on rank {} of {ranks}, {wiring:?}", comm.rank());
                     comm.set_timeout(PATIENCE);
                     // A receive from any rank opens no link by itself.
-                    if name == "recv_any" {
+                    if name == "recv from any" {
                         get_acquainted(comm);
                     }
                     begun.meet();
@@ -513,7 +513,7 @@ fn no_descriptor_is_left_over() {
             comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap();
             comm.start_barrier().unwrap().wait().unwrap();
             comm.send_recv(&[1_u8], next, &mut [0_u8], previous).unwrap();
-            drop(comm.irecv_tagged([0_u8], previous, 5).unwrap());
+            drop(comm.start_recv([0_u8], Envelope::rank(previous).tag(5)).unwrap());
             drop(comm.split(Some(u32::from(comm.rank() == 0)), 0).unwrap());
         });
     };

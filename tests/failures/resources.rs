@@ -130,7 +130,7 @@ fn a_forked_child_is_refused_and_the_parent_goes_on() {
                 let mut x = [comm.rank() as u64 + 1];
                 comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
                 let started = comm.start_all_reduce(x, ReduceOp::Sum).unwrap();
-                let awaited = comm.irecv([0_u64], 1 - comm.rank()).unwrap();
+                let awaited = comm.start_recv([0_u64], 1 - comm.rank()).unwrap();
                 if comm.rank() == 0 {
                     // SAFETY: the child calls into this crate, prints, allocates at most as glibc allows after a fork, and exits.
                     match unsafe { libc::fork() } {

@@ -37,7 +37,7 @@ fn every_call_is_told_with_what_it_was() {
             comm.broadcast(&mut [[0u8; 3]; 2], 1).unwrap();
             comm.start_all_reduce(vec![1u64; 3], ReduceOp::Sum).unwrap().wait().unwrap();
             comm.send_recv(&[1u16], other, &mut [0u16; 4], other).unwrap();
-            let work = comm.irecv(vec![0i32; 5], other).unwrap();
+            let work = comm.start_recv(vec![0i32; 5], other).unwrap();
             comm.send(&[7i32; 5], other).unwrap();
             work.wait().unwrap();
         },
@@ -155,7 +155,7 @@ fn an_observer_may_end_the_communicator_when_a_background_message_fails() {
         drop(observer);
         handle.set(comms[0].abort_handle()).unwrap();
         comms[0].set_timeout(Duration::from_millis(20));
-        let work = comms[0].irecv(vec![0u32; 3], 1).unwrap();
+        let work = comms[0].start_recv(vec![0u32; 3], 1).unwrap();
         let (outcome, unfinished) = if waits { (Some(work.wait()), None) } else { (None, Some(work)) };
         assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(("timeout", 12)), "the observer did not come back");
         assert!(outcome.is_none_or(|outcome| outcome.unwrap_err().is_timeout()));

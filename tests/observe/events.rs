@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collectives::{Communicator, MemoryStore, ReduceOp};
+use collectives::{Communicator, Envelope, MemoryStore, ReduceOp};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id};
 use tracing::{Event, Level, Subscriber};
@@ -98,9 +98,9 @@ fn a_call_is_a_span_and_its_end_an_event_with_what_a_person_looks_for() {
         comm.reduce(&mut [1.0f64; 3], 1, ReduceOp::Sum).unwrap();
         let other = 1 - comm.rank();
         if comm.rank() == 0 {
-            comm.send_tagged(&[1u8; 5], other, 9).unwrap();
+            comm.send(&[1u8; 5], Envelope::rank(other).tag(9)).unwrap();
         } else {
-            comm.recv_tagged(&mut [0u8; 5], other, 9).unwrap();
+            comm.recv(&mut [0u8; 5], Envelope::rank(other).tag(9)).unwrap();
         }
     });
     for (rank, seen) in heard.iter().enumerate() {
@@ -169,14 +169,14 @@ fn a_subscriber_that_panics_holds_up_no_background_message() {
     let subscriber = tracing_subscriber::registry().with(Broken(Arc::clone(&is_broken)));
     tracing::subscriber::with_default(subscriber, || {
         let comm = Communicator::local(1).unwrap().remove(0);
-        let work = comm.irecv(vec![0u8; 2], 0).unwrap();
+        let work = comm.start_recv(vec![0u8; 2], 0).unwrap();
         is_broken.store(true, Ordering::Relaxed);
         // Ended by whoever comes first, the message thread or this one, which hears of it.
-        let sent = comm.isend(vec![7u8; 2], 0).unwrap();
+        let sent = comm.start_send(vec![7u8; 2], 0).unwrap();
         sent.wait().unwrap();
         assert_eq!(work.wait().unwrap().0, [7, 7]);
         comm.set_timeout(Duration::from_millis(20));
-        let work = comm.irecv(vec![0u8; 2], 0).unwrap();
+        let work = comm.start_recv(vec![0u8; 2], 0).unwrap();
         assert!(work.wait().unwrap_err().is_timeout());
         is_broken.store(false, Ordering::Relaxed);
         comm.barrier().unwrap();

@@ -29,7 +29,7 @@ fn every_rank_writes_its_calls_in_the_end() {
             let half = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();
             half.broadcast(&mut [1u8], 0).unwrap();
             let (next, last) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
-            let work = comm.isend(vec![comm.rank() as u64], next).unwrap();
+            let work = comm.start_send(vec![comm.rank() as u64], next).unwrap();
             comm.recv(&mut [0u64], last).unwrap();
             work.wait().unwrap();
         },
@@ -62,7 +62,7 @@ fn a_trace_is_written_with_the_last_communicator_and_settings_taken_from_it_begi
         let builder = |rank| Wiring::Shm.builder_with(rank, config.clone());
         threads_with(2, builder, |comm| {
             comm.barrier().unwrap();
-            (comm.config().clone(), comm.abort_handle(), comm.isend(vec![1u8], comm.rank()).unwrap())
+            (comm.config().clone(), comm.abort_handle(), comm.start_send(vec![1u8], comm.rank()).unwrap())
         })
     };
     let kept = job(&config);

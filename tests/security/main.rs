@@ -52,7 +52,7 @@ fn everything(comm: &Communicator) -> Result<()> {
 fn messages(comm: &Communicator) -> Result<()> {
     let (n, me) = (comm.world_size(), comm.rank());
     let others = || (0..n).filter(|other| *other != me);
-    let sent: Vec<_> = others().map(|other| comm.isend(vec![(me * 100 + other) as u64; 7], other)).collect::<Result<_>>()?;
+    let sent: Vec<_> = others().map(|other| comm.start_send(vec![(me * 100 + other) as u64; 7], other)).collect::<Result<_>>()?;
     for other in others() {
         let mut got = vec![0_u64; 7];
         comm.recv(&mut got, other)?;

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use super::engine::{Inner, ProgressEngine};
 use super::pending::Outstanding;
-use crate::communicator::message::Received;
 use crate::communicator::completion::Finished;
+use crate::communicator::message::Received;
 use crate::error::Result;
 
 impl ProgressEngine {

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use super::engine::{Background, ProgressEngine, TURN};
 use super::pending::Outstanding;
+use crate::communicator::completion::State;
 use crate::communicator::message::{MessageBuffer, MessageContext};
 use crate::communicator::pinned::ErasedBuffer;
-use crate::communicator::completion::State;
 use crate::communicator::work::Drive;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};

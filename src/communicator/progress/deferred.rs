@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::engine::ProgressEngine;
 use super::pending::PendingMessage;
-use crate::communicator::pinned::ErasedBuffer;
 use crate::communicator::completion::State;
+use crate::communicator::pinned::ErasedBuffer;
 use crate::error::Error;
 use crate::event;
 use crate::flight::FlightPlane;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::communicator::completion::State;
 use crate::communicator::message::MessageContext;
 use crate::communicator::pinned::ErasedBuffer;
-use crate::communicator::completion::State;
 use crate::deadline::Deadline;
 use crate::flight::Message;
 use crate::host::point_to_point::Ticket;
