@@ -53,6 +53,7 @@ mod nccl_config;
 pub mod observe;
 mod op;
 mod proof;
+mod random;
 mod rendezvous;
 pub mod train;
 

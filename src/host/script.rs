@@ -4,6 +4,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 
 use super::link::ByteLink;
+use crate::random::Random;
 
 /// A peer that sends these bytes and takes whatever it is sent, a few at a time.
 pub(super) struct Script {
@@ -11,26 +12,20 @@ pub(super) struct Script {
     at: usize,
     /// What comes when they are over; the end of the stream where there is nothing.
     filler: Option<u8>,
-    /// State of the generator that says how many bytes move; all that can where it is 0.
-    jitter: u64,
+    /// Says how many bytes move; without it, all that can.
+    jitter: Option<Random>,
     /// What it was sent.
     pub(super) taken: Vec<u8>,
 }
 
 impl Script {
     pub(super) fn new(bytes: &[u8], filler: Option<u8>, jitter: u64) -> Self {
-        Self { bytes: bytes.to_vec(), at: 0, filler, jitter, taken: Vec::new() }
+        Self { bytes: bytes.to_vec(), at: 0, filler, jitter: (jitter != 0).then_some(Random(jitter)), taken: Vec::new() }
     }
 
     /// How many of so many bytes move, at least one.
     fn part(&mut self, most: usize) -> usize {
-        if self.jitter == 0 {
-            return most;
-        }
-        self.jitter ^= self.jitter << 13;
-        self.jitter ^= self.jitter >> 7;
-        self.jitter ^= self.jitter << 17;
-        most.min(1 + (self.jitter >> 20) as usize % 70)
+        self.jitter.as_mut().map_or(most, |jitter| most.min(1 + jitter.below(70)))
     }
 }
 

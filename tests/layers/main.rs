@@ -12,7 +12,7 @@ use sources::{Sources, code, files_below, root};
 
 /// Top-level modules, lowest first; modules of one row do not know each other.
 const LAYERS: [&[&str]; 11] = [
-    &["deadline", "error", "event", "float8", "fork"],
+    &["deadline", "error", "event", "float8", "fork", "random"],
     &["element", "proof"],
     &["buffer", "op"],
     &["call", "interchange", "nccl_config"],
@@ -39,7 +39,7 @@ const PURE: [&str; 16] = [
     "src/proof/unproven.rs",
     "src/rendezvous/launcher",
     "src/rendezvous/protocol",
-    "src/rendezvous/service.rs",
+    "src/rendezvous/service",
     "src/rendezvous/url.rs",
     "src/train/layout.rs",
     "src/train/matrix.rs",

@@ -6,16 +6,7 @@ use super::step::{Plan, Ranks, Scratch};
 use crate::DType;
 use crate::call::{BlockLayout, Call, Kind};
 use crate::element::TypeTag;
-
-/// A repeatable sequence of numbers.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) as usize) % bound
-    }
-}
+use crate::random::Random;
 
 /// A collective, the same on all ranks but for what only some of them know.
 #[derive(Debug, Clone)]

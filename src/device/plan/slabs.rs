@@ -114,16 +114,7 @@ impl Slabs {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A repeatable sequence of numbers.
-    pub(super) struct Random(pub(super) u64);
-
-    impl Random {
-        fn below(&mut self, bound: usize) -> usize {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            ((self.0 >> 33) as usize) % bound
-        }
-    }
+    use crate::random::Random;
 
     /// Some vector: its bytes, element size, ranks and room.
     fn some_vector(random: &mut Random) -> (usize, usize, usize, usize) {

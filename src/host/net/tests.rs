@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::bootstrap::{Exchange, local};
 use crate::host::link::ByteLink;
+use crate::random::Random;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const NONCE: [u8; 16] = *b"a nonce of tests";
@@ -30,23 +31,11 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// Small pseudo-random numbers (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % end as u64) as usize
+fn shuffled(random: &mut Random, mut items: Vec<usize>) -> Vec<usize> {
+    for end in (1..items.len()).rev() {
+        items.swap(end, random.below(end + 1));
     }
-
-    fn shuffled(&mut self, mut items: Vec<usize>) -> Vec<usize> {
-        for end in (1..items.len()).rev() {
-            items.swap(end, self.below(end + 1));
-        }
-        items
-    }
+    items
 }
 
 fn establish(exchange: &mut dyn Exchange, rank: usize, size: usize, listen: IpAddr) -> Mesh {
@@ -140,7 +129,7 @@ fn full_mesh(size: usize, listen: IpAddr, seed: u64) {
         let peers: Vec<usize> = (0..size).filter(|&peer| peer != rank).collect();
         let mut outgoing = Vec::new();
         // Collective links in an order of this rank's own, point-to-point links in between in another.
-        for (collective, single) in random.shuffled(peers.clone()).into_iter().zip(random.shuffled(peers.clone())) {
+        for (collective, single) in shuffled(&mut random, peers.clone()).into_iter().zip(shuffled(&mut random, peers.clone())) {
             links.link(collective, &soon(), &mut || None).unwrap();
             outgoing.push((single, mesh.connect(single, &soon(), &mut || None).unwrap()));
         }

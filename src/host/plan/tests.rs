@@ -1,8 +1,9 @@
 //! Every plan of every collective, against an independent oracle, the promises of the module, and what it may cost.
 
 use super::proof::{Claims, prove, sent_bytes};
-use super::simulator::{Op, Random, Rank, simulate};
+use super::simulator::{Op, Rank, simulate};
 use super::{Action, Algorithm, Blocks, Plan};
+use crate::random::Random;
 
 /// Numbers of ranks.
 const WORLDS: &[usize] = if cfg!(miri) { &[1, 2, 3] } else { &[1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17] };

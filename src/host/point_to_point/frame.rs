@@ -148,7 +148,7 @@ impl Frame {
 mod tests {
     use super::*;
     use crate::element::DType;
-    use crate::host::point_to_point::tests::Random;
+    use crate::random::Random;
 
     fn examples() -> Vec<Frame> {
         let element = TypeTag::Scalar(DType::Bf16);

@@ -115,7 +115,7 @@ impl<A> Matching<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::point_to_point::tests::Random;
+    use crate::random::Random;
 
     /// The rules once more, over two plain lists.
     #[derive(Default)]

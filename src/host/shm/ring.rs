@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
     use crate::host::shm::region::tests::regions;
-    use crate::host::shm::tests::Random;
+    use crate::random::Random;
 
     /// By how much less goes through the rings under Miri.
     const LESS: usize = if cfg!(miri) { 100 } else { 1 };
@@ -153,7 +153,7 @@ mod tests {
 
     /// Sends and receives a stream at once, in random parts.
     fn talk(link: &mut RingLink, me: u64, total: usize, seed: u64) {
-        let mut random = Random::new(seed);
+        let mut random = Random(seed);
         let (mut sent, mut received) = (0, 0);
         let mut buffer = vec![0; 100_000];
         while sent < total || received < total {
@@ -198,14 +198,14 @@ mod tests {
         let total = 400_000 / LESS;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let (mut random, mut sent) = (Random::new(seed), 0);
+                let (mut random, mut sent) = (Random(seed), 0);
                 while sent < total {
                     let bytes: Vec<u8> = (sent..total.min(sent + 1 + random.below(60))).map(|at| byte(0, at)).collect();
                     let (head, tail) = bytes.split_at(random.below(bytes.len() + 1));
                     sent += patiently(|| a.try_write(&[IoSlice::new(head), IoSlice::new(tail)])).unwrap();
                 }
             });
-            let (mut random, mut received) = (Random::new(seed + 1), 0);
+            let (mut random, mut received) = (Random(seed + 1), 0);
             let mut buffer = [0; 200];
             while received < total {
                 // Mostly all that is there, as messages are read; now and then less than one write.

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::protocol::{Given, Shrinking};
 use crate::error::{Error, Result};
-use world::{Fate, Formed, Partition, Place, Plan, Random, Report, Scenario, play};
+use crate::random::Random;
+use world::{Fate, Formed, Partition, Place, Plan, Report, Scenario, play};
 
 /// How many orders are tried where the environment (`COLLECTIVES_SHRINKS`) does not say.
 const SHRINKS: u64 = 3000;
@@ -27,19 +28,19 @@ struct Trouble {
     partitions: bool,
 }
 
-fn some_ranks(random: &mut Random, count: usize, but: usize, once_in: u64) -> BTreeSet<usize> {
+fn some_ranks(random: &mut Random, count: usize, but: usize, once_in: usize) -> BTreeSet<usize> {
     (0..count).filter(|rank| *rank != but && random.once_in(once_in)).collect()
 }
 
 fn draw(random: &mut Random, trouble: Trouble) -> Scenario {
-    let count = 2 + random.below(4) as usize;
-    let limit = Duration::from_millis(4000 + random.below(16_000));
-    let wrongly = if trouble.sleeps { 4 } else { u64::MAX };
+    let count = 2 + random.below(4);
+    let limit = Duration::from_millis(4000 + random.below(16_000) as u64);
+    let wrongly = if trouble.sleeps { 4 } else { usize::MAX };
     let mut ranks: Vec<Plan> = (0..count).map(|me| Plan { doubts: some_ranks(random, count, me, wrongly), ..Plan::default() }).collect();
     for plan in &mut ranks {
         plan.begins = random.time(Duration::from_millis(if trouble.sleeps { 400 } else { 5 }));
         let early = random.once_in(2);
-        let at = 1 + random.below(if early { 40 } else { 300 }) as usize;
+        let at = 1 + random.below(if early { 40 } else { 300 });
         match random.below(8) {
             0 if trouble.deaths => plan.is_dead = true,
             1 | 2 if trouble.deaths => plan.fates.push((at, Fate::Dies)),

@@ -15,6 +15,7 @@ use crate::communicator::recovery::{ANSWER, Probe};
 use crate::deadline::simulated;
 use crate::error::{Error, Peer, Result};
 use crate::host::bootstrap::Exchange;
+use crate::random::Random;
 use crate::rendezvous::{MemoryStore, Store};
 
 /// As the real recovery listeners have them.
@@ -25,24 +26,14 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Bytes of a coroutine's stack.
 const STACK: usize = 256 << 10;
 
-/// SplitMix64.
-pub(super) struct Random(pub(super) u64);
-
 impl Random {
-    pub(super) fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % end
-    }
-
     /// Once in so many times.
-    pub(super) fn once_in(&mut self, times: u64) -> bool {
+    pub(super) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
     pub(super) fn time(&mut self, end: Duration) -> Duration {
-        Duration::from_micros(self.below(end.as_micros() as u64 + 1))
+        Duration::from_micros(self.below(end.as_micros() as usize + 1) as u64)
     }
 }
 
@@ -496,5 +487,5 @@ fn draw(state: &mut State, waiting: &[usize]) -> Option<usize> {
     let first = waiting.iter().map(|rank| state.ranks[*rank].ready).min()?;
     state.now = state.now.max(first);
     let ready: Vec<usize> = waiting.iter().copied().filter(|rank| state.ranks[*rank].ready <= state.now).collect();
-    Some(ready[state.random.below(ready.len() as u64) as usize])
+    Some(ready[state.random.below(ready.len())])
 }

@@ -1,8 +1,9 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use super::*;
-use crate::device::plan::cases::{Case, Random};
+use crate::device::plan::cases::Case;
 use crate::device::plan::combine;
+use crate::random::Random;
 
 const REDUCING: [Kind; 4] = [Kind::AllReduce, Kind::Reduce, Kind::ReduceScatter, Kind::ReduceScatterV];
 

@@ -1,9 +1,10 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use super::*;
-use crate::device::plan::cases::{Case, Random};
+use crate::device::plan::cases::Case;
 use crate::device::plan::{FoldOp, Folder, combine};
 use crate::element::TypeTag;
+use crate::random::Random;
 
 const MOVING: [Kind; 9] = [
     Kind::Broadcast,

@@ -16,9 +16,10 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut};
 use super::*;
 use crate::device::comm::{Setup, unique_id};
 use crate::device::nccl;
-use crate::device::plan::cases::{Case, Random};
+use crate::device::plan::cases::Case;
 use crate::device::plan::model::BASE;
 use crate::nccl_config::NcclConfig;
+use crate::random::Random;
 
 /// Long enough for a machine that is busy with other tests.
 const LONG: Duration = Duration::from_secs(120);

@@ -20,19 +20,7 @@ use crate::host::fold::Fold;
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
 use crate::host::plan::{Action, Plan};
-
-/// A generator of numbers that look random (xorshift).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    /// A number below `bound`, which is not 0.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % bound as u64) as usize
-    }
-}
+use crate::random::Random;
 
 /// A call like any other.
 pub(crate) fn call(sequence: u64) -> Call {

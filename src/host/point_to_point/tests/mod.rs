@@ -15,26 +15,10 @@ use super::{Connector, Envelope, MessageError, Messages, Outcome, Ticket};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
 use crate::host::abort_reason::Interrupted;
+use crate::random::Random;
 
 /// Every byte is an element.
 const BYTES: TypeTag = TypeTag::Scalar(DType::U8);
-
-/// xorshift64*, seeded.
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// Less than `bound`.
-    pub(super) fn below(&mut self, bound: usize) -> usize {
-        (self.next() >> 16) as usize % bound
-    }
-}
 
 /// Bytes that no other `which` has, nor another place of the same.
 fn pattern(which: u64, bytes: usize) -> Vec<u8> {

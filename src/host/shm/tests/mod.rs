@@ -13,30 +13,10 @@ use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
 use crate::host::bootstrap::local::exchanges;
 use crate::host::health::Health;
+use crate::random::Random;
 
 /// How long a test may take that is not stuck; longer where the thread sanitizer looks on.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(one_mapping) { 600 } else { 60 });
-
-/// A small generator of numbers that look random (xorshift).
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// A number less than `end`; 0 where that is 0.
-    pub(super) fn below(&mut self, end: usize) -> usize {
-        if end == 0 { 0 } else { (self.next() >> 11) as usize % end }
-    }
-}
 
 /// A call of some kind; what it moves is the test's matter.
 fn call(kind: Kind, sequence: u64) -> Call {

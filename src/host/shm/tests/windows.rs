@@ -257,7 +257,7 @@ fn a_rank_whose_segment_cannot_be_made_private_waits_for_who_reads_it() {
 fn windows_come_and_go_in_any_order() {
     const SEED: u64 = 77;
     on_threads(2, |mut rank| {
-        let mut random = Random::new(SEED);
+        let mut random = Random(SEED);
         let mut open: Vec<(u32, Storage, *mut u8, usize)> = Vec::new();
         for number in 1..if cfg!(miri) { 20 } else { 200 } {
             let bytes = 1 + random.below(20_000);
