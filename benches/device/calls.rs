@@ -1,7 +1,5 @@
 //! The cost of a call: this crate's forms, NCCL's own function, cudarc's NCCL, and graphs of them, in turns.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +10,7 @@ use cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DevicePtr};
 use cudarc::nccl;
 use nccl_sys::{Library, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 
+use crate::allocations::allocations;
 use crate::{Outcome, Wish, median, without_device};
 
 /// Ways to call an all-reduce.
@@ -38,30 +37,6 @@ const WAYS: [Way; 7] = [Way::Slice, Way::Address, Way::Raw, Way::Nccl, Way::Cuda
 const COUNTS: [usize; 3] = [2, 256, 256 << 10];
 /// Calls in a row.
 const CALLS: usize = 200;
-
-/// Counts what each thread allocates.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is the system allocator's doing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// Microseconds per call on the processor and in all, each the slowest rank's median, and allocations of a call on rank 0.
 pub(crate) fn all(wish: &Wish) -> Outcome<()> {
@@ -189,14 +164,16 @@ impl<'a> Bench<'a> {
     fn in_a_row(&mut self, way: Way, graph: Option<&Replay>) -> Outcome<(f64, f64, usize)> {
         let stream = self.device.stream().clone();
         self.comm.barrier()?;
-        let allocated = ALLOCATIONS.get();
+        let mut queued = Ok(());
         let began = Instant::now();
-        match graph {
-            Some((graph, _)) => graph.launch()?,
-            None => (0..CALLS).try_for_each(|_| self.call(way, &stream))?,
-        }
+        let allocated = allocations(|| {
+            queued = match graph {
+                Some((graph, _)) => graph.launch().map_err(Into::into),
+                None => (0..CALLS).try_for_each(|_| self.call(way, &stream)),
+            }
+        });
         let issued = began.elapsed();
-        let allocated = ALLOCATIONS.get() - allocated;
+        queued?;
         match graph {
             // The context may be another rank's too.
             Some((_, replays)) => replays.synchronize()?,

@@ -8,6 +8,8 @@
 
 #![expect(unsafe_code, reason = "kernels and NCCL take addresses")]
 
+#[path = "../../tests/common/allocations.rs"]
+mod allocations;
 mod calls;
 mod kernels;
 
