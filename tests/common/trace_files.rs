@@ -1,9 +1,34 @@
-//! Reads trace files.
+//! Writes trace files and reads them. Not in `mod.rs`, since not every package that includes that has `serde_json`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use collectives::{Config, ReduceOp};
 use serde_json::Value;
+
+use crate::common::ranks::{Wiring, threads_with};
+
+/// Makes every kind of call on three ranks, whose traces go to `folder`: three sums of 1, 2 and 3 elements, a split of ranks 0 and 1
+/// from 2, broadcasts in the halves, and messages around a ring.
+pub(crate) fn write_three(folder: &Path) {
+    let mut config = Config::default();
+    config.trace_dir = Some(folder.to_owned());
+    threads_with(
+        3,
+        |rank| Wiring::Shm.builder_with(rank, config.clone()),
+        |comm| {
+            for count in 1..4 {
+                comm.all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum).unwrap();
+            }
+            let half = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();
+            half.broadcast(&mut [1u8], 0).unwrap();
+            let (next, last) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+            let work = comm.isend(vec![comm.rank() as u64], next).unwrap();
+            comm.recv(&mut [0u64], last).unwrap();
+            work.wait().unwrap();
+        },
+    );
+}
 
 pub(crate) fn read(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
