@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::Library;
 
-use super::report::CallReport;
+use super::CallReport;
 use crate::event::{self, Quiet};
 
 /// The version of NVTX whose tables these are.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::report::CallReport;
+use super::CallReport;
 use crate::error::{Peer, Result};
 use crate::event;
 use crate::flight::{FlightPlane, FlightRecord, FlightState, Json, write_whole};

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use tracing::Span;
 use tracing::level_filters::LevelFilter;
 
-use super::report::{CallReport, Observer};
 use super::trace::{TraceLog, Track};
+use super::{CallReport, Observer};
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::event::{SUBSCRIBER, caught};
