@@ -1,14 +1,15 @@
 //! A store in a file, for ranks that share a file system.
 
-#[cfg(feature = "internals")]
-pub(super) mod fuzz;
 mod log;
+#[cfg(test)]
+mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use self::log::{Access, Log, Opened};
+use self::log::Opened;
+pub(super) use self::log::{Access, Log};
 use super::limits::{VALUE_BYTES, check_key, check_keys, check_pair};
 use super::store::{self, Store};
 use super::table::{Refusal, parse_number};
@@ -296,6 +297,3 @@ impl Store for FileStore {
         })
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,5 +1,8 @@
 //! What a store server does with its clients' bytes: requests in, answers out, waits parked. No sockets, no clock.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -77,6 +80,12 @@ impl Service {
     /// An empty store, for those who know the secret where there is one.
     pub(super) fn new(secret: Option<Secret>) -> Self {
         Self { secret, ..Self::default() }
+    }
+
+    /// Whether one client is connected, and nobody waits for anything.
+    #[cfg(feature = "internals")]
+    pub(super) fn serves_one_that_waits_for_nothing(&self) -> bool {
+        self.waiting.is_empty() && self.barriers.is_empty() && self.resumed.is_empty() && self.sessions.len() == 1
     }
 
     /// A client has come.
@@ -431,8 +440,3 @@ fn check_answer(mut lengths: impl Iterator<Item = usize>) -> Result<(), Refusal>
     let total = lengths.try_fold(8_usize, |total, length| total.checked_add(8 + length).filter(|&total| total <= MESSAGE_BYTES));
     total.map(drop).ok_or_else(|| Refusal(format!("an answer of more than {MESSAGE_BYTES} bytes")))
 }
-
-#[cfg(feature = "internals")]
-pub(super) mod fuzz;
-#[cfg(test)]
-mod tests;
