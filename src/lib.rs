@@ -56,6 +56,7 @@ mod proof;
 mod random;
 mod rendezvous;
 pub mod train;
+mod tuning;
 
 #[cfg(feature = "cuda")]
 pub use buffer::device::{DeviceMemory, DeviceMemoryMut};

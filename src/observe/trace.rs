@@ -15,9 +15,7 @@ use crate::error::{Peer, Result};
 use crate::event;
 use crate::flight::{FlightPlane, FlightRecord, FlightState, Json, write_whole};
 use crate::fork::Process;
-
-/// How many calls are kept; of more, the last ones. 30 MiB, about.
-const MOST_EVENTS: usize = 1 << 17;
+use crate::tuning::trace::MOST_EVENTS;
 
 /// What the files say that they are.
 const FORMAT: &str = "collectives trace";

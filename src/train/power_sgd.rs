@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use super::flat::Flat;
-use super::float::Float;
+use super::agreement::agree;
+use super::flat::{Flat, Pending, not_started};
 use super::hook::{AllReduce, Hook, Progress, weight};
 use super::layout::{BucketLayout, Slot};
 use super::matrix::{add_product, all_finite, orthonormalise, times, transposed_times};
-use super::parameter::agree;
-use super::pending::{Pending, not_started};
+use super::parameter::Float;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;

@@ -9,7 +9,6 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 
@@ -17,6 +16,7 @@ use crate::deadline::Deadline;
 use crate::rendezvous::limits::TABLE_BYTES;
 use crate::rendezvous::store;
 use crate::rendezvous::tcp::Backoff;
+use crate::tuning::file_store::LOCK_PAUSES;
 use crate::{Error, Result};
 
 /// What the file is opened for.
@@ -156,7 +156,7 @@ fn text(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 /// holds the lock must not stop the others for ever.
 fn lock(file: &File, path: &Path, exclusive: bool, deadline: &Deadline) -> Result<()> {
     let operation = if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
-    let mut backoff = Backoff::new(Duration::from_micros(50), Duration::from_millis(10));
+    let mut backoff = Backoff::new(LOCK_PAUSES.0, LOCK_PAUSES.1);
     loop {
         match rustix::fs::flock(file.as_fd(), operation) {
             Ok(()) => return Ok(()),

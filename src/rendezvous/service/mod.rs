@@ -1,4 +1,4 @@
-//! What a store server does with its clients' bytes: requests in, answers out, waits parked. No sockets, no clock.
+//! What a store's server does with its clients' bytes: it reads requests, answers them, and keeps waits until they end. No sockets, no clock.
 
 #[cfg(test)]
 mod tests;
@@ -11,14 +11,10 @@ use super::limits::MESSAGE_BYTES;
 use super::protocol::{NOT_READY, READY, RequestDecoder, STOP_WAITING, StoreRequest, WAIT_CANCELED, push_bytes, query};
 use super::table::{Key, Refusal, Table};
 use crate::proof::{self, Purpose, Reason, Responder, Secret, Unproven};
+use crate::tuning::service::{UNREAD_BYTES, UNSENT_BYTES};
 
 /// Tells clients apart.
 pub(super) type ClientId = u64;
-
-/// With more unsent answers than this, a client's further requests wait until it has read some.
-const UNSENT_BYTES: usize = 1 << 20;
-/// With more unread requests than this, a client whose wait is parked is not read from.
-const UNREAD_BYTES: usize = 1 << 20;
 
 /// What a client waits for.
 #[derive(Debug)]

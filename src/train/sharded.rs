@@ -1,32 +1,22 @@
 //! An optimiser whose state is dealt out over the ranks (ZeRO, stage 1).
 
-mod shards;
-mod values;
-
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 
-use half::{bf16, f16};
+#[cfg(feature = "cuda")]
+use cudarc::driver::{CudaView, CudaViewMut};
 
-use super::Options;
-use super::buckets::{Buckets, MakeHook};
+use super::bucket::{Ending, Lent, own_range};
+use super::buckets::Buckets;
+use super::data_parallel::clipping;
 use super::flat::{Flat, Place};
-use super::float::Float;
-use super::hook::{Hook, Progress};
-use super::layout::BucketLayout;
-use super::outcome::everywhere;
-use super::parameter::Parameter;
-use super::pending::Pending;
+use super::layout::{BucketLayout, Options};
+use super::parameter::{Float, Parameter};
 use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::communicator::Communicator;
-use crate::element::DType;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
-
-use values::Values;
-
-pub use shards::{Shard, Shards, Updated};
 
 /// Averages gradients and lets each rank update its share of the parameters: so each keeps the optimiser's state for that share alone.
 ///
@@ -74,61 +64,8 @@ pub use shards::{Shard, Shards, Updated};
 #[doc(alias = "ZeroRedundancyOptimizer")]
 pub struct ShardedOptimizer<'comm> {
     buckets: Buckets<'comm>,
-    /// For each bucket, the `Master` of its type.
-    masters: Vec<Box<dyn Any>>,
     /// Which parameters' values have come.
     loaded: Vec<bool>,
-}
-
-/// This rank's share of a bucket's parameters.
-struct Master<T: Float> {
-    values: Values<T>,
-    /// The bucket, while all shares are gathered.
-    gathering: Pending<Flat<T>>,
-}
-
-/// Calls a generic function with a bucket's element type, which the plan has made one of the four.
-macro_rules! by_type {
-    ($dtype:expr, $function:ident::<_>($($argument:expr),* $(,)?)) => {
-        match $dtype {
-            DType::F64 => $function::<f64>($($argument),*),
-            DType::F16 => $function::<f16>($($argument),*),
-            DType::Bf16 => $function::<bf16>($($argument),*),
-            _ => $function::<f32>($($argument),*),
-        }
-    };
-}
-use by_type;
-
-/// A reduce-scatter for every bucket: this rank's share ends where it lies.
-struct Scatter(ReduceOp);
-
-struct ReduceScatter<T: Float> {
-    op: ReduceOp,
-    pending: Pending<Flat<T>>,
-}
-
-impl MakeHook for Scatter {
-    fn make<T: Float>(&self, _layout: &BucketLayout) -> Box<dyn Hook<T>> {
-        Box::new(ReduceScatter { op: self.0, pending: Pending::Idle })
-    }
-}
-
-impl<T: Float> Hook<T> for ReduceScatter<T> {
-    fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()> {
-        self.pending = gradients.reduce_scatter(comm, self.op)?;
-        Ok(())
-    }
-
-    fn advance(&mut self, _comm: &Communicator) -> Result<Progress<T>> {
-        self.pending.wait().map(Progress::Done)
-    }
-}
-
-/// This rank's share of a bucket.
-fn own_range(comm: &Communicator, layout: &BucketLayout) -> Range<usize> {
-    let len = layout.len / comm.world_size();
-    comm.rank() * len..(comm.rank() + 1) * len
 }
 
 impl<'comm> ShardedOptimizer<'comm> {
@@ -189,15 +126,9 @@ impl<'comm> ShardedOptimizer<'comm> {
         parameters: Vec<Parameter>,
         options: &Options,
     ) -> Result<Self> {
-        fn master<T: Float>(place: &Place, len: usize) -> Result<Box<dyn Any>> {
-            let values = Values::<T>::in_place(place, len)?;
-            Ok(Box::new(Master { values, gathering: Pending::Idle }))
-        }
-        let buckets = Buckets::new(comm, what, parameters, options, (place, comm.world_size()), &Scatter(options.op))?;
-        let masters = buckets.layouts().map(|layout| by_type!(layout.dtype, master::<_>(place, own_range(comm, layout).len())));
-        let masters = everywhere(comm, what, masters.collect())?;
+        let buckets = Buckets::new(comm, what, parameters, options, place, Ending::Shares)?;
         let loaded = vec![false; buckets.len()];
-        Ok(Self { buckets, masters, loaded })
+        Ok(Self { buckets, loaded })
     }
 
     /// The buckets, in the order in which they are launched.
@@ -237,12 +168,12 @@ impl<'comm> ShardedOptimizer<'comm> {
         let values = values.memory();
         self.check_load("load", parameter, &values)?;
         let (bucket, slot) = self.buckets.place(parameter);
-        let layout = &self.buckets.typed::<B::Element>(bucket)?.layout;
-        let (own, slot) = (own_range(self.buckets.comm(), layout), layout.slots[slot].range.clone());
+        let comm = self.buckets.comm();
+        let bucket = self.buckets.typed_mut::<B::Element>(bucket)?;
+        let (own, slot) = (own_range(comm, &bucket.layout), bucket.layout.slots[slot].range.clone());
         let (start, end) = (own.start.max(slot.start), own.end.min(slot.end));
         if start < end {
-            let values_of = &mut master_mut::<B::Element>(&mut self.masters[bucket])?.values;
-            values_of.put(start - own.start..end - own.start, values, start - slot.start)?;
+            bucket.share_mut()?.put(start - own.start..end - own.start, values, start - slot.start, false)?;
         }
         self.loaded[parameter] = true;
         Ok(())
@@ -252,7 +183,7 @@ impl<'comm> ShardedOptimizer<'comm> {
     fn check_load<T: Float>(&mut self, call: &'static str, parameter: usize, values: &Memory<'_, T>) -> Result<()> {
         self.buckets.fitting::<T>(call, parameter, values.len())?;
         let (bucket, _) = self.buckets.place(parameter);
-        master_mut::<T>(&mut self.masters[bucket])?.values.check_put(values)
+        self.buckets.typed_mut::<T>(bucket)?.share_mut()?.check_put(values)
     }
 
     /// As [`DataParallel::accumulate`](super::DataParallel::accumulate).
@@ -288,13 +219,13 @@ impl<'comm> ShardedOptimizer<'comm> {
         self.buckets.give("give", parameter, gradient.into())
     }
 
-    /// Launches what was not, and waits until this rank has its share of all averaged gradients. Collective.
+    /// Launches the other buckets, and waits until this rank has its share of all averaged gradients. Collective.
     ///
     /// # Errors
     ///
-    /// As [`DataParallel::finish`](super::DataParallel::finish); and `InvalidArgument` for a parameter whose values were never given. That is
-    /// this rank's alone, before anything is waited for: other ranks wait in their `reduce` until it calls again, once the values were
-    /// loaded, or until the deadline.
+    /// As [`DataParallel::finish`](super::DataParallel::finish); and `InvalidArgument` for a parameter whose values were never given. Only
+    /// this rank gets that error, before it waits for anything. Others wait in their `reduce` until this rank has loaded the values and
+    /// calls again, or until the deadline.
     pub fn reduce(&mut self) -> Result<Shards<'_, 'comm>> {
         if let Some(index) = self.loaded.iter().position(|loaded| !loaded) {
             let name = self.buckets.parameter(index).map_or_else(String::new, Parameter::to_string);
@@ -305,15 +236,163 @@ impl<'comm> ShardedOptimizer<'comm> {
     }
 }
 
-/// The share of a bucket of `T`s.
-fn master_mut<T: Float>(master: &mut Box<dyn Any>) -> Result<&mut Master<T>> {
-    let other = || Error::argument("train", format!("this bucket does not hold elements of {}", T::ELEMENT_TYPE));
-    master.downcast_mut().ok_or_else(other)
+/// This rank's shares of a step's averaged gradients; see [`ShardedOptimizer::reduce`].
+#[must_use = "the parameters are updated by `update`"]
+pub struct Shards<'a, 'comm> {
+    optimizer: &'a mut ShardedOptimizer<'comm>,
+}
+
+/// This rank's share of one bucket, to be updated.
+pub struct Shard<'a> {
+    /// The bucket's number.
+    pub bucket: usize,
+    /// Its layout: which parameters lie where in it.
+    pub layout: &'a BucketLayout,
+    /// Which of the bucket's elements are this rank's. Behind the last gradient they are zeros.
+    pub range: Range<usize>,
+    /// A `Flat` of the bucket's type, and so are the gradients: all of the bucket's.
+    parameters: &'a mut dyn Any,
+    gradients: &'a dyn Any,
+}
+
+impl Shard<'_> {
+    /// The parameters, and the averaged gradients for them.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where `T` is not the bucket's type ([`BucketLayout::dtype`]).
+    pub fn values<T: Float>(&mut self) -> Result<(&mut [T], &[T])> {
+        let range = self.range.clone();
+        let (parameters, gradients) = self.typed::<T>("values")?;
+        Ok((parameters.host_mut()?, &gradients.host()?[range]))
+    }
+
+    /// The parameters, and the averaged gradients for them, where they are on a device. To be used on the optimiser's stream, or ordered by
+    /// events of cudarc's; once `update` returns they are taken back.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where `T` is not the bucket's type, or it is in host memory.
+    #[cfg(feature = "cuda")]
+    pub fn device_values<T: Float>(&mut self) -> Result<(CudaViewMut<'_, T>, CudaView<'_, T>)> {
+        let range = self.range.clone();
+        let (parameters, gradients) = self.typed::<T>("device_values")?;
+        let on_host = || Error::argument("device_values", "the parameters are in host memory: use `values`");
+        let parameters = parameters.device_mut().ok_or_else(on_host)?;
+        Ok((parameters.as_view_mut(), gradients.device_view(range).ok_or_else(on_host)?))
+    }
+
+    /// This rank's share of the parameters, and all of the bucket's gradients.
+    fn typed<T: Float>(&mut self, call: &'static str) -> Result<(&mut Flat<T>, &Flat<T>)> {
+        let both = self.parameters.downcast_mut().zip(self.gradients.downcast_ref());
+        both.ok_or_else(|| Error::argument(call, format!("bucket {} holds elements of {}", self.bucket, self.layout.dtype)))
+    }
+}
+
+impl<'a, 'comm> Shards<'a, 'comm> {
+    /// As [`Averaged::clip_norm`](super::Averaged::clip_norm), of all ranks' shares together. Collective: one all-reduce of one
+    /// number, on the host. On a device it waits for this rank's sum first.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a limit that is not a positive number, and those of collectives and of
+    /// [`Averaged::norm`](super::Averaged::norm).
+    pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
+        let factor = clipping(limit)?;
+        let buckets = &mut self.optimizer.buckets;
+        let comm = buckets.comm();
+        let mut squares = buckets.sum_of_squares(|layout| own_range(comm, layout))?;
+        comm.all_reduce(&mut squares, ReduceOp::Sum)?;
+        let norm = squares.sqrt();
+        if let Some(factor) = factor(norm) {
+            buckets.scale(|layout| own_range(comm, layout), factor)?;
+        }
+        Ok(norm)
+    }
+
+    /// Has `update` change this rank's share of each bucket's parameters, and gathers what the others have. Collective.
+    ///
+    /// # Errors
+    ///
+    /// Those of `update`, and of collectives. No step can follow, nor after a panic of `update`: this rank's shares are changed and the
+    /// others' are not known. Other ranks are not told of an `update` that fails on one: they wait for its shares until the deadline, unless
+    /// it ends the communicator ([`Communicator::abort`](crate::Communicator::abort)). So what can fail should fail on every rank, or abort.
+    pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a, 'comm>> {
+        let ShardedOptimizer { buckets, .. } = self.optimizer;
+        buckets.go_on(|buckets| {
+            let comm = buckets.comm();
+            for (index, bucket) in buckets.iter_mut().enumerate() {
+                let Lent { layout, range, parameters, gradients } = bucket.lend(comm)?;
+                update(&mut Shard { bucket: index, layout, range, parameters, gradients })?;
+                bucket.gather(comm)?;
+            }
+            buckets.iter_mut().try_for_each(|bucket| bucket.gathered())
+        })?;
+        Ok(Updated { buckets })
+    }
+}
+
+/// The updated parameters, the same on every rank, until the next step begins.
+pub struct Updated<'a, 'comm> {
+    buckets: &'a mut Buckets<'comm>,
+}
+
+impl Updated<'_, '_> {
+    /// A parameter's values.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such parameter, or `T` is not its type.
+    pub fn parameter<T: Float>(&self, parameter: usize) -> Result<&[T]> {
+        let (flat, range) = self.buckets.slot::<T>("parameter", parameter)?;
+        Ok(&flat.host()?[range])
+    }
+
+    /// A parameter's values, where they are on a device.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such parameter, `T` is not its type, or it is in host memory.
+    #[cfg(feature = "cuda")]
+    pub fn device_parameter<T: Float>(&self, parameter: usize) -> Result<CudaView<'_, T>> {
+        let (flat, range) = self.buckets.slot::<T>("device_parameter", parameter)?;
+        flat.device_view(range).ok_or_else(|| Error::argument("device_parameter", "it is in host memory: use `parameter`"))
+    }
+
+    /// Copies a parameter's values to a buffer of its type and length.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for any other.
+    pub fn copy_to<B>(&self, parameter: usize, destination: &mut B) -> Result<()>
+    where
+        B: BufferMut<Element: Float> + ?Sized,
+    {
+        self.buckets.copy_to("copy_to", parameter, destination)
+    }
 }
 
 impl fmt::Debug for ShardedOptimizer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (parameters, buckets) = (self.buckets.len(), self.buckets.layouts().len());
         write!(f, "ShardedOptimizer({parameters} parameters in {buckets} buckets on {:?})", self.buckets.comm())
+    }
+}
+
+impl fmt::Debug for Shards<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shards({} buckets)", self.optimizer.buckets.layouts().len())
+    }
+}
+
+impl fmt::Debug for Shard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shard({:?} of bucket {})", self.range, self.bucket)
+    }
+}
+
+impl fmt::Debug for Updated<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Updated({} parameters)", self.buckets.len())
     }
 }
