@@ -60,7 +60,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Of a communicator; `injection`: the library of a tool that wants NVTX ranges.
+    /// The watch of a communicator. `injection` is the library of a tool that wants NVTX ranges.
     pub(crate) fn new(
         communicator: &str,
         (rank, world_size): (usize, usize),
