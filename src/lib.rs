@@ -54,7 +54,9 @@ pub mod observe;
 mod op;
 mod proof;
 mod rendezvous;
+mod sync;
 pub mod train;
+mod tuning;
 
 #[cfg(feature = "cuda")]
 pub use buffer::device::{DeviceMemory, DeviceMemoryMut};

@@ -4,7 +4,9 @@
 
 use std::cell::Cell;
 
+use crate::call::Call;
 use crate::host::plan::{Action, Plan, Space, Span};
+use crate::host::scratch::Scratch;
 
 /// A plan that is run any number of times, and what it has last been found fit for: it is checked again for anything else alone.
 #[derive(Debug)]
@@ -59,43 +61,6 @@ impl Memory {
     }
 }
 
-/// One cache line; the unit in which scratch memory is had.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; LINE_BYTES]);
-
-const LINE_BYTES: usize = 64;
-
-/// What is kept of the scratch memory from one run to the next.
-const KEPT_BYTES: usize = 64 << 20;
-
-/// The plan's own memory: aligned to 64 bytes, initialised, reused.
-#[derive(Debug, Default)]
-pub(super) struct Scratch(Vec<Line>);
-
-impl Scratch {
-    /// Makes room for `bytes`, with any content. `false` where there is no memory.
-    pub(super) fn reserve(&mut self, bytes: usize) -> bool {
-        let lines = bytes.div_ceil(LINE_BYTES);
-        if lines <= self.0.len() {
-            return true;
-        }
-        self.0 = Vec::new();
-        if self.0.try_reserve_exact(lines).is_err() {
-            return false;
-        }
-        self.0.resize(lines, Line([0; LINE_BYTES]));
-        true
-    }
-
-    /// Gives back what is too much to keep.
-    pub(super) fn trim(&mut self) {
-        if self.0.len() * LINE_BYTES > KEPT_BYTES {
-            self.0 = Vec::new();
-        }
-    }
-}
-
 /// A start and a length.
 type Region = (*mut u8, usize);
 
@@ -113,7 +78,7 @@ impl Spaces {
         Self {
             source: (memory.source.cast_mut(), memory.source_len),
             destination: (memory.destination, memory.destination_len),
-            scratch: (scratch.0.as_mut_ptr().cast(), scratch.0.len() * LINE_BYTES),
+            scratch: scratch.region(),
         }
     }
 
@@ -234,11 +199,30 @@ impl Spaces {
 /// user memory is aligned to the type; scratch memory begins at a cache line.
 fn check_elements(span: &Span, element_bytes: usize) -> Result<(), &'static str> {
     let alignment = match 1 << element_bytes.trailing_zeros() {
-        power if span.space == Space::Scratch => LINE_BYTES.min(power),
+        power if span.space == Space::Scratch => Scratch::ALIGNMENT.min(power),
         power => power,
     };
     let whole = span.len.is_multiple_of(element_bytes) && span.offset.is_multiple_of(alignment);
     if whole { Ok(()) } else { Err("a span is not made of whole, aligned elements") }
+}
+
+/// What all parts of a run need to know. The plan has passed [`Spaces::check_once`] with these spaces.
+pub(super) struct Context<'a> {
+    pub(super) rank: usize,
+    pub(super) plan: &'a Plan,
+    pub(super) spaces: Spaces,
+    pub(super) call: &'a Call,
+    pub(super) fingerprint: [u8; Call::FINGERPRINT_BYTES],
+}
+
+impl Context<'_> {
+    /// The bytes that a send or receive moves.
+    pub(super) fn span(&self, step: u32) -> Span {
+        match &self.plan.steps[step as usize].action {
+            Action::Send { from: span, .. } | Action::Receive { into: span, .. } | Action::Copy { into: span, .. } => *span,
+            Action::Fold { into, .. } => *into,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -310,14 +294,5 @@ mod tests {
             assert_eq!(check(0, 8, 8, None), Ok(()));
             assert!(check(4, 8, 8, None).expect_err("half of it").contains("overlap"));
         }
-    }
-
-    #[test]
-    fn memory_that_cannot_be_had_is_no_abort() {
-        let mut scratch = Scratch::default();
-        assert!(!scratch.reserve(usize::MAX));
-        assert!(scratch.reserve(65));
-        assert_eq!(scratch.0.len(), 2);
-        assert!(scratch.0.as_ptr().addr().is_multiple_of(64));
     }
 }

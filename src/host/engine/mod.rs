@@ -9,13 +9,11 @@
 
 #[cfg(feature = "internals")]
 pub(crate) mod fuzz;
-mod input;
-mod local;
 mod memory;
 mod peer;
-mod run_state;
 mod schedule;
 mod shutdown;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod waiting;
@@ -23,21 +21,21 @@ mod wire;
 
 use rustix::event::PollFlags;
 
-use self::local::Local;
 pub(crate) use self::memory::{CheckedPlan, Memory};
-use self::memory::{Scratch, Spaces};
+use self::memory::{Context, Spaces};
 use self::peer::PeerState;
-use self::run_state::Context;
-use self::schedule::Schedule;
+use self::schedule::{Local, Schedule};
 use self::waiting::Waiting;
 use super::abort_reason::{AbortReason, Interrupted};
 use super::fold::Fold;
 use super::health::Health;
 use super::link::ByteLink;
 use super::plan::{Action, Plan};
-use super::waiting::Pause;
+use super::scratch::Scratch;
+use super::waiting::{Pause, Sleep};
 use crate::call::Call;
 use crate::deadline::Deadline;
+use crate::tuning::engine::ROUNDS_PER_CHECK;
 
 /// The links of one rank.
 pub(crate) trait Links {
@@ -189,8 +187,6 @@ impl Engine {
 
     /// Goes round until all is done.
     fn drive<L: Links>(&mut self, request: &mut Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
-        /// Looking at the clock every time would cost more than a small message.
-        const ROUNDS_PER_CHECK: u32 = 64;
         for &rank in &self.active {
             links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
         }
@@ -261,13 +257,13 @@ impl Engine {
         match self.waiting.pause() {
             Pause::Spin => std::hint::spin_loop(),
             Pause::Yield => std::thread::yield_now(),
-            Pause::Sleep(sleeps) => self.sleep(sleeps, request, context, links)?,
+            Pause::Sleep(sleep) => self.sleep(sleep, request, context, links)?,
         }
         Ok(())
     }
 
     /// Sleeps until a link stirs, one of those included that this run does not need: a peer may have a reason to abort for us.
-    fn sleep<L: Links>(&mut self, sleeps: u32, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
+    fn sleep<L: Links>(&mut self, sleep: Sleep, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
         let Self { peers, schedule, waiting, active, .. } = self;
         waiting.clear();
         // Links that matter and are still being opened have nothing to sleep on, and are not visited.
@@ -298,7 +294,7 @@ impl Engine {
             self.waiting.clear();
             return Err(self.explain(rank, trouble, request.deadline, links));
         }
-        self.waiting.sleep(sleeps, is_blind || unseen > 0, request.deadline.remaining());
+        self.waiting.sleep(sleep, is_blind || unseen > 0, request.deadline.remaining());
         while let Some(rank) = self.waiting.stirred() {
             let link = links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
             if let Err(trouble) = self.peers[rank].watch(link, context) {

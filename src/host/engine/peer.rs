@@ -4,17 +4,15 @@
 
 use std::io::{self, IoSlice};
 
-use super::input::{Filled, INPUT_BYTES, Input, moved};
-use super::run_state::{Context, RunState};
+use super::memory::Context;
 use super::schedule::{NONE, Schedule};
+use super::stream::{Filled, Input, RunState, moved};
 use super::wire::{self, Malformed, Message};
 use crate::call::Call;
 use crate::host::abort_reason::AbortReason;
 use crate::host::link::ByteLink;
 use crate::host::plan::Span;
-
-/// How many bytes one link moves before the others have their turn.
-const TURN_BYTES: usize = 1 << 20;
+use crate::tuning::engine::{INPUT_BYTES, TURN_BYTES};
 
 /// Why a peer cannot be served any longer.
 #[derive(Debug)]

@@ -1,21 +1,13 @@
 //! The end of a communicator: finding out why, and telling everyone.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::memory::Context;
 use super::peer::{PeerState, Trouble};
-use super::run_state::Context;
 use super::{End, Engine, Execution, Health, Links, wire};
 use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-
-/// How long a rank that ends tries to get its last message out. A peer that takes no bytes for so long learns of the end when
-/// its link closes.
-const SHUTDOWN: Duration = Duration::from_millis(20);
-/// How long it tries where a message is half sent. Cutting it off makes the peer believe that this rank died, so a peer that
-/// only lacks a core gets more time.
-const LONG_SHUTDOWN: Duration = Duration::from_millis(100);
-/// How long to wait between two tries, once yielding the core has not helped.
-const NAP: Duration = Duration::from_micros(100);
+use crate::tuning::engine::{LONG_SHUTDOWN, SHUTDOWN, SHUTDOWN_INTERVAL};
 
 impl Engine {
     /// Tells every open link that the communicator ended, once, as far as it can be done in a few milliseconds.
@@ -115,7 +107,7 @@ impl Engine {
             if !is_pending || elapsed >= LONG_SHUTDOWN || (elapsed >= SHUTDOWN && !self.peers.iter().any(is_cut_off)) {
                 break;
             }
-            if elapsed < NAP { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+            if elapsed < SHUTDOWN_INTERVAL { std::thread::yield_now() } else { std::thread::sleep(SHUTDOWN_INTERVAL) }
         }
         for (rank, peer) in self.peers.iter().enumerate() {
             if peer.is_cut_off(message.len()) {

@@ -10,7 +10,7 @@ use std::{ptr, slice};
 
 use super::numeric::{Bf16, Bf16Pair, Numeric};
 use super::operation::{Both, Operation};
-use super::scratch::Scratch;
+use crate::tuning::reduce::BLOCK_BYTES;
 
 /// What is folded: `count` elements of each input, from byte `start` on.
 #[derive(Clone, Copy)]
@@ -194,5 +194,39 @@ pub(super) fn scale<L: Numeric<Wide: std::ops::Mul<Output = L::Wide>>>(
 ) {
     for (into, from) in into.iter_mut().zip(from) {
         into.write(L::narrow(L::widen(*from) * scalar));
+    }
+}
+
+/// A little memory on the stack, in which a block of elements is folded before it goes where it belongs: uninitialised, and aligned for anything the built-in folds put there.
+#[repr(C, align(64))]
+pub(super) struct Scratch([MaybeUninit<u8>; BLOCK_BYTES]);
+
+impl Scratch {
+    /// The alignment of the memory.
+    pub(super) const ALIGNMENT: usize = align_of::<Self>();
+
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self([MaybeUninit::uninit(); BLOCK_BYTES])
+    }
+
+    /// How many `T` fit; 0 where `T` cannot lie here.
+    pub(super) const fn capacity<T>() -> usize {
+        if size_of::<T>() == 0 || align_of::<T>() > Self::ALIGNMENT { 0 } else { BLOCK_BYTES / size_of::<T>() }
+    }
+
+    /// The memory as room for [`Scratch::capacity`] values.
+    #[inline(always)]
+    pub(super) fn room<T>(&mut self) -> &mut [MaybeUninit<T>] {
+        let room: *mut MaybeUninit<T> = self.0.as_mut_ptr().cast();
+        // SAFETY: the capacity is what fits into the array, and is 0 where the alignment would not do (the pointer is then
+        // replaced by a dangling one that is aligned); `MaybeUninit` asks nothing of the bytes, and the borrow of `self` covers
+        // the slice's life.
+        unsafe {
+            match Self::capacity::<T>() {
+                0 => &mut [],
+                capacity => std::slice::from_raw_parts_mut(room, capacity),
+            }
+        }
     }
 }

@@ -22,8 +22,6 @@ mod f16_x86;
 mod level;
 mod numeric;
 mod operation;
-mod scale;
-mod scratch;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -39,12 +37,10 @@ use super::copy;
 use super::fold::{self, Fold};
 use crate::element::Data;
 use crate::op::ReductionKind;
+use crate::tuning::reduce::TWICE_READ_BYTES;
 use crate::{DType, Error, ReduceOp, Reduction, Result};
 
-pub(crate) use self::scale::premultiply;
-
-/// What is folded before it is copied to a second destination.
-const TWICE_READ_BYTES: usize = 16 << 10;
+pub(crate) use self::table::premultiply;
 
 /// One reduction, ready to fold blocks of its elements.
 #[derive(Clone)]

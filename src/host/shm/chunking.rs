@@ -4,22 +4,8 @@
 use std::ops::Range;
 
 use super::layout::{HEAD_BYTES, LINES_BYTES};
-
-/// From how many bytes on each rank folds a share and passes the result on. Below, every rank folds everything: one step instead
-/// of two.
-const SHARES_FROM_BYTES: usize = 32 << 10;
-
-/// From how many bytes on a result goes past the cache, where it would not stay there anyway. (Not that of a broadcast: nobody folds or
-/// copies anything else beside it, and it was faster without.)
-const STREAM_FROM_BYTES: usize = 4 << 20;
-
-/// The least of a step where one rank copies in while another copies out: below, a step costs more than its bytes.
-const LEAST_STEP_BYTES: usize = 16 << 10;
-/// Blocks up to this are gathered in the least steps, whose slots stay in the first-level cache.
-const SMALL_BLOCK_BYTES: usize = 128 << 10;
-
-/// The longest block that is folded out of lines. Measured with 2 ranks at 4 KiB: 0.50 µs out of lines, 0.33 out of a slot.
-const FOLDED_LINES_BYTES: usize = 2 << 10;
+use crate::call::Kind;
+use crate::tuning::shm::{FOLDED_LINES_BYTES, LEAST_STEP_BYTES, SHARES_FROM_BYTES, SMALL_BLOCK_BYTES, STREAM_FROM_BYTES};
 
 /// Which of a rank's areas holds the payload of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +96,26 @@ impl StepSizes {
     /// For blocks of so many bytes.
     pub(super) fn gather(&self, block_bytes: usize) -> usize {
         if block_bytes <= SMALL_BLOCK_BYTES && !self.is_crowded { LEAST_STEP_BYTES } else { self.gather }
+    }
+
+    /// What the way of a call on `bytes` in all is called, on ordinary memory; `None` for calls that go over links.
+    pub(super) fn way(&self, kind: Kind, ranks: usize, bytes: usize, element_bytes: usize) -> Option<&'static str> {
+        let block = bytes / ranks;
+        let area = match kind {
+            Kind::Barrier => return Some("flags"),
+            Kind::AllReduce if Area::for_fold(bytes, 1, element_bytes) == Area::Slot && in_shares(bytes) => return Some("shares"),
+            Kind::Reduce if in_shares(bytes) => return Some("shares"),
+            Kind::AllReduce | Kind::Reduce => Chunking::folds(bytes, 1, element_bytes, self.fold).area,
+            Kind::ReduceScatter | Kind::ReduceScatterV => Chunking::folds(block, ranks, element_bytes, self.reduce_scatter).area,
+            Kind::Broadcast => Chunking::moves(bytes, 1, self.broadcast(bytes)).area,
+            Kind::AllGather | Kind::AllGatherV | Kind::Gather => Chunking::moves(block, 1, self.gather(block)).area,
+            Kind::AllToAll | Kind::Scatter => Chunking::moves(block, ranks, self.scatter).area,
+            Kind::GatherV | Kind::ScatterV | Kind::AllToAllV => return None,
+        };
+        Some(match area {
+            Area::Head | Area::Lines => "mailboxes",
+            Area::Slot => "slots",
+        })
     }
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rustix::thread::CpuSet;
 
-use super::sync::{AtomicU32, AtomicU64, Futex, Ordering};
 use crate::host::abort_reason::AbortReason;
+use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering};
 
 /// A value on cache lines of its own.
 #[repr(C, align(128))]

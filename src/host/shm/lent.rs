@@ -23,17 +23,12 @@
 
 use std::io::{self, Write};
 use std::ops::{Deref, DerefMut};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::group::Group;
-use super::offer::Offer;
-use super::state::{CallContext, Fingerprint, GroupState};
+use super::group::{CallContext, Fingerprint, Group, GroupState};
+use super::window::Offer;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-
-/// How long a rank that cannot make a buffer its own waits for those who may be reading it; longer where that is the rule.
-const READERS_LEAVE_WITHIN: Duration = Duration::from_secs(if cfg!(any(miri, one_mapping)) { 300 } else { 10 });
-/// How often it looks.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+use crate::tuning::shm::{READERS_INTERVAL, READERS_LEAVE_WITHIN};
 
 /// A call for which this rank has lent its buffers. Its drop takes them back, unless nobody reads them any more.
 pub(super) struct Lent<'a> {
@@ -107,7 +102,7 @@ impl<'a> Lent<'a> {
                 );
                 std::process::abort();
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(READERS_INTERVAL);
         }
     }
 
