@@ -2,7 +2,6 @@
 
 #![expect(unsafe_code, reason = "posting a request takes the caller's memory for longer than the call")]
 
-
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};

@@ -4,7 +4,6 @@
 
 mod links;
 mod plans;
-mod soundness;
 mod trouble;
 
 use std::sync::Arc;
