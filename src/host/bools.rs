@@ -1,8 +1,8 @@
 //! Truth values that come from elsewhere: no byte but 0 and 1 may ever be seen as a `bool`.
 //!
-//! Peers are held to the same element type, but a peer that misbehaves can send any bytes, and a call that fails, or is left by a panic,
-//! leaves what it had written. So whatever the host plane has written to is looked at once more before its owner has it back, by
-//! whichever way, and what a custom op is given before it sees it. As in every fold, any byte but 0 counts as 1.
+//! Peers are held to the same element type, but a peer that misbehaves can send any bytes. A call that fails, or is left by a panic, leaves
+//! what it had written. So a destination is normalised before its owner has it back, however the call ends, and so is what a custom op is
+//! given. As in every fold, any byte but 0 counts as 1.
 
 #![expect(unsafe_code, reason = "looks at the destination of a call when nothing else holds it any more")]
 

@@ -8,10 +8,10 @@ use crate::call::Call;
 use crate::host::plan::{Action, Plan, Space, Span};
 use crate::host::scratch::Scratch;
 
-/// A plan that is run any number of times, and what it has last been found fit for: it is checked again for anything else alone.
+/// A plan that is run any number of times, with the terms on which it passed its last check. It is checked again only on other terms.
 #[derive(Debug)]
 pub(crate) struct CheckedPlan {
-    /// Never changed: what has been found of it stays true.
+    /// Never changed, so that what was checked stays true.
     plan: Plan,
     passed: Cell<Option<Terms>>,
 }
@@ -27,8 +27,8 @@ impl CheckedPlan {
     }
 }
 
-/// All that the check of a plan depends on, beside the plan. Not where scratch memory lies: it is apart from the rest, and always as long as the
-/// plan wants it.
+/// All that the check of a plan depends on, beside the plan. Scratch memory is not among it: it is apart from the rest, and as long as the plan
+/// wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Terms {
     source_len: usize,
@@ -54,8 +54,8 @@ impl Memory {
     ///   `destination_len` bytes, all of them initialised, and no one else touches them. A null pointer has length 0.
     /// - Both are aligned to the element that the run's fold works on.
     ///
-    /// The two may share bytes, in whole or in part. What peers send is written as it comes: whether it is a value is for the owner of
-    /// the destination to see to before it is used as one.
+    /// The two may share bytes, in whole or in part. What peers send is written as it comes: the owner of the destination makes values of it
+    /// before it is used.
     pub(crate) unsafe fn new(source: *const u8, source_len: usize, destination: *mut u8, destination_len: usize) -> Self {
         Self { source, source_len, destination, destination_len }
     }

@@ -10,7 +10,7 @@ use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::tuning::engine::{LONG_SHUTDOWN, SHUTDOWN, SHUTDOWN_INTERVAL};
 
 impl Engine {
-    /// Tells every open link that the communicator ended, once, as far as it can be done in a few milliseconds.
+    /// Tells every open link that the communicator ended, once, as far as a few milliseconds suffice.
     pub(crate) fn propagate<L: Links>(&mut self, links: &mut L, abort_reason: &AbortReason) {
         self.spread(&wire::encode_abort_reason(abort_reason), None, None, links);
     }
@@ -51,15 +51,15 @@ impl Engine {
         let mut missing = self.awaited(request, links);
         let has_come = |rank: usize| rank == self.rank || (!missing.contains(&(rank as u32)) && self.peers[rank].has_come());
         let mut arrived: Vec<u32> = request.participants.iter().filter(|rank| has_come(**rank)).map(|rank| *rank as u32).collect();
-        // Nobody is: the time went into this rank's own folds.
+        // Nobody is missing: the time went into this rank's own folds.
         if missing.is_empty() {
             arrived.retain(|rank| *rank != waiting);
             missing.push(waiting);
         }
-        End { stop: Interrupted { abort_reason: AbortReason::TimedOut { waiting, missing: missing[0] }, missing, arrived }, told_by: None }
+        Interrupted { abort_reason: AbortReason::TimedOut { waiting, missing: missing[0] }, missing, arrived }.into()
     }
 
-    /// Adds to another rank's deadline whom this rank waits for.
+    /// Adds whom this rank waits for to the abort reason of another rank's deadline.
     pub(super) fn with_own_view<L: Links>(&mut self, end: End, request: &Execution<'_>, links: &mut L) -> End {
         if !matches!(end.stop.abort_reason, AbortReason::TimedOut { waiting, .. } if waiting != self.rank as u32) {
             return end;

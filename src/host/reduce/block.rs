@@ -30,22 +30,22 @@ pub(super) struct Inputs<'a> {
 pub(super) unsafe fn fold<L: Numeric, O: Operation<L::Wide>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
     let count = inputs.count;
     let into: *mut L::Stored = into.cast();
-    // SAFETY: the caller's word.
+    // SAFETY: every input covers `start` bytes (the caller's word).
     let at = |input: *const u8| unsafe { input.add(inputs.start).cast::<L::Stored>() };
     let end = |wide| L::narrow(O::finish(wide, divisor));
     match *inputs.pointers {
         [] => {}
         // SAFETY: both cover `count` elements; they may be the same memory, which `copy` allows.
         [only] if L::COPIES && !O::DIVIDES => unsafe { ptr::copy(at(only), into, count) },
-        // SAFETY: passed on.
+        // SAFETY: both cover `count` elements, and are the same or apart (the caller's word).
         [only] => unsafe { fold_one(into, at(only), count, |a| end(L::widen(a))) },
         [a, b] if ptr::eq(a, b) && ptr::eq(into, at(a)) => {
-            // SAFETY: passed on.
+            // SAFETY: all three are the same memory of `count` elements.
             unsafe { fold_one(into, at(a), count, |a| end(O::combine(L::widen(a), L::widen(a)))) }
         }
-        // SAFETY: passed on; not all three are the same.
+        // SAFETY: all cover `count` elements, and each input is the destination or apart from it; not all three are the same.
         [a, b] => unsafe { fold_two(into, at(a), at(b), count, |a, b| end(O::combine(L::widen(a), L::widen(b)))) },
-        // SAFETY: passed on.
+        // SAFETY: every input covers `start` bytes and `count` elements, and `into` as many elements (the caller's word).
         [first, second, ref rest @ .., last] => unsafe { fold_many::<L, O>(into, [first, second], rest, last, inputs, divisor) },
     }
 }

@@ -136,7 +136,7 @@ impl Fold for Kernel {
 
     unsafe fn fold_to_two(&self, into: *mut u8, also: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
         let Work::Builtin { functions, divisor } = &self.work else {
-            // SAFETY: passed on.
+            // SAFETY: it asks for what this function's caller has promised.
             return unsafe { fold::fold_and_copy(self, (into, also), inputs, bytes, last) };
         };
         for start in (0..if inputs.is_empty() { 0 } else { bytes }).step_by(TWICE_READ_BYTES) {

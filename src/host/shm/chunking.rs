@@ -1,5 +1,5 @@
-//! How the bytes of a call are cut into steps, and which area carries a step: the same on every rank, from what the call's fingerprint
-//! says.
+//! How the bytes of a call are cut into steps, and which area carries a step. It depends only on what the call's fingerprint says, so that all
+//! ranks find the same.
 
 use std::ops::Range;
 
@@ -52,9 +52,9 @@ impl Area {
     }
 }
 
-/// How much goes into one step of a large call, by the collective: the same on every rank. Small steps let one rank copy in while
-/// others copy out, and keep their bytes in the nearest caches. Where ranks share processors a step costs a turn of everybody,
-/// which is dearer than either.
+/// How much goes into one step of a large call, by the collective: the same on every rank. Small steps let one rank copy in while others copy
+/// out, and keep their bytes in the nearest caches. Where ranks share processors, a step costs a turn of everybody, which costs more than
+/// either saves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StepSizes {
     is_crowded: bool,
@@ -71,7 +71,7 @@ pub(super) struct StepSizes {
 }
 
 impl StepSizes {
-    /// For slots of this size. Measured with 2 and 4 ranks on 2 processors.
+    /// For slots of this size. The sizes are from measurements with 2 and 4 ranks on 2 processors.
     pub(super) fn new(slot_bytes: usize, is_crowded: bool) -> Self {
         let most = |bytes: usize| bytes.min(slot_bytes);
         if is_crowded {
@@ -130,7 +130,7 @@ pub(super) struct Chunking {
     pub(super) piece: usize,
     /// How many blocks one step carries.
     pub(super) width: usize,
-    /// How many pieces a block has; at least one, which is empty where the block is.
+    /// How many pieces a block has: at least one, which is empty if the block is.
     count: usize,
 }
 

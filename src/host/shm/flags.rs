@@ -5,7 +5,7 @@
 //! have reached `s`, and reads the others' areas of that parity.
 //!
 //! Two areas suffice because everybody waits for everybody in every step. A rank writes its area for step `s + 2` only after it
-//! has seen every flag at `s + 1`. A rank sets its flag to `s + 1` only after it has read everything that it wants of step `s`.
+//! has seen every flag at `s + 1`. A rank sets its flag to `s + 1` only after it has read all that it wants of step `s`.
 //! So nobody still reads what step `s` left there. For the same reason a flag that is waited for at `s` is never beyond `s`.
 //!
 //! The flag is stored with release order after the area was written, and loaded with acquire order before an area is read; the

@@ -100,7 +100,7 @@ impl Group {
                 let enter = |file| Region::enter(file, layout, me).map_err(|error| Error::io(format!("mapping {}", name(&layout)), error));
                 let shared_file = SharedFile {
                     name: name(&layout),
-                    make: &|| region::create(&layout),
+                    make: &|| region::create("collectives", layout.bytes),
                     enter: &enter,
                     #[cfg(miri)]
                     enter_numbered: &|number| Region::numbered(number, layout, me),

@@ -28,41 +28,35 @@ pub(super) struct Region {
 }
 
 /// The seals of all memory that ranks share: its size stays what it is.
-pub(super) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Makes the file behind a region: its size fixed, its bytes zero.
-pub(super) fn create(layout: &RegionLayout) -> io::Result<OwnedFd> {
-    let file = rustix::fs::memfd_create("collectives", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, layout.bytes as u64)?;
+/// Makes a file that ranks are to share: its size fixed, its bytes zero.
+pub(super) fn create(name: &str, bytes: usize) -> io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, bytes as u64)?;
     rustix::fs::fcntl_add_seals(&file, SEALS)?;
     Ok(file)
 }
 
-/// Refuses a file whose size anybody could still change.
-pub(super) fn check_seals(file: BorrowedFd<'_>) -> io::Result<()> {
+/// Refuses a file that is not so long, or whose size anybody could still change: one that could shrink would turn a read into a bus error.
+pub(super) fn check(file: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+    let found = rustix::fs::fstat(file)?.st_size;
     // Files that cannot be sealed do not know the question.
     let seals = rustix::fs::fcntl_get_seals(file).unwrap_or(SealFlags::empty());
-    if !seals.contains(SEALS) {
-        let message = format!("the shared memory is not sealed against shrinking, growing and unsealing, only against {seals:?}");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
-    }
-    Ok(())
-}
-
-/// Refuses a file that is not a region of this layout: one that could shrink would turn a read into a bus error.
-fn check(file: BorrowedFd<'_>, layout: &RegionLayout) -> io::Result<()> {
-    let bytes = rustix::fs::fstat(file)?.st_size;
-    if u64::try_from(bytes) != Ok(layout.bytes as u64) {
-        let message = format!("the shared region has {bytes} bytes, {} were expected", layout.bytes);
-        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
-    }
-    check_seals(file)
+    let message = if u64::try_from(found) != Ok(bytes as u64) {
+        format!("its file has {found} bytes, {bytes} were expected")
+    } else if !seals.contains(SEALS) {
+        format!("its file is not sealed against shrinking, growing and unsealing, only against {seals:?}")
+    } else {
+        return Ok(());
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidData, message))
 }
 
 impl Region {
     /// Maps the file, takes the lock of rank `me` and enters it.
     pub(super) fn enter(file: OwnedFd, layout: RegionLayout, me: usize) -> io::Result<Self> {
-        check(file.as_fd(), &layout)?;
+        check(file.as_fd(), layout.bytes)?;
         let pages = Pages::of_file(file.as_fd(), layout.bytes, alignment(layout.bytes, 1))?;
         Ok(Self::new(pages, layout, me, Presence::claim(file, me)?))
     }
@@ -250,7 +244,7 @@ pub(super) mod tests {
             let number = crate::host::shm::shared_file::number();
             return (0..ranks).map(|me| Region::numbered(number, layout, me).unwrap()).collect();
         }
-        let file = create(&layout).unwrap();
+        let file = create("collectives", layout.bytes).unwrap();
         (0..ranks).map(|me| Region::enter(file.try_clone().unwrap(), layout, me).unwrap()).collect()
     }
 
@@ -270,7 +264,7 @@ pub(super) mod tests {
     fn a_file_that_is_no_region_is_refused() {
         let layout = RegionLayout::new(2).unwrap();
         let refused = |file: OwnedFd, layout| Region::enter(file, layout, 0).err().unwrap().to_string();
-        assert!(refused(create(&layout).unwrap(), RegionLayout::new(3).unwrap()).contains("were expected"));
+        assert!(refused(create("collectives", layout.bytes).unwrap(), RegionLayout::new(3).unwrap()).contains("were expected"));
         let unsealed = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, layout.bytes as u64).unwrap();
         for seals in [SealFlags::empty(), SealFlags::SHRINK, SealFlags::GROW] {

@@ -55,7 +55,7 @@ impl Fold for Sum {
         for index in 0..bytes / 8 {
             // SAFETY: the caller promises aligned elements.
             let sum = inputs.iter().fold(0_u64, |sum, input| sum.wrapping_add(unsafe { input.cast::<u64>().add(index).read() }));
-            // SAFETY: as above.
+            // SAFETY: the caller promises as many aligned elements at the destination, to be written.
             unsafe { into.cast::<u64>().add(index).write(sum) };
         }
     }
