@@ -55,6 +55,7 @@ mod op;
 mod proof;
 mod random;
 mod rendezvous;
+mod sync;
 pub mod train;
 mod tuning;
 

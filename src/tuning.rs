@@ -49,3 +49,138 @@ pub(crate) mod train {
     #[cfg(feature = "cuda")]
     pub(crate) const UNLOAD_POLL: Duration = Duration::from_millis(1);
 }
+
+/// Collectives and links in shared memory (`host/shm/`).
+pub(crate) mod shm {
+    use std::time::Duration;
+
+    /// Bytes of a vector from which each rank folds a share and passes it on. Below, every rank folds everything: one step less. Agreed.
+    pub(crate) const SHARES_FROM_BYTES: usize = 32 << 10;
+    /// Bytes of a result from which it goes past the cache, where it would not stay. A broadcast is faster without.
+    pub(crate) const STREAM_FROM_BYTES: usize = 4 << 20;
+    /// Bytes of the smallest step in which one rank copies in while another copies out: a smaller one costs more than its bytes. Agreed.
+    pub(crate) const LEAST_STEP_BYTES: usize = 16 << 10;
+    /// Bytes of a block up to which it is gathered in the smallest steps, whose slots stay in the first-level cache. Agreed.
+    pub(crate) const SMALL_BLOCK_BYTES: usize = 128 << 10;
+    /// Bytes of the longest block that is folded out of a mailbox: 4 KiB take 2 ranks 0.50 µs there, 0.33 µs out of a slot. Agreed.
+    pub(crate) const FOLDED_LINES_BYTES: usize = 2 << 10;
+    /// Bytes of an all-reduce from which windows are looked for: 64 KiB take 2.4 µs through slots, which are cached, 3.4 µs directly. Agreed.
+    pub(crate) const DIRECT_FROM_BYTES: usize = 256 << 10;
+    /// Bytes that a rank copies or folds in place between two looks at the communicator's health.
+    pub(crate) const TURN_BYTES: usize = 1 << 20;
+    /// Bytes that one end of a ring copies before it tells the other end, so that both copy at once.
+    pub(crate) const RING_CHUNK_BYTES: usize = 16 << 10;
+    /// Bytes of a part from which chunks are [`RING_LONG_CHUNK_BYTES`].
+    pub(crate) const RING_LONG_BYTES: usize = 256 << 10;
+    /// Bytes of a chunk of a long part: with shorter ones the ends only contend for the cursors' lines.
+    pub(crate) const RING_LONG_CHUNK_BYTES: usize = 32 << 10;
+    /// Fruitless tries of a ring between two looks at whether the peer has left.
+    pub(crate) const RING_TRIES_PER_LOOK: u32 = 32;
+    /// Time between two system calls that ask whether a peer still lives.
+    pub(crate) const LIVENESS_INTERVAL: Duration = Duration::from_millis(5);
+    /// How long a rank waits for readers of a buffer that it cannot make private, before its process ends; longer under slow checkers.
+    pub(crate) const READERS_LEAVE_WITHIN: Duration = Duration::from_secs(if cfg!(any(miri, one_mapping)) { 300 } else { 10 });
+    /// Time between two looks at whether those readers have left.
+    pub(crate) const READERS_INTERVAL: Duration = Duration::from_millis(1);
+}
+
+/// Plans over links (`host/engine/`), and the memory that they use.
+pub(crate) mod engine {
+    use std::time::Duration;
+
+    /// Bytes that one link moves before the others have their turn.
+    pub(crate) const TURN_BYTES: usize = 1 << 20;
+    /// Bytes of a result that are folded or copied before the links have their turn.
+    pub(crate) const PIECE_BYTES: usize = 256 << 10;
+    /// Bytes that one write to a link gathers where as much can go: a write of 1 MiB takes half the time of sixteen.
+    pub(crate) const WRITE_BYTES: usize = 1 << 20;
+    /// Messages that go in one write behind the first.
+    pub(crate) const FOLLOWERS: usize = 7;
+    /// Bytes read at once where they are not read straight into place: a small message takes one system call.
+    pub(crate) const INPUT_BYTES: usize = 4096;
+    /// Rounds in which something moved between two looks at the clock, which costs more than a small message.
+    pub(crate) const ROUNDS_PER_CHECK: u32 = 64;
+    /// How long a run lasts before it first says whom it waits for.
+    pub(crate) const FIRST_REPORT: Duration = Duration::from_millis(10);
+    /// How long a rank that ends tries to send its last message. A peer that takes no bytes for so long hears of the end when the link closes.
+    pub(crate) const SHUTDOWN: Duration = Duration::from_millis(20);
+    /// The same with a message half sent: cut off, it looks like this rank's death, so a peer that only lacks a core gets more time.
+    pub(crate) const LONG_SHUTDOWN: Duration = Duration::from_millis(100);
+    /// Time between two such tries, and how long the core is only yielded before.
+    pub(crate) const SHUTDOWN_INTERVAL: Duration = Duration::from_micros(100);
+    /// Bytes of scratch memory that are kept from one call to the next.
+    pub(crate) const KEPT_SCRATCH_BYTES: usize = 64 << 20;
+}
+
+/// Waiting while nothing moves (`host/waiting.rs`): one policy, with limits for each kind of wait.
+pub(crate) mod waiting {
+    use std::time::Duration;
+
+    /// When a rank that waits looks at the clock, gives up its core, and sleeps.
+    #[derive(Debug)]
+    pub(crate) struct Limits {
+        /// Looks before the policy begins, without a clock or anything else between them: with a core for every rank, and without.
+        pub(crate) first_looks: [u32; 2],
+        /// How long it keeps the core, where there is one for every rank.
+        pub(crate) spin_for: Duration,
+        /// How long it stays awake in all.
+        pub(crate) awake_for: Duration,
+        /// Fruitless rounds between two looks at the clock.
+        pub(crate) rounds_per_look: u32,
+        /// With more ranks than cores: after how many rounds it sleeps, without a look at the clock. `None`: by the clock there too.
+        pub(crate) crowded_rounds: Option<u32>,
+        /// The first sleep on something that can wake the sleeper. Each further one is twice as long.
+        pub(crate) first_sleep: Duration,
+        /// The longest such sleep: how late a rank may notice what nobody wakes it for.
+        pub(crate) longest_sleep: Duration,
+    }
+
+    /// For the flags of other ranks. The first looks take a few microseconds; with fewer cores than ranks, less than giving up the core.
+    pub(crate) static SHARED_MEMORY: Limits = Limits {
+        first_looks: [400, 20],
+        spin_for: Duration::ZERO,
+        awake_for: Duration::from_micros(200),
+        rounds_per_look: 1,
+        crowded_rounds: None,
+        first_sleep: Duration::from_millis(1),
+        longest_sleep: Duration::from_millis(50),
+    };
+    /// For the links of a plan. The sleep ends with a descriptor; its length is for an abort, which no descriptor tells.
+    pub(crate) static LINKS: Limits = Limits {
+        first_looks: [0, 0],
+        spin_for: Duration::from_micros(30),
+        awake_for: Duration::from_micros(100),
+        rounds_per_look: 1,
+        crowded_rounds: None,
+        first_sleep: Duration::from_millis(50),
+        longest_sleep: Duration::from_millis(50),
+    };
+    /// For messages.
+    pub(crate) static MESSAGES: Limits = Limits {
+        first_looks: [0, 0],
+        spin_for: Duration::from_micros(8),
+        awake_for: Duration::from_micros(200),
+        rounds_per_look: 32,
+        crowded_rounds: Some(64),
+        first_sleep: Duration::from_millis(1),
+        longest_sleep: Duration::from_millis(16),
+    };
+    /// The first sleep where nothing can wake the sleeper. Each further one is twice as long.
+    pub(crate) const FIRST_NAP: Duration = Duration::from_micros(50);
+    /// The longest such sleep: what a byte in shared memory may wait for its reader.
+    pub(crate) const LONGEST_NAP: Duration = Duration::from_micros(200);
+}
+
+/// Copies and truth values (`host/copy.rs`, `host/bools.rs`).
+pub(crate) mod copy {
+    /// Bytes that are read before they are, where need be, normalised.
+    pub(crate) const BOOLS_BLOCK_BYTES: usize = 4096;
+}
+
+/// Folds on the processor (`host/reduce/`).
+pub(crate) mod reduce {
+    /// Bytes that are folded before they are copied to a second destination: they are still in the first-level cache.
+    pub(crate) const TWICE_READ_BYTES: usize = 16 << 10;
+    /// Bytes of the block on the stack in which elements are folded: in the first-level cache beside the inputs, and its loops are long.
+    pub(crate) const BLOCK_BYTES: usize = 4096;
+}

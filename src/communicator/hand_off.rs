@@ -5,8 +5,8 @@
 use std::cell::Cell;
 use std::sync::{OnceLock, PoisonError};
 
-use super::sync::{AtomicUsize, Condvar, Mutex, Ordering, ThreadId, UnsafeCell, current};
 use crate::fork::Process;
+use crate::sync::{AtomicUsize, Condvar, Mutex, Ordering, ThreadId, UnsafeCell, current};
 
 /// A value that belongs to the worker while jobs are pending, and to the caller while none are.
 ///

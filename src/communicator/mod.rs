@@ -49,7 +49,6 @@ mod shrink;
 mod split;
 mod started;
 mod state;
-mod sync;
 #[cfg(test)]
 mod tests;
 mod trace;

@@ -26,7 +26,6 @@ mod json;
 mod record;
 mod ring;
 mod signal;
-mod sync;
 
 use std::collections::VecDeque;
 use std::fmt::Display;

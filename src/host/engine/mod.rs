@@ -1,21 +1,19 @@
 //! Runs one rank's part of a collective over links.
 //!
-//! All links progress together, sends and receives alike, so that nothing blocks on full buffers; folds and copies are done in
-//! between. Payload goes straight from and to the memory of the plan. Once warm, a run allocates nothing.
+//! All links progress together, sends and receives alike, so that nothing blocks on full buffers. Folds and copies are done in between.
+//! Payload goes straight from and to the memory of the plan. A run of a shape that has been run before allocates nothing.
 //!
 //! Each direction of a link is a stream of [messages](wire). The first of every call carries the call, so that ranks find out
-//! that they disagree before any payload is taken. Whatever ends a run on one rank is told to every open link, and passed on
-//! once by whoever hears of it.
+//! that they disagree before any payload is taken. Whatever ends a run on one rank is sent over every open link, and passed on once by every
+//! rank that hears of it.
 
 #[cfg(feature = "internals")]
 pub(crate) mod fuzz;
-mod input;
-mod local;
 mod memory;
 mod peer;
-mod run_state;
 mod schedule;
 mod shutdown;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod waiting;
@@ -23,34 +21,34 @@ mod wire;
 
 use rustix::event::PollFlags;
 
-use self::local::Local;
 pub(crate) use self::memory::{CheckedPlan, Memory};
-use self::memory::{Scratch, Spaces};
+use self::memory::{Context, Spaces};
 use self::peer::PeerState;
-use self::run_state::Context;
-use self::schedule::Schedule;
+use self::schedule::{Local, Schedule};
 use self::waiting::Waiting;
 use super::abort_reason::{AbortReason, Interrupted};
 use super::fold::Fold;
 use super::health::Health;
 use super::link::ByteLink;
 use super::plan::{Action, Plan};
-use super::waiting::Pause;
+use super::scratch::Scratch;
+use super::waiting::{Pause, Sleep};
 use crate::call::Call;
 use crate::deadline::Deadline;
+use crate::tuning::engine::ROUNDS_PER_CHECK;
 
 /// The links of one rank.
 pub(crate) trait Links {
     /// One link.
     type Link: ByteLink;
 
-    /// The link to a rank, opened where it is not yet (which may wait until the deadline).
+    /// The link to a rank. Opens it first where need be, which may take until the deadline.
     fn link(&mut self, rank: usize, deadline: &Deadline) -> Result<&mut Self::Link, Interrupted>;
 
     /// Shows every link that is open, with its rank.
     fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut Self::Link));
 
-    /// Closes the link to a rank, where there is one: a message on it was cut off, so no other can follow.
+    /// Closes the link to a rank, if there is one. A message on it was cut off, so no other can follow.
     fn drop_link(&mut self, rank: usize);
 }
 
@@ -80,9 +78,15 @@ struct End {
     told_by: Option<usize>,
 }
 
+impl From<Interrupted> for End {
+    fn from(stop: Interrupted) -> Self {
+        Self { stop, told_by: None }
+    }
+}
+
 impl From<AbortReason> for End {
     fn from(abort_reason: AbortReason) -> Self {
-        Self { stop: abort_reason.into(), told_by: None }
+        Interrupted::from(abort_reason).into()
     }
 }
 
@@ -187,12 +191,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Goes round until all is done.
+    /// Serves links and does local work until all steps are done.
     fn drive<L: Links>(&mut self, request: &mut Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
-        /// Looking at the clock every time would cost more than a small message.
-        const ROUNDS_PER_CHECK: u32 = 64;
         for &rank in &self.active {
-            links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
+            links.link(rank, request.deadline)?;
         }
         let mut rounds = 0_u32;
         loop {
@@ -228,7 +230,7 @@ impl Engine {
                 if !wanted {
                     continue;
                 }
-                let link = links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
+                let link = links.link(rank, request.deadline)?;
                 let result =
                     if is_send { peer.send(link, &mut self.schedule, context) } else { peer.receive(link, &mut self.schedule, context) };
                 match result {
@@ -261,13 +263,13 @@ impl Engine {
         match self.waiting.pause() {
             Pause::Spin => std::hint::spin_loop(),
             Pause::Yield => std::thread::yield_now(),
-            Pause::Sleep(sleeps) => self.sleep(sleeps, request, context, links)?,
+            Pause::Sleep(sleep) => self.sleep(sleep, request, context, links)?,
         }
         Ok(())
     }
 
-    /// Sleeps until a link stirs, one of those included that this run does not need: a peer may have a reason to abort for us.
-    fn sleep<L: Links>(&mut self, sleeps: u32, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
+    /// Sleeps until any link stirs. Those that this run does not need are included: a reason to abort may come over them.
+    fn sleep<L: Links>(&mut self, sleep: Sleep, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
         let Self { peers, schedule, waiting, active, .. } = self;
         waiting.clear();
         // Links that matter and are still being opened have nothing to sleep on, and are not visited.
@@ -298,9 +300,9 @@ impl Engine {
             self.waiting.clear();
             return Err(self.explain(rank, trouble, request.deadline, links));
         }
-        self.waiting.sleep(sleeps, is_blind || unseen > 0, request.deadline.remaining());
+        self.waiting.sleep(sleep, is_blind || unseen > 0, request.deadline.remaining());
         while let Some(rank) = self.waiting.stirred() {
-            let link = links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
+            let link = links.link(rank, request.deadline)?;
             if let Err(trouble) = self.peers[rank].watch(link, context) {
                 return Err(self.explain(rank, trouble, request.deadline, links));
             }

@@ -2,12 +2,11 @@
 
 #![expect(unsafe_code, reason = "posting a request takes the caller's memory for longer than the call")]
 
-use std::time::Duration;
-
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::waiting::{Limits, Patience, is_crowded};
+use crate::host::waiting::{Patience, is_crowded};
+use crate::tuning::waiting::MESSAGES;
 
 use super::channel::{Channel, PeerState};
 use super::frame::Frame;
@@ -21,10 +20,6 @@ const UNEXPECTED_BYTES: usize = 64 << 20;
 
 /// How much of that each peer has at least.
 const UNEXPECTED_LEAST_BYTES: usize = 1 << 20;
-
-/// When a rank gives up the core, and when it sleeps.
-static LIMITS: Limits =
-    Limits { spin_for: Duration::from_micros(8), awake_for: Duration::from_micros(200), rounds_per_look: 32, crowded_rounds: Some(64) };
 
 /// In rounds that follow each other closely, newly opened links are looked for every so many.
 const ACCEPT_EVERY: u64 = 64;
@@ -78,7 +73,7 @@ impl<C: Connector> Messages<C> {
             matching_state: MatchingState::new(rank, world_size, limit),
             told: None,
             rounds: 0,
-            patience: Patience::new(&LIMITS, is_crowded(local_ranks)),
+            patience: Patience::new(&MESSAGES, is_crowded(local_ranks)),
         }
     }
 

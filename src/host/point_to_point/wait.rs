@@ -9,12 +9,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_yield;
 
 use crate::host::link::ByteLink;
-use crate::host::waiting::{Pause, nap};
+use crate::host::waiting::Pause;
 
 use super::{Connector, Messages};
-
-/// How long the first sleep on descriptors may take; each further one twice as long, up to 16 times.
-const SLEEP: Duration = Duration::from_millis(1);
 
 impl<C: Connector> Messages<C> {
     /// Rounds until something moves or, after a few fruitless ones, one sleep of at most `budget` is over; whether anything
@@ -40,7 +37,7 @@ impl<C: Connector> Messages<C> {
         match pause {
             Pause::Spin => hint::spin_loop(),
             Pause::Yield => sched_yield(),
-            Pause::Sleep(sleeps) => self.sleep(limit.min(SLEEP * (1 << sleeps.min(4))), nap(sleeps)),
+            Pause::Sleep(sleep) => self.sleep(limit.min(sleep.limit), sleep.nap),
         }
     }
 

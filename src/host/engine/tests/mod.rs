@@ -4,7 +4,6 @@
 
 mod links;
 mod plans;
-mod soundness;
 mod trouble;
 
 use std::sync::Arc;
@@ -44,7 +43,7 @@ impl Fold for Sum {
         for index in 0..bytes / 8 {
             // SAFETY: the caller promises aligned elements.
             let sum = inputs.iter().fold(0_u64, |sum, input| sum.wrapping_add(unsafe { input.cast::<u64>().add(index).read() }));
-            // SAFETY: as above.
+            // SAFETY: the caller promises as many aligned elements at the destination, to be written.
             unsafe { into.cast::<u64>().add(index).write(sum) };
         }
     }

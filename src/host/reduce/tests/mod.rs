@@ -3,8 +3,6 @@
 #![expect(unsafe_code, reason = "the folds work on pointers")]
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
-mod custom;
-mod integers;
 mod matrix;
 mod methods;
 mod oracle;

@@ -1,40 +1,15 @@
-//! What a run still has to do with one peer, and the message that is on its way to it.
+//! The two streams of one link: what a run still has to do with the peer, the message that is on its way out, and what has come in and has
+//! not been used.
 
 #![expect(unsafe_code, reason = "payload goes straight from the spans of the plan")]
 
 use std::io::{self, IoSlice};
 
-use super::input::moved;
-use super::memory::Spaces;
+use super::memory::Context;
 use super::schedule::{NONE, Schedule};
-use super::wire::{self, FIRST_BYTES, HEADER_BYTES, PAYLOAD_MAX};
-use crate::call::Call;
+use super::wire::{self, FIRST_BYTES, HEADER_BYTES, Malformed, Message, PAYLOAD_MAX};
 use crate::host::link::ByteLink;
-use crate::host::plan::{Action, Plan, Span};
-
-/// As much is written at once where there is as much to write.
-const WRITE_BYTES: usize = 1 << 20;
-/// How many messages go with the first at most.
-const FOLLOWERS: usize = 7;
-
-/// What all parts of a run need to know. The plan has passed [`Spaces::check_once`] with these spaces.
-pub(super) struct Context<'a> {
-    pub(super) rank: usize,
-    pub(super) plan: &'a Plan,
-    pub(super) spaces: Spaces,
-    pub(super) call: &'a Call,
-    pub(super) fingerprint: [u8; Call::FINGERPRINT_BYTES],
-}
-
-impl Context<'_> {
-    /// The bytes that a send or receive moves.
-    pub(super) fn span(&self, step: u32) -> Span {
-        match &self.plan.steps[step as usize].action {
-            Action::Send { from: span, .. } | Action::Receive { into: span, .. } | Action::Copy { into: span, .. } => *span,
-            Action::Fold { into, .. } => *into,
-        }
-    }
-}
+use crate::tuning::engine::{FOLLOWERS, INPUT_BYTES, WRITE_BYTES};
 
 /// A message on its way out.
 #[derive(Debug)]
@@ -195,5 +170,80 @@ impl RunState {
             }
             self.open_message(context.span(self.send).len, context);
         }
+    }
+}
+
+/// A small buffer that survives from call to call: a peer that runs ahead may have sent what belongs to the next.
+#[derive(Debug, Default)]
+pub(super) struct Input {
+    /// Empty until something is read.
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+/// How a read into the buffer went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Filled {
+    /// Nothing is there now.
+    Nothing,
+    /// Something came, and there may be more.
+    Full,
+    /// Something came, and it was all there is.
+    Drained,
+}
+
+impl Input {
+    /// What is there.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    /// Whether nothing is there.
+    pub(super) fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Whether no byte can be added before some are used.
+    pub(super) fn is_full(&self) -> bool {
+        self.end - self.start == INPUT_BYTES
+    }
+
+    /// Forgets the first `count` bytes.
+    pub(super) fn consume(&mut self, count: usize) {
+        self.start = (self.start + count).min(self.end);
+        if self.is_empty() {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// The message at the front, left where it is.
+    pub(super) fn front(&self) -> Result<Option<(Message, usize)>, Malformed> {
+        wire::parse(self.bytes())
+    }
+
+    /// Adds what the link has, as far as it fits.
+    pub(super) fn fill(&mut self, link: &mut impl ByteLink) -> io::Result<Filled> {
+        if self.bytes.is_empty() {
+            self.bytes = vec![0; INPUT_BYTES].into_boxed_slice();
+        }
+        if self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let room = &mut self.bytes[self.end..];
+        let asked = room.len();
+        let Some(count) = moved(link.try_read(room))? else { return Ok(Filled::Nothing) };
+        self.end += count.min(asked);
+        Ok(if count < asked { Filled::Drained } else { Filled::Full })
+    }
+}
+
+/// How many bytes a link moved, at least one; `None` where none can move now.
+pub(super) fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Ok(count) => Ok((count > 0).then_some(count)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+        Err(error) => Err(error),
     }
 }
