@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::{Action, Plan, Space, Span};
+use crate::host::plan::{Action, Plan, Space, Span};
 
 /// A small generator of pseudo-random numbers (splitmix64).
 pub(super) struct Random(pub(super) u64);
