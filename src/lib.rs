@@ -21,7 +21,7 @@
 //! - With a GPU attached (`Builder::device`) the same methods take device buffers, cudarc's slices among them: they are queued on a
 //!   stream (`Communicator::on` names one) and go over NCCL and this crate's own kernels. `NcclCommunicator` is that side alone.
 //! - Errors are one type, [`Error`], which says what was being done, with whom, and for how long.
-//! - What calls do and take is told to `tracing`, to counters, to trace files and to NVIDIA's profilers: [`observe`].
+//! - Calls are reported to `tracing`, to counters, to trace files and to NVIDIA's profilers: [`observe`].
 //!
 //! # Features
 //!

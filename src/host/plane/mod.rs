@@ -15,25 +15,21 @@
 //! all links, so that ranks with no link to the culprit get the same error. A broken link is not taken for a dead peer for 200 ms: whoever
 //! knows why it broke gets a moment to say so, or the cause would be lost in a race between a message and an end of file.
 
-mod algorithm;
-mod chooser;
 mod connector;
 mod facts;
 #[cfg(feature = "internals")]
 pub(crate) mod fuzz;
-mod hierarchical;
-mod inter_host;
-mod intra_host;
 mod job;
 mod links;
 mod plans;
+mod routes;
 mod setup;
 mod topology;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::call::{Call, Kind};
+use crate::call::{BlockLayout, Call, Kind};
 use crate::deadline::Deadline;
 use crate::error::{self, Error, Peer};
 use crate::flight::FlightPlane;
@@ -44,9 +40,8 @@ use crate::host::scratch::Scratch;
 use crate::host::shm::{Group, Segment, Site};
 use crate::observe::{Moved, Track};
 
-use chooser::Chooser;
 use links::PlaneLinks;
-use plans::Plans;
+use plans::{Chooser, Plans};
 use topology::Topology;
 
 pub(crate) use connector::MessageConnector;
@@ -135,6 +130,29 @@ impl HostPlane {
     /// How its ranks reach each other, in a few words.
     pub(crate) fn wiring(&self) -> String {
         self.explain().lines().next().unwrap_or_default().trim_end_matches(':').to_owned()
+    }
+
+    /// How a call on `bytes` in all is done, in a word, on ordinary memory with a built-in op.
+    pub(crate) fn algorithm(&self, kind: Kind, bytes: usize, element_bytes: usize) -> &'static str {
+        match &self.group {
+            _ if self.peers.len() == 1 => "copy",
+            Some(group) if self.topology.is_one_host() => group.way(kind, bytes, element_bytes).unwrap_or("links"),
+            _ if self.topology.is_scattered() => self.chooser.name(kind, bytes, element_bytes, self.peers.len()),
+            _ => "hierarchical",
+        }
+    }
+
+    /// How a job is done, in a word.
+    fn algorithm_of(&self, job: &Job) -> &'static str {
+        let bytes = match (job.call.kind, &job.layout) {
+            // Only the root has the whole vector.
+            (Kind::Gather | Kind::Scatter, BlockLayout::Equal(block)) => block * self.peers.len(),
+            _ => job.memory.source_len.max(job.memory.destination_len),
+        };
+        if self.peers.len() > 1 && self.topology.is_one_host() && job.is_too_large_to_share() {
+            return "links";
+        }
+        self.algorithm(job.call.kind, bytes, job.element_bytes)
     }
 
     /// This rank's place on its host by identity, and how many ranks the host has.

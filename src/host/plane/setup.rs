@@ -4,11 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::HostPlane;
-use super::chooser::Chooser;
 use super::connector::MessageConnector;
 use super::facts::HostFacts;
 use super::links::{PlaneLink, PlaneLinks};
-use super::plans::Plans;
+use super::plans::{Chooser, Plans};
 use super::topology::Topology;
 use crate::config::{Config, Transport};
 use crate::deadline::Deadline;

@@ -4,8 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::thread;
 use std::time::Duration;
 
-use super::test_network::{MemoryLink, SocketLink, TestNetwork, Wire, pump};
-use super::{Random, Talk, pattern, soon};
+use super::{MemoryLink, Random, SocketLink, Talk, TestNetwork, Wire, pattern, pump, soon};
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};

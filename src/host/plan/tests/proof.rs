@@ -4,7 +4,7 @@
 //! with each message's two ends tied together as if links could hold nothing, has no cycle, then no schedule can stop.
 
 use super::simulator::Rank;
-use super::{Action, Space, Span};
+use crate::host::plan::{Action, Space, Span};
 
 /// A set of ranks, one bit each.
 type Heard = u32;

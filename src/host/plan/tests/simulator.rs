@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::{Action, Plan, Space, Span};
+use crate::host::plan::{Action, Plan, Space, Span};
 use crate::random::Random;
 
 /// One rank: its plan, what it contributes, and where its destination lies.

@@ -1,9 +1,18 @@
 //! Every plan of every collective, against an independent oracle, the promises of the module, and what it may cost.
 
-use super::proof::{Claims, prove, sent_bytes};
-use super::simulator::{Op, Rank, simulate};
+mod proof;
+mod simulator;
+
+use super::all_gather::all_gather;
+use super::all_to_all::all_to_all;
+use super::builder::barrier;
+use super::reduce::{all_reduce, reduce, reduce_scatter};
+use super::rooted::{broadcast, gather, scatter};
 use super::{Action, Algorithm, Blocks, Plan};
 use crate::random::Random;
+use crate::tuning::plan::{CARRIED_BYTES, EXCHANGES_IN_FLIGHT, FLAT_BYTES, RING_IN_FLIGHT, STAR_BYTES};
+use proof::{Claims, prove, sent_bytes};
+use simulator::{Op, Rank, simulate};
 
 /// Numbers of ranks.
 const WORLDS: &[usize] = if cfg!(miri) { &[1, 2, 3] } else { &[1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17] };
@@ -110,10 +119,8 @@ fn scratch_bound(algorithm: Algorithm, n: usize, bytes: usize, element: usize, s
     let aligned = |len: usize| len.next_multiple_of(64.max(element & element.wrapping_neg()));
     match algorithm {
         Algorithm::Doubling | Algorithm::Binomial => 2 * aligned(bytes),
-        Algorithm::Direct => {
-            (2 * (n - 1) * aligned(segment.max(element).min(bytes))).max((n - 1) * aligned(bytes.min(super::all_reduce::FLAT_BYTES)))
-        }
-        _ => 2 * (super::ring::IN_FLIGHT + 1) * aligned(segment.max(element)),
+        Algorithm::Direct => (2 * (n - 1) * aligned(segment.max(element).min(bytes))).max((n - 1) * aligned(bytes.min(FLAT_BYTES))),
+        _ => 2 * (RING_IN_FLIGHT + 1) * aligned(segment.max(element)),
     }
 }
 
@@ -126,7 +133,7 @@ fn all_reduce_folds_everything_for_everyone() {
                 let bytes = count * element;
                 let what = format!("{algorithm} all_reduce n={n} {count}x{element} segment={segment} in_place={in_place} {op:?}");
                 let sources = sources(n, |_| bytes, index as u64);
-                let plan = |me| super::all_reduce(algorithm, n, me, bytes, element, segment);
+                let plan = |me| all_reduce(algorithm, n, me, bytes, element, segment);
                 let ranks = ranks(&sources, plan, |_| bytes, |_| in_place.then_some(0));
                 let results = run(&what, &ranks, op, Claims { element, hears: everyone, root: 0 }, index as u64);
                 let expected = if exact { written(&oracle(op, &sources, element)) } else { results[0].clone() };
@@ -145,10 +152,10 @@ fn all_reduce_folds_everything_for_everyone() {
 #[test]
 fn direct_shares_of_a_vector_too_large_to_be_sent_whole() {
     for (n, element, segment) in [(2, 8, 9000), (3, 12, 4096), (5, 4, 1 << 20), (4, 65536, 1)] {
-        let bytes = (super::all_reduce::FLAT_BYTES / element + n) * element * (1 + usize::from(n == 2));
+        let bytes = (FLAT_BYTES / element + n) * element * (1 + usize::from(n == 2));
         let what = format!("direct all_reduce n={n} {bytes} bytes segment={segment}");
         let sources = sources(n, |_| bytes, 3);
-        let plan = |me| super::all_reduce(Algorithm::Direct, n, me, bytes, element, segment);
+        let plan = |me| all_reduce(Algorithm::Direct, n, me, bytes, element, segment);
         let ranks = ranks(&sources, plan, |_| bytes, |me| (me % 2 == 0).then_some(0));
         let results = run(&what, &ranks, Op::Hash, Claims { element, hears: everyone, root: 0 }, 5);
         let expected = written(&oracle(Op::Hash, &sources, element));
@@ -168,7 +175,7 @@ fn reduce_folds_everything_for_the_root_alone() {
                 let (bytes, root) = (count * element, index * 5 % n);
                 let what = format!("{algorithm} reduce n={n} root={root} {count}x{element} segment={segment} in_place={in_place} {op:?}");
                 let sources = sources(n, |_| bytes, index as u64);
-                let plan = |me| super::reduce(algorithm, n, me, root, bytes, element, segment);
+                let plan = |me| reduce(algorithm, n, me, root, bytes, element, segment);
                 let ranks = ranks(&sources, plan, |me| if me == root { bytes } else { 0 }, |me| (in_place && me == root).then_some(0));
                 let results = run(&what, &ranks, op, Claims { element, hears: root_alone, root }, index as u64);
                 let complete = results[root].iter().all(Option::is_some);
@@ -184,10 +191,10 @@ fn reduce_folds_everything_for_the_root_alone() {
 #[test]
 fn reduce_by_direct_shares() {
     for (n, root, segment) in [(2, 1, 100), (3, 0, 3000), (5, 3, 512)] {
-        let bytes = 2 * super::reduce::STAR_BYTES + 8 * n + 4;
+        let bytes = 2 * STAR_BYTES + 8 * n + 4;
         let what = format!("direct reduce n={n} root={root} segment={segment}");
         let sources = sources(n, |_| bytes, 3);
-        let plan = |me| super::reduce(Algorithm::Direct, n, me, root, bytes, 4, segment);
+        let plan = |me| reduce(Algorithm::Direct, n, me, root, bytes, 4, segment);
         let ranks = ranks(&sources, plan, |me| if me == root { bytes } else { 0 }, |me| (me == root).then_some(0));
         let results = run(&what, &ranks, Op::Hash, Claims { element: 4, hears: root_alone, root }, 5);
         assert_eq!(results[root], written(&oracle(Op::Hash, &sources, 4)), "{what}");
@@ -209,7 +216,7 @@ fn reduce_scatter_folds_each_block_for_its_rank() {
                 let what =
                     format!("{algorithm} reduce_scatter n={n} {lens:?} element={element} segment={segment} in_place={in_place} {op:?}");
                 let sources = sources(n, |_| bytes, index as u64);
-                let plan = |me| super::reduce_scatter(algorithm, n, me, blocks, element, segment);
+                let plan = |me| reduce_scatter(algorithm, n, me, blocks, element, segment);
                 // A rank that is alone copies its block, which is all there is.
                 let ranks = ranks(&sources, plan, |me| lens[me], |me| in_place.then_some(start(me) as isize));
                 let results = run(&what, &ranks, op, Claims { element, hears: everyone, root: 0 }, index as u64);
@@ -230,7 +237,7 @@ fn reduce_scatter_folds_each_block_for_its_rank() {
 fn broadcast_brings_the_roots_vector_to_everyone() {
     for &n in WORLDS {
         for algorithm in [Algorithm::Binomial, Algorithm::Chain] {
-            for (index, bytes) in [0, 1, 17, 1000, super::broadcast::CARRIED_BYTES + 3].into_iter().enumerate() {
+            for (index, bytes) in [0, 1, 17, 1000, CARRIED_BYTES + 3].into_iter().enumerate() {
                 if bytes > 1000 && n > 9 {
                     continue;
                 }
@@ -238,11 +245,11 @@ fn broadcast_brings_the_roots_vector_to_everyone() {
                     let (segment, in_place) = ([64, 7, 1, 300][index % 4].max(bytes / 40), (index + root) % 2 == 0);
                     let what = format!("{algorithm} broadcast n={n} root={root} {bytes} bytes segment={segment} in_place={in_place}");
                     let sources = sources(n, |me| if in_place || me == root { bytes } else { 0 }, index as u64);
-                    let plan = |me| super::broadcast(algorithm, n, me, root, bytes, segment);
+                    let plan = |me| broadcast(algorithm, n, me, root, bytes, segment);
                     let ranks = ranks(&sources, plan, |_| bytes, |_| in_place.then_some(0));
                     let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: everyone, root }, index as u64);
                     assert!(results.iter().all(|result| *result == written(&sources[root])), "{what}");
-                    let bound = if algorithm == Algorithm::Chain { 0 } else { bytes.min(super::broadcast::CARRIED_BYTES) };
+                    let bound = if algorithm == Algorithm::Chain { 0 } else { bytes.min(CARRIED_BYTES) };
                     assert!(ranks.iter().all(|rank| rank.plan.scratch_bytes <= bound), "{what}");
                     assert!(ranks.iter().map(sent_bytes).sum::<usize>() == (n - 1) * bytes, "{what}");
                 }
@@ -262,7 +269,7 @@ fn all_gather_brings_every_block_to_everyone() {
                 let start = |me: usize| lens[..me].iter().sum::<usize>();
                 let what = format!("{algorithm} all_gather n={n} {lens:?} segment={segment} in_place={in_place}");
                 let sources = sources(n, |me| lens[me], index as u64);
-                let plan = |me| super::all_gather(algorithm, n, me, blocks, segment);
+                let plan = |me| all_gather(algorithm, n, me, blocks, segment);
                 let ranks = ranks(&sources, plan, |_| start(n), |me| in_place.then_some(-(start(me) as isize)));
                 let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: everyone, root: 0 }, index as u64);
                 assert!(results.iter().all(|result| *result == written(&sources.concat())), "{what}");
@@ -288,7 +295,7 @@ fn gather_and_scatter_between_the_root_and_everyone() {
 
             let what = format!("gather n={n} root={root} {lens:?} in_place={in_place}");
             let blocks_of_all = sources(n, |me| lens[me], index as u64);
-            let plan = |me| super::gather(n, me, root, blocks(me));
+            let plan = |me| gather(n, me, root, blocks(me));
             let gathering =
                 ranks(&blocks_of_all, plan, |me| if me == root { start(n) } else { 0 }, |me| aliased(me, -(start(root) as isize)));
             let results = run(&what, &gathering, Op::Sum, claims, index as u64);
@@ -296,7 +303,7 @@ fn gather_and_scatter_between_the_root_and_everyone() {
 
             let what = format!("scatter n={n} root={root} {lens:?} in_place={in_place}");
             let vector = sources(n, |me| if me == root { start(n) } else { 0 }, index as u64);
-            let plan = |me| super::scatter(n, me, root, blocks(me));
+            let plan = |me| scatter(n, me, root, blocks(me));
             let scattering = ranks(&vector, plan, |me| lens[me], |me| aliased(me, start(root) as isize));
             let results = run(&what, &scattering, Op::Sum, claims, index as u64);
             for (me, result) in results.iter().enumerate() {
@@ -325,8 +332,8 @@ fn all_to_all_brings_each_block_where_it_belongs() {
             let incoming: Vec<Vec<usize>> = (0..n).map(|me| (0..n).map(|from| lens[from][me]).collect()).collect();
             let sources = sources(n, |me| lens[me].iter().sum(), index as u64);
             let plan = |me: usize| match index % 5 {
-                0 => super::all_to_all(n, me, Blocks::Equal(9), Blocks::Equal(9), in_place, segment),
-                _ => super::all_to_all(n, me, Blocks::Each(&lens[me]), Blocks::Each(&incoming[me]), in_place, segment),
+                0 => all_to_all(n, me, Blocks::Equal(9), Blocks::Equal(9), in_place, segment),
+                _ => all_to_all(n, me, Blocks::Each(&lens[me]), Blocks::Each(&incoming[me]), in_place, segment),
             };
             let ranks = ranks(&sources, plan, |me| incoming[me].iter().sum(), |_| in_place.then_some(0));
             let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: everyone, root: 0 }, index as u64);
@@ -338,7 +345,7 @@ fn all_to_all_brings_each_block_where_it_belongs() {
                 assert_eq!(*result, written(&(0..n).flat_map(block).collect::<Vec<u8>>()), "{what}");
                 let bound = match (index % 5, in_place) {
                     (0, _) if n > 2 => (n - 1) * 64,
-                    (_, true) => super::all_to_all::IN_FLIGHT * segment.clamp(1, 64).next_multiple_of(64),
+                    (_, true) => EXCHANGES_IN_FLIGHT * segment.clamp(1, 64).next_multiple_of(64),
                     (_, false) => 0,
                 };
                 assert!(ranks[me].plan.scratch_bytes <= bound, "{what}");
@@ -353,10 +360,10 @@ fn what_is_too_large_to_be_carried_goes_straight() {
     let ways: [fn(usize) -> bool; 3] = [|_| false, |_| true, |me| me % 2 == 0];
     for (n, way) in [(2, 0), (2, 1), (2, 2), (3, 0), (3, 2), (4, 1), (4, 2)] {
         let in_place = ways[way];
-        let block = super::all_to_all::CARRIED_BYTES / n + 5;
+        let block = CARRIED_BYTES / n + 5;
         let sources = sources(n, |_| n * block, 11);
         let what = format!("all_to_all n={n} blocks of {block} way={way}");
-        let plan = |me| super::all_to_all(n, me, Blocks::Equal(block), Blocks::Equal(block), in_place(me), 1 << 14);
+        let plan = |me| all_to_all(n, me, Blocks::Equal(block), Blocks::Equal(block), in_place(me), 1 << 14);
         let ranks = self::ranks(&sources, plan, |_| n * block, |me| in_place(me).then_some(0));
         let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: everyone, root: 0 }, 3);
         for (me, result) in results.iter().enumerate() {
@@ -365,7 +372,7 @@ fn what_is_too_large_to_be_carried_goes_straight() {
         }
 
         let what = format!("direct all_gather n={n} blocks of {block}");
-        let plan = |me| super::all_gather(Algorithm::Direct, n, me, Blocks::Equal(block), 1 << 14);
+        let plan = |me| all_gather(Algorithm::Direct, n, me, Blocks::Equal(block), 1 << 14);
         let blocks: Vec<Vec<u8>> = sources.iter().map(|source| source[..block].to_vec()).collect();
         let ranks = self::ranks(&blocks, plan, |_| n * block, |_| None);
         let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: everyone, root: 0 }, 3);
@@ -378,7 +385,7 @@ fn what_is_too_large_to_be_carried_goes_straight() {
 fn a_barrier_takes_a_logarithm_of_rounds() {
     for n in WORLDS.iter().copied().chain([31, 32]) {
         let nothing = vec![Vec::new(); n];
-        let ranks = ranks(&nothing, |me| super::barrier(n, me), |_| 0, |_| None);
+        let ranks = ranks(&nothing, |me| barrier(n, me), |_| 0, |_| None);
         run(&format!("barrier n={n}"), &ranks, Op::Sum, Claims { element: 1, hears: everyone, root: 0 }, 1);
         let rounds = n.next_power_of_two().ilog2() as usize;
         assert!(ranks.iter().all(|rank| rank.plan.steps.len() == 2 * rounds), "n={n}");
@@ -389,23 +396,23 @@ fn a_barrier_takes_a_logarithm_of_rounds() {
 fn plans_of_large_worlds_stay_short() {
     let n = 1000;
     let steps = |plan: Plan| plan.steps.len();
-    assert!(steps(super::all_reduce(Algorithm::Doubling, n, 999, 4, 4, 1 << 16)) < 50);
-    assert!(steps(super::all_reduce(Algorithm::Ring, n, 1, 4 * n, 4, 1 << 16)) <= 5 * n);
-    assert!(steps(super::all_reduce(Algorithm::Direct, n, 1, 1 << 20, 4, 1 << 16)) <= 5 * n);
-    assert!(steps(super::all_gather(Algorithm::Doubling, n, 0, Blocks::Equal(4), 1 << 16)) < 50);
-    assert!(steps(super::all_to_all(n, 7, Blocks::Equal(4), Blocks::Equal(4), true, 1 << 16)) <= 4 * n);
-    assert!(steps(super::reduce(Algorithm::Binomial, n, 512, 512, 4, 4, 1 << 16)) < 50);
-    assert!(steps(super::broadcast(Algorithm::Binomial, n, 3, 3, 4, 1 << 16)) < 50);
+    assert!(steps(all_reduce(Algorithm::Doubling, n, 999, 4, 4, 1 << 16)) < 50);
+    assert!(steps(all_reduce(Algorithm::Ring, n, 1, 4 * n, 4, 1 << 16)) <= 5 * n);
+    assert!(steps(all_reduce(Algorithm::Direct, n, 1, 1 << 20, 4, 1 << 16)) <= 5 * n);
+    assert!(steps(all_gather(Algorithm::Doubling, n, 0, Blocks::Equal(4), 1 << 16)) < 50);
+    assert!(steps(all_to_all(n, 7, Blocks::Equal(4), Blocks::Equal(4), true, 1 << 16)) <= 4 * n);
+    assert!(steps(reduce(Algorithm::Binomial, n, 512, 512, 4, 4, 1 << 16)) < 50);
+    assert!(steps(broadcast(Algorithm::Binomial, n, 3, 3, 4, 1 << 16)) < 50);
 }
 
 #[test]
 fn elements_without_bytes_are_no_panic() {
     for algorithm in Algorithm::ALL {
-        super::all_reduce(algorithm, 3, 0, 0, 0, 0);
-        super::reduce(algorithm, 3, 0, 1, 0, 0, 0);
-        super::reduce_scatter(algorithm, 3, 0, Blocks::Equal(0), 0, 0);
-        super::all_gather(algorithm, 3, 0, Blocks::Each(&[]), 0);
-        super::broadcast(algorithm, 3, 0, 1, 0, 0);
+        all_reduce(algorithm, 3, 0, 0, 0, 0);
+        reduce(algorithm, 3, 0, 1, 0, 0, 0);
+        reduce_scatter(algorithm, 3, 0, Blocks::Equal(0), 0, 0);
+        all_gather(algorithm, 3, 0, Blocks::Each(&[]), 0);
+        broadcast(algorithm, 3, 0, 1, 0, 0);
     }
 }
 
@@ -415,7 +422,7 @@ fn no_schedule_changes_the_result() {
         [(3, Algorithm::Ring, true), (5, Algorithm::Ring, false), (6, Algorithm::Doubling, true), (4, Algorithm::Direct, true)]
     {
         let sources = sources(n, |_| 400, 9);
-        let plan = |me| super::all_reduce(algorithm, n, me, 400, 4, 16);
+        let plan = |me| all_reduce(algorithm, n, me, 400, 4, 16);
         let ranks = ranks(&sources, plan, |_| 400, |_| in_place.then_some(0));
         let first = simulate(&ranks, Op::Hash, 4, 1, 0);
         for seed in 1..40 {
@@ -436,7 +443,7 @@ fn is_refuted(ranks: &[Rank]) -> bool {
 fn broken_plans_are_refuted() {
     let make = |n: usize, algorithm| {
         let sources = sources(n, |_| 400, 9);
-        ranks(&sources, |me| super::all_reduce(algorithm, n, me, 400, 4, 16), |_| 400, |_| Some(0))
+        ranks(&sources, |me| all_reduce(algorithm, n, me, 400, 4, 16), |_| 400, |_| Some(0))
     };
     let last_step =
         |rank: &Rank, wanted: fn(&Action) -> bool| rank.plan.steps.iter().rposition(|step| wanted(&step.action)).expect("a step");
@@ -470,7 +477,7 @@ fn broken_plans_are_refuted() {
     assert!(is_refuted(&ranks), "a step comes after itself or a later one");
 
     let sources = sources(4, |_| 8, 9);
-    let gather = |me| super::all_gather(Algorithm::Ring, 4, me, Blocks::Equal(8), 4);
+    let gather = |me| all_gather(Algorithm::Ring, 4, me, Blocks::Equal(8), 4);
     let mut ranks = self::ranks(&sources, gather, |_| 32, |_| None);
     for rank in &mut ranks {
         // Without the agreement of two rounds.
