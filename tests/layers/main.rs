@@ -12,7 +12,7 @@ use sources::{Sources, code, files_below, root};
 
 /// Top-level modules, lowest first; modules of one row do not know each other.
 const LAYERS: [&[&str]; 11] = [
-    &["deadline", "error", "event", "float8", "fork"],
+    &["deadline", "error", "event", "float8", "fork", "tuning"],
     &["element", "proof"],
     &["buffer", "op"],
     &["call", "interchange", "nccl_config"],
@@ -35,8 +35,8 @@ const PURE: [&str; 16] = [
     "src/host/point_to_point/frame.rs",
     "src/host/point_to_point/matching.rs",
     "src/host/shm/layout.rs",
+    "src/proof/admission.rs",
     "src/proof/frame.rs",
-    "src/proof/unproven.rs",
     "src/rendezvous/launcher",
     "src/rendezvous/protocol",
     "src/rendezvous/service.rs",

@@ -47,7 +47,7 @@ impl ProgressEngine {
         let request = self.begin(&context, &memory, &deadline);
         // SAFETY: the place lies in the buffer (the caller's promise), which is next kept in `outstanding`, in a place that is reserved, so
         // that nothing can unwind in between; it is taken out of there by `finish` alone, which cancels the ticket.
-        let ticket = unsafe { Self::post(&mut inner, &context, memory, &deadline) };
+        let ticket = unsafe { Self::post(&mut inner, &context, memory) };
         let ticket = ticket.map_err(|stop| self.not_posted(&stop, &request))?;
         inner.outstanding.push(Outstanding { ticket, request, has_warned: false, buffer, state: Arc::clone(&state) });
         self.advance(&mut inner);

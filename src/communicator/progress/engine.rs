@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use super::pending::Outstanding;
 use crate::communicator::message::{MessageBuffer, MessageContext};
-use crate::deadline::Deadline;
 use crate::error::{Peer, Result};
 use crate::event::{self, Locked};
 use crate::host::abort_reason::Interrupted;
@@ -116,17 +115,16 @@ impl ProgressEngine {
         inner: &mut Inner,
         context: &MessageContext,
         memory: MessageBuffer,
-        deadline: &Deadline,
     ) -> std::result::Result<Ticket, Interrupted> {
         match memory {
             // SAFETY: `bytes` bytes at `data`, initialised and unwritten until the ticket has ended or was cancelled (this function's contract).
             MessageBuffer::Send { data, bytes } => unsafe {
-                inner.messages.post_send(context.peer.unwrap_or_default(), context.tag, context.element, data, bytes, deadline)
+                inner.messages.post_send(context.peer.unwrap_or_default(), context.tag, context.element, data, bytes)
             },
             // SAFETY: `bytes` initialised bytes at `into`, the request's alone until the ticket has ended or was cancelled (this function's
             // contract).
             MessageBuffer::Receive { into, bytes } => unsafe {
-                inner.messages.post_receive(context.peer, Some(context.tag), context.element, into, bytes, deadline)
+                inner.messages.post_receive(context.peer, Some(context.tag), context.element, into, bytes)
             },
         }
     }

@@ -44,8 +44,8 @@ pub(crate) trait Links {
     /// One link.
     type Link: ByteLink;
 
-    /// The link to a rank, opened where it is not yet (which may wait until the deadline).
-    fn link(&mut self, rank: usize, deadline: &Deadline) -> Result<&mut Self::Link, Interrupted>;
+    /// The link to a rank. Where there is none, one that is being opened: nothing moves on it until it is open, and nothing waits for that.
+    fn link(&mut self, rank: usize) -> Result<&mut Self::Link, Interrupted>;
 
     /// Shows every link that is open, with its rank.
     fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut Self::Link));
@@ -192,7 +192,7 @@ impl Engine {
         /// Looking at the clock every time would cost more than a small message.
         const ROUNDS_PER_CHECK: u32 = 64;
         for &rank in &self.active {
-            links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
+            links.link(rank).map_err(|stop| End { stop, told_by: None })?;
         }
         let mut rounds = 0_u32;
         loop {
@@ -228,12 +228,12 @@ impl Engine {
                 if !wanted {
                     continue;
                 }
-                let link = links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
+                let link = links.link(rank).map_err(|stop| End { stop, told_by: None })?;
                 let result =
                     if is_send { peer.send(link, &mut self.schedule, context) } else { peer.receive(link, &mut self.schedule, context) };
                 match result {
                     Ok(moved) => has_moved |= moved,
-                    Err(trouble) => return Err(self.explain(rank, trouble, request.deadline, links)),
+                    Err(trouble) => return Err(self.explain(rank, trouble, links)),
                 }
             }
         }
@@ -296,13 +296,13 @@ impl Engine {
         });
         if let Some((rank, trouble)) = trouble {
             self.waiting.clear();
-            return Err(self.explain(rank, trouble, request.deadline, links));
+            return Err(self.explain(rank, trouble, links));
         }
         self.waiting.sleep(sleeps, is_blind || unseen > 0, request.deadline.remaining());
         while let Some(rank) = self.waiting.stirred() {
-            let link = links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
+            let link = links.link(rank).map_err(|stop| End { stop, told_by: None })?;
             if let Err(trouble) = self.peers[rank].watch(link, context) {
-                return Err(self.explain(rank, trouble, request.deadline, links));
+                return Err(self.explain(rank, trouble, links));
             }
         }
         Ok(())

@@ -17,7 +17,6 @@
 
 mod algorithm;
 mod chooser;
-mod connector;
 mod facts;
 #[cfg(feature = "internals")]
 pub(crate) mod fuzz;
@@ -49,8 +48,8 @@ use links::PlaneLinks;
 use plans::Plans;
 use topology::Topology;
 
-pub(crate) use connector::MessageConnector;
 pub(crate) use job::{Job, Operands};
+pub(crate) use links::MessageConnector;
 pub(crate) use setup::PlaneSetup;
 
 /// The host plane. Used by one thread at a time.

@@ -1,4 +1,4 @@
-//! Peers and their links: opened when needed, taken when offered, closed when nothing more can come.
+//! Peers and their links: opened when needed, accepted when a peer opens one, closed when nothing more can come.
 
 use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
@@ -9,13 +9,13 @@ use super::{Connector, Messages};
 
 impl<C: Connector> Messages<C> {
     /// The link that messages to this peer take.
-    pub(super) fn chosen_link(&mut self, peer: usize, deadline: &Deadline) -> Result<usize, Interrupted> {
+    pub(super) fn chosen_link(&mut self, peer: usize) -> Result<usize, Interrupted> {
         if let Some(abort_reason) = self.peers[peer].gone {
             return Err(abort_reason.into());
         }
         let link = match self.peers[peer].chosen {
             Some(link) => link,
-            None => self.any_link(peer, deadline)?,
+            None => self.any_link(peer)?,
         };
         self.peers[peer].chosen = Some(link);
         match self.channels[link].as_ref().and_then(Channel::end) {
@@ -25,7 +25,7 @@ impl<C: Connector> Messages<C> {
     }
 
     /// A link to this peer, opened now where there is none.
-    pub(super) fn any_link(&mut self, peer: usize, deadline: &Deadline) -> Result<usize, Interrupted> {
+    pub(super) fn any_link(&mut self, peer: usize) -> Result<usize, Interrupted> {
         let known = |state: &PeerState| state.opened.or(state.accepted);
         if let Some(link) = known(&self.peers[peer]) {
             return Ok(link);
@@ -34,14 +34,14 @@ impl<C: Connector> Messages<C> {
         if let Some(link) = known(&self.peers[peer]) {
             return Ok(link);
         }
-        match self.connector.connect(peer, deadline) {
+        match self.connector.connect(peer) {
             Ok(link) => {
                 let number = self.add_channel(peer, link);
                 self.peers[peer].opened = Some(number);
                 Ok(number)
             }
             Err(stop) => {
-                // It may have opened one, said what it had to say, and gone.
+                // It may have opened one, sent all it had to send, and gone.
                 self.take_links();
                 known(&self.peers[peer]).ok_or(stop)
             }
@@ -83,7 +83,7 @@ impl<C: Connector> Messages<C> {
         self.take_links();
         if self.ends_of(peer).any(|end| end == Some(End::Broken)) {
             self.read_last(peer);
-            // One that leaves never said goodbye on a link that it had not accepted yet.
+            // A peer that leaves says nothing on a link that it has not accepted.
             let has_left = self.ends_of(peer).any(|end| matches!(end, Some(End::Left { .. })));
             let rank = peer as u32;
             self.end_peer(peer, if has_left { AbortReason::Left { rank } } else { AbortReason::Lost { rank } });
@@ -148,15 +148,15 @@ impl<C: Connector> Messages<C> {
         last
     }
 
-    /// Links that still take what has not been written to them. One that has ended takes nothing, though its peer may be waited for: it
-    /// said that there is another link of its own, which does not come where that peer was faster in leaving than this rank in accepting.
+    /// Links to which not all has been written, and which still take it. One that has ended takes nothing, though its peer may be waited for:
+    /// the peer announced another link, which does not come where the peer left before this rank accepted it.
     fn unwritten(&self) -> impl Iterator<Item = &Channel<C::Link>> {
         self.channels.iter().flatten().filter(|channel| channel.end().is_none() && !channel.outgoing.is_empty())
     }
 
-    /// Ends the engine in order: hands what is pending to the links (not long sends that no receive has met), says goodbye on
-    /// each, and closes them. Requests that are left fail. Where the deadline passes first, says which peers did not take
-    /// everything; the links are closed all the same.
+    /// Ends the engine in order: writes what is pending (not long sends that no receive has met) and a last frame to each link, and closes
+    /// them. Requests that are left fail. Where the deadline passes first, the error says which peers did not take everything; the links are
+    /// closed all the same.
     pub(crate) fn leave(&mut self, deadline: &Deadline) -> Result<(), Interrupted> {
         self.take_links();
         self.flush(deadline);
@@ -185,7 +185,7 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Moves things until all that was to be written is written, or the deadline has passed.
+    /// Moves messages on until everything is written, or the deadline has passed.
     fn flush(&mut self, deadline: &Deadline) {
         while self.unwritten().next().is_some() && !deadline.has_passed() {
             if !self.progress() {

@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::waiting::{Limits, Patience, is_crowded};
@@ -96,9 +95,8 @@ impl<C: Connector> Messages<C> {
         element: TypeTag,
         data: *const u8,
         bytes: usize,
-        deadline: &Deadline,
     ) -> Result<Ticket, Interrupted> {
-        let link = if to == self.rank { None } else { Some(self.chosen_link(to, deadline)?) };
+        let link = if to == self.rank { None } else { Some(self.chosen_link(to)?) };
         // SAFETY: promised by the caller for as long as the request is under way, and the source is dropped with the request.
         let data = Some(unsafe { Source::new(data, bytes) });
         let send = self.matching_state.requests.insert(Request::Send(Sending { to, tag, element, bytes, data, phase: SendPhase::Queued }));
@@ -133,7 +131,6 @@ impl<C: Connector> Messages<C> {
         element: TypeTag,
         into: *mut u8,
         capacity_bytes: usize,
-        deadline: &Deadline,
     ) -> Result<Ticket, Interrupted> {
         // SAFETY: promised by the caller for as long as the request is under way, and the destination is dropped with the request.
         let into = unsafe { Destination::new(element, into, capacity_bytes) };
@@ -152,7 +149,7 @@ impl<C: Connector> Messages<C> {
         }
         // A message that was there already counts even if its sender is gone by now.
         if messages.waits_for_message(receive) {
-            messages.watch(from, deadline)?;
+            messages.watch(from)?;
         }
         Ok(posting.posted())
     }
@@ -183,12 +180,12 @@ impl<C: Connector> Messages<C> {
     }
 
     /// Makes sure that the death of whom a receive waits for will be noticed.
-    fn watch(&mut self, from: Option<usize>, deadline: &Deadline) -> Result<(), Interrupted> {
+    fn watch(&mut self, from: Option<usize>) -> Result<(), Interrupted> {
         match from {
             Some(peer) if peer == self.rank => Ok(()),
             Some(peer) => match self.peers[peer].gone {
                 Some(abort_reason) => Err(abort_reason.into()),
-                None => self.any_link(peer, deadline).map(|_| ()),
+                None => self.any_link(peer).map(|_| ()),
             },
             None => self.all_gone().map_or(Ok(()), |abort_reason| Err(abort_reason.into())),
         }

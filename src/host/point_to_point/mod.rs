@@ -38,7 +38,6 @@ mod wait;
 
 use std::os::fd::BorrowedFd;
 
-use crate::deadline::Deadline;
 use crate::element::TypeTag;
 
 use super::abort_reason::{AbortReason, Interrupted};
@@ -54,7 +53,7 @@ pub(crate) trait Connector {
 
     /// A link to `peer`: to send on it, or so that the peer's death is noticed while it is waited for. Called at most once for a
     /// peer, unless it fails. Must not depend on the peer doing anything meanwhile: it may be in here itself, waiting for us.
-    fn connect(&mut self, peer: usize, deadline: &Deadline) -> Result<Self::Link, Interrupted>;
+    fn connect(&mut self, peer: usize) -> Result<Self::Link, Interrupted>;
 
     /// The links that peers have opened to this rank since the last call, with who opened them. Must not block. No more than
     /// one of each peer is taken.

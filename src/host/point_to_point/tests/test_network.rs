@@ -11,7 +11,6 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::Random;
-use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
 use crate::host::point_to_point::{Connector, Messages};
@@ -202,7 +201,7 @@ pub(super) struct Usher<W> {
 impl<W: Wire> Connector for Usher<W> {
     type Link = W;
 
-    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<W, Interrupted> {
+    fn connect(&mut self, peer: usize) -> Result<W, Interrupted> {
         if lock(&self.network.acceptors[peer]).is_gone {
             return Err(AbortReason::Lost { rank: peer as u32 }.into());
         }
