@@ -15,7 +15,7 @@ use rustix::net::{
 
 use crate::deadline::Deadline;
 use crate::proof::{self, Admission, Initiator, Purpose, Responder, Secret, Step, Unproven};
-use crate::tuning::admission;
+use crate::tuning::{admission, net::BACKLOG};
 
 /// The leader's listening socket.
 pub(super) struct DescriptorServer {
@@ -38,7 +38,7 @@ impl DescriptorServer {
         let name = format!("collectives-{random}");
         let listener = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         rustix::net::bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-        rustix::net::listen(&listener, 1024)?;
+        rustix::net::listen(&listener, BACKLOG)?;
         Ok(Self { listener, name, secret: secret.cloned() })
     }
 
