@@ -13,11 +13,12 @@
 //! rank 0 stops serving it. A split exchanges the same blobs over its parent and needs no store.
 //!
 //! **Who is let in** (`proof/`). Where the job has a secret, a connection begins with a proof by both ends, a value that takes and gives bytes
-//! and knows no sockets: `Initiator` and `Responder`. The store's server, the listener of a rank and the recovery listener of shared memory each drive one
-//! for every connection, beside those that are proven, so a silent connection costs a descriptor for a bounded time and holds up nobody: at most
-//! 512, 256 and 64 of them are there at a time, and once that many are, those that were silent for longer than 100 to 200 ms make room. Between ranks the hello is
-//! part of what is proven, in place of the message it is otherwise. Facts carry an HMAC too: it finds a rank with another secret at a
-//! store that proves nothing, and names it on every rank. Without a secret not one byte is sent that was not sent before.
+//! and knows no sockets: `Initiator` and `Responder`. The store's server, the listener of a rank and the server that hands out shared memory
+//! each drive one for every connection, beside those that are proven. `Admission` bounds what is not proven yet: a silent connection costs a
+//! descriptor for at most 10 s and holds up nobody. At most 512, 256 and 64 of them are there at a time. Once that many are, those that were
+//! silent for longer than 100 to 200 ms make room. Between ranks the hello is part of what is proven, in place of the message it is otherwise.
+//! Facts carry an HMAC too: it finds a rank with another secret at a store that proves nothing, and names it on every rank. Without a
+//! secret no proof is sent, and nothing else changes.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Where the ranks of a job find each other again after their communicator has failed: whatever store they first met at may be gone.
 //!
-//! Every rank listens at a port of its own from the start, and serves nothing there until it has to. So a refused connection means
-//! that its process is gone, and an accepted one that it is not, which is all that others need to know before it speaks.
+//! Every rank listens at a port of its own from the start, and serves nothing there until it has to. So a refused connection means that
+//! its process is gone, and an accepted one that it lives. Others need not know more before it serves.
 
 use std::fmt;
 use std::io;
@@ -14,26 +14,19 @@ use crate::error::{Error, Result};
 use crate::event;
 use crate::proof::Secret;
 use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
-
-/// How long a rank that is there may take to accept a connection.
-const PROBE: Duration = Duration::from_millis(500);
-/// How long a rank that serves may take to answer. One that does not serve takes all of it.
-pub(super) const ANSWER: Duration = Duration::from_millis(200);
-/// How long an answer of this rank's own may take.
-const SERVICE: Duration = Duration::from_secs(30);
-/// How long a server that is no longer needed waits for its last clients.
-const LINGER: Duration = Duration::from_secs(1);
+pub(super) use crate::tuning::recovery::ANSWER;
+use crate::tuning::recovery::{LINGER, PROBE, SERVICE};
 
 /// A rank's own recovery listener, before the others know of it.
 pub(super) struct RecoveryListener(std::result::Result<TcpListener, String>);
 
 impl RecoveryListener {
-    /// A recovery listener at a port of the system's choice on this address. Where there can be none, the reason is kept for whoever asks.
+    /// Listens on this address, at a port that the system chooses. Where that fails, the reason is kept for whoever asks.
     pub(super) fn new(listen: IpAddr) -> Self {
         Self(rendezvous::listen(SocketAddr::new(listen, 0)).map_err(|error| format!("listening on {listen}: {error}")))
     }
 
-    /// No recovery listener: there is one already.
+    /// None, where the job has one already.
     pub(super) fn none() -> Self {
         Self(Err("none was made".to_owned()))
     }
@@ -66,7 +59,7 @@ pub(super) enum Probe {
 /// The recovery listeners of all ranks of the communicator that a job began with, shared by all communicators that come of it.
 pub(super) struct RecoveryListeners {
     recovery_listeners: Vec<Option<SocketAddr>>,
-    /// What guests must know.
+    /// What clients have to know.
     secret: Option<Secret>,
     own: Mutex<Own>,
 }
@@ -101,7 +94,7 @@ impl RecoveryListeners {
         }
     }
 
-    /// Opens this rank's recovery listener, where it is not open yet, and goes in.
+    /// Opens this rank's recovery listener, where it is not open yet, and connects to it.
     pub(super) fn host(&self) -> Result<Arc<dyn Store>> {
         Ok(self.connect(self.open()?, SERVICE)?)
     }

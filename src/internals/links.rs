@@ -51,7 +51,7 @@ impl Link {
             exchanging(2, |rank, exchange| Mesh::establish(exchange, rank, 2, true, listen, [7; 16], 0, None, &Deadline::after(LIMIT)))?;
         let deadline = Deadline::after(LIMIT);
         let stopped = |stop: crate::host::abort_reason::Interrupted| stop.to_error("opening a link", &Deadline::after(LIMIT), &[]);
-        let mut connector = meshes[0].connecting(1).map_err(stopped)?;
+        let mut connector = meshes[0].connecting(net::Channel::PointToPoint, 1).map_err(stopped)?;
         let (mut near, mut far) = (None, None);
         while !deadline.has_passed() {
             if near.is_none() {

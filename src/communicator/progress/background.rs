@@ -44,7 +44,7 @@ impl ProgressEngine {
         let request = self.begin(&context, &memory, &deadline);
         // SAFETY: the memory lies in the buffer (the caller's promise). The buffer is next kept in `outstanding`, where room is reserved, so that
         // nothing can unwind in between. `finish` alone takes it out of there, and cancels the ticket first.
-        let ticket = unsafe { Self::post(&mut inner, &context, memory, &deadline) };
+        let ticket = unsafe { Self::post(&mut inner, &context, memory) };
         let ticket = ticket.map_err(|stop| self.not_posted(&stop, &request))?;
         inner.outstanding.push(Outstanding { ticket, request, has_warned: false, buffer, state: Arc::clone(&state) });
         self.advance(&mut inner);

@@ -53,7 +53,7 @@ impl<'a> Posteds<'a> {
             Some(ticket) => Ok(ticket),
             // SAFETY: the place stays valid as long as this lives (this function's contract), which takes the ticket in next, without
             // anything that could unwind, and cancels it when it is dropped.
-            None => unsafe { ProgressEngine::post(inner, context, *memory, deadline) },
+            None => unsafe { ProgressEngine::post(inner, context, *memory) },
         };
         let ticket = ticket.map_err(|stop| self.progress.not_posted(&stop, &request))?;
         let posted = Posted { ticket, request, received: None };

@@ -145,21 +145,16 @@ impl ProgressEngine {
     ///
     /// The bytes are initialised, and stay valid, those of a send unwritten and those of a receive untouched by others, until the ticket has
     /// ended or was cancelled; so whoever gets the ticket has what cancels it in place before anything else can unwind.
-    unsafe fn post(
-        inner: &mut Inner,
-        context: &MessageContext,
-        memory: MessageBuffer,
-        deadline: &Deadline,
-    ) -> std::result::Result<Ticket, Interrupted> {
+    unsafe fn post(inner: &mut Inner, context: &MessageContext, memory: MessageBuffer) -> std::result::Result<Ticket, Interrupted> {
         match memory {
             // SAFETY: `bytes` bytes at `data`, initialised and unwritten until the ticket has ended or was cancelled (this function's contract).
             MessageBuffer::Send { data, bytes } => unsafe {
-                inner.messages.post_send(context.peer.unwrap_or_default(), context.tag, context.element, data, bytes, deadline)
+                inner.messages.post_send(context.peer.unwrap_or_default(), context.tag, context.element, data, bytes)
             },
             // SAFETY: `bytes` initialised bytes at `into`, the request's alone until the ticket has ended or was cancelled (this function's
             // contract).
             MessageBuffer::Receive { into, bytes } => unsafe {
-                inner.messages.post_receive(context.peer, Some(context.tag), context.element, into, bytes, deadline)
+                inner.messages.post_receive(context.peer, Some(context.tag), context.element, into, bytes)
             },
         }
     }

@@ -52,7 +52,7 @@ struct Peers([Option<Script>; 2]);
 impl Links for Peers {
     type Link = Script;
 
-    fn link(&mut self, rank: usize, _deadline: &Deadline) -> Result<&mut Script, Interrupted> {
+    fn link(&mut self, rank: usize) -> Result<&mut Script, Interrupted> {
         self.0[rank - 1].as_mut().ok_or_else(|| AbortReason::Lost { rank: rank as u32 }.into())
     }
 

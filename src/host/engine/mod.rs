@@ -42,8 +42,8 @@ pub(crate) trait Links {
     /// One link.
     type Link: ByteLink;
 
-    /// The link to a rank. Opens it first where need be, which may take until the deadline.
-    fn link(&mut self, rank: usize, deadline: &Deadline) -> Result<&mut Self::Link, Interrupted>;
+    /// The link to a rank. Where there is none, one that is being opened: nothing moves on it until it is open, and nothing waits for that.
+    fn link(&mut self, rank: usize) -> Result<&mut Self::Link, Interrupted>;
 
     /// Shows every link that is open, with its rank.
     fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut Self::Link));
@@ -194,7 +194,7 @@ impl Engine {
     /// Serves links and does local work until all steps are done.
     fn drive<L: Links>(&mut self, request: &mut Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
         for &rank in &self.active {
-            links.link(rank, request.deadline)?;
+            links.link(rank)?;
         }
         let mut rounds = 0_u32;
         loop {
@@ -230,12 +230,12 @@ impl Engine {
                 if !wanted {
                     continue;
                 }
-                let link = links.link(rank, request.deadline)?;
+                let link = links.link(rank)?;
                 let result =
                     if is_send { peer.send(link, &mut self.schedule, context) } else { peer.receive(link, &mut self.schedule, context) };
                 match result {
                     Ok(moved) => has_moved |= moved,
-                    Err(trouble) => return Err(self.explain(rank, trouble, request.deadline, links)),
+                    Err(trouble) => return Err(self.explain(rank, trouble, links)),
                 }
             }
         }
@@ -298,13 +298,13 @@ impl Engine {
         });
         if let Some((rank, trouble)) = trouble {
             self.waiting.clear();
-            return Err(self.explain(rank, trouble, request.deadline, links));
+            return Err(self.explain(rank, trouble, links));
         }
         self.waiting.sleep(sleep, is_blind || unseen > 0, request.deadline.remaining());
         while let Some(rank) = self.waiting.stirred() {
-            let link = links.link(rank, request.deadline)?;
+            let link = links.link(rank)?;
             if let Err(trouble) = self.peers[rank].watch(link, context) {
-                return Err(self.explain(rank, trouble, request.deadline, links));
+                return Err(self.explain(rank, trouble, links));
             }
         }
         Ok(())

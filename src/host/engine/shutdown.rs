@@ -5,7 +5,6 @@ use std::time::Instant;
 use super::memory::Context;
 use super::peer::{PeerState, Trouble};
 use super::{End, Engine, Execution, Health, Links, wire};
-use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::tuning::engine::{LONG_SHUTDOWN, SHUTDOWN, SHUTDOWN_INTERVAL};
 
@@ -29,13 +28,13 @@ impl Engine {
     }
 
     /// What trouble with a peer means: a broken link may have brought the reason before it broke.
-    pub(super) fn explain<L: Links>(&mut self, rank: usize, trouble: Trouble, deadline: &Deadline, links: &mut L) -> End {
+    pub(super) fn explain<L: Links>(&mut self, rank: usize, trouble: Trouble, links: &mut L) -> End {
         let error = match trouble {
             Trouble::Told(abort_reason) => return End { stop: abort_reason.into(), told_by: Some(rank) },
             Trouble::Found(abort_reason) => return abort_reason.into(),
             Trouble::Link(error) => error,
         };
-        let last_words = links.link(rank, deadline).ok().and_then(|link| self.peers[rank].last_words(link));
+        let last_words = links.link(rank).ok().and_then(|link| self.peers[rank].last_words(link));
         match last_words {
             Some(abort_reason) => End { stop: abort_reason.into(), told_by: Some(rank) },
             None => {
@@ -73,7 +72,7 @@ impl Engine {
         let mut awaited = Vec::new();
         for &rank in request.participants {
             if self.active.contains(&rank) {
-                let link = links.link(rank, request.deadline).ok();
+                let link = links.link(rank).ok();
                 if self.peers[rank].is_missing(link, &self.schedule) {
                     awaited.push(rank as u32);
                 }

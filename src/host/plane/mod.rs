@@ -15,7 +15,6 @@
 //! all links, so that ranks with no link to the culprit get the same error. A broken link is not taken for a dead peer for 200 ms: whoever
 //! knows why it broke gets a moment to say so, or the cause would be lost in a race between a message and an end of file.
 
-mod connector;
 mod facts;
 #[cfg(feature = "internals")]
 pub(crate) mod fuzz;
@@ -44,8 +43,8 @@ use links::PlaneLinks;
 use plans::{Chooser, Plans};
 use topology::Topology;
 
-pub(crate) use connector::MessageConnector;
 pub(crate) use job::{Job, Operands};
+pub(crate) use links::MessageConnector;
 pub(crate) use setup::PlaneSetup;
 
 /// The host plane. Used by one thread at a time.

@@ -4,9 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::HostPlane;
-use super::connector::MessageConnector;
 use super::facts::HostFacts;
-use super::links::{PlaneLink, PlaneLinks};
+use super::links::{MessageConnector, PlaneLink, PlaneLinks};
 use super::plans::{Chooser, Plans};
 use super::topology::Topology;
 use crate::config::{Config, Transport};
@@ -87,6 +86,7 @@ impl HostPlane {
         };
         let needs_listener = !topology.is_one_host() && world_size > 1;
         let mesh = Mesh::establish(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, secret, deadline)?;
+        let mesh = Arc::new(mesh);
         let chooser = Chooser::new(config, local.1 == world_size)?;
         let mut rings = Vec::new();
         if let Some(group) = group.as_mut() {
@@ -94,7 +94,7 @@ impl HostPlane {
                 rings.extend(group.link(local, Channel::PointToPoint).map(|link| (*rank, PlaneLink::ring(link))));
             }
         }
-        let mut links = PlaneLinks::new(&mesh, group.as_mut(), &topology, world_size, Arc::clone(&health));
+        let mut links = PlaneLinks::new(Arc::clone(&mesh), group.as_mut(), &topology, world_size, Arc::clone(&health));
         if topology.local() == 0 && topology.host_count() > 1 {
             let opened = links.connect_partners(&topology.share_owners(0), deadline);
             opened.map_err(|stop| stop.to_error("opening links between hosts", deadline, &peers))?;

@@ -1,4 +1,4 @@
-//! Peers and their links: opened when needed, taken when offered, closed when nothing more can come.
+//! Peers and their links: opened when needed, accepted when a peer opens one, closed when nothing more can come.
 
 use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
@@ -10,13 +10,13 @@ use super::{Connector, Messages};
 
 impl<C: Connector> Messages<C> {
     /// The link that messages to this peer take.
-    pub(super) fn chosen_link(&mut self, peer: usize, deadline: &Deadline) -> Result<usize, Interrupted> {
+    pub(super) fn chosen_link(&mut self, peer: usize) -> Result<usize, Interrupted> {
         if let Some(abort_reason) = self.peers[peer].gone {
             return Err(abort_reason.into());
         }
         let link = match self.peers[peer].chosen {
             Some(link) => link,
-            None => self.any_link(peer, deadline)?,
+            None => self.any_link(peer)?,
         };
         self.peers[peer].chosen = Some(link);
         match self.channels[link].as_ref().and_then(Channel::end) {
@@ -26,7 +26,7 @@ impl<C: Connector> Messages<C> {
     }
 
     /// A link to this peer, opened now where there is none.
-    pub(super) fn any_link(&mut self, peer: usize, deadline: &Deadline) -> Result<usize, Interrupted> {
+    pub(super) fn any_link(&mut self, peer: usize) -> Result<usize, Interrupted> {
         let known = |state: &PeerState| state.opened.or(state.accepted);
         if let Some(link) = known(&self.peers[peer]) {
             return Ok(link);
@@ -35,7 +35,7 @@ impl<C: Connector> Messages<C> {
         if let Some(link) = known(&self.peers[peer]) {
             return Ok(link);
         }
-        match self.connector.connect(peer, deadline) {
+        match self.connector.connect(peer) {
             Ok(link) => {
                 let number = self.add_channel(peer, link);
                 self.peers[peer].opened = Some(number);
@@ -178,7 +178,7 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Moves things until all that was to be written is written, or the deadline has passed.
+    /// Moves messages on until everything is written, or the deadline has passed.
     fn flush(&mut self, deadline: &Deadline) {
         while self.unwritten().next().is_some() && !deadline.has_passed() {
             if !self.progress() {

@@ -10,7 +10,6 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_yield;
 
-use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
@@ -91,9 +90,8 @@ impl<C: Connector> Messages<C> {
         element: TypeTag,
         data: *const u8,
         bytes: usize,
-        deadline: &Deadline,
     ) -> Result<Ticket, Interrupted> {
-        let link = if to == self.rank { None } else { Some(self.chosen_link(to, deadline)?) };
+        let link = if to == self.rank { None } else { Some(self.chosen_link(to)?) };
         // SAFETY: promised by the caller for as long as the request is under way, and the source is dropped with the request.
         let data = Some(unsafe { Source::new(data, bytes) });
         let send = self.matching_state.requests.insert(Request::Send(Sending { to, tag, element, bytes, data, phase: SendPhase::Queued }));
@@ -128,7 +126,6 @@ impl<C: Connector> Messages<C> {
         element: TypeTag,
         into: *mut u8,
         capacity_bytes: usize,
-        deadline: &Deadline,
     ) -> Result<Ticket, Interrupted> {
         // SAFETY: promised by the caller for as long as the request is under way, and the destination is dropped with the request.
         let into = unsafe { Destination::new(element, into, capacity_bytes) };
@@ -147,7 +144,7 @@ impl<C: Connector> Messages<C> {
         }
         // A message that was there already counts even if its sender is gone by now.
         if messages.waits_for_message(receive) {
-            messages.watch(from, deadline)?;
+            messages.watch(from)?;
         }
         Ok(posting.posted())
     }
@@ -178,12 +175,12 @@ impl<C: Connector> Messages<C> {
     }
 
     /// Makes sure that the death of the peer that a receive waits for will be noticed.
-    fn watch(&mut self, from: Option<usize>, deadline: &Deadline) -> Result<(), Interrupted> {
+    fn watch(&mut self, from: Option<usize>) -> Result<(), Interrupted> {
         match from {
             Some(peer) if peer == self.rank => Ok(()),
             Some(peer) => match self.peers[peer].gone {
                 Some(abort_reason) => Err(abort_reason.into()),
-                None => self.any_link(peer, deadline).map(|_| ()),
+                None => self.any_link(peer).map(|_| ()),
             },
             None => self.all_gone().map_or(Ok(()), |abort_reason| Err(abort_reason.into())),
         }

@@ -36,7 +36,6 @@ mod tests;
 
 use std::os::fd::BorrowedFd;
 
-use crate::deadline::Deadline;
 use crate::element::TypeTag;
 
 use super::abort_reason::{AbortReason, Interrupted};
@@ -52,7 +51,7 @@ pub(crate) trait Connector {
 
     /// A link to `peer`: to send on it, or to notice the peer's death while it is waited for. Called at most once for a peer, unless it
     /// fails. Must not depend on the peer doing anything meanwhile: the peer may be in this function too, waiting for this rank.
-    fn connect(&mut self, peer: usize, deadline: &Deadline) -> Result<Self::Link, Interrupted>;
+    fn connect(&mut self, peer: usize) -> Result<Self::Link, Interrupted>;
 
     /// The links that peers have opened to this rank since the last call, with who opened them. Must not block. No more than
     /// one of each peer is taken.

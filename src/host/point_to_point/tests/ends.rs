@@ -325,7 +325,7 @@ struct NoLinks;
 impl Connector for NoLinks {
     type Link = MemoryLink;
 
-    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<MemoryLink, Interrupted> {
+    fn connect(&mut self, peer: usize) -> Result<MemoryLink, Interrupted> {
         Err(AbortReason::Lost { rank: peer as u32 }.into())
     }
 

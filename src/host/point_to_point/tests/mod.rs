@@ -88,12 +88,12 @@ trait Talk {
 impl<C: Connector> Talk for Messages<C> {
     fn isend_typed(&mut self, to: usize, tag: u64, element: TypeTag, data: &[u8]) -> Result<Ticket, Interrupted> {
         // SAFETY: see the trait.
-        unsafe { self.post_send(to, tag, element, data.as_ptr(), data.len(), &soon()) }
+        unsafe { self.post_send(to, tag, element, data.as_ptr(), data.len()) }
     }
 
     fn irecv_typed(&mut self, from: Option<usize>, tag: Option<u64>, element: TypeTag, into: &mut [u8]) -> Result<Ticket, Interrupted> {
         // SAFETY: see the trait.
-        unsafe { self.post_receive(from, tag, element, into.as_mut_ptr(), into.len(), &soon()) }
+        unsafe { self.post_receive(from, tag, element, into.as_mut_ptr(), into.len()) }
     }
 
     fn finish_all(&mut self, tickets: &[Ticket]) -> Result<(), Interrupted> {
@@ -310,7 +310,7 @@ struct Usher<W> {
 impl<W: Wire> Connector for Usher<W> {
     type Link = W;
 
-    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<W, Interrupted> {
+    fn connect(&mut self, peer: usize) -> Result<W, Interrupted> {
         if lock(&self.network.acceptors[peer]).is_gone {
             return Err(AbortReason::Lost { rank: peer as u32 }.into());
         }

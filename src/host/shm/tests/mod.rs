@@ -17,8 +17,8 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::bootstrap::Exchange;
 use crate::host::bootstrap::local::exchanges;
 use crate::host::health::Health;
-use crate::random::Random;
 use crate::host::link::ByteLink;
+use crate::random::Random;
 
 /// How long a test may take that is not stuck; longer where the thread sanitizer looks on.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(one_mapping) { 600 } else { 60 });

@@ -2,6 +2,7 @@
 
 mod greeting;
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
@@ -10,7 +11,6 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::Channel;
-use super::collective::CollectiveLinks;
 use super::hello::{Hello, Membership};
 use super::mesh::Mesh;
 use super::tcp::TcpLink;
@@ -51,6 +51,46 @@ fn run<R: Send>(size: usize, listen: IpAddr, body: impl Fn(usize, Mesh) -> R + S
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+impl Mesh {
+    /// Opens a point-to-point link to `peer`, and waits for it.
+    fn connect(
+        &self,
+        peer: usize,
+        deadline: &Deadline,
+        interrupted: &mut dyn FnMut() -> Option<AbortReason>,
+    ) -> std::result::Result<TcpLink, Interrupted> {
+        self.open(Channel::PointToPoint, &[peer], deadline, interrupted).map(|mut links| links.remove(0).1)
+    }
+}
+
+/// The links for collectives of one rank, opened when they are first wanted.
+struct CollectiveLinks<'a> {
+    mesh: &'a Mesh,
+    open: BTreeMap<usize, TcpLink>,
+}
+
+impl<'a> CollectiveLinks<'a> {
+    fn of(mesh: &'a Mesh) -> Self {
+        Self { mesh, open: BTreeMap::new() }
+    }
+
+    fn link(
+        &mut self,
+        peer: usize,
+        deadline: &Deadline,
+        interrupted: &mut dyn FnMut() -> Option<AbortReason>,
+    ) -> std::result::Result<&mut TcpLink, Interrupted> {
+        if !self.open.contains_key(&peer) {
+            self.open.extend(self.mesh.open(Channel::Collective, &[peer], deadline, interrupted)?);
+        }
+        Ok(self.open.get_mut(&peer).unwrap())
+    }
+
+    fn for_each_open(&mut self, mut visit: impl FnMut(usize, &mut TcpLink)) {
+        self.open.iter_mut().for_each(|(peer, link)| visit(*peer, link));
+    }
 }
 
 /// Where a mesh listens, found out through the exchange like any rank does.
@@ -174,11 +214,8 @@ fn partners_connect_all_at_once() {
     for participants in [vec![3], vec![0, 6], vec![6, 0, 2, 4, 5], (0..7).collect()] {
         let participants = &participants;
         let open = run(7, LOCALHOST, |_, mesh| {
-            let mut links = CollectiveLinks::of(&mesh);
-            links.connect_partners(participants, &soon(), &mut || None).unwrap();
-            let mut open = Vec::new();
-            links.for_each_open(|peer, _| open.push(peer));
-            open
+            let links = mesh.connect_partners(participants, &soon(), &mut || None).unwrap();
+            links.iter().map(|(peer, _)| *peer).collect::<Vec<_>>()
         });
         for (rank, open) in open.iter().enumerate() {
             assert!(open.iter().all(|peer| participants.contains(peer)), "rank {rank} opened {open:?} of {participants:?}");
@@ -376,7 +413,7 @@ fn what_cannot_be_is_an_error() {
             assert_eq!(links.link(peer, &soon(), &mut || None).map(|_| ()).unwrap_err(), failed);
             assert_eq!(mesh.connect(peer, &soon(), &mut || None).unwrap_err(), failed);
         }
-        assert!(links.opened(1 - rank).is_none() && links.opened(9).is_none());
+        assert!(links.open.is_empty());
     });
     let mut exchange = local::exchanges(1).remove(0);
     let error = Mesh::establish(&mut exchange, 3, 3, true, LOCALHOST, NONCE, 0, None, &soon()).unwrap_err();
@@ -480,13 +517,14 @@ fn nothing_is_left_behind() {
 fn threads_share_a_mesh() {
     // One thread opens collective links while another takes in point-to-point ones, as a communicator's two threads do.
     run(4, LOCALHOST, |rank, mesh| {
-        let mut links: CollectiveLinks = CollectiveLinks::of(&mesh);
+        let mut links = CollectiveLinks::of(&mesh);
         let peers: Vec<usize> = (0..4).filter(|&peer| peer != rank).collect();
         thread::scope(|scope| {
-            let progress = mesh.clone();
+            let progress = &mesh;
             let peers = &peers;
             scope.spawn(move || {
-                let mut opening: Vec<_> = peers.iter().map(|&peer| (peer, progress.connecting(peer).unwrap())).collect();
+                let mut opening: Vec<_> =
+                    peers.iter().map(|&peer| (peer, progress.connecting(Channel::PointToPoint, peer).unwrap())).collect();
                 let (mut outgoing, mut incoming) = (Vec::new(), Vec::new());
                 while outgoing.len() < peers.len() || incoming.len() < peers.len() {
                     incoming.extend(progress.accepted(Channel::PointToPoint));
