@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use super::Communicator;
-use super::arguments::Source;
 use super::message::INTERNAL_TAG;
-use super::prepare::Prepared;
+use super::prepare::{Prepared, Source};
 use crate::call::{BlockLayout, Kind};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};

@@ -117,7 +117,7 @@ impl Communicator {
         for job in &part.jobs {
             flight.note_device_call(&job.call, tracker, error);
             if let Some(watch) = watch {
-                let moved = Moved { bytes: job.source_len.max(job.destination_len), algorithm: "nccl" };
+                let moved = Moved { bytes: job.bytes(), algorithm: "nccl" };
                 watch.ended(watch.call(&job.call, FlightPlane::Device, moved), elapsed, error, Track::Device);
             }
         }

@@ -20,6 +20,6 @@ pub use stream::OnStream;
 
 pub(super) use attach::DeviceRequest;
 pub(super) use batch::{Batch, untagged};
-pub(super) use call::{DeviceCall, reduction};
+pub(super) use call::{DeviceCall, device_reduction};
 pub(super) use guards::Hold;
 pub(super) use work::Queued;

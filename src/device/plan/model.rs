@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 
 use super::algorithm::{FoldOp, NcclOp};
-use super::arguments::FoldArguments;
-use super::step::{Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
+use super::step::{FoldArguments, Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
 use crate::DType;
 
 /// Where the memory of every rank begins; the same for all, so that an address of a peer's is noticed by its content.

@@ -25,8 +25,8 @@ fn cut(bytes: usize, element_bytes: usize, shares: usize, ranks: usize) -> Vec<u
 impl HostPlane {
     /// Runs a call over shared memory and links together.
     pub(super) fn run_hierarchical(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
-        let by_links = self.chooser.in_rank_order(job.kernel.as_ref()) || job.is_too_large_to_share();
-        match (call.kind, &job.kernel, &job.layout) {
+        let by_links = self.chooser.in_rank_order(job.kernel()) || job.is_too_large_to_share();
+        match (call.kind, job.kernel(), &job.layout) {
             (Kind::AllReduce, Some(kernel), BlockLayout::Equal(bytes)) if !by_links => {
                 self.hierarchical_all_reduce(job, *bytes, kernel, call, deadline)
             }

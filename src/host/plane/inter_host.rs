@@ -16,7 +16,7 @@ use crate::host::shm::Group;
 impl HostPlane {
     /// Runs a call over links between all ranks.
     pub(super) fn run_inter_host(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
-        let participants = Participants { ranks: self.topology.everyone(), me: self.rank, kernel: job.kernel.as_ref() };
+        let participants = Participants { ranks: self.topology.everyone(), me: self.rank, kernel: job.kernel() };
         let operands = job.narrowed(self.rank);
         let own = job.layout.block(self.rank).1;
         let bytes = match call.kind {

@@ -22,7 +22,7 @@ impl HostPlane {
         let Some(group) = self.group.as_mut() else { return Err(AbortReason::Failed { rank: self.rank as u32 }.into()) };
         let context = CallContext { call, deadline, health: &self.health };
         if call.kind == Kind::AllReduce
-            && let (BlockLayout::Equal(bytes), Some(kernel)) = (&job.layout, &job.kernel)
+            && let (BlockLayout::Equal(bytes), Some(kernel)) = (&job.layout, job.kernel())
             && !job.is_too_large_to_share()
         {
             let memory = Memory { source: job.memory.source, destination: job.memory.destination };
@@ -71,7 +71,7 @@ fn run_others(group: &mut Group, job: &Job, rank: usize, context: &CallContext<'
     // passed none, and none is used. Two borrows are apart; in place they are one buffer, or that block of it that is the rank's own
     // (`Job::narrowed`), which is what each of the collectives asks of them.
     unsafe {
-        match (context.call.kind, &job.kernel) {
+        match (context.call.kind, job.kernel()) {
             (Kind::Broadcast, _) => group.broadcast(memory, bytes, root, context),
             (Kind::AllGather | Kind::AllGatherV, _) => group.all_gather(memory, blocks, context),
             (Kind::Gather, _) => group.gather(memory, bytes, root, context),

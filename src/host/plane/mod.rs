@@ -50,7 +50,7 @@ use plans::Plans;
 use topology::Topology;
 
 pub(crate) use connector::MessageConnector;
-pub(crate) use job::{Job, Operands};
+pub(crate) use job::{Job, Reduction};
 pub(crate) use setup::PlaneSetup;
 
 /// The host plane. Used by one thread at a time.

@@ -100,7 +100,7 @@ fn address(stream: &Arc<CudaStream>, memory: &mut CudaSlice<u8>) -> u64 {
 /// A case's job for a rank whose memory begins here.
 fn job_at(case: &Case, me: usize, base: u64, dtype: DType, reduction: Option<Reduction>) -> Job {
     let mut job = case.job(me, dtype, reduction);
-    for address in [&mut job.source, &mut job.destination] {
+    for address in [&mut job.memory.source, &mut job.memory.destination] {
         *address = if *address == 0 { 0 } else { *address - BASE + base };
     }
     job

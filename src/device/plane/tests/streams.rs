@@ -67,7 +67,7 @@ fn a_graph_replays_a_fold_in_slabs() {
         // SAFETY: the memory outlives the graph.
         let queued = unsafe { plane.enqueue(&job, stream, LONG) };
         let code = DeviceCode::Ptx { image: "".into(), entry: "never".into() };
-        let user = job_at(&case, me, job.destination, DType::U8, Some(Reduction::User(code)));
+        let user = job_at(&case, me, job.memory.destination, DType::U8, Some(Reduction::User(code)));
         // SAFETY: as above.
         let refused = unsafe { plane.enqueue(&user, stream, LONG) }.unwrap_err();
         let flags = cudarc::driver::sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
@@ -79,7 +79,7 @@ fn a_graph_replays_a_fold_in_slabs() {
         // Of two equal halves nothing is left.
         graph.launch().unwrap();
         let got = download(stream, &memory);
-        assert!(got[(job.destination - address(stream, &mut memory)) as usize..][..300_000].iter().all(|byte| *byte == 0));
+        assert!(got[(job.memory.destination - address(stream, &mut memory)) as usize..][..300_000].iter().all(|byte| *byte == 0));
     });
     sim.finish();
 }
