@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "the CUDA driver is C")]
 
+use std::ffi::c_int;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUstreamCaptureStatus};
@@ -295,6 +296,48 @@ fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUst
     }
     // SAFETY: the function is there, and swaps a variable of ours with one of this thread.
     unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result().ok().map(|()| mode)
+}
+
+/// What `cuMemPoolSetAccess` reads, in the form that all releases of CUDA share; cudarc's has one form for each.
+#[repr(C)]
+struct Access {
+    /// 1: the number is a device's.
+    location: u32,
+    device: c_int,
+    /// 3: reading and writing.
+    flags: u32,
+}
+
+const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
+
+/// Opens the pool of a device to others of this process, as far as they can reach it at all.
+///
+/// NCCL gives ranks that are threads of one process each other's addresses, and reads and writes through them. Other devices reach memory of
+/// a pool, from which cudarc allocates, only where the pool says so, unlike memory of `cuMemAlloc`.
+pub(crate) fn share_pool(gpu: &Gpu, others: &[usize]) -> Result<(), DriverError> {
+    let functions = ["cuDeviceGetDefaultMemPool", "cuMemPoolSetAccess", "cuDeviceCanAccessPeer"];
+    if others.is_empty() || !functions.into_iter().all(has) {
+        return Ok(());
+    }
+    bind(&gpu.context)?;
+    let mut pool: sys::CUmemoryPool = std::ptr::null_mut();
+    // SAFETY: the function is there (checked), and answers into a variable of ours.
+    match unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, gpu.context.cu_device()) }.result() {
+        // Without pools cudarc allocates in the old way, and NCCL can reach it.
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) => return Ok(()),
+        answer => answer?,
+    }
+    for other in others {
+        let (device, mut can) = (*other as c_int, 0);
+        // SAFETY: the function is there (checked), takes numbers of devices, and answers into a variable of ours.
+        unsafe { sys::cuDeviceCanAccessPeer(&mut can, device, gpu.context.cu_device()) }.result()?;
+        if can != 0 {
+            let access = Access { location: 1, device, flags: 3 };
+            // SAFETY: the pool is the device's own, and the description is as large as the driver reads.
+            unsafe { sys::cuMemPoolSetAccess(pool, (&raw const access).cast(), 1) }.result()?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -6,13 +6,12 @@ use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 use nccl_sys::{Library, ncclWindow_t};
 
-use crate::buffer::device_buffers::RawDevice;
+use crate::buffer::device_buffers::{RawDevice, readable, writable};
 use crate::buffer::{Buffer, Memory};
 use crate::deadline::Deadline;
 use crate::device::comm::{BackOff, Inner, NcclComm};
@@ -20,9 +19,7 @@ use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
 use crate::element::Data;
 use crate::error::{Error, Result};
-
-/// How long a buffer that is dropped waits for the streams that use it.
-const DROP_PATIENCE: Duration = Duration::from_secs(60);
+use crate::tuning::device::BUFFER_DROP_WAIT;
 
 /// Device memory of the kind that NCCL can do most with: registrations, windows, reductions in the NVLink switch.
 ///
@@ -75,7 +72,7 @@ impl<T: Data> NcclBuffer<T> {
         // Readers on other streams are waited for by the buffer's own stream; the read event knows the last of them only.
         let Ok(own) = self.stream.record_event(None) else { return false };
         let own = Some(own);
-        let (deadline, mut back_off) = (Deadline::after(DROP_PATIENCE), BackOff::default());
+        let (deadline, mut back_off) = (Deadline::after(BUFFER_DROP_WAIT), BackOff::default());
         let done = || [&self.read, &self.write, &own].into_iter().flatten().all(|event| matches!(driver::is_complete(event), Ok(true)));
         while !done() {
             if deadline.has_passed() {
@@ -382,3 +379,6 @@ macro_rules! used_like_its_buffer {
 
 used_like_its_buffer!(Registration);
 used_like_its_buffer!(Window);
+
+readable!([T: Data] NcclBuffer<T>, [T: Data, B: DevicePtr<T>] Registration<T, B>, [T: Data, B: DevicePtr<T>] Window<T, B>);
+writable!([T: Data] NcclBuffer<T>, [T: Data, B: DevicePtr<T> + DevicePtrMut<T>] Registration<T, B>, [T: Data, B: DevicePtr<T> + DevicePtrMut<T>] Window<T, B>);

@@ -15,19 +15,7 @@ use crate::device::LivenessProbe;
 use crate::error::{Error, Peer};
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::Health;
-
-/// How long something waits before anybody is looked for.
-const PATIENCE: Duration = Duration::from_millis(50);
-/// The time between two looks.
-const PAUSE: Duration = Duration::from_millis(20);
-/// How long a rank must have been gone: what it did last may still be on its way through the devices, with what the caller has queued
-/// behind it.
-const GRACE: Duration = Duration::from_secs(1);
-/// How often a rank whose process is gone may answer at its recovery listener before it is taken for one that is not seen from here. The recovery listener of a process
-/// that is being killed answers until its last thread has ended.
-const ANSWERS: u32 = 9;
-/// How long the one that NCCL says is gone is looked for: what broke its connection may still be under way.
-const SEARCH: Duration = Duration::from_millis(500);
+use crate::tuning::liveness::{ANSWERS, GRACE, PATIENCE, PAUSE, SEARCH};
 
 /// How another rank is looked after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

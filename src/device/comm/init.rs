@@ -9,12 +9,11 @@ use nccl_sys::{Library, MissingSymbol, ncclComm, ncclComm_t, ncclConfig_t, ncclR
 
 use super::NcclComm;
 use super::lock::{BackOff, Device, lock_within};
-use super::state::{Inner, NONE, Parts};
+use super::state::{Inner, LivenessProbe, NONE, Parts};
+use super::watchdog;
 use crate::deadline::Deadline;
 use crate::device::driver::{self, Gpu};
-use crate::device::liveness::LivenessProbe;
 use crate::device::nccl::{self, RawConfig, Refusal};
-use crate::device::watchdog;
 use crate::error::{Error, Result};
 use crate::nccl_config::NcclConfig;
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::device::driver::Gpu;
+use crate::tuning::device::{SLEEP_MICROS, SPINS, YIELDS};
 
 /// What there is once for each device of this process, whatever the number of its communicators.
 #[derive(Debug)]
@@ -66,15 +67,12 @@ pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 pub(in crate::device) struct BackOff(u32);
 
 impl BackOff {
-    const SPINS: u32 = 100;
-    const YIELDS: u32 = 150;
-
     pub(in crate::device) fn rest(&mut self) {
         self.0 = self.0.saturating_add(1);
         match self.0 {
-            ..Self::SPINS => std::hint::spin_loop(),
-            Self::SPINS..Self::YIELDS => thread::yield_now(),
-            looks => thread::sleep(Duration::from_micros(u64::from((looks - Self::YIELDS).clamp(20, 1000)))),
+            ..SPINS => std::hint::spin_loop(),
+            SPINS..YIELDS => thread::yield_now(),
+            looks => thread::sleep(Duration::from_micros(u64::from((looks - YIELDS).clamp(SLEEP_MICROS.0, SLEEP_MICROS.1)))),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a communicator consists of, who may use it now, and what became of it.
 
 use std::ffi::CString;
+use std::fmt::Debug;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -14,13 +15,9 @@ use super::stream_tracker::StreamTracker;
 use crate::call::Call;
 use crate::deadline::Deadline;
 use crate::device::driver;
-use crate::device::liveness::LivenessProbe;
 use crate::device::nccl::{self, Raw, Refusal};
 use crate::error::{Error, Peer, Result};
 use crate::flight::Flight;
-
-/// How long the caller of an abort waits for it. It goes on in the background: NCCL may wait for other ranks to abort, too.
-pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What threads that use a communicator and the watchdog share.
 #[derive(Debug)]
@@ -334,3 +331,16 @@ pub(super) const NO_TRACKER: u8 = u8::MAX;
 
 /// A handle that is none.
 pub(super) const NONE: *mut ncclComm = ptr::null_mut();
+
+/// Knows more about a communicator's ranks than NCCL does.
+pub(crate) trait LivenessProbe: Debug + Send + Sync {
+    /// Why nothing will come of `doing`, where a rank is known to be gone. To be asked now and then by whoever has been waiting for so
+    /// long; may take some hundred milliseconds, seldom.
+    fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error>;
+
+    /// Which rank is gone, where NCCL says that one is; `None` where all are there.
+    fn culprit(&self, doing: &dyn Fn() -> String) -> Option<Error>;
+
+    /// The ranks that are known not to run at the moment: to be named where a deadline passes.
+    fn standing_still(&self) -> Vec<Peer>;
+}

@@ -9,9 +9,7 @@ use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
 use crate::device::driver::{self, Event};
-
-/// Marks on one stream at a time. The watchdog makes at most ten or so in the time that a call may take.
-const MARKS: usize = 16;
+use crate::tuning::device::MARKS;
 
 /// One stream that a communicator uses.
 #[derive(Debug)]

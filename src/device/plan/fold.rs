@@ -15,10 +15,8 @@ use super::step::{FoldArguments, Folder, Plan, Ranks, Scratch, Step, StepEvent, 
 use crate::call::{BlockLayout, Kind};
 use crate::error::Error;
 use crate::job::Operands;
+use crate::tuning::device_folds::SMALL_BYTES;
 use crate::{DType, Result};
-
-/// Up to so many bytes from all ranks together, everything is gathered and then folded.
-const SMALL_BYTES: usize = 256 << 10;
 
 /// How elements are folded.
 #[derive(Debug, Clone, Copy, PartialEq)]
