@@ -19,7 +19,7 @@ pub(crate) struct Gpu {
     pub(crate) name: String,
     /// Tells devices and their parts (MIG) apart.
     pub(crate) uuid: [u8; 16],
-    /// Its place on the PCI bus, as `0000:3b:00.0`.
+    /// Its address on the PCI bus, as `0000:3b:00.0`.
     pub(crate) pci: String,
     /// The compute capability, as (9, 0).
     pub(crate) capability: (i32, i32),
@@ -108,7 +108,7 @@ pub(crate) fn has(symbol: &str) -> bool {
     opened().is_some_and(|(library, _)| unsafe { library.get::<*const ()>(symbol) }.is_ok())
 }
 
-/// Whether the driver is there with every function that we call, and is willing to work; in words where it is not.
+/// Whether the driver is there, has every function that we call, and works; where not, why not, in words.
 pub(crate) fn check() -> Result<(), String> {
     static CHECKED: OnceLock<Result<(), String>> = OnceLock::new();
     CHECKED.get_or_init(probe).clone()
@@ -288,7 +288,7 @@ pub(crate) fn ignore_captures() {
     exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
 }
 
-/// Sets how this thread heeds captures, and gives what it was; nothing with a driver that has no such thing.
+/// Sets how this thread treats captures, and returns how it did before; `None` where the driver has no such setting.
 fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
     static THERE: OnceLock<bool> = OnceLock::new();
     if !*THERE.get_or_init(|| has("cuThreadExchangeStreamCaptureMode")) {

@@ -21,7 +21,7 @@ use crate::element::Data;
 use crate::error::{Error, Result};
 use crate::tuning::device::BUFFER_DROP_WAIT;
 
-/// Device memory of the kind that NCCL can do most with: registrations, windows, reductions in the NVLink switch.
+/// Device memory with which NCCL can do most: registrations, windows, reductions in the NVLink switch.
 ///
 /// It can be used where a cudarc `CudaSlice` can, with cudarc's own copies and kernels and with this crate's collectives, and keeps track of
 /// the streams that use it in the same way. Dropping it waits until they have done so, because NCCL frees memory at once and not in the order
@@ -60,7 +60,7 @@ impl<T: Data> NcclBuffer<T> {
         Ok(buffer)
     }
 
-    /// Waits for the streams that use it; `false` where they did not come to their end.
+    /// Waits for the streams that use it; `false` where they did not end in time.
     fn wait_for_uses(&self) -> bool {
         let context = self.stream.context();
         if driver::bind(context).is_err() {
@@ -180,7 +180,7 @@ impl<T: Data, B: Registrable> sealed::Lasting for Registration<T, B> {}
 impl<T: Data, B: Registrable> sealed::Lasting for Window<T, B> {}
 
 impl Tie {
-    /// Makes NCCL know `bytes` at `address`; nothing where it has no use for that.
+    /// Tells NCCL of `bytes` at `address`; `None` where NCCL has no use for that.
     fn new(comm: &NcclComm, address: CUdeviceptr, bytes: usize, window: Option<c_int>, deadline: &Deadline) -> Result<Option<Self>> {
         let doing = || format!("registering {bytes} bytes with the communicator of rank {} of {}", comm.rank(), comm.world_size());
         let pointer = address as usize as *mut c_void;
@@ -245,7 +245,7 @@ impl<B> EngineGuard<B> {
         Self { tie, buffer: ManuallyDrop::new(buffer) }
     }
 
-    /// Has NCCL forget the buffer, and takes it out; nothing where NCCL may still know it: it is then lost. To be called once, at the end.
+    /// Has NCCL forget the buffer, and takes it out; `None` where NCCL may still know it: it is lost then. Called once, at the end.
     fn take(&mut self) -> Option<B> {
         if self.tie.take().is_none_or(Tie::undo) {
             // SAFETY: called once, by `drop` or by `into_buffer`, which forgets the rest: nobody uses the buffer here afterwards.
@@ -274,7 +274,7 @@ impl<B> Drop for EngineGuard<B> {
 /// A buffer that one communicator knows: its collectives can use it in place, without copies through buffers of NCCL's.
 ///
 /// It owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like one. Dropping it waits for the communicator's work on the device; where
-/// NCCL does not forget the buffer within ten minutes, its memory is lost, and said to be in an event of `tracing`'s.
+/// NCCL does not forget the buffer within ten minutes, its memory is lost, and an event of `tracing` says so.
 #[derive(Debug)]
 pub struct Registration<T, B> {
     held: EngineGuard<B>,
@@ -302,7 +302,7 @@ impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
 /// A buffer that all ranks of one communicator know of each other: the fastest kernels need one, and collectives without kernels.
 ///
 /// It owns the buffer, and is used like one. Dropping it waits for the communicator's work on the device; where NCCL does not forget the buffer
-/// within ten minutes, its memory is lost, and said to be in an event of `tracing`'s.
+/// within ten minutes, its memory is lost, and an event of `tracing` says so.
 #[derive(Debug)]
 pub struct Window<T, B> {
     held: EngineGuard<B>,

@@ -75,7 +75,7 @@ pub(in crate::communicator) enum Hold {
     Owned,
 }
 
-/// Two of something, as most calls have, or more, without allocating for two.
+/// A list that allocates for its third item only: most calls have one or two buffers.
 struct Vec2<T> {
     few: [Option<T>; 2],
     more: Vec<T>,
@@ -104,7 +104,7 @@ impl<'s> Guards<'s> {
     /// Has `stream` wait for the last write of a buffer; its address.
     pub(super) fn read(&mut self, buffer: &'s dyn DeviceRead, stream: &'s CudaStream) -> u64 {
         let (address, guard) = buffer.read(stream);
-        // Calls that own their buffers need no owner to wait: their work does.
+        // Where the call owns its buffers, its work waits for it.
         if let (Some(reading), Hold::Borrowed) = (Reading::of(buffer, &guard, stream), self.hold) {
             self.readings.push(reading);
         }

@@ -19,14 +19,15 @@ use crate::host::plane;
 const DIGEST_BYTES: usize = 32;
 const _: () = assert!(DIGEST_BYTES == Call::FINGERPRINT_BYTES, "what a rank says of a call and of several has one length");
 
-/// What a rank says of its next calls: how many they are and whether they are captured into a graph, and the only one's fingerprint, or a
-/// digest of all fingerprints that nobody finds a second text for.
+/// What a rank says of its next calls: how many there are, whether they are captured into a graph, and the fingerprint of the only one, or
+/// the SHA-256 of all fingerprints.
 pub(super) type Said = [u8; 8 + DIGEST_BYTES];
 
-/// Set beside the number of calls where these are captured: NCCL would meet a call that runs with a later one of the rank that captures.
+/// Set in the number of calls where these are captured into a graph. NCCL would match a call that runs with a later call of a rank that
+/// captures.
 const CAPTURED: u64 = 1 << 63;
 
-/// In place of the op of an `all_to_all` in place, which NCCL is given in other pieces than one between two buffers.
+/// Stands for the op of an `all_to_all` in place. NCCL is given such a call in other pieces than one between two buffers.
 const IN_PLACE: u64 = 253;
 
 /// A job's fingerprint, with all that has to be alike for NCCL.
@@ -59,12 +60,12 @@ fn with_count(count: usize, is_captured: bool, words: [u8; DIGEST_BYTES]) -> Sai
     said
 }
 
-/// How many calls a rank says it makes, of which the first is this.
+/// What a rank says of calls that begin with this one.
 pub(super) fn first_of<'a>(first: &Job, jobs: impl Iterator<Item = &'a Job>, is_captured: bool) -> Said {
     with_count(jobs.count(), is_captured, fingerprint(first))
 }
 
-/// A call in words, and of how many it is the first.
+/// What a rank has said, in words: the first call, and how many there are.
 pub(super) fn in_words(first: &Said) -> String {
     let (count, fingerprint) = first.split_at(8);
     let count = count.try_into().map_or(0, u64::from_le_bytes);
@@ -119,10 +120,10 @@ impl Communicator {
 
     /// The comparison of jobs that begin with `first`.
     fn compare_as<'a>(&self, plane: &DevicePlane, first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<()> {
-        // The others may not come to a comparison any more.
+        // The others may make no comparison any more.
         plane.refuse_if_over(&|| first.call.to_string())?;
         let is_captured = device::is_capturing(self.device_stream(plane));
-        // Kept from call to call. Who makes one from within this one has to do without.
+        // Kept from call to call. A comparison within this one makes its own.
         let mut all = plane.lend_comparison();
         all.resize(self.world_size(), [0; size_of::<Said>()]);
         let mine = said(first, jobs.clone(), is_captured);
@@ -148,7 +149,7 @@ impl Communicator {
         self.execute(prepared.map(as_comparison))
     }
 
-    /// Tells the ranks' calls in full: some differ.
+    /// Exchanges the ranks' calls in full, because some differ.
     #[cold]
     fn find_difference<'a>(&self, first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone, is_captured: bool) -> Result<()> {
         let mut firsts = vec![[0; size_of::<Said>()]; self.world_size()];
@@ -157,14 +158,14 @@ impl Communicator {
         self.difference(&firsts).map_or_else(|| self.compare_each(&jobs.map(fingerprint).collect::<Vec<_>>()), Err)
     }
 
-    /// As many calls as everybody else's, of which some after the first differ: finds out which.
+    /// Finds the call that differs, where all ranks make as many and the first is the same.
     fn compare_each(&self, mine: &[[u8; Call::FINGERPRINT_BYTES]]) -> Result<()> {
         let calls = mine.len();
         let mut all = vec![[0; Call::FINGERPRINT_BYTES]; self.world_size() * calls];
         self.gather_said(mine, &mut all[..])?;
         let of_all = |call: usize| (0..self.world_size()).map(|rank| with_count(1, false, all[rank * calls + call])).collect::<Vec<_>>();
         let difference = (0..calls).find_map(|call| self.difference(&of_all(call)));
-        // The digests differ, so somebody has said one thing and then another.
+        // The digests differ and no call does: some rank has said two things.
         let unsteady = || Error::Protocol {
             with: "the other ranks".to_owned(),
             reason: "their device calls changed while they were compared".to_owned(),

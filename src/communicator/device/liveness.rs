@@ -1,4 +1,4 @@
-//! Looks after the other ranks while a device waits for them. NCCL notices a dead peer only where the two talk over a network; on one host
+//! Watches the other ranks while a device waits for them. NCCL notices a dead peer only where the two talk over a network; on one host
 //! it waits for ever.
 //!
 //! Processes of this host are looked for in `/proc`, and the recovery listener of one that is not there decides (see `recovery`). Ranks of other hosts are
@@ -17,7 +17,7 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::health::Health;
 use crate::tuning::liveness::{ANSWERS, GRACE, PATIENCE, PAUSE, SEARCH};
 
-/// How another rank is looked after.
+/// How another rank is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Observation {
     /// This very rank.
@@ -55,7 +55,7 @@ pub(super) struct PeerLiveness {
 }
 
 impl Communicator {
-    /// Who looks after the other ranks for the device plane. They are all there now.
+    /// The liveness probe of the device plane. All ranks are alive now.
     pub(super) fn liveness_probe(&self) -> Arc<dyn LivenessProbe> {
         let shared = &self.core.shared;
         let me = &shared.peers[shared.rank];
@@ -116,7 +116,7 @@ impl PeerLiveness {
         self.health.abort_reason().filter(ends).copied()
     }
 
-    /// Has what peers say looked at, on the thread of background messages: for a later look.
+    /// Has the thread of background messages read what peers say, for a later look.
     fn listen(&self) {
         if let Some(Err(error)) = self.progress.upgrade().map(|progress| progress.wake_background()) {
             crate::event::warn!(rank = self.rank, %error, "the end of a communicator may be heard of late");
@@ -138,12 +138,12 @@ impl PeerLiveness {
                 Probe::Alive => {
                     *answers += 1;
                     *again = Instant::now() + PAUSE * 2_u32.pow(*answers);
-                    // It was another one's number, as it is among namespaces of processes.
+                    // The number is another process's: the peer is in another namespace.
                     if *answers >= ANSWERS {
                         *observation = Observation::Unseen;
                     }
                 }
-                // Nobody knows; at the next look perhaps.
+                // Not known now; the next look may tell.
                 Probe::NoAnswer => {}
             }
         }
@@ -210,7 +210,7 @@ mod tests {
     use rustix::process::{Pid, Signal, kill_process};
     use std::process::{Child, Command};
 
-    /// Ends with the test, whichever way that ends.
+    /// A process that is killed when the test ends, however that ends.
     struct Sleeper(Child);
 
     impl Drop for Sleeper {

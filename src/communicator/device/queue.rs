@@ -26,8 +26,8 @@ use crate::tuning::device::{LOOKS, NAP};
 /// How much of an error a rank tells the others, in bytes: a compiler's can be long.
 const LONGEST_REASON: usize = 4096;
 
-/// What this rank owes from the moment when others may count on its calls: that they are queued. Where they are not, by whichever way that
-/// comes about, the device plane ends: NCCL would match the others' calls with later ones of this rank, of other lengths perhaps.
+/// What this rank owes once others count on its calls: that they are queued. Where they are not, for whatever reason, the device plane ends:
+/// NCCL would match the others' calls with later ones of this rank, perhaps of other lengths.
 pub(super) struct Pledge<'a> {
     plane: &'a DevicePlane,
     /// Whether other ranks were told of these calls by headers; else all have compared them.
@@ -40,7 +40,7 @@ impl<'a> Pledge<'a> {
         Self { plane, has_told, is_kept: false }
     }
 
-    /// How queueing went. Compared calls that are refused before anything is queued are refused on all ranks, which made the same.
+    /// How queueing went. Where calls were compared, a refusal before anything is queued is every rank's: all made the same call.
     pub(super) fn settle(mut self, queued: &Result<()>) {
         self.is_kept = true;
         let everywhere = |error: &Error| !self.has_told && matches!(error, Error::InvalidArgument { .. } | Error::Unsupported { .. });
@@ -144,7 +144,7 @@ impl Communicator {
         Err(Error::unsupported(job.call.to_string(), format!("not every rank can do it; {reason}")))
     }
 
-    /// Ends the communicator with an error of a call on devices that other ranks may have queued their part of, and has them told.
+    /// Ends the communicator because of a device call of which other ranks may have queued their part, and has them told.
     #[cold]
     pub(super) fn end_by_device_call(&self, plane: &DevicePlane, error: &Error) {
         let shared = &self.core.shared;
@@ -182,7 +182,7 @@ impl Communicator {
             return Err(Error::argument(kind.name(), reason));
         }
         guards.check(&plane.gpu().context, stream, kind.name())?;
-        // Last of all: who refuses a call by itself has the others wait here, on the host, and not on their devices.
+        // After all checks: where this rank alone refuses the call, the others wait here, on the host, and not on their devices.
         self.confer(plane, std::iter::once(&job))?;
         let pledge = Pledge::new(plane, false);
         // SAFETY: - the addresses are those of buffers that are borrowed by the call (or owned by a work until it has ended), as
@@ -195,7 +195,7 @@ impl Communicator {
         let queued = unsafe { plane.enqueue(&job, stream, self.timeout()) };
         pledge.settle(&queued);
         let flight = self.core.shared.health.flight();
-        // A call with wrong arguments was none: the other ranks may not count it either.
+        // A call with wrong arguments does not count: the other ranks may not count it either.
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {
             flight.note_device_call(&job.call, plane.comm().last_tracker(), queued.as_ref().err());
         }
@@ -218,7 +218,7 @@ pub(in crate::communicator) struct Queued {
     deadline: Deadline,
 }
 
-/// What moves a started call's handle on: looks at the event.
+/// Completes a started call's handle, once the event says that the call has ended.
 struct Watcher {
     queued: Queued,
     state: Arc<State>,
@@ -250,7 +250,7 @@ impl Queued {
         (state, Arc::new(watcher))
     }
 
-    /// Whether it has ended; the error with which it did.
+    /// How it has ended; `None` where it has not.
     fn look(&self) -> Option<Result<()>> {
         match device::is_complete(&self.event) {
             Ok(true) => return Some(self.comm.failure().map_or(Ok(()), Err)),

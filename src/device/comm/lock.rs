@@ -8,7 +8,7 @@ use crate::deadline::Deadline;
 use crate::device::driver::Gpu;
 use crate::tuning::device::{SLEEP_MICROS, SPINS, YIELDS};
 
-/// What there is once for each device of this process, whatever the number of its communicators.
+/// One device of this process, whatever the number of its communicators.
 #[derive(Debug)]
 pub(crate) struct Device {
     /// The order in which several devices are locked.
@@ -62,7 +62,7 @@ pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// How long to rest between two looks: first hardly, then for up to a millisecond.
+/// Rests between two looks: first hardly at all, then longer from look to look, for up to a millisecond.
 #[derive(Debug, Default)]
 pub(in crate::device) struct BackOff(u32);
 

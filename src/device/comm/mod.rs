@@ -216,7 +216,7 @@ impl NcclComm {
         let mut last = inner.enter(doing, timeout)?;
         if inner.inside(doing, timeout, work)? {
             let settled = settle(&[inner], doing, &Deadline::after(timeout), Inner::is_over);
-            // Who revokes it means to go on with what comes of it.
+            // Whoever revokes it goes on with splits and shrinks of it.
             settled.map_err(|(_, error)| if inner.is_revoked() { error } else { inner.end(error, doing) })?;
         }
         inner.note(&mut last, stream, timeout);

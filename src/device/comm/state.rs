@@ -326,21 +326,21 @@ impl Drop for Entry<'_> {
     }
 }
 
-/// The number of a tracker that is none.
+/// Stands for no tracker.
 pub(super) const NO_TRACKER: u8 = u8::MAX;
 
-/// A handle that is none.
+/// The null handle.
 pub(super) const NONE: *mut ncclComm = ptr::null_mut();
 
-/// Knows more about a communicator's ranks than NCCL does.
+/// What others know of the ranks that a device waits for. NCCL says nothing of a peer on the same host that has died or is stopped.
 pub(crate) trait LivenessProbe: Debug + Send + Sync {
-    /// Why nothing will come of `doing`, where a rank is known to be gone. To be asked now and then by whoever has been waiting for so
-    /// long; may take some hundred milliseconds, seldom.
+    /// Why `doing` will not end, where a rank is known to be gone. Whoever waits asks now and then, and says for how long it has waited. The
+    /// answer seldom takes some hundred milliseconds.
     fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error>;
 
     /// Which rank is gone, where NCCL says that one is; `None` where all are there.
     fn culprit(&self, doing: &dyn Fn() -> String) -> Option<Error>;
 
-    /// The ranks that are known not to run at the moment: to be named where a deadline passes.
+    /// The ranks that are known not to run at the moment. The error of a deadline that passes names them.
     fn standing_still(&self) -> Vec<Peer>;
 }

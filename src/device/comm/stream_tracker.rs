@@ -53,7 +53,7 @@ impl StreamTracker {
         self.marks().covered != self.issued.load(Ordering::Acquire)
     }
 
-    /// Whether there is new calls that can be waited for: nothing that is being captured is.
+    /// Whether there are new calls that can be waited for. Calls that are being captured cannot.
     pub(super) fn has_waitable_news(&self) -> bool {
         self.has_new_calls() && !driver::is_capturing(&self.stream)
     }
@@ -101,7 +101,7 @@ impl StreamTracker {
         while let Some((event, since, noted)) = marks.pending.front() {
             match event.is_complete() {
                 Ok(false) => return Ok((Some(*since), done)),
-                // Of a capture that began and ended around the mark.
+                // The mark belongs to a capture that began and ended around it.
                 Ok(true) | Err(DriverError(CUresult::CUDA_ERROR_CAPTURED_EVENT)) => {}
                 Err(error) => return Err(error),
             }

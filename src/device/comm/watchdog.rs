@@ -117,7 +117,7 @@ impl Inner {
         Error::Timeout { doing, elapsed, missing, arrived: Vec::new() }
     }
 
-    /// Why nothing will come of what has been waiting for so long, as far as the liveness probe knows.
+    /// The error of what has been waiting for so long, where the liveness probe knows a rank that is gone.
     pub(super) fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
         self.liveness_probe()?.trouble(doing, waited)
     }
@@ -137,7 +137,7 @@ impl Inner {
         self.liveness_probe.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Has somebody else look out.
+    /// Sets who knows more about the other ranks.
     pub(super) fn set_liveness_probe(&self, liveness_probe: Arc<dyn LivenessProbe>) {
         *self.liveness_probe.lock().unwrap_or_else(PoisonError::into_inner) = Some(liveness_probe);
     }

@@ -1,4 +1,4 @@
-//! Ranks in words: plans of several ranks run together over host memory, as devices and NCCL would.
+//! A model of the ranks of a communicator: runs the plans of all of them over host memory, as devices and NCCL would.
 
 use std::collections::VecDeque;
 

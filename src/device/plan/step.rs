@@ -1,4 +1,4 @@
-//! What a call comes down to: transfers by NCCL, and work of our own between them. Plain values, so that they can be looked at.
+//! What a call becomes: transfers by NCCL, and work of our own between them, as plain values.
 
 use crate::DType;
 
@@ -164,7 +164,7 @@ pub(crate) enum Step {
     Wait(StepEvent),
 }
 
-/// What a call comes down to.
+/// What a call becomes.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Plan {
     /// There is nothing to do on this rank.

@@ -283,8 +283,8 @@ impl DevicePlane {
         }
     }
 
-    /// What a job comes down to on this rank. What comes from other ranks as truth values is made some: whatever they sent, no byte but 0 and
-    /// 1 may ever be seen as a `bool`. Our folds of `bool` work on bytes as they come, so this is for them too.
+    /// The plan of a job on this rank. Where it writes `bool`s, its last step makes 0 or 1 of every byte: other ranks may have sent any byte, and
+    /// our folds of `bool` work on bytes as they come.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
         let plan = self.plan_as_it_comes(job, stream)?;
         match plan::nccl::result(job, self.ranks.me) {

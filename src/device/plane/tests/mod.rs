@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod streams;
-mod users;
 
 use std::sync::Arc;
 use std::time::Duration;
