@@ -48,6 +48,7 @@ mod interchange;
 #[doc(hidden)]
 #[cfg(feature = "internals")]
 pub mod internals;
+mod job;
 #[cfg(feature = "cuda")]
 mod nccl_config;
 pub mod observe;

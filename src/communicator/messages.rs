@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Communicator;
-use super::arguments::element;
 use super::message::{INTERNAL_TAG, MessageContext, Received, receive_place, send_place};
 use super::pinned::PinnedBuffer;
+use super::prepare::element;
 use super::work::{Drive, OwnedBuffer, Work};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::element::Data;

@@ -5,7 +5,7 @@
 //!
 //! # How a call runs
 //!
-//! A method of `Communicator` checks its arguments (`communicator/prepare.rs`) and describes the call as a `Job`: what all ranks must
+//! A method of `Communicator` checks its arguments (`communicator/arguments.rs`) and makes a `Job` (`communicator/prepare.rs`): what all ranks must
 //! agree on (`Call`, 32 bytes), raw buffers, how they are shared out, and the kernel that folds. A blocking call runs the job on the
 //! caller's thread. A started call hands it, with the buffers it owns, to a worker thread; a *hand-off* passes the host plane between
 //! the two without a lock: the plane belongs to the worker while jobs are pending and to the caller otherwise, and only the caller, who

@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 use super::Communicator;
-use super::arguments::element;
+use super::prepare::element;
 use super::split::ParentExchange;
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
 use crate::deadline::Deadline;

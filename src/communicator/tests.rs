@@ -10,12 +10,12 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use super::Communicator;
-use super::arguments::Source;
 use super::message::{MessageBuffer, MessageContext};
-use super::prepare::Prepared;
+use super::prepare::{Prepared, Source};
 use crate::buffer::{Memory, MemoryMut};
 use crate::element::{DType, TypeTag};
 use crate::error::Result;
+use crate::host::plane;
 use crate::host::reduce::Kernel;
 use crate::{CustomOp, ReduceOp, Reduction, Transport};
 
@@ -246,7 +246,7 @@ fn run(comm: &Communicator, prepared: Result<Prepared<'_>>, reduction: Option<&R
     };
     job.call.element = TypeTag::Scalar(DType::Bool);
     if let Some(reduction) = reduction {
-        job.kernel = Some(Kernel::of(reduction, comm.world_size())?);
+        job.reduction = Some(plane::Reduction::new(Kernel::of(reduction, comm.world_size())?, None));
     }
     comm.run(&job)
 }
@@ -363,13 +363,14 @@ fn what_a_panicking_op_leaves_behind_is_0_or_1() {
             let Prepared::Host(mut job, _) = prepared? else { unreachable!("buffers of the host") };
             job.call.element = TypeTag::Scalar(DType::Bool);
             let turns = Arc::clone(&turns);
-            job.kernel = Some(if comm.rank() == 1 {
+            let kernel = if comm.rank() == 1 {
                 // What it folds is no truth value.
                 Kernel::of(&Reduction::from(CustomOp::new("x", |into: &mut [u8], _: &[u8]| into.fill(0xff))), 2)?
             } else {
                 let fold = move |_: &mut [bool], _: &[bool]| assert!(turns.fetch_add(1, Ordering::Relaxed) < well, "enough");
                 Kernel::of(&Reduction::from(CustomOp::new("x", fold)), 2)?
-            });
+            };
+            job.reduction = Some(plane::Reduction::new(kernel, None));
             let ended = catch_unwind(AssertUnwindSafe(|| comm.run(&job)));
             assert!(!matches!(ended, Ok(Ok(()))), "the op panicked");
             drop(job);

@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::{DType, Data, TypeTag};
 use crate::error::{Error, Result};
+use crate::job::Operands;
 use crate::nccl_config::NcclLibrary;
 use crate::op::ReduceOp;
 
@@ -466,10 +467,12 @@ fn described(kind: Kind, op: Option<ReduceOp>, root: Option<usize>, source: RawB
     };
     Job {
         call,
-        source: source.address,
-        source_len: bytes(source),
-        destination: destination.address,
-        destination_len: bytes(destination),
+        memory: Operands {
+            source: source.address,
+            source_len: bytes(source),
+            destination: destination.address,
+            destination_len: bytes(destination),
+        },
         layout: BlockLayout::Equal(block * element_bytes),
         element_bytes,
         reduction: op.map(Reduction::Builtin),

@@ -16,7 +16,7 @@ const LAYERS: [&[&str]; 11] = [
     &["element", "proof"],
     &["buffer", "op"],
     &["call", "interchange", "nccl_config"],
-    &["flight"],
+    &["flight", "job"],
     &["observe"],
     &["config"],
     &["device", "host", "rendezvous"],

@@ -8,12 +8,10 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
-use super::call::{DeviceCall, overlap, resolve};
-use super::counts;
-use super::guards::{Guards, Hold};
+use super::call::{DeviceCall, Guards, Hold, overlap, resolve};
+use super::compare;
 use super::headers::Headers;
-use super::queue::Pledge;
-use super::work::Queued;
+use super::queue::{Pledge, Queued};
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
 use crate::communicator::Communicator;
 use crate::communicator::message::Received;
@@ -117,7 +115,7 @@ impl Communicator {
         for job in &part.jobs {
             flight.note_device_call(&job.call, tracker, error);
             if let Some(watch) = watch {
-                let moved = Moved { bytes: job.source_len.max(job.destination_len), algorithm: "nccl" };
+                let moved = Moved { bytes: job.bytes(), algorithm: "nccl" };
                 watch.ended(watch.call(&job.call, FlightPlane::Device, moved), elapsed, error, Track::Device);
             }
         }
@@ -266,7 +264,7 @@ impl Communicator {
             let reason = "the ranks must agree that all can do it; use it once outside of such a group";
             return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
         }
-        if let Some(job) = resolved.iter().flat_map(|part| &part.jobs).find(|job| counts::is_pairwise(job)) {
+        if let Some(job) = resolved.iter().flat_map(|part| &part.jobs).find(|job| compare::is_pairwise(job)) {
             let reason = "its lengths are compared by all ranks of one communicator; record it in a group of that alone";
             return Err(Error::unsupported(format!("{} in a group of several communicators", job.call.kind.name()), reason));
         }

@@ -6,18 +6,16 @@
 #![expect(unsafe_code, reason = "calls take addresses of device memory")]
 
 mod enqueue;
-mod run;
 #[cfg(test)]
 mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-use std::time::Duration;
 
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use nccl_sys::ncclRedOp_t;
 
-use super::comm::NcclComm;
+use super::comm::{BackOff, NcclComm};
 use super::custom_kernels::CustomKernels;
 use super::driver::{self, Gpu, cuda_error};
 use super::kernels::Kernels;
@@ -28,10 +26,8 @@ use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::Error;
+use crate::tuning::device::PLANE_DROP_WAIT;
 use crate::{DType, ReduceOp, Result};
-
-/// How long the end waits for our kernels on streams of the caller's.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a plane is told. The same on every rank, so that all do the same.
 #[derive(Debug, Clone, Copy)]
@@ -287,8 +283,8 @@ impl DevicePlane {
         }
     }
 
-    /// What a job comes down to on this rank. What comes from other ranks as truth values is made some: whatever they sent, no byte but 0 and
-    /// 1 may ever be seen as a `bool`. Our folds of `bool` work on bytes as they come, so this is for them too.
+    /// The plan of a job on this rank. Where it writes `bool`s, its last step makes 0 or 1 of every byte: other ranks may have sent any byte, and
+    /// our folds of `bool` work on bytes as they come.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
         let plan = self.plan_as_it_comes(job, stream)?;
         match plan::nccl::result(job, self.ranks.me) {
@@ -345,10 +341,10 @@ impl DevicePlane {
 
     /// Whether the plane's memory is free, or becomes so before long.
     fn is_free_soon(&self) -> bool {
-        let deadline = Deadline::after(PATIENCE);
+        let (deadline, mut back_off) = (Deadline::after(PLANE_DROP_WAIT), BackOff::default());
         loop {
             match self.free.try_is_complete() {
-                Ok(false) if !deadline.has_passed() => std::thread::sleep(Duration::from_millis(1)),
+                Ok(false) if !deadline.has_passed() => back_off.rest(),
                 // A context that is broken runs nothing any more.
                 outcome => return outcome.unwrap_or(true),
             }
@@ -368,7 +364,7 @@ impl Drop for DevicePlane {
     fn drop(&mut self) {
         // Kernels and memory are in use until then. Once the communicator has ended, what waits for other ranks returns.
         let own = self.stream.record_event(None);
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(PLANE_DROP_WAIT);
         let is_own_done = own.is_ok_and(|own| self.comm.wait(&own, &deadline).is_ok());
         let is_free = (is_own_done && self.comm.wait(&self.free, &deadline).is_ok()) || {
             self.comm.abort();

@@ -43,7 +43,7 @@ use links::PlaneLinks;
 use plans::{Chooser, Plans};
 use topology::Topology;
 
-pub(crate) use job::{Job, Operands};
+pub(crate) use job::{Job, Reduction};
 pub(crate) use links::MessageConnector;
 pub(crate) use setup::PlaneSetup;
 

@@ -25,7 +25,7 @@ impl HostPlane {
         let Some(group) = self.group.as_mut() else { return Err(AbortReason::Failed { rank: self.rank as u32 }.into()) };
         let context = CallContext { call, deadline, health: &self.health };
         if call.kind == Kind::AllReduce
-            && let (BlockLayout::Equal(bytes), Some(kernel)) = (&job.layout, &job.kernel)
+            && let (BlockLayout::Equal(bytes), Some(kernel)) = (&job.layout, job.kernel())
             && !job.is_too_large_to_share()
         {
             let memory = Memory { source: job.memory.source, destination: job.memory.destination };
@@ -53,7 +53,7 @@ impl HostPlane {
 
     /// Runs a call over links between all ranks.
     pub(super) fn run_inter_host(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
-        let participants = Participants { ranks: self.topology.everyone(), me: self.rank, kernel: job.kernel.as_ref() };
+        let participants = Participants { ranks: self.topology.everyone(), me: self.rank, kernel: job.kernel() };
         let operands = job.narrowed(self.rank);
         let own = job.layout.block(self.rank).1;
         let bytes = match call.kind {
@@ -138,8 +138,8 @@ impl HostPlane {
 
     /// Runs a call over shared memory and links together.
     pub(super) fn run_hierarchical(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
-        let by_links = self.chooser.in_rank_order(job.kernel.as_ref()) || job.is_too_large_to_share();
-        match (call.kind, &job.kernel, &job.layout) {
+        let by_links = self.chooser.in_rank_order(job.kernel()) || job.is_too_large_to_share();
+        match (call.kind, job.kernel(), &job.layout) {
             (Kind::AllReduce, Some(kernel), BlockLayout::Equal(bytes)) if !by_links => {
                 self.hierarchical_all_reduce(job, *bytes, kernel, call, deadline)
             }
@@ -302,7 +302,7 @@ fn run_others(group: &mut Group, job: &Job, rank: usize, context: &CallContext<'
     // passed none, and none is used. Two borrows are apart; in place they are one buffer, or that block of it that is the rank's own
     // (`Job::narrowed`), which is what each of the collectives asks of them.
     unsafe {
-        match (context.call.kind, &job.kernel) {
+        match (context.call.kind, job.kernel()) {
             (Kind::Broadcast, _) => group.broadcast(memory, bytes, root, context),
             (Kind::AllGather | Kind::AllGatherV, _) => group.all_gather(memory, blocks, context),
             (Kind::Gather, _) => group.gather(memory, bytes, root, context),

@@ -1,25 +1,72 @@
-//! What is looked at while work is on its way: how far the device is, whether it hangs, and who is missing.
+//! One thread per process that notices calls that do not end, and aborts their communicators.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use cudarc::driver::DriverError;
 use nccl_sys::ncclResult_t;
 
 use super::lock::{BackOff, lock_within, try_lock};
-use super::state::{Inner, NO_TRACKER};
+use super::state::{Inner, LivenessProbe, NO_TRACKER};
 use crate::deadline::Deadline;
 use crate::device::driver;
-use crate::device::liveness::LivenessProbe;
 use crate::device::nccl::{Raw, Refusal};
 use crate::error::Error;
+use crate::tuning::device::{GONE_WAIT, REGISTRATION_DROP_WAIT, ROUNDS};
 
-/// How long giving something back waits for the device, at most.
-const REST_PATIENCE: Duration = Duration::from_secs(600);
+#[derive(Debug)]
+struct Watch {
+    communicators: Vec<Weak<Inner>>,
+    running: bool,
+}
 
-/// How long it waits for a communicator that has ended to be gone, at most.
-const END_PATIENCE: Duration = Duration::from_secs(10);
+static WATCH: Mutex<Watch> = Mutex::new(Watch { communicators: Vec::new(), running: false });
+/// A communicator came: the next round may be due earlier.
+static CAME: Condvar = Condvar::new();
+
+/// Has a communicator watched until it ends. The thread is there while any communicator is.
+pub(super) fn watch(communicator: &Arc<Inner>) -> io::Result<()> {
+    let mut watch = lock();
+    if !watch.running {
+        thread::Builder::new().name("collectives-watchdog".to_owned()).spawn(run)?;
+        watch.running = true;
+    }
+    watch.communicators.push(Arc::downgrade(communicator));
+    drop(watch);
+    CAME.notify_one();
+    Ok(())
+}
+
+fn run() {
+    driver::ignore_captures();
+    let mut watch = lock();
+    while let Some(communicators) = living(&mut watch) {
+        drop(watch);
+        let mut rest = ROUNDS.1;
+        for communicator in communicators {
+            communicator.watchdog_check(Instant::now());
+            rest = rest.min(communicator.limit() / 10);
+        }
+        watch = lock();
+        let waited = CAME.wait_timeout(watch, rest.max(ROUNDS.0));
+        watch = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+    watch.running = false;
+}
+
+/// The communicators that have not ended; nothing where there is none.
+fn living(watch: &mut Watch) -> Option<Vec<Arc<Inner>>> {
+    let alive = |communicator: &Weak<Inner>| communicator.upgrade().filter(|communicator| !communicator.is_ended());
+    let mut living = Vec::with_capacity(watch.communicators.len());
+    watch.communicators.retain(|communicator| alive(communicator).map(|communicator| living.push(communicator)).is_some());
+    (!living.is_empty()).then_some(living)
+}
+
+fn lock() -> MutexGuard<'static, Watch> {
+    WATCH.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Inner {
     /// One round of the watchdog: marks new work, and ends the communicator where old work has not come to its end in time.
@@ -70,7 +117,7 @@ impl Inner {
         Error::Timeout { doing, elapsed, missing, arrived: Vec::new() }
     }
 
-    /// Why nothing will come of what has been waiting for so long, as far as the liveness probe knows.
+    /// The error of what has been waiting for so long, where the liveness probe knows a rank that is gone.
     pub(super) fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
         self.liveness_probe()?.trouble(doing, waited)
     }
@@ -90,7 +137,7 @@ impl Inner {
         self.liveness_probe.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Has somebody else look out.
+    /// Sets who knows more about the other ranks.
     pub(super) fn set_liveness_probe(&self, liveness_probe: Arc<dyn LivenessProbe>) {
         *self.liveness_probe.lock().unwrap_or_else(PoisonError::into_inner) = Some(liveness_probe);
     }
@@ -145,7 +192,7 @@ impl Inner {
         doing: &dyn Fn() -> String,
         work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
     ) -> bool {
-        let deadline = Deadline::after(self.limit().min(REST_PATIENCE));
+        let deadline = Deadline::after(self.limit().min(REGISTRATION_DROP_WAIT));
         let gate = lock_within(&self.gate, deadline.remaining()).filter(|_| !self.is_ended());
         let outcome = gate.map(|_gate| match self.quiesce(&deadline) {
             Ok(true) => self.inside(doing, deadline.remaining(), work).and_then(|_| self.settled(doing, &deadline)),
@@ -155,7 +202,7 @@ impl Inner {
         if let Some(Err(error)) = &outcome {
             crate::event::warn!(%error, "a call that gives something back to NCCL failed");
         }
-        matches!(outcome, Some(Ok(()))) || self.is_gone_within(&Deadline::after(END_PATIENCE))
+        matches!(outcome, Some(Ok(()))) || self.is_gone_within(&Deadline::after(GONE_WAIT))
     }
 
     /// Waits until NCCL has given everything back, where the communicator has ended.
