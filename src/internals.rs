@@ -11,8 +11,8 @@ pub use links::Link;
 pub use mailboxes::Mailboxes;
 
 use crate::element::{DType, Element};
-use crate::host::bootstrap::{Exchange, local};
 use crate::host::copy;
+use crate::host::exchange::{Exchange, local};
 use crate::host::fold::Fold;
 use crate::host::reduce::Kernel as Inner;
 use crate::{ReduceOp, Result};

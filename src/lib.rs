@@ -55,6 +55,7 @@ mod op;
 mod proof;
 mod rendezvous;
 pub mod train;
+mod tuning;
 
 #[cfg(feature = "cuda")]
 pub use buffer::device::{DeviceMemory, DeviceMemoryMut};

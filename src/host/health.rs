@@ -1,4 +1,4 @@
-//! Whether a communicator is still whole, shared by everyone who waits on its behalf.
+//! The end of a communicator: whether it has come, and why. Shared by everyone who waits on its behalf.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -7,9 +7,7 @@ use std::time::Duration;
 use super::abort_reason::AbortReason;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer};
-use crate::flight::Flight;
 use crate::fork::Process;
-use crate::observe::{self, Watch};
 
 /// Set once, when a communicator ends: by an error found here, by a word from a peer, or by `abort` from any thread.
 ///
@@ -17,45 +15,14 @@ use crate::observe::{self, Watch};
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     ended: AtomicBool,
-    /// Whether somebody wants to be told of calls, apart from `tracing`.
-    is_watched: AtomicBool,
     abort_reason: OnceLock<AbortReason>,
     /// The first error that a call got from it.
     cause: OnceLock<Arc<Error>>,
-    /// What this communicator's calls are recorded in.
-    flight: Arc<Flight>,
-    /// Who listens.
-    watch: OnceLock<Watch>,
-    /// Which process made it.
+    /// Which process made it: for a child that was forked it has ended.
     process: Process,
 }
 
 impl Health {
-    /// Whole, and recording what is called.
-    pub(crate) fn recording(flight: Flight) -> Self {
-        Self { flight: Arc::new(flight), ..Self::default() }
-    }
-
-    /// The recorder of the communicator's calls.
-    #[inline]
-    pub(crate) fn flight(&self) -> &Arc<Flight> {
-        &self.flight
-    }
-
-    /// Says who listens, once.
-    pub(crate) fn watched_by(&self, watch: Watch) {
-        let is_wanted = watch.is_wanted();
-        if self.watch.set(watch).is_ok() {
-            self.is_watched.store(is_wanted, Ordering::Release);
-        }
-    }
-
-    /// Who is to be told of a call; `None`, after two loads, where nobody listens.
-    #[inline]
-    pub(crate) fn watch(&self) -> Option<&Watch> {
-        if self.is_watched.load(Ordering::Acquire) || observe::is_traced() { self.watch.get() } else { None }
-    }
-
     /// Ends the communicator; the first abort reason wins.
     pub(crate) fn end(&self, abort_reason: AbortReason) {
         let _ = self.abort_reason.set(abort_reason);

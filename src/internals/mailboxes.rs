@@ -1,6 +1,5 @@
 //! The step protocol of shared memory, between threads of this process.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::exchanging;
@@ -9,6 +8,7 @@ use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::{Error, Peer};
+use crate::flight::Flight;
 use crate::host::health::Health;
 use crate::host::shm::{CallContext, Group};
 
@@ -20,7 +20,8 @@ const LOOKS: u64 = 1 << 30;
 /// One rank's part in the shared memory of a host. It goes to a thread of its own.
 pub struct Mailboxes {
     group: Group,
-    health: Arc<Health>,
+    health: Health,
+    recorder: Flight,
     sequence: u64,
 }
 
@@ -34,7 +35,7 @@ impl Mailboxes {
         let members: Vec<usize> = (0..ranks).collect();
         exchanging(ranks, |rank, exchange| {
             let group = Group::establish(exchange, &members, rank, members.len(), None, &Deadline::after(LIMIT))?;
-            Ok(Self { group, health: Arc::default(), sequence: 0 })
+            Ok(Self { group, health: Health::default(), recorder: Flight::default(), sequence: 0 })
         })
     }
 
@@ -47,7 +48,7 @@ impl Mailboxes {
         let sequence = self.next();
         let call = Call { kind: Kind::Barrier, op: 0, element: TypeTag::of::<u8>(), count: 0, root: None, counts_hash: 0, sequence };
         let deadline = Deadline::lazily(LIMIT);
-        let met = self.group.barrier(&CallContext { call: &call, deadline: &deadline, health: &self.health });
+        let met = self.group.barrier(&CallContext { call: &call, deadline: &deadline, health: &self.health, recorder: &self.recorder });
         met.map_err(|stop| stop.to_error("a step", &deadline, &[]))
     }
 

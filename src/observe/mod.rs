@@ -93,7 +93,7 @@ pub use report::{CallReport, Observer};
 
 pub(crate) use trace::TraceLog;
 pub(crate) use trace::Track;
-pub(crate) use watch::{Moved, Watch, is_traced};
+pub(crate) use watch::{Moved, Observers, Watch};
 
 /// Where events go that are not of one call.
 pub(crate) const LIFE: &str = "collectives::life";

@@ -12,7 +12,7 @@ use sources::{Sources, code, files_below, root};
 
 /// Top-level modules, lowest first; modules of one row do not know each other.
 const LAYERS: [&[&str]; 11] = [
-    &["deadline", "error", "event", "float8", "fork"],
+    &["deadline", "error", "event", "float8", "fork", "tuning"],
     &["element", "proof"],
     &["buffer", "op"],
     &["call", "interchange", "nccl_config"],

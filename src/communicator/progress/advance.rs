@@ -48,7 +48,7 @@ impl ProgressEngine {
         if elapsed >= limit {
             return Some(Err(self.late(request)));
         }
-        if !*has_warned && elapsed >= self.health.flight().stall_after(limit) {
+        if !*has_warned && elapsed >= self.recorder.stall_after(limit) {
             *has_warned = true;
             self.warn(request);
         }
@@ -61,8 +61,8 @@ impl ProgressEngine {
         inner.messages.cancel(inner.outstanding[at].ticket);
         let Outstanding { request, buffer, state, .. } = inner.outstanding.swap_remove(at);
         match &result {
-            Ok(_) => self.health.flight().end_message(request.number),
-            Err(error) => self.health.flight().fail_message(request.number, error),
+            Ok(_) => self.recorder.end_message(request.number),
+            Err(error) => self.recorder.fail_message(request.number, error),
         }
         let elapsed = request.deadline.elapsed();
         let (result, failed) = match result {

@@ -22,15 +22,15 @@ impl ProgressEngine {
         failed: Option<(Error, Box<dyn ErasedBuffer>)>,
         state: Arc<State>,
     ) {
-        let health = Arc::clone(&self.health);
+        let (recorder, observers) = (Arc::clone(&self.recorder), self.observers.clone());
         let (error, buffer) = failed.unzip();
         event::tell("a listener", move || {
-            if let Some(watch) = health.watch() {
+            if let Some(watch) = observers.watch() {
                 let report = watch.message(&request.message(), FlightPlane::Host, request.bytes);
                 watch.ended(report, elapsed, error.as_ref(), Track::Background);
             }
             if let Some(error) = &error {
-                health.flight().after_error(error);
+                recorder.after_error(error);
             }
         });
         event::tell("the drop of a buffer", move || drop(buffer));
@@ -44,6 +44,6 @@ impl ProgressEngine {
             Some(peer) => vec![peer as u32],
             None => (0..self.peers.len()).filter(|peer| *peer != self.rank).map(|peer| peer as u32).collect(),
         };
-        self.health.flight().warn(&request.doing(), request.deadline.elapsed(), request.deadline.limit(), &missing);
+        self.recorder.warn(&request.doing(), request.deadline.elapsed(), request.deadline.limit(), &missing);
     }
 }

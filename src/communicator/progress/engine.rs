@@ -12,10 +12,12 @@ use crate::communicator::message::{MessageBuffer, MessageContext};
 use crate::deadline::Deadline;
 use crate::error::{Peer, Result};
 use crate::event::{self, Locked};
+use crate::flight::Flight;
 use crate::host::abort_reason::Interrupted;
 use crate::host::health::Health;
 use crate::host::plane::{HostPlane, MessageConnector};
 use crate::host::point_to_point::{Messages, Ticket};
+use crate::observe::Observers;
 
 /// How long a thread between two turns stays away from the lock where others wait for it: a sleeper needs about as long to wake up.
 const HAND_OVER: Duration = Duration::from_micros(50);
@@ -58,6 +60,8 @@ pub(in crate::communicator) struct ProgressEngine {
     pub(super) rank: usize,
     pub(super) peers: Arc<[Peer]>,
     pub(super) health: Arc<Health>,
+    pub(super) recorder: Arc<Flight>,
+    pub(super) observers: Observers,
     inner: Mutex<Inner>,
     /// How many wait for the lock.
     wanted: AtomicUsize,
@@ -67,10 +71,19 @@ pub(in crate::communicator) struct ProgressEngine {
 impl ProgressEngine {
     /// The progress engine of the communicator whose plane this is.
     pub(in crate::communicator) fn new(plane: &HostPlane, connector: MessageConnector) -> Self {
-        let (rank, peers, health) = (plane.rank(), plane.peers(), plane.health());
+        let (rank, peers) = (plane.rank(), plane.peers());
         let messages = Messages::new(rank, peers.len(), plane.local().1, connector);
         let inner = Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false, direct: 0 });
-        Self { rank, peers, health, inner, wanted: AtomicUsize::new(0), background: OnceLock::new() }
+        Self {
+            rank,
+            peers,
+            health: plane.health(),
+            recorder: plane.recorder(),
+            observers: plane.observers(),
+            inner,
+            wanted: AtomicUsize::new(0),
+            background: OnceLock::new(),
+        }
     }
 
     /// The engine, for as long as this is held. Whoever listens is told afterwards.

@@ -11,7 +11,7 @@ use crate::host::point_to_point::{MessageError, Outcome};
 impl ProgressEngine {
     /// Puts on record that a message is asked for.
     pub(super) fn begin(&self, context: &MessageContext, memory: &MessageBuffer, deadline: &Deadline) -> PendingMessage {
-        let number = self.health.flight().begin_message(&memory.recorded(context));
+        let number = self.recorder.begin_message(&memory.recorded(context));
         PendingMessage { context: *context, sends: memory.sends(), bytes: memory.bytes(), deadline: deadline.clone(), number }
     }
 
@@ -35,7 +35,7 @@ impl ProgressEngine {
     #[cold]
     pub(super) fn not_posted(&self, stop: &Interrupted, request: &PendingMessage) -> Error {
         let error = self.stopped(stop, request);
-        self.health.flight().fail_message(request.number, &error);
+        self.recorder.fail_message(request.number, &error);
         error
     }
 

@@ -4,27 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::bootstrap;
-use super::super::recovery::{ANSWER, Probe};
+use super::recovery::Probe;
 use super::status::{Status, list, parse};
+use crate::communicator::bootstrap::call_off;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::rendezvous::{PrefixStore, Store};
-
-/// How long one wait at the leader's store lasts before other recovery listeners are looked at.
-const SLICE: Duration = Duration::from_millis(50);
-/// The pause between two rounds of probing while nobody leads.
-const PAUSE: Duration = Duration::from_millis(10);
-/// After how long without a leader all lower ranks are looked at, not the lowest alone.
-const LOOK_FURTHER: Duration = Duration::from_millis(250);
-/// How long a leader waits for ranks that were given up once.
-const GRACE: Duration = Duration::from_secs(1);
-/// After how long a leader that was held up may have been given up itself.
-const LONG: Duration = Duration::from_secs(3);
-/// The longest pause between two looks for a leader: each costs it a place among those who wait at its closed recovery listener.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// How often a rank that goes on looks at others' recovery listeners at most, where it is held up each time.
-const LOOKS: usize = 4;
+use crate::tuning::recovery::ANSWER;
+use crate::tuning::shrink::{GRACE, LONG, LONGEST_PAUSE, LOOK_FURTHER, LOOKS, PAUSE, SLICE};
 
 /// Who leads.
 enum Leader {
@@ -35,7 +22,7 @@ enum Leader {
 /// What a shrink asks of the world around it. Ranks are those of the old communicator.
 pub(super) trait World {
     /// What it is all for.
-    type Formed;
+    type Connected;
 
     /// The ranks of the old communicator.
     fn peers(&self) -> &[Peer];
@@ -53,7 +40,7 @@ pub(super) trait World {
     fn pause(&self, limit: Duration);
 
     /// Makes the new communicator together with the other members, over keys of this store that are theirs alone.
-    fn form(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Self::Formed>;
+    fn connect(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Self::Connected>;
 }
 
 /// A rank's part in making the new communicator.
@@ -95,7 +82,7 @@ impl<'a, W: World> Shrinking<'a, W> {
     }
 
     /// Until it is among the members of a new communicator, or is not to be.
-    pub(super) fn run(mut self) -> Result<W::Formed> {
+    pub(super) fn run(mut self) -> Result<W::Connected> {
         loop {
             let attempt = match self.find_leader() {
                 Some(Leader::Me) => self.lead()?,
@@ -215,7 +202,7 @@ impl<'a, W: World> Shrinking<'a, W> {
     }
 
     /// Joins the rounds of `leader`; `None` where it is gone, or leads no more.
-    fn follow(&mut self, leader: usize, store: &Arc<dyn Store>) -> Result<Option<W::Formed>> {
+    fn follow(&mut self, leader: usize, store: &Arc<dyn Store>) -> Result<Option<W::Connected>> {
         let (mut joined, mut failed) = (0, 0);
         while !self.deadline.has_passed() {
             let Ok(Some(status)) = self.read_status(&**store) else { return Ok(None) };
@@ -230,7 +217,7 @@ impl<'a, W: World> Shrinking<'a, W> {
                     joined = round;
                 }
                 Status::Members(round, members) if round > failed && members.contains(&self.me) && self.are_ranks(&members) => {
-                    if let Some(comm) = self.form(leader, round, store, &members)? {
+                    if let Some(comm) = self.connect(leader, round, store, &members)? {
                         return Ok(Some(comm));
                     }
                     failed = round;
@@ -250,7 +237,7 @@ impl<'a, W: World> Shrinking<'a, W> {
     }
 
     /// Leads a round; `None` where nothing came of it.
-    fn lead(&mut self) -> Result<Option<W::Formed>> {
+    fn lead(&mut self) -> Result<Option<W::Connected>> {
         let store = self.world.host()?;
         let round = match self.read_status(&*store)? {
             Some(Status::Over(members)) => return Err(self.left_behind(&format!("it has become one of {members:?} already"))),
@@ -260,7 +247,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         let outcome = self.gather(round, &*store).and_then(|members| match members {
             Some(members) => {
                 self.say(&*store, &Status::Members(round, members.clone()))?;
-                self.form(self.me, round, &store, &members)
+                self.connect(self.me, round, &store, &members)
             }
             None => Ok(None),
         });
@@ -350,15 +337,15 @@ impl<'a, W: World> Shrinking<'a, W> {
         Err(self.left_behind(&reason))
     }
 
-    /// Founds the communicator of the members; `None` where a member was lost meanwhile.
-    fn form(&mut self, leader: usize, round: u64, store: &Arc<dyn Store>, members: &[usize]) -> Result<Option<W::Formed>> {
+    /// Makes the communicator of the members; `None` where a member was lost meanwhile.
+    fn connect(&mut self, leader: usize, round: u64, store: &Arc<dyn Store>, members: &[usize]) -> Result<Option<W::Connected>> {
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(self.round_key(round, "found"), Arc::clone(store)));
         let place = members.iter().position(|rank| *rank == self.me).unwrap_or_default();
         let setup = GroupSetup { members, place, leads: leader == self.me, deadline: &self.deadline };
-        match self.world.form(Arc::clone(&store), &setup) {
+        match self.world.connect(Arc::clone(&store), &setup) {
             Ok(comm) => self.settle(members).map(|()| Some(comm)),
             Err(error) => {
-                bootstrap::call_off(&*store, &error);
+                call_off(&*store, &error);
                 let is_final = matches!(error, Error::Config { .. } | Error::Unsupported { .. } | Error::InvalidArgument { .. });
                 // Of a deadline it says most itself; anything else is only how another rank's end was noticed here.
                 if is_final || error.is_timeout() && self.deadline.has_passed() { Err(error) } else { Ok(None) }

@@ -38,6 +38,7 @@ use super::plan::{Action, Plan};
 use super::waiting::Pause;
 use crate::call::Call;
 use crate::deadline::Deadline;
+use crate::flight::Flight;
 
 /// The links of one rank.
 pub(crate) trait Links {
@@ -70,6 +71,8 @@ pub(crate) struct Execution<'a> {
     pub(crate) deadline: &'a Deadline,
     /// Whether the communicator is whole.
     pub(crate) health: &'a Health,
+    /// Where it goes on record whom this rank waits for.
+    pub(crate) recorder: &'a Flight,
     /// Asked now and then: whether the communicator ended in a way that neither `health` nor the links tell.
     pub(crate) interrupted: &'a mut dyn FnMut() -> Option<AbortReason>,
 }
@@ -251,7 +254,7 @@ impl Engine {
         }
         if self.waiting.is_due(elapsed) {
             let awaited = self.awaited(request, links);
-            self.waiting.next_report = request.health.flight().waits(request.call, request.deadline, awaited);
+            self.waiting.next_report = request.recorder.waits(request.call, request.deadline, awaited);
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::event;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
 use crate::proof::Secret;
 
 /// The longest a wait goes without looking whether it still makes sense.

@@ -17,7 +17,7 @@ use super::tcp::TcpLink;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::bootstrap::{Exchange, local};
+use crate::host::exchange::{Exchange, local};
 use crate::host::link::ByteLink;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -70,8 +70,8 @@ impl HostPlane {
         let starts = offsets(&lengths);
         let blocks = Blocks::Varied { lengths: &lengths, offsets: &starts };
         let scratch = self.reserve(lengths[local])?;
-        let health = Arc::clone(&self.health);
-        let context = CallContext { call, deadline, health: &health };
+        let (health, recorder) = (Arc::clone(&self.health), Arc::clone(&self.recorder));
+        let context = CallContext { call, deadline, health: &health, recorder: &recorder };
         if let Some(group) = self.group.as_mut() {
             // SAFETY: the source holds all shares (`cut` makes them add up to its length, in whole elements), the scratch memory this rank's;
             // they are apart, and aligned to the element or to 64 bytes.
@@ -105,7 +105,7 @@ impl HostPlane {
         if self.group.is_some() {
             let scratch = self.reserve(bytes)?;
             let local = self.topology.place(representative).1;
-            let context = CallContext { call, deadline, health: &self.health };
+            let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
             if let Some(group) = self.group.as_mut() {
                 // SAFETY: the source (the job's, or its contribution multiplied) and the scratch memory hold `bytes` bytes of whole elements
                 // each, aligned to them or to 64 bytes, and are apart: the plane owns the latter, and reserves no more before this returns.
@@ -136,7 +136,7 @@ impl HostPlane {
             }
         }
         let local = self.topology.place(representative).1;
-        let context = CallContext { call, deadline, health: &self.health };
+        let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
         match self.group.as_mut() {
             // SAFETY: the representative's source is the root's own, or what it has just received into its destination; every
             // destination holds `bytes` bytes.

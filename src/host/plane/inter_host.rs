@@ -76,7 +76,7 @@ impl HostPlane {
         deadline: &Deadline,
     ) -> Result<(), Interrupted> {
         let Operands { source, source_len, destination, destination_len } = operands;
-        let Self { plans, engine, links, group, health, .. } = self;
+        let Self { plans, engine, links, group, health, recorder, .. } = self;
         let mut interrupted = || group.as_ref().and_then(Group::abort_reason);
         plans.run(shape, |plan| {
             let request = Execution {
@@ -91,6 +91,7 @@ impl HostPlane {
                 fold: participants.kernel.map(|kernel| kernel as &dyn Fold),
                 deadline,
                 health,
+                recorder,
                 interrupted: &mut interrupted,
             };
             engine.run(request, links)

@@ -20,7 +20,7 @@ impl HostPlane {
     #[inline]
     pub(super) fn run_intra_host(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         let Some(group) = self.group.as_mut() else { return Err(AbortReason::Failed { rank: self.rank as u32 }.into()) };
-        let context = CallContext { call, deadline, health: &self.health };
+        let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
         if call.kind == Kind::AllReduce
             && let (BlockLayout::Equal(bytes), Some(kernel)) = (&job.layout, &job.kernel)
             && !job.is_too_large_to_share()
@@ -42,7 +42,7 @@ impl HostPlane {
     /// Lets the ranks of this host agree on a call before it goes on between hosts.
     pub(super) fn agree_within_host(&mut self, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         match self.group.as_mut() {
-            Some(group) => group.barrier(&CallContext { call, deadline, health: &self.health }),
+            Some(group) => group.barrier(&CallContext { call, deadline, health: &self.health, recorder: &self.recorder }),
             None => Ok(()),
         }
     }

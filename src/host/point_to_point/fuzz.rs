@@ -10,7 +10,7 @@ use super::{Connector, MessageError, Messages, Outcome, Ticket};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::script::Script;
+use crate::host::link::script::Script;
 
 /// Every byte is an element of what the peer that is right sends.
 const BYTES: TypeTag = TypeTag::Scalar(DType::U8);

@@ -14,7 +14,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::fork::Process;
 use crate::host::abort_reason::AbortReason;
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
 use crate::proof::Secret;
 
 /// How often a waiter with a core of its own looks before it yields: a few microseconds.

@@ -2,6 +2,7 @@
 
 use crate::call::Call;
 use crate::deadline::Deadline;
+use crate::flight::Flight;
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::Health;
 
@@ -14,6 +15,7 @@ pub(crate) struct CallContext<'a> {
     pub(crate) call: &'a Call,
     pub(crate) deadline: &'a Deadline,
     pub(crate) health: &'a Health,
+    pub(crate) recorder: &'a Flight,
 }
 
 /// Whether a group's next call may start.

@@ -43,7 +43,7 @@ impl Group {
     #[inline]
     pub(super) fn arrive(&mut self, step: u64, fingerprint: Fingerprint, context: &CallContext<'_>) -> Result<(), Interrupted> {
         if !self.arrives_soon(step, &fingerprint, context) {
-            context.health.flight().begin(context.call);
+            context.recorder.begin(context.call);
             self.wait(step, &fingerprint, context).map_err(|stop| self.fail(stop, fingerprint, context))?;
         }
         // Whoever arrives last sees the step complete at once and finds here who sleeps: nobody else need look.
@@ -93,7 +93,7 @@ impl Group {
         let mut spins = self.spins;
         for rank in (0..self.ranks).filter(|rank| *rank != self.me) {
             if !self.has_reached(rank, step) {
-                context.health.flight().begin(context.call);
+                context.recorder.begin(context.call);
                 while !self.has_reached(rank, step) {
                     if spins == 0 {
                         return false;

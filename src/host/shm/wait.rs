@@ -56,7 +56,7 @@ impl Group {
             } else {
                 let stopped = || self.region.abort_reason().is_some() || context.health.abort_reason().is_some();
                 let missing = self.missing(step).map(|rank| self.globals[rank]);
-                context.health.flight().waits(context.call, context.deadline, missing);
+                context.recorder.waits(context.call, context.deadline, missing);
                 let limit = nap.min(context.deadline.remaining());
                 self.region.sleep(limit, || stopped() || self.look(step, fingerprint) != PollResult::Behind);
                 nap = (nap * 2).min(LONGEST_NAP);

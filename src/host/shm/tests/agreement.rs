@@ -9,8 +9,8 @@ use super::{PATIENCE, Rank, call, on_threads};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::bootstrap::Exchange;
-use crate::host::bootstrap::local::exchanges;
+use crate::host::exchange::Exchange;
+use crate::host::exchange::local::exchanges;
 use crate::host::fold::Fold;
 use crate::host::health::Health;
 use crate::host::shm::layout::MAX_RANKS;
@@ -122,7 +122,12 @@ fn calls_that_differ_in_one_field_differ() {
     for other in others {
         on_threads(2, |mut rank| {
             let call = if rank.index == 0 { base } else { other };
-            let context = super::CallContext { call: &call, deadline: &rank.deadline, health: &rank.health };
+            let context = super::CallContext {
+                call: &call,
+                deadline: &rank.deadline,
+                health: &rank.health,
+                recorder: &crate::flight::Flight::default(),
+            };
             assert!(matches!(rank.group.barrier(&context).unwrap_err().abort_reason, AbortReason::Mismatch { .. }), "{other}");
         });
     }
@@ -131,7 +136,12 @@ fn calls_that_differ_in_one_field_differ() {
 /// A barrier with a deadline of its own.
 fn barrier_within(rank: &mut Rank, limit: Duration, sequence: u64) -> Result<(), Interrupted> {
     let (call, deadline) = (call(Kind::Barrier, sequence), Deadline::after(limit));
-    rank.group.barrier(&super::CallContext { call: &call, deadline: &deadline, health: &rank.health })
+    rank.group.barrier(&super::CallContext {
+        call: &call,
+        deadline: &deadline,
+        health: &rank.health,
+        recorder: &crate::flight::Flight::default(),
+    })
 }
 
 #[test]
@@ -223,7 +233,8 @@ fn an_abort_ends_a_wait_here_and_elsewhere() {
         let region = Arc::clone(&rank.group.region);
         let health = Health::default();
         let call = call(Kind::Barrier, 1);
-        let context = super::CallContext { call: &call, deadline: &rank.deadline, health: &health };
+        let context =
+            super::CallContext { call: &call, deadline: &rank.deadline, health: &health, recorder: &crate::flight::Flight::default() };
         std::thread::scope(|scope| {
             if index == 0 {
                 scope.spawn(|| {
@@ -281,7 +292,8 @@ fn two_hosts_make_two_groups() {
                 assert_eq!(group.size(), mine.len());
                 let health = Health::default();
                 let call = call(Kind::AllGather, 1);
-                let context = super::CallContext { call: &call, deadline: &deadline, health: &health };
+                let context =
+                    super::CallContext { call: &call, deadline: &deadline, health: &health, recorder: &crate::flight::Flight::default() };
                 let mut all = vec![0; mine.len()];
                 let memory = Memory { source: (&raw const me).cast(), destination: all.as_mut_ptr() };
                 // SAFETY: one byte of this rank's number (little-endian), and room for one of each.

@@ -11,7 +11,7 @@ use super::{CallContext, Group};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
-use crate::host::bootstrap::local::exchanges;
+use crate::host::exchange::local::exchanges;
 use crate::host::health::Health;
 
 /// How long a test may take that is not stuck; longer where the thread sanitizer looks on.
@@ -58,7 +58,10 @@ impl Rank {
     fn make<T>(&mut self, kind: Kind, run: impl FnOnce(&mut Group, &CallContext<'_>) -> T) -> T {
         self.sequence += 1;
         let call = call(kind, self.sequence);
-        run(&mut self.group, &CallContext { call: &call, deadline: &self.deadline, health: &self.health })
+        run(
+            &mut self.group,
+            &CallContext { call: &call, deadline: &self.deadline, health: &self.health, recorder: &crate::flight::Flight::default() },
+        )
     }
 }
 

@@ -9,7 +9,7 @@ use super::{PATIENCE, Rank, on_threads};
 use crate::call::Kind;
 use crate::deadline::Deadline;
 use crate::host::abort_reason::AbortReason;
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
 use crate::host::shm::{Blocks, Channel, Group, Memory};

@@ -30,6 +30,7 @@
 //! - Splits of a communicator share the recovery listeners of the one they came from; keys carry the failed communicator's random number.
 
 mod protocol;
+pub(super) mod recovery;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -39,20 +40,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Communicator;
+use super::bootstrap::{Origin, connect_over_store};
 #[cfg(feature = "cuda")]
 use super::device::{DeviceChoice, DeviceRequest};
-use super::join::{Origin, join};
-use super::recovery::{Probe, RecoveryGroup};
 #[cfg(feature = "cuda")]
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::host::abort_reason::AbortReason;
 use crate::observe::LIFE;
 use crate::rendezvous::Store;
+use crate::tuning::recovery::SERVICE;
 use protocol::{Given, GroupSetup, Shrinking, World};
-
-/// How long an answer may take once a rank is known to serve.
-const SERVICE: Duration = Duration::from_secs(30);
+use recovery::{Probe, RecoveryGroup};
 
 impl Communicator {
     /// A new communicator of the ranks that are left, in their old order and numbered from 0 without gaps; also of one that has been
@@ -97,7 +96,7 @@ impl Communicator {
 
     /// The same, without devices.
     fn shrink_host(&self) -> Result<Self> {
-        crate::event::info!(target: LIFE, communicator = self.core.shared.health.flight().name(), rank = self.rank(), "shrinking");
+        crate::event::info!(target: LIFE, communicator = self.core.shared.recorder.name(), rank = self.rank(), "shrinking");
         self.abort();
         let world = Ranks { comm: self, recovery: self.core.shared.recovery.clone() };
         let prefix = self.core.shared.id.iter().fold("shrink/".to_owned(), |text, byte| format!("{text}{byte:02x}"));
@@ -139,7 +138,7 @@ impl Communicator {
         let Some(device) = self.device() else { return Ok(comm) };
         loop {
             let request = DeviceRequest { choice: DeviceChoice::Context(Arc::clone(device.context())), required: false };
-            match comm.attach_device(&request, &Deadline::after(comm.timeout())) {
+            match comm.connect_device(&request, &Deadline::after(comm.timeout())) {
                 Ok(()) => return Ok(comm),
                 Err(error) if error.is_peer_lost() || matches!(error.root(), Error::Aborted { .. }) => comm = comm.shrink_host()?,
                 Err(error) => return Err(error),
@@ -161,7 +160,7 @@ impl Ranks<'_> {
 }
 
 impl World for Ranks<'_> {
-    type Formed = Communicator;
+    type Connected = Communicator;
 
     fn peers(&self) -> &[Peer] {
         self.comm.peers()
@@ -184,13 +183,14 @@ impl World for Ranks<'_> {
         std::thread::sleep(limit);
     }
 
-    fn form(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Communicator> {
+    fn connect(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Communicator> {
         let shared = &self.comm.core.shared;
         let mut config = shared.config.clone();
         config.timeout = self.comm.timeout();
-        let name = format!("{}, shrunk", shared.health.flight().name());
-        let origin = Origin::Shrunk { recovery: self.recovery.of(setup.members), name, trace: shared.trace.clone(), watches: setup.leads };
-        let size = setup.members.len();
-        join(store, (setup.place, size), Some(shared.listen), config, setup.deadline, origin)
+        let name = format!("{}, shrunk", shared.recorder.name());
+        let recovery = self.recovery.of(setup.members);
+        let watch = setup.leads.then(|| recovery.watch());
+        let origin = Origin::Communicator { recovery, name, trace: shared.trace.clone() };
+        connect_over_store(store, (setup.place, setup.members.len()), config, shared.listen, origin, watch, setup.deadline)
     }
 }

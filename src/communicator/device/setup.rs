@@ -12,6 +12,8 @@ use crate::config::NcclEnvironment;
 use crate::deadline::Deadline;
 use crate::device::{self, Gpu, NcclComm, NcclCommunicator, Setup};
 use crate::error::{Error, Peer, Result};
+use crate::host::exchange::Exchange;
+use crate::tuning::bootstrap::RANKS_PER_ROOT;
 
 /// Which GPU a rank uses.
 #[derive(Debug, Clone, Default)]
@@ -46,9 +48,6 @@ pub(in crate::communicator) struct DeviceRequest {
 
 /// The first NCCL that can have several ranks on one device.
 const SHARED_DEVICES: Version = Version::new(2, 30, 3);
-
-/// How many ranks one root of the NCCL bootstrap serves, where the library can have several.
-const RANKS_PER_ROOT: usize = 256;
 
 /// What a rank has, as it tells the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,10 +160,15 @@ impl Communicator {
     /// # Errors
     ///
     /// `NoDevice` on every rank where one is required and cannot be had; those of the host plane.
-    pub(in crate::communicator) fn attach_device(&self, request: &DeviceRequest, deadline: &Deadline) -> Result<()> {
+    pub(in crate::communicator) fn connect_device(&self, request: &DeviceRequest, deadline: &Deadline) -> Result<()> {
         let found = self.find_device(&request.choice);
-        let plane = self.establish_device(found, deadline)?;
+        let plane = self.agree_and_connect(found, deadline)?;
         self.keep_device(plane, request.required)
+    }
+
+    /// What every rank has to say, in rank order.
+    fn exchange(&self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+        Exchange::all_gather(&mut &*self, mine, deadline)
     }
 
     /// Keeps what came of an attempt.
@@ -176,7 +180,7 @@ impl Communicator {
             }
         }
         if let Ok(device) = &plane {
-            device.plane().comm().record_in(self.core.shared.health.flight());
+            device.plane().comm().record_in(&self.core.shared.recorder);
         }
         let _ = self.core.device.set(plane);
         Ok(())
@@ -198,7 +202,7 @@ impl Communicator {
     }
 
     /// Agrees with the others, and starts NCCL. The outer error is the host plane's.
-    fn establish_device(
+    fn agree_and_connect(
         &self,
         found: std::result::Result<Found, String>,
         deadline: &Deadline,
@@ -214,7 +218,7 @@ impl Communicator {
             pci: found.gpu.pci.clone(),
             host_id: environment.host_id.clone().unwrap_or_default(),
         });
-        let said = self.all_gather_blobs(&DeviceFacts::to_bytes(&mine))?;
+        let said = self.exchange(&DeviceFacts::to_bytes(&mine), deadline)?;
         let facts = match judged(&said, self.peers()) {
             Ok(facts) => facts,
             Err(reason) => return Ok(Err(reason)),
@@ -225,7 +229,7 @@ impl Communicator {
         let Ok(found) = found else { return Ok(Err("this rank has no device".to_owned())) };
         let shared = device::share_pool(&found.gpu, &self.neighbours(&facts));
         let shared = shared.map_err(|error| device::cuda_error("opening a device's pool to the others of this process", error));
-        let made = match self.unique_ids(found.library, shared)? {
+        let made = match self.unique_ids(found.library, shared, deadline)? {
             Ok(ids) => {
                 let setup = Setup {
                     library: found.library,
@@ -242,7 +246,7 @@ impl Communicator {
             }
             Err(reason) => Err(reason),
         };
-        self.agreed(made)
+        self.agreed(made, deadline)
     }
 
     /// The devices of the other ranks that are threads of this process.
@@ -257,6 +261,7 @@ impl Communicator {
         &self,
         library: &'static nccl_sys::Library,
         prepared: Result<()>,
+        deadline: &Deadline,
     ) -> Result<std::result::Result<Vec<ncclUniqueId>, String>> {
         let world_size = self.world_size();
         let roots = if library.has("ncclCommInitRankScalable") { world_size.div_ceil(RANKS_PER_ROOT) } else { 1 };
@@ -268,7 +273,7 @@ impl Communicator {
             Err(error) => [&[0], error.to_string().as_bytes()].concat(),
         };
         let mut ids = Vec::with_capacity(roots);
-        for (peer, blob) in self.peers().iter().zip(self.all_gather_blobs(&blob)?) {
+        for (peer, blob) in self.peers().iter().zip(self.exchange(&blob, deadline)?) {
             match &blob[..] {
                 [1] => {}
                 [0, reason @ ..] => return Ok(Err(format!("{peer}: {}", String::from_utf8_lossy(reason)))),
@@ -283,9 +288,13 @@ impl Communicator {
     }
 
     /// Everyone's plane or no one's: the first reason counts.
-    fn agreed(&self, made: std::result::Result<NcclCommunicator, String>) -> Result<std::result::Result<NcclCommunicator, String>> {
+    fn agreed(
+        &self,
+        made: std::result::Result<NcclCommunicator, String>,
+        deadline: &Deadline,
+    ) -> Result<std::result::Result<NcclCommunicator, String>> {
         let mine = made.as_ref().map_or_else(|reason| reason.as_bytes(), |_| &[]);
-        let reasons = self.all_gather_blobs(mine)?;
+        let reasons = self.exchange(mine, deadline)?;
         let failed = self.peers().iter().zip(&reasons).find(|(_, reason)| !reason.is_empty());
         match (made, failed) {
             (Ok(plane), None) => Ok(Ok(plane)),
@@ -301,7 +310,7 @@ impl Communicator {
 
     /// The device plane of a communicator made of some of this one's ranks: every rank of this one takes part, `child` on those that
     /// are in it, `color` the same number on exactly those.
-    pub(in crate::communicator) fn split_device(&self, child: Option<(&Communicator, u32)>, deadline: &Deadline) -> Result<()> {
+    pub(in crate::communicator) fn connect_split_device(&self, child: Option<(&Communicator, u32)>, deadline: &Deadline) -> Result<()> {
         let Some(Ok(device)) = self.core.device.get() else {
             if let (Some((child, _)), Some(Err(reason))) = (child, self.core.device.get()) {
                 let _ = child.core.device.set(Err(reason.clone()));
@@ -327,7 +336,7 @@ impl Communicator {
             Ok(None) => Err("NCCL made no communicator for this rank".to_owned()),
             Err(error) => Err(error.to_string()),
         };
-        let plane = child.agreed(made)?;
+        let plane = child.agreed(made, deadline)?;
         child.keep_device(plane, false)
     }
 

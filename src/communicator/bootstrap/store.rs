@@ -1,39 +1,16 @@
-//! Exchanges over a store: who is here, and what they say, before they can talk to each other.
+//! Exchanges over a store: ranks that can talk to nobody else yet.
 //!
-//! Each rank claims its number, says how many ranks it believes there are, and then hands in one blob per round; rank 0 collects
-//! the blobs and publishes them as one value. So a job of `n` ranks costs a number of store messages that grows as `n`.
-//! Contradictions are written under one key that everyone looks at while waiting. No value is ever empty: PyTorch's server without libuv
-//! sends an empty value so that the kernel holds it back, 200 ms for each.
-//!
-//! # Start-up
-//!
-//! Ranks meet at a store. Each claims its number and says how large it believes the world to be; a contradiction is written under one key
-//! that everyone looks at while waiting, so all hear of it. Facts then travel in four exchanges: rank 0 collects everyone's blob and
-//! publishes them as one value, which makes the number of store messages grow as n. After a last barrier nobody needs the store, and
-//! rank 0 stops serving it. A split exchanges the same blobs over its parent and needs no store.
-//!
-//! **Who is let in** (`proof/`). Where the job has a secret, a connection begins with a proof by both ends, a value that takes and gives bytes
-//! and knows no sockets: `Initiator` and `Responder`. The store's server, the listener of a rank and the recovery listener of shared memory each drive one
-//! for every connection, beside those that are proven, so a silent connection costs a descriptor for a bounded time and holds up nobody: at most
-//! 512, 256 and 64 of them are there at a time, and once that many are, those that were silent for longer than 100 to 200 ms make room. Between ranks the hello is
-//! part of what is proven, in place of the message it is otherwise. Facts carry an HMAC too: it finds a rank with another secret at a
-//! store that proves nothing, and names it on every rank. Without a secret not one byte is sent that was not sent before.
+//! No value is ever empty: PyTorch's server without libuv sends an empty value so that the kernel holds it back, 200 ms for each.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
 use crate::host::net::identity::host_name;
 use crate::rendezvous::Store;
-
-/// How long one look at the store lasts before the key of contradictions is looked at again, where there are few ranks.
-const SLICE: Duration = Duration::from_millis(100);
-
-/// The same for each rank where there are many, so that together they ask no more often for waiting for a late one: every such look
-/// costs the store four requests.
-const SLICE_PER_RANK: Duration = Duration::from_micros(250);
+use crate::tuning::bootstrap::{SLICE, SLICE_PER_RANK};
 
 /// Where contradictions are written.
 const CONFLICT: &str = "collectives/conflict";
@@ -44,14 +21,14 @@ const WORLD: &str = "collectives/world";
 /// The most ranks that a world may have; more is a mistake in a variable.
 const MAX_WORLD: usize = 1 << 20;
 
-/// Tells all ranks that join over this store that nothing comes of it.
-pub(super) fn call_off(store: &dyn Store, error: &Error) {
+/// Tells all ranks that meet at this store that nothing comes of it.
+pub(in crate::communicator) fn call_off(store: &dyn Store, error: &Error) {
     // Where the store cannot be reached either, the deadline remains.
     let _ = store.compare_set(CONFLICT, b"", error.to_string().as_bytes());
 }
 
 /// One rank's end of an exchange over a store.
-pub(super) struct StoreExchange {
+pub(in crate::communicator) struct StoreExchange {
     store: Arc<dyn Store>,
     rank: usize,
     world_size: usize,
@@ -60,12 +37,19 @@ pub(super) struct StoreExchange {
 }
 
 /// Looks whether a rank is gone that everyone waits for, and says which.
-pub(super) type Watch = Box<dyn Fn() -> Option<String>>;
+pub(in crate::communicator) type Watch = Box<dyn Fn() -> Option<String>>;
 
 impl StoreExchange {
-    /// Claims this rank's number and compares the world size with the others'.
-    pub(super) fn join(store: Arc<dyn Store>, rank: usize, world_size: usize, deadline: &Deadline) -> Result<Self> {
-        let exchange = Self { store, rank, world_size, round: 0, watch: None };
+    /// Claims this rank's number and compares the world size with the others'. As soon as `watch` has found somebody gone, the start is called
+    /// off for everyone.
+    pub(in crate::communicator) fn new(
+        store: Arc<dyn Store>,
+        rank: usize,
+        world_size: usize,
+        watch: Option<Watch>,
+        deadline: &Deadline,
+    ) -> Result<Self> {
+        let exchange = Self { store, rank, world_size, round: 0, watch };
         let me = format!("host {}, pid {}", host_name(), std::process::id());
         if world_size == 0 || world_size > MAX_WORLD {
             return Err(Error::config(format!("world size {world_size}"), format!("a world has 1 to {MAX_WORLD} ranks")));
@@ -87,12 +71,6 @@ impl StoreExchange {
             return Err(exchange.contradict(&format!("the world has {first}; and {mine}")));
         }
         Ok(exchange)
-    }
-
-    /// Calls it off for everyone as soon as `watch` has found somebody gone.
-    pub(super) fn watched(mut self, watch: Option<Watch>) -> Self {
-        self.watch = watch;
-        self
     }
 
     /// Tells everyone of a contradiction; the first one counts.
@@ -224,7 +202,7 @@ mod tests {
         let store = MemoryStore::new();
         call_off(&store, &Error::argument("local", "no more threads"));
         let deadline = Deadline::after(Duration::from_secs(60));
-        let mut exchange = StoreExchange::join(Arc::new(store), 1, 3, &deadline).unwrap();
+        let mut exchange = StoreExchange::new(Arc::new(store), 1, 3, None, &deadline).unwrap();
         let error = exchange.all_gather(b"facts", &deadline).unwrap_err();
         assert!(matches!(error, Error::Conflict { .. }) && error.to_string().contains("no more threads"), "{error}");
     }

@@ -9,37 +9,24 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::bootstrap::Watch;
+use crate::communicator::bootstrap::Watch;
 use crate::error::{Error, Result};
 use crate::event;
 use crate::proof::Secret;
 use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
-
-/// How long a rank that is there may take to accept a connection.
-const PROBE: Duration = Duration::from_millis(500);
-/// How long a rank that serves may take to answer. One that does not serve takes all of it.
-pub(super) const ANSWER: Duration = Duration::from_millis(200);
-/// How long an answer of this rank's own may take.
-const SERVICE: Duration = Duration::from_secs(30);
-/// How long a server that is no longer needed waits for its last clients.
-const LINGER: Duration = Duration::from_secs(1);
+use crate::tuning::recovery::{ANSWER, LINGER, PROBE, SERVICE};
 
 /// A rank's own recovery listener, before the others know of it.
-pub(super) struct RecoveryListener(std::result::Result<TcpListener, String>);
+pub(in crate::communicator) struct RecoveryListener(std::result::Result<TcpListener, String>);
 
 impl RecoveryListener {
     /// A recovery listener at a port of the system's choice on this address. Where there can be none, the reason is kept for whoever asks.
-    pub(super) fn new(listen: IpAddr) -> Self {
+    pub(in crate::communicator) fn new(listen: IpAddr) -> Self {
         Self(rendezvous::listen(SocketAddr::new(listen, 0)).map_err(|error| format!("listening on {listen}: {error}")))
     }
 
-    /// No recovery listener: there is one already.
-    pub(super) fn none() -> Self {
-        Self(Err("none was made".to_owned()))
-    }
-
     /// Where it is.
-    pub(super) fn address(&self) -> Option<SocketAddr> {
+    pub(in crate::communicator) fn address(&self) -> Option<SocketAddr> {
         self.0.as_ref().ok()?.local_addr().ok()
     }
 }
@@ -54,7 +41,7 @@ enum Own {
 
 /// What a probe at a rank's recovery listener tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Probe {
+pub(in crate::communicator) enum Probe {
     /// Its process is gone.
     Gone,
     /// Its process is there.
@@ -64,7 +51,7 @@ pub(super) enum Probe {
 }
 
 /// The recovery listeners of all ranks of the communicator that a job began with, shared by all communicators that come of it.
-pub(super) struct RecoveryListeners {
+pub(in crate::communicator) struct RecoveryListeners {
     recovery_listeners: Vec<Option<SocketAddr>>,
     /// What guests must know.
     secret: Option<Secret>,
@@ -72,12 +59,16 @@ pub(super) struct RecoveryListeners {
 }
 
 impl RecoveryListeners {
-    pub(super) fn new(recovery_listener: RecoveryListener, recovery_listeners: Vec<Option<SocketAddr>>, secret: Option<Secret>) -> Self {
+    pub(in crate::communicator) fn new(
+        recovery_listener: RecoveryListener,
+        recovery_listeners: Vec<Option<SocketAddr>>,
+        secret: Option<Secret>,
+    ) -> Self {
         Self { recovery_listeners, secret, own: Mutex::new(recovery_listener.0.map_or_else(Own::Missing, Own::Closed)) }
     }
 
     /// Whether the process behind a recovery listener lives.
-    pub(super) fn probe(&self, place: usize) -> Probe {
+    pub(in crate::communicator) fn probe(&self, place: usize) -> Probe {
         let Some(address) = self.recovery_listeners[place] else { return Probe::NoAnswer };
         match TcpStream::connect_timeout(&address, PROBE) {
             Ok(_) => Probe::Alive,
@@ -87,7 +78,7 @@ impl RecoveryListeners {
     }
 
     /// The store behind a recovery listener, if it is open, and how long it may take for an answer.
-    pub(super) fn visit(&self, place: usize, patience: Duration) -> Option<Arc<TcpStore>> {
+    pub(in crate::communicator) fn visit(&self, place: usize, patience: Duration) -> Option<Arc<TcpStore>> {
         let address = self.recovery_listeners[place]?;
         self.connect(address, ANSWER).ok()?;
         self.connect(address, patience).ok()
@@ -102,7 +93,7 @@ impl RecoveryListeners {
     }
 
     /// Opens this rank's recovery listener, where it is not open yet, and goes in.
-    pub(super) fn host(&self) -> Result<Arc<dyn Store>> {
+    pub(in crate::communicator) fn host(&self) -> Result<Arc<dyn Store>> {
         Ok(self.connect(self.open()?, SERVICE)?)
     }
 
@@ -126,15 +117,19 @@ impl RecoveryListeners {
 
 /// A communicator's ranks among the recovery listeners.
 #[derive(Clone)]
-pub(super) struct RecoveryGroup {
-    pub(super) listeners: Arc<RecoveryListeners>,
+pub(in crate::communicator) struct RecoveryGroup {
+    pub(in crate::communicator) listeners: Arc<RecoveryListeners>,
     /// By rank, the place of its recovery listener.
-    pub(super) places: Arc<[usize]>,
+    pub(in crate::communicator) places: Arc<[usize]>,
 }
 
 impl RecoveryGroup {
     /// Of a communicator that a job begins with.
-    pub(super) fn new(recovery_listener: RecoveryListener, recovery_listeners: &[Option<SocketAddr>], secret: Option<Secret>) -> Self {
+    pub(in crate::communicator) fn new(
+        recovery_listener: RecoveryListener,
+        recovery_listeners: &[Option<SocketAddr>],
+        secret: Option<Secret>,
+    ) -> Self {
         Self {
             listeners: Arc::new(RecoveryListeners::new(recovery_listener, recovery_listeners.to_vec(), secret)),
             places: (0..recovery_listeners.len()).collect(),
@@ -142,7 +137,7 @@ impl RecoveryGroup {
     }
 
     /// Looks whether one of the ranks is gone.
-    pub(super) fn watch(&self) -> Watch {
+    pub(in crate::communicator) fn watch(&self) -> Watch {
         let recovery = self.clone();
         Box::new(move || {
             let is_gone = |rank: &usize| recovery.listeners.probe(recovery.places[*rank]) == Probe::Gone;
@@ -151,7 +146,7 @@ impl RecoveryGroup {
     }
 
     /// Of these ranks of it, in this order.
-    pub(super) fn of(&self, ranks: &[usize]) -> Self {
+    pub(in crate::communicator) fn of(&self, ranks: &[usize]) -> Self {
         Self { listeners: Arc::clone(&self.listeners), places: ranks.iter().map(|rank| self.places[*rank]).collect() }
     }
 }
