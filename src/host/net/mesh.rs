@@ -23,7 +23,7 @@ use crate::proof::Secret;
 
 /// The longest a wait goes without looking whether it still makes sense.
 const SLICE: Duration = Duration::from_millis(20);
-/// What goes wrong in [`Mesh::establish`] went wrong with this.
+/// What goes wrong in [`Mesh::exchange`] went wrong with this.
 const DOING: &str = "opening links between hosts";
 
 /// This rank's way to all others. Clones are the same mesh: one for each thread that opens links.
@@ -57,7 +57,7 @@ impl Mesh {
     /// Listens on `listen` where `needs_listener` says so, and learns where the others do. Every rank of the communicator takes
     /// part, with the same nonce, number and world size; no link is opened.
     #[expect(clippy::too_many_arguments, reason = "each is a fact of its own, and there is one caller")]
-    pub(crate) fn establish(
+    pub(crate) fn exchange(
         exchange: &mut dyn Exchange,
         rank: usize,
         world_size: usize,

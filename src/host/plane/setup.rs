@@ -83,14 +83,14 @@ impl HostPlane {
             facts.iter().enumerate().map(|(rank, facts)| Peer { rank, host: facts.host.clone(), pid: facts.pid }).collect();
         let health = Arc::new(Health::default());
         let mut group = if topology.local_ranks().len() > 1 {
-            Some(Group::establish(exchange, topology.local_ranks(), rank, world_size, secret, deadline)?)
+            Some(Group::connect(exchange, topology.local_ranks(), rank, world_size, secret, deadline)?)
         } else {
             exchange.all_gather(&[], deadline)?;
             exchange.all_gather(&[], deadline)?;
             None
         };
         let needs_listener = !topology.is_one_host() && world_size > 1;
-        let mesh = Mesh::establish(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, secret, deadline)?;
+        let mesh = Mesh::exchange(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, secret, deadline)?;
         let chooser = Chooser::new(config, local.1 == world_size)?;
         let mut rings = Vec::new();
         if let Some(group) = group.as_mut() {

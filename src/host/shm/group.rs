@@ -63,7 +63,7 @@ impl Group {
     ///
     /// `Unsupported` for more than [`MAX_RANKS`] members, `Io` where this rank cannot map the region, `PeerLost` naming a rank
     /// that could not, and whatever the exchange says.
-    pub(crate) fn establish(
+    pub(crate) fn connect(
         exchange: &mut dyn Exchange,
         members: &[usize],
         my_global_rank: usize,

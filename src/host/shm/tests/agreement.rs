@@ -288,7 +288,7 @@ fn two_hosts_make_two_groups() {
             let mine = members.iter().find(|members| members.contains(&me)).unwrap();
             scope.spawn(move || {
                 let deadline = Deadline::after(PATIENCE);
-                let mut group = Group::establish(&mut exchange, mine, me, 5, None, &deadline).unwrap();
+                let mut group = Group::connect(&mut exchange, mine, me, 5, None, &deadline).unwrap();
                 assert_eq!(group.size(), mine.len());
                 let health = Health::default();
                 let call = call(Kind::AllGather, 1);
@@ -318,7 +318,7 @@ fn a_leader_that_fails_or_talks_nonsense_is_an_error() {
     let deadline = Deadline::after(Duration::from_millis(100));
     let follow = |name: &[u8], second: &[u8]| {
         let mut exchange = Scripted(vec![vec![name.to_vec(), Vec::new()], vec![second.to_vec(), Vec::new()]]);
-        Group::establish(&mut exchange, &[0, 1], 1, 2, None, &deadline).err().unwrap().to_string()
+        Group::connect(&mut exchange, &[0, 1], 1, 2, None, &deadline).err().unwrap().to_string()
     };
     let told = follow(b"\0no memory", b"no memory");
     assert!(told.contains("lost rank 0") && told.contains("no memory"), "{told}");
@@ -326,13 +326,13 @@ fn a_leader_that_fails_or_talks_nonsense_is_an_error() {
     assert!(follow(&[1, 0xff, 0xfe], b"").contains("not a socket's name"));
     assert!(follow(b"\x01collectives-nobody-listens", b"").contains("@collectives-nobody-listens"));
     let mut short = Scripted(vec![vec![], vec![]]);
-    assert!(Group::establish(&mut short, &[0, 1], 1, 2, None, &deadline).is_err());
+    assert!(Group::connect(&mut short, &[0, 1], 1, 2, None, &deadline).is_err());
 }
 
 #[test]
 fn a_member_that_fails_fails_everyone() {
     let mut exchange = Scripted(vec![vec![Vec::new(); 2], vec![Vec::new(), b"out of address space".to_vec()]]);
-    let error = Group::establish(&mut exchange, &[0, 1], 0, 2, None, &Deadline::after(Duration::from_secs(1))).err().unwrap();
+    let error = Group::connect(&mut exchange, &[0, 1], 0, 2, None, &Deadline::after(Duration::from_secs(1))).err().unwrap();
     assert!(error.is_peer_lost() && error.to_string().contains("rank 1") && error.to_string().contains("out of address space"), "{error}");
 }
 
@@ -341,10 +341,10 @@ fn impossible_members_are_refused() {
     let deadline = Deadline::after(Duration::from_secs(1));
     for members in [&[1, 0][..], &[1, 2], &[0, 0], &[0, 5], &[]] {
         let mut exchange = Scripted(Vec::new());
-        assert!(Group::establish(&mut exchange, members, 0, 4, None, &deadline).is_err(), "{members:?}");
+        assert!(Group::connect(&mut exchange, members, 0, 4, None, &deadline).is_err(), "{members:?}");
     }
     let world = MAX_RANKS + 1;
     let members: Vec<usize> = (0..world).collect();
     let mut exchange = Scripted(vec![vec![Vec::new(); world]; 2]);
-    assert!(Group::establish(&mut exchange, &members, 0, world, None, &deadline).err().unwrap().is_unsupported());
+    assert!(Group::connect(&mut exchange, &members, 0, world, None, &deadline).err().unwrap().is_unsupported());
 }

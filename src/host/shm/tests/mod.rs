@@ -76,7 +76,7 @@ fn on_threads<T: Send>(size: usize, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
                 let (members, body) = (&members, &body);
                 scope.spawn(move || {
                     let deadline = Deadline::after(PATIENCE);
-                    let group = Group::establish(&mut exchange, members, index, size, None, &deadline).unwrap();
+                    let group = Group::connect(&mut exchange, members, index, size, None, &deadline).unwrap();
                     body(Rank { index, size, group, health: Health::default(), deadline, sequence: 0 })
                 })
             })

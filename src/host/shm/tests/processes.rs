@@ -45,7 +45,7 @@ fn join(directory: &Path, index: usize, size: usize) -> Rank {
     let mut exchange = Files { directory: directory.to_owned(), rank: index, size, round: 0 };
     let members: Vec<usize> = (0..size).collect();
     let deadline = Deadline::after(PATIENCE);
-    let group = Group::establish(&mut exchange, &members, index, size, None, &deadline).unwrap();
+    let group = Group::connect(&mut exchange, &members, index, size, None, &deadline).unwrap();
     Rank { index, size, group, health: Health::default(), deadline, sequence: 0 }
 }
 

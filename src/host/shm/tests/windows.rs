@@ -46,7 +46,7 @@ fn on_threads(size: usize, body: impl Fn(Rank) + Sync) {
             let (members, body) = (&members, &body);
             scope.spawn(move || {
                 let deadline = Deadline::after(PATIENCE);
-                let group = Group::establish(&mut exchange, members, index, size, None, &deadline).unwrap();
+                let group = Group::connect(&mut exchange, members, index, size, None, &deadline).unwrap();
                 body(Rank { index, group, exchange, deadline });
             });
         }
