@@ -9,9 +9,8 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Peer};
 use crate::fork::Process;
 
-/// Set once, when a communicator ends: by an error found here, by a word from a peer, or by `abort` from any thread.
-///
-/// Shared (`Arc`) between the calling thread, the progress threads and abort handles.
+/// Ends once: by an error found here, by what a peer says, or by `abort` from any thread. Shared between the calling thread, the threads of
+/// messages and abort handles.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     ended: AtomicBool,
@@ -38,12 +37,12 @@ impl Health {
         self.abort_reason.get()
     }
 
-    /// Keeps the error of a call that was under way at the end, for later calls to quote; the first one counts.
+    /// Keeps the first error of a call that was under way at the end, for later calls to quote.
     pub(crate) fn keep_cause(&self, error: &Error) {
         self.cause.get_or_init(|| Arc::new(error.clone()));
     }
 
-    /// Whom the first error that a call got was still waiting for, where that was a deadline.
+    /// Whom the first error was still waiting for, where it was a deadline.
     pub(crate) fn late_ranks(&self) -> Vec<usize> {
         match self.cause.get().map(Arc::as_ref) {
             Some(Error::Timeout { missing, .. }) => missing.iter().map(|peer| peer.rank).collect(),
@@ -57,7 +56,7 @@ impl Health {
         self.process.is_foreign()
     }
 
-    /// What a call gets that comes after the end; `None` while the communicator is whole.
+    /// The error of a call that comes after the end; `None` while the communicator is whole.
     pub(crate) fn refusal(&self, call: impl FnOnce() -> String, peers: &[Peer]) -> Option<Error> {
         if self.is_foreign() {
             return Some(forked(call()));

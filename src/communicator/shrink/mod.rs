@@ -1,37 +1,35 @@
 //! A new communicator of those who are left.
 //!
-//! The survivors meet behind the recovery listener of the lowest of them (see `recovery`). It leads: it opens a round, waits until everyone has
-//! come whom it has no reason to take for gone, says who the members are, and they join at its store as ranks join at the start of a
-//! job. Whoever dies meanwhile, the leader among them, fails the round for all, and there is another. Who lives is found out by
-//! probing. Who is stopped, or cut off, is guessed at by what the failed communicator knew: a rank that others gave up waiting for gets
-//! a short while. That may have been another one's fault, and ranks may know different things, so whoever comes in time is taken, and a
-//! leader steps back where it finds a lower rank leading after all.
-//!
 //! # Design
 //!
-//! `Communicator::shrink` makes a new communicator of whoever is left (`communicator/shrink/`, `communicator/recovery.rs`). The store of the start
-//! may have died with rank 0, so every rank of a job has a *recovery listener*: a port at which it listens from the start and serves nothing. A refused
-//! connection then means that a process is gone, an accepted one that it is not, and silence that nobody knows. The lowest survivor opens
-//! its recovery listener, which makes it a store; the others come there, say whom they had given up, wait for the list of members, and found the new
-//! communicator as at the start of a job. Whoever dies meanwhile, the leader too, fails the round, and there is another.
+//! The store of the start may have died with rank 0. So every rank of a job has a *recovery listener* (`recovery.rs`): a port at which it
+//! listens from the start and serves nothing. A refused connection means that the process is gone, an accepted one that it is not. Silence
+//! says neither.
 //!
-//! - **Who is stopped or cut off** cannot be told from who is slow. A rank that ended the old communicator by being late is waited for during a
-//!   second; it may be innocent (held up by another), so it is taken when it comes. Once the others are complete it gets `LeftBehind`, also when it
-//!   wakes up much later and would lead: the recovery listeners of those who went on stay open and say so.
-//! - **Nobody splits.** Each member says at its own recovery listener that it has gone on, and a rank that is about to close a round says so before it looks at the
-//!   others' recovery listeners. It may have been stopped right after it looked, and given up; so whoever is through with the setup says so and looks once
-//!   more at the recovery listeners of all that are not members, as often as it has been held up meanwhile, before `shrink` returns. Where ranks cannot be reached at all, only the larger part of what is not known to be dead goes on, of two halves the one
-//!   with the lowest rank. A host that loses its power counts as cut off, so of two hosts the second cannot go on without the first.
-//! - **Explored, not only argued**: what a shrink asks of the world is a trait (`communicator/shrink/protocol.rs`), and the tests' world has its own
-//!   clock, deaths, sleeps and cuts, in an order drawn from a seed.
-//! - **What this trusts**: that a refused connection means a process that is gone. A firewall that refuses for hosts it cuts off makes both sides go
-//!   on; a forked child without `exec` keeps its parent's recovery listener, so a dead parent looks alive until it has been waited for. A sleeper that wakes after all
-//!   the others have ended finds nobody, and goes on alone; so does one that comes when those who left it behind, being late, are cut off or stopped.
-//! - Splits of a communicator share the recovery listeners of the one they came from; keys carry the failed communicator's random number.
+//! The lowest survivor leads. It opens its recovery listener, which makes it a store, and opens a round there. The others come, and say whom
+//! they had given up. The leader waits for everyone whom it has no reason to take for gone, then says who the members are. They connect over
+//! its store as at the start of a job. Whoever dies meanwhile fails the round for all, the leader included, and there is another round. A
+//! leader steps back where it finds a lower rank leading.
+//!
+//! - **Who is stopped or cut off** cannot be told from who is slow. The failed communicator gives hints: a rank that others gave up waiting for
+//!   is waited for during a second. It may be innocent (held up by another), and ranks may know different things, so it is taken when it comes
+//!   in time. Once the others are complete it gets `LeftBehind`, also when it wakes up much later and would lead: the recovery listeners of
+//!   those who went on stay open and say so.
+//! - **Nobody splits.** Each member says at its own recovery listener that it has gone on. A rank that is about to close a round says so before
+//!   it looks at the others' recovery listeners. It may have been stopped right after it looked, and given up. So before `shrink` returns, each
+//!   member says that it goes on, and looks once more at the recovery listeners of all that are not members; again, as often as that held it up.
+//!   Where ranks cannot be reached, only the larger part of what is not known to be dead goes on, and of two halves the one with the lowest
+//!   rank. A host that loses its power counts as cut off, so of two hosts the second cannot go on without the first.
+//! - **Explored, not only argued**: what a shrink asks of the world is a trait (`protocol.rs`). The tests' world has its own clock, deaths, sleeps
+//!   and cuts, in an order drawn from a seed.
+//! - **What this trusts**: that a refused connection means a process that is gone. With a firewall that refuses for hosts it cuts off, both sides
+//!   go on. A forked child without `exec` keeps its parent's recovery listener, so a dead parent looks alive until it has been waited for. A
+//!   sleeper that wakes after all the others have ended finds nobody, and goes on alone. So does one that comes late, when those who left it
+//!   behind are cut off or stopped.
+//! - Splits of a communicator share the recovery listeners of the one they came from. Keys carry the failed communicator's random number.
 
 mod protocol;
 pub(super) mod recovery;
-mod status;
 #[cfg(test)]
 mod tests;
 
@@ -47,6 +45,7 @@ use super::device::{DeviceChoice, DeviceRequest};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::host::abort_reason::AbortReason;
+use crate::host::health::forked;
 use crate::observe::LIFE;
 use crate::rendezvous::Store;
 use crate::tuning::recovery::SERVICE;
@@ -85,8 +84,7 @@ impl Communicator {
     #[doc(alias("ncclCommShrink", "MPIX_Comm_shrink", "shrink_group"))]
     pub fn shrink(&self) -> Result<Self> {
         if self.core.shared.health.is_foreign() {
-            let reason = "this process was forked from the one that made the communicator".to_owned();
-            return Err(Error::Unsupported { what: "shrink".to_owned(), reason });
+            return Err(forked("shrink".to_owned()));
         }
         let comm = self.shrink_host()?;
         #[cfg(feature = "cuda")]
@@ -116,7 +114,7 @@ impl Communicator {
         }
         #[cfg(feature = "cuda")]
         doubts.extend(self.late_on_device());
-        // Who is named itself is here all the same.
+        // Others may have named this very rank.
         doubts.remove(&self.rank());
         left.remove(&self.rank());
         Given { doubts, left }

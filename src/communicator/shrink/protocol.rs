@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::recovery::Probe;
-use super::status::{Status, list, parse};
+use super::recovery::{Probe, Status, list, parse};
 use crate::communicator::bootstrap::call_off;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
@@ -21,10 +20,10 @@ enum Leader {
 
 /// What a shrink asks of the world around it. Ranks are those of the old communicator.
 pub(super) trait World {
-    /// What it is all for.
+    /// What the members end up with: a communicator.
     type Connected;
 
-    /// The ranks of the old communicator.
+    /// The ranks.
     fn peers(&self) -> &[Peer];
 
     /// Whether a rank's process lives.
@@ -33,13 +32,13 @@ pub(super) trait World {
     /// The store behind a rank's recovery listener; `None` where that is closed, or cannot be reached.
     fn visit(&self, rank: usize) -> Option<Arc<dyn Store>>;
 
-    /// The store behind this rank's own recovery listener, which is open from now on.
+    /// Opens this rank's own recovery listener, and gives the store behind it.
     fn host(&self) -> Result<Arc<dyn Store>>;
 
     /// Lets time pass.
     fn pause(&self, limit: Duration);
 
-    /// Makes the new communicator together with the other members, over keys of this store that are theirs alone.
+    /// Connects this rank with the other members, over keys of this store that are theirs alone.
     fn connect(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Self::Connected>;
 }
 
@@ -49,7 +48,7 @@ pub(super) struct GroupSetup<'a> {
     pub(super) members: &'a [usize],
     /// This rank's number among them.
     pub(super) place: usize,
-    /// Whether it looks out for deaths meanwhile.
+    /// Whether it watches for deaths meanwhile.
     pub(super) leads: bool,
     pub(super) deadline: &'a Deadline,
 }
@@ -57,7 +56,7 @@ pub(super) struct GroupSetup<'a> {
 /// Who has been given up before a shrink begins.
 #[derive(Debug, Default)]
 pub(super) struct Given {
-    /// Whom others, or this rank, have given up waiting for: not waited for long.
+    /// Whom some rank has given up waiting for: not waited for long.
     pub(super) doubts: BTreeSet<usize>,
     /// Who has closed the communicator, and is not waited for.
     pub(super) left: BTreeSet<usize>,
@@ -67,21 +66,20 @@ pub(super) struct Given {
 pub(super) struct Shrinking<'a, W> {
     world: &'a W,
     me: usize,
-    /// Of all keys.
+    /// What all keys begin with.
     prefix: String,
     deadline: Deadline,
     given: Given,
-    /// Whose process is gone.
+    /// Ranks whose process is gone.
     gone: BTreeSet<usize>,
 }
 
 impl<'a, W: World> Shrinking<'a, W> {
-    /// At its beginning.
     pub(super) fn new(world: &'a W, me: usize, prefix: String, limit: Duration, given: Given) -> Self {
         Self { world, me, prefix, deadline: Deadline::after(limit), given, gone: BTreeSet::new() }
     }
 
-    /// Until it is among the members of a new communicator, or is not to be.
+    /// Goes through rounds until this rank is a member of a new communicator, or cannot be one.
     pub(super) fn run(mut self) -> Result<W::Connected> {
         loop {
             let attempt = match self.find_leader() {
@@ -115,7 +113,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         self.deadline.elapsed() >= self.deadline.remaining()
     }
 
-    /// How long it is since that time after the beginning.
+    /// How long ago `moment` was, which counts from the beginning.
     fn since(&self, moment: Duration) -> Duration {
         self.deadline.elapsed().saturating_sub(moment)
     }
@@ -130,7 +128,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing, arrived }
     }
 
-    /// What a rank says at its recovery listener of this shrink, and the store behind the recovery listener; `None` where it is closed, or says nothing.
+    /// What a rank says of this shrink at its recovery listener, and the store behind that; `None` where it is closed, or says nothing.
     fn visit(&self, rank: usize) -> Option<(Status, Arc<dyn Store>)> {
         let store = self.world.visit(rank)?;
         Some((self.read_status(&*store).ok()??, store))
@@ -209,7 +207,7 @@ impl<'a, W: World> Shrinking<'a, W> {
             match status {
                 Status::SteppedBack => return Ok(None),
                 Status::Open(round) if round > joined => {
-                    // Behind a comma, as no value in a store is empty (see `bootstrap`).
+                    // Behind a comma, as no value in a store is empty (`bootstrap/store.rs`).
                     let doubts = format!(",{}", list(self.given.doubts.iter()));
                     if store.set(&self.join_key(round, self.me), doubts.as_bytes()).is_err() {
                         return Ok(None);
@@ -310,8 +308,8 @@ impl<'a, W: World> Shrinking<'a, W> {
         Ok(())
     }
 
-    /// An error where one of these ranks makes a communicator of others, or has become one of another. Of two that are about to, the lower
-    /// one goes on: both have said so before they look.
+    /// An error where one of these ranks goes on with others, or is about to and lower than this one. Of two that are about to, both have said so
+    /// before they look.
     fn refuse_to_split(&self, ranks: &[usize]) -> Result<()> {
         let goes_on = |rank: &usize| match self.visit(*rank) {
             Some((Status::Members(..) | Status::Over(_), _)) => true,
@@ -324,7 +322,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         }
     }
 
-    /// An error where some cannot be reached, so that they may be going on by themselves, and these here are not the most of all.
+    /// An error where ranks that cannot be reached may be going on by themselves, and those here are not the larger part.
     fn refuse_to_be_few(&self, present: &[usize], joined: &BTreeSet<usize>) -> Result<()> {
         let silent: Vec<usize> = present.iter().copied().filter(|rank| self.world.probe(*rank) == Probe::NoAnswer).collect();
         let all = joined.len() + silent.len();
@@ -353,14 +351,14 @@ impl<'a, W: World> Shrinking<'a, W> {
         }
     }
 
-    /// Says at this rank's recovery listener that it goes on, and then makes sure that nobody else does: it may have been stopped at any moment since
-    /// recovery listeners were last looked at, and given up meanwhile. Of any two who would go on apart, both having said so first, one sees the other.
+    /// Says at this rank's recovery listener that it goes on, and then makes sure that nobody else does. It may have been stopped since it last
+    /// looked at recovery listeners, and given up meanwhile. Of any two who would go on apart, both say so first, so one sees the other.
     fn settle(&self, members: &[usize]) -> Result<()> {
         let told = self.world.host().and_then(|own| self.say(&*own, &Status::Over(members.to_vec())).map(|()| own));
         let own = match told {
             Ok(own) => own,
             Err(error) => {
-                // One that cannot say so has told nobody anything else either.
+                // It has told nobody anything else either.
                 crate::event::warn!(%error, "late ranks will not hear from this one that it went on");
                 return Ok(());
             }
@@ -378,13 +376,14 @@ impl<'a, W: World> Shrinking<'a, W> {
         Ok(())
     }
 
-    /// Looks at every recovery listener but the members'; for how long this took longer than it should, in which others may have found nobody here.
+    /// Looks at every recovery listener but the members'. Gives by how much that took longer than it should: others may have found nobody here
+    /// in that time.
     fn look_for_others(&self, members: &[usize]) -> Result<Duration> {
         let mut held_up = Duration::ZERO;
         let others = (0..self.world.peers().len()).filter(|rank| !members.contains(rank) && !self.gone.contains(rank));
         for rank in others {
             let began = self.deadline.elapsed();
-            // Who sleeps for a shorter time than two visits take notices nothing of it.
+            // A rank that sleeps for less than two visits take does not notice.
             let seen = self.visit(rank).or_else(|| self.visit(rank));
             if let Some((Status::Over(theirs), _)) = seen {
                 return Err(self.left_behind(&format!("ranks {theirs:?} went on without ranks {members:?}")));

@@ -25,13 +25,13 @@ use crate::nccl_config::CheckDeviceCalls;
 use crate::observe::Observers;
 use crate::proof::{self, Secret};
 
-/// What is known before anyone has said anything.
+/// What a rank knows before anyone has said anything.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlaneSetup<'a> {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
     pub(crate) config: &'a Config,
-    /// Where to listen, should ranks of other hosts turn up.
+    /// Where to listen for ranks of other hosts.
     pub(crate) listen: IpAddr,
     /// Where this rank can be found should the communicator fail.
     pub(crate) recovery_listener: Option<SocketAddr>,
@@ -53,8 +53,18 @@ impl PlaneSetup<'_> {
                 None => host_identity().map_err(|error| Error::io("finding out which host this is", error))?,
             },
             host: host_name(),
-            recovery_listener: self.recovery_listener.map(|recovery_listener| recovery_listener.to_string()).unwrap_or_default(),
+            recovery_listener: self.recovery_listener.map(|address| address.to_string()).unwrap_or_default(),
         })
+    }
+
+    /// Everyone's facts, once they go together.
+    fn exchange_facts(&self, exchange: &mut dyn Exchange, deadline: &Deadline) -> Result<Vec<HostFacts>> {
+        let blobs = exchange.all_gather(&self.facts()?.to_bytes(), deadline)?;
+        let facts: Vec<HostFacts> =
+            blobs.iter().enumerate().map(|(rank, blob)| HostFacts::from_bytes(rank, blob)).collect::<Result<_>>()?;
+        HostFacts::compare(&facts)?;
+        HostFacts::check_tags(&facts, self.config.secret.as_ref())?;
+        Ok(facts)
     }
 }
 
@@ -66,11 +76,7 @@ impl HostPlane {
     pub(crate) fn connect(exchange: &mut dyn Exchange, setup: &PlaneSetup<'_>, deadline: &Deadline) -> Result<(Self, MessageConnector)> {
         let PlaneSetup { rank, world_size, config, listen, recovery_listener: _ } = *setup;
         let secret = config.secret.as_ref();
-        let blobs = exchange.all_gather(&setup.facts()?.to_bytes(), deadline)?;
-        let facts: Vec<HostFacts> =
-            blobs.iter().enumerate().map(|(rank, blob)| HostFacts::from_bytes(rank, blob)).collect::<Result<_>>()?;
-        HostFacts::compare(&facts)?;
-        HostFacts::check_tags(&facts, secret)?;
+        let facts = setup.exchange_facts(exchange, deadline)?;
         let identities: Vec<String> = facts.iter().map(|facts| facts.identity.clone()).collect();
         let topology = Topology::new(&identities, rank, config.transport);
         let local = place_on_host(&identities, rank);
@@ -138,7 +144,7 @@ fn place_on_host(identities: &[String], rank: usize) -> (usize, usize) {
     (before(rank), before(identities.len()))
 }
 
-/// The version of this exchange and of everything that follows it.
+/// The version of the facts and of everything that follows them.
 const VERSION: u32 = 2;
 
 /// One rank's facts.
@@ -146,7 +152,7 @@ const VERSION: u32 = 2;
 struct HostFacts {
     /// Random; rank 0's becomes the communicator's.
     nonce: [u8; 16],
-    /// What shows that the rank knows the job's secret, if it has one. It finds mistakes; unproven connections are kept out by connections.
+    /// What shows that the rank knows the job's secret, if it has one. It finds mistakes; who proves nothing is kept out where it connects.
     tag: Option<[u8; 32]>,
     pid: u32,
     /// The settings that all ranks must share, in words.
