@@ -1,7 +1,7 @@
 //! New communicators from the ranks of an old one.
 
 use super::Communicator;
-use super::bootstrap::{Origin, ParentExchange, connect};
+use super::bootstrap::{Origin, ParentExchange, Start, connect};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::observe::LIFE;
@@ -106,7 +106,8 @@ impl Communicator {
         let mut config = shared.config.clone();
         config.timeout = self.timeout();
         let origin = Origin::Communicator { recovery: shared.recovery.of(members), name, trace: shared.trace.clone() };
-        let connected = connect(&mut exchange, (rank, members.len()), config, shared.listen, origin, &deadline);
+        let start = Start { rank, world_size: members.len(), config, listen: shared.listen, origin };
+        let connected = connect(&mut exchange, start, &deadline);
         exchange.finish(&deadline)?;
         let made = connected.and_then(|comm| comm.barrier().map(|()| comm));
         // NCCL's split wants every rank of the parent, whatever became of one child.

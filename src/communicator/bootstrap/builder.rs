@@ -9,7 +9,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use super::store::call_off;
-use super::{Origin, connect_over_store};
+use super::{Origin, Start, connect_over_store};
 use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
 use crate::communicator::device::{DeviceChoice, DeviceRequest};
@@ -246,7 +246,7 @@ impl Builder {
         let job = rendezvous::connect(&rendezvous, timeout, self.config.secret.as_ref(), &environment, parent)?;
         let JobStore { store, rank, world_size, agent, server, local_address } = job;
         let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(rendezvous_prefix(agent, rank), store)));
-        let comm = self.connect(store, (rank, world_size), local_address, &deadline);
+        let comm = self.connect(store, rank, world_size, local_address, &deadline);
         // Lingers until the last rank has what it needs of the store.
         drop(server);
         comm
@@ -264,20 +264,21 @@ impl Builder {
     pub fn with_store(mut self, store: Arc<dyn Store>, rank: usize, world_size: usize) -> Result<Communicator> {
         self.config = self.config.with_environment()?;
         let deadline = Deadline::after(self.config.timeout);
-        self.connect(store, (rank, world_size), None, &deadline)
+        self.connect(store, rank, world_size, None, &deadline)
     }
 
-    /// Connects this rank with the others that meet at a store, which it reaches from `local_address`; then their devices.
+    /// Connects this rank with the others that meet at a store, which it reaches from `from`; then their devices.
     fn connect(
         self,
         store: Arc<dyn Store>,
-        place: (usize, usize),
-        local_address: Option<IpAddr>,
+        rank: usize,
+        world_size: usize,
+        from: Option<IpAddr>,
         deadline: &Deadline,
     ) -> Result<Communicator> {
-        let listen = self.config.listen_address.or(local_address).unwrap_or(IpAddr::from([127, 0, 0, 1]));
-        let origin = Origin::Job(RecoveryListener::new(listen));
-        let comm = connect_over_store(store, place, self.config, listen, origin, None, deadline)?;
+        let listen = self.config.listen_address.or(from).unwrap_or(IpAddr::from([127, 0, 0, 1]));
+        let start = Start { rank, world_size, config: self.config, listen, origin: Origin::Job(RecoveryListener::new(listen)) };
+        let comm = connect_over_store(store, start, None, deadline)?;
         #[cfg(feature = "cuda")]
         if let Some(request) = self.device {
             connect_device(&comm, &request)?;

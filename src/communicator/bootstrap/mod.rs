@@ -50,20 +50,22 @@ pub(super) enum Origin {
     Communicator { recovery: RecoveryGroup, name: String, trace: Option<Arc<TraceLog>> },
 }
 
-/// Connects the ranks that meet at a store, this one as `rank` of `world_size`. When it returns they need the store no more. `watch` looks for
-/// ranks that are gone meanwhile.
-pub(super) fn connect_over_store(
-    store: Arc<dyn Store>,
-    (rank, world_size): (usize, usize),
-    config: Config,
-    listen: IpAddr,
-    origin: Origin,
-    watch: Option<Watch>,
-    deadline: &Deadline,
-) -> Result<Communicator> {
+/// A rank that starts, and what it knows before it has heard of the others.
+pub(super) struct Start {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) config: Config,
+    /// Where to listen for other ranks.
+    pub(super) listen: IpAddr,
+    pub(super) origin: Origin,
+}
+
+/// Connects the ranks that meet at a store. When it returns they need the store no more. `watch` looks for ranks that are gone meanwhile.
+pub(super) fn connect_over_store(store: Arc<dyn Store>, start: Start, watch: Option<Watch>, deadline: &Deadline) -> Result<Communicator> {
+    let (rank, world_size) = (start.rank, start.world_size);
     let mut exchange = StoreExchange::new(store, rank, world_size, watch, deadline)?;
     let met = deadline.elapsed();
-    let comm = connect(&mut exchange, (rank, world_size), config, listen, origin, deadline)?;
+    let comm = connect(&mut exchange, start, deadline)?;
     let linked = deadline.elapsed();
     // Nobody needs the store any more once everyone is here: rank 0 may stop serving it.
     let timeout = comm.timeout();
@@ -77,15 +79,9 @@ pub(super) fn connect_over_store(
     Ok(comm)
 }
 
-/// Connects the ranks of an exchange, this one as `rank` of `world_size`, and makes its communicator. The others may still be on their way.
-pub(super) fn connect(
-    exchange: &mut dyn Exchange,
-    (rank, world_size): (usize, usize),
-    config: Config,
-    listen: IpAddr,
-    origin: Origin,
-    deadline: &Deadline,
-) -> Result<Communicator> {
+/// Connects the ranks of an exchange, and makes this one's communicator. The others may still be on their way.
+pub(super) fn connect(exchange: &mut dyn Exchange, start: Start, deadline: &Deadline) -> Result<Communicator> {
+    let Start { rank, world_size, config, listen, origin } = start;
     let recovery_listener = match &origin {
         Origin::Job(listener) => listener.address(),
         Origin::Communicator { .. } => None,

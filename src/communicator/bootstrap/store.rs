@@ -60,10 +60,11 @@ impl StoreExchange {
             );
         }
         if exchange.store.add(&format!("collectives/claim/{rank}"), 1)? > 1 {
-            let other = exchange.first_claimant(rank, deadline);
+            let other = exchange.introduction(rank, deadline.remaining().min(Duration::from_secs(1)));
+            let other = other.unwrap_or_else(|| "one that did not say who it is".to_owned());
             return Err(exchange.contradict(&format!("rank {rank} is claimed by two processes: {other}; and {me}")));
         }
-        exchange.store.set(&format!("collectives/who/{rank}"), me.as_bytes())?;
+        exchange.store.set(&who_key(rank), me.as_bytes())?;
         let mine = format!("{world_size} ranks, says rank {rank} ({me})");
         let first = exchange.store.compare_set(WORLD, b"", mine.as_bytes())?;
         let first = String::from_utf8_lossy(&first).into_owned();
@@ -79,12 +80,6 @@ impl StoreExchange {
         let reason =
             told.ok().filter(|told| !told.is_empty()).map_or(reason.to_owned(), |told| String::from_utf8_lossy(&told).into_owned());
         Error::Conflict { reason }
-    }
-
-    /// Who came first under a number.
-    fn first_claimant(&self, rank: usize, deadline: &Deadline) -> String {
-        let who = self.store.get(&format!("collectives/who/{rank}"), deadline.remaining().min(Duration::from_secs(1)));
-        who.map_or_else(|_| "one that did not say who it is".to_owned(), |who| String::from_utf8_lossy(&who).into_owned())
     }
 
     /// Waits for keys, looking out for contradictions; `Ok(false)` where the deadline passes first.
@@ -113,9 +108,8 @@ impl StoreExchange {
     fn late(&self, deadline: &Deadline) -> Error {
         let (mut missing, mut arrived) = (Vec::new(), Vec::new());
         for rank in 0..self.world_size {
-            let key = format!("collectives/who/{rank}");
-            match self.store.check(&[&key]) {
-                Ok(true) => arrived.push(self.who(rank, &key)),
+            match self.store.check(&[&who_key(rank)]) {
+                Ok(true) => arrived.push(self.introduction(rank, SLICE).map_or_else(|| Peer::unknown(rank), |said| peer(rank, &said))),
                 _ => missing.push(Peer::unknown(rank)),
             }
         }
@@ -123,14 +117,10 @@ impl StoreExchange {
         Error::Timeout { doing, elapsed: deadline.elapsed(), missing, arrived }
     }
 
-    /// A rank that said who it is.
-    fn who(&self, rank: usize, key: &str) -> Peer {
-        let said = self.store.get(key, SLICE).unwrap_or_default();
-        let said = String::from_utf8_lossy(&said).into_owned();
-        match said.strip_prefix("host ").and_then(|said| said.rsplit_once(", pid ")) {
-            Some((host, pid)) => Peer { rank, host: host.to_owned(), pid: pid.parse().unwrap_or(0) },
-            None => Peer::unknown(rank),
-        }
+    /// What a rank said of itself: host and process.
+    fn introduction(&self, rank: usize, limit: Duration) -> Option<String> {
+        let said = self.store.get(&who_key(rank), limit).ok()?;
+        Some(String::from_utf8_lossy(&said).into_owned())
     }
 
     /// Rank 0: collects everyone's blob of this round and publishes them together.
@@ -168,6 +158,19 @@ impl Exchange for StoreExchange {
         };
         self.round += 1;
         Ok(blobs)
+    }
+}
+
+/// Where a rank introduces itself.
+fn who_key(rank: usize) -> String {
+    format!("collectives/who/{rank}")
+}
+
+/// The rank that introduced itself so.
+fn peer(rank: usize, said: &str) -> Peer {
+    match said.strip_prefix("host ").and_then(|said| said.rsplit_once(", pid ")) {
+        Some((host, pid)) => Peer { rank, host: host.to_owned(), pid: pid.parse().unwrap_or(0) },
+        None => Peer::unknown(rank),
     }
 }
 

@@ -68,7 +68,7 @@ struct DeviceFacts {
 
 impl DeviceFacts {
     /// The first byte says whether the rest is facts or the reason why there are none.
-    fn to_bytes(said: &std::result::Result<Self, String>) -> Vec<u8> {
+    fn to_bytes(said: &OrReason<Self>) -> Vec<u8> {
         match said {
             Err(reason) => [&[0], reason.as_bytes()].concat(),
             Ok(Self { uuid, version, capability: (major, minor), ordinal, scratch_bytes, may_share, pci, host_id }) => {
@@ -84,7 +84,7 @@ impl DeviceFacts {
         }
     }
 
-    fn from_bytes(bytes: &[u8]) -> std::result::Result<Self, String> {
+    fn from_bytes(bytes: &[u8]) -> OrReason<Self> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match bytes {
             [0, reason @ ..] => Err(text(reason)),
@@ -135,9 +135,9 @@ fn objection(all: &[DeviceFacts], peers: &[Peer]) -> Option<String> {
 }
 
 /// What the ranks have, where all have something and it will do; else why not.
-fn judged(said: &[Vec<u8>], peers: &[Peer]) -> std::result::Result<Vec<DeviceFacts>, String> {
+fn judged(said: &[Vec<u8>], peers: &[Peer]) -> OrReason<Vec<DeviceFacts>> {
     let facts = peers.iter().zip(said).map(|(peer, bytes)| DeviceFacts::from_bytes(bytes).map_err(|reason| format!("{peer}: {reason}")));
-    let facts = facts.collect::<std::result::Result<Vec<_>, _>>()?;
+    let facts = facts.collect::<OrReason<Vec<_>>>()?;
     objection(&facts, peers).map_or(Ok(facts), Err)
 }
 
@@ -147,6 +147,9 @@ fn shares(one: &DeviceFacts, other: &DeviceFacts) -> bool {
     // Ranks that claim to be on different hosts talk over the network; NCCL does not compare their devices.
     enabled || one.host_id != other.host_id
 }
+
+/// Something, or why there is none: an answer on which the ranks agree, and no error of the host plane.
+type OrReason<T> = std::result::Result<T, String>;
 
 /// What this rank has.
 struct Found {
@@ -172,7 +175,7 @@ impl Communicator {
     }
 
     /// Keeps what came of an attempt.
-    fn keep_device(&self, plane: std::result::Result<NcclCommunicator, String>, required: bool) -> Result<()> {
+    fn keep_device(&self, plane: OrReason<NcclCommunicator>, required: bool) -> Result<()> {
         if let Err(reason) = &plane {
             crate::event::info!(rank = self.rank(), reason, "no device plane");
             if required {
@@ -187,7 +190,7 @@ impl Communicator {
     }
 
     /// The device this rank would use, and the library.
-    fn find_device(&self, choice: &DeviceChoice) -> std::result::Result<Found, String> {
+    fn find_device(&self, choice: &DeviceChoice) -> OrReason<Found> {
         device::check_driver()?;
         let gpu = match choice {
             DeviceChoice::Local => match device::count()? {
@@ -202,11 +205,7 @@ impl Communicator {
     }
 
     /// Agrees with the others, and starts NCCL. The outer error is the host plane's.
-    fn agree_and_connect(
-        &self,
-        found: std::result::Result<Found, String>,
-        deadline: &Deadline,
-    ) -> Result<std::result::Result<NcclCommunicator, String>> {
+    fn agree_and_connect(&self, found: OrReason<Found>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
         let environment = NcclEnvironment::read();
         let mine = found.as_ref().map_err(String::clone).map(|found| DeviceFacts {
             uuid: found.gpu.uuid,
@@ -262,7 +261,7 @@ impl Communicator {
         library: &'static nccl_sys::Library,
         prepared: Result<()>,
         deadline: &Deadline,
-    ) -> Result<std::result::Result<Vec<ncclUniqueId>, String>> {
+    ) -> Result<OrReason<Vec<ncclUniqueId>>> {
         let world_size = self.world_size();
         let roots = if library.has("ncclCommInitRankScalable") { world_size.div_ceil(RANKS_PER_ROOT) } else { 1 };
         let is_root = (0..roots).any(|root| root * world_size / roots == self.rank());
@@ -288,11 +287,7 @@ impl Communicator {
     }
 
     /// Everyone's plane or no one's: the first reason counts.
-    fn agreed(
-        &self,
-        made: std::result::Result<NcclCommunicator, String>,
-        deadline: &Deadline,
-    ) -> Result<std::result::Result<NcclCommunicator, String>> {
+    fn agreed(&self, made: OrReason<NcclCommunicator>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
         let mine = made.as_ref().map_or_else(|reason| reason.as_bytes(), |_| &[]);
         let reasons = self.exchange(mine, deadline)?;
         let failed = self.peers().iter().zip(&reasons).find(|(_, reason)| !reason.is_empty());
@@ -367,7 +362,7 @@ mod tests {
         }
     }
 
-    fn judge(said: &[std::result::Result<DeviceFacts, String>]) -> Option<String> {
+    fn judge(said: &[OrReason<DeviceFacts>]) -> Option<String> {
         let peers: Vec<Peer> = (0..said.len()).map(Peer::unknown).collect();
         let said: Vec<_> = said.iter().map(DeviceFacts::to_bytes).collect();
         judged(&said, &peers).err()

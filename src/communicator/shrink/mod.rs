@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Communicator;
-use super::bootstrap::{Origin, connect_over_store};
+use super::bootstrap::{Origin, Start, connect_over_store};
 #[cfg(feature = "cuda")]
 use super::device::{DeviceChoice, DeviceRequest};
 #[cfg(feature = "cuda")]
@@ -50,7 +50,7 @@ use crate::observe::LIFE;
 use crate::rendezvous::Store;
 use crate::tuning::recovery::SERVICE;
 use protocol::{Given, GroupSetup, Shrinking, World};
-use recovery::{Probe, RecoveryGroup};
+use recovery::Probe;
 
 impl Communicator {
     /// A new communicator of the ranks that are left, in their old order and numbered from 0 without gaps; also of one that has been
@@ -96,9 +96,8 @@ impl Communicator {
     fn shrink_host(&self) -> Result<Self> {
         crate::event::info!(target: LIFE, communicator = self.core.shared.recorder.name(), rank = self.rank(), "shrinking");
         self.abort();
-        let world = Ranks { comm: self, recovery: self.core.shared.recovery.clone() };
         let prefix = self.core.shared.id.iter().fold("shrink/".to_owned(), |text, byte| format!("{text}{byte:02x}"));
-        Shrinking::new(&world, self.rank(), prefix, self.timeout(), self.given_up()).run()
+        Shrinking::new(self, self.rank(), prefix, self.timeout(), self.given_up()).run()
     }
 
     /// What the end of this communicator tells of who is missing.
@@ -146,49 +145,39 @@ impl Communicator {
 }
 
 /// The ranks of a failed communicator, behind their recovery listeners.
-struct Ranks<'a> {
-    comm: &'a Communicator,
-    recovery: RecoveryGroup,
-}
-
-impl Ranks<'_> {
-    fn patience(&self) -> Duration {
-        SERVICE.min(self.comm.timeout() / 4)
-    }
-}
-
-impl World for Ranks<'_> {
-    type Connected = Communicator;
+impl World for Communicator {
+    type Connected = Self;
 
     fn peers(&self) -> &[Peer] {
-        self.comm.peers()
+        self.peers()
     }
 
     fn probe(&self, rank: usize) -> Probe {
-        self.recovery.listeners.probe(self.recovery.places[rank])
+        self.core.shared.recovery.probe(rank)
     }
 
     fn visit(&self, rank: usize) -> Option<Arc<dyn Store>> {
-        let store = self.recovery.listeners.visit(self.recovery.places[rank], self.patience())?;
+        let store = self.core.shared.recovery.visit(rank, SERVICE.min(self.timeout() / 4))?;
         Some(store)
     }
 
     fn host(&self) -> Result<Arc<dyn Store>> {
-        self.recovery.listeners.host()
+        self.core.shared.recovery.listeners.host()
     }
 
     fn pause(&self, limit: Duration) {
         std::thread::sleep(limit);
     }
 
-    fn connect(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Communicator> {
-        let shared = &self.comm.core.shared;
+    fn connect(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Self> {
+        let shared = &self.core.shared;
         let mut config = shared.config.clone();
-        config.timeout = self.comm.timeout();
+        config.timeout = self.timeout();
         let name = format!("{}, shrunk", shared.recorder.name());
-        let recovery = self.recovery.of(setup.members);
+        let recovery = shared.recovery.of(setup.members);
         let watch = setup.leads.then(|| recovery.watch());
         let origin = Origin::Communicator { recovery, name, trace: shared.trace.clone() };
-        connect_over_store(store, (setup.place, setup.members.len()), config, shared.listen, origin, watch, setup.deadline)
+        let start = Start { rank: setup.place, world_size: setup.members.len(), config, listen: shared.listen, origin };
+        connect_over_store(store, start, watch, setup.deadline)
     }
 }

@@ -137,11 +137,19 @@ impl RecoveryGroup {
         }
     }
 
+    pub(in crate::communicator) fn probe(&self, rank: usize) -> Probe {
+        self.listeners.probe(self.places[rank])
+    }
+
+    pub(in crate::communicator) fn visit(&self, rank: usize, patience: Duration) -> Option<Arc<TcpStore>> {
+        self.listeners.visit(self.places[rank], patience)
+    }
+
     /// Looks whether one of the ranks is gone.
     pub(in crate::communicator) fn watch(&self) -> Watch {
         let recovery = self.clone();
         Box::new(move || {
-            let is_gone = |rank: &usize| recovery.listeners.probe(recovery.places[*rank]) == Probe::Gone;
+            let is_gone = |rank: &usize| recovery.probe(*rank) == Probe::Gone;
             (0..recovery.places.len()).find(is_gone).map(|rank| format!("the process of rank {rank} of those who were left is gone"))
         })
     }
