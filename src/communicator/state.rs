@@ -12,7 +12,9 @@ use crate::flight::Flight;
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::Health;
 use crate::host::plane::{HostPlane, MessageConnector};
-use crate::observe::{Observers, TraceLog};
+#[cfg(feature = "cuda")]
+use crate::observe::Observers;
+use crate::observe::TraceLog;
 
 /// What the caller, the background threads and abort handles share.
 pub(super) struct Shared {
@@ -25,7 +27,8 @@ pub(super) struct Shared {
     pub(super) health: Arc<Health>,
     /// What its calls are recorded in.
     pub(super) recorder: Arc<Flight>,
-    /// Who is told of its calls.
+    /// Who is told of its device calls. The host plane and the progress engine have copies.
+    #[cfg(feature = "cuda")]
     pub(super) observers: Observers,
     pub(super) plane: HandOff<HostPlane>,
     pub(super) progress: Arc<ProgressEngine>,
@@ -56,6 +59,7 @@ impl Shared {
             local: plane.local(),
             health: plane.health(),
             recorder: plane.recorder(),
+            #[cfg(feature = "cuda")]
             observers: plane.observers(),
             id: plane.id(),
             progress: Arc::new(ProgressEngine::new(&plane, connector)),

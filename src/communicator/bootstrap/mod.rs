@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 pub use builder::Builder;
 pub(super) use parent::ParentExchange;
-pub(super) use store::{StoreExchange, Watch, call_off};
+pub(super) use store::{PeerWatch, StoreExchange, call_off};
 
 use super::Communicator;
 use super::shrink::recovery::{RecoveryGroup, RecoveryListener};
@@ -39,7 +39,7 @@ use crate::error::Result;
 use crate::flight::{self, About};
 use crate::host::exchange::Exchange;
 use crate::host::plane::{HostPlane, PlaneSetup};
-use crate::observe::{LIFE, Observers, TraceLog, Watch as Listener};
+use crate::observe::{LIFE, Observers, TraceLog, Watch};
 use crate::rendezvous::Store;
 
 /// What a new communicator comes of.
@@ -61,7 +61,12 @@ pub(super) struct Start {
 }
 
 /// Connects the ranks that meet at a store. When it returns they need the store no more. `watch` looks for ranks that are gone meanwhile.
-pub(super) fn connect_over_store(store: Arc<dyn Store>, start: Start, watch: Option<Watch>, deadline: &Deadline) -> Result<Communicator> {
+pub(super) fn connect_over_store(
+    store: Arc<dyn Store>,
+    start: Start,
+    watch: Option<PeerWatch>,
+    deadline: &Deadline,
+) -> Result<Communicator> {
     let (rank, world_size) = (start.rank, start.world_size);
     let mut exchange = StoreExchange::new(store, rank, world_size, watch, deadline)?;
     let met = deadline.elapsed();
@@ -95,7 +100,7 @@ pub(super) fn connect(exchange: &mut dyn Exchange, start: Start, deadline: &Dead
         Origin::Communicator { recovery, name, trace } => (recovery, name, trace),
     };
     let trace = trace.or_else(|| new_trace(&plane, &config));
-    let listener = Listener::new(&name, (rank, world_size), config.observer.clone(), trace.as_ref(), nvtx_injection().as_deref());
+    let listener = Watch::new(&name, (rank, world_size), config.observer.clone(), trace.as_ref(), nvtx_injection().as_deref());
     plane.set_observers(Observers::new(listener));
     let recorder = plane.recorder();
     let about = About { id: About::id_of(plane.id()), name, rank, peers: plane.peers(), wiring: plane.wiring(), timeout: config.timeout };

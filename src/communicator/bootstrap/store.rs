@@ -33,11 +33,11 @@ pub(in crate::communicator) struct StoreExchange {
     rank: usize,
     world_size: usize,
     round: usize,
-    watch: Option<Watch>,
+    watch: Option<PeerWatch>,
 }
 
 /// Looks whether a rank is gone that everyone waits for, and says which.
-pub(in crate::communicator) type Watch = Box<dyn Fn() -> Option<String>>;
+pub(in crate::communicator) type PeerWatch = Box<dyn Fn() -> Option<String>>;
 
 impl StoreExchange {
     /// Claims this rank's number and compares the world size with the others'. As soon as `watch` has found somebody gone, the start is called
@@ -46,7 +46,7 @@ impl StoreExchange {
         store: Arc<dyn Store>,
         rank: usize,
         world_size: usize,
-        watch: Option<Watch>,
+        watch: Option<PeerWatch>,
         deadline: &Deadline,
     ) -> Result<Self> {
         let exchange = Self { store, rank, world_size, round: 0, watch };

@@ -1,5 +1,5 @@
-//! How a communicator gets its device plane: the ranks tell each other what they have, agree whether it will do, and only then
-//! start NCCL. So whatever one rank lacks, every rank hears of.
+//! The start of a device plane. The ranks exchange what they have, and agree whether that will do. Only then do they connect through NCCL. So
+//! whatever one rank lacks, every rank hears of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -204,20 +204,24 @@ impl Communicator {
         Ok(Found { gpu, library })
     }
 
-    /// Agrees with the others, and starts NCCL. The outer error is the host plane's.
-    fn agree_and_connect(&self, found: OrReason<Found>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
+    /// What this rank tells the others.
+    fn device_facts(&self, found: &OrReason<Found>) -> OrReason<DeviceFacts> {
         let environment = NcclEnvironment::read();
-        let mine = found.as_ref().map_err(String::clone).map(|found| DeviceFacts {
-            uuid: found.gpu.uuid,
-            version: found.library.version().code(),
-            capability: (found.gpu.capability.0 as u8, found.gpu.capability.1 as u8),
-            ordinal: found.gpu.ordinal as u16,
+        found.as_ref().map_err(String::clone).map(|Found { gpu, library }| DeviceFacts {
+            uuid: gpu.uuid,
+            version: library.version().code(),
+            capability: (gpu.capability.0 as u8, gpu.capability.1 as u8),
+            ordinal: gpu.ordinal as u16,
             scratch_bytes: self.config().device_scratch_bytes as u64,
             may_share: environment.multi_rank_gpu,
-            pci: found.gpu.pci.clone(),
-            host_id: environment.host_id.clone().unwrap_or_default(),
-        });
-        let said = self.exchange(&DeviceFacts::to_bytes(&mine), deadline)?;
+            pci: gpu.pci.clone(),
+            host_id: environment.host_id.unwrap_or_default(),
+        })
+    }
+
+    /// Agrees with the others, and starts NCCL. The outer error is the host plane's.
+    fn agree_and_connect(&self, found: OrReason<Found>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
+        let said = self.exchange(&DeviceFacts::to_bytes(&self.device_facts(&found)), deadline)?;
         let facts = match judged(&said, self.peers()) {
             Ok(facts) => facts,
             Err(reason) => return Ok(Err(reason)),

@@ -43,7 +43,9 @@ use super::bootstrap::{Origin, Start, connect_over_store};
 use super::device::{DeviceChoice, DeviceRequest};
 #[cfg(feature = "cuda")]
 use crate::deadline::Deadline;
-use crate::error::{Error, Peer, Result};
+#[cfg(feature = "cuda")]
+use crate::error::Error;
+use crate::error::{Peer, Result};
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
 use crate::observe::LIFE;

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::communicator::bootstrap::Watch;
+use crate::communicator::bootstrap::PeerWatch;
 use crate::error::{Error, Result};
 use crate::event;
 use crate::proof::Secret;
@@ -146,7 +146,7 @@ impl RecoveryGroup {
     }
 
     /// Looks whether one of the ranks is gone.
-    pub(in crate::communicator) fn watch(&self) -> Watch {
+    pub(in crate::communicator) fn watch(&self) -> PeerWatch {
         let recovery = self.clone();
         Box::new(move || {
             let is_gone = |rank: &usize| recovery.probe(*rank) == Probe::Gone;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::super::protocol::{GroupSetup, World};
-use crate::communicator::bootstrap::{StoreExchange, Watch};
+use crate::communicator::bootstrap::{PeerWatch, StoreExchange};
 use crate::communicator::shrink::recovery::Probe;
 use crate::deadline::simulated;
 use crate::error::{Error, Peer, Result};
@@ -247,7 +247,7 @@ impl Place {
         let watcher = self.clone();
         let members = setup.members.to_vec();
         let watch = move || members.iter().find(|rank| watcher.probe(**rank) == Probe::Gone).map(|rank| format!("rank {rank} is gone"));
-        let watch = setup.leads.then(|| Box::new(watch) as Watch);
+        let watch = setup.leads.then(|| Box::new(watch) as PeerWatch);
         let mut exchange = StoreExchange::new(Arc::clone(&store), setup.place, setup.members.len(), watch, setup.deadline)?;
         exchange.all_gather(b"facts", setup.deadline)?;
         exchange.all_gather(b"addresses", setup.deadline)?;
