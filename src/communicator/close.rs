@@ -7,6 +7,7 @@ use super::progress::ProgressEngine;
 #[cfg(feature = "cuda")]
 use crate::device::NcclComm;
 use crate::error::Result;
+use crate::flight::Flight;
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::{Health, forked};
 use crate::host::plane::HostPlane;
@@ -16,8 +17,9 @@ use crate::observe::LIFE;
 #[derive(Debug, Clone)]
 pub struct AbortHandle {
     rank: usize,
-    /// Not held: an observer that has this handle is itself held by what it leads to.
+    // Not held: an observer that has this handle is itself held by what it leads to, and a communicator that is gone is not to be ended.
     health: Weak<Health>,
+    recorder: Weak<Flight>,
     progress: Weak<ProgressEngine>,
     #[cfg(feature = "cuda")]
     device: Weak<NcclComm>,
@@ -29,8 +31,8 @@ impl AbortHandle {
     /// drops the communicator. Idempotent; does nothing once the communicator is gone, nor in a forked child.
     pub fn abort(&self) {
         let Some(health) = self.health.upgrade().filter(|health| !health.is_foreign()) else { return };
-        if health.abort_reason().is_none() {
-            crate::event::info!(target: LIFE, communicator = health.flight().name(), rank = self.rank, "aborted");
+        if let (None, Some(recorder)) = (health.abort_reason(), self.recorder.upgrade()) {
+            crate::event::info!(target: LIFE, communicator = recorder.name(), rank = self.rank, "aborted");
         }
         health.end(AbortReason::Aborted { by: self.rank as u32 });
         if let Some(progress) = self.progress.upgrade() {
@@ -62,6 +64,7 @@ impl Communicator {
         AbortHandle {
             rank: shared.rank,
             health: Arc::downgrade(&shared.health),
+            recorder: Arc::downgrade(&shared.recorder),
             progress: Arc::downgrade(&shared.progress),
             #[cfg(feature = "cuda")]
             device: self.plane("abort_handle").map_or_else(|_| Weak::new(), |plane| Arc::downgrade(plane.comm())),
@@ -85,7 +88,7 @@ impl Communicator {
         if self.core.shared.health.is_foreign() {
             return Err(forked("close".to_owned()));
         }
-        crate::event::debug!(target: LIFE, communicator = self.core.shared.health.flight().name(), rank = self.rank(), "closing");
+        crate::event::debug!(target: LIFE, communicator = self.core.shared.recorder.name(), rank = self.rank(), "closing");
         #[cfg(feature = "cuda")]
         let device = self.close_device();
         let closed = self.barrier();

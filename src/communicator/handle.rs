@@ -4,7 +4,6 @@
 
 use std::cell::{Cell, OnceCell};
 use std::fmt;
-use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +11,7 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use cudarc::driver::CudaStream;
 
-use super::hand_off::{CallerSide, HandOff};
-use super::listeners;
-use super::progress::ProgressEngine;
-use super::recovery::RecoveryGroup;
+use super::hand_off::CallerSide;
 use super::state::Shared;
 use super::worker::Worker;
 use crate::call::Kind;
@@ -26,7 +22,7 @@ use crate::element::DType;
 use crate::error::{Error, Peer};
 use crate::host::health::forked;
 use crate::host::plane::HostPlane;
-use crate::observe::{LIFE, TraceLog};
+use crate::observe::LIFE;
 
 /// One rank of a group of processes or threads that call collectives together.
 ///
@@ -77,37 +73,9 @@ const _: () = {
 };
 
 impl Communicator {
-    /// Wraps an established plane.
-    pub(super) fn new(
-        plane: HostPlane,
-        progress: ProgressEngine,
-        config: Config,
-        listen: IpAddr,
-        recovery: RecoveryGroup,
-        name: String,
-        trace: Option<Arc<TraceLog>>,
-    ) -> Self {
-        let timeout = config.timeout;
-        let trace = trace.or_else(|| listeners::trace(&plane, &config));
-        plane.health().watched_by(listeners::watch(&plane, &name, &config, trace.as_ref()));
-        let health = plane.health();
-        let recorder = health.flight();
-        if recorder.introduce(listeners::about(&plane, name, timeout)) {
-            crate::flight::enlist(recorder);
-        }
-        let shared = Shared {
-            rank: plane.rank(),
-            peers: plane.peers(),
-            local: plane.local(),
-            health: plane.health(),
-            config,
-            id: plane.id(),
-            plane: HandOff::new(plane),
-            progress: Arc::new(progress),
-            listen,
-            recovery,
-            trace,
-        };
+    /// Of what its threads share.
+    pub(super) fn new(shared: Shared) -> Self {
+        let timeout = shared.config.timeout;
         let core = Core {
             shared: Arc::new(shared),
             caller: CallerSide::default(),
@@ -237,7 +205,7 @@ impl Drop for Core {
             std::mem::forget(self.device.take());
             return std::mem::forget(worker);
         }
-        crate::event::debug!(target: LIFE, communicator = self.shared.health.flight().name(), rank = self.shared.rank, "dropped");
+        crate::event::debug!(target: LIFE, communicator = self.shared.recorder.name(), rank = self.shared.rank, "dropped");
         if let Some(worker) = worker {
             worker.stop(&self.shared);
         }

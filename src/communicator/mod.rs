@@ -22,19 +22,13 @@
 mod arguments;
 mod barrier;
 mod bootstrap;
-mod builder;
 mod close;
 mod collectives;
 #[cfg(feature = "cuda")]
 mod device;
-mod flight;
-#[cfg(all(feature = "internals", feature = "serde"))]
-pub(crate) mod fuzz;
 mod group;
 mod hand_off;
 mod handle;
-mod join;
-mod listeners;
 mod message;
 mod messages;
 #[cfg(feature = "serde")]
@@ -42,7 +36,7 @@ mod object;
 mod pinned;
 mod prepare;
 mod progress;
-mod recovery;
+mod records;
 mod run;
 mod shared;
 mod shrink;
@@ -51,18 +45,20 @@ mod started;
 mod state;
 #[cfg(test)]
 mod tests;
-mod trace;
 mod variable;
 mod work;
 mod worker;
 
-pub use builder::Builder;
+pub use bootstrap::Builder;
 pub use close::AbortHandle;
 #[cfg(feature = "cuda")]
 pub use device::{Device, DeviceChoice, OnStream, device_count};
-pub use flight::FlightRecorder;
 pub use group::Group;
 pub use handle::Communicator;
 pub use message::Received;
+pub use records::FlightRecorder;
 pub use shared::SharedBuffer;
 pub use work::{OwnedBuffer, Work};
+
+#[cfg(all(feature = "internals", feature = "serde"))]
+pub(crate) use object::fuzz;

@@ -38,7 +38,7 @@ impl Started {
     /// Runs it, and tells its end to whoever waits for it; nothing of the program's can keep that from being told.
     fn run(self, plane: &mut HostPlane, shared: &Shared) -> Left {
         let Self { job, buffers, state, timeout } = self;
-        shared.health.flight().take_up();
+        shared.recorder.take_up();
         let result = event::caught("a custom op", || plane.run(&job, &Deadline::after(timeout))).unwrap_or_else(|| Err(op_panicked()));
         event::caught("the drop of a custom op", || drop(job));
         if let Err(error) = &result {
@@ -98,7 +98,7 @@ impl Worker {
 
     /// Hands a call and the buffers it points into to the worker.
     pub(super) fn submit(&self, started: Started, shared: &Shared) -> Result<()> {
-        shared.health.flight().queue(&started.job.call);
+        shared.recorder.queue(&started.job.call);
         // From here to the queue nothing can unwind: a job that is counted in has to get there.
         shared.plane.submit();
         if self.jobs.send(started).is_err() {

@@ -98,7 +98,7 @@ use crate::flight::{FlightPlane, Message};
 use crate::op::ReduceOp;
 
 pub(crate) use trace::{TraceLog, Track};
-pub(crate) use watch::{Moved, Watch, is_traced};
+pub(crate) use watch::{Moved, Observers, Watch};
 
 /// Where events go that are not of one call.
 pub(crate) const LIFE: &str = "collectives::life";

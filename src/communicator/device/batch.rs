@@ -110,8 +110,8 @@ pub(in crate::communicator) fn untagged(call: &str, tag: u64) -> Result<()> {
 impl Communicator {
     /// Puts on record what was queued together, and how that went, and tells those who listen.
     fn note_batch(&self, plane: &DevicePlane, part: &Resolved<'_>, error: Option<&Error>, elapsed: Duration) {
-        let (flight, tracker) = (self.core.shared.health.flight(), plane.comm().last_tracker());
-        let watch = self.core.shared.health.watch();
+        let (flight, tracker) = (&self.core.shared.recorder, plane.comm().last_tracker());
+        let watch = self.core.shared.observers.watch();
         for job in &part.jobs {
             flight.note_device_call(&job.call, tracker, error);
             if let Some(watch) = watch {

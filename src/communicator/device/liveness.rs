@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::communicator::Communicator;
 use crate::communicator::progress::ProgressEngine;
-use crate::communicator::recovery::{Probe, RecoveryListeners};
+use crate::communicator::shrink::recovery::{Probe, RecoveryListeners};
 use crate::deadline::Deadline;
 use crate::device::LivenessProbe;
 use crate::error::{Error, Peer};

@@ -1,6 +1,5 @@
 //! The face of the device plane: calls on device buffers are checked, ordered by their buffers' events, and queued.
 
-mod attach;
 mod batch;
 mod call;
 mod compare;
@@ -8,11 +7,12 @@ mod handle;
 mod headers;
 mod liveness;
 mod queue;
+mod setup;
 
-pub use attach::{DeviceChoice, device_count};
 pub use handle::{Device, OnStream};
+pub use setup::{DeviceChoice, device_count};
 
-pub(super) use attach::DeviceRequest;
 pub(super) use batch::{Batch, untagged};
 pub(super) use call::{DeviceCall, Hold, device_reduction};
 pub(super) use queue::Queued;
+pub(super) use setup::DeviceRequest;

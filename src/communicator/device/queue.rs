@@ -163,7 +163,7 @@ impl Communicator {
         let _alone = plane.enter_call(kind.name())?;
         // Those who listen are told the number, too.
         plane.number([&mut call.job]);
-        let Some(watch) = self.core.shared.health.watch() else { return self.queue_unwatched(call, hold) };
+        let Some(watch) = self.core.shared.observers.watch() else { return self.queue_unwatched(call, hold) };
         let moved = Moved { bytes: call.job.bytes(), algorithm: "nccl" };
         let report = watch.call(&call.job.call, FlightPlane::Device, moved);
         watch.around(report, Track::Device, || self.queue_unwatched(call, hold))
@@ -194,7 +194,7 @@ impl Communicator {
         //   bytes that the plan makes truth values of.
         let queued = unsafe { plane.enqueue(&job, stream, self.timeout()) };
         pledge.settle(&queued);
-        let flight = self.core.shared.health.flight();
+        let flight = &self.core.shared.recorder;
         // A call with wrong arguments does not count: the other ranks may not count it either.
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {
             flight.note_device_call(&job.call, plane.comm().last_tracker(), queued.as_ref().err());

@@ -97,8 +97,8 @@ impl ProgressEngine {
         inner.messages.cancel(inner.outstanding[at].ticket);
         let Outstanding { request, buffer, state, .. } = inner.outstanding.swap_remove(at);
         match &result {
-            Ok(_) => self.health.flight().end_message(request.number),
-            Err(error) => self.health.flight().fail_message(request.number, error),
+            Ok(_) => self.recorder.end_message(request.number),
+            Err(error) => self.recorder.fail_message(request.number, error),
         }
         let elapsed = request.deadline.elapsed();
         let (result, failed) = match result {

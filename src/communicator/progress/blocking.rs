@@ -121,11 +121,11 @@ impl ProgressEngine {
     ) -> Result<Received> {
         // SAFETY: the place is valid during the call (this function's contract), in which this runs once.
         let transfer = || unsafe { self.transfer_one_or_fail(context, memory, limit) };
-        let result = match self.health.watch() {
+        let result = match self.observers.watch() {
             None => transfer(),
             Some(watch) => watch.around(memory.report(watch, context), Track::Messages, transfer),
         };
-        result.inspect_err(|error| self.health.flight().after_error(error))
+        result.inspect_err(|error| self.recorder.after_error(error))
     }
 
     /// The same, without what follows on an error.
@@ -139,7 +139,7 @@ impl ProgressEngine {
         // SAFETY: the place is valid during the call (this function's contract), in which `wait_one` takes in what has begun.
         let begun = match unsafe { Self::attempt(&mut inner, context, memory) } {
             Attempt::Done(envelope) => {
-                self.health.flight().note_message(&memory.recorded(context));
+                self.recorder.note_message(&memory.recorded(context));
                 return Ok(context.received(envelope));
             }
             Attempt::Begun(ticket) => Some(ticket),
@@ -207,14 +207,14 @@ impl ProgressEngine {
         limit: Duration,
         meanwhile: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Received>> {
-        let watched = self.health.watch().map(|watch| (watch, Instant::now()));
+        let watched = self.observers.watch().map(|watch| (watch, Instant::now()));
         // SAFETY: every place is valid during the call (this function's contract).
         let result = unsafe { self.transfer_or_fail(messages, limit, meanwhile) };
         if let Some((watch, began)) = watched {
             let (elapsed, error) = (began.elapsed(), result.as_ref().err());
             messages.iter().for_each(|(context, memory)| watch.ended(memory.report(watch, context), elapsed, error, Track::Messages));
         }
-        result.inspect_err(|error| self.health.flight().after_error(error))
+        result.inspect_err(|error| self.recorder.after_error(error))
     }
 
     /// The same, without what follows on an error.
@@ -254,7 +254,7 @@ impl ProgressEngine {
     /// Puts on record what the messages that have not ended end with. Records are written under the lock.
     fn fail_unfinished(&self, posted: &Posteds<'_>, error: &Error) {
         let _inner = self.lock();
-        posted.unfinished().for_each(|posted| self.health.flight().fail_message(posted.request.number, error));
+        posted.unfinished().for_each(|posted| self.recorder.fail_message(posted.request.number, error));
     }
 
     fn wait_each<'a>(&'a self, mut inner: Locked<'a, Inner>, posted: &mut Posteds<'_>) -> Result<()> {
@@ -266,7 +266,7 @@ impl ProgressEngine {
                 match inner.messages.poll(*ticket) {
                     Some(outcome) => {
                         *received = Some(self.outcome(outcome, request)?);
-                        self.health.flight().end_message(request.number);
+                        self.recorder.end_message(request.number);
                     }
                     None => pending = Some(&*request),
                 }

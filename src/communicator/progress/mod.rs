@@ -18,11 +18,12 @@ use super::work::State;
 use crate::deadline::Deadline;
 use crate::error::{Peer, Result};
 use crate::event::{self, Locked};
-use crate::flight::Message;
+use crate::flight::{Flight, Message};
 use crate::host::abort_reason::Interrupted;
 use crate::host::health::Health;
 use crate::host::plane::{HostPlane, MessageConnector};
 use crate::host::point_to_point::{Messages, Ticket};
+use crate::observe::Observers;
 use crate::tuning::progress::{HAND_OVER, TELLING};
 
 /// A message that was asked for.
@@ -90,6 +91,8 @@ pub(super) struct ProgressEngine {
     rank: usize,
     peers: Arc<[Peer]>,
     health: Arc<Health>,
+    recorder: Arc<Flight>,
+    observers: Observers,
     inner: Mutex<Inner>,
     /// How many wait for the lock.
     wanted: AtomicUsize,
@@ -99,10 +102,19 @@ pub(super) struct ProgressEngine {
 impl ProgressEngine {
     /// The progress engine of the communicator whose plane this is.
     pub(super) fn new(plane: &HostPlane, connector: MessageConnector) -> Self {
-        let (rank, peers, health) = (plane.rank(), plane.peers(), plane.health());
+        let (rank, peers) = (plane.rank(), plane.peers());
         let messages = Messages::new(rank, peers.len(), plane.local().1, connector);
         let inner = Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false, direct: 0 });
-        Self { rank, peers, health, inner, wanted: AtomicUsize::new(0), background: OnceLock::new() }
+        Self {
+            rank,
+            peers,
+            health: plane.health(),
+            recorder: plane.recorder(),
+            observers: plane.observers(),
+            inner,
+            wanted: AtomicUsize::new(0),
+            background: OnceLock::new(),
+        }
     }
 
     /// The engine, for as long as this is held. Listeners are told afterwards.

@@ -19,7 +19,7 @@ use crate::observe::Track;
 impl ProgressEngine {
     /// Puts on record that a message is asked for.
     pub(super) fn begin(&self, context: &MessageContext, memory: &MessageBuffer, deadline: &Deadline) -> PendingMessage {
-        let number = self.health.flight().begin_message(&memory.recorded(context));
+        let number = self.recorder.begin_message(&memory.recorded(context));
         PendingMessage { context: *context, sends: memory.sends(), bytes: memory.bytes(), deadline: deadline.clone(), number }
     }
 
@@ -35,7 +35,7 @@ impl ProgressEngine {
         if elapsed >= limit {
             return Err(self.late(request));
         }
-        if !*has_warned && elapsed >= self.health.flight().stall_after(limit) {
+        if !*has_warned && elapsed >= self.recorder.stall_after(limit) {
             *has_warned = true;
             self.warn(request);
         }
@@ -54,7 +54,7 @@ impl ProgressEngine {
     #[cold]
     pub(super) fn not_posted(&self, stop: &Interrupted, request: &PendingMessage) -> Error {
         let error = self.stopped(stop, request);
-        self.health.flight().fail_message(request.number, &error);
+        self.recorder.fail_message(request.number, &error);
         error
     }
 
@@ -80,15 +80,15 @@ impl ProgressEngine {
         failed: Option<(Error, Box<dyn ErasedBuffer>)>,
         state: Arc<State>,
     ) {
-        let health = Arc::clone(&self.health);
+        let (recorder, observers) = (Arc::clone(&self.recorder), self.observers.clone());
         let (error, buffer) = failed.unzip();
         event::tell("a listener", move || {
-            if let Some(watch) = health.watch() {
+            if let Some(watch) = observers.watch() {
                 let report = watch.message(&request.message(), FlightPlane::Host, request.bytes);
                 watch.ended(report, elapsed, error.as_ref(), Track::Background);
             }
             if let Some(error) = &error {
-                health.flight().after_error(error);
+                recorder.after_error(error);
             }
         });
         event::tell("the drop of a buffer", move || drop(buffer));
@@ -102,6 +102,6 @@ impl ProgressEngine {
             Some(peer) => vec![peer as u32],
             None => (0..self.peers.len()).filter(|peer| *peer != self.rank).map(|peer| peer as u32).collect(),
         };
-        self.health.flight().warn(&request.doing(), request.deadline.elapsed(), request.deadline.limit(), &missing);
+        self.recorder.warn(&request.doing(), request.deadline.elapsed(), request.deadline.limit(), &missing);
     }
 }

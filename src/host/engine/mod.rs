@@ -35,6 +35,7 @@ use super::scratch::Scratch;
 use super::waiting::{Pause, Sleep};
 use crate::call::Call;
 use crate::deadline::Deadline;
+use crate::flight::Flight;
 use crate::tuning::engine::ROUNDS_PER_CHECK;
 
 /// The links of one rank.
@@ -68,6 +69,8 @@ pub(crate) struct Execution<'a> {
     pub(crate) deadline: &'a Deadline,
     /// Whether the communicator is whole.
     pub(crate) health: &'a Health,
+    /// Where it goes on record whom this rank waits for.
+    pub(crate) recorder: &'a Flight,
     /// Asked now and then: whether the communicator ended in a way that neither `health` nor the links tell.
     pub(crate) interrupted: &'a mut dyn FnMut() -> Option<AbortReason>,
 }
@@ -253,7 +256,7 @@ impl Engine {
         }
         if self.waiting.is_due(elapsed) {
             let awaited = self.awaited(request, links);
-            self.waiting.next_report = request.health.flight().waits(request.call, request.deadline, awaited);
+            self.waiting.next_report = request.recorder.waits(request.call, request.deadline, awaited);
         }
         Ok(())
     }

@@ -16,11 +16,11 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::event;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
 use crate::proof::Secret;
 use crate::tuning::net::OPENING_SLICE;
 
-/// What is being done, in errors of [`Mesh::establish`].
+/// What is being done, in errors of [`Mesh::exchange`].
 const DOING: &str = "opening links between hosts";
 
 /// This rank's way to all others, shared by the threads that open links.
@@ -46,7 +46,7 @@ impl Mesh {
     /// Listens on `listen` where `needs_listener` says so, and learns where the others do. Every rank of the communicator takes
     /// part, with the same nonce, number and world size; no link is opened.
     #[expect(clippy::too_many_arguments, reason = "each is a fact of its own, and there is one caller")]
-    pub(crate) fn establish(
+    pub(crate) fn exchange(
         exchange: &mut dyn Exchange,
         rank: usize,
         world_size: usize,

@@ -15,9 +15,6 @@
 //! all links, so that ranks with no link to the culprit get the same error. A broken link is not taken for a dead peer for 200 ms: whoever
 //! knows why it broke gets a moment to say so, or the cause would be lost in a race between a message and an end of file.
 
-mod facts;
-#[cfg(feature = "internals")]
-pub(crate) mod fuzz;
 mod job;
 mod links;
 mod plans;
@@ -31,13 +28,14 @@ use std::sync::Arc;
 use crate::call::{BlockLayout, Call, Kind};
 use crate::deadline::Deadline;
 use crate::error::{self, Error, Peer};
-use crate::flight::FlightPlane;
+use crate::flight::{Flight, FlightPlane};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::Engine;
 use crate::host::health::Health;
 use crate::host::scratch::Scratch;
 use crate::host::shm::{Group, Segment, Site};
-use crate::observe::{Moved, Track};
+use crate::observe::{Moved, Observers, Track};
+use crate::tuning::plane::LONG_CALL_BYTES;
 
 use links::PlaneLinks;
 use plans::{Chooser, Plans};
@@ -46,12 +44,17 @@ use topology::Topology;
 pub(crate) use job::{Job, Reduction};
 pub(crate) use links::MessageConnector;
 pub(crate) use setup::PlaneSetup;
+#[cfg(feature = "internals")]
+pub(crate) use setup::fuzz;
 
 /// The host plane. Used by one thread at a time.
 pub(crate) struct HostPlane {
     rank: usize,
     peers: Arc<[Peer]>,
     health: Arc<Health>,
+    recorder: Arc<Flight>,
+    /// Nobody until the communicator is made.
+    observers: Observers,
     topology: Topology,
     /// This rank's place among the ranks of its host, and how many these are, whatever links they use.
     local: (usize, usize),
@@ -81,7 +84,7 @@ impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.0.health.end(AbortReason::Failed { rank: self.0.rank as u32 });
         self.0.health.keep_cause(&op_panicked());
-        self.0.health.flight().fail(self.1, &op_panicked());
+        self.0.recorder.fail(self.1, &op_panicked());
         self.0.propagate();
     }
 }
@@ -113,6 +116,20 @@ impl HostPlane {
 
     pub(crate) fn health(&self) -> Arc<Health> {
         Arc::clone(&self.health)
+    }
+
+    /// What the communicator's calls are recorded in.
+    pub(crate) fn recorder(&self) -> Arc<Flight> {
+        Arc::clone(&self.recorder)
+    }
+
+    pub(crate) fn observers(&self) -> Observers {
+        self.observers.clone()
+    }
+
+    /// Says who is told of collectives.
+    pub(crate) fn set_observers(&mut self, observers: Observers) {
+        self.observers = observers;
     }
 
     /// How calls are routed and, between hosts, done, in words.
@@ -174,15 +191,15 @@ impl HostPlane {
     /// Runs one collective.
     #[inline]
     pub(crate) fn run(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
-        if self.health.watch().is_some() { self.run_watched(job, deadline) } else { self.run_unwatched(job, deadline) }
+        if self.observers.watch().is_some() { self.run_watched(job, deadline) } else { self.run_unwatched(job, deadline) }
     }
 
     /// Runs one collective while somebody listens.
     #[cold]
     #[inline(never)]
     fn run_watched(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
-        let health = Arc::clone(&self.health);
-        let Some(watch) = health.watch() else { return self.run_unwatched(job, deadline) };
+        let observers = self.observers.clone();
+        let Some(watch) = observers.watch() else { return self.run_unwatched(job, deadline) };
         let unfinished = self.unfinished_barrier.filter(|_| job.call.kind == Kind::Barrier);
         let call = Call { sequence: unfinished.unwrap_or(self.sequence), ..job.call };
         let moved = Moved { bytes: job.memory.source_len.max(job.memory.destination_len), algorithm: self.algorithm_of(job) };
@@ -209,12 +226,12 @@ impl HostPlane {
         drop(normalised);
         match result {
             Ok(()) => {
-                self.health.flight().end(&call, self.is_long(job));
+                self.recorder.end(&call, self.is_long(job));
                 Ok(())
             }
             Err(stop) => {
                 let error = self.end(&stop, job, &call, deadline);
-                self.health.flight().fail(&call, &error);
+                self.recorder.fail(&call, &error);
                 Err(error)
             }
         }
@@ -223,8 +240,7 @@ impl HostPlane {
     /// Whether a call takes so long that a look at the clock is nothing: it goes over links, or moves much.
     #[inline]
     fn is_long(&self, job: &Job) -> bool {
-        const MUCH: usize = 16 << 10;
-        job.memory.source_len.max(job.memory.destination_len) >= MUCH || !self.topology.is_one_host()
+        job.memory.source_len.max(job.memory.destination_len) >= LONG_CALL_BYTES || !self.topology.is_one_host()
     }
 
     /// The number of a call of this kind.
@@ -254,7 +270,7 @@ impl HostPlane {
 
     /// A call that goes over links, and is on record from its beginning: a look at the clock is nothing to it.
     fn run_between(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
-        self.health.flight().begin(call);
+        self.recorder.begin(call);
         if self.topology.is_scattered() { self.run_inter_host(job, call, deadline) } else { self.run_hierarchical(job, call, deadline) }
     }
 

@@ -23,7 +23,7 @@ impl HostPlane {
     #[inline]
     pub(super) fn run_intra_host(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         let Some(group) = self.group.as_mut() else { return Err(AbortReason::Failed { rank: self.rank as u32 }.into()) };
-        let context = CallContext { call, deadline, health: &self.health };
+        let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
         if call.kind == Kind::AllReduce
             && let (BlockLayout::Equal(bytes), Some(kernel)) = (&job.layout, job.kernel())
             && !job.is_too_large_to_share()
@@ -44,7 +44,7 @@ impl HostPlane {
     /// Lets the ranks of this host agree on a call before it goes on between hosts.
     fn agree_within_host(&mut self, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         match self.group.as_mut() {
-            Some(group) => group.barrier(&CallContext { call, deadline, health: &self.health }),
+            Some(group) => group.barrier(&CallContext { call, deadline, health: &self.health, recorder: &self.recorder }),
             None => Ok(()),
         }
     }
@@ -113,7 +113,7 @@ impl HostPlane {
         deadline: &Deadline,
     ) -> Result<(), Interrupted> {
         let Operands { source, source_len, destination, destination_len } = operands;
-        let Self { plans, engine, links, group, health, .. } = self;
+        let Self { plans, engine, links, group, health, recorder, .. } = self;
         let mut interrupted = || group.as_ref().and_then(Group::abort_reason);
         plans.run(shape, |plan| {
             let request = Execution {
@@ -128,6 +128,7 @@ impl HostPlane {
                 fold: participants.kernel.map(|kernel| kernel as &dyn Fold),
                 deadline,
                 health,
+                recorder,
                 interrupted: &mut interrupted,
             };
             engine.run(request, links)
@@ -183,8 +184,8 @@ impl HostPlane {
         let starts = offsets(&lengths);
         let blocks = Blocks::Varied { lengths: &lengths, offsets: &starts };
         let scratch = self.reserve(lengths[local])?;
-        let health = Arc::clone(&self.health);
-        let context = CallContext { call, deadline, health: &health };
+        let (health, recorder) = (Arc::clone(&self.health), Arc::clone(&self.recorder));
+        let context = CallContext { call, deadline, health: &health, recorder: &recorder };
         if let Some(group) = self.group.as_mut() {
             // SAFETY: the source holds all shares (`cut` makes them add up to its length, in whole elements), the scratch memory this rank's;
             // they are apart, and aligned to the element or to 64 bytes.
@@ -218,7 +219,7 @@ impl HostPlane {
         if self.group.is_some() {
             let scratch = self.reserve(bytes)?;
             let local = self.topology.place(representative).1;
-            let context = CallContext { call, deadline, health: &self.health };
+            let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
             if let Some(group) = self.group.as_mut() {
                 // SAFETY: the source (the job's, or its contribution multiplied) and the scratch memory hold `bytes` bytes of whole elements
                 // each, aligned to them or to 64 bytes, and are apart: the plane owns the latter, and reserves no more before this returns.
@@ -249,7 +250,7 @@ impl HostPlane {
             }
         }
         let local = self.topology.place(representative).1;
-        let context = CallContext { call, deadline, health: &self.health };
+        let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
         match self.group.as_mut() {
             // SAFETY: the representative's source is the root's own, or what it has just received into its destination; every
             // destination holds `bytes` bytes.

@@ -8,7 +8,7 @@ use super::frame::{Frame, HEADER_BYTES};
 use super::{Connector, MessageError, Messages, Outcome, Ticket};
 use crate::element::{DType, TypeTag};
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::script::Script;
+use crate::host::link::script::Script;
 
 /// Every byte is an element of what the peer that is right sends.
 const BYTES: TypeTag = TypeTag::Scalar(DType::U8);

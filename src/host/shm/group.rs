@@ -11,9 +11,10 @@ use super::window::{Offer, Segment, Site, WindowOffset, Windows};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
+use crate::flight::Flight;
 use crate::fork::Process;
 use crate::host::abort_reason::AbortReason;
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
 use crate::host::health::Health;
 use crate::proof::Secret;
 use crate::tuning::waiting::SHARED_MEMORY;
@@ -27,6 +28,7 @@ pub(crate) struct CallContext<'a> {
     pub(crate) call: &'a Call,
     pub(crate) deadline: &'a Deadline,
     pub(crate) health: &'a Health,
+    pub(crate) recorder: &'a Flight,
 }
 
 /// Whether a group's next call may start.
@@ -82,7 +84,7 @@ impl Group {
     ///
     /// `Unsupported` for more than [`MAX_RANKS`] members, `Io` where this rank cannot map the region, `PeerLost` naming a rank
     /// that could not, and whatever the exchange says.
-    pub(crate) fn establish(
+    pub(crate) fn connect(
         exchange: &mut dyn Exchange,
         members: &[usize],
         my_global_rank: usize,

@@ -7,7 +7,7 @@ use std::thread;
 use super::descriptor_server::{self, DescriptorServer};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
 use crate::proof::Secret;
 
 /// Why nobody got anything.

@@ -124,7 +124,7 @@ impl Group {
     #[inline]
     pub(super) fn arrive(&mut self, step: u64, fingerprint: Fingerprint, context: &CallContext<'_>) -> Result<(), Interrupted> {
         if !self.arrives_soon(step, &fingerprint, context) {
-            context.health.flight().begin(context.call);
+            context.recorder.begin(context.call);
             self.wait(step, &fingerprint, context).map_err(|stop| self.fail(stop, fingerprint, context))?;
         }
         // Whoever arrives last sees the step complete at once and finds here who sleeps: nobody else need look.
@@ -174,7 +174,7 @@ impl Group {
         let mut looks = self.first_looks;
         for rank in (0..self.ranks).filter(|rank| *rank != self.me) {
             if !self.has_reached(rank, step) {
-                context.health.flight().begin(context.call);
+                context.recorder.begin(context.call);
                 while !self.has_reached(rank, step) {
                     if looks == 0 {
                         return false;
@@ -263,7 +263,7 @@ impl Group {
                 Pause::Sleep(sleep) => {
                     let stopped = || self.region.abort_reason().is_some() || context.health.abort_reason().is_some();
                     let missing = self.missing(step).map(|rank| self.globals[rank]);
-                    context.health.flight().waits(context.call, context.deadline, missing);
+                    context.recorder.waits(context.call, context.deadline, missing);
                     let limit = sleep.limit.min(context.deadline.remaining());
                     self.region.sleep(limit, || stopped() || self.look(step, fingerprint) != PollResult::Behind);
                 }

@@ -32,7 +32,7 @@ use super::shared_file::{self, ShareResult, SharedFile};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::fork::Process;
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
 use crate::proof::Secret;
 
 /// Where a buffer lies in its rank's windows.

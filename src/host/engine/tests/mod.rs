@@ -90,6 +90,7 @@ impl<K: ByteLink> Rank<K> {
             fold: Some(fold),
             deadline: &deadline,
             health: &self.health,
+            recorder: &crate::flight::Flight::default(),
             interrupted: &mut || None,
         };
         self.engine.run(request, &mut self.links)

@@ -17,7 +17,7 @@ use super::tcp::TcpLink;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::bootstrap::{Exchange, local};
+use crate::host::exchange::{Exchange, local};
 use crate::host::link::ByteLink;
 use crate::random::Random;
 
@@ -38,8 +38,8 @@ fn shuffled(random: &mut Random, mut items: Vec<usize>) -> Vec<usize> {
     items
 }
 
-fn establish(exchange: &mut dyn Exchange, rank: usize, size: usize, listen: IpAddr) -> Mesh {
-    Mesh::establish(exchange, rank, size, true, listen, NONCE, COMMUNICATOR, None, &soon()).unwrap()
+fn new_mesh(exchange: &mut dyn Exchange, rank: usize, size: usize, listen: IpAddr) -> Mesh {
+    Mesh::exchange(exchange, rank, size, true, listen, NONCE, COMMUNICATOR, None, &soon()).unwrap()
 }
 
 /// Runs `body` as each rank of a mesh on its own thread, and returns what they return, by rank.
@@ -47,7 +47,7 @@ fn run<R: Send>(size: usize, listen: IpAddr, body: impl Fn(usize, Mesh) -> R + S
     let body = &body;
     thread::scope(|scope| {
         let ranks: Vec<_> = (local::exchanges(size).into_iter().enumerate())
-            .map(|(rank, mut exchange)| scope.spawn(move || body(rank, establish(&mut exchange, rank, size, listen))))
+            .map(|(rank, mut exchange)| scope.spawn(move || body(rank, new_mesh(&mut exchange, rank, size, listen))))
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
@@ -269,7 +269,7 @@ fn unproven_connections_do_not_disturb_the_job() {
         for (rank, mut exchange) in exchanges.into_iter().enumerate() {
             scope.spawn(move || {
                 let mut eavesdropper = Eavesdropper(&mut exchange, Vec::new());
-                let mesh = establish(&mut eavesdropper, rank, 3, LOCALHOST);
+                let mesh = new_mesh(&mut eavesdropper, rank, 3, LOCALHOST);
                 // Each rank bothers the next before it does anything else.
                 let target = address(&eavesdropper.1[(rank + 1) % 3]);
                 let say = |words: &[u8]| {
@@ -370,12 +370,12 @@ fn after_a_deadline_the_next_wait_goes_on() {
     let mut exchanges = local::exchanges(2).into_iter();
     let (mut first, mut second) = (exchanges.next().unwrap(), exchanges.next().unwrap());
     let other = thread::spawn(move || {
-        let mesh = establish(&mut second, 1, 2, LOCALHOST);
+        let mesh = new_mesh(&mut second, 1, 2, LOCALHOST);
         second.all_gather(b"", &soon()).unwrap();
         let mut links = CollectiveLinks::of(&mesh);
         read_exactly(links.link(0, &soon(), &mut || None).unwrap(), 5)
     });
-    let mesh = establish(&mut first, 0, 2, LOCALHOST);
+    let mesh = new_mesh(&mut first, 0, 2, LOCALHOST);
     let mut links = CollectiveLinks::of(&mesh);
     let passed = Deadline::after(Duration::from_millis(30));
     assert!(matches!(links.link(1, &passed, &mut || None), Err(Interrupted { abort_reason: AbortReason::TimedOut { .. }, .. })));
@@ -416,7 +416,7 @@ fn what_cannot_be_is_an_error() {
         assert!(links.open.is_empty());
     });
     let mut exchange = local::exchanges(1).remove(0);
-    let error = Mesh::establish(&mut exchange, 3, 3, true, LOCALHOST, NONCE, 0, None, &soon()).unwrap_err();
+    let error = Mesh::exchange(&mut exchange, 3, 3, true, LOCALHOST, NONCE, 0, None, &soon()).unwrap_err();
     assert!(error.to_string().contains("rank 3 of 3"), "{error}");
 }
 
@@ -426,7 +426,7 @@ fn who_does_not_listen_cannot_be_reached() {
     thread::scope(|scope| {
         for (rank, mut exchange) in exchanges.into_iter().enumerate() {
             scope.spawn(move || {
-                let mesh = Mesh::establish(&mut exchange, rank, 2, false, LOCALHOST, NONCE, 0, None, &soon()).unwrap();
+                let mesh = Mesh::exchange(&mut exchange, rank, 2, false, LOCALHOST, NONCE, 0, None, &soon()).unwrap();
                 assert!(mesh.listener_descriptor().is_none());
                 assert!(mesh.accepted(Channel::PointToPoint).is_empty());
                 let failed = Interrupted::from(AbortReason::Failed { rank: rank as u32 });
@@ -446,7 +446,7 @@ fn a_rank_that_cannot_listen_tells_everyone() {
             for (rank, mut exchange) in exchanges.into_iter().enumerate() {
                 scope.spawn(move || {
                     let listen = if rank == 1 { bad } else { LOCALHOST };
-                    let error = Mesh::establish(&mut exchange, rank, 3, true, listen, NONCE, 0, None, &soon()).unwrap_err();
+                    let error = Mesh::exchange(&mut exchange, rank, 3, true, listen, NONCE, 0, None, &soon()).unwrap_err();
                     assert!(error.to_string().contains(needle), "{error}");
                     assert_eq!(error.is_peer_lost(), rank != 1, "{error}");
                 });
@@ -467,7 +467,7 @@ impl Exchange for Forged {
 #[test]
 fn forged_addresses_are_refused() {
     for forged in [vec![], vec![vec![]], vec![vec![], b"junk".to_vec()], vec![vec![], vec![4, 0, 0, 0, 0, 0, 0]], vec![vec![]; 3]] {
-        let error = Mesh::establish(&mut Forged(forged), 0, 2, false, LOCALHOST, NONCE, 0, None, &soon()).unwrap_err();
+        let error = Mesh::exchange(&mut Forged(forged), 0, 2, false, LOCALHOST, NONCE, 0, None, &soon()).unwrap_err();
         assert!(matches!(error, Error::Protocol { .. }), "{error}");
     }
 }
@@ -485,7 +485,7 @@ fn leave_nothing_behind() {
     let threads_before = threads();
     full_mesh(5, LOCALHOST, 32);
     let mut exchange = local::exchanges(1).remove(0);
-    let mesh = establish(&mut exchange, 0, 1, LOCALHOST);
+    let mesh = new_mesh(&mut exchange, 0, 1, LOCALHOST);
     let during = open_descriptors();
     assert!(during > before);
     drop(mesh);

@@ -14,8 +14,8 @@ use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
 use crate::host::abort_reason::AbortReason;
-use crate::host::bootstrap::Exchange;
-use crate::host::bootstrap::local::exchanges;
+use crate::host::exchange::Exchange;
+use crate::host::exchange::local::exchanges;
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
 use crate::random::Random;
@@ -43,7 +43,10 @@ impl Rank {
     fn make<T>(&mut self, kind: Kind, run: impl FnOnce(&mut Group, &CallContext<'_>) -> T) -> T {
         self.sequence += 1;
         let call = call(kind, self.sequence);
-        run(&mut self.group, &CallContext { call: &call, deadline: &self.deadline, health: &self.health })
+        run(
+            &mut self.group,
+            &CallContext { call: &call, deadline: &self.deadline, health: &self.health, recorder: &crate::flight::Flight::default() },
+        )
     }
 }
 
@@ -58,7 +61,7 @@ fn on_threads<T: Send>(size: usize, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
                 let (members, body) = (&members, &body);
                 scope.spawn(move || {
                     let deadline = Deadline::after(PATIENCE);
-                    let group = Group::establish(&mut exchange, members, index, size, None, &deadline).unwrap();
+                    let group = Group::connect(&mut exchange, members, index, size, None, &deadline).unwrap();
                     body(Rank { index, size, group, health: Health::default(), deadline, sequence: 0 })
                 })
             })
@@ -98,7 +101,7 @@ fn join(directory: &Path, index: usize, size: usize) -> Rank {
     let mut exchange = Files { directory: directory.to_owned(), rank: index, size, round: 0 };
     let members: Vec<usize> = (0..size).collect();
     let deadline = Deadline::after(PATIENCE);
-    let group = Group::establish(&mut exchange, &members, index, size, None, &deadline).unwrap();
+    let group = Group::connect(&mut exchange, &members, index, size, None, &deadline).unwrap();
     Rank { index, size, group, health: Health::default(), deadline, sequence: 0 }
 }
 

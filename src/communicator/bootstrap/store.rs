@@ -1,40 +1,16 @@
-//! Exchanges over a store: who is here, and what they say, before they can talk to each other.
+//! Exchanges over a store: ranks that can talk to nobody else yet.
 //!
-//! Each rank claims its number, says how many ranks it believes there are, and then hands in one blob per round; rank 0 collects
-//! the blobs and publishes them as one value. So a job of `n` ranks costs a number of store messages that grows as `n`.
-//! Contradictions are written under one key that everyone looks at while waiting. No value is ever empty: PyTorch's server without libuv
-//! sends an empty value so that the kernel holds it back, 200 ms for each.
-//!
-//! # Start-up
-//!
-//! Ranks meet at a store. Each claims its number and says how large it believes the world to be; a contradiction is written under one key
-//! that everyone looks at while waiting, so all hear of it. Facts then travel in four exchanges: rank 0 collects everyone's blob and
-//! publishes them as one value, which makes the number of store messages grow as n. After a last barrier nobody needs the store, and
-//! rank 0 stops serving it. A split exchanges the same blobs over its parent and needs no store.
-//!
-//! **Who is let in** (`proof/`). Where the job has a secret, a connection begins with a proof by both ends, a value that takes and gives bytes
-//! and knows no sockets: `Initiator` and `Responder`. The store's server, the listener of a rank and the server that hands out shared memory
-//! each drive one for every connection, beside those that are proven. `Admission` bounds what is not proven yet: a silent connection costs a
-//! descriptor for at most 10 s and holds up nobody. At most 512, 256 and 64 of them are there at a time. Once that many are, those that were
-//! silent for longer than 100 to 200 ms make room. Between ranks the hello is part of what is proven, in place of the message it is otherwise.
-//! Facts carry an HMAC too: it finds a rank with another secret at a store that proves nothing, and names it on every rank. Without a
-//! secret no proof is sent, and nothing else changes.
+//! No value is ever empty: PyTorch's server without libuv sends an empty value so that the kernel holds it back, 200 ms for each.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
 use crate::host::net::identity::host_name;
 use crate::rendezvous::Store;
-
-/// How long one look at the store lasts before the key of contradictions is looked at again, where there are few ranks.
-const SLICE: Duration = Duration::from_millis(100);
-
-/// The same for each rank where there are many, so that together they ask no more often for waiting for a late one: every such look
-/// costs the store four requests.
-const SLICE_PER_RANK: Duration = Duration::from_micros(250);
+use crate::tuning::bootstrap::{SLICE, SLICE_PER_RANK};
 
 /// Where contradictions are written.
 const CONFLICT: &str = "collectives/conflict";
@@ -45,28 +21,35 @@ const WORLD: &str = "collectives/world";
 /// The most ranks that a world may have; more is a mistake in a variable.
 const MAX_WORLD: usize = 1 << 20;
 
-/// Tells all ranks that join over this store that nothing comes of it.
-pub(super) fn call_off(store: &dyn Store, error: &Error) {
+/// Tells all ranks that meet at this store that nothing comes of it.
+pub(in crate::communicator) fn call_off(store: &dyn Store, error: &Error) {
     // Where the store cannot be reached either, the deadline remains.
     let _ = store.compare_set(CONFLICT, b"", error.to_string().as_bytes());
 }
 
 /// One rank's end of an exchange over a store.
-pub(super) struct StoreExchange {
+pub(in crate::communicator) struct StoreExchange {
     store: Arc<dyn Store>,
     rank: usize,
     world_size: usize,
     round: usize,
-    watch: Option<Watch>,
+    watch: Option<PeerWatch>,
 }
 
 /// Looks whether a rank is gone that everyone waits for, and says which.
-pub(super) type Watch = Box<dyn Fn() -> Option<String>>;
+pub(in crate::communicator) type PeerWatch = Box<dyn Fn() -> Option<String>>;
 
 impl StoreExchange {
-    /// Claims this rank's number and compares the world size with the others'.
-    pub(super) fn join(store: Arc<dyn Store>, rank: usize, world_size: usize, deadline: &Deadline) -> Result<Self> {
-        let exchange = Self { store, rank, world_size, round: 0, watch: None };
+    /// Claims this rank's number and compares the world size with the others'. As soon as `watch` has found somebody gone, the start is called
+    /// off for everyone.
+    pub(in crate::communicator) fn new(
+        store: Arc<dyn Store>,
+        rank: usize,
+        world_size: usize,
+        watch: Option<PeerWatch>,
+        deadline: &Deadline,
+    ) -> Result<Self> {
+        let exchange = Self { store, rank, world_size, round: 0, watch };
         let me = format!("host {}, pid {}", host_name(), std::process::id());
         if world_size == 0 || world_size > MAX_WORLD {
             return Err(Error::config(format!("world size {world_size}"), format!("a world has 1 to {MAX_WORLD} ranks")));
@@ -77,10 +60,11 @@ impl StoreExchange {
             );
         }
         if exchange.store.add(&format!("collectives/claim/{rank}"), 1)? > 1 {
-            let other = exchange.first_claimant(rank, deadline);
+            let other = exchange.introduction(rank, deadline.remaining().min(Duration::from_secs(1)));
+            let other = other.unwrap_or_else(|| "one that did not say who it is".to_owned());
             return Err(exchange.contradict(&format!("rank {rank} is claimed by two processes: {other}; and {me}")));
         }
-        exchange.store.set(&format!("collectives/who/{rank}"), me.as_bytes())?;
+        exchange.store.set(&who_key(rank), me.as_bytes())?;
         let mine = format!("{world_size} ranks, says rank {rank} ({me})");
         let first = exchange.store.compare_set(WORLD, b"", mine.as_bytes())?;
         let first = String::from_utf8_lossy(&first).into_owned();
@@ -90,24 +74,12 @@ impl StoreExchange {
         Ok(exchange)
     }
 
-    /// Calls it off for everyone as soon as `watch` has found somebody gone.
-    pub(super) fn watched(mut self, watch: Option<Watch>) -> Self {
-        self.watch = watch;
-        self
-    }
-
     /// Tells everyone of a contradiction; the first one counts.
     fn contradict(&self, reason: &str) -> Error {
         let told = self.store.compare_set(CONFLICT, b"", reason.as_bytes());
         let reason =
             told.ok().filter(|told| !told.is_empty()).map_or(reason.to_owned(), |told| String::from_utf8_lossy(&told).into_owned());
         Error::Conflict { reason }
-    }
-
-    /// Who came first under a number.
-    fn first_claimant(&self, rank: usize, deadline: &Deadline) -> String {
-        let who = self.store.get(&format!("collectives/who/{rank}"), deadline.remaining().min(Duration::from_secs(1)));
-        who.map_or_else(|_| "one that did not say who it is".to_owned(), |who| String::from_utf8_lossy(&who).into_owned())
     }
 
     /// Waits for keys, looking out for contradictions; `Ok(false)` where the deadline passes first.
@@ -136,9 +108,8 @@ impl StoreExchange {
     fn late(&self, deadline: &Deadline) -> Error {
         let (mut missing, mut arrived) = (Vec::new(), Vec::new());
         for rank in 0..self.world_size {
-            let key = format!("collectives/who/{rank}");
-            match self.store.check(&[&key]) {
-                Ok(true) => arrived.push(self.who(rank, &key)),
+            match self.store.check(&[&who_key(rank)]) {
+                Ok(true) => arrived.push(self.introduction(rank, SLICE).map_or_else(|| Peer::unknown(rank), |said| peer(rank, &said))),
                 _ => missing.push(Peer::unknown(rank)),
             }
         }
@@ -146,14 +117,10 @@ impl StoreExchange {
         Error::Timeout { doing, elapsed: deadline.elapsed(), missing, arrived }
     }
 
-    /// A rank that said who it is.
-    fn who(&self, rank: usize, key: &str) -> Peer {
-        let said = self.store.get(key, SLICE).unwrap_or_default();
-        let said = String::from_utf8_lossy(&said).into_owned();
-        match said.strip_prefix("host ").and_then(|said| said.rsplit_once(", pid ")) {
-            Some((host, pid)) => Peer { rank, host: host.to_owned(), pid: pid.parse().unwrap_or(0) },
-            None => Peer::unknown(rank),
-        }
+    /// What a rank said of itself: host and process.
+    fn introduction(&self, rank: usize, limit: Duration) -> Option<String> {
+        let said = self.store.get(&who_key(rank), limit).ok()?;
+        Some(String::from_utf8_lossy(&said).into_owned())
     }
 
     /// Rank 0: collects everyone's blob of this round and publishes them together.
@@ -194,6 +161,19 @@ impl Exchange for StoreExchange {
     }
 }
 
+/// Where a rank introduces itself.
+fn who_key(rank: usize) -> String {
+    format!("collectives/who/{rank}")
+}
+
+/// The rank that introduced itself so.
+fn peer(rank: usize, said: &str) -> Peer {
+    match said.strip_prefix("host ").and_then(|said| said.rsplit_once(", pid ")) {
+        Some((host, pid)) => Peer { rank, host: host.to_owned(), pid: pid.parse().unwrap_or(0) },
+        None => Peer::unknown(rank),
+    }
+}
+
 /// A blob behind its length, which is never empty, and can be told from the next.
 fn measured(blob: &[u8]) -> Vec<u8> {
     [&(blob.len() as u32).to_le_bytes(), blob].concat()
@@ -225,7 +205,7 @@ mod tests {
         let store = MemoryStore::new();
         call_off(&store, &Error::argument("local", "no more threads"));
         let deadline = Deadline::after(Duration::from_secs(60));
-        let mut exchange = StoreExchange::join(Arc::new(store), 1, 3, &deadline).unwrap();
+        let mut exchange = StoreExchange::new(Arc::new(store), 1, 3, None, &deadline).unwrap();
         let error = exchange.all_gather(b"facts", &deadline).unwrap_err();
         assert!(matches!(error, Error::Conflict { .. }) && error.to_string().contains("no more threads"), "{error}");
     }

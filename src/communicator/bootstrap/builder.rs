@@ -1,4 +1,4 @@
-//! How a communicator comes to be.
+//! How a job is found: by the environment, a URL, a store, or as threads of this process.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,11 +8,12 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use std::time::Instant;
 
-use super::Communicator;
-use super::bootstrap;
+use super::store::call_off;
+use super::{Origin, Start, connect_over_store};
+use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
-use super::device::{DeviceChoice, DeviceRequest};
-use super::join::{Origin, join};
+use crate::communicator::device::{DeviceChoice, DeviceRequest};
+use crate::communicator::shrink::recovery::RecoveryListener;
 use crate::config::{Config, Transport, environment};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
@@ -23,7 +24,7 @@ use crate::nccl_config::NcclConfig;
 use crate::observe::LIFE;
 use crate::observe::Observer;
 use crate::proof::Secret;
-use crate::rendezvous::{self, MemoryStore, PrefixStore, Rendezvous, Rendezvoused, Store};
+use crate::rendezvous::{self, JobStore, MemoryStore, PrefixStore, Rendezvous, Store};
 
 /// Describes a communicator before it is made; see [`Communicator::builder`].
 ///
@@ -235,23 +236,17 @@ impl Builder {
     /// # Errors
     ///
     /// As [`Communicator::from_url`].
-    pub fn from_url(self, url: &str) -> Result<Communicator> {
+    pub fn from_url(mut self, url: &str) -> Result<Communicator> {
         let rendezvous: Rendezvous = url.parse()?;
-        let Self {
-            config,
-            #[cfg(feature = "cuda")]
-            device,
-        } = self;
-        let config = config.with_environment()?;
-        let timeout = rendezvous.timeout.unwrap_or(config.timeout);
+        self.config = self.config.with_environment()?;
+        let timeout = rendezvous.timeout.unwrap_or(self.config.timeout);
+        self.config.timeout = timeout;
         let deadline = Deadline::after(timeout);
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
-        let found = rendezvous::open(&rendezvous, timeout, config.secret.as_ref(), &environment, parent)?;
-        let Rendezvoused { store, rank, world_size, agent, server, local_address } = found;
+        let job = rendezvous::connect(&rendezvous, timeout, self.config.secret.as_ref(), &environment, parent)?;
+        let JobStore { store, rank, world_size, agent, server, local_address } = job;
         let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(rendezvous_prefix(agent, rank), store)));
-        let comm = join(store, (rank, world_size), local_address, Config { timeout, ..config }, &deadline, Origin::Job);
-        #[cfg(feature = "cuda")]
-        let comm = comm.and_then(|comm| with_device(comm, device.as_ref()));
+        let comm = self.connect(store, rank, world_size, local_address, &deadline);
         // Lingers until the last rank has what it needs of the store.
         drop(server);
         comm
@@ -266,18 +261,29 @@ impl Builder {
     /// # Errors
     ///
     /// As [`Communicator::from_env`].
-    pub fn with_store(self, store: Arc<dyn Store>, rank: usize, world_size: usize) -> Result<Communicator> {
-        let Self {
-            config,
-            #[cfg(feature = "cuda")]
-            device,
-        } = self;
-        let config = config.with_environment()?;
-        let deadline = Deadline::after(config.timeout);
-        let comm = join(store, (rank, world_size), None, config, &deadline, Origin::Job);
+    pub fn with_store(mut self, store: Arc<dyn Store>, rank: usize, world_size: usize) -> Result<Communicator> {
+        self.config = self.config.with_environment()?;
+        let deadline = Deadline::after(self.config.timeout);
+        self.connect(store, rank, world_size, None, &deadline)
+    }
+
+    /// Connects this rank with the others that meet at a store, which it reaches from `from`; then their devices.
+    fn connect(
+        self,
+        store: Arc<dyn Store>,
+        rank: usize,
+        world_size: usize,
+        from: Option<IpAddr>,
+        deadline: &Deadline,
+    ) -> Result<Communicator> {
+        let listen = self.config.listen_address.or(from).unwrap_or(IpAddr::from([127, 0, 0, 1]));
+        let start = Start { rank, world_size, config: self.config, listen, origin: Origin::Job(RecoveryListener::new(listen)) };
+        let comm = connect_over_store(store, start, None, deadline)?;
         #[cfg(feature = "cuda")]
-        let comm = comm.and_then(|comm| with_device(comm, device.as_ref()));
-        comm
+        if let Some(request) = self.device {
+            connect_device(&comm, &request)?;
+        }
+        Ok(comm)
     }
 
     /// As [`Communicator::local`].
@@ -291,7 +297,7 @@ impl Builder {
         }
         let store = MemoryStore::new();
         let join = |rank: usize| self.clone().with_store(Arc::new(store.clone()), rank, world_size);
-        let call_off = |error: &Error| bootstrap::call_off(&store, error);
+        let call_off = |error: &Error| call_off(&store, error);
         on_threads("local", (0..world_size).collect(), join, call_off).into_iter().collect()
     }
 
@@ -319,17 +325,15 @@ impl Builder {
 
 /// Gives a communicator the device plane that was asked for.
 #[cfg(feature = "cuda")]
-fn with_device(comm: Communicator, request: Option<&DeviceRequest>) -> Result<Communicator> {
-    if let Some(request) = request {
-        // Everyone is here: what late comers took of the deadline is not taken from NCCL.
-        let began = Instant::now();
-        comm.attach_device(request, &Deadline::after(comm.timeout()))?;
-        if comm.device().is_some() {
-            let took_ms = began.elapsed().as_millis() as u64;
-            event::info!(target: LIFE, communicator = "world", rank = comm.rank(), took_ms, "the device plane is ready");
-        }
+fn connect_device(comm: &Communicator, request: &DeviceRequest) -> Result<()> {
+    // Everyone is here: what late ranks took of the deadline is not taken from NCCL.
+    let began = Instant::now();
+    comm.connect_device(request, &Deadline::after(comm.timeout()))?;
+    if comm.device().is_some() {
+        let took_ms = began.elapsed().as_millis() as u64;
+        event::info!(target: LIFE, communicator = "world", rank = comm.rank(), took_ms, "the device plane is ready");
     }
-    Ok(comm)
+    Ok(())
 }
 
 /// How often this process has met others at an agent's store, by the store and the rank.

@@ -1,7 +1,8 @@
-//! Where the ranks of a job find each other again after their communicator has failed: whatever store they first met at may be gone.
+//! Recovery listeners: where the ranks of a job find each other again after their communicator has failed, and what they say there. The store
+//! at which they first met may be gone.
 //!
-//! Every rank listens at a port of its own from the start, and serves nothing there until it has to. So a refused connection means that
-//! its process is gone, and an accepted one that it lives. Others need not know more before it serves.
+//! Every rank listens at a port of its own from the start, and serves nothing there until it has to. A refused connection means that its process
+//! is gone, an accepted one that it is not. That is all that others need to know before it speaks.
 
 use std::fmt;
 use std::io;
@@ -9,30 +10,24 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::bootstrap::Watch;
+use crate::communicator::bootstrap::PeerWatch;
 use crate::error::{Error, Result};
 use crate::event;
 use crate::proof::Secret;
 use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
-pub(super) use crate::tuning::recovery::ANSWER;
-use crate::tuning::recovery::{LINGER, PROBE, SERVICE};
+use crate::tuning::recovery::{ANSWER, LINGER, PROBE, SERVICE};
 
 /// A rank's own recovery listener, before the others know of it.
-pub(super) struct RecoveryListener(std::result::Result<TcpListener, String>);
+pub(in crate::communicator) struct RecoveryListener(std::result::Result<TcpListener, String>);
 
 impl RecoveryListener {
-    /// Listens on this address, at a port that the system chooses. Where that fails, the reason is kept for whoever asks.
-    pub(super) fn new(listen: IpAddr) -> Self {
+    /// Listens at a port of the system's choice on this address. Where that fails, the reason is kept for whoever asks.
+    pub(in crate::communicator) fn new(listen: IpAddr) -> Self {
         Self(rendezvous::listen(SocketAddr::new(listen, 0)).map_err(|error| format!("listening on {listen}: {error}")))
     }
 
-    /// None, where the job has one already.
-    pub(super) fn none() -> Self {
-        Self(Err("none was made".to_owned()))
-    }
-
     /// Where it is.
-    pub(super) fn address(&self) -> Option<SocketAddr> {
+    pub(in crate::communicator) fn address(&self) -> Option<SocketAddr> {
         self.0.as_ref().ok()?.local_addr().ok()
     }
 }
@@ -47,7 +42,7 @@ enum Own {
 
 /// What a probe at a rank's recovery listener tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Probe {
+pub(in crate::communicator) enum Probe {
     /// Its process is gone.
     Gone,
     /// Its process is there.
@@ -57,20 +52,24 @@ pub(super) enum Probe {
 }
 
 /// The recovery listeners of all ranks of the communicator that a job began with, shared by all communicators that come of it.
-pub(super) struct RecoveryListeners {
+pub(in crate::communicator) struct RecoveryListeners {
     recovery_listeners: Vec<Option<SocketAddr>>,
-    /// What clients have to know.
+    /// What whoever connects has to know.
     secret: Option<Secret>,
     own: Mutex<Own>,
 }
 
 impl RecoveryListeners {
-    pub(super) fn new(recovery_listener: RecoveryListener, recovery_listeners: Vec<Option<SocketAddr>>, secret: Option<Secret>) -> Self {
+    pub(in crate::communicator) fn new(
+        recovery_listener: RecoveryListener,
+        recovery_listeners: Vec<Option<SocketAddr>>,
+        secret: Option<Secret>,
+    ) -> Self {
         Self { recovery_listeners, secret, own: Mutex::new(recovery_listener.0.map_or_else(Own::Missing, Own::Closed)) }
     }
 
     /// Whether the process behind a recovery listener lives.
-    pub(super) fn probe(&self, place: usize) -> Probe {
+    pub(in crate::communicator) fn probe(&self, place: usize) -> Probe {
         let Some(address) = self.recovery_listeners[place] else { return Probe::NoAnswer };
         match TcpStream::connect_timeout(&address, PROBE) {
             Ok(_) => Probe::Alive,
@@ -79,8 +78,8 @@ impl RecoveryListeners {
         }
     }
 
-    /// The store behind a recovery listener, if it is open, and how long it may take for an answer.
-    pub(super) fn visit(&self, place: usize, patience: Duration) -> Option<Arc<TcpStore>> {
+    /// The store behind a recovery listener, if it is open; `patience` is how long it may take for an answer.
+    pub(in crate::communicator) fn visit(&self, place: usize, patience: Duration) -> Option<Arc<TcpStore>> {
         let address = self.recovery_listeners[place]?;
         self.connect(address, ANSWER).ok()?;
         self.connect(address, patience).ok()
@@ -94,8 +93,8 @@ impl RecoveryListeners {
         }
     }
 
-    /// Opens this rank's recovery listener, where it is not open yet, and connects to it.
-    pub(super) fn host(&self) -> Result<Arc<dyn Store>> {
+    /// The store behind this rank's recovery listener, which is opened where it is not open yet.
+    pub(in crate::communicator) fn host(&self) -> Result<Arc<dyn Store>> {
         Ok(self.connect(self.open()?, SERVICE)?)
     }
 
@@ -119,32 +118,44 @@ impl RecoveryListeners {
 
 /// A communicator's ranks among the recovery listeners.
 #[derive(Clone)]
-pub(super) struct RecoveryGroup {
-    pub(super) listeners: Arc<RecoveryListeners>,
+pub(in crate::communicator) struct RecoveryGroup {
+    pub(in crate::communicator) listeners: Arc<RecoveryListeners>,
     /// By rank, the place of its recovery listener.
-    pub(super) places: Arc<[usize]>,
+    pub(in crate::communicator) places: Arc<[usize]>,
 }
 
 impl RecoveryGroup {
     /// Of a communicator that a job begins with.
-    pub(super) fn new(recovery_listener: RecoveryListener, recovery_listeners: &[Option<SocketAddr>], secret: Option<Secret>) -> Self {
+    pub(in crate::communicator) fn new(
+        recovery_listener: RecoveryListener,
+        recovery_listeners: &[Option<SocketAddr>],
+        secret: Option<Secret>,
+    ) -> Self {
         Self {
             listeners: Arc::new(RecoveryListeners::new(recovery_listener, recovery_listeners.to_vec(), secret)),
             places: (0..recovery_listeners.len()).collect(),
         }
     }
 
+    pub(in crate::communicator) fn probe(&self, rank: usize) -> Probe {
+        self.listeners.probe(self.places[rank])
+    }
+
+    pub(in crate::communicator) fn visit(&self, rank: usize, patience: Duration) -> Option<Arc<TcpStore>> {
+        self.listeners.visit(self.places[rank], patience)
+    }
+
     /// Looks whether one of the ranks is gone.
-    pub(super) fn watch(&self) -> Watch {
+    pub(in crate::communicator) fn watch(&self) -> PeerWatch {
         let recovery = self.clone();
         Box::new(move || {
-            let is_gone = |rank: &usize| recovery.listeners.probe(recovery.places[*rank]) == Probe::Gone;
+            let is_gone = |rank: &usize| recovery.probe(*rank) == Probe::Gone;
             (0..recovery.places.len()).find(is_gone).map(|rank| format!("the process of rank {rank} of those who were left is gone"))
         })
     }
 
     /// Of these ranks of it, in this order.
-    pub(super) fn of(&self, ranks: &[usize]) -> Self {
+    pub(in crate::communicator) fn of(&self, ranks: &[usize]) -> Self {
         Self { listeners: Arc::clone(&self.listeners), places: ranks.iter().map(|rank| self.places[*rank]).collect() }
     }
 }
@@ -153,6 +164,63 @@ impl fmt::Debug for RecoveryGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RecoveryGroup").field("places", &self.places).finish_non_exhaustive()
     }
+}
+
+/// How far a rank is, as it says at its recovery listener.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    /// It leads this round and takes in whoever comes.
+    Open(u64),
+    /// It is about to close the round.
+    Claim(u64),
+    /// The round is complete, with these ranks, and they connect.
+    Members(u64, Vec<usize>),
+    /// It leads no round at the moment: a lower rank does, or its last one failed.
+    SteppedBack,
+    /// It has found that others may have gone on.
+    Refused,
+    /// It is a rank of the new communicator of these.
+    Over(Vec<usize>),
+}
+
+impl Status {
+    pub(super) fn parse(text: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?;
+        let mut words = text.split(' ');
+        let (kind, mut number) = (words.next()?, || words.next());
+        Some(match kind {
+            "open" => Self::Open(number()?.parse().ok()?),
+            "claim" => Self::Claim(number()?.parse().ok()?),
+            "members" => Self::Members(number()?.parse().ok()?, parse(number()?)?),
+            "stepped-back" => Self::SteppedBack,
+            "refused" => Self::Refused,
+            "over" => Self::Over(parse(number()?)?),
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open(round) => write!(f, "open {round}"),
+            Self::Claim(round) => write!(f, "claim {round}"),
+            Self::Members(round, members) => write!(f, "members {round} {}", list(members.iter())),
+            Self::SteppedBack => f.write_str("stepped-back"),
+            Self::Refused => f.write_str("refused"),
+            Self::Over(members) => write!(f, "over {}", list(members.iter())),
+        }
+    }
+}
+
+/// Ranks as they are written in a store: in decimal, between commas.
+pub(super) fn list<'a>(ranks: impl Iterator<Item = &'a usize>) -> String {
+    ranks.map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// The reverse of [`list`].
+pub(super) fn parse(text: &str) -> Option<Vec<usize>> {
+    text.split(',').filter(|rank| !rank.is_empty()).map(|rank| rank.parse().ok()).collect()
 }
 
 #[cfg(test)]
@@ -170,8 +238,8 @@ mod tests {
         drop(theirs);
         assert_eq!(listeners.probe(1), Probe::Gone);
         listeners.host().unwrap().set("key", b"value").unwrap();
-        let guest = listeners.visit(0, SERVICE).unwrap();
-        assert_eq!(guest.get("key", Duration::ZERO).unwrap(), b"value");
+        let store = listeners.visit(0, SERVICE).unwrap();
+        assert_eq!(store.get("key", Duration::ZERO).unwrap(), b"value");
         // It stays open, with what was said there.
         assert_eq!(listeners.host().unwrap().get("key", Duration::ZERO).unwrap(), b"value");
     }
@@ -182,5 +250,23 @@ mod tests {
         assert_eq!(recovery_listener.address(), None);
         let error = RecoveryListeners::new(recovery_listener, vec![None], None).host().map(drop).unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("192.0.2.1"), "{error}");
+    }
+
+    #[test]
+    fn what_is_said_at_a_recovery_listener_is_understood() {
+        let said = [
+            Status::Open(3),
+            Status::Claim(4),
+            Status::Members(1, vec![0, 2, 11]),
+            Status::SteppedBack,
+            Status::Refused,
+            Status::Over(vec![7]),
+        ];
+        for status in said {
+            assert_eq!(Status::parse(status.to_string().as_bytes()), Some(status));
+        }
+        for nonsense in ["", "open", "open x", "members 1", "members 1 2,x", "over -1", "\u{fffd}"] {
+            assert_eq!(Status::parse(nonsense.as_bytes()), None, "{nonsense}");
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! How a communicator gets its device plane: the ranks tell each other what they have, agree whether it will do, and only then
-//! start NCCL. So whatever one rank lacks, every rank hears of.
+//! The start of a device plane. The ranks exchange what they have, and agree whether that will do. Only then do they connect through NCCL. So
+//! whatever one rank lacks, every rank hears of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,6 +12,8 @@ use crate::config::NcclEnvironment;
 use crate::deadline::Deadline;
 use crate::device::{self, Gpu, NcclComm, NcclCommunicator, Setup};
 use crate::error::{Error, Peer, Result};
+use crate::host::exchange::Exchange;
+use crate::tuning::bootstrap::RANKS_PER_ROOT;
 
 /// Which GPU a rank uses.
 #[derive(Debug, Clone, Default)]
@@ -47,9 +49,6 @@ pub(in crate::communicator) struct DeviceRequest {
 /// The first NCCL that can have several ranks on one device.
 const SHARED_DEVICES: Version = Version::new(2, 30, 3);
 
-/// How many ranks one root of the NCCL bootstrap serves, where the library can have several.
-const RANKS_PER_ROOT: usize = 256;
-
 /// What a rank has, as it tells the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct DeviceFacts {
@@ -69,7 +68,7 @@ struct DeviceFacts {
 
 impl DeviceFacts {
     /// The first byte says whether the rest is facts or the reason why there are none.
-    fn to_bytes(said: &std::result::Result<Self, String>) -> Vec<u8> {
+    fn to_bytes(said: &OrReason<Self>) -> Vec<u8> {
         match said {
             Err(reason) => [&[0], reason.as_bytes()].concat(),
             Ok(Self { uuid, version, capability: (major, minor), ordinal, scratch_bytes, may_share, pci, host_id }) => {
@@ -85,7 +84,7 @@ impl DeviceFacts {
         }
     }
 
-    fn from_bytes(bytes: &[u8]) -> std::result::Result<Self, String> {
+    fn from_bytes(bytes: &[u8]) -> OrReason<Self> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match bytes {
             [0, reason @ ..] => Err(text(reason)),
@@ -136,9 +135,9 @@ fn objection(all: &[DeviceFacts], peers: &[Peer]) -> Option<String> {
 }
 
 /// What the ranks have, where all have something and it will do; else why not.
-fn judged(said: &[Vec<u8>], peers: &[Peer]) -> std::result::Result<Vec<DeviceFacts>, String> {
+fn judged(said: &[Vec<u8>], peers: &[Peer]) -> OrReason<Vec<DeviceFacts>> {
     let facts = peers.iter().zip(said).map(|(peer, bytes)| DeviceFacts::from_bytes(bytes).map_err(|reason| format!("{peer}: {reason}")));
-    let facts = facts.collect::<std::result::Result<Vec<_>, _>>()?;
+    let facts = facts.collect::<OrReason<Vec<_>>>()?;
     objection(&facts, peers).map_or(Ok(facts), Err)
 }
 
@@ -148,6 +147,9 @@ fn shares(one: &DeviceFacts, other: &DeviceFacts) -> bool {
     // Ranks that claim to be on different hosts talk over the network; NCCL does not compare their devices.
     enabled || one.host_id != other.host_id
 }
+
+/// Something, or why there is none: an answer on which the ranks agree, and no error of the host plane.
+type OrReason<T> = std::result::Result<T, String>;
 
 /// What this rank has.
 struct Found {
@@ -161,14 +163,19 @@ impl Communicator {
     /// # Errors
     ///
     /// `NoDevice` on every rank where one is required and cannot be had; those of the host plane.
-    pub(in crate::communicator) fn attach_device(&self, request: &DeviceRequest, deadline: &Deadline) -> Result<()> {
+    pub(in crate::communicator) fn connect_device(&self, request: &DeviceRequest, deadline: &Deadline) -> Result<()> {
         let found = self.find_device(&request.choice);
-        let plane = self.establish_device(found, deadline)?;
+        let plane = self.agree_and_connect(found, deadline)?;
         self.keep_device(plane, request.required)
     }
 
+    /// What every rank has to say, in rank order.
+    fn exchange(&self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+        Exchange::all_gather(&mut &*self, mine, deadline)
+    }
+
     /// Keeps what came of an attempt.
-    fn keep_device(&self, plane: std::result::Result<NcclCommunicator, String>, required: bool) -> Result<()> {
+    fn keep_device(&self, plane: OrReason<NcclCommunicator>, required: bool) -> Result<()> {
         if let Err(reason) = &plane {
             crate::event::info!(rank = self.rank(), reason, "no device plane");
             if required {
@@ -176,14 +183,14 @@ impl Communicator {
             }
         }
         if let Ok(device) = &plane {
-            device.plane().comm().record_in(self.core.shared.health.flight());
+            device.plane().comm().record_in(&self.core.shared.recorder);
         }
         let _ = self.core.device.set(plane);
         Ok(())
     }
 
     /// The device this rank would use, and the library.
-    fn find_device(&self, choice: &DeviceChoice) -> std::result::Result<Found, String> {
+    fn find_device(&self, choice: &DeviceChoice) -> OrReason<Found> {
         device::check_driver()?;
         let gpu = match choice {
             DeviceChoice::Local => match device::count()? {
@@ -197,24 +204,24 @@ impl Communicator {
         Ok(Found { gpu, library })
     }
 
-    /// Agrees with the others, and starts NCCL. The outer error is the host plane's.
-    fn establish_device(
-        &self,
-        found: std::result::Result<Found, String>,
-        deadline: &Deadline,
-    ) -> Result<std::result::Result<NcclCommunicator, String>> {
+    /// What this rank tells the others.
+    fn device_facts(&self, found: &OrReason<Found>) -> OrReason<DeviceFacts> {
         let environment = NcclEnvironment::read();
-        let mine = found.as_ref().map_err(String::clone).map(|found| DeviceFacts {
-            uuid: found.gpu.uuid,
-            version: found.library.version().code(),
-            capability: (found.gpu.capability.0 as u8, found.gpu.capability.1 as u8),
-            ordinal: found.gpu.ordinal as u16,
+        found.as_ref().map_err(String::clone).map(|Found { gpu, library }| DeviceFacts {
+            uuid: gpu.uuid,
+            version: library.version().code(),
+            capability: (gpu.capability.0 as u8, gpu.capability.1 as u8),
+            ordinal: gpu.ordinal as u16,
             scratch_bytes: self.config().device_scratch_bytes as u64,
             may_share: environment.multi_rank_gpu,
-            pci: found.gpu.pci.clone(),
-            host_id: environment.host_id.clone().unwrap_or_default(),
-        });
-        let said = self.all_gather_blobs(&DeviceFacts::to_bytes(&mine))?;
+            pci: gpu.pci.clone(),
+            host_id: environment.host_id.unwrap_or_default(),
+        })
+    }
+
+    /// Agrees with the others, and starts NCCL. The outer error is the host plane's.
+    fn agree_and_connect(&self, found: OrReason<Found>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
+        let said = self.exchange(&DeviceFacts::to_bytes(&self.device_facts(&found)), deadline)?;
         let facts = match judged(&said, self.peers()) {
             Ok(facts) => facts,
             Err(reason) => return Ok(Err(reason)),
@@ -225,7 +232,7 @@ impl Communicator {
         let Ok(found) = found else { return Ok(Err("this rank has no device".to_owned())) };
         let shared = device::share_pool(&found.gpu, &self.neighbours(&facts));
         let shared = shared.map_err(|error| device::cuda_error("opening a device's pool to the others of this process", error));
-        let made = match self.unique_ids(found.library, shared)? {
+        let made = match self.unique_ids(found.library, shared, deadline)? {
             Ok(ids) => {
                 let setup = Setup {
                     library: found.library,
@@ -242,7 +249,7 @@ impl Communicator {
             }
             Err(reason) => Err(reason),
         };
-        self.agreed(made)
+        self.agreed(made, deadline)
     }
 
     /// The devices of the other ranks that are threads of this process.
@@ -257,7 +264,8 @@ impl Communicator {
         &self,
         library: &'static nccl_sys::Library,
         prepared: Result<()>,
-    ) -> Result<std::result::Result<Vec<ncclUniqueId>, String>> {
+        deadline: &Deadline,
+    ) -> Result<OrReason<Vec<ncclUniqueId>>> {
         let world_size = self.world_size();
         let roots = if library.has("ncclCommInitRankScalable") { world_size.div_ceil(RANKS_PER_ROOT) } else { 1 };
         let is_root = (0..roots).any(|root| root * world_size / roots == self.rank());
@@ -268,7 +276,7 @@ impl Communicator {
             Err(error) => [&[0], error.to_string().as_bytes()].concat(),
         };
         let mut ids = Vec::with_capacity(roots);
-        for (peer, blob) in self.peers().iter().zip(self.all_gather_blobs(&blob)?) {
+        for (peer, blob) in self.peers().iter().zip(self.exchange(&blob, deadline)?) {
             match &blob[..] {
                 [1] => {}
                 [0, reason @ ..] => return Ok(Err(format!("{peer}: {}", String::from_utf8_lossy(reason)))),
@@ -283,9 +291,9 @@ impl Communicator {
     }
 
     /// Everyone's plane or no one's: the first reason counts.
-    fn agreed(&self, made: std::result::Result<NcclCommunicator, String>) -> Result<std::result::Result<NcclCommunicator, String>> {
+    fn agreed(&self, made: OrReason<NcclCommunicator>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
         let mine = made.as_ref().map_or_else(|reason| reason.as_bytes(), |_| &[]);
-        let reasons = self.all_gather_blobs(mine)?;
+        let reasons = self.exchange(mine, deadline)?;
         let failed = self.peers().iter().zip(&reasons).find(|(_, reason)| !reason.is_empty());
         match (made, failed) {
             (Ok(plane), None) => Ok(Ok(plane)),
@@ -301,7 +309,7 @@ impl Communicator {
 
     /// The device plane of a communicator made of some of this one's ranks: every rank of this one takes part, `child` on those that
     /// are in it, `color` the same number on exactly those.
-    pub(in crate::communicator) fn split_device(&self, child: Option<(&Communicator, u32)>, deadline: &Deadline) -> Result<()> {
+    pub(in crate::communicator) fn connect_split_device(&self, child: Option<(&Communicator, u32)>, deadline: &Deadline) -> Result<()> {
         let Some(Ok(device)) = self.core.device.get() else {
             if let (Some((child, _)), Some(Err(reason))) = (child, self.core.device.get()) {
                 let _ = child.core.device.set(Err(reason.clone()));
@@ -327,7 +335,7 @@ impl Communicator {
             Ok(None) => Err("NCCL made no communicator for this rank".to_owned()),
             Err(error) => Err(error.to_string()),
         };
-        let plane = child.agreed(made)?;
+        let plane = child.agreed(made, deadline)?;
         child.keep_device(plane, false)
     }
 
@@ -358,7 +366,7 @@ mod tests {
         }
     }
 
-    fn judge(said: &[std::result::Result<DeviceFacts, String>]) -> Option<String> {
+    fn judge(said: &[OrReason<DeviceFacts>]) -> Option<String> {
         let peers: Vec<Peer> = (0..said.len()).map(Peer::unknown).collect();
         let said: Vec<_> = said.iter().map(DeviceFacts::to_bytes).collect();
         judged(&said, &peers).err()
