@@ -54,12 +54,7 @@ fn shard(comm: &Communicator) -> Vec<(f32, f32)> {
 
 /// Every rank's own idea of how to start; rank 0's counts.
 fn initial(rank: usize) -> Vec<f32> {
-    let mut state = 0x2545_f491_4f6c_dd1d_u64.wrapping_add(rank as u64);
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 24) as f32 * 2.0 - 1.0
-    };
-    (0..PARAMETERS).map(|_| next()).collect()
+    (0..PARAMETERS).map(|index| ((1 + rank + 7 * index) as f32).sin()).collect()
 }
 
 fn train(comm: &Communicator) -> Result<(f32, f32, Vec<f32>)> {

@@ -6,12 +6,16 @@
 //!
 //! `cargo launch --nproc-per-node 2 -- target/debug/examples/train_device`
 
+#[path = "../src/random.rs"]
+mod random;
+
 use std::error::Error;
 use std::sync::Arc;
 
 use collectives::train::{Compress, DataParallel, Options, Parameter, ShardedOptimizer};
 use collectives::{Communicator, DeviceChoice, ReduceOp, f16};
 use cudarc::driver::{CudaStream, DriverError};
+use random::Random;
 
 const INPUTS: usize = 64;
 const OUTPUTS: usize = 8;
@@ -28,17 +32,8 @@ const LIMIT: f64 = 15.0;
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// Numbers from −1 to 1.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    fn many(&mut self, count: usize) -> Vec<f32> {
-        (0..count).map(|_| self.next()).collect()
-    }
+fn many(random: &mut Random, count: usize) -> Vec<f32> {
+    (0..count).map(|_| random.unit()).collect()
 }
 
 /// Weights and biases.
@@ -51,7 +46,7 @@ struct Model {
 impl Model {
     fn random(seed: u64) -> Self {
         let mut random = Random(seed);
-        Self { weight: random.many(INPUTS * OUTPUTS), bias: random.many(OUTPUTS) }
+        Self { weight: many(&mut random, INPUTS * OUTPUTS), bias: many(&mut random, OUTPUTS) }
     }
 
     fn output(&self, sample: &[f32], output: usize) -> f32 {
@@ -115,7 +110,7 @@ fn train(comm: &Communicator, stream: Option<&Arc<CudaStream>>, compressed: bool
     parallel.broadcast(1, &mut model.bias, 0)?;
     let mut losses = Vec::with_capacity(STEPS);
     for _ in 0..STEPS {
-        let (loss, slope) = model.loss_and_gradient(&truth, &random.many(INPUTS * SAMPLES));
+        let (loss, slope) = model.loss_and_gradient(&truth, &many(&mut random, INPUTS * SAMPLES));
         losses.push(loss);
         let part = slope.half();
         match stream {
@@ -165,7 +160,7 @@ fn train_sharded(comm: &Communicator, stream: Option<&Arc<CudaStream>>) -> Outco
         }
     }
     for _ in 0..STEPS / 10 {
-        let slope = Model { weight: random.many(INPUTS * OUTPUTS), bias: random.many(OUTPUTS) };
+        let slope = Model { weight: many(&mut random, INPUTS * OUTPUTS), bias: many(&mut random, OUTPUTS) };
         let Some(stream) = stream else {
             sharded.ready(1, &slope.bias)?;
             sharded.ready(0, &slope.weight)?;

@@ -106,8 +106,8 @@ pub(crate) struct Call {
     pub(crate) op: u64,
     /// The element type.
     pub(crate) element: TypeTag,
-    /// Elements per block (or of the whole vector), 0 where ranks may differ. Where counts are listed their sum, for this rank's own
-    /// records alone: the digest is what is compared.
+    /// Elements per block (or of the whole vector), 0 where ranks may differ. Where counts are listed it is their sum, for this rank's own
+    /// records: ranks compare the digest.
     pub(crate) count: u64,
     /// The root, where there is one.
     pub(crate) root: Option<u32>,
@@ -120,22 +120,22 @@ pub(crate) struct Call {
 /// The root field's value where there is no root.
 const NO_ROOT: u32 = u32::MAX;
 
-/// Where what does not fit elsewhere begins in the last word, above the root and the kind, and how much of it there is.
+/// Where the rest of the op, or of the digest, begins in the last word (above the root and the kind), and its mask.
 const REST_AT: u32 = 40;
 const REST_MASK: u64 = (1 << (u64::BITS - REST_AT)) - 1;
 
-/// What of a digest a fingerprint has room for.
+/// The bits of a digest that a fingerprint has room for.
 const DIGEST_MASK: u128 = (1 << 120) - 1;
 
 impl Call {
-    /// In place of the op of the crate's own calls by which ranks compare their device calls: no call of a program's is taken for one.
+    /// The op of the crate's own calls by which ranks compare their device calls: no call of a program has it.
     pub(crate) const COMPARISON: u64 = 252;
 
     /// Length of the encoded form in bytes.
     pub(crate) const FINGERPRINT_BYTES: usize = 32;
 
     /// The encoded form: little-endian sequence, count, op, element, root, then kind and the rest of the op in one word. Where counts are
-    /// listed there is neither count nor root, and their digest takes these places and that of the rest of the op: 120 bits.
+    /// listed there is neither count nor root: 120 bits of their digest stand there, and in place of the rest of the op.
     #[inline]
     pub(crate) fn fingerprint(&self) -> [u64; 4] {
         let (count, root, rest) = match self.kind.lists_counts() {
@@ -145,7 +145,7 @@ impl Call {
         self.words(count, root, rest)
     }
 
-    /// The form in which it is put on record: as the fingerprint, but where counts are listed with their sum and 24 bits of their digest.
+    /// The form for records: the fingerprint, but with the sum of listed counts and 24 bits of their digest.
     #[inline]
     pub(crate) fn record(&self) -> [u64; 4] {
         let rest = if self.kind.lists_counts() { self.counts_hash as u64 } else { self.op >> 32 };
@@ -177,7 +177,7 @@ impl Call {
         Some(Self { count: 0, root: None, counts_hash: digest, ..call })
     }
 
-    /// The reverse of [`Call::record`], as far as that says; `None` for words that no call has.
+    /// The reverse of [`Call::record`], as far as that has the call; `None` for words that no call has.
     pub(crate) fn from_record(words: [u64; 4]) -> Option<Self> {
         let (root, rest) = (words[3] as u32, words[3] >> REST_AT);
         let kind = *Kind::ALL.get(usize::from((words[3] >> 32) as u8).checked_sub(1)?)?;
@@ -229,7 +229,7 @@ impl Call {
         match (self.kind, amount) {
             (Kind::Barrier, _) => {}
             (_, Some(amount)) => write!(f, "{}, {amount}", self.element)?,
-            // Their sum is not told to others, and both ends of a difference should read alike. Records have the last 6 digits.
+            // Other ranks do not know the sum, and both sides of a mismatch should read alike. Records have the last 6 digits.
             (kind, None) if kind.lists_counts() => write!(f, "{}, counts #{:016x}", self.element, self.counts_hash as u64)?,
             _ => write!(f, "{}, count {}", self.element, self.count)?,
         }
@@ -239,8 +239,8 @@ impl Call {
         write!(f, ") number {}", self.sequence)
     }
 
-    /// 120 bits of SHA-256 over per-rank counts and the op that they are reduced with: ranks fold and move what these say, so they must
-    /// not be equal where the counts are not, be it that somebody looked for such counts.
+    /// 120 bits of SHA-256 over per-rank counts and the op that they are reduced with. Ranks fold and move what the counts say, so digests of
+    /// different counts must differ, even where somebody searched for counts with one digest.
     pub(crate) fn hash_counts(op: u64, counts: &[usize]) -> u128 {
         let mut hash = Sha256::new_with_prefix(op.to_le_bytes());
         counts.iter().for_each(|count| hash.update((*count as u64).to_le_bytes()));

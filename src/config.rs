@@ -1,4 +1,4 @@
-//! What a communicator can be told, and the only place where the environment is read.
+//! The settings of a communicator, and the only place where the environment is read.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -36,7 +36,7 @@ pub enum Transport {
 ///
 /// # What a rank costs
 ///
-/// The `n` ranks of a host share one region of memory, of `2 n · slot + 2 n² · (ring + 256 B)` and at most `9 KiB · n + 8 KiB` beside:
+/// The `n` ranks of a host share one region of memory, of `2 n · slot + 2 n² · (ring + 256 B)` plus at most `9 KiB · n + 8 KiB`:
 ///
 /// | ranks of the host | slot | ring | region of 2, 4, 8, 16, 32, 64 ranks |
 /// | --- | --- | --- | --- |
@@ -46,10 +46,13 @@ pub enum Transport {
 /// | up to 32 | 128 KiB | 16 KiB | 41 MiB |
 /// | up to 1024 | 64 KiB | 4 KiB | 43 MiB |
 ///
-/// That is address space; memory is taken by what is touched: about 4.5 KiB a rank by starting, a rank's two slots as far as its calls
-/// fill them, and of the rings those between ranks that send each other messages. Each rank of a job listens on one port, behind which
-/// nobody answers before [`shrink`](crate::Communicator::shrink). Under `Tcp`, and between hosts, it listens on another, opens log₂ of the number of hosts (under `Tcp`, of ranks) connections at the start, and others when they are first wanted;
-/// each communicator keeps the plans of its latest 32 shapes of calls over TCP, of at most 1 MiB in all. The start itself costs the store about 22 requests a rank.
+/// That is address space. Memory is used where it is touched: about 4.5 KiB a rank at the start, a rank's two slots as far as its calls fill
+/// them, and the rings between ranks that send each other messages.
+///
+/// Each rank of a job listens on one port, where nothing answers before [`shrink`](crate::Communicator::shrink). Under `Tcp`, and between
+/// hosts, it listens on another. It opens log₂ of the number of hosts (under `Tcp`, of ranks) connections at the start, and others when they
+/// are first needed. Each communicator keeps the plans of its latest 32 shapes of calls over TCP, of at most 1 MiB in all. The start costs
+/// the store about 22 requests a rank.
 ///
 /// ```
 /// # use collectives::{Communicator, Config, Transport};
@@ -78,7 +81,7 @@ pub struct Config {
     /// does not have, or that an op does not allow, leaves that collective to the cost table, as does the default, `None`. Sizes
     /// are of the whole vector. Shared memory inside a host has one way and is not affected.
     pub algorithm: Option<String>,
-    /// The most bytes that the objects of one object collective may have together. Default: 256 MiB.
+    /// The most bytes that all objects of one object collective may have together. Default: 256 MiB.
     pub object_limit_bytes: usize,
     /// The address on which this rank listens for peers of other hosts. Default: `None`, the address by which it reaches
     /// rank 0's store, and the loopback interface where that is not known (a file, a store of one's own).
@@ -102,7 +105,7 @@ pub struct Config {
     /// The folder that those times are written to, as `trace-ID-rankR.json`, when the last of these communicators is gone; see
     /// [`observe`](crate::observe). A process that crashes, or leaves by `exit` before that, leaves none. Default: `None`.
     pub trace_dir: Option<PathBuf>,
-    /// What every rank of the job, and whoever serves their store, has to know to be let in. Default: `None`, so nobody is asked.
+    /// What every rank of the job, and whoever serves its store, has to know to be let in. Default: `None`, so nobody is asked.
     pub secret: Option<Secret>,
     /// What NCCL is told about the communicator. Default: nothing, so NCCL decides.
     #[cfg(feature = "cuda")]
@@ -121,17 +124,17 @@ pub struct Config {
     ///
     /// Ranks that disagree in kind, op (a custom one's name), element type, count, root, lists of counts or the calls of a group get a
     /// `Mismatch` at once, and the communicator works on. Messages, and groups of several communicators
-    /// ([`Communicator::group_across`](crate::Communicator::group_across)), have told others of themselves when that is found, so that
-    /// the communicators are ended.
+    /// ([`Communicator::group_across`](crate::Communicator::group_across)), have reached other ranks when a disagreement is found, so these
+    /// communicators are ended.
     ///
     /// A collective that is compared returns only when every rank has come to it, and costs what an `all_gather_into` of 40 B costs on the
     /// host. A receive returns only when its sender has made its call, and costs a message of 32 B on the host; a send returns at once, unless
     /// many are ahead of their receives. A call that is captured into a graph is compared when it is captured, which every rank must do alike;
     /// launches of the graph are not: whoever launches graphs sees to it that all ranks launch the same ones in the same order.
     ///
-    /// So a device call stands among the communicator's collectives on host memory, which all ranks must make in one order, and waits like
-    /// one: a rank that makes a device call and then sends what another receives before its own device call has both waiting for each other.
-    /// A thread that drives several ranks makes their collectives in `group_across`.
+    /// So a device call counts among the communicator's collectives on host memory. All ranks must make these in one order, and it waits as
+    /// they do. Where one rank makes a device call and then sends, and another receives that before its own device call, both wait for each
+    /// other. A thread that drives several ranks makes their collectives in `group_across`.
     #[cfg(feature = "cuda")]
     pub check_device_calls: CheckDeviceCalls,
 }

@@ -17,7 +17,7 @@ impl Deadline {
         Self { limit, began: OnceLock::from(now()) }
     }
 
-    /// A deadline `limit` from when it is first asked anything, for waits that mostly end sooner than a clock can be read.
+    /// A deadline `limit` from when it is first asked anything: for waits that mostly end before it is worth reading a clock.
     #[inline]
     pub(crate) fn lazily(limit: Duration) -> Self {
         Self { limit, began: OnceLock::new() }

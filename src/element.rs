@@ -89,8 +89,7 @@ impl DType {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2)
     }
 
-    /// The number of this float type that is nearest to a value, ties to even: rounded once, not by way of `f32`. Of other types, the
-    /// value.
+    /// The number of this float type that is nearest to a value, ties to even: rounded once, not by way of `f32`. For other types the value.
     pub(crate) fn nearest(self, value: f64) -> f64 {
         match self {
             DType::F32 => f64::from(value as f32),
@@ -172,14 +171,14 @@ impl FromStr for DType {
 ///
 /// - Every byte of a value is initialised: no padding, no `MaybeUninit`, no references or pointers that mean something in
 ///   one process only.
-/// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks are held to types of the same size,
-///   not to the same type.
+/// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks are checked to pass types of the same size, not
+///   the same type.
 /// - The hidden constants are left at their defaults by every implementation outside this crate.
 pub unsafe trait Data: Copy + Send + Sync + 'static {
-    /// The element type where it is one that reductions know.
+    /// The element type, where reductions know it.
     #[doc(hidden)]
     const DTYPE: Option<DType> = None;
-    /// What an array is made of in the end, where it is an element type; for an element type itself.
+    /// The element type that an array (of arrays) is made of, where it is one; for an element type itself.
     #[doc(hidden)]
     const INNERMOST: Option<DType> = Self::DTYPE;
 }
@@ -252,7 +251,7 @@ impl TypeTag {
 
     /// Set in a code that carries a size.
     const SIZED: u32 = 1 << 31;
-    /// Where the number of an array's element type begins, which is 31 for other plain data.
+    /// Where the number of an array's element type begins. It is 31 for other plain data.
     const KIND_AT: u32 = 26;
     const PLAIN: u32 = 31;
     const SIZE_MASK: u32 = (1 << Self::KIND_AT) - 1;
@@ -266,7 +265,7 @@ impl TypeTag {
         }
     }
 
-    /// Whether elements are `bool`, or arrays of it, which are the only ones that not all bytes are values of.
+    /// Whether elements are `bool` or arrays of it: of these alone not every byte is a value.
     #[inline]
     pub(crate) const fn is_bool(self) -> bool {
         matches!(self, TypeTag::Scalar(DType::Bool) | TypeTag::Array(DType::Bool, _))

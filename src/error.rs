@@ -41,7 +41,7 @@ pub(crate) fn list_peers(peers: &[Peer]) -> String {
     peers.iter().map(Peer::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Who is missing and who has come, in words; nothing where the wait was not for ranks.
+/// Who is missing and who has arrived, in words; nothing where the wait was not for ranks.
 fn list_arrivals(missing: &[Peer], arrived: &[Peer]) -> String {
     if missing.is_empty() && arrived.is_empty() {
         return String::new();
@@ -51,7 +51,7 @@ fn list_arrivals(missing: &[Peer], arrived: &[Peer]) -> String {
 
 /// Everything that can go wrong, with what was being done when it did.
 ///
-/// Match on the predicates ([`Error::is_timeout`] and its kin) where you can: they stay true when variants are added.
+/// Use the predicates ([`Error::is_timeout`] and the like) where you can: they stay true when variants are added.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};

@@ -1,13 +1,13 @@
-//! Everything by which this crate calls what listens to it.
+//! How this crate calls its listeners.
 //!
 //! A listener is the program's code: a subscriber of `tracing`, an observer, the drop of a buffer. It may panic, and it may call this crate.
 //! So two things hold for every call of one:
 //!
-//! - **A panic ends nothing here.** It is caught, and told of; see [`caught`].
-//! - **No lock is held.** Locks under which something is told are taken with [`lock`]. What a thread tells while it holds one waits, and is
-//!   told by the same thread when it has let go of the last. So events own what they say.
+//! - **A panic ends nothing here.** It is caught and reported; see [`caught`].
+//! - **No lock is held.** Locks under which listeners might be told of something are taken with [`lock`]. What a thread tells while it holds
+//!   one waits: the same thread tells it when it has released the last. So events own what they say.
 //!
-//! `tests/layers` fails where an event is sent to `tracing` from anywhere else. Costs a counter of the thread's for each lock, and an
+//! `tests/layers` fails where an event is sent to `tracing` from anywhere else. The cost is a counter of the thread for each lock, and an
 //! allocation for each event that waits.
 
 use std::cell::{Cell, RefCell};
@@ -19,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 /// What waits to be told.
 type Telling = Box<dyn FnOnce()>;
 
-/// Set in `LOCKS` where something waits.
+/// The bit of `LOCKS` that says that something waits.
 const WAITING: usize = 1 << (usize::BITS - 1);
 
 thread_local! {
@@ -34,7 +34,7 @@ pub(crate) fn tell(who: &'static str, telling: impl FnOnce() + 'static) {
         caught(who, telling);
         return;
     }
-    // A thread that is at its end has no queue any more, and what it would tell is lost.
+    // A thread that is ending has no queue any more: what it tells is lost.
     let telling: Telling = Box::new(move || {
         caught(who, telling);
     });
@@ -46,7 +46,7 @@ pub(crate) fn tell(who: &'static str, telling: impl FnOnce() + 'static) {
     std::mem::forget(telling);
 }
 
-/// Tells what has waited for the last lock to be let go.
+/// Tells what has waited for the last lock to be released.
 #[cold]
 fn tell_waiting() {
     LOCKS.set(0);
@@ -55,7 +55,7 @@ fn tell_waiting() {
     waiting.into_iter().for_each(|telling| telling());
 }
 
-/// Runs what is not this crate's at once; `None` where it panicked, which is said. For what is called without a lock.
+/// Runs what is not this crate's at once; `None` where it panicked, which is reported. For what is called without a lock.
 pub(crate) fn caught<R>(who: &str, run: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => Some(result),
@@ -63,7 +63,7 @@ pub(crate) fn caught<R>(who: &str, run: impl FnOnce() -> R) -> Option<R> {
             // Its drop would be the program's code once more.
             std::mem::forget(panic);
             let say = || tracing::error!(target: "collectives::call", "{who} panicked; its message is on standard error");
-            // One that panics at every event does so at this one too.
+            // A subscriber that panics at every event does so at this one too.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(say)) {
                 std::mem::forget(panic);
             }
@@ -97,7 +97,7 @@ impl Drop for Quiet {
     }
 }
 
-/// A lock that is held. First it is let go, and then what waited is told.
+/// A lock that is held. It is released first, then what waited is told.
 pub(crate) struct Locked<'a, T> {
     guard: MutexGuard<'a, T>,
     _quiet: Quiet,
@@ -119,7 +119,7 @@ impl<T> DerefMut for Locked<'_, T> {
     }
 }
 
-/// Takes a lock. One whose holder panicked is as good: what is under these locks is whole between any two statements that may panic.
+/// Takes a lock, also one whose holder panicked: what is under these locks is consistent between any two statements that may panic.
 #[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Locked<'_, T> {
     Locked { guard: mutex.lock().unwrap_or_else(PoisonError::into_inner), _quiet: Quiet::new() }
@@ -233,7 +233,7 @@ macro_rules! debug {
 
 pub(crate) use {debug, error, event, info, warning as warn};
 
-/// Who hears spans and events, to name where it panicked.
+/// Who receives spans and events, to be named where it panicked.
 pub(crate) const SUBSCRIBER: &str = "the subscriber of tracing";
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The two 8-bit float formats of OCP (OFP8, revision 1.0): bits in, bits out, exact conversions.
 //!
-//! The arithmetic is written once for any float of up to 16 bits, without branches, so that loops over it vectorise; the
-//! folds use it for `f16` too where the processor does not convert that itself.
+//! The arithmetic is written once for any float of up to 16 bits, without branches, so that loops over it vectorise. The folds use it for
+//! `f16` too, where the processor does not convert that itself.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -19,8 +19,8 @@ const fn expand_finite<const E: u32, const M: u32>(bits: u32) -> u32 {
     if bits < const { 1 << M } { subnormal } else { shifted + rebias }
 }
 
-/// The magnitude nearest to the `f32` magnitude `bits`, ties to even. Whatever lies above the format's largest number comes
-/// out above its pattern: the caller clamps it. NaN is the caller's too.
+/// The magnitude nearest to the `f32` magnitude `bits`, ties to even. What lies above the format's largest number comes out above its
+/// pattern. The caller clamps it, and handles NaN.
 #[inline(always)]
 const fn round_finite<const E: u32, const M: u32>(bits: u32) -> u32 {
     let shift = const { 23 - M };
@@ -56,8 +56,8 @@ pub(crate) const fn round<const E: u32, const M: u32>(value: f32) -> u32 {
     sign | if magnitude > 0x7f80_0000 { quiet } else { clamped }
 }
 
-/// `value` as an `f32` that any narrower format rounds as it would round `value` itself: cut off, and with the last bit set
-/// where something was cut (rounding to odd).
+/// `value` as an `f32` that any narrower format rounds as it would round `value` itself: cut off, with the last bit set where something was
+/// cut (rounding to odd).
 #[inline]
 pub(crate) const fn narrow_to_odd(value: f64) -> f32 {
     let nearest = value as f32;

@@ -1,7 +1,7 @@
-//! In which process of a family of forked ones something was made.
+//! Tells a process from those that were forked from it.
 //!
-//! A child has its parent's shared memory and sockets, and none of its threads: a call would speak in the parent's name, and a drop would
-//! take leave for it. So calls in a child are refused, and drops there say nothing to anyone.
+//! A child has its parent's shared memory and sockets, and none of its threads. A call in the child would speak in the parent's name, and a
+//! drop would tell peers that the parent leaves. So calls in a child are refused, and drops there say nothing to anyone.
 
 #![expect(unsafe_code, reason = "a page that the kernel wipes in children is mapped by hand")]
 
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-/// A number that is another one in each process of a family, and 0 where nobody has asked yet.
+/// A number that differs from process to process, and is 0 where nobody has asked yet.
 #[derive(Debug, Clone, Copy)]
 struct Mark(NonNull<AtomicU64>);
 
@@ -22,7 +22,7 @@ unsafe impl Sync for Mark {}
 
 static MARK: OnceLock<Option<Mark>> = OnceLock::new();
 
-/// How many numbers this process and those it was forked from had given out when it was forked, and since.
+/// How many numbers this process has given out, those of the processes that it was forked from included.
 static GIVEN: AtomicU64 = AtomicU64::new(0);
 
 /// The process in which something was made.
@@ -60,7 +60,7 @@ impl Process {
 #[inline]
 fn mark() -> Option<&'static AtomicU64> {
     let mark = (*MARK.get_or_init(map))?;
-    // SAFETY: mapped, zeroed, aligned to a page, and for good.
+    // SAFETY: `map` has mapped the page, which is zeroed and never unmapped; a page is aligned for the number.
     Some(unsafe { mark.0.as_ref() })
 }
 

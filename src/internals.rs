@@ -3,18 +3,26 @@
 #![expect(unsafe_code, reason = "folds and copies take pointers")]
 #![allow(missing_docs, reason = "seen by benchmarks alone")]
 
-pub mod fuzz;
-mod links;
-mod mailboxes;
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::net::Ipv4Addr;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
-pub use links::Link;
-pub use mailboxes::Mailboxes;
-
-use crate::element::{DType, Element};
-use crate::host::bootstrap::{Exchange, local};
+use crate::call::{Call, Kind};
+use crate::deadline::Deadline;
+use crate::element::{DType, Element, TypeTag};
+use crate::error::{Error, Peer};
+use crate::flight::Flight;
 use crate::host::copy;
+use crate::host::exchange::{Exchange, local};
 use crate::host::fold::Fold;
+use crate::host::health::Health;
+use crate::host::link::ByteLink;
+use crate::host::net;
+use crate::host::net::mesh::Mesh;
 use crate::host::reduce::Kernel as Inner;
+use crate::host::shm::{CallContext, Channel, Group};
 use crate::{ReduceOp, Result};
 
 /// The inputs that a fold here takes at most, besides its destination.
@@ -87,7 +95,7 @@ fn exchanging<T: Send>(ranks: usize, make: impl Fn(usize, &mut dyn Exchange) -> 
     std::thread::scope(|scope| {
         let ends = local::exchanges(ranks).into_iter().enumerate();
         let threads: Vec<_> = ends.map(|(rank, mut exchange)| scope.spawn(move || make(rank, &mut exchange))).collect();
-        let failed = |_| Err(crate::Error::argument("internals", "a rank's thread panicked"));
+        let failed = |_| Err(Error::argument("internals", "a rank's thread panicked"));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(failed)).collect()
     })
 }
@@ -104,4 +112,197 @@ pub fn copy_streaming(from: &[u8], to: &mut [u8]) {
     assert_eq!(from.len(), to.len(), "one length");
     // SAFETY: two borrowed slices of one length.
     unsafe { copy::copy_streaming(from.as_ptr(), to.as_mut_ptr(), from.len()) }
+}
+
+/// How long one frame, one step, or opening a link may take.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Fruitless tries between two looks at the clock.
+const TRIES: u32 = 1024;
+
+/// One end of a link between two ranks.
+pub struct Link {
+    stream: Box<dyn ByteLink + Send>,
+    /// Keeps the other end from taking this rank for gone.
+    _group: Option<Mutex<Group>>,
+}
+
+impl Link {
+    /// Both ends of a pair of rings in shared memory.
+    ///
+    /// # Errors
+    ///
+    /// Where the region cannot be made or mapped.
+    pub fn rings() -> Result<Vec<Self>> {
+        exchanging(2, |rank, exchange| {
+            let mut group = Group::connect(exchange, &[0, 1], rank, 2, None, &Deadline::after(LIMIT))?;
+            let link = group.link(1 - rank, Channel::PointToPoint).ok_or_else(|| Error::argument("link", "taken twice"))?;
+            Ok(Self { stream: Box::new(link), _group: Some(Mutex::new(group)) })
+        })
+    }
+
+    /// Both ends of a TCP connection over the loopback interface, opened and greeted as between hosts.
+    ///
+    /// # Errors
+    ///
+    /// Where a rank cannot listen or connect.
+    pub fn tcp() -> Result<Vec<Self>> {
+        let listen = Ipv4Addr::LOCALHOST.into();
+        let meshes =
+            exchanging(2, |rank, exchange| Mesh::exchange(exchange, rank, 2, true, listen, [7; 16], 0, None, &Deadline::after(LIMIT)))?;
+        let deadline = Deadline::after(LIMIT);
+        let stopped = |stop: crate::host::abort_reason::Interrupted| stop.to_error("opening a link", &Deadline::after(LIMIT), &[]);
+        let mut connector = meshes[0].connecting(net::Channel::PointToPoint, 1).map_err(stopped)?;
+        let (mut near, mut far) = (None, None);
+        while !deadline.has_passed() {
+            if near.is_none() {
+                near = connector.advance().map_err(|error| stopped(error.into()))?;
+            }
+            far = far.or_else(|| meshes[1].accepted(net::Channel::PointToPoint).pop());
+            if let (Some(near), Some((_, far))) = (near.take_if(|_| far.is_some()), far.take()) {
+                return Ok(vec![Self { stream: Box::new(near), _group: None }, Self { stream: Box::new(far), _group: None }]);
+            }
+            std::thread::yield_now();
+        }
+        Err(Error::Timeout { doing: "opening a link".to_owned(), elapsed: LIMIT, missing: Vec::new(), arrived: Vec::new() })
+    }
+
+    /// Writes a header and what it announces, all of it.
+    ///
+    /// # Errors
+    ///
+    /// Where the other end is gone or does not read.
+    pub fn write(&mut self, header: &[u8], payload: &[u8]) -> io::Result<()> {
+        let mut parts = [IoSlice::new(header), IoSlice::new(payload)];
+        let mut parts = &mut parts[..];
+        let mut left = header.len() + payload.len();
+        while left > 0 {
+            let written = patiently(|| self.stream.try_write(parts))?;
+            IoSlice::advance_slices(&mut parts, written);
+            left -= written;
+        }
+        Ok(())
+    }
+
+    /// Reads until `into` is full.
+    ///
+    /// # Errors
+    ///
+    /// Where the other end is gone or does not write.
+    pub fn read(&mut self, mut into: &mut [u8]) -> io::Result<()> {
+        while !into.is_empty() {
+            let read = patiently(|| self.stream.try_read(into))?;
+            into = &mut into[read..];
+        }
+        Ok(())
+    }
+}
+
+/// Tries again until something moves, giving up the core now and then.
+fn patiently(mut step: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    let mut began = None;
+    loop {
+        for _ in 0..TRIES {
+            match step() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+                other => return other,
+            }
+        }
+        if began.get_or_insert_with(Instant::now).elapsed() > LIMIT {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::yield_now();
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("descriptor", &self.stream.descriptor()).finish_non_exhaustive()
+    }
+}
+
+/// How often a volley looks for the other's flag: seconds, if it comes to that.
+const LOOKS: u64 = 1 << 30;
+
+/// One rank's part in the shared memory of a host. It goes to a thread of its own.
+pub struct Mailboxes {
+    group: Group,
+    health: Health,
+    recorder: Flight,
+    sequence: u64,
+}
+
+impl Mailboxes {
+    /// The parts of so many ranks, over one region.
+    ///
+    /// # Errors
+    ///
+    /// Where the region cannot be made or mapped.
+    pub fn between(ranks: usize) -> Result<Vec<Self>> {
+        let members: Vec<usize> = (0..ranks).collect();
+        exchanging(ranks, |rank, exchange| {
+            let group = Group::connect(exchange, &members, rank, members.len(), None, &Deadline::after(LIMIT))?;
+            Ok(Self { group, health: Health::default(), recorder: Flight::default(), sequence: 0 })
+        })
+    }
+
+    /// One step of everybody: publish, wait for all, compare what they published.
+    ///
+    /// # Errors
+    ///
+    /// Where a rank is late, gone, or at another step.
+    pub fn step(&mut self) -> Result<()> {
+        let sequence = self.next();
+        let call = Call { kind: Kind::Barrier, op: 0, element: TypeTag::of::<u8>(), count: 0, root: None, counts_hash: 0, sequence };
+        let deadline = Deadline::lazily(LIMIT);
+        let met = self.group.barrier(&CallContext { call: &call, deadline: &deadline, health: &self.health, recorder: &self.recorder });
+        met.map_err(|stop| stop.to_error("a step", &deadline, &[]))
+    }
+
+    /// One flag there and one back: the first of two ranks serves, the second answers. Each checks what the other published.
+    ///
+    /// # Errors
+    ///
+    /// Where the other is late or at another volley.
+    pub fn volley(&mut self, is_first: bool) -> Result<()> {
+        let number = self.next();
+        let words = |is_first: bool| [number, u64::from(is_first), !number, 7];
+        match self.group.volley(is_first, words(is_first), LOOKS) {
+            Some(theirs) if theirs == words(!is_first) => Ok(()),
+            Some(theirs) => Err(Error::Protocol { with: "the other rank".to_owned(), reason: format!("{theirs:?} in volley {number}") }),
+            None => {
+                Err(Error::Timeout { doing: "a volley".to_owned(), elapsed: LIMIT, missing: vec![Peer::unknown(1)], arrived: Vec::new() })
+            }
+        }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
+    }
+}
+
+impl fmt::Debug for Mailboxes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mailboxes(call {})", self.sequence)
+    }
+}
+
+/// What the fuzz targets call, each with any bytes: functions that panic where something does not hold. They lie beside what they try.
+pub mod fuzz {
+    #[cfg(feature = "serde")]
+    pub use crate::communicator::fuzz::objects;
+    pub use crate::host::fuzz::{
+        acceptor, algorithms, engine_headers, engine_peer, facts, fingerprints, greetings, message_frames, message_peer,
+        shared_memory_file, shared_memory_layout, shared_memory_ring,
+    };
+    pub use crate::rendezvous::fuzz::{file_log, launchers, settings, store_replies, store_requests, store_service, urls};
+
+    /// Inputs to begin with, each with the name of its target: what is sent and said where all is in order.
+    pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+        let mut seeds = crate::rendezvous::fuzz::seeds();
+        seeds.extend(crate::host::fuzz::seeds());
+        #[cfg(feature = "serde")]
+        seeds.extend(crate::communicator::fuzz::seeds());
+        seeds
+    }
 }

@@ -19,9 +19,9 @@
 //!   anything that is a [`Buffer`]: slices, vectors, arrays, single elements, of any [`Element`] or plain [`Data`].
 //! - `start_*` calls go on in the background and give their buffers back through a [`Work`].
 //! - With a GPU attached (`Builder::device`) the same methods take device buffers, cudarc's slices among them: they are queued on a
-//!   stream (`Communicator::on` names one) and go over NCCL and this crate's own kernels. `NcclCommunicator` is that side alone.
+//!   stream (`Communicator::with_stream` names one) and go over NCCL and this crate's own kernels. `NcclCommunicator` is that side alone.
 //! - Errors are one type, [`Error`], which says what was being done, with whom, and for how long.
-//! - What calls do and take is told to `tracing`, to counters, to trace files and to NVIDIA's profilers: [`observe`].
+//! - Calls are reported to `tracing`, to counters, to trace files and to NVIDIA's profilers: [`observe`].
 //!
 //! # Features
 //!
@@ -48,22 +48,27 @@ mod interchange;
 #[doc(hidden)]
 #[cfg(feature = "internals")]
 pub mod internals;
+mod job;
 #[cfg(feature = "cuda")]
 mod nccl_config;
 pub mod observe;
 mod op;
 mod proof;
+mod random;
 mod rendezvous;
+mod sync;
+mod ticket_lock;
 pub mod train;
+mod tuning;
 
 #[cfg(feature = "cuda")]
 pub use buffer::device::{DeviceMemory, DeviceMemoryMut};
 #[cfg(feature = "cuda")]
-pub use buffer::device_buffers::RawDevice;
+pub use buffer::device_buffers::RawDeviceSlice;
 pub use buffer::{Buffer, BufferMut, Memory, MemoryMut};
 pub use communicator::{AbortHandle, Builder, Communicator, Envelope, FlightRecorder, Group, OwnedBuffer, OwnedSource, Received};
 #[cfg(feature = "cuda")]
-pub use communicator::{Device, DeviceChoice, OnStream, device_count};
+pub use communicator::{Device, DeviceChoice, device_count};
 pub use communicator::{SharedBuffer, Work, WorkFuture};
 pub use config::{Config, Transport};
 #[cfg(feature = "cuda")]

@@ -5,48 +5,18 @@
 mod common;
 
 use std::future::{Future, IntoFuture};
-use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::pin::Pin;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::ranks::{Wiring, threads};
+use common::tasks::block_on;
 
 use collectives::{Communicator, Envelope, Error, ReduceOp, Work};
 
 const WIRINGS: [Wiring; 2] = [Wiring::Shm, Wiring::Tcp];
-
-/// Wakes a thread, and counts.
-struct Unpark(std::thread::Thread, AtomicUsize);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.unpark();
-    }
-}
-
-/// Runs a future on this thread; it is polled again only where it was woken. How often it was.
-fn block_on<F: Future>(future: F) -> (F::Output, usize) {
-    let mut future = pin!(future);
-    let unpark = Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0)));
-    let waker = Waker::from(Arc::clone(&unpark));
-    let mut woken = 0;
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return (output, woken);
-        }
-        let began = Instant::now();
-        while unpark.1.load(Ordering::Relaxed) == woken {
-            // A token may be left of something else.
-            std::thread::park_timeout(Duration::from_secs(20));
-            assert!(began.elapsed() < Duration::from_secs(20), "nobody woke the task");
-        }
-        woken = unpark.1.load(Ordering::Relaxed);
-    }
-}
 
 #[test]
 fn a_call_wakes_its_task_when_it_has_ended() {

@@ -1,39 +1,15 @@
 //! What a call on a device buffer costs besides NCCL: no memory is allocated.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![expect(unsafe_code, reason = "counts allocations")]
 
+#[path = "common/allocations.rs"]
+mod allocations;
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::Duration;
 
+use allocations::allocations;
 use collectives::{Communicator, DeviceChoice, ReduceOp};
-
-/// Counts what each thread allocates. The simulated libraries have an allocator of their own, which is not seen here.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is the system allocator's doing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 #[test]
 fn a_native_call_allocates_nothing() {
@@ -51,9 +27,7 @@ fn a_native_call_allocates_nothing() {
         };
         // What is used for the first time may allocate. The calls are compared, before and after.
         (0..22).for_each(|_| calls());
-        let before = ALLOCATIONS.get();
-        (0..10).for_each(|_| calls());
-        let allocated = ALLOCATIONS.get() - before;
+        let allocated = allocations(|| (0..10).for_each(|_| calls()));
         device.synchronize().unwrap();
         assert_eq!(allocated, 0, "allocations in 30 calls");
     });

@@ -1,53 +1,21 @@
 //! Calls over links that are made again and again: their plans are kept, by shape.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![expect(unsafe_code, reason = "counts allocations")]
 
+#[path = "common/allocations.rs"]
+mod allocations;
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
+use allocations::allocations;
 use common::cases::{movements, reductions};
 use common::random::Random;
 use common::ranks::{Wiring, threads, threads_with};
 
 use collectives::{Communicator, ReduceOp};
 
-/// Counts what each thread allocates.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: every call goes on to the system's allocator as it came, and counting neither allocates nor unwinds.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps what the trait asks of it, which is the same there.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the pointer came from `alloc` above, and so from there, with this layout.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
 /// How many tries there are: a rank that waits for longer than 10 ms puts on record for whom, and one that sleeps for the first time makes room for
 /// what it sleeps on.
 const TRIES: usize = 10;
-
-/// How many allocations `call` makes on this thread.
-fn allocations(call: impl FnOnce()) -> usize {
-    let before = ALLOCATIONS.get();
-    call();
-    ALLOCATIONS.get() - before
-}
 
 /// Makes every collective whose arguments allocate nothing once, on vectors of so many elements a rank.
 fn make_all(comm: &Communicator, wide: &mut [u32], block: &mut [u32]) {

@@ -199,7 +199,7 @@ impl Numbers {
     }
 
     fn many<T: Float>(self, seed: usize, len: usize) -> Vec<T> {
-        let mut random = Random::seeded(seed as u64);
+        let mut random = Random(seed as u64);
         let mut number = || match self {
             Self::Any => (random.below(1 << 40) as f64 / f64::from(1 << 30)).powi(2) * 1e-3 - 1.0,
             Self::Eighths => random.below(65) as f64 / 8.0 - 4.0,

@@ -1,17 +1,16 @@
 //! The cost of a call: this crate's forms, NCCL's own function, cudarc's NCCL, and graphs of them, in turns.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use collectives::{Communicator, DType, Device, DeviceChoice, RawBuffer, RawCall, RawDevice, ReduceOp};
+use collectives::{Communicator, DType, Device, DeviceChoice, RawBuffer, RawCall, RawDeviceSlice, ReduceOp};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DevicePtr};
 use cudarc::nccl;
 use nccl_sys::{Library, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 
+use crate::allocations::allocations;
 use crate::{Outcome, Wish, median, without_device};
 
 /// Ways to call an all-reduce.
@@ -19,7 +18,7 @@ use crate::{Outcome, Wish, median, without_device};
 enum Way {
     /// `Communicator::all_reduce` on cudarc's slices, whose events are kept.
     Slice,
-    /// The same on a `RawDevice`.
+    /// The same on a `RawDeviceSlice`.
     Address,
     /// `NcclCommunicator::call`.
     Raw,
@@ -38,30 +37,6 @@ const WAYS: [Way; 7] = [Way::Slice, Way::Address, Way::Raw, Way::Nccl, Way::Cuda
 const COUNTS: [usize; 3] = [2, 256, 256 << 10];
 /// Calls in a row.
 const CALLS: usize = 200;
-
-/// Counts what each thread allocates.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is the system allocator's doing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// Microseconds per call on the processor and in all, each the slowest rank's median, and allocations of a call on rank 0.
 pub(crate) fn all(wish: &Wish) -> Outcome<()> {
@@ -89,12 +64,12 @@ struct Times {
 /// One rank's part. Rank 0 prints.
 fn rank(comm: &Communicator, wish: &Wish) -> Outcome<()> {
     let device = comm.device().ok_or("the device is gone")?;
-    let cudarc = if wish.cudarc { cudarc_communicator(comm, device)? } else { None };
+    let cudarc = if wish.cudarc { cudarc_communicator(comm, &device)? } else { None };
     if cudarc.is_none() && comm.rank() == 0 {
         println!("# {}: its way is left out", if wish.cudarc { "cudarc finds no libnccl.so of its own" } else { "without cudarc" });
     }
     for count in COUNTS {
-        let mut bench = Bench::new(comm, device, cudarc.as_ref(), count)?;
+        let mut bench = Bench::new(comm, &device, cudarc.as_ref(), count)?;
         let ways: Vec<_> = WAYS.into_iter().filter(|way| *way != Way::Cudarc || cudarc.is_some()).collect();
         let graphs: Vec<_> = ways.iter().map(|way| bench.graph(*way)).collect::<Outcome<_>>()?;
         let mut times = vec![Times::default(); ways.len()];
@@ -122,7 +97,7 @@ fn rank(comm: &Communicator, wish: &Wish) -> Outcome<()> {
 }
 
 /// cudarc's own communicator of the same ranks, where it finds a `libnccl.so`: it panics where there is none.
-fn cudarc_communicator(comm: &Communicator, device: Device<'_>) -> Outcome<Option<nccl::Comm>> {
+fn cudarc_communicator(comm: &Communicator, device: &Device) -> Outcome<Option<nccl::Comm>> {
     // SAFETY: opens and closes a library.
     let mut here = [u8::from(unsafe { nccl::sys::is_culib_present() })];
     comm.all_reduce(&mut here, ReduceOp::Min)?;
@@ -147,7 +122,7 @@ fn failed(error: nccl::result::NcclError) -> String {
 
 struct Bench<'a> {
     comm: &'a Communicator,
-    device: Device<'a>,
+    device: &'a Device,
     library: &'static Library,
     cudarc: Option<&'a nccl::Comm>,
     slice: CudaSlice<f32>,
@@ -159,7 +134,7 @@ struct Bench<'a> {
 type Replay = (CudaGraph, Arc<CudaStream>);
 
 impl<'a> Bench<'a> {
-    fn new(comm: &'a Communicator, device: Device<'a>, cudarc: Option<&'a nccl::Comm>, count: usize) -> Outcome<Self> {
+    fn new(comm: &'a Communicator, device: &'a Device, cudarc: Option<&'a nccl::Comm>, count: usize) -> Outcome<Self> {
         let slice = device.stream().alloc_zeros(count)?;
         let address = slice.device_ptr(device.stream()).0;
         Ok(Self { comm, device, library: Library::open()?, cudarc, slice, address })
@@ -189,14 +164,16 @@ impl<'a> Bench<'a> {
     fn in_a_row(&mut self, way: Way, graph: Option<&Replay>) -> Outcome<(f64, f64, usize)> {
         let stream = self.device.stream().clone();
         self.comm.barrier()?;
-        let allocated = ALLOCATIONS.get();
+        let mut queued = Ok(());
         let began = Instant::now();
-        match graph {
-            Some((graph, _)) => graph.launch()?,
-            None => (0..CALLS).try_for_each(|_| self.call(way, &stream))?,
-        }
+        let allocated = allocations(|| {
+            queued = match graph {
+                Some((graph, _)) => graph.launch().map_err(Into::into),
+                None => (0..CALLS).try_for_each(|_| self.call(way, &stream)),
+            }
+        });
         let issued = began.elapsed();
-        let allocated = ALLOCATIONS.get() - allocated;
+        queued?;
         match graph {
             // The context may be another rank's too.
             Some((_, replays)) => replays.synchronize()?,
@@ -212,8 +189,8 @@ impl<'a> Bench<'a> {
             Way::Slice => self.comm.all_reduce(&mut self.slice, ReduceOp::Sum)?,
             Way::Address | Way::Graph => {
                 // SAFETY: the slice lives until the stream has been waited for.
-                let mut buffer = unsafe { RawDevice::<f32>::new(self.device.context(), address, count) };
-                self.comm.on(stream).all_reduce(&mut buffer, ReduceOp::Sum)?;
+                let mut buffer = unsafe { RawDeviceSlice::<f32>::new(self.device.context(), address, count) };
+                self.comm.with_stream(stream).all_reduce(&mut buffer, ReduceOp::Sum)?;
             }
             Way::Raw => {
                 let buffer = RawBuffer { address, count, dtype: DType::F32 };

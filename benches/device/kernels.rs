@@ -54,7 +54,7 @@ struct Arena {
 
 impl Arena {
     /// `None`, said in a comment, where the device has not so much memory.
-    fn new(device: Device<'_>, bytes: usize, rounds: usize) -> Outcome<Option<Self>> {
+    fn new(device: &Device, bytes: usize, rounds: usize) -> Outcome<Option<Self>> {
         let stream = device.context().new_stream()?;
         let most = INPUTS.into_iter().max().unwrap_or(2) as usize;
         let (Ok(inputs), Ok(output)) = (stream.alloc_zeros::<u8>(most * bytes), stream.alloc_zeros::<u8>(bytes)) else {
@@ -89,7 +89,7 @@ impl Arena {
 const HEADER: &str = "kernel,inputs,bytes_each,threads,blocks_per_multiprocessor,time_us,GBps,of_copy";
 
 /// Bytes read and written per second by each fold, and what share that is of a copy's.
-pub(crate) fn all(device: Device<'_>, wish: &Wish) -> Outcome<()> {
+pub(crate) fn all(device: &Device, wish: &Wish) -> Outcome<()> {
     println!("{HEADER}");
     for bytes in &wish.bytes {
         let Some(mut arena) = Arena::new(device, *bytes, wish.rounds)? else { continue };
@@ -107,7 +107,7 @@ pub(crate) fn all(device: Device<'_>, wish: &Wish) -> Outcome<()> {
 }
 
 /// The same for some folds of two and eight inputs, with other threads and blocks than the library's.
-pub(crate) fn geometry(device: Device<'_>, wish: &Wish) -> Outcome<()> {
+pub(crate) fn geometry(device: &Device, wish: &Wish) -> Outcome<()> {
     println!("{HEADER}");
     for bytes in &wish.bytes {
         let Some(mut arena) = Arena::new(device, *bytes, wish.rounds)? else { continue };

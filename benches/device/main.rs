@@ -8,6 +8,8 @@
 
 #![expect(unsafe_code, reason = "kernels and NCCL take addresses")]
 
+#[path = "../../tests/common/allocations.rs"]
+mod allocations;
 mod calls;
 mod kernels;
 
@@ -71,10 +73,10 @@ fn main() -> Outcome<()> {
     };
     println!("# {} [{}], NCCL {}", device.name(), device.pci_address(), device.nccl_version());
     if wish.kernels {
-        kernels::all(device, &wish)?;
+        kernels::all(&device, &wish)?;
     }
     if wish.geometry {
-        kernels::geometry(device, &wish)?;
+        kernels::geometry(&device, &wish)?;
     }
     drop(comm);
     if wish.calls { calls::all(&wish) } else { Ok(()) }

@@ -4,14 +4,12 @@
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
-#[path = "../../tests/observe/lanes.rs"]
-mod lanes;
+#[path = "../../tests/common/trace_files.rs"]
+mod trace_files;
 
 use std::process::Command;
 
-use collectives::{Config, ReduceOp};
-use common::ranks::{Wiring, threads_with};
-use lanes::{lanes, names, read};
+use trace_files::{lanes, names, read, write_three};
 
 fn collperf(arguments: &[&str]) -> (Option<i32>, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_collperf")).args(arguments).output().unwrap();
@@ -23,23 +21,7 @@ fn collperf(arguments: &[&str]) -> (Option<i32>, String, String) {
 fn the_files_of_all_ranks_are_put_together() {
     let folder = tempfile::tempdir().unwrap();
     let traces = folder.path().join("traces");
-    let mut config = Config::default();
-    config.trace_dir = Some(traces.clone());
-    threads_with(
-        3,
-        |rank| Wiring::Shm.builder_with(rank, config.clone()),
-        |comm| {
-            for count in 1..4 {
-                comm.all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum).unwrap();
-            }
-            let half = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();
-            half.broadcast(&mut [1u8], 0).unwrap();
-            let (next, last) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
-            let work = comm.start_send(vec![comm.rank() as u64], next).unwrap();
-            comm.recv(&mut [0u64], last).unwrap();
-            work.wait().unwrap();
-        },
-    );
+    write_three(&traces);
     let merged = folder.path().join("all.json");
     let (code, said, complaint) = collperf(&["trace", &traces.display().to_string(), "-o", &merged.display().to_string()]);
     assert_eq!((code, said), (Some(0), format!("{}: 3 ranks\n", merged.display())), "{complaint}");

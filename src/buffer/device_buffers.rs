@@ -66,26 +66,26 @@ writable!([T: Data] CudaSlice<T>, ['v, T: Data] CudaViewMut<'v, T>);
 /// Elements at an address of a GPU that other code owns: what a call is given by engines with allocators of their own.
 ///
 /// No events are kept for it: order the call against other work by the stream it runs on (see
-/// [`Communicator::on`](crate::Communicator::on)).
+/// [`Communicator::with_stream`](crate::Communicator::with_stream)).
 ///
 /// ```no_run
-/// # use collectives::{Communicator, RawDevice, ReduceOp};
+/// # use collectives::{Communicator, RawDeviceSlice, ReduceOp};
 /// # fn example(comm: &Communicator, address: u64) -> collectives::Result<()> {
 /// let device = comm.device().expect("a device was asked for");
 /// // SAFETY: 1000 elements that an engine keeps allocated, and leaves alone until the call has ended on the communicator's stream.
-/// let mut gradient = unsafe { RawDevice::<f32>::new(device.context(), address, 1000) };
+/// let mut gradient = unsafe { RawDeviceSlice::<f32>::new(device.context(), address, 1000) };
 /// comm.all_reduce(&mut gradient, ReduceOp::Avg)
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct RawDevice<'a, T> {
+pub struct RawDeviceSlice<'a, T> {
     address: u64,
     length: usize,
     context: Arc<CudaContext>,
     memory: PhantomData<&'a mut [T]>,
 }
 
-impl<T: Data> RawDevice<'_, T> {
+impl<T: Data> RawDeviceSlice<'_, T> {
     /// `length` elements at `address`, in memory of this context's device.
     ///
     /// # Safety
@@ -98,7 +98,7 @@ impl<T: Data> RawDevice<'_, T> {
     }
 }
 
-impl<T> DeviceRead for RawDevice<'_, T> {
+impl<T> DeviceRead for RawDeviceSlice<'_, T> {
     fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }
@@ -112,7 +112,7 @@ impl<T> DeviceRead for RawDevice<'_, T> {
     }
 }
 
-impl<T> DeviceWrite for RawDevice<'_, T> {
+impl<T> DeviceWrite for RawDeviceSlice<'_, T> {
     fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }
@@ -122,9 +122,9 @@ impl<T> DeviceWrite for RawDevice<'_, T> {
     }
 }
 
-impl<T: Data> sealed::Sealed for RawDevice<'_, T> {}
+impl<T: Data> sealed::Sealed for RawDeviceSlice<'_, T> {}
 
-impl<T: Data> Buffer for RawDevice<'_, T> {
+impl<T: Data> Buffer for RawDeviceSlice<'_, T> {
     type Element = T;
 
     fn memory(&self) -> Memory<'_, T> {
@@ -132,7 +132,7 @@ impl<T: Data> Buffer for RawDevice<'_, T> {
     }
 }
 
-impl<T: Data> BufferMut for RawDevice<'_, T> {
+impl<T: Data> BufferMut for RawDeviceSlice<'_, T> {
     fn memory_mut(&mut self) -> MemoryMut<'_, T> {
         let length = self.length;
         MemoryMut::Device(DeviceMemoryMut::new(self, length))

@@ -5,6 +5,8 @@ pub(crate) mod device;
 #[cfg(feature = "cuda")]
 pub(crate) mod device_buffers;
 
+use std::sync::Arc;
+
 use crate::element::{Data, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 

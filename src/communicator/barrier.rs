@@ -3,18 +3,15 @@
 use std::time::Duration;
 
 use super::Communicator;
-use super::arguments::Source;
 use super::message::INTERNAL_TAG;
-use super::prepare::Prepared;
+use super::prepare::{Prepared, Source};
 use crate::call::{BlockLayout, Kind};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
+use crate::tuning::barrier::VERDICT_PATIENCE;
 
 /// A monitored barrier's tags: this bit, the internal bit, and the barrier's number.
 const MONITORED_TAG: u64 = INTERNAL_TAG | 1 << 62;
-
-/// How much longer the others wait for rank 0's verdict than rank 0 waits for them.
-const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Communicator {
     pub(super) fn prepare_barrier<'a>(&self) -> Result<Prepared<'a>> {

@@ -4,21 +4,23 @@ use std::sync::{Arc, Weak};
 
 use super::Communicator;
 use super::progress::ProgressEngine;
-use super::ticket_lock::NoTurn;
 #[cfg(feature = "cuda")]
 use crate::device::NcclComm;
 use crate::error::{Error, Result};
+use crate::flight::Flight;
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::{Health, forked};
 use crate::host::plane::HostPlane;
 use crate::observe::LIFE;
+use crate::ticket_lock::NoTurn;
 
 /// Ends a communicator from any thread; see [`Communicator::abort_handle`].
 #[derive(Debug, Clone)]
 pub struct AbortHandle {
     rank: usize,
-    /// Not held: an observer that has this handle is itself held by what it leads to.
+    // Not held: an observer that has this handle is itself held by what it leads to, and a communicator that is gone is not to be ended.
     health: Weak<Health>,
+    recorder: Weak<Flight>,
     progress: Weak<ProgressEngine>,
     #[cfg(feature = "cuda")]
     device: Weak<NcclComm>,
@@ -30,8 +32,8 @@ impl AbortHandle {
     /// drops the communicator. Idempotent; does nothing once the communicator is gone, nor in a forked child.
     pub fn abort(&self) {
         let Some(health) = self.health.upgrade().filter(|health| !health.is_foreign()) else { return };
-        if health.abort_reason().is_none() {
-            crate::event::info!(target: LIFE, communicator = health.flight().name(), rank = self.rank, "aborted");
+        if let (None, Some(recorder)) = (health.abort_reason(), self.recorder.upgrade()) {
+            crate::event::info!(target: LIFE, communicator = recorder.name(), rank = self.rank, "aborted");
         }
         health.end(AbortReason::Aborted { by: self.rank as u32 });
         if let Some(progress) = self.progress.upgrade() {
@@ -63,6 +65,7 @@ impl Communicator {
         AbortHandle {
             rank: shared.rank,
             health: Arc::downgrade(&shared.health),
+            recorder: Arc::downgrade(&shared.recorder),
             progress: Arc::downgrade(&shared.progress),
             #[cfg(feature = "cuda")]
             device: self.plane("abort_handle").map_or_else(|_| Weak::new(), |plane| Arc::downgrade(plane.comm())),
@@ -104,7 +107,7 @@ impl Communicator {
         if shared.plane.is_inside() {
             return Err(self.no_turn("close", NoTurn::Inside));
         }
-        crate::event::debug!(target: LIFE, communicator = shared.health.flight().name(), rank = self.rank(), "closing");
+        crate::event::debug!(target: LIFE, communicator = shared.recorder.name(), rank = self.rank(), "closing");
         #[cfg(feature = "cuda")]
         let device = self.close_device();
         let closed = self.barrier();

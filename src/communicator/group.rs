@@ -6,11 +6,10 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use super::Communicator;
-use super::arguments::Source;
 #[cfg(feature = "cuda")]
 use super::device::{Batch, Hold, untagged};
 use super::message::{Envelope, MessageBuffer, MessageContext, Received, receive_place, send_place};
-use super::prepare::Prepared;
+use super::prepare::{Prepared, Source};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::error::{Error, Result};
 use crate::host::plane::Job;

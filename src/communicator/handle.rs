@@ -1,7 +1,6 @@
 //! A communicator: what it is made of, and what it tells of itself. All else that it does is in the files that name it.
 
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,11 +8,7 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use cudarc::driver::CudaStream;
 
-use super::listeners;
-use super::progress::ProgressEngine;
-use super::recovery::RecoveryGroup;
 use super::state::Shared;
-use super::ticket_lock::{NoTurn, TicketLock};
 use super::worker::Worker;
 use crate::call::Kind;
 use crate::config::Config;
@@ -23,7 +18,8 @@ use crate::element::DType;
 use crate::error::{Error, Peer, Result};
 use crate::host::health::forked;
 use crate::host::plane::HostPlane;
-use crate::observe::{LIFE, TraceLog};
+use crate::observe::LIFE;
+use crate::ticket_lock::{NoTurn, TicketLock};
 
 /// One rank of a group of processes or threads that call collectives together.
 ///
@@ -47,7 +43,7 @@ use crate::observe::{LIFE, TraceLog};
 pub struct Communicator {
     pub(super) core: Arc<Core>,
     /// This handle's own, where it has one.
-    timeout: Option<Duration>,
+    pub(super) timeout: Option<Duration>,
     /// Where device calls are queued; `None` for the device plane's own stream.
     #[cfg(feature = "cuda")]
     pub(super) stream: Option<Arc<CudaStream>>,
@@ -82,37 +78,9 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 impl Communicator {
-    /// Wraps an established plane.
-    pub(super) fn new(
-        plane: HostPlane,
-        progress: ProgressEngine,
-        config: Config,
-        listen: IpAddr,
-        recovery: RecoveryGroup,
-        name: String,
-        trace: Option<Arc<TraceLog>>,
-    ) -> Self {
-        let timeout = config.timeout;
-        let trace = trace.or_else(|| listeners::trace(&plane, &config));
-        plane.health().watched_by(listeners::watch(&plane, &name, &config, trace.as_ref()));
-        let health = plane.health();
-        let recorder = health.flight();
-        if recorder.introduce(listeners::about(&plane, name, timeout)) {
-            crate::flight::enlist(recorder);
-        }
-        let shared = Shared {
-            rank: plane.rank(),
-            peers: plane.peers(),
-            local: plane.local(),
-            health: plane.health(),
-            config,
-            id: plane.id(),
-            plane: TicketLock::new(plane),
-            progress: Arc::new(progress),
-            listen,
-            recovery,
-            trace,
-        };
+    /// Of what its threads share.
+    pub(super) fn new(shared: Shared) -> Self {
+        let timeout = shared.config.timeout;
         let core = Core {
             shared: Arc::new(shared),
             worker: OnceLock::new(),
@@ -278,7 +246,7 @@ impl Drop for Core {
             std::mem::forget(self.device.take());
             return std::mem::forget(self.worker.take());
         }
-        crate::event::debug!(target: LIFE, communicator = self.shared.health.flight().name(), rank = self.shared.rank, "dropped");
+        crate::event::debug!(target: LIFE, communicator = self.shared.recorder.name(), rank = self.shared.rank, "dropped");
         self.finish();
     }
 }

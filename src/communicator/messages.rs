@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Communicator;
-use super::arguments::element;
 use super::message::{Envelope, INTERNAL_TAG, MessageContext, Received, receive_place, send_place};
 use super::pinned::PinnedBuffer;
+use super::prepare::element;
 use super::work::{Drive, OwnedBuffer, OwnedSource, Work};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::element::Data;
@@ -87,8 +87,8 @@ impl Communicator {
             #[cfg(feature = "cuda")]
             MemoryMut::Device(memory) => {
                 let rank = Self::device_source("start_recv", from)?;
-                let record = |batch: &mut super::device::Batch<'_>| batch.receive(memory, rank);
-                let (queued, received) = self.within(from).queue_messages_and_mark("start_recv", from.tag, record)?;
+                let (queued, received) =
+                    self.within(from).queue_messages_and_mark("start_recv", from.tag, |batch| batch.receive(memory, rank))?;
                 return Ok(queued.into_receiving_work(buffer, received));
             }
         };

@@ -5,7 +5,7 @@
 //!
 //! # How a call runs
 //!
-//! A method of `Communicator` checks its arguments (`communicator/prepare.rs`) and describes the call as a `Job`: what all ranks must
+//! A method of `Communicator` checks its arguments (`communicator/arguments.rs`) and makes a `Job` (`communicator/prepare.rs`): what all ranks must
 //! agree on (`Call`, 32 bytes), raw buffers, how they are shared out, and the kernel that folds. A blocking call runs the job on the
 //! caller's thread. A started call hands it, with the buffers it owns, to a worker thread; a *hand-off* passes the host plane between
 //! the two without a lock: the plane belongs to the worker while jobs are pending and to the caller otherwise, and only the caller, who
@@ -22,19 +22,13 @@
 mod arguments;
 mod barrier;
 mod bootstrap;
-mod builder;
 mod close;
 mod collectives;
 mod completion;
 #[cfg(feature = "cuda")]
 mod device;
-mod flight;
-#[cfg(all(feature = "internals", feature = "serde"))]
-pub(crate) mod fuzz;
 mod group;
 mod handle;
-mod join;
-mod listeners;
 mod message;
 mod messages;
 #[cfg(feature = "serde")]
@@ -42,29 +36,29 @@ mod object;
 mod pinned;
 mod prepare;
 mod progress;
-mod recovery;
+mod records;
 mod run;
 mod shared;
 mod shrink;
 mod split;
 mod started;
 mod state;
-mod sync;
 #[cfg(test)]
 mod tests;
-mod ticket_lock;
-mod trace;
 mod variable;
 mod work;
 mod worker;
 
-pub use builder::Builder;
+pub use bootstrap::Builder;
 pub use close::AbortHandle;
 #[cfg(feature = "cuda")]
-pub use device::{Device, DeviceChoice, OnStream, device_count};
-pub use flight::FlightRecorder;
+pub use device::{Device, DeviceChoice, device_count};
 pub use group::Group;
 pub use handle::Communicator;
 pub use message::{Envelope, Received};
+pub use records::FlightRecorder;
 pub use shared::SharedBuffer;
 pub use work::{OwnedBuffer, OwnedSource, Work, WorkFuture};
+
+#[cfg(all(feature = "internals", feature = "serde"))]
+pub(crate) use object::fuzz;

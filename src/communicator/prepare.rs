@@ -1,20 +1,30 @@
-//! Every argument of a collective is checked here, once, and nowhere else.
+//! Makes the job of a checked call, for the plane on which its buffers are.
 
+use std::any::Any;
 use std::marker::PhantomData;
 
 use super::Communicator;
-use super::arguments::{Source, element, room};
 #[cfg(feature = "cuda")]
-use super::device::{self, DeviceCall};
+use super::device::{DeviceCall, device_reduction};
 #[cfg(feature = "cuda")]
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
 use crate::buffer::{Memory, MemoryMut};
 use crate::call::{BlockLayout, Call, Kind};
-use crate::element::Data;
+#[cfg(feature = "cuda")]
+use crate::device;
+use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
-use crate::host::plane::{Job, Operands};
+use crate::host::plane::{self, Job};
 use crate::host::reduce::{self, Kernel};
+use crate::job::Operands;
 use crate::op::Reduction;
+
+/// What a call reads: nothing, a buffer of its own, or the buffer it writes (in place).
+pub(super) enum Source<M> {
+    Nothing,
+    Separate(M),
+    InPlace,
+}
 
 /// A checked call, and the plane that runs it. Its buffers are borrowed as long as it lives.
 pub(super) enum Prepared<'a> {
@@ -60,45 +70,6 @@ fn on_one_plane<'a, T>(kind: Kind, source: Source<Memory<'a, T>>, destination: O
 }
 
 impl Communicator {
-    /// A root that exists.
-    pub(super) fn checked_root(&self, kind: Kind, root: usize) -> Result<Option<u32>> {
-        if root < self.world_size() {
-            return Ok(Some(root as u32));
-        }
-        Err(Error::argument(kind.name(), format!("root {root} does not exist: the ranks are 0 to {}", self.world_size() - 1)))
-    }
-
-    /// The block length where `whole` elements are shared out equally between the ranks.
-    pub(super) fn block(&self, kind: Kind, what: &str, whole: usize) -> Result<usize> {
-        let size = self.world_size();
-        if whole.is_multiple_of(size) {
-            return Ok(whole / size);
-        }
-        Err(Error::argument(kind.name(), format!("{what} has {whole} elements, which is not a multiple of the world size {size}")))
-    }
-
-    /// Refuses two lengths that should be equal.
-    pub(super) fn equal(kind: Kind, what: &str, length: usize, expected: usize, why: &str) -> Result<()> {
-        if length == expected {
-            return Ok(());
-        }
-        Err(Error::argument(kind.name(), format!("{what} has {length} elements, and {expected} are needed: {why}")))
-    }
-
-    /// Per-rank counts that cover a buffer exactly.
-    pub(super) fn checked_counts(&self, kind: Kind, what: &str, counts: &[usize], length: usize) -> Result<()> {
-        if counts.len() != self.world_size() {
-            let reason = format!("{} counts were given for {what}, and the world size is {}", counts.len(), self.world_size());
-            return Err(Error::argument(kind.name(), reason));
-        }
-        let sum = counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));
-        match sum {
-            Some(sum) if sum == length => Ok(()),
-            Some(sum) => Err(Error::argument(kind.name(), format!("{what} has {length} elements, but its counts add up to {sum}"))),
-            None => Err(Error::argument(kind.name(), format!("the counts of {what} add up to more than memory can hold"))),
-        }
-    }
-
     /// A call that moves elements.
     #[inline]
     pub(super) fn moving<'a, T: Data>(
@@ -114,7 +85,7 @@ impl Communicator {
         Ok(match on_one_plane(kind, source, destination.into())? {
             OnePlane::Host(source, destination) => Prepared::Host(host_job(call, source, destination, layout), PhantomData),
             #[cfg(feature = "cuda")]
-            OnePlane::Device(source, destination) => Prepared::Device(DeviceCall::new(call, source, destination, layout, None)),
+            OnePlane::Device(source, destination) => Prepared::Device(device_call(call, source, destination, layout, None)),
         })
     }
 
@@ -139,9 +110,32 @@ impl Communicator {
             }
             #[cfg(feature = "cuda")]
             OnePlane::Device(source, destination) => {
-                let reduction = device::reduction(reduction)?;
-                Ok(Prepared::Device(DeviceCall::new(call, source, destination, layout, Some(reduction))))
+                let reduction = device_reduction(reduction)?;
+                Ok(Prepared::Device(device_call(call, source, destination, layout, Some(reduction))))
             }
+        }
+    }
+}
+
+/// An element type with a name and a size; types of size 0 and huge ones are refused.
+pub(super) fn element<T: Data>(call: &'static str) -> Result<(TypeTag, usize)> {
+    match size_of::<T>() {
+        0 => Err(Error::argument(call, "elements of size 0 carry nothing")),
+        size if size > TypeTag::MAX_BYTES => {
+            Err(Error::argument(call, format!("elements of {size} B are too large: at most {} B, or send their parts", TypeTag::MAX_BYTES)))
+        }
+        size => Ok((TypeTag::of::<T>(), size)),
+    }
+}
+
+/// An empty vector with room for so many elements.
+pub(super) fn room<T>(call: &str, what: &str, count: usize) -> Result<Vec<T>> {
+    let mut room = Vec::new();
+    match room.try_reserve_exact(count) {
+        Ok(()) => Ok(room),
+        Err(_) => {
+            let doing = format!("{call}: room for {what}, {} B", count.saturating_mul(size_of::<T>()));
+            Err(Error::io(doing, std::io::Error::from(std::io::ErrorKind::OutOfMemory)))
         }
     }
 }
@@ -171,7 +165,7 @@ fn host_job<T>(call: Call, source: Source<&[T]>, destination: &mut [T], layout: 
         Source::InPlace => (destination.cast_const(), destination_len),
     };
     let memory = Operands { source, source_len, destination, destination_len };
-    Job { call, memory, layout, kernel: None, element_bytes: size_of::<T>(), in_place, scaled: None }
+    Job { call, memory, layout, reduction: None, element_bytes: size_of::<T>(), in_place }
 }
 
 /// A job of the host plane that folds elements.
@@ -199,9 +193,8 @@ fn folding_job<T: Data>(
         None => source,
     };
     let mut job = host_job(call, source, destination, layout);
-    job.kernel = Some(kernel);
-    job.in_place = in_place;
-    job.scaled = scaled.map(|scaled| Box::new(scaled) as Box<dyn std::any::Any + Send>);
+    let scaled = scaled.map(|scaled| Box::new(scaled) as Box<dyn Any + Send>);
+    (job.reduction, job.in_place) = (Some(plane::Reduction::new(kernel, scaled)), in_place);
     Ok(job)
 }
 
@@ -210,4 +203,24 @@ fn premultiplied<T: Data>(kind: Kind, reduction: &Reduction<T>, contribution: &[
     let mut scaled = room(kind.name(), "the contribution times its scalar", contribution.len())?;
     reduce::premultiply(reduction, contribution, &mut scaled);
     Ok(scaled)
+}
+
+/// A call of the device plane, without addresses yet: those come with the stream.
+#[cfg(feature = "cuda")]
+fn device_call<'a, T>(
+    call: Call,
+    source: Source<DeviceMemory<'a, T>>,
+    destination: Option<DeviceMemoryMut<'a, T>>,
+    layout: BlockLayout,
+    reduction: Option<device::Reduction>,
+) -> DeviceCall<'a> {
+    let destination_len = destination.as_ref().map_or(0, |memory| memory.len() * size_of::<T>());
+    let (in_place, source_len, source) = match source {
+        Source::Nothing => (false, 0, None),
+        Source::InPlace => (true, destination_len, None),
+        Source::Separate(memory) => (false, memory.len() * size_of::<T>(), Some(memory.inner)),
+    };
+    let memory = Operands { source: 0, source_len, destination: 0, destination_len };
+    let job = device::Job { call, memory, layout, reduction, element_bytes: size_of::<T>(), in_place };
+    DeviceCall { job, source, destination: destination.map(|memory| memory.inner) }
 }

@@ -8,8 +8,8 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 use super::Communicator;
-use super::arguments::element;
-use super::split::ParentExchange;
+use super::bootstrap::ParentExchange;
+use super::prepare::element;
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
 use crate::deadline::Deadline;
 use crate::element::{Data, TypeTag};

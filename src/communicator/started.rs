@@ -1,7 +1,7 @@
 //! Collectives that go on in the background, on one worker thread of the communicator, in the order in which they were started.
 
 use super::Communicator;
-use super::arguments::Source;
+use super::prepare::Source;
 use super::work::{OwnedBuffer, Work};
 use crate::error::Result;
 use crate::op::Reduction;

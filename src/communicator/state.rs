@@ -4,15 +4,17 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::progress::ProgressEngine;
-use super::recovery::RecoveryGroup;
-use super::ticket_lock::TicketLock;
+use super::shrink::recovery::RecoveryGroup;
 use crate::config::Config;
 use crate::error::{Error, Peer};
-use crate::flight::FlightState;
+use crate::flight::{Flight, FlightState};
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::Health;
-use crate::host::plane::HostPlane;
+use crate::host::plane::{HostPlane, MessageConnector};
+#[cfg(feature = "cuda")]
+use crate::observe::Observers;
 use crate::observe::TraceLog;
+use crate::ticket_lock::TicketLock;
 
 /// What the caller, the background threads and abort handles share.
 pub(super) struct Shared {
@@ -21,7 +23,13 @@ pub(super) struct Shared {
     /// This rank's number among the ranks of its host, and how many they are.
     pub(super) local: (usize, usize),
     pub(super) config: Config,
+    /// Whether it has ended, and why.
     pub(super) health: Arc<Health>,
+    /// What its calls are recorded in.
+    pub(super) recorder: Arc<Flight>,
+    /// Who is told of its device calls. The host plane and the progress engine have copies.
+    #[cfg(feature = "cuda")]
+    pub(super) observers: Observers,
     pub(super) plane: TicketLock<HostPlane>,
     pub(super) progress: Arc<ProgressEngine>,
     /// The address on which communicators split from this one listen.
@@ -36,9 +44,36 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// Of a plane whose observers are known, and what its messages travel on.
+    pub(super) fn new(
+        plane: HostPlane,
+        connector: MessageConnector,
+        config: Config,
+        listen: IpAddr,
+        recovery: RecoveryGroup,
+        trace: Option<Arc<TraceLog>>,
+    ) -> Self {
+        Self {
+            rank: plane.rank(),
+            peers: plane.peers(),
+            local: plane.local(),
+            health: plane.health(),
+            recorder: plane.recorder(),
+            #[cfg(feature = "cuda")]
+            observers: plane.observers(),
+            id: plane.id(),
+            progress: Arc::new(ProgressEngine::new(&plane, connector)),
+            plane: TicketLock::new(plane),
+            config,
+            listen,
+            recovery,
+            trace,
+        }
+    }
+
     /// The collective that is under way, in words, where one is on record.
     pub(super) fn under_way(&self) -> Option<String> {
-        let records = self.health.flight().records();
+        let records = self.recorder.records();
         let call = records.iter().rev().find(|record| record.sequence.is_some() && record.state == FlightState::Started)?;
         Some(format!("{} number {}", call.kind, call.sequence?))
     }
@@ -55,7 +90,7 @@ impl Shared {
     #[cold]
     pub(super) fn after_failure(&self, error: &Error) {
         self.announce_end();
-        self.health.flight().after_error(error);
+        self.recorder.after_error(error);
     }
 
     /// Where peers ended the communicator and no call here has heard of it, writes the records now, while they are there.
@@ -65,7 +100,7 @@ impl Shared {
             Some(AbortReason::Mismatch { .. } | AbortReason::Lost { .. } | AbortReason::TimedOut { .. } | AbortReason::Aborted { .. })
         );
         if let Some(error) = self.health.refusal(|| "dropping the communicator".to_owned(), &self.peers).filter(|_| by_trouble) {
-            self.health.flight().write_after(&error);
+            self.recorder.write_after(&error);
         }
     }
 }

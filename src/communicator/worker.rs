@@ -8,12 +8,12 @@ use std::time::Duration;
 use super::completion::{Finished, State};
 use super::pinned::ErasedBuffer;
 use super::state::Shared;
-use super::ticket_lock::Ticket;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::event;
 use crate::host::abort_reason::AbortReason;
 use crate::host::plane::{HostPlane, Job, op_panicked};
+use crate::ticket_lock::Ticket;
 
 /// How long a dropped communicator waits for calls that were started and not waited for.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
@@ -37,7 +37,7 @@ impl Started {
     /// Runs it, and tells its end to whoever waits for it; nothing of the program's can keep that from being told.
     fn run(self, plane: &mut HostPlane, shared: &Shared) -> Left {
         let Self { job, buffers, state, timeout } = self;
-        shared.health.flight().take_up();
+        shared.recorder.take_up();
         let result = event::caught("a custom op", || plane.run(&job, &Deadline::after(timeout))).unwrap_or_else(|| Err(op_panicked()));
         event::caught("the drop of a custom op", || drop(job));
         if let Err(error) = &result {
@@ -109,7 +109,7 @@ impl Worker {
             *thread = Some(Thread::spawn(shared)?);
         }
         let Some(thread) = &*thread else { return Err(gone()) };
-        shared.health.flight().queue(&started.job.call);
+        shared.recorder.queue(&started.job.call);
         // From here to the queue nothing can unwind: a ticket that was drawn has to get there.
         if let Err(SendError((ticket, _))) = thread.jobs.send((shared.plane.draw(), started)) {
             // Cannot be while this lives: the thread ends when its queue is dropped, and catches panics.

@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "the CUDA driver is C")]
 
+use std::ffi::c_int;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUstreamCaptureStatus};
@@ -18,7 +19,7 @@ pub(crate) struct Gpu {
     pub(crate) name: String,
     /// Tells devices and their parts (MIG) apart.
     pub(crate) uuid: [u8; 16],
-    /// Its place on the PCI bus, as `0000:3b:00.0`.
+    /// Its address on the PCI bus, as `0000:3b:00.0`.
     pub(crate) pci: String,
     /// The compute capability, as (9, 0).
     pub(crate) capability: (i32, i32),
@@ -107,7 +108,7 @@ pub(crate) fn has(symbol: &str) -> bool {
     opened().is_some_and(|(library, _)| unsafe { library.get::<*const ()>(symbol) }.is_ok())
 }
 
-/// Whether the driver is there with every function that we call, and is willing to work; in words where it is not.
+/// Whether the driver is there, has every function that we call, and works; where not, why not, in words.
 pub(crate) fn check() -> Result<(), String> {
     static CHECKED: OnceLock<Result<(), String>> = OnceLock::new();
     CHECKED.get_or_init(probe).clone()
@@ -287,7 +288,7 @@ pub(crate) fn ignore_captures() {
     exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
 }
 
-/// Sets how this thread heeds captures, and gives what it was; nothing with a driver that has no such thing.
+/// Sets how this thread treats captures, and returns how it did before; `None` where the driver has no such setting.
 fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
     static THERE: OnceLock<bool> = OnceLock::new();
     if !*THERE.get_or_init(|| has("cuThreadExchangeStreamCaptureMode")) {
@@ -295,6 +296,48 @@ fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUst
     }
     // SAFETY: the function is there, and swaps a variable of ours with one of this thread.
     unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result().ok().map(|()| mode)
+}
+
+/// What `cuMemPoolSetAccess` reads, in the form that all releases of CUDA share; cudarc's has one form for each.
+#[repr(C)]
+struct Access {
+    /// 1: the number is a device's.
+    location: u32,
+    device: c_int,
+    /// 3: reading and writing.
+    flags: u32,
+}
+
+const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
+
+/// Opens the pool of a device to others of this process, as far as they can reach it at all.
+///
+/// NCCL gives ranks that are threads of one process each other's addresses, and reads and writes through them. Other devices reach memory of
+/// a pool, from which cudarc allocates, only where the pool says so, unlike memory of `cuMemAlloc`.
+pub(crate) fn share_pool(gpu: &Gpu, others: &[usize]) -> Result<(), DriverError> {
+    let functions = ["cuDeviceGetDefaultMemPool", "cuMemPoolSetAccess", "cuDeviceCanAccessPeer"];
+    if others.is_empty() || !functions.into_iter().all(has) {
+        return Ok(());
+    }
+    bind(&gpu.context)?;
+    let mut pool: sys::CUmemoryPool = std::ptr::null_mut();
+    // SAFETY: the function is there (checked), and answers into a variable of ours.
+    match unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, gpu.context.cu_device()) }.result() {
+        // Without pools cudarc allocates in the old way, and NCCL can reach it.
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) => return Ok(()),
+        answer => answer?,
+    }
+    for other in others {
+        let (device, mut can) = (*other as c_int, 0);
+        // SAFETY: the function is there (checked), takes numbers of devices, and answers into a variable of ours.
+        unsafe { sys::cuDeviceCanAccessPeer(&mut can, device, gpu.context.cu_device()) }.result()?;
+        if can != 0 {
+            let access = Access { location: 1, device, flags: 3 };
+            // SAFETY: the pool is the device's own, and the description is as large as the driver reads.
+            unsafe { sys::cuMemPoolSetAccess(pool, (&raw const access).cast(), 1) }.result()?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

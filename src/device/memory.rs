@@ -6,13 +6,12 @@ use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 use nccl_sys::{Library, ncclWindow_t};
 
-use crate::buffer::device_buffers::RawDevice;
+use crate::buffer::device_buffers::{RawDeviceSlice, readable, writable};
 use crate::buffer::{Buffer, Memory};
 use crate::deadline::Deadline;
 use crate::device::comm::{BackOff, Inner, NcclComm};
@@ -20,11 +19,9 @@ use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
 use crate::element::Data;
 use crate::error::{Error, Result};
+use crate::tuning::device::BUFFER_DROP_WAIT;
 
-/// How long a buffer that is dropped waits for the streams that use it.
-const DROP_PATIENCE: Duration = Duration::from_secs(60);
-
-/// Device memory of the kind that NCCL can do most with: registrations, windows, reductions in the NVLink switch.
+/// Device memory with which NCCL can do most: registrations, windows, reductions in the NVLink switch.
 ///
 /// It can be used where a cudarc `CudaSlice` can, with cudarc's own copies and kernels and with this crate's collectives, and keeps track of
 /// the streams that use it in the same way. Dropping it waits until they have done so, because NCCL frees memory at once and not in the order
@@ -63,7 +60,7 @@ impl<T: Data> NcclBuffer<T> {
         Ok(buffer)
     }
 
-    /// Waits for the streams that use it; `false` where they did not come to their end.
+    /// Waits for the streams that use it; `false` where they did not end in time.
     fn wait_for_uses(&self) -> bool {
         let context = self.stream.context();
         if driver::bind(context).is_err() {
@@ -75,7 +72,7 @@ impl<T: Data> NcclBuffer<T> {
         // Readers on other streams are waited for by the buffer's own stream; the read event knows the last of them only.
         let Ok(own) = self.stream.record_event(None) else { return false };
         let own = Some(own);
-        let (deadline, mut back_off) = (Deadline::after(DROP_PATIENCE), BackOff::default());
+        let (deadline, mut back_off) = (Deadline::after(BUFFER_DROP_WAIT), BackOff::default());
         let done = || [&self.read, &self.write, &own].into_iter().flatten().all(|event| matches!(driver::is_complete(event), Ok(true)));
         while !done() {
             if deadline.has_passed() {
@@ -166,7 +163,7 @@ mod sealed {
     pub trait Lasting {}
 }
 
-/// Device memory that NCCL may be told of: cudarc's slices, and views that are borrowed for good; [`NcclBuffer`]; a [`RawDevice`], whose maker
+/// Device memory that NCCL may be told of: cudarc's slices, and views that are borrowed for good; [`NcclBuffer`]; a [`RawDeviceSlice`], whose maker
 /// vouches for the address; and what is registered already.
 ///
 /// Sealed: NCCL writes where the address says, and any type could say any address by cudarc's safe traits. Memory of other crates by
@@ -178,12 +175,12 @@ impl<T: Data> sealed::Lasting for CudaSlice<T> {}
 impl<T: Data> sealed::Lasting for CudaView<'static, T> {}
 impl<T: Data> sealed::Lasting for CudaViewMut<'static, T> {}
 impl<T: Data> sealed::Lasting for NcclBuffer<T> {}
-impl<T: Data> sealed::Lasting for RawDevice<'static, T> {}
+impl<T: Data> sealed::Lasting for RawDeviceSlice<'static, T> {}
 impl<T: Data, B: Registrable> sealed::Lasting for Registration<T, B> {}
 impl<T: Data, B: Registrable> sealed::Lasting for Window<T, B> {}
 
 impl Tie {
-    /// Makes NCCL know `bytes` at `address`; nothing where it has no use for that.
+    /// Tells NCCL of `bytes` at `address`; `None` where NCCL has no use for that.
     fn new(comm: &NcclComm, address: CUdeviceptr, bytes: usize, window: Option<c_int>, deadline: &Deadline) -> Result<Option<Self>> {
         let doing = || format!("registering {bytes} bytes with the communicator of rank {} of {}", comm.rank(), comm.world_size());
         let pointer = address as usize as *mut c_void;
@@ -248,7 +245,7 @@ impl<B> EngineGuard<B> {
         Self { tie, buffer: ManuallyDrop::new(buffer) }
     }
 
-    /// Has NCCL forget the buffer, and takes it out; nothing where NCCL may still know it: it is then lost. To be called once, at the end.
+    /// Has NCCL forget the buffer, and takes it out; `None` where NCCL may still know it: it is lost then. Called once, at the end.
     fn take(&mut self) -> Option<B> {
         if self.tie.take().is_none_or(Tie::undo) {
             // SAFETY: called once, by `drop` or by `into_buffer`, which forgets the rest: nobody uses the buffer here afterwards.
@@ -277,7 +274,7 @@ impl<B> Drop for EngineGuard<B> {
 /// A buffer that one communicator knows: its collectives can use it in place, without copies through buffers of NCCL's.
 ///
 /// It owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like one. Dropping it waits for the communicator's work on the device; where
-/// NCCL does not forget the buffer within ten minutes, its memory is lost, and said to be in an event of `tracing`'s.
+/// NCCL does not forget the buffer within ten minutes, its memory is lost, and an event of `tracing` says so.
 #[derive(Debug)]
 pub struct Registration<T, B> {
     held: EngineGuard<B>,
@@ -305,7 +302,7 @@ impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
 /// A buffer that all ranks of one communicator know of each other: the fastest kernels need one, and collectives without kernels.
 ///
 /// It owns the buffer, and is used like one. Dropping it waits for the communicator's work on the device; where NCCL does not forget the buffer
-/// within ten minutes, its memory is lost, and said to be in an event of `tracing`'s.
+/// within ten minutes, its memory is lost, and an event of `tracing` says so.
 #[derive(Debug)]
 pub struct Window<T, B> {
     held: EngineGuard<B>,
@@ -382,3 +379,6 @@ macro_rules! used_like_its_buffer {
 
 used_like_its_buffer!(Registration);
 used_like_its_buffer!(Window);
+
+readable!([T: Data] NcclBuffer<T>, [T: Data, B: DevicePtr<T>] Registration<T, B>, [T: Data, B: DevicePtr<T>] Window<T, B>);
+writable!([T: Data] NcclBuffer<T>, [T: Data, B: DevicePtr<T> + DevicePtrMut<T>] Registration<T, B>, [T: Data, B: DevicePtr<T> + DevicePtrMut<T>] Window<T, B>);

@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::{DType, Data, TypeTag};
 use crate::error::{Error, Result};
+use crate::job::Operands;
 use crate::nccl_config::NcclLibrary;
 use crate::op::ReduceOp;
 
@@ -85,11 +86,22 @@ impl fmt::Debug for UniqueId {
 /// comm.close()
 /// # }
 /// ```
+/// A clone is the same communicator. Threads that share one queue their calls one after the other, in the order in which they come.
+#[derive(Debug, Clone)]
+pub struct NcclCommunicator(Arc<Inner>);
+
+/// What all clones share.
 #[derive(Debug)]
-pub struct NcclCommunicator {
+struct Inner {
     plane: DevicePlane,
     config: Config,
 }
+
+/// It may be kept anywhere, and used from any thread.
+const _: () = {
+    const fn shareable<T: Clone + Send + Sync + 'static>() {}
+    shareable::<NcclCommunicator>();
+};
 
 /// Ends an [`NcclCommunicator`] from any thread.
 #[derive(Debug, Clone)]
@@ -195,28 +207,28 @@ impl NcclCommunicator {
     pub(crate) fn around(gpu: Gpu, comm: NcclComm, config: &Config, least_capability: (i32, i32)) -> Result<Self> {
         let options = Options::of(config, least_capability);
         comm.inner().warn_after(config.stall_warning);
-        Ok(Self { plane: DevicePlane::new(gpu, comm, &options)?, config: config.clone() })
+        Ok(Self(Arc::new(Inner { plane: DevicePlane::new(gpu, comm, &options)?, config: config.clone() })))
     }
 
     /// A communicator made of this one.
     pub(crate) fn descendant(&self, comm: NcclComm) -> Result<Self> {
-        Self::around(self.plane.gpu().clone(), comm, &self.config, self.plane.least_capability())
+        Self::around(self.0.plane.gpu().clone(), comm, &self.0.config, self.0.plane.least_capability())
     }
 
     fn deadline(&self) -> Deadline {
-        Deadline::after(self.config.timeout)
+        Deadline::after(self.0.config.timeout)
     }
 
     /// This rank's number, from 0.
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.plane.comm().rank()
+        self.0.plane.comm().rank()
     }
 
     /// How many ranks there are.
     #[must_use]
     pub fn world_size(&self) -> usize {
-        self.plane.comm().world_size()
+        self.0.plane.comm().world_size()
     }
 
     /// Splits the ranks by colour, ordered by key; those without a colour take part and get `None`. Collective.
@@ -226,7 +238,7 @@ impl NcclCommunicator {
     /// `Nccl`, `Timeout`, `Poisoned`.
     #[doc(alias = "ncclCommSplit")]
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
-        let made = self.plane.comm().split(color, key, &self.config.nccl, &self.deadline())?;
+        let made = self.0.plane.comm().split(color, key, &self.0.config.nccl, &self.deadline())?;
         made.map(|comm| self.descendant(comm)).transpose()
     }
 
@@ -237,7 +249,7 @@ impl NcclCommunicator {
     /// `InvalidArgument`, `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
     #[doc(alias = "ncclCommShrink")]
     pub fn shrink(&self, excluded: &[usize], parent: Shrink) -> Result<Self> {
-        let comm = self.plane.comm().shrink(excluded, parent == Shrink::Abort, &self.config.nccl, &self.deadline())?;
+        let comm = self.0.plane.comm().shrink(excluded, parent == Shrink::Abort, &self.0.config.nccl, &self.deadline())?;
         self.descendant(comm)
     }
 
@@ -248,7 +260,7 @@ impl NcclCommunicator {
     /// `Unsupported` with an older NCCL, `Nccl`.
     #[doc(alias = "ncclCommGetUniqueId")]
     pub fn grow_id(&self) -> Result<UniqueId> {
-        self.plane.comm().grow_id().map(UniqueId::from_nccl)
+        self.0.plane.comm().grow_id().map(UniqueId::from_nccl)
     }
 
     /// A communicator of these ranks and new ones, which [`join`](Self::join) it; `id` on the rank that made it. NCCL 2.29.2.
@@ -259,7 +271,7 @@ impl NcclCommunicator {
     #[doc(alias = "ncclCommGrow")]
     pub fn grow(&self, world_size: usize, id: Option<UniqueId>) -> Result<Self> {
         let id = id.map(UniqueId::to_nccl);
-        let comm = self.plane.comm().grow(world_size, id.as_ref(), &self.config.nccl, &self.deadline())?;
+        let comm = self.0.plane.comm().grow(world_size, id.as_ref(), &self.0.config.nccl, &self.deadline())?;
         self.descendant(comm)
     }
 
@@ -271,13 +283,13 @@ impl NcclCommunicator {
     /// `Unsupported` with an older NCCL, `Nccl`.
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self) -> Result<()> {
-        self.plane.comm().revoke(&self.deadline())
+        self.0.plane.comm().revoke(&self.deadline())
     }
 
     /// A handle that any thread can use to end this communicator.
     #[must_use]
     pub fn abort_handle(&self) -> NcclAbortHandle {
-        NcclAbortHandle(Arc::downgrade(self.plane.comm()))
+        NcclAbortHandle(Arc::downgrade(self.0.plane.comm()))
     }
 
     /// Waits for what is in flight on the streams that were used, then closes. All ranks do this.
@@ -286,28 +298,28 @@ impl NcclCommunicator {
     ///
     /// `Timeout`, and what NCCL or the driver met. The communicator is gone either way.
     #[doc(alias("ncclCommFinalize", "ncclCommDestroy"))]
-    pub fn close(self) -> Result<()> {
+    pub fn close(&self) -> Result<()> {
         let deadline = self.deadline();
-        self.plane.synchronize(&deadline)?;
-        self.plane.comm().finalize(&deadline)
+        self.0.plane.synchronize(&deadline)?;
+        self.0.plane.comm().finalize(&deadline)
     }
 
     /// What went wrong in the background: a lost peer, a call that did not end in time. The communicator is then ended.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
-        self.plane.comm().async_error()
+        self.0.plane.comm().async_error()
     }
 
     /// NCCL's own communicator, for calls that this crate does not have; null once it has ended. It is used by one thread at a time,
     /// and never destroyed by others.
     #[must_use]
     pub fn nccl_handle(&self) -> nccl_sys::ncclComm_t {
-        self.plane.comm().handle()
+        self.0.plane.comm().handle()
     }
 
     /// The device plane, for the communicator that owns this one.
     pub(crate) fn plane(&self) -> &DevicePlane {
-        &self.plane
+        &self.0.plane
     }
 
     /// Queues a collective on `stream`.
@@ -325,10 +337,10 @@ impl NcclCommunicator {
     /// nobody compares them, and NCCL writes what it is sent.
     pub unsafe fn call(&self, call: RawCall, source: RawBuffer, destination: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         let mut job = self.job(call, source, destination)?;
-        self.plane.number([&mut job]);
+        self.0.plane.number([&mut job]);
         // SAFETY: the buffers are as long as the job says, on this device, free of other users and apart or one as it says: this
         // function's contract. Their lengths fit the call and each other (checked by `job`).
-        unsafe { self.plane.enqueue(&job, stream, self.config.timeout) }
+        unsafe { self.0.plane.enqueue(&job, stream, self.0.config.timeout) }
     }
 
     /// Queues a send to (`sends`) or a receive from a peer. Messages of one pair are matched in order, and have the same length at both
@@ -353,7 +365,7 @@ impl NcclCommunicator {
         let message = Message { peer, sends, address: buffer.address, bytes, element: TypeTag::Scalar(buffer.dtype) };
         // SAFETY: the buffer is memory of this device of that length until the stream has done the message, and nobody else uses it: this
         // function's contract.
-        unsafe { DevicePlane::enqueue_group(&[(&self.plane, &[], &[message], stream)], self.config.timeout) }
+        unsafe { DevicePlane::enqueue_group(&[(&self.0.plane, &[], &[message], stream)], self.0.config.timeout) }
     }
 
     /// Checks a raw call, and describes it.
@@ -391,7 +403,7 @@ impl NcclCommunicator {
     /// `Unsupported` with an older NCCL, `Nccl`, `Cuda`.
     #[doc(alias = "ncclMemAlloc")]
     pub fn allocate<T: Data>(&self, stream: &Arc<CudaStream>, count: usize) -> Result<NcclBuffer<T>> {
-        NcclBuffer::zeroed(self.plane.comm(), stream, count)
+        NcclBuffer::zeroed(self.0.plane.comm(), stream, count)
     }
 
     /// Registers a buffer, so that NCCL can use it without copies. NCCL 2.19.1.
@@ -426,7 +438,7 @@ impl NcclCommunicator {
     /// does.
     #[doc(alias = "ncclCommRegister")]
     pub unsafe fn register<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Registration<T, B>> {
-        Registration::new(self.plane.comm(), buffer, &self.deadline())
+        Registration::new(self.0.plane.comm(), buffer, &self.deadline())
     }
 
     /// Opens a symmetric window over a buffer; all ranks do so with buffers of the same length. NCCL 2.27.3.
@@ -441,7 +453,7 @@ impl NcclCommunicator {
     /// with buffers of one length; and in every call all ranks use either the windows that they opened together, or none.
     #[doc(alias = "ncclCommWindowRegister")]
     pub unsafe fn window<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Window<T, B>> {
-        Window::new(self.plane.comm(), buffer, &self.deadline())
+        Window::new(self.0.plane.comm(), buffer, &self.deadline())
     }
 }
 
@@ -466,10 +478,12 @@ fn described(kind: Kind, op: Option<ReduceOp>, root: Option<usize>, source: RawB
     };
     Job {
         call,
-        source: source.address,
-        source_len: bytes(source),
-        destination: destination.address,
-        destination_len: bytes(destination),
+        memory: Operands {
+            source: source.address,
+            source_len: bytes(source),
+            destination: destination.address,
+            destination_len: bytes(destination),
+        },
         layout: BlockLayout::Equal(block * element_bytes),
         element_bytes,
         reduction: op.map(Reduction::Builtin),

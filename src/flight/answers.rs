@@ -1,4 +1,4 @@
-//! What a recorder says when it is asked: typed records, and when to write them without being asked.
+//! What a recorder gives out: typed records where they are asked for, and a file where a call fails.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,7 +11,8 @@ use crate::call::Call;
 use crate::error::{Error, Result};
 
 impl Flight {
-    /// Everything that is on record: collectives, then messages, then device calls, each oldest first, then what has not been taken up.
+    /// Everything that is on record: collectives, then messages, then device calls, each oldest first, then started calls that the worker has
+    /// not taken up.
     pub(crate) fn records(&self) -> Vec<FlightRecord> {
         if !self.is_on() || self.is_foreign() {
             return Vec::new();
@@ -46,7 +47,7 @@ impl Flight {
         file::write(folder, about, reason, &self.records())
     }
 
-    /// Tells `tracing` of a call that failed. One that was refused, since the communicator had ended, is no news.
+    /// Tells `tracing` of a call that failed; less loudly where it was refused because the communicator had ended.
     fn tell(&self, error: &Error) {
         let (communicator, rank, result) = (self.name(), self.about.get().map(|about| about.rank), error.label());
         if error.is_poisoned() {
@@ -56,7 +57,7 @@ impl Flight {
         }
     }
 
-    /// What follows on the failure of a call.
+    /// What follows when a call fails.
     #[cold]
     pub(crate) fn after_error(&self, error: &Error) {
         self.tell(error);
@@ -107,7 +108,7 @@ fn described(raw: &Raw, kept: Kept, line: &Timeline, slowly: &Slowly) -> Option<
     })
 }
 
-/// A collective that was started and that the worker has not taken up; its sequence is what it will be.
+/// A collective that was started and that the worker has not taken up, with the sequence number that it will have.
 fn waiting_for_its_turn(call: &Call, since: Duration, sequence: u64, number: u64) -> Option<FlightRecord> {
     let record = FlightRecord::decode(number, FlightPlane::Host, Call { sequence, ..*call }.record())?;
     Some(FlightRecord { state: FlightState::Queued, started_ns: u64::try_from(since.as_nanos()).ok(), ..record })

@@ -1,5 +1,5 @@
-//! A clock that costs as little as the processor has one: its own counter where that runs evenly, else the kernel's coarse clock.
-//! What ticks are in nanoseconds is found out when they are read, from two looks at both clocks.
+//! The cheapest clock of the processor: its own counter where that runs evenly, else the kernel's coarse clock. Ticks become nanoseconds when
+//! records are read, by two looks at both clocks.
 
 #![expect(unsafe_code, reason = "the processor's counter is an instruction")]
 
@@ -53,7 +53,7 @@ impl Start {
 #[cfg(target_arch = "x86_64")]
 fn has_even_counter() -> bool {
     if cfg!(miri) {
-        // Which has no counter to offer.
+        // Miri has no counter.
         return false;
     }
     use std::arch::x86_64::__cpuid;
@@ -94,6 +94,11 @@ fn coarse() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// How long it has been since 1970.
+pub(super) fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
 /// Turns ticks into time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timeline {
@@ -110,11 +115,10 @@ impl Timeline {
     pub(super) fn new() -> Self {
         let start = Start::get();
         let (last, span) = (start.clock.ticks(), start.at.elapsed());
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { first: start.ticks, last, span, now }
+        Self { first: start.ticks, last, span, now: since_1970() }
     }
 
-    /// When that was, in nanoseconds since 1970; `None` for 0 ticks, which nobody took.
+    /// When that was, in nanoseconds since 1970; `None` for 0, which stands for no look at the clock.
     pub(super) fn nanoseconds(&self, ticks: u64) -> Option<u64> {
         if ticks == 0 {
             return None;

@@ -1,19 +1,18 @@
-//! Records as a file of JSON.
+//! Records as a file of JSON, and just enough JSON to write one with.
 //!
-//! The names are those of PyTorch's flight recorder where they mean the same. `format` is [`FORMAT`], and `version` counts up when
-//! something is taken away or comes to mean something else; readers skip keys that they do not know.
+//! The names are those of PyTorch's flight recorder where they mean the same. `format` is [`FORMAT`]. `version` counts up when something is
+//! taken away or changes its meaning; readers skip keys that they do not know.
 
+use std::fmt::{Display, Write};
 use std::fs;
-use std::io::Write;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::about::About;
-use super::json::Json;
-use super::record::{FlightPlane, FlightRecord, FlightState};
+use super::clock::since_1970;
+use super::record::{About, FlightPlane, FlightRecord, FlightState};
 use crate::error::{Error, Peer, Result};
 
-/// What the files say that they are.
+/// The value of `format`.
 const FORMAT: &str = "collectives flight record";
 const VERSION: u32 = 1;
 
@@ -26,7 +25,7 @@ pub(super) fn write(folder: &Path, about: &About, reason: &str, records: &[Fligh
 /// Writes `text`, which is `what`, as a file of a folder that need not be there, whole or not at all; where it is.
 pub(crate) fn write_whole(folder: &Path, name: &str, text: &str, what: &str) -> Result<PathBuf> {
     let path = folder.join(name);
-    // Of a name that no other writer has, thread or process: one that died may have left its own half written.
+    // No other writer, thread or process, uses this name: one that died may have left its file half written.
     let half = folder.join(format!(".{name}.{}.{:?}", std::process::id(), std::thread::current().id()));
     let written = fs::create_dir_all(folder).and_then(|()| {
         let mut file = fs::File::create(&half)?;
@@ -41,14 +40,13 @@ pub(crate) fn write_whole(folder: &Path, name: &str, text: &str, what: &str) -> 
 }
 
 /// The file's text.
-pub(super) fn to_json(about: &About, reason: &str, records: &[FlightRecord]) -> String {
+fn to_json(about: &About, reason: &str, records: &[FlightRecord]) -> String {
     let mut json = Json::default();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     json.object(|json| {
         json.key("format").text(FORMAT);
         json.key("version").number(VERSION);
         json.key("reason").text(reason);
-        json.key("time_written_ns").number(now.as_nanos());
+        json.key("time_written_ns").number(since_1970().as_nanos());
         json.key("rank").number(about.rank);
         json.key("world_size").number(about.peers.len());
         let me = about.peers.get(about.rank);
@@ -107,13 +105,13 @@ fn entry(json: &mut Json, record: &FlightRecord) {
         json.key("time_discovered_completed_ns").number_or_null(record.finished_ns);
         json.key("waiting_for").array(&record.waiting_for, |json, rank| json.number(rank));
         json.key("error").text_or_null(record.error.as_ref().map(Error::to_string).as_deref());
-        let (kind, ranks) = record.error.as_ref().map_or((None, Vec::new()), kind_of);
+        let (kind, ranks) = record.error.as_ref().map(kind_of).unzip();
         json.key("error_kind").text_or_null(kind);
-        json.key("error_ranks").array(ranks, |json, rank| json.number(rank));
+        json.key("error_ranks").array(ranks.unwrap_or_default(), |json, rank| json.number(rank));
     });
 }
 
-/// PyTorch's words for how far a call is, and one for what it has none for.
+/// PyTorch's words for how far a call is. It has none for a call that failed.
 fn word(state: FlightState) -> &'static str {
     match state {
         FlightState::Queued => "scheduled",
@@ -124,13 +122,124 @@ fn word(state: FlightState) -> &'static str {
 }
 
 /// An error in one word, and the ranks that it is about.
-fn kind_of(error: &Error) -> (Option<&'static str>, Vec<usize>) {
-    let (kind, ranks) = match error.root() {
+fn kind_of(error: &Error) -> (&'static str, Vec<usize>) {
+    match error.root() {
         Error::Timeout { missing, .. } => ("timeout", missing.iter().map(|peer| peer.rank).collect()),
         Error::PeerLost { peer, .. } => ("peer_lost", vec![peer.rank]),
         Error::Mismatch { first, second, .. } => ("mismatch", vec![first.rank, second.rank]),
         Error::Aborted { by, .. } => ("aborted", vec![by.rank]),
         _ => ("other", Vec::new()),
-    };
-    (Some(kind), ranks)
+    }
+}
+
+/// Text that is being written; commas come by themselves.
+#[derive(Debug, Default)]
+pub(crate) struct Json {
+    text: String,
+}
+
+impl Json {
+    /// What has been written.
+    pub(crate) fn into_text(mut self) -> String {
+        self.text.push('\n');
+        self.text
+    }
+
+    fn separate(&mut self) {
+        if !self.text.is_empty() && !self.text.ends_with(['{', '[', ':', '\n']) {
+            self.text.push(',');
+        }
+    }
+
+    /// A key of the object that is open; its value comes next.
+    pub(crate) fn key(&mut self, name: &str) -> &mut Self {
+        self.text(name);
+        self.text.push(':');
+        self
+    }
+
+    /// A string.
+    pub(crate) fn text(&mut self, value: &str) {
+        self.separate();
+        self.text.push('"');
+        for char in value.chars() {
+            match char {
+                '"' | '\\' => self.text.extend(['\\', char]),
+                control if control < ' ' => {
+                    let _ = write!(self.text, "\\u{:04x}", u32::from(control));
+                }
+                other => self.text.push(other),
+            }
+        }
+        self.text.push('"');
+    }
+
+    /// A number.
+    pub(crate) fn number(&mut self, value: impl Display) {
+        self.separate();
+        let _ = write!(self.text, "{value}");
+    }
+
+    /// `true` or `false`.
+    pub(crate) fn boolean(&mut self, value: bool) {
+        self.number(value);
+    }
+
+    /// A number, or `null`.
+    pub(crate) fn number_or_null(&mut self, value: Option<impl Display>) {
+        match value {
+            Some(value) => self.number(value),
+            None => self.number("null"),
+        }
+    }
+
+    /// A string, or `null`.
+    pub(crate) fn text_or_null(&mut self, value: Option<&str>) {
+        match value {
+            Some(value) => self.text(value),
+            None => self.number("null"),
+        }
+    }
+
+    /// An object with what `inside` writes.
+    pub(crate) fn object(&mut self, inside: impl FnOnce(&mut Self)) {
+        self.separate();
+        self.text.push('{');
+        inside(self);
+        self.text.push('}');
+    }
+
+    /// An array of what `each` writes.
+    pub(crate) fn array<T>(&mut self, items: impl IntoIterator<Item = T>, mut each: impl FnMut(&mut Self, T)) {
+        self.separate();
+        self.text.push('[');
+        for item in items {
+            each(self, item);
+        }
+        self.text.push(']');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        let mut json = Json::default();
+        json.object(|json| {
+            json.key("a \"b\"\n").text("c\\d\u{1}é:");
+            json.key("n").number(7);
+            json.key("none").number_or_null(None::<u64>);
+            json.key("some").text_or_null(Some(""));
+            json.key("list").array([1, 2], |json, item| json.object(|json| json.key("x").number(item)));
+            json.key("empty").array([], |json, item: u8| json.number(item));
+            json.key("is").boolean(true);
+        });
+        let read: serde_json::Value = serde_json::from_str(&json.into_text()).unwrap();
+        let expected = serde_json::json!({
+            "a \"b\"\n": "c\\d\u{1}é:", "n": 7, "none": null, "some": "", "list": [{"x": 1}, {"x": 2}], "empty": [], "is": true
+        });
+        assert_eq!(read, expected);
+    }
 }

@@ -1,65 +1,52 @@
 //! The flight recorder: the last calls of a communicator, kept for when one of them gets stuck.
 //!
-//! A call of the host plane is on record from when this rank has told the others of it and has to wait for one of them: what recording
-//! costs then passes while that one's word is on its way. The clock is read at that moment, and a second time at the end of calls that
-//! took a while or move much; the others are over before one could look twice. A call for which everybody else was there already goes
-//! on record when it is over, and has a time in one case of several.
+//! A call of the host plane goes on record when this rank has told the others of it and has to wait for one of them: recording then costs
+//! time that would pass anyway. The clock is read at that moment. It is read again at the end of calls that took a while or moved much; the
+//! others are over too soon for a second look. A call for which everybody else was there already goes on record when it is over, and one in
+//! 16 of these has a time.
 //!
 //! # Design
 //!
-//! `flight/` keeps the last calls of each communicator in three rings (collectives, messages, device calls), each with one writer at a time:
-//! whoever has the plane, holds the progress engine's lock, or owns the communicator. A slot is one cache line of relaxed atomics under a sequence
-//! lock, so that any thread can read while a call is stuck (model-checked with loom); writing is a dozen plain stores. A call in shared
-//! memory goes on record while this rank waits for another's flag, when its own is out: stores and clock (10 ns for the time-stamp counter,
-//! which is turned into time when records are read) then hold nobody up. (`benches/record/2026-11-22-design-figures.md` has what that costs.)
-//! Where the other ranks were there already, the call goes on record at its end, in one case of 16 with a time. Waiters that sleep say whom
-//! they wait for every 50 ms at least, and warn there of stalls: the fast way reads no clock. Records are written as JSON with PyTorch's names
-//! (`file.rs`); `collperf --explain-hang` groups them by communicator, and compares calls under one number where the rings overlap. A rank is
-//! said to be behind only where others are stuck in a call that it has not come to, since a collective that is over anywhere was entered
-//! everywhere. The SIGUSR1 handler, installed on request and over no other, writes to an eventfd; a thread does the rest.
+//! The last calls of each communicator are kept in three rings (collectives, messages, device calls). Each has one writer at a time: whoever
+//! has the plane, holds the progress engine's lock, or owns the communicator. A slot is one cache line of relaxed atomics under a sequence
+//! lock, so that any thread can read while a call is stuck (model-checked with loom). Writing is a dozen plain stores, and 10 ns for the
+//! time-stamp counter, which becomes a time when records are read. (`benches/record/2026-11-22-design-figures.md` has what that costs.)
+//!
+//! Waiters that sleep say whom they wait for every 50 ms at least, and warn there of stalls: the fast path reads no clock. Records are
+//! written as JSON with PyTorch's names (`file.rs`). `collperf --explain-hang` groups them by communicator, and compares calls of one number
+//! where the rings overlap. It says that a rank is behind only where others are stuck in a call that this rank has not come to: a collective
+//! that is over anywhere was entered everywhere. The handler of SIGUSR1 is installed on request, over no other. It writes to an eventfd; a
+//! thread does the rest.
 
-mod about;
 mod answers;
 mod clock;
 mod file;
-mod json;
 mod record;
 mod ring;
 mod signal;
-mod sync;
 
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use crate::call::Call;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, list_peers};
 use crate::event;
 use crate::fork::Process;
+use crate::tuning::flight::{ERRORS, LOOK_EVERY, TELL_EVERY};
 
-use clock::Clock;
+use clock::{Clock, since_1970};
 use ring::{Ring, Stage};
 
-pub(crate) use about::About;
-pub(crate) use file::write_whole;
-pub(crate) use json::Json;
-pub(crate) use record::Message;
+pub(crate) use file::{Json, write_whole};
+pub(crate) use record::{About, Message};
 pub use record::{FlightPlane, FlightRecord, FlightState};
 pub(crate) use signal::enlist;
 pub use signal::{write_flight_records, write_flight_records_on_sigusr1};
-
-/// How often the clock is looked at for calls that are over at once.
-const LOOK_EVERY: u64 = 16;
-
-/// How many errors are kept.
-const ERRORS: usize = 32;
-
-/// How long between two times that a waiter says whom it waits for.
-const TELL_EVERY: Duration = Duration::from_millis(50);
 
 /// Where the collective that is under way stands; one at a time.
 mod phase {
@@ -89,7 +76,7 @@ struct Failure {
     error: Error,
 }
 
-/// What is touched where a call takes long anyway.
+/// What is touched only where a call takes long anyway.
 #[derive(Debug, Default)]
 struct Slowly {
     /// Calls that were started and that the worker has not taken up, with when they were.
@@ -236,15 +223,14 @@ impl Flight {
         let oldest = if slowly.errors.len() == ERRORS { slowly.errors.pop_front() } else { None };
         slowly.errors.push_back(Failure { ring, id, error: error.clone() });
         drop(slowly);
-        // What a store of the program's has put into it is freed by the program's code.
+        // Without the lock: an error may hold one of the program's, whose drop is the program's code.
         drop(oldest);
     }
 
-    /// Notes a collective that was started in the background.
+    /// Notes that a collective was started in the background.
     pub(crate) fn queue(&self, call: &Call) {
         if self.is_on() {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            self.slowly().queued.push_back((*call, now));
+            self.slowly().queued.push_back((*call, since_1970()));
         }
     }
 
@@ -278,7 +264,7 @@ impl Flight {
         if self.orders.stall_warning.is_zero() { Duration::MAX } else { self.orders.stall_warning.min(limit / 2) }
     }
 
-    /// Warns of a call that does not end; of `call` in words, and the ranks it waits for.
+    /// Warns of a call that does not end, and of the ranks that it waits for.
     #[cold]
     pub(crate) fn warn(&self, call: &dyn Display, elapsed: Duration, limit: Duration, missing: &[u32]) {
         let own = self.about.get().map_or(0, |about| about.rank);
@@ -302,7 +288,8 @@ impl Flight {
         self.messages.get_or_init(|| Ring::new(self.orders.calls))
     }
 
-    /// Puts a message on record that goes on now; its number, for its end. By whoever holds the lock of the messages, as the next three.
+    /// Puts a message on record that is under way from now on; its number, for its end. By whoever holds the lock of the messages, as are the
+    /// next three.
     pub(crate) fn begin_message(&self, message: &Message) -> u64 {
         if !self.is_on() {
             return 0;

@@ -1,8 +1,11 @@
-//! Records as they are given out.
+//! Records as they are given out, and whose they are.
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use crate::call::{Call, Kind};
 use crate::element::TypeTag;
-use crate::error::Error;
+use crate::error::{Error, Peer};
 
 /// Where a recorded call ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -69,10 +72,31 @@ pub struct FlightRecord {
     pub waiting_for: Vec<usize>,
 }
 
+/// What is known of a communicator once it is made.
+#[derive(Debug, Clone)]
+pub(crate) struct About {
+    /// The same on every rank, and on no other communicator's.
+    pub(crate) id: u64,
+    /// The same on every rank: `world`, or what it was split from and how.
+    pub(crate) name: String,
+    pub(crate) rank: usize,
+    pub(crate) peers: Arc<[Peer]>,
+    /// How its ranks reach each other, in words.
+    pub(crate) wiring: String,
+    pub(crate) timeout: Duration,
+}
+
+impl About {
+    /// A short number for a communicator, made from the long one that its ranks drew.
+    pub(crate) fn id_of(drawn: [u8; 16]) -> u64 {
+        drawn.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+    }
+}
+
 /// No root, or no peer.
 const NOBODY: u32 = u32::MAX;
 
-/// The number that stands where a collective has its kind.
+/// The numbers that stand where a collective has its kind.
 const SEND: u64 = 64;
 const RECEIVE: u64 = 65;
 

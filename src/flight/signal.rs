@@ -1,7 +1,7 @@
 //! Writes the records of every communicator of the process when it gets SIGUSR1, for programs that ask for it.
 //!
-//! The handler adds one to an eventfd, which a handler may; a thread of its own reads it and does the rest. The eventfd is made once for the
-//! process and never closed, whatever becomes of the thread: the handler stays, and its number must not come to mean another file.
+//! The handler adds one to an eventfd, as a handler may. A thread of its own reads it and does the rest. The eventfd is made once for the
+//! process and never closed, whatever becomes of the thread: the handler stays, and must not write to another file that gets the same number.
 
 #![expect(unsafe_code, reason = "installs a signal handler")]
 
@@ -125,7 +125,7 @@ fn is_free() -> Result<bool> {
 fn install() -> Result<()> {
     // SAFETY: a structure of integers and an optional pointer, of which all zeroes are a value: no handler, an empty mask, no flags.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    let handler: extern "C" fn(libc::c_int) = ring_the_bell;
+    let handler: extern "C" fn(libc::c_int) = handle_signal;
     action.sa_sigaction = handler as libc::sighandler_t;
     action.sa_flags = libc::SA_RESTART;
     // SAFETY: `action` is whole, and null asks for nothing back. The handler has the type that goes without SA_SIGINFO, lives as long as
@@ -136,8 +136,8 @@ fn install() -> Result<()> {
     Ok(())
 }
 
-/// The handler. Does nothing in a forked child, whose parent would hear it: they have the eventfd in common.
-extern "C" fn ring_the_bell(_signal: libc::c_int) {
+/// The handler. Does nothing in a forked child: it shares the eventfd with its parent, which would be woken.
+extern "C" fn handle_signal(_signal: libc::c_int) {
     // Both are loads of atomics: the event was set before the handler was installed, and so was the mark of this process.
     let Some((event, process)) = SIGNAL_EVENT.get() else { return };
     if process.is_foreign() {

@@ -68,8 +68,8 @@ impl From<AbortReason> for Interrupted {
 }
 
 impl Interrupted {
-    /// Another rank's deadline as `rank` sees it, which may know more: the other one waited for whom it needs, and that may be this
-    /// very rank, held up by those it waits for itself, `awaited`.
+    /// Another rank's deadline as `rank` sees it, which may know more. The other one waited for whom it needs. That may be this very rank, held
+    /// up by those it waits for itself: `awaited`.
     pub(crate) fn seen_by(mut self, rank: u32, awaited: impl IntoIterator<Item = u32>) -> Self {
         if let AbortReason::TimedOut { waiting, missing } = self.abort_reason
             && waiting != rank
@@ -183,6 +183,7 @@ impl AbortReason {
 mod tests {
     use super::*;
     use crate::call::Kind;
+    use crate::element::{DType, TypeTag};
 
     #[test]
     fn a_deadline_of_a_rank_that_waited_for_this_one_is_seen_through() {
@@ -195,7 +196,6 @@ mod tests {
         assert_eq!(seen(0, &[]), (vec![], vec![0, 1]));
         assert_eq!(seen(1, &[2]), (vec![], vec![]), "its own deadline");
     }
-    use crate::element::{DType, TypeTag};
 
     #[test]
     fn abort_reasons_survive_the_wire() {

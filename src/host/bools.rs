@@ -1,21 +1,19 @@
 //! Truth values that come from elsewhere: no byte but 0 and 1 may ever be seen as a `bool`.
 //!
-//! Peers are held to the same element type, but a peer that misbehaves can send any bytes, and a call that fails, or is left by a panic,
-//! leaves what it had written. So whatever the host plane has written to is looked at once more before its owner has it back, by
-//! whichever way, and what a custom op is given before it sees it. As in every fold, any byte but 0 counts as 1.
+//! Peers are held to the same element type, but a peer that misbehaves can send any bytes. A call that fails, or is left by a panic, leaves
+//! what it had written. So a destination is normalised before its owner has it back, however the call ends, and so is what a custom op is
+//! given. As in every fold, any byte but 0 counts as 1.
 
 #![expect(unsafe_code, reason = "looks at the destination of a call when nothing else holds it any more")]
 
 use std::marker::PhantomData;
 
 use crate::element::TypeTag;
-
-/// How much is looked at before it is, where need be, written.
-const BLOCK_BYTES: usize = 4096;
+use crate::tuning::copy::BOOLS_BLOCK_BYTES;
 
 /// Makes truth values of bytes. Of memory that holds nothing else it writes nothing.
 pub(crate) fn normalise(bytes: &mut [u8]) {
-    for block in bytes.chunks_mut(BLOCK_BYTES) {
+    for block in bytes.chunks_mut(BOOLS_BLOCK_BYTES) {
         if block.iter().fold(0, |all, byte| all | byte) > 1 {
             block.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
         }
@@ -66,8 +64,8 @@ mod tests {
 
     #[test]
     fn any_byte_but_0_becomes_1() {
-        let mut bytes: Vec<u8> = (0..2 * BLOCK_BYTES + 300).map(|at| (at % 256) as u8).collect();
-        bytes[BLOCK_BYTES..2 * BLOCK_BYTES].iter_mut().for_each(|byte| *byte &= 1);
+        let mut bytes: Vec<u8> = (0..2 * BOOLS_BLOCK_BYTES + 300).map(|at| (at % 256) as u8).collect();
+        bytes[BOOLS_BLOCK_BYTES..2 * BOOLS_BLOCK_BYTES].iter_mut().for_each(|byte| *byte &= 1);
         let expected: Vec<u8> = bytes.iter().map(|byte| u8::from(*byte != 0)).collect();
         normalise(&mut bytes);
         assert_eq!(bytes, expected);

@@ -31,7 +31,7 @@ pub(crate) trait Fold {
     ///
     /// As [`Fold::fold`]; `also` is such a destination as `into`, apart from it and from every input.
     unsafe fn fold_to_two(&self, into: *mut u8, also: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
-        // SAFETY: passed on.
+        // SAFETY: it asks for what this function's caller has promised.
         unsafe { fold_and_copy(self, (into, also), inputs, bytes, last) }
     }
 }
@@ -49,7 +49,7 @@ pub(super) unsafe fn fold_and_copy<F: Fold + ?Sized>(
     last: bool,
 ) {
     if !inputs.is_empty() {
-        // SAFETY: passed on; what the fold has written to `into` goes to `also`, which is apart from it.
+        // SAFETY: the fold asks for what this function's caller has promised; what it has written to `into` goes to `also`, which is apart from it.
         unsafe {
             fold.fold(into, inputs, bytes, last);
             copy(into, also, bytes);

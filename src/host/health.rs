@@ -1,4 +1,4 @@
-//! Whether a communicator is still whole, shared by everyone who waits on its behalf.
+//! The end of a communicator: whether it has come, and why. Shared by everyone who waits on its behalf.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -7,57 +7,23 @@ use std::time::Duration;
 use super::abort_reason::AbortReason;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer};
-use crate::flight::Flight;
 use crate::fork::Process;
-use crate::observe::{self, Watch};
 
-/// Set once, when a communicator ends: by an error found here, by a word from a peer, or by `abort` from any thread.
-///
-/// Shared (`Arc`) between the calling thread, the progress threads and abort handles.
+/// Ends once: by an error found here, by what a peer says, or by `abort` from any thread. Shared between the calling thread, the threads of
+/// messages and abort handles.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     ended: AtomicBool,
     /// Whether that is because it was closed here.
     is_closed: AtomicBool,
-    /// Whether somebody wants to be told of calls, apart from `tracing`.
-    is_watched: AtomicBool,
     abort_reason: OnceLock<AbortReason>,
     /// The first error that a call got from it.
     cause: OnceLock<Arc<Error>>,
-    /// What this communicator's calls are recorded in.
-    flight: Arc<Flight>,
-    /// Who listens.
-    watch: OnceLock<Watch>,
-    /// Which process made it.
+    /// Which process made it: for a child that was forked it has ended.
     process: Process,
 }
 
 impl Health {
-    /// Whole, and recording what is called.
-    pub(crate) fn recording(flight: Flight) -> Self {
-        Self { flight: Arc::new(flight), ..Self::default() }
-    }
-
-    /// The recorder of the communicator's calls.
-    #[inline]
-    pub(crate) fn flight(&self) -> &Arc<Flight> {
-        &self.flight
-    }
-
-    /// Says who listens, once.
-    pub(crate) fn watched_by(&self, watch: Watch) {
-        let is_wanted = watch.is_wanted();
-        if self.watch.set(watch).is_ok() {
-            self.is_watched.store(is_wanted, Ordering::Release);
-        }
-    }
-
-    /// Who is to be told of a call; `None`, after two loads, where nobody listens.
-    #[inline]
-    pub(crate) fn watch(&self) -> Option<&Watch> {
-        if self.is_watched.load(Ordering::Acquire) || observe::is_traced() { self.watch.get() } else { None }
-    }
-
     /// Ends the communicator; the first abort reason wins.
     pub(crate) fn end(&self, abort_reason: AbortReason) {
         let _ = self.abort_reason.set(abort_reason);
@@ -84,12 +50,12 @@ impl Health {
         self.abort_reason.get()
     }
 
-    /// Keeps the error of a call that was under way at the end, for later calls to quote; the first one counts.
+    /// Keeps the first error of a call that was under way at the end, for later calls to quote.
     pub(crate) fn keep_cause(&self, error: &Error) {
         self.cause.get_or_init(|| Arc::new(error.clone()));
     }
 
-    /// Whom the first error that a call got was still waiting for, where that was a deadline.
+    /// Whom the first error was still waiting for, where it was a deadline.
     pub(crate) fn late_ranks(&self) -> Vec<usize> {
         match self.cause.get().map(Arc::as_ref) {
             Some(Error::Timeout { missing, .. }) => missing.iter().map(|peer| peer.rank).collect(),
@@ -103,7 +69,7 @@ impl Health {
         self.process.is_foreign()
     }
 
-    /// What a call gets that comes after the end; `None` while the communicator is whole.
+    /// The error of a call that comes after the end; `None` while the communicator is whole.
     pub(crate) fn refusal(&self, call: impl FnOnce() -> String, peers: &[Peer]) -> Option<Error> {
         if self.is_foreign() {
             return Some(forked(call()));

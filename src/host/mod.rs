@@ -18,9 +18,9 @@
 
 pub(crate) mod abort_reason;
 pub(crate) mod bools;
-pub(crate) mod bootstrap;
 pub(crate) mod copy;
 pub(crate) mod engine;
+pub(crate) mod exchange;
 pub(crate) mod fold;
 #[cfg(feature = "internals")]
 pub(crate) mod fuzz;
@@ -32,7 +32,5 @@ pub(crate) mod plane;
 pub(crate) mod point_to_point;
 pub(crate) mod reduce;
 pub(crate) mod scratch;
-#[cfg(feature = "internals")]
-mod script;
 pub(crate) mod shm;
 pub(crate) mod waiting;

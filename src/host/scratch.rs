@@ -1,39 +1,53 @@
 //! Memory of the crate's own, aligned for every element, reused from call to call.
 
+use crate::tuning::engine::KEPT_SCRATCH_BYTES;
+
 /// One cache line; the unit in which scratch memory is had.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([u8; Line::BYTES]);
-
-impl Line {
-    const BYTES: usize = 64;
-}
-
-/// What is kept from one call to the next.
-const KEPT_BYTES: usize = 64 << 20;
+struct Line([u8; Scratch::ALIGNMENT]);
 
 /// A block of memory, initialised, aligned to a cache line.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch(Vec<Line>);
 
 impl Scratch {
+    /// To what it is aligned.
+    pub(crate) const ALIGNMENT: usize = 64;
+
     /// Makes room for `bytes`, with any content. `false` where there is no memory. Pointers taken before are void.
     pub(crate) fn reserve(&mut self, bytes: usize) -> bool {
-        let lines = bytes.div_ceil(Line::BYTES);
-        if lines <= self.0.len() && self.0.len() * Line::BYTES <= bytes.max(KEPT_BYTES) {
+        let lines = bytes.div_ceil(Self::ALIGNMENT);
+        if lines <= self.0.len() && self.bytes() <= bytes.max(KEPT_SCRATCH_BYTES) {
             return true;
         }
         self.0 = Vec::new();
         if self.0.try_reserve_exact(lines).is_err() {
             return false;
         }
-        self.0.resize(lines, Line([0; Line::BYTES]));
+        self.0.resize(lines, Line([0; Self::ALIGNMENT]));
         true
+    }
+
+    /// Gives back what is too much to keep.
+    pub(crate) fn trim(&mut self) {
+        if self.bytes() > KEPT_SCRATCH_BYTES {
+            self.0 = Vec::new();
+        }
+    }
+
+    /// Where it begins, and how long it is.
+    pub(crate) fn region(&mut self) -> (*mut u8, usize) {
+        (self.as_mut_ptr(), self.bytes())
     }
 
     /// Where it begins.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         self.0.as_mut_ptr().cast()
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.len() * Self::ALIGNMENT
     }
 }
 
@@ -50,5 +64,17 @@ mod tests {
         }
         assert!(!scratch.reserve(usize::MAX / 2));
         assert!(scratch.reserve(10));
+    }
+
+    #[test]
+    fn memory_that_cannot_be_had_is_no_abort() {
+        let mut scratch = Scratch::default();
+        assert!(!scratch.reserve(usize::MAX));
+        assert!(scratch.reserve(65));
+        let (start, bytes) = scratch.region();
+        assert_eq!(bytes, 128);
+        assert!(start.addr().is_multiple_of(64));
+        scratch.trim();
+        assert_eq!(scratch.region(), (start, bytes));
     }
 }

@@ -1,18 +1,15 @@
-//! What a rank does while nothing moves: it looks again at once, then gives up the core between looks, then sleeps.
+//! The one policy of waiting: a rank for which nothing moves looks again at once, then gives up its core between looks, then sleeps.
+//!
+//! When it goes on to the next of these is in [`Limits`], of which there is one for each kind of wait (`tuning::waiting`). Who waits looks
+//! at the health in every round, and at the deadline in every round in which nothing moved.
 
 use std::time::{Duration, Instant};
 
-/// How long the first sleep may take where something cannot be slept on; each further one twice as long, up to 4 times.
-const NAP: Duration = Duration::from_micros(50);
+use crate::tuning::waiting::{FIRST_NAP, LONGEST_NAP, Limits};
 
 /// Whether so many ranks of one host have fewer cores than they are: ranks elsewhere want none of them.
 pub(crate) fn is_crowded(local_ranks: usize) -> bool {
     std::thread::available_parallelism().map_or(1, usize::from) < local_ranks
-}
-
-/// How long a sleep may take where something cannot be slept on, by how many sleeps there were before it.
-pub(crate) fn nap(sleeps: u32) -> Duration {
-    NAP * (1 << sleeps.min(2))
 }
 
 /// What to do after a round in which nothing moved.
@@ -22,21 +19,17 @@ pub(crate) enum Pause {
     Spin,
     /// Give up the core for others.
     Yield,
-    /// Sleep, after so many sleeps.
-    Sleep(u32),
+    /// Sleep.
+    Sleep(Sleep),
 }
 
-/// When a rank goes on to the next pause.
-#[derive(Debug)]
-pub(crate) struct Limits {
-    /// For how long it keeps the core, where there is one for every rank.
-    pub(crate) spin_for: Duration,
-    /// For how long in all it stays awake.
-    pub(crate) awake_for: Duration,
-    /// Fruitless rounds between two looks at the clock.
-    pub(crate) rounds_per_look: u32,
-    /// With more ranks than cores: after how many rounds it sleeps, without a look at the clock. `None`: by the clock there too.
-    pub(crate) crowded_rounds: Option<u32>,
+/// How long a sleep may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sleep {
+    /// On something that wakes the sleeper.
+    pub(crate) limit: Duration,
+    /// Where something cannot be slept on.
+    pub(crate) nap: Duration,
 }
 
 /// One rank's patience: counts fruitless rounds.
@@ -46,15 +39,14 @@ pub(crate) struct Patience {
     is_crowded: bool,
     rounds: u32,
     sleeps: u32,
-    /// When the clock was first looked at, and how long it had been when it was last.
-    began: Option<Instant>,
-    waited: Duration,
+    /// When the clock was read first, and last.
+    clock: Option<(Instant, Instant)>,
 }
 
 impl Patience {
     /// Where there are more ranks than cores, cores are given up at once.
     pub(crate) fn new(limits: &'static Limits, is_crowded: bool) -> Self {
-        Self { limits, is_crowded, rounds: 0, sleeps: 0, began: None, waited: Duration::ZERO }
+        Self { limits, is_crowded, rounds: 0, sleeps: 0, clock: None }
     }
 
     /// Whether there are more ranks than cores.
@@ -71,18 +63,25 @@ impl Patience {
         }
         if self.rounds.is_multiple_of(self.limits.rounds_per_look) {
             let now = Instant::now();
-            self.waited = now.duration_since(*self.began.get_or_insert(now));
+            self.clock = Some((self.clock.map_or(now, |(began, _)| began), now));
         }
-        match self.waited {
+        match self.clock.map_or(Duration::ZERO, |(began, now)| now.duration_since(began)) {
             waited if waited < self.limits.spin_for && !self.is_crowded => Pause::Spin,
             waited if waited < self.limits.awake_for => Pause::Yield,
             _ => self.sleep(),
         }
     }
 
+    /// The time as it was when [`Patience::next`] last looked at the clock, or now.
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.map_or_else(Instant::now, |(_, now)| now)
+    }
+
     fn sleep(&mut self) -> Pause {
+        let doubled = |first: Duration, longest: Duration| (first * (1 << self.sleeps.min(10))).min(longest);
+        let sleep = Sleep { limit: doubled(self.limits.first_sleep, self.limits.longest_sleep), nap: doubled(FIRST_NAP, LONGEST_NAP) };
         self.sleeps = self.sleeps.saturating_add(1);
-        Pause::Sleep(self.sleeps - 1)
+        Pause::Sleep(sleep)
     }
 
     /// Something moved.
@@ -92,23 +91,54 @@ impl Patience {
     }
 }
 
+/// Says when something that is dear is due again: an interval after it was last, or after it was first asked.
+#[derive(Debug, Default)]
+pub(crate) struct Interval(Option<Instant>);
+
+impl Interval {
+    /// Whether it is due now; then it is not for another interval.
+    pub(crate) fn is_due(&mut self, now: Instant, interval: Duration) -> bool {
+        let is_due = now.duration_since(*self.0.get_or_insert(now)) >= interval;
+        if is_due {
+            self.0 = Some(now);
+        }
+        is_due
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const NO_TIME: Duration = Duration::ZERO;
+    const SPINS: Limits = Limits {
+        first_looks: [0, 0],
+        spin_for: Duration::MAX,
+        awake_for: Duration::MAX,
+        rounds_per_look: 1,
+        crowded_rounds: None,
+        first_sleep: Duration::from_millis(1),
+        longest_sleep: Duration::from_millis(3),
+    };
+    /// The sleeps that follow each other with these limits.
+    const SLEEPS: [Pause; 4] = {
+        const fn sleep(limit: u64, nap: u64) -> Pause {
+            Pause::Sleep(Sleep { limit: Duration::from_millis(limit), nap: Duration::from_micros(nap) })
+        }
+        [sleep(1, 50), sleep(2, 100), sleep(3, 200), sleep(3, 200)]
+    };
 
     #[test]
     fn limits_say_what_comes_next() {
-        static SPINS: Limits = Limits { spin_for: Duration::MAX, awake_for: Duration::MAX, rounds_per_look: 1, crowded_rounds: None };
-        static YIELDS: Limits = Limits { spin_for: NO_TIME, ..SPINS };
-        static SLEEPS: Limits = Limits { awake_for: NO_TIME, ..YIELDS };
+        static SPIN: Limits = SPINS;
+        static YIELD: Limits = Limits { spin_for: NO_TIME, ..SPINS };
+        static SLEEP: Limits = Limits { spin_for: NO_TIME, awake_for: NO_TIME, ..SPINS };
         for (limits, is_crowded, pause) in [
-            (&SPINS, false, Pause::Spin),
-            (&SPINS, true, Pause::Yield),
-            (&YIELDS, false, Pause::Yield),
-            (&SLEEPS, false, Pause::Sleep(0)),
-            (&SLEEPS, true, Pause::Sleep(0)),
+            (&SPIN, false, Pause::Spin),
+            (&SPIN, true, Pause::Yield),
+            (&YIELD, false, Pause::Yield),
+            (&SLEEP, false, SLEEPS[0]),
+            (&SLEEP, true, SLEEPS[0]),
         ] {
             assert_eq!(Patience::new(limits, is_crowded).next(), pause, "{limits:?}, crowded: {is_crowded}");
         }
@@ -116,9 +146,9 @@ mod tests {
 
     #[test]
     fn rounds_count_where_cores_are_few() {
-        static LIMITS: Limits = Limits { spin_for: Duration::MAX, awake_for: NO_TIME, rounds_per_look: 1, crowded_rounds: Some(2) };
+        static LIMITS: Limits = Limits { awake_for: NO_TIME, crowded_rounds: Some(2), ..SPINS };
         let mut patience = Patience::new(&LIMITS, true);
-        let pauses = [Pause::Yield, Pause::Yield, Pause::Sleep(0), Pause::Sleep(1)];
+        let pauses = [Pause::Yield, Pause::Yield, SLEEPS[0], SLEEPS[1]];
         assert_eq!(std::array::from_fn(|_| patience.next()), pauses);
         patience.reset();
         assert_eq!(std::array::from_fn(|_| patience.next()), pauses);
@@ -126,6 +156,17 @@ mod tests {
 
     #[test]
     fn naps_grow_to_a_limit() {
-        assert_eq!([0, 1, 2, 3, u32::MAX].map(nap), [1, 2, 4, 4, 4].map(|times| NAP * times));
+        static LIMITS: Limits = Limits { spin_for: NO_TIME, awake_for: NO_TIME, ..SPINS };
+        let mut patience = Patience::new(&LIMITS, false);
+        assert_eq!(std::array::from_fn(|_| patience.next()), SLEEPS);
+        patience.sleeps = u32::MAX;
+        assert_eq!(patience.next(), SLEEPS[3]);
+    }
+
+    #[test]
+    fn an_interval_begins_when_it_is_first_asked_for() {
+        let (mut interval, began, five) = (Interval::default(), Instant::now(), Duration::from_millis(5));
+        let due = [0, 4, 5, 9, 12, 16, 17].map(|at| interval.is_due(began + Duration::from_millis(at), five));
+        assert_eq!(due, [false, false, true, false, true, false, true]);
     }
 }

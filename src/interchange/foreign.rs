@@ -71,7 +71,7 @@ pub struct RawStream {
 
 // SAFETY: a handle, which may be used on any thread, but for 2: whoever makes that promises to keep it on one.
 unsafe impl Send for RawStream {}
-// SAFETY: a shared reference gives nothing but the handle's number and the device's away.
+// SAFETY: a shared reference only reads the handle and the device's number.
 unsafe impl Sync for RawStream {}
 
 impl RawStream {
@@ -87,7 +87,7 @@ impl RawStream {
     }
 }
 
-// SAFETY: promised when it was made.
+// SAFETY: who made it promised that the handle is a stream in that device's primary context, and outlives this value and its copies.
 unsafe impl AsStream for RawStream {
     fn as_raw_stream(&self) -> *mut c_void {
         self.handle
@@ -185,9 +185,9 @@ unsafe impl<P: AsDevicePtrMut + ?Sized> AsDevicePtrMut for &mut P {}
 
 /// A buffer, for any call, over memory that another crate owns: made of a value or a reference with [`AsDevicePtr`].
 ///
-/// Calls are queued on the communicator's stream (or the one that is named with [`Communicator::on`](crate::Communicator::on)): that
+/// Calls are queued on the communicator's stream (or the one that is named with [`Communicator::with_stream`](crate::Communicator::with_stream)): that
 /// stream first waits for the memory's own one, and the memory's own one goes on after the call. Where both are the same, nothing is
-/// added. Inside a graph that is being captured nothing is either: order the graph's launches.
+/// added. While a graph is captured nothing is added either: order the graph's launches.
 pub struct ForeignBuffer<P> {
     memory: P,
     context: Arc<CudaContext>,

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::Library;
 
-use super::report::CallReport;
+use super::CallReport;
 use crate::event::{self, Quiet};
 
 /// The version of NVTX whose tables these are.
@@ -132,10 +132,10 @@ unsafe impl Send for Nvtx {}
 unsafe impl Sync for Nvtx {}
 
 impl Nvtx {
-    /// The tool whose library this is, loaded once; `None` where it cannot be, which is told once, or wants no ranges.
+    /// The tool of this library, which is loaded once. `None` where it cannot be loaded, which is reported once, or wants no ranges.
     pub(super) fn get(library: &Path) -> Option<&'static Self> {
         static TOOL: OnceLock<Option<Nvtx>> = OnceLock::new();
-        // Whoever hears of it may make a communicator, and so come here.
+        // A subscriber that hears of a failure may make a communicator, and so call this again.
         let _quiet = Quiet::new();
         let load = || Self::load(library).inspect_err(|reason| event::warn!(library = %library.display(), reason, "no NVTX ranges"));
         TOOL.get_or_init(|| load().ok()).as_ref()
@@ -151,7 +151,7 @@ impl Nvtx {
         if unsafe { initialize(export_table) } == 0 {
             return Err("the tool did not start".to_owned());
         }
-        // What it has put into the slots is in it.
+        // The slots now point into the library.
         std::mem::forget(library);
         let filled = |place: usize| Some(SLOTS[DOMAINS][place].load(Ordering::Acquire)).filter(|function| !function.is_null());
         let (Some(push), Some(pop)) = (filled(RANGE_PUSH), filled(RANGE_POP)) else { return Err("the tool wants no ranges".to_owned()) };

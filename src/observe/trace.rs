@@ -1,7 +1,7 @@
 //! What calls took, kept to be written as a file of Chrome's Trace Event Format.
 //!
-//! One log for each rank of a job: communicators that are made of others write into theirs, in tracks of their own. Times in it are of the
-//! monotonic clock, and since one look at both clocks at its beginning, so that logs of several ranks can be laid side by side.
+//! One log for each rank of a job: communicators that are made of others write into theirs, in tracks of their own. Times are those of the
+//! monotonic clock. At the beginning both clocks are read once, so that logs of several ranks can be laid side by side.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
@@ -10,26 +10,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::report::CallReport;
+use super::CallReport;
 use crate::error::{Peer, Result};
 use crate::event;
 use crate::flight::{FlightPlane, FlightRecord, FlightState, Json, write_whole};
 use crate::fork::Process;
-
-/// How many calls are kept; of more, the last ones. 30 MiB, about.
-const MOST_EVENTS: usize = 1 << 17;
+use crate::tuning::trace::MOST_EVENTS;
 
 /// What the files say that they are.
 const FORMAT: &str = "collectives trace";
 const VERSION: u32 = 1;
 
-/// In which track of a trace a call is drawn.
+/// The track of a trace in which a call is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Track {
     Collectives,
     Messages,
     Device,
-    /// Of what goes on beside everything else, and so has no place in a track.
+    /// Background messages: they overlap other calls, so each has a line of its own.
     Background,
 }
 
@@ -91,7 +89,7 @@ impl TraceLog {
         Self { id, rank, world_size, me, began, began_ns, folder, process: Process::this(), kept: Mutex::default() }
     }
 
-    /// What a flight recorder knows, as a log of its own: times to the extent that it took them.
+    /// A log of what a flight recorder knows, with the times that it took.
     pub(crate) fn of_records(id: u64, ranks: (usize, usize), me: Peer, name: &str, records: &[FlightRecord]) -> Self {
         let mut log = Self::new(id, ranks, me, None);
         log.began_ns = records.iter().filter_map(|record| record.started_ns).min().unwrap_or(log.began_ns);
@@ -105,15 +103,15 @@ impl TraceLog {
         event::lock(&self.kept)
     }
 
-    /// Takes in another communicator; its number.
+    /// Adds a communicator. Gives its number.
     pub(crate) fn admit(&self, name: &str) -> u32 {
         let mut kept = self.kept();
         kept.communicators.push(name.to_owned());
         kept.communicators.len() as u32 - 1
     }
 
-    /// What is kept, as it is now, so that no call waits while it is written. Nothing in a forked process, where a thread of the parent's may
-    /// have held the lock.
+    /// A copy of what is kept, so that no call waits while it is written. Empty in a forked process, where a thread of the parent's may have
+    /// held the lock.
     fn copy(&self) -> Kept {
         if self.process.is_foreign() { Kept::default() } else { self.kept().clone() }
     }
@@ -133,7 +131,7 @@ impl TraceLog {
         kept.events.push_back(event);
     }
 
-    /// Writes it into a folder, whole or not at all; the file.
+    /// Writes it into a folder, whole or not at all. Gives the path of the file.
     pub(crate) fn write(&self, folder: &Path) -> Result<PathBuf> {
         let name = format!("trace-{:016x}-rank{}.json", self.id, self.rank);
         write_whole(folder, &name, &self.to_json(), "the trace")

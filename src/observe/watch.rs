@@ -2,8 +2,8 @@
 //!
 //! # Design
 //!
-//! `observe/` tells of calls while they happen. Each communicator's `Health` holds a `Watch`, and a flag that says whether it has an observer,
-//! a trace or an NVTX tool; a call looks at the flag and at `tracing`'s level, one load each, where it begins (`HostPlane::run`, the progress engine,
+//! `observe/` tells of calls while they happen. What makes calls holds the communicator's `Observers`: a `Watch`, and a flag that says whether it has an
+//! observer, a trace or an NVTX tool. A call looks at the flag and at `tracing`'s level, one load each, where it begins (`HostPlane::run`, the progress engine,
 //! `Communicator::queue`), and goes a cold way if somebody listens: clock, span, range, the call itself, report. The trace file is not made of
 //! the flight recorder's rings, since these read no clock for the shortest calls; it has a log of its own, which communicators hand on to
 //! those that are made of them, and which is written when the last is gone. A trace that nobody asked for beforehand is made of the rings
@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use tracing::Span;
 use tracing::level_filters::LevelFilter;
 
-use super::report::{CallReport, Observer};
 use super::trace::{TraceLog, Track};
+use super::{CallReport, Observer};
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::event::{SUBSCRIBER, caught};
@@ -30,7 +30,7 @@ const CALL: &str = "collectives::call";
 
 /// Whether `tracing` wants to hear of calls. One load where it wants less.
 #[inline]
-pub(crate) fn is_traced() -> bool {
+fn is_traced() -> bool {
     LevelFilter::current() == LevelFilter::TRACE && is_call_traced()
 }
 
@@ -44,6 +44,26 @@ fn is_call_traced() -> bool {
 pub(crate) struct Moved {
     pub(crate) bytes: usize,
     pub(crate) algorithm: &'static str,
+}
+
+/// Who listens to one communicator. Everything that makes calls has a copy, with the flag beside it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Observers {
+    watch: Option<Arc<Watch>>,
+    /// Whether somebody listens, apart from `tracing`.
+    is_wanted: bool,
+}
+
+impl Observers {
+    pub(crate) fn new(watch: Watch) -> Self {
+        Self { is_wanted: watch.is_wanted(), watch: Some(Arc::new(watch)) }
+    }
+
+    /// Who is to be told of a call; `None`, after two loads, where nobody listens.
+    #[inline]
+    pub(crate) fn watch(&self) -> Option<&Watch> {
+        if self.is_wanted || is_traced() { self.watch.as_deref() } else { None }
+    }
 }
 
 /// One communicator, for those who listen.
@@ -60,7 +80,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Of a communicator; `injection`: the library of a tool that wants NVTX ranges.
+    /// The watch of a communicator. `injection` is the library of a tool that wants NVTX ranges.
     pub(crate) fn new(
         communicator: &str,
         (rank, world_size): (usize, usize),
@@ -82,7 +102,7 @@ impl Watch {
     }
 
     /// Whether anybody listens, apart from `tracing`.
-    pub(crate) fn is_wanted(&self) -> bool {
+    fn is_wanted(&self) -> bool {
         #[cfg(feature = "cuda")]
         if self.nvtx.is_some() {
             return true;

@@ -1,4 +1,6 @@
-//! The frame of every reply of a proof: magic, version, kind, reason and one word.
+//! The frame of every reply of a proof (magic, version, kind, reason and one word), and why a proof came to nothing: on the wire, in words.
+
+use std::fmt;
 
 /// The first bytes of a reply.
 pub(super) const REPLY_MAGIC: [u8; 8] = *b"colproof";
@@ -23,9 +25,95 @@ pub(super) fn reply(kind: u8, reason: u8, word: &Word) -> [u8; FRAME_BYTES] {
     bytes
 }
 
-/// What stands behind the version of a frame, and its word.
+/// The three bytes behind the version of a frame, and its word.
 pub(super) fn split(frame: &[u8; FRAME_BYTES]) -> ([u8; 3], Word) {
     let mut word = [0; 32];
     word.copy_from_slice(&frame[12..]);
     ([frame[9], frame[10], frame[11]], word)
+}
+
+/// Why a proof came to nothing, as it goes over the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// The responder has no secret.
+    NoSecret,
+    /// The initiator began without a proof.
+    Wanted,
+    /// The HMAC is not the expected one.
+    Wrong,
+    /// Another version, another purpose, or no proof at all.
+    Malformed,
+    /// The responder has too many others to attend to: worth another try.
+    Busy,
+    /// A reason of a later version.
+    Other(u8),
+}
+
+impl Reason {
+    pub(super) const KNOWN: [Self; 5] = [Self::NoSecret, Self::Wanted, Self::Wrong, Self::Malformed, Self::Busy];
+
+    fn code(self) -> u8 {
+        match self {
+            Self::NoSecret => 1,
+            Self::Wanted => 2,
+            Self::Wrong => 3,
+            Self::Malformed => 4,
+            Self::Busy => 5,
+            Self::Other(code) => code,
+        }
+    }
+
+    pub(super) fn from_code(code: u8) -> Self {
+        Self::KNOWN.into_iter().find(|reason| reason.code() == code).unwrap_or(Self::Other(code))
+    }
+
+    /// The reply that refuses for this reason.
+    pub(crate) fn to_reply(self) -> [u8; FRAME_BYTES] {
+        reply(REFUSED, self.code(), &[0; 32])
+    }
+}
+
+/// Why the other end is not trusted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Unproven {
+    /// It refused this end.
+    Told(Reason),
+    /// This end refuses it.
+    Found(Reason),
+    /// What it sent is none of this; the words say what it is instead.
+    Junk(String),
+}
+
+impl Unproven {
+    /// What the responder tells the other end of it.
+    pub(crate) fn to_reply(&self) -> [u8; FRAME_BYTES] {
+        match self {
+            Self::Told(reason) | Self::Found(reason) => reason.to_reply(),
+            Self::Junk(_) => Reason::Malformed.to_reply(),
+        }
+    }
+}
+
+impl fmt::Display for Unproven {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Told(Reason::NoSecret) => f.write_str(
+                "it has no secret, and this process has one; set COLLECTIVES_SECRET (or Config::secret) for all ranks and for whoever \
+                 serves their store, or for none",
+            ),
+            Self::Told(Reason::Wanted) => f.write_str(
+                "it wants one, and this process has no secret; set COLLECTIVES_SECRET (or Config::secret) as for the other ranks",
+            ),
+            Self::Told(Reason::Wrong) => {
+                f.write_str("it has another secret than this process; compare COLLECTIVES_SECRET (or Config::secret) with the other ranks'")
+            }
+            Self::Told(Reason::Malformed) => f.write_str("it did not understand this process's; build all ranks alike"),
+            Self::Told(Reason::Busy) => f.write_str("it has too many others to attend to"),
+            Self::Told(Reason::Other(code)) => write!(f, "it refused this process for the reason {code}, which a later version may know"),
+            Self::Found(Reason::NoSecret) => f.write_str("it offers one, and this process has no secret"),
+            Self::Found(Reason::Wanted) => f.write_str("it began without one: it has no secret, or does not belong here"),
+            Self::Found(_) => f.write_str("its own is wrong: it has another secret, or does not belong here"),
+            Self::Junk(what) => write!(f, "{what}"),
+        }
+    }
 }

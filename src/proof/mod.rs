@@ -17,25 +17,28 @@
 //! ```
 //!
 //! where the context is what the connection is about: between ranks the hello (job, communicator, both ranks, channel), for shared
-//! memory the name of the socket. Both nonces are drawn anew for each connection, so a recorded proof is worth nothing; the side is part
-//! of what is proven, so neither end's own words can be sent back to it; and the initiator proves itself first, so an unproven connection gets to
-//! see nothing that was computed with the secret. What this does not do is protect what follows: somebody who sits on the wire can
-//! let the two ends prove themselves and then take over. SECURITY.md says what is promised.
+//! memory the name of the socket. Both nonces are drawn anew for each connection, so a recorded proof is worth nothing. The side is part of
+//! what is proven, so neither end's own words can be sent back to it. The initiator proves itself first, so an unproven connection sees
+//! nothing that was computed with the secret. What follows is not protected: whoever controls the network between the two ends can let them
+//! prove themselves and then take the connection over. SECURITY.md says what is promised.
+//!
+//! [`admission`] says how many connections may be there without a proof, and for how long.
 
+mod admission;
 mod frame;
 mod secret;
 #[cfg(test)]
 mod tests;
-mod unproven;
 
 use std::{fmt, io};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
+pub(crate) use admission::Admission;
 use frame::{CHALLENGE, FRAME_BYTES, PROOF, REFUSED, REPLY_MAGIC, VERSION, Word, reply, split};
+pub(crate) use frame::{Reason, Unproven};
 pub use secret::Secret;
-pub(crate) use unproven::{Reason, Unproven};
 
 /// The first bytes of an opening.
 const OPENING_MAGIC: [u8; 8] = *b"colprove";
@@ -74,8 +77,7 @@ pub(crate) fn is_reply(bytes: [u8; 4]) -> bool {
     REPLY_MAGIC.starts_with(&bytes)
 }
 
-/// What proves that its sender, who knows the secret, said `words`: at some time, to somebody. It does not keep out whoever can
-/// repeat it.
+/// Proves that somebody who knows the secret said `words`, at some time, to somebody. It does not keep out whoever can repeat it.
 pub(crate) fn vouch(secret: &Secret, words: &[u8]) -> Word {
     vouching(secret, words).finalize().into_bytes().into()
 }
@@ -124,7 +126,7 @@ impl Initiator {
         bytes
     }
 
-    /// How many bytes the next [`Initiator::receive`] may be given: what is behind them is not for this.
+    /// How many bytes the next [`Initiator::receive`] may be given. Those behind them are no part of the proof.
     pub(crate) fn wants(&self) -> usize {
         FRAME_BYTES - self.heard.len()
     }
@@ -225,7 +227,7 @@ impl Responder {
         }
     }
 
-    /// Refuses what cannot become an opening that is wanted here.
+    /// Refuses bytes that cannot become an opening for this purpose.
     fn check_opening(&self) -> Result<(), Unproven> {
         let seen = self.heard.len().min(OPENING_MAGIC.len());
         if self.heard[..seen] != OPENING_MAGIC[..seen] {
@@ -281,7 +283,7 @@ fn vouching(secret: &Secret, words: &[u8]) -> Hmac<Sha256> {
     keyed(secret, [VOUCH_LABEL, words])
 }
 
-/// Refuses another beginning, as far as the bytes go, and another version.
+/// Refuses bytes that begin otherwise, as far as they go, and another version.
 fn check_begin(bytes: &[u8], magic: &[u8; 8]) -> Result<(), Unproven> {
     let seen = bytes.len().min(magic.len());
     if bytes[..seen] != magic[..seen] {
@@ -296,7 +298,7 @@ fn check_begin(bytes: &[u8], magic: &[u8; 8]) -> Result<(), Unproven> {
     }
 }
 
-/// 256 bits that nobody can foretell.
+/// 256 random bits from the system.
 pub(crate) fn random() -> io::Result<Word> {
     let mut word = [0; 32];
     // The kernel gives up to 256 bytes whole.

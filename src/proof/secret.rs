@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 use super::random;
 use crate::error::{Error, Result};
 
-/// The fewest bytes: whoever is connected to can try guesses on its own, so that a password will not do.
+/// The fewest bytes. A peer can try guesses against a recorded proof, so a password will not do.
 const FEWEST: usize = 16;
 /// The most bytes.
 const MOST: usize = 1024;
@@ -20,11 +20,11 @@ const MOST: usize = 1024;
 /// What the processes of a job know and nobody else does.
 ///
 /// Every connection then begins with a proof, by both ends, that they know it: to the store, between ranks, and where shared memory is
-/// handed over. Whoever cannot prove it is refused. Nothing is encrypted. Give all ranks, and whoever serves their store, the same:
-/// by `COLLECTIVES_SECRET` or `COLLECTIVES_SECRET_FILE`, or by [`Config::secret`](crate::Config::secret).
+/// handed over. Whoever cannot prove it is refused. Nothing is encrypted. Give the same secret to all ranks and to whoever serves their
+/// store, by `COLLECTIVES_SECRET` or `COLLECTIVES_SECRET_FILE`, or by [`Config::secret`](crate::Config::secret).
 ///
-/// It is never printed, and its memory is overwritten when the last clone is dropped. 16 to 1024 bytes, which should come from a source
-/// of random numbers: `openssl rand -hex 32`, or [`Secret::random`].
+/// A secret has 16 to 1024 bytes, which should come from a source of random numbers: `openssl rand -hex 32`, or [`Secret::random`]. It is
+/// never printed, and its memory is overwritten when the last clone is dropped.
 ///
 /// ```
 /// use collectives::Secret;

@@ -1,14 +1,22 @@
-//! What must hold for any bytes that come to the rendezvous: requests, answers, URLs, and what launchers say.
+//! What must hold for any bytes that come to the rendezvous: requests, answers, files of stores, URLs, and what launchers say.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use arbitrary::Unstructured;
 
+use super::file::{Access, FileStore, Log};
 use super::launcher;
-use super::protocol::{Expect, Reply, ReplyDecoder, RequestDecoder, StoreRequest, encode, encode_keys, push_bytes, query};
+use super::protocol::{Expect, MAGIC, Reply, ReplyDecoder, RequestDecoder, StoreRequest, encode, encode_keys, push_bytes, query};
+use super::service::{ClientId, Service};
+use super::store::Store;
 use super::url::{Method, Rendezvous};
 use crate::config::{Config, Transport};
-
-pub use super::file::fuzz::file_log;
-pub use super::service::fuzz::store_service;
+use crate::deadline::Deadline;
 
 /// Any bytes as a client's requests: decoded alike however they are split, and encoded again to the same bytes.
 pub fn store_requests(data: &[u8]) {
@@ -40,7 +48,7 @@ fn decode_requests(data: &[u8], step: usize) -> (Vec<StoreRequest>, Option<Strin
 fn request_bytes(request: &StoreRequest) -> Vec<u8> {
     let several = |code, keys: &[Vec<u8>]| encode_keys(code, keys.len(), keys.iter().map(Vec::as_slice));
     match request {
-        StoreRequest::Validate => [&[query::VALIDATE][..], &super::protocol::MAGIC.to_le_bytes()].concat(),
+        StoreRequest::Validate => [&[query::VALIDATE][..], &MAGIC.to_le_bytes()].concat(),
         StoreRequest::Set { key, value } => encode(query::SET, &[key, value], None),
         StoreRequest::CompareSet { key, expected, desired } => encode(query::COMPARE_SET, &[key, expected, desired], None),
         StoreRequest::Get { key } => encode(query::GET, &[key], None),
@@ -198,6 +206,133 @@ pub fn settings(data: &[u8]) {
         Ok(config) => assert_eq!(config.algorithm.as_deref(), read("COLLECTIVES_ALGORITHM").map(|(_, value)| value)),
         Err(error) => assert!(error.to_string().contains("COLLECTIVES_"), "{error}"),
     }
+}
+
+/// Long enough for a lock that nobody else wants.
+const LOCK_LIMIT: Duration = Duration::from_secs(5);
+
+/// Any bytes as a store's file: an error, or records that mean the same when written again; and a store that works on it.
+pub fn file_log(data: &[u8]) {
+    let (file, path) = memory_file(data);
+    let mut log = Log::default();
+    match log.open(&path, Access::Read, &Deadline::after(LOCK_LIMIT)) {
+        Err(error) => assert!(error.to_string().contains("store file"), "{error}"),
+        Ok(_) => check_records(&log),
+    }
+    // Half a record or a counter that is no number is an error of every call.
+    if let Ok(store) = FileStore::open(&path, None, LOCK_LIMIT) {
+        store.set("key", b"value").expect("a store that opens can be written");
+        assert_eq!(store.get("key", Duration::ZERO).expect("just set"), b"value");
+        let listed = store.list_keys().expect("readable");
+        assert!(listed.iter().any(|key| key == "key"));
+        let _ = store.add("number", 1);
+        assert!(store.delete_key("key").expect("still there") && !store.check(&["key"]).expect("readable"));
+    }
+    drop(file);
+}
+
+/// Writes what was read to another file, which must then say the same.
+fn check_records(log: &Log) {
+    let records = |log: &Log| log.keys().map(|key| (key.to_vec(), log.value(key).map(<[u8]>::to_vec))).collect::<BTreeMap<_, _>>();
+    let expected = records(log);
+    let (file, path) = memory_file(&[]);
+    let mut writer = Log::default();
+    let opened = writer.open(&path, Access::Existing, &Deadline::after(LOCK_LIMIT)).and_then(|opened| opened.present(&path));
+    let mut target = opened.expect("an empty file is a store");
+    // One at a time: what was read before is not read again.
+    for (key, value) in &expected {
+        writer.append(&mut target, &path, &[(key, value.as_deref().unwrap_or_default())]).expect("written");
+    }
+    drop(target);
+    let mut reader = Log::default();
+    reader.open(&path, Access::Read, &Deadline::after(LOCK_LIMIT)).expect("what was written can be read");
+    assert!(records(&writer) == expected && records(&reader) == expected, "read again");
+    drop(file);
+}
+
+/// A file without a name, which is gone when it is closed, and a path to it.
+fn memory_file(content: &[u8]) -> (File, PathBuf) {
+    let file = rustix::fs::memfd_create("store", rustix::fs::MemfdFlags::CLOEXEC).expect("memory for a file");
+    let mut file = File::from(file);
+    file.write_all(content).expect("memory for a file");
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    (file, path)
+}
+
+/// The client that behaves.
+const WITNESS: ClientId = 9;
+/// How many others there are.
+const CLIENTS: ClientId = 3;
+
+/// What several clients send, in parts: each a byte for the client, one for the length, and as many bytes. The answers do not depend
+/// on how a part is split, a client that is refused stays so, and one that behaves is served to the end.
+pub fn store_service(data: &[u8]) {
+    let mut whole = serve(data, usize::MAX);
+    let mut split = serve(data, 1);
+    if data.contains(&query::LIST_KEYS) {
+        // Keys come in no order.
+        whole.iter_mut().chain(&mut split).for_each(|(answers, _)| answers.sort_unstable());
+    }
+    assert_eq!(whole, split, "byte by byte");
+}
+
+/// What each client has been answered, and why it was refused.
+type Told = Vec<(Vec<u8>, Option<String>)>;
+
+fn serve(mut data: &[u8], step: usize) -> Told {
+    let mut service = Service::default();
+    let mut told: Told = vec![Default::default(); CLIENTS as usize];
+    service.connect(WITNESS);
+    service.receive(WITNESS, &validate());
+    for id in 0..CLIENTS {
+        service.connect(id);
+        service.receive(id, &validate());
+    }
+    while let Some(([client, length], rest)) = data.split_first_chunk() {
+        let (bytes, rest) = rest.split_at(rest.len().min(usize::from(*length)));
+        data = rest;
+        let id = ClientId::from(*client) % CLIENTS;
+        bytes.chunks(step.min(bytes.len().max(1))).for_each(|part| service.receive(id, part));
+        // The longest numbers of clients hang up.
+        if *client >= 0xf0 {
+            collect(&mut service, &mut told);
+            service.disconnect(id);
+            service.connect(id);
+            service.receive(id, &validate());
+        }
+        collect(&mut service, &mut told);
+    }
+    check_witness(&mut service);
+    (0..CLIENTS).for_each(|id| service.disconnect(id));
+    assert!(service.serves_one_that_waits_for_nothing());
+    check_witness(&mut service);
+    told
+}
+
+/// Takes the answers; a client that was refused is no longer read from.
+fn collect(service: &mut Service, told: &mut Told) {
+    for (id, (answers, refusal)) in (0..).zip(told) {
+        while !service.unsent(id).is_empty() {
+            answers.extend_from_slice(service.unsent(id));
+            service.sent(id, service.unsent(id).len());
+        }
+        if let Some(reason) = service.refusal(id) {
+            assert!(!service.wants_input(id) && !reason.is_empty());
+            *refusal = Some(reason.to_owned());
+        }
+    }
+}
+
+/// That the client that behaves is answered.
+fn check_witness(service: &mut Service) {
+    service.receive(WITNESS, &[&[query::PING][..], &7_u32.to_le_bytes()].concat());
+    assert_eq!(service.unsent(WITNESS), 7_u32.to_le_bytes());
+    service.sent(WITNESS, 4);
+    assert!(service.wants_input(WITNESS));
+}
+
+fn validate() -> Vec<u8> {
+    [&[query::VALIDATE][..], &MAGIC.to_le_bytes()].concat()
 }
 
 /// Inputs to begin with: what clients, servers, users and launchers say in order.

@@ -36,10 +36,10 @@ use crate::deadline::Deadline;
 use crate::proof::Secret;
 use crate::{Error, Result};
 
-/// A place where the ranks of a job meet, and who this process is among them.
+/// The store at which the ranks of a job meet, and who this process is among them.
 ///
 /// Fields are dropped in this order: the store before the server, which waits for its clients to leave.
-pub(crate) struct Rendezvoused {
+pub(crate) struct JobStore {
     /// The store, which all ranks share. Its keys have a prefix of their own, for each attempt of an elastic job.
     pub(crate) store: Arc<dyn Store>,
     /// This process's rank.
@@ -54,25 +54,24 @@ pub(crate) struct Rendezvoused {
     pub(crate) local_address: Option<IpAddr>,
 }
 
-impl fmt::Debug for Rendezvoused {
+impl fmt::Debug for JobStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, world_size, server, local_address, .. } = self;
-        write!(f, "Rendezvoused(rank {rank} of {world_size}, server {server:?}, local address {local_address:?})")
+        write!(f, "JobStore(rank {rank} of {world_size}, server {server:?}, local address {local_address:?})")
     }
 }
 
-/// Meets the other ranks where `rendezvous` says. `timeout` is how long to wait, and `secret` what the other end of a connection must
-/// know. `environment` reads one variable and
-/// `parent_process` is the id of the process that started this one; both matter only where launchers do.
-pub(crate) fn open(
+/// Connects to the store that `rendezvous` names, within `timeout`. `secret` is what the other end of a connection must know. `environment`
+/// reads one variable, and `parent_process` is the id of the process that started this one: both matter only where launchers do.
+pub(crate) fn connect(
     rendezvous: &Rendezvous,
     timeout: Duration,
     secret: Option<&Secret>,
     environment: &dyn Fn(&str) -> Option<String>,
     parent_process: u32,
-) -> Result<Rendezvoused> {
+) -> Result<JobStore> {
     match &rendezvous.method {
-        Method::Env => meet(&from_env(rendezvous, environment, parent_process)?, timeout, secret),
+        Method::Env => connect_to_server(&from_env(rendezvous, environment, parent_process)?, timeout, secret),
         Method::Tcp { host, port } => {
             let (rank, world_size) = numbers(rendezvous, "tcp://")?;
             let agent_store = launcher::serves_store(environment, host, *port);
@@ -87,11 +86,11 @@ pub(crate) fn open(
                 prefix: launcher::prefix(environment)?,
                 launcher: "tcp://",
             };
-            meet(&launch, timeout, secret)
+            connect_to_server(&launch, timeout, secret)
         }
         Method::File { path } => {
             let (rank, world_size) = numbers(rendezvous, "file://")?;
-            meet_in_file(path, rank, world_size, timeout, &launcher::prefix(environment)?)
+            connect_to_file(path, rank, world_size, timeout, &launcher::prefix(environment)?)
         }
     }
 }
@@ -123,7 +122,7 @@ fn numbers(rendezvous: &Rendezvous, scheme: &str) -> Result<(usize, usize)> {
 }
 
 /// Serves the store where that is this process's part, and connects to it.
-fn meet(launch: &Launch, timeout: Duration, secret: Option<&Secret>) -> Result<Rendezvoused> {
+fn connect_to_server(launch: &Launch, timeout: Duration, secret: Option<&Secret>) -> Result<JobStore> {
     let Launch { rank, world_size, ref address, mut port, .. } = *launch;
     if port == 0 && world_size > 1 {
         let reason = format!("the other {} ranks cannot know the port that would be chosen; name one", world_size - 1);
@@ -145,7 +144,7 @@ fn meet(launch: &Launch, timeout: Duration, secret: Option<&Secret>) -> Result<R
     store.join()?;
     let local_address = Some(store.local_address());
     crate::event::debug!(launcher = launch.launcher, rank, world_size, address, port, serves = server.is_some(), "connected to the store");
-    Ok(Rendezvoused {
+    Ok(JobStore {
         store: Arc::new(PrefixStore::new(&launch.prefix, Arc::new(store))),
         rank,
         world_size,
@@ -172,9 +171,9 @@ fn check_reachable(launch: &Launch, bound: IpAddr) -> Result<()> {
 }
 
 /// Opens a store in a file.
-fn meet_in_file(path: &Path, rank: usize, world_size: usize, timeout: Duration, prefix: &str) -> Result<Rendezvoused> {
+fn connect_to_file(path: &Path, rank: usize, world_size: usize, timeout: Duration, prefix: &str) -> Result<JobStore> {
     let store = FileStore::open(path, Some(world_size), timeout)?;
-    Ok(Rendezvoused {
+    Ok(JobStore {
         store: Arc::new(PrefixStore::new(prefix, Arc::new(store))),
         rank,
         world_size,

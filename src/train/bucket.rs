@@ -1,16 +1,45 @@
-//! One bucket: its buffer, its hook, and a face that does not name its element type.
+//! One bucket: its buffer, its hook, this rank's share of its parameters, and a trait that does not name its element type.
 
 use std::any::Any;
 use std::ops::Range;
 
-use super::flat::Flat;
-use super::float::Float;
-use super::hook::{Hook, Progress};
+use half::{bf16, f16};
+
+use super::flat::{Flat, Pending, Place};
+use super::hook::{AllReduce, Hook, Progress, ReduceScatter};
+use super::host::Squares;
 use super::layout::BucketLayout;
-use super::squares::Squares;
+use super::parameter::Float;
 use crate::buffer::{Buffer as _, Memory};
 use crate::communicator::Communicator;
+use crate::element::DType;
 use crate::error::{Error, Result};
+use crate::op::ReduceOp;
+
+/// What a rank has of a bucket's averaged gradients in the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// All of them.
+    Whole,
+    /// Its share, for which it keeps the parameters.
+    Shares,
+}
+
+impl Ending {
+    /// What a bucket's length is a multiple of.
+    pub(super) fn multiple(self, comm: &Communicator) -> usize {
+        match self {
+            Self::Whole => 1,
+            Self::Shares => comm.world_size(),
+        }
+    }
+}
+
+/// This rank's share of a bucket: as long for every rank, in their order.
+pub(super) fn own_range(comm: &Communicator, layout: &BucketLayout) -> Range<usize> {
+    let len = layout.len / comm.world_size();
+    comm.rank() * len..(comm.rank() + 1) * len
+}
 
 /// A bucket whose elements are `T`.
 pub(super) struct Bucket<T: Float> {
@@ -20,6 +49,19 @@ pub(super) struct Bucket<T: Float> {
     flat: Option<Flat<T>>,
     /// Its own buffer, while one that was given is in its place.
     own: Option<Flat<T>>,
+    /// This rank's share of the parameters, where that is how a step ends.
+    share: Option<Flat<T>>,
+    /// The buffer, while all ranks' shares are gathered in it.
+    gathering: Pending<Flat<T>>,
+}
+
+/// What is lent to an optimiser: this rank's share of the parameters, and all of the gradients, of which its share is in `range`. Both are
+/// a `Flat` of the bucket's type.
+pub(super) struct Lent<'a> {
+    pub(super) layout: &'a BucketLayout,
+    pub(super) range: Range<usize>,
+    pub(super) parameters: &'a mut dyn Any,
+    pub(super) gradients: &'a dyn Any,
 }
 
 /// A bucket of any type.
@@ -40,6 +82,32 @@ pub(super) trait AnyBucket: Any {
 
     /// Multiplies the elements in `range`.
     fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()>;
+
+    /// Lends an optimiser what it works on.
+    fn lend(&mut self, comm: &Communicator) -> Result<Lent<'_>>;
+
+    /// Starts to gather all ranks' shares of the parameters, where the gradients were.
+    fn gather(&mut self, comm: &Communicator) -> Result<()>;
+
+    /// Waits until they are gathered.
+    fn gathered(&mut self) -> Result<()>;
+}
+
+/// A bucket of the layout's element type.
+pub(super) fn of_its_type(
+    comm: &Communicator,
+    layout: BucketLayout,
+    place: &Place,
+    op: ReduceOp,
+    ending: Ending,
+) -> Result<Box<dyn AnyBucket>> {
+    match layout.dtype {
+        DType::F64 => Bucket::<f64>::boxed(comm, layout, place, op, ending),
+        DType::F16 => Bucket::<f16>::boxed(comm, layout, place, op, ending),
+        DType::Bf16 => Bucket::<bf16>::boxed(comm, layout, place, op, ending),
+        // The plan has let no other type through.
+        _ => Bucket::<f32>::boxed(comm, layout, place, op, ending),
+    }
 }
 
 /// A bucket that has no gradients: its hook lost them with a call that failed.
@@ -47,9 +115,23 @@ fn lost() -> Error {
     Error::argument("train", "an earlier step failed, and its gradients are gone")
 }
 
+/// A bucket whose steps do not end in shares.
+fn whole() -> Error {
+    Error::argument("train", "this rank keeps no share of the parameters")
+}
+
 impl<T: Float> Bucket<T> {
-    pub(super) fn new(layout: BucketLayout, flat: Flat<T>, hook: Box<dyn Hook<T>>) -> Self {
-        Self { layout, hook, flat: Some(flat), own: None }
+    /// Full of zeros, with the plain hook.
+    fn boxed(comm: &Communicator, layout: BucketLayout, place: &Place, op: ReduceOp, ending: Ending) -> Result<Box<dyn AnyBucket>> {
+        let flat = Some(Flat::in_place(comm, place, layout.len)?);
+        let (hook, share): (Box<dyn Hook<T>>, _) = match ending {
+            Ending::Whole => (Box::new(AllReduce::new(op)), None),
+            Ending::Shares => {
+                let share = Flat::unshared(place, own_range(comm, &layout).len())?;
+                (Box::new(ReduceScatter::new(op)), Some(share))
+            }
+        };
+        Ok(Box::new(Self { layout, hook, flat, own: None, share, gathering: Pending::Idle }))
     }
 
     pub(super) fn set_hook(&mut self, hook: Box<dyn Hook<T>>) {
@@ -60,17 +142,18 @@ impl<T: Float> Bucket<T> {
         self.flat.as_ref().ok_or_else(lost)
     }
 
-    pub(super) fn flat_mut(&mut self) -> Result<&mut Flat<T>> {
+    fn flat_mut(&mut self) -> Result<&mut Flat<T>> {
         self.flat.as_mut().ok_or_else(lost)
     }
 
     /// Takes the buffer out, for a call that gives it back.
-    pub(super) fn take_flat(&mut self) -> Result<Flat<T>> {
+    fn take_flat(&mut self) -> Result<Flat<T>> {
         self.flat.take().ok_or_else(lost)
     }
 
-    pub(super) fn put_flat(&mut self, flat: Flat<T>) {
-        self.flat = Some(flat);
+    /// This rank's share of the parameters.
+    pub(super) fn share_mut(&mut self) -> Result<&mut Flat<T>> {
+        self.share.as_mut().ok_or_else(whole)
     }
 
     /// Its own buffer, for this step's gradients.
@@ -89,7 +172,7 @@ impl<T: Float> Bucket<T> {
     /// Puts a gradient of the right length into its slot, or adds it to what is there.
     pub(super) fn put(&mut self, slot: usize, gradient: Memory<'_, T>, add: bool) -> Result<()> {
         let range = self.layout.slots[slot].range.clone();
-        self.own_mut()?.put(range, gradient, add)
+        self.own_mut()?.put(range, gradient, 0, add)
     }
 
     /// As [`put`](Self::put); where the gradient is the whole bucket, its buffer becomes the bucket's.
@@ -154,5 +237,23 @@ impl<T: Float> AnyBucket for Bucket<T> {
 
     fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()> {
         self.flat_mut()?.scale(range, factor)
+    }
+
+    fn lend(&mut self, comm: &Communicator) -> Result<Lent<'_>> {
+        let parameters = self.share.as_mut().ok_or_else(whole)?;
+        let gradients = self.flat.as_ref().ok_or_else(lost)?;
+        Ok(Lent { layout: &self.layout, range: own_range(comm, &self.layout), parameters, gradients })
+    }
+
+    fn gather(&mut self, comm: &Communicator) -> Result<()> {
+        let mut flat = self.take_flat()?;
+        flat.put(own_range(comm, &self.layout), self.share_mut()?.memory(), 0, false)?;
+        self.gathering = flat.all_gather(comm)?;
+        Ok(())
+    }
+
+    fn gathered(&mut self) -> Result<()> {
+        self.flat = Some(self.gathering.wait()?);
+        Ok(())
     }
 }

@@ -4,8 +4,8 @@
 //!
 //! `train/` averages gradients as torch's DistributedDataParallel does, for any tensor crate: the core takes buffers and a call that says which
 //! parameter they are for. `layout.rs` (pure) walks the parameters from the last to the first and fills buckets, one list for each element
-//! type, capped at 1 MiB and then 25 MiB; a parameter of 256 KiB on the host is alone in its bucket, so that it
-//! starts when it comes. Buckets are numbered by when the walk leaves them. `buckets.rs` counts what has come. A full
+//! type, capped at 1 MiB and then 25 MiB; a parameter of 256 KiB on the host is alone in its bucket, so that its
+//! reduction starts when it comes. Buckets are numbered by when the walk leaves them. `buckets.rs` counts what has come. A full
 //! bucket is launched once all with lower numbers have been, so every rank starts the same calls in the same order, in whatever order its
 //! gradients come. What is launched is a `Hook`, one for each bucket, in stages: `start` when the bucket is launched, then `advance` for every
 //! bucket in turn until all are done, again in the same order everywhere. The plain hook is one started all-reduce; compression, PowerSGD and
@@ -15,8 +15,8 @@
 //! gradient that never came on one rank must not leave the others waiting: that rank sends zeros, and one more all-reduce of one number beside the
 //! buckets (the largest of rank and parameter) makes it every rank's error, after which the next step can follow.
 //!
-//! A gradient that is given, and alone in its bucket, takes the place of the bucket's buffer (`bucket.rs`), which is kept for steps that copy. The
-//! ranks need not do alike: a call is the same whichever memory it is made on.
+//! A gradient that is given, and alone in its bucket, takes the place of the bucket's buffer (`bucket.rs`), which is kept for steps that copy. One
+//! rank may give where another copies: a call is the same whichever memory it is made on.
 //!
 //! On the host, buckets come from `Communicator::alloc` and the calls run on the communicator's worker. On a device, copies into buckets are
 //! queued on the caller's stream and reductions on the communicator's, ordered by the buckets' events, so nobody waits on the host. What is done
@@ -24,6 +24,9 @@
 //! host; those that nobody else uses are loaded with the first buckets, before anything is on its way. A norm is a sum that one copy brings to
 //! the host, waited for under the communicator's timeout. A sharded optimiser lends device slices of its share to the caller's kernels. PowerSGD
 //! has no kernels, and stays on the host.
+//!
+//! Element types are erased in one place: an `AnyBucket` is a `Bucket` of one of the four float types, with its hook and, in a sharded
+//! optimiser, this rank's share of the parameters.
 //!
 //! A step's peak, beside the model and its gradients: the bytes N of all gradients, once. `Compress` adds N/2 for `f32`; PowerSGD 4 B for each
 //! element of a compressed matrix and the factors, 4·r·(rows + columns), three times. `ShardedOptimizer` on n ranks: N and N/n, and the
@@ -33,18 +36,13 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-use half::{bf16, f16};
-
-use super::bucket::{AnyBucket, Bucket};
-use super::flat::{Flat, Place};
-use super::float::Float;
+use super::agreement::{agree, everywhere};
+use super::bucket::{AnyBucket, Bucket, Ending, of_its_type};
+use super::flat::{Flat, Pending, Place};
 use super::hook::{Hook, weight};
-use super::layout::{BucketLayout, plan};
-use super::outcome::everywhere;
-use super::parameter::{Parameter, agree};
-use super::pending::Pending;
-use super::squares::Squares;
-use super::{Missing, Options};
+use super::host::Squares;
+use super::layout::{BucketLayout, Missing, Options, plan};
+use super::parameter::{Float, Parameter};
 use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::communicator::Communicator;
 use crate::element::DType;
@@ -88,23 +86,18 @@ pub(super) struct Buckets<'comm> {
     at_work: bool,
 }
 
-/// Makes a bucket's hook. The first kind of hook is made for all types.
-pub(super) trait MakeHook {
-    fn make<T: Float>(&self, layout: &BucketLayout) -> Box<dyn Hook<T>>;
-}
-
 impl<'comm> Buckets<'comm> {
-    /// Buckets for these parameters, in this place, with lengths that are multiples of `multiple`. Collective.
+    /// Buckets for these parameters, in this place. Collective.
     pub(super) fn new(
         comm: &'comm Communicator,
         what: &'static str,
         parameters: Vec<Parameter>,
         options: &Options,
-        (place, multiple): (&Place, usize),
-        hooks: &impl MakeHook,
+        place: &Place,
+        ending: Ending,
     ) -> Result<Self> {
         let usable = weight(options.op, comm.world_size());
-        let layouts = plan(&parameters, options.caps(place), multiple);
+        let layouts = plan(&parameters, options.caps(place), ending.multiple(comm));
         agree(comm, what, &parameters, &options.in_words(place))?;
         // Whatever is wrong with these is so on every rank.
         usable?;
@@ -117,7 +110,7 @@ impl<'comm> Buckets<'comm> {
                 entries[place.parameter].slot = slot;
             }
         }
-        let made = layouts.into_iter().map(|layout| bucket_of(comm, layout, place, hooks)).collect();
+        let made = layouts.into_iter().map(|layout| of_its_type(comm, layout, place, options.op, ending)).collect();
         let buckets: Vec<_> = everywhere(comm, what, made)?;
         let waiting = buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
         Ok(Self { comm, entries, buckets, waiting, next: 0, missing: options.missing, failed: None, at_work: false })
@@ -131,8 +124,9 @@ impl<'comm> Buckets<'comm> {
         self.buckets.iter().map(|bucket| bucket.layout())
     }
 
-    pub(super) fn layout(&self, bucket: usize) -> &BucketLayout {
-        self.buckets[bucket].layout()
+    /// The buckets, whatever their types are.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn AnyBucket>> {
+        self.buckets.iter_mut()
     }
 
     /// The bucket and slot of a parameter that there is.
@@ -172,7 +166,7 @@ impl<'comm> Buckets<'comm> {
         }
     }
 
-    /// Does what leaves the step, and every later one, undone where it fails or panics.
+    /// Runs a part of a step. If it fails or panics, no step can follow.
     pub(super) fn go_on<R>(&mut self, work: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         self.at_work = true;
         let result = work(self);
@@ -180,7 +174,7 @@ impl<'comm> Buckets<'comm> {
         self.fail(result)
     }
 
-    /// Notes an error that leaves the step, and every later one, undone.
+    /// Keeps the first error after which no step can follow.
     fn fail<R>(&mut self, result: Result<R>) -> Result<R> {
         result.inspect_err(|error| {
             self.failed.get_or_insert_with(|| Arc::new(error.clone()));
@@ -266,8 +260,8 @@ impl<'comm> Buckets<'comm> {
         Ok(())
     }
 
-    /// Ends the step: what has not come counts as zeros; every bucket is launched and waited for. Collective. An error of one rank's
-    /// making, gradients that never came, is every rank's, and another step can follow.
+    /// Ends the step: what has not come counts as zeros; every bucket is launched and waited for. Collective. Where a gradient never
+    /// came on one rank, every rank gets the error, and another step can follow.
     pub(super) fn finish(&mut self, call: &'static str) -> Result<()> {
         self.check_alive(call)?;
         let absent = self.go_on(Self::finish_all)?;
@@ -281,7 +275,8 @@ impl<'comm> Buckets<'comm> {
         Err(Error::argument(call, format!("{who} gave no gradient for parameter {index} {parameter} in this step; {reason}")))
     }
 
-    /// Does so; the rank that gave no gradient for a parameter it should have given one for, and the parameter.
+    /// The part of [`finish`](Self::finish) after which no step can follow where it fails. Gives a rank that had no gradient for a
+    /// parameter, and the parameter.
     fn finish_all(&mut self) -> Result<Option<(usize, usize)>> {
         let absent = self.fill_up()?;
         self.launch_full()?;
@@ -309,7 +304,7 @@ impl<'comm> Buckets<'comm> {
         }
     }
 
-    /// Makes ready what is not; the first of those parameters.
+    /// Makes every parameter ready, with zeros where no gradient has come. Gives the first of those that were not.
     fn fill_up(&mut self) -> Result<Option<usize>> {
         let absent: Vec<usize> = (0..self.entries.len()).filter(|index| self.entries[*index].stage != Stage::Ready).collect();
         for index in &absent {
@@ -322,7 +317,7 @@ impl<'comm> Buckets<'comm> {
         Ok(absent.first().copied())
     }
 
-    /// Starts to tell every rank of a parameter that got no gradient here: the largest of these numbers wins, so that all hear of the same.
+    /// Starts to tell every rank of a parameter that got no gradient here. The largest number wins, so that all hear of the same one.
     fn tell(&self, absent: Option<usize>) -> Result<Pending<[u64; 1]>> {
         let number = absent.map_or(0, |index| (self.comm.rank() as u64 + 1) << 32 | index as u64);
         match self.comm.world_size() {
@@ -416,19 +411,4 @@ fn absent_of(number: u64) -> Option<(usize, usize)> {
 
 fn other_type(bucket: usize, asked: DType) -> Error {
     Error::argument("train", format!("bucket {bucket} does not hold elements of {asked}"))
-}
-
-/// A bucket of the layout's element type.
-fn bucket_of(comm: &Communicator, layout: BucketLayout, place: &Place, hooks: &impl MakeHook) -> Result<Box<dyn AnyBucket>> {
-    fn of<T: Float>(comm: &Communicator, layout: BucketLayout, place: &Place, hooks: &impl MakeHook) -> Result<Box<dyn AnyBucket>> {
-        let (hook, flat) = (hooks.make::<T>(&layout), Flat::in_place(comm, place, layout.len)?);
-        Ok(Box::new(Bucket::<T>::new(layout, flat, hook)))
-    }
-    match layout.dtype {
-        DType::F64 => of::<f64>(comm, layout, place, hooks),
-        DType::F16 => of::<f16>(comm, layout, place, hooks),
-        DType::Bf16 => of::<bf16>(comm, layout, place, hooks),
-        // The plan has let no other type through.
-        _ => of::<f32>(comm, layout, place, hooks),
-    }
 }

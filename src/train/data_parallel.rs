@@ -1,19 +1,16 @@
-//! Gradients averaged over all ranks while the backward pass goes on.
+//! Gradients averaged over all ranks while the backward pass goes on, and what a finished step gives: means, their norm, clipping.
 
 use std::fmt;
 
-use super::Options;
-use super::averaged::Averaged;
-use super::buckets::{Buckets, MakeHook};
+use super::bucket::Ending;
+use super::buckets::Buckets;
 use super::flat::{Flat, Place};
-use super::float::Float;
-use super::hook::{AllReduce, Hook};
-use super::layout::BucketLayout;
-use super::parameter::Parameter;
+use super::hook::Hook;
+use super::layout::{BucketLayout, Options};
+use super::parameter::{Float, Parameter};
 use crate::buffer::{Buffer, BufferMut};
 use crate::communicator::Communicator;
-use crate::error::Result;
-use crate::op::ReduceOp;
+use crate::error::{Error, Result};
 
 /// Averages a model's gradients over all ranks, in buckets, while the backward pass still computes others.
 ///
@@ -62,15 +59,6 @@ pub struct DataParallel<'comm> {
     buckets: Buckets<'comm>,
 }
 
-/// An all-reduce for every bucket.
-struct Plainly(ReduceOp);
-
-impl MakeHook for Plainly {
-    fn make<T: Float>(&self, _layout: &BucketLayout) -> Box<dyn Hook<T>> {
-        Box::new(AllReduce::new(self.0))
-    }
-}
-
 impl<'comm> DataParallel<'comm> {
     /// Makes the buckets of a model's parameters, listed in the order in which the forward pass uses them: the backward pass comes
     /// the other way. Collective.
@@ -81,13 +69,13 @@ impl<'comm> DataParallel<'comm> {
     /// have, `Unsupported` for an op that does not add up, and those of [`Communicator::alloc`].
     #[doc(alias = "DistributedDataParallel")]
     pub fn new(comm: &'comm Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
-        Buckets::new(comm, "DataParallel::new", parameters, &options, (&Place::Host, 1), &Plainly(options.op))
-            .map(|buckets| Self { buckets })
+        let buckets = Buckets::new(comm, "DataParallel::new", parameters, &options, &Place::Host, Ending::Whole)?;
+        Ok(Self { buckets })
     }
 
     /// As [`new`](Self::new), with the buckets on the stream's device, which is the communicator's. Gradients are copied into them on
     /// `stream`, on which the backward pass runs; reductions are queued on the communicator's own
-    /// ([`Device::stream`](crate::Device::stream), or that of [`Communicator::on`]) and run beside it, ordered by the buckets' events; so
+    /// ([`Device::stream`](crate::Device::stream), or that of [`Communicator::with_stream`]) and run beside it, ordered by the buckets' events; so
     /// `finish` waits for no device. What [`Averaged`] gives is to be used on `stream`, or ordered by events of cudarc's.
     ///
     /// Accumulating, norms and clipping are done there, by kernels of the crate's on `stream`. Of the hooks, [`Compress`](super::Compress)
@@ -108,8 +96,8 @@ impl<'comm> DataParallel<'comm> {
         options: Options,
     ) -> Result<Self> {
         let place = Place::on_device(stream);
-        let buckets = Buckets::new(comm, "DataParallel::on_device", parameters, &options, (&place, 1), &Plainly(options.op));
-        buckets.map(|buckets| Self { buckets })
+        let buckets = Buckets::new(comm, "DataParallel::on_device", parameters, &options, &place, Ending::Whole)?;
+        Ok(Self { buckets })
     }
 
     /// Has the buckets of type `T` averaged in another way. `make` is called once for each, between two steps. Every rank must give
@@ -202,7 +190,7 @@ impl<'comm> DataParallel<'comm> {
         self.buckets.give("give", parameter, gradient.into())
     }
 
-    /// Ends the step: launches what was not, waits for all buckets, and gives the means. Collective.
+    /// Ends the step: launches the other buckets, waits for all, and gives the means. Collective.
     ///
     /// # Errors
     ///
@@ -248,5 +236,103 @@ impl fmt::Debug for DataParallel<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (parameters, buckets) = (self.buckets.len(), self.buckets.layouts().len());
         write!(f, "DataParallel({parameters} parameters in {buckets} buckets on {:?})", self.buckets.comm())
+    }
+}
+
+/// The averaged gradients of a step, the same bits on every rank, until the next step begins; see
+/// [`DataParallel::finish`].
+pub struct Averaged<'a, 'comm> {
+    buckets: &'a mut Buckets<'comm>,
+}
+
+impl Averaged<'_, '_> {
+    /// A parameter's gradient.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such parameter, or `T` is not its type.
+    pub fn gradient<T: Float>(&self, parameter: usize) -> Result<&[T]> {
+        let (flat, range) = self.buckets.slot::<T>("gradient", parameter)?;
+        Ok(&flat.host()?[range])
+    }
+
+    /// A parameter's gradient, where the buckets are on a device.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such parameter, `T` is not its type, or the buckets are in host memory.
+    #[cfg(feature = "cuda")]
+    pub fn device_gradient<T: Float>(&self, parameter: usize) -> Result<cudarc::driver::CudaView<'_, T>> {
+        let (flat, range) = self.buckets.slot::<T>("device_gradient", parameter)?;
+        flat.device_view(range).ok_or_else(|| Error::argument("device_gradient", "the buckets are in host memory: use `gradient`"))
+    }
+
+    /// Copies a parameter's gradient to a buffer of its type and length.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for any other.
+    pub fn copy_to<B>(&self, parameter: usize, destination: &mut B) -> Result<()>
+    where
+        B: BufferMut<Element: Float> + ?Sized,
+    {
+        self.buckets.copy_to("copy_to", parameter, destination)
+    }
+
+    /// Moves a parameter's gradient out: the buffer that was [given](DataParallel::give) for it, else a copy (or what a hook
+    /// gave back in its place). On a device making room for a copy waits for the caller's stream, without a limit.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such parameter, or `T` is not its type; on a device `Cuda`. Once a gradient was taken, this,
+    /// [`gradient`](Self::gradient), [`copy_to`](Self::copy_to) and [`norm`](Self::norm) refuse it until the next step.
+    pub fn take<T: Float>(&mut self, parameter: usize) -> Result<Flat<T>> {
+        self.buckets.move_out("take", parameter)
+    }
+
+    /// The norm of all gradients together: the root of the sum of all squares, added up in `f64`. Every rank gets the same bits.
+    ///
+    /// On a device the squares are added up by kernels on the caller's stream, and this waits for that stream; each gradient is read
+    /// once. They are added in another order than on the host: of n elements the two norms differ by at most (n + 2)·2⁻⁵³ of the norm.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where a gradient was [taken](Self::take). On a device `Cuda`, and those of the wait: `Timeout` after the
+    /// communicator's, `Poisoned`.
+    pub fn norm(&self) -> Result<f64> {
+        self.buckets.check_all_there("norm")?;
+        self.buckets.sum_of_squares(|layout| 0..layout.len).map(f64::sqrt)
+    }
+
+    /// Multiplies all gradients so that their [`norm`](Self::norm) is `limit`, where it is larger. Gives the norm that was there before.
+    /// Where that is not finite the gradients stay as they are: skip the step. Each product is made in `f64` and rounded once.
+    ///
+    /// On a device it waits as [`norm`](Self::norm) does, and queues the products.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a limit that is not a positive number, and those of [`norm`](Self::norm).
+    #[doc(alias = "clip_grad_norm_")]
+    pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
+        let factor = clipping(limit)?;
+        let norm = self.norm()?;
+        if let Some(factor) = factor(norm) {
+            self.buckets.scale(|layout| 0..layout.len, factor)?;
+        }
+        Ok(norm)
+    }
+}
+
+/// The factor that brings gradients of a norm down to `limit`; `None` where they stay as they are.
+pub(super) fn clipping(limit: f64) -> Result<impl Fn(f64) -> Option<f64>> {
+    if !(limit > 0.0 && limit.is_finite()) {
+        return Err(Error::argument("clip_norm", format!("a limit of {limit}; it must be a positive number")));
+    }
+    Ok(move |norm: f64| (norm.is_finite() && norm > limit).then_some(limit / norm))
+}
+
+impl fmt::Debug for Averaged<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Averaged({} gradients)", self.buckets.len())
     }
 }

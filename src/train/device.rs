@@ -1,27 +1,23 @@
-//! The flat buffer of a bucket on a device: what the caller's gradients go through is queued on the caller's stream, and reductions on the
-//! communicator's, beside it.
+//! The flat buffer of a bucket on a device. Work on gradients is queued on the caller's stream, reductions on the communicator's beside it.
 
 #![expect(unsafe_code, reason = "copies between addresses of the device, and kernels that take them")]
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, DevicePtrMut, DeviceSlice, DriverError, result};
 
-use super::float::Float;
+use super::parameter::Float;
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceWrite as _, Reading};
 use crate::buffer::{Buffer as _, BufferMut as _, Memory, MemoryMut};
 use crate::communicator::Communicator;
 use crate::deadline::Deadline;
 use crate::device::{self, Kernels, MOST_PARTIALS, cuda_error, is_complete};
 use crate::error::{Error, Result};
+use crate::tuning::train::{UNLOAD_PATIENCE, UNLOAD_POLL};
 
-/// How long our kernels are waited for before they would be unloaded.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// A wait of that length was in vain: there are no more.
+/// Set once such a wait was in vain: nobody waits again.
 static IN_VAIN: AtomicBool = AtomicBool::new(false);
 
 /// A stream of the caller's, and our kernels on its device: one for all buckets of a model.
@@ -66,13 +62,13 @@ impl Workplace {
         Ok(kernels)
     }
 
-    /// Whether the stream comes to where it is now before long.
+    /// Whether what is on the stream now ends in time.
     fn is_done_soon(&self) -> bool {
         let Ok(event) = self.stream.record_event(None) else { return false };
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(UNLOAD_PATIENCE);
         loop {
             match is_complete(&event) {
-                Ok(false) if !deadline.has_passed() && !IN_VAIN.load(Ordering::Relaxed) => std::thread::sleep(Duration::from_millis(1)),
+                Ok(false) if !deadline.has_passed() && !IN_VAIN.load(Ordering::Relaxed) => std::thread::sleep(UNLOAD_POLL),
                 Ok(false) => {
                     IN_VAIN.store(true, Ordering::Relaxed);
                     return false;
@@ -127,7 +123,7 @@ fn aligned<T>(address: u64) -> Result<()> {
     }
 }
 
-/// Does what reads `memory` on the stream, at its address: behind whoever wrote it, and before whoever writes or frees it later.
+/// Runs `work` with the address of `memory`, which it reads on the stream: after earlier writes, and before it is written again or freed.
 fn reading<T>(stream: &CudaStream, memory: DeviceMemory<'_, T>, doing: &str, work: impl FnOnce(u64) -> Result<()>) -> Result<()> {
     let failed = |error: DriverError| cuda_error(doing, error);
     same_context(stream, memory.inner.context())?;
@@ -179,7 +175,7 @@ impl<T: Float> DeviceFlat<T> {
         Ok(copy)
     }
 
-    /// Where a range lies, once the stream waits for who uses it, and what is done with it there. Nothing where there is nothing in it.
+    /// Makes the stream wait for other users of a range, and runs `work` with its address. Does nothing for an empty range.
     fn at(&mut self, range: Range<usize>, work: impl FnOnce(u64, &Workplace) -> Result<()>) -> Result<()> {
         if range.is_empty() {
             return Ok(());

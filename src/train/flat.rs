@@ -1,4 +1,4 @@
-//! The flat buffer of a bucket, on the host or on a device.
+//! The flat buffer of a bucket, on the host or on a device, and calls on it that go on in the background.
 
 use std::ops::Range;
 #[cfg(feature = "cuda")]
@@ -9,17 +9,12 @@ use cudarc::driver::{CudaSlice, CudaStream};
 
 #[cfg(feature = "cuda")]
 use super::device::{DeviceFlat, Workplace};
-use super::float::Float;
-use super::host::HostFlat;
-use super::pending::Pending;
-use super::squares::Squares;
+use super::host::{HostFlat, Squares, convert};
+use super::parameter::Float;
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
-use crate::communicator::{Communicator, SharedBuffer};
+use crate::communicator::{Communicator, SharedBuffer, Work};
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
-
-/// How many elements are converted at a time: they stay in the nearest cache.
-const BLOCK: usize = 1024;
 
 /// Where buckets lie.
 #[derive(Debug, Clone)]
@@ -57,14 +52,14 @@ enum Elements<T: Float> {
 
 /// What a slice of the host's cannot show.
 #[cfg(feature = "cuda")]
-pub(super) fn on_device() -> Error {
+fn on_device() -> Error {
     let reason = "use device slices (`Flat::device`, `device_gradient`, `device_values`, `device_parameter`), or copy them with `copy_to`";
     Error::unsupported("elements on a device as a slice of the host's", reason)
 }
 
 /// Buffers on the other side.
 #[cfg(feature = "cuda")]
-pub(super) fn elsewhere(here: &str, there: &str) -> Error {
+fn elsewhere(here: &str, there: &str) -> Error {
     Error::argument("train", format!("a buffer {there}, where the buckets are {here}"))
 }
 
@@ -114,6 +109,15 @@ impl<T: Float> Flat<T> {
                 reachable(comm, workplace.stream())?;
                 DeviceFlat::new(workplace, len).map(|flat| Self(Elements::Device(flat)))
             }
+        }
+    }
+
+    /// `len` zeros in a place, which no other rank shares.
+    pub(super) fn unshared(place: &Place, len: usize) -> Result<Self> {
+        match place {
+            Place::Host => Ok(vec![T::default(); len].into()),
+            #[cfg(feature = "cuda")]
+            Place::Device(workplace) => DeviceFlat::new(workplace, len).map(|flat| Self(Elements::Device(flat))),
         }
     }
 
@@ -228,15 +232,19 @@ impl<T: Float> Flat<T> {
         Ok(())
     }
 
-    /// Copies a gradient in, or adds it to what is there. `range` lies inside, and the gradient is as long (checked by the caller).
-    pub(super) fn put(&mut self, range: Range<usize>, gradient: Memory<'_, T>, add: bool) -> Result<()> {
-        match (&mut self.0, gradient) {
-            (Elements::Host(buffer), Memory::Host(gradient)) if add => {
-                buffer[range].iter_mut().zip(gradient).for_each(|(sum, new)| *sum = sum.plus(*new));
+    /// Copies as many elements in, from the `first` of those given on, or adds them to what is there. `range` lies inside, and there
+    /// are as many (checked by the caller).
+    pub(super) fn put(&mut self, range: Range<usize>, given: Memory<'_, T>, first: usize, add: bool) -> Result<()> {
+        match (&mut self.0, given) {
+            (Elements::Host(buffer), Memory::Host(given)) => {
+                let given = &given[first..first + range.len()];
+                match add {
+                    true => buffer[range].iter_mut().zip(given).for_each(|(sum, new)| *sum = sum.plus(*new)),
+                    false => buffer[range].copy_from_slice(given),
+                }
             }
-            (Elements::Host(buffer), Memory::Host(gradient)) => buffer[range].copy_from_slice(gradient),
             #[cfg(feature = "cuda")]
-            (Elements::Device(flat), Memory::Device(gradient)) => flat.put(range, gradient, 0, add)?,
+            (Elements::Device(flat), Memory::Device(given)) => flat.put(range, given, first, add)?,
             #[cfg(feature = "cuda")]
             (Elements::Host(_), Memory::Device(_)) => return Err(elsewhere("in host memory", "on a device")),
             #[cfg(feature = "cuda")]
@@ -269,7 +277,8 @@ impl<T: Float> Flat<T> {
         Ok(())
     }
 
-    /// Starts an all-reduce of it; on one rank there is nothing to do, but to weight it. On a device it is queued, and the elements' own events say when it has ended.
+    /// Starts an all-reduce of it. One rank alone has nothing to do, but to weight it. On a device it is queued, and the elements' own
+    /// events say when it has ended.
     pub(super) fn all_reduce(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
         if comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
             return Ok(Pending::Ended(self));
@@ -377,19 +386,6 @@ impl<T: Float> From<CudaSlice<T>> for Flat<T> {
     }
 }
 
-/// See [`Flat::convert_from`].
-fn convert<F: Float, T: Float>(from: &[F], into: &mut [T], weight: f64) {
-    let mut block = [0.0_f32; BLOCK];
-    for (from, into) in from.chunks(BLOCK).zip(into.chunks_mut(BLOCK)) {
-        let block = &mut block[..from.len()];
-        F::widen(from, block);
-        if weight != 1.0 {
-            block.iter_mut().for_each(|x| *x = (f64::from(*x) * weight) as f32);
-        }
-        T::narrow(block, into);
-    }
-}
-
 impl<T: Float> Sealed for Flat<T> {}
 
 impl<T: Float> Buffer for Flat<T> {
@@ -412,4 +408,32 @@ impl<T: Float> BufferMut for Flat<T> {
             Elements::Device(flat) => flat.slice.memory_mut(),
         }
     }
+}
+
+/// A call in the background, or what came of it at once.
+#[derive(Debug, Default)]
+pub(super) enum Pending<B> {
+    /// Nothing was started.
+    #[default]
+    Idle,
+    /// It goes on.
+    Going(Work<B>),
+    /// It has ended already.
+    Ended(B),
+}
+
+impl<B: Send + 'static> Pending<B> {
+    /// Waits for its end.
+    pub(super) fn wait(&mut self) -> Result<B> {
+        match std::mem::take(self) {
+            Self::Going(work) => work.wait(),
+            Self::Ended(buffer) => Ok(buffer),
+            Self::Idle => Err(not_started()),
+        }
+    }
+}
+
+/// A hook that was asked to go on with nothing.
+pub(super) fn not_started() -> Error {
+    Error::argument("advance", "nothing was started: a hook's start comes before its advance")
 }

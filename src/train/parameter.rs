@@ -1,13 +1,12 @@
-//! What a model's parameters are called and look like, and that all ranks say the same of them.
+//! What a model's parameters look like, and the element types of their gradients.
 
 use std::fmt;
 
-use sha2::{Digest, Sha256};
+use half::slice::HalfFloatSliceExt as _;
+use half::{bf16, f16};
 
-use super::float::Float;
-use crate::communicator::Communicator;
-use crate::element::DType;
-use crate::error::{Error, Result};
+use crate::element::{DType, Element};
+use crate::float8::narrow_to_odd;
 
 /// A parameter of the model: what a gradient is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,80 +39,118 @@ impl fmt::Display for Parameter {
     }
 }
 
-/// Refuses ranks that differ in `what` they make, say on the host or on a device, in their parameters, or in `settings` (what else decides
-/// which calls are made, in words). Collective.
-pub(super) fn agree(comm: &Communicator, what: &str, parameters: &[Parameter], settings: &str) -> Result<()> {
-    if comm.world_size() == 1 {
-        return Ok(());
+/// The float types that gradients come in: `f32`, `f64`, `f16`, `bf16`. No others can implement it, since none are an [`Element`].
+pub trait Float: Element {
+    /// Its value, exact but for an `f64`, which is rounded to nearest.
+    fn to_f32(self) -> f32;
+
+    /// Its value.
+    fn to_f64(self) -> f64;
+
+    /// The nearest of this type.
+    fn from_f32(value: f32) -> Self;
+
+    /// The nearest of this type.
+    fn from_f64(value: f64) -> Self;
+
+    /// The sum of two, rounded once.
+    #[must_use]
+    fn plus(self, other: Self) -> Self;
+
+    /// As [`to_f32`](Float::to_f32) for slices of equal lengths; of unequal ones, what both have.
+    fn widen(from: &[Self], into: &mut [f32]) {
+        into.iter_mut().zip(from).for_each(|(wide, narrow)| *wide = narrow.to_f32());
     }
-    let mine = lines(what, parameters, settings);
-    let digest: [u8; 32] = Sha256::digest(mine.as_bytes()).into();
-    let mut all = vec![([0; 32], 0).into_plain(); comm.world_size()];
-    comm.all_gather_into(&[(digest, mine.len() as u64).into_plain()], &mut all)?;
-    let Some(other) = all.iter().position(|theirs| *theirs != all[0]) else { return Ok(()) };
-    let told = |rank: usize| {
-        let mut text = if comm.rank() == rank { mine.clone().into_bytes() } else { vec![0; length(&all[rank])] };
-        comm.broadcast(&mut text, rank).map(|()| String::from_utf8_lossy(&text).into_owned())
-    };
-    let (first, second) = (told(0)?, told(other)?);
-    let (first_call, second_call) = first_difference(&first, &second);
-    Err(Error::Mismatch { first: comm.peers()[0].clone(), first_call, second: comm.peers()[other].clone(), second_call })
-}
 
-/// A digest and a length as they travel.
-trait IntoPlain {
-    fn into_plain(self) -> [u8; 40];
-}
-
-impl IntoPlain for ([u8; 32], u64) {
-    fn into_plain(self) -> [u8; 40] {
-        let mut plain = [0; 40];
-        plain[..32].copy_from_slice(&self.0);
-        plain[32..].copy_from_slice(&self.1.to_le_bytes());
-        plain
+    /// As [`from_f32`](Float::from_f32) for slices of equal lengths; of unequal ones, what both have.
+    fn narrow(from: &[f32], into: &mut [Self]) {
+        into.iter_mut().zip(from).for_each(|(narrow, wide)| *narrow = Self::from_f32(*wide));
     }
 }
 
-/// The length in it.
-fn length(plain: &[u8; 40]) -> usize {
-    plain[32..].iter().rev().fold(0, |length, byte| length << 8 | usize::from(*byte))
+impl Float for f32 {
+    fn to_f32(self) -> f32 {
+        self
+    }
+    fn to_f64(self) -> f64 {
+        self.into()
+    }
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+    fn from_f64(value: f64) -> Self {
+        value as f32
+    }
+    fn plus(self, other: Self) -> Self {
+        self + other
+    }
 }
 
-/// One line for what is made, one for the settings and one for each parameter; debug forms hold no line ends.
-fn lines(what: &str, parameters: &[Parameter], settings: &str) -> String {
-    let mut text = format!("{what}\n{settings}\n");
-    parameters.iter().enumerate().for_each(|(index, parameter)| text += &format!("parameter {index} {parameter}\n"));
-    text
+impl Float for f64 {
+    fn to_f32(self) -> f32 {
+        self as f32
+    }
+    fn to_f64(self) -> f64 {
+        self
+    }
+    fn from_f32(value: f32) -> Self {
+        value.into()
+    }
+    fn from_f64(value: f64) -> Self {
+        value
+    }
+    fn plus(self, other: Self) -> Self {
+        self + other
+    }
 }
 
-/// What each made, and the first of the other lines that differ, in words.
-fn first_difference(first: &str, second: &str) -> (String, String) {
-    let ((first_what, first), (second_what, second)) = (split(first), split(second));
-    let (first, second) = match first == second {
-        true => (split(first).0.to_owned(), split(second).0.to_owned()),
-        false => first_different_line(first, second),
-    };
-    (format!("{first_what} with {first}"), format!("{second_what} with {second}"))
+macro_rules! sixteen_bits {
+    ($($half:ty),*) => {$(
+        impl Float for $half {
+            fn to_f32(self) -> f32 {
+                self.to_f32()
+            }
+            fn to_f64(self) -> f64 {
+                self.to_f64()
+            }
+            fn from_f32(value: f32) -> Self {
+                Self::from_f32(value)
+            }
+            fn from_f64(value: f64) -> Self {
+                // The crate's own way rounds twice, or drops what decides a tie.
+                Self::from_f32(narrow_to_odd(value))
+            }
+            fn plus(self, other: Self) -> Self {
+                Self::from_f32(self.to_f32() + other.to_f32())
+            }
+            fn widen(from: &[Self], into: &mut [f32]) {
+                let len = from.len().min(into.len());
+                from[..len].convert_to_f32_slice(&mut into[..len]);
+            }
+            fn narrow(from: &[f32], into: &mut [Self]) {
+                let len = from.len().min(into.len());
+                into[..len].convert_from_f32_slice(&from[..len]);
+            }
+        }
+    )*};
 }
 
-/// The first line, and the others.
-fn split(text: &str) -> (&str, &str) {
-    text.split_once('\n').unwrap_or((text, ""))
-}
+sixteen_bits!(f16, bf16);
 
-fn first_different_line(first: &str, second: &str) -> (String, String) {
-    let count = |text: &str| text.lines().count() - 1;
-    let mut pairs = first.lines().zip(second.lines());
-    match pairs.find(|(a, b)| a != b) {
-        Some((a, b)) => (a.to_owned(), b.to_owned()),
-        None => {
-            let longer = if first.len() > second.len() { first } else { second };
-            let surplus = longer.lines().nth(count(first).min(count(second)) + 1).unwrap_or_default();
-            let said = |text: &str| match text == longer {
-                true => format!("{} parameters, of which the other has not {surplus}", count(text)),
-                false => format!("{} parameters", count(text)),
-            };
-            (said(first), said(second))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_next_to_a_tie_go_to_their_own_side() {
+        // The tie lies in the middle of 1 and the next number; an f32 cannot tell these from it.
+        for (tie, next) in [(1.0 + 2_f64.powi(-11), 1.0 + 2_f64.powi(-10)), (-1.0 - 2_f64.powi(-11), -1.0 - 2_f64.powi(-10))] {
+            assert_eq!(<f16 as Float>::from_f64(tie * (1.0 + 1e-14)).to_f64(), next);
+            assert_eq!(<f16 as Float>::from_f64(tie * (1.0 - 1e-14)).to_f64(), tie.signum());
+        }
+        for (tie, next) in [(1.0 + 2_f64.powi(-8), 1.0 + 2_f64.powi(-7)), (-1.0 - 2_f64.powi(-8), -1.0 - 2_f64.powi(-7))] {
+            assert_eq!(<bf16 as Float>::from_f64(tie * (1.0 + 1e-14)).to_f64(), next);
+            assert_eq!(<bf16 as Float>::from_f64(tie * (1.0 - 1e-14)).to_f64(), tie.signum());
         }
     }
 }

@@ -2,16 +2,16 @@
 
 use std::ops::Range;
 
-use super::flat::Flat;
-use super::float::Float;
+use super::agreement::agree;
+use super::flat::{Flat, Pending, not_started};
 use super::hook::{AllReduce, Hook, Progress, weight};
 use super::layout::{BucketLayout, Slot};
 use super::matrix::{add_product, all_finite, orthonormalise, times, transposed_times};
-use super::parameter::agree;
-use super::pending::{Pending, not_started};
+use super::parameter::Float;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
+use crate::random::Random;
 
 /// How [`PowerSgd`] compresses. Every rank must use the same.
 #[derive(Debug, Clone, PartialEq)]
@@ -153,10 +153,10 @@ impl<T: Float> PowerSgd<T> {
                 right.fill(0.0);
             }
             orthonormalise(right, matrix.columns);
-            let mut drawn = Random::new(self.options.seed, self.step, index as u64);
+            let mut drawn = Random(self.options.seed ^ self.step.rotate_left(40) ^ (index as u64).rotate_left(20));
             for column in right.chunks_exact_mut(matrix.columns) {
                 if column.iter().all(|x| *x == 0.0) {
-                    column.iter_mut().for_each(|x| *x = drawn.next());
+                    column.iter_mut().for_each(|x| *x = drawn.unit());
                 }
             }
             orthonormalise(right, matrix.columns);
@@ -276,22 +276,5 @@ impl<T: Float> Hook<T> for PowerSgd<T> {
                 Ok(Progress::Done(gradients))
             }
         }
-    }
-}
-
-/// Numbers between -1 and 1 that a seed brings back on every rank: SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64, step: u64, matrix: u64) -> Self {
-        Self(seed ^ step.rotate_left(40) ^ matrix.rotate_left(20))
-    }
-
-    fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 40) as f32 / (1_u32 << 23) as f32 - 1.0
     }
 }

@@ -9,3 +9,4 @@ pub mod oracle;
 pub mod programs;
 pub mod random;
 pub mod ranks;
+pub mod tasks;

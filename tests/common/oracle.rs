@@ -2,12 +2,11 @@
 
 use collectives::{Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
 
-/// A hash of a place (SplitMix64's finaliser).
+use super::random::Random;
+
+/// A number of a place's own.
 pub fn hash(seed: u64, rank: usize, index: usize) -> u64 {
-    let mut x = seed ^ (rank as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (index as u64).wrapping_mul(0xd1b5_4a32_d192_ed03);
-    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ x >> 31
+    Random(seed ^ (rank as u64 + 1).wrapping_mul(0xc2b2_ae3d_27d4_eb4f) ^ (index as u64).wrapping_mul(0xd1b5_4a32_d192_ed03)).next()
 }
 
 /// An element type whose results can be predicted.

@@ -26,7 +26,7 @@ fn capture_and_launch() {
             let mut means = memory.put(&vec![bf16::ZERO; count]);
             let mut gathered = memory.put(&vec![0_u16; count * n]);
             // Warm: modules are loaded and connections made outside of graphs.
-            comm.on(&stream).all_reduce(&mut sums, ReduceOp::Sum).unwrap();
+            comm.with_stream(&stream).all_reduce(&mut sums, ReduceOp::Sum).unwrap();
             stream.synchronize().unwrap();
             comm.barrier().unwrap();
             #[expect(unsafe_code, reason = "cudarc's tracking events may not become part of the graph")]
@@ -35,7 +35,7 @@ fn capture_and_launch() {
                 stream.context().disable_event_tracking();
             }
             stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-            let on = comm.on(&stream);
+            let on = comm.with_stream(&stream);
             on.all_reduce(&mut sums, ReduceOp::Sum).unwrap();
             on.all_reduce(&mut bits, ReduceOp::BitXor).unwrap();
             // Waiting for something else asks the driver about events, which must not end the capture.

@@ -44,7 +44,7 @@ fn everything_on_foreign_streams() {
     for world_size in [1, 2, 3, 4, 8] {
         ranks(world_size, |comm, memory| {
             let stream = memory.stream.context().new_stream().unwrap();
-            everything_in(memory, &comm.on(&stream), &[13], SEED);
+            everything_in(memory, &comm.with_stream(&stream), &[13], SEED);
         });
     }
 }
@@ -56,7 +56,7 @@ fn everything_inside_graphs() {
         for world_size in [1, 2, 3, 4, 8] {
             ranks(world_size, |comm, memory| {
                 let stream = memory.stream.context().new_stream().unwrap();
-                everything_in(&DeviceMemory::capturing(comm, &stream), &comm.on(&stream), &[13], SEED);
+                everything_in(&DeviceMemory::capturing(comm, &stream), &comm.with_stream(&stream), &[13], SEED);
             });
         }
     });

@@ -1,6 +1,6 @@
 //! Streams: calls wait for what their buffers wait for, and those who come after wait for the calls.
 
-use collectives::{RawDevice, ReduceOp};
+use collectives::{RawDeviceSlice, ReduceOp};
 use cudarc::driver::DevicePtr;
 
 use super::gpu::{assert_nothing_found, ranks};
@@ -11,8 +11,8 @@ fn calls_on_foreign_streams_are_ordered_by_their_buffers() {
     ranks(3, |comm, memory| {
         let (first, second) = (memory.stream.context().new_stream().unwrap(), memory.stream.context().new_stream().unwrap());
         let mut buffer = memory.put(&vec![comm.rank() as u32 + 1; 1000]);
-        comm.on(&first).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
-        comm.on(&second).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        comm.with_stream(&first).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        comm.with_stream(&second).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
         comm.all_reduce(&mut buffer, ReduceOp::BitOr).unwrap();
         assert_eq!(memory.get(&buffer), vec![18; 1000]);
     });
@@ -34,8 +34,8 @@ fn views_and_raw_addresses_are_buffers() {
         drop(guard);
         #[expect(unsafe_code, reason = "an address of our own buffer, used on one stream")]
         // SAFETY: a hundred elements, which nothing else uses until the synchronisation below.
-        let mut raw = unsafe { RawDevice::<i32>::new(memory.stream.context(), address, buffer.len()) };
-        comm.on(&memory.stream).all_reduce(&mut raw, ReduceOp::Min).unwrap();
+        let mut raw = unsafe { RawDeviceSlice::<i32>::new(memory.stream.context(), address, buffer.len()) };
+        comm.with_stream(&memory.stream).all_reduce(&mut raw, ReduceOp::Min).unwrap();
         memory.stream.synchronize().unwrap();
         let expected: Vec<i32> = (0..100).map(|index| if (10..20).contains(&index) || index >= 50 { index + 1 } else { index }).collect();
         assert_eq!(memory.get(&buffer), expected);

@@ -1,11 +1,13 @@
 //! Started calls: they own their buffers and give them back.
 
+use std::future::IntoFuture;
 use std::time::Duration;
 
-use collectives::ReduceOp;
+use collectives::{ReduceOp, Work};
 
 use super::gpu::ranks;
 use crate::common::cases::Memory;
+use crate::common::tasks::block_on;
 
 #[test]
 fn started_calls_give_their_buffers_back() {
@@ -55,5 +57,46 @@ fn a_work_that_is_dropped_lets_the_call_go_on() {
         let mut buffer = memory.put(&[1_u64]);
         comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
         assert_eq!(memory.get(&buffer), [2]);
+    });
+}
+
+#[test]
+fn started_calls_are_awaited_and_call_back() {
+    ranks(2, |comm, memory| {
+        let sum = comm.start_all_reduce(memory.put(&[comm.rank() as f64; 3000]), ReduceOp::Sum).unwrap();
+        let (called, calls) = std::sync::mpsc::channel();
+        let broadcast = comm.start_broadcast(memory.put(&[comm.rank() as u8; 5]), 1).unwrap();
+        broadcast.on_end(move || called.send(()).unwrap());
+        let (sum, _) = block_on(sum.into_future());
+        assert_eq!(memory.get(&sum.unwrap()), vec![1.0; 3000]);
+        calls.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(memory.get(&broadcast.wait().unwrap()), [1; 5]);
+        let works = [
+            comm.start_all_reduce(memory.put(&[1_u32]), ReduceOp::Sum).unwrap(),
+            comm.start_all_reduce(memory.put(&[2_u32]), ReduceOp::Sum).unwrap(),
+        ];
+        assert!(Work::wait_any(&works, Duration::from_secs(60)).is_some());
+        let sums = works.map(|work| memory.get(&work.wait().unwrap()));
+        assert_eq!(sums, [vec![2], vec![4]]);
+    });
+}
+
+#[test]
+fn threads_that_share_a_communicator_queue_their_calls_in_turns() {
+    ranks(2, |comm, memory| {
+        let rounds = 20;
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                let comm = comm.clone();
+                // Alike in every thread, so that any order is the same order on all ranks.
+                scope.spawn(move || {
+                    for _ in 0..rounds {
+                        let mut buffer = memory.put(&[comm.rank() as i32 + 1; 100]);
+                        comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+                        assert_eq!(memory.get(&buffer), [3; 100]);
+                    }
+                });
+            }
+        });
     });
 }

@@ -44,7 +44,7 @@ fn the_watchdog_frees_a_stream_that_nobody_waits_on_with_a_deadline() {
         if comm.rank() == 0 {
             let stream = memory.stream.context().new_stream().unwrap();
             let mut buffer = memory.put(&[1_u32; 100]);
-            comm.on(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+            comm.with_stream(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
             // Without the watchdog this waits for ever.
             stream.synchronize().unwrap();
             let failure = comm.device().unwrap().failure().unwrap();

@@ -120,7 +120,7 @@ fn work(comm: &Communicator, me: u64, rounds: u64) -> Result<()> {
     comm.all_gather_into(&memory.put(&[me]), &mut gathered)?;
     comm.device().unwrap().synchronize()?;
     let members = memory.get(&gathered);
-    let mut random = Random::seeded(members.iter().fold(7, |seed, rank| seed.wrapping_mul(31).wrapping_add(*rank)));
+    let mut random = Random(members.iter().fold(7, |seed, rank| seed.wrapping_mul(31).wrapping_add(*rank)));
     for _ in 0..rounds {
         let count = [1, 3, 200, 5000][random.below(4)];
         let (root, salt) = (random.below(n), random.next() >> 40);

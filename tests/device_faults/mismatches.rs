@@ -218,14 +218,14 @@ fn a_rank_that_captures_is_told_apart_from_one_that_runs() {
             if captures {
                 stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
             }
-            let error = comm.on(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err();
+            let error = comm.with_stream(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err();
             assert!(error.is_mismatch() && error.to_string().contains("captured into a graph"), "{error}");
             if captures {
                 let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
                 drop(stream.end_capture(flags).unwrap());
             }
             comm.barrier().unwrap();
-            comm.on(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+            comm.with_stream(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
             stream.synchronize().unwrap();
             assert_eq!(memory.get(&buffer), [2; 4]);
         });
@@ -258,7 +258,7 @@ fn captured_calls_are_compared_when_they_are_captured() {
         ranks(2, |comm, memory| {
             let stream = memory.stream.context().new_stream().unwrap();
             let mut buffer = memory.put(&[1_u32; 4]);
-            comm.on(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+            comm.with_stream(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
             stream.synchronize().unwrap();
             comm.barrier().unwrap();
             // SAFETY: everything below is on one stream, which is synchronised before the buffer is used elsewhere.
@@ -267,9 +267,9 @@ fn captured_calls_are_compared_when_they_are_captured() {
             }
             stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
             let op = if comm.rank() == 0 { ReduceOp::Max } else { ReduceOp::Min };
-            let error = comm.on(&stream).all_reduce(&mut buffer, op).unwrap_err();
+            let error = comm.with_stream(&stream).all_reduce(&mut buffer, op).unwrap_err();
             assert!(error.is_mismatch(), "{error}");
-            comm.on(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+            comm.with_stream(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
             let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
             let graph = stream.end_capture(flags).unwrap().unwrap();
             graph.launch().unwrap();

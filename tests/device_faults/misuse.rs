@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "commits the misuse")]
 
-use collectives::{Communicator, CustomOp, RawDevice, ReduceOp};
+use collectives::{Communicator, CustomOp, RawDeviceSlice, ReduceOp};
 use cudarc::driver::DevicePtr;
 use simgpu::Gate;
 
@@ -31,9 +31,9 @@ fn a_missing_wait_between_streams_is_found() {
         let context = memory.stream.context();
         let (first, second) = (context.new_stream().unwrap(), context.new_stream().unwrap());
         // SAFETY: broken on purpose: two streams use the memory and nothing orders them.
-        let mut raw = unsafe { RawDevice::<u32>::new(context, address, 64) };
+        let mut raw = unsafe { RawDeviceSlice::<u32>::new(context, address, 64) };
         let held = Gate::close(first.cu_stream().cast());
-        comm.on(&first).broadcast(&mut raw, 0).unwrap();
+        comm.with_stream(&first).broadcast(&mut raw, 0).unwrap();
         // SAFETY: as above; the memory itself is alive.
         unsafe { cudarc::driver::result::memset_d8_async(address, 0, 256, second.cu_stream()) }.unwrap();
         second.synchronize().unwrap();
@@ -53,9 +53,9 @@ fn a_buffer_dropped_while_in_use_is_found() {
         drop(guard);
         let stream = memory.stream.context().new_stream().unwrap();
         // SAFETY: broken on purpose: the memory is freed while the call waits.
-        let mut raw = unsafe { RawDevice::<u32>::new(memory.stream.context(), address, 64) };
+        let mut raw = unsafe { RawDeviceSlice::<u32>::new(memory.stream.context(), address, 64) };
         let held = Gate::close(stream.cu_stream().cast());
-        comm.on(&stream).broadcast(&mut raw, 0).unwrap();
+        comm.with_stream(&stream).broadcast(&mut raw, 0).unwrap();
         drop(buffer);
         memory.stream.synchronize().unwrap();
         held.open();

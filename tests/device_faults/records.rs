@@ -49,8 +49,8 @@ fn the_watchdog_notes_what_nobody_waits_for() {
         let streams = [0, 1].map(|_| memory.stream.context().new_stream().unwrap());
         let mut buffer = memory.put(&[1_u32; 100]);
         let held = Gate::close(streams[1].cu_stream().cast());
-        comm.on(&streams[0]).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
-        comm.on(&streams[1]).broadcast(&mut buffer, 0).unwrap();
+        comm.with_stream(&streams[0]).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        comm.with_stream(&streams[1]).broadcast(&mut buffer, 0).unwrap();
         // Of the two streams only the first has done its call.
         let began = Instant::now();
         while states(comm)[0] == FlightState::Queued && began.elapsed() < Duration::from_secs(20) {

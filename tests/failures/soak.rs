@@ -76,7 +76,7 @@ fn work(comm: &Communicator, me: u64, epoch: u64) -> Result<()> {
     let n = comm.world_size();
     let mut members = vec![0_u64; n];
     comm.all_gather_into(&me, &mut members)?;
-    let mut random = Random::seeded(members.iter().fold(epoch, |seed, rank| seed.wrapping_mul(31).wrapping_add(*rank)));
+    let mut random = Random(members.iter().fold(epoch, |seed, rank| seed.wrapping_mul(31).wrapping_add(*rank)));
     loop {
         let mut over = [u8::from(IS_OVER.load(Ordering::Relaxed))];
         comm.all_reduce(&mut over, ReduceOp::Max)?;

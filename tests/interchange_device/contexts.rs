@@ -55,12 +55,12 @@ fn calls_on_a_stream_of_such_a_context_hold_memory_of_others() {
         for round in 0..5_u64 {
             let source = memory.put(&vec![round; 3000]);
             let mut sums = memory.put(&vec![0_u64; 3000]);
-            comm.on(&stream).all_reduce_into(&source, &mut sums, ReduceOp::Sum).unwrap();
+            comm.with_stream(&stream).all_reduce_into(&source, &mut sums, ReduceOp::Sum).unwrap();
             // Another reader takes the place of the call in the source's memory.
             assert_eq!(third.clone_dtoh(&source).unwrap(), vec![round; 3000]);
             drop(source);
             assert_eq!(third.clone_dtoh(&sums).unwrap(), vec![2 * round; 3000]);
-            comm.on(&stream).broadcast(&mut sums, 0).unwrap();
+            comm.with_stream(&stream).broadcast(&mut sums, 0).unwrap();
         }
     });
     assert_nothing_found();
@@ -73,7 +73,8 @@ fn a_call_whose_memory_cannot_be_ordered_is_not_queued() {
         theirs.write(&[5; 300]);
         theirs.stream.synchronize().unwrap();
         let stream = Arc::clone(&theirs.stream);
-        let context = comm.device().unwrap().context();
+        let device = comm.device().unwrap();
+        let context = device.context();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
         let single = comm.all_reduce(&mut ForeignBuffer::new(context, &mut theirs).unwrap(), ReduceOp::Sum);
         let mut buffer = ForeignBuffer::new(context, &mut theirs).unwrap();

@@ -69,8 +69,8 @@ impl Theirs {
     }
 }
 
-fn context(comm: &Communicator) -> &Arc<cudarc::driver::CudaContext> {
-    comm.device().unwrap().context()
+fn context(comm: &Communicator) -> Arc<cudarc::driver::CudaContext> {
+    Arc::clone(comm.device().unwrap().context())
 }
 
 #[test]
@@ -79,16 +79,16 @@ fn memory_of_another_crate_is_used_in_the_order_of_its_stream() {
         let mut theirs = Theirs::new(memory, 5000);
         for round in 0..5 {
             theirs.write(&vec![round + comm.rank() as i32; 5000]);
-            comm.all_reduce(&mut ForeignBuffer::new(context(comm), &mut theirs).unwrap(), ReduceOp::Sum).unwrap();
+            comm.all_reduce(&mut ForeignBuffer::new(&context(comm), &mut theirs).unwrap(), ReduceOp::Sum).unwrap();
             assert_eq!(theirs.read(), vec![2 * round + 1; 5000]);
         }
         // Read by one call and written by the next, on the communicator's stream and on theirs.
         let mut sums = Theirs::new(memory, 5000);
-        let source = ForeignBuffer::new(context(comm), &theirs).unwrap();
-        comm.all_reduce_into(&source, &mut ForeignBuffer::new(context(comm), &mut sums).unwrap(), ReduceOp::Max).unwrap();
+        let source = ForeignBuffer::new(&context(comm), &theirs).unwrap();
+        comm.all_reduce_into(&source, &mut ForeignBuffer::new(&context(comm), &mut sums).unwrap(), ReduceOp::Max).unwrap();
         theirs.write(&vec![7; 5000]);
         let stream = Arc::clone(&theirs.stream);
-        comm.on(&stream).broadcast(&mut ForeignBuffer::new(context(comm), &mut theirs).unwrap(), 1).unwrap();
+        comm.with_stream(&stream).broadcast(&mut ForeignBuffer::new(&context(comm), &mut theirs).unwrap(), 1).unwrap();
         assert_eq!((sums.read(), theirs.read()), (vec![9; 5000], vec![7; 5000]));
     });
     assert_nothing_found();
@@ -99,7 +99,7 @@ fn a_started_call_owns_memory_of_another_crate() {
     ranks(3, |comm, memory| {
         let mut theirs = Theirs::new(memory, 700);
         theirs.write(&vec![1 << comm.rank(); 700]);
-        let work = comm.start_all_reduce(ForeignBuffer::new(context(comm), theirs).unwrap(), ReduceOp::BitOr).unwrap();
+        let work = comm.start_all_reduce(ForeignBuffer::new(&context(comm), theirs).unwrap(), ReduceOp::BitOr).unwrap();
         assert_eq!(work.wait().unwrap().into_inner().read(), vec![7; 700]);
     });
     assert_nothing_found();
@@ -115,7 +115,7 @@ fn calls_are_made_in_the_order_of_a_raw_stream() {
         let address = theirs.device_ptr();
         comm.in_order_of(&raw, |comm| {
             // SAFETY: ordered by the stream, as long as `theirs` lives.
-            let mut unordered = unsafe { collectives::RawDevice::<i32>::new(context(comm), address, 900) };
+            let mut unordered = unsafe { collectives::RawDeviceSlice::<i32>::new(&context(comm), address, 900) };
             comm.all_reduce(&mut unordered, ReduceOp::Prod)
         })
         .unwrap();
@@ -161,10 +161,10 @@ fn memory_that_cannot_be_there_is_refused() {
             (At(4100, 8, device), "0x1004"),
             (At(8, usize::MAX, device), "0x8"),
         ] {
-            let error = ForeignBuffer::new(context(comm), memory).map(|_| ()).unwrap_err();
+            let error = ForeignBuffer::new(&context(comm), memory).map(|_| ()).unwrap_err();
             assert!(error.to_string().contains(words), "{error}");
         }
-        assert!(ForeignBuffer::new(context(comm), At(0, 0, device)).is_ok());
+        assert!(ForeignBuffer::new(&context(comm), At(0, 0, device)).is_ok());
     });
 }
 
@@ -183,11 +183,11 @@ fn device_tensors_go_out_and_come_back_through_dlpack() {
         assert!(error.to_string().contains("i32 was asked for"), "{error}");
         // SAFETY: as above.
         let sum = unsafe { tensor.on_device_mut::<f32, _>(&consumer) }.unwrap();
-        comm.all_reduce(&mut ForeignBuffer::new(context(comm), sum).unwrap(), ReduceOp::Sum).unwrap();
+        comm.all_reduce(&mut ForeignBuffer::new(&context(comm), sum).unwrap(), ReduceOp::Sum).unwrap();
         let mut copy = memory.put(&vec![0.0f32; 600]);
         // SAFETY: as above.
         let source = unsafe { tensor.on_device::<f32, _>(&consumer) }.unwrap();
-        comm.all_reduce_into(&ForeignBuffer::new(context(comm), source).unwrap(), &mut copy, ReduceOp::Max).unwrap();
+        comm.all_reduce_into(&ForeignBuffer::new(&context(comm), source).unwrap(), &mut copy, ReduceOp::Max).unwrap();
         drop(tensor);
         assert_eq!(memory.get(&copy), vec![3.0; 600]);
 

@@ -11,12 +11,13 @@ use std::path::{Path, PathBuf};
 use sources::{Sources, code, files_below, root};
 
 /// Top-level modules, lowest first; modules of one row do not know each other.
-const LAYERS: [&[&str]; 11] = [
-    &["deadline", "error", "event", "float8", "fork"],
+const LAYERS: [&[&str]; 12] = [
+    &["deadline", "error", "event", "float8", "fork", "random", "sync", "tuning"],
+    &["ticket_lock"],
     &["element", "proof"],
     &["buffer", "op"],
     &["call", "interchange", "nccl_config"],
-    &["flight"],
+    &["flight", "job"],
     &["observe"],
     &["config"],
     &["device", "host", "rendezvous"],
@@ -35,11 +36,11 @@ const PURE: [&str; 16] = [
     "src/host/point_to_point/frame.rs",
     "src/host/point_to_point/matching.rs",
     "src/host/shm/layout.rs",
+    "src/proof/admission.rs",
     "src/proof/frame.rs",
-    "src/proof/unproven.rs",
     "src/rendezvous/launcher",
     "src/rendezvous/protocol",
-    "src/rendezvous/service.rs",
+    "src/rendezvous/service",
     "src/rendezvous/url.rs",
     "src/train/layout.rs",
     "src/train/matrix.rs",

@@ -4,10 +4,11 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/trace_files.rs"]
+mod trace_files;
 
 mod counters;
 mod events;
-mod lanes;
 #[cfg(feature = "cuda")]
 mod nvtx;
 mod traces;

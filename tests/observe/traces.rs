@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use collectives::{Communicator, Config, ReduceOp};
 
 use crate::common::ranks::{Wiring, threads_with};
-use crate::lanes::{lanes, names, read};
+use crate::trace_files::{lanes, names, read, write_three};
 
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -17,23 +17,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 fn every_rank_writes_its_calls_in_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let traces = folder.path().join("traces");
-    let mut config = Config::default();
-    config.trace_dir = Some(traces.clone());
-    threads_with(
-        3,
-        |rank| Wiring::Shm.builder_with(rank, config.clone()),
-        |comm| {
-            for count in 1..4 {
-                comm.all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum).unwrap();
-            }
-            let half = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();
-            half.broadcast(&mut [1u8], 0).unwrap();
-            let (next, last) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
-            let work = comm.start_send(vec![comm.rank() as u64], next).unwrap();
-            comm.recv(&mut [0u64], last).unwrap();
-            work.wait().unwrap();
-        },
-    );
+    write_three(&traces);
     let written = files(&traces);
     assert_eq!(written.len(), 3);
     for (rank, file) in written.iter().enumerate() {

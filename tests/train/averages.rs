@@ -11,7 +11,7 @@ use crate::model::{assert_means, hand_in, parameters};
 fn random_steps(comm: &Communicator, options: Options, seed: u64) -> Result<()> {
     let parameters = parameters();
     let mut model = DataParallel::new(comm, parameters.clone(), options)?;
-    let mut random = Random::seeded(seed ^ (comm.rank() as u64 + 1) << 56);
+    let mut random = Random(seed ^ (comm.rank() as u64 + 1) << 56);
     for step in 0..4 {
         let mut order: Vec<usize> = (0..parameters.len()).collect();
         (1..order.len()).for_each(|end| order.swap(end, random.below(end + 1)));

@@ -47,7 +47,7 @@ fn hand_in<T: Float>(model: &mut DataParallel<'_>, seed: u64, index: usize, len:
 fn random_steps(comm: &Communicator, options: Options, seed: u64) -> Result<()> {
     let parameters = parameters();
     let mut model = DataParallel::new(comm, parameters.clone(), options)?;
-    let mut random = Random::seeded(seed ^ (comm.rank() as u64 + 1) << 56);
+    let mut random = Random(seed ^ (comm.rank() as u64 + 1) << 56);
     for step in 0..5 {
         let mut order: Vec<usize> = (0..parameters.len()).collect();
         (1..order.len()).for_each(|end| order.swap(end, random.below(end + 1)));
@@ -83,7 +83,7 @@ fn means_are_exact_between_processes_that_give_and_copy() {
 
 /// Numbers between -1 and 1, whose sums are rounded.
 fn numbers(seed: u64, len: usize) -> Vec<f32> {
-    let mut random = Random::seeded(seed);
+    let mut random = Random(seed);
     (0..len).map(|_| (random.next() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
 }
 

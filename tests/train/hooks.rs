@@ -19,7 +19,7 @@ fn number(random: &mut Random) -> f64 {
 /// The gradient of a rank, and the plain mean of all.
 fn gradients(seed: u64, comm: &Communicator, len: usize) -> (Vec<f32>, Vec<f64>) {
     let of = |rank: usize| -> Vec<f32> {
-        let mut random = Random::seeded(seed ^ (rank as u64 + 1) << 32);
+        let mut random = Random(seed ^ (rank as u64 + 1) << 32);
         (0..len).map(|_| number(&mut random) as f32).collect()
     };
     let mut mean = vec![0.0; len];
@@ -72,10 +72,10 @@ fn compressed_means_are_off_by_no_more_than_their_roundings() {
 /// A rank's matrix of rank `of`, the same every time, row by row; and the plain mean of all ranks'. Their rows are combinations of the same rows,
 /// so that the mean's rank is `of` as well.
 fn low_rank(seed: u64, comm: &Communicator, (rows, columns): (usize, usize), of: usize) -> (Vec<f32>, Vec<f64>) {
-    let mut common = Random::seeded(seed);
+    let mut common = Random(seed);
     let right: Vec<f64> = (0..of * columns).map(|_| number(&mut common)).collect();
     let matrix = |rank: usize| -> Vec<f64> {
-        let mut random = Random::seeded(seed ^ (rank as u64 + 1) << 32);
+        let mut random = Random(seed ^ (rank as u64 + 1) << 32);
         let left: Vec<f64> = (0..rows * of).map(|_| number(&mut random)).collect();
         let element = |at: usize| (0..of).map(|k| left[at / columns * of + k] * right[k * columns + at % columns]).sum::<f64>();
         (0..rows * columns).map(element).collect()

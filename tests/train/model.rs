@@ -26,7 +26,7 @@ pub(crate) fn len(parameter: &Parameter) -> usize {
 
 /// An element of a gradient: a whole number so small that sums of it are exact in every type.
 pub(crate) fn element(seed: u64, rank: usize, parameter: usize, index: usize) -> f64 {
-    let mut random = Random::seeded(seed ^ ((rank as u64) << 48 | (parameter as u64) << 32 | index as u64));
+    let mut random = Random(seed ^ ((rank as u64) << 48 | (parameter as u64) << 32 | index as u64));
     random.below(17) as f64 - 8.0
 }
 

@@ -27,7 +27,7 @@ fn lens() -> Vec<usize> {
 
 /// Numbers of this seed between -1 and 1.
 fn numbers(seed: u64, len: usize) -> Vec<f32> {
-    let mut random = Random::seeded(seed);
+    let mut random = Random(seed);
     (0..len).map(|_| (random.next() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
 }
 

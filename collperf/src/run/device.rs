@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use collectives::{Communicator, Device, Error, NcclBuffer, RawDevice, Registration, Result, Window};
+use collectives::{Communicator, Device, Error, NcclBuffer, RawDeviceSlice, Registration, Result, Window};
 use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, DevicePtr, DriverError, result};
 
@@ -26,7 +26,7 @@ const ELEMENT_BYTES: usize = 8;
 /// The device plane of one rank.
 pub(super) struct OnDevice<'a> {
     comm: &'a Communicator,
-    device: Device<'a>,
+    device: &'a Device,
     stream: &'a Arc<CudaStream>,
     /// Recorded behind calls to find out whether they have ended.
     end: CudaEvent,
@@ -54,7 +54,7 @@ impl<'a> OnDevice<'a> {
     /// Allocates for the largest row. All ranks do so together.
     pub(super) fn new(
         comm: &'a Communicator,
-        device: Device<'a>,
+        device: &'a Device,
         stream: &'a Arc<CudaStream>,
         settings: &Settings,
     ) -> std::result::Result<Self, Failure> {
@@ -178,7 +178,7 @@ impl Plane for OnDevice<'_> {
 }
 
 impl Storage {
-    fn new(device: Device<'_>, stream: &Arc<CudaStream>, bytes: usize, register: Register) -> std::result::Result<Self, Failure> {
+    fn new(device: &Device, stream: &Arc<CudaStream>, bytes: usize, register: Register) -> std::result::Result<Self, Failure> {
         let raw = device.raw();
         let made = match register {
             Register::Nothing => Allocation::new(device.context(), bytes).map(Storage::Plain),
@@ -229,18 +229,18 @@ pub(super) struct Elements<'p, T> {
     length: usize,
     /// As many elements as inputs have before they repeat themselves.
     pattern: CUdeviceptr,
-    device: Device<'p>,
+    device: &'p Device,
     stream: &'p Arc<CudaStream>,
     elements: PhantomData<T>,
 }
 
 impl<T: Sample> Elements<'_, T> {
-    fn view(&self, length: usize) -> RawDevice<'_, T> {
+    fn view(&self, length: usize) -> RawDeviceSlice<'_, T> {
         assert!(length <= self.length, "a call on {length} of {} elements", self.length);
         // SAFETY: - the memory was allocated for at least `self.length` elements, and is freed after the stream has been waited for;
         // - whatever uses it is queued on one stream, so nothing writes it at the same time;
         // - it holds elements wherever a call reads: every buffer is cleared or written first, and zeros are elements of every type.
-        unsafe { RawDevice::new(self.stream.context(), self.address, length) }
+        unsafe { RawDeviceSlice::new(self.stream.context(), self.address, length) }
     }
 
     /// Where an element is.
@@ -279,8 +279,8 @@ impl<T: Sample> Elements<'_, T> {
         let context = self.stream.context();
         // SAFETY: both ranges are allocated and full of elements, and the call waits for its end.
         let (found, right) = unsafe {
-            let found = RawDevice::<T>::new(context, self.at(run.start), run.length);
-            (found, RawDevice::<T>::new(context, self.pattern, block.len() / size_of::<T>()))
+            let found = RawDeviceSlice::<T>::new(context, self.at(run.start), run.length);
+            (found, RawDeviceSlice::<T>::new(context, self.pattern, block.len() / size_of::<T>()))
         };
         self.device.count_differing(&found, &right, 0)
     }
@@ -293,19 +293,19 @@ fn bytes_of<T: Sample>(elements: &[T]) -> Vec<u8> {
 
 impl<T: Sample> Memory<T> for Elements<'_, T> {
     type Part<'a>
-        = RawDevice<'a, T>
+        = RawDeviceSlice<'a, T>
     where
         Self: 'a;
     type PartMut<'a>
-        = RawDevice<'a, T>
+        = RawDeviceSlice<'a, T>
     where
         Self: 'a;
 
-    fn part(&self, length: usize) -> RawDevice<'_, T> {
+    fn part(&self, length: usize) -> RawDeviceSlice<'_, T> {
         self.view(length)
     }
 
-    fn part_mut(&mut self, length: usize) -> RawDevice<'_, T> {
+    fn part_mut(&mut self, length: usize) -> RawDeviceSlice<'_, T> {
         self.view(length)
     }
 
@@ -379,7 +379,7 @@ mod tests {
         let comm = Communicator::builder().require_device(DeviceChoice::Local).local(1).unwrap().remove(0);
         let settings = Settings::new(&Arguments::parse_from(["collperf", "all_reduce", "-e", "1M"]), None).unwrap();
         let device = comm.device().unwrap();
-        let plane = OnDevice::new(&comm, device, device.stream(), &settings).unwrap();
+        let plane = OnDevice::new(&comm, &device, device.stream(), &settings).unwrap();
         let [mut buffer, _] = plane.buffers::<u16>(200_000, 3).unwrap();
         let origin = Origin::Folded { start: 0 };
         let runs = [Run { start: 1, length: 150_000, origin }, Run { start: 150_010, length: 9, origin }];

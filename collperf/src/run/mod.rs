@@ -78,15 +78,15 @@ fn on_host(comm: &Communicator, settings: &Settings) -> Result<u8, Failure> {
 
 /// Runs on device memory.
 #[cfg(feature = "cuda")]
-fn on_device(comm: &Communicator, device: collectives::Device<'_>, settings: &Settings) -> Result<u8, Failure> {
+fn on_device(comm: &Communicator, device: collectives::Device, settings: &Settings) -> Result<u8, Failure> {
     if settings.columns.predictions {
         return Err(Failure::unsupported(EXPLAIN_ON_DEVICE));
     }
     let null_stream = device.context().default_stream();
-    let on_null_stream = settings.device.null_stream.then(|| comm.on(&null_stream));
-    let comm = on_null_stream.as_deref().unwrap_or(comm);
+    let on_null_stream = settings.device.null_stream.then(|| comm.with_stream(&null_stream));
+    let comm = on_null_stream.as_ref().unwrap_or(comm);
     let stream = if settings.device.null_stream { &null_stream } else { device.stream() };
-    let plane = device::OnDevice::new(comm, device, stream, settings)?;
+    let plane = device::OnDevice::new(comm, &device, stream, settings)?;
     let facts = RunFacts { on: On::Device { nccl: plane.nccl_version() }, ..facts(comm, &plane.describe())? };
     let code = measure(comm, &plane, settings, facts)?;
     plane.close()?;

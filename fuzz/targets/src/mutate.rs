@@ -3,6 +3,11 @@
 //! Neither bolero, proptest nor arbtest does this on a stable toolchain: there they make inputs from nothing, and a message behind a
 //! magic number is never found from nothing.
 
+#[path = "../../../src/random.rs"]
+mod random;
+
+use random::Random;
+
 /// Numbers that lengths and counts are compared with.
 const EXTREMES: [u64; 14] =
     [0, 1, 2, 7, 0x7f, 0x80, 0xff, 0xffff, 1 << 20, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff, i64::MAX as u64, u64::MAX];
@@ -29,18 +34,18 @@ const CHANGES: usize = 6;
 /// A source of inputs; the same seed gives the same inputs.
 #[derive(Debug)]
 pub struct Mutator {
-    state: u64,
+    random: Random,
 }
 
 impl Mutator {
     pub fn new(seed: u64) -> Self {
-        Self { state: seed }
+        Self { random: Random(seed) }
     }
 
     /// The next input, made of one or two of these.
     pub fn input(&mut self, known: &[Vec<u8>]) -> Vec<u8> {
-        let mut input = if known.is_empty() { Vec::new() } else { known[self.below(known.len())].clone() };
-        for _ in 0..=self.below(CHANGES) {
+        let mut input = if known.is_empty() { Vec::new() } else { known[self.random.below(known.len())].clone() };
+        for _ in 0..=self.random.below(CHANGES) {
             self.change(&mut input, known);
         }
         input.truncate(crate::LONGEST);
@@ -49,62 +54,63 @@ impl Mutator {
 
     /// One change.
     fn change(&mut self, input: &mut Vec<u8>, known: &[Vec<u8>]) {
-        match self.below(11) {
+        match self.random.below(11) {
             0 => self.at(input, |random, byte| *byte ^= 1 << random.below(8)),
             1 => self.at(input, |random, byte| *byte = random.next() as u8),
             2 => self.at(input, |random, byte| *byte = byte.wrapping_add(1).wrapping_sub(2 * random.below(2) as u8)),
-            3 => input.truncate(self.below(input.len() + 1)),
+            3 => input.truncate(self.random.below(input.len() + 1)),
             4 => drop(self.drain(input)),
             5 => self.repeat(input),
             6 | 7 => self.number(input),
             8 => self.splice(input, known),
             9 => self.word(input),
             _ => {
-                let bytes: Vec<u8> = (0..=self.below(16)).map(|_| self.next() as u8).collect();
+                let count = 1 + self.random.below(16);
+                let bytes = self.random.bytes(count);
                 self.insert(input, &bytes);
             }
         }
     }
 
-    fn at(&mut self, input: &mut [u8], change: impl FnOnce(&mut Self, &mut u8)) {
+    fn at(&mut self, input: &mut [u8], change: impl FnOnce(&mut Random, &mut u8)) {
         if !input.is_empty() {
-            let at = self.below(input.len());
-            change(self, &mut input[at]);
+            let at = self.random.below(input.len());
+            change(&mut self.random, &mut input[at]);
         }
     }
 
     /// Takes a piece out.
     fn drain(&mut self, input: &mut Vec<u8>) -> Vec<u8> {
-        let from = self.below(input.len() + 1);
+        let from = self.random.below(input.len() + 1);
         let most = (input.len() - from).min(32);
-        input.drain(from..from + self.below(most + 1)).collect()
+        input.drain(from..from + self.random.below(most + 1)).collect()
     }
 
     /// Puts a piece in.
     fn insert(&mut self, input: &mut Vec<u8>, piece: &[u8]) {
-        let at = self.below(input.len() + 1);
+        let at = self.random.below(input.len() + 1);
         input.splice(at..at, piece.iter().copied());
     }
 
     /// Puts a piece of the input in once more, or many times.
     fn repeat(&mut self, input: &mut Vec<u8>) {
         let piece = self.drain(&mut input.clone());
-        let times = [1, 1, 2, 64][self.below(4)];
+        let times = [1, 1, 2, 64][self.random.below(4)];
         self.insert(input, &piece.repeat(times));
     }
 
     /// Writes a number of some width where one may stand: an extreme, or about the length of what follows.
     fn number(&mut self, input: &mut [u8]) {
-        let width = 1 << self.below(4);
+        let width = 1 << self.random.below(4);
         let Some(most) = input.len().checked_sub(width) else { return };
-        let at = self.below(most + 1);
+        let at = self.random.below(most + 1);
         let rest = (input.len() - at - width) as u64;
-        let number = match self.below(3) {
-            0 => rest.wrapping_add(self.below(3) as u64).wrapping_sub(1),
-            1 => (1 << self.below(64)) - self.below(2) as u64,
-            _ => EXTREMES[self.below(EXTREMES.len())],
+        let number = match self.random.below(3) {
+            0 => rest.wrapping_add(self.random.below(3) as u64).wrapping_sub(1),
+            1 => (1 << self.random.below(64)) - self.random.below(2) as u64,
+            _ => EXTREMES[self.random.below(EXTREMES.len())],
         };
-        if self.below(4) == 0 {
+        if self.random.below(4) == 0 {
             input[at..at + width].copy_from_slice(&number.to_be_bytes()[8 - width..]);
         } else {
             input[at..at + width].copy_from_slice(&number.to_le_bytes()[..width]);
@@ -116,31 +122,17 @@ impl Mutator {
         if known.is_empty() {
             return;
         }
-        let other = &known[self.below(known.len())];
-        input.truncate(self.below(input.len() + 1));
-        input.extend_from_slice(&other[self.below(other.len() + 1)..]);
+        let other = &known[self.random.below(known.len())];
+        input.truncate(self.random.below(input.len() + 1));
+        input.extend_from_slice(&other[self.random.below(other.len() + 1)..]);
     }
 
     /// Writes a word in place of a number, or anywhere.
     fn word(&mut self, input: &mut Vec<u8>) {
-        let start = self.below(input.len() + 1);
+        let start = self.random.below(input.len() + 1);
         let from = input[start..].iter().position(u8::is_ascii_digit).map_or(start, |digit| start + digit);
         let digits = input[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let word = WORDS[self.below(WORDS.len())];
+        let word = WORDS[self.random.below(WORDS.len())];
         input.splice(from..from + digits, word.bytes());
-    }
-
-    /// A number below `bound`, which is not 0.
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() >> 16) as usize % bound
-    }
-
-    /// splitmix64.
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
     }
 }

@@ -2,18 +2,15 @@
 
 #![expect(unsafe_code, reason = "addresses of buffers that are borrowed, or owned by a work, are handed to the device plane")]
 
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
-use super::call::{DeviceCall, overlap, resolve};
-use super::counts;
-use super::guards::{Guards, Hold};
+use super::call::{DeviceCall, Guards, Hold, overlap, resolve};
+use super::compare;
 use super::headers::Headers;
-use super::queue::Pledge;
-use super::work::Queued;
+use super::queue::{Pledge, Queued};
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
 use crate::communicator::Communicator;
 use crate::communicator::message::Received;
@@ -22,6 +19,7 @@ use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
 use crate::flight::{FlightPlane, Message};
 use crate::observe::{Moved, Track};
+use crate::ticket_lock::Turn;
 
 /// The memory at this rank's end of a message.
 enum End<'a> {
@@ -112,12 +110,12 @@ pub(in crate::communicator) fn untagged(call: &str, tag: u64) -> Result<()> {
 impl Communicator {
     /// Puts on record what was queued together, and how that went, and tells those who listen.
     fn note_batch(&self, plane: &DevicePlane, part: &Resolved<'_>, error: Option<&Error>, elapsed: Duration) {
-        let (flight, tracker) = (self.core.shared.health.flight(), plane.comm().last_tracker());
-        let watch = self.core.shared.health.watch();
+        let (flight, tracker) = (&self.core.shared.recorder, plane.comm().last_tracker());
+        let watch = self.core.shared.observers.watch();
         for job in &part.jobs {
             flight.note_device_call(&job.call, tracker, error);
             if let Some(watch) = watch {
-                let moved = Moved { bytes: job.source_len.max(job.destination_len), algorithm: "nccl" };
+                let moved = Moved { bytes: job.bytes(), algorithm: "nccl" };
                 watch.ended(watch.call(&job.call, FlightPlane::Device, moved), elapsed, error, Track::Device);
             }
         }
@@ -201,7 +199,7 @@ impl Communicator {
     fn queue_batches(parts: &mut [(&Communicator, Batch<'_>)], hold: Hold, agree: Agree) -> Result<()> {
         let began = Instant::now();
         // One communicator's calls are in one order, on one stream at a time.
-        let twice = |index: usize| parts[..index].iter().any(|(other, _)| Rc::ptr_eq(&other.core, &parts[index].0.core));
+        let twice = |index: usize| parts[..index].iter().any(|(other, _)| Arc::ptr_eq(&other.core, &parts[index].0.core));
         if (1..parts.len()).any(twice) {
             return Err(Error::argument("group_across", "a communicator stands twice; record its calls in one group"));
         }
@@ -209,9 +207,9 @@ impl Communicator {
         for (comm, batch) in parts.iter() {
             admitted.push(comm.admit_batch(batch)?);
         }
-        let _alone = admitted.iter().map(|(plane, _)| plane.enter_call("group")).collect::<Result<Vec<_>>>()?;
         let timeout = parts.iter().map(|(comm, _)| comm.timeout()).min().unwrap_or_default();
         let comms: Vec<&Communicator> = parts.iter().map(|(comm, _)| *comm).collect();
+        let _turns = turns(&comms, &admitted, timeout)?;
         let mut resolved = Vec::with_capacity(parts.len());
         for ((_, batch), (_, stream)) in parts.iter_mut().zip(&admitted) {
             resolved.push(batch.resolve(stream, hold)?);
@@ -243,6 +241,17 @@ impl Communicator {
     }
 }
 
+/// A turn at each of several communicators, taken in one order, whoever takes several: two threads would wait for each other otherwise.
+fn turns<'a>(
+    comms: &[&'a Communicator],
+    admitted: &[(&'a DevicePlane, &'a Arc<CudaStream>)],
+    timeout: Duration,
+) -> Result<Vec<Turn<'a, ()>>> {
+    let mut order: Vec<usize> = (0..comms.len()).collect();
+    order.sort_unstable_by_key(|at| Arc::as_ptr(&comms[*at].core).addr());
+    order.into_iter().map(|at| admitted[at].0.enter_call(timeout).map_err(|why| comms[at].no_turn("group", why))).collect()
+}
+
 /// Has the ranks compare what they are about to queue. On an error nothing is queued; where others may have queued their part by then, the
 /// communicators are ended.
 type Agree = for<'a> fn(&[&'a Communicator], &[&'a DevicePlane], &[Resolved<'_>]) -> Result<Vec<Pledge<'a>>>;
@@ -266,7 +275,7 @@ impl Communicator {
             let reason = "the ranks must agree that all can do it; use it once outside of such a group";
             return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
         }
-        if let Some(job) = resolved.iter().flat_map(|part| &part.jobs).find(|job| counts::is_pairwise(job)) {
+        if let Some(job) = resolved.iter().flat_map(|part| &part.jobs).find(|job| compare::is_pairwise(job)) {
             let reason = "its lengths are compared by all ranks of one communicator; record it in a group of that alone";
             return Err(Error::unsupported(format!("{} in a group of several communicators", job.call.kind.name()), reason));
         }

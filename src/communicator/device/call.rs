@@ -1,43 +1,19 @@
-//! A checked call on device buffers, before and after its buffers have addresses.
+//! A checked call on device buffers, before and after these have addresses, and what is held from when they are ordered until the call has
+//! been queued.
 
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
-use super::guards::Guards;
-use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
-use crate::call::{BlockLayout, Call};
-use crate::communicator::arguments::Source;
-use crate::device;
+use crate::buffer::device::{DeviceRead, DeviceWrite, Ordered, Reading};
 use crate::error::{Error, Result};
-use crate::op;
+use crate::job::Operands;
+use crate::{device, op};
 
 /// A checked call on device buffers, which it borrows.
 pub(in crate::communicator) struct DeviceCall<'a> {
-    pub(super) job: device::Job,
-    pub(super) source: Option<&'a dyn DeviceRead>,
-    pub(super) destination: Option<&'a mut dyn DeviceWrite>,
-}
-
-impl<'a> DeviceCall<'a> {
-    /// A call without addresses yet: those come with the stream.
-    pub(in crate::communicator) fn new<T>(
-        call: Call,
-        source: Source<DeviceMemory<'a, T>>,
-        destination: Option<DeviceMemoryMut<'a, T>>,
-        layout: BlockLayout,
-        reduction: Option<device::Reduction>,
-    ) -> Self {
-        let bytes = |elements: usize| elements * size_of::<T>();
-        let destination_len = destination.as_ref().map_or(0, |memory| bytes(memory.len()));
-        let (in_place, source_len, source) = match source {
-            Source::Nothing => (false, 0, None),
-            Source::InPlace => (true, destination_len, None),
-            Source::Separate(memory) => (false, bytes(memory.len()), Some(memory.inner)),
-        };
-        let destination = destination.map(|memory| memory.inner);
-        let element_bytes = size_of::<T>();
-        let job = device::Job { call, source: 0, source_len, destination: 0, destination_len, layout, element_bytes, reduction, in_place };
-        Self { job, source, destination }
-    }
+    /// Its buffers have no addresses yet: those come with the stream.
+    pub(in crate::communicator) job: device::Job,
+    pub(in crate::communicator) source: Option<&'a dyn DeviceRead>,
+    pub(in crate::communicator) destination: Option<&'a mut dyn DeviceWrite>,
 }
 
 /// Makes `stream` wait for what else uses a call's buffers, and fills in their addresses.
@@ -49,18 +25,18 @@ pub(super) fn resolve<'s>(
     guards: &mut Guards<'s>,
 ) {
     if let Some(source) = source {
-        job.source = guards.read(source, stream);
+        job.memory.source = guards.read(source, stream);
     }
     if let Some(destination) = destination {
-        job.destination = guards.write(destination, stream);
+        job.memory.destination = guards.write(destination, stream);
     }
     if job.in_place {
-        job.source = job.destination;
+        job.memory.source = job.memory.destination;
     }
 }
 
 /// How a device folds what the caller asked for.
-pub(in crate::communicator) fn reduction<T>(reduction: &op::Reduction<T>) -> Result<device::Reduction>
+pub(in crate::communicator) fn device_reduction<T>(reduction: &op::Reduction<T>) -> Result<device::Reduction>
 where
     T: crate::element::Data,
 {
@@ -75,10 +51,90 @@ where
 
 /// Two ranges of device memory that are not the same and share bytes.
 pub(super) fn overlap(job: &device::Job) -> bool {
+    let Operands { source, source_len, destination, destination_len } = job.memory;
     let end = |start: u64, length: usize| start.saturating_add(length as u64);
-    !job.in_place
-        && job.source_len != 0
-        && job.destination_len != 0
-        && job.source < end(job.destination, job.destination_len)
-        && job.destination < end(job.source, job.source_len)
+    let is_apart = source >= end(destination, destination_len) || destination >= end(source, source_len);
+    !(job.in_place || source_len == 0 || destination_len == 0 || is_apart)
+}
+
+type Outcome = std::result::Result<(), DriverError>;
+
+/// The guards of a call's buffers. They are let go once the call has been queued, and tell later users of the buffers to wait for it.
+pub(super) struct Guards<'s> {
+    hold: Hold,
+    guards: Vec2<Ordered<'s>>,
+    readings: Vec2<Reading<'s>>,
+}
+
+/// Who can reach a call's buffers while it is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::communicator) enum Hold {
+    /// Whoever lent them.
+    Borrowed,
+    /// Nobody: the call's work owns them.
+    Owned,
+}
+
+/// A list that allocates for its third item only: most calls have one or two buffers.
+struct Vec2<T> {
+    few: [Option<T>; 2],
+    more: Vec<T>,
+}
+
+impl<T> Default for Vec2<T> {
+    fn default() -> Self {
+        Self { few: [None, None], more: Vec::new() }
+    }
+}
+
+impl<T> Vec2<T> {
+    fn push(&mut self, item: T) {
+        match self.few.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = Some(item),
+            None => self.more.push(item),
+        }
+    }
+}
+
+impl<'s> Guards<'s> {
+    pub(super) fn new(hold: Hold) -> Self {
+        Self { hold, guards: Vec2::default(), readings: Vec2::default() }
+    }
+
+    /// Has `stream` wait for the last write of a buffer; its address.
+    pub(super) fn read(&mut self, buffer: &'s dyn DeviceRead, stream: &'s CudaStream) -> u64 {
+        let (address, guard) = buffer.read(stream);
+        // Where the call owns its buffers, its work waits for it.
+        if let (Some(reading), Hold::Borrowed) = (Reading::of(buffer, &guard, stream), self.hold) {
+            self.readings.push(reading);
+        }
+        self.guards.push(guard);
+        address
+    }
+
+    /// Has `stream` wait for the last reads and writes of a buffer; its address.
+    pub(super) fn write(&mut self, buffer: &'s mut (dyn DeviceWrite + '_), stream: &'s CudaStream) -> u64 {
+        let (address, guard) = buffer.write(stream);
+        self.guards.push(guard);
+        address
+    }
+
+    /// Refuses a call that could not be ordered, before it is queued.
+    pub(super) fn check(&self, plane: &CudaContext, stream: &CudaStream, call: &str) -> Result<()> {
+        check_ordering(plane, stream).map_err(|error| device::cuda_error(format!("{call}: ordering its buffers"), error))
+    }
+
+    /// Lets go, after the call has been queued on `stream`.
+    pub(super) fn release(self, plane: &CudaContext, stream: &CudaStream) -> Outcome {
+        let Self { guards, readings, .. } = self;
+        drop(guards);
+        readings.few.into_iter().flatten().chain(readings.more).try_for_each(|reading| reading.hold_owner(stream))?;
+        check_ordering(plane, stream)
+    }
+}
+
+/// What cudarc met while it ordered buffers for `stream`: it has no other way out. The stream may be of another `CudaContext` than the
+/// device plane's.
+pub(super) fn check_ordering(plane: &CudaContext, stream: &CudaStream) -> Outcome {
+    stream.context().check_err().and(plane.check_err())
 }

@@ -1,12 +1,15 @@
 //! Comparing device calls among the ranks before they are queued, over the host plane: NCCL compares nothing, and writes what it is sent.
+//!
+//! Ranks of a `gather_v`, `scatter_v` or `all_to_all_v` agree on the call and not on its lengths, which only the two ends of each transfer
+//! know. Each rank tells every other what it sends to it and what it expects of it; then all hear of the first difference. So either all
+//! queue the call, or none.
 
 use sha2::{Digest, Sha256};
 
 use crate::buffer::{Memory, MemoryMut};
-use crate::call::{Call, Kind};
+use crate::call::{BlockLayout, Call, Kind};
 use crate::communicator::Communicator;
-use crate::communicator::arguments::Source;
-use crate::communicator::prepare::Prepared;
+use crate::communicator::prepare::{Prepared, Source};
 use crate::device::{self, DevicePlane, Job};
 use crate::element::Data;
 use crate::error::{Error, Result};
@@ -16,14 +19,15 @@ use crate::host::plane;
 const DIGEST_BYTES: usize = 32;
 const _: () = assert!(DIGEST_BYTES == Call::FINGERPRINT_BYTES, "what a rank says of a call and of several has one length");
 
-/// What a rank says of its next calls: how many they are and whether they are captured into a graph, and the only one's fingerprint, or a
-/// digest of all fingerprints that nobody finds a second text for.
+/// What a rank says of its next calls: how many there are, whether they are captured into a graph, and the fingerprint of the only one, or
+/// the SHA-256 of all fingerprints.
 pub(super) type Said = [u8; 8 + DIGEST_BYTES];
 
-/// Set beside the number of calls where these are captured: NCCL would meet a call that runs with a later one of the rank that captures.
+/// Set in the number of calls where these are captured into a graph. NCCL would match a call that runs with a later call of a rank that
+/// captures.
 const CAPTURED: u64 = 1 << 63;
 
-/// In place of the op of an `all_to_all` in place, which NCCL is given in other pieces than one between two buffers.
+/// Stands for the op of an `all_to_all` in place. NCCL is given such a call in other pieces than one between two buffers.
 const IN_PLACE: u64 = 253;
 
 /// A job's fingerprint, with all that has to be alike for NCCL.
@@ -56,12 +60,12 @@ fn with_count(count: usize, is_captured: bool, words: [u8; DIGEST_BYTES]) -> Sai
     said
 }
 
-/// How many calls a rank says it makes, of which the first is this.
+/// What a rank says of calls that begin with this one.
 pub(super) fn first_of<'a>(first: &Job, jobs: impl Iterator<Item = &'a Job>, is_captured: bool) -> Said {
     with_count(jobs.count(), is_captured, fingerprint(first))
 }
 
-/// A call in words, and of how many it is the first.
+/// What a rank has said, in words: the first call, and how many there are.
 pub(super) fn in_words(first: &Said) -> String {
     let (count, fingerprint) = first.split_at(8);
     let count = count.try_into().map_or(0, u64::from_le_bytes);
@@ -116,10 +120,10 @@ impl Communicator {
 
     /// The comparison of jobs that begin with `first`.
     fn compare_as<'a>(&self, plane: &DevicePlane, first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<()> {
-        // The others may not come to a comparison any more.
+        // The others may make no comparison any more.
         plane.refuse_if_over(&|| first.call.to_string())?;
         let is_captured = device::is_capturing(self.device_stream(plane));
-        // Kept from call to call. Who makes one from within this one has to do without.
+        // Kept from call to call. A comparison within this one makes its own.
         let mut all = plane.lend_comparison();
         all.resize(self.world_size(), [0; size_of::<Said>()]);
         let mine = said(first, jobs.clone(), is_captured);
@@ -145,7 +149,7 @@ impl Communicator {
         self.execute(prepared.map(as_comparison))
     }
 
-    /// Tells the ranks' calls in full: some differ.
+    /// Exchanges the ranks' calls in full, because some differ.
     #[cold]
     fn find_difference<'a>(&self, first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone, is_captured: bool) -> Result<()> {
         let mut firsts = vec![[0; size_of::<Said>()]; self.world_size()];
@@ -154,14 +158,14 @@ impl Communicator {
         self.difference(&firsts).map_or_else(|| self.compare_each(&jobs.map(fingerprint).collect::<Vec<_>>()), Err)
     }
 
-    /// As many calls as everybody else's, of which some after the first differ: finds out which.
+    /// Finds the call that differs, where all ranks make as many and the first is the same.
     fn compare_each(&self, mine: &[[u8; Call::FINGERPRINT_BYTES]]) -> Result<()> {
         let calls = mine.len();
         let mut all = vec![[0; Call::FINGERPRINT_BYTES]; self.world_size() * calls];
         self.gather_said(mine, &mut all[..])?;
         let of_all = |call: usize| (0..self.world_size()).map(|rank| with_count(1, false, all[rank * calls + call])).collect::<Vec<_>>();
         let difference = (0..calls).find_map(|call| self.difference(&of_all(call)));
-        // The digests differ, so somebody has said one thing and then another.
+        // The digests differ and no call does: some rank has said two things.
         let unsteady = || Error::Protocol {
             with: "the other ranks".to_owned(),
             reason: "their device calls changed while they were compared".to_owned(),
@@ -175,5 +179,77 @@ impl Communicator {
         let [first_call, second_call] = [0, other].map(|rank| in_words(&firsts[rank]));
         let (first, second) = (self.peers()[0].clone(), self.peers()[other].clone());
         Some(Error::Mismatch { first, first_call, second, second_call })
+    }
+}
+
+/// What goes from this rank to another, and what it expects from there, in bytes.
+type Pair = [u64; 2];
+
+/// What a rank has found: whether anything differs, whose it is, in which job, and the two lengths.
+type Finding = [u64; 5];
+
+/// Whether a job's lengths are known to pairs of ranks only.
+pub(super) fn is_pairwise(job: &Job) -> bool {
+    matches!(job.call.kind, Kind::GatherV | Kind::ScatterV | Kind::AllToAllV)
+}
+
+/// What a job of this rank sends to `peer`, and expects from it.
+fn pair(job: &Job, me: usize, peer: usize) -> Pair {
+    let is_root = |rank: usize| job.call.root == Some(rank as u32);
+    let bytes = match (job.call.kind, &job.layout) {
+        (_, BlockLayout::Pairs { send, receive }) => [send[peer], receive[peer]],
+        (Kind::GatherV, BlockLayout::Blocks(blocks)) if peer != me => [0, blocks[peer]],
+        (Kind::ScatterV, BlockLayout::Blocks(blocks)) if peer != me => [blocks[peer], 0],
+        (Kind::GatherV, BlockLayout::Own(own)) if is_root(peer) => [*own, 0],
+        (Kind::ScatterV, BlockLayout::Own(own)) if is_root(peer) => [0, *own],
+        // To itself a rank sends what it was checked to expect.
+        _ => [0, 0],
+    };
+    bytes.map(|bytes| bytes as u64)
+}
+
+impl Communicator {
+    /// Compares the lengths of jobs on which the ranks have agreed. Nothing has been queued yet, so a difference harms nothing.
+    pub(super) fn compare_pairs<'a>(&self, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<()> {
+        let jobs = jobs.filter(|job| is_pairwise(job));
+        let (me, size) = (self.rank(), self.world_size());
+        let mine: Vec<Pair> = (0..size).flat_map(|peer| jobs.clone().map(move |job| pair(job, me, peer))).collect();
+        if mine.is_empty() {
+            return Ok(());
+        }
+        let mut theirs = vec![Pair::default(); mine.len()];
+        self.exchange_said(&mine[..], &mut theirs[..])?;
+        let each = mine.len() / size;
+        let differs = |at: &usize| mine[*at][0] != theirs[*at][1] || mine[*at][1] != theirs[*at][0];
+        let found = (0..mine.len()).find(differs).map_or(Finding::default(), |at| {
+            // Of the two directions the one that differs: what is sent, and what is expected.
+            let is_mine = mine[at][0] != theirs[at][1];
+            let [sent, expected] = if is_mine { [mine[at][0], theirs[at][1]] } else { [theirs[at][0], mine[at][1]] };
+            [if is_mine { 1 } else { 2 }, (at / each) as u64, (at % each) as u64, sent, expected]
+        });
+        let mut findings = vec![Finding::default(); size];
+        self.gather_said(&[found], &mut findings[..])?;
+        match findings.iter().position(|found| found[0] != 0) {
+            None => Ok(()),
+            Some(rank) => Err(self.pair_mismatch(rank, findings[rank], jobs)),
+        }
+    }
+
+    /// The error of a finding of `rank`'s.
+    fn pair_mismatch<'a>(
+        &self,
+        rank: usize,
+        [direction, peer, job, sent, expected]: Finding,
+        mut jobs: impl Iterator<Item = &'a Job>,
+    ) -> Error {
+        let peer = usize::try_from(peer).unwrap_or(usize::MAX).min(self.world_size() - 1);
+        let (from, to) = if direction == 1 { (rank, peer) } else { (peer, rank) };
+        let name = usize::try_from(job).ok().and_then(|at| jobs.nth(at)).map_or("a call", |job| job.call.kind.name());
+        Error::Mismatch {
+            first: self.peers()[from].clone(),
+            first_call: format!("{name} that sends {sent} B to rank {to}"),
+            second: self.peers()[to].clone(),
+            second_call: format!("{name} that expects {expected} B from rank {from}"),
+        }
     }
 }

@@ -1,13 +1,20 @@
-//! What a communicator tells about its device, and what it lends of it.
+//! What a communicator tells about its device, its calls on streams of the caller's, and patterns in device memory for programs that
+//! check what they move.
+
+#![expect(unsafe_code, reason = "streams that other crates own, and kernels that take addresses of borrowed buffers")]
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
 
+use super::call::{self, Guards, Hold};
+use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, Ordered};
+use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::communicator::Communicator;
 use crate::deadline::Deadline;
-use crate::device::{NcclCommunicator, cuda_error};
+use crate::device::{self, DevicePlane, NcclCommunicator, cuda_error};
 use crate::error::{Error, Result};
+use crate::interchange::AsStream;
 
 /// A communicator's device plane; see [`Communicator::device`].
 ///
@@ -21,18 +28,18 @@ use crate::error::{Error, Result};
 /// # comm.close()
 /// # }
 /// ```
-#[derive(Debug, Clone, Copy)]
-pub struct Device<'a> {
-    comm: &'a Communicator,
-    raw: &'a NcclCommunicator,
+#[derive(Debug, Clone)]
+pub struct Device {
+    comm: Communicator,
+    raw: NcclCommunicator,
 }
 
 impl Communicator {
     /// The device plane, where this communicator has one: calls on device buffers need it.
     #[must_use]
-    pub fn device(&self) -> Option<Device<'_>> {
-        let raw = self.core.device.get()?.as_ref().ok()?;
-        Some(Device { comm: self, raw })
+    pub fn device(&self) -> Option<Device> {
+        let raw = self.core.device.get()?.as_ref().ok()?.clone();
+        Some(Device { comm: self.clone(), raw })
     }
 
     /// Why there is no device plane, in words; `None` where there is one.
@@ -46,7 +53,7 @@ impl Communicator {
     }
 }
 
-impl<'a> Device<'a> {
+impl Device {
     /// The device's number in this process.
     #[must_use]
     pub fn ordinal(&self) -> usize {
@@ -55,25 +62,25 @@ impl<'a> Device<'a> {
 
     /// The device's name, as the driver has it.
     #[must_use]
-    pub fn name(&self) -> &'a str {
+    pub fn name(&self) -> &str {
         &self.raw.plane().gpu().name
     }
 
     /// The device's address on its bus, as `0000:1b:00.0`.
     #[must_use]
-    pub fn pci_address(&self) -> &'a str {
+    pub fn pci_address(&self) -> &str {
         &self.raw.plane().gpu().pci
     }
 
     /// The device's context, in which buffers for this communicator are allocated.
     #[must_use]
-    pub fn context(&self) -> &'a Arc<CudaContext> {
+    pub fn context(&self) -> &Arc<CudaContext> {
         &self.raw.plane().gpu().context
     }
 
-    /// The stream on which calls are queued where no other is named with [`Communicator::on`].
+    /// The stream on which calls are queued where no other is named with [`Communicator::with_stream`].
     #[must_use]
-    pub fn stream(&self) -> &'a Arc<CudaStream> {
+    pub fn stream(&self) -> &Arc<CudaStream> {
         self.raw.plane().stream()
     }
 
@@ -85,8 +92,8 @@ impl<'a> Device<'a> {
 
     /// The same communicator of NCCL's, for raw calls on addresses, memory and registrations.
     #[must_use]
-    pub fn raw(&self) -> &'a NcclCommunicator {
-        self.raw
+    pub fn raw(&self) -> &NcclCommunicator {
+        &self.raw
     }
 
     /// What has gone wrong since, found by NCCL or by the watchdog: a lost peer, a call that did not end in time.
@@ -119,5 +126,164 @@ impl<'a> Device<'a> {
     #[must_use]
     pub fn explain(&self) -> String {
         self.raw.plane().explain()
+    }
+}
+
+impl Communicator {
+    /// The same communicator, with its calls on device buffers queued on `stream` in place of its own. Calls on host buffers do not
+    /// change.
+    ///
+    /// NCCL wants the calls of one communicator in one order: where several streams are used, order them by events.
+    ///
+    /// ```no_run
+    /// # use collectives::{Communicator, ReduceOp};
+    /// # fn example(comm: &Communicator, grad: &mut cudarc::driver::CudaSlice<f32>) -> collectives::Result<()> {
+    /// let stream = comm.device().expect("a device was asked for").context().new_stream().expect("a stream");
+    /// comm.with_stream(&stream).all_reduce(grad, ReduceOp::Avg)
+    /// # }
+    /// ```
+    ///
+    /// Where there is no device plane, or the stream belongs to another device, calls on device buffers say so.
+    #[must_use]
+    pub fn with_stream(&self, stream: &Arc<CudaStream>) -> Self {
+        Self { stream: Some(Arc::clone(stream)), ..self.clone() }
+    }
+
+    /// Makes calls in the order of a stream of another crate's, or of a raw `CUstream` or `cudaStream_t` (see
+    /// [`RawStream`](crate::RawStream)): what is queued inside comes after what had been queued on `stream` before, and before what is
+    /// queued on it afterwards.
+    ///
+    /// ```no_run
+    /// # use collectives::{Communicator, RawStream, ReduceOp};
+    /// # fn example(comm: &Communicator, grad: &mut cudarc::driver::CudaSlice<f32>, handle: *mut std::ffi::c_void) -> collectives::Result<()> {
+    /// // SAFETY: a stream of device 0, which its engine destroys later.
+    /// let stream = unsafe { RawStream::new(handle, 0) };
+    /// comm.in_order_of(&stream, |comm| comm.all_reduce(grad, ReduceOp::Avg))
+    /// # }
+    /// ```
+    ///
+    /// The calls themselves run on the communicator's stream, with an event before and one behind them: a communicator keeps the
+    /// streams that it has used, and nobody's borrow lasts so long. [`Communicator::with_stream`] does without the events, for streams of cudarc's.
+    ///
+    /// # Errors
+    ///
+    /// `NoDevice` where there is no device plane, `InvalidArgument` for a stream of another device, `Unsupported` for one that is being
+    /// captured, what the driver refuses, and what `calls` returns.
+    pub fn in_order_of<R>(&self, stream: &(impl AsStream + ?Sized), calls: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
+        const CALL: &str = "in_order_of";
+        let plane = self.plane(CALL)?;
+        self.refuse_forked(CALL)?;
+        let context = &plane.gpu().context;
+        self.check_stream(plane, CALL)?;
+        if stream.device() != context.ordinal() {
+            let reason = format!("the stream belongs to device {}, and this communicator to device {}", stream.device(), context.ordinal());
+            return Err(Error::argument(CALL, reason));
+        }
+        // SAFETY: a stream of that device's primary context, alive as long as it is borrowed (the trait's contract), and so until the
+        // handle made here is dropped: it does not leave this function.
+        let foreign = unsafe { context.wrap_borrowed_stream(stream.as_raw_stream().cast()) };
+        if device::is_capturing(&foreign) {
+            return Err(Error::unsupported(
+                CALL,
+                "the stream is being captured into a graph; capture calls made with Communicator::with_stream",
+            ));
+        }
+        let own = self.device_stream(plane);
+        let refusal = |error| device::cuda_error(format!("{CALL}: ordering the streams"), error);
+        let ordered = Ordered::after(&foreign, own);
+        call::check_ordering(context, own).map_err(refusal)?;
+        let result = calls(self);
+        drop(ordered);
+        let parked = call::check_ordering(context, own).map_err(refusal);
+        result.and_then(|result| parked.map(|()| result))
+    }
+}
+
+/// The bytes that the filling kernel moves at a time.
+const VECTOR_BYTES: usize = 16;
+
+impl Device {
+    /// Fills a buffer with a pattern again and again, beginning with the pattern's `phase`-th element, on [`Device::stream`]. The
+    /// pattern has a multiple of 16 bytes. One pass over the memory.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for memory that is not on this device, or a pattern that is empty or has other lengths; `Cuda`.
+    pub fn fill<B, P>(&self, buffer: &mut B, pattern: &P, phase: usize) -> Result<()>
+    where
+        B: BufferMut + ?Sized,
+        P: Buffer<Element = B::Element> + ?Sized,
+    {
+        let call = "fill";
+        let (Memory::Device(pattern), MemoryMut::Device(buffer)) = (pattern.memory(), buffer.memory_mut()) else {
+            return Err(Error::argument(call, "both buffers must be on the device"));
+        };
+        let element = size_of::<B::Element>();
+        let pattern_bytes = pattern.len() * element;
+        if pattern_bytes == 0 || !pattern_bytes.is_multiple_of(VECTOR_BYTES) {
+            return Err(Error::argument(call, format!("a pattern has a multiple of {VECTOR_BYTES} B, and this one has {pattern_bytes} B")));
+        }
+        let plane = self.raw().plane();
+        Communicator::same_device(plane, call, "the pattern", pattern.inner.context())?;
+        Communicator::same_device(plane, call, "the buffer", buffer.inner.context())?;
+        let bytes = buffer.len() * element;
+        self.run_fill(plane, buffer, bytes, pattern, pattern_bytes, phase % pattern.len() * element)
+    }
+
+    fn run_fill<T>(
+        &self,
+        plane: &DevicePlane,
+        buffer: DeviceMemoryMut<'_, T>,
+        bytes: usize,
+        pattern: DeviceMemory<'_, T>,
+        pattern_bytes: usize,
+        phase: usize,
+    ) -> Result<()> {
+        let stream = plane.stream();
+        let mut guards = Guards::new(Hold::Borrowed);
+        let from = guards.read(pattern.inner, stream);
+        let to = guards.write(buffer.inner, stream);
+        // SAFETY: both are borrowed, on this device (checked by the caller), as long as they say; their events order what follows.
+        let queued = unsafe { plane.kernels().fill_pattern((to, bytes as u64), (from, pattern_bytes as u64), phase as u64, stream) };
+        // The end of the plane waits for its own stream: its kernels are not taken away from under this.
+        queued.and(Communicator::release(guards, plane, stream, "fill"))
+    }
+
+    /// How many elements of a buffer differ from a pattern that is repeated from its `phase`-th element on; compares bytes. Waits for
+    /// the answer. One pass over the memory.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for memory that is not on this device, or an empty pattern; `Timeout`, `Cuda`.
+    pub fn count_differing<B, P>(&self, buffer: &B, pattern: &P, phase: usize) -> Result<u64>
+    where
+        B: Buffer + ?Sized,
+        P: Buffer<Element = B::Element> + ?Sized,
+    {
+        let call = "count_differing";
+        let (Memory::Device(pattern), Memory::Device(buffer)) = (pattern.memory(), buffer.memory()) else {
+            return Err(Error::argument(call, "both buffers must be on the device"));
+        };
+        if pattern.len() == 0 || size_of::<B::Element>() == 0 {
+            return Err(Error::argument(call, "an empty pattern is like nothing"));
+        }
+        let plane = self.raw().plane();
+        Communicator::same_device(plane, call, "the pattern", pattern.inner.context())?;
+        Communicator::same_device(plane, call, "the buffer", buffer.inner.context())?;
+        let failed = |error| device::cuda_error(call, error);
+        let stream = plane.stream();
+        let mut counter = stream.alloc_zeros::<u64>(1).map_err(failed)?;
+        let (count, pattern_elements) = (buffer.len() as u64, pattern.len() as u64);
+        let (phase, element_bytes) = (phase as u64 % pattern_elements, size_of::<B::Element>() as u32);
+        let mut guards = Guards::new(Hold::Borrowed);
+        let (of, like) = (guards.read(buffer.inner, stream), guards.read(pattern.inner, stream));
+        let wrong = guards.write(&mut counter, stream);
+        // SAFETY: buffer and pattern are borrowed until the count has been waited for, on this device (checked), and as long as they say; the
+        // counter is an allocation of ours, aligned for its type; the events of all three order what follows.
+        let queued = unsafe { plane.kernels().check_pattern((of, count), element_bytes, (like, pattern_elements), phase, wrong, stream) };
+        queued.and(Communicator::release(guards, plane, stream, call))?;
+        self.synchronize()?;
+        let counted = stream.clone_dtoh(&counter).map_err(failed)?;
+        Ok(counted.first().copied().unwrap_or_default())
     }
 }

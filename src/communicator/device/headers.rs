@@ -1,8 +1,8 @@
-//! What ranks tell each other before calls are queued of which not everyone hears by a collective: messages, and the calls of groups of several
-//! communicators. A header goes over the host plane; whoever is written to waits for it, and compares.
+//! Headers: what ranks tell each other of calls that are not compared in a collective, before these are queued. Such calls are messages, and
+//! the collectives of groups of several communicators. A header goes over the host plane; its receiver waits for it, and compares.
 //!
-//! From its first header on others count on this rank's calls. So these are queued, or the communicator ends: a call that was told and not
-//! queued would have NCCL match later ones of other lengths.
+//! From the first header on, other ranks count on this rank's calls. These are queued, or the communicator ends: NCCL would match a call that
+//! was announced and not queued with a later one, perhaps of another length.
 
 #![expect(unsafe_code, reason = "posting raw places to the progress engine")]
 
@@ -27,7 +27,7 @@ type Header = [u8; 24];
 /// The bit of a header's second word that says that the message is captured into a graph.
 const CAPTURED_AT: u32 = 32;
 
-/// A message, and what is to be said of it.
+/// A message, and its header.
 struct Told<'a> {
     message: &'a Message,
     header: Header,

@@ -1,4 +1,4 @@
-//! Looks after the other ranks while a device waits for them. NCCL notices a dead peer only where the two talk over a network; on one host
+//! Watches the other ranks while a device waits for them. NCCL notices a dead peer only where the two talk over a network; on one host
 //! it waits for ever.
 //!
 //! Processes of this host are looked for in `/proc`, and the recovery listener of one that is not there decides (see `recovery`). Ranks of other hosts are
@@ -9,27 +9,15 @@ use std::time::{Duration, Instant};
 
 use crate::communicator::Communicator;
 use crate::communicator::progress::ProgressEngine;
-use crate::communicator::recovery::{Probe, RecoveryListeners};
+use crate::communicator::shrink::recovery::{Probe, RecoveryListeners};
 use crate::deadline::Deadline;
 use crate::device::LivenessProbe;
 use crate::error::{Error, Peer};
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::Health;
+use crate::tuning::liveness::{ANSWERS, GRACE, PATIENCE, PAUSE, SEARCH};
 
-/// How long something waits before anybody is looked for.
-const PATIENCE: Duration = Duration::from_millis(50);
-/// The time between two looks.
-const PAUSE: Duration = Duration::from_millis(20);
-/// How long a rank must have been gone: what it did last may still be on its way through the devices, with what the caller has queued
-/// behind it.
-const GRACE: Duration = Duration::from_secs(1);
-/// How often a rank whose process is gone may answer at its recovery listener before it is taken for one that is not seen from here. The recovery listener of a process
-/// that is being killed answers until its last thread has ended.
-const ANSWERS: u32 = 9;
-/// How long the one that NCCL says is gone is looked for: what broke its connection may still be under way.
-const SEARCH: Duration = Duration::from_millis(500);
-
-/// How another rank is looked after.
+/// How another rank is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Observation {
     /// This very rank.
@@ -67,7 +55,7 @@ pub(super) struct PeerLiveness {
 }
 
 impl Communicator {
-    /// Who looks after the other ranks for the device plane. They are all there now.
+    /// The liveness probe of the device plane. All ranks are alive now.
     pub(super) fn liveness_probe(&self) -> Arc<dyn LivenessProbe> {
         let shared = &self.core.shared;
         let me = &shared.peers[shared.rank];
@@ -128,7 +116,7 @@ impl PeerLiveness {
         self.health.abort_reason().filter(ends).copied()
     }
 
-    /// Has what peers say looked at, on the thread of background messages: for a later look.
+    /// Has the thread of background messages read what peers say, for a later look.
     fn listen(&self) {
         if let Some(Err(error)) = self.progress.upgrade().map(|progress| progress.wake_background()) {
             crate::event::warn!(rank = self.rank, %error, "the end of a communicator may be heard of late");
@@ -150,12 +138,12 @@ impl PeerLiveness {
                 Probe::Alive => {
                     *answers += 1;
                     *again = Instant::now() + PAUSE * 2_u32.pow(*answers);
-                    // It was another one's number, as it is among namespaces of processes.
+                    // The number is another process's: the peer is in another namespace.
                     if *answers >= ANSWERS {
                         *observation = Observation::Unseen;
                     }
                 }
-                // Nobody knows; at the next look perhaps.
+                // Not known now; the next look may tell.
                 Probe::NoAnswer => {}
             }
         }
@@ -222,7 +210,7 @@ mod tests {
     use rustix::process::{Pid, Signal, kill_process};
     use std::process::{Child, Command};
 
-    /// Ends with the test, whichever way that ends.
+    /// A process that is killed when the test ends, however that ends.
     struct Sleeper(Child);
 
     impl Drop for Sleeper {

@@ -1,27 +1,35 @@
-//! Queues checked calls: what precedes every call on the device, and what a rank owes once others count on its calls.
+//! Queues checked calls: what precedes every call on the device, what a rank owes once others count on its calls, and the handles of
+//! started calls, which ask an event whether the call has ended.
 
 #![expect(unsafe_code, reason = "addresses of buffers that are borrowed, or owned by a work, are handed to the device plane")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
-use super::call::{DeviceCall, overlap, resolve};
-use super::guards::{Guards, Hold};
+use super::call::{DeviceCall, Guards, Hold, overlap, resolve};
 use crate::communicator::Communicator;
-use crate::device::{self, DevicePlane};
+use crate::communicator::completion::{Finished, State};
+use crate::communicator::message::Received;
+use crate::communicator::pinned::{ErasedBuffer, PinnedBuffer};
+use crate::communicator::work::{Drive, Work};
+use crate::deadline::Deadline;
+use crate::device::{self, DevicePlane, NcclComm};
 use crate::error::{Error, Result};
+use crate::event;
 use crate::flight::FlightPlane;
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
 use crate::host::plane::HostPlane;
 use crate::observe::{Moved, Track};
+use crate::tuning::device::{LOOKS, NAP};
 
 /// How much of an error a rank tells the others, in bytes: a compiler's can be long.
 const LONGEST_REASON: usize = 4096;
 
-/// What this rank owes from the moment when others may count on its calls: that they are queued. Where they are not, by whichever way that
-/// comes about, the device plane ends: NCCL would match the others' calls with later ones of this rank, of other lengths perhaps.
+/// What this rank owes once others count on its calls: that they are queued. Where they are not, for whatever reason, the device plane ends:
+/// NCCL would match the others' calls with later ones of this rank, perhaps of other lengths.
 pub(super) struct Pledge<'a> {
     plane: &'a DevicePlane,
     /// Whether other ranks were told of these calls by headers; else all have compared them.
@@ -34,7 +42,7 @@ impl<'a> Pledge<'a> {
         Self { plane, has_told, is_kept: false }
     }
 
-    /// How queueing went. Compared calls that are refused before anything is queued are refused on all ranks, which made the same.
+    /// How queueing went. Where calls were compared, a refusal before anything is queued is every rank's: all made the same call.
     pub(super) fn settle(mut self, queued: &Result<()>) {
         self.is_kept = true;
         let everywhere = |error: &Error| !self.has_told && matches!(error, Error::InvalidArgument { .. } | Error::Unsupported { .. });
@@ -138,7 +146,7 @@ impl Communicator {
         Err(Error::unsupported(job.call.to_string(), format!("not every rank can do it; {reason}")))
     }
 
-    /// Ends the communicator with an error of a call on devices that other ranks may have queued their part of, and has them told.
+    /// Ends the communicator because of a device call of which other ranks may have queued their part, and has them told.
     #[cold]
     pub(super) fn end_by_device_call(&self, plane: &DevicePlane, error: &Error) {
         let shared = &self.core.shared;
@@ -146,19 +154,18 @@ impl Communicator {
         shared.health.keep_cause(error);
         shared.health.end(AbortReason::Failed { rank: self.rank() as u32 });
         shared.announce_end();
-        // SAFETY: `caller` is the only caller's side of this hand-off: both were made together and neither can be cloned.
-        unsafe { shared.plane.as_caller(&self.core.caller, HostPlane::propagate) };
+        let _ = self.with_plane(HostPlane::propagate);
     }
 
     /// Queues a checked call on the stream of this handle, and tells those who listen.
     pub(in crate::communicator) fn queue(&self, mut call: DeviceCall<'_>, hold: Hold) -> Result<()> {
         let kind = call.job.call.kind;
         let plane = self.plane(kind.name())?;
-        let _alone = plane.enter_call(kind.name())?;
+        let _turn = plane.enter_call(self.timeout()).map_err(|why| self.no_turn(kind.name(), why))?;
         // Those who listen are told the number, too.
         plane.number([&mut call.job]);
-        let Some(watch) = self.core.shared.health.watch() else { return self.queue_unwatched(call, hold) };
-        let moved = Moved { bytes: call.job.source_len.max(call.job.destination_len), algorithm: "nccl" };
+        let Some(watch) = self.core.shared.observers.watch() else { return self.queue_unwatched(call, hold) };
+        let moved = Moved { bytes: call.job.bytes(), algorithm: "nccl" };
         let report = watch.call(&call.job.call, FlightPlane::Device, moved);
         watch.around(report, Track::Device, || self.queue_unwatched(call, hold))
     }
@@ -176,7 +183,7 @@ impl Communicator {
             return Err(Error::argument(kind.name(), reason));
         }
         guards.check(&plane.gpu().context, stream, kind.name())?;
-        // Last of all: who refuses a call by itself has the others wait here, on the host, and not on their devices.
+        // After all checks: where this rank alone refuses the call, the others wait here, on the host, and not on their devices.
         self.confer(plane, std::iter::once(&job))?;
         let pledge = Pledge::new(plane, false);
         // SAFETY: - the addresses are those of buffers that are borrowed by the call (or owned by a work until it has ended), as
@@ -188,8 +195,8 @@ impl Communicator {
         //   bytes that the plan makes truth values of.
         let queued = unsafe { plane.enqueue(&job, stream, self.timeout()) };
         pledge.settle(&queued);
-        let flight = self.core.shared.health.flight();
-        // A call with wrong arguments was none: the other ranks may not count it either.
+        let flight = &self.core.shared.recorder;
+        // A call with wrong arguments does not count: the other ranks may not count it either.
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {
             flight.note_device_call(&job.call, plane.comm().last_tracker(), queued.as_ref().err());
         }
@@ -201,5 +208,154 @@ impl Communicator {
     pub(super) fn release(guards: Guards<'_>, plane: &DevicePlane, stream: &CudaStream, call: &str) -> Result<()> {
         let released = guards.release(&plane.gpu().context, stream);
         released.map_err(|error| device::cuda_error(format!("{call}: ordering its buffers"), error))
+    }
+}
+
+/// A call that was queued, with an event behind it.
+pub(in crate::communicator) struct Queued {
+    event: CudaEvent,
+    comm: Arc<NcclComm>,
+    doing: String,
+    deadline: Deadline,
+}
+
+/// Completes a started call's handle, once the event says that the call has ended.
+struct Watcher {
+    queued: Queued,
+    state: Arc<State>,
+    /// What the call works on, until it has ended.
+    buffers: Mutex<Option<Box<dyn ErasedBuffer>>>,
+    received: Option<Received>,
+}
+
+impl Queued {
+    /// The handle of the call, which owns its buffers.
+    pub(in crate::communicator) fn into_work<B: Send + 'static>(self, buffers: PinnedBuffer<B>) -> Work<B> {
+        let (state, watcher) = self.watched(buffers, None);
+        Work::new(state, Some(watcher))
+    }
+
+    /// The handle of a receive.
+    pub(in crate::communicator) fn into_receiving_work<B: Send + 'static>(
+        self,
+        buffers: PinnedBuffer<B>,
+        received: Received,
+    ) -> Work<(B, Received)> {
+        let (state, watcher) = self.watched(buffers, Some(received));
+        Work::<B>::receiving(state, Some(watcher))
+    }
+
+    fn watched<B: Send + 'static>(self, buffers: PinnedBuffer<B>, received: Option<Received>) -> (Arc<State>, Arc<dyn Drive>) {
+        let state = State::new();
+        let watcher = Watcher { queued: self, state: Arc::clone(&state), buffers: Mutex::new(Some(Box::new(buffers))), received };
+        (state, Arc::new(watcher))
+    }
+
+    /// How it has ended; `None` where it has not.
+    fn look(&self) -> Option<Result<()>> {
+        match device::is_complete(&self.event) {
+            Ok(true) => return Some(self.comm.failure().map_or(Ok(()), Err)),
+            Ok(false) => {}
+            Err(error) => return Some(Err(device::cuda_error(self.doing.clone(), error))),
+        }
+        if let Some(failure) = self.comm.failure() {
+            return Some(Err(failure));
+        }
+        if !self.deadline.has_passed() {
+            return None;
+        }
+        Some(Err(self.comm.time_out(&|| self.doing.clone(), &self.deadline)))
+    }
+}
+
+impl Drive for Watcher {
+    fn drive(&self, limit: Duration) -> bool {
+        let until = Deadline::after(limit);
+        let mut looks = 0;
+        while !self.poll() && !until.has_passed() {
+            looks += 1;
+            if looks > LOOKS { std::thread::sleep(NAP) } else { std::hint::spin_loop() }
+        }
+        true
+    }
+
+    fn poll(&self) -> bool {
+        let Some(ended) = self.queued.look() else { return false };
+        let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(buffers) = buffers {
+            self.state.end(ended.map(|()| Finished { buffer: buffers.release(), received: self.received }));
+        }
+        true
+    }
+
+    fn attend(self: Arc<Self>) {
+        Attendant::attend(self);
+    }
+}
+
+/// Looks at the events of calls that are awaited, or that call back: one thread of the process, as long as there are any.
+struct Attendant {
+    awaited: Vec<Arc<Watcher>>,
+    is_running: bool,
+}
+
+static ATTENDANT: Mutex<Attendant> = Mutex::new(Attendant { awaited: Vec::new(), is_running: false });
+
+impl Attendant {
+    /// Has a call looked at until it has ended.
+    fn attend(watcher: Arc<Watcher>) {
+        let mut attendant = event::lock(&ATTENDANT);
+        if !attendant.awaited.iter().any(|known| Arc::ptr_eq(known, &watcher)) {
+            attendant.awaited.push(watcher);
+        }
+        if !attendant.is_running {
+            let spawned = std::thread::Builder::new().name("awaited calls".to_owned()).spawn(Self::run);
+            attendant.is_running = spawned.is_ok();
+            if let Err(error) = spawned {
+                event::error!(%error, "no thread looks at calls on devices that are awaited: they end when they are waited for");
+            }
+        }
+    }
+
+    fn run() {
+        loop {
+            let mut awaited = {
+                let mut attendant = event::lock(&ATTENDANT);
+                attendant.is_running = !attendant.awaited.is_empty();
+                if !attendant.is_running {
+                    return;
+                }
+                attendant.awaited.clone()
+            };
+            // Without the lock: the end is told to the program.
+            awaited.retain(|watcher| watcher.poll());
+            event::lock(&ATTENDANT).awaited.retain(|watcher| !awaited.iter().any(|ended| Arc::ptr_eq(ended, watcher)));
+            // Buffers may be freed with these, which is the program's.
+            event::caught("the drop of a buffer", || drop(awaited));
+            std::thread::sleep(NAP);
+        }
+    }
+}
+
+impl Communicator {
+    /// Queues a call, and an event behind it.
+    pub(in crate::communicator) fn queue_and_mark(&self, call: DeviceCall<'_>) -> Result<Queued> {
+        let doing = call.job.call.to_string();
+        self.and_mark(call.job.call.kind.name(), doing, || self.queue(call, Hold::Owned)).map(|(queued, ())| queued)
+    }
+
+    /// Puts an event behind what `queue` queues.
+    pub(super) fn and_mark<R>(&self, call: &str, doing: String, queue: impl FnOnce() -> Result<R>) -> Result<(Queued, R)> {
+        let plane = self.plane(call)?;
+        self.refuse_forked(call)?;
+        let stream = self.device_stream(plane);
+        if device::is_capturing(stream) {
+            let reason = "its end cannot be asked for inside a graph; use the form that returns no Work, which is queued as well";
+            return Err(Error::unsupported(format!("a started {doing} while a graph is captured"), reason));
+        }
+        let deadline = Deadline::after(self.timeout());
+        let result = queue()?;
+        let event = stream.record_event(None).map_err(|error| device::cuda_error(doing.clone(), error))?;
+        Ok((Queued { event, comm: Arc::clone(plane.comm()), doing, deadline }, result))
     }
 }

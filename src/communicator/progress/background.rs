@@ -3,22 +3,19 @@
 #![expect(unsafe_code, reason = "posted messages point into buffers that the progress engine keeps alive")]
 
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::engine::{Background, ProgressEngine, TURN};
-use super::pending::Outstanding;
-use crate::communicator::completion::State;
-use crate::communicator::message::{MessageBuffer, MessageContext};
+use super::{Background, Inner, Outstanding, ProgressEngine};
+use crate::communicator::completion::{Finished, State};
+use crate::communicator::message::{MessageBuffer, MessageContext, Received};
 use crate::communicator::pinned::ErasedBuffer;
 use crate::communicator::work::Drive;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::event;
+use crate::tuning::progress::{FLUSH, IDLE, LEAVE, NAP, TURN};
 
-/// How long the background thread naps where nothing moves.
-const NAP: Duration = Duration::from_millis(1);
-
-/// Counts a caller as away; also one that a panic takes away for good.
+/// Counts a caller as away until it is dropped, also by a panic.
 struct Away<'a>(&'a ProgressEngine);
 
 impl Drop for Away<'_> {
@@ -46,9 +43,9 @@ impl ProgressEngine {
         let mut inner = self.lock();
         inner.outstanding.reserve(1);
         let request = self.begin(&context, &memory, &deadline);
-        // SAFETY: the place lies in the buffer (the caller's promise), which is next kept in `outstanding`, in a place that is reserved, so
-        // that nothing can unwind in between; it is taken out of there by `finish` alone, which cancels the ticket.
-        let ticket = unsafe { Self::post(&mut inner, &context, memory, &deadline) };
+        // SAFETY: the memory lies in the buffer (the caller's promise). The buffer is next kept in `outstanding`, where room is reserved, so that
+        // nothing can unwind in between. `finish` alone takes it out of there, and cancels the ticket first.
+        let ticket = unsafe { Self::post(&mut inner, &context, memory) };
         let ticket = ticket.map_err(|stop| self.not_posted(&stop, &request))?;
         inner.outstanding.push(Outstanding { ticket, request, has_warned: false, buffer, state: Arc::clone(&state) });
         self.advance(&mut inner);
@@ -60,6 +57,59 @@ impl ProgressEngine {
         Ok(state)
     }
 
+    /// Moves what can move, and ends the background messages that are done.
+    pub(super) fn advance(&self, inner: &mut Inner) -> bool {
+        inner.direct = 0;
+        let moved = inner.messages.progress();
+        self.attend(inner);
+        moved
+    }
+
+    /// Acts on what has moved: passes on the end of the communicator, and ends the background messages that are done.
+    pub(super) fn attend(&self, inner: &mut Inner) {
+        if let Some(abort_reason) = inner.messages.heard() {
+            self.health.end(abort_reason);
+        }
+        if let (None, Some(abort_reason)) = (inner.telling, self.health.abort_reason()) {
+            inner.telling = Some(Instant::now());
+            inner.messages.propagate(*abort_reason);
+        }
+        let mut at = 0;
+        while at < inner.outstanding.len() {
+            match self.ended(inner, at) {
+                Some(result) => self.finish(inner, at, result),
+                None => at += 1,
+            }
+        }
+    }
+
+    /// How a background message ended, where it has.
+    fn ended(&self, inner: &mut Inner, at: usize) -> Option<Result<Received>> {
+        let Outstanding { ticket, request, has_warned, .. } = &mut inner.outstanding[at];
+        match inner.messages.poll(*ticket) {
+            Some(outcome) => Some(self.outcome(outcome, request)),
+            None => self.check_pending(request, has_warned).err().map(Err),
+        }
+    }
+
+    /// Ends a background message: whoever waits for it gets its buffer back, or the error.
+    fn finish(&self, inner: &mut Inner, at: usize, result: Result<Received>) {
+        // First, while the buffer is still kept.
+        inner.messages.cancel(inner.outstanding[at].ticket);
+        let Outstanding { request, buffer, state, .. } = inner.outstanding.swap_remove(at);
+        match &result {
+            Ok(_) => self.recorder.end_message(request.number),
+            Err(error) => self.recorder.fail_message(request.number, error),
+        }
+        let elapsed = request.deadline.elapsed();
+        let (result, failed) = match result {
+            Ok(received) => (Ok(Finished { buffer: buffer.release(), received: Some(received) }), None),
+            Err(error) => (Err(error.clone()), Some((error, buffer))),
+        };
+        state.end(result);
+        self.tell_over(request, elapsed, failed, state);
+    }
+
     /// Lets the background thread move messages on while `busy` runs.
     pub(in crate::communicator) fn while_away<R>(self: &Arc<Self>, busy: impl FnOnce() -> Result<R>) -> Result<R> {
         self.lock().away += 1;
@@ -68,8 +118,8 @@ impl ProgressEngine {
         busy()
     }
 
-    /// Tells the peers that the communicator has ended; those that wait for a message of this rank would not learn of it otherwise.
-    /// Never waits for the lock: whoever holds it looks after that too.
+    /// Tells the peers that the communicator has ended: those that wait for a message of this rank would not learn of it otherwise. Never
+    /// waits for the lock: whoever holds it tells them too.
     pub(in crate::communicator) fn announce_end(self: &Arc<Self>) {
         if self.health.is_foreign() {
             return;
@@ -82,24 +132,27 @@ impl ProgressEngine {
         }
     }
 
-    /// Sends what is still on its way, for a bounded time, and tells the peers that this rank leaves. Listeners have been told of
-    /// everything when it returns.
+    /// Sends what is still on its way, for a bounded time, and tells the peers that this rank leaves. When it returns, listeners have been
+    /// told of everything.
     pub(in crate::communicator) fn close(&self) {
-        let deadline = Deadline::after(Duration::from_secs(5));
+        let deadline = Deadline::after(FLUSH);
         let mut inner = self.lock();
         if inner.closed {
             return;
         }
         self.advance(&mut inner);
-        while inner.outstanding.iter().any(Outstanding::sends) && !deadline.has_passed() && self.health.abort_reason().is_none() {
+        while inner.outstanding.iter().any(|outstanding| outstanding.request.sends)
+            && !deadline.has_passed()
+            && self.health.abort_reason().is_none()
+        {
             if !self.advance(&mut inner) {
                 inner.messages.wait_step(TURN);
             }
         }
-        let _ = inner.messages.leave(&Deadline::after(Duration::from_secs(1)));
+        let _ = inner.messages.leave(&Deadline::after(LEAVE));
         inner.closed = true;
         while let Some(last) = inner.outstanding.len().checked_sub(1) {
-            let doing = inner.outstanding[last].doing();
+            let doing = inner.outstanding[last].request.doing();
             self.finish(&mut inner, last, Err(Error::Aborted { doing, by: self.peers[self.rank].clone() }));
         }
         drop(inner);
@@ -121,7 +174,7 @@ impl ProgressEngine {
         Ok(())
     }
 
-    /// Waits until the background thread has seen that it is over; unless this is that thread, where a listener drops the communicator.
+    /// Waits for the end of the background thread, unless this is that thread: a listener may drop the communicator.
     fn join_background(&self) {
         let Some(background) = self.background.get() else { return };
         background.thread.unpark();
@@ -134,7 +187,7 @@ impl ProgressEngine {
 
 impl Drive for ProgressEngine {
     fn drive(&self, limit: Duration) -> bool {
-        // Whoever has the lock moves this one's messages on as well, and may have it for longer than `limit`.
+        // Whoever has the lock moves these messages on as well, and may hold it for longer than `limit`.
         let Some(mut inner) = self.try_lock() else { return false };
         if !self.advance(&mut inner) && !inner.outstanding.is_empty() {
             inner.messages.wait_step(TURN.min(limit));
@@ -161,7 +214,7 @@ fn background(progress: &Weak<ProgressEngine>) {
         };
         drop(progress);
         match idle {
-            None => std::thread::park_timeout(Duration::from_secs(1)),
+            None => std::thread::park_timeout(IDLE),
             Some(true) => std::thread::park_timeout(NAP),
             Some(false) => {}
         }

@@ -4,17 +4,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::engine::{Inner, ProgressEngine, TURN};
-use super::pending::PendingMessage;
+use super::{Inner, PendingMessage, ProgressEngine};
 use crate::communicator::message::{MessageBuffer, MessageContext, Received};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::event::Locked;
 use crate::host::point_to_point::{Attempt, Ticket};
 use crate::observe::Track;
-
-/// Every so many messages one does not try the short way, so that everything else gets a turn.
-const DIRECT: u32 = 16;
+use crate::tuning::progress::{DIRECT, TURN};
 
 /// A message that its caller waits for.
 struct Posted {
@@ -23,9 +20,9 @@ struct Posted {
     received: Option<Received>,
 }
 
-/// Messages that their caller waits for. What has not ended when the caller leaves, by whichever way, is cancelled: the buffers are borrowed
-/// no longer then. So it is there before the first of them is posted, and takes each in before anything else can unwind. Where one has the
-/// engine meanwhile, that is let go first: it is declared later.
+/// Messages that their caller waits for. When the caller leaves, however it does, the buffers are no longer borrowed: so the drop cancels what
+/// has not ended. This exists before the first message is posted, and takes each ticket in before anything else can unwind. A caller declares
+/// the engine's lock after it, so that the lock is released first.
 struct Posteds<'a> {
     progress: &'a ProgressEngine,
     /// One, which is most often all, needs no allocation.
@@ -56,7 +53,7 @@ impl<'a> Posteds<'a> {
             Some(ticket) => Ok(ticket),
             // SAFETY: the place stays valid as long as this lives (this function's contract), which takes the ticket in next, without
             // anything that could unwind, and cancels it when it is dropped.
-            None => unsafe { ProgressEngine::post(inner, context, *memory, deadline) },
+            None => unsafe { ProgressEngine::post(inner, context, *memory) },
         };
         let ticket = ticket.map_err(|stop| self.progress.not_posted(&stop, &request))?;
         let posted = Posted { ticket, request, received: None };
@@ -88,7 +85,7 @@ impl Drop for Posteds<'_> {
 }
 
 impl Inner {
-    /// Whether the next message may go the short way: nothing else is under way, and it is not everybody's turn.
+    /// Whether the next message may go the short way: nothing else is under way, and it is not time to move everything on.
     #[inline]
     fn may_go_direct(&mut self) -> bool {
         self.direct += 1;
@@ -124,14 +121,14 @@ impl ProgressEngine {
     ) -> Result<Received> {
         // SAFETY: the place is valid during the call (this function's contract), in which this runs once.
         let transfer = || unsafe { self.transfer_one_or_fail(context, memory, limit) };
-        let result = match self.health.watch() {
+        let result = match self.observers.watch() {
             None => transfer(),
             Some(watch) => watch.around(memory.report(watch, context), Track::Messages, transfer),
         };
-        result.inspect_err(|error| self.health.flight().after_error(error))
+        result.inspect_err(|error| self.recorder.after_error(error))
     }
 
-    /// The same, without what an error has for consequences.
+    /// The same, without what follows on an error.
     ///
     /// # Safety
     ///
@@ -142,7 +139,7 @@ impl ProgressEngine {
         // SAFETY: the place is valid during the call (this function's contract), in which `wait_one` takes in what has begun.
         let begun = match unsafe { Self::attempt(&mut inner, context, memory) } {
             Attempt::Done(envelope) => {
-                self.health.flight().note_message(&memory.recorded(context));
+                self.recorder.note_message(&memory.recorded(context));
                 return Ok(context.received(envelope));
             }
             Attempt::Begun(ticket) => Some(ticket),
@@ -165,7 +162,7 @@ impl ProgressEngine {
         limit: Duration,
     ) -> Result<Received> {
         let mut posted = Posteds::new(self, 1);
-        // Declared behind what needs the lock when it is dropped.
+        // Declared after `posted`, which takes the lock when it is dropped.
         let mut inner = inner;
         if begun.is_none() && (inner.direct >= DIRECT || !inner.outstanding.is_empty()) {
             self.advance(&mut inner);
@@ -173,7 +170,7 @@ impl ProgressEngine {
         let deadline = Deadline::after(limit);
         // SAFETY: the place is valid during the call (this function's contract), and `posted` lives less long; there is room for one.
         unsafe { posted.post(&mut inner, message, begun, &deadline) }?;
-        self.wait_all(inner, &mut posted, &deadline)?;
+        self.wait_all(inner, &mut posted)?;
         let received = posted.all().find_map(|posted| posted.received);
         received.ok_or_else(|| Error::argument("message", "nothing was posted"))
     }
@@ -210,17 +207,17 @@ impl ProgressEngine {
         limit: Duration,
         meanwhile: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Received>> {
-        let watched = self.health.watch().map(|watch| (watch, Instant::now()));
+        let watched = self.observers.watch().map(|watch| (watch, Instant::now()));
         // SAFETY: every place is valid during the call (this function's contract).
         let result = unsafe { self.transfer_or_fail(messages, limit, meanwhile) };
         if let Some((watch, began)) = watched {
             let (elapsed, error) = (began.elapsed(), result.as_ref().err());
             messages.iter().for_each(|(context, memory)| watch.ended(memory.report(watch, context), elapsed, error, Track::Messages));
         }
-        result.inspect_err(|error| self.health.flight().after_error(error))
+        result.inspect_err(|error| self.recorder.after_error(error))
     }
 
-    /// The same, without what an error has for consequences.
+    /// The same, without what follows on an error.
     ///
     /// # Safety
     ///
@@ -245,28 +242,23 @@ impl ProgressEngine {
         }
         let mut inner = self.lock();
         self.advance(&mut inner);
-        self.wait_all(inner, &mut posted, &deadline)?;
+        self.wait_all(inner, &mut posted)?;
         Ok(posted.all().filter_map(|posted| posted.received).collect())
     }
 
     /// Moves messages on until every posted one has ended, and puts on record how.
-    fn wait_all<'a>(&'a self, inner: Locked<'a, Inner>, posted: &mut Posteds<'_>, deadline: &Deadline) -> Result<()> {
-        let ended = self.wait_each(inner, posted, deadline);
-        if let Err(error) = &ended {
-            self.fail_unfinished(posted, error);
-        }
-        ended
+    fn wait_all<'a>(&'a self, inner: Locked<'a, Inner>, posted: &mut Posteds<'_>) -> Result<()> {
+        self.wait_each(inner, posted).inspect_err(|error| self.fail_unfinished(posted, error))
     }
 
     /// Puts on record what the messages that have not ended end with. Records are written under the lock.
     fn fail_unfinished(&self, posted: &Posteds<'_>, error: &Error) {
         let _inner = self.lock();
-        posted.unfinished().for_each(|posted| self.health.flight().fail_message(posted.request.number, error));
+        posted.unfinished().for_each(|posted| self.recorder.fail_message(posted.request.number, error));
     }
 
-    fn wait_each<'a>(&'a self, mut inner: Locked<'a, Inner>, posted: &mut Posteds<'_>, deadline: &Deadline) -> Result<()> {
-        let flight = self.health.flight();
-        let mut warn_at = flight.stall_after(deadline.limit());
+    fn wait_each<'a>(&'a self, mut inner: Locked<'a, Inner>, posted: &mut Posteds<'_>) -> Result<()> {
+        let mut has_warned = false;
         loop {
             let mut pending = None;
             let all = posted.first.iter_mut().chain(&mut posted.others);
@@ -274,21 +266,13 @@ impl ProgressEngine {
                 match inner.messages.poll(*ticket) {
                     Some(outcome) => {
                         *received = Some(self.outcome(outcome, request)?);
-                        flight.end_message(request.number);
+                        self.recorder.end_message(request.number);
                     }
                     None => pending = Some(&*request),
                 }
             }
             let Some(request) = pending else { return Ok(()) };
-            self.check_health(request)?;
-            let left = deadline.remaining();
-            if left.is_zero() {
-                return Err(self.late(request));
-            }
-            if deadline.limit() - left >= warn_at {
-                warn_at = Duration::MAX;
-                self.warn(request);
-            }
+            let left = self.check_pending(request, &mut has_warned)?;
             inner.messages.wait_step(TURN.min(left));
             self.attend(&mut inner);
             // Others may want to post, or wait as well, and listeners to be told.

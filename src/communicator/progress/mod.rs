@@ -1,14 +1,201 @@
-//! Where messages are posted and finished: one engine behind a lock, moved on by whoever waits, and by a thread of its own while
+//! Where messages are posted and finished: one engine behind a lock. Whoever waits moves it on, and so does a thread of its own while
 //! background messages are outstanding.
 
-mod advance;
+#![expect(unsafe_code, reason = "posted messages point into buffers that their caller or the progress engine keeps alive")]
+
 mod background;
 mod blocking;
-mod deferred;
-mod engine;
 mod outcome;
-mod pending;
-#[cfg(test)]
-mod tests;
 
-pub(super) use engine::ProgressEngine;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{JoinHandle, Thread};
+use std::time::Instant;
+
+use super::completion::State;
+use super::message::{MessageBuffer, MessageContext};
+use super::pinned::ErasedBuffer;
+use crate::deadline::Deadline;
+use crate::error::{Peer, Result};
+use crate::event::{self, Locked};
+use crate::flight::{Flight, Message};
+use crate::host::abort_reason::Interrupted;
+use crate::host::health::Health;
+use crate::host::plane::{HostPlane, MessageConnector};
+use crate::host::point_to_point::{Messages, Ticket};
+use crate::observe::Observers;
+use crate::tuning::progress::{HAND_OVER, TELLING};
+
+/// A message that was asked for.
+#[derive(Debug, Clone)]
+struct PendingMessage {
+    context: MessageContext,
+    sends: bool,
+    bytes: usize,
+    deadline: Deadline,
+    /// Its number in the flight recorder.
+    number: u64,
+}
+
+impl PendingMessage {
+    /// The message as it is put on record.
+    fn message(&self) -> Message {
+        self.context.recorded(self.sends, self.bytes)
+    }
+
+    /// `send to rank 3, tag 7`.
+    fn doing(&self) -> String {
+        self.context.doing(self.sends)
+    }
+}
+
+/// A message that goes on in the background.
+struct Outstanding {
+    ticket: Ticket,
+    request: PendingMessage,
+    has_warned: bool,
+    buffer: Box<dyn ErasedBuffer>,
+    state: Arc<State>,
+}
+
+/// The thread of background messages.
+struct Background {
+    thread: Thread,
+    /// Taken by whoever waits for its end.
+    handle: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The engine and what is outstanding in it.
+struct Inner {
+    messages: Messages<MessageConnector>,
+    outstanding: Vec<Outstanding>,
+    /// Since when the peers are told of the end of the communicator.
+    telling: Option<Instant>,
+    /// Callers that are busy with something else while their messages are on their way.
+    away: usize,
+    /// Nothing is posted any more: the communicator is gone.
+    closed: bool,
+    /// Messages that tried the short way since everything was last moved on.
+    direct: u32,
+}
+
+impl Inner {
+    /// Whether there is something to move on while nobody waits.
+    fn is_busy(&self) -> bool {
+        !self.outstanding.is_empty() || self.away > 0 || self.telling.is_some_and(|since| since.elapsed() < TELLING)
+    }
+}
+
+/// One communicator's messages.
+pub(super) struct ProgressEngine {
+    rank: usize,
+    peers: Arc<[Peer]>,
+    health: Arc<Health>,
+    recorder: Arc<Flight>,
+    observers: Observers,
+    inner: Mutex<Inner>,
+    /// How many wait for the lock.
+    wanted: AtomicUsize,
+    background: OnceLock<Background>,
+}
+
+impl ProgressEngine {
+    /// The progress engine of the communicator whose plane this is.
+    pub(super) fn new(plane: &HostPlane, connector: MessageConnector) -> Self {
+        let (rank, peers) = (plane.rank(), plane.peers());
+        let messages = Messages::new(rank, peers.len(), plane.local().1, connector);
+        let inner = Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false, direct: 0 });
+        Self {
+            rank,
+            peers,
+            health: plane.health(),
+            recorder: plane.recorder(),
+            observers: plane.observers(),
+            inner,
+            wanted: AtomicUsize::new(0),
+            background: OnceLock::new(),
+        }
+    }
+
+    /// The engine, for as long as this is held. Listeners are told afterwards.
+    #[inline]
+    fn lock(&self) -> Locked<'_, Inner> {
+        self.try_lock().unwrap_or_else(|| self.lock_after_others())
+    }
+
+    #[cold]
+    fn lock_after_others(&self) -> Locked<'_, Inner> {
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        let inner = event::lock(&self.inner);
+        self.wanted.fetch_sub(1, Ordering::Relaxed);
+        inner
+    }
+
+    /// Gives whoever waits for the lock the time to wake up and take it. To be called between two turns: a thread that releases the lock and
+    /// takes it again at once would keep all others from it, past their deadlines.
+    fn let_others_in(&self) {
+        if self.wanted.load(Ordering::Relaxed) != 0 {
+            std::thread::sleep(HAND_OVER);
+        }
+    }
+
+    /// As [`ProgressEngine::lock`]; `None` where somebody has it.
+    #[inline]
+    fn try_lock(&self) -> Option<Locked<'_, Inner>> {
+        event::try_lock(&self.inner)
+    }
+
+    /// Refuses a message once the communicator is ended, or in a forked process. Before the lock: in a forked process its holder may not
+    /// exist.
+    fn refuse_if_ended(&self, context: &MessageContext, memory: &MessageBuffer) -> Result<()> {
+        self.health.refusal(|| context.doing(memory.sends()), &self.peers).map_or(Ok(()), Err)
+    }
+
+    /// Posts a message. Nothing of the program's is called meanwhile, and where it breaks off, by an error or a panic, nothing is posted.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are initialised, and stay valid, those of a send unwritten and those of a receive untouched by others, until the ticket has
+    /// ended or was cancelled; so whoever gets the ticket has what cancels it in place before anything else can unwind.
+    unsafe fn post(inner: &mut Inner, context: &MessageContext, memory: MessageBuffer) -> std::result::Result<Ticket, Interrupted> {
+        match memory {
+            // SAFETY: `bytes` bytes at `data`, initialised and unwritten until the ticket has ended or was cancelled (this function's contract).
+            MessageBuffer::Send { data, bytes } => unsafe {
+                inner.messages.post_send(context.peer.unwrap_or_default(), context.tag, context.element, data, bytes)
+            },
+            // SAFETY: `bytes` initialised bytes at `into`, the request's alone until the ticket has ended or was cancelled (this function's
+            // contract).
+            MessageBuffer::Receive { into, bytes } => unsafe {
+                inner.messages.post_receive(context.peer, Some(context.tag), context.element, into, bytes)
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::{Communicator, Result};
+
+    #[test]
+    fn whoever_has_the_lock_can_abort_and_the_peers_hear_of_it() -> Result<()> {
+        let has_heard = std::sync::Barrier::new(2);
+        let heard = Communicator::builder().timeout(Duration::from_secs(30)).run_local(2, |comm| {
+            if comm.rank() == 0 {
+                // Nobody is called under the lock, but another thread may have it.
+                let held = comm.core.shared.progress.lock();
+                comm.abort_handle().abort();
+                drop(held);
+                has_heard.wait();
+                return Ok("aborted".to_owned());
+            }
+            // Before the call, or in it.
+            let error = comm.recv(&mut [0_u8], 0).expect_err("nothing was sent");
+            has_heard.wait();
+            Ok(error.to_string())
+        })?;
+        assert!(heard.iter().all(|words| words.contains("aborted")), "{heard:?}");
+        Ok(())
+    }
+}

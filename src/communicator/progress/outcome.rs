@@ -1,28 +1,48 @@
-//! How a message begins and ends, on record and in the caller's terms.
+//! How a message begins and ends: on record, in the caller's terms, and for listeners. These are told by `event`, after the lock is released:
+//! they may take it themselves.
 
-use super::engine::ProgressEngine;
-use super::pending::PendingMessage;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{PendingMessage, ProgressEngine};
+use crate::communicator::completion::State;
 use crate::communicator::message::{MessageBuffer, MessageContext, Received};
+use crate::communicator::pinned::ErasedBuffer;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
+use crate::event;
+use crate::flight::FlightPlane;
 use crate::host::abort_reason::Interrupted;
 use crate::host::point_to_point::{MessageError, Outcome};
+use crate::observe::Track;
 
 impl ProgressEngine {
     /// Puts on record that a message is asked for.
     pub(super) fn begin(&self, context: &MessageContext, memory: &MessageBuffer, deadline: &Deadline) -> PendingMessage {
-        let number = self.health.flight().begin_message(&memory.recorded(context));
+        let number = self.recorder.begin_message(&memory.recorded(context));
         PendingMessage { context: *context, sends: memory.sends(), bytes: memory.bytes(), deadline: deadline.clone(), number }
     }
 
-    /// What a message gets that was under way when the communicator ended.
-    pub(super) fn check_health(&self, request: &PendingMessage) -> Result<()> {
-        let Some(abort_reason) = self.health.abort_reason() else {
-            return if self.health.is_closed() { Err(Error::Closed { call: request.doing() }) } else { Ok(()) };
-        };
-        let error = abort_reason.to_error(&request.doing(), &request.deadline, &self.peers);
-        self.health.keep_cause(&error);
-        Err(error)
+    /// How long a message that has not ended may still take; an error where the communicator has ended, or its deadline has passed. Of one
+    /// that takes long listeners are told, once.
+    pub(super) fn check_pending(&self, request: &PendingMessage, has_warned: &mut bool) -> Result<Duration> {
+        if let Some(abort_reason) = self.health.abort_reason() {
+            let error = abort_reason.to_error(&request.doing(), &request.deadline, &self.peers);
+            self.health.keep_cause(&error);
+            return Err(error);
+        }
+        if self.health.is_closed() {
+            return Err(Error::Closed { call: request.doing() });
+        }
+        let (elapsed, limit) = (request.deadline.elapsed(), request.deadline.limit());
+        if elapsed >= limit {
+            return Err(self.late(request));
+        }
+        if !*has_warned && elapsed >= self.recorder.stall_after(limit) {
+            *has_warned = true;
+            self.warn(request);
+        }
+        Ok(limit - elapsed)
     }
 
     /// How a message ended, in the caller's terms.
@@ -37,7 +57,7 @@ impl ProgressEngine {
     #[cold]
     pub(super) fn not_posted(&self, stop: &Interrupted, request: &PendingMessage) -> Error {
         let error = self.stopped(stop, request);
-        self.health.flight().fail_message(request.number, &error);
+        self.recorder.fail_message(request.number, &error);
         error
     }
 
@@ -47,10 +67,44 @@ impl ProgressEngine {
     }
 
     /// A deadline that passed.
-    pub(super) fn late(&self, request: &PendingMessage) -> Error {
+    fn late(&self, request: &PendingMessage) -> Error {
         let is_missing = |peer: &Peer| request.context.peer.map_or(peer.rank != self.rank, |missing| peer.rank == missing);
         let missing: Vec<Peer> = self.peers.iter().filter(|peer| is_missing(peer)).cloned().collect();
         let arrived = self.peers.iter().filter(|peer| peer.rank == self.rank && !is_missing(peer)).cloned().collect();
         Error::Timeout { doing: request.doing(), elapsed: request.deadline.elapsed(), missing, arrived }
+    }
+
+    /// Tells listeners that a background message is over. Where it failed, or nobody holds its `Work` any more, this also drops its buffer:
+    /// that runs the program's code too.
+    pub(super) fn tell_over(
+        &self,
+        request: PendingMessage,
+        elapsed: Duration,
+        failed: Option<(Error, Box<dyn ErasedBuffer>)>,
+        state: Arc<State>,
+    ) {
+        let (recorder, observers) = (Arc::clone(&self.recorder), self.observers.clone());
+        let (error, buffer) = failed.unzip();
+        event::tell("a listener", move || {
+            if let Some(watch) = observers.watch() {
+                let report = watch.message(&request.message(), FlightPlane::Host, request.bytes);
+                watch.ended(report, elapsed, error.as_ref(), Track::Background);
+            }
+            if let Some(error) = &error {
+                recorder.after_error(error);
+            }
+        });
+        event::tell("the drop of a buffer", move || drop(buffer));
+        event::tell("the drop of a buffer", move || drop(state));
+    }
+
+    /// Warns of a message that does not end.
+    #[cold]
+    fn warn(&self, request: &PendingMessage) {
+        let missing: Vec<u32> = match request.context.peer {
+            Some(peer) => vec![peer as u32],
+            None => (0..self.peers.len()).filter(|peer| *peer != self.rank).map(|peer| peer as u32).collect(),
+        };
+        self.recorder.warn(&request.doing(), request.deadline.elapsed(), request.deadline.limit(), &missing);
     }
 }

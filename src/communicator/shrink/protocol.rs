@@ -4,27 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::bootstrap;
-use super::super::recovery::{ANSWER, Probe};
-use super::status::{Status, list, parse};
+use super::recovery::{Probe, Status, list, parse};
+use crate::communicator::bootstrap::call_off;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::rendezvous::{PrefixStore, Store};
-
-/// How long one wait at the leader's store lasts before other recovery listeners are looked at.
-const SLICE: Duration = Duration::from_millis(50);
-/// The pause between two rounds of probing while nobody leads.
-const PAUSE: Duration = Duration::from_millis(10);
-/// After how long without a leader all lower ranks are looked at, not the lowest alone.
-const LOOK_FURTHER: Duration = Duration::from_millis(250);
-/// How long a leader waits for ranks that were given up once.
-const GRACE: Duration = Duration::from_secs(1);
-/// After how long a leader that was held up may have been given up itself.
-const LONG: Duration = Duration::from_secs(3);
-/// The longest pause between two looks for a leader: each costs it a place among those who wait at its closed recovery listener.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// How often a rank that goes on looks at others' recovery listeners at most, where it is held up each time.
-const LOOKS: usize = 4;
+use crate::tuning::recovery::ANSWER;
+use crate::tuning::shrink::{GRACE, LONG, LONGEST_PAUSE, LOOK_FURTHER, LOOKS, PAUSE, SLICE};
 
 /// Who leads.
 enum Leader {
@@ -34,10 +20,10 @@ enum Leader {
 
 /// What a shrink asks of the world around it. Ranks are those of the old communicator.
 pub(super) trait World {
-    /// What it is all for.
-    type Formed;
+    /// What the members end up with: a communicator.
+    type Connected;
 
-    /// The ranks of the old communicator.
+    /// The ranks.
     fn peers(&self) -> &[Peer];
 
     /// Whether a rank's process lives.
@@ -46,14 +32,14 @@ pub(super) trait World {
     /// The store behind a rank's recovery listener; `None` where that is closed, or cannot be reached.
     fn visit(&self, rank: usize) -> Option<Arc<dyn Store>>;
 
-    /// The store behind this rank's own recovery listener, which is open from now on.
+    /// Opens this rank's own recovery listener, and gives the store behind it.
     fn host(&self) -> Result<Arc<dyn Store>>;
 
     /// Lets time pass.
     fn pause(&self, limit: Duration);
 
-    /// Makes the new communicator together with the other members, over keys of this store that are theirs alone.
-    fn form(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Self::Formed>;
+    /// Connects this rank with the other members, over keys of this store that are theirs alone.
+    fn connect(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Self::Connected>;
 }
 
 /// A rank's part in making the new communicator.
@@ -62,7 +48,7 @@ pub(super) struct GroupSetup<'a> {
     pub(super) members: &'a [usize],
     /// This rank's number among them.
     pub(super) place: usize,
-    /// Whether it looks out for deaths meanwhile.
+    /// Whether it watches for deaths meanwhile.
     pub(super) leads: bool,
     pub(super) deadline: &'a Deadline,
 }
@@ -70,7 +56,7 @@ pub(super) struct GroupSetup<'a> {
 /// Who has been given up before a shrink begins.
 #[derive(Debug, Default)]
 pub(super) struct Given {
-    /// Whom others, or this rank, have given up waiting for: not waited for long.
+    /// Whom some rank has given up waiting for: not waited for long.
     pub(super) doubts: BTreeSet<usize>,
     /// Who has closed the communicator, and is not waited for.
     pub(super) left: BTreeSet<usize>,
@@ -80,22 +66,21 @@ pub(super) struct Given {
 pub(super) struct Shrinking<'a, W> {
     world: &'a W,
     me: usize,
-    /// Of all keys.
+    /// What all keys begin with.
     prefix: String,
     deadline: Deadline,
     given: Given,
-    /// Whose process is gone.
+    /// Ranks whose process is gone.
     gone: BTreeSet<usize>,
 }
 
 impl<'a, W: World> Shrinking<'a, W> {
-    /// At its beginning.
     pub(super) fn new(world: &'a W, me: usize, prefix: String, limit: Duration, given: Given) -> Self {
         Self { world, me, prefix, deadline: Deadline::after(limit), given, gone: BTreeSet::new() }
     }
 
-    /// Until it is among the members of a new communicator, or is not to be.
-    pub(super) fn run(mut self) -> Result<W::Formed> {
+    /// Goes through rounds until this rank is a member of a new communicator, or cannot be one.
+    pub(super) fn run(mut self) -> Result<W::Connected> {
         loop {
             let attempt = match self.find_leader() {
                 Some(Leader::Me) => self.lead()?,
@@ -128,7 +113,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         self.deadline.elapsed() >= self.deadline.remaining()
     }
 
-    /// How long it is since that time after the beginning.
+    /// How long ago `moment` was, which counts from the beginning.
     fn since(&self, moment: Duration) -> Duration {
         self.deadline.elapsed().saturating_sub(moment)
     }
@@ -143,7 +128,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing, arrived }
     }
 
-    /// What a rank says at its recovery listener of this shrink, and the store behind the recovery listener; `None` where it is closed, or says nothing.
+    /// What a rank says of this shrink at its recovery listener, and the store behind that; `None` where it is closed, or says nothing.
     fn visit(&self, rank: usize) -> Option<(Status, Arc<dyn Store>)> {
         let store = self.world.visit(rank)?;
         Some((self.read_status(&*store).ok()??, store))
@@ -215,14 +200,14 @@ impl<'a, W: World> Shrinking<'a, W> {
     }
 
     /// Joins the rounds of `leader`; `None` where it is gone, or leads no more.
-    fn follow(&mut self, leader: usize, store: &Arc<dyn Store>) -> Result<Option<W::Formed>> {
+    fn follow(&mut self, leader: usize, store: &Arc<dyn Store>) -> Result<Option<W::Connected>> {
         let (mut joined, mut failed) = (0, 0);
         while !self.deadline.has_passed() {
             let Ok(Some(status)) = self.read_status(&**store) else { return Ok(None) };
             match status {
                 Status::SteppedBack => return Ok(None),
                 Status::Open(round) if round > joined => {
-                    // Behind a comma, as no value in a store is empty (see `bootstrap`).
+                    // Behind a comma, as no value in a store is empty (`bootstrap/store.rs`).
                     let doubts = format!(",{}", list(self.given.doubts.iter()));
                     if store.set(&self.join_key(round, self.me), doubts.as_bytes()).is_err() {
                         return Ok(None);
@@ -230,7 +215,7 @@ impl<'a, W: World> Shrinking<'a, W> {
                     joined = round;
                 }
                 Status::Members(round, members) if round > failed && members.contains(&self.me) && self.are_ranks(&members) => {
-                    if let Some(comm) = self.form(leader, round, store, &members)? {
+                    if let Some(comm) = self.connect(leader, round, store, &members)? {
                         return Ok(Some(comm));
                     }
                     failed = round;
@@ -250,7 +235,7 @@ impl<'a, W: World> Shrinking<'a, W> {
     }
 
     /// Leads a round; `None` where nothing came of it.
-    fn lead(&mut self) -> Result<Option<W::Formed>> {
+    fn lead(&mut self) -> Result<Option<W::Connected>> {
         let store = self.world.host()?;
         let round = match self.read_status(&*store)? {
             Some(Status::Over(members)) => return Err(self.left_behind(&format!("it has become one of {members:?} already"))),
@@ -260,7 +245,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         let outcome = self.gather(round, &*store).and_then(|members| match members {
             Some(members) => {
                 self.say(&*store, &Status::Members(round, members.clone()))?;
-                self.form(self.me, round, &store, &members)
+                self.connect(self.me, round, &store, &members)
             }
             None => Ok(None),
         });
@@ -323,8 +308,8 @@ impl<'a, W: World> Shrinking<'a, W> {
         Ok(())
     }
 
-    /// An error where one of these ranks makes a communicator of others, or has become one of another. Of two that are about to, the lower
-    /// one goes on: both have said so before they look.
+    /// An error where one of these ranks goes on with others, or is about to and lower than this one. Of two that are about to, both have said so
+    /// before they look.
     fn refuse_to_split(&self, ranks: &[usize]) -> Result<()> {
         let goes_on = |rank: &usize| match self.visit(*rank) {
             Some((Status::Members(..) | Status::Over(_), _)) => true,
@@ -337,7 +322,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         }
     }
 
-    /// An error where some cannot be reached, so that they may be going on by themselves, and these here are not the most of all.
+    /// An error where ranks that cannot be reached may be going on by themselves, and those here are not the larger part.
     fn refuse_to_be_few(&self, present: &[usize], joined: &BTreeSet<usize>) -> Result<()> {
         let silent: Vec<usize> = present.iter().copied().filter(|rank| self.world.probe(*rank) == Probe::NoAnswer).collect();
         let all = joined.len() + silent.len();
@@ -350,15 +335,15 @@ impl<'a, W: World> Shrinking<'a, W> {
         Err(self.left_behind(&reason))
     }
 
-    /// Founds the communicator of the members; `None` where a member was lost meanwhile.
-    fn form(&mut self, leader: usize, round: u64, store: &Arc<dyn Store>, members: &[usize]) -> Result<Option<W::Formed>> {
+    /// Makes the communicator of the members; `None` where a member was lost meanwhile.
+    fn connect(&mut self, leader: usize, round: u64, store: &Arc<dyn Store>, members: &[usize]) -> Result<Option<W::Connected>> {
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(self.round_key(round, "found"), Arc::clone(store)));
         let place = members.iter().position(|rank| *rank == self.me).unwrap_or_default();
         let setup = GroupSetup { members, place, leads: leader == self.me, deadline: &self.deadline };
-        match self.world.form(Arc::clone(&store), &setup) {
+        match self.world.connect(Arc::clone(&store), &setup) {
             Ok(comm) => self.settle(members).map(|()| Some(comm)),
             Err(error) => {
-                bootstrap::call_off(&*store, &error);
+                call_off(&*store, &error);
                 let is_final = matches!(error, Error::Config { .. } | Error::Unsupported { .. } | Error::InvalidArgument { .. });
                 // Of a deadline it says most itself; anything else is only how another rank's end was noticed here.
                 if is_final || error.is_timeout() && self.deadline.has_passed() { Err(error) } else { Ok(None) }
@@ -366,14 +351,14 @@ impl<'a, W: World> Shrinking<'a, W> {
         }
     }
 
-    /// Says at this rank's recovery listener that it goes on, and then makes sure that nobody else does: it may have been stopped at any moment since
-    /// recovery listeners were last looked at, and given up meanwhile. Of any two who would go on apart, both having said so first, one sees the other.
+    /// Says at this rank's recovery listener that it goes on, and then makes sure that nobody else does. It may have been stopped since it last
+    /// looked at recovery listeners, and given up meanwhile. Of any two who would go on apart, both say so first, so one sees the other.
     fn settle(&self, members: &[usize]) -> Result<()> {
         let told = self.world.host().and_then(|own| self.say(&*own, &Status::Over(members.to_vec())).map(|()| own));
         let own = match told {
             Ok(own) => own,
             Err(error) => {
-                // One that cannot say so has told nobody anything else either.
+                // It has told nobody anything else either.
                 crate::event::warn!(%error, "late ranks will not hear from this one that it went on");
                 return Ok(());
             }
@@ -391,13 +376,14 @@ impl<'a, W: World> Shrinking<'a, W> {
         Ok(())
     }
 
-    /// Looks at every recovery listener but the members'; for how long this took longer than it should, in which others may have found nobody here.
+    /// Looks at every recovery listener but the members'. Gives by how much that took longer than it should: others may have found nobody here
+    /// in that time.
     fn look_for_others(&self, members: &[usize]) -> Result<Duration> {
         let mut held_up = Duration::ZERO;
         let others = (0..self.world.peers().len()).filter(|rank| !members.contains(rank) && !self.gone.contains(rank));
         for rank in others {
             let began = self.deadline.elapsed();
-            // Who sleeps for a shorter time than two visits take notices nothing of it.
+            // A rank that sleeps for less than two visits take does not notice.
             let seen = self.visit(rank).or_else(|| self.visit(rank));
             if let Some((Status::Over(theirs), _)) = seen {
                 return Err(self.left_behind(&format!("ranks {theirs:?} went on without ranks {members:?}")));

@@ -1,4 +1,4 @@
-//! How communicators come to be: from ids, or out of another communicator.
+//! How communicators are made: from ids, or out of another communicator.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -9,12 +9,11 @@ use nccl_sys::{Library, MissingSymbol, ncclComm, ncclComm_t, ncclConfig_t, ncclR
 
 use super::NcclComm;
 use super::lock::{BackOff, Device, lock_within};
-use super::state::{Inner, NONE, Parts};
+use super::state::{Inner, LivenessProbe, NONE, Parts};
+use super::watchdog;
 use crate::deadline::Deadline;
 use crate::device::driver::{self, Gpu};
-use crate::device::liveness::LivenessProbe;
 use crate::device::nccl::{self, RawConfig, Refusal};
-use crate::device::watchdog;
 use crate::error::{Error, Result};
 use crate::nccl_config::NcclConfig;
 
@@ -178,7 +177,7 @@ impl Inner {
     /// What its descendants share with it.
     fn parts(&self) -> Parts {
         let context = Arc::clone(&self.context);
-        // It comes of all ranks of this one, so whom that one's liveness probe knows, it waits for.
+        // All its ranks are ranks of this one, whose liveness probe knows them.
         let liveness_probe = self.liveness_probe();
         Parts { library: self.library, device: self.device, context, rank: self.rank, world_size: self.world_size, liveness_probe }
     }
@@ -202,7 +201,7 @@ impl Inner {
 /// The function that was called, and what it answered.
 type Answer = (&'static str, std::result::Result<ncclResult_t, MissingSymbol>);
 
-/// Where NCCL puts the handle of a new communicator: at once, or some time later from a thread of its own.
+/// Where NCCL puts the handle of a new communicator: at once, or later from a thread of its own.
 struct Slot(Option<Box<AtomicPtr<ncclComm>>>);
 
 impl Slot {
@@ -275,7 +274,7 @@ fn conceive(
     }
 }
 
-/// Gives up a communicator that has not come to be: some failures leave a handle behind, and peers that wait.
+/// Gives up a communicator that was not made: some failures leave a handle behind, and peers that wait.
 fn discard(slot: Slot, config: RawConfig, parts: &Parts, error: Error) -> Error {
     Inner::new(parts.clone(), slot.handle(), config.strings).fail(error.clone(), Duration::ZERO);
     error

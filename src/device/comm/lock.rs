@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::device::driver::Gpu;
+use crate::tuning::device::{SLEEP_MICROS, SPINS, YIELDS};
 
-/// What there is once for each device of this process, whatever the number of its communicators.
+/// One device of this process, whatever the number of its communicators.
 #[derive(Debug)]
 pub(crate) struct Device {
     /// The order in which several devices are locked.
@@ -61,20 +62,17 @@ pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// How long to rest between two looks: first hardly, then for up to a millisecond.
+/// Rests between two looks: first hardly at all, then longer from look to look, for up to a millisecond.
 #[derive(Debug, Default)]
 pub(in crate::device) struct BackOff(u32);
 
 impl BackOff {
-    const SPINS: u32 = 100;
-    const YIELDS: u32 = 150;
-
     pub(in crate::device) fn rest(&mut self) {
         self.0 = self.0.saturating_add(1);
         match self.0 {
-            ..Self::SPINS => std::hint::spin_loop(),
-            Self::SPINS..Self::YIELDS => thread::yield_now(),
-            looks => thread::sleep(Duration::from_micros(u64::from((looks - Self::YIELDS).clamp(20, 1000)))),
+            ..SPINS => std::hint::spin_loop(),
+            SPINS..YIELDS => thread::yield_now(),
+            looks => thread::sleep(Duration::from_micros(u64::from((looks - YIELDS).clamp(SLEEP_MICROS.0, SLEEP_MICROS.1)))),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a communicator consists of, who may use it now, and what became of it.
 
 use std::ffi::CString;
+use std::fmt::Debug;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -14,13 +15,9 @@ use super::stream_tracker::StreamTracker;
 use crate::call::Call;
 use crate::deadline::Deadline;
 use crate::device::driver;
-use crate::device::liveness::LivenessProbe;
 use crate::device::nccl::{self, Raw, Refusal};
 use crate::error::{Error, Peer, Result};
 use crate::flight::Flight;
-
-/// How long the caller of an abort waits for it. It goes on in the background: NCCL may wait for other ranks to abort, too.
-pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What threads that use a communicator and the watchdog share.
 #[derive(Debug)]
@@ -329,8 +326,21 @@ impl Drop for Entry<'_> {
     }
 }
 
-/// The number of a tracker that is none.
+/// Stands for no tracker.
 pub(super) const NO_TRACKER: u8 = u8::MAX;
 
-/// A handle that is none.
+/// The null handle.
 pub(super) const NONE: *mut ncclComm = ptr::null_mut();
+
+/// What others know of the ranks that a device waits for. NCCL says nothing of a peer on the same host that has died or is stopped.
+pub(crate) trait LivenessProbe: Debug + Send + Sync {
+    /// Why `doing` will not end, where a rank is known to be gone. Whoever waits asks now and then, and says for how long it has waited. The
+    /// answer seldom takes some hundred milliseconds.
+    fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error>;
+
+    /// Which rank is gone, where NCCL says that one is; `None` where all are there.
+    fn culprit(&self, doing: &dyn Fn() -> String) -> Option<Error>;
+
+    /// The ranks that are known not to run at the moment. The error of a deadline that passes names them.
+    fn standing_still(&self) -> Vec<Peer>;
+}

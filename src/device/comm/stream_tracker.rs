@@ -9,9 +9,7 @@ use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
 use crate::device::driver::{self, Event};
-
-/// Marks on one stream at a time. The watchdog makes at most ten or so in the time that a call may take.
-const MARKS: usize = 16;
+use crate::tuning::device::MARKS;
 
 /// One stream that a communicator uses.
 #[derive(Debug)]
@@ -55,7 +53,7 @@ impl StreamTracker {
         self.marks().covered != self.issued.load(Ordering::Acquire)
     }
 
-    /// Whether there is new calls that can be waited for: nothing that is being captured is.
+    /// Whether there are new calls that can be waited for. Calls that are being captured cannot.
     pub(super) fn has_waitable_news(&self) -> bool {
         self.has_new_calls() && !driver::is_capturing(&self.stream)
     }
@@ -103,7 +101,7 @@ impl StreamTracker {
         while let Some((event, since, noted)) = marks.pending.front() {
             match event.is_complete() {
                 Ok(false) => return Ok((Some(*since), done)),
-                // Of a capture that began and ended around the mark.
+                // The mark belongs to a capture that began and ended around it.
                 Ok(true) | Err(DriverError(CUresult::CUDA_ERROR_CAPTURED_EVENT)) => {}
                 Err(error) => return Err(error),
             }

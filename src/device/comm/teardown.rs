@@ -7,14 +7,12 @@ use std::time::Duration;
 
 use super::NcclComm;
 use super::lock::lock_within;
-use super::state::{ABORT_PATIENCE, Inner, NONE, settle};
+use super::state::{Inner, NONE, settle};
 use crate::deadline::Deadline;
 use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
 use crate::error::{Error, Peer, Result};
-
-/// How long an abort waits for threads to come out of NCCL before it goes on without them.
-const FENCE: Duration = Duration::from_secs(1);
+use crate::tuning::device::{ABORT_WAIT, FENCE};
 
 impl NcclComm {
     /// Ends the communicator at once: work on streams that waits for other ranks returns, its results are worth nothing. All ranks should
@@ -22,7 +20,7 @@ impl NcclComm {
     pub(crate) fn abort(&self) {
         let inner = self.inner();
         let by = Peer::unknown(inner.rank);
-        inner.fail(Error::Aborted { doing: format!("rank {} of {}", inner.rank, inner.world_size), by }, ABORT_PATIENCE);
+        inner.fail(Error::Aborted { doing: format!("rank {} of {}", inner.rank, inner.world_size), by }, ABORT_WAIT);
     }
 
     /// Stops what is in flight and refuses collectives from now on; splits, shrinks and the end remain. NCCL 2.28.7.
@@ -83,7 +81,7 @@ impl Inner {
     /// Ends the communicator with an error, and gives the one for the caller: the same, unless something else had ended it before.
     pub(super) fn end(self: &Arc<Self>, error: Error, doing: &dyn Fn() -> String) -> Error {
         let error = self.explained(error);
-        let first = self.fail(error.clone(), ABORT_PATIENCE);
+        let first = self.fail(error.clone(), ABORT_WAIT);
         if first || error.is_poisoned() { error } else { self.refuse(doing) }
     }
 

@@ -6,17 +6,15 @@ use std::sync::PoisonError;
 
 use cudarc::driver::CudaStream;
 
-use super::training::Gradients;
+use super::module::Gradients;
 use super::{BLOCK, CHUNK_BYTES, Kernels, address};
 use crate::device::plan::{FoldArguments, FoldOp};
+use crate::tuning::device_folds::CHUNKS_PER_THREAD;
 use crate::{DType, Result};
 
 /// How many partial sums of squares there are at most: blocks enough for any device, and the same on all, so that equal elements
 /// have equal sums.
 pub(crate) const MOST_PARTIALS: usize = 4096;
-
-/// Chunks that a thread adds up before there are more blocks instead.
-const CHUNKS_PER_THREAD: u64 = 2;
 
 impl Kernels {
     /// Loads what training needs beside what every plane has, once. To be called before anything is on its way: the driver may wait

@@ -5,33 +5,28 @@
 mod gradients;
 mod module;
 mod names;
-#[cfg(test)]
-mod tests;
-mod training;
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use cudarc::driver::sys::CUstream;
 use cudarc::driver::{CudaStream, result};
 
-use self::names::{DIVIDED, FAMILIES, FLOATS, Family, TYPES};
+use self::names::{DIVIDED, FAMILIES, FLOATS, TYPES};
 use super::driver::{Gpu, cuda_error};
 use super::plan::{FoldArguments, FoldOp};
 use crate::error::Error;
+use crate::tuning::device_folds::BLOCKS_PER_MULTIPROCESSOR;
 use crate::{DType, Result};
 
 pub(crate) use self::gradients::MOST_PARTIALS;
+use self::module::Gradients;
 pub(crate) use self::module::{Function, Module};
 #[cfg(test)]
 pub(crate) use self::names::has_fold;
-use self::training::Gradients;
 
 /// Threads in a block, as every kernel expects.
 const BLOCK: u32 = 512;
-
-/// Blocks for each multiprocessor at most: as many as run at once.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
 
 /// What one thread moves at a time.
 const CHUNK_BYTES: u64 = 16;
@@ -53,15 +48,6 @@ pub(crate) struct Kernels {
     most_blocks: u32,
     /// What the functions above belong to.
     _modules: Vec<Module>,
-}
-
-impl Family {
-    /// Loads the image for a device.
-    fn load(&self, gpu: &Gpu) -> Result<Module> {
-        let image = CStr::from_bytes_with_nul(self.image(gpu.capability).as_bytes())
-            .map_err(|_| Error::config(format!("image {}", self.name), "it does not end with its only NUL"))?;
-        Module::load(&gpu.context, image, &format!("our kernels of the family {:?}", self.name))
-    }
 }
 
 /// The kernels of each context that are in use.
@@ -283,4 +269,65 @@ impl Kernels {
 /// Where a parameter is.
 fn address<T>(parameter: &mut T) -> *mut c_void {
     std::ptr::from_mut(parameter).cast()
+}
+
+#[cfg(test)]
+mod tests {
+    //! What is loaded, and when, on the simulated GPU.
+
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::sync::Arc;
+
+    use super::names::FAMILIES;
+    use super::*;
+    use crate::device::driver;
+
+    /// The kernels of a device, and how many images they are of.
+    fn loaded() -> (Arc<Kernels>, u64) {
+        let before = modules();
+        let kernels = Kernels::on(&driver::open(0).unwrap()).unwrap();
+        (kernels, modules() - before)
+    }
+
+    fn modules() -> u64 {
+        simgpu::counts().modules as u64
+    }
+
+    /// The simulation for a test alone.
+    fn alone() -> simgpu::Alone {
+        simgpu::install();
+        simgpu::alone()
+    }
+
+    #[test]
+    fn what_only_training_needs_is_loaded_once_when_somebody_trains() {
+        let _alone = alone();
+        let (kernels, images) = loaded();
+        assert_eq!(images, FAMILIES.len() as u64);
+        let before = modules();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                // Another communicator's on the same device are the same.
+                scope.spawn(|| Kernels::on(&driver::open(0).unwrap()).unwrap().load_gradients().unwrap());
+            }
+        });
+        assert_eq!(modules() - before, 1);
+        kernels.load_gradients().unwrap();
+        assert_eq!(modules() - before, 1);
+        drop(kernels);
+        assert_eq!(modules() + FAMILIES.len() as u64, before);
+        assert_eq!(simgpu::reports(), [""; 0]);
+    }
+
+    #[test]
+    fn an_image_for_training_that_is_refused_is_named_and_can_be_loaded_later() {
+        let _alone = alone();
+        let (kernels, _) = loaded();
+        // The second time the driver is asked for the words of its compiler.
+        simgpu::fail_call_of_this_thread("cuModuleLoadData", 1, 200);
+        let error = kernels.load_gradients().unwrap_err().to_string();
+        assert!(error.contains("loading our kernels of the family \"train\" on device 0"), "{error}");
+        kernels.load_gradients().unwrap();
+    }
 }

@@ -1,4 +1,4 @@
-//! One image on one device.
+//! Images on one device, and the kernels in them.
 
 #![expect(unsafe_code, reason = "the CUDA driver is C")]
 
@@ -10,8 +10,9 @@ use cudarc::driver::result::{function, module};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
 use cudarc::driver::{CudaContext, DriverError};
 
+use super::names::{self, DIVIDED, Family, TRAINING, TYPES};
 use crate::Result;
-use crate::device::driver::{bind, cuda_error, has};
+use crate::device::driver::{Gpu, bind, cuda_error, has};
 use crate::error::Error;
 
 /// How much of the driver's words about an image is kept.
@@ -123,4 +124,39 @@ fn compiler_log(image: &CStr) -> Option<String> {
     }
     let text = CStr::from_bytes_until_nul(&log).ok()?.to_string_lossy().trim().to_owned();
     (!text.is_empty()).then_some(text)
+}
+
+impl Family {
+    /// Loads the image for a device.
+    pub(super) fn load(&self, gpu: &Gpu) -> Result<Module> {
+        let image = CStr::from_bytes_with_nul(self.image(gpu.capability).as_bytes())
+            .map_err(|_| Error::config(format!("image {}", self.name), "it does not end with its only NUL"))?;
+        Module::load(&gpu.context, image, &format!("our kernels of the family {:?}", self.name))
+    }
+}
+
+/// The kernels that are loaded when somebody trains.
+#[derive(Debug)]
+pub(super) struct Gradients {
+    pub(super) squares: [Function; TYPES],
+    pub(super) total: Function,
+    /// By the types from which and to which they convert.
+    pub(super) convert: [[Function; TYPES]; TYPES],
+    /// What the functions above belong to.
+    _module: Module,
+}
+
+impl Gradients {
+    pub(super) fn load(gpu: &Gpu) -> Result<Self> {
+        let module = TRAINING.load(gpu)?;
+        let find = |(_, name): (&str, String)| module.function(&name);
+        let (mut squares, mut convert) = ([Function::NONE; TYPES], [[Function::NONE; TYPES]; TYPES]);
+        for dtype in DIVIDED {
+            squares[dtype as usize] = find(names::squares(dtype))?;
+            for to in DIVIDED {
+                convert[dtype as usize][to as usize] = find(names::convert(dtype, to))?;
+            }
+        }
+        Ok(Self { squares, total: module.function("add_partials")?, convert, _module: module })
+    }
 }

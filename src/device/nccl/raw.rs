@@ -32,7 +32,7 @@ impl Raw<'_> {
         Self { library, handle, in_progress: Cell::new(false), lent: PhantomData }
     }
 
-    /// Whether some call has not come to its end yet.
+    /// Whether some call is still in progress.
     pub(in crate::device) fn is_in_progress(&self) -> bool {
         self.in_progress.get()
     }

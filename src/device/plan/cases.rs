@@ -1,21 +1,13 @@
 //! One collective of the model's ranks, compared byte by byte with what it should leave in memory.
 
-use super::job::{Job, Reduction};
 use super::model::{BASE, Model, everyone, scratch};
 use super::step::{Plan, Ranks, Scratch};
+use super::{Job, Reduction};
 use crate::DType;
 use crate::call::{BlockLayout, Call, Kind};
 use crate::element::TypeTag;
-
-/// A repeatable sequence of numbers.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) as usize) % bound
-    }
-}
+use crate::job::Operands;
+use crate::random::Random;
 
 /// A collective, the same on all ranks but for what only some of them know.
 #[derive(Debug, Clone)]
@@ -113,10 +105,7 @@ impl Case {
         let root = rooted.then_some(self.root as u32);
         Job {
             call: Call { kind: self.kind, op: 0, element, count: 0, root, counts_hash: 0, sequence: 1 },
-            source,
-            source_len,
-            destination,
-            destination_len,
+            memory: Operands { source, source_len, destination, destination_len },
             layout: self.layout(me),
             element_bytes: self.element_bytes,
             reduction,

@@ -1,10 +1,9 @@
-//! Ranks in words: plans of several ranks run together over host memory, as devices and NCCL would.
+//! A model of the ranks of a communicator: runs the plans of all of them over host memory, as devices and NCCL would.
 
 use std::collections::VecDeque;
 
 use super::algorithm::{FoldOp, NcclOp};
-use super::arguments::FoldArguments;
-use super::step::{Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
+use super::step::{FoldArguments, Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
 use crate::DType;
 
 /// Where the memory of every rank begins; the same for all, so that an address of a peer's is noticed by its content.

@@ -1,15 +1,10 @@
 //! Which bytes each rank folds, slab by slab. Pure arithmetic.
 
 use crate::call::BlockLayout;
+use crate::tuning::device_folds::{LEAST_SLAB_BYTES, SLABS};
 
 /// Where slabs and blocks begin, where possible: a device reads 16 bytes at once.
 const ALIGNMENT: usize = 16;
-
-/// Fewer bytes in a slab are not worth a slab of their own.
-const LEAST_SLAB: usize = 4 << 20;
-
-/// So many slabs are enough for exchange and fold to overlap.
-const ENOUGH_SLABS: usize = 4;
 
 /// A range of the vector that all ranks contribute to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +46,7 @@ impl Slabs {
     /// elements.
     pub(super) fn of_vector(bytes: usize, element_bytes: usize, ranks: usize, scratch: usize) -> Self {
         let unit = unit(element_bytes);
-        let target = (bytes / ENOUGH_SLABS).max(LEAST_SLAB);
+        let target = (bytes / SLABS).max(LEAST_SLAB_BYTES);
         let share = if bytes <= target { bytes.div_ceil(ranks).next_multiple_of(unit) } else { (target / ranks).max(unit) / unit * unit };
         Self { shape: Shape::Vector { bytes }, ranks, chunk: share.min(scratch), unit }
     }
@@ -65,7 +60,7 @@ impl Slabs {
         };
         let blocks: Vec<_> = (0..ranks).map(region).collect();
         let longest = blocks.iter().map(|block| block.bytes).max().unwrap_or(0);
-        let target = (longest / ENOUGH_SLABS).max(LEAST_SLAB / ranks).max(unit);
+        let target = (longest / SLABS).max(LEAST_SLAB_BYTES / ranks).max(unit);
         let share = if longest <= target { longest.next_multiple_of(unit) } else { target / unit * unit };
         Self { shape: Shape::Blocks { blocks, longest }, ranks, chunk: share.min(scratch), unit }
     }
@@ -114,16 +109,7 @@ impl Slabs {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A repeatable sequence of numbers.
-    pub(super) struct Random(pub(super) u64);
-
-    impl Random {
-        fn below(&mut self, bound: usize) -> usize {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            ((self.0 >> 33) as usize) % bound
-        }
-    }
+    use crate::random::Random;
 
     /// Some vector: its bytes, element size, ranks and room.
     fn some_vector(random: &mut Random) -> (usize, usize, usize, usize) {
@@ -200,7 +186,7 @@ mod tests {
     fn large_vectors_have_slabs_enough_to_overlap() {
         for ranks in [2, 3, 8] {
             let slabs = Slabs::of_vector(64 << 20, 4, ranks, 1 << 30);
-            assert!((ENOUGH_SLABS..=ENOUGH_SLABS + 1).contains(&slabs.count()), "{ranks} ranks: {}", slabs.count());
+            assert!((SLABS..=SLABS + 1).contains(&slabs.count()), "{ranks} ranks: {}", slabs.count());
             assert_eq!(Slabs::of_vector(1 << 20, 4, ranks, 1 << 30).count(), 1);
         }
     }

@@ -1,9 +1,8 @@
-//! What a call comes down to: transfers by NCCL, and work of our own between them. Plain values, so that they can be looked at.
+//! What a call becomes: transfers by NCCL, and work of our own between them, as plain values.
 
 use crate::DType;
 
 use super::algorithm::{FoldOp, NcclOp};
-use super::arguments::FoldArguments;
 
 /// One call of NCCL's. Addresses are of this rank's memory; lengths are in bytes where no type is named.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -95,6 +94,25 @@ pub(crate) enum StepEvent {
     Folded(usize),
 }
 
+/// What a fold reads and writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FoldArguments {
+    /// Where rank 0's input is.
+    pub(crate) inputs: u64,
+    /// How far apart inputs are, in bytes.
+    pub(crate) stride: u64,
+    /// Where this rank's own input is, and which one it is, if that is elsewhere.
+    pub(crate) own: Option<(u64, u32)>,
+    /// How many inputs there are.
+    pub(crate) ranks: u32,
+    /// Where the result goes: apart from all inputs, or exactly where this rank's own is.
+    pub(crate) output: u64,
+    /// How many elements; of bitwise ops, bytes.
+    pub(crate) count: u64,
+    /// What a mean divides by.
+    pub(crate) divisor: u32,
+}
+
 /// A kernel that folds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Folder {
@@ -146,7 +164,7 @@ pub(crate) enum Step {
     Wait(StepEvent),
 }
 
-/// What a call comes down to.
+/// What a call becomes.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Plan {
     /// There is nothing to do on this rank.

@@ -1,16 +1,21 @@
-//! Puts calls on streams: one by itself, or several together.
+//! Puts calls on streams, one by itself or several together: step by step, each group of transfers as one group of NCCL's.
 
 #![expect(unsafe_code, reason = "calls take addresses of device memory")]
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::CudaStream;
+use cudarc::driver::sys::{CUevent_wait_flags, CUstream};
+use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
+use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
-use super::run::{self, Running};
-use super::{DevicePlane, GroupPart};
-use crate::Result;
-use crate::device::plan::{self, Job, Plan};
+use super::{DevicePlane, GroupPart, Product};
+use crate::device::comm::{self, Part};
+use crate::device::driver::{self, cuda_error};
+use crate::device::nccl::{Raw, Refusal, data_type};
+use crate::device::plan::{self, Folder, Job, NcclOp, Plan, Step, StepEvent, StreamRole, Transfer};
+use crate::{DType, Result, event};
 
 impl DevicePlane {
     /// Puts a collective on a stream.
@@ -29,6 +34,7 @@ impl DevicePlane {
     ///   it is sent. (Truth values need no promise: what comes as some is made some.)
     #[inline]
     pub(crate) unsafe fn enqueue(&self, job: &Job, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
+        let _alone = event::lock(&self.queueing);
         // SAFETY: this function's own contract.
         let queued = unsafe { self.enqueue_uncounted(job, stream, timeout) };
         self.count(1, &queued);
@@ -56,7 +62,7 @@ impl DevicePlane {
                 let running = Running::new(self, plan, stream);
                 // SAFETY: the steps use the job's memory, which is there until the stream has passed the call (this function's contract), and the
                 // plane's room, which lives as long as the plane and is taken and freed in the order of streams.
-                unsafe { run::together(&mut [running], &doing, timeout) }
+                unsafe { together(&mut [running], &doing, timeout) }
             }
         }
     }
@@ -74,6 +80,10 @@ impl DevicePlane {
     /// the stream has passed the group; nobody else writes it meanwhile, nor reads what is received; what is sent are elements of its type; and
     /// the other end names the same type and length. No call of the group uses what another one writes.
     pub(crate) unsafe fn enqueue_group(parts: &[GroupPart<'_>], timeout: Duration) -> Result<()> {
+        // In one order, whoever takes several.
+        let mut planes: Vec<&DevicePlane> = parts.iter().map(|(plane, ..)| *plane).collect();
+        planes.sort_unstable_by_key(|plane| std::ptr::from_ref::<DevicePlane>(plane).addr());
+        let _alone: Vec<_> = planes.into_iter().map(|plane| event::lock(&plane.queueing)).collect();
         // SAFETY: this function's own contract.
         let queued = unsafe { Self::enqueue_group_uncounted(parts, timeout) };
         parts.iter().for_each(|(plane, jobs, ..)| plane.count(jobs.len(), &queued));
@@ -112,6 +122,271 @@ impl DevicePlane {
         }
         // SAFETY: the steps read and write the memory of the jobs and messages, which is there long enough and used by no other call of the group
         // (this function's contract), and the planes' own room.
-        unsafe { run::together(&mut all, &doing, timeout) }
+        unsafe { together(&mut all, &doing, timeout) }
     }
+}
+
+/// Bytes, as NCCL moves them.
+const BYTES: ncclDataType_t = ncclDataType_t::ncclUint8;
+
+/// The steps of one communicator, as far as they are not on the stream yet.
+pub(super) struct Running<'a> {
+    plane: &'a DevicePlane,
+    stream: &'a Arc<CudaStream>,
+    steps: VecDeque<Step>,
+    /// Whether the plane's memory or kernels are used.
+    uses_room: bool,
+}
+
+impl<'a> Running<'a> {
+    /// A plan.
+    pub(super) fn new(plane: &'a DevicePlane, plan: Plan, stream: &'a Arc<CudaStream>) -> Self {
+        match plan {
+            Plan::Nothing => Self::of_steps(plane, Vec::new(), Vec::new(), Vec::new(), stream),
+            Plan::One(transfer) => Self::of_steps(plane, vec![transfer], Vec::new(), Vec::new(), stream),
+            Plan::Group { transfers, after } => Self::of_steps(plane, transfers, after, Vec::new(), stream),
+            Plan::Steps(steps) => Self { plane, stream, steps: steps.into(), uses_room: true },
+        }
+    }
+
+    /// A group of transfers, which may be empty, work of our own, and what goes through the plane's memory.
+    pub(super) fn of_steps(
+        plane: &'a DevicePlane,
+        transfers: Vec<Transfer>,
+        after: Vec<Step>,
+        rest: Vec<Step>,
+        stream: &'a Arc<CudaStream>,
+    ) -> Self {
+        let uses_room = !after.is_empty() || !rest.is_empty();
+        let steps = [Step::Transfer(transfers)].into_iter().chain(after).chain(rest).collect();
+        Self { plane, stream, steps, uses_room }
+    }
+
+    /// Does this rank's own work up to the next transfers, which come back; nothing where there are no more.
+    ///
+    /// # Safety
+    ///
+    /// The addresses of the steps are memory of the plane's device, and stay so until the stream has passed the steps.
+    unsafe fn advance(&mut self) -> Result<Option<Vec<Transfer>>> {
+        while let Some(step) = self.steps.pop_front() {
+            match step {
+                Step::Transfer(transfers) => return Ok(Some(transfers)),
+                // SAFETY: memory that stays until the stream has passed the step: this function's contract.
+                step => unsafe { self.plane.work(&step, self.stream) }?,
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Puts the steps of all parts on their streams, group by group of transfers: ranks in one thread must not wait for each other.
+///
+/// # Errors
+///
+/// Those of NCCL and the driver. They end the communicators: other ranks may wait for what was not queued.
+///
+/// # Safety
+///
+/// The addresses of the steps are memory of the planes' devices, and stay so until the streams have passed the steps.
+pub(super) unsafe fn together(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
+    // SAFETY: memory that stays until the streams have passed the steps: this function's contract, which is the same.
+    let outcome = unsafe { put(parts, doing, timeout) };
+    if outcome.is_err() {
+        for Running { plane, stream, .. } in parts.iter() {
+            plane.comm.abort();
+            // What is on the streams may use the plane's memory until its turn has come.
+            let _ = plane.join_side(stream).and_then(|()| plane.free_room(stream));
+        }
+    }
+    outcome
+}
+
+/// # Safety
+///
+/// The addresses of the steps are memory of the planes' devices, and stay so until the streams have passed the steps.
+unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
+    for part in parts.iter() {
+        part.plane.refuse_if_over(doing)?;
+    }
+    for part in parts.iter().filter(|part| part.uses_room) {
+        part.plane.take_room(part.stream)?;
+    }
+    loop {
+        let mut groups = Vec::with_capacity(parts.len());
+        for part in parts.iter_mut() {
+            // SAFETY: memory that stays until the streams have passed the steps: this function's contract.
+            groups.push(unsafe { part.advance() }?);
+        }
+        if groups.iter().all(Option::is_none) {
+            break;
+        }
+        let waiting = parts.iter().zip(groups).filter_map(|(part, group)| Some((part, group.filter(|group| !group.is_empty())?)));
+        let waiting: Vec<_> = waiting.collect();
+        let calls = waiting.iter().map(|(part, group)| {
+            let (plane, queue) = (part.plane, part.stream.cu_stream());
+            // SAFETY: the transfers use the part's stream alone; their addresses are memory that stays until it has passed them (this function's
+            // contract).
+            move |raw: &Raw<'_>| group.iter().try_for_each(|transfer| unsafe { plane.issue(raw, transfer, queue) })
+        });
+        let mut calls: Vec<_> = calls.collect();
+        let mut parts: Vec<Part<'_>> = Vec::with_capacity(waiting.len());
+        for ((part, _), call) in waiting.iter().zip(&mut calls) {
+            parts.push((&part.plane.comm, part.stream, call));
+        }
+        // SAFETY: each part's calls use its stream alone, and make sense as one group: they do not use what others write.
+        unsafe { comm::grouped(&mut parts, doing, timeout) }?;
+    }
+    for part in parts.iter().filter(|part| part.uses_room) {
+        part.plane.free_room(part.stream)?;
+    }
+    Ok(())
+}
+
+impl DevicePlane {
+    /// One call of NCCL's.
+    ///
+    /// # Safety
+    ///
+    /// The addresses of the transfer are memory of this device until the stream has passed the call.
+    #[inline]
+    pub(super) unsafe fn issue(&self, raw: &Raw<'_>, transfer: &Transfer, stream: CUstream) -> std::result::Result<(), Refusal> {
+        // What NCCL has no number for it refuses itself.
+        let number = |dtype| data_type(dtype, raw.version()).unwrap_or(ncclDataType_t::ncclNumTypes);
+        // SAFETY: addresses are the caller's promise, lengths are those of the buffers there.
+        unsafe {
+            match *transfer {
+                Transfer::AllReduce { source, destination, count, dtype, op } => {
+                    raw.all_reduce(source, destination, count, number(dtype), self.operation(raw, op, dtype)?, stream)
+                }
+                Transfer::Reduce { source, destination, count, dtype, op, root } => {
+                    raw.reduce(source, destination, count, number(dtype), self.operation(raw, op, dtype)?, root, stream)
+                }
+                Transfer::ReduceScatter { source, destination, count, dtype, op } => {
+                    raw.reduce_scatter(source, destination, count, number(dtype), self.operation(raw, op, dtype)?, stream)
+                }
+                Transfer::Broadcast { source, destination, bytes, root } => raw.broadcast(source, destination, bytes, BYTES, root, stream),
+                Transfer::AllGather { source, destination, bytes } => raw.all_gather(source, destination, bytes, BYTES, stream),
+                Transfer::AllToAll { source, destination, bytes } => raw.all_to_all(source, destination, bytes, BYTES, stream),
+                Transfer::Gather { source, destination, bytes, root } => raw.gather(source, destination, bytes, BYTES, root, stream),
+                Transfer::Scatter { source, destination, bytes, root } => raw.scatter(source, destination, bytes, BYTES, root, stream),
+                Transfer::Send { address, bytes, peer } => raw.send(address, bytes, BYTES, peer, stream),
+                Transfer::Receive { address, bytes, peer } => raw.recv(address, bytes, BYTES, peer, stream),
+            }
+        }
+    }
+
+    /// NCCL's number of an op. For a `PreMulSum` it is made here, and kept: the next call often has the same scalar.
+    #[inline]
+    fn operation(&self, raw: &Raw<'_>, op: NcclOp, dtype: DType) -> std::result::Result<ncclRedOp_t, Refusal> {
+        match op {
+            NcclOp::Sum => Ok(ncclRedOp_t::ncclSum),
+            NcclOp::Prod => Ok(ncclRedOp_t::ncclProd),
+            NcclOp::Min => Ok(ncclRedOp_t::ncclMin),
+            NcclOp::Max => Ok(ncclRedOp_t::ncclMax),
+            NcclOp::Avg => Ok(ncclRedOp_t::ncclAvg),
+            NcclOp::PreMulSum(scalar) => self.product(raw, scalar, dtype),
+        }
+    }
+
+    fn product(&self, raw: &Raw<'_>, scalar: f64, dtype: DType) -> std::result::Result<ncclRedOp_t, Refusal> {
+        let last = *event::lock(&self.product);
+        if let Some(known) = last.filter(|known| known.scalar == scalar.to_bits() && known.dtype == dtype) {
+            return Ok(known.op);
+        }
+        let op = raw.pre_mul_sum(scalar, dtype)?;
+        *event::lock(&self.product) = Some(Product { scalar: scalar.to_bits(), dtype, op });
+        // The calls that used it have been made, and NCCL has copied it into them.
+        last.map_or(Ok(()), |old| raw.destroy_op(old.op))?;
+        Ok(op)
+    }
+
+    /// A step of this rank's own.
+    ///
+    /// # Safety
+    ///
+    /// The step's addresses are memory of the plane's device, as long as it says, until the stream has passed it.
+    unsafe fn work(&self, step: &Step, stream: &Arc<CudaStream>) -> Result<()> {
+        driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
+        match *step {
+            Step::Transfer(_) => Ok(()),
+            Step::Copy { source, destination, bytes } => {
+                // SAFETY: both are memory of this device, apart or a block and another one: the caller's promise.
+                let copied = unsafe { result::memcpy_dtod_async(destination, source, bytes, stream.cu_stream()) };
+                copied.map_err(|error| cuda_error(format!("copying {bytes} B inside a device"), error))
+            }
+            Step::Fold { role, folder, ref arguments, element_bytes } => {
+                let function = match folder {
+                    Folder::Ours(op, dtype) => self.kernels.fold_of(op, dtype)?,
+                    Folder::User(place) => event::lock(&self.custom_kernels).function(place)?,
+                };
+                let stream = if role == StreamRole::Side { &self.side } else { stream };
+                // SAFETY: the kernels are loaded as long as the plane is there; addresses are the caller's promise.
+                unsafe { self.kernels.fold(function, arguments, element_bytes, stream) }
+            }
+            Step::Divide { data, count, dtype, divisor } => {
+                // SAFETY: addresses are the caller's promise.
+                unsafe { self.kernels.divide(dtype, data, count as u64, divisor, stream) }
+            }
+            Step::Multiply { source, destination, count, dtype, scalar } => {
+                // SAFETY: addresses are the caller's promise.
+                unsafe { self.kernels.multiply(dtype, source, destination, count as u64, scalar, stream) }
+            }
+            Step::Truths { data, bytes } => {
+                // SAFETY: the bytes are this rank's part of the destination, or a receive's memory: the caller's promise.
+                unsafe { self.kernels.make_truths(data, bytes as u64, stream) }
+            }
+            Step::Record(event @ StepEvent::Arrived) => record(self.event(event), stream),
+            Step::Record(event @ StepEvent::Folded(_)) => record(self.event(event), &self.side),
+            Step::Wait(event @ StepEvent::Arrived) => wait(self.event(event), &self.side),
+            Step::Wait(event @ StepEvent::Folded(_)) => wait(self.event(event), stream),
+        }
+    }
+
+    fn event(&self, event: StepEvent) -> &CudaEvent {
+        match event {
+            StepEvent::Arrived => &self.arrived,
+            StepEvent::Folded(half) => &self.folded[half],
+        }
+    }
+
+    /// Has the stream wait until the plane's memory is free. What becomes part of a graph cannot wait for what is not.
+    fn take_room(&self, stream: &CudaStream) -> Result<()> {
+        driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
+        let in_order = event::lock(&self.last).cu_stream() == stream.cu_stream() && !driver::is_per_thread(stream);
+        if in_order || driver::is_capturing(stream) { Ok(()) } else { wait(&self.free, stream) }
+    }
+
+    /// Has the stream wait for the side.
+    fn join_side(&self, stream: &CudaStream) -> Result<()> {
+        driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
+        record(&self.arrived, &self.side)?;
+        wait(&self.arrived, stream)
+    }
+
+    /// Notes when the stream has done with the plane's memory.
+    fn free_room(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        if driver::is_capturing(stream) {
+            return Ok(());
+        }
+        // Kept, so that no other stream gets its number meanwhile.
+        *event::lock(&self.last) = Arc::clone(stream);
+        record(&self.free, stream)
+    }
+}
+
+/// Records what is on a stream now. The context is current.
+fn record(event: &CudaEvent, stream: &CudaStream) -> Result<()> {
+    // SAFETY: event and stream are alive, and of one context.
+    unsafe { result::event::record(event.cu_event(), stream.cu_stream()) }.map_err(failed("recording an event"))
+}
+
+/// Has a stream wait for an event. The context is current.
+fn wait(event: &CudaEvent, stream: &CudaStream) -> Result<()> {
+    // SAFETY: event and stream are alive, and of one context.
+    unsafe { result::stream::wait_event(stream.cu_stream(), event.cu_event(), CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }
+        .map_err(failed("having a stream wait for an event"))
+}
+
+fn failed(doing: &'static str) -> impl FnOnce(DriverError) -> crate::Error {
+    move |error| cuda_error(doing, error)
 }

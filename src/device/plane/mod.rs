@@ -6,18 +6,17 @@
 #![expect(unsafe_code, reason = "calls take addresses of device memory")]
 
 mod enqueue;
-mod run;
 #[cfg(test)]
 mod tests;
 
-use std::cell::{Cell, RefCell};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use nccl_sys::ncclRedOp_t;
 
-use super::comm::NcclComm;
+use super::comm::{BackOff, NcclComm};
 use super::custom_kernels::CustomKernels;
 use super::driver::{self, Gpu, cuda_error};
 use super::kernels::Kernels;
@@ -28,10 +27,10 @@ use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::Error;
+use crate::event;
+use crate::ticket_lock::{NoTurn, TicketLock, Turn};
+use crate::tuning::device::PLANE_DROP_WAIT;
 use crate::{DType, ReduceOp, Result};
-
-/// How long the end waits for our kernels on streams of the caller's.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a plane is told. The same on every rank, so that all do the same.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +50,7 @@ impl Options {
     }
 }
 
-/// The device plane of one communicator. One thread at a time uses it.
+/// The device plane of one communicator. Threads that share it queue their calls one after the other.
 ///
 /// Everything that calls need is made with it: streams, events, memory, kernels. Only kernels of the caller's own are loaded when they
 /// are first used.
@@ -66,7 +65,7 @@ pub(crate) struct DevicePlane {
     stream: Arc<CudaStream>,
     side: Arc<CudaStream>,
     kernels: Arc<Kernels>,
-    custom_kernels: RefCell<CustomKernels>,
+    custom_kernels: Mutex<CustomKernels>,
     capabilities: Capabilities,
     library: Library,
     ranks: Ranks,
@@ -78,26 +77,19 @@ pub(crate) struct DevicePlane {
     /// The plane's memory is free again, and its kernels are done.
     free: CudaEvent,
     /// The stream on which it was used last.
-    last: RefCell<Arc<CudaStream>>,
+    last: Mutex<Arc<CudaStream>>,
     /// How many collectives were queued: the number of the next one, on every rank.
-    calls: Cell<u64>,
+    calls: AtomicU64,
     /// How many messages were sent to each rank, and received from it.
-    mail: RefCell<Vec<[u64; 2]>>,
+    mail: Mutex<Vec<[u64; 2]>>,
     /// Room for what ranks say of their calls.
-    comparison: RefCell<Vec<[u8; 40]>>,
+    comparison: Mutex<Vec<[u8; 40]>>,
     /// NCCL's op for the last `PreMulSum`.
-    product: Cell<Option<Product>>,
-    /// Whether a call is being compared or queued.
-    is_in_call: Cell<bool>,
-}
-
-/// A call that is being compared or queued.
-pub(crate) struct InCall<'a>(&'a Cell<bool>);
-
-impl Drop for InCall<'_> {
-    fn drop(&mut self) {
-        self.0.set(false);
-    }
+    product: Mutex<Option<Product>>,
+    /// Whose call, or group of calls, is being compared and queued: calls come to NCCL in the order in which they were compared.
+    turns: TicketLock<()>,
+    /// Held while calls are put on streams: they use the plane's memory and streams.
+    queueing: Mutex<()>,
 }
 
 /// An op that NCCL was given a scalar for.
@@ -136,10 +128,10 @@ impl DevicePlane {
         // SAFETY: the context is current; the memory is freed once, when the plane is dropped.
         let address = if bytes == 0 { Ok(0) } else { unsafe { result::malloc_sync(bytes) } };
         let address = address.map_err(|error| cuda_error(format!("allocating {bytes} B of memory on device {}", gpu.ordinal), error))?;
-        let comparison = RefCell::default();
+        let comparison = Mutex::default();
         let (scratch, custom_kernels, last) =
-            (Scratch { address, bytes }, RefCell::new(CustomKernels::new(&gpu)), RefCell::new(Arc::clone(&stream)));
-        let (calls, mail, product, comm) = (Cell::new(0), RefCell::new(vec![[0; 2]; ranks.n]), Cell::new(None), Arc::new(comm));
+            (Scratch { address, bytes }, Mutex::new(CustomKernels::new(&gpu)), Mutex::new(Arc::clone(&stream)));
+        let (calls, mail, product, comm) = (AtomicU64::new(0), Mutex::new(vec![[0; 2]; ranks.n]), Mutex::new(None), Arc::new(comm));
         Ok(Self {
             gpu,
             comm,
@@ -159,7 +151,8 @@ impl DevicePlane {
             mail,
             comparison,
             product,
-            is_in_call: Cell::new(false),
+            turns: TicketLock::new(()),
+            queueing: Mutex::new(()),
         })
     }
 
@@ -222,39 +215,36 @@ impl DevicePlane {
 
     /// Gives jobs that are about to be queued together their numbers. They are counted once they have been.
     pub(crate) fn number<'a>(&self, jobs: impl IntoIterator<Item = &'a mut Job>) {
-        let next = self.calls.get();
+        let next = self.calls.load(Ordering::Relaxed);
         jobs.into_iter().zip(next..).for_each(|(job, number)| job.call.sequence = number);
     }
 
     /// Counts jobs, unless they were none: with wrong arguments, which the other ranks may not count either.
     fn count<R>(&self, jobs: usize, queued: &Result<R>) {
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {
-            self.calls.set(self.calls.get().wrapping_add(jobs as u64));
+            self.calls.fetch_add(jobs as u64, Ordering::Relaxed);
         }
     }
 
-    /// Begins a call, or a group of calls, and ends it when the value is dropped. Refused within another one of this plane, where a listener
-    /// makes it: what is compared would not come to NCCL in the order in which it was compared.
-    pub(crate) fn enter_call(&self, call: &'static str) -> Result<InCall<'_>> {
-        if self.is_in_call.replace(true) {
-            return Err(Error::argument(call, "called from within a call on devices of the same communicator"));
-        }
-        Ok(InCall(&self.is_in_call))
+    /// Begins a call, or a group of calls, behind those of other threads, and ends it when the value is dropped. Refused within another one of
+    /// this plane, where a listener makes it: what is compared would not come to NCCL in the order in which it was compared.
+    pub(crate) fn enter_call(&self, limit: Duration) -> std::result::Result<Turn<'_, ()>, NoTurn> {
+        self.turns.enter(limit)
     }
 
     /// Room for what ranks say of their calls, kept from one comparison to the next; empty where somebody has it.
     pub(crate) fn lend_comparison(&self) -> Vec<[u8; 40]> {
-        self.comparison.take()
+        std::mem::take(&mut *event::lock(&self.comparison))
     }
 
     /// Takes that room back.
     pub(crate) fn return_comparison(&self, scratch: Vec<[u8; 40]>) {
-        self.comparison.replace(scratch);
+        *event::lock(&self.comparison) = scratch;
     }
 
     /// The number of the next message to a rank, or from it, which is counted.
     pub(crate) fn number_message(&self, message: &Message) -> u64 {
-        let mut mail = self.mail.borrow_mut();
+        let mut mail = event::lock(&self.mail);
         let Some(count) = mail.get_mut(message.peer).map(|counts| &mut counts[usize::from(!message.sends)]) else { return 0 };
         *count += 1;
         *count - 1
@@ -263,7 +253,7 @@ impl DevicePlane {
     /// Whether a job needs a kernel of the caller's that is not loaded yet.
     pub(crate) fn is_first_use(&self, job: &Job) -> bool {
         match &job.reduction {
-            Some(Reduction::User(code)) if self.ranks.n > 1 => !self.custom_kernels.borrow().knows(code, job.call.element),
+            Some(Reduction::User(code)) if self.ranks.n > 1 => !event::lock(&self.custom_kernels).knows(code, job.call.element),
             _ => false,
         }
     }
@@ -275,7 +265,7 @@ impl DevicePlane {
     /// As the job itself.
     pub(crate) fn load(&self, job: &Job, stream: &CudaStream) -> Result<()> {
         match &job.reduction {
-            Some(Reduction::User(code)) => self.custom_kernels.borrow_mut().place(code, job.call.element, stream).map(drop),
+            Some(Reduction::User(code)) => event::lock(&self.custom_kernels).place(code, job.call.element, stream).map(drop),
             _ => Ok(()),
         }
     }
@@ -283,12 +273,12 @@ impl DevicePlane {
     /// Takes [`DevicePlane::load`] back.
     pub(crate) fn unload(&self, job: &Job) {
         if let Some(Reduction::User(code)) = &job.reduction {
-            self.custom_kernels.borrow_mut().forget(code, job.call.element);
+            event::lock(&self.custom_kernels).forget(code, job.call.element);
         }
     }
 
-    /// What a job comes down to on this rank. What comes from other ranks as truth values is made some: whatever they sent, no byte but 0 and
-    /// 1 may ever be seen as a `bool`. Our folds of `bool` work on bytes as they come, so this is for them too.
+    /// The plan of a job on this rank. Where it writes `bool`s, its last step makes 0 or 1 of every byte: other ranks may have sent any byte, and
+    /// our folds of `bool` work on bytes as they come.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
         let plan = self.plan_as_it_comes(job, stream)?;
         match plan::nccl::result(job, self.ranks.me) {
@@ -316,7 +306,7 @@ impl DevicePlane {
             }
             Some(Reduction::User(_)) if alone => Ok(plan::nccl::alone(job, None)),
             Some(Reduction::User(code)) => {
-                let place = self.custom_kernels.borrow_mut().place(code, job.call.element, stream)?;
+                let place = event::lock(&self.custom_kernels).place(code, job.call.element, stream)?;
                 let folding = Folding { folder: Folder::User(place), multiply: None, element_bytes: job.element_bytes };
                 fold::plan(job, folding, self.ranks, self.scratch)
             }
@@ -345,10 +335,10 @@ impl DevicePlane {
 
     /// Whether the plane's memory is free, or becomes so before long.
     fn is_free_soon(&self) -> bool {
-        let deadline = Deadline::after(PATIENCE);
+        let (deadline, mut back_off) = (Deadline::after(PLANE_DROP_WAIT), BackOff::default());
         loop {
             match self.free.try_is_complete() {
-                Ok(false) if !deadline.has_passed() => std::thread::sleep(Duration::from_millis(1)),
+                Ok(false) if !deadline.has_passed() => back_off.rest(),
                 // A context that is broken runs nothing any more.
                 outcome => return outcome.unwrap_or(true),
             }
@@ -368,7 +358,7 @@ impl Drop for DevicePlane {
     fn drop(&mut self) {
         // Kernels and memory are in use until then. Once the communicator has ended, what waits for other ranks returns.
         let own = self.stream.record_event(None);
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(PLANE_DROP_WAIT);
         let is_own_done = own.is_ok_and(|own| self.comm.wait(&own, &deadline).is_ok());
         let is_free = (is_own_done && self.comm.wait(&self.free, &deadline).is_ok()) || {
             self.comm.abort();
@@ -377,7 +367,8 @@ impl Drop for DevicePlane {
         if !is_free {
             // What may still run reads the memory and is the code of these: better lost than taken away from under it.
             std::mem::forget(Arc::clone(&self.kernels));
-            std::mem::forget(self.custom_kernels.replace(CustomKernels::new(&self.gpu)));
+            let kernels = std::mem::replace(&mut *event::lock(&self.custom_kernels), CustomKernels::new(&self.gpu));
+            std::mem::forget(kernels);
             let (device, bytes) = (self.gpu.ordinal, self.scratch.bytes);
             crate::event::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
         }

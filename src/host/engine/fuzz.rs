@@ -9,11 +9,12 @@ use super::{CheckedPlan, Engine, Execution, Links, Memory};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
+use crate::flight::Flight;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::bools::NormalisedBools;
 use crate::host::health::Health;
+use crate::host::link::script::Script;
 use crate::host::plan::{Action, Plan, Space, Span, Step};
-use crate::host::script::Script;
 
 /// Bytes that each peer is to send, and is sent.
 const PART: usize = 24;
@@ -52,7 +53,7 @@ struct Peers([Option<Script>; 2]);
 impl Links for Peers {
     type Link = Script;
 
-    fn link(&mut self, rank: usize, _deadline: &Deadline) -> Result<&mut Script, Interrupted> {
+    fn link(&mut self, rank: usize) -> Result<&mut Script, Interrupted> {
         self.0[rank - 1].as_mut().ok_or_else(|| AbortReason::Lost { rank: rank as u32 }.into())
     }
 
@@ -110,6 +111,7 @@ fn run(bytes: &[u8], jitter: u64) -> Result<(), AbortReason> {
         fold: None,
         deadline: &deadline,
         health: &health,
+        recorder: &Flight::default(),
         interrupted: &mut || None,
     };
     let result = Engine::new(0, 3, 3).run(request, &mut links).map_err(|stop| stop.abort_reason);

@@ -4,12 +4,14 @@
 
 use std::cell::Cell;
 
+use crate::call::Call;
 use crate::host::plan::{Action, Plan, Space, Span};
+use crate::host::scratch::Scratch;
 
-/// A plan that is run any number of times, and what it has last been found fit for: it is checked again for anything else alone.
+/// A plan that is run any number of times, with the terms on which it passed its last check. It is checked again only on other terms.
 #[derive(Debug)]
 pub(crate) struct CheckedPlan {
-    /// Never changed: what has been found of it stays true.
+    /// Never changed, so that what was checked stays true.
     plan: Plan,
     passed: Cell<Option<Terms>>,
 }
@@ -25,8 +27,8 @@ impl CheckedPlan {
     }
 }
 
-/// All that the check of a plan depends on, beside the plan. Not where scratch memory lies: it is apart from the rest, and always as long as the
-/// plan wants it.
+/// All that the check of a plan depends on, beside the plan. Scratch memory is not among it: it is apart from the rest, and as long as the plan
+/// wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Terms {
     source_len: usize,
@@ -52,47 +54,10 @@ impl Memory {
     ///   `destination_len` bytes, all of them initialised, and no one else touches them. A null pointer has length 0.
     /// - Both are aligned to the element that the run's fold works on.
     ///
-    /// The two may share bytes, in whole or in part. What peers send is written as it comes: whether it is a value is for the owner of
-    /// the destination to see to before it is used as one.
+    /// The two may share bytes, in whole or in part. What peers send is written as it comes: the owner of the destination makes values of it
+    /// before it is used.
     pub(crate) unsafe fn new(source: *const u8, source_len: usize, destination: *mut u8, destination_len: usize) -> Self {
         Self { source, source_len, destination, destination_len }
-    }
-}
-
-/// One cache line; the unit in which scratch memory is had.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; LINE_BYTES]);
-
-const LINE_BYTES: usize = 64;
-
-/// What is kept of the scratch memory from one run to the next.
-const KEPT_BYTES: usize = 64 << 20;
-
-/// The plan's own memory: aligned to 64 bytes, initialised, reused.
-#[derive(Debug, Default)]
-pub(super) struct Scratch(Vec<Line>);
-
-impl Scratch {
-    /// Makes room for `bytes`, with any content. `false` where there is no memory.
-    pub(super) fn reserve(&mut self, bytes: usize) -> bool {
-        let lines = bytes.div_ceil(LINE_BYTES);
-        if lines <= self.0.len() {
-            return true;
-        }
-        self.0 = Vec::new();
-        if self.0.try_reserve_exact(lines).is_err() {
-            return false;
-        }
-        self.0.resize(lines, Line([0; LINE_BYTES]));
-        true
-    }
-
-    /// Gives back what is too much to keep.
-    pub(super) fn trim(&mut self) {
-        if self.0.len() * LINE_BYTES > KEPT_BYTES {
-            self.0 = Vec::new();
-        }
     }
 }
 
@@ -113,7 +78,7 @@ impl Spaces {
         Self {
             source: (memory.source.cast_mut(), memory.source_len),
             destination: (memory.destination, memory.destination_len),
-            scratch: (scratch.0.as_mut_ptr().cast(), scratch.0.len() * LINE_BYTES),
+            scratch: scratch.region(),
         }
     }
 
@@ -234,11 +199,30 @@ impl Spaces {
 /// user memory is aligned to the type; scratch memory begins at a cache line.
 fn check_elements(span: &Span, element_bytes: usize) -> Result<(), &'static str> {
     let alignment = match 1 << element_bytes.trailing_zeros() {
-        power if span.space == Space::Scratch => LINE_BYTES.min(power),
+        power if span.space == Space::Scratch => Scratch::ALIGNMENT.min(power),
         power => power,
     };
     let whole = span.len.is_multiple_of(element_bytes) && span.offset.is_multiple_of(alignment);
     if whole { Ok(()) } else { Err("a span is not made of whole, aligned elements") }
+}
+
+/// What all parts of a run need to know. The plan has passed [`Spaces::check_once`] with these spaces.
+pub(super) struct Context<'a> {
+    pub(super) rank: usize,
+    pub(super) plan: &'a Plan,
+    pub(super) spaces: Spaces,
+    pub(super) call: &'a Call,
+    pub(super) fingerprint: [u8; Call::FINGERPRINT_BYTES],
+}
+
+impl Context<'_> {
+    /// The bytes that a send or receive moves.
+    pub(super) fn span(&self, step: u32) -> Span {
+        match &self.plan.steps[step as usize].action {
+            Action::Send { from: span, .. } | Action::Receive { into: span, .. } | Action::Copy { into: span, .. } => *span,
+            Action::Fold { into, .. } => *into,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -310,14 +294,5 @@ mod tests {
             assert_eq!(check(0, 8, 8, None), Ok(()));
             assert!(check(4, 8, 8, None).expect_err("half of it").contains("overlap"));
         }
-    }
-
-    #[test]
-    fn memory_that_cannot_be_had_is_no_abort() {
-        let mut scratch = Scratch::default();
-        assert!(!scratch.reserve(usize::MAX));
-        assert!(scratch.reserve(65));
-        assert_eq!(scratch.0.len(), 2);
-        assert!(scratch.0.as_ptr().addr().is_multiple_of(64));
     }
 }

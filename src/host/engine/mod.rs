@@ -1,21 +1,19 @@
 //! Runs one rank's part of a collective over links.
 //!
-//! All links progress together, sends and receives alike, so that nothing blocks on full buffers; folds and copies are done in
-//! between. Payload goes straight from and to the memory of the plan. Once warm, a run allocates nothing.
+//! All links progress together, sends and receives alike, so that nothing blocks on full buffers. Folds and copies are done in between.
+//! Payload goes straight from and to the memory of the plan. A run of a shape that has been run before allocates nothing.
 //!
 //! Each direction of a link is a stream of [messages](wire). The first of every call carries the call, so that ranks find out
-//! that they disagree before any payload is taken. Whatever ends a run on one rank is told to every open link, and passed on
-//! once by whoever hears of it.
+//! that they disagree before any payload is taken. Whatever ends a run on one rank is sent over every open link, and passed on once by every
+//! rank that hears of it.
 
 #[cfg(feature = "internals")]
 pub(crate) mod fuzz;
-mod input;
-mod local;
 mod memory;
 mod peer;
-mod run_state;
 mod schedule;
 mod shutdown;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod waiting;
@@ -23,34 +21,35 @@ mod wire;
 
 use rustix::event::PollFlags;
 
-use self::local::Local;
 pub(crate) use self::memory::{CheckedPlan, Memory};
-use self::memory::{Scratch, Spaces};
+use self::memory::{Context, Spaces};
 use self::peer::PeerState;
-use self::run_state::Context;
-use self::schedule::Schedule;
+use self::schedule::{Local, Schedule};
 use self::waiting::Waiting;
 use super::abort_reason::{AbortReason, Interrupted};
 use super::fold::Fold;
 use super::health::Health;
 use super::link::ByteLink;
 use super::plan::{Action, Plan};
-use super::waiting::Pause;
+use super::scratch::Scratch;
+use super::waiting::{Pause, Sleep};
 use crate::call::Call;
 use crate::deadline::Deadline;
+use crate::flight::Flight;
+use crate::tuning::engine::ROUNDS_PER_CHECK;
 
 /// The links of one rank.
 pub(crate) trait Links {
     /// One link.
     type Link: ByteLink;
 
-    /// The link to a rank, opened where it is not yet (which may wait until the deadline).
-    fn link(&mut self, rank: usize, deadline: &Deadline) -> Result<&mut Self::Link, Interrupted>;
+    /// The link to a rank. Where there is none, one that is being opened: nothing moves on it until it is open, and nothing waits for that.
+    fn link(&mut self, rank: usize) -> Result<&mut Self::Link, Interrupted>;
 
     /// Shows every link that is open, with its rank.
     fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut Self::Link));
 
-    /// Closes the link to a rank, where there is one: a message on it was cut off, so no other can follow.
+    /// Closes the link to a rank, if there is one. A message on it was cut off, so no other can follow.
     fn drop_link(&mut self, rank: usize);
 }
 
@@ -70,6 +69,8 @@ pub(crate) struct Execution<'a> {
     pub(crate) deadline: &'a Deadline,
     /// Whether the communicator is whole.
     pub(crate) health: &'a Health,
+    /// Where it goes on record whom this rank waits for.
+    pub(crate) recorder: &'a Flight,
     /// Asked now and then: whether the communicator ended in a way that neither `health` nor the links tell.
     pub(crate) interrupted: &'a mut dyn FnMut() -> Option<AbortReason>,
 }
@@ -80,9 +81,15 @@ struct End {
     told_by: Option<usize>,
 }
 
+impl From<Interrupted> for End {
+    fn from(stop: Interrupted) -> Self {
+        Self { stop, told_by: None }
+    }
+}
+
 impl From<AbortReason> for End {
     fn from(abort_reason: AbortReason) -> Self {
-        Self { stop: abort_reason.into(), told_by: None }
+        Interrupted::from(abort_reason).into()
     }
 }
 
@@ -187,12 +194,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Goes round until all is done.
+    /// Serves links and does local work until all steps are done.
     fn drive<L: Links>(&mut self, request: &mut Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
-        /// Looking at the clock every time would cost more than a small message.
-        const ROUNDS_PER_CHECK: u32 = 64;
         for &rank in &self.active {
-            links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
+            links.link(rank)?;
         }
         let mut rounds = 0_u32;
         loop {
@@ -228,12 +233,12 @@ impl Engine {
                 if !wanted {
                     continue;
                 }
-                let link = links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
+                let link = links.link(rank)?;
                 let result =
                     if is_send { peer.send(link, &mut self.schedule, context) } else { peer.receive(link, &mut self.schedule, context) };
                 match result {
                     Ok(moved) => has_moved |= moved,
-                    Err(trouble) => return Err(self.explain(rank, trouble, request.deadline, links)),
+                    Err(trouble) => return Err(self.explain(rank, trouble, links)),
                 }
             }
         }
@@ -251,7 +256,7 @@ impl Engine {
         }
         if self.waiting.is_due(elapsed) {
             let awaited = self.awaited(request, links);
-            self.waiting.next_report = request.health.flight().waits(request.call, request.deadline, awaited);
+            self.waiting.next_report = request.recorder.waits(request.call, request.deadline, awaited);
         }
         Ok(())
     }
@@ -261,13 +266,13 @@ impl Engine {
         match self.waiting.pause() {
             Pause::Spin => std::hint::spin_loop(),
             Pause::Yield => std::thread::yield_now(),
-            Pause::Sleep(sleeps) => self.sleep(sleeps, request, context, links)?,
+            Pause::Sleep(sleep) => self.sleep(sleep, request, context, links)?,
         }
         Ok(())
     }
 
-    /// Sleeps until a link stirs, one of those included that this run does not need: a peer may have a reason to abort for us.
-    fn sleep<L: Links>(&mut self, sleeps: u32, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
+    /// Sleeps until any link stirs. Those that this run does not need are included: a reason to abort may come over them.
+    fn sleep<L: Links>(&mut self, sleep: Sleep, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
         let Self { peers, schedule, waiting, active, .. } = self;
         waiting.clear();
         // Links that matter and are still being opened have nothing to sleep on, and are not visited.
@@ -296,13 +301,13 @@ impl Engine {
         });
         if let Some((rank, trouble)) = trouble {
             self.waiting.clear();
-            return Err(self.explain(rank, trouble, request.deadline, links));
+            return Err(self.explain(rank, trouble, links));
         }
-        self.waiting.sleep(sleeps, is_blind || unseen > 0, request.deadline.remaining());
+        self.waiting.sleep(sleep, is_blind || unseen > 0, request.deadline.remaining());
         while let Some(rank) = self.waiting.stirred() {
-            let link = links.link(rank, request.deadline).map_err(|stop| End { stop, told_by: None })?;
+            let link = links.link(rank)?;
             if let Err(trouble) = self.peers[rank].watch(link, context) {
-                return Err(self.explain(rank, trouble, request.deadline, links));
+                return Err(self.explain(rank, trouble, links));
             }
         }
         Ok(())

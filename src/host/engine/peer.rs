@@ -4,17 +4,15 @@
 
 use std::io::{self, IoSlice};
 
-use super::input::{Filled, INPUT_BYTES, Input, moved};
-use super::run_state::{Context, RunState};
+use super::memory::Context;
 use super::schedule::{NONE, Schedule};
+use super::stream::{Filled, Input, RunState, moved};
 use super::wire::{self, Malformed, Message};
 use crate::call::Call;
 use crate::host::abort_reason::AbortReason;
 use crate::host::link::ByteLink;
 use crate::host::plan::Span;
-
-/// How many bytes one link moves before the others have their turn.
-const TURN_BYTES: usize = 1 << 20;
+use crate::tuning::engine::{INPUT_BYTES, TURN_BYTES};
 
 /// Why a peer cannot be served any longer.
 #[derive(Debug)]
@@ -37,7 +35,7 @@ pub(super) struct PeerState {
     run_state: RunState,
     /// How much of the last message of all has been written.
     said: usize,
-    /// It is no use saying anything to it.
+    /// Nothing more is said to it: its link broke, or it knows.
     is_deaf: bool,
 }
 
@@ -46,7 +44,7 @@ impl PeerState {
         Self { rank, input: Input::default(), has_left: false, run_state: RunState::new(), said: 0, is_deaf: false }
     }
 
-    /// Forgets the run before.
+    /// Begins a run: nothing of the one before is left.
     pub(super) fn begin(&mut self) {
         self.run_state = RunState::new();
     }
@@ -63,7 +61,7 @@ impl PeerState {
         std::mem::replace(&mut self.run_state.receive, step)
     }
 
-    /// Whether this run needs it still.
+    /// Whether this run still needs it.
     pub(super) fn is_needed(&self) -> bool {
         self.run_state.send != NONE || self.run_state.receive != NONE
     }
@@ -73,7 +71,7 @@ impl PeerState {
         schedule.is_ready(self.run_state.send)
     }
 
-    /// Whether bytes of it have a place to go to.
+    /// Whether there is a place for bytes from it.
     pub(super) fn wants_to_read(&self, schedule: &Schedule) -> bool {
         schedule.is_ready(self.run_state.receive)
     }
@@ -230,8 +228,8 @@ impl PeerState {
         Trouble::Found(AbortReason::Garbled { rank: self.rank, header: u64::from_be_bytes(malformed.header) })
     }
 
-    /// Looks through what has come from a peer that nothing is read from now, and leaves it where it is. Says whether more of
-    /// it should be had: not where the next message cannot be reached, or must not be (it closed its end).
+    /// Looks for an abort reason in what has come from a peer that nothing is read from now, and leaves everything where it is. Says whether
+    /// to read more: not where the next message cannot be reached, or where the peer has left.
     pub(super) fn scan(&mut self, context: &Context<'_>) -> Result<bool, Trouble> {
         let mut at = 0;
         while at < self.input.bytes().len() {
@@ -244,7 +242,7 @@ impl PeerState {
                     self.has_left |= at == 0;
                     return if self.has_left && self.is_needed() { Err(self.left()) } else { Ok(false) };
                 }
-                // A later call's, where it has run ahead; else it cannot ever agree.
+                // Of a later call, where the peer has run ahead; of any other call, the two can never agree.
                 Message::First { call, .. } if call != context.fingerprint && !is_later(&call, context.call) => {
                     return Err(self.disagree(&call, context));
                 }
@@ -266,7 +264,7 @@ impl PeerState {
         Ok(())
     }
 
-    /// What a peer whose link broke had said before: its abort reason may lie behind payload that no one will need now.
+    /// The abort reason that a peer sent before its link broke: it may lie behind payload that nobody needs any more.
     pub(super) fn last_words(&mut self, link: &mut impl ByteLink) -> Option<AbortReason> {
         const ROUNDS: usize = 4096;
         let mut skip = self.run_state.incoming.take().unwrap_or(0);
@@ -291,7 +289,7 @@ impl PeerState {
         None
     }
 
-    /// Whether the run waits for this peer: it does not take our bytes, or owes some and has sent nothing that is unread.
+    /// Whether the run waits for this peer: it does not take this rank's bytes, or it owes some and nothing of it is unread.
     pub(super) fn is_missing(&mut self, link: Option<&mut impl ByteLink>, schedule: &Schedule) -> bool {
         if self.wants_to_write(schedule) || self.wants_to_read(schedule) {
             return true;
@@ -305,8 +303,8 @@ impl PeerState {
         self.run_state.has_received || !self.input.is_empty()
     }
 
-    /// Does what it can to write the last message of all, after what is half sent (for which it needs the run's context).
-    /// Says whether there is more to write.
+    /// Writes what the link takes of the last message of all, after what is half sent (for which it needs the run's context). Says whether there
+    /// is more to write.
     pub(super) fn say(&mut self, message: &[u8], link: &mut impl ByteLink, context: Option<&Context<'_>>) -> bool {
         if self.is_deaf || self.has_left {
             return false;
@@ -332,7 +330,7 @@ impl PeerState {
         Ok(false)
     }
 
-    /// Reads and forgets, so that the peer gets rid of what it must send before it can listen.
+    /// Reads and discards, since the peer may have to finish a write before it reads.
     pub(super) fn drain(&mut self, link: &mut impl ByteLink) {
         const ROUNDS: usize = 64;
         for _ in 0..ROUNDS {

@@ -1,24 +1,15 @@
 //! The end of a communicator: finding out why, and telling everyone.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::memory::Context;
 use super::peer::{PeerState, Trouble};
-use super::run_state::Context;
 use super::{End, Engine, Execution, Health, Links, wire};
-use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-
-/// How long a rank that ends tries to get its last message out. A peer that takes no bytes for so long learns of the end when
-/// its link closes.
-const SHUTDOWN: Duration = Duration::from_millis(20);
-/// How long it tries where a message is half sent. Cutting it off makes the peer believe that this rank died, so a peer that
-/// only lacks a core gets more time.
-const LONG_SHUTDOWN: Duration = Duration::from_millis(100);
-/// How long to wait between two tries, once yielding the core has not helped.
-const NAP: Duration = Duration::from_micros(100);
+use crate::tuning::engine::{LONG_SHUTDOWN, SHUTDOWN, SHUTDOWN_INTERVAL};
 
 impl Engine {
-    /// Tells every open link that the communicator ended, once, as far as it can be done in a few milliseconds.
+    /// Tells every open link that the communicator ended, once, as far as a few milliseconds suffice.
     pub(crate) fn propagate<L: Links>(&mut self, links: &mut L, abort_reason: &AbortReason) {
         self.spread(&wire::encode_abort_reason(abort_reason), None, None, links);
     }
@@ -37,13 +28,13 @@ impl Engine {
     }
 
     /// What trouble with a peer means: a broken link may have brought the reason before it broke.
-    pub(super) fn explain<L: Links>(&mut self, rank: usize, trouble: Trouble, deadline: &Deadline, links: &mut L) -> End {
+    pub(super) fn explain<L: Links>(&mut self, rank: usize, trouble: Trouble, links: &mut L) -> End {
         let error = match trouble {
             Trouble::Told(abort_reason) => return End { stop: abort_reason.into(), told_by: Some(rank) },
             Trouble::Found(abort_reason) => return abort_reason.into(),
             Trouble::Link(error) => error,
         };
-        let last_words = links.link(rank, deadline).ok().and_then(|link| self.peers[rank].last_words(link));
+        let last_words = links.link(rank).ok().and_then(|link| self.peers[rank].last_words(link));
         match last_words {
             Some(abort_reason) => End { stop: abort_reason.into(), told_by: Some(rank) },
             None => {
@@ -59,15 +50,15 @@ impl Engine {
         let mut missing = self.awaited(request, links);
         let has_come = |rank: usize| rank == self.rank || (!missing.contains(&(rank as u32)) && self.peers[rank].has_come());
         let mut arrived: Vec<u32> = request.participants.iter().filter(|rank| has_come(**rank)).map(|rank| *rank as u32).collect();
-        // Nobody is: the time went into this rank's own folds.
+        // Nobody is missing: the time went into this rank's own folds.
         if missing.is_empty() {
             arrived.retain(|rank| *rank != waiting);
             missing.push(waiting);
         }
-        End { stop: Interrupted { abort_reason: AbortReason::TimedOut { waiting, missing: missing[0] }, missing, arrived }, told_by: None }
+        Interrupted { abort_reason: AbortReason::TimedOut { waiting, missing: missing[0] }, missing, arrived }.into()
     }
 
-    /// Adds to another rank's deadline whom this rank waits for.
+    /// Adds whom this rank waits for to the abort reason of another rank's deadline.
     pub(super) fn with_own_view<L: Links>(&mut self, end: End, request: &Execution<'_>, links: &mut L) -> End {
         if !matches!(end.stop.abort_reason, AbortReason::TimedOut { waiting, .. } if waiting != self.rank as u32) {
             return end;
@@ -81,7 +72,7 @@ impl Engine {
         let mut awaited = Vec::new();
         for &rank in request.participants {
             if self.active.contains(&rank) {
-                let link = links.link(rank, request.deadline).ok();
+                let link = links.link(rank).ok();
                 if self.peers[rank].is_missing(link, &self.schedule) {
                     awaited.push(rank as u32);
                 }
@@ -115,7 +106,7 @@ impl Engine {
             if !is_pending || elapsed >= LONG_SHUTDOWN || (elapsed >= SHUTDOWN && !self.peers.iter().any(is_cut_off)) {
                 break;
             }
-            if elapsed < NAP { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+            if elapsed < SHUTDOWN_INTERVAL { std::thread::yield_now() } else { std::thread::sleep(SHUTDOWN_INTERVAL) }
         }
         for (rank, peer) in self.peers.iter().enumerate() {
             if peer.is_cut_off(message.len()) {

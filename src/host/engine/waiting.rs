@@ -7,15 +7,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::host::waiting::{Limits, Patience, Pause, is_crowded, nap};
-
-/// When a rank gives up the core, and when it sleeps.
-static LIMITS: Limits =
-    Limits { spin_for: Duration::from_micros(30), awake_for: Duration::from_micros(100), rounds_per_look: 1, crowded_rounds: None };
-/// How long to sleep at most, so that what no descriptor tells (an abort, an abort reason in shared memory) is seen.
-const SLEEP: Duration = Duration::from_millis(50);
-/// After how long a run first says whom it waits for.
-const FIRST_REPORT: Duration = Duration::from_millis(10);
+use crate::host::waiting::{Patience, Pause, Sleep, is_crowded};
+use crate::tuning::engine::FIRST_REPORT;
+use crate::tuning::waiting::LINKS;
 
 /// One rank's patience, and what it sleeps on.
 #[derive(Debug)]
@@ -31,7 +25,7 @@ pub(super) struct Waiting {
 impl Waiting {
     /// `local_ranks`: how many ranks share this host's cores.
     pub(super) fn new(local_ranks: usize) -> Self {
-        let patience = Patience::new(&LIMITS, is_crowded(local_ranks));
+        let patience = Patience::new(&LINKS, is_crowded(local_ranks));
         Self { patience, next_report: FIRST_REPORT, descriptors: Vec::new(), entries: Vec::new() }
     }
 
@@ -72,10 +66,10 @@ impl Waiting {
         self.entries.push((rank, is_watched));
     }
 
-    /// Sleeps until a link of the set stirs, but not long, after so many sleeps. `is_blind`: a link that matters is not in the set. The set is
-    /// empty afterwards; [`Waiting::stirred`] has what to look at.
-    pub(super) fn sleep(&mut self, sleeps: u32, is_blind: bool, at_most: Duration) {
-        let limit = if is_blind { nap(sleeps) } else { SLEEP }.min(at_most);
+    /// Sleeps until a link of the set stirs, but not long. `is_blind`: a link that matters is not in the set. The set is empty afterwards;
+    /// [`Waiting::stirred`] has what to look at.
+    pub(super) fn sleep(&mut self, sleep: Sleep, is_blind: bool, at_most: Duration) {
+        let limit = if is_blind { sleep.nap } else { sleep.limit }.min(at_most);
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         // A failure (a signal, no memory in the kernel) only means that the links are looked at sooner.
         let result = if cfg!(miri) { Err(rustix::io::Errno::NOSYS) } else { rustix::event::poll(&mut self.descriptors, Some(&limit)) };

@@ -1,27 +1,27 @@
-//! Opening a link: connect, prove, say hello, hear the answer, confirm, without ever waiting.
+//! Opening a link, by this rank or by the peer, without ever waiting.
+//!
+//! Where this rank opens it: connect, prove, say hello, hear the answer, confirm. Where the peer does, this rank takes the link from its own
+//! listener. Meanwhile it connects to the peer now and then and hangs up without a word: a peer that died before it opened its link would be
+//! waited for in vain.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::hello::{Answer, CONFIRM, Hello, Refusal};
+use super::listener::Acceptor;
 use super::tcp::{self, TcpLink};
+use crate::event;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::proof::{Initiator, Purpose, Reason, Secret, Step, Unproven};
+use crate::tuning::net::{FIRST_PAUSE, FIRST_PROBE, LONGEST_PAUSE};
 
-/// How long to wait after the first failed attempt; twice as long after each further one.
-const FIRST_PAUSE: Duration = Duration::from_millis(4);
-/// The longest wait between two attempts.
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-
-/// How long a rank that waits to be connected to leaves its peer in peace, before it looks whether that still lives.
-const FIRST_PROBE: Duration = Duration::from_millis(100);
-
-/// A link that is being opened from this side. Dropping it gives up.
+/// A link that is being opened. Dropping it gives up.
 #[derive(Debug)]
 pub(crate) struct Connector {
     address: SocketAddr,
@@ -30,6 +30,8 @@ pub(crate) struct Connector {
     secret: Option<Secret>,
     /// Whether the peer runs on this host.
     same_host: bool,
+    /// This rank's own listener, which is served meanwhile. `None` where somebody else serves it.
+    acceptor: Option<Arc<Mutex<Acceptor>>>,
     stage: Stage,
     pause: Duration,
     /// What went wrong in the last attempt.
@@ -45,8 +47,16 @@ enum Stage {
     Connecting(Socket),
     /// The two ends prove to each other that they know the secret.
     Proving(TcpStream, Initiator),
-    /// The hello has been sent; so many bytes of the answer are there.
+    /// The hello has been sent; these bytes of the answer are there.
     Greeting(TcpStream, Vec<u8>),
+}
+
+/// What a stage leads to.
+enum Turn {
+    /// Nothing more can be done now.
+    Waits(Stage),
+    Goes(Stage),
+    Opens(TcpLink),
 }
 
 /// Why a link cannot be had, however often it is tried.
@@ -69,7 +79,7 @@ pub(crate) enum ConnectError {
 impl From<ConnectError> for Interrupted {
     /// In each case the peer is not where it was, and that is all that others can be told.
     fn from(error: ConnectError) -> Self {
-        crate::event::warn!("{error}");
+        event::warn!("{error}");
         let (ConnectError::Gone { rank, .. }
         | ConnectError::Refused { rank, .. }
         | ConnectError::Unproven { rank, .. }
@@ -80,44 +90,36 @@ impl From<ConnectError> for Interrupted {
 
 impl Connector {
     /// Nothing happens before the first [`Connector::advance`].
-    pub(super) fn new(address: SocketAddr, hello: Hello, secret: Option<Secret>, same_host: bool) -> Self {
-        Self { address, hello, secret, same_host, stage: Stage::Pausing(Instant::now()), pause: FIRST_PAUSE, trouble: None }
-    }
-
-    /// One that opens no link: it only looks, by [`Connector::probe`], whether the peer lives, which is to open the link itself.
-    pub(super) fn probing(address: SocketAddr, hello: Hello, same_host: bool) -> Self {
-        let stage = Stage::Pausing(Instant::now() + FIRST_PROBE);
-        Self { stage, pause: FIRST_PROBE, ..Self::new(address, hello, None, same_host) }
-    }
-
-    /// Connects every now and then and hangs up without a word. An error where nobody listens any more: a rank that dies before
-    /// it has opened its link would be waited for in vain. To be called every few milliseconds.
-    pub(super) fn probe(&mut self) -> Result<(), ConnectError> {
-        match self.attempt() {
-            Ok(false) => return Ok(()),
-            Err(Trouble::Final(error)) => return Err(error),
-            // What passes is no sign of death.
-            Ok(true) | Err(Trouble::Passing(_)) => {}
-        }
-        self.stage = Stage::Pausing(Instant::now() + self.pause);
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        Ok(())
+    pub(super) fn new(
+        address: SocketAddr,
+        hello: Hello,
+        secret: Option<Secret>,
+        same_host: bool,
+        acceptor: Option<Arc<Mutex<Acceptor>>>,
+    ) -> Self {
+        let now = Instant::now();
+        let (begin, pause) = if hello.is_opened_by_receiver() { (now + FIRST_PROBE, FIRST_PROBE) } else { (now, FIRST_PAUSE) };
+        Self { address, hello, secret, same_host, acceptor, stage: Stage::Pausing(begin), pause, trouble: None }
     }
 
     /// Goes on as far as it can without waiting, and hands over the link once it is open. To be called again when
-    /// [`Connector::interest`] is ready, and every few milliseconds where it is `None`; not after the link was handed over.
+    /// [`Connector::interest`] or this rank's listener is ready, and every few milliseconds; not after the link was handed over. After an
+    /// error it begins anew.
     pub(crate) fn advance(&mut self) -> Result<Option<TcpLink>, ConnectError> {
-        match self.step() {
-            Ok(link) => Ok(link),
-            Err(Trouble::Final(error)) => Err(error),
-            Err(Trouble::Passing(what)) => {
-                crate::event::debug!("opening a link to rank {} at {}: {what}", self.hello.receiver, self.address);
-                self.trouble = Some(what);
-                self.stage = Stage::Pausing(Instant::now() + self.pause);
-                self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-                Ok(None)
-            }
+        if let Some(link) = self.serve() {
+            return Ok(Some(link));
         }
+        self.step().or_else(|trouble| {
+            self.stage = self.later();
+            match trouble {
+                Trouble::Final(error) => Err(error),
+                Trouble::Passing(what) => {
+                    event::debug!("opening a link to rank {} at {}: {what}", self.hello.receiver, self.address);
+                    self.trouble = Some(what);
+                    Ok(None)
+                }
+            }
+        })
     }
 
     /// What to wait for before the next [`Connector::advance`]; `None` between two attempts.
@@ -132,6 +134,7 @@ impl Connector {
     /// How far it has come, in words, for when there is no more time.
     pub(super) fn progress(&self) -> String {
         let stage = match &self.stage {
+            _ if self.hello.is_opened_by_receiver() => "it listens, but has not opened the link",
             Stage::Pausing(_) => "not connected",
             Stage::Connecting(_) => "still connecting",
             Stage::Proving(..) => "connected, but it has not proven that it knows the job's secret",
@@ -141,80 +144,55 @@ impl Connector {
         format!("rank {} at {}: {stage}{trouble}", self.hello.receiver, self.address)
     }
 
+    /// Greets who has connected to this rank meanwhile: ranks that wait for each other in a circle would otherwise not get on. Returns the
+    /// link where the peer is to open it and has.
+    fn serve(&self) -> Option<TcpLink> {
+        let mut acceptor = event::lock(self.acceptor.as_ref()?);
+        acceptor.poll();
+        if self.hello.is_opened_by_receiver() { acceptor.take(self.hello.channel, self.hello.receiver) } else { None }
+    }
+
     /// [`Connector::advance`], before a failed attempt is set aside.
     fn step(&mut self) -> Result<Option<TcpLink>, Trouble> {
-        if !self.attempt()? {
-            return Ok(None);
-        }
-        if let Stage::Connecting(_) = &self.stage {
-            let stage = std::mem::replace(&mut self.stage, Stage::Pausing(Instant::now()));
-            let Stage::Connecting(socket) = stage else { return Ok(None) };
-            let mut stream = TcpStream::from(socket);
-            let hello = self.hello.to_bytes();
-            self.stage = match &self.secret {
-                Some(secret) => {
-                    let initiator = Initiator::new(secret, Purpose::Link, &hello)?;
-                    send(&mut stream, &initiator.opening())?;
-                    Stage::Proving(stream, initiator)
-                }
-                None => {
-                    send(&mut stream, &hello)?;
-                    Stage::Greeting(stream, Vec::new())
-                }
-            };
-        }
-        if self.hear_proof()? { self.hear_answer() } else { Ok(None) }
-    }
-
-    /// Goes on with the proof, if one is under way; whether it is behind.
-    fn hear_proof(&mut self) -> Result<bool, Trouble> {
-        let Stage::Proving(stream, initiator) = &mut self.stage else { return Ok(true) };
+        let mut stage = std::mem::replace(&mut self.stage, Stage::Pausing(Instant::now()));
         loop {
-            let mut chunk = [0; 64];
-            // No more than belongs to the proof: the answer to the hello may be right behind it.
-            let wanted = initiator.wants().min(chunk.len());
-            let read = match stream.read(&mut chunk[..wanted]) {
-                Ok(0) => return Err(Trouble::Passing("the peer closed the connection instead of a proof".to_owned())),
-                Ok(read) => read,
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => return Err(error.into()),
-            };
-            match initiator.receive(&chunk[..read]) {
-                Ok(Step::Listen) => {}
-                Ok(Step::Send(tag)) => send(stream, &tag)?,
-                Ok(Step::Done) => break,
-                Err(why @ Unproven::Told(Reason::Busy)) => return Err(Trouble::Passing(why.to_string())),
-                Err(why) => return Err(Trouble::Final(ConnectError::Unproven { rank: self.hello.receiver, address: self.address, why })),
+            match self.turn(stage)? {
+                Turn::Goes(next) => stage = next,
+                Turn::Opens(link) => return Ok(Some(link)),
+                Turn::Waits(same) => {
+                    self.stage = same;
+                    return Ok(None);
+                }
             }
         }
-        if let Stage::Proving(stream, _) = std::mem::replace(&mut self.stage, Stage::Pausing(Instant::now())) {
-            self.stage = Stage::Greeting(stream, Vec::new());
-        }
-        Ok(true)
     }
 
-    /// Begins to connect when it is time; whether the kernel is done with it.
-    fn attempt(&mut self) -> Result<bool, Trouble> {
-        if let Stage::Pausing(until) = self.stage {
-            if Instant::now() < until {
-                return Ok(false);
-            }
-            self.stage = Stage::Connecting(self.begin()?);
+    /// Goes on from one stage. An error ends the attempt, and the connection with it.
+    fn turn(&mut self, stage: Stage) -> Result<Turn, Trouble> {
+        match stage {
+            Stage::Pausing(until) if Instant::now() < until => Ok(Turn::Waits(stage)),
+            Stage::Pausing(_) => self.connect().map(|socket| Turn::Goes(Stage::Connecting(socket))),
+            Stage::Connecting(socket) if !is_writable(&socket)? => Ok(Turn::Waits(Stage::Connecting(socket))),
+            Stage::Connecting(socket) => match socket.take_error()? {
+                Some(error) => Err(self.failed(&error)),
+                // The peer lives, and is to open the link.
+                None if self.hello.is_opened_by_receiver() => Ok(Turn::Waits(self.later())),
+                None => self.greet(socket.into()).map(Turn::Goes),
+            },
+            Stage::Proving(stream, initiator) => self.hear_proof(stream, initiator),
+            Stage::Greeting(stream, heard) => self.hear_answer(stream, heard),
         }
-        if let Stage::Connecting(socket) = &self.stage {
-            if !is_writable(socket)? {
-                return Ok(false);
-            }
-            if let Some(error) = socket.take_error()? {
-                return Err(self.failed(&error));
-            }
-        }
-        Ok(true)
+    }
+
+    /// A pause before the next attempt, longer each time.
+    fn later(&mut self) -> Stage {
+        let until = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        Stage::Pausing(until)
     }
 
     /// A socket that is connecting.
-    fn begin(&self) -> Result<Socket, Trouble> {
+    fn connect(&self) -> Result<Socket, Trouble> {
         let socket = Socket::new(Domain::for_address(self.address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
         tcp::prepare(SockRef::from(&socket))?;
         if self.same_host {
@@ -236,9 +214,43 @@ impl Connector {
         }
     }
 
+    /// Sends the first words: of a proof where there is a secret, else the hello.
+    fn greet(&self, mut stream: TcpStream) -> Result<Stage, Trouble> {
+        let hello = self.hello.to_bytes();
+        let Some(secret) = &self.secret else {
+            send(&mut stream, &hello)?;
+            return Ok(Stage::Greeting(stream, Vec::new()));
+        };
+        let initiator = Initiator::new(secret, Purpose::Link, &hello)?;
+        send(&mut stream, &initiator.opening())?;
+        Ok(Stage::Proving(stream, initiator))
+    }
+
+    /// Goes on with the proof.
+    fn hear_proof(&self, mut stream: TcpStream, mut initiator: Initiator) -> Result<Turn, Trouble> {
+        loop {
+            let mut chunk = [0; 64];
+            // No more than belongs to the proof: the answer to the hello may be right behind it.
+            let wanted = initiator.wants().min(chunk.len());
+            let read = match stream.read(&mut chunk[..wanted]) {
+                Ok(0) => return Err(Trouble::Passing("the peer closed the connection instead of a proof".to_owned())),
+                Ok(read) => read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Turn::Waits(Stage::Proving(stream, initiator))),
+                Err(error) => return Err(error.into()),
+            };
+            match initiator.receive(&chunk[..read]) {
+                Ok(Step::Listen) => {}
+                Ok(Step::Send(tag)) => send(&mut stream, &tag)?,
+                Ok(Step::Done) => return Ok(Turn::Goes(Stage::Greeting(stream, Vec::new()))),
+                Err(why @ Unproven::Told(Reason::Busy)) => return Err(Trouble::Passing(why.to_string())),
+                Err(why) => return Err(Trouble::Final(ConnectError::Unproven { rank: self.hello.receiver, address: self.address, why })),
+            }
+        }
+    }
+
     /// Reads the answer; to a welcome it confirms and gives out the link.
-    fn hear_answer(&mut self) -> Result<Option<TcpLink>, Trouble> {
-        let Stage::Greeting(stream, heard) = &mut self.stage else { return Ok(None) };
+    fn hear_answer(&self, mut stream: TcpStream, mut heard: Vec<u8>) -> Result<Turn, Trouble> {
         let answer = loop {
             let mut chunk = [0; Answer::MAX_BYTES];
             // A connection that ends or breaks here met a peer that ran out of room, or one that is going down: the next
@@ -247,30 +259,25 @@ impl Connector {
                 Ok(0) => return Err(Trouble::Passing("the peer closed the connection without an answer".to_owned())),
                 Ok(read) => heard.extend_from_slice(&chunk[..read]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Turn::Waits(Stage::Greeting(stream, heard))),
                 Err(error) => return Err(error.into()),
             }
-            match Answer::decode(heard) {
+            match Answer::decode(&heard) {
                 Ok(None) => {}
                 Ok(Some(answer)) => break Ok(answer),
                 Err(what) => break Err(what),
             }
         };
         let (rank, address) = (self.hello.receiver, self.address);
+        let junk = |what| Err(Trouble::Final(ConnectError::Junk { rank, address, what }));
         match answer {
             Ok(Answer::Welcome) if heard.len() == Answer::Welcome.to_bytes().len() => {}
-            Ok(Answer::Welcome) => {
-                let what = format!("{} bytes where a welcome was expected", heard.len());
-                return Err(Trouble::Final(ConnectError::Junk { rank, address, what }));
-            }
+            Ok(Answer::Welcome) => return junk(format!("{} bytes where a welcome was expected", heard.len())),
             Ok(Answer::Refused(refusal)) => return Err(Trouble::Final(ConnectError::Refused { rank, address, refusal })),
-            Err(what) => return Err(Trouble::Final(ConnectError::Junk { rank, address, what })),
+            Err(what) => return junk(what),
         }
-        send(stream, &[CONFIRM])?;
-        match std::mem::replace(&mut self.stage, Stage::Pausing(Instant::now())) {
-            Stage::Greeting(stream, _) => Ok(Some(TcpLink::new(stream))),
-            _ => Ok(None),
-        }
+        send(&mut stream, &[CONFIRM])?;
+        Ok(Turn::Opens(TcpLink::new(stream)))
     }
 }
 

@@ -4,9 +4,9 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::address::Address;
 use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, Reason, Refusal};
 use super::listener::Acceptor;
+use super::mesh::Address;
 
 /// How long a connection over the loopback interface may take.
 const LIMIT: Duration = Duration::from_secs(10);

@@ -1,20 +1,15 @@
 //! What the two ends of a new link say to each other: pure bytes, no I/O.
 //!
-//! The one who connects sends a [`Hello`]; the one who accepts sends an [`Answer`]; to a welcome the first replies with
-//! [`CONFIRM`], and only then is the link one. So an attempt that was given up on the way never looks like a link.
+//! The end that connects sends a [`Hello`]. The end that accepts sends an [`Answer`]. To a welcome the first replies with [`CONFIRM`], and
+//! only then the link is open. So an attempt that was given up on the way never looks like a link.
 //!
-//! None of this keeps an attacker out: the job's number guards against mix-ups alone. Where the job has a secret, the hello is the
-//! context of a proof ([`crate::proof`]), is not sent otherwise, and is looked at once both ends are proven.
+//! This keeps no attacker out: the job's number only guards against mix-ups. Where the job has a secret, the hello is the context of a
+//! proof ([`crate::proof`]). It is not sent otherwise, and it is read once both ends are proven.
 
 use std::fmt;
 
 /// The first bytes of a hello.
 const HELLO_MAGIC: [u8; 8] = *b"colhello";
-/// What a rank begins with that has no secret to prove.
-pub(super) fn is_hello(bytes: &[u8]) -> bool {
-    bytes.starts_with(&HELLO_MAGIC)
-}
-
 /// The first bytes of an answer.
 const ANSWER_MAGIC: [u8; 8] = *b"colreply";
 /// The version of the greeting.
@@ -23,6 +18,11 @@ const VERSION: u8 = 1;
 pub(super) const CONFIRM: u8 = b'!';
 /// How long the text of a refusal may be.
 pub(super) const REFUSAL_TEXT_BYTES: usize = 200;
+
+/// Whether bytes begin like a hello: a rank with a secret begins with a proof instead.
+pub(super) fn is_hello(bytes: &[u8]) -> bool {
+    bytes.starts_with(&HELLO_MAGIC)
+}
 
 /// What a link is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,8 +63,8 @@ pub(super) enum NoHello {
 }
 
 impl Hello {
-    /// Length of the encoded form in bytes. A later version must begin with as many: a refused end that still has bytes unread
-    /// would take the words of the refusal with it.
+    /// Length of the encoded form in bytes. A later version must begin with as many: bytes that are left unread when a connection is
+    /// closed would take the words of the refusal with them.
     pub(super) const BYTES: usize = 52;
 
     /// Magic, version, channel, two zeros, sender, receiver, world size, four zeros, communicator, job nonce.
@@ -106,6 +106,11 @@ impl Hello {
         Ok(Some(Self { channel, sender, receiver: word(16) }))
     }
 
+    /// Whether the receiver opens this link: of two ranks with a link for collectives the lower one connects.
+    pub(super) fn is_opened_by_receiver(&self) -> bool {
+        self.channel == Channel::Collective && self.receiver < self.sender.rank
+    }
+
     /// Whether the process that is `me` may take a link that begins so.
     pub(super) fn check(&self, me: &Membership) -> Result<(), Refusal> {
         let sender = &self.sender;
@@ -128,7 +133,7 @@ impl Hello {
         if sender.rank >= me.world_size || sender.rank == me.rank {
             return refuse(Reason::Rank, format!("rank {} of {} cannot link to rank {}", sender.rank, me.world_size, me.rank));
         }
-        if self.channel == Channel::Collective && sender.rank > me.rank {
+        if self.is_opened_by_receiver() {
             return refuse(Reason::Rank, format!("rank {} is the one to accept, and rank {} the one to connect", sender.rank, me.rank));
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Which host a process runs on, so that ranks find those with whom they can share memory.
+//! Which host a process runs on: ranks of one host can share memory.
 
 use std::hash::{BuildHasher, Hasher};
 use std::os::linux::fs::MetadataExt;
@@ -13,8 +13,8 @@ use std::{fs, io};
 /// - The user namespace and the user: each end checks that the other is the same user, and numbers of users are comparable in
 ///   one namespace only.
 /// - Not the mount namespace: nothing is opened by path. Not the IPC namespace: it holds System V and POSIX objects, and memory
-///   from `memfd_create` is neither. Not the PID namespace: a descriptor is passed to whoever is connected, and death shows on
-///   the connection, so no process is addressed by its number (nor may a number be part of a name that must be unique).
+///   from `memfd_create` is neither. Not the PID namespace: a descriptor is passed over a connection, which also shows a death, so no
+///   process is addressed by its number (nor may a number be part of a name that must be unique).
 ///
 /// Where /proc does not say, the text is equal within this process only: its ranks share memory, and all others use TCP.
 ///
@@ -26,9 +26,7 @@ pub(crate) fn host_identity() -> io::Result<String> {
         if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) {
             return Err(error);
         }
-        crate::event::warn!(
-            "the identity of this host is not to be read from /proc: {error}; only ranks of this process will share memory"
-        );
+        crate::event::warn!("the identity of this host cannot be read from /proc: {error}; only ranks of this process will share memory");
         Ok(format!("process={:016x}", process_number()))
     })
 }
@@ -36,7 +34,7 @@ pub(crate) fn host_identity() -> io::Result<String> {
 /// The name of this host, for error messages.
 pub(crate) fn host_name() -> String {
     if cfg!(miri) {
-        // Which leaves most of that structure unwritten.
+        // Miri leaves most of that structure unwritten.
         return "miri".to_owned();
     }
     rustix::system::uname().nodename().to_string_lossy().into_owned()

@@ -1,32 +1,18 @@
-//! Taking in links: a listener that greets whoever connects, and never waits for anyone.
+//! A rank's listener: it greets whoever connects, keeps the links until they are asked for, and never waits for anyone.
 
-use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::event::epoll;
+use rustix::event::epoll::{self, EventData, EventFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, Reason, Refusal, is_hello, quote};
-use super::pending_connection::{PendingConnection, Verdict, is_not_yet};
+use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, NoHello, Reason, Refusal, is_hello, quote};
 use super::tcp::{self, TcpLink};
-use crate::proof::{self, Secret, Unproven};
-
-/// How many connections the kernel keeps for us: a large job may come all at once.
-const BACKLOG: i32 = 1024;
-/// How many connections one poll takes in, so that a flood cannot hold it.
-const ACCEPTS_PER_POLL: usize = 64;
-/// How many connections may be open that have not said hello.
-const MOST_PENDING: usize = 256;
-/// How long each of them is left in peace when others want its place.
-const GRACE: Duration = Duration::from_millis(100);
-/// How long each of them has for it.
-const PENDING_PATIENCE: Duration = Duration::from_secs(10);
-/// How long nothing is accepted where there is no room, or after the system ran out of descriptors or memory.
-const REST: Duration = Duration::from_millis(50);
+use crate::proof::{self, Admission, Purpose, Responder, Secret, Unproven};
+use crate::tuning::{admission, net::BACKLOG};
 
 /// Accepts connections, reads their hellos, and keeps those that belong until they are asked for.
 #[derive(Debug)]
@@ -37,16 +23,12 @@ pub(super) struct Acceptor {
     me: Membership,
     /// What callers have to know.
     secret: Option<Secret>,
-    /// Connections that have not said hello, oldest first.
-    pending: VecDeque<PendingConnection>,
-    /// Connections that have been welcomed and have not confirmed: at most one for each channel and rank. They may take their time.
+    /// Connections that have not said hello.
+    pending: Admission<PendingConnection>,
+    /// Connections that have been welcomed and have not confirmed: at most one for each channel and rank, so they need no limit in time.
     welcomed: Vec<(Caller, TcpStream)>,
     /// Links that nobody has asked for yet: at most one for each channel and rank.
     ready: Vec<(Caller, TcpLink)>,
-    /// How many connections were dropped because of what they said.
-    junk: u64,
-    /// Until when nothing is accepted.
-    resting: Option<Instant>,
 }
 
 /// Who is at the other end: the link's purpose and the peer's rank.
@@ -64,17 +46,15 @@ impl Acceptor {
         socket.listen(BACKLOG)?;
         let listener = TcpListener::from(socket);
         let readiness = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&readiness, &listener, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        epoll::add(&readiness, &listener, EventData::new_u64(0), EventFlags::IN)?;
         Ok(Self {
             listener,
             readiness: Arc::new(readiness),
             me,
             secret,
-            pending: VecDeque::new(),
+            pending: Admission::new(admission::LINKS),
             welcomed: Vec::new(),
             ready: Vec::new(),
-            junk: 0,
-            resting: None,
         })
     }
 
@@ -107,91 +87,60 @@ impl Acceptor {
     /// [`Acceptor::poll`] at a given time.
     pub(super) fn poll_at(&mut self, now: Instant) {
         self.accept(now);
-        for mut pending in std::mem::take(&mut self.pending) {
-            match pending.listen(&self.me) {
-                Verdict::Undecided if now.saturating_duration_since(pending.since) < PENDING_PATIENCE => {
-                    self.pending.push_back(pending);
-                }
-                Verdict::Undecided => self.drop_junk(&pending, "said too little for too long"),
-                Verdict::Gone if pending.began().is_empty() => self.unwatch(&pending.stream),
-                Verdict::Gone => self.drop_junk(&pending, "closed the connection in the middle of its hello"),
-                Verdict::Junk(what) => self.drop_junk(&pending, &what),
-                Verdict::Unproven(unproven) => self.refuse_unproven(&pending, &unproven),
-                Verdict::Refused(refusal) => self.refuse(&pending, refusal),
-                Verdict::Welcome(hello) => self.welcome(pending, &hello),
+        for mut waiting in self.pending.take() {
+            match waiting.connection.listen(&self.me) {
+                None => self.pending.put_back(waiting),
+                Some(verdict) => self.decide(waiting.connection, verdict),
             }
+        }
+        for late in self.pending.overdue(now) {
+            self.drop_junk(&late, "said too little for too long");
         }
         self.hear_confirmations();
     }
 
-    /// Takes in what the kernel has, as far as one poll may and there is room.
+    /// Accepts the connections that have come, as far as there is room.
     fn accept(&mut self, now: Instant) {
-        if self.resting.is_some_and(|until| now < until) {
-            return;
+        for oldest in self.pending.make_room(now) {
+            self.turn_away(&oldest);
         }
-        if self.resting.take().is_some() {
-            self.watch_listener(epoll::EventFlags::IN);
+        let listener = &self.listener;
+        for (stream, from) in self.pending.accept(now, || listener.accept()) {
+            self.take_in(stream, from, now);
         }
-        let room = self.make_room(now);
-        if room == 0 {
-            self.rest(now);
-        }
-        for _ in 0..room.min(ACCEPTS_PER_POLL) {
-            match self.listener.accept() {
-                Ok((stream, from)) => self.take_in(stream, from, now),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) if is_exhaustion(&error) => {
-                    // The connection stays pending, and would wake every wait at once for nothing.
-                    crate::event::warn!("accepting a connection: {error}; trying again in {REST:?}");
-                    return self.rest(now);
-                }
-                // The connection broke before it was accepted, or a signal came: the next one may be well.
-                Err(error) => crate::event::debug!("accepting a connection: {error}"),
-            }
+        if let Some(events) = self.pending.watch_change().map(|watch| if watch { EventFlags::IN } else { EventFlags::empty() })
+            && let Err(error) = epoll::modify(&self.readiness, &self.listener, EventData::new_u64(0), events)
+        {
+            crate::event::warn!("watching the listener: {error}");
         }
     }
 
-    /// Accepts nothing for a while.
-    fn rest(&mut self, now: Instant) {
-        self.resting = Some(now + REST);
-        self.watch_listener(epoll::EventFlags::empty());
-    }
-
-    /// For how many unproven connections there is room. Where there is none, those that have been silent for long make some.
-    fn make_room(&mut self, now: Instant) -> usize {
-        let most = if self.pending.len() < MOST_PENDING { 0 } else { ACCEPTS_PER_POLL };
-        for _ in 0..most {
-            if self.pending.front().is_none_or(|oldest| now.saturating_duration_since(oldest.since) <= GRACE) {
-                break;
-            }
-            if let Some(oldest) = self.pending.pop_front() {
-                self.turn_away(&oldest);
-            }
+    /// Does what follows from what a connection has said.
+    fn decide(&mut self, pending: PendingConnection, verdict: Verdict) {
+        match verdict {
+            Verdict::Gone if pending.began().is_empty() => self.unwatch(&pending.stream),
+            Verdict::Gone => self.drop_junk(&pending, "closed the connection in the middle of its hello"),
+            Verdict::Junk(what) => self.drop_junk(&pending, &what),
+            Verdict::Unproven(unproven) => self.refuse_unproven(&pending, &unproven),
+            Verdict::Refused(refusal) => self.refuse(&pending, refusal),
+            Verdict::Welcome(hello) => self.welcome(pending, &hello),
         }
-        MOST_PENDING.saturating_sub(self.pending.len())
     }
 
     /// Drops an unproven connection for the sake of others; it may try again.
     fn turn_away(&mut self, pending: &PendingConnection) {
         self.drop_junk(pending, "had to make room for others");
-        if pending.is_proving() {
+        if pending.proving.is_some() {
             // What is left unread when it is closed would take the word with it.
             pending.drain();
             let _ = (&pending.stream).write(&proof::Reason::Busy.to_reply());
         }
     }
 
-    /// Takes a connection that is about to be dropped out of what wakes waits. Closing it would not do where a forked child has it too.
+    /// Lets a connection that is about to be dropped end no more waits. Closing it is not enough where a forked child has it too.
     fn unwatch(&self, stream: &TcpStream) {
         // It may not be there.
         let _ = epoll::delete(&self.readiness, stream);
-    }
-
-    /// Sets what the listener wakes waits for.
-    fn watch_listener(&self, events: epoll::EventFlags) {
-        if let Err(error) = epoll::modify(&self.readiness, &self.listener, epoll::EventData::new_u64(0), events) {
-            crate::event::warn!("watching the listener: {error}");
-        }
     }
 
     /// Adds a new connection to the unproven connections.
@@ -201,26 +150,25 @@ impl Acceptor {
             if same_host {
                 tcp::prefer_unpaced(SockRef::from(&stream));
             }
-            Ok(epoll::add(&self.readiness, &stream, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
+            Ok(epoll::add(&self.readiness, &stream, EventData::new_u64(0), EventFlags::IN)?)
         });
         if let Err(error) = prepared {
             crate::event::debug!("a connection from {from}: {error}");
             return;
         }
-        self.pending.push_back(PendingConnection::new(stream, from, self.secret.as_ref(), now));
+        self.pending.add(PendingConnection::new(stream, from, self.secret.as_ref()), now);
     }
 
-    /// Says so, and counts. A flood of them is reported ever more rarely.
+    /// Reports that a connection is dropped.
     fn drop_junk(&mut self, pending: &PendingConnection, what: &str) {
         self.unwatch(&pending.stream);
-        self.junk += 1;
-        if self.junk <= 16 || self.junk.is_power_of_two() {
+        if let Some(number) = self.pending.refuse() {
             let heard = quote(pending.began());
-            crate::event::warn!("dropped a connection from {}, which began with {heard}: {what} (number {})", pending.from, self.junk);
+            crate::event::warn!("dropped a connection from {}, which began with {heard}: {what} (number {number})", pending.from);
         }
     }
 
-    /// Tells the other end why, which may well be one of this job's ranks with wrong facts.
+    /// Tells the other end why: it may be a rank of this job with wrong facts.
     fn refuse(&mut self, pending: &PendingConnection, refusal: Refusal) {
         self.drop_junk(pending, &refusal.to_string());
         // An answer fits into an empty send buffer; where the connection is broken there is nobody to tell.
@@ -280,16 +228,116 @@ impl Acceptor {
     }
 }
 
-/// Whether the system has no more descriptors or memory to give.
-fn is_exhaustion(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+/// A connection that has not said hello, or not all of it.
+#[derive(Debug)]
+struct PendingConnection {
+    stream: TcpStream,
+    from: SocketAddr,
+    /// The proof in place of a hello, where there is a secret.
+    proving: Option<Responder>,
+    /// What it began with.
+    heard: [u8; Hello::BYTES],
+    heard_bytes: usize,
+}
+
+/// What has become of a connection that has said all, or too much.
+enum Verdict {
+    /// It closed the connection, or the connection broke.
+    Gone,
+    /// What it said is no hello.
+    Junk(String),
+    /// It has not proven that it knows the secret, or offers a proof where there is none.
+    Unproven(Unproven),
+    /// It said hello and will not be taken.
+    Refused(Refusal),
+    /// It said hello and may come in.
+    Welcome(Hello),
+}
+
+impl PendingConnection {
+    /// One that has just come, and has to prove itself where there is a secret.
+    fn new(stream: TcpStream, from: SocketAddr, secret: Option<&Secret>) -> Self {
+        let proving = secret.map(|secret| Responder::new(secret, Purpose::Link, Hello::BYTES));
+        Self { stream, from, proving, heard: [0; Hello::BYTES], heard_bytes: 0 }
+    }
+
+    /// What it began with.
+    fn began(&self) -> &[u8] {
+        &self.heard[..self.heard_bytes]
+    }
+
+    /// Reads what there is and judges it; `None` while it has not said all.
+    fn listen(&mut self, me: &Membership) -> Option<Verdict> {
+        if let Some(responder) = self.proving.take() {
+            return self.listen_for_proof(responder, me);
+        }
+        while self.heard_bytes < Hello::BYTES {
+            match self.stream.read(&mut self.heard[self.heard_bytes..]) {
+                Ok(0) => return Some(Verdict::Gone),
+                Ok(read) => self.heard_bytes += read,
+                Err(error) if is_not_yet(&error) => break,
+                Err(_) => return Some(Verdict::Gone),
+            }
+        }
+        let heard = &self.heard[..self.heard_bytes];
+        if proof::is_opening(heard) { Some(Verdict::Unproven(Unproven::Found(proof::Reason::NoSecret))) } else { judge(heard, me) }
+    }
+
+    /// Has the other end prove that it knows the secret, and then judges the hello that was part of it.
+    fn listen_for_proof(&mut self, mut responder: Responder, me: &Membership) -> Option<Verdict> {
+        loop {
+            let mut bytes = [0; 128];
+            let read = match self.stream.read(&mut bytes) {
+                Ok(0) => return Some(Verdict::Gone),
+                Ok(read) => read,
+                Err(error) if is_not_yet(&error) => break,
+                Err(_) => return Some(Verdict::Gone),
+            };
+            let kept = read.min(self.heard.len() - self.heard_bytes);
+            self.heard[self.heard_bytes..self.heard_bytes + kept].copy_from_slice(&bytes[..kept]);
+            self.heard_bytes += kept;
+            match responder.receive(&bytes[..read]) {
+                // A reply fits into an empty send buffer.
+                Ok(Some(reply)) if !matches!(self.stream.write(&reply), Ok(sent) if sent == reply.len()) => return Some(Verdict::Gone),
+                Ok(_) => {}
+                Err(unproven) => return Some(Verdict::Unproven(unproven)),
+            }
+            if let Some(hello) = responder.proven() {
+                return judge(hello, me);
+            }
+        }
+        self.proving = Some(responder);
+        None
+    }
+
+    /// Reads what is left of a few words: bytes that nobody has read would take the words of a refusal with them.
+    fn drain(&self) {
+        let _ = (&self.stream).read(&mut [0; 256]);
+    }
+}
+
+/// What becomes of a connection that has said so much; `None` where more is to come.
+fn judge(heard: &[u8], me: &Membership) -> Option<Verdict> {
+    Some(match Hello::decode(heard) {
+        Ok(hello) => {
+            let hello = hello?;
+            hello.check(me).map_or_else(Verdict::Refused, |()| Verdict::Welcome(hello))
+        }
+        Err(NoHello::Junk(what)) => Verdict::Junk(what),
+        Err(NoHello::Refused(refusal)) => Verdict::Refused(refusal),
+    })
+}
+
+/// Whether it is worth trying again later.
+fn is_not_yet(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 #[cfg(test)]
 impl Acceptor {
     /// How many connections have not said hello.
     pub(super) fn pending(&self) -> usize {
-        self.pending.len()
+        self.pending.iter().len()
     }
 
     /// The next pending connection, unheard.

@@ -1,55 +1,44 @@
 //! Who listens where, and links to them when they are wanted.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::Channel;
-use super::address::Address;
 use super::connector::Connector;
-use super::hello::{Hello, Membership};
+use super::hello::{Hello, Membership, REFUSAL_TEXT_BYTES, quote};
 use super::listener::Acceptor;
 use super::tcp::TcpLink;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::event;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
 use crate::proof::Secret;
+use crate::tuning::net::OPENING_SLICE;
 
-/// The longest a wait goes without looking whether it still makes sense.
-const SLICE: Duration = Duration::from_millis(20);
-/// What goes wrong in [`Mesh::establish`] went wrong with this.
+/// What is being done, in errors of [`Mesh::exchange`].
 const DOING: &str = "opening links between hosts";
 
-/// This rank's way to all others. Clones are the same mesh: one for each thread that opens links.
-///
-/// Whoever waits in here also takes in the links that others open, so that ranks that wait for each other in a circle get on.
-#[derive(Debug, Clone)]
-pub(crate) struct Mesh {
-    pub(super) shared: Arc<Shared>,
-}
-
-/// What all threads of a rank use.
+/// This rank's way to all others, shared by the threads that open links.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) me: Membership,
-    /// What whoever is linked to has to know.
+pub(crate) struct Mesh {
+    me: Membership,
+    /// What peers have to know.
     secret: Option<Secret>,
     /// By rank; `None` for those who do not listen.
-    pub(super) addresses: Vec<Option<SocketAddr>>,
+    addresses: Vec<Option<SocketAddr>>,
     /// `None` where this rank does not listen.
     listening: Option<Listening>,
 }
 
-/// The acceptor, and apart from its lock what says that it has something to do.
+/// The acceptor, and what says without its lock that it has something to do.
 #[derive(Debug)]
 struct Listening {
-    acceptor: Mutex<Acceptor>,
+    acceptor: Arc<Mutex<Acceptor>>,
     readiness: Arc<OwnedFd>,
 }
 
@@ -57,7 +46,7 @@ impl Mesh {
     /// Listens on `listen` where `needs_listener` says so, and learns where the others do. Every rank of the communicator takes
     /// part, with the same nonce, number and world size; no link is opened.
     #[expect(clippy::too_many_arguments, reason = "each is a fact of its own, and there is one caller")]
-    pub(crate) fn establish(
+    pub(crate) fn exchange(
         exchange: &mut dyn Exchange,
         rank: usize,
         world_size: usize,
@@ -78,47 +67,93 @@ impl Mesh {
             Ok(None) => Address::None,
             Err(error) => Address::Failed(error.to_string()),
         };
-        // A rank that cannot listen says so first, for otherwise the others wait for it.
+        // A rank that cannot listen tells the others first: they would wait for it.
         let gathered = exchange.all_gather(&mine.to_bytes(), deadline);
-        let listening = acceptor?.map(|(acceptor, _)| Listening { readiness: acceptor.readiness(), acceptor: Mutex::new(acceptor) });
+        let listening =
+            acceptor?.map(|(acceptor, _)| Listening { readiness: acceptor.readiness(), acceptor: Arc::new(Mutex::new(acceptor)) });
         let addresses = read_addresses(&gathered?, world_size, deadline)?;
-        Ok(Self { shared: Arc::new(Shared { me, secret: secret.cloned(), addresses, listening }) })
+        Ok(Self { me, secret: secret.cloned(), addresses, listening })
     }
 
-    /// Begins to open a point-to-point link to `peer`; see [`Connector::advance`]. Nothing waits, so that other links progress
-    /// meanwhile; [`Mesh::accepted`] has to be called now and then, for the peer may be waiting for this rank at the same time.
-    pub(crate) fn connecting(&self, peer: usize) -> std::result::Result<Connector, Interrupted> {
-        self.shared.connector(Channel::PointToPoint, peer)
+    /// A link to `peer` that is to be opened; an error where it never can be. Whoever opens one for messages calls [`Mesh::accepted`] now and
+    /// then: the peer may be waiting for this rank at the same time.
+    pub(crate) fn connecting(&self, channel: Channel, peer: usize) -> std::result::Result<Connector, Interrupted> {
+        let failed = Err(AbortReason::Failed { rank: self.me.rank }.into());
+        let Some(receiver) = u32::try_from(peer).ok().filter(|rank| *rank < self.me.world_size && *rank != self.me.rank) else {
+            event::error!("rank {} of {} wants a link to rank {peer}", self.me.rank, self.me.world_size);
+            return failed;
+        };
+        let Some(address) = self.addresses[peer] else {
+            event::error!("rank {} wants a link to rank {peer}, which does not listen", self.me.rank);
+            return failed;
+        };
+        let hello = Hello { channel, sender: self.me, receiver };
+        if hello.is_opened_by_receiver() && self.listening.is_none() {
+            event::error!("rank {} waits for a link from rank {peer} but does not listen", self.me.rank);
+            return failed;
+        }
+        let my_ip = self.addresses[self.me.rank as usize].map(|address| address.ip());
+        let same_host = address.ip().is_loopback() || my_ip == Some(address.ip());
+        let collective = self.listening.as_ref().filter(|_| channel == Channel::Collective);
+        let acceptor = collective.map(|listening| Arc::clone(&listening.acceptor));
+        Ok(Connector::new(address, hello, self.secret.clone(), same_host, acceptor))
     }
 
-    /// Opens a point-to-point link to `peer`, and waits for it. `interrupted` is asked now and then whether to give up.
-    #[cfg(test)]
-    pub(crate) fn connect(
+    /// Opens the links to `peers`, all at once, and waits for them. `interrupted` is asked now and then whether to give up.
+    pub(crate) fn open(
         &self,
-        peer: usize,
+        channel: Channel,
+        peers: &[usize],
         deadline: &Deadline,
         interrupted: &mut dyn FnMut() -> Option<AbortReason>,
-    ) -> std::result::Result<TcpLink, Interrupted> {
-        let mut connector = self.connecting(peer)?;
+    ) -> std::result::Result<Vec<(usize, TcpLink)>, Interrupted> {
+        let begun = peers.iter().map(|&peer| Ok((peer, self.connecting(channel, peer)?)));
+        let mut opening = begun.collect::<std::result::Result<Vec<_>, Interrupted>>()?;
+        let mut open = Vec::new();
         loop {
-            self.shared.serve();
-            if let Some(link) = connector.advance()? {
-                return Ok(link);
+            if let Some(listening) = &self.listening {
+                event::lock(&listening.acceptor).poll();
+            }
+            let mut missing = Vec::new();
+            for (peer, mut connector) in opening {
+                match connector.advance()? {
+                    Some(link) => open.push((peer, link)),
+                    None => missing.push((peer, connector)),
+                }
+            }
+            opening = missing;
+            if opening.is_empty() {
+                return Ok(open);
             }
             if let Some(abort_reason) = interrupted() {
                 return Err(abort_reason.into());
             }
             if deadline.has_passed() {
-                event::warn!("no link to {}", connector.progress());
-                return Err(self.shared.timed_out(&[peer], &[]));
+                opening.iter().for_each(|(_, connector)| event::warn!("no link to {}", connector.progress()));
+                return Err(self.timed_out(opening.iter().map(|(peer, _)| *peer), open.iter().map(|(peer, _)| *peer)));
             }
-            self.shared.wait(connector.interest().into_iter().collect(), deadline);
+            self.wait(opening.iter().filter_map(|(_, connector)| connector.interest()).collect(), deadline);
         }
+    }
+
+    /// Opens the links for collectives to the partners of a dissemination among `participants` (ranks, in an order that all share): those
+    /// at distance 1, 2, 4 … in both directions. Every participant calls it. Afterwards each rank's death is seen by several.
+    pub(crate) fn connect_partners(
+        &self,
+        participants: &[usize],
+        deadline: &Deadline,
+        interrupted: &mut dyn FnMut() -> Option<AbortReason>,
+    ) -> std::result::Result<Vec<(usize, TcpLink)>, Interrupted> {
+        let me = self.me.rank as usize;
+        let Some(position) = participants.iter().position(|&rank| rank == me) else { return Ok(Vec::new()) };
+        let partners: Vec<usize> = partners(position, participants.len()).iter().map(|&at| participants[at]).collect();
+        self.open(Channel::Collective, &partners, deadline, interrupted)
     }
 
     /// The links of this kind that peers have opened since the last call, with their ranks.
     pub(crate) fn accepted(&self, channel: Channel) -> Vec<(usize, TcpLink)> {
-        let Some(mut acceptor) = self.shared.acceptor() else { return Vec::new() };
+        let Some(listening) = &self.listening else { return Vec::new() };
+        let mut acceptor = event::lock(&listening.acceptor);
         acceptor.poll();
         acceptor.take_all(channel)
     }
@@ -126,93 +161,34 @@ impl Mesh {
     /// Readable when [`Mesh::accepted`] has something to do, though not for each link that it then returns: another thread may
     /// have taken it in. `None` where this rank does not listen.
     pub(crate) fn listener_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.shared.listening.as_ref().map(|listening| listening.readiness.as_fd())
-    }
-}
-
-impl Shared {
-    /// Greets whoever has come.
-    pub(super) fn serve(&self) {
-        if let Some(mut acceptor) = self.acceptor() {
-            acceptor.poll();
-        }
-    }
-
-    /// The link of this kind that `peer` has opened, if it has. An error where it never can.
-    pub(super) fn take(&self, channel: Channel, peer: usize) -> std::result::Result<Option<TcpLink>, Interrupted> {
-        let rank = self.known(peer)?;
-        let Some(mut acceptor) = self.acceptor() else {
-            event::error!("rank {} waits for a link from rank {peer} but does not listen", self.me.rank);
-            return Err(AbortReason::Failed { rank: self.me.rank }.into());
-        };
-        acceptor.poll();
-        Ok(acceptor.take(channel, rank))
-    }
-
-    /// A link to `peer` to be opened. An error where it never can.
-    pub(super) fn connector(&self, channel: Channel, peer: usize) -> std::result::Result<Connector, Interrupted> {
-        self.way(channel, peer).map(|(address, hello, same_host)| Connector::new(address, hello, self.secret.clone(), same_host))
-    }
-
-    /// What looks whether `peer` lives, which is to open a link for collectives.
-    pub(super) fn probing(&self, peer: usize) -> std::result::Result<Connector, Interrupted> {
-        self.way(Channel::Collective, peer).map(|(address, hello, same_host)| Connector::probing(address, hello, same_host))
-    }
-
-    /// Where `peer` listens, what to say there, and whether that is on this host.
-    fn way(&self, channel: Channel, peer: usize) -> std::result::Result<(SocketAddr, Hello, bool), Interrupted> {
-        let receiver = self.known(peer)?;
-        let Some(address) = self.addresses[peer] else {
-            event::error!("rank {} wants a link to rank {peer}, which does not listen", self.me.rank);
-            return Err(AbortReason::Failed { rank: self.me.rank }.into());
-        };
-        let my_ip = self.addresses[self.me.rank as usize].map(|address| address.ip());
-        let same_host = address.ip().is_loopback() || my_ip == Some(address.ip());
-        Ok((address, Hello { channel, sender: self.me, receiver }, same_host))
+        self.listening.as_ref().map(|listening| listening.readiness.as_fd())
     }
 
     /// Waits until one of `interests` or the acceptor is ready, not longer than a slice.
-    pub(super) fn wait<'a>(&'a self, mut interests: Vec<PollFd<'a>>, deadline: &Deadline) {
+    fn wait<'a>(&'a self, mut interests: Vec<PollFd<'a>>, deadline: &Deadline) {
         if let Some(listening) = &self.listening {
             interests.push(PollFd::new(&listening.readiness, PollFlags::IN));
         }
-        let slice = deadline.remaining().min(SLICE);
+        let slice = deadline.remaining().min(OPENING_SLICE);
         let slice = Timespec { tv_sec: 0, tv_nsec: slice.subsec_nanos().into() };
         match rustix::event::poll(&mut interests, Some(&slice)) {
             // A signal is as good a reason to look again as any.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
                 event::warn!("waiting for a link: {error}");
-                std::thread::sleep(SLICE.min(deadline.remaining()));
+                std::thread::sleep(OPENING_SLICE.min(deadline.remaining()));
             }
         }
     }
 
     /// The end of a wait for `missing`, the first of which is told to others, when `arrived` were there.
-    pub(super) fn timed_out(&self, missing: &[usize], arrived: &[usize]) -> Interrupted {
-        let ranks = |peers: &[usize]| peers.iter().map(|&peer| peer as u32).collect::<Vec<_>>();
-        let (waiting, missing) = (self.me.rank, ranks(missing));
-        let abort_reason = AbortReason::TimedOut { waiting, missing: missing.first().copied().unwrap_or(waiting) };
-        let mut arrived = ranks(arrived);
-        arrived.push(waiting);
+    fn timed_out(&self, missing: impl Iterator<Item = usize>, arrived: impl Iterator<Item = usize>) -> Interrupted {
+        let waiting = self.me.rank;
+        let missing: Vec<u32> = missing.map(|peer| peer as u32).collect();
+        let mut arrived: Vec<u32> = arrived.map(|peer| peer as u32).chain([waiting]).collect();
         arrived.sort_unstable();
+        let abort_reason = AbortReason::TimedOut { waiting, missing: missing.first().copied().unwrap_or(waiting) };
         Interrupted { abort_reason, missing, arrived }
-    }
-
-    /// `peer` as it is on the wire. An error for this rank itself and for ranks that do not exist.
-    fn known(&self, peer: usize) -> std::result::Result<u32, Interrupted> {
-        match u32::try_from(peer) {
-            Ok(rank) if rank < self.me.world_size && rank != self.me.rank => Ok(rank),
-            _ => {
-                event::error!("rank {} of {} wants a link to rank {peer}", self.me.rank, self.me.world_size);
-                Err(AbortReason::Failed { rank: self.me.rank }.into())
-            }
-        }
-    }
-
-    /// The acceptor, where there is one. A thread that panicked with the lock left nothing half done that matters here.
-    fn acceptor(&self) -> Option<event::Locked<'_, Acceptor>> {
-        self.listening.as_ref().map(|listening| event::lock(&listening.acceptor))
     }
 }
 
@@ -248,4 +224,125 @@ fn read_addresses(blobs: &[Vec<u8>], world_size: usize, deadline: &Deadline) -> 
         Err(reason) => Err(Error::Protocol { with: format!("rank {rank}"), reason }),
     };
     blobs.iter().enumerate().map(read).collect()
+}
+
+/// A rank's place, as it is exchanged at start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Address {
+    /// It does not listen: nobody opens a link to it.
+    None,
+    /// It listens here.
+    At(SocketAddr),
+    /// It should have listened and could not, for this reason. Everyone is told, so that nobody waits for it.
+    Failed(String),
+}
+
+impl Address {
+    /// Nothing; or a kind (4, 6), the address and the port; or a zero and a text.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        match self {
+            Self::None => {}
+            Self::At(address) => {
+                match address.ip() {
+                    IpAddr::V4(ip) => {
+                        bytes.push(4);
+                        bytes.extend_from_slice(&ip.octets());
+                    }
+                    IpAddr::V6(ip) => {
+                        bytes.push(6);
+                        bytes.extend_from_slice(&ip.octets());
+                    }
+                }
+                bytes.extend_from_slice(&address.port().to_be_bytes());
+            }
+            Self::Failed(reason) => {
+                bytes.push(0);
+                bytes.extend_from_slice(&reason.as_bytes()[..reason.len().min(REFUSAL_TEXT_BYTES)]);
+            }
+        }
+        bytes
+    }
+
+    /// The reverse of [`Address::to_bytes`]; the error quotes what is wrong.
+    pub(super) fn from_bytes(bytes: &[u8]) -> std::result::Result<Self, String> {
+        let address = match bytes {
+            [] => return Ok(Self::None),
+            [0, reason @ ..] if reason.len() <= REFUSAL_TEXT_BYTES => {
+                return Ok(Self::Failed(String::from_utf8_lossy(reason).into_owned()));
+            }
+            &[4, a, b, c, d, high, low] => SocketAddr::from((Ipv4Addr::new(a, b, c, d), u16::from_be_bytes([high, low]))),
+            [6, ip @ .., high, low] => match <[u8; 16]>::try_from(ip) {
+                Ok(ip) => SocketAddr::from((Ipv6Addr::from(ip), u16::from_be_bytes([*high, *low]))),
+                Err(_) => return Err(format!("an address of {} bytes: {}", bytes.len(), quote(bytes))),
+            },
+            other => return Err(format!("an address of {} bytes: {}", other.len(), quote(other))),
+        };
+        if address.port() == 0 || address.ip().is_unspecified() {
+            return Err(format!("the address {address}, which nobody can connect to"));
+        }
+        Ok(Self::At(address))
+    }
+}
+
+/// The positions at distance 1, 2, 4 … from `position` around a ring of `len`, each once, in order.
+fn partners(position: usize, len: usize) -> Vec<usize> {
+    let mut partners = Vec::new();
+    let mut distance = 1;
+    while distance < len {
+        partners.extend([(position + distance) % len, (position + len - distance) % len]);
+        distance *= 2;
+    }
+    partners.sort_unstable();
+    partners.dedup();
+    partners
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails says where")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partnership_is_mutual_and_reaches_everyone() {
+        assert!(partners(0, 0).is_empty());
+        assert!(partners(0, 1).is_empty());
+        assert_eq!(partners(1, 2), [0]);
+        assert_eq!(partners(4, 5), [0, 1, 2, 3]);
+        assert_eq!(partners(0, 13), [1, 2, 4, 5, 8, 9, 11, 12]);
+        for len in 1..40 {
+            for position in 0..len {
+                let mine = partners(position, len);
+                assert!(!mine.contains(&position), "{position} of {len}");
+                assert!(mine.iter().all(|&other| partners(other, len).contains(&position)), "{position} of {len}");
+                assert!(len == 1 || mine.contains(&((position + 1) % len)), "{position} of {len}");
+            }
+        }
+    }
+
+    #[test]
+    fn addresses_survive_the_wire() {
+        for address in [
+            Address::None,
+            Address::At("10.1.2.3:65535".parse().unwrap()),
+            Address::At("[fd00::1:2]:258".parse().unwrap()),
+            Address::Failed("no such address".to_owned()),
+            Address::Failed(String::new()),
+        ] {
+            assert_eq!(Address::from_bytes(&address.to_bytes()), Ok(address));
+        }
+        let long = Address::Failed("x".repeat(1000));
+        assert_eq!(Address::from_bytes(&long.to_bytes()), Ok(Address::Failed("x".repeat(REFUSAL_TEXT_BYTES))));
+    }
+
+    #[test]
+    fn malformed_addresses_are_quoted() {
+        for bytes in [&b"\x04abc"[..], b"\x06abc", b"\x06", b"\x05abcdef", &[4; 8], &[6; 20], &[0; 300]] {
+            let text = Address::from_bytes(bytes).expect_err("malformed");
+            assert!(text.contains(&quote(bytes)), "{text}");
+        }
+        assert!(Address::from_bytes(&[4, 0, 0, 0, 0, 1, 1]).is_err_and(|text| text.contains("0.0.0.0:257")));
+        assert!(Address::from_bytes(&[4, 127, 0, 0, 1, 0, 0]).is_err_and(|text| text.contains("127.0.0.1:0")));
+        assert!(Address::from_bytes(&[6; 19]).is_ok());
+    }
 }

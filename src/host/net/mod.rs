@@ -1,11 +1,9 @@
 //! Links between ranks of different hosts, over TCP.
 //!
-//! Every rank that peers may have to reach listens on one port; a [`mesh::Mesh`] knows everyone's address and opens a link when
-//! it is first wanted. A link begins with a greeting ([`hello`]) that proves both ends to belong to the same job and to be the
-//! ranks they are taken for; after it the stream belongs to whoever asked for it.
+//! Every rank that peers may have to reach listens on one port ([`listener`]). A [`mesh::Mesh`] knows every rank's address and opens a link
+//! when it is first wanted ([`connector`]). A link begins with a greeting ([`hello`]), by which both ends find out whether they belong to
+//! the same job and are the right ranks. After it the stream belongs to whoever asked for it.
 
-mod address;
-pub(crate) mod collective;
 mod connector;
 #[cfg(feature = "internals")]
 pub(crate) mod fuzz;
@@ -13,7 +11,6 @@ mod hello;
 pub(crate) mod identity;
 mod listener;
 pub(crate) mod mesh;
-mod pending_connection;
 pub(crate) mod tcp;
 mod tcp_info;
 #[cfg(test)]

@@ -3,27 +3,19 @@
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use socket2::{SockRef, TcpKeepalive};
 
 use super::tcp_info::Watch;
 use crate::host::link::ByteLink;
-
-/// How long a connection may be idle before the kernel asks whether the peer's host is still there.
-const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(3);
-/// How long it waits for each answer.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(2);
-/// How often it asks before it gives the connection up: 11 s in all.
-const KEEP_ALIVE_RETRIES: u32 = 4;
-/// How often a link that cannot move looks whether the peer's host still answers.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+use crate::tuning::net::{KEEP_ALIVE_AFTER, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_RETRIES, SILENCE_INTERVAL};
 
 /// A connection to a peer that has been greeted. It never blocks.
 ///
-/// A peer whose process died is noticed by the next call. A cut network is noticed by the kernel after 11 s where nothing is
-/// under way; where something is, by [`ByteLink::try_write`] and [`ByteLink::try_read`] 12 s to 14 s after it was first sent in
-/// vain. So whoever waits for a link must call one of them about once a second, though nothing is ready.
+/// The next call notices that a peer's process died. Of a cut network the kernel tells after 11 s where nothing is under way. Where something
+/// is, [`ByteLink::try_write`] and [`ByteLink::try_read`] notice it 12 s to 14 s after it was first sent in vain. So whoever waits for a link
+/// must call one of them about once a second, though nothing is ready.
 #[derive(Debug)]
 pub(crate) struct TcpLink {
     stream: TcpStream,
@@ -43,7 +35,7 @@ impl TcpLink {
     /// `TCP_USER_TIMEOUT` would let the kernel do this, but Linux then also ends the connection to a peer that is alive and
     /// merely does not read for that long, which a rank that computes between two calls is free to do.
     fn blocked(&mut self) -> io::Error {
-        if self.checked.elapsed() < CHECK_INTERVAL {
+        if self.checked.elapsed() < SILENCE_INTERVAL {
             return ErrorKind::WouldBlock.into();
         }
         self.checked = Instant::now();
@@ -57,7 +49,7 @@ impl TcpLink {
 
 impl ByteLink for TcpLink {
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        // The system takes a limited number of parts: empty ones in front could be all it sees.
+        // The system takes a limited number of parts, which might all be empty ones.
         let Some(first) = parts.iter().position(|part| !part.is_empty()) else { return Ok(0) };
         loop {
             match self.stream.write_vectored(&parts[first..]) {
@@ -90,7 +82,7 @@ impl ByteLink for TcpLink {
     }
 }
 
-/// Sets what every link wants: no waiting for full segments, and an answer to whether an idle peer is still there.
+/// Sets the options of every link: no waiting for full segments, and probes of an idle peer.
 ///
 /// Buffer sizes are left alone: the kernel grows them as needed, and a small send buffer stalls loopback for 40 ms at a time.
 pub(super) fn prepare(socket: SockRef<'_>) -> io::Result<()> {
@@ -101,15 +93,15 @@ pub(super) fn prepare(socket: SockRef<'_>) -> io::Result<()> {
 
 /// Chooses the congestion control for a peer on this very host, before the connection is made.
 ///
-/// Without a real line there is nothing to share fairly, and bbr, the default in places, paces itself to half the speed that
-/// the older ones reach. Users without privileges may be allowed reno alone. Where neither is to be had, the default does.
+/// Inside a host no network is shared, and bbr, which some systems choose, paces itself to half the speed of the older ones. Users without
+/// privileges may only be allowed reno. Where neither can be chosen, the default stays.
 pub(super) fn prefer_unpaced(socket: SockRef<'_>) {
     let is_cubic = |name: Vec<u8>| name.split(|&byte| byte == 0).next() == Some(b"cubic");
     if socket.tcp_congestion().is_ok_and(is_cubic) {
         return;
     }
     if let Err(error) = socket.set_tcp_congestion(b"cubic").or_else(|_| socket.set_tcp_congestion(b"reno")) {
-        crate::event::debug!("neither cubic nor reno is to be had: {error}");
+        crate::event::debug!("neither cubic nor reno can be chosen: {error}");
     }
 }
 
@@ -173,14 +165,14 @@ mod tests {
         let error = loop {
             let rest = &pattern[sent % pattern.len()..];
             // Long enough ago that a link that cannot move also looks at the state of the connection.
-            left.checked = Instant::now().checked_sub(CHECK_INTERVAL).unwrap();
+            left.checked = Instant::now().checked_sub(SILENCE_INTERVAL).unwrap();
             match left.try_write(&[IoSlice::new(rest)]) {
                 Ok(written) => sent += written,
                 Err(error) => break error,
             }
         };
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
-        assert!(left.checked.elapsed() < CHECK_INTERVAL);
+        assert!(left.checked.elapsed() < SILENCE_INTERVAL);
 
         let mut got = vec![0; sent];
         read_all(&mut right, &mut got);

@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// How long a peer may leave what was sent to it unanswered.
-const PATIENCE: Duration = Duration::from_secs(12);
+use crate::tuning::net::SILENCE_LIMIT;
+
 /// The start of the kernel's `struct tcp_info`, up to and including `tcpi_last_ack_recv`; it only ever grows at its end.
 const INFO_BYTES: usize = 60;
 
@@ -37,8 +37,8 @@ impl Watch {
 
     /// The same with what was seen at a certain time.
     ///
-    /// How long ago the last acknowledgement came says little by itself: to a peer that is alive and does not read, probes go out
-    /// up to two minutes apart. So the time runs from when something unanswered was first seen, and anew from each answer.
+    /// How long ago the last acknowledgement came says little: probes of a peer that is alive and does not read are up to two minutes apart.
+    /// So the time runs from when something unanswered was first seen, and begins anew with each answer.
     fn observe(&mut self, seen: Quiet, now: Instant) -> bool {
         if seen.retransmits == 0 && seen.probes == 0 {
             self.since = None;
@@ -49,7 +49,7 @@ impl Watch {
             self.since = Some(now);
             return false;
         }
-        waited >= PATIENCE
+        waited >= SILENCE_LIMIT
     }
 }
 

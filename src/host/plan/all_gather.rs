@@ -1,16 +1,12 @@
 //! Everyone gets everyone's block.
 
-use super::blocks::Part;
-use super::builder::{Builder, alone};
-use super::{Algorithm, Blocks, Plan, Space, Span};
-
-/// Up to so many bytes in all, `direct` goes through scratch instead of waiting for an agreement.
-pub(super) const CARRIED_BYTES: usize = 64 << 10;
+use super::builder::{Blocks, Builder, Part, alone, is_carried};
+use super::{Algorithm, Plan, Space, Span};
 
 /// A plan for `all_gather` with these blocks.
 ///
 /// - `Doubling`: through scratch, which is as long as the result.
-/// - `Ring`: every block goes half the way round in each direction. No scratch.
+/// - `Ring`: every block travels half the ring in each direction. No scratch.
 /// - `Direct`: every block goes straight to everyone. Scratch: the result, if it has at most `CARRIED_BYTES` and there are more than
 ///   two ranks.
 pub(crate) fn all_gather(algorithm: Algorithm, n: usize, me: usize, blocks: Blocks<'_>, segment: usize) -> Plan {
@@ -26,11 +22,6 @@ pub(crate) fn all_gather(algorithm: Algorithm, n: usize, me: usize, blocks: Bloc
     }
 }
 
-/// Whether `direct` goes through scratch for `bytes` bytes in all.
-pub(super) fn is_carried(n: usize, bytes: usize) -> bool {
-    n > 2 && bytes <= CARRIED_BYTES
-}
-
 /// The own block, as the caller contributes it.
 fn contribution(block: Part) -> Span {
     Part::whole(block.len).of(Space::Source)
@@ -43,9 +34,9 @@ fn copy_own(plan: &mut Builder, block: Part, after: Option<usize>) {
     }
 }
 
-/// Before the round of distance d, a rank has the blocks of the d ranks up to itself; it sends them d ranks on. Scratch holds
-/// the blocks in the order of ranks from `me + 1` round to `me`, so that what is sent and what is received is in one piece.
-/// Everyone has been heard at the end, when the blocks are copied to the destination.
+/// Before the round of distance d, a rank has the blocks of the d ranks up to itself. It sends them d ranks on. Scratch holds the blocks in
+/// the order of ranks from `me + 1` round to `me`, so each message is in one piece. At the end everyone has been heard, and the blocks are
+/// copied to the destination.
 fn doubling(n: usize, me: usize, blocks: &[Part]) -> Plan {
     let mut plan = Builder::new(2 * n.ilog2() as usize + 6);
     let lens = (1..=n).map(|distance| blocks[(me + distance) % n].len);
@@ -86,7 +77,7 @@ fn total(blocks: &[Part]) -> usize {
     blocks.last().map_or(0, |last| last.offset.saturating_add(last.len))
 }
 
-/// Everyone sends its block to everyone. Everyone has been heard when all have come.
+/// Everyone sends its block to everyone, into scratch. When all blocks have come, everyone has been heard.
 fn carried(n: usize, me: usize, blocks: &[Part]) -> Plan {
     let mut plan = Builder::new(2 * n + 2);
     let aside = plan.scratch(total(blocks), 1);
@@ -108,7 +99,7 @@ fn carried(n: usize, me: usize, blocks: &[Part]) -> Plan {
     plan.finish()
 }
 
-/// Everyone sends its block to everyone.
+/// Everyone sends its block to everyone, after an agreement, straight into destinations.
 fn direct(n: usize, me: usize, blocks: &[Part]) -> Plan {
     let mut plan = Builder::agreed(n, me);
     for distance in 1..n {
@@ -156,20 +147,14 @@ impl<'a> Ring<'a> {
         if self.forward { (self.me + self.n - places) % self.n } else { (self.me + places) % self.n }
     }
 
-    /// The segments of a block; none where it is empty.
-    fn segments(&self, rank: usize) -> Vec<Part> {
-        let block = self.blocks[rank];
-        if block.len == 0 { Vec::new() } else { block.pieces(block.segments(self.segment, 1), 1) }
-    }
-
     /// Sends what came in the hop before, and receives the next block.
     fn hop(&mut self, plan: &mut Builder, hop: usize) {
         if hop >= self.hops {
             return;
         }
         let (next, previous) = (self.before(self.n - 1), self.before(1));
-        let incoming = self.segments(self.before(hop + 1));
-        let outgoing = self.segments(self.before(hop));
+        let segments = |rank: usize| self.blocks[rank].cut(self.segment).collect::<Vec<_>>();
+        let (incoming, outgoing) = (segments(self.before(hop + 1)), segments(self.before(hop)));
         let mut received = Vec::with_capacity(incoming.len());
         for index in 0..incoming.len().max(outgoing.len()) {
             if let Some(part) = outgoing.get(index) {

@@ -1,13 +1,93 @@
-//! Puts a plan together, step by step.
+//! How a vector is cut (blocks of the ranks, shares, segments), and how a plan is put together, step by step.
 
-use super::blocks::Part;
 use super::{Action, Plan, Space, Span, Step};
+use crate::tuning::plan::CARRIED_BYTES;
 
-/// Scratch buffers start on cache lines, and on the largest power of two that divides the element's size: no type is
-/// aligned to more.
+/// The lengths in bytes of the ranks' blocks. They lie side by side in rank order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Blocks<'a> {
+    /// Every rank's block has this length.
+    Equal(usize),
+    /// Rank r's block has the length at r.
+    Each(&'a [usize]),
+    /// This rank's block has this length, and the others' are not known here: in a gather or scatter to or from another rank.
+    Own { rank: usize, len: usize },
+}
+
+impl Blocks<'_> {
+    /// The length of one rank's block.
+    pub(super) fn len(self, rank: usize) -> usize {
+        match self {
+            Blocks::Equal(len) => len,
+            Blocks::Each(lens) => lens.get(rank).copied().unwrap_or(0),
+            Blocks::Own { rank: own, len } if rank == own => len,
+            Blocks::Own { .. } => 0,
+        }
+    }
+
+    /// Every rank's block.
+    pub(super) fn parts(self, n: usize) -> Vec<Part> {
+        let mut offset = 0_usize;
+        (0..n)
+            .map(|rank| {
+                let part = Part { offset, len: self.len(rank) };
+                offset = offset.saturating_add(part.len);
+                part
+            })
+            .collect()
+    }
+}
+
+/// A range of bytes, in whichever space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) offset: usize,
+    pub(super) len: usize,
+}
+
+impl Part {
+    /// A whole vector.
+    pub(super) const fn whole(len: usize) -> Self {
+        Self { offset: 0, len }
+    }
+
+    /// This range of that space.
+    pub(super) const fn of(self, space: Space) -> Span {
+        Span { space, offset: self.offset, len: self.len }
+    }
+
+    /// Piece number `index` of `pieces` nearly equal ones, cut on element boundaries, the longer ones first. The length is a multiple of
+    /// `element`.
+    pub(super) fn piece(self, pieces: usize, index: usize, element: usize) -> Self {
+        let elements = self.len / element;
+        let (each, longer) = (elements / pieces, elements % pieces);
+        let first = index * each + index.min(longer);
+        let count = each + usize::from(index < longer);
+        Self { offset: self.offset + first * element, len: count * element }
+    }
+
+    /// All `pieces` nearly equal pieces.
+    pub(super) fn pieces(self, pieces: usize, element: usize) -> Vec<Self> {
+        (0..pieces).map(|index| self.piece(pieces, index, element)).collect()
+    }
+
+    /// Into how many pieces of about `segment` bytes this is cut: at least one, each at least one element. Pieces are no
+    /// longer than `segment` rounded down to elements, or one element.
+    pub(super) fn segments(self, segment: usize, element: usize) -> usize {
+        (self.len / element).div_ceil((segment / element).max(1)).max(1)
+    }
+
+    /// The pieces of about `segment` bytes in which a block travels that nobody folds; none where it is empty.
+    pub(super) fn cut(self, segment: usize) -> impl Iterator<Item = Self> {
+        let pieces = self.len.div_ceil(segment.max(1));
+        (0..pieces).map(move |index| self.piece(pieces, index, 1))
+    }
+}
+
+/// Scratch buffers start on cache lines, and on the largest power of two that divides the element's size: no type is aligned to more.
 const LINE: usize = 64;
 
-/// A plan in the making.
+/// A plan that is being built.
 pub(super) struct Builder {
     plan: Plan,
     /// A step that every later step that writes to the destination comes after.
@@ -20,18 +100,18 @@ impl Builder {
         Self { plan: Plan { steps: Vec::with_capacity(steps), scratch_bytes: 0 }, gate: None }
     }
 
-    /// A plan that begins with an agreement of all ranks. Nothing is written to the destination before it is complete; what may
-    /// be sent or copied aside meanwhile is.
+    /// A plan that begins with an agreement of all ranks. Nothing is written to the destination before it is complete. Sends, and copies to
+    /// scratch, go on meanwhile.
     pub(super) fn agreed(n: usize, me: usize) -> Self {
         let mut builder = Self::new(0);
         builder.agree(n, me);
         builder
     }
 
-    /// Every rank hears, transitively, from every other; what writes to the destination later comes after that. Each ordered pair
-    /// is used at most once.
+    /// Every rank hears, transitively, from every other. What writes to the destination later comes after that. Each ordered pair of ranks is
+    /// used at most once.
     ///
-    /// A receive waits for the one before, so that a rank that sends in round k has heard all that rounds below k bring.
+    /// A receive waits for the one before it, so a rank that sends in round k has heard everything of the rounds below k.
     pub(super) fn agree(&mut self, n: usize, me: usize) {
         let nothing = Part::whole(0).of(Space::Scratch);
         let mut distance = 1;
@@ -43,12 +123,12 @@ impl Builder {
         }
     }
 
-    /// The step that completes the agreement, where there is one: for what must wait for it though it writes nothing.
+    /// The step that completes the agreement, where there is one: for steps that wait for it though they write nothing.
     pub(super) fn agreement(&self) -> Option<usize> {
         self.gate
     }
 
-    /// Sets memory of the plan's own aside, aligned for elements of this size.
+    /// Reserves scratch memory, aligned for elements of this size.
     pub(super) fn scratch(&mut self, len: usize, element: usize) -> Span {
         let alignment = LINE.max(element & element.wrapping_neg());
         let offset = self.plan.scratch_bytes.next_multiple_of(alignment);
@@ -81,7 +161,8 @@ impl Builder {
         self.plan
     }
 
-    /// A step that does nothing, and comes after all of these: many steps can come after it for one edge each.
+    /// Adds a step that does nothing and comes after all of these, so that many steps can come after all of them with one edge each; returns
+    /// its index.
     pub(super) fn join(&mut self, after: &[Option<usize>]) -> usize {
         let nothing = Part::whole(0).of(Space::Scratch);
         self.copy(nothing, nothing, after)
@@ -109,4 +190,54 @@ pub(super) fn alone(len: usize) -> Plan {
         builder.copy(Part::whole(len).of(Space::Source), Part::whole(len).of(Space::Destination), &[]);
     }
     builder.finish()
+}
+
+/// A barrier by dissemination, in ceil(log2 n) rounds of messages without bytes: in round k everyone sends to the rank 2^k further on. Plans
+/// whose data flow does not bring agreement start with one.
+pub(crate) fn barrier(n: usize, me: usize) -> Plan {
+    Builder::agreed(n, me).finish()
+}
+
+/// Whether an exchange of so many bytes in all goes through scratch instead of waiting for an agreement. Between two ranks the data's first
+/// message is the agreement.
+pub(super) fn is_carried(n: usize, bytes: usize) -> bool {
+    n > 2 && bytes <= CARRIED_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_even_whole_elements_and_leave_nothing_out() {
+        for element in [1, 3, 12] {
+            for count in [0, 1, 5, 16, 17] {
+                for pieces in 1..7 {
+                    let cut = Part { offset: 5, len: count * element }.pieces(pieces, element);
+                    let mut offset = 5;
+                    for piece in &cut {
+                        assert_eq!((piece.offset, piece.len % element), (offset, 0));
+                        assert!(piece.len.abs_diff(cut[0].len) <= element);
+                        offset += piece.len;
+                    }
+                    assert_eq!(offset, 5 + count * element);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_piece_is_longer_than_its_segment() {
+        for (len, segment, element) in [(0, 8, 4), (1000, 16, 4), (1004, 17, 4), (1200, 1, 12), (96, 0, 12), (7, usize::MAX, 1)] {
+            let pieces = Part::whole(len).segments(segment, element);
+            assert!(pieces >= 1);
+            assert!(Part::whole(len).piece(pieces, 0, element).len <= segment.max(element), "{len} {segment} {element}");
+        }
+    }
+
+    #[test]
+    fn blocks_lie_side_by_side() {
+        assert_eq!(Blocks::Equal(4).parts(2), [Part { offset: 0, len: 4 }, Part { offset: 4, len: 4 }]);
+        assert_eq!(Blocks::Each(&[3, 0, 2]).parts(3)[2], Part { offset: 3, len: 2 });
+    }
 }

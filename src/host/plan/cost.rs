@@ -1,15 +1,17 @@
-//! Which algorithm: the one whose estimated time is least, unless the caller asked for another.
+//! Which algorithm a collective uses: the one with the least estimated time, unless the caller asked for another.
 
 use std::fmt;
 
+use super::Algorithm;
+use super::builder::is_carried;
 use super::overrides::{Overrides, Size};
-use super::{Algorithm, all_gather, all_reduce, broadcast, reduce};
+use super::reduce::{is_flat, is_star};
 use crate::call::Kind;
 
 /// What the links between the participants are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum LinkClass {
-    /// TCP between processes of one host: no line to wait for, and the processor does everything.
+    /// TCP between processes of one host: no network, the processor copies everything.
     Loopback,
     /// TCP between hosts.
     Tcp,
@@ -81,7 +83,7 @@ impl CostTable {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Question {
     pub(crate) kind: Kind,
-    /// The whole vector; for `all_gather` and `reduce_scatter`, all blocks together. The choice ignores it for kinds with one candidate.
+    /// The whole vector; for `all_gather` and `reduce_scatter` all blocks together. Ignored for kinds with one candidate.
     pub(crate) bytes: usize,
     pub(crate) element_bytes: usize,
     pub(crate) n: usize,
@@ -89,7 +91,7 @@ pub(crate) struct Question {
     pub(crate) order: Order,
 }
 
-/// The algorithms that a collective knows and that keep this order; never empty.
+/// The algorithms that a collective has and that keep this order; never empty.
 pub(crate) fn candidates(kind: Kind, order: Order) -> &'static [Algorithm] {
     use Algorithm::{Binomial, Chain, Direct, Doubling, Ring, ScatterGather};
     match (kind, order) {
@@ -140,7 +142,7 @@ impl Policy {
         self.overrides.find(question.bytes, candidates).unwrap_or_else(cheapest)
     }
 
-    /// The choices for `n` participants over links of one class, as they would be written to ask for them.
+    /// The choices for `n` participants over links of one class, in the form in which a caller would ask for them.
     pub(crate) fn explain(&self, n: usize, class: LinkClass) -> Explanation<'_> {
         Explanation { policy: self, n, class }
     }
@@ -199,13 +201,13 @@ struct Estimate<'a> {
     share_messages: f64,
     /// ceil(log2 n).
     rounds: f64,
-    /// The part of a vector that a rank does not have itself.
+    /// The part of the vector that comes from other ranks.
     others: f64,
-    /// For each byte received and folded in segments: both go on at once, and the slower counts.
+    /// For each byte received and folded in segments: both go on at the same time, and the slower one counts.
     overlapped: f64,
-    /// For each byte where it goes one way only: over loopback half, since `byte` is the time of a processor that sends and receives.
+    /// For each byte that goes one way only. Over loopback it is half, since `byte` is the time of a processor that sends and receives.
     one_way: f64,
-    /// For each byte where everyone sends to one rank at once: over loopback measured with four ranks on two processors.
+    /// For each byte where everyone sends to one rank at once, as measured over loopback with four ranks on two processors.
     crowded: f64,
 }
 
@@ -234,7 +236,7 @@ impl<'a> Estimate<'a> {
             Kind::Broadcast => self.broadcast(algorithm),
             Kind::AllGather | Kind::AllGatherV => self.all_gather(algorithm),
             Kind::ReduceScatter | Kind::ReduceScatterV => self.reduce_scatter(algorithm),
-            // Of the others each knows one algorithm.
+            // Each of the others has one algorithm.
             _ => 0.0,
         }
     }
@@ -254,7 +256,7 @@ impl<'a> Estimate<'a> {
         self.cost.latency + self.cost.message + bytes * self.one_way
     }
 
-    /// What an agreement ahead of the data costs. Between two, the data's first message brings it.
+    /// What an agreement before the data costs. Between two ranks, the data's first message is the agreement.
     fn agreement(&self) -> f64 {
         if self.question.n <= 2 { 0.0 } else { self.rounds * self.hop(0.0) }
     }
@@ -264,7 +266,7 @@ impl<'a> Estimate<'a> {
         times * (self.n - 1.0) * self.share_messages * self.cost.message
     }
 
-    /// The same round a ring, both ways at once where there are two ways and more than a segment.
+    /// The messages of `times` shares round a ring: in both directions at once among more than two ranks, and for more than a segment.
     fn ring_messages(&self, times: f64) -> f64 {
         let ways = if self.question.n > 2 && self.question.bytes > self.cost.segment_bytes { 2.0 } else { 1.0 };
         let pieces = (self.bytes / self.n / ways / self.cost.segment_bytes.max(1) as f64).ceil().max(1.0);
@@ -277,7 +279,7 @@ impl<'a> Estimate<'a> {
         self.cost.latency + (self.n - 1.0) * each
     }
 
-    /// Shares of the vector go to and fro between everyone, in segments.
+    /// Everyone exchanges shares of the vector with everyone twice, in segments.
     fn shares(&self) -> f64 {
         2.0 * self.cost.latency + self.messages(2.0) + self.others * self.bytes * (self.crowded + self.crowded.max(self.cost.fold))
     }
@@ -289,7 +291,7 @@ impl<'a> Estimate<'a> {
                 let bytes = self.others * self.bytes * (self.overlapped + self.cost.byte);
                 2.0 * (self.n - 1.0) * self.cost.latency + self.ring_messages(2.0) + bytes
             }
-            Algorithm::Direct if all_reduce::is_flat(self.question.n, self.question.bytes, element) => self.whole_vectors(),
+            Algorithm::Direct if is_flat(self.question.n, self.question.bytes, element) => self.whole_vectors(),
             Algorithm::Direct => self.shares(),
             _ => {
                 let uneven = if self.question.n.is_power_of_two() { 0.0 } else { 1.0 };
@@ -305,7 +307,7 @@ impl<'a> Estimate<'a> {
                 let bytes = self.others * self.bytes * (self.overlapped + self.cost.byte);
                 self.n * self.cost.latency + self.ring_messages(2.0) + bytes
             }
-            Algorithm::Direct if reduce::is_star(self.question.n, self.question.bytes, element) => self.whole_vectors(),
+            Algorithm::Direct if is_star(self.question.n, self.question.bytes, element) => self.whole_vectors(),
             Algorithm::Direct => self.shares(),
             _ => self.rounds * (self.hop(self.bytes) + self.bytes * self.cost.fold),
         }
@@ -313,7 +315,7 @@ impl<'a> Estimate<'a> {
 
     fn broadcast(&self, algorithm: Algorithm) -> f64 {
         let agreement = self.agreement();
-        let carried = self.question.bytes <= broadcast::CARRIED_BYTES;
+        let carried = is_carried(self.question.n, self.question.bytes);
         match algorithm {
             _ if self.question.n <= 2 => self.one_way_hop(self.bytes),
             Algorithm::Chain => {
@@ -321,7 +323,7 @@ impl<'a> Estimate<'a> {
                 let segments = self.question.bytes.div_ceil(self.cost.segment_bytes.max(1)) as f64;
                 agreement + (self.n - 1.0) * self.hop(segment) + segments * self.cost.message + self.bytes * self.cost.byte
             }
-            // In all rounds but the first several send at once.
+            // In all rounds but the first, several ranks send at once.
             _ => {
                 let rounds = self.one_way_hop(self.bytes) + (self.rounds - 1.0) * self.hop(self.bytes);
                 rounds + if carried { self.bytes * self.cost.fold } else { agreement }
@@ -332,9 +334,7 @@ impl<'a> Estimate<'a> {
     fn all_gather(&self, algorithm: Algorithm) -> f64 {
         let (agreement, bytes) = (self.agreement(), self.others * self.bytes);
         match algorithm {
-            Algorithm::Direct if all_gather::is_carried(self.question.n, self.question.bytes) => {
-                self.to_each() + self.bytes * self.cost.fold
-            }
+            Algorithm::Direct if is_carried(self.question.n, self.question.bytes) => self.to_each() + self.bytes * self.cost.fold,
             Algorithm::Ring => agreement + (self.n / 2.0).floor() * self.cost.latency + self.messages(1.0) + bytes * self.cost.byte,
             Algorithm::Direct => agreement + self.to_each() + self.bytes / self.n * self.cost.fold,
             _ => self.rounds * self.hop(0.0) + bytes * self.cost.byte + 2.0 * self.bytes * self.cost.fold,

@@ -2,15 +2,12 @@
 //! order. So the bits depend on the number of ranks alone, and the op need not be commutative.
 //!
 //! Shares are cut into segments, two of which are under way: the contributions to a segment go out before the complete
-//! segment before it, and only messages of earlier segments are waited for. So no capacity of the links is needed.
+//! segment before it, and only messages of earlier segments are waited for. So progress does not depend on the links' capacity.
 
-use super::blocks::Part;
-use super::builder::Builder;
+use super::builder::{Builder, Part};
 use super::ring::Sink;
 use super::{Plan, Space, Span};
-
-/// How many segments are under way at once.
-const IN_FLIGHT: usize = 2;
+use crate::tuning::plan::DIRECT_IN_FLIGHT as IN_FLIGHT;
 
 /// What becomes of a segment of the own share.
 #[derive(Clone, Copy)]
@@ -19,7 +16,7 @@ struct Complete {
     ready: usize,
 }
 
-/// The state of a plan in the making.
+/// The state of a plan that is being built.
 struct Direct<'a> {
     n: usize,
     me: usize,
@@ -72,8 +69,8 @@ impl Direct<'_> {
         if index < segments { whole.piece(segments, index, self.element) } else { Part { len: 0, ..whole } }
     }
 
-    /// Whether contributions to this share's segment are sent: if there are any, and as a first message by which its owner hears
-    /// from everyone. An owner that writes nothing need not hear.
+    /// Whether contributions to this share's segment are sent: where there are any, and as the first message, by which the owner hears from
+    /// everyone. An owner that writes nothing need not hear.
     fn travels(&self, share: usize, index: usize, part: Part) -> bool {
         let writes = !matches!(self.sink, Sink::Root(root) if root != share);
         part.len > 0 || (index == 0 && writes)
@@ -111,11 +108,8 @@ impl Direct<'_> {
         }
         let own = part.of(Space::Source);
         let inputs: Vec<Span> = (0..self.n).map(|rank| if rank == self.me { own } else { slot(self, rank) }).collect();
-        let into = match self.sink {
-            Sink::Own => Part { offset: part.offset - self.shares[self.me].offset, len: part.len }.of(Space::Destination),
-            Sink::Root(root) if root != self.me => slot(self, root),
-            Sink::Everyone | Sink::Root(_) => part.of(Space::Destination),
-        };
+        // A share for another rank stays in one of its inputs until it is sent.
+        let into = self.sink.complete(self.me, self.shares[self.me], part).unwrap_or_else(|| slot(self, (self.me + 1) % self.n));
         let folded = self.plan.fold(into, inputs, true, &received);
         self.free[flight] = Some(folded);
         self.complete[flight] = Some(Complete { span: into, ready: folded });

@@ -1,14 +1,14 @@
 //! Who sends what to whom, and who folds what: pure values, no I/O.
 //!
-//! A plan is one rank's part of a collective among `n` participants, numbered from 0. Streams between two participants are
-//! first in, first out: the k-th [`Action::Send`] of `a` to `b` meets the k-th [`Action::Receive`] of `b` from `a`, and both
-//! have the same length (zero is allowed: it carries the agreement alone).
+//! A plan is one rank's part of a collective among `n` participants, numbered from 0. Streams between two participants are first in, first
+//! out: the k-th [`Action::Send`] of `a` to `b` meets the k-th [`Action::Receive`] of `b` from `a`. Both have the same length. It may be
+//! zero: such a message carries the agreement alone.
 //!
-//! Every plan of this module keeps these promises, and the tests check each of them for every algorithm:
+//! Every plan of this module keeps these promises. The tests check each of them for every algorithm:
 //!
-//! - **Agreement.** A rank writes no byte of its destination before it has heard, transitively, from every participant. Only
-//!   the first message of a direction of a link (whatever its length) and messages with bytes count as heard; a plan never
-//!   waits for anything else that has no bytes. Plans whose data flow does not bring this about start with a [`mod@barrier`].
+//! - **Agreement.** A rank writes no byte of its destination before it has heard, transitively, from every participant. What counts as
+//!   heard is the first message of a direction of a link (whatever its length), and messages with bytes. A plan never waits for anything
+//!   else that has no bytes. Plans whose data flow does not bring this about start with a barrier.
 //! - **In place.** Source and destination may be the same memory, in the layout of the collective: equal for `all_reduce`,
 //!   `reduce`, `broadcast` and `all_to_all`; the destination is the rank's own block inside the source for `reduce_scatter` and
 //!   for the root of `scatter`; the source is the own block inside the destination for `all_gather` and for the root of
@@ -22,47 +22,22 @@
 //! fits in memory.
 
 mod all_gather;
-mod all_reduce;
 mod all_to_all;
-mod barrier;
-mod blocks;
-mod broadcast;
 mod builder;
 pub(crate) mod cost;
 mod direct;
 pub(crate) mod overrides;
-#[cfg(test)]
-mod proof;
 mod reduce;
-mod reduce_scatter;
 mod ring;
+mod rooted;
 mod shape;
-#[cfg(test)]
-mod simulator;
-mod star;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
-#[cfg(test)]
-use all_gather::all_gather;
-#[cfg(test)]
-use all_reduce::all_reduce;
-#[cfg(test)]
-use all_to_all::all_to_all;
-#[cfg(test)]
-use barrier::barrier;
-pub(crate) use blocks::Blocks;
-#[cfg(test)]
-use broadcast::broadcast;
-#[cfg(test)]
-use reduce::reduce;
-#[cfg(test)]
-use reduce_scatter::reduce_scatter;
+pub(crate) use builder::Blocks;
 pub(crate) use shape::Shape;
-#[cfg(test)]
-use star::{gather, scatter};
 
 /// Which memory a span lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -111,8 +86,8 @@ pub(crate) struct Plan {
     pub(crate) scratch_bytes: usize,
 }
 
-/// How a collective is done. Not every collective knows every algorithm: see [`cost::candidates`]. One that is asked for an
-/// algorithm that it lacks uses its first candidate.
+/// How a collective is done. Not every collective has every algorithm: see [`cost::candidates`]. One that is asked for an algorithm that it
+/// lacks uses its first candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Algorithm {
     /// Distances 1, 2, 4 …: everyone has heard everyone after log2 n exchanges.

@@ -1,4 +1,4 @@
-//! The caller's word on algorithms: `doubling:0-16K,ring:16K-`.
+//! The algorithms that the caller asks for: `doubling:0-16K,ring:16K-`.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ struct Rule {
     to: Option<usize>,
 }
 
-/// Rules in the order in which they were given; the first that fits decides.
+/// Rules in the order in which they were given; the first that fits counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Overrides {
     rules: Vec<Rule>,

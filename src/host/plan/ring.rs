@@ -4,16 +4,13 @@
 //! rank folds its own contribution in; the rank after which the share is numbered completes it. A few pieces are under way at
 //! once, so that sending, receiving and folding overlap; partial results lie in that many slots of scratch and one more.
 //!
-//! Messages have one order, by (group of pieces, hop, direction, piece), to which every link's order conforms. A step waits
-//! for messages earlier in this order alone: a slot is taken again after `IN_FLIGHT + 1` receives, and what it held before
-//! goes out `IN_FLIGHT` messages after it came in. So no capacity of the links is needed for progress.
+//! Messages have one order, by (group of pieces, hop, direction, piece), and so have those of every link. A step waits for messages
+//! earlier in this order alone: a slot is used again after `IN_FLIGHT + 1` receives, and what it held before goes out `IN_FLIGHT` messages
+//! after it came in. So progress does not depend on the links' capacity.
 
-use super::blocks::Part;
-use super::builder::Builder;
+use super::builder::{Builder, Part};
 use super::{Plan, Space, Span};
-
-/// How many pieces are under way at once in one direction.
-pub(super) const IN_FLIGHT: usize = 4;
+use crate::tuning::plan::RING_IN_FLIGHT as IN_FLIGHT;
 
 /// Where complete shares go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +21,17 @@ pub(super) enum Sink {
     Everyone,
     /// To this rank's destination.
     Root(usize),
+}
+
+impl Sink {
+    /// Where `part` of the complete share `own` of the rank `me` is written; `None` where that rank writes nothing.
+    pub(super) fn complete(self, me: usize, own: Part, part: Part) -> Option<Span> {
+        match self {
+            Sink::Own => Some(Part { offset: part.offset - own.offset, len: part.len }.of(Space::Destination)),
+            Sink::Root(root) if root != me => None,
+            Sink::Everyone | Sink::Root(_) => Some(part.of(Space::Destination)),
+        }
+    }
 }
 
 /// A slot of scratch, and the step after which it may be filled again.
@@ -40,9 +48,8 @@ struct Partial {
     slot: Option<usize>,
 }
 
-/// One direction round the ring: its part of every share, and where its pieces are.
-///
-/// Ranks are renumbered so that pieces always travel from number i to i + 1.
+/// One direction round the ring: its part of every share, and where its pieces are. Ranks are numbered so that pieces always travel from
+/// number i to i + 1.
 struct Direction {
     forward: bool,
     shares: Vec<Part>,
@@ -53,7 +60,7 @@ struct Direction {
     readers: Vec<[Option<usize>; IN_FLIGHT]>,
 }
 
-/// What the builders of hops need to know.
+/// The plan, and what every hop needs to know.
 struct Ring {
     n: usize,
     me: usize,
@@ -100,7 +107,7 @@ impl Direction {
         Self { forward, shares, slots: Vec::new(), next_slot: 0, held: [None; IN_FLIGHT], readers }
     }
 
-    /// The rank with this number on this direction, and the reverse.
+    /// The rank that has this number in this direction, and the reverse.
     fn rank(&self, number: usize) -> usize {
         let n = self.shares.len();
         if self.forward { number % n } else { (n - number % n) % n }
@@ -108,7 +115,7 @@ impl Direction {
 }
 
 impl Ring {
-    /// A group of pieces on its whole journey.
+    /// The whole journey of a group of pieces.
     fn group(&mut self, directions: &mut [Direction], pieces: std::ops::Range<usize>) {
         for hop in 0..self.n - 1 {
             for direction in &mut *directions {
@@ -138,12 +145,12 @@ impl Ring {
         }
     }
 
-    /// A piece of a share, on this direction.
+    /// A piece of a share, in this direction.
     fn part(&self, direction: &Direction, share: usize, piece: usize) -> Part {
         direction.shares[share].piece(self.pieces, piece, self.element)
     }
 
-    /// Passes a partial result on, takes the next one and folds the own contribution in. The last hop completes the own share.
+    /// Sends a partial result on, receives the next one, and folds the own contribution into it. The last hop completes the own share.
     fn reduce_hop(&mut self, direction: &mut Direction, hop: usize, piece: usize) {
         let (number, flight) = (direction.rank(self.me), piece % IN_FLIGHT);
         let (right, left) = (direction.rank(number + 1), direction.rank(number + self.n - 1));
@@ -167,20 +174,11 @@ impl Ring {
         let span = Span { len: part.len, ..direction.slots[slot].span };
         let received = self.plan.receive(left, span, &[direction.slots[slot].free]);
         let last = hop == self.n - 2;
-        let into = if last { self.complete(part).unwrap_or(span) } else { span };
+        let into = if last { self.sink.complete(self.me, self.own, part).unwrap_or(span) } else { span };
         let folded = self.plan.fold(into, vec![span, part.of(Space::Source)], last, &[Some(received)]);
         direction.readers[incoming][flight] = Some(folded);
         direction.slots[slot].free = Some(folded);
         direction.held[flight] = Some(Partial { span: into, ready: folded, slot: Some(slot) });
-    }
-
-    /// Where a complete piece of the own share is written, if this rank may write it.
-    fn complete(&self, part: Part) -> Option<Span> {
-        match self.sink {
-            Sink::Own => Some(Part { offset: part.offset - self.own.offset, len: part.len }.of(Space::Destination)),
-            Sink::Root(root) if root != self.me => None,
-            Sink::Everyone | Sink::Root(_) => Some(part.of(Space::Destination)),
-        }
     }
 
     /// Sends what this rank holds; its slot is free after that.
@@ -191,7 +189,7 @@ impl Ring {
         }
     }
 
-    /// Passes a complete share on and takes the next one.
+    /// Sends a complete share on and receives the next one.
     fn gather_hop(&mut self, direction: &mut Direction, hop: usize, piece: usize) {
         let (number, flight) = (direction.rank(self.me), piece % IN_FLIGHT);
         let (right, left) = (direction.rank(number + 1), direction.rank(number + self.n - 1));

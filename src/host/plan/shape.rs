@@ -1,21 +1,18 @@
 //! What a plan depends on, and nothing else: two calls of one shape have one plan.
 
 use super::all_gather::all_gather;
-use super::all_reduce::all_reduce;
 use super::all_to_all::all_to_all;
-use super::barrier::barrier;
-use super::broadcast::broadcast;
-use super::reduce::reduce;
-use super::reduce_scatter::reduce_scatter;
-use super::star::{gather, scatter};
-use super::{Algorithm, Blocks, Plan, Step};
+use super::builder::{Blocks, barrier};
+use super::reduce::{all_reduce, reduce, reduce_scatter};
+use super::rooted::{broadcast, gather, scatter};
+use super::{Algorithm, Plan, Step};
 use crate::call::Kind;
 
 /// One rank's view of a collective, as far as its plan depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape<'a> {
     pub(crate) kind: Kind,
-    /// Ignored by kinds that know one algorithm alone.
+    /// Ignored by kinds that have one algorithm.
     pub(crate) algorithm: Algorithm,
     /// How many ranks take part.
     pub(crate) n: usize,
@@ -23,9 +20,9 @@ pub(crate) struct Shape<'a> {
     pub(crate) me: usize,
     /// The root's number; 0 where there is none.
     pub(crate) root: usize,
-    /// The ranks' blocks; of a vector that is not in blocks, the whole as `Equal`. Of `all_to_all_v`, what this rank sends.
+    /// The ranks' blocks; for `all_to_all_v` what this rank sends. A vector that is not in blocks is one `Equal` block.
     pub(crate) blocks: Blocks<'a>,
-    /// What this rank receives from each, where that is not `blocks`: of `all_to_all_v`.
+    /// What this rank receives from each, where that is not `blocks`: in `all_to_all_v`.
     pub(crate) receives: Option<&'a [usize]>,
     /// The bytes of an element; 1 where nothing is folded.
     pub(crate) element: usize,

@@ -1,62 +1,46 @@
-//! One collective on this rank, checked and ready to run.
+//! Jobs of the host plane: a call on ordinary memory, named by pointers and folded by a kernel of the processor's.
 
 #![expect(unsafe_code, reason = "a job points into buffers that its caller or its worker keeps alive")]
 
-use crate::call::{BlockLayout, Call, Kind};
+use std::any::Any;
+
 use crate::host::bools::NormalisedBools;
 use crate::host::reduce::Kernel;
 use crate::host::shm::MAX_ELEMENT_BYTES;
+use crate::job;
 
-/// The caller's two buffers, in bytes; they may be the same memory. A null source has length 0.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Operands {
-    pub(crate) source: *const u8,
-    pub(crate) source_len: usize,
-    pub(crate) destination: *mut u8,
-    pub(crate) destination_len: usize,
-}
+/// The caller's two buffers.
+pub(crate) type Operands = job::Operands<*const u8, *mut u8>;
 
-/// A checked collective.
+/// A checked collective on ordinary memory.
+pub(crate) type Job = job::Job<*const u8, *mut u8, Reduction>;
+
+/// How elements are folded.
 #[derive(Debug)]
-pub(crate) struct Job {
-    /// What the ranks must agree on; the sequence number is set when it runs.
-    pub(crate) call: Call,
-    /// The caller's buffers.
-    pub(crate) memory: Operands,
-    /// How they are shared out.
-    pub(crate) layout: BlockLayout,
-    /// How elements are folded, for calls that reduce.
-    pub(crate) kernel: Option<Kernel>,
-    /// The size of one element in bytes.
-    pub(crate) element_bytes: usize,
-    /// Whether the caller gave one buffer for both. A contribution that was multiplied first lies elsewhere all the same.
-    pub(crate) in_place: bool,
-    /// This rank's contribution after pre-multiplication; `memory.source` points into it.
-    pub(crate) scaled: Option<Box<dyn std::any::Any + Send>>,
+pub(crate) struct Reduction {
+    kernel: Kernel,
+    /// This rank's contribution after pre-multiplication; the job's source points into it.
+    _scaled: Option<Box<dyn Any + Send>>,
 }
 
-// SAFETY: the pointers of `memory` are followed by whoever runs the job, while their buffers are borrowed by its caller (a blocking call)
-// or kept beside it by the background call (a started one); they hold `Send` elements (`Data: Send`). The rest is `Send`.
-unsafe impl Send for Job {}
+impl Reduction {
+    /// A fold by this kernel, of a contribution that may have been multiplied first.
+    #[inline]
+    pub(crate) fn new(kernel: Kernel, scaled: Option<Box<dyn Any + Send>>) -> Self {
+        Self { kernel, _scaled: scaled }
+    }
+}
 
 impl Job {
-    /// Whether this folds elements that are too large for shared memory: these travel over links, also inside a host.
-    pub(super) fn is_too_large_to_share(&self) -> bool {
-        self.kernel.is_some() && self.element_bytes > MAX_ELEMENT_BYTES
+    /// What folds elements, for calls that reduce.
+    #[inline]
+    pub(super) fn kernel(&self) -> Option<&Kernel> {
+        self.reduction.as_ref().map(|reduction| &reduction.kernel)
     }
 
-    /// The call in words, with this rank's own elements where the call itself has no count, or a digest.
-    pub(super) fn in_words(&self, call: &Call) -> String {
-        let elements = |bytes: usize| bytes / self.element_bytes.max(1);
-        let sum = |blocks: &[usize]| elements(blocks.iter().sum());
-        match &self.layout {
-            BlockLayout::Equal(_) => call.to_string(),
-            BlockLayout::Blocks(blocks) => call.with_amount(format_args!("count {} in {} blocks", sum(blocks), blocks.len())),
-            BlockLayout::Own(bytes) => call.with_amount(format_args!("count {} on this rank", elements(*bytes))),
-            BlockLayout::Pairs { send, receive } => {
-                call.with_amount(format_args!("count {} to send and {} to receive", sum(send), sum(receive)))
-            }
-        }
+    /// Whether this folds elements that are too large for shared memory: these travel over links, also inside a host.
+    pub(super) fn is_too_large_to_share(&self) -> bool {
+        self.reduction.is_some() && self.element_bytes > MAX_ELEMENT_BYTES
     }
 
     /// What makes truth values of whatever a run has written to the destination, once it is dropped.
@@ -67,27 +51,6 @@ impl Job {
         // and owned or borrowed on by whoever runs it), which the value borrows. What runs the job has no thread of its own, so it writes
         // nothing any more when its caller drops the value.
         unsafe { NormalisedBools::new(self.call.element, destination, destination_len) }
-    }
-
-    /// The buffers as plans and shared memory want them: where a block of one buffer is the other, that block alone.
-    pub(super) fn narrowed(&self, rank: usize) -> Operands {
-        let Operands { mut source, mut source_len, mut destination, mut destination_len } = self.memory;
-        if !self.in_place {
-            return self.memory;
-        }
-        let (offset, length) = self.layout.block(rank);
-        match self.call.kind {
-            Kind::AllGather | Kind::AllGatherV | Kind::Gather => {
-                source = source.wrapping_add(offset);
-                source_len = length;
-            }
-            Kind::ReduceScatter | Kind::ReduceScatterV | Kind::Scatter => {
-                destination = destination.wrapping_add(offset);
-                destination_len = length;
-            }
-            _ => {}
-        }
-        Operands { source, source_len, destination, destination_len }
     }
 
     /// The only rank's call: its contribution is the result.

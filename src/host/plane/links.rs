@@ -1,25 +1,22 @@
-//! Links of both kinds under one type, and who is reached by which.
+//! Links of both kinds under one type, and who is reached by which: those of collectives, and those of messages.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use super::topology::Topology;
 use crate::deadline::Deadline;
-use crate::event;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::{Engine, Links};
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
-use crate::host::net::Connector;
-use crate::host::net::collective::CollectiveLinks;
 use crate::host::net::mesh::Mesh;
 use crate::host::net::tcp::TcpLink;
+use crate::host::net::{self, Connector};
+use crate::host::point_to_point;
 use crate::host::shm::{Channel, Group, RingLink};
-
-/// How long a broken stream is not yet taken for a lost peer: whoever knows why it broke gets a moment to pass it on.
-const GRACE: Duration = Duration::from_millis(200);
+use crate::tuning::net::BROKEN_GRACE;
 
 /// A stream to a rank of this host or of another.
 pub(crate) struct PlaneLink {
@@ -32,11 +29,9 @@ pub(crate) struct PlaneLink {
 enum Stream {
     Ring(RingLink),
     Tcp(TcpLink),
-    /// For messages, being opened from here: nothing moves until the peer has answered.
+    /// TCP, being opened by this rank or by the peer. Whoever reads and writes its links goes on with that, so what another peer tells is
+    /// heard meanwhile. A deadline that passes leaves it so.
     Opening(Box<Connector>),
-    /// For collectives, being opened by this rank or by that peer. The engine looks after all its links meanwhile, so what another
-    /// peer tells is heard.
-    Pending(Arc<Mutex<CollectiveLinks>>, usize),
 }
 
 impl PlaneLink {
@@ -50,12 +45,12 @@ impl PlaneLink {
     }
 
     /// Over TCP.
-    pub(super) fn tcp(link: TcpLink) -> Self {
+    fn tcp(link: TcpLink) -> Self {
         Self::new(Stream::Tcp(link))
     }
 
-    /// Over TCP, once the peer has answered.
-    pub(super) fn opening(connector: Connector) -> Self {
+    /// Over TCP, once it is open.
+    fn opening(connector: Connector) -> Self {
         Self::new(Stream::Opening(Box::new(connector)))
     }
 
@@ -64,17 +59,10 @@ impl PlaneLink {
         matches!(self.stream, Stream::Ring(_) | Stream::Tcp(_))
     }
 
-    /// Goes on with opening; `WouldBlock` while the peer has not answered.
+    /// Goes on with opening; `WouldBlock` while the link is not open.
     fn open(&mut self) -> io::Result<()> {
-        let opened = match &mut self.stream {
-            Stream::Ring(_) | Stream::Tcp(_) => return Ok(()),
-            Stream::Opening(connector) => connector.advance().map_err(Interrupted::from),
-            Stream::Pending(links, peer) => {
-                let mut links = event::lock(links);
-                links.advance(*peer).map(|_| links.take_opened(*peer))
-            }
-        };
-        match opened {
+        let Stream::Opening(connector) = &mut self.stream else { return Ok(()) };
+        match connector.advance().map_err(Interrupted::from) {
             Ok(Some(link)) => self.stream = Stream::Tcp(link),
             Ok(None) => return Err(io::ErrorKind::WouldBlock.into()),
             Err(_) => return Err(io::ErrorKind::ConnectionReset.into()),
@@ -82,16 +70,14 @@ impl PlaneLink {
         Ok(())
     }
 
-    /// Holds the report of a break back for a moment.
+    /// Holds the report of a break back for a moment: whoever knows why it broke may still say so.
     #[cold]
     fn softened(&mut self, error: io::Error) -> io::Error {
         if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
             return error;
         }
-        match self.broken.get_or_insert_with(Instant::now).elapsed() < GRACE {
-            true => io::ErrorKind::WouldBlock.into(),
-            false => error,
-        }
+        let is_early = self.broken.get_or_insert_with(Instant::now).elapsed() < BROKEN_GRACE;
+        if is_early { io::ErrorKind::WouldBlock.into() } else { error }
     }
 }
 
@@ -102,7 +88,7 @@ impl ByteLink for PlaneLink {
             _ if self.broken.is_some() => Err(io::ErrorKind::BrokenPipe.into()),
             Stream::Ring(link) => link.try_write(parts),
             Stream::Tcp(link) => link.try_write(parts),
-            Stream::Opening(_) | Stream::Pending(..) => self.open().and(Err(io::ErrorKind::WouldBlock.into())),
+            Stream::Opening(_) => self.open().and(Err(io::ErrorKind::WouldBlock.into())),
         };
         written.map_err(|error| self.softened(error))
     }
@@ -113,7 +99,7 @@ impl ByteLink for PlaneLink {
         let read = match &mut self.stream {
             Stream::Ring(link) => link.try_read(into),
             Stream::Tcp(link) => link.try_read(into),
-            Stream::Opening(_) | Stream::Pending(..) => self.open().and(Err(io::ErrorKind::WouldBlock.into())),
+            Stream::Opening(_) => self.open().and(Err(io::ErrorKind::WouldBlock.into())),
         };
         read.map_err(|error| self.softened(error))
     }
@@ -131,7 +117,7 @@ impl ByteLink for PlaneLink {
             _ if self.broken.is_some() => None,
             Stream::Ring(link) => link.descriptor(),
             Stream::Tcp(link) => link.descriptor(),
-            Stream::Opening(_) | Stream::Pending(..) => None,
+            Stream::Opening(_) => None,
         }
     }
 }
@@ -139,36 +125,32 @@ impl ByteLink for PlaneLink {
 /// The links that collectives run on, by rank: rings from the start, TCP as it is wanted.
 pub(super) struct PlaneLinks {
     open: Vec<Option<PlaneLink>>,
-    remote: Arc<Mutex<CollectiveLinks>>,
+    mesh: Arc<Mesh>,
     health: Arc<Health>,
 }
 
 impl PlaneLinks {
-    /// Takes the rings to the other ranks of this host.
-    pub(super) fn new(mesh: &Mesh, group: Option<&mut Group>, topology: &Topology, world_size: usize, health: Arc<Health>) -> Self {
+    /// Begins with the rings to the other ranks of this host.
+    pub(super) fn new(mesh: Arc<Mesh>, group: Option<&mut Group>, topology: &Topology, world_size: usize, health: Arc<Health>) -> Self {
         let mut open: Vec<Option<PlaneLink>> = (0..world_size).map(|_| None).collect();
         if let Some(group) = group {
             for (local, rank) in topology.local_ranks().iter().enumerate() {
                 open[*rank] = group.link(local, Channel::Collective).map(PlaneLink::ring);
             }
         }
-        Self { open, remote: Arc::new(Mutex::new(CollectiveLinks::of(mesh))), health }
+        Self { open, mesh, health }
     }
 
     /// Opens the links by which a death is noticed and small calls travel: those at distance 1, 2, 4 … among one rank of each host.
     pub(super) fn connect_partners(&mut self, participants: &[usize], deadline: &Deadline) -> Result<(), Interrupted> {
         let health = Arc::clone(&self.health);
-        let mut remote = event::lock(&self.remote);
-        remote.connect_partners(participants, deadline, &mut || health.abort_reason().copied())?;
-        for rank in participants {
-            if self.open[*rank].is_none() {
-                self.open[*rank] = remote.take_opened(*rank).map(PlaneLink::tcp);
-            }
+        for (rank, link) in self.mesh.connect_partners(participants, deadline, &mut || health.abort_reason().copied())? {
+            self.open[rank] = Some(PlaneLink::tcp(link));
         }
         Ok(())
     }
 
-    /// Tells every peer that is reached over a stream that this rank leaves in good order.
+    /// Tells every peer with an open link that this rank leaves in good order.
     pub(super) fn leave(&mut self, engine: &mut Engine) {
         if self.health.abort_reason().is_none() {
             engine.leave(self);
@@ -179,9 +161,11 @@ impl PlaneLinks {
 impl Links for PlaneLinks {
     type Link = PlaneLink;
 
-    fn link(&mut self, rank: usize, _deadline: &Deadline) -> Result<&mut PlaneLink, Interrupted> {
-        let slot = self.open.get_mut(rank).ok_or(AbortReason::Lost { rank: rank as u32 })?;
-        Ok(slot.get_or_insert_with(|| PlaneLink::new(Stream::Pending(Arc::clone(&self.remote), rank))))
+    fn link(&mut self, rank: usize) -> Result<&mut PlaneLink, Interrupted> {
+        match self.open.get_mut(rank).ok_or(AbortReason::Lost { rank: rank as u32 })? {
+            Some(link) => Ok(link),
+            slot => Ok(slot.insert(PlaneLink::opening(self.mesh.connecting(net::Channel::Collective, rank)?))),
+        }
     }
 
     fn drop_link(&mut self, rank: usize) {
@@ -194,5 +178,31 @@ impl Links for PlaneLinks {
                 visit(rank, link);
             }
         }
+    }
+}
+
+/// Gives the message engine its links.
+pub(crate) struct MessageConnector {
+    /// The rings, until they are taken.
+    pub(super) rings: Vec<(usize, PlaneLink)>,
+    pub(super) mesh: Arc<Mesh>,
+}
+
+impl point_to_point::Connector for MessageConnector {
+    type Link = PlaneLink;
+
+    fn connect(&mut self, peer: usize) -> Result<PlaneLink, Interrupted> {
+        self.mesh.connecting(net::Channel::PointToPoint, peer).map(PlaneLink::opening)
+    }
+
+    fn accept(&mut self) -> Vec<(usize, PlaneLink)> {
+        // Rings need no opening: they are handed over at the first look.
+        let mut links = std::mem::take(&mut self.rings);
+        links.extend(self.mesh.accepted(net::Channel::PointToPoint).into_iter().map(|(rank, link)| (rank, PlaneLink::tcp(link))));
+        links
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.mesh.listener_descriptor()
     }
 }

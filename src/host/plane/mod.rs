@@ -15,49 +15,46 @@
 //! all links, so that ranks with no link to the culprit get the same error. A broken link is not taken for a dead peer for 200 ms: whoever
 //! knows why it broke gets a moment to say so, or the cause would be lost in a race between a message and an end of file.
 
-mod algorithm;
-mod chooser;
-mod connector;
-mod facts;
-#[cfg(feature = "internals")]
-pub(crate) mod fuzz;
-mod hierarchical;
-mod inter_host;
-mod intra_host;
 mod job;
 mod links;
 mod plans;
+mod routes;
 mod setup;
 mod topology;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::call::{Call, Kind};
+use crate::call::{BlockLayout, Call, Kind};
 use crate::deadline::Deadline;
 use crate::error::{self, Error, Peer};
-use crate::flight::FlightPlane;
+use crate::flight::{Flight, FlightPlane};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::Engine;
 use crate::host::health::Health;
 use crate::host::scratch::Scratch;
 use crate::host::shm::{Group, Segment, Site};
-use crate::observe::{Moved, Track};
+use crate::observe::{Moved, Observers, Track};
+use crate::tuning::plane::LONG_CALL_BYTES;
 
-use chooser::Chooser;
 use links::PlaneLinks;
-use plans::Plans;
+use plans::{Chooser, Plans};
 use topology::Topology;
 
-pub(crate) use connector::MessageConnector;
-pub(crate) use job::{Job, Operands};
+pub(crate) use job::{Job, Reduction};
+pub(crate) use links::MessageConnector;
 pub(crate) use setup::PlaneSetup;
+#[cfg(feature = "internals")]
+pub(crate) use setup::fuzz;
 
 /// The host plane. Used by one thread at a time.
 pub(crate) struct HostPlane {
     rank: usize,
     peers: Arc<[Peer]>,
     health: Arc<Health>,
+    recorder: Arc<Flight>,
+    /// Nobody until the communicator is made.
+    observers: Observers,
     topology: Topology,
     /// This rank's place among the ranks of its host, and how many these are, whatever links they use.
     local: (usize, usize),
@@ -89,7 +86,7 @@ impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.0.health.end(AbortReason::Failed { rank: self.0.rank as u32 });
         self.0.health.keep_cause(&op_panicked());
-        self.0.health.flight().fail(self.1, &op_panicked());
+        self.0.recorder.fail(self.1, &op_panicked());
         self.0.propagate();
     }
 }
@@ -123,6 +120,20 @@ impl HostPlane {
         Arc::clone(&self.health)
     }
 
+    /// What the communicator's calls are recorded in.
+    pub(crate) fn recorder(&self) -> Arc<Flight> {
+        Arc::clone(&self.recorder)
+    }
+
+    pub(crate) fn observers(&self) -> Observers {
+        self.observers.clone()
+    }
+
+    /// Says who is told of collectives.
+    pub(crate) fn set_observers(&mut self, observers: Observers) {
+        self.observers = observers;
+    }
+
     /// How calls are routed and, between hosts, done, in words.
     pub(crate) fn explain(&self) -> String {
         let hosts = self.topology.host_count();
@@ -137,6 +148,29 @@ impl HostPlane {
     /// How its ranks reach each other, in a few words.
     pub(crate) fn wiring(&self) -> String {
         self.explain().lines().next().unwrap_or_default().trim_end_matches(':').to_owned()
+    }
+
+    /// How a call on `bytes` in all is done, in a word, on ordinary memory with a built-in op.
+    pub(crate) fn algorithm(&self, kind: Kind, bytes: usize, element_bytes: usize) -> &'static str {
+        match &self.group {
+            _ if self.peers.len() == 1 => "copy",
+            Some(group) if self.topology.is_one_host() => group.way(kind, bytes, element_bytes).unwrap_or("links"),
+            _ if self.topology.is_scattered() => self.chooser.name(kind, bytes, element_bytes, self.peers.len()),
+            _ => "hierarchical",
+        }
+    }
+
+    /// How a job is done, in a word.
+    fn algorithm_of(&self, job: &Job) -> &'static str {
+        let bytes = match (job.call.kind, &job.layout) {
+            // Only the root has the whole vector.
+            (Kind::Gather | Kind::Scatter, BlockLayout::Equal(block)) => block * self.peers.len(),
+            _ => job.memory.source_len.max(job.memory.destination_len),
+        };
+        if self.peers.len() > 1 && self.topology.is_one_host() && job.is_too_large_to_share() {
+            return "links";
+        }
+        self.algorithm(job.call.kind, bytes, job.element_bytes)
     }
 
     /// This rank's place on its host by identity, and how many ranks the host has.
@@ -159,15 +193,15 @@ impl HostPlane {
     /// Runs one collective.
     #[inline]
     pub(crate) fn run(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
-        if self.health.watch().is_some() { self.run_watched(job, deadline) } else { self.run_unwatched(job, deadline) }
+        if self.observers.watch().is_some() { self.run_watched(job, deadline) } else { self.run_unwatched(job, deadline) }
     }
 
     /// Runs one collective while somebody listens.
     #[cold]
     #[inline(never)]
     fn run_watched(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
-        let health = Arc::clone(&self.health);
-        let Some(watch) = health.watch() else { return self.run_unwatched(job, deadline) };
+        let observers = self.observers.clone();
+        let Some(watch) = observers.watch() else { return self.run_unwatched(job, deadline) };
         let unfinished = self.unfinished_barrier.filter(|_| job.call.kind == Kind::Barrier);
         let call = Call { sequence: unfinished.unwrap_or(self.sequence), ..job.call };
         let moved = Moved { bytes: job.memory.source_len.max(job.memory.destination_len), algorithm: self.algorithm_of(job) };
@@ -194,12 +228,12 @@ impl HostPlane {
         drop(normalised);
         match result {
             Ok(()) => {
-                self.health.flight().end(&call, self.is_long(job));
+                self.recorder.end(&call, self.is_long(job));
                 Ok(())
             }
             Err(stop) => {
                 let error = self.end(&stop, job, &call, deadline);
-                self.health.flight().fail(&call, &error);
+                self.recorder.fail(&call, &error);
                 Err(error)
             }
         }
@@ -208,8 +242,7 @@ impl HostPlane {
     /// Whether a call takes so long that a look at the clock is nothing: it goes over links, or moves much.
     #[inline]
     fn is_long(&self, job: &Job) -> bool {
-        const MUCH: usize = 16 << 10;
-        job.memory.source_len.max(job.memory.destination_len) >= MUCH || !self.topology.is_one_host()
+        job.memory.source_len.max(job.memory.destination_len) >= LONG_CALL_BYTES || !self.topology.is_one_host()
     }
 
     /// The number of a call of this kind.
@@ -239,7 +272,7 @@ impl HostPlane {
 
     /// A call that goes over links, and is on record from its beginning: a look at the clock is nothing to it.
     fn run_between(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
-        self.health.flight().begin(call);
+        self.recorder.begin(call);
         if self.topology.is_scattered() { self.run_inter_host(job, call, deadline) } else { self.run_hierarchical(job, call, deadline) }
     }
 

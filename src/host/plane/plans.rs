@@ -1,18 +1,96 @@
-//! The plans of the latest calls over links: a training step makes the same calls again and again.
+//! Which algorithm a call over links takes, and the plans of the latest ones: a training step makes the same calls again and again.
 //!
-//! A plan is looked for by the whole of what it depends on, and was checked for the memory that it last ran on, so a call of a known shape neither
-//! allocates nor looks through its plan. Those of `all_to_all_v` are not kept: their counts differ from call to call as a rule.
+//! A plan is found by everything that it depends on, and keeps the check for the memory that it last ran on. So a call of a known shape
+//! neither allocates nor goes through its plan to check it. Plans of `all_to_all_v` are not kept: its counts mostly differ from call to call.
 
+use std::sync::Arc;
+
+use crate::call::Kind;
+use crate::config::Config;
+use crate::error;
 use crate::host::engine::CheckedPlan;
-use crate::host::plan::{Blocks, Shape};
+use crate::host::fold::Fold;
+use crate::host::plan::cost::{CostTable, LinkClass, Order, Policy, Question};
+use crate::host::plan::overrides::Overrides;
+use crate::host::plan::{Algorithm, Blocks, Shape};
+use crate::host::reduce::Kernel;
+use crate::tuning::plan::{KEPT, KEPT_BYTES, KEPT_BYTES_OF_ONE};
 
-/// How many plans are kept.
-const MOST: usize = 32;
-/// How many bytes they take in all, and how many one of them: to make a larger one takes no time beside the transfer.
-const MOST_BYTES: usize = 1 << 20;
-const MOST_BYTES_OF_ONE: usize = MOST_BYTES / 8;
+/// Chooses algorithms.
+#[derive(Debug, Clone)]
+pub(super) struct Chooser {
+    policy: Policy,
+    /// What the links between hosts are.
+    class: LinkClass,
+    reproducible: bool,
+}
 
-/// Plans by shape; the one that was not used for longest makes room.
+impl Chooser {
+    /// By these settings. `one_host`: every rank is on this host, though each may count as a host.
+    pub(super) fn new(config: &Config, one_host: bool) -> error::Result<Self> {
+        let overrides = config.algorithm.as_deref().map(Overrides::parse).transpose()?.unwrap_or_default();
+        let class = if one_host { LinkClass::Loopback } else { LinkClass::Tcp };
+        Ok(Self { policy: Policy::new(CostTable::default(), overrides), class, reproducible: config.reproducible })
+    }
+
+    /// Whether contributions must be folded in rank order.
+    pub(super) fn in_rank_order(&self, kernel: Option<&Kernel>) -> bool {
+        self.order(kernel) != Order::Any
+    }
+
+    /// What folds have to promise.
+    fn order(&self, kernel: Option<&Kernel>) -> Order {
+        match kernel {
+            Some(_) if self.reproducible => Order::Exact,
+            Some(kernel) if !kernel.is_commutative() => Order::Ranks,
+            _ => Order::Any,
+        }
+    }
+
+    /// The algorithm of a call on `bytes` in all.
+    pub(super) fn algorithm(&self, kind: Kind, bytes: usize, participants: &Participants<'_>) -> Algorithm {
+        let (n, order) = (participants.ranks.len(), self.order(participants.kernel));
+        self.choose(kind, bytes, participants.element_bytes(), n, order)
+    }
+
+    /// The choices between `n` hosts, in words.
+    pub(super) fn explain(&self, n: usize) -> String {
+        self.policy.explain(n, self.class).to_string()
+    }
+
+    /// The algorithm of a call of built-in ops on `bytes` in all, between `n` ranks.
+    pub(super) fn name(&self, kind: Kind, bytes: usize, element_bytes: usize, n: usize) -> &'static str {
+        let folds = matches!(kind, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter | Kind::ReduceScatterV);
+        let order = if folds && self.reproducible { Order::Exact } else { Order::Any };
+        self.choose(kind, bytes, if folds { element_bytes } else { 1 }, n, order).name()
+    }
+
+    fn choose(&self, kind: Kind, bytes: usize, element_bytes: usize, n: usize, order: Order) -> Algorithm {
+        self.policy.choose(&Question { kind, bytes, element_bytes, n, class: self.class, order })
+    }
+
+    /// The segments in which large messages travel.
+    pub(super) fn segment(&self) -> usize {
+        self.policy.segment_bytes(self.class)
+    }
+}
+
+/// Who takes part in one exchange over links, and how elements are folded.
+pub(super) struct Participants<'a> {
+    /// The ranks, in the order in which they are numbered here.
+    pub(super) ranks: Arc<[usize]>,
+    /// This rank's place among them.
+    pub(super) me: usize,
+    pub(super) kernel: Option<&'a Kernel>,
+}
+
+impl Participants<'_> {
+    pub(super) fn element_bytes(&self) -> usize {
+        self.kernel.map_or(1, Kernel::element_bytes)
+    }
+}
+
+/// Plans by shape. The one that has not been used for longest makes room.
 #[derive(Debug, Default)]
 pub(super) struct Plans {
     kept: Vec<Kept>,
@@ -24,7 +102,7 @@ pub(super) struct Plans {
 
 #[derive(Debug)]
 struct Kept {
-    /// With blocks that differ, these are `counts`.
+    /// Blocks that differ are empty here, and stand in `counts`.
     shape: Shape<'static>,
     counts: Box<[usize]>,
     plan: CheckedPlan,
@@ -34,7 +112,7 @@ struct Kept {
 }
 
 impl Plans {
-    /// Has the plan of a shape run; keeps it where that went well.
+    /// Runs the plan of a shape; keeps it where that went well.
     pub(super) fn run<E>(&mut self, shape: &Shape<'_>, run: impl FnOnce(&CheckedPlan) -> Result<(), E>) -> Result<(), E> {
         self.uses += 1;
         if let Some(kept) = self.kept.iter_mut().find(|kept| kept.is_of(shape)) {
@@ -47,10 +125,10 @@ impl Plans {
         Ok(())
     }
 
-    /// Keeps a plan, and as many of the others as there is room for.
+    /// Keeps a plan. Others make room for it.
     fn keep(&mut self, shape: &Shape<'_>, plan: CheckedPlan) {
-        let Some(kept) = Kept::new(shape, plan, self.uses).filter(|kept| kept.bytes <= MOST_BYTES_OF_ONE) else { return };
-        while self.kept.len() >= MOST || self.bytes + kept.bytes > MOST_BYTES {
+        let Some(kept) = Kept::new(shape, plan, self.uses).filter(|kept| kept.bytes <= KEPT_BYTES_OF_ONE) else { return };
+        while self.kept.len() >= KEPT || self.bytes + kept.bytes > KEPT_BYTES {
             let Some((oldest, _)) = self.kept.iter().enumerate().min_by_key(|(_, kept)| kept.used) else { return };
             self.bytes -= self.kept.swap_remove(oldest).bytes;
         }
@@ -82,8 +160,7 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::Kind;
-    use crate::host::plan::{Algorithm, Plan};
+    use crate::host::plan::Plan;
 
     fn shape(blocks: Blocks<'_>) -> Shape<'_> {
         Shape {
@@ -110,7 +187,7 @@ mod tests {
             Ok::<(), ()>(())
         };
         plans.run(shape, run).unwrap();
-        assert!(plans.kept.len() <= MOST && plans.bytes <= MOST_BYTES);
+        assert!(plans.kept.len() <= KEPT && plans.bytes <= KEPT_BYTES);
         assert_eq!(plans.bytes, plans.kept.iter().map(|kept| kept.bytes).sum::<usize>());
         found.unwrap()
     }
@@ -145,11 +222,11 @@ mod tests {
     fn the_plan_that_was_not_used_for_longest_makes_room() {
         let mut plans = Plans::default();
         let of = |len: usize| shape(Blocks::Equal(len));
-        (0..MOST).for_each(|len| assert!(!was_there(&mut plans, &of(len))));
+        (0..KEPT).for_each(|len| assert!(!was_there(&mut plans, &of(len))));
         assert!(was_there(&mut plans, &of(0)));
-        assert!(!was_there(&mut plans, &of(MOST)));
+        assert!(!was_there(&mut plans, &of(KEPT)));
         assert!(was_there(&mut plans, &of(0)) && !was_there(&mut plans, &of(1)));
-        assert_eq!(plans.kept.len(), MOST);
+        assert_eq!(plans.kept.len(), KEPT);
     }
 
     #[test]
@@ -158,14 +235,14 @@ mod tests {
         // A segment for each so many bytes: plans of a few hundred steps.
         let of = |len: usize| Shape { segment: 1, ..shape(Blocks::Equal(len)) };
         let mut pushed_out = false;
-        for len in 100..100 + MOST {
+        for len in 100..100 + KEPT {
             was_there(&mut plans, &of(len));
             pushed_out |= plans.kept.len() < len - 99;
         }
         assert!(pushed_out, "{} plans of {} B", plans.kept.len(), plans.bytes);
         let before = plans.kept.len();
         let huge = of(100_000);
-        assert!(huge.plan().bytes() > MOST_BYTES_OF_ONE);
+        assert!(huge.plan().bytes() > KEPT_BYTES_OF_ONE);
         assert!(!was_there(&mut plans, &huge) && !was_there(&mut plans, &huge));
         assert_eq!(plans.kept.len(), before);
     }

@@ -1,34 +1,35 @@
-//! How a host plane comes to be: the ranks exchange facts, share memory, and open links.
+//! The start of a host plane: ranks exchange facts about themselves, share memory where they share a host, and open their first links.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::HostPlane;
-use super::chooser::Chooser;
-use super::connector::MessageConnector;
-use super::facts::HostFacts;
-use super::links::{PlaneLink, PlaneLinks};
-use super::plans::Plans;
+use super::links::{MessageConnector, PlaneLink, PlaneLinks};
+use super::plans::{Chooser, Plans};
 use super::topology::Topology;
 use crate::config::{Config, Transport};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::flight::{Flight, Orders};
-use crate::host::bootstrap::Exchange;
 use crate::host::engine::Engine;
+use crate::host::exchange::Exchange;
 use crate::host::health::Health;
 use crate::host::net::identity::{host_identity, host_name};
 use crate::host::net::mesh::Mesh;
 use crate::host::scratch::Scratch;
 use crate::host::shm::{Channel, Group};
+#[cfg(feature = "cuda")]
+use crate::nccl_config::CheckDeviceCalls;
+use crate::observe::Observers;
+use crate::proof::{self, Secret};
 
-/// What is known before anyone has said anything.
+/// What a rank knows before anyone has said anything.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlaneSetup<'a> {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
     pub(crate) config: &'a Config,
-    /// Where to listen, should ranks of other hosts turn up.
+    /// Where to listen for ranks of other hosts.
     pub(crate) listen: IpAddr,
     /// Where this rank can be found should the communicator fail.
     pub(crate) recovery_listener: Option<SocketAddr>,
@@ -50,24 +51,30 @@ impl PlaneSetup<'_> {
                 None => host_identity().map_err(|error| Error::io("finding out which host this is", error))?,
             },
             host: host_name(),
-            recovery_listener: self.recovery_listener.map(|recovery_listener| recovery_listener.to_string()).unwrap_or_default(),
+            recovery_listener: self.recovery_listener.map(|address| address.to_string()).unwrap_or_default(),
         })
+    }
+
+    /// Everyone's facts, once they go together.
+    fn exchange_facts(&self, exchange: &mut dyn Exchange, deadline: &Deadline) -> Result<Vec<HostFacts>> {
+        let blobs = exchange.all_gather(&self.facts()?.to_bytes(), deadline)?;
+        let facts: Vec<HostFacts> =
+            blobs.iter().enumerate().map(|(rank, blob)| HostFacts::from_bytes(rank, blob)).collect::<Result<_>>()?;
+        HostFacts::compare(&facts)?;
+        HostFacts::check_tags(&facts, self.config.secret.as_ref())?;
+        Ok(facts)
     }
 }
 
 impl HostPlane {
-    /// How many exchanges [`HostPlane::establish`] takes part in, whatever the topology.
+    /// How many exchanges [`HostPlane::connect`] takes part in, whatever the topology.
     pub(crate) const EXCHANGES: usize = 4;
 
-    /// Establishes the plane of one rank, and what its messages will travel on. Every rank calls it.
-    pub(crate) fn establish(exchange: &mut dyn Exchange, setup: &PlaneSetup<'_>, deadline: &Deadline) -> Result<(Self, MessageConnector)> {
+    /// Connects this rank with the others of the exchange: its plane, and what its messages will travel on. Every rank calls it.
+    pub(crate) fn connect(exchange: &mut dyn Exchange, setup: &PlaneSetup<'_>, deadline: &Deadline) -> Result<(Self, MessageConnector)> {
         let PlaneSetup { rank, world_size, config, listen, recovery_listener: _ } = *setup;
         let secret = config.secret.as_ref();
-        let blobs = exchange.all_gather(&setup.facts()?.to_bytes(), deadline)?;
-        let facts: Vec<HostFacts> =
-            blobs.iter().enumerate().map(|(rank, blob)| HostFacts::from_bytes(rank, blob)).collect::<Result<_>>()?;
-        HostFacts::compare(&facts)?;
-        HostFacts::check_tags(&facts, secret)?;
+        let facts = setup.exchange_facts(exchange, deadline)?;
         let identities: Vec<String> = facts.iter().map(|facts| facts.identity.clone()).collect();
         let topology = Topology::new(&identities, rank, config.transport);
         let local = place_on_host(&identities, rank);
@@ -78,16 +85,17 @@ impl HostPlane {
         }
         let peers: Arc<[Peer]> =
             facts.iter().enumerate().map(|(rank, facts)| Peer { rank, host: facts.host.clone(), pid: facts.pid }).collect();
-        let health = Arc::new(Health::recording(Flight::new(orders(config))));
+        let health = Arc::new(Health::default());
         let mut group = if topology.local_ranks().len() > 1 {
-            Some(Group::establish(exchange, topology.local_ranks(), rank, world_size, secret, deadline)?)
+            Some(Group::connect(exchange, topology.local_ranks(), rank, world_size, secret, deadline)?)
         } else {
             exchange.all_gather(&[], deadline)?;
             exchange.all_gather(&[], deadline)?;
             None
         };
         let needs_listener = !topology.is_one_host() && world_size > 1;
-        let mesh = Mesh::establish(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, secret, deadline)?;
+        let mesh = Mesh::exchange(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, secret, deadline)?;
+        let mesh = Arc::new(mesh);
         let chooser = Chooser::new(config, local.1 == world_size)?;
         let mut rings = Vec::new();
         if let Some(group) = group.as_mut() {
@@ -95,7 +103,7 @@ impl HostPlane {
                 rings.extend(group.link(local, Channel::PointToPoint).map(|link| (*rank, PlaneLink::ring(link))));
             }
         }
-        let mut links = PlaneLinks::new(&mesh, group.as_mut(), &topology, world_size, Arc::clone(&health));
+        let mut links = PlaneLinks::new(Arc::clone(&mesh), group.as_mut(), &topology, world_size, Arc::clone(&health));
         if topology.local() == 0 && topology.host_count() > 1 {
             let opened = links.connect_partners(&topology.share_owners(0), deadline);
             opened.map_err(|stop| stop.to_error("opening links between hosts", deadline, &peers))?;
@@ -107,6 +115,8 @@ impl HostPlane {
             links,
             peers,
             health,
+            recorder: Arc::new(Flight::new(orders(config))),
+            observers: Observers::default(),
             local,
             topology,
             group,
@@ -132,4 +142,217 @@ fn orders(config: &Config) -> Orders {
 fn place_on_host(identities: &[String], rank: usize) -> (usize, usize) {
     let before = |end: usize| identities[..end].iter().filter(|identity| **identity == identities[rank]).count();
     (before(rank), before(identities.len()))
+}
+
+/// The version of the facts and of everything that follows them.
+const VERSION: u32 = 2;
+
+/// One rank's facts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct HostFacts {
+    /// Random; rank 0's becomes the communicator's.
+    nonce: [u8; 16],
+    /// What shows that the rank knows the job's secret, if it has one. It finds mistakes; who proves nothing is kept out where it connects.
+    tag: Option<[u8; 32]>,
+    pid: u32,
+    /// The settings that all ranks must share, in words.
+    settings: String,
+    /// By what ranks of one host recognise each other.
+    identity: String,
+    host: String,
+    /// Where it can be found should the communicator fail; empty where it cannot.
+    recovery_listener: String,
+}
+
+impl HostFacts {
+    /// The settings that decide what is sent, in words that can be compared and read.
+    fn settings_of(config: &Config) -> String {
+        let algorithm = config.algorithm.as_deref().unwrap_or("auto");
+        let settings = format!("transport {:?}, reproducible {}, algorithm {algorithm}", config.transport, config.reproducible);
+        // Ranks without a device plane say nothing of it, so the usual must go without saying.
+        #[cfg(feature = "cuda")]
+        if config.check_device_calls != CheckDeviceCalls::default() {
+            return format!("{settings}, device calls compared {}", config.check_device_calls);
+        }
+        settings
+    }
+
+    /// Version, nonce, process, then the four texts, each behind its length, and the tag.
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(self.nonce);
+        bytes.extend(self.pid.to_le_bytes());
+        for text in [&self.settings, &self.identity, &self.host, &self.recovery_listener] {
+            bytes.extend((text.len() as u32).to_le_bytes());
+            bytes.extend(text.as_bytes());
+        }
+        bytes.extend(self.tag.iter().flatten());
+        bytes
+    }
+
+    /// The reverse of [`HostFacts::to_bytes`].
+    fn from_bytes(rank: usize, bytes: &[u8]) -> Result<Self> {
+        let malformed = |reason: String| Error::Protocol { with: Peer::unknown(rank).to_string(), reason };
+        let short = || malformed(format!("{} B of facts about itself, cut short", bytes.len()));
+        let (version, rest) = bytes.split_first_chunk::<4>().ok_or_else(short)?;
+        if u32::from_le_bytes(*version) != VERSION {
+            let theirs = u32::from_le_bytes(*version);
+            return Err(malformed(format!(
+                "it speaks version {theirs} of the protocol and this rank version {VERSION}: build all ranks alike"
+            )));
+        }
+        let (nonce, rest) = rest.split_first_chunk::<16>().ok_or_else(short)?;
+        let (pid, mut rest) = rest.split_first_chunk::<4>().ok_or_else(short)?;
+        let mut text = || {
+            let (length, tail) = rest.split_first_chunk::<4>()?;
+            let (text, tail) = tail.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+            rest = tail;
+            Some(String::from_utf8_lossy(text).into_owned())
+        };
+        let mut next = || text().ok_or_else(short);
+        let (settings, identity, host, recovery_listener) = (next()?, next()?, next()?, next()?);
+        let tag = match rest {
+            [] => None,
+            rest => Some(<[u8; 32]>::try_from(rest).map_err(|_| malformed(format!("{} B behind its facts", rest.len())))?),
+        };
+        Ok(Self { nonce: *nonce, tag, pid: u32::from_le_bytes(*pid), settings, identity, host, recovery_listener })
+    }
+
+    /// The tag of a rank.
+    fn vouch(secret: &Secret, rank: usize, nonce: &[u8; 16]) -> [u8; 32] {
+        proof::vouch(secret, &Self::vouched(rank, nonce))
+    }
+
+    fn vouched(rank: usize, nonce: &[u8; 16]) -> Vec<u8> {
+        [b"facts".as_slice(), &(rank as u64).to_le_bytes(), nonce].concat()
+    }
+
+    /// Refuses ranks with another secret, with none, or with one where this rank has none.
+    fn check_tags(all: &[HostFacts], secret: Option<&Secret>) -> Result<()> {
+        for (rank, facts) in all.iter().enumerate() {
+            let lacks = match (secret, &facts.tag) {
+                (None, None) => continue,
+                (Some(secret), Some(tag)) if proof::is_vouched(secret, &Self::vouched(rank, &facts.nonce), tag) => continue,
+                (Some(_), Some(_)) => "it has another secret than this rank; set COLLECTIVES_SECRET (or Config::secret) alike",
+                (Some(_), None) => {
+                    "it has no secret, and this rank has one; set COLLECTIVES_SECRET (or Config::secret) for all ranks or none"
+                }
+                (None, Some(_)) => {
+                    "it has a secret, and this rank has none; set COLLECTIVES_SECRET (or Config::secret) for all ranks or none"
+                }
+            };
+            let with = Peer { rank, host: facts.host.clone(), pid: facts.pid }.to_string();
+            return Err(Error::Unauthorized { with, reason: lacks.to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Refuses settings that differ between ranks.
+    fn compare(all: &[HostFacts]) -> Result<()> {
+        let differs = all.iter().position(|facts| facts.settings != all[0].settings);
+        match differs {
+            None => Ok(()),
+            Some(other) => {
+                let reason = format!("rank 0 has {}; and rank {other} has {}", all[0].settings, all[other].settings);
+                Err(Error::Conflict { reason })
+            }
+        }
+    }
+}
+
+/// What must hold whatever a rank tells of itself.
+#[cfg(feature = "internals")]
+pub(crate) mod fuzz {
+    use super::HostFacts;
+
+    /// Any bytes as a rank's facts: an error that names the rank, or facts that survive the exchange.
+    pub fn facts(data: &[u8]) {
+        match HostFacts::from_bytes(3, data) {
+            Ok(facts) => {
+                let again = HostFacts::from_bytes(3, &facts.to_bytes()).expect("encoded again");
+                assert_eq!(again, facts);
+                assert!((0..data.len().min(36)).all(|short| HostFacts::from_bytes(3, &data[..short]).is_err()), "in part");
+            }
+            Err(error) => assert!(error.to_string().contains("rank 3"), "{error}"),
+        }
+    }
+
+    /// An input to begin with.
+    pub(in crate::host) fn seed() -> Vec<u8> {
+        HostFacts {
+            nonce: [7; 16],
+            tag: None,
+            pid: 12,
+            settings: "transport Auto".into(),
+            identity: String::new(),
+            host: "h\u{f6}st".into(),
+            recovery_listener: String::new(),
+        }
+        .to_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> HostFacts {
+        HostFacts {
+            nonce: [7; 16],
+            tag: None,
+            pid: 12,
+            settings: "s".into(),
+            identity: String::new(),
+            host: "höst".into(),
+            recovery_listener: "[::1]:9".into(),
+        }
+    }
+
+    #[test]
+    fn facts_survive_the_exchange() {
+        assert_eq!(HostFacts::from_bytes(0, &example().to_bytes()).unwrap(), example());
+    }
+
+    #[test]
+    fn facts_cut_short_or_of_another_version_are_refused() {
+        let bytes = example().to_bytes();
+        for length in (0..bytes.len()).chain([bytes.len() + 1, bytes.len() + 31, bytes.len() + 33]) {
+            let bytes: Vec<u8> = bytes.iter().copied().chain([0; 33]).take(length).collect();
+            assert!(HostFacts::from_bytes(3, &bytes).unwrap_err().to_string().contains("rank 3"));
+        }
+        let other = [&99_u32.to_le_bytes()[..], &bytes[4..]].concat();
+        assert!(HostFacts::from_bytes(3, &other).unwrap_err().to_string().contains("version 99"));
+    }
+
+    #[test]
+    fn whoever_has_another_secret_or_none_is_named() {
+        let [ours, theirs] = [1, 2].map(|seed| Secret::new(vec![seed; 20]).unwrap());
+        let with = |secret: Option<&Secret>, rank| {
+            let tag = secret.map(|secret| HostFacts::vouch(secret, rank, &[7; 16]));
+            HostFacts::from_bytes(rank, &HostFacts { tag, ..example() }.to_bytes()).unwrap()
+        };
+        let all = [with(Some(&ours), 0), with(Some(&ours), 1)];
+        HostFacts::check_tags(&all, Some(&ours)).unwrap();
+        HostFacts::check_tags(&[with(None, 0), with(None, 1)], None).unwrap();
+        let error = |all: &[HostFacts], secret| HostFacts::check_tags(all, secret).unwrap_err();
+        for (all, words) in [
+            ([all[0].clone(), with(Some(&theirs), 1)], "another secret"),
+            ([all[0].clone(), with(Some(&ours), 0)], "another secret"),
+            ([all[0].clone(), with(None, 1)], "it has no secret"),
+        ] {
+            let error = error(&all, Some(&ours));
+            assert!(error.is_unauthorized() && error.to_string().contains("rank 1 (host höst"), "{error}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        assert!(error(&all, None).to_string().contains("this rank has none"));
+        assert!(error(&all, Some(&theirs)).to_string().contains("rank 0"));
+    }
+
+    #[test]
+    fn different_settings_are_named() {
+        let other = HostFacts { settings: "t".into(), ..example() };
+        let error = HostFacts::compare(&[example(), example(), other]).unwrap_err().to_string();
+        assert!(error.contains("rank 0 has s; and rank 2 has t"), "{error}");
+    }
 }

@@ -4,13 +4,11 @@ use std::io;
 
 use crate::host::abort_reason::AbortReason;
 use crate::host::link::ByteLink;
+use crate::tuning::point_to_point::LAST_READS;
 
 use super::incoming::{Incoming, ReadEnd};
 use super::matching_state::MatchingState;
 use super::outgoing::Outgoing;
-
-/// How often a link is read after writing to it has failed: what a peer sent before it died still counts.
-const LAST_READS: usize = 64;
 
 /// How a link ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +39,19 @@ pub(super) struct Channel<L> {
     end: Option<End>,
 }
 
+impl End {
+    /// Why a peer is gone whose links have ended so.
+    pub(super) fn abort_reason(self, peer: usize) -> AbortReason {
+        let rank = peer as u32;
+        match self {
+            End::Left { .. } => AbortReason::Left { rank },
+            End::Broken => AbortReason::Lost { rank },
+        }
+    }
+}
+
 impl<L: ByteLink> Channel<L> {
-    /// A channel on a new link, which is called `number`, and may send messages of this cost for a start.
+    /// A channel on a new link with this number. At first it may send messages of this cost.
     pub(super) fn new(link: L, number: usize, peer: usize, credit: usize) -> Self {
         Self { link, peer, incoming: Incoming::new(number, peer), outgoing: Outgoing::new(number, peer, credit), end: None }
     }
@@ -80,6 +89,7 @@ impl<L: ByteLink> Channel<L> {
         match self.outgoing.write(&mut self.link, matching_state) {
             Ok(moved) => moved,
             Err(error) => {
+                // What a peer sent before it died still counts.
                 for _ in 0..LAST_READS {
                     if self.end.is_some() || !self.read(matching_state) {
                         break;
@@ -93,7 +103,7 @@ impl<L: ByteLink> Channel<L> {
         }
     }
 
-    /// Says in the log why it ended.
+    /// How it ended; tells `tracing` why.
     fn explain(&self, end: ReadEnd) -> End {
         let peer = self.peer;
         match end {

@@ -1,7 +1,7 @@
 //! Short messages that meet their receives without either becoming a request: the usual case of two ranks that take turns.
 //!
 //! A send goes at once where nothing is queued before it. A receive that names its source and tag looks for a while at the front of that
-//! source's stream. Whatever else is found there, or nothing at all, is left to requests and to the rounds that move them on.
+//! source's stream. Everything else is left to requests.
 
 #![expect(unsafe_code, reason = "reads and writes the caller's memory, as the requests it stands in for")]
 
@@ -9,16 +9,13 @@ use std::hint;
 use std::io;
 
 use crate::element::TypeTag;
+use crate::tuning::point_to_point::LOOKS;
 
 use super::frame::EAGER_BYTES;
-use super::memory::{Destination, Source};
-use super::requests::{ReceivePhase, Receiving, Request, SendPhase, Sending};
+use super::requests::{Destination, ReceivePhase, Receiving, Request, SendPhase, Sending, Source};
 use super::{Connector, Envelope, Messages, Ticket};
 
-/// How often a receive looks for its message before it is posted.
-const LOOKS: u32 = 256;
-
-/// How far a message has come without having been posted.
+/// How far a message has come without being posted.
 #[derive(Debug)]
 pub(crate) enum Attempt {
     /// It is done.
@@ -74,7 +71,7 @@ impl<C: Connector> Messages<C> {
         let link = self.matching_state.direct_link(from)?;
         let looks = self.looks();
         let channel = self.channels.get_mut(link)?.as_mut().filter(|channel| channel.peer == from && channel.end().is_none())?;
-        // A broken stream is found out once more when the receive has been posted.
+        // A broken stream is found again once the receive is posted.
         let message = look(looks, || channel.incoming.front(&mut channel.link, tag)).ok()??;
         // So is a message that does not fit.
         if message.element != element || message.bytes > into.capacity() {
@@ -98,7 +95,7 @@ impl<C: Connector> Messages<C> {
         Some(Attempt::Done(message))
     }
 
-    /// Makes a request of a receive whose message comes in slowly.
+    /// Makes a request of a receive whose message comes slowly.
     fn receive_rest(&mut self, link: usize, message: Envelope, into: Destination, filled: usize) -> Attempt {
         let Envelope { source, element, .. } = message;
         let receiving = Receiving { from: Some(source), element, into: Some(into), phase: ReceivePhase::Reading { source } };
@@ -111,7 +108,7 @@ impl<C: Connector> Messages<C> {
     }
 }
 
-/// Calls until something is there, so often at most.
+/// Calls until something is there; after the first time at most `looks` times.
 #[inline]
 fn look<T>(mut looks: u32, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {

@@ -1,7 +1,7 @@
 //! What travels on a link between two ranks: a fixed header, and for some kinds a payload. Pure.
 //!
-//! Header, little-endian: kind `u8`, three zero bytes, message `u32`, reply `u32`, element `u32`, tag `u64`, length `u64`. Fields
-//! that a kind does not use are zero, and anything else is refused, so that a stream out of step is found out at once.
+//! Header, little-endian: kind `u8`, three zero bytes, message `u32`, reply `u32`, element `u32`, tag `u64`, length `u64`. Fields that a kind
+//! does not use are zero. Anything else is refused, so that a stream that is out of step is noticed at once.
 
 use crate::element::TypeTag;
 use crate::host::abort_reason::AbortReason;
@@ -15,7 +15,7 @@ pub(super) const EAGER_BYTES: usize = 64 << 10;
 /// Longest piece of a long message: between two pieces others get their turn.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
-/// Longest of what is encoded as a whole: a reason to abort with its header.
+/// Longest frame that is encoded as a whole: a reason to abort with its header.
 pub(super) const WHOLE_BYTES: usize = HEADER_BYTES + AbortReason::BYTES;
 
 /// One frame. `message` is the sender's number for a long message, `reply` the receiver's.
@@ -23,12 +23,12 @@ pub(super) const WHOLE_BYTES: usize = HEADER_BYTES + AbortReason::BYTES;
 pub(super) enum Frame {
     /// A short message; its bytes follow.
     Eager { tag: u64, element: TypeTag, bytes: usize },
-    /// A long message is there to be had.
+    /// A long message waits for a receive.
     RequestToSend { message: u32, tag: u64, element: TypeTag, bytes: usize },
-    /// It has found its receive: send it.
+    /// The long message has met its receive: send it.
     ClearToSend { message: u32, reply: u32 },
-    /// It has found a receive that cannot take it: one of this element type and capacity. Also the answer to `Withdraw` where
-    /// no receive was found yet, so that every request to send has exactly one answer.
+    /// The long message has met a receive that cannot take it: one of this element type and capacity. Also the answer to `Withdraw` where it
+    /// has met no receive yet, so that every request to send has exactly one answer.
     Refuse { message: u32, element: TypeTag, capacity: u64 },
     /// The next piece of a long message; its bytes follow.
     Data { reply: u32, bytes: usize },
@@ -148,7 +148,7 @@ impl Frame {
 mod tests {
     use super::*;
     use crate::element::DType;
-    use crate::host::point_to_point::tests::Random;
+    use crate::random::Random;
 
     fn examples() -> Vec<Frame> {
         let element = TypeTag::Scalar(DType::Bf16);

@@ -3,14 +3,12 @@
 #![expect(unsafe_code, reason = "posting takes memory for longer than the call")]
 
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
 
 use super::frame::{Frame, HEADER_BYTES};
 use super::{Connector, MessageError, Messages, Outcome, Ticket};
-use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::script::Script;
+use crate::host::link::script::Script;
 
 /// Every byte is an element of what the peer that is right sends.
 const BYTES: TypeTag = TypeTag::Scalar(DType::U8);
@@ -50,7 +48,7 @@ struct Opened(Vec<(usize, Script)>);
 impl Connector for Opened {
     type Link = Script;
 
-    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<Script, Interrupted> {
+    fn connect(&mut self, peer: usize) -> Result<Script, Interrupted> {
         Err(AbortReason::Lost { rank: peer as u32 }.into())
     }
 
@@ -81,8 +79,7 @@ impl Into {
         let into = self.bytes[GUARD..].as_mut_ptr();
         let element = if tag == Some(RIGHT.0) { BYTES } else { TRUTHS };
         // SAFETY: the vector is neither touched nor moved nor dropped before the engine is dropped.
-        self.ticket =
-            unsafe { messages.post_receive(Some(from), tag, element, into, capacity, &Deadline::after(Duration::from_secs(5))) }.ok();
+        self.ticket = unsafe { messages.post_receive(Some(from), tag, element, into, capacity) }.ok();
     }
 
     /// What came, once the engine is dropped.
@@ -118,7 +115,7 @@ fn run(bytes: &[u8], jitter: u64) -> (Vec<Received>, Option<AbortReason>) {
     }
     for data in [&short[..], &long] {
         // SAFETY: both outlive the engine and are not written.
-        let _ = unsafe { messages.post_send(1, 5, TRUTHS, data.as_ptr(), data.len(), &Deadline::after(Duration::from_secs(5))) };
+        let _ = unsafe { messages.post_send(1, 5, TRUTHS, data.as_ptr(), data.len()) };
     }
     for _ in 0..100_000 {
         if !messages.progress() {

@@ -6,26 +6,12 @@
 use std::io;
 
 use crate::host::link::ByteLink;
+use crate::tuning::point_to_point::{AHEAD_BYTES, DIRECT_BYTES, DRAIN_READS, PASS_BYTES, PASS_FRAMES, PAST_CACHE_BYTES};
 
 use super::Envelope;
 use super::frame::{Frame, HEADER_BYTES};
 use super::matching_state::{MatchingState, PayloadTarget};
 use super::outgoing::Outgoing;
-
-/// From this length on, a message is not brought into the cache while it is received.
-const PAST_CACHE_BYTES: usize = 4 << 20;
-
-/// How much is read ahead.
-const AHEAD_BYTES: usize = 2048;
-
-/// From this length on, bytes are read to where they belong without a stop in between.
-const DIRECT_BYTES: usize = 1024;
-
-/// How much one link may read before the others get their turn.
-const PASS_BYTES: usize = 1 << 20;
-
-/// How many frames one link may read before the others get their turn.
-const PASS_FRAMES: usize = 256;
 
 /// Why no more will come.
 #[derive(Debug)]
@@ -98,7 +84,7 @@ impl Ahead {
         Ok(read)
     }
 
-    /// Moves bytes to where they belong: what was read ahead, or else straight from the link where it is worth it.
+    /// Moves bytes to where they belong: what was read ahead, else straight from the link where that pays.
     fn take<L: ByteLink>(&mut self, link: &mut L, into: &mut [u8], past: bool) -> io::Result<usize> {
         if self.start == self.end && past {
             return sensible(link.try_read_past(into)?, into.len());
@@ -132,7 +118,7 @@ fn read_some<L: ByteLink>(link: &mut L, into: &mut [u8]) -> io::Result<usize> {
     sensible(link.try_read(into)?, into.len())
 }
 
-/// What a read brought, if that can be; nothing is the end of the stream.
+/// What a read brought, where that is possible. Nothing is the end of the stream.
 #[inline]
 fn sensible(read: usize, most: usize) -> io::Result<usize> {
     if read == 0 || read > most { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(read) }
@@ -154,9 +140,8 @@ impl Incoming {
         Self { link, peer, ahead, payload: None }
     }
 
-    /// What a short message under this tag says of itself where it is next; reads once where nothing was read ahead.
-    ///
-    /// `Ok(None)` for anything else that is next, which stays.
+    /// The envelope of the message that is next, where it is a short one with this tag; reads once where nothing was read ahead. `Ok(None)`
+    /// for anything else, which stays next.
     #[inline]
     pub(super) fn front<L: ByteLink>(&mut self, link: &mut L, tag: u64) -> io::Result<Option<Envelope>> {
         if self.payload.is_some() {
@@ -316,7 +301,7 @@ impl Incoming {
     /// Reads and forgets what is there, so that closing the link does not look like a failure to the peer.
     pub(super) fn drain<L: ByteLink>(&mut self, link: &mut L) {
         // Bounded: a peer that goes on sending is not waited for.
-        for _ in 0..8192 {
+        for _ in 0..DRAIN_READS {
             if link.try_read(&mut self.ahead.bytes).is_err() {
                 return;
             }

@@ -1,7 +1,8 @@
-//! Peers and their links: opened when needed, taken when offered, closed when nothing more can come.
+//! Peers and their links: opened when needed, accepted when a peer opens one, closed when nothing more can come.
 
 use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
+use crate::tuning::point_to_point::LAST_READS;
 
 use super::channel::{Channel, End, PeerState};
 use super::frame::Frame;
@@ -9,23 +10,23 @@ use super::{Connector, Messages};
 
 impl<C: Connector> Messages<C> {
     /// The link that messages to this peer take.
-    pub(super) fn chosen_link(&mut self, peer: usize, deadline: &Deadline) -> Result<usize, Interrupted> {
+    pub(super) fn chosen_link(&mut self, peer: usize) -> Result<usize, Interrupted> {
         if let Some(abort_reason) = self.peers[peer].gone {
             return Err(abort_reason.into());
         }
         let link = match self.peers[peer].chosen {
             Some(link) => link,
-            None => self.any_link(peer, deadline)?,
+            None => self.any_link(peer)?,
         };
         self.peers[peer].chosen = Some(link);
         match self.channels[link].as_ref().and_then(Channel::end) {
             None => Ok(link),
-            Some(end) => Err(self.abort_reason_of_end(peer, end).into()),
+            Some(end) => Err(end.abort_reason(peer).into()),
         }
     }
 
     /// A link to this peer, opened now where there is none.
-    pub(super) fn any_link(&mut self, peer: usize, deadline: &Deadline) -> Result<usize, Interrupted> {
+    pub(super) fn any_link(&mut self, peer: usize) -> Result<usize, Interrupted> {
         let known = |state: &PeerState| state.opened.or(state.accepted);
         if let Some(link) = known(&self.peers[peer]) {
             return Ok(link);
@@ -34,14 +35,14 @@ impl<C: Connector> Messages<C> {
         if let Some(link) = known(&self.peers[peer]) {
             return Ok(link);
         }
-        match self.connector.connect(peer, deadline) {
+        match self.connector.connect(peer) {
             Ok(link) => {
                 let number = self.add_channel(peer, link);
                 self.peers[peer].opened = Some(number);
                 Ok(number)
             }
             Err(stop) => {
-                // It may have opened one, said what it had to say, and gone.
+                // The peer may have opened a link, sent what it had to send, and gone.
                 self.take_links();
                 known(&self.peers[peer]).ok_or(stop)
             }
@@ -83,10 +84,9 @@ impl<C: Connector> Messages<C> {
         self.take_links();
         if self.ends_of(peer).any(|end| end == Some(End::Broken)) {
             self.read_last(peer);
-            // One that leaves never said goodbye on a link that it had not accepted yet.
-            let has_left = self.ends_of(peer).any(|end| matches!(end, Some(End::Left { .. })));
-            let rank = peer as u32;
-            self.end_peer(peer, if has_left { AbortReason::Left { rank } } else { AbortReason::Lost { rank } });
+            // A peer that leaves says nothing on a link that it has not accepted yet.
+            let left = self.ends_of(peer).flatten().find(|end| matches!(end, End::Left { .. }));
+            self.end_peer(peer, left.unwrap_or(End::Broken).abort_reason(peer));
             return;
         }
         let announces_another = |end| matches!(end, Some(End::Left { opened: 1.. }));
@@ -110,19 +110,12 @@ impl<C: Connector> Messages<C> {
     fn read_last(&mut self, peer: usize) {
         for link in self.links_of(peer) {
             let Some(channel) = &mut self.channels[link] else { continue };
-            // Bounded, as the peer might be alive and send without end.
-            for _ in 0..64 {
+            // Bounded: the peer might be alive and send without end.
+            for _ in 0..LAST_READS {
                 if !channel.drive(&mut self.matching_state) {
                     break;
                 }
             }
-        }
-    }
-
-    fn abort_reason_of_end(&self, peer: usize, end: End) -> AbortReason {
-        match end {
-            End::Left { .. } => AbortReason::Left { rank: peer as u32 },
-            End::Broken => AbortReason::Lost { rank: peer as u32 },
         }
     }
 
@@ -148,15 +141,15 @@ impl<C: Connector> Messages<C> {
         last
     }
 
-    /// Links that still take what has not been written to them. One that has ended takes nothing, though its peer may be waited for: it
-    /// said that there is another link of its own, which does not come where that peer was faster in leaving than this rank in accepting.
+    /// Links that have not taken everything yet. One that has ended takes nothing, though its peer may still be waited for: the peer has
+    /// announced another link, which never comes where the peer leaves before this rank accepts.
     fn unwritten(&self) -> impl Iterator<Item = &Channel<C::Link>> {
         self.channels.iter().flatten().filter(|channel| channel.end().is_none() && !channel.outgoing.is_empty())
     }
 
-    /// Ends the engine in order: hands what is pending to the links (not long sends that no receive has met), says goodbye on
-    /// each, and closes them. Requests that are left fail. Where the deadline passes first, says which peers did not take
-    /// everything; the links are closed all the same.
+    /// Ends the engine in order: hands what is pending to the links (not long sends that no receive has met), says on each that this rank
+    /// leaves, and closes them. Requests that are left fail. Where the deadline passes first, the error names the peers that did not take
+    /// everything. The links are closed all the same.
     pub(crate) fn leave(&mut self, deadline: &Deadline) -> Result<(), Interrupted> {
         self.take_links();
         self.flush(deadline);
@@ -185,7 +178,7 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Moves things until all that was to be written is written, or the deadline has passed.
+    /// Moves messages on until everything is written, or the deadline has passed.
     fn flush(&mut self, deadline: &Deadline) {
         while self.unwritten().next().is_some() && !deadline.has_passed() {
             if !self.progress() {

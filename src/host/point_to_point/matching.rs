@@ -102,9 +102,9 @@ impl<A> Matching<A> {
         self.arrived[source].remove(at).map(|arrived| (source, arrived.tag, arrived.what))
     }
 
-    /// Takes back the messages of `source` that are such, and hands them out.
-    pub(super) fn take_back(&mut self, source: usize, mut is_such: impl FnMut(&A) -> bool, mut each: impl FnMut(A)) {
-        while let Some(at) = self.arrived[source].iter().position(|arrived| is_such(&arrived.what)) {
+    /// Takes back the messages of `source` that fit, and hands them out.
+    pub(super) fn take_back(&mut self, source: usize, mut fits: impl FnMut(&A) -> bool, mut each: impl FnMut(A)) {
+        while let Some(at) = self.arrived[source].iter().position(|arrived| fits(&arrived.what)) {
             if let Some(arrived) = self.arrived[source].remove(at) {
                 each(arrived.what);
             }
@@ -115,7 +115,7 @@ impl<A> Matching<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::point_to_point::tests::Random;
+    use crate::random::Random;
 
     /// The rules once more, over two plain lists.
     #[derive(Default)]

@@ -2,17 +2,17 @@
 
 use crate::element::TypeTag;
 use crate::host::abort_reason::AbortReason;
+use crate::tuning::point_to_point::SPARE_BUFFERS;
 
 use super::frame::{EAGER_BYTES, Frame};
 use super::matching::Matching;
-use super::memory::Destination;
-use super::requests::{ReceivePhase, Receiving, Request, Requests, SendPhase, Sending};
+use super::requests::{Destination, ReceivePhase, Receiving, Request, Requests, SendPhase, Sending};
 use super::{Envelope, MessageError};
 
 /// What a waiting message costs besides its bytes, so that empty ones are not free.
 const OVERHEAD_BYTES: usize = 128;
 
-/// What a message uses of the limit from when it is sent until a receive has taken it. Both ends reckon in the same way.
+/// What a message uses of the limit from when it is sent until a receive has taken it. Both ends count alike.
 pub(super) const fn cost(message_bytes: usize) -> usize {
     if message_bytes <= EAGER_BYTES { message_bytes + OVERHEAD_BYTES } else { OVERHEAD_BYTES }
 }
@@ -27,9 +27,6 @@ struct Account {
     /// On which link messages come from it.
     link: usize,
 }
-
-/// How many buffers are kept for short messages to come.
-const SPARE_BUFFERS: usize = 64;
 
 /// A message that no receive wanted yet.
 #[derive(Debug)]
@@ -53,7 +50,7 @@ pub(super) enum PayloadTarget {
     Nowhere,
 }
 
-/// The books.
+/// The matching state of one rank.
 #[derive(Debug)]
 pub(super) struct MatchingState {
     rank: usize,
@@ -104,7 +101,7 @@ impl MatchingState {
         }
     }
 
-    /// What the peer at this link is to be told of messages taken, once it is worth a frame.
+    /// What the peer at this link is to be told of messages that were taken, once it is worth a frame.
     pub(super) fn take_owed(&mut self, peer: usize, link: usize) -> Option<Frame> {
         if !self.owes(peer) || self.accounts[peer].link != link {
             return None;
@@ -113,7 +110,7 @@ impl MatchingState {
         Some(Frame::Credit { cost: std::mem::take(&mut account.owed) as u64 })
     }
 
-    /// What a peer is to be told of messages taken, however few they are, and on which link.
+    /// What a peer is to be told of messages that were taken, however few they are, and on which link.
     pub(super) fn take_any_owed(&mut self, peer: usize) -> Option<(usize, Frame)> {
         let account = &mut self.accounts[peer];
         let cost = std::mem::take(&mut account.owed) as u64;
@@ -147,8 +144,8 @@ impl MatchingState {
         Ok(())
     }
 
-    /// The link that messages of `source` come on, as far as is known; `None` where a message from there has others to meet first than
-    /// the receive that is about to be made.
+    /// The link that messages of `source` come on, as far as is known; `None` where a message from there has another receive to meet before
+    /// the one that is about to be made.
     #[inline]
     pub(super) fn direct_link(&self, source: usize) -> Option<usize> {
         self.matching.is_clear(source).then(|| self.accounts[source].link)
@@ -159,7 +156,7 @@ impl MatchingState {
         self.accounts[source].link
     }
 
-    /// Whether the peer is to be told of messages taken.
+    /// Whether so many messages were taken that the peer is to be told.
     #[inline]
     pub(super) fn owes(&self, peer: usize) -> bool {
         self.accounts[peer].owed >= self.limit / 4
@@ -431,7 +428,7 @@ impl MatchingState {
         self.requests.remove(request);
     }
 
-    /// A peer is gone: everything that waits for it fails, and with it what waits for anyone, where it was the last one.
+    /// A peer is gone: everything that waits for it fails. Where it was the last one, so does what waits for anyone.
     pub(super) fn end_peer(&mut self, peer: usize, abort_reason: AbortReason, was_last: bool) {
         let announced = |arrival: &Arrival| matches!(arrival, Arrival::Announced { .. });
         let accounts = &mut self.accounts;

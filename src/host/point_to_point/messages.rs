@@ -1,36 +1,30 @@
-//! The engine: posts, polls and cancels requests, and keeps account of peers and their links.
+//! The engine: posts requests, moves them on, waits for them, polls and cancels them.
 
 #![expect(unsafe_code, reason = "posting a request takes the caller's memory for longer than the call")]
 
+use std::hint;
+use std::os::fd::BorrowedFd;
+use std::thread;
 use std::time::Duration;
 
-use crate::deadline::Deadline;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::sched_yield;
+
 use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::waiting::{Limits, Patience, is_crowded};
+use crate::host::link::ByteLink;
+use crate::host::waiting::{Patience, Pause, is_crowded};
+use crate::tuning::point_to_point::{ACCEPT_EVERY, UNEXPECTED_BYTES, UNEXPECTED_LEAST_BYTES};
+use crate::tuning::waiting::MESSAGES;
 
 use super::channel::{Channel, PeerState};
 use super::frame::Frame;
 use super::matching_state::MatchingState;
-use super::memory::{Destination, Source};
-use super::requests::{ReceivePhase, Receiving, Request, SendPhase, Sending};
+use super::requests::{Destination, ReceivePhase, Receiving, Request, SendPhase, Sending, Source};
 use super::{Connector, Outcome, Ticket};
 
-/// How much of messages that nobody wants yet is buffered, over all peers.
-const UNEXPECTED_BYTES: usize = 64 << 20;
-
-/// How much of that each peer has at least.
-const UNEXPECTED_LEAST_BYTES: usize = 1 << 20;
-
-/// When a rank gives up the core, and when it sleeps.
-static LIMITS: Limits =
-    Limits { spin_for: Duration::from_micros(8), awake_for: Duration::from_micros(200), rounds_per_look: 32, crowded_rounds: Some(64) };
-
-/// In rounds that follow each other closely, newly opened links are looked for every so many.
-const ACCEPT_EVERY: u64 = 64;
-
-/// A request whose caller has no ticket yet. Dropped where posting breaks off, by an error or a panic: nobody could give the request up
-/// then, and its memory is the caller's again.
+/// A request whose caller has no ticket yet. Where posting breaks off, by an error or a panic, nobody else could cancel the request, and its
+/// memory is the caller's again: so the drop cancels it.
 struct Posting<'a, C: Connector> {
     messages: &'a mut Messages<C>,
     ticket: Ticket,
@@ -78,7 +72,7 @@ impl<C: Connector> Messages<C> {
             matching_state: MatchingState::new(rank, world_size, limit),
             told: None,
             rounds: 0,
-            patience: Patience::new(&LIMITS, is_crowded(local_ranks)),
+            patience: Patience::new(&MESSAGES, is_crowded(local_ranks)),
         }
     }
 
@@ -96,9 +90,8 @@ impl<C: Connector> Messages<C> {
         element: TypeTag,
         data: *const u8,
         bytes: usize,
-        deadline: &Deadline,
     ) -> Result<Ticket, Interrupted> {
-        let link = if to == self.rank { None } else { Some(self.chosen_link(to, deadline)?) };
+        let link = if to == self.rank { None } else { Some(self.chosen_link(to)?) };
         // SAFETY: promised by the caller for as long as the request is under way, and the source is dropped with the request.
         let data = Some(unsafe { Source::new(data, bytes) });
         let send = self.matching_state.requests.insert(Request::Send(Sending { to, tag, element, bytes, data, phase: SendPhase::Queued }));
@@ -133,7 +126,6 @@ impl<C: Connector> Messages<C> {
         element: TypeTag,
         into: *mut u8,
         capacity_bytes: usize,
-        deadline: &Deadline,
     ) -> Result<Ticket, Interrupted> {
         // SAFETY: promised by the caller for as long as the request is under way, and the destination is dropped with the request.
         let into = unsafe { Destination::new(element, into, capacity_bytes) };
@@ -152,12 +144,12 @@ impl<C: Connector> Messages<C> {
         }
         // A message that was there already counts even if its sender is gone by now.
         if messages.waits_for_message(receive) {
-            messages.watch(from, deadline)?;
+            messages.watch(from)?;
         }
         Ok(posting.posted())
     }
 
-    /// Tells whom messages were taken from, where it is worth a frame: they may wait for it, and nothing else need be said soon.
+    /// Tells those whose messages were taken of it, where that is worth a frame: they may wait for it, and no other frame may go to them soon.
     fn tell_credit(&mut self, from: Option<usize>) {
         for peer in from.map_or(0..self.peers.len(), |peer| peer..peer + 1) {
             if self.matching_state.owes(peer) {
@@ -166,7 +158,7 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Tells everyone of whatever was taken from them: a peer may have used up what it may send, and this rank is about to sleep.
+    /// Tells everyone whose messages were taken of it: a peer may have used up what it may send, and this rank is about to sleep.
     pub(super) fn tell_all_credit(&mut self) {
         for peer in 0..self.peers.len() {
             let Some((link, frame)) = self.matching_state.take_any_owed(peer) else { continue };
@@ -182,13 +174,13 @@ impl<C: Connector> Messages<C> {
         self.matching_state.requests.receive(request).is_some_and(|receiving| receiving.phase == ReceivePhase::Posted)
     }
 
-    /// Makes sure that the death of whom a receive waits for will be noticed.
-    fn watch(&mut self, from: Option<usize>, deadline: &Deadline) -> Result<(), Interrupted> {
+    /// Makes sure that the death of the peer that a receive waits for will be noticed.
+    fn watch(&mut self, from: Option<usize>) -> Result<(), Interrupted> {
         match from {
             Some(peer) if peer == self.rank => Ok(()),
             Some(peer) => match self.peers[peer].gone {
                 Some(abort_reason) => Err(abort_reason.into()),
-                None => self.any_link(peer, deadline).map(|_| ()),
+                None => self.any_link(peer).map(|_| ()),
             },
             None => self.all_gone().map_or(Ok(()), |abort_reason| Err(abort_reason.into())),
         }
@@ -203,7 +195,7 @@ impl<C: Connector> Messages<C> {
         moved
     }
 
-    /// The same for one of many rounds: looks for new links, which costs more than all others together, only every now and then.
+    /// The same as one of many rounds: takes new links only every now and then, since looking for them costs more than everything else.
     pub(super) fn round(&mut self) -> bool {
         self.rounds += 1;
         if self.rounds.is_multiple_of(ACCEPT_EVERY) {
@@ -229,7 +221,56 @@ impl<C: Connector> Messages<C> {
         moved
     }
 
-    /// Takes the outcome of a request; `None` while it is under way, and for a ticket that means nothing any more.
+    /// Goes on until something moves, or until one sleep of at most `budget` is over; whether anything moved. For a thread that shares the
+    /// engine and must let go of it in between.
+    pub(crate) fn wait_step(&mut self, budget: Duration) -> bool {
+        loop {
+            if self.round() {
+                return true;
+            }
+            let pause = self.patience.next();
+            if matches!(pause, Pause::Sleep(_)) {
+                self.tell_all_credit();
+            }
+            self.rest(pause, budget);
+            if matches!(pause, Pause::Sleep(_)) {
+                return self.progress();
+            }
+        }
+    }
+
+    /// Passes the time after a fruitless round, at most `limit` of it.
+    pub(super) fn rest(&self, pause: Pause, limit: Duration) {
+        match pause {
+            Pause::Spin => hint::spin_loop(),
+            Pause::Yield => sched_yield(),
+            Pause::Sleep(sleep) => self.sleep(limit.min(sleep.limit), sleep.nap),
+        }
+    }
+
+    /// Sleeps until a link or the connector has something, at most `limit`; at most `nap` where not all can be slept on.
+    fn sleep<'a>(&'a self, limit: Duration, nap: Duration) {
+        let mut descriptors = Vec::with_capacity(self.channels.len() + 1);
+        let mut all = true;
+        let mut add = |descriptor: Option<BorrowedFd<'a>>, events| match descriptor {
+            Some(descriptor) => descriptors.push(PollFd::from_borrowed_fd(descriptor, events)),
+            None => all = false,
+        };
+        add(self.connector.descriptor(), PollFlags::IN);
+        for channel in self.channels.iter().flatten().filter(|channel| channel.end().is_none()) {
+            let write = if channel.outgoing.is_stuck() { PollFlags::OUT } else { PollFlags::empty() };
+            add(channel.link.descriptor(), PollFlags::IN | write);
+        }
+        let limit = if all { limit } else { limit.min(nap) };
+        let mut sleep = |limit| if cfg!(miri) { Err(rustix::io::Errno::NOSYS) } else { poll(&mut descriptors, Some(&limit)) };
+        let result = Timespec::try_from(limit).map(&mut sleep);
+        if !matches!(result, Ok(Ok(_) | Err(rustix::io::Errno::INTR))) {
+            // No descriptor to sleep on, for whatever reason: the clock remains.
+            thread::sleep(limit.min(nap));
+        }
+    }
+
+    /// Takes the outcome of a request; `None` while it is under way, and for a void ticket.
     pub(crate) fn poll(&mut self, ticket: Ticket) -> Option<Outcome> {
         let index = self.matching_state.requests.index(ticket)?;
         let Some(Request::Done(outcome)) = self.matching_state.requests.request(index) else { return None };
@@ -238,7 +279,7 @@ impl<C: Connector> Messages<C> {
         Some(outcome)
     }
 
-    /// Gives a request up: its memory is not touched again, and its ticket means nothing any more.
+    /// Cancels a request: its memory is not touched again, and its ticket is void.
     ///
     /// A send that has begun may still arrive; a long one that was already met by a receive makes that receive fail. A message
     /// that had begun to fill a cancelled receive is kept for the next receive if it is short, and lost if it is long.
@@ -262,7 +303,7 @@ impl<C: Connector> Messages<C> {
         if let Some(channel) = link.and_then(|link| self.channels[link].as_mut()) {
             channel.outgoing.forget(send, &self.matching_state);
             if phase != SendPhase::Queued {
-                // Behind what of it was begun, before any other message of the same number.
+                // After the part of it that was begun, before any other message of the same number.
                 channel.outgoing.answer(Frame::Withdraw { message: send });
             }
         }
@@ -295,8 +336,8 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Tells every peer with a link, now or later, why the communicator ended, as far as the links take it now or in later rounds.
-    /// The first word is the last.
+    /// Tells every peer with a link, now or later, why the communicator ended, as far as the links take it now or in later rounds. The first
+    /// reason counts.
     pub(crate) fn propagate(&mut self, abort_reason: AbortReason) {
         if self.told.is_some() {
             return;

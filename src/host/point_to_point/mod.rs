@@ -4,11 +4,11 @@
 //! them never change places; the first link there is becomes that one, whoever opened it. Where both ranks open one at the same
 //! moment there are two, and both are read.
 //!
-//! A short message (up to 64 KiB) is sent at once and is done for the sender when the link has taken it. If no receive wants it
-//! yet, the receiving rank buffers it: up to 64 MiB over all peers, shared out evenly, with at least 1 MiB for each. The sender keeps
-//! account: when that is used up, its further messages to that peer wait until some were received (their sends stay
-//! pending), while links are read on, so that nothing else is held up. A long message is announced first and moves when a receive has met it, in pieces,
-//! from the sender's memory to the receiver's.
+//! A short message (up to 64 KiB) is sent at once, and is done for the sender when the link has taken it. If no receive wants it yet, the
+//! receiving rank buffers it: up to 64 MiB over all peers, shared out evenly, with at least 1 MiB for each. The sender keeps account. When
+//! that is used up, its further messages to that peer wait until some were received: their sends stay pending, but links are read on, so
+//! nothing else is held up. A long message is announced first. It moves when a receive has met it, in pieces, from the sender's memory to
+//! the receiver's.
 //!
 //! A message and a receive whose element types differ, or a message longer than the receive's memory, make both ends fail,
 //! and nothing else: the message is used up. A short message is done for its sender by then, so only the receiver is told.
@@ -16,8 +16,8 @@
 //! Where two ranks take turns with short messages, neither a send nor a receive becomes a request (`direct`). The bytes on the link, the
 //! order and the accounts are the same.
 //!
-//! Nothing here blocks but `Messages::wait_step` and leaving. Whatever is waited for, everything that can move
-//! moves, in both directions and on all links, so two ranks that send to each other do not wait for each other.
+//! Nothing here blocks but `Messages::wait_step` and leaving. Whatever is waited for, everything that can move moves, in both directions and
+//! on all links, so two ranks that send to each other do not wait for each other.
 
 mod channel;
 mod direct;
@@ -28,17 +28,14 @@ mod incoming;
 mod links;
 mod matching;
 mod matching_state;
-mod memory;
 mod messages;
 mod outgoing;
 mod requests;
 #[cfg(test)]
 mod tests;
-mod wait;
 
 use std::os::fd::BorrowedFd;
 
-use crate::deadline::Deadline;
 use crate::element::TypeTag;
 
 use super::abort_reason::{AbortReason, Interrupted};
@@ -52,9 +49,9 @@ pub(crate) trait Connector {
     /// The kind of link.
     type Link: ByteLink;
 
-    /// A link to `peer`: to send on it, or so that the peer's death is noticed while it is waited for. Called at most once for a
-    /// peer, unless it fails. Must not depend on the peer doing anything meanwhile: it may be in here itself, waiting for us.
-    fn connect(&mut self, peer: usize, deadline: &Deadline) -> Result<Self::Link, Interrupted>;
+    /// A link to `peer`: to send on it, or to notice the peer's death while it is waited for. Called at most once for a peer, unless it
+    /// fails. Must not depend on the peer doing anything meanwhile: the peer may be in this function too, waiting for this rank.
+    fn connect(&mut self, peer: usize) -> Result<Self::Link, Interrupted>;
 
     /// The links that peers have opened to this rank since the last call, with who opened them. Must not block. No more than
     /// one of each peer is taken.

@@ -1,21 +1,19 @@
 //! What is to be written to one link, and in which order.
 //!
-//! Answers go first, then messages in the order in which they were posted, then pieces of long messages that the peer has
-//! cleared, taking turns. A frame that was begun is finished before anything else. Where the peer has taken too few of the messages
-//! sent so far, further ones wait for its word; answers and pieces do not, so that it can go on taking.
+//! Answers go first. Then come messages in the order in which they were posted, then pieces of long messages that the peer has cleared, in
+//! turn. A frame that was begun is finished before anything else. Where the peer has taken too few of the messages sent so far, further
+//! messages wait until it says that it has taken more. Answers and pieces do not wait, so the peer can go on taking.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
 use crate::element::TypeTag;
 use crate::host::link::ByteLink;
+use crate::tuning::point_to_point::PASS_BYTES;
 
 use super::frame::{CHUNK_BYTES, Frame, WHOLE_BYTES};
 use super::matching_state::{MatchingState, cost};
 use super::requests::{SendPhase, Sending};
-
-/// How much one link may write before the others get their turn.
-const PASS_BYTES: usize = 1 << 20;
 
 /// One thing among the messages, which keep their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,7 +179,7 @@ impl Outgoing {
         Some(Begun { head, head_bytes, written, is_whole: written == head_bytes + bytes.len() })
     }
 
-    /// The rest of a message that was begun so is now that of this send.
+    /// The rest of such a message now belongs to this send.
     pub(super) fn go_on(&mut self, begun: Begun, send: u32) {
         let Begun { head, head_bytes, written, .. } = begun;
         self.current = Some(Current { head, head_bytes, payload: Payload::Message(send), written });

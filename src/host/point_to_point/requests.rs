@@ -1,11 +1,99 @@
-//! The requests of one rank that are under way or whose outcome was not yet taken.
+//! The requests of one rank that are under way or whose outcome was not yet taken, and the caller's memory that they use.
+
+#![expect(unsafe_code, reason = "requests outlive the call that posts them, so they hold addresses instead of borrows")]
 
 use std::ops::Range;
+use std::slice;
 
 use crate::element::TypeTag;
+use crate::host::bools;
 
-use super::memory::{Destination, Source};
 use super::{Envelope, Outcome, Ticket};
+
+/// The bytes of a message that is being sent. It exists inside a pending request, until that finishes or is cancelled, and while a call
+/// tries to do without a request.
+#[derive(Debug)]
+pub(super) struct Source {
+    start: *const u8,
+    bytes: usize,
+}
+
+// SAFETY: an address of plain bytes; `Source::new` has the caller promise that they may be read as long as the value exists,
+// on whichever thread.
+unsafe impl Send for Source {}
+
+impl Source {
+    /// # Safety
+    ///
+    /// As long as the value exists, the bytes at `start` are initialised and nobody writes them.
+    pub(super) unsafe fn new(start: *const u8, bytes: usize) -> Self {
+        Self { start, bytes }
+    }
+
+    /// The bytes.
+    pub(super) fn as_slice(&self) -> &[u8] {
+        if self.bytes == 0 {
+            return &[];
+        }
+        // SAFETY: promised to `new`: initialised and unwritten as long as `self` exists, which the borrow does not outlive.
+        unsafe { slice::from_raw_parts(self.start, self.bytes) }
+    }
+}
+
+/// Where a message is being received. It exists as long as a [`Source`] does. When it is dropped, what should be truth values are truth
+/// values, however the request ended.
+#[derive(Debug)]
+pub(super) struct Destination {
+    start: *mut u8,
+    bytes: usize,
+    /// Up to where a message that should be truth values was, or may have been, written.
+    unnormalised: usize,
+    is_bool: bool,
+}
+
+// SAFETY: an address of plain bytes; `Destination::new` has the caller promise that they are ours alone as long as the value
+// exists, on whichever thread.
+unsafe impl Send for Destination {}
+
+impl Destination {
+    /// # Safety
+    ///
+    /// As long as the value exists, the bytes at `start` are initialised, may be written, and nobody else reads or writes them.
+    pub(super) unsafe fn new(element: TypeTag, start: *mut u8, bytes: usize) -> Self {
+        Self { start, bytes, unnormalised: 0, is_bool: element.is_bool() }
+    }
+
+    /// Some of the bytes, to be written; `None` where there are not as many.
+    pub(super) fn part(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
+        if self.is_bool {
+            self.unnormalised = self.unnormalised.max(range.end.min(self.bytes));
+        }
+        self.as_mut_slice().get_mut(range)
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        if self.bytes == 0 {
+            return &mut [];
+        }
+        // SAFETY: promised to `new`: initialised and ours alone as long as `self` exists; the borrow is exclusive.
+        unsafe { slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+
+    /// How many bytes there are.
+    pub(super) fn capacity(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Destination {
+    #[inline]
+    fn drop(&mut self) {
+        if self.unnormalised > 0 {
+            let written = self.unnormalised;
+            bools::normalise(&mut self.as_mut_slice()[..written]);
+        }
+    }
+}
 
 /// A send under way.
 #[derive(Debug)]
@@ -59,7 +147,7 @@ pub(super) enum Request {
     Done(Outcome),
 }
 
-/// A slot; `generation` changes whenever its request is no longer what a ticket names.
+/// A slot. `generation` changes whenever tickets no longer name its request.
 #[derive(Debug)]
 struct Slot {
     generation: u32,
@@ -130,7 +218,7 @@ impl Requests {
         self.receive(index)?.into.as_mut()?.part(part)
     }
 
-    /// Ends a request: its memory is let go, and its outcome kept for the ticket, or forgotten where nobody holds one.
+    /// Ends a request: its memory is let go. Its outcome is kept for the ticket, or forgotten where nobody holds one.
     pub(super) fn finish(&mut self, index: u32, outcome: Outcome) {
         let abandoned = match self.request(index) {
             Some(Request::Send(sending)) => sending.data.is_none(),
@@ -152,7 +240,7 @@ impl Requests {
         }
     }
 
-    /// Makes the ticket of a request that must stay a while longer mean nothing.
+    /// Makes the ticket of a request void, where the request itself must stay a while longer.
     pub(super) fn disown(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
@@ -166,9 +254,9 @@ impl Requests {
         Some(request)
     }
 
-    /// The slots whose request is such.
-    pub(super) fn find(&self, is_such: impl Fn(&Request) -> bool) -> Vec<u32> {
-        let such = |slot: &Slot| slot.request.as_ref().is_some_and(&is_such);
+    /// The slots whose request fits.
+    pub(super) fn find(&self, fits: impl Fn(&Request) -> bool) -> Vec<u32> {
+        let such = |slot: &Slot| slot.request.as_ref().is_some_and(&fits);
         (0..self.slots.len() as u32).filter(|index| such(&self.slots[*index as usize])).collect()
     }
 }

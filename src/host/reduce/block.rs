@@ -10,7 +10,7 @@ use std::{ptr, slice};
 
 use super::numeric::{Bf16, Bf16Pair, Numeric};
 use super::operation::{Both, Operation};
-use super::scratch::Scratch;
+use crate::tuning::reduce::BLOCK_BYTES;
 
 /// What is folded: `count` elements of each input, from byte `start` on.
 #[derive(Clone, Copy)]
@@ -30,22 +30,22 @@ pub(super) struct Inputs<'a> {
 pub(super) unsafe fn fold<L: Numeric, O: Operation<L::Wide>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
     let count = inputs.count;
     let into: *mut L::Stored = into.cast();
-    // SAFETY: the caller's word.
+    // SAFETY: every input covers `start` bytes (the caller's word).
     let at = |input: *const u8| unsafe { input.add(inputs.start).cast::<L::Stored>() };
     let end = |wide| L::narrow(O::finish(wide, divisor));
     match *inputs.pointers {
         [] => {}
         // SAFETY: both cover `count` elements; they may be the same memory, which `copy` allows.
         [only] if L::COPIES && !O::DIVIDES => unsafe { ptr::copy(at(only), into, count) },
-        // SAFETY: passed on.
+        // SAFETY: both cover `count` elements, and are the same or apart (the caller's word).
         [only] => unsafe { fold_one(into, at(only), count, |a| end(L::widen(a))) },
         [a, b] if ptr::eq(a, b) && ptr::eq(into, at(a)) => {
-            // SAFETY: passed on.
+            // SAFETY: all three are the same memory of `count` elements.
             unsafe { fold_one(into, at(a), count, |a| end(O::combine(L::widen(a), L::widen(a)))) }
         }
-        // SAFETY: passed on; not all three are the same.
+        // SAFETY: all cover `count` elements, and each input is the destination or apart from it; not all three are the same.
         [a, b] => unsafe { fold_two(into, at(a), at(b), count, |a, b| end(O::combine(L::widen(a), L::widen(b)))) },
-        // SAFETY: passed on.
+        // SAFETY: every input covers `start` bytes and `count` elements, and `into` as many elements (the caller's word).
         [first, second, ref rest @ .., last] => unsafe { fold_many::<L, O>(into, [first, second], rest, last, inputs, divisor) },
     }
 }
@@ -194,5 +194,39 @@ pub(super) fn scale<L: Numeric<Wide: std::ops::Mul<Output = L::Wide>>>(
 ) {
     for (into, from) in into.iter_mut().zip(from) {
         into.write(L::narrow(L::widen(*from) * scalar));
+    }
+}
+
+/// A little memory on the stack, in which a block of elements is folded before it goes where it belongs: uninitialised, and aligned for anything the built-in folds put there.
+#[repr(C, align(64))]
+pub(super) struct Scratch([MaybeUninit<u8>; BLOCK_BYTES]);
+
+impl Scratch {
+    /// The alignment of the memory.
+    pub(super) const ALIGNMENT: usize = align_of::<Self>();
+
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self([MaybeUninit::uninit(); BLOCK_BYTES])
+    }
+
+    /// How many `T` fit; 0 where `T` cannot lie here.
+    pub(super) const fn capacity<T>() -> usize {
+        if size_of::<T>() == 0 || align_of::<T>() > Self::ALIGNMENT { 0 } else { BLOCK_BYTES / size_of::<T>() }
+    }
+
+    /// The memory as room for [`Scratch::capacity`] values.
+    #[inline(always)]
+    pub(super) fn room<T>(&mut self) -> &mut [MaybeUninit<T>] {
+        let room: *mut MaybeUninit<T> = self.0.as_mut_ptr().cast();
+        // SAFETY: the capacity is what fits into the array, and is 0 where the alignment would not do (the pointer is then
+        // replaced by a dangling one that is aligned); `MaybeUninit` asks nothing of the bytes, and the borrow of `self` covers
+        // the slice's life.
+        unsafe {
+            match Self::capacity::<T>() {
+                0 => &mut [],
+                capacity => std::slice::from_raw_parts_mut(room, capacity),
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::{ptr, slice};
 
-use super::scratch::Scratch;
+use super::block::Scratch;
 use crate::element::{Data, TypeTag};
 use crate::host::bools;
 use crate::op::Function;

@@ -67,7 +67,7 @@ convert!(Avx512, 16, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_s
 /// As [`super::block::fold`], on a processor with AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn fold_avx2<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
-    // SAFETY: passed on.
+    // SAFETY: it asks for what this function's caller has promised.
     unsafe { fold::<Avx2, O, 32, 8>(into.cast(), inputs, divisor) }
 }
 
@@ -78,7 +78,7 @@ pub(super) unsafe fn fold_avx2<O: Operation<f32>>(into: *mut u8, inputs: Inputs<
 /// As [`super::block::fold`], on a processor with AVX-512F besides.
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) unsafe fn fold_avx512<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
-    // SAFETY: passed on.
+    // SAFETY: it asks for what this function's caller has promised.
     unsafe { fold::<Avx512, O, 64, 16>(into.cast(), inputs, divisor) }
 }
 

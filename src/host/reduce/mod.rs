@@ -22,8 +22,6 @@ mod f16_x86;
 mod level;
 mod numeric;
 mod operation;
-mod scale;
-mod scratch;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -39,12 +37,10 @@ use super::copy;
 use super::fold::{self, Fold};
 use crate::element::Data;
 use crate::op::ReductionKind;
+use crate::tuning::reduce::TWICE_READ_BYTES;
 use crate::{DType, Error, ReduceOp, Reduction, Result};
 
-pub(crate) use self::scale::premultiply;
-
-/// What is folded before it is copied to a second destination.
-const TWICE_READ_BYTES: usize = 16 << 10;
+pub(crate) use self::table::premultiply;
 
 /// One reduction, ready to fold blocks of its elements.
 #[derive(Clone)]
@@ -140,7 +136,7 @@ impl Fold for Kernel {
 
     unsafe fn fold_to_two(&self, into: *mut u8, also: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
         let Work::Builtin { functions, divisor } = &self.work else {
-            // SAFETY: passed on.
+            // SAFETY: it asks for what this function's caller has promised.
             return unsafe { fold::fold_and_copy(self, (into, also), inputs, bytes, last) };
         };
         for start in (0..if inputs.is_empty() { 0 } else { bytes }).step_by(TWICE_READ_BYTES) {

@@ -1,25 +1,11 @@
-//! How the bytes of a call are cut into steps, and which area carries a step: the same on every rank, from what the call's fingerprint
-//! says.
+//! How the bytes of a call are cut into steps, and which area carries a step. It depends only on what the call's fingerprint says, so that all
+//! ranks find the same.
 
 use std::ops::Range;
 
 use super::layout::{HEAD_BYTES, LINES_BYTES};
-
-/// From how many bytes on each rank folds a share and passes the result on. Below, every rank folds everything: one step instead
-/// of two.
-const SHARES_FROM_BYTES: usize = 32 << 10;
-
-/// From how many bytes on a result goes past the cache, where it would not stay there anyway. (Not that of a broadcast: nobody folds or
-/// copies anything else beside it, and it was faster without.)
-const STREAM_FROM_BYTES: usize = 4 << 20;
-
-/// The least of a step where one rank copies in while another copies out: below, a step costs more than its bytes.
-const LEAST_STEP_BYTES: usize = 16 << 10;
-/// Blocks up to this are gathered in the least steps, whose slots stay in the first-level cache.
-const SMALL_BLOCK_BYTES: usize = 128 << 10;
-
-/// The longest block that is folded out of lines. Measured with 2 ranks at 4 KiB: 0.50 µs out of lines, 0.33 out of a slot.
-const FOLDED_LINES_BYTES: usize = 2 << 10;
+use crate::call::Kind;
+use crate::tuning::shm::{FOLDED_LINES_BYTES, LEAST_STEP_BYTES, SHARES_FROM_BYTES, SMALL_BLOCK_BYTES, STREAM_FROM_BYTES};
 
 /// Which of a rank's areas holds the payload of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,9 +52,9 @@ impl Area {
     }
 }
 
-/// How much goes into one step of a large call, by the collective: the same on every rank. Small steps let one rank copy in while
-/// others copy out, and keep their bytes in the nearest caches. Where ranks share processors a step costs a turn of everybody,
-/// which is dearer than either.
+/// How much goes into one step of a large call, by the collective: the same on every rank. Small steps let one rank copy in while others copy
+/// out, and keep their bytes in the nearest caches. Where ranks share processors, a step costs a turn of everybody, which costs more than
+/// either saves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StepSizes {
     is_crowded: bool,
@@ -85,7 +71,7 @@ pub(super) struct StepSizes {
 }
 
 impl StepSizes {
-    /// For slots of this size. Measured with 2 and 4 ranks on 2 processors.
+    /// For slots of this size. The sizes are from measurements with 2 and 4 ranks on 2 processors.
     pub(super) fn new(slot_bytes: usize, is_crowded: bool) -> Self {
         let most = |bytes: usize| bytes.min(slot_bytes);
         if is_crowded {
@@ -111,6 +97,26 @@ impl StepSizes {
     pub(super) fn gather(&self, block_bytes: usize) -> usize {
         if block_bytes <= SMALL_BLOCK_BYTES && !self.is_crowded { LEAST_STEP_BYTES } else { self.gather }
     }
+
+    /// What the way of a call on `bytes` in all is called, on ordinary memory; `None` for calls that go over links.
+    pub(super) fn way(&self, kind: Kind, ranks: usize, bytes: usize, element_bytes: usize) -> Option<&'static str> {
+        let block = bytes / ranks;
+        let area = match kind {
+            Kind::Barrier => return Some("flags"),
+            Kind::AllReduce if Area::for_fold(bytes, 1, element_bytes) == Area::Slot && in_shares(bytes) => return Some("shares"),
+            Kind::Reduce if in_shares(bytes) => return Some("shares"),
+            Kind::AllReduce | Kind::Reduce => Chunking::folds(bytes, 1, element_bytes, self.fold).area,
+            Kind::ReduceScatter | Kind::ReduceScatterV => Chunking::folds(block, ranks, element_bytes, self.reduce_scatter).area,
+            Kind::Broadcast => Chunking::moves(bytes, 1, self.broadcast(bytes)).area,
+            Kind::AllGather | Kind::AllGatherV | Kind::Gather => Chunking::moves(block, 1, self.gather(block)).area,
+            Kind::AllToAll | Kind::Scatter => Chunking::moves(block, ranks, self.scatter).area,
+            Kind::GatherV | Kind::ScatterV | Kind::AllToAllV => return None,
+        };
+        Some(match area {
+            Area::Head | Area::Lines => "mailboxes",
+            Area::Slot => "slots",
+        })
+    }
 }
 
 /// Pieces of one block, or of several blocks side by side.
@@ -124,7 +130,7 @@ pub(super) struct Chunking {
     pub(super) piece: usize,
     /// How many blocks one step carries.
     pub(super) width: usize,
-    /// How many pieces a block has; at least one, which is empty where the block is.
+    /// How many pieces a block has: at least one, which is empty if the block is.
     count: usize,
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rustix::thread::CpuSet;
 
-use super::sync::{AtomicU32, AtomicU64, Futex, Ordering};
 use crate::host::abort_reason::AbortReason;
+use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering};
 
 /// A value on cache lines of its own.
 #[repr(C, align(128))]
@@ -23,7 +23,7 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Whether ranks sleep, or are about to, as far as this one has heard.
+    /// Whether ranks sleep, or are about to, as far as this rank can see.
     #[inline]
     pub(super) fn has_sleepers(&self) -> bool {
         self.sleepers.load(Ordering::Relaxed) != 0
@@ -80,7 +80,7 @@ struct AbortRecord {
 
 impl AbortRecord {
     const EMPTY: u32 = 0;
-    /// Taken by a writer. One that dies here leaves the abort record unreadable; its death is then noticed by itself.
+    /// Taken by a writer. If that dies now the record stays unreadable, and its death is noticed in other ways.
     const TAKEN: u32 = 1;
     const WRITTEN: u32 = 2;
 
@@ -115,7 +115,7 @@ pub(super) struct Member {
     departed: AtomicU32,
     pid: AtomicU32,
     locked: AtomicU32,
-    /// The step that it had begun when it left a call for which buffers were lent before its end; 0 for none, since that ends the group.
+    /// The step in which it left a call early for which buffers were lent. That ends the group, so there is one at most; 0 for none.
     left_at: AtomicU64,
     /// How many processors the system lets it keep busy, by quota or affinity.
     available: AtomicU32,
@@ -141,7 +141,7 @@ impl Member {
         self.departed.store(1, Ordering::Release);
     }
 
-    /// Says that the rank leaves a call in this step, in which it reads nothing more of what others have lent, before its caller goes on.
+    /// Says that the rank leaves a call in this step, and reads nothing more of what others have lent. Comes before its caller goes on.
     pub(super) fn leave_at(&self, step: u64) {
         self.left_at.store(step, Ordering::Release);
     }
@@ -151,7 +151,7 @@ impl Member {
         self.left_at.load(Ordering::Relaxed) == step
     }
 
-    /// Whether it has left a call in this step or a later one. What it has read until then comes before what whoever asks writes.
+    /// Whether it has left a call in this step or a later one. If so, all that it has read comes before anything that the asking rank writes.
     pub(super) fn has_left_since(&self, step: u64) -> bool {
         self.left_at.load(Ordering::Acquire) >= step
     }

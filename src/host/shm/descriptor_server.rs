@@ -1,11 +1,9 @@
-//! How the region's descriptor gets from the leader to the other ranks of the host: over an abstract unix socket, whose name no
-//! file system holds, only to processes of the same user, and where the job has a secret, only to those that know it.
+//! How the region's descriptor gets from the leader to the other ranks of the host: over an abstract unix socket, whose name is in no file
+//! system. Only processes of the same user get it, and where the job has a secret, only those that know it.
 
-use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,16 +14,8 @@ use rustix::net::{
 };
 
 use crate::deadline::Deadline;
-use crate::proof::{self, Initiator, Purpose, Responder, Secret, Step, Unproven};
-
-/// How many clients that have not proven themselves may be there at a time.
-const MOST_CLIENTS: usize = 64;
-/// How long each of them has for it.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long each is left in peace when others want its place.
-const GRACE: Duration = Duration::from_millis(100);
-/// How often clients are looked at that say nothing.
-const SLICE: Duration = Duration::from_millis(20);
+use crate::proof::{self, Admission, Initiator, Purpose, Responder, Secret, Step, Unproven};
+use crate::tuning::{admission, net::BACKLOG};
 
 /// The leader's listening socket.
 pub(super) struct DescriptorServer {
@@ -33,15 +23,12 @@ pub(super) struct DescriptorServer {
     name: String,
     /// What clients have to know.
     secret: Option<Secret>,
-    /// How many of other users were refused.
-    refused: AtomicU64,
 }
 
-/// Somebody who has come in and has not got the file yet.
+/// A process that has connected and does not have the file yet.
 struct Client {
     connection: OwnedFd,
     responder: Responder,
-    since: Instant,
 }
 
 impl DescriptorServer {
@@ -51,8 +38,8 @@ impl DescriptorServer {
         let name = format!("collectives-{random}");
         let listener = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         rustix::net::bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-        rustix::net::listen(&listener, 1024)?;
-        Ok(Self { listener, name, secret: secret.cloned(), refused: AtomicU64::new(0) })
+        rustix::net::listen(&listener, BACKLOG)?;
+        Ok(Self { listener, name, secret: secret.cloned() })
     }
 
     /// The name under which others find it. It is no secret: the system shows it to everybody.
@@ -60,69 +47,53 @@ impl DescriptorServer {
         &self.name
     }
 
-    /// Hands `file` to whoever comes and knows the secret, until [`DescriptorServer::close`]. Nobody waits for anybody else; unproven connections, and those
-    /// who hang up, are dropped.
+    /// Hands `file` to every process of this user that connects and knows the secret, until [`DescriptorServer::close`]. No client waits
+    /// for another. Those that prove nothing, and those that hang up, are dropped.
     pub(super) fn serve(&self, file: BorrowedFd<'_>) {
-        let mut clients = VecDeque::new();
-        loop {
-            self.wait(&clients);
-            if !self.admit(&mut clients, file) {
-                return;
-            }
-            clients.retain_mut(|client| match client.listen(&self.name, file) {
-                Ok(stays) => stays && client.since.elapsed() < PATIENCE,
-                Err(error) => {
-                    crate::event::warn!("a process that asked for shared memory was refused: {error}");
-                    false
+        let mut clients = Admission::new(admission::MEMORY);
+        while self.wait(&clients) {
+            let now = Instant::now();
+            self.admit(&mut clients, file, now);
+            for mut client in clients.take() {
+                match client.connection.listen(&self.name, file) {
+                    Ok(true) => clients.put_back(client),
+                    Ok(false) => {}
+                    Err(unproven) => refuse(&mut clients, &unproven.to_string()),
                 }
-            });
+            }
+            clients.overdue(now);
         }
     }
 
-    /// Waits until somebody comes, or says something.
-    fn wait(&self, clients: &VecDeque<Client>) {
-        let watch = if clients.len() < MOST_CLIENTS { PollFlags::IN } else { PollFlags::empty() };
+    /// Waits until a client comes or says something; `false` once the server is closed.
+    fn wait(&self, clients: &Admission<Client>) -> bool {
+        let watch = if clients.is_resting() { PollFlags::empty() } else { PollFlags::IN };
         let mut watched = vec![PollFd::from_borrowed_fd(self.listener.as_fd(), watch)];
         watched.extend(clients.iter().map(|client| PollFd::from_borrowed_fd(client.connection.as_fd(), PollFlags::IN)));
-        // Without a limit where there is nobody whose patience could end.
-        let limit = (!clients.is_empty()).then(|| timespec(SLICE));
+        let limit = clients.patience(Instant::now()).map(timespec);
         // A signal, or a lack of memory, is as good a reason to look again as any.
         let _ = poll(&mut watched, limit.as_ref());
+        !watched[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
-    /// Lets in whoever has come, as far as there is room; `false` where the server was closed.
-    fn admit(&self, clients: &mut VecDeque<Client>, file: BorrowedFd<'_>) -> bool {
-        if clients.len() >= MOST_CLIENTS {
-            clients.retain(|client| client.since.elapsed() <= GRACE);
-        }
-        // Bounded, so that those who keep coming keep nobody from being heard.
-        for _ in 0..MOST_CLIENTS.saturating_sub(clients.len()) {
-            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(connection) if is_own_user(&connection) => match &self.secret {
-                    Some(secret) => {
-                        let responder = Responder::new(secret, Purpose::Memory, self.name.len());
-                        clients.push_back(Client { connection, responder, since: Instant::now() });
-                    }
-                    None => hand_over(&connection, file),
-                },
-                Ok(_) => {
-                    let number = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
-                    // A flood of them is reported ever more rarely.
-                    if number <= 16 || number.is_power_of_two() {
-                        crate::event::warn!(number, "a process of another user asked for shared memory and was refused");
-                    }
+    /// Accepts the clients that have come, as far as there is room. Without a secret each gets the file at once.
+    fn admit(&self, clients: &mut Admission<Client>, file: BorrowedFd<'_>, now: Instant) {
+        drop(clients.make_room(now));
+        let accept = || match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            // It was closed.
+            Err(Errno::INVAL) => Err(io::ErrorKind::WouldBlock.into()),
+            accepted => Ok(accepted?),
+        };
+        for connection in clients.accept(now, accept) {
+            match &self.secret {
+                _ if !is_own_user(&connection) => refuse(clients, "it belongs to another user"),
+                Some(secret) => {
+                    let responder = Responder::new(secret, Purpose::Memory, self.name.len());
+                    clients.add(Client { connection, responder }, now);
                 }
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                // Nobody is there, or the server was closed.
-                Err(Errno::AGAIN | Errno::INVAL) => break,
-                Err(error) => {
-                    // Out of descriptors or memory: those who wait see their deadline unless it passes.
-                    crate::event::warn!(%error, "could not accept a client");
-                    return !wait_for(self.listener.as_fd(), PollFlags::empty(), Duration::from_millis(10));
-                }
+                None => hand_over(&connection, file),
             }
         }
-        !wait_for(self.listener.as_fd(), PollFlags::empty(), Duration::ZERO)
     }
 
     /// Ends [`DescriptorServer::serve`] in whichever thread it runs.
@@ -132,7 +103,7 @@ impl DescriptorServer {
 }
 
 impl Client {
-    /// Goes on with the proof, and hands the file over behind it; whether the client stays.
+    /// Goes on with the proof, and hands the file over after it; whether the client stays.
     fn listen(&mut self, name: &str, file: BorrowedFd<'_>) -> std::result::Result<bool, Unproven> {
         loop {
             let mut bytes = [0; 128];
@@ -165,6 +136,13 @@ fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
+/// Reports that a client was refused.
+fn refuse(clients: &mut Admission<Client>, why: &str) {
+    if let Some(number) = clients.refuse() {
+        crate::event::warn!(number, "a process that asked for shared memory was refused: {why}");
+    }
+}
+
 /// Whether the process at the other end runs as this one's user.
 fn is_own_user(connection: impl AsFd) -> bool {
     sockopt::socket_peercred(connection).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
@@ -181,7 +159,7 @@ fn hand_over(client: &OwnedFd, file: BorrowedFd<'_>) {
     }
 }
 
-/// Sends a few words, for which the same holds.
+/// Sends a few words, for which a socket as good as empty always has room.
 fn send(connection: &OwnedFd, words: &[u8]) -> io::Result<()> {
     match rustix::net::send(connection, words, SendFlags::NOSIGNAL)? {
         sent if sent == words.len() => Ok(()),
@@ -195,11 +173,6 @@ fn timespec(limit: Duration) -> Timespec {
     Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() }
 }
 
-/// Waits for an event, an error or the limit; says whether something came.
-fn wait_for(socket: BorrowedFd<'_>, events: PollFlags, limit: Duration) -> bool {
-    matches!(poll(&mut [PollFd::from_borrowed_fd(socket, events)], Some(&timespec(limit))), Ok(1..))
-}
-
 /// Gets the region's descriptor from the leader that listens under `name`, and that knows the secret, where there is one.
 pub(super) fn fetch(name: &str, secret: Option<&Secret>, deadline: &Deadline) -> io::Result<OwnedFd> {
     let connection = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
@@ -207,7 +180,7 @@ pub(super) fn fetch(name: &str, secret: Option<&Secret>, deadline: &Deadline) ->
     loop {
         match rustix::net::connect(&connection, &address) {
             Ok(()) => break,
-            // The leader's queue is full: it is being emptied.
+            // The leader's queue is full, but it is emptied all the time.
             Err(Errno::AGAIN | Errno::INTR) if !deadline.has_passed() => std::thread::sleep(Duration::from_millis(1)),
             Err(Errno::AGAIN | Errno::INTR) => return Err(late()),
             Err(error) => return Err(error.into()),
@@ -250,7 +223,7 @@ fn patiently<T>(connection: &OwnedFd, deadline: &Deadline, mut read: impl FnMut(
         match read() {
             Err(Errno::AGAIN | Errno::INTR) if deadline.has_passed() => return Err(late()),
             Err(Errno::AGAIN | Errno::INTR) => {
-                wait_for(connection.as_fd(), PollFlags::IN, deadline.remaining());
+                let _ = poll(&mut [PollFd::from_borrowed_fd(connection.as_fd(), PollFlags::IN)], Some(&timespec(deadline.remaining())));
             }
             outcome => return Ok(outcome?),
         }
@@ -385,7 +358,7 @@ mod tests {
     fn silent_clients_hold_up_nobody() {
         with_server(Some(&secret(1)), |name| {
             let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
-            let silent: Vec<OwnedFd> = (0..3 * MOST_CLIENTS)
+            let silent: Vec<OwnedFd> = (0..3 * admission::MEMORY.most)
                 .map(|number| {
                     let pending = socket(SocketFlags::CLOEXEC).unwrap();
                     rustix::net::connect(&pending, &address).unwrap();

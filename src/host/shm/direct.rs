@@ -8,16 +8,13 @@
 #![expect(unsafe_code, reason = "reads the buffers of peers")]
 
 use super::chunking::{Area, Chunking, Shares, streams};
-use super::group::Group;
+use super::group::{CallContext, Group};
 use super::lent::Lent;
 use super::moves::{Blocks, Memory, copy_out};
-use super::offer::{Offer, Side};
-use super::state::CallContext;
+use super::window::{Offer, Side};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::fold::Fold;
-
-/// How much is copied or folded before a rank looks whether the communicator has ended.
-const TURN_BYTES: usize = 1 << 20;
+use crate::tuning::shm::TURN_BYTES;
 
 /// A rank's buffers, as lengths in bytes; 0 for one that the call does not need.
 #[derive(Debug, Clone, Copy)]

@@ -5,14 +5,14 @@
 //! have reached `s`, and reads the others' areas of that parity.
 //!
 //! Two areas suffice because everybody waits for everybody in every step. A rank writes its area for step `s + 2` only after it
-//! has seen every flag at `s + 1`. A rank sets its flag to `s + 1` only after it has read everything that it wants of step `s`.
+//! has seen every flag at `s + 1`. A rank sets its flag to `s + 1` only after it has read all that it wants of step `s`.
 //! So nobody still reads what step `s` left there. For the same reason a flag that is waited for at `s` is never beyond `s`.
 //!
 //! The flag is stored with release order after the area was written, and loaded with acquire order before an area is read; the
 //! chain "read, then set the own flag" and "see that flag, then write" orders the reads before the overwriting as well. On x86
 //! both are plain moves; no fence is needed anywhere.
 
-use super::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 
 /// The number of the last step for which its owner has published an area.
 #[repr(transparent)]

@@ -6,21 +6,18 @@
 #![expect(unsafe_code, reason = "folds the caller's raw memory and the mapped areas")]
 
 use super::chunking::{Area, Chunking, Shares, in_shares, streams};
-use super::group::Group;
+use super::group::{CallContext, Group};
 use super::layout::MAX_ELEMENT_BYTES;
 use super::moves::{Blocks, Memory, copy_out, is_large, within};
-use super::state::CallContext;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::copy::copy;
 use crate::host::fold::Fold;
+use crate::tuning::shm::DIRECT_FROM_BYTES;
 
-/// From how many bytes on windows are looked for. Below, slots that are in the cache already are faster: 2.4 against 3.4 µs at 64 KiB.
-const DIRECT_FROM_BYTES: usize = 256 << 10;
-
-// Common to every function below. The caller vouches for its own memory. Areas lie in the mapping, are as long as the chunking says
-// and aligned to the element, or to 64 bytes where that is less (tested in `chunking` and `mailbox`); a rank writes its own before it publishes the step, and reads the
-// others' after `meet` and before its next `publish`, which is what `flags` asks for. The areas are initialised from the beginning (a
-// file's pages), and hold what the others have written for this call; a fold asks for no more.
+// Common to every function below. The caller vouches for its own memory. Areas lie in the mapping, are as long as the chunking says and
+// aligned to the element, or to 64 bytes where that is less (tested in `chunking`). A rank writes its own area before it publishes the step,
+// and reads the others' after `meet` and before its next `publish`, which is what `flags` asks for. The areas are initialised from the
+// beginning (a file's pages), and hold what the others have written for this call; a fold asks for no more.
 impl Group {
     /// The fold of all ranks' vectors to everyone. `last`: nothing more is folded into it elsewhere.
     ///

@@ -10,7 +10,7 @@ use super::ring_end::{End, copy_bytes};
 use super::shared_file::{ShareError, SharedFile};
 use crate::deadline::Deadline;
 use crate::error::Result;
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
 
 /// Two ranks' blobs in each of two rounds.
 struct Scripted<'a>(Vec<Vec<&'a [u8]>>);

@@ -4,23 +4,44 @@ use std::sync::Arc;
 
 use super::chunking::StepSizes;
 use super::layout::{CHANNELS, MAX_RANKS, RegionLayout};
-use super::offer::Offer;
 use super::region::{self, Region};
 use super::ring::{Channel, RingLink};
 use super::shared_file::{self, ShareError, SharedFile};
-use super::state::GroupState;
-use super::window::{Segment, Site, WindowOffset, Windows};
+use super::window::{Offer, Segment, Site, WindowOffset, Windows};
+use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
+use crate::flight::Flight;
 use crate::fork::Process;
 use crate::host::abort_reason::AbortReason;
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
+use crate::host::health::Health;
 use crate::proof::Secret;
+use crate::tuning::waiting::SHARED_MEMORY;
 
-/// How often a waiter with a core of its own looks before it yields: a few microseconds.
-const SPINS: u32 = 400;
-/// The same with fewer cores than ranks: less than giving up the core costs.
-const CROWDED_SPINS: u32 = 20;
+/// A call's fingerprint in words.
+pub(super) type Fingerprint = [u64; 4];
+
+/// What a call of this host is made under: what it is, how long it may take, and what else may end it.
+#[derive(Clone, Copy)]
+pub(crate) struct CallContext<'a> {
+    pub(crate) call: &'a Call,
+    pub(crate) deadline: &'a Deadline,
+    pub(crate) health: &'a Health,
+    pub(crate) recorder: &'a Flight,
+}
+
+/// Whether a group's next call may start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GroupState {
+    /// All steps are done.
+    Ready,
+    /// The deadline of a barrier passed while others were missing. They will still come to this step, so it is waited for again:
+    /// by the same barrier tried once more, or before the next call.
+    Unfinished(Fingerprint),
+    /// The steps of the ranks have come apart; every call ends at once.
+    Ended(AbortReason),
+}
 
 /// One rank's part in the shared memory of its host. Used by one thread at a time.
 pub(crate) struct Group {
@@ -35,8 +56,8 @@ pub(crate) struct Group {
     pub(super) step: u64,
     /// Whether the next call may start right away.
     pub(super) state: GroupState,
-    /// How often a waiter looks before it gives up the core.
-    pub(super) spins: u32,
+    /// How often a waiter looks before the policy of waiting begins.
+    pub(super) first_looks: u32,
     /// How many ranks can run at the same time.
     pub(super) running: usize,
     /// How calls are cut into steps.
@@ -63,7 +84,7 @@ impl Group {
     ///
     /// `Unsupported` for more than [`MAX_RANKS`] members, `Io` where this rank cannot map the region, `PeerLost` naming a rank
     /// that could not, and whatever the exchange says.
-    pub(crate) fn establish(
+    pub(crate) fn connect(
         exchange: &mut dyn Exchange,
         members: &[usize],
         my_global_rank: usize,
@@ -81,7 +102,7 @@ impl Group {
                 let enter = |file| Region::enter(file, layout, me).map_err(|error| Error::io(format!("mapping {}", name(&layout)), error));
                 let shared_file = SharedFile {
                     name: name(&layout),
-                    make: &|| region::create(&layout),
+                    make: &|| region::create("collectives", layout.bytes),
                     enter: &enter,
                     #[cfg(miri)]
                     enter_numbered: &|number| Region::numbered(number, layout, me),
@@ -111,7 +132,7 @@ impl Group {
             globals: members.iter().map(|rank| *rank as u32).collect(),
             step: 0,
             state: GroupState::Ready,
-            spins: if is_crowded { CROWDED_SPINS } else { SPINS },
+            first_looks: SHARED_MEMORY.first_looks[usize::from(is_crowded)],
             running: if is_crowded { processors.max(1) } else { ranks },
             step_sizes: StepSizes::new(region.layout().slot_bytes(), is_crowded),
             offers: vec![Offer::default(); ranks].into(),
@@ -180,6 +201,11 @@ impl Group {
     #[inline]
     pub(super) fn in_window(&self, rank: usize, place: WindowOffset, bytes: usize) -> Option<*mut u8> {
         self.windows.address(rank, place, bytes)
+    }
+
+    /// The way of a call on `bytes` in all, on ordinary memory, where one has to be told; `None` for calls that go over links.
+    pub(crate) fn way(&self, kind: Kind, bytes: usize, element_bytes: usize) -> Option<&'static str> {
+        self.step_sizes.way(kind, self.ranks, bytes, element_bytes)
     }
 
     /// Tells the ranks of this host why the communicator ended, unless one has told already, and wakes those who sleep.

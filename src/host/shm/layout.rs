@@ -54,7 +54,7 @@ impl RegionLayout {
         Some(Self { ranks, members, mailboxes, slots, rings, bytes: bytes.next_multiple_of(PAGE) })
     }
 
-    /// Small enough that all slots together stay in a last-level cache, large enough that a step costs little beside its bytes.
+    /// Small enough that all slots together stay in the last-level cache, large enough that a step costs little compared with its bytes.
     const fn slot_bytes_for(ranks: usize) -> usize {
         match ranks {
             0..=4 => 1 << 20,

@@ -1,16 +1,17 @@
 //! The buffers that a rank lends to the others for one call, and how it gets them back.
 //!
-//! In a direct call ([`direct`](super::direct)) ranks read each other's buffers where they lie: source and destination of whoever offered
-//! them in the call's first step. From then on a buffer is **lent**, and as long as any rank may be reading it nobody changes what is read:
+//! In a direct call ([`direct`](super::direct)) ranks read each other's buffers where they lie: the sources and destinations that were offered
+//! in the call's first step. From then on a buffer is **lent**. As long as any rank may be reading it, nobody changes what is read:
 //!
 //! - Within the call a rank writes to its own buffers alone, and there to what no other rank reads before it has met this one again.
 //! - A call that ends as it should ends with a step that each rank publishes when it has read all that it wants. Whoever has met the others
 //!   there has its buffers back.
-//! - Whoever leaves in any other way, for an error, an abort, a deadline or by the panic of a custom op, does not know who still reads, and may
-//!   not wait to learn it: those that read may be in a custom op, which takes as long as it likes and may wait for this very rank. So before
-//!   the buffers are its caller's again, their segments are made private (see [`window`](super::window)): the caller may then write to them,
-//!   give them back to the system or end the communicator, and what the others read stays as it was. The value [`Lent`] sees to that in
-//!   its drop, so that no way out of a call goes past it.
+//! - Whoever leaves in any other way (an error, an abort, a deadline, the panic of a custom op) does not know who still reads. It may not
+//!   wait to learn it either: those that read may be in a custom op, which takes as long as it likes and may wait for this very rank. So before
+//!   the buffers are its caller's again, their segments are made private: a private view of the same pages, mapped when the window was made,
+//!   takes the segment's place in this rank's mapping (`mremap`; readers have mappings of their own). The caller may then write to them, give
+//!   them back to the system or end the communicator. What the others read stays, to the last mapping of the file. [`Lent`] does this in its
+//!   drop, so that no way out of a call goes past it.
 //!
 //! What is read can thus be handed to a custom op as a slice, and be folded through references. It holds for ranks that run this crate;
 //! what the ranks of a job could do to each other's memory otherwise, no mapping would stop.
@@ -23,17 +24,12 @@
 
 use std::io::{self, Write};
 use std::ops::{Deref, DerefMut};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::group::Group;
-use super::offer::Offer;
-use super::state::{CallContext, Fingerprint, GroupState};
+use super::group::{CallContext, Fingerprint, Group, GroupState};
+use super::window::Offer;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-
-/// How long a rank that cannot make a buffer its own waits for those who may be reading it; longer where that is the rule.
-const READERS_LEAVE_WITHIN: Duration = Duration::from_secs(if cfg!(any(miri, one_mapping)) { 300 } else { 10 });
-/// How often it looks.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+use crate::tuning::shm::{READERS_INTERVAL, READERS_LEAVE_WITHIN};
 
 /// A call for which this rank has lent its buffers. Its drop takes them back, unless nobody reads them any more.
 pub(super) struct Lent<'a> {
@@ -107,7 +103,7 @@ impl<'a> Lent<'a> {
                 );
                 std::process::abort();
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(READERS_INTERVAL);
         }
     }
 

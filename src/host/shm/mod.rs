@@ -1,8 +1,8 @@
 //! Collectives and links between the ranks of one host, in shared memory.
 //!
-//! Ranks may be processes or threads of one process; the code is the same. A [`Group`] is one rank's part: it maps a
-//! [`region`] that all ranks of the host share, runs collectives on it in [`steps`], and hands out byte [`ring`]s between pairs
-//! of ranks for everything that is not a collective of the whole host.
+//! Ranks may be processes or threads of one process; the code is the same. A [`Group`] is one rank's part. It maps a [`region`] that all
+//! ranks of the host share, and runs collectives on it in [`steps`]. For everything that is not a collective of the whole host it hands out
+//! byte [`ring`]s between pairs of ranks.
 //!
 //! # Design
 //!
@@ -12,36 +12,40 @@
 //! nobody can publish step s+2 before all have published s+1, which they do after reading s. The flag, the fingerprint and the
 //! first 24 bytes lie in one cache line. Folds take all inputs in rank order in one pass, so a rank order is free here.
 //!
-//! What goes into a step depends on the collective and on whether ranks share processors (`shm/chunking.rs`, `StepSizes`), and on nothing that ranks could
-//! see differently. With a processor for each rank, steps are small enough to stay in the nearest caches, and copying in overlaps with copying
-//! out. With fewer, every step costs a turn of everybody (1 to 3 µs on 2 processors), so steps are as large as a slot: 1 MiB for up to 4 ranks,
-//! half of that for each doubling, 64 KiB from 33 on. A rank thus has 2 slots, at most 2 MiB, and all ranks of a host never more than 16 MiB of
-//! slots up to 128 ranks. From 32 KiB on each rank folds a share of a vector and passes it on; below, everybody folds everything. Results of
-//! 4 MiB and more that are not written in place go past the cache.
+//! What goes into a step depends on the collective and on whether ranks share processors ([`chunking`]), and on nothing that ranks could
+//! see differently. With a processor for each rank, steps are small enough to stay in the nearest caches, and copying in overlaps with
+//! copying out. With fewer, every step costs a turn of everybody (1 to 3 µs on 2 processors), so steps are as large as a slot: 1 MiB for up
+//! to 4 ranks, half of that for each doubling, 64 KiB from 33 on. A rank thus has 2 slots of together at most 2 MiB, and all ranks of a host
+//! have at most 16 MiB of slots up to 128 ranks. From 32 KiB on each rank folds a share of a vector and passes it on; below, everybody folds
+//! everything. Results of 4 MiB and more that are not written in place go past the cache. These sizes are in `tuning::shm`.
 //!
-//! A waiter spins briefly where there is a core for every rank, yields where there is not, and then sleeps on a shared futex for a bounded
-//! time; the bound makes a fence between flag and sleepers' word unnecessary. A sleeping waiter looks at deadline, health, the
-//! region's abort reason, and whether the rank it waits for still holds its lock on the region's file (open file description locks vanish with
-//! their owner, whichever way it ends, and work for threads too).
+//! A waiter spins briefly where there is a core for every rank, and yields where there is not. Then it sleeps on a shared futex for a
+//! bounded time; the bound makes a fence between flag and sleepers' word unnecessary. A waiter that no longer spins looks at the deadline,
+//! the health, the region's abort reason, and whether the ranks it waits for still hold their locks on the region's file. Such a lock, of
+//! an open file description, vanishes with its owner, whichever way that ends, and works for threads too.
 //!
-//! **Windows** (`Communicator::alloc`). One more such file for each allocation, with a segment for every rank of the host, page-aligned, and
-//! aligned to 2 MiB where it fills as much. Every rank maps all of it, so an address in a buffer becomes (window, offset), and that an address
-//! of anybody's segment here: `Group::find_window`, a binary search that costs one branch where there are no windows, and `Group::in_window`.
-//! Once a group has had a window, every call of more than 4 KiB (256 KiB for an all-reduce) begins with a step in which each rank says where its buffers lie. If all lie in
-//! one window (sources, and destinations where results are fetched from them), ranks read each other's buffers in place, and a last step says that
-//! everybody is done; else the call goes through slots as any other. Nobody writes to another's buffer: a peer that was given up on could still
-//! do so when its call has long failed here and the buffer is its owner's again. Nor does a buffer change that is being read (`shm/lent.rs`). A rank
-//! that leaves a call otherwise than by its last step (error, abort, deadline, a panicking op) cannot know who still reads, and may not wait for a
-//! custom op that may wait for it. So before its caller gets the buffer back, a private view of the same pages, mapped when the window was made, takes
-//! the segment's place in this rank's mapping (`mremap`; readers have mappings of their own). What the rank writes then is its own, and what others
-//! read stays, to the last mapping of the file. Where that cannot be done (no further mapping is allowed; ranks share one under Miri and the thread
-//! sanitizer) the rank waits up to 10 s for its readers, and then ends the process. Calls that succeed pay for none of this. The extra step costs a
-//! flag each way. Reduce, gather and scatter go through slots always. Each rank has its own segment's pages
-//! found by `MADV_POPULATE_WRITE` before the ranks agree, since later a lack of memory would be a bus error; what is more than the system has
-//! in all is refused by the leader first. For a host of n ranks and segments of b bytes (rounded up) that is (n + 1)·b of address space for each
-//! rank, and n·b of memory once; a rank's page tables grow as it reaches into others' segments. A group keeps what was dropped mapped until
-//! its next call, so an address that `in_window` gave holds to the end of the call, whatever another thread drops; the pages of a dropped
-//! segment are given back at once (`MADV_REMOVE`). (`benches/record/2026-11-22-design-figures.md` has what pages cost.)
+//! # Windows
+//!
+//! A window (`Communicator::alloc`) is one more such file, with a segment for every rank of the host. Segments are page-aligned, and aligned
+//! to 2 MiB where they fill as much. Every rank maps all of it. So an address in a buffer becomes a window and an offset
+//! (`Group::find_window`, a binary search that costs one branch where there are no windows), and that an address of anybody's segment here
+//! (`Group::in_window`).
+//!
+//! Once a group has had a window, every call of more than 4 KiB (256 KiB for an all-reduce) begins with a step in which each rank says where
+//! its buffers lie. If all lie in one window (sources, and destinations where results are fetched from them), ranks read each other's
+//! buffers in place, and a last step says that everybody is done. Otherwise the call goes through slots as any other. The extra step costs a
+//! flag each way. Reduce, gather and scatter go through slots always.
+//!
+//! Nobody writes to another's buffer: a peer that was given up on could still do so when its call has long failed here and the buffer is its
+//! owner's again. Nor does a buffer change that is being read: [`lent`] says how that holds for a rank that leaves a call early. Calls that
+//! succeed pay nothing for it.
+//!
+//! Each rank has its own segment's pages found by `MADV_POPULATE_WRITE` before the ranks agree, since later a lack of memory would be a bus
+//! error. What is more than the system has in all is refused by the leader first. For a host of n ranks and segments of b bytes (rounded up)
+//! that is (n + 1)·b of address space for each rank, and n·b of memory once; a rank's page tables grow as it reaches into others' segments.
+//! A group keeps what was dropped mapped until its next call, so an address that `in_window` gave holds to the end of the call, whatever
+//! another thread drops. The pages of a dropped segment are given back at once (`MADV_REMOVE`).
+//! (`benches/record/2026-11-22-design-figures.md` has what pages cost.)
 
 mod chunking;
 mod control;
@@ -52,32 +56,23 @@ mod folds;
 #[cfg(feature = "internals")]
 pub(crate) mod fuzz;
 mod group;
-mod inline_copy;
 mod layout;
 mod lent;
-mod mailbox;
 mod moves;
-mod offer;
 mod pages;
-mod presence;
 mod region;
 mod ring;
 mod ring_end;
 mod shared_file;
-mod state;
 mod steps;
-mod sync;
-mod wait;
-mod way;
 mod window;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use group::Group;
+pub(crate) use group::{CallContext, Group};
 pub(crate) use layout::MAX_ELEMENT_BYTES;
 pub(crate) use moves::{Blocks, Memory};
 pub(crate) use ring::{Channel, RingLink};
 pub(crate) use shared_file::ShareError;
-pub(crate) use state::CallContext;
 pub(crate) use window::{Segment, Site, Size, Storage};

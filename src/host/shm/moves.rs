@@ -3,9 +3,8 @@
 #![expect(unsafe_code, reason = "copies between the caller's raw memory and the mapped areas")]
 
 use super::chunking::{Area, Chunking, streams};
-use super::group::Group;
+use super::group::{CallContext, Group, GroupState};
 use super::layout::LINES_BYTES;
-use super::state::{CallContext, GroupState};
 use crate::host::abort_reason::Interrupted;
 use crate::host::copy::{copy, copy_streaming};
 

@@ -1,4 +1,4 @@
-//! Mapped memory that belongs to one value: pages of a file that several ranks map, or of nobody else's.
+//! Mapped memory that belongs to one value: pages of a file that several ranks map, or pages of this process alone.
 
 #![expect(unsafe_code, reason = "owns a mapping")]
 
@@ -26,8 +26,8 @@ unsafe impl Send for Pages {}
 // SAFETY: what a shared reference gives is addresses, and advice to the kernel, which takes that from any thread.
 unsafe impl Sync for Pages {}
 
-/// A view of a part of a file that keeps to itself what is written through it: mapped beside the shared one, to take its place at once,
-/// without a descriptor and with nothing left that could be lacking by then but a free entry in the process's list of mappings.
+/// A view of a part of a file that keeps to itself what is written through it. It is mapped beside the shared one, so that it can take its
+/// place at once: that needs no descriptor, and nothing that could be lacking by then but a free entry in the process's list of mappings.
 #[derive(Debug)]
 pub(super) struct PrivateView {
     base: NonNull<u8>,
@@ -49,8 +49,8 @@ impl PrivateView {
         Ok(Self { base, bytes })
     }
 
-    /// Moves to an address, in place of what is mapped there: to whoever reads there meanwhile either is there, and never nothing.
-    /// Where it fails, what was mapped there still is; else the process ends.
+    /// Moves to an address, in place of what is mapped there. Whoever reads there meanwhile finds one of the two, never nothing. If it fails, what
+    /// was mapped there still is; if even that is lost, the process ends.
     ///
     /// # Safety
     ///
@@ -74,8 +74,8 @@ impl PrivateView {
     }
 }
 
-/// Ends the process where a failed move has left a hole: the kernel takes away what was mapped before the last reason for which it may
-/// refuse (its own lack of memory, or of memory that may be promised). Somebody's slice lies there.
+/// Ends the process where a failed move has left a hole, in which somebody's slice lies. The kernel may still refuse for lack of memory after it
+/// has taken away what was mapped.
 fn end_where_unmapped(address: *mut u8, bytes: usize, error: Errno) {
     // SAFETY: asks the kernel to begin writing back pages that lie in memory, which changes nothing.
     if let Err(Errno::NOMEM) = unsafe { rustix::mm::msync(address.cast(), bytes, rustix::mm::MsyncFlags::ASYNC) } {
@@ -93,7 +93,7 @@ impl Drop for PrivateView {
     }
 }
 
-/// To what a part of so many bytes is best aligned, when its elements want `align`: huge pages where it fills one.
+/// The alignment of a part of so many bytes whose elements want `align`: a huge page where it fills one.
 pub(super) fn alignment(bytes: usize, align: usize) -> usize {
     let page = rustix::param::page_size();
     align.max(if bytes >= HUGE_PAGE { HUGE_PAGE.max(page) } else { page })
@@ -136,7 +136,7 @@ impl Pages {
         one_mapping::known((0, number), Self::private(bytes, align)?)
     }
 
-    /// Address space for `bytes` bytes at a multiple of `align`.
+    /// Reserves address space for `bytes` bytes at a multiple of `align`.
     fn reserve(bytes: usize, align: usize, protection: ProtFlags) -> io::Result<Self> {
         let slack = if align > rustix::param::page_size() { align } else { 0 };
         let too_much = || io::Error::new(io::ErrorKind::OutOfMemory, "more than an address space holds");

@@ -3,19 +3,19 @@
 //! It is an anonymous file (`memfd_create`): it has no name in any file system, and is gone with the last process that maps it,
 //! however that ends. It is sealed against shrinking, so that no mapping of it can turn into a bus error.
 
-#![expect(unsafe_code, reason = "owns the mapping and hands out what lies in it")]
+#![expect(unsafe_code, reason = "owns the mapping and hands out what lies in it; locks of open file descriptions have no safe wrapper")]
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::process::Pid;
 
 use super::control::{Control, Member};
 use super::flags::Flag;
 use super::layout::RegionLayout;
 use super::pages::{Pages, alignment};
-use super::presence::Presence;
 use crate::host::abort_reason::AbortReason;
 
 /// One rank's mapping of the region, its lock on it, and where everything lies.
@@ -28,41 +28,35 @@ pub(super) struct Region {
 }
 
 /// The seals of all memory that ranks share: its size stays what it is.
-pub(super) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Makes the file behind a region: its size fixed, its bytes zero.
-pub(super) fn create(layout: &RegionLayout) -> io::Result<OwnedFd> {
-    let file = rustix::fs::memfd_create("collectives", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, layout.bytes as u64)?;
+/// Makes a file that ranks are to share: its size fixed, its bytes zero.
+pub(super) fn create(name: &str, bytes: usize) -> io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, bytes as u64)?;
     rustix::fs::fcntl_add_seals(&file, SEALS)?;
     Ok(file)
 }
 
-/// Refuses a file whose size anybody could still change.
-pub(super) fn check_seals(file: BorrowedFd<'_>) -> io::Result<()> {
+/// Refuses a file that is not so long, or whose size anybody could still change: one that could shrink would turn a read into a bus error.
+pub(super) fn check(file: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+    let found = rustix::fs::fstat(file)?.st_size;
     // Files that cannot be sealed do not know the question.
     let seals = rustix::fs::fcntl_get_seals(file).unwrap_or(SealFlags::empty());
-    if !seals.contains(SEALS) {
-        let message = format!("the shared memory is not sealed against shrinking, growing and unsealing, only against {seals:?}");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
-    }
-    Ok(())
-}
-
-/// Refuses a file that is not a region of this layout: one that could shrink would turn a read into a bus error.
-fn check(file: BorrowedFd<'_>, layout: &RegionLayout) -> io::Result<()> {
-    let bytes = rustix::fs::fstat(file)?.st_size;
-    if u64::try_from(bytes) != Ok(layout.bytes as u64) {
-        let message = format!("the shared region has {bytes} bytes, {} were expected", layout.bytes);
-        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
-    }
-    check_seals(file)
+    let message = if u64::try_from(found) != Ok(bytes as u64) {
+        format!("its file has {found} bytes, {bytes} were expected")
+    } else if !seals.contains(SEALS) {
+        format!("its file is not sealed against shrinking, growing and unsealing, only against {seals:?}")
+    } else {
+        return Ok(());
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidData, message))
 }
 
 impl Region {
     /// Maps the file, takes the lock of rank `me` and enters it.
     pub(super) fn enter(file: OwnedFd, layout: RegionLayout, me: usize) -> io::Result<Self> {
-        check(file.as_fd(), &layout)?;
+        check(file.as_fd(), layout.bytes)?;
         let pages = Pages::of_file(file.as_fd(), layout.bytes, alignment(layout.bytes, 1))?;
         Ok(Self::new(pages, layout, me, Presence::claim(file, me)?))
     }
@@ -174,8 +168,72 @@ impl Region {
     }
 }
 
+/// One rank's lock, by which the others know that it still lives.
+///
+/// Each rank holds a lock on one byte of the region's file, under an open file description of its own. The kernel drops it with the last
+/// descriptor, however the process ends, and anyone can test it without waiting.
+struct Presence {
+    file: OwnedFd,
+    locked: bool,
+}
+
+impl Presence {
+    /// Takes the lock of `rank`. `received` is shared with other ranks, so the file is opened anew through /proc; without
+    /// /proc there is no lock, and peers look for the process instead.
+    fn claim(received: OwnedFd, rank: usize) -> io::Result<Self> {
+        let path = format!("/proc/self/fd/{}", received.as_raw_fd());
+        let Ok(file) = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else {
+            return Ok(Self { file: received, locked: false });
+        };
+        lock(file.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK, rank)?;
+        Ok(Self { file, locked: true })
+    }
+
+    /// That of a thread under Miri, where ranks live as long as the process, and files have no locks.
+    #[cfg(miri)]
+    fn unknown() -> io::Result<Self> {
+        Ok(Self { file: std::fs::File::open("/dev/null")?.into(), locked: false })
+    }
+
+    /// Whether peers can test a lock of this rank.
+    fn is_locked(&self) -> bool {
+        self.locked
+    }
+
+    /// Gives the lock back while the file stays open.
+    fn release(&self, rank: usize) {
+        if self.locked {
+            let _ = lock(self.file.as_fd(), libc::F_OFD_SETLK, libc::F_UNLCK, rank);
+        }
+    }
+
+    /// Whether another rank lives, as far as can be told: one that cannot be tested counts as alive.
+    fn lives(&self, rank: usize, member: &Member) -> bool {
+        if member.is_locked() {
+            return lock(self.file.as_fd(), libc::F_OFD_GETLK, libc::F_WRLCK, rank).map_or(true, |held| held != libc::F_UNLCK);
+        }
+        let pid = i32::try_from(member.pid()).ok().and_then(Pid::from_raw).filter(|_| !cfg!(miri));
+        pid.is_none_or(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+    }
+}
+
+/// One lock command on the byte of `rank`; gives back the type of lock that the kernel answers.
+fn lock(file: BorrowedFd<'_>, command: libc::c_int, kind: libc::c_int, rank: usize) -> io::Result<libc::c_int> {
+    // SAFETY: all-zero bytes are a valid `flock`: it is made of integers.
+    let mut request: libc::flock = unsafe { std::mem::zeroed() };
+    request.l_type = kind as libc::c_short;
+    request.l_whence = libc::SEEK_SET as libc::c_short;
+    request.l_start = rank as libc::off_t;
+    request.l_len = 1;
+    // SAFETY: the descriptor is open (borrowed), the command takes a `flock`, and `request` outlives the call.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut request) };
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(request.l_type.into()) }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
+    use rustix::fs::memfd_create;
+
     use super::*;
 
     /// The regions of several ranks over one file.
@@ -186,7 +244,7 @@ pub(super) mod tests {
             let number = crate::host::shm::shared_file::number();
             return (0..ranks).map(|me| Region::numbered(number, layout, me).unwrap()).collect();
         }
-        let file = create(&layout).unwrap();
+        let file = create("collectives", layout.bytes).unwrap();
         (0..ranks).map(|me| Region::enter(file.try_clone().unwrap(), layout, me).unwrap()).collect()
     }
 
@@ -206,7 +264,7 @@ pub(super) mod tests {
     fn a_file_that_is_no_region_is_refused() {
         let layout = RegionLayout::new(2).unwrap();
         let refused = |file: OwnedFd, layout| Region::enter(file, layout, 0).err().unwrap().to_string();
-        assert!(refused(create(&layout).unwrap(), RegionLayout::new(3).unwrap()).contains("were expected"));
+        assert!(refused(create("collectives", layout.bytes).unwrap(), RegionLayout::new(3).unwrap()).contains("were expected"));
         let unsealed = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, layout.bytes as u64).unwrap();
         for seals in [SealFlags::empty(), SealFlags::SHRINK, SealFlags::GROW] {
@@ -232,5 +290,48 @@ pub(super) mod tests {
                 std::thread::yield_now();
             }
         });
+    }
+
+    /// A member record as its rank would enter it.
+    fn member(presence: &Presence, pid: u32) -> Box<Member> {
+        // SAFETY: a record is made of atomic integers, for which zero is a value.
+        let member: Box<Member> = unsafe { Box::new(std::mem::zeroed()) };
+        member.enter(pid, presence.is_locked(), 1, None);
+        member
+    }
+
+    #[test]
+    fn a_lock_ends_with_its_file() {
+        let file = memfd_create("presence-test", MemfdFlags::CLOEXEC).unwrap();
+        let mine = Presence::claim(file.try_clone().unwrap(), 0).unwrap();
+        let other = Presence::claim(file.try_clone().unwrap(), 1).unwrap();
+        assert!(other.is_locked(), "/proc is needed here");
+        let record = member(&other, 1);
+        assert!(mine.lives(1, &record));
+        drop(other);
+        assert!(!mine.lives(1, &record));
+
+        let again = Presence::claim(file, 1).unwrap();
+        assert!(mine.lives(1, &record));
+        again.release(1);
+        assert!(!mine.lives(1, &record));
+    }
+
+    #[test]
+    fn a_byte_is_locked_once() {
+        let file = memfd_create("presence-test", MemfdFlags::CLOEXEC).unwrap();
+        let _first = Presence::claim(file.try_clone().unwrap(), 3).unwrap();
+        assert!(Presence::claim(file, 3).is_err());
+    }
+
+    #[test]
+    fn without_locks_the_process_is_looked_for() {
+        let file = memfd_create("presence-test", MemfdFlags::CLOEXEC).unwrap();
+        let unlocked = Presence { file, locked: false };
+        assert!(unlocked.lives(1, &member(&unlocked, std::process::id())));
+        let mut child = std::process::Command::new("/proc/self/exe").arg("--list").stdout(std::process::Stdio::null()).spawn().unwrap();
+        let record = member(&unlocked, child.id());
+        child.wait().unwrap();
+        assert!(!unlocked.lives(1, &record));
     }
 }

@@ -7,11 +7,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::presence::PULSE;
 use super::region::Region;
 use super::ring_end::{Copy, End, copy_bytes};
 use crate::host::copy::copy_streaming;
 use crate::host::link::ByteLink;
+use crate::host::waiting::Interval;
+use crate::tuning::shm::{LIVENESS_INTERVAL, RING_TRIES_PER_LOOK};
 
 /// Which of the streams between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,9 +24,6 @@ pub(crate) enum Channel {
     PointToPoint = 1,
 }
 
-/// Fruitless tries between two looks at the clock.
-const TRIES: u32 = 32;
-
 /// Both directions between this rank and another one of its host. Keeps the region mapped.
 pub(crate) struct RingLink {
     sender: End,
@@ -33,7 +31,8 @@ pub(crate) struct RingLink {
     region: Arc<Region>,
     peer: usize,
     tries: u32,
-    pulse: Instant,
+    /// When the kernel is asked whether the peer lives.
+    liveness: Interval,
 }
 
 // SAFETY: the pointers lead into the region, which the link keeps mapped; each end of a ring exists once (`Group::link` gives
@@ -45,25 +44,20 @@ impl RingLink {
     pub(super) fn new(region: Arc<Region>, peer: usize, channel: Channel) -> Self {
         let layout = *region.layout();
         let end = |from, to| End::new(region.at(layout.ring(from, to, channel as usize)), layout.ring_bytes());
-        Self { sender: end(region.me(), peer), receiver: end(peer, region.me()), peer, tries: 0, pulse: Instant::now(), region }
+        Self { sender: end(region.me(), peer), receiver: end(peer, region.me()), peer, tries: 0, liveness: Interval::default(), region }
     }
 
     /// Counts a fruitless try; says whether the peer has left or died, which is looked at rarely.
     fn is_peer_gone(&mut self) -> bool {
         self.tries += 1;
-        if self.tries < TRIES {
+        if self.tries < RING_TRIES_PER_LOOK {
             return false;
         }
         self.tries = 0;
         if self.region.member(self.peer).has_departed() {
             return true;
         }
-        let now = Instant::now();
-        if now.duration_since(self.pulse) < PULSE {
-            return false;
-        }
-        self.pulse = now;
-        !self.region.lives(self.peer)
+        self.liveness.is_due(Instant::now(), LIVENESS_INTERVAL) && !self.region.lives(self.peer)
     }
 }
 
@@ -124,7 +118,7 @@ mod tests {
 
     use super::*;
     use crate::host::shm::region::tests::regions;
-    use crate::host::shm::tests::Random;
+    use crate::random::Random;
 
     /// By how much less goes through the rings under Miri.
     const LESS: usize = if cfg!(miri) { 100 } else { 1 };
@@ -153,7 +147,7 @@ mod tests {
 
     /// Sends and receives a stream at once, in random parts.
     fn talk(link: &mut RingLink, me: u64, total: usize, seed: u64) {
-        let mut random = Random::new(seed);
+        let mut random = Random(seed);
         let (mut sent, mut received) = (0, 0);
         let mut buffer = vec![0; 100_000];
         while sent < total || received < total {
@@ -198,14 +192,14 @@ mod tests {
         let total = 400_000 / LESS;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let (mut random, mut sent) = (Random::new(seed), 0);
+                let (mut random, mut sent) = (Random(seed), 0);
                 while sent < total {
                     let bytes: Vec<u8> = (sent..total.min(sent + 1 + random.below(60))).map(|at| byte(0, at)).collect();
                     let (head, tail) = bytes.split_at(random.below(bytes.len() + 1));
                     sent += patiently(|| a.try_write(&[IoSlice::new(head), IoSlice::new(tail)])).unwrap();
                 }
             });
-            let (mut random, mut received) = (Random::new(seed + 1), 0);
+            let (mut random, mut received) = (Random(seed + 1), 0);
             let mut buffer = [0; 200];
             while received < total {
                 // Mostly all that is there, as messages are read; now and then less than one write.

@@ -1,4 +1,4 @@
-//! How the ranks of a host come to map one file: their leader makes it and hands it out, and nobody goes on unless everybody has it.
+//! How the ranks of a host come to map one file. Their leader makes it and hands it out, and no rank goes on unless every rank has it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,32 +7,32 @@ use std::thread;
 use super::descriptor_server::{self, DescriptorServer};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
 use crate::proof::Secret;
 
 /// Why nobody got anything.
 pub(crate) enum ShareError {
-    /// This rank's own doing.
+    /// This rank failed.
     Here(Error),
-    /// Another rank's, in its own words.
+    /// Another rank failed; its own words.
     There(usize, String),
-    /// Ranks could not tell each other.
+    /// The exchange between ranks failed.
     Exchange(Error),
 }
 
 /// What every rank got, or why nobody got anything.
 pub(crate) type ShareResult<R> = std::result::Result<R, ShareError>;
 
-/// What is delivered: how its leader makes it, and how any rank takes it into use.
+/// The file: how its leader makes it, and how every rank takes it into use.
 pub(super) struct SharedFile<'a, R> {
     /// In words, as "the shared region of 7 bytes".
     pub(super) name: String,
     pub(super) make: &'a dyn Fn() -> io::Result<OwnedFd>,
     pub(super) enter: &'a dyn Fn(OwnedFd) -> Result<R>,
-    /// The same by a number, under Miri, which has neither such files nor ways to pass them on, but ranks that are threads.
+    /// The same by a number, under Miri: it has no such files and cannot pass them on, but there ranks are threads.
     #[cfg(miri)]
     pub(super) enter_numbered: &'a dyn Fn(u64) -> io::Result<R>,
-    /// What whoever gets it has to know.
+    /// What ranks have to know to get it.
     pub(super) secret: Option<&'a Secret>,
 }
 
@@ -49,7 +49,7 @@ impl Drop for Open<'_> {
 }
 
 impl<R> SharedFile<'_, R> {
-    /// Delivers it, in two rounds, from rank `leader` of the exchange, which may be this one.
+    /// Gets the file from rank `leader` of the exchange, which may be this one, in two rounds.
     #[cfg(not(miri))]
     pub(super) fn share(&self, exchange: &mut dyn Exchange, leads: bool, leader: usize, deadline: &Deadline) -> ShareResult<R> {
         if leads { self.lead(exchange, deadline) } else { self.follow(exchange, leader, deadline) }
@@ -72,7 +72,7 @@ impl<R> SharedFile<'_, R> {
             Err(error) => return self.give_up(exchange, error, deadline),
         };
         thread::scope(|scope| {
-            // Also where the exchange panics, as a store of the program's may: the scope waits for the thread.
+            // Closes the server also where the exchange panics, as a store of the program's may: the scope waits for the thread.
             let _open = Open(&server);
             let served = thread::Builder::new().name("collectives-server".to_owned()).spawn_scoped(scope, || server.serve(file.as_fd()));
             match served {
@@ -126,13 +126,13 @@ pub(super) fn number() -> u64 {
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
-/// The part of a rank that gets nothing from anyone, in two rounds as everybody's.
+/// The two rounds of a rank that gets no file.
 pub(super) fn exchange_outcome<R>(exchange: &mut dyn Exchange, outcome: Result<R>, deadline: &Deadline) -> ShareResult<R> {
     exchange.all_gather(&[], deadline).map_err(ShareError::Exchange)?;
     agree(exchange, outcome.map_err(ShareError::Here), deadline)
 }
 
-/// The last round: nobody goes on unless everybody can. Where several could not, everyone hears of the same one.
+/// The last round: no rank goes on unless every rank can. Where several cannot, all hear of the same one.
 fn agree<R>(exchange: &mut dyn Exchange, outcome: ShareResult<R>, deadline: &Deadline) -> ShareResult<R> {
     let reason = match &outcome {
         Ok(_) => String::new(),

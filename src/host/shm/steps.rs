@@ -1,12 +1,93 @@
 //! The steps of a call: entering it, publishing, waiting for the others, and what becomes of the group when that fails.
+//!
+//! A rank publishes a fingerprint, and a payload in the smallest area that holds it. A mailbox's first line is `flag: u64, fingerprint:
+//! 4 × u64, payload: 24 bytes`, so that a tiny call costs its readers one line. Up to [`LINES_BYTES`](super::layout::LINES_BYTES) follow in
+//! the next lines, which the processor fetches ahead. Anything larger goes through a slot.
+//!
+//! # Waiting
+//!
+//! With a core for every rank a waiter spins first, because a wake across cores costs a hundred times what a flag costs. With fewer cores
+//! it gives up its core at once where the ranks it waits for need it: more are missing than other cores could be running. Where they may
+//! all be running it spins for a moment, so that a step takes each core about one turn of its ranks. Then the policy of all waits applies
+//! (`host/waiting.rs`): it yields, then sleeps.
+//!
+//! A sleeper announces itself, looks once more, and sleeps for a bounded time. The announcement and the flag of a rank that arrives at the
+//! same moment can miss each other, since no fence orders that rank's flag store before its look at the sleepers. The waiter then sleeps
+//! to the end of this sleep: a millisecond at first, and never longer than about what it had waited before, nor than 50 ms. So a wait gets
+//! at most twice as long, once in a great while, where a fence would cost every call.
 
-#![expect(unsafe_code, reason = "reads fingerprints that flags have ordered")]
+#![expect(unsafe_code, reason = "reads and writes the mapped mailboxes, which flags have ordered")]
 
-use super::group::Group;
-use super::state::{CallContext, Fingerprint, GroupState, PollResult};
+use super::chunking::Area;
+use super::flags::parity;
+use super::group::{CallContext, Fingerprint, Group, GroupState};
 use crate::call::{Call, Kind};
 use crate::host::abort_reason::{AbortReason, Interrupted};
+use crate::host::waiting::{Interval, Patience, Pause};
+use crate::tuning::shm::LIVENESS_INTERVAL;
+use crate::tuning::waiting::SHARED_MEMORY;
 
+/// Where the fingerprint lies in a mailbox: after the flag.
+const FINGERPRINT_AT: usize = 8;
+
+/// What a look at all ranks shows.
+#[derive(Debug, PartialEq, Eq)]
+enum PollResult {
+    /// All have published the step, and agree.
+    Complete,
+    /// Some have not.
+    Behind,
+    /// This rank published another call.
+    Differs(usize),
+}
+
+/// What a rank publishes in a step.
+impl Group {
+    /// Where the payload of `rank` for `step` lies.
+    #[inline]
+    pub(super) fn area(&self, rank: usize, step: u64, area: Area) -> *mut u8 {
+        let layout = self.region.layout();
+        match area {
+            Area::Slot => self.region.at(layout.slot(rank, parity(step))),
+            _ => self.region.at(layout.mailbox(rank, parity(step)) + area.offset()),
+        }
+    }
+
+    /// Where the fingerprint of `rank` for `step` lies.
+    #[inline]
+    fn fingerprint_of(&self, rank: usize, step: u64) -> *mut Fingerprint {
+        self.region.at(self.region.layout().mailbox(rank, parity(step)) + FINGERPRINT_AT).cast()
+    }
+
+    /// Publishes this rank's area for `step`: the payload has been written.
+    #[inline]
+    pub(super) fn publish(&mut self, step: u64, fingerprint: Fingerprint) {
+        // SAFETY: inside this rank's own mailbox, aligned to 8. What others want of it they have read: each has published the step before this
+        // one, after it had read the step before that, for which the mailbox served last (see `flags`).
+        unsafe { self.fingerprint_of(self.me, step).write(fingerprint) };
+        self.region.flag(self.me, parity(step)).publish(step);
+    }
+
+    /// Whether `rank` has published `step`.
+    #[inline]
+    pub(super) fn has_reached(&self, rank: usize, step: u64) -> bool {
+        self.region.flag(rank, parity(step)).has_reached(step)
+    }
+
+    /// What `rank` published with `step`.
+    ///
+    /// # Safety
+    ///
+    /// `rank` has been seen to reach `step`, and this rank has not published the next one.
+    #[inline]
+    pub(super) unsafe fn read_fingerprint(&self, rank: usize, step: u64) -> Fingerprint {
+        // SAFETY: inside the mailbox, aligned to 8; any bytes are numbers. Its owner wrote it before the flag that the caller has seen, and does
+        // not write it again before this rank has published the next step, which it has not (the caller's promise).
+        unsafe { self.fingerprint_of(rank, step).read() }
+    }
+}
+
+/// The steps of a call.
 impl Group {
     /// Begins a call. Gives its fingerprint, which travels with every step of it.
     #[inline]
@@ -43,7 +124,7 @@ impl Group {
     #[inline]
     pub(super) fn arrive(&mut self, step: u64, fingerprint: Fingerprint, context: &CallContext<'_>) -> Result<(), Interrupted> {
         if !self.arrives_soon(step, &fingerprint, context) {
-            context.health.flight().begin(context.call);
+            context.recorder.begin(context.call);
             self.wait(step, &fingerprint, context).map_err(|stop| self.fail(stop, fingerprint, context))?;
         }
         // Whoever arrives last sees the step complete at once and finds here who sleeps: nobody else need look.
@@ -90,15 +171,15 @@ impl Group {
         if self.running < self.ranks && self.missing(step).count() >= self.running {
             return false;
         }
-        let mut spins = self.spins;
+        let mut looks = self.first_looks;
         for rank in (0..self.ranks).filter(|rank| *rank != self.me) {
             if !self.has_reached(rank, step) {
-                context.health.flight().begin(context.call);
+                context.recorder.begin(context.call);
                 while !self.has_reached(rank, step) {
-                    if spins == 0 {
+                    if looks == 0 {
                         return false;
                     }
-                    spins -= 1;
+                    looks -= 1;
                     std::hint::spin_loop();
                 }
             }
@@ -110,7 +191,7 @@ impl Group {
     }
 
     /// Looks at every rank once.
-    pub(super) fn look(&self, step: u64, fingerprint: &Fingerprint) -> PollResult {
+    fn look(&self, step: u64, fingerprint: &Fingerprint) -> PollResult {
         let mut poll_result = PollResult::Complete;
         for rank in (0..self.ranks).filter(|rank| *rank != self.me) {
             if !self.has_reached(rank, step) {
@@ -132,7 +213,7 @@ impl Group {
 
     /// The abort reason of two different calls at `step`.
     #[cold]
-    pub(super) fn mismatch(&self, rank: usize, step: u64, fingerprint: &Fingerprint) -> AbortReason {
+    fn mismatch(&self, rank: usize, step: u64, fingerprint: &Fingerprint) -> AbortReason {
         // SAFETY: `look` has seen that rank's flag at `step`, the last one that this rank has published.
         let theirs = unsafe { self.read_fingerprint(rank, step) };
         match (Call::from_fingerprint(*fingerprint), Call::from_fingerprint(theirs)) {
@@ -155,5 +236,112 @@ impl Group {
             self.state = GroupState::Ended(stop.abort_reason);
         }
         stop
+    }
+}
+
+/// Waiting for ranks that have not arrived after the first looks.
+impl Group {
+    /// Waits for all ranks to publish `step`, however long that takes, and stops for a difference, a deadline, an end of the
+    /// communicator or of a rank.
+    #[cold]
+    fn wait(&self, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) -> Result<(), Interrupted> {
+        let mut patience = Patience::new(&SHARED_MEMORY, self.running < self.ranks);
+        let mut liveness = Interval::default();
+        loop {
+            if let Some(result) = self.arrived(step, fingerprint) {
+                return result;
+            }
+            let pause = patience.next();
+            let asks_kernel = liveness.is_due(patience.now(), LIVENESS_INTERVAL);
+            if let Some(stop) = self.reason_to_stop(step, asks_kernel, context) {
+                // What was published before the reason came still counts.
+                return self.arrived(step, fingerprint).unwrap_or(Err(stop));
+            }
+            match pause {
+                Pause::Spin => std::hint::spin_loop(),
+                Pause::Yield => std::thread::yield_now(),
+                Pause::Sleep(sleep) => {
+                    let stopped = || self.region.abort_reason().is_some() || context.health.abort_reason().is_some();
+                    let missing = self.missing(step).map(|rank| self.globals[rank]);
+                    context.recorder.waits(context.call, context.deadline, missing);
+                    let limit = sleep.limit.min(context.deadline.remaining());
+                    self.region.sleep(limit, || stopped() || self.look(step, fingerprint) != PollResult::Behind);
+                }
+            }
+        }
+    }
+
+    /// How the wait for `step` ends by what the ranks have published; `None` while some are missing.
+    fn arrived(&self, step: u64, fingerprint: &Fingerprint) -> Option<Result<(), Interrupted>> {
+        match self.look(step, fingerprint) {
+            PollResult::Complete => Some(Ok(())),
+            PollResult::Differs(rank) => Some(Err(self.mismatch(rank, step, fingerprint).into())),
+            PollResult::Behind => None,
+        }
+    }
+
+    /// Why not to wait any longer. `asks_kernel`: also whether the missing ranks live.
+    fn reason_to_stop(&self, step: u64, asks_kernel: bool, context: &CallContext<'_>) -> Option<Interrupted> {
+        if let Some(abort_reason) = context.health.abort_reason().copied().or_else(|| self.region.abort_reason()) {
+            let global = |rank: usize| self.globals[rank];
+            return Some(Interrupted::from(abort_reason).seen_by(global(self.me), self.missing(step).map(global)));
+        }
+        for rank in self.missing(step) {
+            if self.region.member(rank).has_departed() {
+                // It may have told why before it left.
+                return Some(self.region.abort_reason().unwrap_or(AbortReason::Left { rank: self.globals[rank] }).into());
+            }
+            if asks_kernel && !self.region.lives(rank) {
+                let departed = self.region.member(rank).has_departed();
+                let rank = self.globals[rank];
+                let abort_reason = if departed { AbortReason::Left { rank } } else { AbortReason::Lost { rank } };
+                return Some(self.region.abort_reason().unwrap_or(abort_reason).into());
+            }
+        }
+        if context.deadline.has_passed() { self.timed_out(step) } else { None }
+    }
+
+    /// The ranks that have not published `step`.
+    pub(super) fn missing(&self, step: u64) -> impl Iterator<Item = usize> {
+        (0..self.ranks).filter(move |rank| *rank != self.me && !self.has_reached(*rank, step))
+    }
+
+    /// The stop of a deadline that passed; `None` where everyone has arrived after all.
+    fn timed_out(&self, step: u64) -> Option<Interrupted> {
+        let behind: Vec<_> = self.missing(step).collect();
+        let global = |rank: usize| self.globals[rank];
+        let first = *behind.first()?;
+        Some(Interrupted {
+            abort_reason: AbortReason::TimedOut { waiting: global(self.me), missing: global(first) },
+            missing: behind.iter().copied().map(global).collect(),
+            arrived: (0..self.ranks).filter(|rank| !behind.contains(rank)).map(global).collect(),
+        })
+    }
+}
+
+#[cfg(feature = "internals")]
+impl Group {
+    /// One step between two ranks that publish it one after the other, `first` or second: what a benchmark measures. Says whether the
+    /// other rank's came within so many looks, and what it published.
+    pub(crate) fn volley(&mut self, is_first: bool, fingerprint: [u64; 4], looks: u64) -> Option<[u64; 4]> {
+        assert_eq!(self.ranks, 2, "a volley is between two");
+        let (step, peer) = (self.next_step(), 1 - self.me);
+        if is_first {
+            self.publish(step, fingerprint);
+        }
+        let mut left = looks;
+        while !self.has_reached(peer, step) {
+            left = left.checked_sub(1)?;
+            if left.is_multiple_of(1024) {
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+        // SAFETY: the peer has been seen to reach the step, and this rank publishes the next one only after this.
+        let theirs = unsafe { self.read_fingerprint(peer, step) };
+        if !is_first {
+            self.publish(step, fingerprint);
+        }
+        Some(theirs)
     }
 }

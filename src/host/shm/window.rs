@@ -4,18 +4,18 @@
 //! own segment. Windows are numbered alike on every rank, so that a number and an offset say where a buffer lies to ranks that have it
 //! mapped elsewhere.
 //!
-//! **How long a mapping lives.** A group holds every window that it was given, and lets go of one only between calls
-//! ([`Windows::forget_dropped`], which wants them to itself), after its user has dropped the buffer. So what
-//! [`Windows::address`] gave stays mapped to the end of the call, also where another thread drops the buffer meanwhile. Nobody else's
-//! memory goes away either: a rank that drops its buffer gives back the pages of its own segment alone, and the others have mappings of
-//! their own. And no range that [`Windows::find`] knows can be somebody else's memory by now, since it is still mapped.
+//! **How long a mapping lives.** A group holds every window that it was given. It lets go of one only between calls
+//! ([`Windows::forget_dropped`], which wants them to itself), after its user has dropped the buffer. So what [`Windows::address`] gave stays
+//! mapped to the end of the call, also where another thread drops the buffer meanwhile. Nobody else's memory goes away either: a rank that
+//! drops its buffer gives back the pages of its own segment alone, and the others have mappings of their own. And no range that
+//! [`Windows::find`] knows can be somebody else's memory by now, since it is still mapped.
 //!
-//! **Who touches a segment when.** Only its rank ever writes to it, through its own mapping. The others read it in calls alone to which
-//! that rank has lent it (see `lent`), and while one may be doing so, nothing in it changes that they read: neither by its rank's own
-//! writing, which the borrow of the buffer rules out until the call has ended, nor by giving back its pages. A call that does not end as
-//! it should gives the buffer back only when the segment is *private*: a [`PrivateView`] has taken the place of the shared pages in its
-//! rank's mapping, so that the rank still finds there what was there and keeps to itself what it writes, while the others see the pages of
-//! the file as they were, for as long as they have them mapped. A private segment is lent no more.
+//! **Who uses a segment when.** Only its rank ever writes to it, through its own mapping. The others read it only in calls to which that rank
+//! has lent it (see `lent`). While one may be reading, nothing changes that it reads: its rank does not write, since the buffer is borrowed
+//! until the call has ended, and does not give back the pages. A call that does not end as it should gives the buffer back only when the
+//! segment is *private*: a [`PrivateView`] has taken the place of the shared pages in its rank's mapping. The rank then still finds there what
+//! was there, and keeps to itself what it writes. The others see the pages of the file as they were, for as long as they have them mapped. A
+//! private segment is lent no more.
 
 #![expect(unsafe_code, reason = "hands out addresses in mapped memory")]
 
@@ -25,15 +25,14 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::MemfdFlags;
-
+use super::layout::HEAD_BYTES;
 use super::pages::{self, Pages, PrivateView};
-use super::region::{SEALS, check_seals};
+use super::region;
 use super::shared_file::{self, ShareResult, SharedFile};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::fork::Process;
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
 use crate::proof::Secret;
 
 /// Where a buffer lies in its rank's windows.
@@ -43,6 +42,50 @@ pub(super) struct WindowOffset {
     pub(super) window: u32,
     /// Within the rank's own segment.
     pub(super) offset: usize,
+}
+
+/// What a rank says of its source and its destination: the windows they lie in, 0 for none, and where.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Offer {
+    windows: [u32; 2],
+    offsets: [u64; 2],
+}
+
+const _: () = assert!(size_of::<Offer>() == HEAD_BYTES, "an offer travels in a mailbox's header");
+
+/// One of a rank's two buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub(super) enum Side {
+    Source = 0,
+    Destination = 1,
+}
+
+impl Offer {
+    pub(super) fn new(source: Option<WindowOffset>, destination: Option<WindowOffset>) -> Self {
+        let places = [source, destination];
+        Self {
+            windows: places.map(|place| place.map_or(0, |place| place.window)),
+            offsets: places.map(|place| place.map_or(0, |place| place.offset as u64)),
+        }
+    }
+
+    /// The window that a buffer lies in, 0 for none.
+    pub(super) fn window(&self, side: Side) -> u32 {
+        self.windows[side as usize]
+    }
+
+    /// Where a buffer lies from its byte `start` on. `None` for a place that no address space has: any bytes can have been read as an offer.
+    pub(super) fn place(&self, side: Side, start: usize) -> Option<WindowOffset> {
+        let offset = usize::try_from(self.offsets[side as usize]).ok()?.checked_add(start)?;
+        Some(WindowOffset { window: self.window(side), offset })
+    }
+
+    /// The windows that it names.
+    pub(super) fn windows(&self) -> impl Iterator<Item = u32> + use<> {
+        self.windows.into_iter().filter(|window| *window != 0)
+    }
 }
 
 /// What every rank gets of an allocation.
@@ -224,7 +267,7 @@ impl Site {
     /// several memories.
     fn enter(&self, file: OwnedFd, bytes: usize, stride: usize, align: usize) -> io::Result<Window> {
         let whole = stride * self.ranks;
-        check(&file, whole)?;
+        region::check(file.as_fd(), whole)?;
         let pages = Pages::of_file(file.as_fd(), whole, align)?;
         pages.populate(file.as_fd(), self.me * stride, used(bytes))?;
         let view = if cfg!(one_mapping) { None } else { Some(PrivateView::new(file.as_fd(), self.me * stride, used(bytes))?) };
@@ -251,10 +294,7 @@ fn create(bytes: usize, used: usize) -> io::Result<OwnedFd> {
         let message = format!("{used} B are needed on this host and {available} B are available");
         return Err(io::Error::new(io::ErrorKind::OutOfMemory, message));
     }
-    let file = rustix::fs::memfd_create("collectives-buffer", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, bytes as u64)?;
-    rustix::fs::fcntl_add_seals(&file, SEALS)?;
-    Ok(file)
+    region::create("collectives-buffer", bytes)
 }
 
 /// What the system could give to programs now, swap included, in bytes; `None` where it does not say.
@@ -265,15 +305,6 @@ fn available_memory() -> Option<usize> {
         line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()
     };
     kilobytes("MemAvailable:")?.checked_add(kilobytes("SwapFree:").unwrap_or(0))?.checked_mul(1024)
-}
-
-/// Refuses a file that is not the window's: one that could shrink would turn a read into a bus error.
-fn check(file: &OwnedFd, bytes: usize) -> io::Result<()> {
-    let found = rustix::fs::fstat(file)?.st_size;
-    if u64::try_from(found) == Ok(bytes as u64) {
-        return check_seals(file.as_fd());
-    }
-    Err(io::Error::new(io::ErrorKind::InvalidData, format!("its file has {found} bytes, {bytes} were expected")))
 }
 
 /// The windows of a group.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use super::import::Tensor;
-use super::layout::refused;
+use super::refused;
 use crate::element::Element;
 use crate::error::Result;
 use crate::interchange::{AsDevicePtr, AsDevicePtrMut, AsStream};

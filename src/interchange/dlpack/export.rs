@@ -7,7 +7,7 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use cudarc::driver::{CudaStream, DriverError};
 
-use super::abi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLTensor, K_DL_CPU, VERSION};
+use super::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLTensor, K_DL_CPU, VERSION};
 use crate::buffer::{BufferMut, Memory, MemoryMut};
 use crate::element::Element;
 use crate::error::{Error, Result};

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 
-use super::abi::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPACK_FLAG_READ_ONLY, DLTensor, VERSION};
-use super::layout::{TensorLayout, refused};
+use super::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPACK_FLAG_READ_ONLY, DLTensor, TensorLayout, VERSION, refused};
 use crate::element::{DType, Element};
 use crate::error::Result;
 

@@ -78,7 +78,7 @@ impl Producer {
 
     fn legacy(mut self) -> (*mut DLManagedTensor, Arc<AtomicUsize>) {
         unsafe extern "C" fn delete(this: *mut DLManagedTensor) {
-            // SAFETY: as above.
+            // SAFETY: both were boxed below, and a deleter is called once; twice would be found by the count, or by the allocator.
             let (producer, managed) = unsafe { (Box::from_raw((*this).manager_ctx.cast::<Producer>()), Box::from_raw(this)) };
             producer.deleted.fetch_add(1, Ordering::SeqCst);
             drop(managed);
@@ -184,7 +184,7 @@ fn exported_buffers_are_dropped_by_the_deleter_and_say_their_layout() {
     // SAFETY: arrays of three.
     let (shape, strides) = unsafe { (std::slice::from_raw_parts(tensor.shape, 3), std::slice::from_raw_parts(tensor.strides, 3)) };
     assert_eq!((shape, strides, tensor.device.device_type), (&[2, 1, 2][..], &[2, 2, 1][..], 1));
-    // SAFETY: as above.
+    // SAFETY: just exported, and used by nobody else.
     let taken = unsafe { Tensor::from_legacy(handed_over) }.unwrap();
     assert_eq!(taken.as_slice::<u16>().unwrap(), [1, 2, 3, 4]);
 
@@ -192,13 +192,13 @@ fn exported_buffers_are_dropped_by_the_deleter_and_say_their_layout() {
     // SAFETY: just exported.
     let array = unsafe { Tensor::from_versioned(export([1.0f64, 2.0], &[2]).unwrap()) }.unwrap();
     assert_eq!(array.as_slice::<f64>().unwrap(), [1.0, 2.0]);
-    // SAFETY: as above.
+    // SAFETY: just exported, and used by nobody else.
     let scalar = unsafe { Tensor::from_versioned(export(5i64, &[]).unwrap()) }.unwrap();
     assert_eq!((scalar.shape().len(), scalar.as_slice::<i64>().unwrap()), (0, &[5][..]));
     let nothing = export(Vec::<f32>::new(), &[3, 0]).unwrap();
-    // SAFETY: as above.
+    // SAFETY: just exported, and not taken yet.
     assert!(unsafe { (*nothing).dl_tensor.data }.is_null());
-    // SAFETY: as above.
+    // SAFETY: just exported, and used by nobody else.
     assert!(unsafe { Tensor::from_versioned(nothing) }.unwrap().as_slice::<f32>().unwrap().is_empty());
 
     let error = export(vec![0u8; 5], &[2, 3]).unwrap_err().to_string();
@@ -248,7 +248,7 @@ fn malformed_tensors_are_refused_in_words() {
         let (managed, _) = base().versioned();
         // SAFETY: made by hand.
         unsafe { ((*managed).dl_tensor.ndim, (*managed).dl_tensor.shape) = (ndim, null_mut()) };
-        // SAFETY: as above.
+        // SAFETY: made by hand, and used by nobody else; no field that it reads points anywhere that is gone.
         let error = unsafe { Tensor::from_versioned(managed) }.unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
         delete(managed);
@@ -256,7 +256,7 @@ fn malformed_tensors_are_refused_in_words() {
     let (managed, _) = base().versioned();
     // SAFETY: made by hand.
     unsafe { (*managed).dl_tensor.data = null_mut() };
-    // SAFETY: as above.
+    // SAFETY: made by hand, and used by nobody else; a null pointer is an answer of its own.
     assert!(unsafe { Tensor::from_versioned(managed) }.unwrap_err().to_string().contains("no data"));
     delete(managed);
 }

@@ -9,7 +9,6 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 
@@ -17,11 +16,12 @@ use crate::deadline::Deadline;
 use crate::rendezvous::limits::TABLE_BYTES;
 use crate::rendezvous::store;
 use crate::rendezvous::tcp::Backoff;
+use crate::tuning::file_store::LOCK_PAUSES;
 use crate::{Error, Result};
 
 /// What the file is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
+pub(in crate::rendezvous) enum Access {
     /// Reading, under a shared lock.
     Read,
     /// Writing, under an exclusive lock; the file is created where it is absent.
@@ -32,7 +32,7 @@ pub(super) enum Access {
 
 /// The outcome of opening the file.
 #[derive(Debug)]
-pub(super) enum Opened {
+pub(in crate::rendezvous) enum Opened {
     /// It is there. Where it was opened for writing, it is locked until this is dropped.
     File(File),
     /// It is not there.
@@ -41,7 +41,7 @@ pub(super) enum Opened {
 
 impl Opened {
     /// The file, which must be there.
-    pub(super) fn present(self, path: &Path) -> Result<File> {
+    pub(in crate::rendezvous) fn present(self, path: &Path) -> Result<File> {
         match self {
             Self::File(file) => Ok(file),
             Self::Absent => Err(Error::io(format!("opening the store file {path:?}"), std::io::Error::from(ErrorKind::NotFound))),
@@ -51,24 +51,24 @@ impl Opened {
 
 /// The content of the file as far as it has been read.
 #[derive(Debug, Default)]
-pub(super) struct Log {
+pub(in crate::rendezvous) struct Log {
     position: u64,
     values: HashMap<Vec<u8>, Vec<u8>>,
 }
 
 impl Log {
     /// The value of a key.
-    pub(super) fn value(&self, key: &[u8]) -> Option<&[u8]> {
+    pub(in crate::rendezvous) fn value(&self, key: &[u8]) -> Option<&[u8]> {
         self.values.get(key).map(Vec::as_slice)
     }
 
     /// All keys.
-    pub(super) fn keys(&self) -> impl Iterator<Item = &[u8]> {
+    pub(in crate::rendezvous) fn keys(&self) -> impl Iterator<Item = &[u8]> {
         self.values.keys().map(Vec::as_slice)
     }
 
     /// Opens and locks the file, and reads what is new in it.
-    pub(super) fn open(&mut self, path: &Path, access: Access, deadline: &Deadline) -> Result<Opened> {
+    pub(in crate::rendezvous) fn open(&mut self, path: &Path, access: Access, deadline: &Deadline) -> Result<Opened> {
         let write = access != Access::Read;
         // What ranks say in it is for this user alone.
         let opened = OpenOptions::new().mode(0o600).read(true).write(write).create(access == Access::Write).truncate(false).open(path);
@@ -124,7 +124,7 @@ impl Log {
     }
 
     /// Puts records at the end of a file that was opened for writing.
-    pub(super) fn append(&mut self, file: &mut File, path: &Path, records: &[(&[u8], &[u8])]) -> Result<()> {
+    pub(in crate::rendezvous) fn append(&mut self, file: &mut File, path: &Path, records: &[(&[u8], &[u8])]) -> Result<()> {
         let mut bytes = Vec::new();
         for part in records.iter().flat_map(|(key, value)| [*key, *value]) {
             // Keys and values were held to limits far below 32 bits.
@@ -156,7 +156,7 @@ fn text(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 /// holds the lock must not stop the others for ever.
 fn lock(file: &File, path: &Path, exclusive: bool, deadline: &Deadline) -> Result<()> {
     let operation = if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
-    let mut backoff = Backoff::new(Duration::from_micros(50), Duration::from_millis(10));
+    let mut backoff = Backoff::new(LOCK_PAUSES.0, LOCK_PAUSES.1);
     loop {
         match rustix::fs::flock(file.as_fd(), operation) {
             Ok(()) => return Ok(()),

@@ -1,20 +1,22 @@
 //! A store in a file, for ranks that share a file system.
 
-#[cfg(feature = "internals")]
-pub(super) mod fuzz;
 mod log;
+#[cfg(test)]
+mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use self::log::{Access, Log, Opened};
+use self::log::Opened;
+pub(super) use self::log::{Access, Log};
 use super::limits::{VALUE_BYTES, check_key, check_keys, check_pair};
 use super::store::{self, Store};
 use super::table::{Refusal, parse_number};
 use super::tcp::Backoff;
 use crate::deadline::Deadline;
 use crate::event;
+use crate::tuning::file_store::{CLOSING, KEY_PAUSES};
 use crate::{Error, Result};
 
 /// Before the keys of users.
@@ -23,8 +25,6 @@ const USER: &str = "/";
 const OPENED: &[u8] = b"refcount/";
 /// Counts the stores that have been closed.
 const CLOSED: &[u8] = b"cleanup/";
-/// How long a store that is dropped waits for the lock, to count itself out.
-const LAST_WORD: Duration = Duration::from_secs(5);
 
 /// A store in a file that all ranks can reach, in the format of PyTorch's `FileStore`.
 ///
@@ -130,7 +130,7 @@ impl Shared {
 
     /// Looks again and again until `ready` finds what it wants; `None` once the deadline has passed.
     fn poll<T>(&self, deadline: &Deadline, ready: impl Fn(&Log) -> Option<T>) -> Result<Option<T>> {
-        let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
+        let mut backoff = Backoff::new(KEY_PAUSES.0, KEY_PAUSES.1);
         loop {
             let found = self.look(&ready)?;
             if found.is_some() || deadline.has_passed() {
@@ -149,7 +149,7 @@ impl Shared {
     /// Counts this store out, and removes the file if it was the last.
     fn leave(&self) -> Result<()> {
         let mut log = self.log();
-        let Opened::File(mut file) = log.open(&self.path, Access::Existing, &Deadline::after(LAST_WORD))? else { return Ok(()) };
+        let Opened::File(mut file) = log.open(&self.path, Access::Existing, &Deadline::after(CLOSING))? else { return Ok(()) };
         let closed = own_counter(&log, CLOSED, &self.path)?.saturating_add(1);
         let opened = own_counter(&log, OPENED, &self.path)?.saturating_sub(1);
         let counts = [(CLOSED, closed.to_string()), (OPENED, opened.to_string())];
@@ -296,6 +296,3 @@ impl Store for FileStore {
         })
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,6 +1,5 @@
 //! Variables as real launchers set them.
 
-use super::variables::port_of;
 use super::*;
 use crate::Error;
 
@@ -272,4 +271,28 @@ fn made_ports_stay_in_their_range_and_spread() {
     assert!(ports.iter().all(|port| (20_000..=32_000).contains(port)));
     assert!(ports.len() > 940, "{} of 1000", ports.len());
     assert_eq!(port_of(""), 20_000 + (0xcbf2_9ce4_8422_2325_u64 % 12_001) as u16);
+}
+
+#[test]
+fn the_first_host_is_written_out() {
+    let cases = [
+        ("node1", "node1", true),
+        ("node[01-03,7]", "node01", false),
+        ("node[007]", "node007", true),
+        ("gpu-a,gpu-b", "gpu-a", false),
+        ("rack[2-3]n[10,12]-ib.local,x", "rack2n10-ib.local", false),
+        ("n[1]m[2]", "n1m2", true),
+        ("tux[0-99999999999999999999]", "tux0", false),
+        ("[5-6]", "5", false),
+    ];
+    for (list, host, only) in cases {
+        assert_eq!(first_host(list), Ok((host.to_owned(), only)), "{list}");
+    }
+}
+
+#[test]
+fn a_malformed_list_is_refused() {
+    for list in ["", ",", "node[", "node[1-3", "node]", "node[]", "node[-3]", "node[a-b]", "node[1-3]]", "no de", "[[1]]"] {
+        assert!(first_host(list).is_err(), "{list:?} gave {:?}", first_host(list));
+    }
 }

@@ -4,14 +4,12 @@
 //! lengths and counts 64 bits wide; text and bytes are a length and then that many bytes. There are no frames: where a message ends
 //! is known only by reading its fields, which [`scan`] does as the bytes come in.
 
-mod reply;
-mod request;
 mod scan;
-
-pub(super) use reply::{Expect, Reply, ReplyDecoder, push_bytes};
-pub(super) use request::{RequestDecoder, StoreRequest, encode, encode_keys, query};
 #[cfg(test)]
 mod tests;
+
+pub(super) use scan::Malformed;
+use scan::{Field, Fields, Repeat, Scan, Shape};
 
 /// What the first request of a connection carries.
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
@@ -24,6 +22,262 @@ pub(super) const READY: u8 = 0;
 /// The answer to CHECK where one is not.
 pub(super) const NOT_READY: u8 = 1;
 
-/// Bytes that are not the protocol, in words.
+/// The byte that begins each request.
+pub(super) mod query {
+    pub(in crate::rendezvous) const VALIDATE: u8 = 0;
+    pub(in crate::rendezvous) const SET: u8 = 1;
+    pub(in crate::rendezvous) const COMPARE_SET: u8 = 2;
+    pub(in crate::rendezvous) const GET: u8 = 3;
+    pub(in crate::rendezvous) const ADD: u8 = 4;
+    pub(in crate::rendezvous) const CHECK: u8 = 5;
+    pub(in crate::rendezvous) const WAIT: u8 = 6;
+    pub(in crate::rendezvous) const NUM_KEYS: u8 = 7;
+    pub(in crate::rendezvous) const DELETE_KEY: u8 = 8;
+    pub(in crate::rendezvous) const APPEND: u8 = 9;
+    pub(in crate::rendezvous) const MULTI_GET: u8 = 10;
+    pub(in crate::rendezvous) const MULTI_SET: u8 = 11;
+    pub(in crate::rendezvous) const CANCEL_WAIT: u8 = 12;
+    pub(in crate::rendezvous) const PING: u8 = 13;
+    pub(in crate::rendezvous) const QUEUE_PUSH: u8 = 14;
+    pub(in crate::rendezvous) const QUEUE_POP: u8 = 15;
+    pub(in crate::rendezvous) const QUEUE_LEN: u8 = 16;
+    pub(in crate::rendezvous) const LIST_KEYS: u8 = 17;
+    pub(in crate::rendezvous) const BARRIER: u8 = 18;
+}
+
+/// A request as a server reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Malformed(pub(super) String);
+pub(super) enum StoreRequest {
+    Validate,
+    Set { key: Vec<u8>, value: Vec<u8> },
+    CompareSet { key: Vec<u8>, expected: Vec<u8>, desired: Vec<u8> },
+    Get { key: Vec<u8> },
+    Add { key: Vec<u8>, delta: i64 },
+    Check { keys: Vec<Vec<u8>> },
+    Wait { keys: Vec<Vec<u8>> },
+    NumKeys,
+    DeleteKey { key: Vec<u8> },
+    Append { key: Vec<u8>, value: Vec<u8> },
+    MultiGet { keys: Vec<Vec<u8>> },
+    MultiSet { pairs: Vec<(Vec<u8>, Vec<u8>)> },
+    CancelWait,
+    Ping { nonce: u32 },
+    QueuePush { key: Vec<u8>, value: Vec<u8> },
+    QueuePop { key: Vec<u8> },
+    QueueLen { key: Vec<u8> },
+    ListKeys,
+    Barrier { key: Vec<u8>, world_size: i64 },
+}
+
+/// The fields of a query.
+fn shape(code: u8) -> Result<Shape, Malformed> {
+    use Field::{Fixed, Key, Value};
+    Ok(match code {
+        query::VALIDATE | query::PING => Shape::once(&[Fixed(4)]),
+        query::SET | query::APPEND | query::QUEUE_PUSH => Shape::once(&[Key, Value]),
+        query::COMPARE_SET => Shape::once(&[Key, Value, Value]),
+        query::GET | query::DELETE_KEY | query::QUEUE_POP | query::QUEUE_LEN => Shape::once(&[Key]),
+        query::ADD | query::BARRIER => Shape::once(&[Key, Fixed(8)]),
+        query::CHECK | query::WAIT | query::MULTI_GET => Shape::counted(&[Key]),
+        query::MULTI_SET => Shape::counted(&[Key, Value]),
+        query::NUM_KEYS | query::CANCEL_WAIT | query::LIST_KEYS => Shape::once(&[]),
+        unknown => return Err(Malformed(format!("an unknown query {unknown}"))),
+    })
+}
+
+/// Turns a complete message into a request.
+fn parse(message: &[u8]) -> Result<StoreRequest, Malformed> {
+    let mut fields = Fields::new(message);
+    let request = match fields.byte()? {
+        query::VALIDATE => match fields.number32()? {
+            MAGIC => StoreRequest::Validate,
+            other => return Err(Malformed(format!("a VALIDATE with {other:#010x} instead of {MAGIC:#010x}"))),
+        },
+        query::SET => StoreRequest::Set { key: fields.bytes()?, value: fields.bytes()? },
+        query::COMPARE_SET => StoreRequest::CompareSet { key: fields.bytes()?, expected: fields.bytes()?, desired: fields.bytes()? },
+        query::GET => StoreRequest::Get { key: fields.bytes()? },
+        query::ADD => StoreRequest::Add { key: fields.bytes()?, delta: fields.number()? },
+        query::CHECK => StoreRequest::Check { keys: keys(&mut fields)? },
+        query::WAIT => StoreRequest::Wait { keys: keys(&mut fields)? },
+        query::NUM_KEYS => StoreRequest::NumKeys,
+        query::DELETE_KEY => StoreRequest::DeleteKey { key: fields.bytes()? },
+        query::APPEND => StoreRequest::Append { key: fields.bytes()?, value: fields.bytes()? },
+        query::MULTI_GET => StoreRequest::MultiGet { keys: keys(&mut fields)? },
+        query::MULTI_SET => {
+            let count = fields.number()?;
+            StoreRequest::MultiSet { pairs: (0..count).map(|_| Ok((fields.bytes()?, fields.bytes()?))).collect::<Result<_, _>>()? }
+        }
+        query::CANCEL_WAIT => StoreRequest::CancelWait,
+        query::PING => StoreRequest::Ping { nonce: fields.number32()? },
+        query::QUEUE_PUSH => StoreRequest::QueuePush { key: fields.bytes()?, value: fields.bytes()? },
+        query::QUEUE_POP => StoreRequest::QueuePop { key: fields.bytes()? },
+        query::QUEUE_LEN => StoreRequest::QueueLen { key: fields.bytes()? },
+        query::LIST_KEYS => StoreRequest::ListKeys,
+        query::BARRIER => StoreRequest::Barrier { key: fields.bytes()?, world_size: fields.number()? },
+        unknown => return Err(Malformed(format!("an unknown query {unknown}"))),
+    };
+    debug_assert!(fields.is_empty());
+    Ok(request)
+}
+
+/// A count and so many keys.
+fn keys(fields: &mut Fields<'_>) -> Result<Vec<Vec<u8>>, Malformed> {
+    let count = fields.number()?;
+    (0..count).map(|_| fields.bytes()).collect()
+}
+
+/// Gathers bytes as they come and hands out requests as they are complete.
+#[derive(Debug, Default)]
+pub(super) struct RequestDecoder {
+    buffer: Vec<u8>,
+    /// How many bytes at the front belong to requests already handed out.
+    taken: usize,
+    /// The request that is being gathered.
+    scan: Option<Scan>,
+}
+
+impl RequestDecoder {
+    /// Takes in what has come.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.buffer.drain(..self.taken);
+        self.taken = 0;
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// How many bytes wait here.
+    pub(super) fn waiting(&self) -> usize {
+        self.buffer.len() - self.taken
+    }
+
+    /// Whether the next request is of the kind `code`; `None` where not even its first byte has come.
+    pub(super) fn next_is(&self, code: u8) -> Option<bool> {
+        self.buffer.get(self.taken).map(|&first| first == code)
+    }
+
+    /// The next request, if all of it has come.
+    pub(super) fn next(&mut self) -> Result<Option<StoreRequest>, Malformed> {
+        let bytes = &self.buffer[self.taken..];
+        let Some(&code) = bytes.first() else { return Ok(None) };
+        let mut scan = match self.scan.take() {
+            Some(scan) => scan,
+            None => Scan::new(shape(code)?, 1),
+        };
+        let Some(end) = scan.advance(bytes)? else {
+            self.scan = Some(scan);
+            return Ok(None);
+        };
+        let request = parse(&bytes[..end])?;
+        self.taken += end;
+        if self.taken == self.buffer.len() {
+            // A long request must not keep its memory for the life of the connection.
+            self.buffer = Vec::new();
+            self.taken = 0;
+        }
+        Ok(Some(request))
+    }
+}
+
+/// A request whose fields come once: its code, keys and values, and a number at its end.
+pub(super) fn encode(code: u8, texts: &[&[u8]], number: Option<i64>) -> Vec<u8> {
+    let length = texts.iter().map(|text| 8 + text.len()).sum::<usize>();
+    let mut message = Vec::with_capacity(1 + length + 8);
+    message.push(code);
+    texts.iter().for_each(|text| push_bytes(&mut message, text));
+    message.extend(number.iter().flat_map(|number| number.to_le_bytes()));
+    message
+}
+
+/// A request with a count, and the texts of so many groups.
+pub(super) fn encode_keys<'a>(code: u8, count: usize, texts: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut message = vec![code];
+    message.extend((count as u64).to_le_bytes());
+    texts.for_each(|text| push_bytes(&mut message, text));
+    message
+}
+
+/// The kind of answer that a client expects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expect {
+    /// One byte: STOP_WAITING, READY and their kin.
+    Flag,
+    /// The nonce of a PING.
+    Nonce,
+    /// A number.
+    Number,
+    /// So many values.
+    Values(usize),
+    /// The number of values that a queue held, and its first if there was one.
+    Popped,
+    /// A number of keys, and so many keys.
+    Keys,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Reply {
+    Flag(u8),
+    Nonce(u32),
+    Number(i64),
+    Values(Vec<Vec<u8>>),
+    Popped(Option<Vec<u8>>),
+    Keys(Vec<Vec<u8>>),
+}
+
+impl Expect {
+    /// The fields of the answer.
+    fn shape(self) -> Shape {
+        match self {
+            Self::Flag => Shape::once(&[Field::Fixed(1)]),
+            Self::Nonce => Shape::once(&[Field::Fixed(4)]),
+            Self::Number => Shape::once(&[Field::Fixed(8)]),
+            Self::Values(count) => Shape { once: &[], repeat: Repeat::Times(count), each: &[Field::Reply] },
+            Self::Popped => Shape { once: &[], repeat: Repeat::IfPositive, each: &[Field::Reply] },
+            Self::Keys => Shape { once: &[], repeat: Repeat::Listed, each: &[Field::Reply] },
+        }
+    }
+
+    /// Turns a complete message into an answer.
+    fn parse(self, message: &[u8]) -> Result<Reply, Malformed> {
+        let mut fields = Fields::new(message);
+        Ok(match self {
+            Self::Flag => Reply::Flag(fields.byte()?),
+            Self::Nonce => Reply::Nonce(fields.number32()?),
+            Self::Number => Reply::Number(fields.number()?),
+            Self::Values(count) => Reply::Values((0..count).map(|_| fields.bytes()).collect::<Result<_, _>>()?),
+            Self::Popped => Reply::Popped(if fields.number()? > 0 { Some(fields.bytes()?) } else { None }),
+            Self::Keys => {
+                let count = fields.number()?;
+                Reply::Keys((0..count).map(|_| fields.bytes()).collect::<Result<_, _>>()?)
+            }
+        })
+    }
+}
+
+/// Gathers the bytes of one answer.
+#[derive(Debug)]
+pub(super) struct ReplyDecoder {
+    expect: Expect,
+    buffer: Vec<u8>,
+    scan: Scan,
+}
+
+impl ReplyDecoder {
+    /// Expects an answer of the kind `expect`.
+    pub(super) fn new(expect: Expect) -> Self {
+        Self { expect, buffer: Vec::new(), scan: Scan::new(expect.shape(), 0) }
+    }
+
+    /// Takes in what has come; hands out the answer once it is complete, with the bytes that came behind it.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<Option<(Reply, Vec<u8>)>, Malformed> {
+        self.buffer.extend_from_slice(bytes);
+        let Some(end) = self.scan.advance(&self.buffer)? else { return Ok(None) };
+        let rest = self.buffer.split_off(end);
+        Ok(Some((self.expect.parse(&self.buffer)?, rest)))
+    }
+}
+
+/// A length and its bytes.
+pub(super) fn push_bytes(message: &mut Vec<u8>, bytes: &[u8]) {
+    message.extend((bytes.len() as u64).to_le_bytes());
+    message.extend_from_slice(bytes);
+}

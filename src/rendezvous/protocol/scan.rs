@@ -1,7 +1,10 @@
 //! Finds where a message ends while its bytes are still coming in, checking each length before anything is kept for it.
 
-use super::Malformed;
 use crate::rendezvous::limits::{KEY_BYTES, KEYS, MESSAGE_BYTES, VALUE_BYTES};
+
+/// Bytes that are not the protocol, in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::rendezvous) struct Malformed(pub(in crate::rendezvous) String);
 
 /// One field of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! Bytes written out by hand, split everywhere, and bytes made at random.
 
 use super::*;
+use crate::random::Random;
 use crate::rendezvous::limits::{KEY_BYTES, KEYS, MESSAGE_BYTES, VALUE_BYTES};
 
 /// A length or count as eight bytes.
@@ -158,22 +159,6 @@ fn random_bytes_never_panic() {
             };
             assert!(same, "seed {seed}, {expect:?}: {whole:?} and {outcome:?} of {bytes:?}");
         }
-    }
-}
-
-/// Splitmix64, so that a seed says everything.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
     }
 }
 

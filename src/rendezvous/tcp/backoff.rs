@@ -1,4 +1,4 @@
-//! Growing pauses between attempts, spread by chance so that many ranks do not ask at the same moment.
+//! Growing pauses between attempts, with random lengths so that many ranks do not ask at the same moment.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;

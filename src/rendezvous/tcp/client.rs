@@ -12,14 +12,8 @@ use crate::proof::Secret;
 use crate::rendezvous::limits::{MESSAGE_BYTES, check_key, check_keys, check_pair};
 use crate::rendezvous::protocol::{Expect, READY, Reply, STOP_WAITING, WAIT_CANCELED, encode, encode_keys, query};
 use crate::rendezvous::store::{self, Store};
+use crate::tuning::store::{CANCEL, LEAST_CANCEL, NAMED_KEYS};
 use crate::{Error, Result};
-
-/// How long a server may take to confirm that a wait was cancelled, where the handle's own timeout is not less.
-const CANCEL: Duration = Duration::from_secs(5);
-/// How long it may take however short that timeout is: without the answer the connection is lost, and a busy server needs a moment.
-const LEAST_CANCEL: Duration = Duration::from_millis(500);
-/// Of how many keys a failed wait finds out which are missing; beyond it, the rest is taken as missing too.
-const NAMED_KEYS: usize = 256;
 
 /// A client of a [`TcpStoreServer`](crate::TcpStoreServer), or of PyTorch's `TCPStore`: 2.6 and later for most calls, 2.8 for queues,
 /// 2.15 for [`list_keys`](Store::list_keys) and [`barrier`](Store::barrier), which an older server answers by closing the connection.
@@ -38,7 +32,7 @@ pub struct TcpStore {
     local: IpAddr,
 }
 
-/// The connection, and why it is of no more use.
+/// The connection, and how it was lost, if it was.
 struct Link {
     connection: Connection,
     lost: Option<String>,
@@ -93,12 +87,12 @@ impl TcpStore {
         self.number("joining", &message).map(drop)
     }
 
-    /// The connection. A panic while it was held leaves it lost or idle, both of which the next call notices.
+    /// The connection. A panic with the lock leaves it lost or idle, and the next call notices either.
     fn link(&self) -> event::Locked<'_, Link> {
         event::lock(&self.link)
     }
 
-    /// Turns a failure into an error, after which the connection is of no more use.
+    /// Turns a failure into an error. The connection is lost from then on.
     fn lose(&self, link: &mut Link, doing: &str, failure: Failure, deadline: &Deadline) -> Error {
         let doing = format!("{doing} at the store {}", self.server);
         let error = match failure {

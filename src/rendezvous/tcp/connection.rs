@@ -1,29 +1,20 @@
-//! One connection of a client to a server: made with patience, and never waited on without a deadline.
+//! One connection of a client to a server: name lookup, attempts until a deadline, requests and answers. Every wait has a deadline.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Backoff;
-use super::resolve::resolve;
 use crate::deadline::Deadline;
 use crate::proof::{self, Initiator, Purpose, Reason, Secret, Step, Unproven};
 use crate::rendezvous::protocol::{Expect, MAGIC, Reply, ReplyDecoder, query};
 use crate::rendezvous::store;
+use crate::tuning::store::{ATTEMPT, CLOSING_GRACE, FIRST_PAUSE, LEAST_RESOLVE, LONGEST_PAUSE, LONGEST_POLL, REPORT_AFTER};
 use crate::{Error, Result};
-
-/// How long one attempt to connect may take: a host that drops packets must not eat the whole deadline.
-const ATTEMPT: Duration = Duration::from_secs(10);
-/// The longest single poll; waits beyond it poll again.
-const LONGEST_POLL: Duration = Duration::from_secs(3600);
-/// After so long without a connection a failed attempt is logged, and again after twice that, and so on.
-const QUIET: Duration = Duration::from_secs(10);
-
-/// How long a server may close every connection without a word when it is asked for a proof, before it is taken for one that knows none.
-const WORDLESS: Duration = Duration::from_secs(5);
 
 /// Why bytes do not move.
 #[derive(Debug)]
@@ -41,7 +32,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// What went wrong in words, where another attempt may do better; `is_last` says whether one that is closed may.
+    /// What went wrong, in words, where another attempt may succeed. After [`Failure::Closed`] none may where this `is_last`.
     fn worth_another(self, host: &str, port: u16, is_last: bool) -> Result<String> {
         let with = || format!("what listens on {host}:{port}");
         match self {
@@ -61,7 +52,7 @@ impl Failure {
 
 impl From<Unproven> for Failure {
     fn from(unproven: Unproven) -> Self {
-        // One that has too many others to attend to is worth another try.
+        // A server that is busy is worth another try.
         if unproven == Unproven::Told(Reason::Busy) {
             Self::Broken(io::Error::other(unproven.to_string()))
         } else {
@@ -87,16 +78,16 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects to the server at `host` and `port`, and asks until the deadline whether it is there.
     pub(super) fn open(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline) -> Result<Self> {
-        let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(2));
-        let mut quiet = QUIET;
-        let mut wordless = None;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let mut report_after = REPORT_AFTER;
+        let mut closing_since = None;
         loop {
             let failure = match Self::attempt(host, port, secret, deadline) {
                 Ok(connection) => return Ok(connection),
                 Err(failure) => failure,
             };
-            wordless = matches!(failure, Failure::Closed).then(|| wordless.unwrap_or_else(Instant::now));
-            let is_last = deadline.has_passed() || wordless.is_some_and(|since| since.elapsed() > WORDLESS);
+            closing_since = matches!(failure, Failure::Closed).then(|| closing_since.unwrap_or_else(Instant::now));
+            let is_last = deadline.has_passed() || closing_since.is_some_and(|since| since.elapsed() > CLOSING_GRACE);
             let problem = failure.worth_another(host, port, is_last)?;
             if deadline.has_passed() {
                 let attempts = backoff.attempts() + 1;
@@ -105,8 +96,8 @@ impl Connection {
                 );
                 return Err(store::timeout(words, deadline));
             }
-            if deadline.elapsed() > quiet {
-                quiet *= 2;
+            if deadline.elapsed() > report_after {
+                report_after *= 2;
                 crate::event::warn!(host, port, %problem, "still trying to connect to the store");
             }
             backoff.pause(deadline);
@@ -116,7 +107,7 @@ impl Connection {
     /// Tries each address of the host once.
     fn attempt(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline) -> std::result::Result<Self, Failure> {
         let mut last = Failure::Late;
-        // Looked up each time: a host that starts late may have no address yet, or get another.
+        // Each time: a host that starts late may have no address yet, or get another.
         for address in resolve(host, port, deadline)? {
             match Self::connect(address, secret, deadline) {
                 Ok(connection) => return Ok(connection),
@@ -129,7 +120,7 @@ impl Connection {
 
     /// Connects to one address and asks whether a store answers there.
     fn connect(address: SocketAddr, secret: Option<&Secret>, deadline: &Deadline) -> std::result::Result<Self, Failure> {
-        // A connection attempt with no time at all is an error of the system's; one millisecond is the least that is not.
+        // The system refuses an attempt that has no time at all.
         let limit = Deadline::after(ATTEMPT.min(deadline.remaining()).max(Duration::from_millis(1)));
         let stream = TcpStream::connect_timeout(&address, limit.remaining().max(Duration::from_millis(1)))?;
         if stream.local_addr()? == stream.peer_addr()? {
@@ -172,8 +163,7 @@ impl Connection {
         }
     }
 
-    /// Says what protocol is spoken, and asks for a sign of life, both in one write: PyTorch's server drops a client
-    /// whose first five bytes come in pieces.
+    /// Names the protocol and asks for an answer, both in one write: PyTorch's server drops a client whose first five bytes come in pieces.
     fn greet(&mut self, deadline: &Deadline) -> std::result::Result<(), Failure> {
         let nonce = std::process::id();
         let mut greeting = vec![query::VALIDATE];
@@ -243,5 +233,53 @@ impl Connection {
                 Err(error) => return Err(io::Error::from(error).into()),
             }
         }
+    }
+}
+
+/// The addresses of a host, of which there is at least one. The system's resolver knows no deadline. So it is asked on a thread of its own,
+/// which is left behind where no answer comes in time, and ends with the answer.
+pub(in crate::rendezvous) fn resolve(host: &str, port: u16, deadline: &Deadline) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    let name = host.to_owned();
+    let addresses: Vec<_> = within(deadline, move || Ok((name.as_str(), port).to_socket_addrs()?.collect()))?;
+    if addresses.is_empty() {
+        return Err(io::Error::new(ErrorKind::NotFound, "the name has no address"));
+    }
+    Ok(addresses)
+}
+
+fn within<T: Send + 'static>(deadline: &Deadline, ask: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    let (answer, answered) = mpsc::sync_channel(1);
+    std::thread::Builder::new().name("resolver".to_owned()).spawn(move || answer.send(ask()))?;
+    match answered.recv_timeout(deadline.remaining().max(LEAST_RESOLVE)) {
+        Ok(addresses) => addresses,
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(io::Error::new(ErrorKind::TimedOut, "the name was not resolved in time")),
+        Err(mpsc::RecvTimeoutError::Disconnected) => Err(io::Error::other("the thread that resolves the name panicked")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_its_own_and_a_name_is_looked_up() {
+        let soon = Deadline::after(Duration::from_secs(20));
+        assert_eq!(resolve("192.0.2.7", 5, &soon).unwrap(), [SocketAddr::from(([192, 0, 2, 7], 5))]);
+        assert_eq!(resolve("::1", 5, &soon).unwrap(), [SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], 5))]);
+        let own = resolve("localhost", 5, &soon).unwrap();
+        assert!(own.iter().all(|address| address.ip().is_loopback() && address.port() == 5) && !own.is_empty(), "{own:?}");
+    }
+
+    #[test]
+    fn a_resolver_that_does_not_answer_is_waited_for_until_the_deadline_alone() {
+        let (end, ended) = mpsc::channel::<()>();
+        let silent = move || ended.recv().map_err(io::Error::other);
+        let error = within(&Deadline::after(Duration::from_millis(20)), silent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        end.send(()).unwrap();
+        assert_eq!(within(&Deadline::after(Duration::from_secs(20)), || Ok(7)).unwrap(), 7);
     }
 }

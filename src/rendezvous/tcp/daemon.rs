@@ -1,6 +1,6 @@
 //! The server's thread: moves bytes between sockets and the service.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -12,24 +12,12 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
 use crate::deadline::Deadline;
-use crate::proof::Secret;
+use crate::proof::{Admission, Secret};
 use crate::rendezvous::service::{ClientId, Service};
+use crate::tuning::admission::{Limits, STORE};
+use crate::tuning::store::{EVENTS, FAILED_WAIT_PAUSE};
 
-/// How long a connection may take to show that it speaks the protocol.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How many connections may be open that have not shown it yet, if the limit on descriptors is no lower.
-const MOST_PENDING: usize = 512;
-/// How long each of them is left in peace when others want its place.
-const GRACE: Duration = Duration::from_millis(200);
-/// How many connections are accepted at a time, before those that are there are heard.
-const ACCEPTS: usize = 64;
-/// How often connections are looked at that have not shown it yet.
-const SWEEP: Duration = Duration::from_secs(1);
-/// How long nothing is accepted where there is no room, or after the system has refused to for want of descriptors or memory.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How many connections that have something to say are attended to between two looks at everything else.
-const EVENTS: usize = 256;
-/// What stands for the wake-up event and the listener where others are known by their number, which never gets so large.
+/// The wake-up event and the listener, among the numbers of clients, which never get so large.
 const WAKE_UP: ClientId = ClientId::MAX;
 const LISTENER: ClientId = ClientId::MAX - 1;
 
@@ -50,15 +38,10 @@ pub(super) struct Daemon {
     linger: Duration,
     /// Set once the server is being dropped.
     shutdown: Option<Deadline>,
-    accept_pause: Option<Deadline>,
-    /// How many unproven connections there may be.
-    most_pending: usize,
-    /// How many clients were dropped for what they said.
-    dropped: u64,
     service: Service,
     clients: HashMap<ClientId, Client>,
-    /// Who has come since when, the longest first; whoever speaks the protocol is taken out in its turn.
-    fresh: VecDeque<(ClientId, Instant)>,
+    /// Clients that have not shown that they speak the protocol. Those that have, or are gone, are taken out in their turn.
+    fresh: Admission<ClientId>,
     next: ClientId,
     scratch: Vec<u8>,
 }
@@ -72,10 +55,10 @@ struct Found {
 }
 
 impl Daemon {
-    /// A thread to be, for a listener that does not block.
+    /// For a listener that does not block.
     pub(super) fn new(listener: TcpListener, wake_up: Arc<OwnedFd>, linger: Duration, secret: Option<Secret>) -> io::Result<Self> {
         let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let share = descriptors.map_or(MOST_PENDING, |most| usize::try_from(most / 4).unwrap_or(MOST_PENDING));
+        let share = descriptors.map_or(STORE.most, |most| usize::try_from(most / 4).unwrap_or(STORE.most));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*wake_up, EventData::new_u64(WAKE_UP), EventFlags::IN)?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
@@ -85,12 +68,9 @@ impl Daemon {
             wake_up,
             linger,
             shutdown: None,
-            accept_pause: None,
-            most_pending: share.clamp(1, MOST_PENDING),
-            dropped: 0,
             service: Service::new(secret),
             clients: HashMap::new(),
-            fresh: VecDeque::new(),
+            fresh: Admission::new(Limits { most: share.clamp(1, STORE.most), ..STORE }),
             next: 0,
             scratch: vec![0; 64 << 10],
         })
@@ -108,21 +88,19 @@ impl Daemon {
             let found = self.wait(&mut events);
             if found.wake_up {
                 self.shutdown = Some(Deadline::after(self.linger));
-                // It has been heard; it would ring for ever.
+                // It has been seen, and would end every wait at once.
                 let _ = epoll::delete(&self.epoll, &*self.wake_up);
             }
-            if self.accept_pause.take_if(|pause| pause.has_passed()).is_some() {
-                self.watch_listener(EventFlags::IN);
-            }
-            // Those that are there first: whoever has just spoken need not make room.
+            // Before others are accepted: a client that has just spoken need not make room.
             for (id, flags) in &found.clients {
                 self.attend(*id, *flags);
             }
-            if found.listener {
-                self.accept();
+            let now = Instant::now();
+            if found.listener || self.fresh.is_resting() {
+                self.accept(now);
             }
             self.send_answers();
-            self.sweep();
+            self.drop_overdue(now);
             let idle = !found.wake_up && !found.listener && found.clients.is_empty();
             if self.shutdown.as_ref().is_some_and(|shutdown| shutdown.has_passed() || (idle && !self.has_guests())) {
                 return self.shut_down();
@@ -141,8 +119,8 @@ impl Daemon {
         let mut found = Found::default();
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), self.patience().as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            // Cannot be, unless memory is short for the moment: there is nobody to tell, so try again a little later.
-            Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+            // Memory is short for the moment, and there is nobody to tell.
+            Err(_) => std::thread::sleep(FAILED_WAIT_PAUSE),
         }
         for Event { flags, data, .. } in events.iter().copied() {
             match data.u64() {
@@ -157,64 +135,32 @@ impl Daemon {
     /// How long a wait may take.
     fn patience(&self) -> Option<Timespec> {
         let shutdown = self.shutdown.as_ref().map(|shutdown| if self.has_guests() { shutdown.remaining() } else { Duration::ZERO });
-        let pause = self.accept_pause.as_ref().map(Deadline::remaining);
-        let sweep = (!self.fresh.is_empty()).then_some(SWEEP);
-        let shortest = [shutdown, pause, sweep].into_iter().flatten().min()?;
+        let shortest = [shutdown, self.fresh.patience(Instant::now())].into_iter().flatten().min()?;
         Timespec::try_from(shortest).ok()
     }
 
-    /// Whether connections are accepted: `IN` or nothing.
-    fn watch_listener(&self, flags: EventFlags) {
-        if let Err(error) = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), flags) {
-            crate::event::warn!(%error, "the store server cannot watch its listener");
-        }
-    }
-
-    /// Accepts whoever has come, as far as there is room.
-    fn accept(&mut self) {
-        let room = self.make_room();
-        if room == 0 {
-            return self.pause_accepting();
-        }
-        for _ in 0..room.min(ACCEPTS) {
-            match self.listener.accept() {
-                Ok((stream, _)) => self.admit(stream),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
-                Err(error) => {
-                    crate::event::warn!(%error, clients = self.clients.len(), "the store server cannot accept more clients for now");
-                    return self.pause_accepting();
-                }
-            }
-        }
-    }
-
-    /// Accepts nothing for a while.
-    fn pause_accepting(&mut self) {
-        self.accept_pause = Some(Deadline::after(ACCEPT_PAUSE));
-        self.watch_listener(EventFlags::empty());
-    }
-
-    /// For how many unproven connections there is room. Where there is none, those that have been silent for long make some.
-    fn make_room(&mut self) -> usize {
-        self.fresh.retain(|(id, _)| self.clients.contains_key(id) && !self.service.is_validated(*id));
-        let room = self.most_pending.saturating_sub(self.fresh.len());
-        if room > 0 {
-            return room;
-        }
-        let late: Vec<ClientId> = self.fresh.iter().take(ACCEPTS).filter(|(_, since)| since.elapsed() > GRACE).map(|(id, _)| *id).collect();
-        let made = late.len();
-        for id in late {
+    /// Accepts the clients that have come, as far as there is room.
+    fn accept(&mut self, now: Instant) {
+        self.fresh.retain(|id| self.clients.contains_key(id) && !self.service.is_validated(*id));
+        for id in self.fresh.make_room(now) {
             self.service.turn_away(id);
             self.send(id);
             self.drop_client(id);
         }
-        made
+        let listener = &self.listener;
+        for (stream, _) in self.fresh.accept(now, || listener.accept()) {
+            self.admit(stream, now);
+        }
+        if let Some(events) = self.fresh.watch_change().map(|watch| if watch { EventFlags::IN } else { EventFlags::empty() })
+            && let Err(error) = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), events)
+        {
+            crate::event::warn!(%error, "the store server cannot watch its listener");
+        }
     }
 
     /// Takes in a new connection.
-    fn admit(&mut self, stream: TcpStream) {
-        // A socket that cannot be made ready is one whose peer is gone already.
+    fn admit(&mut self, stream: TcpStream, now: Instant) {
+        // It fails where the peer is gone already.
         if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_err() {
             return;
         }
@@ -225,11 +171,11 @@ impl Daemon {
         }
         self.next += 1;
         self.service.connect(id);
-        self.fresh.push_back((id, Instant::now()));
+        self.fresh.add(id, now);
         self.clients.insert(id, Client { stream, interest, finished: false });
     }
 
-    /// Reads from a connection, or abort reasons that it is gone.
+    /// Reads from a connection, or drops it where it is gone.
     fn attend(&mut self, id: ClientId, flags: EventFlags) {
         let broken = flags.intersects(EventFlags::ERR | EventFlags::HUP);
         if flags.contains(EventFlags::IN) {
@@ -277,11 +223,9 @@ impl Daemon {
         }
         let owed = !self.service.unsent(id).is_empty();
         if let Some(reason) = self.service.refusal(id) {
-            self.dropped += 1;
-            // A flood of them is reported ever more rarely.
-            if self.dropped <= 16 || self.dropped.is_power_of_two() {
+            if let Some(number) = self.fresh.refuse() {
                 let peer = client.stream.peer_addr().map_or_else(|_| "gone".to_owned(), |peer| peer.to_string());
-                crate::event::warn!(%peer, %reason, number = self.dropped, "the store server drops a client");
+                crate::event::warn!(%peer, %reason, number, "the store server drops a client");
             }
             self.drop_client(id);
         } else if client.finished && !owed {
@@ -291,8 +235,7 @@ impl Daemon {
         }
     }
 
-    /// Watches a client for what is now waited for. What that is changes with its own bytes and where it has been answered, and after
-    /// both there is [`Daemon::send`].
+    /// Watches a client for what is now waited for, which changes where bytes came from it or answers went to it: [`Daemon::send`] follows both.
     fn watch(&mut self, id: ClientId, owed: bool) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let mut interest = EventFlags::empty();
@@ -307,24 +250,19 @@ impl Daemon {
         }
     }
 
-    /// Forgets a client; its waits are no longer anybody's.
+    /// Forgets a client and its waits.
     fn drop_client(&mut self, id: ClientId) {
         if let Some(client) = self.clients.remove(&id) {
-            // Closing alone would not do where the process is being forked at this moment.
+            // Closing alone is not enough where the process is being forked at this moment.
             let _ = epoll::delete(&self.epoll, &client.stream);
         }
         self.service.disconnect(id);
     }
 
-    /// Drops connections that have not shown in time that they speak the protocol.
-    fn sweep(&mut self) {
-        while let Some(&(id, since)) = self.fresh.front() {
-            let settled = !self.clients.contains_key(&id) || self.service.is_validated(id);
-            if !settled && since.elapsed() <= HANDSHAKE {
-                return;
-            }
-            self.fresh.pop_front();
-            if !settled {
+    /// Drops clients that have not shown in time that they speak the protocol.
+    fn drop_overdue(&mut self, now: Instant) {
+        for id in self.fresh.overdue(now) {
+            if !self.service.is_validated(id) {
                 self.drop_client(id);
             }
         }

@@ -4,7 +4,6 @@ mod backoff;
 mod client;
 mod connection;
 mod daemon;
-mod resolve;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -14,4 +13,4 @@ pub use server::TcpStoreServer;
 pub(crate) use server::listen;
 
 pub(super) use backoff::Backoff;
-pub(super) use resolve::resolve;
+pub(super) use connection::resolve;

@@ -14,12 +14,8 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use super::daemon::Daemon;
 use crate::fork::Process;
 use crate::proof::Secret;
+use crate::tuning::store::{BACKLOG, LINGER};
 use crate::{Error, Result};
-
-/// How many connections may wait to be accepted; the system lowers it to its own limit (`net.core.somaxconn`).
-const BACKLOG: i32 = 4096;
-/// How long a server that is dropped waits for its clients to leave, unless told otherwise.
-const LINGER: Duration = Duration::from_secs(5);
 
 /// A server for [`TcpStore`](crate::TcpStore) and PyTorch's `TCPStore`, in one thread of this process.
 ///

@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
 
+#[path = "../../../src/random.rs"]
+mod random;
+
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
@@ -10,19 +13,11 @@ use std::sync::{Arc, Barrier};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
+use random::Random;
 use simgpu::Gate;
 
 fn gate(stream: &CudaStream) -> Gate {
     Gate::close(stream.cu_stream().cast())
-}
-
-fn bytes(count: usize, seed: u32) -> Vec<u8> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 24) as u8
-    };
-    (0..count).map(|_| next()).collect()
 }
 
 #[test]
@@ -46,7 +41,7 @@ fn copies_bring_every_byte() {
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     for count in [1, 3, 4096, 4097, 1 << 20] {
-        let sent = bytes(count, count as u32);
+        let sent = Random(count as u64).bytes(count);
         let first = stream.clone_htod(&sent).unwrap();
         let second = stream.clone_dtod(&first).unwrap();
         assert_eq!(stream.clone_dtoh(&second).unwrap(), sent);
@@ -70,7 +65,7 @@ fn memory_of_one_device_is_copied_to_another() {
     let _alone = simgpu::alone();
     let (one, other) = (CudaContext::new(0).unwrap(), CudaContext::new(1).unwrap());
     let (from, to) = (one.new_stream().unwrap(), other.new_stream().unwrap());
-    let sent = bytes(5000, 1);
+    let sent = Random(1).bytes(5000);
     let source = from.clone_htod(&sent).unwrap();
     let mut target = to.alloc_zeros::<u8>(5000).unwrap();
     to.memcpy_dtod(&source, &mut target).unwrap();

@@ -4,6 +4,8 @@
 #![allow(unsafe_code, reason = "NCCL is C")]
 
 mod nccl_common;
+#[path = "../../../src/random.rs"]
+mod random;
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode};
 use nccl_common::oracle::{self, SIZES};
 use nccl_common::*;
+use random::Random;
 
 const SEED: u64 = 20_261_121;
 const U8: c_int = 1;

@@ -3,23 +3,18 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
 
+#[path = "../../../src/random.rs"]
+mod generator;
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream};
+use generator::Random;
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) as usize) % bound
-    }
-
-    fn range(&mut self, length: usize) -> Range<usize> {
-        let start = self.below(length);
-        start..start + 1 + self.below(length - start)
-    }
+fn range(random: &mut Random, length: usize) -> Range<usize> {
+    let start = random.below(length);
+    start..start + 1 + random.below(length - start)
 }
 
 /// Programs of which cudarc orders the streams, as it does by itself, give what they would give on one stream; nothing is reported.
@@ -36,7 +31,7 @@ fn programs_with_events_are_as_good_as_sequential_ones() {
         let mut expected = vec![vec![0u8; 64]; 5];
         let mut buffers: Vec<CudaSlice<u8>> = (0..5).map(|at| streams[at % 4].alloc_zeros(64).unwrap()).collect();
         for _ in 0..200 {
-            let (at, range) = (random.below(5), random.range(64));
+            let (at, range) = (random.below(5), range(&mut random, 64));
             if random.below(3) == 0 {
                 let stream = &streams[random.below(4)];
                 let bytes = vec![random.below(256) as u8; range.len()];
@@ -118,12 +113,12 @@ fn races_are_reported_where_there_are_some_and_nowhere_else() {
             let (stream, event) = (random.below(3), random.below(2));
             match random.below(10) {
                 0..=1 => {
-                    let range = random.range(16);
+                    let range = range(&mut random, 16);
                     streams[stream].memset_zeros(&mut buffer.slice_mut(range.clone())).unwrap();
                     oracle.job(stream, range, true);
                 }
                 2..=3 => {
-                    let range = random.range(16);
+                    let range = range(&mut random, 16);
                     streams[stream].memcpy_dtod(&buffer.slice(range.clone()), &mut sinks[stream].slice_mut(range.clone())).unwrap();
                     oracle.job(stream, range, false);
                 }

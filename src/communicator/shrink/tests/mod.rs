@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use super::protocol::{Given, Shrinking};
 use crate::error::{Error, Result};
-use world::{Fate, Formed, Partition, Place, Plan, Random, Report, Scenario, play};
+use crate::random::Random;
+use world::{Connected, Fate, Partition, Place, Plan, Report, Scenario, play};
 
 /// How many orders are tried where the environment (`COLLECTIVES_SHRINKS`) does not say.
 const SHRINKS: u64 = 3000;
 /// The longest that a scenario may take, by its own clock.
 const BOUND: Duration = Duration::from_secs(600);
 
-fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Formed> {
+fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Connected> {
     let given = Given { doubts: plan.doubts.clone(), left: plan.left.clone() };
     Shrinking::new(place, me, "shrink".to_owned(), limit, given).run()
 }
@@ -27,19 +28,19 @@ struct Trouble {
     partitions: bool,
 }
 
-fn some_ranks(random: &mut Random, count: usize, but: usize, once_in: u64) -> BTreeSet<usize> {
+fn some_ranks(random: &mut Random, count: usize, but: usize, once_in: usize) -> BTreeSet<usize> {
     (0..count).filter(|rank| *rank != but && random.once_in(once_in)).collect()
 }
 
 fn draw(random: &mut Random, trouble: Trouble) -> Scenario {
-    let count = 2 + random.below(4) as usize;
-    let limit = Duration::from_millis(4000 + random.below(16_000));
-    let wrongly = if trouble.sleeps { 4 } else { u64::MAX };
+    let count = 2 + random.below(4);
+    let limit = Duration::from_millis(4000 + random.below(16_000) as u64);
+    let wrongly = if trouble.sleeps { 4 } else { usize::MAX };
     let mut ranks: Vec<Plan> = (0..count).map(|me| Plan { doubts: some_ranks(random, count, me, wrongly), ..Plan::default() }).collect();
     for plan in &mut ranks {
         plan.begins = random.time(Duration::from_millis(if trouble.sleeps { 400 } else { 5 }));
         let early = random.once_in(2);
-        let at = 1 + random.below(if early { 40 } else { 300 }) as usize;
+        let at = 1 + random.below(if early { 40 } else { 300 });
         match random.below(8) {
             0 if trouble.deaths => plan.is_dead = true,
             1 | 2 if trouble.deaths => plan.fates.push((at, Fate::Dies)),
@@ -76,13 +77,13 @@ fn latest(scenario: &Scenario, rank: usize) -> Duration {
 fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<String> {
     let through =
         || report.outcomes.iter().enumerate().filter_map(|(rank, outcome)| outcome.as_ref().map(|(at, result)| (rank, *at, result)));
-    let formed: Vec<(usize, &Formed)> = through().filter_map(|(rank, _, result)| Some((rank, result.as_ref().ok()?))).collect();
+    let formed: Vec<(usize, &Connected)> = through().filter_map(|(rank, _, result)| Some((rank, result.as_ref().ok()?))).collect();
     if let Some((rank, at, _)) = through().find(|(rank, at, _)| *at > latest(scenario, *rank)) {
         return Some(format!("rank {rank} was through at {at:?} only"));
     }
     // Without all of its members a communicator is over at the first call; behind a cut, others cannot know of it.
-    let went_on = |rank: usize, with: &Formed| formed.iter().any(|(other, outcome)| *other == rank && *outcome == with);
-    let is_whole = |with: &Formed| with.members.iter().all(|rank| !report.lives[*rank] || went_on(*rank, with));
+    let went_on = |rank: usize, with: &Connected| formed.iter().any(|(other, outcome)| *other == rank && *outcome == with);
+    let is_whole = |with: &Connected| with.members.iter().all(|rank| !report.lives[*rank] || went_on(*rank, with));
     let formed: Vec<_> = formed.iter().copied().filter(|(_, outcome)| !trouble.partitions || is_whole(outcome)).collect();
     for (rank, outcome) in &formed {
         if *outcome != formed[0].1 {

@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::super::protocol::{GroupSetup, World};
-use crate::communicator::bootstrap::StoreExchange;
-use crate::communicator::recovery::{ANSWER, Probe};
+use crate::communicator::bootstrap::{PeerWatch, StoreExchange};
+use crate::communicator::shrink::recovery::Probe;
 use crate::deadline::simulated;
 use crate::error::{Error, Peer, Result};
-use crate::host::bootstrap::Exchange;
+use crate::host::exchange::Exchange;
+use crate::random::Random;
 use crate::rendezvous::{MemoryStore, Store};
+use crate::tuning::recovery::ANSWER;
 
 /// As the real recovery listeners have them.
 const SILENCE: Duration = Duration::from_millis(500);
@@ -25,24 +27,14 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Bytes of a coroutine's stack.
 const STACK: usize = 256 << 10;
 
-/// SplitMix64.
-pub(super) struct Random(pub(super) u64);
-
 impl Random {
-    pub(super) fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % end
-    }
-
     /// Once in so many times.
-    pub(super) fn once_in(&mut self, times: u64) -> bool {
+    pub(super) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
     pub(super) fn time(&mut self, end: Duration) -> Duration {
-        Duration::from_micros(self.below(end.as_micros() as u64 + 1))
+        Duration::from_micros(self.below(end.as_micros() as usize + 1) as u64)
     }
 }
 
@@ -84,7 +76,7 @@ pub(super) struct Plan {
 
 /// Members, and which setup it was.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Formed {
+pub(super) struct Connected {
     pub(super) members: Vec<usize>,
     pub(super) setup: String,
 }
@@ -97,7 +89,7 @@ struct Rank {
     ready: Duration,
     asked: usize,
     recovery_listener: Option<MemoryStore>,
-    outcome: Option<(Duration, Result<Formed>)>,
+    outcome: Option<(Duration, Result<Connected>)>,
 }
 
 /// Who has opened all links of a setup, and who gave it up.
@@ -129,7 +121,7 @@ impl State {
 /// How a simulated shrink went.
 pub(super) struct Report {
     /// Of ranks that live at the end: when they were through, and with what.
-    pub(super) outcomes: Vec<Option<(Duration, Result<Formed>)>>,
+    pub(super) outcomes: Vec<Option<(Duration, Result<Connected>)>>,
     pub(super) lives: Vec<bool>,
     /// Everything that was said and came of it.
     pub(super) log: Vec<String>,
@@ -240,16 +232,14 @@ impl Place {
         }
     }
 
-    fn meet(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<String> {
+    fn exchange(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<String> {
         let name = format!("rank {} at {:?}", self.me, self.state().now);
         let name = store.compare_set("name of the setup", b"", name.as_bytes())?;
         let watcher = self.clone();
         let members = setup.members.to_vec();
         let watch = move || members.iter().find(|rank| watcher.probe(**rank) == Probe::Gone).map(|rank| format!("rank {rank} is gone"));
-        let mut exchange = StoreExchange::join(Arc::clone(&store), setup.place, setup.members.len(), setup.deadline)?;
-        if setup.leads {
-            exchange = exchange.watched(Some(Box::new(watch)));
-        }
+        let watch = setup.leads.then(|| Box::new(watch) as PeerWatch);
+        let mut exchange = StoreExchange::new(Arc::clone(&store), setup.place, setup.members.len(), watch, setup.deadline)?;
         exchange.all_gather(b"facts", setup.deadline)?;
         exchange.all_gather(b"addresses", setup.deadline)?;
         Ok(String::from_utf8_lossy(&name).into_owned())
@@ -257,7 +247,7 @@ impl Place {
 }
 
 impl World for Place {
-    type Formed = Formed;
+    type Connected = Connected;
 
     fn peers(&self) -> &[Peer] {
         &self.peers
@@ -294,18 +284,18 @@ impl World for Place {
         self.pass(limit);
     }
 
-    fn form(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Formed> {
-        self.log(format!("forms with {:?}", setup.members));
+    fn connect(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Connected> {
+        self.log(format!("connects with {:?}", setup.members));
         let mut name = None;
-        let linked = self.meet(store, setup).and_then(|met| {
+        let linked = self.exchange(store, setup).and_then(|met| {
             let key = name.insert(format!("{met} {:?}", setup.members));
             self.link(key, setup)
         });
         if let (Some(key), Err(_)) = (&name, &linked) {
             self.state().links.entry(key.clone()).or_default().failed = true;
         }
-        self.log(format!("has formed: {linked:?}"));
-        linked.map(|()| Formed { members: setup.members.to_vec(), setup: name.unwrap_or_default() })
+        self.log(format!("has connected: {linked:?}"));
+        linked.map(|()| Connected { members: setup.members.to_vec(), setup: name.unwrap_or_default() })
     }
 }
 
@@ -410,7 +400,7 @@ impl Store for Behind {
 struct Died;
 
 /// What a rank of the simulation runs.
-pub(super) type Program = fn(&Place, usize, &Plan, Duration) -> Result<Formed>;
+pub(super) type Program = fn(&Place, usize, &Plan, Duration) -> Result<Connected>;
 
 /// Plays a scenario in the order of this seed until every rank is through; an error where one takes longer than `bound`.
 pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Program) -> std::result::Result<Report, Report> {
@@ -496,5 +486,5 @@ fn draw(state: &mut State, waiting: &[usize]) -> Option<usize> {
     let first = waiting.iter().map(|rank| state.ranks[*rank].ready).min()?;
     state.now = state.now.max(first);
     let ready: Vec<usize> = waiting.iter().copied().filter(|rank| state.ranks[*rank].ready <= state.now).collect();
-    Some(ready[state.random.below(ready.len() as u64) as usize])
+    Some(ready[state.random.below(ready.len())])
 }

@@ -4,7 +4,6 @@ use std::thread;
 
 use simgpu::nccl;
 
-use super::sim::Sim;
 use super::*;
 use crate::call::{Call, Kind};
 use crate::device::memory::{NcclBuffer, Registration};

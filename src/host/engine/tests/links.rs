@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::Random;
-use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::Links;
 use crate::host::link::ByteLink;
@@ -151,7 +150,7 @@ pub(super) struct Mesh<K>(pub(super) Vec<Option<K>>);
 impl<K: ByteLink> Links for Mesh<K> {
     type Link = K;
 
-    fn link(&mut self, rank: usize, _deadline: &Deadline) -> Result<&mut K, Interrupted> {
+    fn link(&mut self, rank: usize) -> Result<&mut K, Interrupted> {
         self.0[rank].as_mut().ok_or_else(|| AbortReason::Lost { rank: rank as u32 }.into())
     }
 

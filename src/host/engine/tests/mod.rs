@@ -4,7 +4,6 @@
 
 mod links;
 mod plans;
-mod soundness;
 mod trouble;
 
 use std::sync::Arc;
@@ -20,19 +19,7 @@ use crate::host::fold::Fold;
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
 use crate::host::plan::{Action, Plan};
-
-/// A generator of numbers that look random (xorshift).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    /// A number below `bound`, which is not 0.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % bound as u64) as usize
-    }
-}
+use crate::random::Random;
 
 /// A call like any other.
 pub(crate) fn call(sequence: u64) -> Call {
@@ -56,7 +43,7 @@ impl Fold for Sum {
         for index in 0..bytes / 8 {
             // SAFETY: the caller promises aligned elements.
             let sum = inputs.iter().fold(0_u64, |sum, input| sum.wrapping_add(unsafe { input.cast::<u64>().add(index).read() }));
-            // SAFETY: as above.
+            // SAFETY: the caller promises as many aligned elements at the destination, to be written.
             unsafe { into.cast::<u64>().add(index).write(sum) };
         }
     }
@@ -103,6 +90,7 @@ impl<K: ByteLink> Rank<K> {
             fold: Some(fold),
             deadline: &deadline,
             health: &self.health,
+            recorder: &crate::flight::Flight::default(),
             interrupted: &mut || None,
         };
         self.engine.run(request, &mut self.links)

@@ -195,6 +195,7 @@ fn an_interruption_ends_the_run_and_is_passed_on() {
         fold: None,
         deadline: &deadline,
         health: &health,
+        recorder: &crate::flight::Flight::default(),
         interrupted: &mut || Some(abort_reason),
     };
     let Rank { engine, links, .. } = &mut ranks[0];
@@ -220,6 +221,7 @@ fn an_abort_reason_never_lands_in_the_middle_of_a_payload() {
                 fold: None,
                 deadline: &Deadline::after(SOON),
                 health: &this.health,
+                recorder: &crate::flight::Flight::default(),
                 interrupted: &mut || Some(abort_reason),
             };
             this.engine.run(request, &mut this.links)

@@ -17,7 +17,7 @@ use crate::proof::{self, Secret, Unproven};
 
 /// What a connection attempt ends in, with `acceptor` serving meanwhile.
 fn attempt(acceptor: &mut Acceptor, hello: Hello) -> std::result::Result<TcpLink, ConnectError> {
-    let mut connector = Connector::new(acceptor.address().unwrap(), hello, None, true);
+    let mut connector = Connector::new(acceptor.address().unwrap(), hello, None, true, None);
     let deadline = soon();
     loop {
         if let Some(link) = connector.advance()? {
@@ -149,7 +149,7 @@ fn a_welcomed_peer_may_take_its_time() {
 #[test]
 fn junk_for_an_answer_is_quoted() {
     let listener = TcpListener::bind((LOCALHOST, 0)).unwrap();
-    let mut connector = Connector::new(listener.local_addr().unwrap(), hello(0, 1), None, true);
+    let mut connector = Connector::new(listener.local_addr().unwrap(), hello(0, 1), None, true, None);
     let talker = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"220 mail.example ESMTP\r\n").unwrap();
@@ -170,7 +170,7 @@ fn junk_for_an_answer_is_quoted() {
 fn a_connection_that_is_dropped_without_an_answer_is_tried_again() {
     let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
     let address = acceptor.address().unwrap();
-    let mut connector = Connector::new(address, hello(0, 1), None, true);
+    let mut connector = Connector::new(address, hello(0, 1), None, true, None);
     while !connector.progress().contains("not answered") {
         assert!(connector.advance().unwrap().is_none());
     }
@@ -196,7 +196,7 @@ fn a_black_hole_does_not_hold_the_connector() {
     listener.listen(0).unwrap();
     let address = listener.local_addr().unwrap().as_socket().unwrap();
     let began = Instant::now();
-    let mut connectors: Vec<_> = (0..4).map(|_| Connector::new(address, hello(0, 1), None, true)).collect();
+    let mut connectors: Vec<_> = (0..4).map(|_| Connector::new(address, hello(0, 1), None, true, None)).collect();
     for _ in 0..50 {
         for connector in &mut connectors {
             assert!(connector.advance().unwrap().is_none());
@@ -210,7 +210,7 @@ fn a_black_hole_does_not_hold_the_connector() {
 fn proving(mine: Option<u8>, theirs: Option<u8>, hello: Hello) -> std::result::Result<(), ConnectError> {
     let secret = |seed: Option<u8>| seed.map(|seed| Secret::new(vec![seed; 32]).unwrap());
     let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), secret(theirs)).unwrap();
-    let mut connector = Connector::new(acceptor.address().unwrap(), hello, secret(mine), true);
+    let mut connector = Connector::new(acceptor.address().unwrap(), hello, secret(mine), true, None);
     let deadline = soon();
     while connector.advance()?.is_none() {
         assert!(!deadline.has_passed(), "{}", connector.progress());
@@ -257,7 +257,7 @@ fn a_proof_cannot_be_sent_back_to_the_rank_that_made_it() {
     let secret = Secret::new(vec![1; 32]).unwrap();
     let mut acceptor = Acceptor::bind(LOCALHOST, membership(0), Some(secret.clone())).unwrap();
     let between = TcpListener::bind((LOCALHOST, 0)).unwrap();
-    let mut connector = Connector::new(between.local_addr().unwrap(), hello(0, 1), Some(secret), true);
+    let mut connector = Connector::new(between.local_addr().unwrap(), hello(0, 1), Some(secret), true, None);
     assert!(connector.advance().unwrap().is_none());
     let (left, _) = between.accept().unwrap();
     let right = TcpStream::connect(acceptor.address().unwrap()).unwrap();

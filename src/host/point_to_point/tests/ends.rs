@@ -4,8 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::thread;
 use std::time::Duration;
 
-use super::test_network::{MemoryLink, SocketLink, TestNetwork, Wire, pump};
-use super::{Random, Talk, pattern, soon};
+use super::{MemoryLink, Random, SocketLink, Talk, TestNetwork, Wire, pattern, pump, soon};
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};
@@ -326,7 +325,7 @@ struct NoLinks;
 impl Connector for NoLinks {
     type Link = MemoryLink;
 
-    fn connect(&mut self, peer: usize, _deadline: &Deadline) -> Result<MemoryLink, Interrupted> {
+    fn connect(&mut self, peer: usize) -> Result<MemoryLink, Interrupted> {
         Err(AbortReason::Lost { rank: peer as u32 }.into())
     }
 

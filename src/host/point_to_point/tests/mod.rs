@@ -2,39 +2,31 @@
 
 #![expect(unsafe_code, reason = "posting takes memory for longer than the call")]
 
-mod direct;
 mod ends;
 mod protocol;
-mod test_network;
 mod traffic;
 
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::requests::Request;
 use super::{Connector, Envelope, MessageError, Messages, Outcome, Ticket};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
-use crate::host::abort_reason::Interrupted;
+use crate::host::abort_reason::{AbortReason, Interrupted};
+use crate::host::link::ByteLink;
+use crate::random::Random;
 
 /// Every byte is an element.
 const BYTES: TypeTag = TypeTag::Scalar(DType::U8);
-
-/// xorshift64*, seeded.
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// Less than `bound`.
-    pub(super) fn below(&mut self, bound: usize) -> usize {
-        (self.next() >> 16) as usize % bound
-    }
-}
 
 /// Bytes that no other `which` has, nor another place of the same.
 fn pattern(which: u64, bytes: usize) -> Vec<u8> {
@@ -96,12 +88,12 @@ trait Talk {
 impl<C: Connector> Talk for Messages<C> {
     fn isend_typed(&mut self, to: usize, tag: u64, element: TypeTag, data: &[u8]) -> Result<Ticket, Interrupted> {
         // SAFETY: see the trait.
-        unsafe { self.post_send(to, tag, element, data.as_ptr(), data.len(), &soon()) }
+        unsafe { self.post_send(to, tag, element, data.as_ptr(), data.len()) }
     }
 
     fn irecv_typed(&mut self, from: Option<usize>, tag: Option<u64>, element: TypeTag, into: &mut [u8]) -> Result<Ticket, Interrupted> {
         // SAFETY: see the trait.
-        unsafe { self.post_receive(from, tag, element, into.as_mut_ptr(), into.len(), &soon()) }
+        unsafe { self.post_receive(from, tag, element, into.as_mut_ptr(), into.len()) }
     }
 
     fn finish_all(&mut self, tickets: &[Ticket]) -> Result<(), Interrupted> {
@@ -127,5 +119,250 @@ impl<C: Connector> Talk for Messages<C> {
 
     fn outcome(&mut self, ticket: Ticket) -> Outcome {
         self.poll(ticket).expect("finished")
+    }
+}
+
+// Where the ranks of a test meet: links of two kinds, and a connector that opens them.
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A kind of link.
+trait Wire: ByteLink + Sized + Send + 'static {
+    /// Whether connectors of this kind can be slept on, too.
+    const HAS_WAKE_UP: bool;
+
+    fn pair(seed: u64) -> (Self, Self);
+}
+
+/// How much one direction of a link in memory holds: less than a header and a half now and then, and less than a message.
+const PIPE_BYTES: usize = 40_000;
+
+/// One direction.
+#[derive(Default)]
+struct Pipe {
+    bytes: VecDeque<u8>,
+    is_closed: bool,
+}
+
+/// A link in memory that takes and gives as much as a seeded generator says.
+struct MemoryLink {
+    input: Arc<Mutex<Pipe>>,
+    output: Arc<Mutex<Pipe>>,
+    random: Random,
+}
+
+impl MemoryLink {
+    /// How much of `most` moves this time; mostly much, sometimes single bytes or nothing.
+    fn some(&mut self, most: usize) -> io::Result<usize> {
+        let some = match self.random.below(8) {
+            0 => return Err(io::ErrorKind::WouldBlock.into()),
+            1 => 1 + self.random.below(40),
+            2 => 1 + self.random.below(3000),
+            _ => most,
+        };
+        if most == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(some.min(most)) }
+    }
+}
+
+impl ByteLink for MemoryLink {
+    fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let output = Arc::clone(&self.output);
+        let mut pipe = lock(&output);
+        if pipe.is_closed {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let total: usize = parts.iter().map(|part| part.len()).sum();
+        let some = self.some(total.min(PIPE_BYTES - pipe.bytes.len()))?;
+        pipe.bytes.extend(parts.iter().flat_map(|part| part.iter()).take(some));
+        Ok(some)
+    }
+
+    fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let input = Arc::clone(&self.input);
+        let mut pipe = lock(&input);
+        if pipe.bytes.is_empty() && pipe.is_closed {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let some = self.some(into.len().min(pipe.bytes.len()))?;
+        pipe.bytes.read_exact(&mut into[..some])?;
+        Ok(some)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+impl Drop for MemoryLink {
+    fn drop(&mut self) {
+        lock(&self.input).is_closed = true;
+        lock(&self.output).is_closed = true;
+    }
+}
+
+impl Wire for MemoryLink {
+    const HAS_WAKE_UP: bool = false;
+
+    fn pair(seed: u64) -> (Self, Self) {
+        let (there, back) = (Arc::<Mutex<Pipe>>::default(), Arc::<Mutex<Pipe>>::default());
+        let end = |input: &Arc<_>, output: &Arc<_>, seed| MemoryLink {
+            input: Arc::clone(input),
+            output: Arc::clone(output),
+            random: Random(seed | 1),
+        };
+        (end(&back, &there, seed), end(&there, &back, seed.rotate_left(7)))
+    }
+}
+
+/// A socket that does not block.
+struct SocketLink(File);
+
+impl ByteLink for SocketLink {
+    fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.write_vectored(parts)
+    }
+
+    fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self.0.read(into)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            read => Ok(read),
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+}
+
+impl Wire for SocketLink {
+    const HAS_WAKE_UP: bool = true;
+
+    fn pair(_seed: u64) -> (Self, Self) {
+        let (one, other) = sockets();
+        (SocketLink(one), SocketLink(other))
+    }
+}
+
+/// A pair of sockets that never block, written to and read from as files are: Miri knows no other way.
+fn sockets() -> (File, File) {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a pair of sockets");
+    (one.into(), other.into())
+}
+
+/// A rank's place in the network.
+struct Acceptor<W> {
+    waiting: Vec<(usize, W)>,
+    /// While it is shut, links that were opened are not seen yet.
+    is_shut: bool,
+    is_gone: bool,
+}
+
+/// What the ranks of a test share.
+struct TestNetwork<W> {
+    acceptors: Vec<Mutex<Acceptor<W>>>,
+    wake_ups: Vec<OwnedFd>,
+    random: Mutex<Random>,
+}
+
+impl<W: Wire> TestNetwork<W> {
+    /// A network and the engines of all ranks in it.
+    fn new(size: usize, seed: u64) -> (Arc<Self>, Vec<Messages<Usher<W>>>) {
+        let network = Arc::new(Self {
+            acceptors: (0..size).map(|_| Mutex::new(Acceptor { waiting: Vec::new(), is_shut: false, is_gone: false })).collect(),
+            wake_ups: (0..size).map(|_| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("a wake-up")).collect(),
+            random: Mutex::new(Random(seed)),
+        });
+        let engine = |rank| Messages::new(rank, size, size, Usher { rank, network: Arc::clone(&network) });
+        let engines = (0..size).map(engine).collect();
+        (network, engines)
+    }
+
+    /// As [`TestNetwork::new`], with as many ranks as the caller names engines.
+    fn of<const SIZE: usize>(seed: u64) -> (Arc<Self>, [Messages<Usher<W>>; SIZE]) {
+        let (network, engines) = Self::new(SIZE, seed);
+        let engines = engines.try_into().ok().expect("as many engines as ranks");
+        (network, engines)
+    }
+
+    /// Opens a link from `from` to `to`; the end of `from`.
+    fn open(&self, from: usize, to: usize) -> W {
+        let (mine, theirs) = W::pair(lock(&self.random).next());
+        lock(&self.acceptors[to]).waiting.push((from, theirs));
+        rustix::io::write(&self.wake_ups[to], &1_u64.to_ne_bytes()).expect("the wake-up rings");
+        mine
+    }
+
+    /// Keeps a rank from seeing the links that are opened to it, or lets it.
+    fn shut(&self, rank: usize, is_shut: bool) {
+        lock(&self.acceptors[rank]).is_shut = is_shut;
+    }
+}
+
+/// A connector of one rank.
+struct Usher<W> {
+    rank: usize,
+    network: Arc<TestNetwork<W>>,
+}
+
+impl<W: Wire> Connector for Usher<W> {
+    type Link = W;
+
+    fn connect(&mut self, peer: usize) -> Result<W, Interrupted> {
+        if lock(&self.network.acceptors[peer]).is_gone {
+            return Err(AbortReason::Lost { rank: peer as u32 }.into());
+        }
+        Ok(self.network.open(self.rank, peer))
+    }
+
+    fn accept(&mut self) -> Vec<(usize, W)> {
+        let mut acceptor = lock(&self.network.acceptors[self.rank]);
+        if acceptor.is_shut || acceptor.waiting.is_empty() {
+            return Vec::new();
+        }
+        rustix::io::read(&self.network.wake_ups[self.rank], &mut [0; 8]).expect("the wake-up has rung");
+        std::mem::take(&mut acceptor.waiting)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        W::HAS_WAKE_UP.then(|| self.network.wake_ups[self.rank].as_fd())
+    }
+}
+
+impl<W> Drop for Usher<W> {
+    fn drop(&mut self) {
+        let mut acceptor = lock(&self.network.acceptors[self.rank]);
+        acceptor.is_gone = true;
+        // As a listening socket that is closed, it resets what was never accepted.
+        acceptor.waiting.clear();
+    }
+}
+
+/// Runs one thread for each rank and gives what they return, in rank order.
+fn ranks<W: Wire, R: Send>(size: usize, seed: u64, body: impl Fn(usize, &mut Messages<Usher<W>>) -> R + Sync) -> Vec<R> {
+    let (_network, engines) = TestNetwork::<W>::new(size, seed);
+    thread::scope(|scope| {
+        let body = &body;
+        let run = |(rank, mut engine): (usize, Messages<Usher<W>>)| {
+            scope.spawn(move || {
+                let result = body(rank, &mut engine);
+                engine.leave(&soon()).expect("left in order");
+                result
+            })
+        };
+        let threads: Vec<_> = engines.into_iter().enumerate().map(run).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no rank panicked")).collect()
+    })
+}
+
+/// Lets engines in one thread do what they can, until nothing moves any more.
+fn pump<W: Wire>(engines: &mut [&mut Messages<Usher<W>>]) {
+    let mut idle = 0;
+    // A link in memory may say "nothing now" a few times in a row although there is something.
+    while idle < 20 {
+        let moved = engines.iter_mut().filter_map(|engine| engine.progress().then_some(())).count() > 0;
+        idle = if moved { 0 } else { idle + 1 };
     }
 }

@@ -1,7 +1,6 @@
 //! Refusals, cancels, limits and messages to oneself, step by step in one thread.
 
-use super::test_network::{MemoryLink, SocketLink, TestNetwork, Wire, pump};
-use super::{BYTES, Talk, pattern};
+use super::{BYTES, MemoryLink, SocketLink, Talk, TestNetwork, Wire, pattern, pump};
 use crate::element::{DType, TypeTag};
 use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES};
 use crate::host::point_to_point::{Envelope, MessageError};

@@ -100,7 +100,7 @@ fn one_buffer_may_be_every_input_and_none_is_no_work() {
             // SAFETY: one aligned buffer of that length, used by this thread alone.
             unsafe { kernel.fold(into, &vec![into.cast_const(); world], elements.len(), true) };
             assert_same(dtype, buffer.bytes(), &expected, || format!("{op} of {dtype}"));
-            // SAFETY: as above.
+            // SAFETY: the same buffer, used by this thread alone; there are no inputs.
             unsafe { kernel.fold(into, &[], elements.len(), true) };
             assert_same(dtype, buffer.bytes(), &expected, || format!("{op} of {dtype} without inputs"));
         }

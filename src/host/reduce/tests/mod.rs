@@ -3,8 +3,6 @@
 #![expect(unsafe_code, reason = "the folds work on pointers")]
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
-mod custom;
-mod integers;
 mod matrix;
 mod methods;
 mod oracle;
@@ -13,6 +11,7 @@ mod special;
 use super::super::fold::Fold;
 use super::Kernel;
 use super::level::Level;
+use crate::random::Random;
 use crate::{DType, ReduceOp};
 
 /// The levels that this processor has.
@@ -27,22 +26,6 @@ fn pairs() -> impl Iterator<Item = (ReduceOp, DType)> {
         .flat_map(|op| DType::ALL.into_iter().map(move |dtype| (op, dtype)))
         .filter(|(op, dtype)| op.check(*dtype).is_ok())
         .step_by(if cfg!(miri) { 7 } else { 1 })
-}
-
-/// A generator of random numbers whose seed is all there is to it (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
 }
 
 /// Bytes at any element boundary, with a margin on both sides that nobody may touch.

@@ -9,8 +9,8 @@ use super::{PATIENCE, Rank, call, on_threads};
 use crate::call::{Call, Kind};
 use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::bootstrap::Exchange;
-use crate::host::bootstrap::local::exchanges;
+use crate::host::exchange::Exchange;
+use crate::host::exchange::local::exchanges;
 use crate::host::fold::Fold;
 use crate::host::health::Health;
 use crate::host::shm::layout::MAX_RANKS;
@@ -122,7 +122,12 @@ fn calls_that_differ_in_one_field_differ() {
     for other in others {
         on_threads(2, |mut rank| {
             let call = if rank.index == 0 { base } else { other };
-            let context = super::CallContext { call: &call, deadline: &rank.deadline, health: &rank.health };
+            let context = super::CallContext {
+                call: &call,
+                deadline: &rank.deadline,
+                health: &rank.health,
+                recorder: &crate::flight::Flight::default(),
+            };
             assert!(matches!(rank.group.barrier(&context).unwrap_err().abort_reason, AbortReason::Mismatch { .. }), "{other}");
         });
     }
@@ -131,7 +136,12 @@ fn calls_that_differ_in_one_field_differ() {
 /// A barrier with a deadline of its own.
 fn barrier_within(rank: &mut Rank, limit: Duration, sequence: u64) -> Result<(), Interrupted> {
     let (call, deadline) = (call(Kind::Barrier, sequence), Deadline::after(limit));
-    rank.group.barrier(&super::CallContext { call: &call, deadline: &deadline, health: &rank.health })
+    rank.group.barrier(&super::CallContext {
+        call: &call,
+        deadline: &deadline,
+        health: &rank.health,
+        recorder: &crate::flight::Flight::default(),
+    })
 }
 
 #[test]
@@ -223,7 +233,8 @@ fn an_abort_ends_a_wait_here_and_elsewhere() {
         let region = Arc::clone(&rank.group.region);
         let health = Health::default();
         let call = call(Kind::Barrier, 1);
-        let context = super::CallContext { call: &call, deadline: &rank.deadline, health: &health };
+        let context =
+            super::CallContext { call: &call, deadline: &rank.deadline, health: &health, recorder: &crate::flight::Flight::default() };
         std::thread::scope(|scope| {
             if index == 0 {
                 scope.spawn(|| {
@@ -277,11 +288,12 @@ fn two_hosts_make_two_groups() {
             let mine = members.iter().find(|members| members.contains(&me)).unwrap();
             scope.spawn(move || {
                 let deadline = Deadline::after(PATIENCE);
-                let mut group = Group::establish(&mut exchange, mine, me, 5, None, &deadline).unwrap();
+                let mut group = Group::connect(&mut exchange, mine, me, 5, None, &deadline).unwrap();
                 assert_eq!(group.size(), mine.len());
                 let health = Health::default();
                 let call = call(Kind::AllGather, 1);
-                let context = super::CallContext { call: &call, deadline: &deadline, health: &health };
+                let context =
+                    super::CallContext { call: &call, deadline: &deadline, health: &health, recorder: &crate::flight::Flight::default() };
                 let mut all = vec![0; mine.len()];
                 let memory = Memory { source: (&raw const me).cast(), destination: all.as_mut_ptr() };
                 // SAFETY: one byte of this rank's number (little-endian), and room for one of each.
@@ -306,7 +318,7 @@ fn a_leader_that_fails_or_talks_nonsense_is_an_error() {
     let deadline = Deadline::after(Duration::from_millis(100));
     let follow = |name: &[u8], second: &[u8]| {
         let mut exchange = Scripted(vec![vec![name.to_vec(), Vec::new()], vec![second.to_vec(), Vec::new()]]);
-        Group::establish(&mut exchange, &[0, 1], 1, 2, None, &deadline).err().unwrap().to_string()
+        Group::connect(&mut exchange, &[0, 1], 1, 2, None, &deadline).err().unwrap().to_string()
     };
     let told = follow(b"\0no memory", b"no memory");
     assert!(told.contains("lost rank 0") && told.contains("no memory"), "{told}");
@@ -314,13 +326,13 @@ fn a_leader_that_fails_or_talks_nonsense_is_an_error() {
     assert!(follow(&[1, 0xff, 0xfe], b"").contains("not a socket's name"));
     assert!(follow(b"\x01collectives-nobody-listens", b"").contains("@collectives-nobody-listens"));
     let mut short = Scripted(vec![vec![], vec![]]);
-    assert!(Group::establish(&mut short, &[0, 1], 1, 2, None, &deadline).is_err());
+    assert!(Group::connect(&mut short, &[0, 1], 1, 2, None, &deadline).is_err());
 }
 
 #[test]
 fn a_member_that_fails_fails_everyone() {
     let mut exchange = Scripted(vec![vec![Vec::new(); 2], vec![Vec::new(), b"out of address space".to_vec()]]);
-    let error = Group::establish(&mut exchange, &[0, 1], 0, 2, None, &Deadline::after(Duration::from_secs(1))).err().unwrap();
+    let error = Group::connect(&mut exchange, &[0, 1], 0, 2, None, &Deadline::after(Duration::from_secs(1))).err().unwrap();
     assert!(error.is_peer_lost() && error.to_string().contains("rank 1") && error.to_string().contains("out of address space"), "{error}");
 }
 
@@ -329,10 +341,10 @@ fn impossible_members_are_refused() {
     let deadline = Deadline::after(Duration::from_secs(1));
     for members in [&[1, 0][..], &[1, 2], &[0, 0], &[0, 5], &[]] {
         let mut exchange = Scripted(Vec::new());
-        assert!(Group::establish(&mut exchange, members, 0, 4, None, &deadline).is_err(), "{members:?}");
+        assert!(Group::connect(&mut exchange, members, 0, 4, None, &deadline).is_err(), "{members:?}");
     }
     let world = MAX_RANKS + 1;
     let members: Vec<usize> = (0..world).collect();
     let mut exchange = Scripted(vec![vec![Vec::new(); world]; 2]);
-    assert!(Group::establish(&mut exchange, &members, 0, world, None, &deadline).err().unwrap().is_unsupported());
+    assert!(Group::connect(&mut exchange, &members, 0, world, None, &deadline).err().unwrap().is_unsupported());
 }

@@ -110,7 +110,7 @@ impl Fold for TestFold {
 
 /// What a rank contributes: bytes that differ by rank, place and round.
 fn input(rank: usize, len: usize, round: u64) -> Vec<u8> {
-    let mut random = Random::new(round * 100 + rank as u64 + 1);
+    let mut random = Random(round * 100 + rank as u64 + 1);
     (0..len.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).take(len).collect()
 }
 
@@ -139,7 +139,7 @@ struct Case {
 
 /// Runs `check` for each case of each size, with pauses of random length, so that ranks run ahead of each other.
 fn for_cases(rank: &mut Rank, sizes: &[usize], mut check: impl FnMut(&mut Rank, usize, Case)) {
-    let mut random = Random::new(rank.index as u64 + 77);
+    let mut random = Random(rank.index as u64 + 77);
     for bytes in sizes {
         for in_place in [false, true] {
             let case = Case { round: rank.sequence, in_place };
@@ -388,7 +388,7 @@ fn all_to_alls(rank: &mut Rank, case: &Case, block: usize) {
 fn ranks_may_run_ahead_of_each_other() {
     for ranks in [2, 3, 7] {
         on_threads(ranks, |mut rank| {
-            let mut random = Random::new(rank.index as u64);
+            let mut random = Random(rank.index as u64);
             for round in 0..if cfg!(miri) { 40 } else { 400_u64 } {
                 // Each round one rank does not dawdle.
                 if round as usize % ranks != rank.index {

@@ -7,7 +7,7 @@ use super::{PATIENCE, Random, call};
 use crate::call::Kind;
 use crate::deadline::Deadline;
 use crate::host::abort_reason::AbortReason;
-use crate::host::bootstrap::local::{LocalExchange, exchanges};
+use crate::host::exchange::local::{LocalExchange, exchanges};
 use crate::host::fold::Fold;
 use crate::host::health::Health;
 use crate::host::shm::window::{Segment, WindowOffset};
@@ -33,7 +33,7 @@ impl Rank {
 
     /// Waits for the others.
     fn meet(&mut self) {
-        use crate::host::bootstrap::Exchange;
+        use crate::host::exchange::Exchange;
         self.exchange.all_gather(&[], &self.deadline).unwrap();
     }
 }
@@ -46,7 +46,7 @@ fn on_threads(size: usize, body: impl Fn(Rank) + Sync) {
             let (members, body) = (&members, &body);
             scope.spawn(move || {
                 let deadline = Deadline::after(PATIENCE);
-                let group = Group::establish(&mut exchange, members, index, size, None, &deadline).unwrap();
+                let group = Group::connect(&mut exchange, members, index, size, None, &deadline).unwrap();
                 body(Rank { index, group, exchange, deadline });
             });
         }
@@ -241,7 +241,12 @@ fn a_rank_whose_segment_cannot_be_made_private_waits_for_who_reads_it() {
         });
         let mut block = vec![0_u8; BLOCK];
         let memory = Memory { source: start, destination: block.as_mut_ptr() };
-        let context = CallContext { call: &call(Kind::ReduceScatter, 1), deadline: &rank.deadline, health: &health };
+        let context = CallContext {
+            call: &call(Kind::ReduceScatter, 1),
+            deadline: &rank.deadline,
+            health: &health,
+            recorder: &crate::flight::Flight::default(),
+        };
         // SAFETY: a source of two blocks, and room for one.
         let result = unsafe { rank.group.reduce_scatter(memory, Blocks::Equal(BLOCK), &fold, true, &context) };
         assert_eq!(result.unwrap_err().abort_reason, AbortReason::Aborted { by: 1 });
@@ -257,7 +262,7 @@ fn a_rank_whose_segment_cannot_be_made_private_waits_for_who_reads_it() {
 fn windows_come_and_go_in_any_order() {
     const SEED: u64 = 77;
     on_threads(2, |mut rank| {
-        let mut random = Random::new(SEED);
+        let mut random = Random(SEED);
         let mut open: Vec<(u32, Storage, *mut u8, usize)> = Vec::new();
         for number in 1..if cfg!(miri) { 20 } else { 200 } {
             let bytes = 1 + random.below(20_000);

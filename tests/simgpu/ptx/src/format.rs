@@ -193,7 +193,12 @@ pub(crate) fn to_odd(value: f64, error: f64) -> f64 {
 }
 
 #[cfg(test)]
+#[path = "../../../../src/random.rs"]
+mod random;
+
+#[cfg(test)]
 mod tests {
+    use super::random::Random;
     use super::*;
 
     #[test]
@@ -210,11 +215,10 @@ mod tests {
 
     #[test]
     fn narrowing_to_f32_agrees_with_the_processor() {
-        let mut state = 1_u64;
+        let mut random = Random(1);
         for step in 0..1_000_000_u64 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let exponent = (state >> 20) % 310 + 1023 - 160;
-            let value = f64::from_bits((state ^ state << 31) & 0x800f_ffff_ffff_ffff | exponent << 52);
+            let exponent = random.next() % 310 + 1023 - 160;
+            let value = f64::from_bits(random.next() & 0x800f_ffff_ffff_ffff | exponent << 52);
             assert_eq!(F32.narrow(value, Round::Nearest), u64::from((value as f32).to_bits()), "step {step}: {value:e}");
             assert_eq!(F32.widen(u64::from((value as f32).to_bits())), f64::from(value as f32), "step {step}: {value:e}");
         }

@@ -1,9 +1,14 @@
 //! Device memory for tests, and short ways to run a kernel on it.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
+#[path = "../../../../../src/random.rs"]
+mod random;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use simgpu_ptx::{Fault, Launch, Memory, Module, Region, Touched, launch};
+
+pub(crate) use random::Random;
 
 /// Allocations at made-up addresses, far from each other.
 #[derive(Default)]
@@ -87,19 +92,6 @@ pub(crate) fn size(grid: u32, block: u32) -> Launch {
 pub(crate) fn run(module: &Module, kernel: &str, size: &Launch, arguments: Arguments, device: &mut Device) -> Result<Touched, Fault> {
     let globals = if module.globals_bytes() == 0 { 0 } else { device.put(&module.globals_image()) };
     launch(module.kernel(kernel).unwrap(), size, &arguments.0, globals, device)
-}
-
-/// Numbers that look random; the seed is fixed, so that a failure comes again.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
 }
 
 /// Runs one piece of PTX on many operands at a time, a thread for each.

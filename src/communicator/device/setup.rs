@@ -1,0 +1,404 @@
+//! The start of a device plane. The ranks exchange what they have, and agree whether that will do. Only then do they connect through NCCL. So
+//! whatever one rank lacks, every rank hears of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cudarc::driver::CudaContext;
+use nccl_sys::{Version, ncclUniqueId};
+
+use crate::communicator::Communicator;
+use crate::config::NcclEnvironment;
+use crate::deadline::Deadline;
+use crate::device::{self, Gpu, NcclComm, NcclCommunicator, Setup};
+use crate::error::{Error, Peer, Result};
+use crate::host::exchange::Exchange;
+use crate::tuning::bootstrap::RANKS_PER_ROOT;
+
+/// Which GPU a rank uses.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub enum DeviceChoice {
+    /// By the rank's number among the ranks of its host: the first takes device 0, the second device 1 … Where a process sees fewer
+    /// devices (a launcher that gives each its own), the count starts again.
+    #[default]
+    Local,
+    /// The device with this number.
+    Ordinal(usize),
+    /// The device of this context. It must be the device's primary one, as cudarc makes it.
+    Context(Arc<CudaContext>),
+}
+
+/// How many GPUs this process sees.
+///
+/// # Errors
+///
+/// `NoDevice` where there is no driver, or one that cannot be used, with the reason.
+pub fn device_count() -> Result<usize> {
+    device::count().map_err(|reason| Error::NoDevice { call: "device_count".to_owned(), reason })
+}
+
+/// What the builder was asked for.
+#[derive(Debug, Clone)]
+pub(in crate::communicator) struct DeviceRequest {
+    pub(in crate::communicator) choice: DeviceChoice,
+    /// Whether a communicator without a device plane will not do.
+    pub(in crate::communicator) required: bool,
+}
+
+/// The first NCCL that can have several ranks on one device.
+const SHARED_DEVICES: Version = Version::new(2, 30, 3);
+
+/// What a rank has, as it tells the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct DeviceFacts {
+    uuid: [u8; 16],
+    version: i32,
+    /// Compute capability.
+    capability: (u8, u8),
+    /// The device's number in its process.
+    ordinal: u16,
+    /// How much scratch memory it would take: slabs must be alike everywhere.
+    scratch_bytes: u64,
+    may_share: bool,
+    pci: String,
+    /// By what NCCL is told to take ranks to share a host; empty where it is not told.
+    host_id: String,
+}
+
+impl DeviceFacts {
+    /// The first byte says whether the rest is facts or the reason why there are none.
+    fn to_bytes(said: &OrReason<Self>) -> Vec<u8> {
+        match said {
+            Err(reason) => [&[0], reason.as_bytes()].concat(),
+            Ok(Self { uuid, version, capability: (major, minor), ordinal, scratch_bytes, may_share, pci, host_id }) => {
+                let numbers = [
+                    &version.to_le_bytes()[..],
+                    &ordinal.to_le_bytes(),
+                    &scratch_bytes.to_le_bytes(),
+                    &[*major, *minor, u8::from(*may_share)],
+                ]
+                .concat();
+                [&[1][..], uuid, &numbers, pci.as_bytes(), b"\n", host_id.as_bytes()].concat()
+            }
+        }
+    }
+
+    fn from_bytes(bytes: &[u8]) -> OrReason<Self> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match bytes {
+            [0, reason @ ..] => Err(text(reason)),
+            [1, rest @ ..] => Self::parse(rest).ok_or_else(|| "it said what cannot be understood".to_owned()),
+            _ => Err("it said what cannot be understood".to_owned()),
+        }
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (uuid, rest) = bytes.split_first_chunk()?;
+        let (version, rest) = rest.split_first_chunk()?;
+        let (ordinal, rest) = rest.split_first_chunk()?;
+        let (scratch_bytes, rest) = rest.split_first_chunk()?;
+        let ([major, minor, may_share], rest) = rest.split_first_chunk()?;
+        let (pci, host_id) = std::str::from_utf8(rest).ok()?.split_once('\n')?;
+        Some(Self {
+            uuid: *uuid,
+            version: i32::from_le_bytes(*version),
+            capability: (*major, *minor),
+            ordinal: u16::from_le_bytes(*ordinal),
+            scratch_bytes: u64::from_le_bytes(*scratch_bytes),
+            may_share: *may_share != 0,
+            pci: pci.to_owned(),
+            host_id: host_id.to_owned(),
+        })
+    }
+}
+
+/// Why these ranks cannot have a device plane together; every rank comes to the same answer.
+fn objection(all: &[DeviceFacts], peers: &[Peer]) -> Option<String> {
+    let first = all.first()?;
+    if let Some(other) = all.iter().position(|facts| facts.version != first.version) {
+        let [mine, theirs] = [first, &all[other]].map(|facts| Version::from_code(facts.version));
+        let reason = format!("{} has NCCL {mine} and {} has NCCL {theirs}", peers[0], peers[other]);
+        return Some(format!("{reason}: NCCL wants one version everywhere; name the library with Config::nccl_library"));
+    }
+    let mut seen = BTreeMap::new();
+    for (rank, facts) in all.iter().enumerate() {
+        let Some(other) = seen.insert(facts.uuid, rank) else { continue };
+        if !shares(&all[other], facts) {
+            let reason = format!("{} and {} are both on GPU {}", peers[other], peers[rank], facts.pci);
+            return Some(format!(
+                "{reason}: give each a GPU of its own, or, with NCCL {SHARED_DEVICES} or later, set NCCL_MULTI_RANK_GPU_ENABLE=1 for all ranks"
+            ));
+        }
+    }
+    None
+}
+
+/// What the ranks have, where all have something and it will do; else why not.
+fn judged(said: &[Vec<u8>], peers: &[Peer]) -> OrReason<Vec<DeviceFacts>> {
+    let facts = peers.iter().zip(said).map(|(peer, bytes)| DeviceFacts::from_bytes(bytes).map_err(|reason| format!("{peer}: {reason}")));
+    let facts = facts.collect::<OrReason<Vec<_>>>()?;
+    objection(&facts, peers).map_or(Ok(facts), Err)
+}
+
+/// Whether NCCL lets two ranks be on one device.
+fn shares(one: &DeviceFacts, other: &DeviceFacts) -> bool {
+    let enabled = one.may_share && other.may_share && Version::from_code(one.version) >= SHARED_DEVICES;
+    // Ranks that claim to be on different hosts talk over the network; NCCL does not compare their devices.
+    enabled || one.host_id != other.host_id
+}
+
+/// Something, or why there is none: an answer on which the ranks agree, and no error of the host plane.
+type OrReason<T> = std::result::Result<T, String>;
+
+/// What this rank has.
+struct Found {
+    gpu: Gpu,
+    library: &'static nccl_sys::Library,
+}
+
+impl Communicator {
+    /// Makes the device plane, or notes why there is none.
+    ///
+    /// # Errors
+    ///
+    /// `NoDevice` on every rank where one is required and cannot be had; those of the host plane.
+    pub(in crate::communicator) fn connect_device(&self, request: &DeviceRequest, deadline: &Deadline) -> Result<()> {
+        let found = self.find_device(&request.choice);
+        let plane = self.agree_and_connect(found, deadline)?;
+        self.keep_device(plane, request.required)
+    }
+
+    /// What every rank has to say, in rank order.
+    fn exchange(&self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+        Exchange::all_gather(&mut &*self, mine, deadline)
+    }
+
+    /// Keeps what came of an attempt.
+    fn keep_device(&self, plane: OrReason<NcclCommunicator>, required: bool) -> Result<()> {
+        if let Err(reason) = &plane {
+            crate::event::info!(rank = self.rank(), reason, "no device plane");
+            if required {
+                return Err(Error::NoDevice { call: "making a communicator".to_owned(), reason: reason.clone() });
+            }
+        }
+        if let Ok(device) = &plane {
+            device.plane().comm().record_in(&self.core.shared.recorder);
+        }
+        let _ = self.core.device.set(plane);
+        Ok(())
+    }
+
+    /// The device this rank would use, and the library.
+    fn find_device(&self, choice: &DeviceChoice) -> OrReason<Found> {
+        device::check_driver()?;
+        let gpu = match choice {
+            DeviceChoice::Local => match device::count()? {
+                0 => Err("the driver finds no device".to_owned()),
+                count => device::open(self.local_rank() % count),
+            },
+            DeviceChoice::Ordinal(ordinal) => device::open(*ordinal),
+            DeviceChoice::Context(context) => device::of(context),
+        }?;
+        let library = device::library(self.config().nccl_library.as_ref())?;
+        Ok(Found { gpu, library })
+    }
+
+    /// What this rank tells the others.
+    fn device_facts(&self, found: &OrReason<Found>) -> OrReason<DeviceFacts> {
+        let environment = NcclEnvironment::read();
+        found.as_ref().map_err(String::clone).map(|Found { gpu, library }| DeviceFacts {
+            uuid: gpu.uuid,
+            version: library.version().code(),
+            capability: (gpu.capability.0 as u8, gpu.capability.1 as u8),
+            ordinal: gpu.ordinal as u16,
+            scratch_bytes: self.config().device_scratch_bytes as u64,
+            may_share: environment.multi_rank_gpu,
+            pci: gpu.pci.clone(),
+            host_id: environment.host_id.unwrap_or_default(),
+        })
+    }
+
+    /// Agrees with the others, and starts NCCL. The outer error is the host plane's.
+    fn agree_and_connect(&self, found: OrReason<Found>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
+        let said = self.exchange(&DeviceFacts::to_bytes(&self.device_facts(&found)), deadline)?;
+        let facts = match judged(&said, self.peers()) {
+            Ok(facts) => facts,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let mut config = self.config().clone();
+        config.device_scratch_bytes = facts.iter().map(|facts| facts.scratch_bytes).min().map_or(0, |bytes| bytes as usize);
+        let least = facts.iter().map(|facts| facts.capability).min().map_or((0, 0), |(major, minor)| (major.into(), minor.into()));
+        let Ok(found) = found else { return Ok(Err("this rank has no device".to_owned())) };
+        let shared = device::share_pool(&found.gpu, &self.neighbours(&facts));
+        let shared = shared.map_err(|error| device::cuda_error("opening a device's pool to the others of this process", error));
+        let made = match self.unique_ids(found.library, shared, deadline)? {
+            Ok(ids) => {
+                let setup = Setup {
+                    library: found.library,
+                    gpu: &found.gpu,
+                    ids: &ids,
+                    rank: self.rank(),
+                    world_size: self.world_size(),
+                    config: &self.config().nccl,
+                    deadline,
+                    liveness_probe: Some(&self.liveness_probe()),
+                };
+                let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least);
+                NcclComm::create(setup).and_then(around).map_err(|error| error.to_string())
+            }
+            Err(reason) => Err(reason),
+        };
+        self.agreed(made, deadline)
+    }
+
+    /// The devices of the other ranks that are threads of this process.
+    fn neighbours(&self, facts: &[DeviceFacts]) -> Vec<usize> {
+        let me = &self.peers()[self.rank()];
+        let here = self.peers().iter().zip(facts).filter(|(peer, _)| peer.rank != me.rank && (&peer.host, peer.pid) == (&me.host, me.pid));
+        here.map(|(_, facts)| usize::from(facts.ordinal)).filter(|ordinal| *ordinal != usize::from(facts[me.rank].ordinal)).collect()
+    }
+
+    /// The ids of NCCL's bootstrap, made by ranks spread evenly, on every rank; where a rank is not prepared, why.
+    fn unique_ids(
+        &self,
+        library: &'static nccl_sys::Library,
+        prepared: Result<()>,
+        deadline: &Deadline,
+    ) -> Result<OrReason<Vec<ncclUniqueId>>> {
+        let world_size = self.world_size();
+        let roots = if library.has("ncclCommInitRankScalable") { world_size.div_ceil(RANKS_PER_ROOT) } else { 1 };
+        let is_root = (0..roots).any(|root| root * world_size / roots == self.rank());
+        let made = prepared.and_then(|()| is_root.then(|| device::unique_id(library)).transpose());
+        let blob = match made {
+            Ok(None) => vec![1],
+            Ok(Some(id)) => [&[1], &id.internal.map(|byte| byte as u8)[..]].concat(),
+            Err(error) => [&[0], error.to_string().as_bytes()].concat(),
+        };
+        let mut ids = Vec::with_capacity(roots);
+        for (peer, blob) in self.peers().iter().zip(self.exchange(&blob, deadline)?) {
+            match &blob[..] {
+                [1] => {}
+                [0, reason @ ..] => return Ok(Err(format!("{peer}: {}", String::from_utf8_lossy(reason)))),
+                [1, id @ ..] => match <[u8; size_of::<ncclUniqueId>()]>::try_from(id) {
+                    Ok(bytes) => ids.push(ncclUniqueId { internal: bytes.map(|byte| byte as std::ffi::c_char) }),
+                    Err(_) => return Ok(Err(format!("{peer} sent an NCCL id of {} B", id.len()))),
+                },
+                _ => return Ok(Err(format!("{peer} sent an NCCL id that cannot be understood"))),
+            }
+        }
+        Ok(Ok(ids))
+    }
+
+    /// Everyone's plane or no one's: the first reason counts.
+    fn agreed(&self, made: OrReason<NcclCommunicator>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
+        let mine = made.as_ref().map_or_else(|reason| reason.as_bytes(), |_| &[]);
+        let reasons = self.exchange(mine, deadline)?;
+        let failed = self.peers().iter().zip(&reasons).find(|(_, reason)| !reason.is_empty());
+        match (made, failed) {
+            (Ok(plane), None) => Ok(Ok(plane)),
+            (made, failed) => {
+                if let Ok(made) = made {
+                    made.abort_handle().abort();
+                }
+                let reason = failed.map_or_else(String::new, |(peer, reason)| format!("{peer}: {}", String::from_utf8_lossy(reason)));
+                Ok(Err(reason))
+            }
+        }
+    }
+
+    /// The device plane of a communicator made of some of this one's ranks: every rank of this one takes part, `child` on those that
+    /// are in it, `color` the same number on exactly those.
+    pub(in crate::communicator) fn connect_split_device(&self, child: Option<(&Communicator, u32)>, deadline: &Deadline) -> Result<()> {
+        let Some(Ok(device)) = self.core.device.get() else {
+            if let (Some((child, _)), Some(Err(reason))) = (child, self.core.device.get()) {
+                let _ = child.core.device.set(Err(reason.clone()));
+            }
+            return Ok(());
+        };
+        let config = &self.config().nccl;
+        let key = child.map_or(0, |(child, _)| child.rank() as i32);
+        let plane = device.plane();
+        let made = plane.comm().split(child.map(|(_, color)| color), key, config, deadline);
+        let Some((child, _)) = child else {
+            // The members tell of it by having no device; this rank has lost nothing.
+            if let Err(error) = made {
+                crate::event::info!(rank = self.rank(), %error, "a split without a device plane");
+            }
+            return Ok(());
+        };
+        let made = match made {
+            Ok(Some(comm)) => {
+                comm.set_liveness_probe(child.liveness_probe());
+                device.descendant(comm).map_err(|error| error.to_string())
+            }
+            Ok(None) => Err("NCCL made no communicator for this rank".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        let plane = child.agreed(made, deadline)?;
+        child.keep_device(plane, false)
+    }
+
+    /// Waits for what is queued on the device plane's own stream, and ends NCCL's communicator.
+    pub(in crate::communicator) fn close_device(&self) -> Result<()> {
+        let Some(Ok(device)) = self.core.device.get() else { return Ok(()) };
+        let plane = device.plane();
+        let deadline = Deadline::after(self.timeout());
+        plane.synchronize(&deadline)?;
+        plane.comm().finalize(&deadline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(device: u8) -> DeviceFacts {
+        DeviceFacts {
+            uuid: [device; 16],
+            version: 23203,
+            capability: (9, 0),
+            ordinal: device.into(),
+            scratch_bytes: 1 << 20,
+            may_share: false,
+            pci: format!("0000:{device:02x}:00.0"),
+            host_id: String::new(),
+        }
+    }
+
+    fn judge(said: &[OrReason<DeviceFacts>]) -> Option<String> {
+        let peers: Vec<Peer> = (0..said.len()).map(Peer::unknown).collect();
+        let said: Vec<_> = said.iter().map(DeviceFacts::to_bytes).collect();
+        judged(&said, &peers).err()
+    }
+
+    #[test]
+    fn what_is_said_survives_the_wire() {
+        for said in [Ok(DeviceFacts { may_share: true, host_id: "a".to_owned(), ..facts(3) }), Err("no driver".to_owned())] {
+            assert_eq!(DeviceFacts::from_bytes(&DeviceFacts::to_bytes(&said)), said);
+        }
+        for nonsense in [&[][..], &[1], &[2, 3], &[1; 20]] {
+            assert!(DeviceFacts::from_bytes(nonsense).is_err());
+        }
+    }
+
+    #[test]
+    fn every_objection_names_who_and_what_to_do() {
+        assert_eq!(judge(&[Ok(facts(0)), Ok(facts(1))]), None);
+        assert_eq!(judge(&[Ok(facts(0)), Err("no driver".into())]), Some("rank 1: no driver".to_owned()));
+        let old = judge(&[Ok(facts(0)), Ok(DeviceFacts { version: 22809, ..facts(1) })]).unwrap();
+        assert!(old.contains("rank 0 has NCCL 2.32.3") && old.contains("rank 1 has NCCL 2.28.9"), "{old}");
+        let twice = judge(&[Ok(facts(0)), Ok(facts(1)), Ok(facts(0))]).unwrap();
+        assert!(twice.contains("rank 0 and rank 2") && twice.contains("NCCL_MULTI_RANK_GPU_ENABLE=1"), "{twice}");
+    }
+
+    #[test]
+    fn one_device_is_shared_where_nccl_allows_it() {
+        let willing = DeviceFacts { may_share: true, ..facts(0) };
+        assert_eq!(judge(&[Ok(willing.clone()), Ok(willing.clone())]), None);
+        assert!(judge(&[Ok(willing.clone()), Ok(facts(0))]).is_some());
+        let old = DeviceFacts { version: 22809, ..willing };
+        assert!(judge(&[Ok(old.clone()), Ok(old.clone())]).is_some());
+        assert_eq!(judge(&[Ok(old.clone()), Ok(DeviceFacts { host_id: "b".to_owned(), ..old })]), None);
+    }
+}

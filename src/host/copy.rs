@@ -1,0 +1,155 @@
+//! Copies, by what becomes of the destination: read again soon, or left to memory.
+//!
+//! On x86 the stores that pass the cache are the 16-byte ones that every such processor has: four of them fill a line, and wider ones are no
+//! faster. (The processor's own `rep movsb` is faster for one core up to the size of its caches, but not where two cores copy at once, and
+//! slower where source and destination lie differently in their lines.) Miri has no such stores, and copies as on any other processor.
+
+#![expect(unsafe_code, reason = "buffers come as pointers: they may lie in memory that ranks share, or be the same")]
+
+use std::ptr;
+
+/// Copies to a destination that is read again soon, or is small.
+///
+/// # Safety
+///
+/// `from` is readable and `to` writable for `bytes` bytes for the whole call; nobody writes to the former, and nobody reads the
+/// latter, meanwhile: of memory that ranks share that is what steps and cursors see to. They are the same or apart.
+pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    if !ptr::eq(from, to) {
+        // SAFETY: readable and writable, and unwritten meanwhile, as the caller has promised; not the same, hence apart.
+        unsafe { ptr::copy_nonoverlapping(from, to, bytes) }
+    }
+}
+
+/// Copies to a destination that is not read again soon: it is not brought into the cache. Whoever sees a later store of this
+/// thread sees all of it.
+///
+/// # Safety
+///
+/// As [`copy`].
+pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, bytes: usize) {
+    if !ptr::eq(from, to) {
+        // SAFETY: readable and writable, and unwritten meanwhile, as the caller has promised; not the same, hence apart.
+        unsafe { stream(from, to, bytes) }
+        finish();
+    }
+}
+
+/// The unit in which stores pass the cache.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const LINE_BYTES: usize = 64;
+
+/// Copies past the cache whatever whole lines the destination has. Other processors may see it only after [`finish`].
+///
+/// # Safety
+///
+/// As [`copy`], and the two are apart.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+    use std::arch::x86_64::{_mm_loadu_si128, _mm_stream_si128};
+    use std::ptr::copy_nonoverlapping;
+
+    let head = to.align_offset(LINE_BYTES).min(bytes);
+    let lines = (bytes - head) / LINE_BYTES;
+    let tail = head + lines * LINE_BYTES;
+    // Blocks of a longer copy have neither head nor tail: not even a call is spent on them.
+    // SAFETY: head, lines and tail lie one after the other in `bytes` bytes, readable and writable as the caller has promised. A line
+    // begins at a multiple of its size, so its quarters are aligned for their stores; the loads need no alignment. Both are of SSE2,
+    // which every processor of this architecture has.
+    unsafe {
+        if head > 0 {
+            copy_nonoverlapping(from, to, head);
+        }
+        for line in 0..lines {
+            let (from, to) = (from.add(head + line * LINE_BYTES), to.add(head + line * LINE_BYTES));
+            let quarter = |index: usize| _mm_loadu_si128(from.add(16 * index).cast());
+            let (a, b, c, d) = (quarter(0), quarter(1), quarter(2), quarter(3));
+            _mm_stream_si128(to.cast(), a);
+            _mm_stream_si128(to.add(16).cast(), b);
+            _mm_stream_si128(to.add(32).cast(), c);
+            _mm_stream_si128(to.add(48).cast(), d);
+        }
+        if tail < bytes {
+            copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
+        }
+    }
+}
+
+/// Orders what was streamed before every later store.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn finish() {
+    // SAFETY: a fence of SSE, which every processor of this architecture has; it touches no memory.
+    unsafe { std::arch::x86_64::_mm_sfence() }
+}
+
+/// Copies; this processor has no stores past the cache that are known to be faster.
+///
+/// # Safety
+///
+/// As [`copy`], and the two are apart.
+#[cfg(any(not(target_arch = "x86_64"), miri))]
+unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: it asks for what this function's caller has promised.
+    unsafe { ptr::copy_nonoverlapping(from, to, bytes) }
+}
+
+/// Ordinary stores need no more order than they have.
+#[cfg(any(not(target_arch = "x86_64"), miri))]
+fn finish() {}
+
+#[cfg(test)]
+mod tests {
+    //! Every length around a line and a block, at every alignment that matters, with margins that nobody may touch.
+
+    use super::{copy, copy_streaming};
+
+    const MARGIN: usize = 128;
+    const LENGTHS: &[usize] =
+        if cfg!(miri) { &[1, 191] } else { &[0, 1, 3, 15, 16, 31, 32, 63, 64, 65, 127, 129, 191, 256, 1000, 4095, 4097, 8192 + 5, 70_000] };
+    const STARTS: [usize; 7] = [0, 1, 8, 31, 32, 63, 64];
+
+    /// Bytes in which a shift by any small distance shows.
+    fn pattern(bytes: usize) -> Vec<u8> {
+        (0..bytes).map(|index| (index % 251) as u8 ^ (index / 251) as u8).collect()
+    }
+
+    /// Calls `write` with a destination of `length` bytes that begins `start` bytes past a line, and checks what became of it.
+    fn check(length: usize, start: usize, expected: &[u8], what: &str, write: impl FnOnce(*mut u8)) {
+        let mut room = vec![0xa5_u8; length + start + 3 * MARGIN];
+        let begin = room.as_ptr().align_offset(64) + MARGIN / 2 + start;
+        write(room[begin..].as_mut_ptr());
+        let (before, rest) = room.split_at(begin);
+        let (got, after) = rest.split_at(length);
+        assert!(got == expected, "{what}: {length} bytes at {start} differ");
+        assert!(before.iter().chain(after).all(|byte| *byte == 0xa5), "{what}: {length} bytes at {start}: written outside");
+    }
+
+    #[test]
+    fn every_copy_writes_its_bytes_and_no_others() {
+        let source = pattern(LENGTHS[LENGTHS.len() - 1] + 64);
+        for &length in LENGTHS {
+            for from in STARTS {
+                let expected = &source[from..from + length];
+                let from = expected.as_ptr();
+                for start in STARTS {
+                    // SAFETY: the source covers `length` bytes, and so does the destination, which is another vector.
+                    check(length, start, expected, "copy", |to| unsafe { copy(from, to, length) });
+                    // SAFETY: the same source, and a vector of this case's own.
+                    check(length, start, expected, "copy_streaming", |to| unsafe { copy_streaming(from, to, length) });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_destination_may_be_the_source() {
+        let mut bytes = pattern(10_000);
+        let here = bytes.as_mut_ptr();
+        // SAFETY: the same 10,000 bytes twice.
+        unsafe {
+            copy(here, here, 10_000);
+            copy_streaming(here, here, 10_000);
+        }
+        assert!(bytes == pattern(10_000));
+    }
+}

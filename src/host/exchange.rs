@@ -1,0 +1,53 @@
+//! How the ranks of a new communicator tell each other of themselves before they are connected.
+
+use crate::Result;
+use crate::deadline::Deadline;
+
+/// Lets ranks exchange small blobs: over a store, or over a communicator that they have already.
+pub(crate) trait Exchange {
+    /// Hands in this rank's blob and gets everyone's, in rank order. Every rank calls it the same number of times.
+    fn all_gather(&mut self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>>;
+}
+
+#[cfg(any(test, feature = "internals"))]
+pub(crate) mod local {
+    //! Exchanges between threads, for tests and benchmarks.
+
+    use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+    use super::{Deadline, Exchange, Result};
+
+    /// What all ranks share: one vector of blobs per round, and a condition variable.
+    type Rounds = (Mutex<Vec<Vec<Option<Vec<u8>>>>>, Condvar);
+
+    /// One rank's end.
+    pub(crate) struct LocalExchange {
+        rank: usize,
+        size: usize,
+        round: usize,
+        rounds: Arc<Rounds>,
+    }
+
+    /// One end for each of `size` ranks.
+    pub(crate) fn exchanges(size: usize) -> Vec<LocalExchange> {
+        let rounds: Arc<Rounds> = Arc::default();
+        (0..size).map(|rank| LocalExchange { rank, size, round: 0, rounds: Arc::clone(&rounds) }).collect()
+    }
+
+    impl Exchange for LocalExchange {
+        fn all_gather(&mut self, mine: &[u8], _deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+            let (rounds, changed) = &*self.rounds;
+            let mut rounds = rounds.lock().unwrap_or_else(PoisonError::into_inner);
+            if rounds.len() <= self.round {
+                rounds.push(vec![None; self.size]);
+            }
+            rounds[self.round][self.rank] = Some(mine.to_vec());
+            changed.notify_all();
+            let rounds =
+                changed.wait_while(rounds, |rounds| rounds[self.round].iter().any(Option::is_none)).unwrap_or_else(PoisonError::into_inner);
+            let all = rounds[self.round].iter().flatten().cloned().collect();
+            self.round += 1;
+            Ok(all)
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! The three routes of a call: inside a host over shared memory, between hosts over links by a plan, and both together.
+
+#![expect(unsafe_code, reason = "hands the caller's buffers, and scratch memory, to the engine and to the shared-memory collectives")]
+
+use std::sync::Arc;
+
+use super::HostPlane;
+use super::job::{Job, Operands};
+use super::plans::Participants;
+use crate::call::{BlockLayout, Call, Kind};
+use crate::deadline::Deadline;
+use crate::host::abort_reason::{AbortReason, Interrupted};
+use crate::host::engine::{self, Execution};
+use crate::host::fold::Fold;
+use crate::host::plan::{self, Shape};
+use crate::host::reduce::Kernel;
+use crate::host::shm::{Blocks, CallContext, Group, Memory};
+
+impl HostPlane {
+    // Inside a host.
+
+    /// Runs a call whose ranks all share this host: local indices are ranks.
+    #[inline]
+    pub(super) fn run_intra_host(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
+        let Some(group) = self.group.as_mut() else { return Err(AbortReason::Failed { rank: self.rank as u32 }.into()) };
+        let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
+        if call.kind == Kind::AllReduce
+            && let (BlockLayout::Equal(bytes), Some(kernel)) = (&job.layout, job.kernel())
+            && !job.is_too_large_to_share()
+        {
+            let memory = Memory { source: job.memory.source, destination: job.memory.destination };
+            // SAFETY: an all-reduce of `BlockLayout::Equal(bytes)` was made of two buffers of so many bytes, whole elements, aligned, borrowed
+            // until it has run: two borrows, which are apart, or one for both, or one and the contribution multiplied.
+            return unsafe { group.all_reduce(memory, *bytes, kernel, true, &context) };
+        }
+        if matches!(call.kind, Kind::GatherV | Kind::ScatterV | Kind::AllToAllV) || job.is_too_large_to_share() {
+            // Each rank knows a part of the counts, or an element does not fit: links carry these, once everyone is known to make this call.
+            group.barrier(&context)?;
+            return self.run_inter_host(job, call, deadline);
+        }
+        run_others(group, job, self.rank, &context)
+    }
+
+    /// Lets the ranks of this host agree on a call before it goes on between hosts.
+    fn agree_within_host(&mut self, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
+        match self.group.as_mut() {
+            Some(group) => group.barrier(&CallContext { call, deadline, health: &self.health, recorder: &self.recorder }),
+            None => Ok(()),
+        }
+    }
+
+    // Between hosts.
+
+    /// Runs a call over links between all ranks.
+    pub(super) fn run_inter_host(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
+        let participants = Participants { ranks: self.topology.everyone(), me: self.rank, kernel: job.kernel() };
+        let operands = job.narrowed(self.rank);
+        let own = job.layout.block(self.rank).1;
+        let bytes = match call.kind {
+            Kind::AllGather | Kind::AllGatherV => operands.destination_len,
+            Kind::ReduceScatter | Kind::ReduceScatterV => operands.source_len,
+            _ => own,
+        };
+        let (blocks, receives) = match &job.layout {
+            BlockLayout::Equal(bytes) => (plan::Blocks::Equal(*bytes), None),
+            BlockLayout::Blocks(blocks) => (plan::Blocks::Each(blocks), None),
+            BlockLayout::Own(len) => (plan::Blocks::Own { rank: self.rank, len: *len }, None),
+            BlockLayout::Pairs { send, receive, .. } => (plan::Blocks::Each(send), Some(&receive[..])),
+        };
+        let in_place = job.in_place && call.kind == Kind::AllToAll;
+        let root = call.root.unwrap_or_default() as usize;
+        let shape = Shape { blocks, receives, in_place, ..self.shape(call.kind, &participants, bytes, root) };
+        self.execute(&shape, &participants, operands, call, deadline)
+    }
+
+    /// Runs a call among the participants, on vectors of `bytes`. `root`: the number of the root among them, where there is one.
+    fn run_leg(
+        &mut self,
+        participants: &Participants<'_>,
+        operands: Operands,
+        bytes: usize,
+        root: usize,
+        call: &Call,
+        deadline: &Deadline,
+    ) -> Result<(), Interrupted> {
+        let shape = self.shape(call.kind, participants, bytes, root);
+        self.execute(&shape, participants, operands, call, deadline)
+    }
+
+    /// The shape of a call on `bytes` in all.
+    fn shape(&self, kind: Kind, participants: &Participants<'_>, bytes: usize, root: usize) -> Shape<'static> {
+        Shape {
+            kind,
+            algorithm: self.chooser.algorithm(kind, bytes, participants),
+            n: participants.ranks.len(),
+            me: participants.me,
+            root,
+            blocks: plan::Blocks::Equal(bytes),
+            receives: None,
+            element: participants.element_bytes(),
+            segment: self.chooser.segment(),
+            in_place: false,
+        }
+    }
+
+    /// Runs the plan of a shape.
+    fn execute(
+        &mut self,
+        shape: &Shape<'_>,
+        participants: &Participants<'_>,
+        operands: Operands,
+        call: &Call,
+        deadline: &Deadline,
+    ) -> Result<(), Interrupted> {
+        let Operands { source, source_len, destination, destination_len } = operands;
+        let Self { plans, engine, links, group, health, recorder, .. } = self;
+        let mut interrupted = || group.as_ref().and_then(Group::abort_reason);
+        plans.run(shape, |plan| {
+            let request = Execution {
+                plan,
+                participants: &participants.ranks,
+                // SAFETY: these are a job's buffers, scratch memory of the plane's, or null and of length 0. Both hold what their lengths say,
+                // initialised, until this call returns: a job's are made of borrows (`prepare`), and nothing reserves scratch meanwhile. They
+                // are aligned to their elements: borrows of these, blocks of whole elements of them, or 64 bytes, which is what folds ask of
+                // scratch. In place one is the other, or a block of it (`Job::narrowed`); nobody but the engine uses either meanwhile.
+                memory: unsafe { engine::Memory::new(source, source_len, destination, destination_len) },
+                call,
+                fold: participants.kernel.map(|kernel| kernel as &dyn Fold),
+                deadline,
+                health,
+                recorder,
+                interrupted: &mut interrupted,
+            };
+            engine.run(request, links)
+        })
+    }
+
+    // Both: several hosts, of which some have several ranks.
+
+    /// Runs a call over shared memory and links together.
+    pub(super) fn run_hierarchical(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
+        let by_links = self.chooser.in_rank_order(job.kernel()) || job.is_too_large_to_share();
+        match (call.kind, job.kernel(), &job.layout) {
+            (Kind::AllReduce, Some(kernel), BlockLayout::Equal(bytes)) if !by_links => {
+                self.hierarchical_all_reduce(job, *bytes, kernel, call, deadline)
+            }
+            (Kind::Reduce, Some(kernel), BlockLayout::Equal(bytes)) if !by_links => {
+                self.hierarchical_reduce(job, *bytes, kernel, call, deadline)
+            }
+            (Kind::Broadcast, _, BlockLayout::Equal(bytes)) => self.hierarchical_broadcast(job, *bytes, call, deadline),
+            (Kind::Barrier, ..) => self.hierarchical_barrier(call, deadline),
+            _ => {
+                self.agree_within_host(call, deadline)?;
+                self.run_inter_host(job, call, deadline)
+            }
+        }
+    }
+
+    /// One rank of each host: the root on its own host, the first rank elsewhere.
+    fn representatives(&self, root: usize) -> Arc<[usize]> {
+        let mut representatives = self.topology.share_owners(0).to_vec();
+        representatives[self.topology.place(root).0] = root;
+        representatives.into()
+    }
+
+    /// Reduce-scatter on the host, all-reduce of each share between hosts, all-gather on the host. The caller's destination is written last,
+    /// when every rank is known to make the same call.
+    fn hierarchical_all_reduce(
+        &mut self,
+        job: &Job,
+        bytes: usize,
+        kernel: &Kernel,
+        call: &Call,
+        deadline: &Deadline,
+    ) -> Result<(), Interrupted> {
+        let (shares, local, ranks) = (self.topology.shares(), self.topology.local(), self.topology.local_ranks().len());
+        let Operands { source, destination, .. } = job.memory;
+        if self.group.is_none() {
+            // This rank is alone on its host, so there is one share: everything.
+            let participants = Participants { ranks: self.topology.share_owners(0), me: self.topology.host(), kernel: Some(kernel) };
+            return self.run_leg(&participants, job.memory, bytes, 0, call, deadline);
+        }
+        let lengths = cut(bytes, kernel.element_bytes(), shares, ranks);
+        let starts = offsets(&lengths);
+        let blocks = Blocks::Varied { lengths: &lengths, offsets: &starts };
+        let scratch = self.reserve(lengths[local])?;
+        let (health, recorder) = (Arc::clone(&self.health), Arc::clone(&self.recorder));
+        let context = CallContext { call, deadline, health: &health, recorder: &recorder };
+        if let Some(group) = self.group.as_mut() {
+            // SAFETY: the source holds all shares (`cut` makes them add up to its length, in whole elements), the scratch memory this rank's;
+            // they are apart, and aligned to the element or to 64 bytes.
+            unsafe { group.reduce_scatter(Memory { source, destination: scratch }, blocks, kernel, false, &context) }?;
+        }
+        if local < shares {
+            let part = Operands { source: scratch, source_len: lengths[local], destination: scratch, destination_len: lengths[local] };
+            let participants = Participants { ranks: self.topology.share_owners(local), me: self.topology.host(), kernel: Some(kernel) };
+            self.run_leg(&participants, part, lengths[local], 0, call, deadline)?;
+        }
+        match self.group.as_mut() {
+            // SAFETY: the scratch memory holds this rank's share, the destination room for all of them.
+            Some(group) => unsafe { group.all_gather(Memory { source: scratch, destination }, blocks, &context) },
+            None => Ok(()),
+        }
+    }
+
+    /// Reduce to one rank of each host, then between those to the root.
+    fn hierarchical_reduce(
+        &mut self,
+        job: &Job,
+        bytes: usize,
+        kernel: &Kernel,
+        call: &Call,
+        deadline: &Deadline,
+    ) -> Result<(), Interrupted> {
+        let root = call.root.unwrap_or_default() as usize;
+        let representatives = self.representatives(root);
+        let representative = representatives[self.topology.host()];
+        let mut part = job.memory;
+        if self.group.is_some() {
+            let scratch = self.reserve(bytes)?;
+            let local = self.topology.place(representative).1;
+            let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
+            if let Some(group) = self.group.as_mut() {
+                // SAFETY: the source (the job's, or its contribution multiplied) and the scratch memory hold `bytes` bytes of whole elements
+                // each, aligned to them or to 64 bytes, and are apart: the plane owns the latter, and reserves no more before this returns.
+                unsafe { group.reduce(Memory { source: part.source, destination: scratch }, bytes, local, kernel, false, &context) }?;
+            }
+            part.source = scratch;
+        }
+        if self.rank == representative {
+            let participants = Participants { ranks: representatives, me: self.topology.host(), kernel: Some(kernel) };
+            self.run_leg(&participants, part, bytes, self.topology.place(root).0, call, deadline)?;
+        }
+        // So that everyone on the host hears of a disagreement between hosts.
+        self.agree_within_host(call, deadline)
+    }
+
+    /// From the root to one rank of each host, and from these to the others of their host. The ranks of a host agree first.
+    fn hierarchical_broadcast(&mut self, job: &Job, bytes: usize, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
+        let root = call.root.unwrap_or_default() as usize;
+        self.agree_within_host(call, deadline)?;
+        let representatives = self.representatives(root);
+        let representative = representatives[self.topology.host()];
+        let mut memory = Memory { source: job.memory.source, destination: job.memory.destination };
+        if self.rank == representative {
+            let participants = Participants { ranks: representatives, me: self.topology.host(), kernel: None };
+            self.run_leg(&participants, job.memory, bytes, self.topology.place(root).0, call, deadline)?;
+            if self.rank != root {
+                memory.source = memory.destination;
+            }
+        }
+        let local = self.topology.place(representative).1;
+        let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
+        match self.group.as_mut() {
+            // SAFETY: the representative's source is the root's own, or what it has just received into its destination; every
+            // destination holds `bytes` bytes.
+            Some(group) => unsafe { group.broadcast(memory, bytes, local, &context) },
+            None => Ok(()),
+        }
+    }
+
+    /// Everyone on the host, then one of each host, then everyone on the host again.
+    fn hierarchical_barrier(&mut self, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
+        self.agree_within_host(call, deadline)?;
+        if self.topology.local() == 0 {
+            let participants = Participants { ranks: self.topology.share_owners(0), me: self.topology.host(), kernel: None };
+            let nothing = Operands { source: std::ptr::null(), source_len: 0, destination: std::ptr::null_mut(), destination_len: 0 };
+            self.run_leg(&participants, nothing, 0, 0, call, deadline)?;
+        }
+        self.agree_within_host(call, deadline)
+    }
+
+    /// Scratch memory of the plane's own.
+    fn reserve(&mut self, bytes: usize) -> Result<*mut u8, Interrupted> {
+        if self.scratch.reserve(bytes) {
+            return Ok(self.scratch.as_mut_ptr());
+        }
+        crate::event::error!(bytes, "no scratch memory for a hierarchical call");
+        Err(AbortReason::Failed { rank: self.rank as u32 }.into())
+    }
+}
+
+/// The collectives other than all-reduce, inside a host.
+fn run_others(group: &mut Group, job: &Job, rank: usize, context: &CallContext<'_>) -> Result<(), Interrupted> {
+    let narrowed = job.narrowed(rank);
+    let memory = Memory { source: narrowed.source, destination: narrowed.destination };
+    let root = context.call.root.unwrap_or_default() as usize;
+    let failed = || Err(AbortReason::Failed { rank: rank as u32 }.into());
+    let (lengths, starts);
+    let (bytes, blocks) = match &job.layout {
+        BlockLayout::Equal(bytes) => (*bytes, Blocks::Equal(*bytes)),
+        BlockLayout::Blocks(blocks) => {
+            (lengths, starts) = (&blocks[..], offsets(blocks));
+            (0, Blocks::Varied { lengths, offsets: &starts })
+        }
+        BlockLayout::Own(_) | BlockLayout::Pairs { .. } => return failed(),
+    };
+    if context.call.kind == Kind::Barrier {
+        return group.barrier(context);
+    }
+    // SAFETY: for each, that the job's buffers are as long as its layout says, of whole elements, aligned, was checked when it was made
+    // (`prepare`); they are borrowed until it has run. A rank that the collective reads nothing of, or writes nothing to, may have
+    // passed none, and none is used. Two borrows are apart; in place they are one buffer, or that block of it that is the rank's own
+    // (`Job::narrowed`), which is what each of the collectives asks of them.
+    unsafe {
+        match (context.call.kind, job.kernel()) {
+            (Kind::Broadcast, _) => group.broadcast(memory, bytes, root, context),
+            (Kind::AllGather | Kind::AllGatherV, _) => group.all_gather(memory, blocks, context),
+            (Kind::Gather, _) => group.gather(memory, bytes, root, context),
+            (Kind::Scatter, _) => group.scatter(memory, bytes, root, context),
+            (Kind::AllToAll, _) => group.all_to_all(memory, bytes, context),
+            (Kind::Reduce, Some(kernel)) => group.reduce(memory, bytes, root, kernel, true, context),
+            (Kind::ReduceScatter | Kind::ReduceScatterV, Some(kernel)) => group.reduce_scatter(memory, blocks, kernel, true, context),
+            _ => failed(),
+        }
+    }
+}
+
+/// Where each block begins, for blocks side by side.
+fn offsets(lengths: &[usize]) -> Vec<usize> {
+    let next = |start: &mut usize, length: &usize| Some(std::mem::replace(start, *start + length));
+    lengths.iter().scan(0, next).collect()
+}
+
+/// Cuts `bytes` into `shares` parts of whole elements; the ranks of the host beyond them get nothing.
+fn cut(bytes: usize, element_bytes: usize, shares: usize, ranks: usize) -> Vec<usize> {
+    let count = bytes / element_bytes;
+    let share = |rank: usize| if rank < shares { (count / shares + usize::from(rank < count % shares)) * element_bytes } else { 0 };
+    (0..ranks).map(share).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{cut, offsets};
+
+    #[test]
+    fn blocks_lie_side_by_side() {
+        assert_eq!(offsets(&[3, 0, 2]), [0, 3, 3]);
+        assert!(offsets(&[]).is_empty());
+    }
+
+    #[test]
+    fn shares_cover_everything_on_element_boundaries() {
+        for (bytes, element, shares, ranks) in [(0, 4, 2, 3), (4, 4, 3, 3), (40, 4, 3, 5), (36, 12, 2, 2), (7, 1, 1, 4)] {
+            let lengths = cut(bytes, element, shares, ranks);
+            assert_eq!(lengths.iter().sum::<usize>(), bytes);
+            assert!(lengths.iter().all(|length| length % element == 0));
+            assert!(lengths[shares..].iter().all(|length| *length == 0));
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Which connections may be there before they have proven anything: how many, for how long, and which make room for others.
+//!
+//! One policy for all that listens: a store's server, a rank's listener, and the server that hands out shared memory. No sockets and no
+//! clock: the time is given, and so is what accepts.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::time::{Duration, Instant};
+
+use crate::tuning::admission::{BATCH, Limits, PATIENCE, REPORTED};
+
+/// The unproven connections of one listener.
+#[derive(Debug)]
+pub(crate) struct Admission<C> {
+    limits: Limits,
+    /// Oldest first.
+    unproven: VecDeque<Waiting<C>>,
+    /// Until when nothing is accepted.
+    resting: Option<Instant>,
+    /// Whether the listener is watched.
+    watched: bool,
+    refused: u64,
+}
+
+/// An unproven connection.
+#[derive(Debug)]
+pub(crate) struct Waiting<C> {
+    pub(crate) connection: C,
+    since: Instant,
+}
+
+impl<C> Waiting<C> {
+    fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
+    }
+}
+
+impl<C> Admission<C> {
+    /// None yet.
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self { limits, unproven: VecDeque::new(), resting: None, watched: true, refused: 0 }
+    }
+
+    /// Whether nothing is accepted for a while: the listener is not to be watched then.
+    pub(crate) fn is_resting(&self) -> bool {
+        self.resting.is_some()
+    }
+
+    /// Whether the listener is to be watched from now on, where that has changed since this was last asked.
+    pub(crate) fn watch_change(&mut self) -> Option<bool> {
+        let watched = !self.is_resting();
+        (std::mem::replace(&mut self.watched, watched) != watched).then_some(watched)
+    }
+
+    fn rests_at(&self, now: Instant) -> bool {
+        self.resting.is_some_and(|until| now < until)
+    }
+
+    /// Takes out those that make room, where there is none: the oldest that have been there for longer than the grace. They may try again.
+    pub(crate) fn make_room(&mut self, now: Instant) -> Vec<C> {
+        if self.unproven.len() < self.limits.most || self.rests_at(now) {
+            return Vec::new();
+        }
+        let grace = self.limits.grace;
+        let late = self.unproven.iter().take(BATCH).take_while(|waiting| waiting.age(now) > grace).count();
+        self.unproven.drain(..late).map(|waiting| waiting.connection).collect()
+    }
+
+    /// Accepts who has come, as far as there is room; nobody during a rest. Rests where there is no room, and where the system has no
+    /// descriptor or memory: the connection stays where it is, and would end every wait at once.
+    pub(crate) fn accept<S>(&mut self, now: Instant, mut accept: impl FnMut() -> io::Result<S>) -> Vec<S> {
+        let mut accepted = Vec::new();
+        if self.rests_at(now) {
+            return accepted;
+        }
+        let room = self.limits.most.saturating_sub(self.unproven.len());
+        self.resting = (room == 0).then(|| now + self.limits.rest);
+        for _ in 0..room.min(BATCH) {
+            match accept() {
+                Ok(stream) => accepted.push(stream),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                // The connection broke before it was accepted, or a signal came: the next one may be well.
+                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                Err(error) => {
+                    let pause = self.limits.rest;
+                    crate::event::warn!(%error, ?pause, unproven = self.unproven.len(), "connections cannot be accepted for now");
+                    self.resting = Some(now + pause);
+                    break;
+                }
+            }
+        }
+        accepted
+    }
+
+    /// Adds a connection that has proven nothing.
+    pub(crate) fn add(&mut self, connection: C, now: Instant) {
+        self.unproven.push_back(Waiting { connection, since: now });
+    }
+
+    /// Takes all of them out, oldest first, to listen to them. Those that have not said all go back by [`Admission::put_back`].
+    pub(crate) fn take(&mut self) -> VecDeque<Waiting<C>> {
+        std::mem::take(&mut self.unproven)
+    }
+
+    /// Puts one back, behind those that were put back before.
+    pub(crate) fn put_back(&mut self, waiting: Waiting<C>) {
+        self.unproven.push_back(waiting);
+    }
+
+    /// Forgets those of which this is false.
+    pub(crate) fn retain(&mut self, mut is_unproven: impl FnMut(&C) -> bool) {
+        self.unproven.retain(|waiting| is_unproven(&waiting.connection));
+    }
+
+    /// Takes out those that have taken too long.
+    pub(crate) fn overdue(&mut self, now: Instant) -> Vec<C> {
+        let late = self.unproven.iter().take_while(|waiting| waiting.age(now) >= PATIENCE).count();
+        self.unproven.drain(..late).map(|waiting| waiting.connection).collect()
+    }
+
+    /// How long a wait may take in which nobody comes and nobody says anything: until a rest ends, or somebody's time. `None` for ever.
+    pub(crate) fn patience(&self, now: Instant) -> Option<Duration> {
+        let rest = self.resting.map(|until| until.saturating_duration_since(now));
+        let oldest = self.unproven.front().map(|oldest| PATIENCE.saturating_sub(oldest.age(now)));
+        [rest, oldest].into_iter().flatten().min()
+    }
+
+    /// Counts a connection that was refused. Its number, where it is to be reported: in a flood that becomes ever rarer.
+    pub(crate) fn refuse(&mut self) -> Option<u64> {
+        self.refused += 1;
+        (self.refused <= REPORTED || self.refused.is_power_of_two()).then_some(self.refused)
+    }
+
+    /// The unproven connections, oldest first.
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &C> {
+        self.unproven.iter().map(|waiting| &waiting.connection)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { most: 100, grace: Duration::from_millis(100), rest: Duration::from_millis(50) };
+
+    /// What accepts connections with growing numbers, so many of them.
+    fn accepting(numbers: std::ops::Range<u32>) -> impl FnMut() -> io::Result<u32> {
+        let mut numbers = numbers;
+        move || numbers.next().ok_or_else(|| ErrorKind::WouldBlock.into())
+    }
+
+    /// A hundred connections that have come at `now`, the first of them 0.
+    fn full(now: Instant) -> Admission<u32> {
+        let mut admission = Admission::new(LIMITS);
+        for numbers in [0..BATCH as u32, BATCH as u32..200] {
+            for connection in admission.accept(now, accepting(numbers)) {
+                admission.add(connection, now);
+            }
+        }
+        assert_eq!(admission.iter().copied().collect::<Vec<_>>(), (0..100).collect::<Vec<_>>());
+        admission
+    }
+
+    #[test]
+    fn no_more_come_in_than_there_is_room_for() {
+        let now = Instant::now();
+        let mut admission = full(now);
+        assert!(!admission.is_resting());
+        assert!(admission.make_room(now + LIMITS.grace).is_empty(), "each is left alone for a moment");
+        assert!(admission.accept(now, || -> io::Result<u32> { panic!("there is no room") }).is_empty());
+        assert!(admission.is_resting());
+        assert_eq!(admission.patience(now), Some(LIMITS.rest));
+    }
+
+    #[test]
+    fn the_oldest_make_room_and_a_rest_ends() {
+        let now = Instant::now();
+        let mut admission = full(now);
+        admission.accept(now, accepting(0..0));
+        assert_eq!((admission.watch_change(), admission.watch_change()), (Some(false), None));
+        let later = now + LIMITS.grace + Duration::from_millis(1);
+        assert_eq!(admission.make_room(later), (0..BATCH as u32).collect::<Vec<_>>());
+        assert!(admission.make_room(later).is_empty(), "there is room now");
+        let accepted = admission.accept(later, accepting(200..210));
+        assert_eq!(accepted, (200..210).collect::<Vec<_>>());
+        assert_eq!((admission.watch_change(), admission.watch_change()), (Some(true), None));
+    }
+
+    #[test]
+    fn a_flood_takes_turns_with_those_who_are_there() {
+        let mut admission = Admission::<u32>::new(Limits { most: 1000, ..LIMITS });
+        let now = Instant::now();
+        assert_eq!(admission.accept(now, accepting(0..1000)).len(), BATCH);
+        assert!(!admission.is_resting() && admission.patience(now).is_none());
+    }
+
+    #[test]
+    fn a_broken_connection_hides_no_other_and_a_lack_of_descriptors_makes_a_rest() {
+        let now = Instant::now();
+        let mut admission = Admission::<u32>::new(LIMITS);
+        let mut outcomes = vec![Err(libc::EMFILE), Ok(2), Err(libc::ECONNABORTED), Err(libc::EINTR), Ok(1)];
+        let mut accept = || outcomes.pop().unwrap_or(Ok(3)).map_err(io::Error::from_raw_os_error);
+        assert_eq!(admission.accept(now, &mut accept), [1, 2]);
+        assert!(admission.is_resting());
+        assert!(admission.accept(now + LIMITS.rest / 2, &mut accept).is_empty());
+        assert_eq!(admission.accept(now + LIMITS.rest, &mut accept).len(), BATCH);
+        assert!(!admission.is_resting());
+    }
+
+    #[test]
+    fn each_has_its_time_and_keeps_it_when_it_was_listened_to() {
+        let now = Instant::now();
+        let mut admission = Admission::new(LIMITS);
+        let second = Duration::from_secs(1);
+        (0..3).for_each(|number| admission.add(number, now + second * number));
+        for waiting in admission.take() {
+            if waiting.connection != 1 {
+                admission.put_back(waiting);
+            }
+        }
+        assert_eq!(admission.patience(now + second), Some(PATIENCE - second));
+        assert!(admission.overdue(now + PATIENCE - Duration::from_millis(1)).is_empty());
+        assert_eq!(admission.overdue(now + PATIENCE + second), [0]);
+        assert_eq!(admission.patience(now + PATIENCE + second), Some(second));
+        admission.retain(|number| *number != 2);
+        assert_eq!(admission.patience(now + PATIENCE + second), None);
+    }
+
+    #[test]
+    fn a_flood_of_refusals_is_reported_ever_more_rarely() {
+        let mut admission = Admission::<()>::new(LIMITS);
+        let reported: Vec<u64> = (0..100).filter_map(|_| admission.refuse()).collect();
+        assert_eq!(reported, (1..=16).chain([32, 64]).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,124 @@
+//! What lock-free code is made of: std's and the kernel's, or loom's where it is model-checked (`COLLECTIVES_LOOM`).
+//!
+//! The flags, abort reasons and sleepers of shared memory use it, the rings of bytes and of the flight recorder, and the ticket
+//! lock.
+
+#[cfg(loom)]
+pub(crate) use loom::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+    sync::{Condvar, Mutex, MutexGuard},
+};
+#[cfg(not(loom))]
+pub(crate) use std::{
+    sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+    sync::{Condvar, Mutex, MutexGuard},
+};
+
+use std::time::Duration;
+
+/// std's cell with loom's way in, which sees how long it is used.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(std::cell::UnsafeCell::new(value))
+    }
+
+    #[inline]
+    pub(crate) fn with_mut<R>(&self, work: impl FnOnce(*mut T) -> R) -> R {
+        work(self.0.get())
+    }
+}
+
+/// A number that no other living thread has, and that is not 0: the address of a variable of its own.
+#[inline]
+pub(crate) fn thread_key() -> usize {
+    #[cfg(not(loom))]
+    std::thread_local! { static KEY: u8 = const { 0 } }
+    // loom runs all threads on one of the system's.
+    #[cfg(loom)]
+    loom::thread_local! { static KEY: Box<u8> = Box::new(0) }
+    #[cfg(not(loom))]
+    let address = |key: &u8| std::ptr::from_ref(key).addr();
+    #[cfg(loom)]
+    let address = |key: &Box<u8>| std::ptr::from_ref::<u8>(key).addr();
+    KEY.with(address)
+}
+
+/// Sleeps until it is notified, at most for `limit`.
+#[cfg(not(loom))]
+pub(crate) fn doze<'a, T>(condition: &Condvar, _: &'a Mutex<T>, guard: MutexGuard<'a, T>, limit: Duration) -> MutexGuard<'a, T> {
+    condition.wait_timeout(guard, limit).unwrap_or_else(std::sync::PoisonError::into_inner).0
+}
+
+/// loom knows no time: here every sleep is over before it is notified.
+#[cfg(loom)]
+pub(crate) fn doze<'a, T>(_: &Condvar, mutex: &'a Mutex<T>, guard: MutexGuard<'a, T>, _: Duration) -> MutexGuard<'a, T> {
+    drop(guard);
+    loom::thread::yield_now();
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A word that the kernel lets ranks sleep on until it changes. 0 at first.
+#[cfg(not(loom))]
+#[repr(transparent)]
+pub(crate) struct Futex(AtomicU32);
+
+#[cfg(not(loom))]
+impl Futex {
+    /// The word as it is now.
+    pub(crate) fn read(&self) -> u32 {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// Changes the word and wakes everyone who sleeps on it.
+    pub(crate) fn change(&self) {
+        use rustix::thread::futex;
+        self.0.fetch_add(1, Ordering::SeqCst);
+        let _ = futex::wake(&self.0, futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    /// Sleeps until the word changes, or has changed from what was read, at most for `limit`.
+    pub(crate) fn wait(&self, read: u32, limit: Duration) {
+        use rustix::thread::futex;
+        let limit = futex::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        // Woken, interrupted, timed out or too late: the caller looks again in any case.
+        let _ = futex::wait(&self.0, futex::Flags::empty(), read, Some(&limit));
+    }
+}
+
+/// The same as the kernel does it: it compares and falls asleep in one go.
+#[cfg(loom)]
+pub(crate) struct Futex {
+    word: AtomicU32,
+    queue: (Mutex<()>, Condvar),
+}
+
+#[cfg(loom)]
+impl Futex {
+    pub(crate) fn new() -> Self {
+        Self { word: AtomicU32::new(0), queue: (Mutex::new(()), Condvar::new()) }
+    }
+
+    pub(crate) fn read(&self) -> u32 {
+        self.word.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn change(&self) {
+        self.word.fetch_add(1, Ordering::SeqCst);
+        let _queue = self.queue.0.lock();
+        self.queue.1.notify_all();
+    }
+
+    /// Without a limit: whoever is not woken sleeps for ever, which loom reports.
+    pub(crate) fn wait(&self, read: u32, _limit: Duration) {
+        let queue = self.queue.0.lock().expect("no thread of the model has panicked");
+        if self.word.load(Ordering::SeqCst) == read {
+            drop(self.queue.1.wait(queue));
+        }
+    }
+}

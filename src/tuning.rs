@@ -1,0 +1,503 @@
+//! Sizes, counts and times at which behaviour changes, and nothing else: this file uses nothing of the crate.
+//!
+//! Each can be changed without a change of what a call means. Those that ranks must agree on say so. Limits of protocols and formats stand
+//! where these are defined.
+
+/// Barriers (`communicator/barrier.rs`).
+pub(crate) mod barrier {
+    use std::time::Duration;
+
+    /// How much longer the others wait for the verdict of a monitored barrier than rank 0, which gives it, waits for them.
+    pub(crate) const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
+}
+
+/// Folds on devices (`device/plan/`, `device/kernels/`).
+#[cfg(feature = "cuda")]
+pub(crate) mod device_folds {
+    /// Bytes from all ranks together up to which a vector is gathered and then folded: one step less than in shares. Agreed.
+    pub(crate) const SMALL_BYTES: usize = 256 << 10;
+    /// Bytes of the smallest slab: the exchange of a smaller one hides nothing. Agreed.
+    pub(crate) const LEAST_SLAB_BYTES: usize = 4 << 20;
+    /// Slabs of a large vector: with so many, exchange and fold overlap. Agreed.
+    pub(crate) const SLABS: usize = 4;
+    /// Blocks of a kernel for each multiprocessor at most: as many as run at once.
+    pub(crate) const BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
+    /// Chunks of 16 B that a thread adds to a sum of squares before there are more blocks instead.
+    pub(crate) const CHUNKS_PER_THREAD: u64 = 2;
+}
+
+/// How long NCCL, streams and devices are waited for (`device/`).
+#[cfg(feature = "cuda")]
+pub(crate) mod device {
+    use std::time::Duration;
+
+    /// Looks of a waiter that spins between them, before it yields: what NCCL is asked for is mostly done by then.
+    pub(crate) const SPINS: u32 = 100;
+    /// Looks of a waiter that spins or yields between them, before it sleeps.
+    pub(crate) const YIELDS: u32 = 150;
+    /// Microseconds of the first and the longest sleep between two looks; each is one longer than the last.
+    pub(crate) const SLEEP_MICROS: (u32, u32) = (20, 1000);
+    /// Looks of a started call's waiter at its event without sleeping: a short call has ended by then.
+    pub(crate) const LOOKS: u32 = 200;
+    /// Its sleep between two later looks.
+    pub(crate) const NAP: Duration = Duration::from_micros(20);
+    /// The time between two rounds of the watchdog: a tenth of the shortest timeout, within these.
+    pub(crate) const ROUNDS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+    /// Events of the watchdog on one stream at a time. It makes about ten in the time that a call may take.
+    pub(crate) const MARKS: usize = 16;
+    /// How long the caller of an abort waits for it. It goes on in the background: NCCL may wait for other ranks to abort, too.
+    pub(crate) const ABORT_WAIT: Duration = Duration::from_secs(2);
+    /// How long an abort waits for threads to come out of NCCL before it goes on without them.
+    pub(crate) const FENCE: Duration = Duration::from_secs(1);
+    /// How long a communicator that is dropped, and was not closed, may take to finish what was begun.
+    pub(crate) const COMMUNICATOR_DROP_WAIT: Duration = Duration::from_secs(5);
+    /// How long the end of a plane waits for its kernels on streams of the caller's.
+    pub(crate) const PLANE_DROP_WAIT: Duration = Duration::from_secs(5);
+    /// How long a buffer of NCCL's that is dropped waits for the streams that use it. After that its memory is lost.
+    pub(crate) const BUFFER_DROP_WAIT: Duration = Duration::from_secs(60);
+    /// How long the end of a registration or a window waits for the device.
+    pub(crate) const REGISTRATION_DROP_WAIT: Duration = Duration::from_secs(600);
+    /// How long it waits for a communicator that has ended to be gone.
+    pub(crate) const GONE_WAIT: Duration = Duration::from_secs(10);
+}
+
+/// Who is gone while a device waits (`communicator/device/liveness.rs`).
+#[cfg(feature = "cuda")]
+pub(crate) mod liveness {
+    use std::time::Duration;
+
+    /// How long something waits before anybody is looked for.
+    pub(crate) const PATIENCE: Duration = Duration::from_millis(50);
+    /// The time between two looks.
+    pub(crate) const PAUSE: Duration = Duration::from_millis(20);
+    /// How long a rank has been gone before it is lost: what it did last may still be on its way through the devices.
+    pub(crate) const GRACE: Duration = Duration::from_secs(1);
+    /// Answers of a recovery listener whose process is gone, after which the process is taken for one that is not seen from here. While a
+    /// process is being killed its listener answers until its last thread has ended.
+    pub(crate) const ANSWERS: u32 = 9;
+    /// How long the rank is looked for of which NCCL says that it is gone: what broke its connection may still be under way.
+    pub(crate) const SEARCH: Duration = Duration::from_millis(500);
+}
+
+/// Connections that have not proven themselves (`proof/admission.rs`).
+pub(crate) mod admission {
+    use std::time::Duration;
+
+    /// How many a listener has, and when they make room for others.
+    #[derive(Debug, Clone, Copy)]
+    pub(crate) struct Limits {
+        /// Most at a time: each costs a descriptor.
+        pub(crate) most: usize,
+        /// How long each is left alone although others want its place.
+        pub(crate) grace: Duration,
+        /// How long nothing is accepted where there is no room, or after the system ran out of descriptors or memory.
+        pub(crate) rest: Duration,
+    }
+
+    /// Of a store's server, to which a whole job may connect at once.
+    pub(crate) const STORE: Limits = Limits { most: 512, grace: Duration::from_millis(200), rest: Duration::from_millis(100) };
+    /// Of a rank's listener, on which every other rank may open a link at once.
+    pub(crate) const LINKS: Limits = Limits { most: 256, grace: Duration::from_millis(100), rest: Duration::from_millis(50) };
+    /// Of the server that hands out shared memory: the ranks of one host.
+    pub(crate) const MEMORY: Limits = Limits { most: 64, grace: Duration::from_millis(100), rest: Duration::from_millis(20) };
+    /// How long each may take to prove itself, or to say hello where there is no secret.
+    pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+    /// Connections that are accepted, or make room, at a time: a flood of them holds up nobody who is there already.
+    pub(crate) const BATCH: usize = 64;
+    /// Refusals that are each reported. Of further ones those are whose number is a power of two.
+    pub(crate) const REPORTED: u64 = 16;
+}
+
+/// Links between ranks over TCP (`host/net/`), and what a plane makes of them.
+pub(crate) mod net {
+    use std::time::Duration;
+
+    /// Connections that the kernel keeps until they are accepted: a large job may connect all at once.
+    pub(crate) const BACKLOG: i32 = 1024;
+    /// The first pause after a failed attempt to connect. Each further one is twice as long.
+    pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(4);
+    /// The same for a rank that only looks whether a peer lives: the peer is left alone for so long first.
+    pub(crate) const FIRST_PROBE: Duration = Duration::from_millis(100);
+    /// The longest pause between two attempts.
+    pub(crate) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+    /// The longest wait for a link without a look at whether it still makes sense.
+    pub(crate) const OPENING_SLICE: Duration = Duration::from_millis(20);
+    /// Idle time after which the kernel asks whether a peer's host is still there.
+    pub(crate) const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(3);
+    /// How long the kernel waits for each answer.
+    pub(crate) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(2);
+    /// How often the kernel asks before it gives the connection up: 11 s in all.
+    pub(crate) const KEEP_ALIVE_RETRIES: u32 = 4;
+    /// Time between two looks of a link that cannot move at whether the peer's host still answers.
+    pub(crate) const SILENCE_INTERVAL: Duration = Duration::from_secs(1);
+    /// How long a peer's host may leave what was sent to it unanswered.
+    pub(crate) const SILENCE_LIMIT: Duration = Duration::from_secs(12);
+    /// How long a broken stream is not yet taken for a lost peer: whoever knows why it broke gets a moment to say so.
+    pub(crate) const BROKEN_GRACE: Duration = Duration::from_millis(200);
+}
+
+/// The store over TCP (`rendezvous/tcp/`).
+pub(crate) mod store {
+    use std::time::Duration;
+
+    /// Connections that the kernel keeps until they are accepted; it lowers this to its own limit (`net.core.somaxconn`).
+    pub(crate) const BACKLOG: i32 = 4096;
+    /// How long a server that is dropped waits for its clients to leave, unless told otherwise.
+    pub(crate) const LINGER: Duration = Duration::from_secs(5);
+    /// Connections with something to say that are served between two looks at everything else.
+    pub(crate) const EVENTS: usize = 256;
+    /// The pause after a wait for events that failed, which only a lack of memory explains.
+    pub(crate) const FAILED_WAIT_PAUSE: Duration = Duration::from_millis(100);
+    /// The longest attempt to connect: a host that drops packets must not use up the whole deadline.
+    pub(crate) const ATTEMPT: Duration = Duration::from_secs(10);
+    /// The first pause between two attempts to connect. Each further one is half as long again.
+    pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(5);
+    /// The longest pause between two attempts to connect.
+    pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+    /// The longest single poll. A longer wait polls again.
+    pub(crate) const LONGEST_POLL: Duration = Duration::from_secs(3600);
+    /// Time without a connection after which a failed attempt is logged, and again after twice that, and so on.
+    pub(crate) const REPORT_AFTER: Duration = Duration::from_secs(10);
+    /// How long a server may close every connection that asks for a proof, before it is taken for one that knows none.
+    pub(crate) const CLOSING_GRACE: Duration = Duration::from_secs(5);
+    /// How long a server may take to confirm that a wait was cancelled, where the handle's own timeout is no shorter.
+    pub(crate) const CANCEL: Duration = Duration::from_secs(5);
+    /// The same where that timeout is shorter: without the answer the connection is lost, and a busy server needs a moment.
+    pub(crate) const LEAST_CANCEL: Duration = Duration::from_millis(500);
+    /// Keys of a failed wait of which it is asked whether they are there. The others are reported missing too.
+    pub(crate) const NAMED_KEYS: usize = 256;
+    /// How long a name is waited for although the deadline is shorter: it may be in a file of this host.
+    pub(crate) const LEAST_RESOLVE: Duration = Duration::from_millis(20);
+}
+
+/// Where survivors of a failure meet (`communicator/recovery.rs`).
+pub(crate) mod recovery {
+    use std::time::Duration;
+
+    /// How long a living rank may take to accept a connection.
+    pub(crate) const PROBE: Duration = Duration::from_millis(500);
+    /// How long a rank that serves may take to answer. One that does not serve takes all of it.
+    pub(crate) const ANSWER: Duration = Duration::from_millis(200);
+    /// How long this rank's own server may take to answer this rank.
+    pub(crate) const SERVICE: Duration = Duration::from_secs(30);
+    /// How long a server that is no longer needed waits for its last clients.
+    pub(crate) const LINGER: Duration = Duration::from_secs(1);
+}
+
+/// The store in a file (`rendezvous/file/`).
+pub(crate) mod file_store {
+    use std::time::Duration;
+
+    /// The first and the longest pause between two looks at the file for a key.
+    pub(crate) const KEY_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+    /// The same between two looks at its lock, which others hold for a few writes.
+    pub(crate) const LOCK_PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
+    /// How long a store that is dropped waits for the lock, to count itself out.
+    pub(crate) const CLOSING: Duration = Duration::from_secs(5);
+}
+
+/// What a store's server keeps for each client (`rendezvous/service/`).
+pub(crate) mod service {
+    /// Unsent bytes of answers from which a client's further requests wait until it has read some.
+    pub(crate) const UNSENT_BYTES: usize = 1 << 20;
+    /// Unread bytes of requests from which a client whose wait is parked is not read from.
+    pub(crate) const UNREAD_BYTES: usize = 1 << 20;
+}
+
+/// Trace files (`observe/trace.rs`).
+pub(crate) mod trace {
+    /// Calls that are kept for the file; of more, the last ones. About 30 MiB.
+    pub(crate) const MOST_EVENTS: usize = 1 << 17;
+}
+
+/// Training (`train/`).
+pub(crate) mod train {
+    #[cfg(feature = "cuda")]
+    use std::time::Duration;
+
+    /// Bytes of the first bucket of an element type, at most: small, so that the first reduction starts early. Agreed.
+    pub(crate) const FIRST_BUCKET_BYTES: usize = 1 << 20;
+    /// Bytes of every other bucket, at most: torch's default. Agreed.
+    pub(crate) const BUCKET_BYTES: usize = 25 << 20;
+    /// Bytes of a parameter from which it is alone in its bucket in host memory: it is not copied then. Agreed.
+    pub(crate) const OWN_BUCKET_BYTES: usize = 256 << 10;
+    /// Elements that are converted at a time: they stay in the nearest cache.
+    pub(crate) const CONVERTED_AT_ONCE: usize = 1024;
+    /// How long kernels are waited for before they are unloaded. Those that take longer are never unloaded.
+    #[cfg(feature = "cuda")]
+    pub(crate) const UNLOAD_PATIENCE: Duration = Duration::from_secs(5);
+    /// The pause between two looks at whether they have ended.
+    #[cfg(feature = "cuda")]
+    pub(crate) const UNLOAD_POLL: Duration = Duration::from_millis(1);
+}
+
+/// Collectives and links in shared memory (`host/shm/`).
+pub(crate) mod shm {
+    use std::time::Duration;
+
+    /// Bytes of a vector from which each rank folds a share and passes it on. Below, every rank folds everything: one step less. Agreed.
+    pub(crate) const SHARES_FROM_BYTES: usize = 32 << 10;
+    /// Bytes of a result from which it goes past the cache, where it would not stay. A broadcast is faster without.
+    pub(crate) const STREAM_FROM_BYTES: usize = 4 << 20;
+    /// Bytes of the smallest step in which one rank copies in while another copies out: a smaller one costs more than its bytes. Agreed.
+    pub(crate) const LEAST_STEP_BYTES: usize = 16 << 10;
+    /// Bytes of a block up to which it is gathered in the smallest steps, whose slots stay in the first-level cache. Agreed.
+    pub(crate) const SMALL_BLOCK_BYTES: usize = 128 << 10;
+    /// Bytes of the longest block that is folded out of a mailbox: 4 KiB take 2 ranks 0.50 µs there, 0.33 µs out of a slot. Agreed.
+    pub(crate) const FOLDED_LINES_BYTES: usize = 2 << 10;
+    /// Bytes of an all-reduce from which windows are looked for: 64 KiB take 2.4 µs through slots, which are cached, 3.4 µs directly. Agreed.
+    pub(crate) const DIRECT_FROM_BYTES: usize = 256 << 10;
+    /// Bytes that a rank copies or folds in place between two looks at the communicator's health.
+    pub(crate) const TURN_BYTES: usize = 1 << 20;
+    /// Bytes that one end of a ring copies before it tells the other end, so that both copy at once.
+    pub(crate) const RING_CHUNK_BYTES: usize = 16 << 10;
+    /// Bytes of a part from which chunks are [`RING_LONG_CHUNK_BYTES`].
+    pub(crate) const RING_LONG_BYTES: usize = 256 << 10;
+    /// Bytes of a chunk of a long part: with shorter ones the ends only contend for the cursors' lines.
+    pub(crate) const RING_LONG_CHUNK_BYTES: usize = 32 << 10;
+    /// Fruitless tries of a ring between two looks at whether the peer has left.
+    pub(crate) const RING_TRIES_PER_LOOK: u32 = 32;
+    /// Time between two system calls that ask whether a peer still lives.
+    pub(crate) const LIVENESS_INTERVAL: Duration = Duration::from_millis(5);
+    /// How long a rank waits for readers of a buffer that it cannot make private, before its process ends; longer under slow checkers.
+    pub(crate) const READERS_LEAVE_WITHIN: Duration = Duration::from_secs(if cfg!(any(miri, one_mapping)) { 300 } else { 10 });
+    /// Time between two looks at whether those readers have left.
+    pub(crate) const READERS_INTERVAL: Duration = Duration::from_millis(1);
+}
+
+/// Plans over links (`host/engine/`), and the memory that they use.
+pub(crate) mod engine {
+    use std::time::Duration;
+
+    /// Bytes that one link moves before the others have their turn.
+    pub(crate) const TURN_BYTES: usize = 1 << 20;
+    /// Bytes of a result that are folded or copied before the links have their turn.
+    pub(crate) const PIECE_BYTES: usize = 256 << 10;
+    /// Bytes that one write to a link gathers where as much can go: a write of 1 MiB takes half the time of sixteen.
+    pub(crate) const WRITE_BYTES: usize = 1 << 20;
+    /// Messages that go in one write behind the first.
+    pub(crate) const FOLLOWERS: usize = 7;
+    /// Bytes read at once where they are not read straight into place: a small message takes one system call.
+    pub(crate) const INPUT_BYTES: usize = 4096;
+    /// Rounds in which something moved between two looks at the clock, which costs more than a small message.
+    pub(crate) const ROUNDS_PER_CHECK: u32 = 64;
+    /// How long a run lasts before it first says whom it waits for.
+    pub(crate) const FIRST_REPORT: Duration = Duration::from_millis(10);
+    /// How long a rank that ends tries to send its last message. A peer that takes no bytes for so long hears of the end when the link closes.
+    pub(crate) const SHUTDOWN: Duration = Duration::from_millis(20);
+    /// The same with a message half sent: cut off, it looks like this rank's death, so a peer that only lacks a core gets more time.
+    pub(crate) const LONG_SHUTDOWN: Duration = Duration::from_millis(100);
+    /// Time between two such tries, and how long the core is only yielded before.
+    pub(crate) const SHUTDOWN_INTERVAL: Duration = Duration::from_micros(100);
+    /// Bytes of scratch memory that are kept from one call to the next.
+    pub(crate) const KEPT_SCRATCH_BYTES: usize = 64 << 20;
+}
+
+/// Waiting while nothing moves (`host/waiting.rs`): one policy, with limits for each kind of wait.
+pub(crate) mod waiting {
+    use std::time::Duration;
+
+    /// When a rank that waits looks at the clock, gives up its core, and sleeps.
+    #[derive(Debug)]
+    pub(crate) struct Limits {
+        /// Looks before the policy begins, without a clock or anything else between them: with a core for every rank, and without.
+        pub(crate) first_looks: [u32; 2],
+        /// How long it keeps the core, where there is one for every rank.
+        pub(crate) spin_for: Duration,
+        /// How long it stays awake in all.
+        pub(crate) awake_for: Duration,
+        /// Fruitless rounds between two looks at the clock.
+        pub(crate) rounds_per_look: u32,
+        /// With more ranks than cores: after how many rounds it sleeps, without a look at the clock. `None`: by the clock there too.
+        pub(crate) crowded_rounds: Option<u32>,
+        /// The first sleep on something that can wake the sleeper. Each further one is twice as long.
+        pub(crate) first_sleep: Duration,
+        /// The longest such sleep: how late a rank may notice what nobody wakes it for.
+        pub(crate) longest_sleep: Duration,
+    }
+
+    /// For the flags of other ranks. The first looks take a few microseconds; with fewer cores than ranks, less than giving up the core.
+    pub(crate) static SHARED_MEMORY: Limits = Limits {
+        first_looks: [400, 20],
+        spin_for: Duration::ZERO,
+        awake_for: Duration::from_micros(200),
+        rounds_per_look: 1,
+        crowded_rounds: None,
+        first_sleep: Duration::from_millis(1),
+        longest_sleep: Duration::from_millis(50),
+    };
+    /// For the links of a plan. The sleep ends with a descriptor; its length is for an abort, which no descriptor tells.
+    pub(crate) static LINKS: Limits = Limits {
+        first_looks: [0, 0],
+        spin_for: Duration::from_micros(30),
+        awake_for: Duration::from_micros(100),
+        rounds_per_look: 1,
+        crowded_rounds: None,
+        first_sleep: Duration::from_millis(50),
+        longest_sleep: Duration::from_millis(50),
+    };
+    /// For messages.
+    pub(crate) static MESSAGES: Limits = Limits {
+        first_looks: [0, 0],
+        spin_for: Duration::from_micros(8),
+        awake_for: Duration::from_micros(200),
+        rounds_per_look: 32,
+        crowded_rounds: Some(64),
+        first_sleep: Duration::from_millis(1),
+        longest_sleep: Duration::from_millis(16),
+    };
+    /// The first sleep where nothing can wake the sleeper. Each further one is twice as long.
+    pub(crate) const FIRST_NAP: Duration = Duration::from_micros(50);
+    /// The longest such sleep: what a byte in shared memory may wait for its reader.
+    pub(crate) const LONGEST_NAP: Duration = Duration::from_micros(200);
+}
+
+/// Copies and truth values (`host/copy.rs`, `host/bools.rs`).
+pub(crate) mod copy {
+    /// Bytes that are read before they are, where need be, normalised.
+    pub(crate) const BOOLS_BLOCK_BYTES: usize = 4096;
+}
+
+/// Folds on the processor (`host/reduce/`).
+pub(crate) mod reduce {
+    /// Bytes that are folded before they are copied to a second destination: they are still in the first-level cache.
+    pub(crate) const TWICE_READ_BYTES: usize = 16 << 10;
+    /// Bytes of the block on the stack in which elements are folded: in the first-level cache beside the inputs, and its loops are long.
+    pub(crate) const BLOCK_BYTES: usize = 4096;
+}
+
+/// Plans of collectives over links (`host/plan/`). Ranks plan alike, so these must be the same on every rank.
+pub(crate) mod plan {
+    /// Bytes in all, up to which a broadcast, an all-gather or an all-to-all of equal blocks goes through scratch instead of waiting for an
+    /// agreement: a copy of that much costs less than a round of messages.
+    pub(crate) const CARRIED_BYTES: usize = 64 << 10;
+    /// Received bytes, up to which a direct all-reduce sends whole vectors instead of shares: one exchange instead of two.
+    pub(crate) const FLAT_BYTES: usize = 32 << 10;
+    /// Bytes, up to which a direct reduce brings whole vectors to the root instead of shares to everyone.
+    pub(crate) const STAR_BYTES: usize = 8 << 10;
+    /// Pieces under way at once in one direction of a ring, so that sending, receiving and folding overlap.
+    pub(crate) const RING_IN_FLIGHT: usize = 4;
+    /// Segments under way at once in a direct reduction: one is folded while the next comes in.
+    pub(crate) const DIRECT_IN_FLIGHT: usize = 2;
+    /// Exchanges under way at once in an all-to-all.
+    pub(crate) const EXCHANGES_IN_FLIGHT: usize = 4;
+    /// Plans that a communicator keeps: a training step repeats its calls.
+    pub(crate) const KEPT: usize = 32;
+    /// Bytes that kept plans take in all.
+    pub(crate) const KEPT_BYTES: usize = 1 << 20;
+    /// Bytes of the largest plan that is kept: building a larger one takes little time beside its transfer.
+    pub(crate) const KEPT_BYTES_OF_ONE: usize = KEPT_BYTES / 8;
+}
+
+/// Messages between two ranks (`host/point_to_point/`).
+pub(crate) mod point_to_point {
+    /// Bytes of messages that no receive wants yet, over all peers. Both ends count with it, so it must be the same on every rank.
+    pub(crate) const UNEXPECTED_BYTES: usize = 64 << 20;
+    /// Bytes of that for each peer at least, however many there are.
+    pub(crate) const UNEXPECTED_LEAST_BYTES: usize = 1 << 20;
+    /// Rounds between two looks for newly opened links: a look is a system call.
+    pub(crate) const ACCEPT_EVERY: u64 = 64;
+    /// Looks of a receive at its source's stream before it becomes a request.
+    pub(crate) const LOOKS: u32 = 256;
+    /// Bytes read ahead: a header and a short message in one read.
+    pub(crate) const AHEAD_BYTES: usize = 2048;
+    /// Bytes from which on a message is read straight to where it belongs: copying fewer costs less than a read.
+    pub(crate) const DIRECT_BYTES: usize = 1024;
+    /// Bytes from which on a message is received past the cache, which it would only empty.
+    pub(crate) const PAST_CACHE_BYTES: usize = 4 << 20;
+    /// Bytes that one link reads, or writes, before the others get their turn.
+    pub(crate) const PASS_BYTES: usize = 1 << 20;
+    /// Frames that one link reads before the others get their turn.
+    pub(crate) const PASS_FRAMES: usize = 256;
+    /// Reads of a link whose peer is lost: what it sent before still counts, but it might be alive and send without end.
+    pub(crate) const LAST_READS: usize = 64;
+    /// Reads of a link that is about to be closed, so that closing does not look like a failure to a peer that still sends.
+    pub(crate) const DRAIN_READS: usize = 8192;
+    /// Buffers kept for short messages that no receive wants yet.
+    pub(crate) const SPARE_BUFFERS: usize = 64;
+}
+
+/// Who moves messages on, and for how long (`communicator/progress/`).
+pub(crate) mod progress {
+    use std::time::Duration;
+
+    /// How long a thread stays away from the lock between two turns where others wait for it: a sleeper needs about as long to wake up.
+    pub(crate) const HAND_OVER: Duration = Duration::from_micros(50);
+    /// How long one turn of a waiter may hold the lock, so that others can post and wait too.
+    pub(crate) const TURN: Duration = Duration::from_micros(200);
+    /// Messages of which the last does not try the short way, so that everything else is moved on.
+    pub(crate) const DIRECT: u32 = 16;
+    /// How long the background thread sleeps where nothing moves.
+    pub(crate) const NAP: Duration = Duration::from_millis(1);
+    /// How long it sleeps where nothing is outstanding: it is woken when something is, and looks now and then whether the communicator lives.
+    pub(crate) const IDLE: Duration = Duration::from_secs(1);
+    /// For how long peers are told of the end of the communicator: a link that one opens to ask takes a moment.
+    pub(crate) const TELLING: Duration = Duration::from_secs(2);
+    /// For how long closing waits for sends that are under way.
+    pub(crate) const FLUSH: Duration = Duration::from_secs(5);
+    /// For how long closing then waits for links to take what is left.
+    pub(crate) const LEAVE: Duration = Duration::from_secs(1);
+}
+
+/// The flight recorder (`flight/`).
+pub(crate) mod flight {
+    use std::time::Duration;
+
+    /// Calls that are over at once, of which one has a time: a look at the clock costs a part of such a call.
+    pub(crate) const LOOK_EVERY: u64 = 16;
+    /// Errors that are kept.
+    pub(crate) const ERRORS: usize = 32;
+    /// Between two times that a waiter says whom it waits for.
+    pub(crate) const TELL_EVERY: Duration = Duration::from_millis(50);
+}
+
+/// Start-up.
+pub(crate) mod bootstrap {
+    use std::time::Duration;
+
+    /// One look at the store, before the key of contradictions is looked at again, where there are few ranks.
+    pub(crate) const SLICE: Duration = Duration::from_millis(100);
+    /// The same for each rank where there are many. A look costs the store four requests: all ranks together ask no more often than this.
+    pub(crate) const SLICE_PER_RANK: Duration = Duration::from_micros(250);
+    /// Ranks that one root of NCCL's bootstrap serves, where the library can have several roots.
+    #[cfg(feature = "cuda")]
+    pub(crate) const RANKS_PER_ROOT: usize = 256;
+}
+
+/// The host plane.
+pub(crate) mod plane {
+    /// Bytes from which a look at the clock costs nothing beside the call: its end goes on record with its time.
+    pub(crate) const LONG_CALL_BYTES: usize = 16 << 10;
+}
+
+/// The agreement of a shrink on who is left.
+pub(crate) mod shrink {
+    use std::time::Duration;
+
+    /// One wait at the leader's store, before other recovery listeners are looked at.
+    pub(crate) const SLICE: Duration = Duration::from_millis(50);
+    /// Between two rounds of probing while nobody leads.
+    pub(crate) const PAUSE: Duration = Duration::from_millis(10);
+    /// The longest such pause: each look costs a place among those who wait at a closed recovery listener.
+    pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+    /// Time without a leader after which all lower ranks are looked at, not the lowest alone.
+    pub(crate) const LOOK_FURTHER: Duration = Duration::from_millis(250);
+    /// For which a leader waits for ranks that were given up once.
+    pub(crate) const GRACE: Duration = Duration::from_secs(1);
+    /// Time after which a leader that was held up may have been given up itself.
+    pub(crate) const LONG: Duration = Duration::from_secs(3);
+    /// Looks at others' recovery listeners by a rank that goes on, at most, where it is held up each time.
+    pub(crate) const LOOKS: usize = 4;
+}
+
+/// Turns of the threads that share a communicator (`ticket_lock.rs`).
+pub(crate) mod ticket_lock {
+    use std::time::Duration;
+
+    /// Looks of a waiter before it sleeps: a call in shared memory is over by then.
+    pub(crate) const LOOKS: usize = if cfg!(loom) { 1 } else { 200 };
+    /// The first sleep, which bounds how late a waiter is that was missed when its turn came.
+    pub(crate) const FIRST_NAP: Duration = Duration::from_millis(1);
+    /// Later sleeps: whoever leaves wakes this waiter, and this is only how often it looks all the same.
+    pub(crate) const NAP: Duration = Duration::from_millis(100);
+}
