@@ -53,7 +53,7 @@ pub struct Communicator {
 pub(super) struct Core {
     pub(super) shared: Arc<Shared>,
     pub(super) worker: OnceLock<Worker>,
-    /// In nanoseconds.
+    /// Packed, as by [`packed`].
     timeout: AtomicU64,
     /// The number of the next monitored barrier.
     pub(super) monitored: AtomicU64,
@@ -72,9 +72,18 @@ const _: () = {
     shareable::<Communicator>();
 };
 
-/// A time in nanoseconds; what no program waits for is one bound.
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+/// The bits of a packed time that are nanoseconds. A number of nanoseconds alone would be divided at every call, for 3 ns.
+const NANOSECOND_BITS: u32 = 30;
+
+/// A time as seconds and nanoseconds in one word; more than 500 years are that.
+fn packed(time: Duration) -> u64 {
+    time.as_secs().min(u64::MAX >> NANOSECOND_BITS) << NANOSECOND_BITS | u64::from(time.subsec_nanos())
+}
+
+/// The reverse of [`packed`].
+#[inline]
+fn unpacked(word: u64) -> Duration {
+    Duration::new(word >> NANOSECOND_BITS, (word & ((1 << NANOSECOND_BITS) - 1)) as u32)
 }
 
 impl Communicator {
@@ -84,7 +93,7 @@ impl Communicator {
         let core = Core {
             shared: Arc::new(shared),
             worker: OnceLock::new(),
-            timeout: AtomicU64::new(nanoseconds(timeout)),
+            timeout: AtomicU64::new(packed(timeout)),
             monitored: AtomicU64::new(0),
             children: AtomicU64::new(0),
             composite: TicketLock::new(()),
@@ -173,9 +182,10 @@ impl Communicator {
     }
 
     /// How long a call may wait for its peers.
+    #[inline]
     #[must_use]
     pub fn timeout(&self) -> Duration {
-        self.timeout.unwrap_or_else(|| Duration::from_nanos(self.core.timeout.load(Ordering::Relaxed)))
+        self.timeout.unwrap_or_else(|| unpacked(self.core.timeout.load(Ordering::Relaxed)))
     }
 
     /// The same communicator, with a timeout of its own for the calls made with this handle: for one call, or kept.
@@ -195,7 +205,7 @@ impl Communicator {
 
     /// Sets how long later calls may wait for their peers: those of all clones, on this rank, that have no timeout of their own.
     pub fn set_timeout(&self, timeout: Duration) {
-        self.core.timeout.store(nanoseconds(timeout), Ordering::Relaxed);
+        self.core.timeout.store(packed(timeout), Ordering::Relaxed);
     }
 
     /// Why a call did not get its turn.
@@ -254,5 +264,18 @@ impl Drop for Core {
 impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Communicator").field("rank", &self.rank()).field("world_size", &self.world_size()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_kept_to_the_nanosecond() {
+        for time in [Duration::ZERO, Duration::from_nanos(1), Duration::new(1, 999_999_999), Duration::from_secs(17_179_869_183)] {
+            assert_eq!(unpacked(packed(time)), time);
+        }
+        assert_eq!(unpacked(packed(Duration::MAX)).as_secs(), 17_179_869_183);
     }
 }
