@@ -60,3 +60,28 @@ fn threads() {
     assert!(output.status.success());
     assert!(String::from_utf8_lossy(&output.stdout).contains("13 letters: [13, 13, 13, 13]"));
 }
+
+#[test]
+fn a_trainer_owns_its_communicator_and_runs_in_a_thread() {
+    for ranks in [1, 3] {
+        let printed = launch(ranks, "trainer");
+        assert_eq!(printed.matches("y = 3.00 x + -1.00, loss 0.00000").count(), ranks, "{printed}");
+    }
+}
+
+#[test]
+fn a_stack_of_layers_is_called_by_a_pool_of_threads() {
+    for ranks in [1, 2, 4] {
+        let printed = launch(ranks, "tensor_parallel");
+        assert_eq!(printed.matches("32 of 32 answers are right").count(), ranks, "{printed}");
+    }
+}
+
+#[test]
+fn a_service_awaits_calls_of_two_communicators() {
+    for (ranks, mean) in [(1, "0"), (2, "0.5"), (3, "1")] {
+        let printed = launch(ranks, "service");
+        let expected = format!("mean {mean}, token after 10 hops, 1000 ticks meanwhile");
+        assert_eq!(printed.matches(&expected).count(), ranks, "{printed}");
+    }
+}

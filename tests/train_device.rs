@@ -32,21 +32,14 @@ fn element(rank: usize, step: usize, index: usize) -> f64 {
     ((rank + 1) * (index + 3) * (step + 5) % 23) as f64 - 11.0
 }
 
-fn hand_in<T: Float + Predict>(model: &mut DataParallel<'_>, memory: &DeviceMemory, step: usize, index: usize, len: usize) {
+fn hand_in<T: Float + Predict>(model: &mut DataParallel, memory: &DeviceMemory, step: usize, index: usize, len: usize) {
     let rank = model.communicator().rank();
     let gradient: Vec<T> = (0..len).map(|at| T::from_f64(element(rank, step, at))).collect();
     // The buffer is freed behind its copy into the bucket.
     model.ready(index, &memory.put(&gradient)).unwrap();
 }
 
-fn compare<T: Float + Predict>(
-    averaged: &Averaged<'_, '_>,
-    memory: &DeviceMemory,
-    world_size: usize,
-    step: usize,
-    index: usize,
-    len: usize,
-) {
+fn compare<T: Float + Predict>(averaged: &Averaged<'_>, memory: &DeviceMemory, world_size: usize, step: usize, index: usize, len: usize) {
     let sum = |at| (0..world_size).map(|rank| element(rank, step, at)).sum::<f64>();
     let expected: Vec<T> = (0..len).map(|at| T::from_f64(sum(at) / world_size as f64)).collect();
     let mut copied = memory.put(&vec![T::default(); len]);
@@ -213,13 +206,13 @@ fn bits<T: Predict>(elements: &[T]) -> Vec<u64> {
 }
 
 /// The same model twice.
-struct Twins<'comm> {
-    host: DataParallel<'comm>,
-    device: DataParallel<'comm>,
+struct Twins {
+    host: DataParallel,
+    device: DataParallel,
 }
 
-impl<'comm> Twins<'comm> {
-    fn new(comm: &'comm Communicator, memory: &DeviceMemory, options: &Options) -> Self {
+impl Twins {
+    fn new(comm: &Communicator, memory: &DeviceMemory, options: &Options) -> Self {
         let host = DataParallel::new(comm, odd_parameters(), options.clone()).unwrap();
         let device = DataParallel::on_device(comm, &memory.stream, odd_parameters(), options.clone()).unwrap();
         Self { host, device }
@@ -238,7 +231,7 @@ impl<'comm> Twins<'comm> {
 
     /// Gives every gradient in this many parts.
     fn give_all(&mut self, memory: &DeviceMemory, numbers: Numbers, step: usize, parts: usize) {
-        fn one<T: Float + Predict>(twins: &mut Twins<'_>, memory: &DeviceMemory, numbers: Numbers, index: usize, seed: usize, last: bool) {
+        fn one<T: Float + Predict>(twins: &mut Twins, memory: &DeviceMemory, numbers: Numbers, index: usize, seed: usize, last: bool) {
             let gradient = numbers.many::<T>(seed, length(&odd_parameters()[index]));
             twins.give(memory, index, &gradient, last);
         }
@@ -253,8 +246,8 @@ impl<'comm> Twins<'comm> {
 }
 
 /// Fails where the means differ in a bit.
-fn assert_same(host: &Averaged<'_, '_>, device: &Averaged<'_, '_>, memory: &DeviceMemory) {
-    fn one<T: Float + Predict>(host: &Averaged<'_, '_>, device: &Averaged<'_, '_>, memory: &DeviceMemory, index: usize) {
+fn assert_same(host: &Averaged<'_>, device: &Averaged<'_>, memory: &DeviceMemory) {
+    fn one<T: Float + Predict>(host: &Averaged<'_>, device: &Averaged<'_>, memory: &DeviceMemory, index: usize) {
         let (expected, got) = (host.gradient::<T>(index).unwrap(), memory.get_view(&device.device_gradient::<T>(index).unwrap()));
         assert!(bits(&got) == bits(expected), "parameter {index}, of {}", std::any::type_name::<T>());
     }
@@ -455,14 +448,14 @@ fn descend<T: Float>(parameters: &mut [T], gradients: &[T], momentum: &mut [f64]
 }
 
 /// The same sharded optimiser twice, and what its update keeps.
-struct Sharded<'comm> {
-    host: ShardedOptimizer<'comm>,
-    device: ShardedOptimizer<'comm>,
+struct Sharded {
+    host: ShardedOptimizer,
+    device: ShardedOptimizer,
     momentum: [Vec<Vec<f64>>; 2],
 }
 
-impl<'comm> Sharded<'comm> {
-    fn new(comm: &'comm Communicator, memory: &DeviceMemory, options: &Options) -> Self {
+impl Sharded {
+    fn new(comm: &Communicator, memory: &DeviceMemory, options: &Options) -> Self {
         let host = ShardedOptimizer::new(comm, odd_parameters(), options.clone()).unwrap();
         let device = ShardedOptimizer::on_device(comm, &memory.stream, odd_parameters(), options.clone()).unwrap();
         let momentum = [&host, &device].map(|model| model.shard_lens().map(|len| vec![0.0; len]).collect());
@@ -547,10 +540,10 @@ impl<'comm> Sharded<'comm> {
 }
 
 fn shard(comm: &Communicator, memory: &DeviceMemory) {
-    fn begin<T: Float + Predict>(model: &mut Sharded<'_>, comm: &Communicator, memory: &DeviceMemory, index: usize, len: usize) {
+    fn begin<T: Float + Predict>(model: &mut Sharded, comm: &Communicator, memory: &DeviceMemory, index: usize, len: usize) {
         model.begin::<T>(comm, memory, index, len);
     }
-    fn give<T: Float + Predict>(model: &mut Sharded<'_>, memory: &DeviceMemory, index: usize, seed: usize, len: usize) {
+    fn give<T: Float + Predict>(model: &mut Sharded, memory: &DeviceMemory, index: usize, seed: usize, len: usize) {
         model.give::<T>(memory, index, seed, len);
     }
     for bucket_bytes in [900, 25 << 20] {

@@ -65,7 +65,7 @@ pub(super) struct Lent<'a> {
 }
 
 /// A bucket of any type.
-pub(super) trait AnyBucket: Any {
+pub(super) trait AnyBucket: Send + Any {
     fn layout(&self) -> &BucketLayout;
 
     /// Makes one gradient zeros.

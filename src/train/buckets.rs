@@ -71,8 +71,8 @@ struct Entry {
 }
 
 /// The buckets of a model on one rank.
-pub(super) struct Buckets<'comm> {
-    comm: &'comm Communicator,
+pub(super) struct Buckets {
+    comm: Communicator,
     entries: Vec<Entry>,
     buckets: Vec<Box<dyn AnyBucket>>,
     /// How many gradients each bucket still waits for.
@@ -86,10 +86,10 @@ pub(super) struct Buckets<'comm> {
     at_work: bool,
 }
 
-impl<'comm> Buckets<'comm> {
+impl Buckets {
     /// Buckets for these parameters, in this place. Collective.
     pub(super) fn new(
-        comm: &'comm Communicator,
+        comm: &Communicator,
         what: &'static str,
         parameters: Vec<Parameter>,
         options: &Options,
@@ -113,11 +113,11 @@ impl<'comm> Buckets<'comm> {
         let made = layouts.into_iter().map(|layout| of_its_type(comm, layout, place, options.op, ending)).collect();
         let buckets: Vec<_> = everywhere(comm, what, made)?;
         let waiting = buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
-        Ok(Self { comm, entries, buckets, waiting, next: 0, missing: options.missing, failed: None, at_work: false })
+        Ok(Self { comm: comm.clone(), entries, buckets, waiting, next: 0, missing: options.missing, failed: None, at_work: false })
     }
 
-    pub(super) fn comm(&self) -> &'comm Communicator {
-        self.comm
+    pub(super) fn comm(&self) -> &Communicator {
+        &self.comm
     }
 
     pub(super) fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
@@ -254,7 +254,7 @@ impl<'comm> Buckets<'comm> {
     /// Launches the buckets that are full and whose predecessors have been launched.
     fn launch_full(&mut self) -> Result<()> {
         while self.next < self.buckets.len() && self.waiting[self.next] == 0 {
-            self.buckets[self.next].start(self.comm)?;
+            self.buckets[self.next].start(&self.comm)?;
             self.next += 1;
         }
         Ok(())
@@ -288,7 +288,7 @@ impl<'comm> Buckets<'comm> {
         while !open.is_empty() {
             let mut still = Vec::new();
             for index in open {
-                if !self.buckets[index].advance(self.comm)? {
+                if !self.buckets[index].advance(&self.comm)? {
                     still.push(index);
                 }
             }
@@ -339,7 +339,7 @@ impl<'comm> Buckets<'comm> {
     pub(super) fn sum_of_squares(&self, part: impl Fn(&BucketLayout) -> Range<usize>) -> Result<f64> {
         let mut sums = Squares::default();
         self.buckets.iter().try_for_each(|bucket| bucket.add_squares(part(bucket.layout()), &mut sums))?;
-        sums.total(self.comm)
+        sums.total(&self.comm)
     }
 
     /// Multiplies a part of each bucket.

@@ -55,11 +55,17 @@ use crate::error::{Error, Result};
 /// beside its bucket's own memory, until it is [taken](Averaged::take), or the next step's comes.
 ///
 /// On one rank a step makes no call of the communicator's, but for `PreMulSum`, which weights, and what a hook of one's own calls.
-pub struct DataParallel<'comm> {
-    buckets: Buckets<'comm>,
+pub struct DataParallel {
+    buckets: Buckets,
 }
 
-impl<'comm> DataParallel<'comm> {
+/// A trainer keeps it beside the communicator, and moves both into a thread.
+const _: () = {
+    const fn sendable<T: Send + 'static>() {}
+    sendable::<DataParallel>();
+};
+
+impl DataParallel {
     /// Makes the buckets of a model's parameters, listed in the order in which the forward pass uses them: the backward pass comes
     /// the other way. Collective.
     ///
@@ -68,7 +74,7 @@ impl<'comm> DataParallel<'comm> {
     /// `Mismatch` naming the first parameter or setting in which two ranks differ, `InvalidArgument` for types that gradients do not
     /// have, `Unsupported` for an op that does not add up, and those of [`Communicator::alloc`].
     #[doc(alias = "DistributedDataParallel")]
-    pub fn new(comm: &'comm Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
+    pub fn new(comm: &Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
         let buckets = Buckets::new(comm, "DataParallel::new", parameters, &options, &Place::Host, Ending::Whole)?;
         Ok(Self { buckets })
     }
@@ -90,7 +96,7 @@ impl<'comm> DataParallel<'comm> {
     /// `InvalidArgument` for a stream of another device, `Cuda`. Where one rank fails all do, the others with an `Io` that names it.
     #[cfg(feature = "cuda")]
     pub fn on_device(
-        comm: &'comm Communicator,
+        comm: &Communicator,
         stream: &std::sync::Arc<cudarc::driver::CudaStream>,
         parameters: Vec<Parameter>,
         options: Options,
@@ -119,7 +125,7 @@ impl<'comm> DataParallel<'comm> {
 
     /// The communicator it was made with.
     #[must_use]
-    pub fn communicator(&self) -> &'comm Communicator {
+    pub fn communicator(&self) -> &Communicator {
         self.buckets.comm()
     }
 
@@ -196,7 +202,7 @@ impl<'comm> DataParallel<'comm> {
     ///
     /// `InvalidArgument` on every rank where one gave no gradient for a parameter ([`Missing`](super::Missing) has the choice), and
     /// those of collectives.
-    pub fn finish(&mut self) -> Result<Averaged<'_, 'comm>> {
+    pub fn finish(&mut self) -> Result<Averaged<'_>> {
         self.buckets.finish("finish")?;
         Ok(Averaged { buckets: &mut self.buckets })
     }
@@ -232,7 +238,7 @@ impl<'comm> DataParallel<'comm> {
     }
 }
 
-impl fmt::Debug for DataParallel<'_> {
+impl fmt::Debug for DataParallel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (parameters, buckets) = (self.buckets.len(), self.buckets.layouts().len());
         write!(f, "DataParallel({parameters} parameters in {buckets} buckets on {:?})", self.buckets.comm())
@@ -241,11 +247,11 @@ impl fmt::Debug for DataParallel<'_> {
 
 /// The averaged gradients of a step, the same bits on every rank, until the next step begins; see
 /// [`DataParallel::finish`].
-pub struct Averaged<'a, 'comm> {
-    buckets: &'a mut Buckets<'comm>,
+pub struct Averaged<'a> {
+    buckets: &'a mut Buckets,
 }
 
-impl Averaged<'_, '_> {
+impl Averaged<'_> {
     /// A parameter's gradient.
     ///
     /// # Errors
@@ -331,7 +337,7 @@ pub(super) fn clipping(limit: f64) -> Result<impl Fn(f64) -> Option<f64>> {
     Ok(move |norm: f64| (norm.is_finite() && norm > limit).then_some(limit / norm))
 }
 
-impl fmt::Debug for Averaged<'_, '_> {
+impl fmt::Debug for Averaged<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Averaged({} gradients)", self.buckets.len())
     }

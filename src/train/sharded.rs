@@ -62,19 +62,25 @@ use crate::op::ReduceOp;
 ///
 /// On devices too: [`on_device`](Self::on_device).
 #[doc(alias = "ZeroRedundancyOptimizer")]
-pub struct ShardedOptimizer<'comm> {
-    buckets: Buckets<'comm>,
+pub struct ShardedOptimizer {
+    buckets: Buckets,
     /// Which parameters' values have come.
     loaded: Vec<bool>,
 }
 
-impl<'comm> ShardedOptimizer<'comm> {
+/// A trainer keeps it beside the communicator, and moves both into a thread.
+const _: () = {
+    const fn sendable<T: Send + 'static>() {}
+    sendable::<ShardedOptimizer>();
+};
+
+impl ShardedOptimizer {
     /// Makes the buckets of a model's parameters, as [`DataParallel::new`](super::DataParallel::new) does. Collective.
     ///
     /// # Errors
     ///
     /// As there.
-    pub fn new(comm: &'comm Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
+    pub fn new(comm: &Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
         Self::in_place(comm, "ShardedOptimizer::new", &Place::Host, parameters, &options)
     }
 
@@ -110,7 +116,7 @@ impl<'comm> ShardedOptimizer<'comm> {
     /// As for [`DataParallel::on_device`](super::DataParallel::on_device).
     #[cfg(feature = "cuda")]
     pub fn on_device(
-        comm: &'comm Communicator,
+        comm: &Communicator,
         stream: &std::sync::Arc<cudarc::driver::CudaStream>,
         parameters: Vec<Parameter>,
         options: Options,
@@ -119,13 +125,7 @@ impl<'comm> ShardedOptimizer<'comm> {
         Self::in_place(comm, "ShardedOptimizer::on_device", &place, parameters, &options)
     }
 
-    fn in_place(
-        comm: &'comm Communicator,
-        what: &'static str,
-        place: &Place,
-        parameters: Vec<Parameter>,
-        options: &Options,
-    ) -> Result<Self> {
+    fn in_place(comm: &Communicator, what: &'static str, place: &Place, parameters: Vec<Parameter>, options: &Options) -> Result<Self> {
         let buckets = Buckets::new(comm, what, parameters, options, place, Ending::Shares)?;
         let loaded = vec![false; buckets.len()];
         Ok(Self { buckets, loaded })
@@ -168,7 +168,7 @@ impl<'comm> ShardedOptimizer<'comm> {
         let values = values.memory();
         self.check_load("load", parameter, &values)?;
         let (bucket, slot) = self.buckets.place(parameter);
-        let comm = self.buckets.comm();
+        let comm = &self.buckets.comm().clone();
         let bucket = self.buckets.typed_mut::<B::Element>(bucket)?;
         let (own, slot) = (own_range(comm, &bucket.layout), bucket.layout.slots[slot].range.clone());
         let (start, end) = (own.start.max(slot.start), own.end.min(slot.end));
@@ -226,7 +226,7 @@ impl<'comm> ShardedOptimizer<'comm> {
     /// As [`DataParallel::finish`](super::DataParallel::finish); and `InvalidArgument` for a parameter whose values were never given. Only
     /// this rank gets that error, before it waits for anything. Others wait in their `reduce` until this rank has loaded the values and
     /// calls again, or until the deadline.
-    pub fn reduce(&mut self) -> Result<Shards<'_, 'comm>> {
+    pub fn reduce(&mut self) -> Result<Shards<'_>> {
         if let Some(index) = self.loaded.iter().position(|loaded| !loaded) {
             let name = self.buckets.parameter(index).map_or_else(String::new, Parameter::to_string);
             return Err(Error::argument("reduce", format!("parameter {index} {name} has no values yet: broadcast or load them first")));
@@ -238,8 +238,8 @@ impl<'comm> ShardedOptimizer<'comm> {
 
 /// This rank's shares of a step's averaged gradients; see [`ShardedOptimizer::reduce`].
 #[must_use = "the parameters are updated by `update`"]
-pub struct Shards<'a, 'comm> {
-    optimizer: &'a mut ShardedOptimizer<'comm>,
+pub struct Shards<'a> {
+    optimizer: &'a mut ShardedOptimizer,
 }
 
 /// This rank's share of one bucket, to be updated.
@@ -289,7 +289,7 @@ impl Shard<'_> {
     }
 }
 
-impl<'a, 'comm> Shards<'a, 'comm> {
+impl<'a> Shards<'a> {
     /// As [`Averaged::clip_norm`](super::Averaged::clip_norm), of all ranks' shares together. Collective: one all-reduce of one
     /// number, on the host. On a device it waits for this rank's sum first.
     ///
@@ -300,7 +300,7 @@ impl<'a, 'comm> Shards<'a, 'comm> {
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
         let factor = clipping(limit)?;
         let buckets = &mut self.optimizer.buckets;
-        let comm = buckets.comm();
+        let comm = &buckets.comm().clone();
         let mut squares = buckets.sum_of_squares(|layout| own_range(comm, layout))?;
         comm.all_reduce(&mut squares, ReduceOp::Sum)?;
         let norm = squares.sqrt();
@@ -317,10 +317,10 @@ impl<'a, 'comm> Shards<'a, 'comm> {
     /// Those of `update`, and of collectives. No step can follow, nor after a panic of `update`: this rank's shares are changed and the
     /// others' are not known. Other ranks are not told of an `update` that fails on one: they wait for its shares until the deadline, unless
     /// it ends the communicator ([`Communicator::abort`](crate::Communicator::abort)). So what can fail should fail on every rank, or abort.
-    pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a, 'comm>> {
+    pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a>> {
         let ShardedOptimizer { buckets, .. } = self.optimizer;
         buckets.go_on(|buckets| {
-            let comm = buckets.comm();
+            let comm = &buckets.comm().clone();
             for (index, bucket) in buckets.iter_mut().enumerate() {
                 let Lent { layout, range, parameters, gradients } = bucket.lend(comm)?;
                 update(&mut Shard { bucket: index, layout, range, parameters, gradients })?;
@@ -333,11 +333,11 @@ impl<'a, 'comm> Shards<'a, 'comm> {
 }
 
 /// The updated parameters, the same on every rank, until the next step begins.
-pub struct Updated<'a, 'comm> {
-    buckets: &'a mut Buckets<'comm>,
+pub struct Updated<'a> {
+    buckets: &'a mut Buckets,
 }
 
-impl Updated<'_, '_> {
+impl Updated<'_> {
     /// A parameter's values.
     ///
     /// # Errors
@@ -372,14 +372,14 @@ impl Updated<'_, '_> {
     }
 }
 
-impl fmt::Debug for ShardedOptimizer<'_> {
+impl fmt::Debug for ShardedOptimizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (parameters, buckets) = (self.buckets.len(), self.buckets.layouts().len());
         write!(f, "ShardedOptimizer({parameters} parameters in {buckets} buckets on {:?})", self.buckets.comm())
     }
 }
 
-impl fmt::Debug for Shards<'_, '_> {
+impl fmt::Debug for Shards<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Shards({} buckets)", self.optimizer.buckets.layouts().len())
     }
@@ -391,7 +391,7 @@ impl fmt::Debug for Shard<'_> {
     }
 }
 
-impl fmt::Debug for Updated<'_, '_> {
+impl fmt::Debug for Updated<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Updated({} parameters)", self.buckets.len())
     }

@@ -31,7 +31,7 @@ enum Way {
 const WAYS: [Way; 3] = [Way::Copied, Way::Given, Way::GivenAfterAPart];
 
 /// Hands this rank's gradient in, one way or another.
-fn hand_in<T: Float>(model: &mut DataParallel<'_>, seed: u64, index: usize, len: usize, way: Way) -> Result<()> {
+fn hand_in<T: Float>(model: &mut DataParallel, seed: u64, index: usize, len: usize, way: Way) -> Result<()> {
     let whole = gradient::<T>(seed, model.communicator().rank(), index, len);
     match way {
         Way::Copied => model.ready(index, &whole),
@@ -97,19 +97,19 @@ fn given_gradients_have_the_bits_of_copied_ones() {
     for (wiring, world_size) in [(Wiring::Shm, 2), (Wiring::Shm, 4), (Wiring::Tcp, 3)] {
         threads(wiring, world_size, |comm| {
             let mut model = DataParallel::new(comm, one(LEN), alone()).unwrap();
-            let mut step = |hand_in: &dyn Fn(&mut DataParallel<'_>, &[f32])| {
+            let mut step = |hand_in: &dyn Fn(&mut DataParallel, &[f32])| {
                 hand_in(&mut model, &numbers(comm.rank() as u64, LEN));
                 bits(model.finish().unwrap().gradient(0).unwrap())
             };
             let copied = step(&|model, mine| model.ready(0, mine).unwrap());
             assert!(copied == step(&|model, mine| model.give(0, mine.to_vec()).unwrap()), "a vector");
-            let shared = |model: &mut DataParallel<'_>, mine: &[f32]| {
+            let shared = |model: &mut DataParallel, mine: &[f32]| {
                 let mut buffer: SharedBuffer<f32> = comm.alloc(LEN).unwrap();
                 buffer.copy_from_slice(mine);
                 model.give(0, buffer).unwrap();
             };
             assert!(copied == step(&shared), "memory of the host's ranks");
-            let by_rank = |model: &mut DataParallel<'_>, mine: &[f32]| match comm.rank() {
+            let by_rank = |model: &mut DataParallel, mine: &[f32]| match comm.rank() {
                 0 => model.give(0, mine.to_vec()).unwrap(),
                 _ => model.ready(0, mine).unwrap(),
             };

@@ -87,7 +87,7 @@ fn low_rank(seed: u64, comm: &Communicator, (rows, columns): (usize, usize), of:
     (matrix(comm.rank()).into_iter().map(|x| x as f32).collect(), mean)
 }
 
-fn power_sgd<'a>(comm: &'a Communicator, parameters: Vec<Parameter>, options: &PowerSgdOptions) -> DataParallel<'a> {
+fn power_sgd<'a>(comm: &'a Communicator, parameters: Vec<Parameter>, options: &PowerSgdOptions) -> DataParallel {
     let mut model = DataParallel::new(comm, parameters, Options::default()).unwrap();
     let make =
         |layout: &BucketLayout| Ok(Box::new(PowerSgd::<f32>::new(comm, layout, ReduceOp::Avg, options.clone())?) as Box<dyn Hook<f32>>);
@@ -306,7 +306,7 @@ impl Hook<f32> for Panics {
 }
 
 /// Two buckets of different lengths on one rank.
-fn two_buckets(comm: &Communicator) -> DataParallel<'_> {
+fn two_buckets(comm: &Communicator) -> DataParallel {
     let parameters = vec![Parameter::new::<f32>("a", &[10]), Parameter::new::<f32>("b", &[5])];
     DataParallel::new(comm, parameters, Options { first_bucket_bytes: 0, bucket_bytes: 0, ..Options::default() }).unwrap()
 }

@@ -55,8 +55,8 @@ macro_rules! with_type {
 pub(crate) use with_type;
 
 /// Hands in this rank's gradient of a parameter.
-pub(crate) fn hand_in(model: &mut DataParallel<'_>, seed: u64, rank: usize, index: usize, parameter: &Parameter) -> Result<()> {
-    fn typed<T: Float>(model: &mut DataParallel<'_>, seed: u64, rank: usize, index: usize, len: usize) -> Result<()> {
+pub(crate) fn hand_in(model: &mut DataParallel, seed: u64, rank: usize, index: usize, parameter: &Parameter) -> Result<()> {
+    fn typed<T: Float>(model: &mut DataParallel, seed: u64, rank: usize, index: usize, len: usize) -> Result<()> {
         model.ready(index, &gradient::<T>(seed, rank, index, len))
     }
     with_type!(parameter, typed::<_>(model, seed, rank, index, len(parameter)))
@@ -64,8 +64,8 @@ pub(crate) fn hand_in(model: &mut DataParallel<'_>, seed: u64, rank: usize, inde
 
 /// Compares a step's means with the plain ones, bit for bit.
 #[track_caller]
-pub(crate) fn assert_means(averaged: &Averaged<'_, '_>, seed: u64, ranks: usize, parameters: &[Parameter]) {
-    fn typed<T: Float>(averaged: &Averaged<'_, '_>, seed: u64, ranks: usize, index: usize, len: usize) {
+pub(crate) fn assert_means(averaged: &Averaged<'_>, seed: u64, ranks: usize, parameters: &[Parameter]) {
+    fn typed<T: Float>(averaged: &Averaged<'_>, seed: u64, ranks: usize, index: usize, len: usize) {
         let mut copied = vec![T::default(); len];
         averaged.copy_to(index, &mut copied).unwrap();
         let expected = mean::<T>(seed, ranks, index, len);

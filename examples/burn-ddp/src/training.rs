@@ -25,7 +25,7 @@ pub fn train(comm: &Communicator, options: &Options) -> anyhow::Result<Outcome> 
             let parameters = options.parameters(|inputs, outputs| [inputs, outputs]);
             Step::Buckets(Box::new(DataParallel::new(comm, parameters, options.buckets())?))
         }
-        Averaging::EachParameter => Step::EachParameter(comm),
+        Averaging::EachParameter => Step::EachParameter(comm.clone()),
     };
     let mut report = Report::new(comm, options);
     for number in 0..options.steps {
@@ -36,14 +36,14 @@ pub fn train(comm: &Communicator, options: &Options) -> anyhow::Result<Outcome> 
 }
 
 /// How the gradients of a step become the ranks' mean.
-enum Step<'comm> {
+enum Step {
     /// In buckets that start while the backward pass goes on.
-    Buckets(Box<DataParallel<'comm>>),
+    Buckets(Box<DataParallel>),
     /// One call for each parameter, when the backward pass has ended.
-    EachParameter(&'comm Communicator),
+    EachParameter(Communicator),
 }
 
-impl Step<'_> {
+impl Step {
     /// One step of gradient descent; this rank's loss.
     fn run(&mut self, network: &mut Network, samples: Spirals, rate: f32) -> anyhow::Result<f32> {
         match self {

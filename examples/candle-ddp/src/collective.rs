@@ -7,7 +7,7 @@ use collectives::train::Averaged;
 use collectives::{Buffer, BufferMut, Communicator, ReduceOp};
 
 /// What is done with a contiguous `f32` tensor's memory: `tensor.inplace_op1(&Call::AllReduce(comm, ReduceOp::Sum))`.
-pub enum Call<'a, 'comm> {
+pub enum Call<'a> {
     /// `Communicator::all_reduce`.
     AllReduce(&'a Communicator, ReduceOp),
     /// `Communicator::broadcast` of this rank's values.
@@ -15,10 +15,10 @@ pub enum Call<'a, 'comm> {
     /// `Communicator::all_gather_into`, from this tensor.
     AllGather(&'a Communicator, &'a Tensor),
     /// The mean gradient of a parameter.
-    Mean(&'a Averaged<'a, 'comm>, usize),
+    Mean(&'a Averaged<'a>, usize),
 }
 
-impl Call<'_, '_> {
+impl Call<'_> {
     fn make<B: BufferMut<Element = f32> + ?Sized>(&self, memory: &mut B) -> Result<()> {
         match self {
             Self::AllReduce(comm, op) => comm.all_reduce(memory, *op).map_err(failed),
@@ -66,7 +66,7 @@ pub fn on_memory_of(tensor: &Tensor, read: impl Read) -> Result<()> {
     }
 }
 
-impl InplaceOp1 for Call<'_, '_> {
+impl InplaceOp1 for Call<'_> {
     fn name(&self) -> &'static str {
         "collective"
     }

@@ -9,8 +9,8 @@ use collectives::{Communicator, ReduceOp};
 use crate::collective::Call;
 
 /// A linear layer that has this rank's share of the outputs.
-pub struct ColumnParallel<'comm> {
-    comm: &'comm Communicator,
+pub struct ColumnParallel {
+    comm: Communicator,
     /// Inputs × this rank's outputs.
     weight: Tensor,
     bias: Tensor,
@@ -18,8 +18,8 @@ pub struct ColumnParallel<'comm> {
 }
 
 /// A linear layer that takes this rank's share of the inputs.
-pub struct RowParallel<'comm> {
-    comm: &'comm Communicator,
+pub struct RowParallel {
+    comm: Communicator,
     /// This rank's inputs × outputs.
     weight: Tensor,
     bias: Tensor,
@@ -35,29 +35,29 @@ fn share(comm: &Communicator, whole: &Tensor, dimension: usize) -> Result<Tensor
     whole.narrow(dimension, comm.rank() * each, each)?.contiguous()
 }
 
-impl<'comm> ColumnParallel<'comm> {
+impl ColumnParallel {
     /// This rank's part of a layer with that weight (inputs × outputs) and bias. Where it `gathers`, every rank gets all outputs.
     ///
     /// # Errors
     ///
     /// Outputs that cannot be shared out equally, and those of candle.
-    pub fn new(comm: &'comm Communicator, weight: &Tensor, bias: &Tensor, gathers: bool) -> Result<Self> {
-        Ok(Self { comm, weight: share(comm, weight, 1)?, bias: share(comm, bias, 0)?, gathers })
+    pub fn new(comm: &Communicator, weight: &Tensor, bias: &Tensor, gathers: bool) -> Result<Self> {
+        Ok(Self { comm: comm.clone(), weight: share(comm, weight, 1)?, bias: share(comm, bias, 0)?, gathers })
     }
 }
 
-impl<'comm> RowParallel<'comm> {
+impl RowParallel {
     /// This rank's part of a layer with that weight (inputs × outputs) and bias.
     ///
     /// # Errors
     ///
     /// Inputs that cannot be shared out equally, and those of candle.
-    pub fn new(comm: &'comm Communicator, weight: &Tensor, bias: &Tensor) -> Result<Self> {
-        Ok(Self { comm, weight: share(comm, weight, 0)?, bias: bias.clone() })
+    pub fn new(comm: &Communicator, weight: &Tensor, bias: &Tensor) -> Result<Self> {
+        Ok(Self { comm: comm.clone(), weight: share(comm, weight, 0)?, bias: bias.clone() })
     }
 }
 
-impl Module for ColumnParallel<'_> {
+impl Module for ColumnParallel {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let part = input.matmul(&self.weight)?.broadcast_add(&self.bias)?;
         if !self.gathers {
@@ -66,16 +66,16 @@ impl Module for ColumnParallel<'_> {
         let (rows, columns) = part.dims2()?;
         let ranks = self.comm.world_size();
         let whole = Tensor::zeros((ranks, rows, columns), DType::F32, part.device())?;
-        whole.inplace_op1(&Call::AllGather(self.comm, &part))?;
+        whole.inplace_op1(&Call::AllGather(&self.comm, &part))?;
         // Rank by rank, as it comes, to row by row.
         whole.transpose(0, 1)?.contiguous()?.reshape((rows, ranks * columns))
     }
 }
 
-impl Module for RowParallel<'_> {
+impl Module for RowParallel {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let sum = input.matmul(&self.weight)?;
-        sum.inplace_op1(&Call::AllReduce(self.comm, ReduceOp::Sum))?;
+        sum.inplace_op1(&Call::AllReduce(&self.comm, ReduceOp::Sum))?;
         sum.broadcast_add(&self.bias)
     }
 }

@@ -21,7 +21,7 @@ pub fn train(comm: &Communicator, options: &Options) -> anyhow::Result<Outcome> 
     network.parameters().try_for_each(|parameter| parameter.inplace_op1(&Call::Broadcast(comm, 0)))?;
     let mut step = match options.averaging {
         Averaging::Buckets => Step::buckets(comm, options, &device)?,
-        Averaging::EachParameter => Step::EachParameter(comm),
+        Averaging::EachParameter => Step::EachParameter(comm.clone()),
     };
     let mut report = Report::new(comm, options);
     for number in 0..options.steps {
@@ -47,15 +47,15 @@ fn device_of(comm: &Communicator) -> Result<Device> {
 }
 
 /// How the gradients of a step become the ranks' mean.
-enum Step<'comm> {
+enum Step {
     /// In buckets that start while the backward pass goes on.
-    Buckets(Box<DataParallel<'comm>>),
+    Buckets(Box<DataParallel>),
     /// One call for each parameter, when the backward pass has ended.
-    EachParameter(&'comm Communicator),
+    EachParameter(Communicator),
 }
 
 /// Hands a gradient over: in host memory it is moved, on a device copied into its bucket.
-fn hand_over(model: &mut DataParallel<'_>, number: usize, gradient: Tensor) -> Result<()> {
+fn hand_over(model: &mut DataParallel, number: usize, gradient: Tensor) -> Result<()> {
     if gradient.device().is_cpu() {
         return model.give(number, into_elements(gradient)?).map_err(failed);
     }
@@ -63,7 +63,7 @@ fn hand_over(model: &mut DataParallel<'_>, number: usize, gradient: Tensor) -> R
 }
 
 /// The mean gradient of a parameter, which `means` has no longer then.
-fn mean_of(means: &mut Averaged<'_, '_>, number: usize, parameter: &Var) -> Result<Tensor> {
+fn mean_of(means: &mut Averaged<'_>, number: usize, parameter: &Var) -> Result<Tensor> {
     if parameter.device().is_cpu() {
         let mean = means.take::<f32>(number).and_then(Flat::into_vec).map_err(failed)?;
         return Tensor::from_vec(mean, parameter.shape(), parameter.device());
@@ -74,17 +74,17 @@ fn mean_of(means: &mut Averaged<'_, '_>, number: usize, parameter: &Var) -> Resu
 }
 
 /// Copies a gradient into its bucket.
-struct Ready<'a, 'comm>(&'a mut DataParallel<'comm>, usize);
+struct Ready<'a>(&'a mut DataParallel, usize);
 
-impl Read for Ready<'_, '_> {
+impl Read for Ready<'_> {
     fn read<B: Buffer<Element = f32> + ?Sized>(self, gradient: &B) -> collectives::Result<()> {
         self.0.ready(self.1, gradient)
     }
 }
 
-impl<'comm> Step<'comm> {
+impl Step {
     /// The buckets, where the gradients are: on a GPU they are copied and used on the stream on which candle works.
-    fn buckets(comm: &'comm Communicator, options: &Options, device: &Device) -> anyhow::Result<Self> {
+    fn buckets(comm: &Communicator, options: &Options, device: &Device) -> anyhow::Result<Self> {
         let parameters = options.parameters(|inputs, outputs| [inputs, outputs]);
         let model = match device {
             #[cfg(feature = "cuda")]

@@ -1,0 +1,84 @@
+//! A stack of layers whose weights are split over the ranks, held in an `Arc` and called by a pool of threads.
+//!
+//! The threads share the weights. Each has a communicator of its own, a duplicate: what two requests do in between need no common order
+//! then. Request `n` is served by thread `n % threads` on every rank.
+//!
+//! `cargo launch --nproc-per-node 2 -- target/debug/examples/tensor_parallel`
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use collectives::{Communicator, ReduceOp};
+
+const WIDTH: usize = 16;
+const LAYERS: usize = 3;
+const THREADS: usize = 4;
+const REQUESTS: usize = 32;
+
+/// A row-parallel layer: this rank's inputs × all outputs.
+struct Layer {
+    inputs: std::ops::Range<usize>,
+    weight: Vec<[f32; WIDTH]>,
+}
+
+impl Layer {
+    /// This rank's rows of a matrix that only moves values one place on.
+    fn new(rank: usize, ranks: usize) -> Self {
+        let inputs = rank * WIDTH / ranks..(rank + 1) * WIDTH / ranks;
+        let row = |input: usize| std::array::from_fn(|output| if output == (input + 1) % WIDTH { 1.0 } else { 0.0 });
+        Self { weight: inputs.clone().map(row).collect(), inputs }
+    }
+
+    fn forward(&self, comm: &Communicator, values: &[f32; WIDTH]) -> collectives::Result<[f32; WIDTH]> {
+        let mut sums = [0.0; WIDTH];
+        for (input, row) in self.inputs.clone().zip(&self.weight) {
+            sums.iter_mut().zip(row).for_each(|(sum, weight)| *sum += values[input] * weight);
+        }
+        comm.all_reduce(&mut sums, ReduceOp::Sum)?;
+        Ok(sums)
+    }
+}
+
+/// The layers, and a communicator for each thread that calls them.
+struct Stack {
+    layers: Vec<Layer>,
+    comms: Vec<Communicator>,
+}
+
+impl Stack {
+    fn new(comm: &Communicator) -> collectives::Result<Self> {
+        let layers = (0..LAYERS).map(|_| Layer::new(comm.rank(), comm.world_size())).collect();
+        let comms = (0..THREADS).map(|_| comm.duplicate()).collect::<collectives::Result<_>>()?;
+        Ok(Self { layers, comms })
+    }
+
+    fn forward(&self, thread: usize, input: [f32; WIDTH]) -> collectives::Result<[f32; WIDTH]> {
+        self.layers.iter().try_fold(input, |values, layer| layer.forward(&self.comms[thread], &values))
+    }
+}
+
+fn main() -> collectives::Result<()> {
+    let comm = Communicator::from_env()?;
+    let stack = Arc::new(Stack::new(&comm)?);
+    let (answer, answers) = channel();
+    let pool: Vec<_> = (0..THREADS)
+        .map(|thread| {
+            let (stack, answer) = (Arc::clone(&stack), answer.clone());
+            std::thread::spawn(move || {
+                for request in (thread..REQUESTS).step_by(THREADS) {
+                    let input = std::array::from_fn(|place| (request * WIDTH + place) as f32);
+                    answer.send((request, stack.forward(thread, input)?)).expect("somebody waits for the answers");
+                }
+                collectives::Result::Ok(())
+            })
+        })
+        .collect();
+    drop(answer);
+    let right = answers.iter().filter(|(request, output)| {
+        let expected = |place: usize| (request * WIDTH + (place + WIDTH - LAYERS) % WIDTH) as f32;
+        (0..WIDTH).all(|place| output[place] == expected(place))
+    });
+    println!("rank {}: {} of {REQUESTS} answers are right", comm.rank(), right.count());
+    pool.into_iter().try_for_each(|thread| thread.join().expect("no thread of the pool panics"))?;
+    comm.close()
+}
