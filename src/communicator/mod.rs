@@ -7,9 +7,11 @@
 //!
 //! A method of `Communicator` checks its arguments (`communicator/arguments.rs`) and makes a `Job` (`communicator/prepare.rs`): what all ranks must
 //! agree on (`Call`, 32 bytes), raw buffers, how they are shared out, and the kernel that folds. A blocking call runs the job on the
-//! caller's thread. A started call hands it, with the buffers it owns, to a worker thread; a *hand-off* passes the host plane between
-//! the two without a lock: the plane belongs to the worker while jobs are pending and to the caller otherwise, and only the caller, who
-//! cannot be shared between threads, can submit.
+//! caller's thread. A started call hands it, with the buffers it owns, to a worker thread. Both take turns at the host plane: a ticket lock
+//! (`ticket_lock.rs`) serves the threads that share the communicator, and started calls, in the order in which they were called. Messages
+//! have a lock of their own (`progress/`), so they wait for no collective. What consists of several collectives and must not meet
+//! another of its kind in between (`alloc`, `split`) takes a turn at a lock beside; calls on devices take one at the device plane, from
+//! before they are compared until they are queued.
 //!
 //! `host/plane/` picks one of three routes:
 //!
