@@ -317,7 +317,7 @@ fn scatter_gives_each_its_part() {
     let got = threads(Wiring::Shm, 4, |comm| {
         let parts = (comm.rank() == 0).then_some([0.0_f32, 1.0, 2.0, 3.0]);
         let mut x = [-1.0_f32];
-        comm.scatter(parts.as_ref(), &mut x, 0).unwrap();
+        comm.scatter_into(parts.as_ref(), &mut x, 0).unwrap();
         x[0]
     });
     assert_eq!(got, [0.0, 1.0, 2.0, 3.0]);
@@ -327,7 +327,7 @@ fn scatter_gives_each_its_part() {
 fn gather_collects_at_the_destination_and_nowhere_else() {
     let got = threads(Wiring::Shm, 4, |comm| {
         let mut all = (comm.rank() == 0).then_some([0_i64; 4]);
-        comm.gather(&(comm.rank() as i64), all.as_mut(), 0).unwrap();
+        comm.gather_into(&(comm.rank() as i64), all.as_mut(), 0).unwrap();
         all
     });
     assert_eq!(got, [Some([0, 1, 2, 3]), None, None, None]);
@@ -338,7 +338,7 @@ fn gather_with_unequal_shapes_is_refused_on_every_rank() {
     let errors = threads(Wiring::Shm, 3, |comm| {
         let mine = vec![1.0_f32; 1 + usize::from(comm.rank() == 2)];
         let mut all = (comm.rank() == 0).then_some([0.0_f32; 3]);
-        comm.gather(&mine, all.as_mut(), 0).expect_err("the shapes differ")
+        comm.gather_into(&mine, all.as_mut(), 0).expect_err("the shapes differ")
     });
     assert!(errors.iter().all(Error::is_mismatch), "{errors:?}");
 }

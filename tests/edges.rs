@@ -184,8 +184,10 @@ fn a_call_with_counts_that_is_given_up_says_how_much_it_was() {
         ("all_to_all_v(u16, count 5 to send and 3 to receive)", |comm| {
             comm.all_to_all_v_into(&[0_u16; 5], &[1, 4], &mut [0_u16; 3], &[1, 2])
         }),
-        ("gather_v(u16, count 7 on this rank, root 1)", |comm| comm.gather_v(&[0_u16; 7], None::<(&mut [u16], &[usize])>, 1)),
-        ("scatter_v(u16, count 9 in 2 blocks, root 0)", |comm| comm.scatter_v(Some((&[0_u16; 9][..], &[2, 7][..])), &mut [0_u16; 2], 0)),
+        ("gather_v(u16, count 7 on this rank, root 1)", |comm| comm.gather_v_into(&[0_u16; 7], None::<(&mut [u16], &[usize])>, 1)),
+        ("scatter_v(u16, count 9 in 2 blocks, root 0)", |comm| {
+            comm.scatter_v_into(Some((&[0_u16; 9][..], &[2, 7][..])), &mut [0_u16; 2], 0)
+        }),
         ("all_gather_v(u16, count 9 in 2 blocks)", |comm| comm.all_gather_v(&mut [0_u16; 9], &[2, 7])),
     ];
     for wiring in [Wiring::Shm, Wiring::Tcp] {

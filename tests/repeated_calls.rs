@@ -27,8 +27,8 @@ fn make_all(comm: &Communicator, wide: &mut [u32], block: &mut [u32]) {
     comm.all_gather_into(&*block, wide).unwrap();
     comm.reduce_scatter_into(&*wide, block, op).unwrap();
     comm.all_to_all(wide).unwrap();
-    comm.gather(&*block, (comm.rank() == 0).then_some(&mut *wide), 0).unwrap();
-    comm.scatter((comm.rank() == 0).then_some(&*wide), block, 0).unwrap();
+    comm.gather_into(&*block, (comm.rank() == 0).then_some(&mut *wide), 0).unwrap();
+    comm.scatter_into((comm.rank() == 0).then_some(&*wide), block, 0).unwrap();
     comm.barrier().unwrap();
 }
 

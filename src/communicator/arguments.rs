@@ -196,6 +196,53 @@ impl Communicator {
         self.moving(kind, None, block, source, destination, BlockLayout::Equal(block * size_of::<T>()))
     }
 
+    pub(super) fn prepare_reduce_into<'a, T: Data>(
+        &self,
+        source: Memory<'a, T>,
+        destination: Option<MemoryMut<'a, T>>,
+        root: usize,
+        op: &Reduction<T>,
+    ) -> Result<Prepared<'a>> {
+        self.only_at_root(Kind::Reduce, "a destination", destination.is_some(), root)?;
+        let count = source.len();
+        self.prepare_reduce(Source::Separate(source), destination, count, root, op)
+    }
+
+    pub(super) fn prepare_broadcast_into<'a, T: Data>(
+        &self,
+        source: Option<Memory<'a, T>>,
+        destination: MemoryMut<'a, T>,
+        root: usize,
+    ) -> Result<Prepared<'a>> {
+        let kind = Kind::Broadcast;
+        self.checked_root(kind, root)?;
+        self.only_at_root(kind, "a source", source.is_some(), root)?;
+        if let Some(source) = &source {
+            Self::equal(kind, "the destination", destination.len(), source.len(), "as many as the source has")?;
+        }
+        self.prepare_broadcast(source.map_or(Source::Nothing, Source::Separate), destination, root)
+    }
+
+    pub(super) fn prepare_gather_into<'a, T: Data>(
+        &self,
+        source: Memory<'a, T>,
+        destination: Option<MemoryMut<'a, T>>,
+        root: usize,
+    ) -> Result<Prepared<'a>> {
+        let block = source.len();
+        self.prepare_gather(Source::Separate(source), destination, block, root)
+    }
+
+    pub(super) fn prepare_scatter_into<'a, T: Data>(
+        &self,
+        source: Option<Memory<'a, T>>,
+        destination: MemoryMut<'a, T>,
+        root: usize,
+    ) -> Result<Prepared<'a>> {
+        let block = destination.len();
+        self.prepare_scatter(source.map_or(Source::Nothing, Source::Separate), destination, block, root)
+    }
+
     pub(super) fn prepare_gather_in_place<'a, B: BufferMut + ?Sized>(&self, buffer: &'a mut B, root: usize) -> Result<Prepared<'a>> {
         if self.rank() == root {
             let buffer = (*buffer).memory_mut();

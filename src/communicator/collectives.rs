@@ -3,7 +3,6 @@
 use super::Communicator;
 use super::prepare::{Source, element, room};
 use crate::buffer::{Buffer, BufferMut};
-use crate::call::Kind;
 use crate::element::Data;
 use crate::error::Result;
 use crate::op::Reduction;
@@ -159,10 +158,8 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let source = source.memory();
-        self.only_at_root(Kind::Reduce, "a destination", destination.is_some(), root)?;
         let destination = destination.map(|destination| destination.memory_mut());
-        self.execute(self.prepare_reduce(Source::Separate(source), destination, source.len(), root, &op.into()))
+        self.execute(self.prepare_reduce_into(source.memory(), destination, root, &op.into()))
     }
 
     /// Copies the root's buffer to every rank. Cost: N bytes, over a pipeline or a tree.
@@ -210,18 +207,7 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let destination = destination.memory_mut();
-        self.checked_root(Kind::Broadcast, root)?;
-        self.only_at_root(Kind::Broadcast, "a source", source.is_some(), root)?;
-        let source = match source {
-            Some(source) => {
-                let source = source.memory();
-                Self::equal(Kind::Broadcast, "the destination", destination.len(), source.len(), "as many as the source has")?;
-                Source::Separate(source)
-            }
-            None => Source::Nothing,
-        };
-        self.execute(self.prepare_broadcast(source, destination, root))
+        self.execute(self.prepare_broadcast_into(source.map(Buffer::memory), destination.memory_mut(), root))
     }
 
     /// Gathers every rank's block on every rank, in place: the buffer is one block per rank, in rank order, and this rank's
@@ -324,7 +310,7 @@ impl Communicator {
     /// # use collectives::Communicator;
     /// let got = Communicator::run_local(2, |comm| {
     ///     let mut all = [0u32; 4]; // wanted at the root alone
-    ///     comm.gather(&[comm.rank() as u32; 2], (comm.rank() == 0).then_some(&mut all), 0)?;
+    ///     comm.gather_into(&[comm.rank() as u32; 2], (comm.rank() == 0).then_some(&mut all), 0)?;
     ///     Ok(all)
     /// })?;
     /// assert_eq!(got, [[0, 0, 1, 1], [0; 4]]);
@@ -335,24 +321,23 @@ impl Communicator {
     ///
     /// Those common to all collectives.
     #[doc(alias("ncclGather", "MPI_Gather"))]
-    pub fn gather<S, D>(&self, source: &S, destination: Option<&mut D>, root: usize) -> Result<()>
+    pub fn gather_into<S, D>(&self, source: &S, destination: Option<&mut D>, root: usize) -> Result<()>
     where
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let source = source.memory();
         let destination = destination.map(|destination| destination.memory_mut());
-        self.execute(self.prepare_gather(Source::Separate(source), destination, source.len(), root))
+        self.execute(self.prepare_gather_into(source.memory(), destination, root))
     }
 
-    /// As [`gather`](Self::gather), in place at the root: it passes the whole buffer with its own block filled in, the others
+    /// As [`gather_into`](Self::gather_into), in place at the root: it passes the whole buffer with its own block filled in, the others
     /// their block.
     ///
     /// ```
     /// # use collectives::Communicator;
     /// let got = Communicator::run_local(2, |comm| {
     ///     let mut x = if comm.rank() == 0 { vec![5u8, 0] } else { vec![6] };
-    ///     comm.gather_in_place(&mut x, 0)?;
+    ///     comm.gather(&mut x, 0)?;
     ///     Ok(x)
     /// })?;
     /// assert_eq!(got, [vec![5, 6], vec![6]]);
@@ -362,7 +347,7 @@ impl Communicator {
     /// # Errors
     ///
     /// Those common to all collectives.
-    pub fn gather_in_place<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
+    pub fn gather<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
         self.execute(self.prepare_gather_in_place(buffer, root))
     }
 
@@ -373,7 +358,7 @@ impl Communicator {
     /// # use collectives::Communicator;
     /// let got = Communicator::run_local(2, |comm| {
     ///     let mut mine = [0u16; 2];
-    ///     comm.scatter((comm.rank() == 0).then_some(&[1u16, 2, 3, 4]), &mut mine, 0)?;
+    ///     comm.scatter_into((comm.rank() == 0).then_some(&[1u16, 2, 3, 4]), &mut mine, 0)?;
     ///     Ok(mine)
     /// })?;
     /// assert_eq!(got, [[1, 2], [3, 4]]);
@@ -384,25 +369,22 @@ impl Communicator {
     ///
     /// Those common to all collectives.
     #[doc(alias("ncclScatter", "MPI_Scatter"))]
-    pub fn scatter<S, D>(&self, source: Option<&S>, destination: &mut D, root: usize) -> Result<()>
+    pub fn scatter_into<S, D>(&self, source: Option<&S>, destination: &mut D, root: usize) -> Result<()>
     where
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let source = source.map_or(Source::Nothing, |source| Source::Separate(source.memory()));
-        let destination = destination.memory_mut();
-        let block = destination.len();
-        self.execute(self.prepare_scatter(source, destination, block, root))
+        self.execute(self.prepare_scatter_into(source.map(Buffer::memory), destination.memory_mut(), root))
     }
 
-    /// As [`scatter`](Self::scatter), in place at the root: it passes the whole buffer and keeps its own block where it is, the
+    /// As [`scatter_into`](Self::scatter_into), in place at the root: it passes the whole buffer and keeps its own block where it is, the
     /// others pass room for their block.
     ///
     /// ```
     /// # use collectives::Communicator;
     /// let got = Communicator::run_local(2, |comm| {
     ///     let mut x = if comm.rank() == 0 { vec![5u8, 6] } else { vec![0] };
-    ///     comm.scatter_in_place(&mut x, 0)?;
+    ///     comm.scatter(&mut x, 0)?;
     ///     Ok(x)
     /// })?;
     /// assert_eq!(got, [vec![5, 6], vec![6]]);
@@ -412,7 +394,7 @@ impl Communicator {
     /// # Errors
     ///
     /// Those common to all collectives.
-    pub fn scatter_in_place<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
+    pub fn scatter<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
         self.execute(self.prepare_scatter_in_place(buffer.memory_mut(), root))
     }
 

@@ -286,4 +286,264 @@ impl<'buffers> Group<'buffers, '_> {
         self.record(prepared);
         Ok(())
     }
+
+    /// Records an [`all_reduce_into`](Communicator::all_reduce_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn all_reduce_into<S, D>(
+        &mut self,
+        source: &'buffers S,
+        destination: &'buffers mut D,
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_all_reduce(Source::Separate(source.memory()), destination.memory_mut(), &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`reduce_into`](Communicator::reduce_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn reduce_into<S, D>(
+        &mut self,
+        source: &'buffers S,
+        destination: Option<&'buffers mut D>,
+        root: usize,
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_reduce_into(source.memory(), destination.map(BufferMut::memory_mut), root, &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`broadcast_into`](Communicator::broadcast_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn broadcast_into<S, D>(&mut self, source: Option<&'buffers S>, destination: &'buffers mut D, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_broadcast_into(source.map(Buffer::memory), destination.memory_mut(), root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_gather`](Communicator::all_gather).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn all_gather<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B) -> Result<()> {
+        let prepared = self.comm.prepare_all_gather(None, buffer.memory_mut())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`reduce_scatter`](Communicator::reduce_scatter).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn reduce_scatter<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
+        let prepared = self.comm.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`gather`](Communicator::gather).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn gather<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, root: usize) -> Result<()> {
+        let prepared = self.comm.prepare_gather_in_place(buffer, root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`gather_into`](Communicator::gather_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn gather_into<S, D>(&mut self, source: &'buffers S, destination: Option<&'buffers mut D>, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_gather_into(source.memory(), destination.map(BufferMut::memory_mut), root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`scatter`](Communicator::scatter).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn scatter<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, root: usize) -> Result<()> {
+        let prepared = self.comm.prepare_scatter_in_place(buffer.memory_mut(), root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`scatter_into`](Communicator::scatter_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn scatter_into<S, D>(&mut self, source: Option<&'buffers S>, destination: &'buffers mut D, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_scatter_into(source.map(Buffer::memory), destination.memory_mut(), root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_to_all`](Communicator::all_to_all).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn all_to_all<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B) -> Result<()> {
+        let prepared = self.comm.prepare_all_to_all(Source::InPlace, buffer.memory_mut())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_gather_v`](Communicator::all_gather_v).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn all_gather_v<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, counts: &[usize]) -> Result<()> {
+        let prepared = self.comm.prepare_all_gather_v(None, buffer.memory_mut(), counts)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_gather_v_into`](Communicator::all_gather_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn all_gather_v_into<S, D>(&mut self, source: &'buffers S, destination: &'buffers mut D, counts: &[usize]) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_all_gather_v(Some(source.memory()), destination.memory_mut(), counts)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`reduce_scatter_v`](Communicator::reduce_scatter_v).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn reduce_scatter_v<B: BufferMut + ?Sized>(
+        &mut self,
+        buffer: &'buffers mut B,
+        counts: &[usize],
+        op: impl Into<Reduction<B::Element>>,
+    ) -> Result<()> {
+        let prepared = self.comm.prepare_reduce_scatter_v(None, buffer.memory_mut(), counts, &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`reduce_scatter_v_into`](Communicator::reduce_scatter_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn reduce_scatter_v_into<S, D>(
+        &mut self,
+        source: &'buffers S,
+        destination: &'buffers mut D,
+        counts: &[usize],
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_reduce_scatter_v(Some(source.memory()), destination.memory_mut(), counts, &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`gather_v_into`](Communicator::gather_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn gather_v_into<S, D>(&mut self, source: &'buffers S, destination: Option<(&'buffers mut D, &[usize])>, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_gather_v(
+            source.memory(),
+            destination.map(|(destination, counts)| (destination.memory_mut(), counts)),
+            root,
+        )?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`scatter_v_into`](Communicator::scatter_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn scatter_v_into<S, D>(&mut self, source: Option<(&'buffers S, &[usize])>, destination: &'buffers mut D, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared =
+            self.comm.prepare_scatter_v(source.map(|(source, counts)| (source.memory(), counts)), destination.memory_mut(), root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_to_all_v_into`](Communicator::all_to_all_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn all_to_all_v_into<S, D>(
+        &mut self,
+        source: &'buffers S,
+        send_counts: &[usize],
+        destination: &'buffers mut D,
+        receive_counts: &[usize],
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_all_to_all_v(source.memory(), send_counts, destination.memory_mut(), receive_counts)?;
+        self.record(prepared);
+        Ok(())
+    }
 }

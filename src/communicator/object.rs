@@ -122,11 +122,11 @@ impl Communicator {
         // Everyone learns the sizes, so that too much is refused by everyone.
         let (mine, counts) = self.exchange_sizes("gather_object", object)?;
         if self.rank() != root {
-            self.gather_v(&mine, None::<(&mut Vec<u8>, &[usize])>, root)?;
+            self.gather_v_into(&mine, None::<(&mut Vec<u8>, &[usize])>, root)?;
             return Ok(None);
         }
         let mut bytes = vec![0_u8; counts.iter().sum()];
-        self.gather_v(&mine, Some((&mut bytes, &counts)), root)?;
+        self.gather_v_into(&mine, Some((&mut bytes, &counts)), root)?;
         self.decode_all(&bytes, &counts).map(Some)
     }
 
@@ -157,7 +157,7 @@ impl Communicator {
         let counts = self.bounded("scatter_object", &sizes, Some(root))?;
         let mut mine = vec![0_u8; counts[self.rank()]];
         let source = objects.map(|_| (&bytes, &counts[..]));
-        self.scatter_v(source, &mut mine, root)?;
+        self.scatter_v_into(source, &mut mine, root)?;
         self.decode(root, &mine)
     }
 

@@ -2,7 +2,8 @@
 
 use super::Communicator;
 use super::prepare::Source;
-use super::work::{OwnedBuffer, Work};
+use super::work::{OwnedBuffer, OwnedSource, Work};
+use crate::buffer::{Buffer, BufferMut};
 use crate::error::Result;
 use crate::op::Reduction;
 
@@ -85,10 +86,12 @@ impl Communicator {
     /// `InvalidArgument` here; the rest through the [`Work`].
     pub fn start_all_gather_into<S, D>(&self, source: S, destination: D) -> Result<Work<(S, D)>>
     where
-        S: OwnedBuffer,
+        S: OwnedSource,
         D: OwnedBuffer<Element = S::Element>,
     {
-        self.start((source, destination), |(source, destination)| self.prepare_all_gather(Some(source.memory()), destination.memory_mut()))
+        self.start((source, destination), |(source, destination)| {
+            self.prepare_all_gather(Some(S::memory(source)), destination.memory_mut())
+        })
     }
 
     /// Starts a [`reduce_scatter`](Self::reduce_scatter), in place.
@@ -107,11 +110,11 @@ impl Communicator {
     /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
     pub fn start_reduce_scatter_into<S, D>(&self, source: S, destination: D, op: impl Into<Reduction<S::Element>>) -> Result<Work<(S, D)>>
     where
-        S: OwnedBuffer,
+        S: OwnedSource,
         D: OwnedBuffer<Element = S::Element>,
     {
         self.start((source, destination), |(source, destination)| {
-            self.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into())
+            self.prepare_reduce_scatter(Some(S::memory(source)), destination.memory_mut(), &op.into())
         })
     }
 
@@ -124,7 +127,7 @@ impl Communicator {
         self.start(buffer, |buffer| self.prepare_all_to_all(Source::InPlace, buffer.memory_mut()))
     }
 
-    /// Starts a [`gather_in_place`](Self::gather_in_place).
+    /// Starts a [`gather`](Self::gather).
     ///
     /// # Errors
     ///
@@ -133,13 +136,221 @@ impl Communicator {
         self.start(buffer, |buffer| self.prepare_gather_in_place(buffer, root))
     }
 
-    /// Starts a [`scatter_in_place`](Self::scatter_in_place).
+    /// Starts a [`scatter`](Self::scatter).
     ///
     /// # Errors
     ///
     /// `InvalidArgument` here; the rest through the [`Work`].
     pub fn start_scatter<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_scatter_in_place(buffer.memory_mut(), root))
+    }
+
+    /// Starts an [`all_reduce_into`](Self::all_reduce_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    pub fn start_all_reduce_into<S, D>(&self, source: S, destination: D, op: impl Into<Reduction<S::Element>>) -> Result<Work<(S, D)>>
+    where
+        S: OwnedSource,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        self.start((source, destination), |(source, destination)| {
+            self.prepare_all_reduce(Source::Separate(S::memory(source)), destination.memory_mut(), &op.into())
+        })
+    }
+
+    /// Starts a [`reduce_into`](Self::reduce_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    pub fn start_reduce_into<S, D>(
+        &self,
+        source: S,
+        destination: Option<D>,
+        root: usize,
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<Work<(S, Option<D>)>>
+    where
+        S: OwnedSource,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        self.start((source, destination), |(source, destination)| {
+            self.prepare_reduce_into(S::memory(source), destination.as_mut().map(BufferMut::memory_mut), root, &op.into())
+        })
+    }
+
+    /// Starts a [`broadcast_into`](Self::broadcast_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_broadcast_into<S, D>(&self, source: Option<S>, destination: D, root: usize) -> Result<Work<(Option<S>, D)>>
+    where
+        S: OwnedSource,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        self.start((source, destination), |(source, destination)| {
+            self.prepare_broadcast_into(source.as_ref().map(Buffer::memory), destination.memory_mut(), root)
+        })
+    }
+
+    /// Starts a [`gather_into`](Self::gather_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_gather_into<S, D>(&self, source: S, destination: Option<D>, root: usize) -> Result<Work<(S, Option<D>)>>
+    where
+        S: OwnedSource,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        self.start((source, destination), |(source, destination)| {
+            self.prepare_gather_into(S::memory(source), destination.as_mut().map(BufferMut::memory_mut), root)
+        })
+    }
+
+    /// Starts a [`scatter_into`](Self::scatter_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_scatter_into<S, D>(&self, source: Option<S>, destination: D, root: usize) -> Result<Work<(Option<S>, D)>>
+    where
+        S: OwnedSource,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        self.start((source, destination), |(source, destination)| {
+            self.prepare_scatter_into(source.as_ref().map(Buffer::memory), destination.memory_mut(), root)
+        })
+    }
+
+    /// Starts an [`all_to_all_into`](Self::all_to_all_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_all_to_all_into<S, D>(&self, source: S, destination: D) -> Result<Work<(S, D)>>
+    where
+        S: OwnedSource,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        self.start((source, destination), |(source, destination)| {
+            self.prepare_all_to_all(Source::Separate(S::memory(source)), destination.memory_mut())
+        })
+    }
+
+    /// Starts an [`all_gather_v`](Self::all_gather_v).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_all_gather_v<B: OwnedBuffer>(&self, buffer: B, counts: &[usize]) -> Result<Work<B>> {
+        self.start(buffer, |buffer| self.prepare_all_gather_v(None, buffer.memory_mut(), counts))
+    }
+
+    /// Starts an [`all_gather_v_into`](Self::all_gather_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_all_gather_v_into<S, D>(&self, source: S, destination: D, counts: &[usize]) -> Result<Work<(S, D)>>
+    where
+        S: OwnedSource,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        self.start((source, destination), |(source, destination)| {
+            self.prepare_all_gather_v(Some(S::memory(source)), destination.memory_mut(), counts)
+        })
+    }
+
+    /// Starts a [`reduce_scatter_v`](Self::reduce_scatter_v).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    pub fn start_reduce_scatter_v<B: OwnedBuffer>(
+        &self,
+        buffer: B,
+        counts: &[usize],
+        op: impl Into<Reduction<B::Element>>,
+    ) -> Result<Work<B>> {
+        self.start(buffer, |buffer| self.prepare_reduce_scatter_v(None, buffer.memory_mut(), counts, &op.into()))
+    }
+
+    /// Starts a [`reduce_scatter_v_into`](Self::reduce_scatter_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    pub fn start_reduce_scatter_v_into<S, D>(
+        &self,
+        source: S,
+        destination: D,
+        counts: &[usize],
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<Work<(S, D)>>
+    where
+        S: OwnedSource,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        self.start((source, destination), |(source, destination)| {
+            self.prepare_reduce_scatter_v(Some(S::memory(source)), destination.memory_mut(), counts, &op.into())
+        })
+    }
+
+    /// Starts a [`gather_v_into`](Self::gather_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_gather_v_into<S, D>(&self, source: S, destination: Option<(D, &[usize])>, root: usize) -> Result<Work<(S, Option<D>)>>
+    where
+        S: OwnedSource,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        let (destination, counts) = destination.unzip();
+        self.start((source, destination), |(source, destination)| {
+            self.prepare_gather_v(S::memory(source), destination.as_mut().map(BufferMut::memory_mut).zip(counts), root)
+        })
+    }
+
+    /// Starts a [`scatter_v_into`](Self::scatter_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_scatter_v_into<S, D>(&self, source: Option<(S, &[usize])>, destination: D, root: usize) -> Result<Work<(Option<S>, D)>>
+    where
+        S: OwnedSource,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        let (source, counts) = source.unzip();
+        self.start((source, destination), |(source, destination)| {
+            self.prepare_scatter_v(source.as_ref().map(Buffer::memory).zip(counts), destination.memory_mut(), root)
+        })
+    }
+
+    /// Starts an [`all_to_all_v_into`](Self::all_to_all_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_all_to_all_v_into<S, D>(
+        &self,
+        source: S,
+        send_counts: &[usize],
+        destination: D,
+        receive_counts: &[usize],
+    ) -> Result<Work<(S, D)>>
+    where
+        S: OwnedSource,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        self.start((source, destination), |(source, destination)| {
+            self.prepare_all_to_all_v(S::memory(source), send_counts, destination.memory_mut(), receive_counts)
+        })
     }
 
     /// Starts a [`barrier`](Self::barrier).

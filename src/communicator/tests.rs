@@ -82,8 +82,8 @@ fn lent_buffers_get_their_results() {
             let mut root = own(comm, count);
             comm.reduce(&mut root, 0, ReduceOp::Max)?;
             assert_eq!(root, both(count)[count..]);
-            comm.gather(&own(comm, count), (me == 1).then_some(&mut wide), 1)?;
-            comm.scatter((me == 1).then_some(&wide), &mut part, 1)?;
+            comm.gather_into(&own(comm, count), (me == 1).then_some(&mut wide), 1)?;
+            comm.scatter_into((me == 1).then_some(&wide), &mut part, 1)?;
             assert_eq!(part, own(comm, count));
             let digits = CustomOp::new("xor", |into: &mut [[u8; 3]], from: &[[u8; 3]]| {
                 into.iter_mut().flatten().zip(from.iter().flatten()).for_each(|(into, from)| *into ^= from);

@@ -90,7 +90,7 @@ impl Communicator {
         self.execute(self.prepare_reduce_scatter_v(Some(source.memory()), destination.memory_mut(), counts, &op.into()))
     }
 
-    /// As [`gather`](Self::gather) with a count for each rank, which only the root needs to know: it passes
+    /// As [`gather_into`](Self::gather_into) with a count for each rank, which only the root needs to know: it passes
     /// `Some((destination, counts))`.
     ///
     /// ```
@@ -98,7 +98,7 @@ impl Communicator {
     /// let got = Communicator::run_local(2, |comm| {
     ///     let mut all = [0u8; 3];
     ///     let destination = (comm.rank() == 0).then_some((&mut all, &[1, 2][..]));
-    ///     comm.gather_v(&vec![comm.rank() as u8 + 1; comm.rank() + 1], destination, 0)?;
+    ///     comm.gather_v_into(&vec![comm.rank() as u8 + 1; comm.rank() + 1], destination, 0)?;
     ///     Ok(all)
     /// })?;
     /// assert_eq!(got[0], [1, 2, 2]);
@@ -109,7 +109,7 @@ impl Communicator {
     ///
     /// Those common to all collectives.
     #[doc(alias = "MPI_Gatherv")]
-    pub fn gather_v<S, D>(&self, source: &S, destination: Option<(&mut D, &[usize])>, root: usize) -> Result<()>
+    pub fn gather_v_into<S, D>(&self, source: &S, destination: Option<(&mut D, &[usize])>, root: usize) -> Result<()>
     where
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
@@ -118,7 +118,7 @@ impl Communicator {
         self.execute(self.prepare_gather_v(source.memory(), destination, root))
     }
 
-    /// As [`scatter`](Self::scatter) with a count for each rank, which only the root needs to know: it passes
+    /// As [`scatter_into`](Self::scatter_into) with a count for each rank, which only the root needs to know: it passes
     /// `Some((source, counts))`.
     ///
     /// ```
@@ -126,7 +126,7 @@ impl Communicator {
     /// let got = Communicator::run_local(2, |comm| {
     ///     let mut mine = vec![0u8; comm.rank() + 1];
     ///     let source = (comm.rank() == 0).then_some((&[1u8, 2, 3], &[1, 2][..]));
-    ///     comm.scatter_v(source, &mut mine, 0)?;
+    ///     comm.scatter_v_into(source, &mut mine, 0)?;
     ///     Ok(mine)
     /// })?;
     /// assert_eq!(got, [vec![1], vec![2, 3]]);
@@ -137,7 +137,7 @@ impl Communicator {
     ///
     /// Those common to all collectives.
     #[doc(alias = "MPI_Scatterv")]
-    pub fn scatter_v<S, D>(&self, source: Option<(&S, &[usize])>, destination: &mut D, root: usize) -> Result<()>
+    pub fn scatter_v_into<S, D>(&self, source: Option<(&S, &[usize])>, destination: &mut D, root: usize) -> Result<()>
     where
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,

@@ -147,18 +147,18 @@ pub fn movements_in<T: Predict, M: Memory>(memory: &M, comm: &Communicator, coun
     check("all_gather", &buffer, &joined);
 
     let mut destination = memory.put(&poison::<T>(count * n));
-    memory.make(|| comm.gather(&source, (me == root).then_some(&mut destination), root)).unwrap();
+    memory.make(|| comm.gather_into(&source, (me == root).then_some(&mut destination), root)).unwrap();
     check("gather", &destination, &if me == root { joined.clone() } else { poison(count * n) });
     let mut buffer = memory.put(if me == root { &mine } else { &all[me] });
-    memory.make(|| comm.gather_in_place(&mut buffer, root)).unwrap();
-    check("gather_in_place", &buffer, if me == root { &joined } else { &all[me] });
+    memory.make(|| comm.gather(&mut buffer, root)).unwrap();
+    check("gather", &buffer, if me == root { &joined } else { &all[me] });
 
     let (whole, mut destination) = (memory.put(&joined), memory.put(&poison::<T>(count)));
-    memory.make(|| comm.scatter((me == root).then_some(&whole), &mut destination, root)).unwrap();
+    memory.make(|| comm.scatter_into((me == root).then_some(&whole), &mut destination, root)).unwrap();
     check("scatter", &destination, &all[me]);
     let mut buffer = memory.put(&if me == root { joined.clone() } else { poison::<T>(count) });
-    memory.make(|| comm.scatter_in_place(&mut buffer, root)).unwrap();
-    check("scatter_in_place", &buffer, if me == root { &joined } else { &all[me] });
+    memory.make(|| comm.scatter(&mut buffer, root)).unwrap();
+    check("scatter", &buffer, if me == root { &joined } else { &all[me] });
 
     let matrix = inputs::<T>(ReduceOp::Max, seed ^ 3, n, count * n);
     let expected: Vec<T> = matrix.iter().flat_map(|row| row[own.clone()].to_vec()).collect();
@@ -195,11 +195,11 @@ fn unequal_movements<T: Predict, M: Memory>(memory: &M, comm: &Communicator, cou
     check("all_gather_v", &buffer, &joined);
 
     let mut destination = memory.put(&poison::<T>(joined.len()));
-    memory.make(|| comm.gather_v(&source, (me == root).then_some((&mut destination, &counts[..])), root)).unwrap();
+    memory.make(|| comm.gather_v_into(&source, (me == root).then_some((&mut destination, &counts[..])), root)).unwrap();
     check("gather_v", &destination, &if me == root { joined.clone() } else { poison(joined.len()) });
 
     let (whole, mut destination) = (memory.put(&joined), memory.put(&poison::<T>(counts[me])));
-    memory.make(|| comm.scatter_v((me == root).then_some((&whole, &counts[..])), &mut destination, root)).unwrap();
+    memory.make(|| comm.scatter_v_into((me == root).then_some((&whole, &counts[..])), &mut destination, root)).unwrap();
     check("scatter_v", &destination, mine);
 
     // Rank a sends (a + 2 b) % 4 × count elements to rank b.

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod cases;
+pub mod forms;
 pub mod hosts;
 pub mod oracle;
 pub mod programs;

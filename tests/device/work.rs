@@ -100,3 +100,12 @@ fn threads_that_share_a_communicator_queue_their_calls_in_turns() {
         });
     });
 }
+
+#[test]
+fn every_form_gives_what_the_blocking_one_gives() {
+    for world_size in [1, 2, 3] {
+        ranks(world_size, |comm, memory| {
+            crate::common::forms::every_form(comm, 0xf1, |elements| memory.put(elements), |buffer| memory.get(buffer));
+        });
+    }
+}

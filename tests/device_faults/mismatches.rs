@@ -151,7 +151,7 @@ const PAIRS: [(&str, PairDeviant, [&str; 2]); 3] = [
             let (me, counts) = (comm.rank(), [2, 2, 2]);
             let mine = memory.put(&vec![1_u16; if me == 1 { 2 + more } else { 2 }]);
             let mut all = memory.put(&[0_u16; 6]);
-            comm.gather_v(&mine, (me == 0).then_some((&mut all, &counts[..])), 0)
+            comm.gather_v_into(&mine, (me == 0).then_some((&mut all, &counts[..])), 0)
         },
         ["gather_v that sends 6 B to rank 0", "gather_v that expects 4 B from rank 1"],
     ),
@@ -161,7 +161,7 @@ const PAIRS: [(&str, PairDeviant, [&str; 2]); 3] = [
             let (me, counts) = (comm.rank(), [2, 2, 2]);
             let mut mine = memory.put(&vec![1_u16; if me == 2 { 2 + more } else { 2 }]);
             let all = memory.put(&[0_u16; 6]);
-            comm.scatter_v((me == 0).then_some((&all, &counts[..])), &mut mine, 0)
+            comm.scatter_v_into((me == 0).then_some((&all, &counts[..])), &mut mine, 0)
         },
         ["scatter_v that sends 4 B to rank 2", "scatter_v that expects 6 B from rank 0"],
     ),

@@ -61,18 +61,18 @@ impl<'a> Call<'a> {
             Collective::Broadcast => comm.broadcast_into(is_root.then(|| source.part(one)).as_ref(), &mut target.part_mut(one), root),
             Collective::AllGather => comm.all_gather_into(&source.part(one), &mut target.part_mut(whole)),
             Collective::ReduceScatter => comm.reduce_scatter_into(&source.part(whole), &mut target.part_mut(one), op),
-            Collective::Gather => comm.gather(&source.part(one), is_root.then(|| target.part_mut(whole)).as_mut(), root),
-            Collective::Scatter => comm.scatter(is_root.then(|| source.part(whole)).as_ref(), &mut target.part_mut(one), root),
+            Collective::Gather => comm.gather_into(&source.part(one), is_root.then(|| target.part_mut(whole)).as_mut(), root),
+            Collective::Scatter => comm.scatter_into(is_root.then(|| source.part(whole)).as_ref(), &mut target.part_mut(one), root),
             Collective::AllToAll => comm.all_to_all_into(&source.part(whole), &mut target.part_mut(whole)),
             Collective::AllGatherV => comm.all_gather_v_into(&source.part(mine), &mut target.part_mut(whole), counts),
             Collective::ReduceScatterV => comm.reduce_scatter_v_into(&source.part(whole), &mut target.part_mut(mine), counts, op),
             Collective::GatherV => {
                 let mut target = is_root.then(|| target.part_mut(whole));
-                comm.gather_v(&source.part(mine), target.as_mut().map(|target| (target, counts)), root)
+                comm.gather_v_into(&source.part(mine), target.as_mut().map(|target| (target, counts)), root)
             }
             Collective::ScatterV => {
                 let source = is_root.then(|| source.part(whole));
-                comm.scatter_v(source.as_ref().map(|source| (source, counts)), &mut target.part_mut(mine), root)
+                comm.scatter_v_into(source.as_ref().map(|source| (source, counts)), &mut target.part_mut(mine), root)
             }
             Collective::AllToAllV => comm.all_to_all_v_into(&source.part(whole), counts, &mut target.part_mut(whole), counts),
             Collective::SendRecv => {
@@ -97,8 +97,8 @@ impl<'a> Call<'a> {
             Collective::Broadcast => comm.broadcast(&mut buffer.part_mut(count), root),
             Collective::AllGather => comm.all_gather(&mut buffer.part_mut(whole)),
             Collective::ReduceScatter => comm.reduce_scatter(&mut buffer.part_mut(whole), self.op),
-            Collective::Gather => comm.gather_in_place(&mut buffer.part_mut(if is_root { whole } else { count }), root),
-            Collective::Scatter => comm.scatter_in_place(&mut buffer.part_mut(if is_root { whole } else { count }), root),
+            Collective::Gather => comm.gather(&mut buffer.part_mut(if is_root { whole } else { count }), root),
+            Collective::Scatter => comm.scatter(&mut buffer.part_mut(if is_root { whole } else { count }), root),
             Collective::AllToAll => comm.all_to_all(&mut buffer.part_mut(whole)),
             // The others have no such form; `Collective::has_in_place` keeps them away.
             _ => comm.barrier(),
