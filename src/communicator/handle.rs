@@ -140,6 +140,24 @@ impl Communicator {
         &self.core.shared.peers
     }
 
+    /// By rank, the number that each has in the communicator of the job, of which this one was made by splits, subgroups and shrinks.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(4, |comm| {
+    ///     let odd = comm.split(Some(comm.rank() as u32 % 2), 0)?.filter(|_| comm.rank() % 2 == 1);
+    ///     let reversed = odd.map(|odd| odd.subgroup(&[1, 0])).transpose()?.flatten();
+    ///     Ok(reversed.map(|reversed| reversed.world_ranks().to_vec()))
+    /// })?;
+    /// assert_eq!(got, [None, Some(vec![3, 1]), None, Some(vec![3, 1])]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    #[must_use]
+    #[doc(alias = "get_process_group_ranks")]
+    pub fn world_ranks(&self) -> &[usize] {
+        &self.core.shared.world_ranks
+    }
+
     /// The settings this communicator was made with.
     #[must_use]
     pub fn config(&self) -> &Config {

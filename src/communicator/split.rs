@@ -111,7 +111,12 @@ impl Communicator {
         let shared = &self.core.shared;
         let mut config = shared.config.clone();
         config.timeout = self.timeout();
-        let origin = Origin::Communicator { recovery: shared.recovery.of(members), name, trace: shared.trace.clone() };
+        let origin = Origin::Communicator {
+            recovery: shared.recovery.of(members),
+            world_ranks: shared.world_ranks_of(members),
+            name,
+            trace: shared.trace.clone(),
+        };
         let start = Start { rank, world_size: members.len(), config, listen: shared.listen, origin };
         let connected = connect(&mut exchange, start, &deadline);
         exchange.finish(&deadline)?;

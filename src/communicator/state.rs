@@ -38,12 +38,19 @@ pub(super) struct Shared {
     pub(super) id: [u8; 16],
     /// Where its ranks find each other should it fail.
     pub(super) recovery: RecoveryGroup,
+    /// By rank, the number in the job.
+    pub(super) world_ranks: Arc<[usize]>,
     /// The log of this rank, which communicators hand on to those that are made of them. Written with the last of them; so nothing that
     /// may outlive them, as handles do, holds it.
     pub(super) trace: Option<Arc<TraceLog>>,
 }
 
 impl Shared {
+    /// The numbers in the job of some ranks.
+    pub(super) fn world_ranks_of(&self, members: &[usize]) -> Arc<[usize]> {
+        members.iter().map(|member| self.world_ranks[*member]).collect()
+    }
+
     /// Of a plane whose observers are known, and what its messages travel on.
     pub(super) fn new(
         plane: HostPlane,
@@ -51,6 +58,7 @@ impl Shared {
         config: Config,
         listen: IpAddr,
         recovery: RecoveryGroup,
+        world_ranks: Arc<[usize]>,
         trace: Option<Arc<TraceLog>>,
     ) -> Self {
         Self {
@@ -67,6 +75,7 @@ impl Shared {
             config,
             listen,
             recovery,
+            world_ranks,
             trace,
         }
     }

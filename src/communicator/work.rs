@@ -157,12 +157,17 @@ impl<B: Send + 'static> Work<B> {
     /// # use collectives::{Communicator, Envelope, Work};
     /// # use std::time::Duration;
     /// Communicator::run_local(2, |comm| {
+    ///     let later = Envelope::rank(1 - comm.rank()).tag(5);
     ///     if comm.rank() == 0 {
-    ///         return comm.send(&7u8, 1);
+    ///         comm.send(&7u8, 1)?;
+    ///         comm.recv(&mut 0u8, 1)?; // it has seen the first
+    ///         return comm.send(&8u8, later);
     ///     }
-    ///     let mut works = vec![comm.start_recv(vec![0u8], Envelope::rank(0).tag(5))?, comm.start_recv(vec![0u8], 0)?];
+    ///     let mut works = vec![comm.start_recv(vec![0u8], later)?, comm.start_recv(vec![0u8], 0)?];
     ///     let first = Work::wait_any(&works, Duration::from_secs(10)).expect("one has come");
     ///     assert_eq!(works.swap_remove(first).wait()?.0, [7]);
+    ///     comm.send(&0u8, 0)?;
+    ///     assert_eq!(works.swap_remove(0).wait()?.0, [8]);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), collectives::Error>(())

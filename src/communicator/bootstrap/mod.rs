@@ -46,8 +46,8 @@ use crate::rendezvous::Store;
 pub(super) enum Origin {
     /// A job that begins, in which this rank can be found here.
     Job(RecoveryListener),
-    /// An older communicator: where its ranks find each other, the new one's name, and the log of traces.
-    Communicator { recovery: RecoveryGroup, name: String, trace: Option<Arc<TraceLog>> },
+    /// An older communicator: where its ranks find each other, their numbers in the job, the new one's name, and the log of traces.
+    Communicator { recovery: RecoveryGroup, world_ranks: Arc<[usize]>, name: String, trace: Option<Arc<TraceLog>> },
 }
 
 /// A rank that starts, and what it knows before it has heard of the others.
@@ -93,11 +93,12 @@ pub(super) fn connect(exchange: &mut dyn Exchange, start: Start, deadline: &Dead
     };
     let setup = PlaneSetup { rank, world_size, config: &config, listen, recovery_listener };
     let (mut plane, connector) = HostPlane::connect(exchange, &setup, deadline)?;
-    let (recovery, name, trace) = match origin {
+    let (recovery, world_ranks, name, trace) = match origin {
         Origin::Job(listener) => {
-            (RecoveryGroup::new(listener, plane.recovery_listeners(), config.secret.clone()), "world".to_owned(), None)
+            let recovery = RecoveryGroup::new(listener, plane.recovery_listeners(), config.secret.clone());
+            (recovery, (0..world_size).collect(), "world".to_owned(), None)
         }
-        Origin::Communicator { recovery, name, trace } => (recovery, name, trace),
+        Origin::Communicator { recovery, world_ranks, name, trace } => (recovery, world_ranks, name, trace),
     };
     let trace = trace.or_else(|| new_trace(&plane, &config));
     let listener = Watch::new(&name, (rank, world_size), config.observer.clone(), trace.as_ref(), nvtx_injection().as_deref());
@@ -107,7 +108,7 @@ pub(super) fn connect(exchange: &mut dyn Exchange, start: Start, deadline: &Dead
     if recorder.introduce(about) {
         flight::enlist(&recorder);
     }
-    Ok(Communicator::new(Shared::new(plane, connector, config, listen, recovery, trace)))
+    Ok(Communicator::new(Shared::new(plane, connector, config, listen, recovery, world_ranks, trace)))
 }
 
 /// Begins a trace where one was asked for.

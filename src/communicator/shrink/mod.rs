@@ -178,7 +178,8 @@ impl World for Communicator {
         let name = format!("{}, shrunk", shared.recorder.name());
         let recovery = shared.recovery.of(setup.members);
         let watch = setup.leads.then(|| recovery.watch());
-        let origin = Origin::Communicator { recovery, name, trace: shared.trace.clone() };
+        let world_ranks = shared.world_ranks_of(setup.members);
+        let origin = Origin::Communicator { recovery, world_ranks, name, trace: shared.trace.clone() };
         let start = Start { rank: setup.place, world_size: setup.members.len(), config, listen: shared.listen, origin };
         connect_over_store(store, start, watch, setup.deadline)
     }
