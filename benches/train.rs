@@ -123,7 +123,7 @@ fn gradients(lens: &[usize]) -> Vec<Vec<f32>> {
     lens.iter().map(|len| vec![1.0; *len]).collect()
 }
 
-fn buckets<'a>(comm: &'a Communicator, lens: &[usize]) -> DataParallel {
+fn buckets(comm: &Communicator, lens: &[usize]) -> DataParallel {
     let parameters = lens.iter().map(|len| Parameter::new::<f32>("p", &[*len])).collect();
     DataParallel::new(comm, parameters, Options::default()).expect(BOTH)
 }

@@ -87,7 +87,7 @@ fn low_rank(seed: u64, comm: &Communicator, (rows, columns): (usize, usize), of:
     (matrix(comm.rank()).into_iter().map(|x| x as f32).collect(), mean)
 }
 
-fn power_sgd<'a>(comm: &'a Communicator, parameters: Vec<Parameter>, options: &PowerSgdOptions) -> DataParallel {
+fn power_sgd(comm: &Communicator, parameters: Vec<Parameter>, options: &PowerSgdOptions) -> DataParallel {
     let mut model = DataParallel::new(comm, parameters, Options::default()).unwrap();
     let make =
         |layout: &BucketLayout| Ok(Box::new(PowerSgd::<f32>::new(comm, layout, ReduceOp::Avg, options.clone())?) as Box<dyn Hook<f32>>);
