@@ -6,6 +6,9 @@
 //! the thread that runs it has come to it: so a ticket can be drawn now and used later, by another thread. Taking the lock where nobody
 //! has it is one atomic addition, leaving it one store: about 5 ns together, where a mutex takes two locked instructions.
 //!
+//! A thread that holds a turn ([`TicketLock::enter`]) may use the value in it as often as it likes, one use after the other: calls that consist
+//! of several collectives do so, and no other thread's call comes in between.
+//!
 //! Leaving does not wait for the store to be seen before it looks for sleepers, so it can miss one that is just falling asleep. The first
 //! nap is short for that reason. Who gives up leaves its ticket behind, and the next who waits passes over it.
 
@@ -20,10 +23,13 @@ use crate::fork::Process;
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, UnsafeCell, doze, thread_key};
 use crate::tuning::ticket_lock::{FIRST_NAP, LOOKS, NAP};
 
+/// Set beside a thread's key while it uses the value.
+const USED: usize = 1;
+
 /// Why somebody did not get the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoTurn {
-    /// This thread has it already, and would wait for itself.
+    /// This thread has it already, and uses the value: it would wait for itself.
     Inside,
     /// The limit passed before its turn came.
     Late,
@@ -44,7 +50,7 @@ pub(crate) struct TicketLock<T> {
     next: AtomicUsize,
     /// The ticket whose turn it is.
     serving: AtomicUsize,
-    /// The key of the thread that has the lock; 0 for none.
+    /// Twice the key of the thread that has the lock, and one more while it uses the value; 0 for none.
     inside: AtomicUsize,
     /// How many sleep.
     sleepers: AtomicUsize,
@@ -65,6 +71,16 @@ pub(crate) struct Turn<'a, T> {
     lock: &'a TicketLock<T>,
     ticket: usize,
     thread: PhantomData<*const ()>,
+}
+
+/// A use of the value. Ends when it is dropped, also by a panic.
+struct Use<'a, T>(&'a TicketLock<T>);
+
+impl<T> Drop for Use<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.inside.store(thread_key() << 1, Ordering::Relaxed);
+    }
 }
 
 impl<T> Drop for Turn<'_, T> {
@@ -94,17 +110,18 @@ impl<T> TicketLock<T> {
         }
     }
 
-    /// Runs `work` when its turn comes, behind everyone who has drawn a ticket before.
+    /// Runs `work` when its turn comes, behind everyone who has drawn a ticket before; at once in a turn that this thread holds.
     #[inline]
     pub(crate) fn with<R>(&self, limit: Duration, work: impl FnOnce(&mut T) -> R) -> Result<R, NoTurn> {
-        if self.is_inside() {
-            return Err(NoTurn::Inside);
+        // A thread sees what it stored itself; no other stores this thread's key.
+        match self.inside.load(Ordering::Relaxed) {
+            inside if inside >> 1 != thread_key() => self.with_ticket(self.draw(), limit, work),
+            inside if inside & USED == 0 => Ok(self.used(work)),
+            _ => Err(NoTurn::Inside),
         }
-        self.with_ticket(self.draw(), limit, work)
     }
 
     /// Takes the next turn, for as long as the value lives.
-    #[cfg(feature = "cuda")]
     pub(crate) fn enter(&self, limit: Duration) -> Result<Turn<'_, T>, NoTurn> {
         if self.is_inside() { Err(NoTurn::Inside) } else { self.take(self.draw(), limit) }
     }
@@ -119,10 +136,19 @@ impl<T> TicketLock<T> {
     #[inline]
     pub(crate) fn with_ticket<R>(&self, ticket: Ticket, limit: Duration, work: impl FnOnce(&mut T) -> R) -> Result<R, NoTurn> {
         let _turn = self.take(ticket, limit)?;
-        // SAFETY: - this thread alone has the value: the ticket was drawn once and is used up here, it is being served, and it is served
-        //   until `_turn` is dropped, which is after the borrow has ended;
-        // - what the one before did is seen: it stored `serving` with Release, and it was loaded with Acquire.
-        Ok(self.value.with_mut(|value| work(unsafe { &mut *value })))
+        Ok(self.used(work))
+    }
+
+    /// Uses the value in a turn that this thread holds, and in which it does not use it yet.
+    #[inline]
+    fn used<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        self.inside.store(thread_key() << 1 | USED, Ordering::Relaxed);
+        let _use = Use(self);
+        // SAFETY: - no other thread has the value: the ticket of this thread's turn was drawn once and used up once, it is being served, and it
+        //   is served until the turn is dropped, which is on this thread and after this function;
+        // - this thread has it once: `inside` says that it is used until `_use` is dropped, and whoever finds that is refused;
+        // - what the one before did is seen: it stored `serving` with Release, and `take` loaded it with Acquire.
+        self.value.with_mut(|value| work(unsafe { &mut *value }))
     }
 
     #[inline]
@@ -130,7 +156,7 @@ impl<T> TicketLock<T> {
         if self.serving.load(Ordering::Acquire) != ticket.0 {
             self.wait(&ticket, limit)?;
         }
-        self.inside.store(thread_key(), Ordering::Relaxed);
+        self.inside.store(thread_key() << 1, Ordering::Relaxed);
         Ok(Turn { lock: self, ticket: ticket.0, thread: PhantomData })
     }
 
@@ -144,8 +170,12 @@ impl<T> TicketLock<T> {
     /// Whether this thread has the lock.
     #[inline]
     pub(crate) fn is_inside(&self) -> bool {
-        // A thread sees what it stored itself; no other stores this thread's key.
-        self.inside.load(Ordering::Relaxed) == thread_key()
+        self.inside.load(Ordering::Relaxed) >> 1 == thread_key()
+    }
+
+    /// Whether this thread has the lock and uses the value: it is in a call, which has called the program.
+    pub(crate) fn is_used_here(&self) -> bool {
+        self.inside.load(Ordering::Relaxed) == thread_key() << 1 | USED
     }
 
     /// Waits for the turn of a ticket; one whose limit passes is given up.
@@ -230,8 +260,26 @@ mod tests {
     fn whoever_is_inside_is_refused() {
         let lock = TicketLock::new(());
         assert_eq!(lock.with(LONG, |()| lock.with(LONG, |()| ())), Ok(Err(NoTurn::Inside)));
-        assert_eq!(lock.with(LONG, |()| lock.is_inside()), Ok(true));
+        assert_eq!(lock.with(LONG, |()| lock.is_inside() && lock.is_used_here()), Ok(true));
         assert!(!lock.is_inside());
+    }
+
+    #[test]
+    fn a_turn_that_is_held_lets_its_thread_use_the_value_again_and_nobody_else() {
+        let lock = TicketLock::new(vec![]);
+        let turn = lock.enter(LONG).unwrap();
+        assert!(lock.is_inside() && !lock.is_used_here());
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| lock.with(LONG, |order| order.push("other")));
+            assert_eq!(lock.enter(LONG).map(drop), Err(NoTurn::Inside));
+            for _ in 0..2 {
+                assert_eq!(lock.with(LONG, |order| order.push("own")), Ok(()));
+                assert_eq!(lock.with(LONG, |_| lock.with(LONG, |_| ())), Ok(Err(NoTurn::Inside)));
+            }
+            drop(turn);
+            other.join().unwrap().unwrap();
+        });
+        assert_eq!(lock.with(LONG, |order| order.clone()), Ok(vec!["own", "own", "other"]));
     }
 
     #[test]

@@ -170,7 +170,7 @@ pub(crate) mod store {
     pub(crate) const LEAST_RESOLVE: Duration = Duration::from_millis(20);
 }
 
-/// Where survivors of a failure meet (`communicator/recovery.rs`).
+/// Where survivors of a failure meet (`communicator/shrink/recovery.rs`).
 pub(crate) mod recovery {
     use std::time::Duration;
 
@@ -498,6 +498,8 @@ pub(crate) mod ticket_lock {
     pub(crate) const LOOKS: usize = if cfg!(loom) { 1 } else { 200 };
     /// The first sleep, which bounds how late a waiter is that was missed when its turn came.
     pub(crate) const FIRST_NAP: Duration = Duration::from_millis(1);
+    /// How long an abort waits for its turn to tell the peers, where another thread is in a call, which tells them too.
+    pub(crate) const ABORTING: Duration = Duration::from_millis(50);
     /// Later sleeps: whoever leaves wakes this waiter, and this is only how often it looks all the same.
     pub(crate) const NAP: Duration = Duration::from_millis(100);
 }

@@ -228,3 +228,68 @@ fn the_last_clone_is_dropped_with_an_op_on_the_worker() {
         });
     }
 }
+
+#[test]
+fn a_call_that_waits_for_itself_is_refused() {
+    for wiring in WIRINGS {
+        threads(wiring, 2, |comm| {
+            for starts in [false, true] {
+                let (inner, (said, errors)) = (comm.clone(), channel());
+                let op = CustomOp::new("waiting", move |into: &mut [u8], from: &[u8]| {
+                    let work = inner.start_barrier().unwrap();
+                    said.send((work.wait().unwrap_err(), inner.alloc::<u8>(3).map(drop).unwrap_err(), inner.split(None, 0).unwrap_err()))
+                        .unwrap();
+                    into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
+                });
+                let mut x = vec![1_u8];
+                if starts {
+                    x = comm.start_all_reduce(x, op).unwrap().wait().unwrap();
+                } else {
+                    comm.all_reduce(&mut x, op).unwrap();
+                }
+                assert_eq!(x, [2]);
+                // As often as the op was called here; elsewhere it may not be.
+                let called = errors.try_iter().count();
+                comm.barrier().unwrap();
+                // What it started comes after it, on every rank as often.
+                let mut most = called as u32;
+                comm.all_reduce(&mut most, ReduceOp::Max).unwrap();
+                assert!(most <= 1, "the op was called {most} times");
+            }
+        });
+    }
+}
+
+#[test]
+fn of_two_threads_that_shrink_one_goes_on() {
+    for wiring in WIRINGS {
+        each(communicators(wiring, 3), |comm| {
+            if comm.rank() == 2 {
+                comm.abort();
+                return;
+            }
+            comm.barrier().unwrap_err();
+            let shrink = |comm: Communicator| std::thread::spawn(move || comm.shrink());
+            let attempts: Vec<_> = (0..2).map(|_| shrink(comm.clone())).collect();
+            let shrunk: Vec<_> = attempts.into_iter().map(|attempt| attempt.join().unwrap()).collect();
+            let errors: Vec<_> = shrunk.iter().filter_map(|shrunk| shrunk.as_ref().err().map(ToString::to_string)).collect();
+            let survivors: Vec<_> = shrunk.into_iter().filter_map(Result::ok).collect();
+            assert_eq!(survivors.len(), 1, "{errors:?}");
+            assert_eq!(survivors[0].world_size(), 2);
+            survivors[0].barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn two_threads_close_and_one_is_told() {
+    for wiring in WIRINGS {
+        each(communicators(wiring, 2), |comm| {
+            let other = comm.clone();
+            let closing = std::thread::spawn(move || other.close());
+            let closed = [comm.close(), closing.join().unwrap()];
+            assert_eq!(closed.iter().filter(|closed| closed.is_ok()).count(), 1, "{closed:?}");
+            assert!(closed.iter().any(|closed| closed.as_ref().is_err_and(Error::is_closed)), "{closed:?}");
+        });
+    }
+}

@@ -13,6 +13,7 @@ use crate::host::health::{Health, forked};
 use crate::host::plane::HostPlane;
 use crate::observe::LIFE;
 use crate::ticket_lock::NoTurn;
+use crate::tuning::ticket_lock::ABORTING;
 
 /// Ends a communicator from any thread; see [`Communicator::abort_handle`].
 #[derive(Debug, Clone)]
@@ -76,8 +77,8 @@ impl Communicator {
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) {
         self.abort_handle().abort();
-        // Another thread may be in a call, which ends now; that call tells the peers as well.
-        let _ = self.with_plane(HostPlane::propagate);
+        // Another thread may be in a call, which ends now, and tells the peers as well.
+        let _ = self.core.shared.plane.with(ABORTING, HostPlane::propagate);
     }
 
     /// Waits until every rank has come this far and all started calls have ended, then closes the communicator, for all its clones: later
@@ -96,29 +97,44 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::barrier`]: the communicator is closed all the same, but where this is called from within a call of it. `Closed` where
-    /// it was closed before.
+    /// As [`Communicator::barrier`]: the communicator is closed all the same, but where this is called from within a call of it, or its turn
+    /// does not come within the timeout. `Closed` where it was closed before.
     #[doc(alias("ncclCommFinalize", "destroy_process_group"))]
     pub fn close(&self) -> Result<()> {
         let shared = &self.core.shared;
         if shared.health.is_foreign() {
             return Err(forked("close".to_owned()));
         }
-        if shared.plane.is_inside() {
+        if shared.plane.is_used_here() {
             return Err(self.no_turn("close", NoTurn::Inside));
         }
         crate::event::debug!(target: LIFE, communicator = shared.recorder.name(), rank = self.rank(), "closing");
+        let closed = {
+            #[cfg(feature = "cuda")]
+            let _turn = self.device_turn("close")?;
+            self.composite("close", || self.close_in_turn())
+        };
+        // Without the turn: what was started behind it ends now, refused, and callbacks may wait for a turn.
+        if shared.health.is_closed() {
+            self.core.finish();
+        }
+        closed
+    }
+
+    /// Closes while no other thread's collective runs; those that come later are refused.
+    fn close_in_turn(&self) -> Result<()> {
+        let shared = &self.core.shared;
+        if shared.health.is_closed() {
+            return Err(Error::Closed { call: "close".to_owned() });
+        }
         #[cfg(feature = "cuda")]
         let device = self.close_device();
         let closed = self.barrier();
         #[cfg(feature = "cuda")]
         let closed = device.and(closed);
-        if !closed.as_ref().is_err_and(Error::is_closed) {
-            self.core.finish();
-            // What is left waits for its turn behind nobody: calls of other threads are refused.
-            let _ = self.with_plane(HostPlane::close);
-            shared.health.close();
-        }
+        shared.write_unwritten();
+        shared.progress.close();
+        let _ = self.with_plane(HostPlane::close);
         closed
     }
 }

@@ -26,16 +26,19 @@ pub(super) struct Finished {
 /// Whoever is to be told of the end.
 #[derive(Default)]
 struct Listeners {
-    /// Of the task or the thread that waits: a handle has one owner.
-    waker: Option<Waker>,
+    /// Of the task that awaits it: a future has one owner.
+    task: Option<Waker>,
+    /// Of threads that wait for it among others, each once.
+    threads: Vec<Waker>,
     callbacks: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 impl Listeners {
     /// Tells them, outside of all locks.
     fn tell(self) {
-        let Self { waker, callbacks } = self;
-        if let Some(waker) = waker {
+        let Self { task, threads, callbacks } = self;
+        threads.into_iter().for_each(Waker::wake);
+        if let Some(waker) = task {
             event::tell("the waker of a task", move || waker.wake());
         }
         callbacks.into_iter().for_each(|callback| event::tell("a callback", callback));
@@ -72,12 +75,21 @@ impl State {
         drop(self.ended.wait_timeout_while(outcome, slice, |outcome| matches!(outcome, Outcome::Pending(_))));
     }
 
-    /// Has a task or a thread woken at the end, in place of the one before. Nobody, where it has ended.
+    /// Has a thread woken at the end, by a waker of this crate's. Nobody, where it has ended.
+    pub(super) fn wake_thread(&self, waker: &Waker) {
+        if let Outcome::Pending(listeners) = &mut *self.outcome()
+            && !listeners.threads.iter().any(|known| known.will_wake(waker))
+        {
+            listeners.threads.push(waker.clone());
+        }
+    }
+
+    /// Has a task woken at the end, in place of the one before. Nobody, where it has ended.
     pub(super) fn wake(&self, waker: &Waker) {
         // Cloned and dropped outside of the lock: both are the executor's code.
         let mut waker = Some(waker.clone());
         if let Outcome::Pending(listeners) = &mut *self.outcome() {
-            std::mem::swap(&mut listeners.waker, &mut waker);
+            std::mem::swap(&mut listeners.task, &mut waker);
         }
         event::caught("the drop of a waker", || drop(waker));
     }

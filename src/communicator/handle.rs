@@ -37,6 +37,9 @@ use crate::ticket_lock::{NoTurn, TicketLock};
 /// After a lost peer, a mismatch, an abort or a deadline that passed inside a collective the communicator is ended: further
 /// calls are refused with an error that carries the first one; [`shrink`](Self::shrink) makes a new one of the ranks that are left.
 ///
+/// [`Device`](crate::Device)s, [`DataParallel`](crate::train::DataParallel) and what captures a clone keep a communicator alive; what it keeps
+/// itself, an observer in its settings, should hold an [`abort_handle`](Self::abort_handle) instead.
+///
 /// Dropping the last clone waits a short while for started calls, tells the peers and closes its connections; see also
 /// [`close`](Self::close).
 #[derive(Clone)]
@@ -59,8 +62,8 @@ pub(super) struct Core {
     pub(super) monitored: AtomicU64,
     /// How many communicators were made from this one.
     pub(super) children: AtomicU64,
-    /// Held by what consists of several collectives and must not meet another of its kind in between: allocating, splitting, device calls.
-    pub(super) composite: TicketLock<()>,
+    /// Held by a thread that looks for the survivors of a failure: a rank takes part once.
+    pub(super) shrinking: TicketLock<()>,
     /// The device plane, once it was asked for, or why there is none.
     #[cfg(feature = "cuda")]
     pub(super) device: OnceLock<std::result::Result<NcclCommunicator, String>>,
@@ -96,7 +99,7 @@ impl Communicator {
             timeout: AtomicU64::new(packed(timeout)),
             monitored: AtomicU64::new(0),
             children: AtomicU64::new(0),
-            composite: TicketLock::new(()),
+            shrinking: TicketLock::new(()),
             #[cfg(feature = "cuda")]
             device: OnceLock::new(),
         };
@@ -182,7 +185,8 @@ impl Communicator {
     /// (beside the flags), `slots` (through the ranks' areas, in steps), `shares` (the same, each rank folding its share for all), or `links` (as
     /// between hosts). `copy` on one rank, `hierarchical` between several hosts of several ranks each.
     ///
-    /// `None` for names that are no collective's, while a reduction is under way that calls this, and in a forked child.
+    /// `None` for names that are no collective's, while a reduction is under way that calls this, once the communicator is closed, and in a forked
+    /// child.
     ///
     /// ```
     /// # use collectives::{Communicator, DType};
@@ -193,7 +197,7 @@ impl Communicator {
     #[must_use]
     pub fn algorithm(&self, collective: &str, bytes: usize, dtype: DType) -> Option<&'static str> {
         let kind = Kind::ALL.into_iter().find(|kind| kind.name() == collective)?;
-        if self.core.shared.health.is_foreign() {
+        if self.core.shared.health.is_foreign() || self.core.shared.health.is_closed() {
             return None;
         }
         self.with_plane(|plane| plane.algorithm(kind, bytes, dtype.size_bytes())).ok()
@@ -249,9 +253,15 @@ impl Communicator {
         self.core.shared.plane.with(self.timeout(), work)
     }
 
-    /// Runs what consists of several calls, while nobody else does.
+    /// Runs what consists of several collectives in one turn: no other thread's call comes in between. Within one of its own kind it is part
+    /// of that.
     pub(super) fn composite<R>(&self, call: &'static str, work: impl FnOnce() -> Result<R>) -> Result<R> {
-        self.core.composite.with(self.timeout(), |()| work()).unwrap_or_else(|why| Err(self.no_turn(call, why)))
+        let plane = &self.core.shared.plane;
+        if plane.is_inside() && !plane.is_used_here() {
+            return work();
+        }
+        let _turn = plane.enter(self.timeout()).map_err(|why| self.no_turn(call, why))?;
+        work()
     }
 }
 
@@ -263,6 +273,7 @@ impl Core {
         }
         self.shared.write_unwritten();
         self.shared.progress.close();
+        self.shared.progress.join_background();
     }
 }
 

@@ -9,9 +9,9 @@
 //! agree on (`Call`, 32 bytes), raw buffers, how they are shared out, and the kernel that folds. A blocking call runs the job on the
 //! caller's thread. A started call hands it, with the buffers it owns, to a worker thread. Both take turns at the host plane: a ticket lock
 //! (`ticket_lock.rs`) serves the threads that share the communicator, and started calls, in the order in which they were called. Messages
-//! have a lock of their own (`progress/`), so they wait for no collective. What consists of several collectives and must not meet
-//! another of its kind in between (`alloc`, `split`) takes a turn at a lock beside; calls on devices take one at the device plane, from
-//! before they are compared until they are queued.
+//! have a lock of their own (`progress/`), so they wait for no collective. What consists of several collectives (`alloc`, `split`, objects,
+//! `close`) holds one turn for all of them. Calls on devices take a turn at the device plane first, from before they are compared until they
+//! are queued; so does what makes or closes communicators of NCCL's.
 //!
 //! `host/plane/` picks one of three routes:
 //!

@@ -75,10 +75,12 @@ impl Communicator {
     ///
     /// Those of the collectives; `InvalidArgument` where a value cannot be serialised or the objects are too large together.
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>> {
-        let (mine, counts) = self.exchange_sizes("all_gather_object", object)?;
-        let mut bytes = vec![0_u8; counts.iter().sum()];
-        self.all_gather_v_into(&mine, &mut bytes, &counts)?;
-        self.decode_all(&bytes, &counts)
+        self.composite("all_gather_object", || {
+            let (mine, counts) = self.exchange_sizes("all_gather_object", object)?;
+            let mut bytes = vec![0_u8; counts.iter().sum()];
+            self.all_gather_v_into(&mine, &mut bytes, &counts)?;
+            self.decode_all(&bytes, &counts)
+        })
     }
 
     /// The root's object on every rank: the root passes `Some`, the others `None`.
@@ -95,15 +97,17 @@ impl Communicator {
     ///
     /// As [`all_gather_object`](Self::all_gather_object).
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(&self, object: Option<&T>, root: usize) -> Result<T> {
-        self.only_at_root(crate::call::Kind::Broadcast, "an object", object.is_some(), root)?;
-        let encoded = object.map_or(Ok(Vec::new()), |object| Self::encode("broadcast_object", object));
-        let mut size = told(&encoded);
-        self.broadcast(&mut size, root)?;
-        let mut bytes = encoded?;
-        self.bounded("broadcast_object", &[size], Some(root))?;
-        bytes.resize(size as usize, 0);
-        self.broadcast(&mut bytes, root)?;
-        self.decode(root, &bytes)
+        self.composite("broadcast_object", || {
+            self.only_at_root(crate::call::Kind::Broadcast, "an object", object.is_some(), root)?;
+            let encoded = object.map_or(Ok(Vec::new()), |object| Self::encode("broadcast_object", object));
+            let mut size = told(&encoded);
+            self.broadcast(&mut size, root)?;
+            let mut bytes = encoded?;
+            self.bounded("broadcast_object", &[size], Some(root))?;
+            bytes.resize(size as usize, 0);
+            self.broadcast(&mut bytes, root)?;
+            self.decode(root, &bytes)
+        })
     }
 
     /// Every rank's object, in rank order, on the root; `None` elsewhere.
@@ -119,15 +123,17 @@ impl Communicator {
     ///
     /// As [`all_gather_object`](Self::all_gather_object).
     pub fn gather_object<T: Serialize + DeserializeOwned>(&self, object: &T, root: usize) -> Result<Option<Vec<T>>> {
-        // Everyone learns the sizes, so that too much is refused by everyone.
-        let (mine, counts) = self.exchange_sizes("gather_object", object)?;
-        if self.rank() != root {
-            self.gather_v_into(&mine, None::<(&mut Vec<u8>, &[usize])>, root)?;
-            return Ok(None);
-        }
-        let mut bytes = vec![0_u8; counts.iter().sum()];
-        self.gather_v_into(&mine, Some((&mut bytes, &counts)), root)?;
-        self.decode_all(&bytes, &counts).map(Some)
+        self.composite("gather_object", || {
+            // Everyone learns the sizes, so that too much is refused by everyone.
+            let (mine, counts) = self.exchange_sizes("gather_object", object)?;
+            if self.rank() != root {
+                self.gather_v_into(&mine, None::<(&mut Vec<u8>, &[usize])>, root)?;
+                return Ok(None);
+            }
+            let mut bytes = vec![0_u8; counts.iter().sum()];
+            self.gather_v_into(&mine, Some((&mut bytes, &counts)), root)?;
+            self.decode_all(&bytes, &counts).map(Some)
+        })
     }
 
     /// Hands each rank its object of the root's list: the root passes `Some` with one object per rank, the others `None`.
@@ -144,21 +150,23 @@ impl Communicator {
     ///
     /// As [`all_gather_object`](Self::all_gather_object).
     pub fn scatter_object<T: Serialize + DeserializeOwned>(&self, objects: Option<&[T]>, root: usize) -> Result<T> {
-        self.only_at_root(crate::call::Kind::Scatter, "objects", objects.is_some(), root)?;
-        if let Some(objects) = objects {
-            Self::equal(crate::call::Kind::Scatter, "the list of objects", objects.len(), self.world_size(), "one for each rank")?;
-        }
-        let encode = |object| Self::encode("scatter_object", object);
-        let encoded: Vec<_> = objects.unwrap_or_default().iter().map(encode).collect();
-        let mut sizes: Vec<u64> = encoded.iter().map(told).collect();
-        sizes.resize(self.world_size(), 0);
-        self.broadcast(&mut sizes, root)?;
-        let bytes = encoded.into_iter().collect::<Result<Vec<_>>>()?.concat();
-        let counts = self.bounded("scatter_object", &sizes, Some(root))?;
-        let mut mine = vec![0_u8; counts[self.rank()]];
-        let source = objects.map(|_| (&bytes, &counts[..]));
-        self.scatter_v_into(source, &mut mine, root)?;
-        self.decode(root, &mine)
+        self.composite("scatter_object", || {
+            self.only_at_root(crate::call::Kind::Scatter, "objects", objects.is_some(), root)?;
+            if let Some(objects) = objects {
+                Self::equal(crate::call::Kind::Scatter, "the list of objects", objects.len(), self.world_size(), "one for each rank")?;
+            }
+            let encode = |object| Self::encode("scatter_object", object);
+            let encoded: Vec<_> = objects.unwrap_or_default().iter().map(encode).collect();
+            let mut sizes: Vec<u64> = encoded.iter().map(told).collect();
+            sizes.resize(self.world_size(), 0);
+            self.broadcast(&mut sizes, root)?;
+            let bytes = encoded.into_iter().collect::<Result<Vec<_>>>()?.concat();
+            let counts = self.bounded("scatter_object", &sizes, Some(root))?;
+            let mut mine = vec![0_u8; counts[self.rank()]];
+            let source = objects.map(|_| (&bytes, &counts[..]));
+            self.scatter_v_into(source, &mut mine, root)?;
+            self.decode(root, &mine)
+        })
     }
 
     /// Splits gathered bytes at the counts and decodes each part.

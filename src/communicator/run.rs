@@ -8,7 +8,7 @@ use super::completion::State;
 use super::device::{Hold, Queued};
 use super::pinned::PinnedBuffer;
 use super::prepare::Prepared;
-use super::work::Work;
+use super::work::{Turns, Work};
 use super::worker::{Started, Worker};
 use crate::deadline::Deadline;
 use crate::error::Result;
@@ -74,6 +74,7 @@ impl Communicator {
         let state = State::new();
         let started = Started { job, buffers: Box::new(buffers), state: Arc::clone(&state), timeout: self.timeout() };
         self.core.worker.get_or_init(Worker::default).submit(started, &self.core.shared)?;
-        Ok(Work::new(state, None))
+        let shared: Arc<dyn Turns> = Arc::clone(&self.core.shared) as Arc<dyn Turns>;
+        Ok(Work::new(state, None).taking_turns(Arc::downgrade(&shared)))
     }
 }

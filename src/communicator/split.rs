@@ -30,7 +30,7 @@ impl Communicator {
     /// Those of collectives, and of a start.
     #[doc(alias("ncclCommSplit", "MPI_Comm_split", "split_group"))]
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
-        self.composite("split", || self.split_by(color, key))
+        self.making("split", || self.split_by(color, key))
     }
 
     fn split_by(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
@@ -69,10 +69,17 @@ impl Communicator {
                 Some(seen) => *seen = true,
             }
         }
-        self.composite("subgroup", || {
+        self.making("subgroup", || {
             self.same_list(ranks)?;
             self.connect_members(ranks)
         })
+    }
+
+    /// Makes a communicator while no other thread's call runs: on devices NCCL splits between calls, at the same place on every rank.
+    fn making<R>(&self, call: &'static str, make: impl FnOnce() -> Result<R>) -> Result<R> {
+        #[cfg(feature = "cuda")]
+        let _turn = self.device_turn(call)?;
+        self.composite(call, make)
     }
 
     /// Refuses lists that differ between ranks.
@@ -150,7 +157,7 @@ impl Communicator {
     #[doc(alias = "MPI_Comm_dup")]
     pub fn duplicate(&self) -> Result<Self> {
         let everyone: Vec<usize> = (0..self.world_size()).collect();
-        let comm = self.composite("duplicate", || self.connect_members(&everyone))?;
+        let comm = self.making("duplicate", || self.connect_members(&everyone))?;
         comm.ok_or_else(|| Error::Conflict { reason: format!("rank {} is not in its own communicator", self.rank()) })
     }
 }

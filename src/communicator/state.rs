@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::progress::ProgressEngine;
 use super::shrink::recovery::RecoveryGroup;
+use super::work::Turns;
 use crate::config::Config;
 use crate::error::{Error, Peer};
 use crate::flight::{Flight, FlightState};
@@ -111,5 +112,11 @@ impl Shared {
         if let Some(error) = self.health.refusal(|| "dropping the communicator".to_owned(), &self.peers).filter(|_| by_trouble) {
             self.recorder.write_after(&error);
         }
+    }
+}
+
+impl Turns for Shared {
+    fn is_inside(&self) -> bool {
+        self.plane.is_inside()
     }
 }

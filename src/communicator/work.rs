@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
@@ -44,6 +44,8 @@ pub struct Work<B> {
     unpack: Unpack<B>,
     /// For messages: what moves them on while someone waits. Collectives have a thread of their own.
     driver: Option<Arc<dyn Drive>>,
+    /// For collectives: where they take their turn.
+    turns: Option<Weak<dyn Turns>>,
     /// Children of this process have nobody who moves the call on.
     process: Process,
 }
@@ -53,6 +55,12 @@ const OTHERS_TURN: Duration = Duration::from_micros(50);
 
 /// How long [`Work::wait_any`] sleeps at most before it looks again: a clock cannot be set arbitrarily far ahead.
 const LONGEST_PARK: Duration = Duration::from_secs(3600);
+
+/// Where started collectives take their turns.
+pub(super) trait Turns: Send + Sync {
+    /// Whether this thread has a turn there: what is behind it would be waited for in vain.
+    fn is_inside(&self) -> bool;
+}
 
 /// Moves background calls on from the thread that waits for them.
 pub(super) trait Drive: Send + Sync {
@@ -89,13 +97,24 @@ impl<B: Send + 'static> Work<B> {
     /// The handle of a call whose end is told to `state` with a boxed `B`.
     pub(super) fn new(state: Arc<State>, driver: Option<Arc<dyn Drive>>) -> Self {
         let unpack = |finished: Finished| finished.buffer.downcast::<B>().ok().map(|buffer| *buffer);
-        Self { state, unpack: Unpack::As(unpack), driver, process: Process::this() }
+        Self { state, unpack: Unpack::As(unpack), driver, turns: None, process: Process::this() }
     }
 
     /// The handle of a receive into a `B`.
     pub(super) fn receiving(state: Arc<State>, driver: Option<Arc<dyn Drive>>) -> Work<(B, Received)> {
         let unpack = |finished: Finished| Some((*finished.buffer.downcast::<B>().ok()?, finished.received?));
-        Work { state, unpack: Unpack::As(unpack), driver, process: Process::this() }
+        Work { state, unpack: Unpack::As(unpack), driver, turns: None, process: Process::this() }
+    }
+
+    /// The same for a collective, which takes its turn there.
+    pub(super) fn taking_turns(mut self, turns: Weak<dyn Turns>) -> Self {
+        self.turns = Some(turns);
+        self
+    }
+
+    /// Whether this thread would wait for itself: it is in a call of the communicator, behind which this one comes.
+    fn would_wait_for_itself(&self) -> bool {
+        self.turns.as_ref().and_then(Weak::upgrade).is_some_and(|turns| turns.is_inside())
     }
 
     /// The same call under one type, whatever it works on: works of several types in one list. [`wait`](Self::wait) gives back what it
@@ -117,7 +136,13 @@ impl<B: Send + 'static> Work<B> {
     pub fn erased(mut self) -> Work<Box<dyn Any + Send>> {
         let unpack = std::mem::replace(&mut self.unpack, Unpack::Gone);
         let unpack = Box::new(move |finished| unpack.run(finished).map(|buffer| Box::new(buffer) as Box<dyn Any + Send>));
-        Work { state: Arc::clone(&self.state), unpack: Unpack::By(unpack), driver: self.driver.take(), process: self.process }
+        Work {
+            state: Arc::clone(&self.state),
+            unpack: Unpack::By(unpack),
+            driver: self.driver.take(),
+            turns: self.turns.take(),
+            process: self.process,
+        }
     }
 
     /// Calls back once, when the call has ended, well or not: on the thread that ends it, or here and now where it has ended already. What
@@ -151,7 +176,7 @@ impl<B: Send + 'static> Work<B> {
     }
 
     /// Waits until one of several calls has ended, for at most `limit`: its place in the list, the first where there are several. `None` where
-    /// none has by then, and where the list is empty. Works of different types are listed [`erased`](Self::erased).
+    /// none has by then, where the list is empty, and, at once, within a call of a communicator behind which one of these comes. Works of different types are listed [`erased`](Self::erased).
     ///
     /// ```
     /// # use collectives::{Communicator, Envelope, Work};
@@ -175,13 +200,13 @@ impl<B: Send + 'static> Work<B> {
     #[doc(alias("MPI_Waitany"))]
     pub fn wait_any(works: &[Self], limit: Duration) -> Option<usize> {
         let ended = || works.iter().position(Self::is_done);
-        if works.is_empty() || works.iter().any(|work| work.process.is_foreign()) {
+        if works.is_empty() || works.iter().any(|work| work.process.is_foreign() || work.would_wait_for_itself()) {
             return ended();
         }
         let deadline = Deadline::after(limit);
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let waker = UNPARK.with(Waker::clone);
         for work in works {
-            work.state.wake(&waker);
+            work.state.wake_thread(&waker);
             work.attend();
         }
         loop {
@@ -210,7 +235,8 @@ impl<B: Send + 'static> Work<B> {
     ///
     /// # Errors
     ///
-    /// Those of the call itself. The call is bounded by the communicator's timeout, so this is too. `Unsupported` in a forked child.
+    /// Those of the call itself. The call is bounded by the communicator's timeout, and so are those before it, so this is too.
+    /// `InvalidArgument` within a call of the same communicator, as in a custom op: it would wait for itself. `Unsupported` in a forked child.
     pub fn wait(mut self) -> Result<B> {
         loop {
             if let Some(buffer) = self.wait_deadline(Duration::MAX)? {
@@ -228,6 +254,10 @@ impl<B: Send + 'static> Work<B> {
         if self.process.is_foreign() {
             // Nor is the lock touched: it may have been taken for good when this process was forked.
             return Err(forked("waiting for a started call".to_owned()));
+        }
+        if !self.is_done() && self.would_wait_for_itself() {
+            let reason = "called from within a call of the same communicator, behind which the call comes that is waited for";
+            return Err(Error::argument("wait", reason));
         }
         let deadline = Deadline::after(limit);
         while !self.is_done() {
@@ -254,6 +284,11 @@ impl<B> Drop for Work<B> {
             std::mem::forget((self.driver.take(), Arc::clone(&self.state)));
         }
     }
+}
+
+thread_local! {
+    /// Wakes this thread: one for all its waits, so that a call knows it again.
+    static UNPARK: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
 }
 
 /// Wakes a thread.

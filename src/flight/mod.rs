@@ -8,7 +8,7 @@
 //! # Design
 //!
 //! The last calls of each communicator are kept in three rings (collectives, messages, device calls). Each has one writer at a time: whoever
-//! has the plane, holds the progress engine's lock, or owns the communicator. A slot is one cache line of relaxed atomics under a sequence
+//! has the plane, holds the progress engine's lock, or has the turn at the device plane. A slot is one cache line of relaxed atomics under a sequence
 //! lock, so that any thread can read while a call is stuck (model-checked with loom). Writing is a dozen plain stores, and 10 ns for the
 //! time-stamp counter, which becomes a time when records are read. (`benches/record/2026-11-22-design-figures.md` has what that costs.)
 //!
@@ -161,7 +161,7 @@ impl Flight {
         event::lock(&self.slowly)
     }
 
-    /// Puts a collective on record, unless it is already. By the one thread that runs collectives.
+    /// Puts a collective on record, unless it is already. By the thread whose turn it is at the host plane.
     #[inline]
     pub(crate) fn begin(&self, call: &Call) {
         if self.phase.load(Ordering::Relaxed) == phase::CLOSED {
@@ -327,7 +327,7 @@ impl Flight {
         }
     }
 
-    /// Puts a collective on record that is queued on a device, and how that went. By the thread that owns the communicator, as the next.
+    /// Puts a collective on record that is queued on a device, and how that went. By the thread whose turn it is at the device plane, as the next.
     #[cfg(feature = "cuda")]
     pub(crate) fn note_device_call(&self, call: &Call, tracker: u8, error: Option<&Error>) {
         self.note_on_device(call.record(), tracker, error);

@@ -209,7 +209,7 @@ impl Communicator {
         }
         let timeout = parts.iter().map(|(comm, _)| comm.timeout()).min().unwrap_or_default();
         let comms: Vec<&Communicator> = parts.iter().map(|(comm, _)| *comm).collect();
-        let _turns = turns(&comms, &admitted, timeout)?;
+        let _turns = turns(&comms)?;
         let mut resolved = Vec::with_capacity(parts.len());
         for ((_, batch), (_, stream)) in parts.iter_mut().zip(&admitted) {
             resolved.push(batch.resolve(stream, hold)?);
@@ -242,14 +242,10 @@ impl Communicator {
 }
 
 /// A turn at each of several communicators, taken in one order, whoever takes several: two threads would wait for each other otherwise.
-fn turns<'a>(
-    comms: &[&'a Communicator],
-    admitted: &[(&'a DevicePlane, &'a Arc<CudaStream>)],
-    timeout: Duration,
-) -> Result<Vec<Turn<'a, ()>>> {
+fn turns<'a>(comms: &[&'a Communicator]) -> Result<Vec<Turn<'a, ()>>> {
     let mut order: Vec<usize> = (0..comms.len()).collect();
     order.sort_unstable_by_key(|at| Arc::as_ptr(&comms[*at].core).addr());
-    order.into_iter().map(|at| admitted[at].0.enter_call(timeout).map_err(|why| comms[at].no_turn("group", why))).collect()
+    order.into_iter().filter_map(|at| comms[at].device_turn("group").transpose()).collect()
 }
 
 /// Has the ranks compare what they are about to queue. On an error nothing is queued; where others may have queued their part by then, the

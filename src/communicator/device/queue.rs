@@ -23,6 +23,7 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
 use crate::host::plane::HostPlane;
 use crate::observe::{Moved, Track};
+use crate::ticket_lock::{NoTurn, Turn};
 use crate::tuning::device::{LOOKS, NAP};
 
 /// How much of an error a rank tells the others, in bytes: a compiler's can be long.
@@ -75,6 +76,15 @@ impl Communicator {
         }
     }
 
+    /// A turn at the device plane, where there is one. In a call on the host it is refused: whoever has the turn may wait for that call.
+    pub(in crate::communicator) fn device_turn(&self, call: &'static str) -> Result<Option<Turn<'_, ()>>> {
+        let Some(Ok(device)) = self.core.device.get() else { return Ok(None) };
+        if self.core.shared.plane.is_used_here() {
+            return Err(self.no_turn(call, NoTurn::Inside));
+        }
+        device.plane().enter_call(self.timeout()).map(Some).map_err(|why| self.no_turn(call, why))
+    }
+
     /// Refuses what would ask the driver in a process that was forked from the communicator's.
     pub(crate) fn refuse_forked(&self, call: &str) -> Result<()> {
         if self.core.shared.health.is_foreign() { Err(forked(call.to_owned())) } else { Ok(()) }
@@ -125,8 +135,14 @@ impl Communicator {
     /// What ranks tell each other over the host plane before the calls of a batch are queued: nothing, but where calls are to be compared,
     /// and at the first use of a kernel of the caller's.
     pub(super) fn confer<'a>(&self, plane: &DevicePlane, jobs: impl Iterator<Item = &'a device::Job> + Clone) -> Result<()> {
-        self.compare(plane, jobs.clone())?;
-        jobs.into_iter().try_for_each(|job| self.prepare_kernel(plane, job))
+        if self.compared(jobs.clone()).is_none() && !jobs.clone().any(|job| plane.is_first_use(job)) {
+            return Ok(());
+        }
+        // Several collectives: no other thread's comes in between.
+        self.composite("comparing calls on devices", || {
+            self.compare(plane, jobs.clone())?;
+            jobs.into_iter().try_for_each(|job| self.prepare_kernel(plane, job))
+        })
     }
 
     /// Loads the kernel that a job needs, where it is the caller's and this is its first use.
@@ -161,7 +177,7 @@ impl Communicator {
     pub(in crate::communicator) fn queue(&self, mut call: DeviceCall<'_>, hold: Hold) -> Result<()> {
         let kind = call.job.call.kind;
         let plane = self.plane(kind.name())?;
-        let _turn = plane.enter_call(self.timeout()).map_err(|why| self.no_turn(kind.name(), why))?;
+        let _turn = self.device_turn(kind.name())?;
         // Those who listen are told the number, too.
         plane.number([&mut call.job]);
         let Some(watch) = self.core.shared.observers.watch() else { return self.queue_unwatched(call, hold) };
@@ -353,8 +369,9 @@ impl Communicator {
             let reason = "its end cannot be asked for inside a graph; use the form that returns no Work, which is queued as well";
             return Err(Error::unsupported(format!("a started {doing} while a graph is captured"), reason));
         }
-        let deadline = Deadline::after(self.timeout());
         let result = queue()?;
+        // From here: the time in which other threads had their turns is not this call's.
+        let deadline = Deadline::after(self.timeout());
         let event = stream.record_event(None).map_err(|error| device::cuda_error(doing.clone(), error))?;
         Ok((Queued { event, comm: Arc::clone(plane.comm()), doing, deadline }, result))
     }

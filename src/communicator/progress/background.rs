@@ -37,10 +37,9 @@ impl ProgressEngine {
         buffer: Box<dyn ErasedBuffer>,
         limit: Duration,
     ) -> Result<Arc<State>> {
-        self.refuse_if_ended(&context, &memory)?;
         let deadline = Deadline::after(limit);
         let state = State::new();
-        let mut inner = self.lock();
+        let mut inner = self.lock_to_post(&context, &memory)?;
         inner.outstanding.reserve(1);
         let request = self.begin(&context, &memory, &deadline);
         // SAFETY: the memory lies in the buffer (the caller's promise). The buffer is next kept in `outstanding`, where room is reserved, so that
@@ -132,8 +131,7 @@ impl ProgressEngine {
         }
     }
 
-    /// Sends what is still on its way, for a bounded time, and tells the peers that this rank leaves. When it returns, listeners have been
-    /// told of everything.
+    /// Sends what is still on its way, for a bounded time, and tells the peers that this rank leaves. Later messages are refused.
     pub(in crate::communicator) fn close(&self) {
         let deadline = Deadline::after(FLUSH);
         let mut inner = self.lock();
@@ -148,6 +146,12 @@ impl ProgressEngine {
             if !self.advance(&mut inner) {
                 inner.messages.wait_step(TURN);
             }
+            drop(inner);
+            self.let_others_in();
+            inner = self.lock();
+        }
+        if inner.closed {
+            return;
         }
         let _ = inner.messages.leave(&Deadline::after(LEAVE));
         inner.closed = true;
@@ -155,14 +159,16 @@ impl ProgressEngine {
             let doing = inner.outstanding[last].request.doing();
             self.finish(&mut inner, last, Err(Error::Aborted { doing, by: self.peers[self.rank].clone() }));
         }
-        drop(inner);
-        self.join_background();
     }
 
     /// Starts the background thread, or wakes it.
     pub(in crate::communicator) fn wake_background(self: &Arc<Self>) -> Result<()> {
         if let Some(background) = self.background.get() {
             background.thread.unpark();
+            return Ok(());
+        }
+        let _starting = event::lock(&self.starting);
+        if self.background.get().is_some() {
             return Ok(());
         }
         let progress = Arc::downgrade(self);
@@ -174,8 +180,9 @@ impl ProgressEngine {
         Ok(())
     }
 
-    /// Waits for the end of the background thread, unless this is that thread: a listener may drop the communicator.
-    fn join_background(&self) {
+    /// Waits for the end of the background thread, unless this is that thread: a listener may drop the communicator. When it returns, listeners
+    /// have been told of everything.
+    pub(in crate::communicator) fn join_background(&self) {
         let Some(background) = self.background.get() else { return };
         background.thread.unpark();
         let handle = event::lock(&background.handle).take();

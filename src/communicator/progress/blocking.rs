@@ -134,8 +134,7 @@ impl ProgressEngine {
     ///
     /// The place stays valid, and untouched by others, during the call.
     unsafe fn transfer_one_or_fail(&self, context: &MessageContext, memory: MessageBuffer, limit: Duration) -> Result<Received> {
-        self.refuse_if_ended(context, &memory)?;
-        let mut inner = self.lock();
+        let mut inner = self.lock_to_post(context, &memory)?;
         // SAFETY: the place is valid during the call (this function's contract), in which `wait_one` takes in what has begun.
         let begun = match unsafe { Self::attempt(&mut inner, context, memory) } {
             Attempt::Done(envelope) => {
@@ -230,9 +229,8 @@ impl ProgressEngine {
     ) -> Result<Vec<Received>> {
         let deadline = Deadline::after(limit);
         let Some((context, memory)) = messages.first() else { return meanwhile().map(|()| Vec::new()) };
-        self.refuse_if_ended(context, memory)?;
         let mut posted = Posteds::new(self, messages.len());
-        let mut inner = self.lock();
+        let mut inner = self.lock_to_post(context, memory)?;
         // SAFETY: every place is valid during the call (this function's contract), and `posted`, with room for all, lives less long.
         let begun = messages.iter().try_for_each(|message| unsafe { posted.post(&mut inner, message, None, &deadline) });
         drop(inner);

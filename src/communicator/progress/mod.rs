@@ -16,7 +16,7 @@ use super::completion::State;
 use super::message::{MessageBuffer, MessageContext};
 use super::pinned::ErasedBuffer;
 use crate::deadline::Deadline;
-use crate::error::{Peer, Result};
+use crate::error::{Error, Peer, Result};
 use crate::event::{self, Locked};
 use crate::flight::{Flight, Message};
 use crate::host::abort_reason::Interrupted;
@@ -97,6 +97,8 @@ pub(super) struct ProgressEngine {
     /// How many wait for the lock.
     wanted: AtomicUsize,
     background: OnceLock<Background>,
+    /// Held while the background thread is started: there is one.
+    starting: Mutex<()>,
 }
 
 impl ProgressEngine {
@@ -114,6 +116,7 @@ impl ProgressEngine {
             inner,
             wanted: AtomicUsize::new(0),
             background: OnceLock::new(),
+            starting: Mutex::new(()),
         }
     }
 
@@ -149,6 +152,15 @@ impl ProgressEngine {
     /// exist.
     fn refuse_if_ended(&self, context: &MessageContext, memory: &MessageBuffer) -> Result<()> {
         self.health.refusal(|| context.doing(memory.sends()), &self.peers).map_or(Ok(()), Err)
+    }
+
+    /// The engine, for a message that is to be posted; refused once the communicator is ended or closed.
+    #[inline]
+    fn lock_to_post(&self, context: &MessageContext, memory: &MessageBuffer) -> Result<Locked<'_, Inner>> {
+        self.refuse_if_ended(context, memory)?;
+        let inner = self.lock();
+        // It may have been closed while this thread waited for the lock: nobody moves a message on any more.
+        if inner.closed { Err(Error::Closed { call: context.doing(memory.sends()) }) } else { Ok(inner) }
     }
 
     /// Posts a message. Nothing of the program's is called meanwhile, and where it breaks off, by an error or a panic, nothing is posted.

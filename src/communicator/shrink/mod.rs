@@ -88,7 +88,9 @@ impl Communicator {
         if self.core.shared.health.is_foreign() {
             return Err(forked("shrink".to_owned()));
         }
-        let comm = self.shrink_host()?;
+        // A rank takes part once: of several threads the others find that it has.
+        let shrunk = self.core.shrinking.with(self.timeout(), |()| self.shrink_host());
+        let comm = shrunk.unwrap_or_else(|why| Err(self.no_turn("shrink", why)))?;
         #[cfg(feature = "cuda")]
         let comm = self.with_device_of_this(comm)?;
         Ok(comm)
