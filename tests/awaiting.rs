@@ -116,7 +116,7 @@ fn callbacks_may_panic_and_may_call_the_communicator() {
             work.on_end(move || {
                 // From within the call's end a collective is refused or done; a started one takes its place in the order.
                 let _ = clone.flight_records();
-                again.send(clone.start_all_reduce(vec![2_u8], ReduceOp::Sum).and_then(Work::wait_none)).unwrap();
+                again.send(clone.start_all_reduce(vec![2_u8], ReduceOp::Sum)).unwrap();
             });
             assert_eq!(work.wait().unwrap(), [2; 100]);
             let next = said.recv_timeout(Duration::from_secs(20)).unwrap();
@@ -131,15 +131,6 @@ fn callbacks_may_panic_and_may_call_the_communicator() {
         });
     }
 }
-
-/// Hands the work on.
-trait WaitNone: Sized {
-    fn wait_none(self) -> Result<Self, Error> {
-        Ok(self)
-    }
-}
-
-impl<B> WaitNone for Work<B> {}
 
 #[test]
 fn the_first_of_many_is_found() {

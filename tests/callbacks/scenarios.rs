@@ -1,15 +1,13 @@
 //! Small jobs in which most of what listeners hear of happens.
 
-use std::collections::HashSet;
-use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use collectives::{Communicator, Config, Envelope, Error, MemoryStore, ReduceOp, Result};
 
-use super::common::ranks::{Meeting, Wiring, communicators_with, each, patience};
+use super::common::ranks::{Meeting, Wiring, communicators_with, each, listening, patience};
 
 /// A job of two ranks, and what it is called. Panics where anything comes out other than it should.
 pub(crate) type Scenario = (&'static str, fn(Wiring, &Given));
@@ -206,18 +204,4 @@ pub(crate) fn probe() {
         // Those that only stand for a rank's life never answer.
         let _ = stream.read(&mut [0; 256]);
     }
-}
-
-/// Where this process listens.
-fn listening() -> HashSet<SocketAddr> {
-    let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
-    let sockets: HashSet<String> =
-        links.filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())).collect();
-    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
-    let address = |line: &str| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let port = u16::from_str_radix(fields[1].split_once(':')?.1, 16).ok()?;
-        (fields[3] == "0A" && sockets.contains(fields[9])).then(|| SocketAddr::from(([127, 0, 0, 1], port)))
-    };
-    table.lines().skip(1).filter_map(address).collect()
 }

@@ -1,5 +1,8 @@
 //! Starts the ranks of a test: as threads of this process, or as processes that run this very test again.
 
+use std::collections::HashSet;
+use std::fs;
+use std::net::SocketAddr;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
@@ -198,4 +201,18 @@ pub fn alone_in_a_process(name: &str, program: impl FnOnce()) {
         .unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{name}: {}\n{out}\n{err}", output.status);
+}
+
+/// Where this process listens.
+pub fn listening() -> HashSet<SocketAddr> {
+    let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+    let sockets: HashSet<String> =
+        links.filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())).collect();
+    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let address = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let port = u16::from_str_radix(fields[1].split_once(':')?.1, 16).ok()?;
+        (fields[3] == "0A" && sockets.contains(fields[9])).then(|| SocketAddr::from(([127, 0, 0, 1], port)))
+    };
+    table.lines().skip(1).filter_map(address).collect()
 }

@@ -1,6 +1,5 @@
 //! A thousand unproven connections at the listeners of a job that is starting.
 
-use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +9,7 @@ use collectives::{Communicator, Secret, TcpStore, TcpStoreServer, Transport};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::common::oracle::hash;
-use super::common::ranks::{self, Meeting, patience};
+use super::common::ranks::{self, Meeting, listening, patience};
 use super::{LONG, RIGHT, messages, secret};
 
 const RANKS: usize = 4;
@@ -42,20 +41,6 @@ fn connections(addresses: &[SocketAddr], count: usize, seed: u64) -> Vec<TcpStre
         stream
     };
     (0..count).map(connect).collect()
-}
-
-/// Where this process listens.
-fn listening() -> HashSet<SocketAddr> {
-    let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
-    let sockets: HashSet<String> =
-        links.filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())).collect();
-    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
-    let address = |line: &str| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let port = u16::from_str_radix(fields[1].split_once(':')?.1, 16).ok()?;
-        (fields[3] == "0A" && sockets.contains(fields[9])).then(|| SocketAddr::from(([127, 0, 0, 1], port)))
-    };
-    table.lines().skip(1).filter_map(address).collect()
 }
 
 /// What a process holds: threads, descriptors, and bytes of memory.
