@@ -7,7 +7,7 @@ mod common;
 
 use std::time::Duration;
 
-use collectives::{Store, TcpStore, TcpStoreServer};
+use collectives::store::{Store, TcpStore, TcpStoreServer};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 
 const LONG: Duration = Duration::from_secs(20);

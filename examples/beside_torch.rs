@@ -10,7 +10,11 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use collectives::{Config, DType, NcclCommunicator, RawBuffer, RawCall, ReduceOp, Store, TcpStore, UniqueId};
+use collectives::{
+    Config, DType, ReduceOp,
+    nccl::{NcclCommunicator, RawBuffer, RawCall, UniqueId},
+    store::{Store, TcpStore},
+};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 
 /// Where ProcessGroupNCCL keeps the id of its first communicator: under `GROUP//DEVICE//COMMUNICATOR`, since 2.12 with a name behind it.

@@ -19,7 +19,7 @@
 //!   anything that is a [`Buffer`]: slices, vectors, arrays, single elements, of any [`Element`] or plain [`Data`].
 //! - `start_*` calls go on in the background and give their buffers back through a [`Work`].
 //! - With a GPU attached (`Builder::device`) the same methods take device buffers, cudarc's slices among them: they are queued on a
-//!   stream (`Communicator::with_stream` names one) and go over NCCL and this crate's own kernels. `NcclCommunicator` is that side alone.
+//!   stream (`Communicator::with_stream` names one) and go over NCCL and this crate's own kernels. [`nccl`] has that side alone, [`interop`] the memory of other crates.
 //! - Errors are one type, [`Error`], which says what was being done, with whom, and for how long.
 //! - Calls are reported to `tracing`, to counters, to trace files and to NVIDIA's profilers: [`observe`].
 //!
@@ -40,14 +40,14 @@ mod device;
 mod element;
 mod error;
 mod event;
-mod flight;
+pub mod flight;
 mod float8;
 mod fork;
 mod host;
-mod interchange;
 #[doc(hidden)]
 #[cfg(feature = "internals")]
 pub mod internals;
+pub mod interop;
 mod job;
 #[cfg(feature = "cuda")]
 mod nccl_config;
@@ -61,30 +61,37 @@ mod ticket_lock;
 pub mod train;
 mod tuning;
 
-#[cfg(feature = "cuda")]
-pub use buffer::device::{DeviceMemory, DeviceMemoryMut};
-#[cfg(feature = "cuda")]
-pub use buffer::device_buffers::RawDeviceSlice;
-pub use buffer::{Buffer, BufferMut, Memory, MemoryMut};
-pub use communicator::{AbortHandle, Builder, Communicator, Envelope, FlightRecorder, Group, OwnedBuffer, OwnedSource, Received};
+pub use buffer::{Buffer, BufferMut};
+pub use communicator::{AbortHandle, Builder, Communicator, Envelope, Group, OwnedBuffer, OwnedSource, Received};
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, device_count};
 pub use communicator::{SharedBuffer, Work, WorkFuture};
 pub use config::{Config, Transport};
 #[cfg(feature = "cuda")]
-pub use device::{NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registrable, Registration, Shrink, UniqueId, Window};
+pub use cudarc;
 pub use element::{DType, Data, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Peer, Result};
-pub use flight::{FlightPlane, FlightRecord, FlightState, write_flight_records, write_flight_records_on_sigusr1};
-pub use half::{bf16, f16};
-pub use interchange::dlpack;
-#[cfg(feature = "cuda")]
-pub use interchange::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer, RawStream};
-#[cfg(feature = "cuda")]
-pub use nccl_config::{CheckDeviceCalls, CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
+pub use half::{self, bf16, f16};
 pub use op::{CustomOp, ReduceOp, Reduction};
 pub use proof::Secret;
-pub use rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};
+
+/// NCCL itself: a communicator without the host plane, NCCL's settings and memory.
+///
+/// [`NcclCommunicator`](nccl::NcclCommunicator) is for engines that bring their own start-up, streams and memory. A
+/// [`Communicator`] with a device has one inside ([`Device::raw`]).
+#[cfg(feature = "cuda")]
+pub mod nccl {
+    pub use crate::device::{
+        NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registrable, Registration, Shrink, UniqueId, Window,
+    };
+    pub use crate::nccl_config::{CheckDeviceCalls, CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
+}
+
+/// Stores, at which the ranks of a job find each other: over TCP (PyTorch's protocol), in a folder, or in memory; and the trait for a
+/// store of one's own.
+pub mod store {
+    pub use crate::rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};
+}
 
 /// The guide's code, and the README's, so that `cargo test --doc` compiles it and runs what needs no launcher and no GPU.
 #[cfg(doctest)]

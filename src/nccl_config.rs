@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// Which device calls ranks compare before they are queued; see [`Config::check_device_calls`](crate::Config::check_device_calls).
 ///
 /// ```
-/// use collectives::{CheckDeviceCalls, Config};
+/// use collectives::{Config, nccl::CheckDeviceCalls};
 ///
 /// let mut config = Config::default();
 /// assert_eq!(config.check_device_calls, CheckDeviceCalls::ALWAYS);
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// Comparing fewer than all is a promise, which safe code cannot make:
 ///
 /// ```compile_fail,E0133
-/// let _ = collectives::CheckDeviceCalls::unchecked_after(64);
+/// let _ = collectives::nccl::CheckDeviceCalls::unchecked_after(64);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct CheckDeviceCalls {
@@ -69,7 +69,7 @@ impl fmt::Debug for CheckDeviceCalls {
 /// The file of an NCCL to load, which the program vouches for.
 ///
 /// ```
-/// use collectives::{Config, NcclLibrary};
+/// use collectives::{Config, nccl::NcclLibrary};
 ///
 /// let mut config = Config::default();
 /// // SAFETY: the NCCL that our packages install there.
@@ -108,7 +108,7 @@ impl NcclLibrary {
 /// Ranks must agree on them. A library older than a setting ignores it.
 ///
 /// ```
-/// use collectives::NcclConfig;
+/// use collectives::nccl::NcclConfig;
 ///
 /// let config = NcclConfig::default().max_ctas(16).name("gradients");
 /// assert_eq!(config, NcclConfig::default().name("gradients").max_ctas(16));

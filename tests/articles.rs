@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use common::ranks::{Wiring, free_port, is_rank_of, patience, processes, spawn_rank, threads, threads_with};
 
 use collectives::{
-    Communicator, CustomOp, Envelope, Error, FileStore, MemoryStore, PrefixStore, ReduceOp, Result, Store, TcpStore, TcpStoreServer,
+    Communicator, CustomOp, Envelope, Error, ReduceOp, Result,
+    store::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer},
 };
 
 const WAIT: Duration = patience(20);

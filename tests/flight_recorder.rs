@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use collectives::{Communicator, Config, FlightState, ReduceOp, Transport};
+use collectives::{Communicator, Config, ReduceOp, Transport, flight::State};
 use common::ranks::{Wiring, alone_in_a_process, communicators_with, each, patience, threads};
 
 /// Long enough for anything that is not stuck.
@@ -22,7 +22,7 @@ fn a_signal_that_the_program_handles_itself_is_left_alone() {
         let own: extern "C" fn(libc::c_int) = own;
         // SAFETY: the handler does nothing.
         unsafe { libc::signal(libc::SIGUSR1, own as libc::sighandler_t) };
-        let error = collectives::write_flight_records_on_sigusr1("nowhere").unwrap_err();
+        let error = collectives::flight::write_records_on_sigusr1("nowhere").unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("handler of its own"), "{error}");
     });
 }
@@ -53,10 +53,10 @@ fn a_stuck_call_is_seen_from_another_thread_on_every_wiring() {
                 }
                 std::thread::yield_now();
             };
-            assert_eq!((seen.state, seen.sequence, seen.count), (FlightState::Started, Some(1), 9), "{wiring:?}");
+            assert_eq!((seen.state, seen.sequence, seen.count), (State::Started, Some(1), 9), "{wiring:?}");
             assert!(seen.started_ns.is_some() && seen.finished_ns.is_none());
             go.send(()).unwrap();
-            assert_eq!(ranks.join().unwrap(), [Some(FlightState::Finished); 3]);
+            assert_eq!(ranks.join().unwrap(), [Some(State::Finished); 3]);
         });
     }
 }
@@ -72,7 +72,7 @@ fn every_kind_of_call_is_on_record() {
         let half = comm.split(Some(comm.rank() as u32), 0).unwrap().unwrap();
         half.barrier().unwrap();
         let (all, alone) = (comm.flight_records(), half.flight_records());
-        assert!(all.iter().chain(&alone).all(|record| record.state == FlightState::Finished), "{all:?} {alone:?}");
+        assert!(all.iter().chain(&alone).all(|record| record.state == State::Finished), "{all:?} {alone:?}");
         let sequences: Vec<_> = all.iter().filter_map(|record| record.sequence).collect();
         assert!(sequences.is_sorted_by(|a, b| a + 1 == *b));
         (all.iter().map(|record| record.kind).collect::<Vec<_>>(), alone.iter().map(|record| record.kind).collect::<Vec<_>>())

@@ -8,7 +8,10 @@ use std::net::TcpStream;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use collectives::{Communicator, Store, TcpStore, TcpStoreServer, Transport};
+use collectives::{
+    Communicator, Transport,
+    store::{Store, TcpStore, TcpStoreServer},
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const WORLDS: [usize; 5] = [2, 4, 8, 16, 32];

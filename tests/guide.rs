@@ -89,14 +89,21 @@ fn trouble(pages: &BTreeMap<String, String>, from: &str, link: &str) -> Option<S
     }
 }
 
-/// Whether `struct.Name.html` and the like stand for an item that the crate makes public.
+/// Whether `struct.Name.html`, `store/trait.Name.html` and the like stand for an item that the crate makes public.
 fn is_documented(item: &str) -> bool {
-    let [kind, name, "html"] = item.split('.').collect::<Vec<_>>()[..] else { return false };
-    let exported = read("src/lib.rs").split("pub use").skip(1).any(|list| {
-        words_from(list.split(';').next().unwrap(), name).contains(name) || {
-            list.split(';').next().unwrap().split(|c: char| !c.is_alphanumeric()).any(|word| word == name)
-        }
-    });
+    let (module, file) = item.split_once('/').map_or((None, item), |(module, file)| (Some(module), file));
+    let [kind, name, "html"] = file.split('.').collect::<Vec<_>>()[..] else { return false };
+    let library = read("src/lib.rs");
+    let (root, inline) = library.split_once("pub mod nccl {").unwrap();
+    let place = match module {
+        None => root.to_owned(),
+        Some(module) if root.contains(&format!("pub mod {module};")) => read(&format!("src/{module}/mod.rs")),
+        Some(module) => format!("pub mod nccl {{{inline}")
+            .split_once(&format!("pub mod {module} {{"))
+            .map_or(String::new(), |(_, rest)| rest.split("\n}").next().unwrap().to_owned()),
+    };
+    let lists = place.split("pub use").skip(1).map(|list| list.split(';').next().unwrap());
+    let exported = lists.flat_map(|list| list.split(|c: char| !c.is_alphanumeric() && c != '_')).any(|word| word == name);
     exported && ["<", " ", "(", ":", ";"].iter().any(|end| sources("src").contains(&format!("pub {kind} {name}{end}")))
 }
 

@@ -290,7 +290,7 @@ fn an_ordered_op_keeps_the_order_of_ranks_in_whatever_grouping() {
 
 #[test]
 fn settings_that_differ_are_a_conflict() {
-    let store = collectives::MemoryStore::new();
+    let store = collectives::store::MemoryStore::new();
     let join = |rank: usize| {
         let store = std::sync::Arc::new(store.clone());
         Wiring::Shm.builder(rank).reproducible(rank == 0).with_store(store, rank, 2)

@@ -4,7 +4,11 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use collectives::{Communicator, DType, Device, DeviceChoice, RawBuffer, RawCall, RawDeviceSlice, ReduceOp};
+use collectives::{
+    Communicator, DType, Device, DeviceChoice, ReduceOp,
+    interop::RawDeviceSlice,
+    nccl::{RawBuffer, RawCall},
+};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DevicePtr};
 use cudarc::nccl;

@@ -3,9 +3,12 @@
 use std::thread;
 use std::time::Duration;
 
-#[cfg(feature = "cuda")]
-use collectives::{CheckDeviceCalls, Config, CtaPolicy, DeviceChoice, NcclConfig};
 use collectives::{Communicator, Secret};
+#[cfg(feature = "cuda")]
+use collectives::{
+    Config, DeviceChoice,
+    nccl::{CheckDeviceCalls, CtaPolicy, NcclConfig},
+};
 
 use sha2::{Digest, Sha256};
 

@@ -143,9 +143,9 @@ fn a_hang_is_explained_by_what_ranks_write_on_a_signal() {
     const NAME: &str = "a_hang_is_explained_by_what_ranks_write_on_a_signal";
     if is_rank_of(NAME) {
         let folder = std::env::var("COLLECTIVES_FLIGHT_RECORDER_DIR").unwrap();
-        collectives::write_flight_records_on_sigusr1(&folder).unwrap();
+        collectives::flight::write_records_on_sigusr1(&folder).unwrap();
         // Asked again, it goes on as before.
-        collectives::write_flight_records_on_sigusr1(&folder).unwrap();
+        collectives::flight::write_records_on_sigusr1(&folder).unwrap();
         let comm = Communicator::from_env().unwrap();
         warm_up(&comm);
         std::fs::write(Path::new(&folder).join(format!("ready {}", comm.rank())), "").unwrap();

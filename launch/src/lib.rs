@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use collectives::{Secret, TcpStoreServer};
+use collectives::{Secret, store::TcpStoreServer};
 pub use output::Output;
 
 /// What to start, how often, and where in the job this host stands.

@@ -69,7 +69,7 @@ writable!([T: Data] CudaSlice<T>, ['v, T: Data] CudaViewMut<'v, T>);
 /// [`Communicator::with_stream`](crate::Communicator::with_stream)).
 ///
 /// ```no_run
-/// # use collectives::{Communicator, RawDeviceSlice, ReduceOp};
+/// # use collectives::{Communicator, ReduceOp, interop::RawDeviceSlice};
 /// # fn example(comm: &Communicator, address: u64) -> collectives::Result<()> {
 /// let device = comm.device().expect("a device was asked for");
 /// // SAFETY: 1000 elements that an engine keeps allocated, and leaves alone until the call has ended on the communicator's stream.

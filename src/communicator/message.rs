@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::element::TypeTag;
-use crate::flight::{FlightPlane, Message};
+use crate::flight::{self, Message};
 use crate::host::point_to_point::Envelope as Arrived;
 use crate::observe::{CallReport, Watch};
 
@@ -133,7 +133,7 @@ impl MessageBuffer {
 
     /// The message, for those who listen.
     pub(super) fn report<'a>(&self, watch: &'a Watch, context: &MessageContext) -> CallReport<'a> {
-        watch.message(&self.recorded(context), FlightPlane::Host, self.bytes())
+        watch.message(&self.recorded(context), flight::Plane::Host, self.bytes())
     }
 }
 

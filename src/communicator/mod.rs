@@ -58,7 +58,6 @@ pub use device::{Device, DeviceChoice, device_count};
 pub use group::Group;
 pub use handle::Communicator;
 pub use message::{Envelope, Received};
-pub use records::FlightRecorder;
 pub use shared::SharedBuffer;
 pub use work::{OwnedBuffer, OwnedSource, Work, WorkFuture};
 

@@ -8,7 +8,7 @@ use super::shrink::recovery::RecoveryGroup;
 use super::work::Turns;
 use crate::config::Config;
 use crate::error::{Error, Peer};
-use crate::flight::{Flight, FlightState};
+use crate::flight::{self, Flight};
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::Health;
 use crate::host::plane::{HostPlane, MessageConnector};
@@ -84,7 +84,7 @@ impl Shared {
     /// The collective that is under way, in words, where one is on record.
     pub(super) fn under_way(&self) -> Option<String> {
         let records = self.recorder.records();
-        let call = records.iter().rev().find(|record| record.sequence.is_some() && record.state == FlightState::Started)?;
+        let call = records.iter().rev().find(|record| record.sequence.is_some() && record.state == flight::State::Started)?;
         Some(format!("{} number {}", call.kind, call.sequence?))
     }
 

@@ -167,7 +167,7 @@ mod sealed {
 /// vouches for the address; and what is registered already.
 ///
 /// Sealed: NCCL writes where the address says, and any type could say any address by cudarc's safe traits. Memory of other crates by
-/// [`AsDevicePtr`](crate::AsDevicePtr) is none: its owner vouches for it only as long as it is borrowed.
+/// [`AsDevicePtr`](crate::interop::AsDevicePtr) is none: its owner vouches for it only as long as it is borrowed.
 pub trait Registrable: Buffer + sealed::Lasting + 'static {}
 
 impl<B: Buffer + sealed::Lasting + 'static> Registrable for B {}

@@ -82,7 +82,7 @@
 //! the memory could be freed under it, from safe code. Started calls own their buffers and do without. A writer on a third stream that
 //! follows a reader of somebody else's still waits for that reader alone: that is cudarc's to mend.
 //!
-//! **Memory of other crates** (`interchange/`) has no events of cudarc's. What its owner promises instead is that all its uses follow one stream:
+//! **Memory of other crates** (`interop/`) has no events of cudarc's. What its owner promises instead is that all its uses follow one stream:
 //! `AsDevicePtr` is unsafe to implement for that reason alone. A call on another stream waits for that stream before and has it wait
 //! afterwards (`Ordered::Followed`), whether or not cudarc's tracking is on, and adds nothing where both streams are the same. A foreign stream
 //! is never kept: the watchdog's trackers and the scratch memory remember the streams of a communicator for as long as it lives, so

@@ -75,7 +75,7 @@ impl fmt::Debug for UniqueId {
 /// Every wait ends at [`Config::timeout`]: the communicator is then aborted, and says why.
 ///
 /// ```no_run
-/// # use collectives::{Config, NcclCommunicator, RawBuffer, RawCall, ReduceOp, UniqueId};
+/// # use collectives::{Config, ReduceOp, nccl::{NcclCommunicator, RawBuffer, RawCall, UniqueId}};
 /// # use std::sync::Arc;
 /// # use cudarc::driver::CudaContext;
 /// # fn example(context: &Arc<CudaContext>, id: UniqueId, rank: usize, source: RawBuffer, destination: RawBuffer) -> collectives::Result<()> {
@@ -411,7 +411,7 @@ impl NcclCommunicator {
     /// Only buffers whose address can be trusted are taken. A type of the caller's names none, though cudarc's traits are safe to implement:
     ///
     /// ```compile_fail,E0277
-    /// # use collectives::NcclCommunicator;
+    /// # use collectives::nccl::NcclCommunicator;
     /// # use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceSlice, SyncOnDrop};
     /// # use std::sync::Arc;
     /// struct Anywhere(CudaSlice<f32>);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::clock::Timeline;
-use super::record::{FlightPlane, FlightRecord, FlightState};
+use super::record::{Plane, Record, State};
 use super::ring::{Raw, Ring, Stage};
 use super::{Flight, Kept, Slowly, file};
 use crate::call::Call;
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 impl Flight {
     /// Everything that is on record: collectives, then messages, then device calls, each oldest first, then started calls that the worker has
     /// not taken up.
-    pub(crate) fn records(&self) -> Vec<FlightRecord> {
+    pub(crate) fn records(&self) -> Vec<Record> {
         if !self.is_on() || self.is_foreign() {
             return Vec::new();
         }
@@ -84,23 +84,21 @@ fn is_about_peers(error: &Error) -> bool {
 }
 
 /// A record of a ring in full.
-fn described(raw: &Raw, kept: Kept, line: &Timeline, slowly: &Slowly) -> Option<FlightRecord> {
-    let plane = if kept == Kept::Device { FlightPlane::Device } else { FlightPlane::Host };
-    let record = FlightRecord::decode(raw.id, plane, raw.what)?;
+fn described(raw: &Raw, kept: Kept, line: &Timeline, slowly: &Slowly) -> Option<Record> {
+    let plane = if kept == Kept::Device { Plane::Device } else { Plane::Host };
+    let record = Record::decode(raw.id, plane, raw.what)?;
     let state = match raw.stage {
-        Stage::Started => FlightState::Started,
-        Stage::Finished => FlightState::Finished,
-        Stage::Failed => FlightState::Failed,
-        Stage::Queued => FlightState::Queued,
+        Stage::Started => State::Started,
+        Stage::Finished => State::Finished,
+        Stage::Failed => State::Failed,
+        Stage::Queued => State::Queued,
     };
     let failure = slowly.errors.iter().find(|failure| (failure.ring, failure.id) == (kept, raw.id));
-    let awaited = slowly
-        .awaited
-        .as_ref()
-        .filter(|(sequence, _)| kept == Kept::Collective && raw.what[0] == *sequence && state == FlightState::Started);
-    Some(FlightRecord {
+    let awaited =
+        slowly.awaited.as_ref().filter(|(sequence, _)| kept == Kept::Collective && raw.what[0] == *sequence && state == State::Started);
+    Some(Record {
         started_ns: line.nanoseconds(raw.started),
-        finished_ns: line.nanoseconds(raw.finished).filter(|_| state != FlightState::Queued),
+        finished_ns: line.nanoseconds(raw.finished).filter(|_| state != State::Queued),
         state,
         error: failure.map(|failure| failure.error.clone()),
         waiting_for: awaited.map_or_else(Vec::new, |(_, ranks)| ranks.iter().map(|rank| *rank as usize).collect()),
@@ -109,7 +107,7 @@ fn described(raw: &Raw, kept: Kept, line: &Timeline, slowly: &Slowly) -> Option<
 }
 
 /// A collective that was started and that the worker has not taken up, with the sequence number that it will have.
-fn waiting_for_its_turn(call: &Call, since: Duration, sequence: u64, number: u64) -> Option<FlightRecord> {
-    let record = FlightRecord::decode(number, FlightPlane::Host, Call { sequence, ..*call }.record())?;
-    Some(FlightRecord { state: FlightState::Queued, started_ns: u64::try_from(since.as_nanos()).ok(), ..record })
+fn waiting_for_its_turn(call: &Call, since: Duration, sequence: u64, number: u64) -> Option<Record> {
+    let record = Record::decode(number, Plane::Host, Call { sequence, ..*call }.record())?;
+    Some(Record { state: State::Queued, started_ns: u64::try_from(since.as_nanos()).ok(), ..record })
 }

@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::clock::since_1970;
-use super::record::{About, FlightPlane, FlightRecord, FlightState};
+use super::record::{About, Plane, Record, State};
 use crate::error::{Error, Peer, Result};
 
 /// The value of `format`.
@@ -17,7 +17,7 @@ const FORMAT: &str = "collectives flight record";
 const VERSION: u32 = 1;
 
 /// Writes the file of one rank and communicator, whole or not at all; where it is.
-pub(super) fn write(folder: &Path, about: &About, reason: &str, records: &[FlightRecord]) -> Result<PathBuf> {
+pub(super) fn write(folder: &Path, about: &About, reason: &str, records: &[Record]) -> Result<PathBuf> {
     let name = format!("flight-{:016x}-rank{}.json", about.id, about.rank);
     write_whole(folder, &name, &to_json(about, reason, records), "the flight record")
 }
@@ -40,7 +40,7 @@ pub(crate) fn write_whole(folder: &Path, name: &str, text: &str, what: &str) -> 
 }
 
 /// The file's text.
-fn to_json(about: &About, reason: &str, records: &[FlightRecord]) -> String {
+fn to_json(about: &About, reason: &str, records: &[Record]) -> String {
     let mut json = Json::default();
     json.object(|json| {
         json.key("format").text(FORMAT);
@@ -64,13 +64,13 @@ fn to_json(about: &About, reason: &str, records: &[FlightRecord]) -> String {
 }
 
 /// The numbers of the last collectives of the host.
-fn status(json: &mut Json, records: &[FlightRecord]) {
-    let last = |states: &[FlightState]| {
-        let fitting = records.iter().filter(|record| record.plane == FlightPlane::Host && states.contains(&record.state));
+fn status(json: &mut Json, records: &[Record]) {
+    let last = |states: &[State]| {
+        let fitting = records.iter().filter(|record| record.plane == Plane::Host && states.contains(&record.state));
         fitting.filter_map(|record| record.sequence).max()
     };
-    let (started, finished) = ([FlightState::Started, FlightState::Finished, FlightState::Failed], [FlightState::Finished]);
-    json.key("last_enqueued_collective").number_or_null(last(&[FlightState::Queued]).or_else(|| last(&started)));
+    let (started, finished) = ([State::Started, State::Finished, State::Failed], [State::Finished]);
+    json.key("last_enqueued_collective").number_or_null(last(&[State::Queued]).or_else(|| last(&started)));
     json.key("last_started_collective").number_or_null(last(&started));
     json.key("last_completed_collective").number_or_null(last(&finished));
 }
@@ -83,10 +83,10 @@ fn peer(json: &mut Json, peer: &Peer) {
     });
 }
 
-fn entry(json: &mut Json, record: &FlightRecord) {
+fn entry(json: &mut Json, record: &Record) {
     json.object(|json| {
         json.key("record_id").number(record.number);
-        json.key("plane").text(if record.plane == FlightPlane::Device { "device" } else { "host" });
+        json.key("plane").text(if record.plane == Plane::Device { "device" } else { "host" });
         json.key("is_p2p").boolean(record.sequence.is_none());
         json.key("collective_seq_id").number_or_null(record.sequence);
         json.key("p2p_seq_id").number_or_null(record.sequence.is_none().then_some(record.number));
@@ -100,7 +100,7 @@ fn entry(json: &mut Json, record: &FlightRecord) {
         json.key("tag").number_or_null(record.tag);
         json.key("state").text(word(record.state));
         json.key("time_created_ns").number_or_null(record.started_ns);
-        let is_queued = record.state == FlightState::Queued;
+        let is_queued = record.state == State::Queued;
         json.key("time_discovered_started_ns").number_or_null(record.started_ns.filter(|_| !is_queued));
         json.key("time_discovered_completed_ns").number_or_null(record.finished_ns);
         json.key("waiting_for").array(&record.waiting_for, |json, rank| json.number(rank));
@@ -112,12 +112,12 @@ fn entry(json: &mut Json, record: &FlightRecord) {
 }
 
 /// PyTorch's words for how far a call is. It has none for a call that failed.
-fn word(state: FlightState) -> &'static str {
+fn word(state: State) -> &'static str {
     match state {
-        FlightState::Queued => "scheduled",
-        FlightState::Started => "started",
-        FlightState::Finished => "completed",
-        FlightState::Failed => "failed",
+        State::Queued => "scheduled",
+        State::Started => "started",
+        State::Finished => "completed",
+        State::Failed => "failed",
     }
 }
 

@@ -1,5 +1,12 @@
 //! The flight recorder: the last calls of a communicator, kept for when one of them gets stuck.
 //!
+//! It is on, for the last [`Config::flight_recorder_calls`](crate::Config::flight_recorder_calls) calls of each kind. What is on record is
+//! read from any thread by a [`Recorder`] ([`Communicator::flight_recorder`](crate::Communicator::flight_recorder)). It is written to files by
+//! [`write_records`], by `kill -USR1` after [`write_records_on_sigusr1`], and when a call fails for lack of a peer, where
+//! [`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir) names a folder. `collperf --explain-hang FOLDER` compares the files of all ranks.
+//!
+//! # When a call goes on record
+//!
 //! A call of the host plane goes on record when this rank has told the others of it and has to wait for one of them: recording then costs
 //! time that would pass anyway. The clock is read at that moment. It is read again at the end of calls that took a while or moved much; the
 //! others are over too soon for a second look. A call for which everybody else was there already goes on record when it is over, and one in
@@ -22,6 +29,7 @@ mod answers;
 mod clock;
 mod file;
 mod record;
+mod recorder;
 mod ring;
 mod signal;
 
@@ -44,9 +52,10 @@ use ring::{Ring, Stage};
 
 pub(crate) use file::{Json, write_whole};
 pub(crate) use record::{About, Message};
-pub use record::{FlightPlane, FlightRecord, FlightState};
+pub use record::{Plane, Record, State};
+pub use recorder::Recorder;
 pub(crate) use signal::enlist;
-pub use signal::{write_flight_records, write_flight_records_on_sigusr1};
+pub use signal::{write_records, write_records_on_sigusr1};
 
 /// Where the collective that is under way stands; one at a time.
 mod phase {

@@ -10,7 +10,7 @@ use crate::error::{Error, Peer};
 /// Where a recorded call ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum FlightPlane {
+pub enum Plane {
     /// On the host.
     Host,
     /// On a device: on record when it is queued. Whether it is over is looked at about every 100 milliseconds; one that was captured into a
@@ -21,7 +21,7 @@ pub enum FlightPlane {
 /// How far a recorded call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum FlightState {
+pub enum State {
     /// Started in the background and not taken up yet, or queued on a device.
     Queued,
     /// Under way.
@@ -32,14 +32,14 @@ pub enum FlightState {
     Failed,
 }
 
-/// One call in a [`FlightRecorder`](crate::FlightRecorder).
+/// One call in a [`Recorder`](crate::flight::Recorder).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct FlightRecord {
+pub struct Record {
     /// Its number among the collectives, messages or device calls of its communicator on this rank.
     pub number: u64,
     /// Where it ran.
-    pub plane: FlightPlane,
+    pub plane: Plane,
     /// The call, as the method is named; `send` and `recv` for messages of every kind.
     pub kind: &'static str,
     /// For collectives the number by which ranks compare them, as errors name it.
@@ -65,7 +65,7 @@ pub struct FlightRecord {
     /// which nobody timed.
     pub finished_ns: Option<u64>,
     /// How far it is.
-    pub state: FlightState,
+    pub state: State,
     /// Why it failed. Of several device calls that fail together the first has it.
     pub error: Option<Error>,
     /// For a collective that is under way: whom it waits for, as far as is known. Up to date to 50 milliseconds.
@@ -120,9 +120,9 @@ impl Message {
     }
 }
 
-impl FlightRecord {
+impl Record {
     /// What four words of a ring say; `None` for words that no call has.
-    pub(super) fn decode(number: u64, plane: FlightPlane, words: [u64; 4]) -> Option<Self> {
+    pub(super) fn decode(number: u64, plane: Plane, words: [u64; 4]) -> Option<Self> {
         let kind = words[3] >> 32 & 0xff;
         let blank = Self {
             number,
@@ -138,7 +138,7 @@ impl FlightRecord {
             tag: None,
             started_ns: None,
             finished_ns: None,
-            state: FlightState::Started,
+            state: State::Started,
             error: None,
             waiting_for: Vec::new(),
         };

@@ -37,21 +37,21 @@ pub(crate) fn enlist(flight: &Arc<Flight>) {
 ///
 /// # Errors
 ///
-/// `Unsupported` where the program has a handler of its own for the signal, which stays: call [`write_flight_records`] from a thread
+/// `Unsupported` where the program has a handler of its own for the signal, which stays: call [`write_records`] from a thread
 /// that it wakes instead; and in a process that was forked after the call, which has the handler and not the thread. `Io` where the system
 /// gives no handler or thread.
-pub fn write_flight_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
+pub fn write_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
     // What the conversion does is the program's: not under the lock.
     let folder = folder.into();
     let mut kept = event::lock(&FOLDER);
     if kept.as_ref().is_some_and(|(_, process)| process.is_foreign()) {
         let reason =
-            "this process was forked from one that has the handler; call write_flight_records from a thread that another signal wakes";
+            "this process was forked from one that has the handler; call flight::write_records from a thread that another signal wakes";
         return Err(Error::unsupported("writing flight records on SIGUSR1", reason));
     }
     if kept.is_none() {
         if !is_free()? {
-            let reason = "the program has a handler of its own; have that wake a thread that calls write_flight_records";
+            let reason = "the program has a handler of its own; have that wake a thread that calls flight::write_records";
             return Err(Error::unsupported("writing flight records on SIGUSR1", reason));
         }
         let event = event()?;
@@ -71,7 +71,7 @@ pub fn write_flight_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()>
 /// # Errors
 ///
 /// `Io` for the first file that cannot be written; the others are written all the same.
-pub fn write_flight_records(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
+pub fn write_records(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
     write_all(folder.as_ref(), "asked for")
 }
 

@@ -43,12 +43,12 @@ fn collectives_are_on_record_as_far_as_they_are() {
     flight.waits(&call(4), &Deadline::after(Duration::from_secs(60)), [0, 2]);
     let records = flight.records();
     let states: Vec<_> = records.iter().map(|record| (record.sequence, record.state)).collect();
-    let (finished, failed, started) = (FlightState::Finished, FlightState::Failed, FlightState::Started);
+    let (finished, failed, started) = (State::Finished, State::Failed, State::Started);
     assert_eq!(states, [(Some(0), finished), (Some(1), finished), (Some(2), finished), (Some(3), failed), (Some(4), started)]);
     assert!(records[0].finished_ns.is_none() && records[1].finished_ns >= records[1].started_ns);
     assert!(records[3].error.as_ref().is_some_and(Error::is_peer_lost) && records[2].error.is_none());
     assert_eq!((records[4].waiting_for.as_slice(), records[3].waiting_for.as_slice()), (&[0, 2][..], &[][..]));
-    let FlightRecord { kind, op, element, count, root, .. } = &records[4];
+    let Record { kind, op, element, count, root, .. } = &records[4];
     assert_eq!((*kind, op.as_deref(), element.as_str(), *count, *root), ("reduce", Some("max"), "f32", 7, Some(2)));
     flight.end(&call(4), false);
     assert!(flight.records()[4].finished_ns.is_some(), "a call that waited is timed to its end");
@@ -63,7 +63,7 @@ fn calls_that_no_thread_has_taken_up_have_the_numbers_that_they_will_have() {
     flight.queue(&call(0));
     flight.take_up();
     let records = flight.records();
-    let queued: Vec<_> = records.iter().filter(|record| record.state == FlightState::Queued).collect();
+    let queued: Vec<_> = records.iter().filter(|record| record.state == State::Queued).collect();
     assert_eq!(queued.iter().map(|record| (record.sequence, record.number)).collect::<Vec<_>>(), [(Some(42), 1), (Some(43), 2)]);
 }
 
@@ -75,11 +75,11 @@ fn messages_are_on_record_by_themselves() {
     let (first, second) = (flight.begin_message(&message), flight.begin_message(&message));
     flight.fail_message(second, &lost());
     let records = flight.records();
-    assert_eq!(records.iter().map(|record| record.state).collect::<Vec<_>>(), [FlightState::Started, FlightState::Failed]);
+    assert_eq!(records.iter().map(|record| record.state).collect::<Vec<_>>(), [State::Started, State::Failed]);
     assert_eq!((records[0].number, records[0].kind, records[0].peer, records[0].tag), (first, "recv", None, Some(5)));
     assert_eq!((records[1].element.as_str(), records[1].sequence), ("plain data of 12 B", None));
     flight.end_message(first);
-    assert_eq!(flight.records()[0].state, FlightState::Finished);
+    assert_eq!(flight.records()[0].state, State::Finished);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What a communicator tells of its calls while they happen: to `tracing`, to counters, to a trace file, to NVIDIA's profilers.
 //!
 //! All of it is off until somebody listens. What a call then costs is one load of a flag of the communicator's and one of `tracing`'s
-//! level. (The [flight recorder](crate::FlightRecorder), which keeps the last calls for when one hangs, is another matter: it is on, and
+//! level. (The [flight recorder](crate::flight::Recorder), which keeps the last calls for when one hangs, is another matter: it is on, and
 //! reads no clock where that would cost something.)
 //!
 //! # `tracing`
@@ -72,7 +72,7 @@
 //! `COLLECTIVES_TRACE=FOLDER` (or [`Config::trace_dir`](crate::Config::trace_dir)) has every rank write what its calls took as
 //! `trace-ID-rankR.json` when its communicators are gone; [`Communicator::write_trace`](crate::Communicator::write_trace) writes it at any
 //! time. A process that crashes, is killed, or leaves by `std::process::exit` while it has communicators writes none: where that is what is
-//! to be looked into, call `write_trace` beforehand, or read the [flight recorder](crate::FlightRecorder). Perfetto and `chrome://tracing` open these files. `collperf trace FOLDER -o FILE` makes one of those of all ranks, put in line by
+//! to be looked into, call `write_trace` beforehand, or read the [flight recorder](crate::flight::Recorder). Perfetto and `chrome://tracing` open these files. `collperf trace FOLDER -o FILE` makes one of those of all ranks, put in line by
 //! the hosts' clocks; `collperf COLLECTIVE --trace FILE` does that for what it measures. A process of the trace is a rank, and has a track
 //! each for collectives, messages and device calls of each communicator.
 //!
@@ -94,7 +94,7 @@ use std::time::Duration;
 use crate::call::{Call, Kind};
 use crate::element::TypeTag;
 use crate::error::Error;
-use crate::flight::{FlightPlane, Message};
+use crate::flight::{self, Message};
 use crate::op::ReduceOp;
 
 pub(crate) use trace::{TraceLog, Track};
@@ -114,7 +114,7 @@ pub struct CallReport<'a> {
     /// How many ranks the communicator has.
     pub world_size: usize,
     /// Where it ran.
-    pub plane: FlightPlane,
+    pub plane: flight::Plane,
     /// The call, as the method is named; `send` and `recv` for messages of every kind.
     pub kind: &'static str,
     /// For collectives of the host, the number by which ranks compare them.
@@ -162,7 +162,7 @@ impl CallReport<'_> {
             communicator,
             rank,
             world_size,
-            plane: FlightPlane::Host,
+            plane: flight::Plane::Host,
             kind: call.kind.name(),
             sequence: Some(call.sequence),
             op: op(call),
@@ -184,7 +184,7 @@ impl CallReport<'_> {
             communicator,
             rank,
             world_size,
-            plane: FlightPlane::Host,
+            plane: flight::Plane::Host,
             kind: if message.sends { "send" } else { "recv" },
             sequence: None,
             op: None,
@@ -224,7 +224,7 @@ pub trait Observer: Send + Sync {
     /// [`Work`](crate::Work) may have been given back by then; all have been told when the communicator is dropped.
     ///
     /// It may call what any thread may: [`AbortHandle::abort`](crate::AbortHandle::abort),
-    /// [`FlightRecorder`](crate::FlightRecorder), other communicators; of the one that it is told of no calls, since one is under way. No
+    /// [`flight::Recorder`](crate::flight::Recorder), other communicators; of the one that it is told of no calls, since one is under way. No
     /// lock of this crate's is held meanwhile.
     ///
     /// It should be short: as long as it takes, the call has not returned, or, where it was told in the background, the calls behind it

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::CallReport;
 use crate::error::{Peer, Result};
 use crate::event;
-use crate::flight::{FlightPlane, FlightRecord, FlightState, Json, write_whole};
+use crate::flight::{self, Json, write_whole};
 use crate::fork::Process;
 use crate::tuning::trace::MOST_EVENTS;
 
@@ -90,7 +90,7 @@ impl TraceLog {
     }
 
     /// A log of what a flight recorder knows, with the times that it took.
-    pub(crate) fn of_records(id: u64, ranks: (usize, usize), me: Peer, name: &str, records: &[FlightRecord]) -> Self {
+    pub(crate) fn of_records(id: u64, ranks: (usize, usize), me: Peer, name: &str, records: &[flight::Record]) -> Self {
         let mut log = Self::new(id, ranks, me, None);
         log.began_ns = records.iter().filter_map(|record| record.started_ns).min().unwrap_or(log.began_ns);
         let communicator = log.admit(name);
@@ -301,17 +301,17 @@ impl Event {
     }
 
     /// `None` where nobody looked when it began, or it has not.
-    fn of_record(record: &FlightRecord, communicator: u32, began_ns: u64) -> Option<Self> {
-        let started = record.started_ns.filter(|_| record.plane == FlightPlane::Device || record.state != FlightState::Queued)?;
+    fn of_record(record: &flight::Record, communicator: u32, began_ns: u64) -> Option<Self> {
+        let started = record.started_ns.filter(|_| record.plane == flight::Plane::Device || record.state != flight::State::Queued)?;
         let start_ns = started.saturating_sub(began_ns);
         Some(Self {
             start_ns,
             duration_ns: record.finished_ns.map(|finished| finished.saturating_sub(started)),
             communicator,
             track: match (record.plane, record.sequence) {
-                (FlightPlane::Device, _) => Track::Device,
-                (FlightPlane::Host, Some(_)) => Track::Collectives,
-                (FlightPlane::Host, None) => Track::Background,
+                (flight::Plane::Device, _) => Track::Device,
+                (flight::Plane::Host, Some(_)) => Track::Collectives,
+                (flight::Plane::Host, None) => Track::Background,
             },
             kind: record.kind,
             sequence: record.sequence,

@@ -23,7 +23,7 @@ use super::{CallReport, Observer};
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::event::{SUBSCRIBER, caught};
-use crate::flight::{FlightPlane, Message};
+use crate::flight::{self, Message};
 
 /// Where spans and events of single calls go.
 const CALL: &str = "collectives::call";
@@ -111,17 +111,17 @@ impl Watch {
     }
 
     /// A collective of the host, or of the device.
-    pub(crate) fn call(&self, call: &Call, plane: FlightPlane, moved: Moved) -> CallReport<'_> {
+    pub(crate) fn call(&self, call: &Call, plane: flight::Plane, moved: Moved) -> CallReport<'_> {
         let report = CallReport::of_call(&self.communicator, (self.rank, self.world_size), call);
         // On a device the number is not the one by which ranks compare calls.
-        let sequence = report.sequence.filter(|_| plane == FlightPlane::Host);
+        let sequence = report.sequence.filter(|_| plane == flight::Plane::Host);
         CallReport { plane, sequence, bytes: moved.bytes as u64, algorithm: moved.algorithm, ..report }
     }
 
     /// A message.
-    pub(crate) fn message(&self, message: &Message, plane: FlightPlane, bytes: usize) -> CallReport<'_> {
+    pub(crate) fn message(&self, message: &Message, plane: flight::Plane, bytes: usize) -> CallReport<'_> {
         let report = CallReport::of_message(&self.communicator, (self.rank, self.world_size), message);
-        let algorithm = if plane == FlightPlane::Device { "nccl" } else { report.algorithm };
+        let algorithm = if plane == flight::Plane::Device { "nccl" } else { report.algorithm };
         CallReport { plane, bytes: bytes as u64, algorithm, ..report }
     }
 
@@ -193,7 +193,7 @@ fn span(report: &CallReport<'_>) -> Span {
         communicator = report.communicator,
         rank = report.rank,
         world_size = report.world_size,
-        plane = if report.plane == FlightPlane::Device { "device" } else { "host" },
+        plane = if report.plane == flight::Plane::Device { "device" } else { "host" },
         kind = report.kind,
         sequence = report.sequence,
         op = report.op.as_deref(),

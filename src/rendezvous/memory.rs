@@ -15,7 +15,7 @@ use crate::{Error, Result};
 ///
 /// ```
 /// use std::time::Duration;
-/// use collectives::{MemoryStore, Store};
+/// use collectives::store::{MemoryStore, Store};
 ///
 /// # fn main() -> collectives::Result<()> {
 /// let store = MemoryStore::new();

@@ -17,7 +17,7 @@ use crate::Result;
 /// ```
 /// use std::sync::Arc;
 /// use std::time::Duration;
-/// use collectives::{MemoryStore, PrefixStore, Store};
+/// use collectives::store::{MemoryStore, PrefixStore, Store};
 ///
 /// # fn main() -> collectives::Result<()> {
 /// let whole = Arc::new(MemoryStore::new());

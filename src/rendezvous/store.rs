@@ -23,7 +23,7 @@ use crate::{Error, Result};
 ///
 /// ```
 /// use std::time::Duration;
-/// use collectives::{MemoryStore, Store};
+/// use collectives::store::{MemoryStore, Store};
 ///
 /// # fn main() -> collectives::Result<()> {
 /// let store = MemoryStore::new();
@@ -54,7 +54,7 @@ pub trait Store: Send + Sync {
     /// # Errors
     ///
     /// As said at [`Store`]; also where the value at `key` is not a decimal number or the sum leaves the range of `i64`. A TCPStore
-    /// server can only answer that by closing the connection, so a [`TcpStore`](crate::TcpStore) is of no use afterwards.
+    /// server can only answer that by closing the connection, so a [`TcpStore`](crate::store::TcpStore) is of no use afterwards.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
     /// Sets `key` to `desired` where its value is `expected`, and returns the value that `key` then has.

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collectives::{Communicator, Config, Envelope, Error, MemoryStore, ReduceOp, Result};
+use collectives::{Communicator, Config, Envelope, Error, ReduceOp, Result, store::MemoryStore};
 
 use super::common::ranks::{Meeting, Wiring, communicators_with, each, listening, patience};
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::mpsc::channel;
 
-use collectives::{ReduceOp, write_flight_records_on_sigusr1};
+use collectives::{ReduceOp, flight::write_records_on_sigusr1};
 use rustix::process::{Signal, getpid, kill_process};
 use tracing::Level;
 
@@ -39,11 +39,11 @@ fn the_signal_writes_records_and_nothing_else_whatever_listeners_do() {
         tracing::subscriber::set_global_default(listener).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let first = Folder(|| std::panic::panic_any(WANTED));
-        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| write_flight_records_on_sigusr1(first))).is_err());
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| write_records_on_sigusr1(first))).is_err());
         let path = folder.path().to_owned();
         let inner = path.clone();
-        write_flight_records_on_sigusr1(Folder(move || {
-            write_flight_records_on_sigusr1(&inner).unwrap();
+        write_records_on_sigusr1(Folder(move || {
+            write_records_on_sigusr1(&inner).unwrap();
             inner
         }))
         .unwrap();

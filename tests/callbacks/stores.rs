@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collectives::{Communicator, MemoryStore, ReduceOp, Result, Store};
+use collectives::{
+    Communicator, ReduceOp, Result,
+    store::{MemoryStore, Store},
+};
 
 use super::common::ranks::{Wiring, alone_in_a_process, patience};
 use super::{WANTED, quiet_panics, within};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collectives::{AbortHandle, Communicator, Envelope, FlightRecorder, ReduceOp};
+use collectives::{AbortHandle, Communicator, Envelope, ReduceOp, flight::Recorder};
 use tracing::Level;
 
 use super::common::ranks::{Meeting, Wiring, alone_in_a_process, communicators, communicators_with, each};
@@ -72,7 +72,7 @@ fn a_subscriber_that_always_panics_changes_nothing() {
 }
 
 /// What background threads may reach of the communicators.
-static RECORDERS: Mutex<Vec<FlightRecorder>> = Mutex::new(Vec::new());
+static RECORDERS: Mutex<Vec<Recorder>> = Mutex::new(Vec::new());
 
 thread_local! {
     /// What the ranks' own threads may.
@@ -91,7 +91,7 @@ fn call_back(at: usize) {
     }
     RECORDERS.lock().unwrap().extend(recorders);
     let folder = tempfile::tempdir().unwrap();
-    collectives::write_flight_records(folder.path()).unwrap();
+    collectives::flight::write_records(folder.path()).unwrap();
     if !at.is_multiple_of(9) {
         return;
     }

@@ -69,7 +69,7 @@ pub fn communicators(wiring: Wiring, world_size: usize) -> Vec<Communicator> {
 
 /// As [`communicators`], with a builder for each rank.
 pub fn communicators_with(world_size: usize, builder: impl Fn(usize) -> collectives::Builder + Sync) -> Vec<Communicator> {
-    let store = collectives::MemoryStore::new();
+    let store = collectives::store::MemoryStore::new();
     let join = |rank: usize| builder(rank).with_store(std::sync::Arc::new(store.clone()), rank, world_size).unwrap();
     std::thread::scope(|scope| {
         let join = &join;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use collectives::{Builder, CheckDeviceCalls, Communicator, Config, DeviceChoice, Result};
+use collectives::{Builder, Communicator, Config, DeviceChoice, Result, nccl::CheckDeviceCalls};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use collectives::{Communicator, DeviceChoice, MemoryStore, ReduceOp};
+use collectives::{Communicator, DeviceChoice, ReduceOp, store::MemoryStore};
 
 use super::gpu::{DeviceMemory, assert_nothing_found, prepare, ranks};
 use crate::common::cases::Memory;

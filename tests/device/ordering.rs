@@ -1,6 +1,6 @@
 //! Streams: calls wait for what their buffers wait for, and those who come after wait for the calls.
 
-use collectives::{RawDeviceSlice, ReduceOp};
+use collectives::{ReduceOp, interop::RawDeviceSlice};
 use cudarc::driver::DevicePtr;
 
 use super::gpu::{assert_nothing_found, ranks};

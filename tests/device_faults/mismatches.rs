@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "an op of PTX, and cudarc's tracking of events")]
 
-use collectives::{Communicator, Config, CustomOp, Error, FlightPlane, ReduceOp, Result};
+use collectives::{Communicator, Config, CustomOp, Error, ReduceOp, Result, flight::Plane};
 use cudarc::driver::CudaSlice;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 
@@ -412,7 +412,7 @@ fn errors_of_device_calls_say_which_call() {
             .unwrap();
         comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
         let records = comm.flight_records();
-        let numbers: Vec<_> = records.iter().filter(|record| record.plane == FlightPlane::Device).map(|record| record.sequence).collect();
+        let numbers: Vec<_> = records.iter().filter(|record| record.plane == Plane::Device).map(|record| record.sequence).collect();
         assert_eq!(numbers, [0, 1, 2, 3, 4, 5].map(Some));
         let copy = comm.duplicate().unwrap();
         copy.all_reduce(&mut buffer, ReduceOp::Max).unwrap();

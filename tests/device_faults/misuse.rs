@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "commits the misuse")]
 
-use collectives::{Communicator, CustomOp, RawDeviceSlice, ReduceOp};
+use collectives::{Communicator, CustomOp, ReduceOp, interop::RawDeviceSlice};
 use cudarc::driver::DevicePtr;
 use simgpu::Gate;
 

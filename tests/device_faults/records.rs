@@ -3,7 +3,10 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use collectives::{Communicator, FlightPlane, FlightRecord, FlightState, ReduceOp};
+use collectives::{
+    Communicator, ReduceOp,
+    flight::{Plane, Record, State},
+};
 use simgpu::Gate;
 
 use super::common::cases::Memory;
@@ -12,11 +15,11 @@ use super::common::programs::program;
 use super::common::ranks::threads_with;
 use super::gpu::{DeviceMemory, builder, ranks, unchecked};
 
-fn device_records(comm: &Communicator) -> Vec<FlightRecord> {
-    comm.flight_records().into_iter().filter(|record| record.plane == FlightPlane::Device).collect()
+fn device_records(comm: &Communicator) -> Vec<Record> {
+    comm.flight_records().into_iter().filter(|record| record.plane == Plane::Device).collect()
 }
 
-fn states(comm: &Communicator) -> Vec<FlightState> {
+fn states(comm: &Communicator) -> Vec<State> {
     device_records(comm).iter().map(|record| record.state).collect()
 }
 
@@ -31,10 +34,10 @@ fn a_device_call_is_finished_once_the_device_has_done_it() {
         let held = Gate::close(device.stream().cu_stream().cast());
         comm.all_reduce(&mut buffer, ReduceOp::BitOr).unwrap();
         comm.broadcast(&mut buffer, 0).unwrap();
-        assert_eq!(states(comm), [FlightState::Finished, FlightState::Queued, FlightState::Queued]);
+        assert_eq!(states(comm), [State::Finished, State::Queued, State::Queued]);
         held.open();
         device.synchronize().unwrap();
-        assert_eq!(states(comm), [FlightState::Finished; 3]);
+        assert_eq!(states(comm), [State::Finished; 3]);
         for record in device_records(comm) {
             assert!(record.finished_ns >= record.started_ns && record.started_ns.is_some(), "{record:?}");
         }
@@ -53,15 +56,15 @@ fn the_watchdog_notes_what_nobody_waits_for() {
         comm.with_stream(&streams[1]).broadcast(&mut buffer, 0).unwrap();
         // Of the two streams only the first has done its call.
         let began = Instant::now();
-        while states(comm)[0] == FlightState::Queued && began.elapsed() < Duration::from_secs(20) {
+        while states(comm)[0] == State::Queued && began.elapsed() < Duration::from_secs(20) {
             std::thread::park_timeout(Duration::from_millis(5));
         }
-        assert_eq!(states(comm), [FlightState::Finished, FlightState::Queued]);
+        assert_eq!(states(comm), [State::Finished, State::Queued]);
         held.open();
-        while states(comm)[1] == FlightState::Queued && began.elapsed() < Duration::from_secs(20) {
+        while states(comm)[1] == State::Queued && began.elapsed() < Duration::from_secs(20) {
             std::thread::park_timeout(Duration::from_millis(5));
         }
-        assert_eq!(states(comm), [FlightState::Finished; 2]);
+        assert_eq!(states(comm), [State::Finished; 2]);
         comm.barrier().unwrap();
     });
 }
@@ -94,7 +97,7 @@ fn a_hang_on_the_device_is_explained_from_the_records() {
                 let ends: Vec<_> =
                     records.iter().map(|record| (record.state, record.error.as_ref().is_some_and(|e| e.is_timeout()))).collect();
                 // How far a stream came between two looks of the watchdog is not known: a broadcast's root may be done.
-                assert_eq!((ends[0], ends[2].0), ((FlightState::Finished, false), FlightState::Failed), "{records:?}");
+                assert_eq!((ends[0], ends[2].0), ((State::Finished, false), State::Failed), "{records:?}");
                 assert!(ends[1].1 || ends[2].1, "{records:?}");
             } else {
                 comm.flight_recorder().write(folder.path()).unwrap();

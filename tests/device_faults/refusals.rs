@@ -49,7 +49,7 @@ fn with_failure(when: When, plant: impl Fn() + Sync) -> Vec<Result<()>> {
         config.device_scratch_bytes = 64 << 10;
         Communicator::builder().config(config).timeout(Duration::from_secs(3)).require_device(DeviceChoice::Local)
     };
-    let store = collectives::MemoryStore::new();
+    let store = collectives::store::MemoryStore::new();
     let (plant, builder) = (&plant, &builder);
     std::thread::scope(|scope| {
         let rank = |rank: usize| {

@@ -5,7 +5,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use collectives::{Config, DType, Error, NcclCommunicator, RawBuffer, RawCall, ReduceOp, Shrink, UniqueId};
+use collectives::{
+    Config, DType, Error, ReduceOp,
+    nccl::{NcclCommunicator, RawBuffer, RawCall, Shrink, UniqueId},
+};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 
 use super::common::cases::Memory;

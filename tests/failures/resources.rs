@@ -4,7 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use collectives::{Communicator, DType, Error, FileStore, ReduceOp, Store, Transport};
+use collectives::{
+    Communicator, DType, Error, ReduceOp, Transport,
+    store::{FileStore, Store},
+};
 use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, waitpid};
 
 use crate::common::hosts::run;
@@ -177,11 +180,11 @@ fn a_forked_child_is_refused_and_the_parent_goes_on() {
 #[test]
 fn a_store_that_dies_after_the_start_takes_nothing_with_it() {
     for wiring in Wiring::ALL {
-        let server = collectives::TcpStoreServer::bind("127.0.0.1:0").unwrap();
+        let server = collectives::store::TcpStoreServer::bind("127.0.0.1:0").unwrap();
         let port = server.local_addr().port();
         let ranks: Vec<Communicator> = std::thread::scope(|scope| {
             let join = |rank: usize| {
-                let store = collectives::TcpStore::connect("127.0.0.1", port, Duration::from_secs(10)).unwrap();
+                let store = collectives::store::TcpStore::connect("127.0.0.1", port, Duration::from_secs(10)).unwrap();
                 wiring.builder(rank).with_store(store, rank, 3).unwrap()
             };
             let ranks: Vec<_> = (0..3).map(|rank| scope.spawn(move || join(rank))).collect();

@@ -4,7 +4,7 @@
 
 use std::sync::Mutex;
 
-use collectives::dlpack::{DLManagedTensor, DLManagedTensorVersioned, Tensor, export, export_legacy};
+use collectives::interop::dlpack::{DLManagedTensor, DLManagedTensorVersioned, Tensor, export, export_legacy};
 use collectives::{Communicator, ReduceOp, Result};
 
 /// Adds 1 to each element: the sum over two ranks, of which the other has ones.

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use collectives::{Communicator, ForeignBuffer, ReduceOp};
+use collectives::{Communicator, ReduceOp, interop::ForeignBuffer};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream};
 

@@ -13,7 +13,10 @@ mod gpu;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use collectives::{AsDevicePtr, AsDevicePtrMut, AsStream, Communicator, Error, ForeignBuffer, RawStream, ReduceOp, dlpack};
+use collectives::{
+    Communicator, Error, ReduceOp,
+    interop::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer, RawStream, dlpack},
+};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 
 use common::cases::Memory;
@@ -115,7 +118,7 @@ fn calls_are_made_in_the_order_of_a_raw_stream() {
         let address = theirs.device_ptr();
         comm.in_order_of(&raw, |comm| {
             // SAFETY: ordered by the stream, as long as `theirs` lives.
-            let mut unordered = unsafe { collectives::RawDeviceSlice::<i32>::new(&context(comm), address, 900) };
+            let mut unordered = unsafe { collectives::interop::RawDeviceSlice::<i32>::new(&context(comm), address, 900) };
             comm.all_reduce(&mut unordered, ReduceOp::Prod)
         })
         .unwrap();

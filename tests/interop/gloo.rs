@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use collectives::TcpStoreServer;
+use collectives::store::TcpStoreServer;
 
 use crate::common::programs::program;
 use crate::peer::{Peer, script};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use collectives::{Store, TcpStore, TcpStoreServer};
+use collectives::store::{Store, TcpStore, TcpStoreServer};
 
 use crate::peer::{LONG, Peer, Python};
 use crate::{python, skip};

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collectives::{Communicator, PrefixStore, ReduceOp, Store, TcpStore};
+use collectives::{
+    Communicator, ReduceOp,
+    store::{PrefixStore, Store, TcpStore},
+};
 
 use crate::peer::LONG;
 

@@ -3,7 +3,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use collectives::{Error, PrefixStore, Store, TcpStore};
+use collectives::{
+    Error,
+    store::{PrefixStore, Store, TcpStore},
+};
 
 use crate::common::ranks;
 use crate::peer::{LONG, Peer, Python};

@@ -1,6 +1,6 @@
 //! Our ranks, started by PyTorch's own launcher.
 
-use collectives::TcpStoreServer;
+use collectives::store::TcpStoreServer;
 
 use crate::peer::{Peer, example, script};
 use crate::python;

@@ -16,7 +16,7 @@ const LAYERS: [&[&str]; 12] = [
     &["ticket_lock"],
     &["element", "proof"],
     &["buffer", "op"],
-    &["call", "interchange", "nccl_config"],
+    &["call", "interop", "nccl_config"],
     &["flight", "job"],
     &["observe"],
     &["config"],
@@ -185,6 +185,12 @@ fn the_programs_use_the_public_face_alone() {
             assert!(!code(&file).contains("collectives::internals"), "{} reaches into the crate", relative(&file));
         }
     }
+}
+
+#[test]
+fn the_root_holds_what_every_program_uses() {
+    let names = Sources::read().modules[&Vec::new()].exports.len();
+    assert!((20..=40).contains(&names), "{names} items stand at the crate's root: 40 at most, the rest belongs into a module");
 }
 
 #[test]

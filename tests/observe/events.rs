@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collectives::{Communicator, Envelope, MemoryStore, ReduceOp};
+use collectives::{Communicator, Envelope, ReduceOp, store::MemoryStore};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id};
 use tracing::{Event, Level, Subscriber};

@@ -14,7 +14,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use collectives::{Communicator, MemoryStore, ReduceOp, Result, Secret, Store, TcpStore, TcpStoreServer};
+use collectives::{
+    Communicator, ReduceOp, Result, Secret,
+    store::{MemoryStore, Store, TcpStore, TcpStoreServer},
+};
 use common::ranks::{self, Wiring, patience};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};

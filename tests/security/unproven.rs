@@ -5,7 +5,10 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use collectives::{Communicator, Secret, TcpStore, TcpStoreServer, Transport};
+use collectives::{
+    Communicator, Secret, Transport,
+    store::{TcpStore, TcpStoreServer},
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::common::oracle::hash;

@@ -6,7 +6,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use collectives::{Communicator, Device, Error, NcclBuffer, RawDeviceSlice, Registration, Result, Window};
+use collectives::{
+    Communicator, Device, Error, Result,
+    interop::RawDeviceSlice,
+    nccl::{NcclBuffer, Registration, Window},
+};
 use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, DevicePtr, DriverError, result};
 

@@ -17,7 +17,7 @@ use crate::communicator::message::Received;
 use crate::device::{self, DevicePlane};
 use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
-use crate::flight::{FlightPlane, Message};
+use crate::flight::{self, Message};
 use crate::observe::{Moved, Track};
 use crate::ticket_lock::Turn;
 
@@ -116,7 +116,7 @@ impl Communicator {
             flight.note_device_call(&job.call, tracker, error);
             if let Some(watch) = watch {
                 let moved = Moved { bytes: job.bytes(), algorithm: "nccl" };
-                watch.ended(watch.call(&job.call, FlightPlane::Device, moved), elapsed, error, Track::Device);
+                watch.ended(watch.call(&job.call, flight::Plane::Device, moved), elapsed, error, Track::Device);
             }
         }
         for device::Message { peer, sends, bytes, element, .. } in &part.messages {
@@ -124,7 +124,7 @@ impl Communicator {
             let message = Message { sends: *sends, peer: Some(*peer), tag: 0, count, element: *element };
             flight.note_device_message(&message, tracker, error);
             if let Some(watch) = watch {
-                watch.ended(watch.message(&message, FlightPlane::Device, *bytes), elapsed, error, Track::Device);
+                watch.ended(watch.message(&message, flight::Plane::Device, *bytes), elapsed, error, Track::Device);
             }
         }
         if let Some(error) = error {

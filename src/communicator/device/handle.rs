@@ -14,7 +14,7 @@ use crate::communicator::Communicator;
 use crate::deadline::Deadline;
 use crate::device::{self, DevicePlane, NcclCommunicator, cuda_error};
 use crate::error::{Error, Result};
-use crate::interchange::AsStream;
+use crate::interop::AsStream;
 
 /// A communicator's device plane; see [`Communicator::device`].
 ///
@@ -150,11 +150,11 @@ impl Communicator {
     }
 
     /// Makes calls in the order of a stream of another crate's, or of a raw `CUstream` or `cudaStream_t` (see
-    /// [`RawStream`](crate::RawStream)): what is queued inside comes after what had been queued on `stream` before, and before what is
+    /// [`RawStream`](crate::interop::RawStream)): what is queued inside comes after what had been queued on `stream` before, and before what is
     /// queued on it afterwards.
     ///
     /// ```no_run
-    /// # use collectives::{Communicator, RawStream, ReduceOp};
+    /// # use collectives::{Communicator, ReduceOp, interop::RawStream};
     /// # fn example(comm: &Communicator, grad: &mut cudarc::driver::CudaSlice<f32>, handle: *mut std::ffi::c_void) -> collectives::Result<()> {
     /// // SAFETY: a stream of device 0, which its engine destroys later.
     /// let stream = unsafe { RawStream::new(handle, 0) };

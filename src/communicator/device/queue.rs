@@ -18,7 +18,7 @@ use crate::deadline::Deadline;
 use crate::device::{self, DevicePlane, NcclComm};
 use crate::error::{Error, Result};
 use crate::event;
-use crate::flight::FlightPlane;
+use crate::flight;
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
 use crate::host::plane::HostPlane;
@@ -182,7 +182,7 @@ impl Communicator {
         plane.number([&mut call.job]);
         let Some(watch) = self.core.shared.observers.watch() else { return self.queue_unwatched(call, hold) };
         let moved = Moved { bytes: call.job.bytes(), algorithm: "nccl" };
-        let report = watch.call(&call.job.call, FlightPlane::Device, moved);
+        let report = watch.call(&call.job.call, flight::Plane::Device, moved);
         watch.around(report, Track::Device, || self.queue_unwatched(call, hold))
     }
 

@@ -11,7 +11,7 @@ use crate::communicator::pinned::ErasedBuffer;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::event;
-use crate::flight::FlightPlane;
+use crate::flight;
 use crate::host::abort_reason::Interrupted;
 use crate::host::point_to_point::{MessageError, Outcome};
 use crate::observe::Track;
@@ -87,7 +87,7 @@ impl ProgressEngine {
         let (error, buffer) = failed.unzip();
         event::tell("a listener", move || {
             if let Some(watch) = observers.watch() {
-                let report = watch.message(&request.message(), FlightPlane::Host, request.bytes);
+                let report = watch.message(&request.message(), flight::Plane::Host, request.bytes);
                 watch.ended(report, elapsed, error.as_ref(), Track::Background);
             }
             if let Some(error) = &error {

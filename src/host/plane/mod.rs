@@ -28,7 +28,7 @@ use std::sync::Arc;
 use crate::call::{BlockLayout, Call, Kind};
 use crate::deadline::Deadline;
 use crate::error::{self, Error, Peer};
-use crate::flight::{Flight, FlightPlane};
+use crate::flight::{self, Flight};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::Engine;
 use crate::host::health::Health;
@@ -205,7 +205,7 @@ impl HostPlane {
         let unfinished = self.unfinished_barrier.filter(|_| job.call.kind == Kind::Barrier);
         let call = Call { sequence: unfinished.unwrap_or(self.sequence), ..job.call };
         let moved = Moved { bytes: job.memory.source_len.max(job.memory.destination_len), algorithm: self.algorithm_of(job) };
-        let report = watch.call(&call, FlightPlane::Host, moved);
+        let report = watch.call(&call, flight::Plane::Host, moved);
         watch.around(report, Track::Collectives, || self.run_unwatched(job, deadline))
     }
 

@@ -32,7 +32,7 @@ const CLOSED: &[u8] = b"cleanup/";
 /// polling, with pauses up to 20 ms. Opened with a world size, the last of so many stores to be dropped removes the file. A run that
 /// crashes leaves its file behind; remove it before the next run with the same path, or use a new path for each.
 ///
-/// There are no queues: they need a [`TcpStore`](crate::TcpStore) or a [`MemoryStore`](crate::MemoryStore).
+/// There are no queues: they need a [`TcpStore`](crate::store::TcpStore) or a [`MemoryStore`](crate::store::MemoryStore).
 /// [`num_keys`](Store::num_keys) counts also the keys by which the store knows when to remove the file. Clones share one place among
 /// the stores that are counted.
 ///
@@ -40,7 +40,7 @@ const CLOSED: &[u8] = b"cleanup/";
 ///
 /// ```
 /// use std::time::Duration;
-/// use collectives::{FileStore, Store};
+/// use collectives::store::{FileStore, Store};
 ///
 /// # fn main() -> collectives::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();

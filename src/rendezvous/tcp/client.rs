@@ -15,7 +15,7 @@ use crate::rendezvous::store::{self, Store};
 use crate::tuning::store::{CANCEL, LEAST_CANCEL, NAMED_KEYS};
 use crate::{Error, Result};
 
-/// A client of a [`TcpStoreServer`](crate::TcpStoreServer), or of PyTorch's `TCPStore`: 2.6 and later for most calls, 2.8 for queues,
+/// A client of a [`TcpStoreServer`](crate::store::TcpStoreServer), or of PyTorch's `TCPStore`: 2.6 and later for most calls, 2.8 for queues,
 /// 2.15 for [`list_keys`](Store::list_keys) and [`barrier`](Store::barrier), which an older server answers by closing the connection.
 ///
 /// Every key gets a slash before it on the wire, as PyTorch does it.
@@ -40,7 +40,7 @@ struct Link {
 
 impl TcpStore {
     /// Connects to the server on `host` (a name or an address; IPv6 without brackets), trying until `timeout` has passed. The handle is
-    /// shared from the start, as [`Builder::with_store`](crate::Builder::with_store) and [`PrefixStore`](crate::PrefixStore) take it.
+    /// shared from the start, as [`Builder::with_store`](crate::Builder::with_store) and [`PrefixStore`](crate::store::PrefixStore) take it.
     ///
     /// The same `timeout` bounds later calls that take none of their own, such as [`set`](Store::set).
     ///

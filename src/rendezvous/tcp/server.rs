@@ -17,7 +17,7 @@ use crate::proof::Secret;
 use crate::tuning::store::{BACKLOG, LINGER};
 use crate::{Error, Result};
 
-/// A server for [`TcpStore`](crate::TcpStore) and PyTorch's `TCPStore`, in one thread of this process.
+/// A server for [`TcpStore`](crate::store::TcpStore) and PyTorch's `TCPStore`, in one thread of this process.
 ///
 /// It listens on the one address that it is told, never on all interfaces unless told so. PyTorch's protocol has no authentication:
 /// whoever can reach the address can read and write every key, so give it an address of a trusted network, or of the loopback
@@ -33,7 +33,7 @@ use crate::{Error, Result};
 ///
 /// ```
 /// use std::time::Duration;
-/// use collectives::{Store, TcpStore, TcpStoreServer};
+/// use collectives::store::{Store, TcpStore, TcpStoreServer};
 ///
 /// # fn main() -> collectives::Result<()> {
 /// let server = TcpStoreServer::bind("127.0.0.1:0")?;
@@ -64,7 +64,7 @@ impl TcpStoreServer {
     }
 
     /// As [`bind`](Self::bind), for clients that prove to know `secret`
-    /// ([`TcpStore::connect_with_secret`](crate::TcpStore::connect_with_secret)).
+    /// ([`TcpStore::connect_with_secret`](crate::store::TcpStore::connect_with_secret)).
     ///
     /// # Errors
     ///

@@ -8,16 +8,16 @@ use super::import::Tensor;
 use super::refused;
 use crate::element::Element;
 use crate::error::Result;
-use crate::interchange::{AsDevicePtr, AsDevicePtrMut, AsStream};
+use crate::interop::{AsDevicePtr, AsDevicePtrMut, AsStream};
 
-/// A tensor on a GPU that calls read, as a [`ForeignBuffer`](crate::ForeignBuffer) is made of it; see [`Tensor::on_device`].
+/// A tensor on a GPU that calls read, as a [`ForeignBuffer`](crate::interop::ForeignBuffer) is made of it; see [`Tensor::on_device`].
 pub struct DeviceTensor<'a, T> {
     tensor: &'a Tensor,
     at: Place,
     elements: PhantomData<&'a [T]>,
 }
 
-/// A tensor on a GPU that calls write, as a [`ForeignBuffer`](crate::ForeignBuffer) is made of it; see [`Tensor::on_device_mut`].
+/// A tensor on a GPU that calls write, as a [`ForeignBuffer`](crate::interop::ForeignBuffer) is made of it; see [`Tensor::on_device_mut`].
 pub struct DeviceTensorMut<'a, T> {
     tensor: &'a mut Tensor,
     at: Place,
@@ -52,7 +52,7 @@ impl Tensor {
     /// Its elements on a GPU (or in managed memory), to be read by calls.
     ///
     /// ```no_run
-    /// # use collectives::{Communicator, ForeignBuffer, ReduceOp, AsStream, dlpack::Tensor};
+    /// # use collectives::{Communicator, ReduceOp, interop::{AsStream, ForeignBuffer, dlpack::Tensor}};
     /// # fn example(comm: &Communicator, tensor: &mut Tensor, stream: &impl AsStream) -> collectives::Result<()> {
     /// # let device = comm.device().expect("a device was asked for");
     /// // SAFETY: the library was told to order its tensor for `stream`.

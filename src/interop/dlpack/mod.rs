@@ -5,7 +5,7 @@
 //! buffer that can be owned: [`export()`] and [`export_legacy`].
 //!
 //! ```
-//! use collectives::{Communicator, ReduceOp, dlpack};
+//! use collectives::{Communicator, ReduceOp, interop::dlpack};
 //!
 //! // A library hands over a tensor; here this crate plays its part.
 //! let handed_over = dlpack::export(vec![1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 /// the device that [`AsStream::device`] gives, always the same one, and the stream is not destroyed.
 ///
 /// The handle 2, CUDA's per-thread default stream, means another stream on every thread: a value with it is that of the thread which
-/// borrows it, and what is made of it (a [`ForeignBuffer`], a tensor of [`dlpack`](crate::dlpack)) is used and dropped on that thread alone.
+/// borrows it, and what is made of it (a [`ForeignBuffer`], a tensor of [`dlpack`](crate::interop::dlpack)) is used and dropped on that thread alone.
 pub unsafe trait AsStream {
     /// The stream's `CUstream`, which is its `cudaStream_t` too. Null is the legacy default stream, and 2 that of the calling thread.
     fn as_raw_stream(&self) -> *mut c_void;
@@ -109,7 +109,7 @@ unsafe impl AsStream for RawStream {
 /// struct Tensor { address: u64, elements: usize, device: usize, stream: *mut c_void }
 ///
 /// // SAFETY: (here stands why it is so)
-/// unsafe impl collectives::AsDevicePtr for Tensor {
+/// unsafe impl collectives::interop::AsDevicePtr for Tensor {
 ///     type Element = f32;
 ///     fn device_ptr(&self) -> u64 { self.address }
 ///     fn elements(&self) -> usize { self.elements }

@@ -1,0 +1,14 @@
+//! Memory and streams of other crates: small traits for what lies on a GPU, raw addresses, DLPack.
+
+pub mod dlpack;
+#[cfg(feature = "cuda")]
+mod foreign;
+
+#[cfg(feature = "cuda")]
+pub use foreign::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer, RawStream};
+
+#[cfg(feature = "cuda")]
+pub use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
+#[cfg(feature = "cuda")]
+pub use crate::buffer::device_buffers::RawDeviceSlice;
+pub use crate::buffer::{Memory, MemoryMut};
