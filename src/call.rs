@@ -10,7 +10,7 @@ use crate::op::ReduceOp;
 /// Which collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum Collective {
     Barrier = 1,
     Broadcast,
     AllReduce,
@@ -27,48 +27,48 @@ pub(crate) enum Kind {
     AllToAllV,
 }
 
-impl Kind {
+impl Collective {
     /// Every collective, in the order of their numbers.
-    pub(crate) const ALL: [Kind; 14] = [
-        Kind::Barrier,
-        Kind::Broadcast,
-        Kind::AllReduce,
-        Kind::Reduce,
-        Kind::AllGather,
-        Kind::AllGatherV,
-        Kind::ReduceScatter,
-        Kind::ReduceScatterV,
-        Kind::Gather,
-        Kind::GatherV,
-        Kind::Scatter,
-        Kind::ScatterV,
-        Kind::AllToAll,
-        Kind::AllToAllV,
+    pub(crate) const ALL: [Collective; 14] = [
+        Collective::Barrier,
+        Collective::Broadcast,
+        Collective::AllReduce,
+        Collective::Reduce,
+        Collective::AllGather,
+        Collective::AllGatherV,
+        Collective::ReduceScatter,
+        Collective::ReduceScatterV,
+        Collective::Gather,
+        Collective::GatherV,
+        Collective::Scatter,
+        Collective::ScatterV,
+        Collective::AllToAll,
+        Collective::AllToAllV,
     ];
 
     /// As the method is named.
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Kind::Barrier => "barrier",
-            Kind::Broadcast => "broadcast",
-            Kind::AllReduce => "all_reduce",
-            Kind::Reduce => "reduce",
-            Kind::AllGather => "all_gather",
-            Kind::AllGatherV => "all_gather_v",
-            Kind::ReduceScatter => "reduce_scatter",
-            Kind::ReduceScatterV => "reduce_scatter_v",
-            Kind::Gather => "gather",
-            Kind::GatherV => "gather_v",
-            Kind::Scatter => "scatter",
-            Kind::ScatterV => "scatter_v",
-            Kind::AllToAll => "all_to_all",
-            Kind::AllToAllV => "all_to_all_v",
+            Collective::Barrier => "barrier",
+            Collective::Broadcast => "broadcast",
+            Collective::AllReduce => "all_reduce",
+            Collective::Reduce => "reduce",
+            Collective::AllGather => "all_gather",
+            Collective::AllGatherV => "all_gather_v",
+            Collective::ReduceScatter => "reduce_scatter",
+            Collective::ReduceScatterV => "reduce_scatter_v",
+            Collective::Gather => "gather",
+            Collective::GatherV => "gather_v",
+            Collective::Scatter => "scatter",
+            Collective::ScatterV => "scatter_v",
+            Collective::AllToAll => "all_to_all",
+            Collective::AllToAllV => "all_to_all_v",
         }
     }
 
     /// Whether every rank passes the counts of all ranks, so that all of these must be the same.
     pub(crate) const fn lists_counts(self) -> bool {
-        matches!(self, Kind::AllGatherV | Kind::ReduceScatterV)
+        matches!(self, Collective::AllGatherV | Collective::ReduceScatterV)
     }
 }
 
@@ -101,7 +101,7 @@ impl BlockLayout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Call {
     /// Which collective.
-    pub(crate) kind: Kind,
+    pub(crate) kind: Collective,
     /// `Reduction::code`, 0 where nothing is reduced: 56 bits, and 32 where counts are listed, whose digest has the rest.
     pub(crate) op: u64,
     /// The element type.
@@ -180,7 +180,7 @@ impl Call {
     /// The reverse of [`Call::record`], as far as that has the call; `None` for words that no call has.
     pub(crate) fn from_record(words: [u64; 4]) -> Option<Self> {
         let (root, rest) = (words[3] as u32, words[3] >> REST_AT);
-        let kind = *Kind::ALL.get(usize::from((words[3] >> 32) as u8).checked_sub(1)?)?;
+        let kind = *Collective::ALL.get(usize::from((words[3] >> 32) as u8).checked_sub(1)?)?;
         Some(Self {
             sequence: words[0],
             count: words[1],
@@ -227,7 +227,7 @@ impl Call {
             write!(f, "{op}, ")?;
         }
         match (self.kind, amount) {
-            (Kind::Barrier, _) => {}
+            (Collective::Barrier, _) => {}
             (_, Some(amount)) => write!(f, "{}, {amount}", self.element)?,
             // Other ranks do not know the sum, and both sides of a mismatch should read alike. Records have the last 6 digits.
             (kind, None) if kind.lists_counts() => write!(f, "{}, counts #{:016x}", self.element, self.counts_hash as u64)?,
@@ -263,7 +263,7 @@ mod tests {
 
     fn example() -> Call {
         Call {
-            kind: Kind::Reduce,
+            kind: Collective::Reduce,
             op: ReduceOp::BitXor.code().into(),
             element: TypeTag::Scalar(DType::U16),
             count: 1 << 40,
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn fingerprint_survives_the_wire() {
-        for kind in Kind::ALL {
+        for kind in Collective::ALL {
             for root in [None, Some(0), Some(70_000)] {
                 let call = match kind.lists_counts() {
                     false => Call { kind, root, op: 0xab_cdef_0123_45ff, ..example() },
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn every_bit_of_the_digest_of_counts_is_compared() {
-        let call = |counts_hash| Call { kind: Kind::ReduceScatterV, root: None, counts_hash, ..example() };
+        let call = |counts_hash| Call { kind: Collective::ReduceScatterV, root: None, counts_hash, ..example() };
         let words = call(0).fingerprint();
         for bit in 0..120 {
             assert_ne!(call(1 << bit).fingerprint(), words, "bit {bit}");
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_record_has_the_sum_of_the_counts() {
-        let call = Call { kind: Kind::AllGatherV, op: 0, count: 4100, root: None, counts_hash: u128::MAX >> 8, ..example() };
+        let call = Call { kind: Collective::AllGatherV, op: 0, count: 4100, root: None, counts_hash: u128::MAX >> 8, ..example() };
         let kept = Call::from_record(call.record());
         assert_eq!(kept, Some(Call { counts_hash: 0xff_ffff, ..call }));
         assert_eq!(Call::from_record(example().record()), Some(example()));
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(example().to_string(), "reduce(bxor, u16, count 1099511627776, root 3) number 99");
         let custom = Call { op: 0x12_3456_abcd_ef00 | 254, root: None, ..example() };
         assert_eq!(custom.to_string(), "reduce(custom op #abcdef in rank order, u16, count 1099511627776) number 99");
-        let listed = Call { kind: Kind::AllGatherV, op: 0, counts_hash: 0xab_cdef, root: None, ..example() };
+        let listed = Call { kind: Collective::AllGatherV, op: 0, counts_hash: 0xab_cdef, root: None, ..example() };
         assert_eq!(listed.to_string(), "all_gather_v(u16, counts #0000000000abcdef) number 99");
     }
 }

@@ -10,7 +10,7 @@ use cudarc::driver::CudaStream;
 
 use super::state::Shared;
 use super::worker::Worker;
-use crate::call::Kind;
+use crate::call::Collective;
 use crate::config::Config;
 #[cfg(feature = "cuda")]
 use crate::device::NcclCommunicator;
@@ -196,7 +196,7 @@ impl Communicator {
     /// ```
     #[must_use]
     pub fn algorithm(&self, collective: &str, bytes: usize, dtype: DType) -> Option<&'static str> {
-        let kind = Kind::ALL.into_iter().find(|kind| kind.name() == collective)?;
+        let kind = Collective::ALL.into_iter().find(|kind| kind.name() == collective)?;
         if self.core.shared.health.is_foreign() || self.core.shared.health.is_closed() {
             return None;
         }

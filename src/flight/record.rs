@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::call::{Call, Kind};
+use crate::call::{Call, Collective};
 use crate::element::TypeTag;
 use crate::error::{Error, Peer};
 
@@ -151,7 +151,7 @@ impl FlightRecord {
             kind: call.kind.name(),
             sequence: Some(call.sequence),
             op: call.op_name(),
-            count: if call.kind == Kind::Barrier { 0 } else { call.count },
+            count: if call.kind == Collective::Barrier { 0 } else { call.count },
             counts_hash: call.kind.lists_counts().then_some(call.counts_hash as u32),
             root: call.root.map(|root| root as usize),
             ..blank

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use super::record::Message;
 use super::*;
-use crate::call::Kind;
+use crate::call::Collective;
 use crate::element::{DType, TypeTag};
 use crate::error::Peer;
 use crate::op::ReduceOp;
 
 fn call(sequence: u64) -> Call {
     let element = TypeTag::Scalar(DType::F32);
-    Call { kind: Kind::Reduce, op: ReduceOp::Max.code().into(), element, count: 7, root: Some(2), counts_hash: 0, sequence }
+    Call { kind: Collective::Reduce, op: ReduceOp::Max.code().into(), element, count: 7, root: Some(2), counts_hash: 0, sequence }
 }
 
 fn recorder(calls: usize) -> Arc<Flight> {

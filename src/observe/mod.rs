@@ -91,7 +91,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use crate::call::{Call, Kind};
+use crate::call::{Call, Collective};
 use crate::element::TypeTag;
 use crate::error::Error;
 use crate::flight::{FlightPlane, Message};
@@ -167,7 +167,7 @@ impl CallReport<'_> {
             sequence: Some(call.sequence),
             op: op(call),
             element: element(&call.element),
-            count: if call.kind == Kind::Barrier { 0 } else { call.count },
+            count: if call.kind == Collective::Barrier { 0 } else { call.count },
             bytes: 0,
             root: call.root.map(|root| root as usize),
             peer: None,

@@ -25,7 +25,7 @@ mod topology;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::call::{BlockLayout, Call, Kind};
+use crate::call::{BlockLayout, Call, Collective};
 use crate::deadline::Deadline;
 use crate::error::{self, Error, Peer};
 use crate::flight::{Flight, FlightPlane};
@@ -151,7 +151,7 @@ impl HostPlane {
     }
 
     /// How a call on `bytes` in all is done, in a word, on ordinary memory with a built-in op.
-    pub(crate) fn algorithm(&self, kind: Kind, bytes: usize, element_bytes: usize) -> &'static str {
+    pub(crate) fn algorithm(&self, kind: Collective, bytes: usize, element_bytes: usize) -> &'static str {
         match &self.group {
             _ if self.peers.len() == 1 => "copy",
             Some(group) if self.topology.is_one_host() => group.way(kind, bytes, element_bytes).unwrap_or("links"),
@@ -164,7 +164,7 @@ impl HostPlane {
     fn algorithm_of(&self, job: &Job) -> &'static str {
         let bytes = match (job.call.kind, &job.layout) {
             // Only the root has the whole vector.
-            (Kind::Gather | Kind::Scatter, BlockLayout::Equal(block)) => block * self.peers.len(),
+            (Collective::Gather | Collective::Scatter, BlockLayout::Equal(block)) => block * self.peers.len(),
             _ => job.memory.source_len.max(job.memory.destination_len),
         };
         if self.peers.len() > 1 && self.topology.is_one_host() && job.is_too_large_to_share() {
@@ -202,7 +202,7 @@ impl HostPlane {
     fn run_watched(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
         let observers = self.observers.clone();
         let Some(watch) = observers.watch() else { return self.run_unwatched(job, deadline) };
-        let unfinished = self.unfinished_barrier.filter(|_| job.call.kind == Kind::Barrier);
+        let unfinished = self.unfinished_barrier.filter(|_| job.call.kind == Collective::Barrier);
         let call = Call { sequence: unfinished.unwrap_or(self.sequence), ..job.call };
         let moved = Moved { bytes: job.memory.source_len.max(job.memory.destination_len), algorithm: self.algorithm_of(job) };
         let report = watch.call(&call, FlightPlane::Host, moved);
@@ -247,9 +247,9 @@ impl HostPlane {
 
     /// The number of a call of this kind.
     #[inline]
-    fn number(&mut self, kind: Kind) -> u64 {
+    fn number(&mut self, kind: Collective) -> u64 {
         if let Some(number) = self.unfinished_barrier.take()
-            && kind == Kind::Barrier
+            && kind == Collective::Barrier
         {
             return number;
         }
@@ -280,7 +280,7 @@ impl HostPlane {
     #[cold]
     fn end(&mut self, stop: &Interrupted, job: &Job, call: &Call, deadline: &Deadline) -> Error {
         let error = stop.to_error(&job.in_words(call), deadline, &self.peers);
-        if call.kind == Kind::Barrier && self.topology.is_one_host() && error.is_timeout() && self.is_whole() {
+        if call.kind == Collective::Barrier && self.topology.is_one_host() && error.is_timeout() && self.is_whole() {
             // Everyone will still come to this step of the shared memory, so nothing is lost.
             self.unfinished_barrier = Some(call.sequence);
             return error;
