@@ -1,35 +1,59 @@
 //! One checked call, how its buffers are shared out, and the 32 bytes by which ranks agree that they make the same one.
 
 use std::fmt;
+use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
 use crate::element::TypeTag;
+use crate::error::{Error, Result};
 use crate::op::ReduceOp;
 
-/// Which collective.
+/// A collective, by the method that makes it. Forms of one collective (`all_reduce`, `all_reduce_into`, `start_all_reduce` …) are one.
+///
+/// ```
+/// # use collectives::Collective;
+/// assert_eq!("all_gather_v".parse::<Collective>()?, Collective::AllGatherV);
+/// assert_eq!(Collective::AllReduce.name(), "all_reduce");
+/// # Ok::<(), collectives::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub(crate) enum Collective {
+#[non_exhaustive]
+pub enum Collective {
+    /// `barrier`.
     Barrier = 1,
+    /// `broadcast`.
     Broadcast,
+    /// `all_reduce`.
     AllReduce,
+    /// `reduce`.
     Reduce,
+    /// `all_gather`.
     AllGather,
+    /// `all_gather_v`: every rank knows all counts.
     AllGatherV,
+    /// `reduce_scatter`.
     ReduceScatter,
+    /// `reduce_scatter_v`: every rank knows all counts.
     ReduceScatterV,
+    /// `gather`.
     Gather,
+    /// `gather_v`: the root knows all counts.
     GatherV,
+    /// `scatter`.
     Scatter,
+    /// `scatter_v`: the root knows all counts.
     ScatterV,
+    /// `all_to_all`.
     AllToAll,
+    /// `all_to_all_v`: every rank knows its own counts.
     AllToAllV,
 }
 
 impl Collective {
     /// Every collective, in the order of their numbers.
-    pub(crate) const ALL: [Collective; 14] = [
+    pub const ALL: [Collective; 14] = [
         Collective::Barrier,
         Collective::Broadcast,
         Collective::AllReduce,
@@ -46,8 +70,9 @@ impl Collective {
         Collective::AllToAllV,
     ];
 
-    /// As the method is named.
-    pub(crate) const fn name(self) -> &'static str {
+    /// As the method is named: `all_reduce`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
             Collective::Barrier => "barrier",
             Collective::Broadcast => "broadcast",
@@ -66,9 +91,82 @@ impl Collective {
         }
     }
 
+    /// Whether it folds: `all_reduce`, `reduce`, `reduce_scatter`, `reduce_scatter_v`.
+    #[must_use]
+    pub const fn reduces(self) -> bool {
+        matches!(self, Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter | Collective::ReduceScatterV)
+    }
+
+    /// Whether it takes a root: `broadcast`, `reduce`, `gather`, `gather_v`, `scatter`, `scatter_v`.
+    #[must_use]
+    pub const fn is_rooted(self) -> bool {
+        use Collective::{Broadcast, Gather, GatherV, Reduce, Scatter, ScatterV};
+        matches!(self, Broadcast | Reduce | Gather | GatherV | Scatter | ScatterV)
+    }
+
     /// Whether every rank passes the counts of all ranks, so that all of these must be the same.
     pub(crate) const fn lists_counts(self) -> bool {
         matches!(self, Collective::AllGatherV | Collective::ReduceScatterV)
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Collective {
+    type Err = Error;
+
+    /// Understands the name.
+    fn from_str(text: &str) -> Result<Self> {
+        Collective::ALL.into_iter().find(|collective| collective.name() == text).ok_or_else(|| {
+            let known = Collective::ALL.map(Collective::name).join(", ");
+            Error::config(format!("collective {text:?}"), format!("not known; one of {known}"))
+        })
+    }
+}
+
+/// What a reported or recorded call was: a collective, or one end of a message. It can be compared with a [`Collective`] as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CallKind {
+    /// A collective, in whichever form.
+    Collective(Collective),
+    /// A message sent, in whichever form.
+    Send,
+    /// A message received, in whichever form.
+    Recv,
+}
+
+impl CallKind {
+    /// As the method is named: `all_reduce`, `send`, `recv`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            CallKind::Collective(collective) => collective.name(),
+            CallKind::Send => "send",
+            CallKind::Recv => "recv",
+        }
+    }
+}
+
+impl From<Collective> for CallKind {
+    fn from(collective: Collective) -> Self {
+        CallKind::Collective(collective)
+    }
+}
+
+impl PartialEq<Collective> for CallKind {
+    fn eq(&self, other: &Collective) -> bool {
+        *self == CallKind::Collective(*other)
+    }
+}
+
+impl fmt::Display for CallKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 
@@ -222,7 +320,7 @@ impl Call {
     }
 
     fn write(&self, f: &mut impl fmt::Write, amount: Option<&dyn fmt::Display>) -> fmt::Result {
-        write!(f, "{}(", self.kind.name())?;
+        write!(f, "{}(", self.kind)?;
         if let Some(op) = self.op_name() {
             write!(f, "{op}, ")?;
         }
@@ -271,6 +369,19 @@ mod tests {
             counts_hash: 0,
             sequence: 99,
         }
+    }
+
+    #[test]
+    fn names_are_understood() {
+        for (number, collective) in (1_u8..).zip(Collective::ALL) {
+            assert_eq!(collective as u8, number);
+            assert_eq!(collective.to_string().parse::<Collective>().unwrap(), collective);
+            assert_eq!((CallKind::from(collective).name(), CallKind::from(collective) == collective), (collective.name(), true));
+            assert!(CallKind::Send != collective && CallKind::Recv != collective);
+        }
+        let error = "allreduce".parse::<Collective>().unwrap_err().to_string();
+        assert!(error.contains("\"allreduce\"") && error.contains("all_reduce, "), "{error}");
+        assert_eq!(format!("{:>9}|{:<5}|", Collective::Gather, CallKind::Send), "   gather|send |");
     }
 
     #[test]

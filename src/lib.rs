@@ -30,6 +30,7 @@
 //!
 //! Two programs come as packages of their own: `collperf` measures, `collrun` starts ranks.
 
+mod algorithm;
 mod buffer;
 mod call;
 mod communicator;
@@ -61,11 +62,13 @@ mod ticket_lock;
 pub mod train;
 mod tuning;
 
+pub use algorithm::{Algorithm, AlgorithmRanges};
 #[cfg(feature = "cuda")]
 pub use buffer::device::{DeviceMemory, DeviceMemoryMut};
 #[cfg(feature = "cuda")]
 pub use buffer::device_buffers::RawDeviceSlice;
 pub use buffer::{Buffer, BufferMut, Memory, MemoryMut};
+pub use call::{CallKind, Collective};
 pub use communicator::{AbortHandle, Builder, Communicator, Envelope, FlightRecorder, Group, OwnedBuffer, OwnedSource, Received};
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, device_count};

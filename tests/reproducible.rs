@@ -8,7 +8,7 @@ mod common;
 use common::oracle::hash;
 use common::ranks::{Wiring, threads, threads_with};
 
-use collectives::{Communicator, CustomOp, Element, ReduceOp, bf16, f16};
+use collectives::{Algorithm, AlgorithmRanges, Communicator, CustomOp, Element, ReduceOp, bf16, f16};
 
 const SEED: u64 = 0xf10a7;
 
@@ -163,9 +163,10 @@ fn in_rank_order_between_unequal_hosts() {
 
 #[test]
 fn in_rank_order_whatever_algorithm_is_asked_for() {
-    for algorithm in ["ring:0-", "doubling:0-", "direct:0-"] {
+    for algorithm in [Algorithm::Ring, Algorithm::Doubling, Algorithm::Direct] {
+        let ranges = AlgorithmRanges::new().with(algorithm, ..).unwrap();
         for wiring in [Wiring::Tcp, Wiring::Dealt] {
-            let builder = |rank| wiring.builder(rank).algorithm(algorithm).reproducible(true);
+            let builder = |rank| wiring.builder(rank).algorithms(ranges.clone()).reproducible(true);
             threads_with(5, builder, |comm| folds_in_rank_order::<f32>(comm, ReduceOp::Sum, 5001, wiring));
         }
     }

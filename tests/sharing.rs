@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::ranks::{Meeting, Wiring, communicators, each, threads};
 
-use collectives::{Communicator, CustomOp, Envelope, Error, FlightRecord, FlightState, ReduceOp};
+use collectives::{Collective, Communicator, CustomOp, Envelope, Error, FlightRecord, FlightState, ReduceOp};
 
 const WIRINGS: [Wiring; 2] = [Wiring::Shm, Wiring::Tcp];
 
@@ -110,7 +110,7 @@ fn messages_come_and_go_while_another_thread_waits_in_a_barrier() {
 
 /// Waits until this rank is in a barrier, and waits there for another.
 fn wait_for_barrier(comm: &Communicator) {
-    let is_waiting = |record: &FlightRecord| record.kind == "barrier" && record.state == FlightState::Started;
+    let is_waiting = |record: &FlightRecord| record.kind == Collective::Barrier && record.state == FlightState::Started;
     while !comm.flight_records().iter().any(is_waiting) {
         std::thread::yield_now();
     }

@@ -50,12 +50,12 @@ impl Communicator {
     /// A handle on this communicator's records, which any thread can read.
     ///
     /// ```
-    /// # use collectives::{Communicator, FlightState};
+    /// # use collectives::{Collective, Communicator, FlightState};
     /// Communicator::run_local(2, |comm| {
     ///     comm.barrier()?;
     ///     let records = comm.flight_recorder().records();
     ///     let last = records.last().expect("a barrier");
-    ///     assert_eq!((last.kind, last.state), ("barrier", FlightState::Finished));
+    ///     assert_eq!((last.kind, last.state), (Collective::Barrier.into(), FlightState::Finished));
     ///     Ok(())
     /// })?;
     /// # Ok::<(), collectives::Error>(())

@@ -36,12 +36,12 @@
 //! ```
 //! use std::sync::Arc;
 //! use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-//! use collectives::{Communicator, ReduceOp, observe::CallReport};
+//! use collectives::{Collective, Communicator, ReduceOp, observe::CallReport};
 //!
 //! let (calls, bytes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
 //! let (count_calls, count_bytes) = (Arc::clone(&calls), Arc::clone(&bytes));
 //! let observer = move |call: &CallReport<'_>| {
-//!     if call.kind == "all_reduce" && call.error.is_none() {
+//!     if call.kind == Collective::AllReduce && call.error.is_none() {
 //!         count_calls.fetch_add(1, Relaxed);
 //!         count_bytes.fetch_add(call.bytes, Relaxed);
 //!     }
@@ -57,7 +57,7 @@
 //! use collectives::{Communicator, observe::CallReport};
 //!
 //! fn measure(call: &CallReport<'_>) {
-//!     let labels = [("kind", call.kind), ("result", call.result())];
+//!     let labels = [("kind", call.kind.name()), ("result", call.result())];
 //!     metrics::counter!("collectives_calls_total", &labels).increment(1);
 //!     metrics::counter!("collectives_bytes_total", &labels).increment(call.bytes);
 //!     metrics::histogram!("collectives_call_seconds", &labels).record(call.elapsed.as_secs_f64());
@@ -91,7 +91,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use crate::call::{Call, Collective};
+use crate::algorithm::Algorithm;
+use crate::call::{Call, CallKind, Collective};
 use crate::element::TypeTag;
 use crate::error::Error;
 use crate::flight::{FlightPlane, Message};
@@ -115,8 +116,8 @@ pub struct CallReport<'a> {
     pub world_size: usize,
     /// Where it ran.
     pub plane: FlightPlane,
-    /// The call, as the method is named; `send` and `recv` for messages of every kind.
-    pub kind: &'static str,
+    /// The collective, or which end of a message.
+    pub kind: CallKind,
     /// For collectives of the host, the number by which ranks compare them.
     pub sequence: Option<u64>,
     /// What it reduces with: `sum`, `avg`, `custom op #5d3f21`.
@@ -133,8 +134,9 @@ pub struct CallReport<'a> {
     pub peer: Option<usize>,
     /// For messages the tag.
     pub tag: Option<u64>,
-    /// How it was done. On the host, as [`Communicator::algorithm`](crate::Communicator::algorithm) has it, or `message`; on devices `nccl`, with what this crate adds to it.
-    pub algorithm: &'static str,
+    /// How a collective of the host was done, as [`Communicator::algorithm`](crate::Communicator::algorithm) has it. `None` for messages, and on
+    /// devices, where NCCL does it, with what this crate adds to it.
+    pub algorithm: Option<Algorithm>,
     /// From the call until it returned; for messages in the background until they were done, and on devices until it was queued.
     pub elapsed: Duration,
     /// Why it failed.
@@ -163,7 +165,7 @@ impl CallReport<'_> {
             rank,
             world_size,
             plane: FlightPlane::Host,
-            kind: call.kind.name(),
+            kind: call.kind.into(),
             sequence: Some(call.sequence),
             op: op(call),
             element: element(&call.element),
@@ -172,7 +174,7 @@ impl CallReport<'_> {
             root: call.root.map(|root| root as usize),
             peer: None,
             tag: None,
-            algorithm: "",
+            algorithm: None,
             elapsed: Duration::ZERO,
             error: None,
         }
@@ -185,7 +187,7 @@ impl CallReport<'_> {
             rank,
             world_size,
             plane: FlightPlane::Host,
-            kind: if message.sends { "send" } else { "recv" },
+            kind: if message.sends { CallKind::Send } else { CallKind::Recv },
             sequence: None,
             op: None,
             element: element(&message.element),
@@ -194,7 +196,7 @@ impl CallReport<'_> {
             root: None,
             peer: message.peer,
             tag: Some(message.tag),
-            algorithm: "message",
+            algorithm: None,
             elapsed: Duration::ZERO,
             error: None,
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use collectives::observe::CallReport;
-use collectives::{Communicator, CustomOp, Envelope, ReduceOp};
+use collectives::{Collective, Communicator, CustomOp, Envelope, ReduceOp};
 
 use super::common::ranks::{Wiring, alone_in_a_process, communicators, communicators_with, each, patience};
 use super::{WANTED, quiet_panics, within};
@@ -138,7 +138,7 @@ fn an_observer_that_panics_or_calls_back_changes_nothing() {
                     if let Some(comm) = COMM.with_borrow(|comm| comm.clone()) {
                         assert!(!comm.flight_records().is_empty());
                         // Inside of a call there is no other; a message is over when it is told of.
-                        assert!(call.kind != "all_reduce" || comm.barrier().is_err());
+                        assert!(call.kind != Collective::AllReduce || comm.barrier().is_err());
                     }
                 };
                 let observer = Arc::new(observer);

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use collectives::{Communicator, DType, Error, FileStore, ReduceOp, Store, Transport};
+use collectives::{Collective, Communicator, DType, Error, FileStore, ReduceOp, Store, Transport};
 use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, waitpid};
 
 use crate::common::hosts::run;
@@ -143,7 +143,7 @@ fn a_forked_child_is_refused_and_the_parent_goes_on() {
                                 && refused(started.wait().map(drop))
                                 && refused(awaited.wait().map(drop))
                                 && refused(comm.shrink().map(drop))
-                                && comm.algorithm("barrier", 0, DType::U8).is_none()
+                                && comm.algorithm(Collective::Barrier, 0, DType::U8).is_none()
                                 && comm.explain().contains("this process was forked")
                                 && refused(comm.write_trace(std::env::temp_dir()).map(drop))
                                 && refused({

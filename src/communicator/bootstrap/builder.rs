@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use super::store::call_off;
 use super::{Origin, Start, connect_over_store};
+use crate::algorithm::AlgorithmRanges;
 use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
 use crate::communicator::device::{DeviceChoice, DeviceRequest};
@@ -170,9 +171,9 @@ impl Builder {
         self
     }
 
-    /// Overrides the choice of algorithm; see [`Config::algorithm`].
-    pub fn algorithm(mut self, ranges: impl Into<String>) -> Self {
-        self.config.algorithm = Some(ranges.into());
+    /// Overrides the choice of algorithm; see [`Config::algorithms`].
+    pub fn algorithms(mut self, ranges: AlgorithmRanges) -> Self {
+        self.config.algorithms = ranges;
         self
     }
 

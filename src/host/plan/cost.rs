@@ -2,10 +2,9 @@
 
 use std::fmt;
 
-use super::Algorithm;
 use super::builder::is_carried;
-use super::overrides::{Overrides, Size};
 use super::reduce::{is_flat, is_star};
+use crate::algorithm::{Algorithm, AlgorithmRanges, Size};
 use crate::call::Collective;
 
 /// What the links between the participants are.
@@ -120,13 +119,13 @@ pub(crate) fn candidates(kind: Collective, order: Order) -> &'static [Algorithm]
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Policy {
     costs: CostTable,
-    overrides: Overrides,
+    asked: AlgorithmRanges,
 }
 
 impl Policy {
-    /// Chooses by these costs, where the caller's rules leave a choice.
-    pub(crate) fn new(costs: CostTable, overrides: Overrides) -> Self {
-        Self { costs, overrides }
+    /// Chooses by these costs, where what the program asks for leaves a choice.
+    pub(crate) fn new(costs: CostTable, asked: AlgorithmRanges) -> Self {
+        Self { costs, asked }
     }
 
     /// The segments in which large messages travel on links of this class.
@@ -147,7 +146,7 @@ impl Policy {
             if time < 0.99 * best.1 { (*other, time) } else { best }
         };
         let cheapest = || candidates.iter().fold((candidates[0], f64::INFINITY), cheaper).0;
-        self.overrides.find(question.bytes, candidates).unwrap_or_else(cheapest)
+        self.asked.find(question.bytes, candidates).unwrap_or_else(cheapest)
     }
 
     /// The choices for `n` participants over links of one class, in the form in which a caller would ask for them.
@@ -164,8 +163,7 @@ impl fmt::Display for Policy {
             let segment = Size(*segment_bytes);
             writeln!(f, "{class}: latency {latency} ns, message {message} ns, {byte} ns/B, fold {fold} ns/B, segments of {segment}")?;
         }
-        let overrides = self.overrides.to_string();
-        write!(f, "asked for: {}", if overrides.is_empty() { "nothing" } else { &overrides })
+        if self.asked.is_empty() { write!(f, "asked for: nothing") } else { write!(f, "asked for: {}", self.asked) }
     }
 }
 
@@ -178,8 +176,7 @@ pub(crate) struct Explanation<'a> {
 
 impl fmt::Display for Explanation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut sizes: Vec<usize> =
-            std::iter::once(0).chain((8..36).map(|bits| 1 << bits)).chain(self.policy.overrides.borders()).collect();
+        let mut sizes: Vec<usize> = std::iter::once(0).chain((8..36).map(|bits| 1 << bits)).chain(self.policy.asked.borders()).collect();
         sizes.sort_unstable();
         sizes.dedup();
         write!(f, "{} ranks, {}", self.n, self.class)?;
@@ -366,8 +363,8 @@ mod tests {
         Question { kind, bytes, element_bytes: 4, n, class, order: Order::Any }
     }
 
-    fn asked(rules: &str) -> Overrides {
-        Overrides::parse(rules).expect("rules")
+    fn asked(ranges: &str) -> AlgorithmRanges {
+        ranges.parse().expect("ranges")
     }
 
     #[test]

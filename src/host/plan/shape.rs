@@ -5,7 +5,8 @@ use super::all_to_all::all_to_all;
 use super::builder::{Blocks, barrier};
 use super::reduce::{all_reduce, reduce, reduce_scatter};
 use super::rooted::{broadcast, gather, scatter};
-use super::{Algorithm, Plan, Step};
+use super::{Plan, Step};
+use crate::algorithm::Algorithm;
 use crate::call::Collective;
 
 /// One rank's view of a collective, as far as its plan depends on it.

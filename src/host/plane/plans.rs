@@ -5,14 +5,13 @@
 
 use std::sync::Arc;
 
+use crate::algorithm::Algorithm;
 use crate::call::Collective;
 use crate::config::Config;
-use crate::error;
 use crate::host::engine::CheckedPlan;
 use crate::host::fold::Fold;
 use crate::host::plan::cost::{CostTable, LinkClass, Order, Policy, Question};
-use crate::host::plan::overrides::Overrides;
-use crate::host::plan::{Algorithm, Blocks, Shape};
+use crate::host::plan::{Blocks, Shape};
 use crate::host::reduce::Kernel;
 use crate::tuning::plan::{KEPT, KEPT_BYTES, KEPT_BYTES_OF_ONE};
 
@@ -27,10 +26,9 @@ pub(super) struct Chooser {
 
 impl Chooser {
     /// By these settings. `one_host`: every rank is on this host, though each may count as a host.
-    pub(super) fn new(config: &Config, one_host: bool) -> error::Result<Self> {
-        let overrides = config.algorithm.as_deref().map(Overrides::parse).transpose()?.unwrap_or_default();
+    pub(super) fn new(config: &Config, one_host: bool) -> Self {
         let class = if one_host { LinkClass::Loopback } else { LinkClass::Tcp };
-        Ok(Self { policy: Policy::new(CostTable::default(), overrides), class, reproducible: config.reproducible })
+        Self { policy: Policy::new(CostTable::default(), config.algorithms.clone()), class, reproducible: config.reproducible }
     }
 
     /// Whether contributions must be folded in rank order.
@@ -59,10 +57,10 @@ impl Chooser {
     }
 
     /// The algorithm of a call of built-in ops on `bytes` in all, between `n` ranks.
-    pub(super) fn name(&self, kind: Collective, bytes: usize, element_bytes: usize, n: usize) -> &'static str {
-        let folds = matches!(kind, Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter | Collective::ReduceScatterV);
+    pub(super) fn algorithm_of_builtin(&self, kind: Collective, bytes: usize, element_bytes: usize, n: usize) -> Algorithm {
+        let folds = kind.reduces();
         let order = if folds && self.reproducible { Order::Exact } else { Order::Any };
-        self.choose(kind, bytes, if folds { element_bytes } else { 1 }, n, order).name()
+        self.choose(kind, bytes, if folds { element_bytes } else { 1 }, n, order)
     }
 
     fn choose(&self, kind: Collective, bytes: usize, element_bytes: usize, n: usize, order: Order) -> Algorithm {

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::layout::{HEAD_BYTES, LINES_BYTES};
+use crate::algorithm::Algorithm;
 use crate::call::Collective;
 use crate::tuning::shm::{FOLDED_LINES_BYTES, LEAST_STEP_BYTES, SHARES_FROM_BYTES, SMALL_BLOCK_BYTES, STREAM_FROM_BYTES};
 
@@ -98,13 +99,15 @@ impl StepSizes {
         if block_bytes <= SMALL_BLOCK_BYTES && !self.is_crowded { LEAST_STEP_BYTES } else { self.gather }
     }
 
-    /// What the way of a call on `bytes` in all is called, on ordinary memory; `None` for calls that go over links.
-    pub(super) fn way(&self, kind: Collective, ranks: usize, bytes: usize, element_bytes: usize) -> Option<&'static str> {
+    /// The way of a call on `bytes` in all, on ordinary memory; `None` for calls that go over links.
+    pub(super) fn way(&self, kind: Collective, ranks: usize, bytes: usize, element_bytes: usize) -> Option<Algorithm> {
         let block = bytes / ranks;
         let area = match kind {
-            Collective::Barrier => return Some("flags"),
-            Collective::AllReduce if Area::for_fold(bytes, 1, element_bytes) == Area::Slot && in_shares(bytes) => return Some("shares"),
-            Collective::Reduce if in_shares(bytes) => return Some("shares"),
+            Collective::Barrier => return Some(Algorithm::Flags),
+            Collective::AllReduce if Area::for_fold(bytes, 1, element_bytes) == Area::Slot && in_shares(bytes) => {
+                return Some(Algorithm::Shares);
+            }
+            Collective::Reduce if in_shares(bytes) => return Some(Algorithm::Shares),
             Collective::AllReduce | Collective::Reduce => Chunking::folds(bytes, 1, element_bytes, self.fold).area,
             Collective::ReduceScatter | Collective::ReduceScatterV => {
                 Chunking::folds(block, ranks, element_bytes, self.reduce_scatter).area
@@ -115,8 +118,8 @@ impl StepSizes {
             Collective::GatherV | Collective::ScatterV | Collective::AllToAllV => return None,
         };
         Some(match area {
-            Area::Head | Area::Lines => "mailboxes",
-            Area::Slot => "slots",
+            Area::Head | Area::Lines => Algorithm::Mailboxes,
+            Area::Slot => Algorithm::Slots,
         })
     }
 }
