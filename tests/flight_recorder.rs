@@ -126,7 +126,12 @@ impl tracing::Subscriber for Warnings {
 #[test]
 fn a_call_that_does_not_end_is_warned_of_once_before_its_deadline() {
     for transport in [Transport::Shm, Transport::Tcp] {
-        let builder = |_| Communicator::builder().transport(transport).timeout(Duration::from_secs(20));
+        let builder = |_| {
+            Communicator::builder().configure(|config| {
+                config.transport = transport;
+                config.timeout = Duration::from_secs(20);
+            })
+        };
         let comms = communicators_with(2, builder);
         let (come, wait) = channel::<()>();
         let wait = Mutex::new(wait);

@@ -89,7 +89,7 @@ impl Communicator {
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
     /// # let folder = std::env::temp_dir().join(format!("collectives-trace-{}", std::process::id()));
-    /// Communicator::builder().trace(true).run_local(2, |comm| {
+    /// Communicator::builder().configure(|config| config.trace = true).run_local(2, |comm| {
     ///     comm.all_reduce(&mut [1.0f32; 1000], ReduceOp::Sum)?;
     ///     let file = comm.write_trace(&folder)?;
     ///     assert!(std::fs::read_to_string(file).unwrap().contains("all_reduce"));

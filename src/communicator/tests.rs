@@ -24,7 +24,10 @@ const COUNTS: [usize; 3] = [2, 40, 700];
 
 /// Runs `program` on two ranks that share memory.
 fn two<R: Send>(program: impl Fn(&Communicator) -> Result<R> + Sync) -> Vec<R> {
-    let builder = Communicator::builder().transport(Transport::Shm).timeout(Duration::from_secs(60));
+    let builder = Communicator::builder().configure(|config| {
+        config.transport = Transport::Shm;
+        config.timeout = Duration::from_secs(60);
+    });
     builder.run_local(2, program).unwrap()
 }
 
@@ -257,7 +260,7 @@ fn run(comm: &Communicator, prepared: Result<Prepared<'_>>, reduction: Option<&R
 fn everywhere(program: impl Fn(&Communicator, usize) -> Result<()> + Sync) {
     for transport in TRANSPORTS {
         for count in TRUTH_COUNTS {
-            Communicator::builder().transport(*transport).run_local(2, |comm| program(comm, count)).unwrap();
+            Communicator::builder().configure(|config| config.transport = *transport).run_local(2, |comm| program(comm, count)).unwrap();
         }
     }
 }
@@ -357,7 +360,7 @@ fn what_a_panicking_op_leaves_behind_is_0_or_1() {
     let (count, well) = if cfg!(miri) { (40_000, 1) } else { (8 << 20, 250) };
     let (meet, turns) = (Barrier::new(2), Arc::new(AtomicU8::new(0)));
     Communicator::builder()
-        .transport(Transport::Shm)
+        .configure(|config| config.transport = Transport::Shm)
         .run_local(2, |comm| {
             let (mine, of_bytes) = (said(comm.rank(), count), Reduction::from(ReduceOp::BitOr));
             let mut one = vec![0; count];

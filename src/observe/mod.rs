@@ -46,7 +46,8 @@
 //!         count_bytes.fetch_add(call.bytes, Relaxed);
 //!     }
 //! };
-//! Communicator::builder().observer(observer).run_local(2, |comm| comm.all_reduce(&mut [1.0f32; 8], ReduceOp::Sum))?;
+//! let builder = Communicator::builder().configure(|config| config.observer = Some(Arc::new(observer)));
+//! builder.run_local(2, |comm| comm.all_reduce(&mut [1.0f32; 8], ReduceOp::Sum))?;
 //! assert_eq!((calls.load(Relaxed), bytes.load(Relaxed)), (2, 64));
 //! # Ok::<(), collectives::Error>(())
 //! ```
@@ -54,6 +55,7 @@
 //! With the `metrics` crate, which is the program's dependency and not this crate's:
 //!
 //! ```
+//! use std::sync::Arc;
 //! use collectives::{Communicator, observe::CallReport};
 //!
 //! fn measure(call: &CallReport<'_>) {
@@ -63,7 +65,8 @@
 //!     metrics::histogram!("collectives_call_seconds", &labels).record(call.elapsed.as_secs_f64());
 //! }
 //!
-//! Communicator::builder().observer(measure).run_local(2, |comm| comm.barrier())?;
+//! let builder = Communicator::builder().configure(|config| config.observer = Some(Arc::new(measure)));
+//! builder.run_local(2, |comm| comm.barrier())?;
 //! # Ok::<(), collectives::Error>(())
 //! ```
 //!

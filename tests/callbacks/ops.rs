@@ -28,7 +28,7 @@ fn an_op_that_panics_ends_its_communicator_on_every_rank() {
         for (wiring, started) in [Wiring::Shm, Wiring::Tcp, Wiring::Pairs].into_iter().flat_map(|wiring| [(wiring, false), (wiring, true)])
         {
             within(&format!("{wiring:?}, started: {started}"), move || {
-                let comms = communicators_with(3, |rank| wiring.builder(rank).timeout(patience(10)));
+                let comms = communicators_with(3, |rank| wiring.builder(rank).configure(|config| config.timeout = patience(10)));
                 let did_panic = AtomicBool::new(false);
                 each(comms, |comm| {
                     // On whichever rank folds.
@@ -147,7 +147,8 @@ fn an_observer_that_panics_or_calls_back_changes_nothing() {
                         let observer = Arc::clone(&observer);
                         move |call: &CallReport<'_>| observer(call)
                     };
-                    each(communicators_with(2, |rank| wiring.builder(rank).observer(observer(rank))), |comm| {
+                    let builder = |rank| wiring.builder(rank).configure(|config| config.observer = Some(Arc::new(observer(rank))));
+                    each(communicators_with(2, builder), |comm| {
                         let (comm, other) = (Rc::new(comm), 1);
                         COMM.set(Some(Rc::clone(&comm)));
                         let mut x = [comm.rank() as u32 + 1];

@@ -46,7 +46,14 @@ fn open_descriptors() -> usize {
 #[test]
 fn without_descriptors_a_start_says_so_and_leaves_none_open() {
     alone("resources::without_descriptors_a_start_says_so_and_leaves_none_open", || {
-        let start = |transport| Communicator::builder().transport(transport).timeout(Duration::from_millis(400)).local(2);
+        let start = |transport| {
+            Communicator::builder()
+                .configure(|config| {
+                    config.transport = transport;
+                    config.timeout = Duration::from_millis(400);
+                })
+                .local(2)
+        };
         for transport in [Transport::Shm, Transport::Tcp] {
             drop(start(transport).unwrap());
             let before = open_descriptors();

@@ -29,7 +29,7 @@ fn every_call_is_told_with_what_it_was() {
     let listeners: Vec<_> = (0..2).map(|_| listener()).collect();
     threads_with(
         2,
-        |rank| Wiring::Shm.builder(rank).observer(listeners[rank].0.clone()),
+        |rank| Wiring::Shm.builder(rank).configure(|config| config.observer = Some(Arc::new(listeners[rank].0.clone()))),
         |comm| {
             listeners[comm.rank()].1.lock().unwrap().clear();
             let other = 1 - comm.rank();
@@ -76,7 +76,7 @@ fn failures_are_told_as_what_they_are() {
         };
         threads_with(
             2,
-            |rank| wiring.builder(rank).observer(observer.clone()),
+            |rank| wiring.builder(rank).configure(|config| config.observer = Some(Arc::new(observer.clone()))),
             |comm| {
                 comm.all_reduce(&mut [1.0f32; 2], ReduceOp::Sum).unwrap();
                 let failed = if comm.rank() == 0 { comm.all_reduce(&mut [1u32; 2], ReduceOp::Sum) } else { comm.barrier() };
@@ -106,7 +106,7 @@ fn children_are_observed_and_panics_in_observers_end_nothing() {
         assert!(call.kind != Collective::AllGather, "an observer's own mistake");
     };
     Communicator::builder()
-        .observer(listen)
+        .configure(|config| config.observer = Some(Arc::new(listen)))
         .run_local(2, |comm| {
             let child = comm.duplicate()?;
             let mut all = [0u64; 2];
@@ -123,7 +123,9 @@ fn children_are_observed_and_panics_in_observers_end_nothing() {
 #[test]
 fn a_custom_op_that_panics_is_told_as_a_failure() {
     let (observer, all) = listener();
-    let comms = crate::common::ranks::communicators_with(2, |rank| Wiring::Shm.builder(rank).observer(observer.clone()));
+    let comms = crate::common::ranks::communicators_with(2, |rank| {
+        Wiring::Shm.builder(rank).configure(|config| config.observer = Some(Arc::new(observer.clone())))
+    });
     each(comms, |comm| {
         let op = CustomOp::new("broken", |_: &mut [f32], _: &[f32]| panic!("on purpose"));
         let call = std::panic::AssertUnwindSafe(|| comm.all_reduce(&mut [1.0f32; 4], &op));
@@ -150,7 +152,7 @@ fn an_observer_may_end_the_communicator_when_a_background_message_fails() {
         let observer = Arc::new(observer);
         let mut comms = communicators_with(2, |rank| {
             let observer = Arc::clone(&observer);
-            Wiring::Shm.builder(rank).observer(move |call: &CallReport<'_>| observer(call))
+            Wiring::Shm.builder(rank).configure(|config| config.observer = Some(Arc::new(move |call: &CallReport<'_>| observer(call))))
         });
         drop(observer);
         handle.set(comms[0].abort_handle()).unwrap();
