@@ -1,5 +1,6 @@
 //! The settings of a communicator, and the only place where the environment is read.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -23,6 +24,27 @@ pub enum Transport {
     Shm,
     /// TCP only, also inside a host.
     Tcp,
+}
+
+impl Transport {
+    /// Every choice.
+    pub const ALL: [Transport; 3] = [Transport::Auto, Transport::Shm, Transport::Tcp];
+
+    /// The name used in `COLLECTIVES_TRANSPORT`, in messages and on command lines: `auto`, `shm`, `tcp`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Transport::Auto => "auto",
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
 }
 
 /// Settings of a communicator. Every rank of a job must use the same, apart from the timeout, the limit, the flight recorder, the observer,
@@ -310,13 +332,12 @@ fn wrong(name: &str, value: &str, expected: &str) -> Error {
 impl FromStr for Transport {
     type Err = Error;
 
+    /// Understands the name.
     fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "auto" => Ok(Transport::Auto),
-            "shm" => Ok(Transport::Shm),
-            "tcp" => Ok(Transport::Tcp),
-            _ => Err(Error::config(format!("transport {text:?}"), "not known; one of auto, shm, tcp")),
-        }
+        Transport::ALL.into_iter().find(|transport| transport.name() == text).ok_or_else(|| {
+            let known = Transport::ALL.map(Transport::name).join(", ");
+            Error::config(format!("transport {text:?}"), format!("not known; one of {known}"))
+        })
     }
 }
 
@@ -392,6 +413,15 @@ mod tests {
                 assert!(error.contains(less) && error.contains("unchecked_after"), "{error}");
             }
         }
+    }
+
+    #[test]
+    fn transports_have_names() {
+        for transport in Transport::ALL {
+            assert_eq!(transport.to_string().parse::<Transport>().unwrap(), transport);
+        }
+        let error = "TCP".parse::<Transport>().unwrap_err().to_string();
+        assert!(error.contains("\"TCP\"") && error.contains("auto, shm, tcp"), "{error}");
     }
 
     #[test]

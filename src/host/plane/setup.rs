@@ -168,7 +168,7 @@ impl HostFacts {
     /// The settings that decide what is sent, in words that can be compared and read.
     fn settings_of(config: &Config) -> String {
         let algorithms = if config.algorithms.is_empty() { "auto".to_owned() } else { config.algorithms.to_string() };
-        let settings = format!("transport {:?}, reproducible {}, algorithm {algorithms}", config.transport, config.reproducible);
+        let settings = format!("transport {}, reproducible {}, algorithm {algorithms}", config.transport, config.reproducible);
         // Ranks without a device plane say nothing of it, so the usual must go without saying.
         #[cfg(feature = "cuda")]
         if config.check_device_calls != CheckDeviceCalls::default() {
@@ -284,7 +284,7 @@ pub(crate) mod fuzz {
             nonce: [7; 16],
             tag: None,
             pid: 12,
-            settings: "transport Auto".into(),
+            settings: "transport auto".into(),
             identity: String::new(),
             host: "h\u{f6}st".into(),
             recovery_listener: String::new(),
