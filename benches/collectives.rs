@@ -31,7 +31,7 @@ fn measure<T: Copy + Default + Send>(
     call: impl Fn(&Communicator, &[T], &mut [T]) + Sync,
     check: impl Fn(usize, &[T]) -> bool + Sync,
 ) {
-    let comms = Communicator::builder().transport(transport).local(2).expect("two ranks of this process");
+    let comms = Communicator::builder().configure(|config| config.transport = transport).local(2).expect("two ranks of this process");
     let rank = |(rank, comm)| Rank { comm, from: (0..from).map(|index| value(rank, index)).collect(), into: vec![T::default(); into] };
     let mut ranks: Vec<_> = comms.into_iter().enumerate().map(rank).collect();
     let bytes = size_of::<T>() * from.max(into);

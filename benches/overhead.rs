@@ -57,7 +57,10 @@ fn run(comm: &Communicator) -> f64 {
 /// Rank 0's times: for each round, one of each kind, in an order that moves on with the round.
 fn measure(transport: Transport, rounds: usize) -> Vec<Vec<f64>> {
     let kinds = kinds();
-    let made = kinds.map(|(_, config)| Communicator::builder().config(config).transport(transport).local(2).expect("two ranks"));
+    let made = kinds.map(|(_, mut config)| {
+        config.transport = transport;
+        Communicator::builder().config(config).local(2).expect("two ranks")
+    });
     let mut ranks: [Vec<Communicator>; 2] = Default::default();
     made.into_iter().flatten().for_each(|comm| ranks[comm.rank()].push(comm));
     let play = |comms: Vec<Communicator>| {

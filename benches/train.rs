@@ -205,7 +205,10 @@ fn steps(criterion: &mut Criterion) {
                 for (way, make) in WAYS {
                     group.bench_function(BenchmarkId::from_parameter(way), |bencher| {
                         bencher.iter_custom(|iterations| {
-                            let mut ranks = Communicator::builder().transport(kind).local(2).expect("two ranks of this host");
+                            let mut ranks = Communicator::builder()
+                                .configure(|config| config.transport = kind)
+                                .local(2)
+                                .expect("two ranks of this host");
                             common::together_with(&mut ranks, iterations, |comm| {
                                 let mut step = make(comm, lens);
                                 let mut backward = Backward::of(compute, *length, lens);

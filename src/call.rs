@@ -1,74 +1,172 @@
 //! One checked call, how its buffers are shared out, and the 32 bytes by which ranks agree that they make the same one.
 
 use std::fmt;
+use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
 use crate::element::TypeTag;
+use crate::error::{Error, Result};
 use crate::op::ReduceOp;
 
-/// Which collective.
+/// A collective, by the method that makes it. Forms of one collective (`all_reduce`, `all_reduce_into`, `start_all_reduce` …) are one.
+///
+/// ```
+/// # use collectives::Collective;
+/// assert_eq!("all_gather_v".parse::<Collective>()?, Collective::AllGatherV);
+/// assert_eq!(Collective::AllReduce.name(), "all_reduce");
+/// # Ok::<(), collectives::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub(crate) enum Kind {
+#[non_exhaustive]
+pub enum Collective {
+    /// `barrier`.
     Barrier = 1,
+    /// `broadcast`.
     Broadcast,
+    /// `all_reduce`.
     AllReduce,
+    /// `reduce`.
     Reduce,
+    /// `all_gather`.
     AllGather,
+    /// `all_gather_v`: every rank knows all counts.
     AllGatherV,
+    /// `reduce_scatter`.
     ReduceScatter,
+    /// `reduce_scatter_v`: every rank knows all counts.
     ReduceScatterV,
+    /// `gather`.
     Gather,
+    /// `gather_v`: the root knows all counts.
     GatherV,
+    /// `scatter`.
     Scatter,
+    /// `scatter_v`: the root knows all counts.
     ScatterV,
+    /// `all_to_all`.
     AllToAll,
+    /// `all_to_all_v`: every rank knows its own counts.
     AllToAllV,
 }
 
-impl Kind {
+impl Collective {
     /// Every collective, in the order of their numbers.
-    pub(crate) const ALL: [Kind; 14] = [
-        Kind::Barrier,
-        Kind::Broadcast,
-        Kind::AllReduce,
-        Kind::Reduce,
-        Kind::AllGather,
-        Kind::AllGatherV,
-        Kind::ReduceScatter,
-        Kind::ReduceScatterV,
-        Kind::Gather,
-        Kind::GatherV,
-        Kind::Scatter,
-        Kind::ScatterV,
-        Kind::AllToAll,
-        Kind::AllToAllV,
+    pub const ALL: [Collective; 14] = [
+        Collective::Barrier,
+        Collective::Broadcast,
+        Collective::AllReduce,
+        Collective::Reduce,
+        Collective::AllGather,
+        Collective::AllGatherV,
+        Collective::ReduceScatter,
+        Collective::ReduceScatterV,
+        Collective::Gather,
+        Collective::GatherV,
+        Collective::Scatter,
+        Collective::ScatterV,
+        Collective::AllToAll,
+        Collective::AllToAllV,
     ];
 
-    /// As the method is named.
-    pub(crate) const fn name(self) -> &'static str {
+    /// As the method is named: `all_reduce`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
-            Kind::Barrier => "barrier",
-            Kind::Broadcast => "broadcast",
-            Kind::AllReduce => "all_reduce",
-            Kind::Reduce => "reduce",
-            Kind::AllGather => "all_gather",
-            Kind::AllGatherV => "all_gather_v",
-            Kind::ReduceScatter => "reduce_scatter",
-            Kind::ReduceScatterV => "reduce_scatter_v",
-            Kind::Gather => "gather",
-            Kind::GatherV => "gather_v",
-            Kind::Scatter => "scatter",
-            Kind::ScatterV => "scatter_v",
-            Kind::AllToAll => "all_to_all",
-            Kind::AllToAllV => "all_to_all_v",
+            Collective::Barrier => "barrier",
+            Collective::Broadcast => "broadcast",
+            Collective::AllReduce => "all_reduce",
+            Collective::Reduce => "reduce",
+            Collective::AllGather => "all_gather",
+            Collective::AllGatherV => "all_gather_v",
+            Collective::ReduceScatter => "reduce_scatter",
+            Collective::ReduceScatterV => "reduce_scatter_v",
+            Collective::Gather => "gather",
+            Collective::GatherV => "gather_v",
+            Collective::Scatter => "scatter",
+            Collective::ScatterV => "scatter_v",
+            Collective::AllToAll => "all_to_all",
+            Collective::AllToAllV => "all_to_all_v",
         }
+    }
+
+    /// Whether it folds: `all_reduce`, `reduce`, `reduce_scatter`, `reduce_scatter_v`.
+    #[must_use]
+    pub const fn reduces(self) -> bool {
+        matches!(self, Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter | Collective::ReduceScatterV)
+    }
+
+    /// Whether it takes a root: `broadcast`, `reduce`, `gather`, `gather_v`, `scatter`, `scatter_v`.
+    #[must_use]
+    pub const fn is_rooted(self) -> bool {
+        use Collective::{Broadcast, Gather, GatherV, Reduce, Scatter, ScatterV};
+        matches!(self, Broadcast | Reduce | Gather | GatherV | Scatter | ScatterV)
     }
 
     /// Whether every rank passes the counts of all ranks, so that all of these must be the same.
     pub(crate) const fn lists_counts(self) -> bool {
-        matches!(self, Kind::AllGatherV | Kind::ReduceScatterV)
+        matches!(self, Collective::AllGatherV | Collective::ReduceScatterV)
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Collective {
+    type Err = Error;
+
+    /// Understands the name.
+    fn from_str(text: &str) -> Result<Self> {
+        Collective::ALL.into_iter().find(|collective| collective.name() == text).ok_or_else(|| {
+            let known = Collective::ALL.map(Collective::name).join(", ");
+            Error::config(format!("collective {text:?}"), format!("not known; one of {known}"))
+        })
+    }
+}
+
+/// What a reported or recorded call was: a collective, or one end of a message. It can be compared with a [`Collective`] as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CallKind {
+    /// A collective, in whichever form.
+    Collective(Collective),
+    /// A message sent, in whichever form.
+    Send,
+    /// A message received, in whichever form.
+    Recv,
+}
+
+impl CallKind {
+    /// As the method is named: `all_reduce`, `send`, `recv`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            CallKind::Collective(collective) => collective.name(),
+            CallKind::Send => "send",
+            CallKind::Recv => "recv",
+        }
+    }
+}
+
+impl From<Collective> for CallKind {
+    fn from(collective: Collective) -> Self {
+        CallKind::Collective(collective)
+    }
+}
+
+impl PartialEq<Collective> for CallKind {
+    fn eq(&self, other: &Collective) -> bool {
+        *self == CallKind::Collective(*other)
+    }
+}
+
+impl fmt::Display for CallKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 
@@ -101,7 +199,7 @@ impl BlockLayout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Call {
     /// Which collective.
-    pub(crate) kind: Kind,
+    pub(crate) kind: Collective,
     /// `Reduction::code`, 0 where nothing is reduced: 56 bits, and 32 where counts are listed, whose digest has the rest.
     pub(crate) op: u64,
     /// The element type.
@@ -180,7 +278,7 @@ impl Call {
     /// The reverse of [`Call::record`], as far as that has the call; `None` for words that no call has.
     pub(crate) fn from_record(words: [u64; 4]) -> Option<Self> {
         let (root, rest) = (words[3] as u32, words[3] >> REST_AT);
-        let kind = *Kind::ALL.get(usize::from((words[3] >> 32) as u8).checked_sub(1)?)?;
+        let kind = *Collective::ALL.get(usize::from((words[3] >> 32) as u8).checked_sub(1)?)?;
         Some(Self {
             sequence: words[0],
             count: words[1],
@@ -222,12 +320,12 @@ impl Call {
     }
 
     fn write(&self, f: &mut impl fmt::Write, amount: Option<&dyn fmt::Display>) -> fmt::Result {
-        write!(f, "{}(", self.kind.name())?;
+        write!(f, "{}(", self.kind)?;
         if let Some(op) = self.op_name() {
             write!(f, "{op}, ")?;
         }
         match (self.kind, amount) {
-            (Kind::Barrier, _) => {}
+            (Collective::Barrier, _) => {}
             (_, Some(amount)) => write!(f, "{}, {amount}", self.element)?,
             // Other ranks do not know the sum, and both sides of a mismatch should read alike. Records have the last 6 digits.
             (kind, None) if kind.lists_counts() => write!(f, "{}, counts #{:016x}", self.element, self.counts_hash as u64)?,
@@ -263,7 +361,7 @@ mod tests {
 
     fn example() -> Call {
         Call {
-            kind: Kind::Reduce,
+            kind: Collective::Reduce,
             op: ReduceOp::BitXor.code().into(),
             element: TypeTag::Scalar(DType::U16),
             count: 1 << 40,
@@ -274,8 +372,21 @@ mod tests {
     }
 
     #[test]
+    fn names_are_understood() {
+        for (number, collective) in (1_u8..).zip(Collective::ALL) {
+            assert_eq!(collective as u8, number);
+            assert_eq!(collective.to_string().parse::<Collective>().unwrap(), collective);
+            assert_eq!((CallKind::from(collective).name(), CallKind::from(collective) == collective), (collective.name(), true));
+            assert!(CallKind::Send != collective && CallKind::Recv != collective);
+        }
+        let error = "allreduce".parse::<Collective>().unwrap_err().to_string();
+        assert!(error.contains("\"allreduce\"") && error.contains("all_reduce, "), "{error}");
+        assert_eq!(format!("{:>9}|{:<5}|", Collective::Gather, CallKind::Send), "   gather|send |");
+    }
+
+    #[test]
     fn fingerprint_survives_the_wire() {
-        for kind in Kind::ALL {
+        for kind in Collective::ALL {
             for root in [None, Some(0), Some(70_000)] {
                 let call = match kind.lists_counts() {
                     false => Call { kind, root, op: 0xab_cdef_0123_45ff, ..example() },
@@ -288,7 +399,7 @@ mod tests {
 
     #[test]
     fn every_bit_of_the_digest_of_counts_is_compared() {
-        let call = |counts_hash| Call { kind: Kind::ReduceScatterV, root: None, counts_hash, ..example() };
+        let call = |counts_hash| Call { kind: Collective::ReduceScatterV, root: None, counts_hash, ..example() };
         let words = call(0).fingerprint();
         for bit in 0..120 {
             assert_ne!(call(1 << bit).fingerprint(), words, "bit {bit}");
@@ -301,7 +412,7 @@ mod tests {
 
     #[test]
     fn a_record_has_the_sum_of_the_counts() {
-        let call = Call { kind: Kind::AllGatherV, op: 0, count: 4100, root: None, counts_hash: u128::MAX >> 8, ..example() };
+        let call = Call { kind: Collective::AllGatherV, op: 0, count: 4100, root: None, counts_hash: u128::MAX >> 8, ..example() };
         let kept = Call::from_record(call.record());
         assert_eq!(kept, Some(Call { counts_hash: 0xff_ffff, ..call }));
         assert_eq!(Call::from_record(example().record()), Some(example()));
@@ -318,7 +429,7 @@ mod tests {
         assert_eq!(example().to_string(), "reduce(bxor, u16, count 1099511627776, root 3) number 99");
         let custom = Call { op: 0x12_3456_abcd_ef00 | 254, root: None, ..example() };
         assert_eq!(custom.to_string(), "reduce(custom op #abcdef in rank order, u16, count 1099511627776) number 99");
-        let listed = Call { kind: Kind::AllGatherV, op: 0, counts_hash: 0xab_cdef, root: None, ..example() };
+        let listed = Call { kind: Collective::AllGatherV, op: 0, counts_hash: 0xab_cdef, root: None, ..example() };
         assert_eq!(listed.to_string(), "all_gather_v(u16, counts #0000000000abcdef) number 99");
     }
 }

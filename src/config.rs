@@ -1,10 +1,12 @@
 //! The settings of a communicator, and the only place where the environment is read.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::algorithm::AlgorithmRanges;
 use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
 use crate::nccl_config::{CheckDeviceCalls, NcclConfig, NcclLibrary};
@@ -22,6 +24,27 @@ pub enum Transport {
     Shm,
     /// TCP only, also inside a host.
     Tcp,
+}
+
+impl Transport {
+    /// Every choice.
+    pub const ALL: [Transport; 3] = [Transport::Auto, Transport::Shm, Transport::Tcp];
+
+    /// The name used in `COLLECTIVES_TRANSPORT`, in messages and on command lines: `auto`, `shm`, `tcp`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Transport::Auto => "auto",
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
 }
 
 /// Settings of a communicator. Every rank of a job must use the same, apart from the timeout, the limit, the flight recorder, the observer,
@@ -60,6 +83,7 @@ pub enum Transport {
 /// let mut config = Config::default();
 /// config.timeout = Duration::from_secs(60);
 /// config.transport = Transport::Tcp;
+/// // `Builder::configure` changes them in a chain, without a `Config` of one's own.
 /// let timeouts = Communicator::builder().config(config).run_local(2, |comm| Ok(comm.config().timeout))?;
 /// assert_eq!(timeouts, [Duration::from_secs(60); 2]);
 /// # Ok::<(), collectives::Error>(())
@@ -76,11 +100,10 @@ pub struct Config {
     pub reproducible: bool,
     /// Overrides the host identity (boot id and namespaces) by which ranks are found to share a host. Default: `None`.
     pub host_identity: Option<String>,
-    /// Overrides the choice of algorithm, as `name:from-to` ranges of bytes separated by commas, e.g.
-    /// `doubling:0-16K,ring:16K-`: `doubling`, `ring`, `direct`, `binomial`, `chain`, `scatter_gather`. An algorithm that a collective
-    /// does not have, or that an op does not allow, leaves that collective to the cost table, as does the default, `None`. Sizes
-    /// are of the whole vector. Shared memory inside a host has one way and is not affected.
-    pub algorithm: Option<String>,
+    /// Overrides the choice of algorithm for ranges of sizes; `"doubling:0-16K,ring:16K-".parse()?` makes them of text. An algorithm that a
+    /// collective does not have, or that an op does not allow, leaves that collective to the cost table, as do the default, which is
+    /// none, and sizes that no range covers. Shared memory inside a host has one way and is not affected.
+    pub algorithms: AlgorithmRanges,
     /// The most bytes that all objects of one object collective may have together. Default: 256 MiB.
     pub object_limit_bytes: usize,
     /// The address on which this rank listens for peers of other hosts. Default: `None`, the address by which it reaches
@@ -146,7 +169,7 @@ impl Default for Config {
             transport: Transport::Auto,
             reproducible: false,
             host_identity: None,
-            algorithm: None,
+            algorithms: AlgorithmRanges::new(),
             object_limit_bytes: 256 << 20,
             listen_address: None,
             flight_recorder_calls: 1024,
@@ -177,7 +200,9 @@ impl Config {
     /// As [`Config::with_environment`], from the variables that `read` returns.
     pub(crate) fn with_variables(mut self, read: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let default = Self::default();
-        self.algorithm = self.algorithm.or_else(|| read("COLLECTIVES_ALGORITHM"));
+        if let Some(ranges) = read("COLLECTIVES_ALGORITHM").filter(|_| self.algorithms.is_empty()) {
+            self.algorithms = ranges.parse().map_err(|error| of_variable("COLLECTIVES_ALGORITHM", &ranges, error))?;
+        }
         self.host_identity = self.host_identity.or_else(|| read("COLLECTIVES_HOST_IDENTITY"));
         if let Some(address) = read("COLLECTIVES_LISTEN_ADDRESS").filter(|_| self.listen_address.is_none()) {
             self.listen_address = Some(address.parse().map_err(|_| wrong("COLLECTIVES_LISTEN_ADDRESS", &address, "an IP address"))?);
@@ -291,6 +316,14 @@ pub(crate) fn nvtx_injection() -> Option<PathBuf> {
     std::env::var_os("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
+/// A variable's text that a setting could not be read from, as the setting says it.
+fn of_variable(name: &str, value: &str, error: Error) -> Error {
+    match error {
+        Error::Config { reason, .. } => Error::config(format!("{name}={value:?}"), reason),
+        other => other,
+    }
+}
+
 /// A variable that cannot be understood.
 fn wrong(name: &str, value: &str, expected: &str) -> Error {
     Error::config(format!("{name}={value:?}"), format!("expected {expected}"))
@@ -299,13 +332,12 @@ fn wrong(name: &str, value: &str, expected: &str) -> Error {
 impl FromStr for Transport {
     type Err = Error;
 
+    /// Understands the name.
     fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "auto" => Ok(Transport::Auto),
-            "shm" => Ok(Transport::Shm),
-            "tcp" => Ok(Transport::Tcp),
-            _ => Err(Error::config(format!("transport {text:?}"), "not known; one of auto, shm, tcp")),
-        }
+        Transport::ALL.into_iter().find(|transport| transport.name() == text).ok_or_else(|| {
+            let known = Transport::ALL.map(Transport::name).join(", ");
+            Error::config(format!("transport {text:?}"), format!("not known; one of {known}"))
+        })
     }
 }
 
@@ -317,6 +349,7 @@ pub(crate) fn environment(name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::algorithm::Algorithm;
 
     fn read<'a>(variables: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<String> + 'a {
         |name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
@@ -324,13 +357,21 @@ mod tests {
 
     #[test]
     fn variables_fill_in_what_was_not_set() {
-        let variables = [("COLLECTIVES_TRANSPORT", "tcp"), ("COLLECTIVES_TIMEOUT", "1.5"), ("COLLECTIVES_LISTEN_ADDRESS", "::1")];
+        let variables = [
+            ("COLLECTIVES_TRANSPORT", "tcp"),
+            ("COLLECTIVES_TIMEOUT", "1.5"),
+            ("COLLECTIVES_LISTEN_ADDRESS", "::1"),
+            ("COLLECTIVES_ALGORITHM", "ring:16K-"),
+        ];
         let config = Config::default().with_variables(&read(&variables)).unwrap();
         assert_eq!((config.transport, config.timeout), (Transport::Tcp, Duration::from_millis(1500)));
         assert_eq!(config.listen_address, Some("::1".parse().unwrap()));
-        let set = Config { transport: Transport::Shm, timeout: Duration::from_secs(3), ..Config::default() };
+        assert_eq!(config.algorithms, "ring:16K-".parse().unwrap());
+        let algorithms = AlgorithmRanges::new().with(Algorithm::Direct, ..).unwrap();
+        let set = Config { transport: Transport::Shm, timeout: Duration::from_secs(3), algorithms, ..Config::default() };
         let config = set.with_variables(&read(&variables)).unwrap();
         assert_eq!((config.transport, config.timeout), (Transport::Shm, Duration::from_secs(3)));
+        assert_eq!(config.algorithms.to_string(), "direct:0-");
     }
 
     #[test]
@@ -375,9 +416,20 @@ mod tests {
     }
 
     #[test]
+    fn transports_have_names() {
+        for transport in Transport::ALL {
+            assert_eq!(transport.to_string().parse::<Transport>().unwrap(), transport);
+        }
+        let error = "TCP".parse::<Transport>().unwrap_err().to_string();
+        assert!(error.contains("\"TCP\"") && error.contains("auto, shm, tcp"), "{error}");
+    }
+
+    #[test]
     fn malformed_variables_are_quoted() {
         for (name, value) in [
             ("COLLECTIVES_TRANSPORT", "rdma"),
+            ("COLLECTIVES_ALGORITHM", "rung:0-"),
+            ("COLLECTIVES_ALGORITHM", ""),
             ("COLLECTIVES_TIMEOUT", "-1"),
             ("COLLECTIVES_TIMEOUT", "soon"),
             ("COLLECTIVES_REPRODUCIBLE", "yes"),

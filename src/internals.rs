@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::call::{Call, Kind};
+use crate::call::{Call, Collective};
 use crate::deadline::Deadline;
 use crate::element::{DType, Element, TypeTag};
 use crate::error::{Error, Peer};
@@ -252,7 +252,7 @@ impl Mailboxes {
     /// Where a rank is late, gone, or at another step.
     pub fn step(&mut self) -> Result<()> {
         let sequence = self.next();
-        let call = Call { kind: Kind::Barrier, op: 0, element: TypeTag::of::<u8>(), count: 0, root: None, counts_hash: 0, sequence };
+        let call = Call { kind: Collective::Barrier, op: 0, element: TypeTag::of::<u8>(), count: 0, root: None, counts_hash: 0, sequence };
         let deadline = Deadline::lazily(LIMIT);
         let met = self.group.barrier(&CallContext { call: &call, deadline: &deadline, health: &self.health, recorder: &self.recorder });
         met.map_err(|stop| stop.to_error("a step", &deadline, &[]))

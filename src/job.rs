@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::call::{BlockLayout, Call, Kind};
+use crate::call::{BlockLayout, Call, Collective};
 
 /// How a plane names memory.
 pub(crate) trait Address: Copy + fmt::Debug {
@@ -71,11 +71,11 @@ impl<S: Address, D: Address, R> Job<S, D, R> {
         let mut memory = self.memory;
         match self.call.kind {
             _ if !self.in_place => {}
-            Kind::AllGather | Kind::AllGatherV | Kind::Gather => {
+            Collective::AllGather | Collective::AllGatherV | Collective::Gather => {
                 let (offset, length) = self.layout.block(rank);
                 (memory.source, memory.source_len) = (memory.source.advanced(offset), length);
             }
-            Kind::ReduceScatter | Kind::ReduceScatterV | Kind::Scatter => {
+            Collective::ReduceScatter | Collective::ReduceScatterV | Collective::Scatter => {
                 let (offset, length) = self.layout.block(rank);
                 (memory.destination, memory.destination_len) = (memory.destination.advanced(offset), length);
             }

@@ -30,6 +30,7 @@
 //!
 //! Two programs come as packages of their own: `collperf` measures, `collrun` starts ranks.
 
+mod algorithm;
 mod buffer;
 mod call;
 mod communicator;
@@ -61,7 +62,9 @@ mod ticket_lock;
 pub mod train;
 mod tuning;
 
+pub use algorithm::{Algorithm, AlgorithmRanges};
 pub use buffer::{Buffer, BufferMut};
+pub use call::Collective;
 pub use communicator::{AbortHandle, Builder, Communicator, Envelope, Group, OwnedBuffer, OwnedSource, Received};
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, device_count};

@@ -86,14 +86,16 @@ fn init_by_an_explicit_store_of_each_kind() {
 fn the_default_timeout_is_half_an_hour_and_twenty_seconds_can_be_asked_for() {
     let defaults = threads_with(1, |_| Communicator::builder(), |comm| comm.timeout());
     assert_eq!(defaults, [Duration::from_secs(1800)]);
-    let asked = threads_with(1, |_| Communicator::builder().timeout(WAIT), |comm| comm.timeout());
+    let asked = threads_with(1, |_| Communicator::builder().configure(|config| config.timeout = WAIT), |comm| comm.timeout());
     assert_eq!(asked, [WAIT]);
 }
 
 #[test]
 fn a_rank_that_does_not_come_is_named_with_those_that_did() {
     let store = MemoryStore::new();
-    let join = |rank| Communicator::builder().timeout(Duration::from_millis(300)).with_store(Arc::new(store.clone()), rank, 3);
+    let join = |rank| {
+        Communicator::builder().configure(|config| config.timeout = Duration::from_millis(300)).with_store(Arc::new(store.clone()), rank, 3)
+    };
     let errors = std::thread::scope(|scope| {
         let ranks = [scope.spawn(|| join(0)), scope.spawn(|| join(2))];
         ranks.map(|rank| rank.join().unwrap().expect_err("rank 1 never comes"))
@@ -113,7 +115,9 @@ fn a_rank_that_does_not_come_is_named_with_those_that_did() {
 fn ranks_that_do_not_add_up_are_told_so() {
     // The second rank believes in a world of two, the first in one of three.
     let store = MemoryStore::new();
-    let join = |rank, world_size| Communicator::builder().timeout(WAIT).with_store(Arc::new(store.clone()), rank, world_size);
+    let join = |rank, world_size| {
+        Communicator::builder().configure(|config| config.timeout = WAIT).with_store(Arc::new(store.clone()), rank, world_size)
+    };
     let begin = Instant::now();
     let errors = std::thread::scope(|scope| {
         let ranks = [scope.spawn(|| join(0, 3)), scope.spawn(|| join(1, 2)), scope.spawn(|| join(2, 3))];
@@ -128,7 +132,7 @@ fn ranks_that_do_not_add_up_are_told_so() {
 #[test]
 fn two_processes_with_one_rank_are_told_so() {
     let store = MemoryStore::new();
-    let join = |rank| Communicator::builder().timeout(WAIT).with_store(Arc::new(store.clone()), rank, 3);
+    let join = |rank| Communicator::builder().configure(|config| config.timeout = WAIT).with_store(Arc::new(store.clone()), rank, 3);
     let begin = Instant::now();
     let errors = std::thread::scope(|scope| {
         let ranks = [scope.spawn(|| join(0)), scope.spawn(|| join(1)), scope.spawn(|| join(1))];
@@ -143,7 +147,7 @@ fn two_processes_with_one_rank_are_told_so() {
 #[test]
 fn a_rank_outside_the_world_is_told_so_and_so_are_the_others() {
     let store = MemoryStore::new();
-    let join = |rank| Communicator::builder().timeout(WAIT).with_store(Arc::new(store.clone()), rank, 2);
+    let join = |rank| Communicator::builder().configure(|config| config.timeout = WAIT).with_store(Arc::new(store.clone()), rank, 2);
     let begin = Instant::now();
     let errors = std::thread::scope(|scope| {
         let ranks = [scope.spawn(|| join(0)), scope.spawn(|| join(2))];
@@ -157,7 +161,12 @@ fn a_rank_outside_the_world_is_told_so_and_so_are_the_others() {
 
 #[test]
 fn two_ranks_on_one_host_and_one_on_another() {
-    let hosts = |rank: usize| Communicator::builder().timeout(WAIT).host_identity(if rank < 2 { "first" } else { "second" });
+    let hosts = |rank: usize| {
+        Communicator::builder().configure(|config| {
+            config.timeout = WAIT;
+            config.host_identity = Some(if rank < 2 { "first" } else { "second" }.into());
+        })
+    };
     let seen = threads_with(3, hosts, |comm| (comm.local_rank(), comm.local_world_size(), sum_of_ranks(comm)));
     assert_eq!(seen, [(0, 2, 3), (1, 2, 3), (0, 1, 3)]);
 }
@@ -178,13 +187,16 @@ fn an_address_in_use_is_explained() {
 #[test]
 fn rank_0_must_run_where_the_address_is() {
     // TEST-NET-1 is nobody's address.
-    let error = Communicator::builder().timeout(Duration::from_secs(1)).from_url("tcp://192.0.2.1:29500?rank=0&world_size=1").unwrap_err();
+    let error = Communicator::builder()
+        .configure(|config| config.timeout = Duration::from_secs(1))
+        .from_url("tcp://192.0.2.1:29500?rank=0&world_size=1")
+        .unwrap_err();
     assert!(error.to_string().contains("192.0.2.1"), "{error}");
 }
 
 #[test]
 fn the_address_to_listen_on_can_be_chosen() {
-    let listen = |_| Wiring::Tcp.builder(0).listen_address([127, 0, 0, 2].into());
+    let listen = |_| Wiring::Tcp.builder(0).configure(|config| config.listen_address = Some([127, 0, 0, 2].into()));
     assert_eq!(threads_with(2, listen, sum_of_ranks), [1; 2]);
 }
 
@@ -584,7 +596,7 @@ fn a_process_may_join_an_agents_store_more_than_once() {
     const NAME: &str = "a_process_may_join_an_agents_store_more_than_once";
     if is_rank_of(NAME) {
         for _ in 0..3 {
-            let comm = Communicator::builder().timeout(WAIT).from_env().unwrap();
+            let comm = Communicator::builder().configure(|config| config.timeout = WAIT).from_env().unwrap();
             assert_eq!(sum_of_ranks(&comm), 1);
         }
         return;

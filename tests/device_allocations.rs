@@ -14,7 +14,8 @@ use collectives::{Communicator, DeviceChoice, ReduceOp};
 #[test]
 fn a_native_call_allocates_nothing() {
     simgpu::install();
-    let builder = |_: usize| Communicator::builder().timeout(Duration::from_secs(60)).require_device(DeviceChoice::Local);
+    let builder =
+        |_: usize| Communicator::builder().configure(|config| config.timeout = Duration::from_secs(60)).require_device(DeviceChoice::Local);
     common::ranks::threads_with(2, builder, |comm| {
         let device = comm.device().unwrap();
         let stream = device.stream();

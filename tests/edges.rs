@@ -219,7 +219,7 @@ fn the_timeout_of_a_url_bounds_the_start_too() {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("file://{}?rank=0&world_size=2&timeout=0.1", folder.path().join("store").display());
     let begin = Instant::now();
-    let error = Communicator::builder().timeout(Duration::from_secs(60)).from_url(&url).unwrap_err();
+    let error = Communicator::builder().configure(|config| config.timeout = Duration::from_secs(60)).from_url(&url).unwrap_err();
     assert!(error.is_timeout() && begin.elapsed() < Duration::from_secs(10), "{error}");
 }
 
@@ -419,7 +419,7 @@ fn a_rank_that_panics_is_named_by_run_local() {
 
 #[test]
 fn no_timeout_is_too_long() {
-    let endless = |_| Communicator::builder().timeout(Duration::MAX);
+    let endless = |_| Communicator::builder().configure(|config| config.timeout = Duration::MAX);
     threads_with(2, endless, |comm| {
         let other = 1 - comm.rank();
         let work = comm.start_send(vec![1_u8], other).unwrap();

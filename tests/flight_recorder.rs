@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use collectives::{Communicator, Config, ReduceOp, Transport, flight::State};
+use collectives::{Collective, Communicator, Config, ReduceOp, Transport, flight::State};
 use common::ranks::{Wiring, alone_in_a_process, communicators_with, each, patience, threads};
 
 /// Long enough for anything that is not stuck.
@@ -47,7 +47,7 @@ fn a_stuck_call_is_seen_from_another_thread_on_every_wiring() {
             let began = Instant::now();
             let seen = loop {
                 assert!(began.elapsed() < PATIENCE, "{:?}", stuck.records());
-                let last = stuck.records().pop().filter(|last| last.kind == "all_reduce" && !last.waiting_for.is_empty());
+                let last = stuck.records().pop().filter(|last| last.kind == Collective::AllReduce && !last.waiting_for.is_empty());
                 if let Some(last) = last {
                     break last;
                 }
@@ -75,7 +75,7 @@ fn every_kind_of_call_is_on_record() {
         assert!(all.iter().chain(&alone).all(|record| record.state == State::Finished), "{all:?} {alone:?}");
         let sequences: Vec<_> = all.iter().filter_map(|record| record.sequence).collect();
         assert!(sequences.is_sorted_by(|a, b| a + 1 == *b));
-        (all.iter().map(|record| record.kind).collect::<Vec<_>>(), alone.iter().map(|record| record.kind).collect::<Vec<_>>())
+        (all.iter().map(|record| record.kind.name()).collect::<Vec<_>>(), alone.iter().map(|record| record.kind.name()).collect::<Vec<_>>())
     });
     for (all, alone) in kinds {
         assert_eq!(all[..4], ["barrier", "broadcast", "all_gather_v", "reduce"]);
@@ -126,7 +126,12 @@ impl tracing::Subscriber for Warnings {
 #[test]
 fn a_call_that_does_not_end_is_warned_of_once_before_its_deadline() {
     for transport in [Transport::Shm, Transport::Tcp] {
-        let builder = |_| Communicator::builder().transport(transport).timeout(Duration::from_secs(20));
+        let builder = |_| {
+            Communicator::builder().configure(|config| {
+                config.transport = transport;
+                config.timeout = Duration::from_secs(20);
+            })
+        };
         let comms = communicators_with(2, builder);
         let (come, wait) = channel::<()>();
         let wait = Mutex::new(wait);

@@ -46,7 +46,12 @@ fn start(n: usize, transport: Transport) -> Cost {
         for (rank, store) in stores.iter().enumerate() {
             let all_here = &all_here;
             scope.spawn(move || {
-                let comm = Communicator::builder().transport(transport).timeout(LONG).with_store(Arc::clone(store) as _, rank, n);
+                let comm = Communicator::builder()
+                    .configure(|config| {
+                        config.transport = transport;
+                        config.timeout = LONG;
+                    })
+                    .with_store(Arc::clone(store) as _, rank, n);
                 all_here.wait();
                 all_here.wait();
                 comm.unwrap().close().unwrap();
@@ -128,7 +133,13 @@ fn promised(n: usize) -> (usize, usize) {
 fn the_shared_region_is_as_large_as_the_formula_says() {
     let _alone = alone();
     for n in WORLDS.into_iter().chain([33, 64]) {
-        let comms = Communicator::builder().transport(Transport::Shm).timeout(LONG).local(n).unwrap();
+        let comms = Communicator::builder()
+            .configure(|config| {
+                config.transport = Transport::Shm;
+                config.timeout = LONG;
+            })
+            .local(n)
+            .unwrap();
         let regions = regions();
         let (least, most) = promised(n);
         println!(

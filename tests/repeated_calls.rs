@@ -36,7 +36,7 @@ fn make_all(comm: &Communicator, wide: &mut [u32], block: &mut [u32]) {
 fn a_call_of_a_known_shape_allocates_nothing() {
     for algorithm in [None, Some("doubling:0-,binomial:0-"), Some("ring:0-,chain:0-,scatter_gather:0-"), Some("direct:0-")] {
         let builder = |rank| match algorithm {
-            Some(rules) => Wiring::Tcp.builder(rank).algorithm(rules),
+            Some(ranges) => Wiring::Tcp.builder(rank).configure(|config| config.algorithms = ranges.parse().unwrap()),
             None => Wiring::Tcp.builder(rank),
         };
         threads_with(2, builder, |comm| {

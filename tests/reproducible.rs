@@ -8,7 +8,7 @@ mod common;
 use common::oracle::hash;
 use common::ranks::{Wiring, threads, threads_with};
 
-use collectives::{Communicator, CustomOp, Element, ReduceOp, bf16, f16};
+use collectives::{Algorithm, AlgorithmRanges, Communicator, CustomOp, Element, ReduceOp, bf16, f16};
 
 const SEED: u64 = 0xf10a7;
 
@@ -122,7 +122,7 @@ fn everything_in_rank_order(wiring: Wiring) {
     for ranks in [1, 2, 3, 5, 8] {
         threads_with(
             ranks,
-            |rank| wiring.builder(rank).reproducible(true),
+            |rank| wiring.builder(rank).configure(|config| config.reproducible = true),
             |comm| {
                 assert!(comm.config().reproducible);
                 for count in COUNTS {
@@ -163,9 +163,15 @@ fn in_rank_order_between_unequal_hosts() {
 
 #[test]
 fn in_rank_order_whatever_algorithm_is_asked_for() {
-    for algorithm in ["ring:0-", "doubling:0-", "direct:0-"] {
+    for algorithm in [Algorithm::Ring, Algorithm::Doubling, Algorithm::Direct] {
+        let algorithms = AlgorithmRanges::new().with(algorithm, ..).unwrap();
         for wiring in [Wiring::Tcp, Wiring::Dealt] {
-            let builder = |rank| wiring.builder(rank).algorithm(algorithm).reproducible(true);
+            let builder = |rank| {
+                wiring.builder(rank).configure(|config| {
+                    config.algorithms = algorithms.clone();
+                    config.reproducible = true;
+                })
+            };
             threads_with(5, builder, |comm| folds_in_rank_order::<f32>(comm, ReduceOp::Sum, 5001, wiring));
         }
     }
@@ -220,7 +226,7 @@ fn rounding_sum() -> CustomOp<f32> {
 fn an_ordered_op_of_ones_own_is_folded_from_the_first_rank_to_the_last() {
     for wiring in Wiring::ALL {
         for ranks in [2, 3, 5, 8] {
-            let builder = |rank| wiring.builder(rank).reproducible(true);
+            let builder = |rank| wiring.builder(rank).configure(|config| config.reproducible = true);
             threads_with(ranks, builder, |comm| {
                 let op = rounding_sum();
                 for count in COUNTS {
@@ -293,7 +299,7 @@ fn settings_that_differ_are_a_conflict() {
     let store = collectives::store::MemoryStore::new();
     let join = |rank: usize| {
         let store = std::sync::Arc::new(store.clone());
-        Wiring::Shm.builder(rank).reproducible(rank == 0).with_store(store, rank, 2)
+        Wiring::Shm.builder(rank).configure(|config| config.reproducible = rank == 0).with_store(store, rank, 2)
     };
     let errors = std::thread::scope(|scope| {
         let ranks = [scope.spawn(|| join(0)), scope.spawn(|| join(1))];

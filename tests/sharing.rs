@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::ranks::{Meeting, Wiring, communicators, each, threads};
 
 use collectives::{
-    Communicator, CustomOp, Envelope, Error, ReduceOp,
+    Collective, Communicator, CustomOp, Envelope, Error, ReduceOp,
     flight::{Record, State},
 };
 
@@ -113,7 +113,7 @@ fn messages_come_and_go_while_another_thread_waits_in_a_barrier() {
 
 /// Waits until this rank is in a barrier, and waits there for another.
 fn wait_for_barrier(comm: &Communicator) {
-    let is_waiting = |record: &Record| record.kind == "barrier" && record.state == State::Started;
+    let is_waiting = |record: &Record| record.kind == Collective::Barrier && record.state == State::Started;
     while !comm.flight_records().iter().any(is_waiting) {
         std::thread::yield_now();
     }

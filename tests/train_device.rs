@@ -343,7 +343,9 @@ fn gradients_without_a_finite_norm_stay_as_they_are() {
 fn a_norm_of_what_never_comes_is_an_error_in_time() {
     // Compared, the call would not even be queued.
     let config = gpu::unchecked();
-    let patient = |rank: usize| gpu::builder(config.clone()).timeout(std::time::Duration::from_secs(if rank == 0 { 5 } else { 60 }));
+    let patient = |rank: usize| {
+        gpu::builder(config.clone()).configure(|config| config.timeout = std::time::Duration::from_secs(if rank == 0 { 5 } else { 60 }))
+    };
     let absent = std::sync::Barrier::new(2);
     let outcomes = common::ranks::threads_with(2, patient, |comm| {
         let memory = DeviceMemory::of(comm);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// One collective of the crate.
+/// What can be measured: a collective of the library, or messages round a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Collective {
     AllReduce,
@@ -43,36 +43,44 @@ impl Collective {
         Collective::Barrier,
     ];
 
+    /// The library's, where it is one call; `None` for messages.
+    pub(crate) const fn of_library(self) -> Option<collectives::Collective> {
+        use collectives::Collective as Library;
+        Some(match self {
+            Collective::AllReduce => Library::AllReduce,
+            Collective::Reduce => Library::Reduce,
+            Collective::Broadcast => Library::Broadcast,
+            Collective::AllGather => Library::AllGather,
+            Collective::ReduceScatter => Library::ReduceScatter,
+            Collective::Gather => Library::Gather,
+            Collective::Scatter => Library::Scatter,
+            Collective::AllToAll => Library::AllToAll,
+            Collective::AllGatherV => Library::AllGatherV,
+            Collective::ReduceScatterV => Library::ReduceScatterV,
+            Collective::GatherV => Library::GatherV,
+            Collective::ScatterV => Library::ScatterV,
+            Collective::AllToAllV => Library::AllToAllV,
+            Collective::SendRecv => return None,
+            Collective::Barrier => Library::Barrier,
+        })
+    }
+
     /// The name on the command line and in every output.
     pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Collective::AllReduce => "all_reduce",
-            Collective::Reduce => "reduce",
-            Collective::Broadcast => "broadcast",
-            Collective::AllGather => "all_gather",
-            Collective::ReduceScatter => "reduce_scatter",
-            Collective::Gather => "gather",
-            Collective::Scatter => "scatter",
-            Collective::AllToAll => "all_to_all",
-            Collective::AllGatherV => "all_gather_v",
-            Collective::ReduceScatterV => "reduce_scatter_v",
-            Collective::GatherV => "gather_v",
-            Collective::ScatterV => "scatter_v",
-            Collective::AllToAllV => "all_to_all_v",
-            Collective::SendRecv => "sendrecv",
-            Collective::Barrier => "barrier",
+        match self.of_library() {
+            Some(collective) => collective.name(),
+            None => "sendrecv",
         }
     }
 
     /// Whether it takes a reduce op.
-    pub(crate) const fn reduces(self) -> bool {
-        matches!(self, Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter | Collective::ReduceScatterV)
+    pub(crate) fn reduces(self) -> bool {
+        self.of_library().is_some_and(collectives::Collective::reduces)
     }
 
     /// Whether it takes a root.
-    pub(crate) const fn is_rooted(self) -> bool {
-        use Collective::{Broadcast, Gather, GatherV, Reduce, Scatter, ScatterV};
-        matches!(self, Reduce | Broadcast | Gather | Scatter | GatherV | ScatterV)
+    pub(crate) fn is_rooted(self) -> bool {
+        self.of_library().is_some_and(collectives::Collective::is_rooted)
     }
 
     /// Whether one rank's buffer is made of one block for each rank.
@@ -152,6 +160,10 @@ mod tests {
     fn names_are_understood() {
         for collective in Collective::ALL {
             assert_eq!(collective.name().parse(), Ok(collective));
+        }
+        let of_library: Vec<_> = Collective::ALL.into_iter().filter_map(Collective::of_library).collect();
+        for collective in collectives::Collective::ALL {
+            assert_eq!(of_library.iter().filter(|other| **other == collective).count(), 1, "{collective} is measured once");
         }
         assert_eq!("alltoall".parse(), Ok(Collective::AllToAll));
         let message = "allreduce".parse::<Collective>().unwrap_err();

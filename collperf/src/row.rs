@@ -1,6 +1,6 @@
 //! One measured cell: what was called, how long it took, and how many elements were wrong.
 
-use collectives::{DType, ReduceOp};
+use collectives::{Algorithm, DType, ReduceOp};
 
 use crate::collective::Collective;
 use crate::inputs::table_name;
@@ -29,7 +29,7 @@ pub(crate) struct Half {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Forecast {
     /// How it is done.
-    pub(crate) algorithm: &'static str,
+    pub(crate) algorithm: Algorithm,
     /// Microseconds per call.
     pub(crate) time_us: f64,
 }

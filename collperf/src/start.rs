@@ -83,24 +83,22 @@ fn ranks_here(settings: &Settings) -> Result<usize, Failure> {
 fn builder(settings: &Settings) -> collectives::Builder {
     let builder = Communicator::builder();
     #[cfg(feature = "cuda")]
-    let builder = with_device(builder.config(unchecked()), settings);
-    let builder = builder.transport(settings.transport.transport()).trace(settings.trace.is_some());
-    match settings.timeout {
-        Some(timeout) => builder.timeout(timeout),
-        None => builder,
-    }
+    let builder = with_device(builder.configure(unchecked), settings);
+    builder.configure(|config| {
+        config.transport = settings.transport.transport();
+        config.trace = settings.trace.is_some();
+        config.timeout = settings.timeout.unwrap_or(config.timeout);
+    })
 }
 
 /// Device calls as they are when nobody compares them: that is what is measured, and their results are checked.
 #[cfg(feature = "cuda")]
 #[expect(unsafe_code, reason = "ranks that do alike")]
-fn unchecked() -> Config {
-    let mut config = Config::default();
+fn unchecked(config: &mut Config) {
     // SAFETY: all ranks run this program, with the same settings (compared in `finish`, before the first call on a device), and walk one
     // list of calls, which the settings and the number of ranks decide: kind, op, type, root and lengths are the same on all. There are
     // no messages.
     config.check_device_calls = unsafe { CheckDeviceCalls::unchecked_after(0) };
-    config
 }
 
 /// Refuses ranks that were given other arguments than rank 0: they would make other calls.
@@ -123,7 +121,7 @@ fn with_device(builder: collectives::Builder, settings: &Settings) -> collective
         Some(1) => CtaPolicy::Efficiency,
         Some(_) => CtaPolicy::Zero,
     };
-    choose_device(builder, settings.plane).nccl(NcclConfig::default().cta_policy(policy))
+    choose_device(builder, settings.plane).configure(|config| config.nccl = NcclConfig::default().cta_policy(policy))
 }
 
 #[cfg(feature = "cuda")]

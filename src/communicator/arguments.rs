@@ -3,7 +3,7 @@
 use super::Communicator;
 use super::prepare::{Prepared, Source};
 use crate::buffer::{BufferMut, Memory, MemoryMut};
-use crate::call::{BlockLayout, Kind};
+use crate::call::{BlockLayout, Collective};
 use crate::element::Data;
 use crate::error::{Error, Result};
 use crate::op::Reduction;
@@ -16,7 +16,7 @@ fn to_bytes<T>(counts: &[usize]) -> Vec<usize> {
 /// What the arguments of several collectives have to be.
 impl Communicator {
     /// A root that exists.
-    pub(super) fn checked_root(&self, kind: Kind, root: usize) -> Result<Option<u32>> {
+    pub(super) fn checked_root(&self, kind: Collective, root: usize) -> Result<Option<u32>> {
         if root < self.world_size() {
             return Ok(Some(root as u32));
         }
@@ -24,7 +24,7 @@ impl Communicator {
     }
 
     /// The block length where `whole` elements are shared out equally between the ranks.
-    pub(super) fn block(&self, kind: Kind, what: &str, whole: usize) -> Result<usize> {
+    pub(super) fn block(&self, kind: Collective, what: &str, whole: usize) -> Result<usize> {
         let size = self.world_size();
         if whole.is_multiple_of(size) {
             return Ok(whole / size);
@@ -33,7 +33,7 @@ impl Communicator {
     }
 
     /// Refuses two lengths that should be equal.
-    pub(super) fn equal(kind: Kind, what: &str, length: usize, expected: usize, why: &str) -> Result<()> {
+    pub(super) fn equal(kind: Collective, what: &str, length: usize, expected: usize, why: &str) -> Result<()> {
         if length == expected {
             return Ok(());
         }
@@ -41,7 +41,7 @@ impl Communicator {
     }
 
     /// Per-rank counts that cover a buffer exactly.
-    pub(super) fn checked_counts(&self, kind: Kind, what: &str, counts: &[usize], length: usize) -> Result<()> {
+    pub(super) fn checked_counts(&self, kind: Collective, what: &str, counts: &[usize], length: usize) -> Result<()> {
         if counts.len() != self.world_size() {
             let reason = format!("{} counts were given for {what}, and the world size is {}", counts.len(), self.world_size());
             return Err(Error::argument(kind.name(), reason));
@@ -55,7 +55,7 @@ impl Communicator {
     }
 
     /// A buffer that the root must pass and the others must not.
-    pub(super) fn only_at_root(&self, kind: Kind, what: &str, given: bool, root: usize) -> Result<()> {
+    pub(super) fn only_at_root(&self, kind: Collective, what: &str, given: bool, root: usize) -> Result<()> {
         match (self.rank() == root, given) {
             (true, false) => Err(Error::argument(kind.name(), format!("rank {root} is the root and must pass {what}"))),
             (false, true) => {
@@ -74,7 +74,7 @@ impl Communicator {
         destination: MemoryMut<'a, T>,
         op: &Reduction<T>,
     ) -> Result<Prepared<'a>> {
-        let kind = Kind::AllReduce;
+        let kind = Collective::AllReduce;
         if let Source::Separate(source) = &source {
             Self::equal(kind, "the destination", destination.len(), source.len(), "as many as the source has")?;
         }
@@ -90,7 +90,7 @@ impl Communicator {
         root: usize,
         op: &Reduction<T>,
     ) -> Result<Prepared<'a>> {
-        let kind = Kind::Reduce;
+        let kind = Collective::Reduce;
         let root = self.checked_root(kind, root)?;
         if let Some(destination) = &destination {
             Self::equal(kind, "the destination", destination.len(), count, "as many as the source has")?;
@@ -105,9 +105,9 @@ impl Communicator {
         destination: MemoryMut<'a, T>,
         root: usize,
     ) -> Result<Prepared<'a>> {
-        let root = self.checked_root(Kind::Broadcast, root)?;
+        let root = self.checked_root(Collective::Broadcast, root)?;
         let (count, bytes) = (destination.len(), destination.len() * size_of::<T>());
-        self.moving(Kind::Broadcast, root, count, source, destination, BlockLayout::Equal(bytes))
+        self.moving(Collective::Broadcast, root, count, source, destination, BlockLayout::Equal(bytes))
     }
 
     pub(super) fn prepare_all_gather<'a, T: Data>(
@@ -115,7 +115,7 @@ impl Communicator {
         source: Option<Memory<'a, T>>,
         destination: MemoryMut<'a, T>,
     ) -> Result<Prepared<'a>> {
-        let kind = Kind::AllGather;
+        let kind = Collective::AllGather;
         let block = self.block(kind, "the destination", destination.len())?;
         let source = match source {
             Some(source) => {
@@ -133,7 +133,7 @@ impl Communicator {
         destination: MemoryMut<'a, T>,
         op: &Reduction<T>,
     ) -> Result<Prepared<'a>> {
-        let kind = Kind::ReduceScatter;
+        let kind = Collective::ReduceScatter;
         let (source, block) = match source {
             Some(source) => {
                 let block = self.block(kind, "the source", source.len())?;
@@ -152,7 +152,7 @@ impl Communicator {
         block: usize,
         root: usize,
     ) -> Result<Prepared<'a>> {
-        let kind = Kind::Gather;
+        let kind = Collective::Gather;
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a destination", destination.is_some(), root)?;
         if let Some(destination) = &destination {
@@ -169,7 +169,7 @@ impl Communicator {
         block: usize,
         root: usize,
     ) -> Result<Prepared<'a>> {
-        let kind = Kind::Scatter;
+        let kind = Collective::Scatter;
         let root_field = self.checked_root(kind, root)?;
         match &source {
             Source::Separate(source) => {
@@ -188,7 +188,7 @@ impl Communicator {
         source: Source<Memory<'a, T>>,
         destination: MemoryMut<'a, T>,
     ) -> Result<Prepared<'a>> {
-        let kind = Kind::AllToAll;
+        let kind = Collective::AllToAll;
         let block = self.block(kind, "the destination", destination.len())?;
         if let Source::Separate(source) = &source {
             Self::equal(kind, "the destination", destination.len(), source.len(), "as many as the source has")?;
@@ -203,7 +203,7 @@ impl Communicator {
         root: usize,
         op: &Reduction<T>,
     ) -> Result<Prepared<'a>> {
-        self.only_at_root(Kind::Reduce, "a destination", destination.is_some(), root)?;
+        self.only_at_root(Collective::Reduce, "a destination", destination.is_some(), root)?;
         let count = source.len();
         self.prepare_reduce(Source::Separate(source), destination, count, root, op)
     }
@@ -214,7 +214,7 @@ impl Communicator {
         destination: MemoryMut<'a, T>,
         root: usize,
     ) -> Result<Prepared<'a>> {
-        let kind = Kind::Broadcast;
+        let kind = Collective::Broadcast;
         self.checked_root(kind, root)?;
         self.only_at_root(kind, "a source", source.is_some(), root)?;
         if let Some(source) = &source {
@@ -246,7 +246,7 @@ impl Communicator {
     pub(super) fn prepare_gather_in_place<'a, B: BufferMut + ?Sized>(&self, buffer: &'a mut B, root: usize) -> Result<Prepared<'a>> {
         if self.rank() == root {
             let buffer = (*buffer).memory_mut();
-            let block = self.block(Kind::Gather, "the buffer", buffer.len())?;
+            let block = self.block(Collective::Gather, "the buffer", buffer.len())?;
             return self.prepare_gather(Source::InPlace, Some(buffer), block, root);
         }
         let buffer = (*buffer).memory();
@@ -256,7 +256,7 @@ impl Communicator {
 
     pub(super) fn prepare_scatter_in_place<'a, T: Data>(&self, buffer: MemoryMut<'a, T>, root: usize) -> Result<Prepared<'a>> {
         if self.rank() == root {
-            let block = self.block(Kind::Scatter, "the buffer", buffer.len())?;
+            let block = self.block(Collective::Scatter, "the buffer", buffer.len())?;
             return self.prepare_scatter(Source::InPlace, buffer, block, root);
         }
         let block = buffer.len();
@@ -272,7 +272,7 @@ impl Communicator {
         destination: MemoryMut<'a, T>,
         counts: &[usize],
     ) -> Result<Prepared<'a>> {
-        let kind = Kind::AllGatherV;
+        let kind = Collective::AllGatherV;
         self.checked_counts(kind, "the destination", counts, destination.len())?;
         if let Some(source) = source {
             Self::equal(kind, "the source", source.len(), counts[self.rank()], "this rank's count")?;
@@ -288,7 +288,7 @@ impl Communicator {
         counts: &[usize],
         op: &Reduction<T>,
     ) -> Result<Prepared<'a>> {
-        let kind = Kind::ReduceScatterV;
+        let kind = Collective::ReduceScatterV;
         let total = source.map_or(destination.len(), |source| source.len());
         self.checked_counts(kind, "the source", counts, total)?;
         if source.is_some() {
@@ -304,7 +304,7 @@ impl Communicator {
         destination: Option<(MemoryMut<'a, T>, &[usize])>,
         root: usize,
     ) -> Result<Prepared<'a>> {
-        let kind = Kind::GatherV;
+        let kind = Collective::GatherV;
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a destination", destination.is_some(), root)?;
         let Some((destination, counts)) = destination else {
@@ -322,7 +322,7 @@ impl Communicator {
         destination: MemoryMut<'a, T>,
         root: usize,
     ) -> Result<Prepared<'a>> {
-        let kind = Kind::ScatterV;
+        let kind = Collective::ScatterV;
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a source", source.is_some(), root)?;
         let Some((source, counts)) = source else {
@@ -341,7 +341,7 @@ impl Communicator {
         destination: MemoryMut<'a, T>,
         receive_counts: &[usize],
     ) -> Result<Prepared<'a>> {
-        let kind = Kind::AllToAllV;
+        let kind = Collective::AllToAllV;
         self.checked_counts(kind, "the source", send_counts, source.len())?;
         self.checked_counts(kind, "the destination", receive_counts, destination.len())?;
         let (own, rank) = (send_counts[self.rank()], self.rank());

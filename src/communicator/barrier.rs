@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Communicator;
 use super::message::INTERNAL_TAG;
 use super::prepare::{Prepared, Source};
-use crate::call::{BlockLayout, Kind};
+use crate::call::{BlockLayout, Collective};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::tuning::barrier::VERDICT_PATIENCE;
@@ -15,7 +15,7 @@ const MONITORED_TAG: u64 = INTERNAL_TAG | 1 << 62;
 
 impl Communicator {
     pub(super) fn prepare_barrier<'a>(&self) -> Result<Prepared<'a>> {
-        self.moving::<u8>(Kind::Barrier, None, 0, Source::Nothing, None, BlockLayout::Equal(0))
+        self.moving::<u8>(Collective::Barrier, None, 0, Source::Nothing, None, BlockLayout::Equal(0))
     }
 
     /// Waits until every rank has entered. Cost: log₂ n hops.

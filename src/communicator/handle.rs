@@ -10,7 +10,8 @@ use cudarc::driver::CudaStream;
 
 use super::state::Shared;
 use super::worker::Worker;
-use crate::call::Kind;
+use crate::algorithm::Algorithm;
+use crate::call::Collective;
 use crate::config::Config;
 #[cfg(feature = "cuda")]
 use crate::device::NcclCommunicator;
@@ -168,7 +169,7 @@ impl Communicator {
     }
 
     /// How calls of this communicator are done, in words: over shared memory, over TCP, and between hosts which collective takes which
-    /// algorithm at which size (in the form that [`Config::algorithm`] understands). For people; the text may change.
+    /// algorithm at which size (in the form that [`AlgorithmRanges`](crate::AlgorithmRanges) are written in). For people; the text may change.
     #[must_use]
     pub fn explain(&self) -> String {
         if self.core.shared.health.is_foreign() {
@@ -178,29 +179,23 @@ impl Communicator {
         said.unwrap_or_else(|_| "in use by a call that is under way".to_owned())
     }
 
-    /// How the collective of this name (`all_reduce`, `barrier` …, as the method without `_into`) is done on this rank, on ordinary host memory
-    /// with a built-in op. `bytes`: the whole vector; where there are blocks, all of them together.
+    /// How a collective is done on this rank, on ordinary host memory with a built-in op. `bytes`: the whole vector; where there are blocks, all
+    /// of them together.
     ///
-    /// Over TCP the algorithm, by its name in [`Config::algorithm`]. In shared memory the way of the data: `flags` (there is none), `mailboxes`
-    /// (beside the flags), `slots` (through the ranks' areas, in steps), `shares` (the same, each rank folding its share for all), or `links` (as
-    /// between hosts). `copy` on one rank, `hierarchical` between several hosts of several ranks each.
-    ///
-    /// `None` for names that are no collective's, while a reduction is under way that calls this, once the communicator is closed, and in a forked
-    /// child.
+    /// `None` while a reduction is under way that calls this, once the communicator is closed, and in a forked child.
     ///
     /// ```
-    /// # use collectives::{Communicator, DType};
-    /// let ways = Communicator::run_local(2, |comm| Ok(comm.algorithm("all_reduce", 1 << 20, DType::F32)))?;
-    /// assert_eq!(ways, [Some("shares"); 2]);
+    /// # use collectives::{Algorithm, Collective, Communicator, DType};
+    /// let ways = Communicator::run_local(2, |comm| Ok(comm.algorithm(Collective::AllReduce, 1 << 20, DType::F32)))?;
+    /// assert_eq!(ways, [Some(Algorithm::Shares); 2]);
     /// # Ok::<(), collectives::Error>(())
     /// ```
     #[must_use]
-    pub fn algorithm(&self, collective: &str, bytes: usize, dtype: DType) -> Option<&'static str> {
-        let kind = Kind::ALL.into_iter().find(|kind| kind.name() == collective)?;
+    pub fn algorithm(&self, collective: Collective, bytes: usize, dtype: DType) -> Option<Algorithm> {
         if self.core.shared.health.is_foreign() || self.core.shared.health.is_closed() {
             return None;
         }
-        self.with_plane(|plane| plane.algorithm(kind, bytes, dtype.size_bytes())).ok()
+        self.with_plane(|plane| plane.algorithm(collective, bytes, dtype.size_bytes())).ok()
     }
 
     /// How long a call may wait for its peers.

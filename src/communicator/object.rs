@@ -98,7 +98,7 @@ impl Communicator {
     /// As [`all_gather_object`](Self::all_gather_object).
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(&self, object: Option<&T>, root: usize) -> Result<T> {
         self.composite("broadcast_object", || {
-            self.only_at_root(crate::call::Kind::Broadcast, "an object", object.is_some(), root)?;
+            self.only_at_root(crate::call::Collective::Broadcast, "an object", object.is_some(), root)?;
             let encoded = object.map_or(Ok(Vec::new()), |object| Self::encode("broadcast_object", object));
             let mut size = told(&encoded);
             self.broadcast(&mut size, root)?;
@@ -151,9 +151,15 @@ impl Communicator {
     /// As [`all_gather_object`](Self::all_gather_object).
     pub fn scatter_object<T: Serialize + DeserializeOwned>(&self, objects: Option<&[T]>, root: usize) -> Result<T> {
         self.composite("scatter_object", || {
-            self.only_at_root(crate::call::Kind::Scatter, "objects", objects.is_some(), root)?;
+            self.only_at_root(crate::call::Collective::Scatter, "objects", objects.is_some(), root)?;
             if let Some(objects) = objects {
-                Self::equal(crate::call::Kind::Scatter, "the list of objects", objects.len(), self.world_size(), "one for each rank")?;
+                Self::equal(
+                    crate::call::Collective::Scatter,
+                    "the list of objects",
+                    objects.len(),
+                    self.world_size(),
+                    "one for each rank",
+                )?;
             }
             let encode = |object| Self::encode("scatter_object", object);
             let encoded: Vec<_> = objects.unwrap_or_default().iter().map(encode).collect();

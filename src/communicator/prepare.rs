@@ -9,7 +9,7 @@ use super::device::{DeviceCall, device_reduction};
 #[cfg(feature = "cuda")]
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
 use crate::buffer::{Memory, MemoryMut};
-use crate::call::{BlockLayout, Call, Kind};
+use crate::call::{BlockLayout, Call, Collective};
 #[cfg(feature = "cuda")]
 use crate::device;
 use crate::element::{Data, TypeTag};
@@ -43,7 +43,7 @@ enum OnePlane<'a, T> {
 /// Refuses buffers of two planes in one call.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "without devices there is one plane"))]
 #[inline]
-fn on_one_plane<'a, T>(kind: Kind, source: Source<Memory<'a, T>>, destination: Option<MemoryMut<'a, T>>) -> Result<OnePlane<'a, T>> {
+fn on_one_plane<'a, T>(kind: Collective, source: Source<Memory<'a, T>>, destination: Option<MemoryMut<'a, T>>) -> Result<OnePlane<'a, T>> {
     Ok(match (source, destination) {
         (Source::Nothing, Some(MemoryMut::Host(destination))) => OnePlane::Host(Source::Nothing, destination),
         (Source::InPlace, Some(MemoryMut::Host(destination))) => OnePlane::Host(Source::InPlace, destination),
@@ -74,7 +74,7 @@ impl Communicator {
     #[inline]
     pub(super) fn moving<'a, T: Data>(
         &self,
-        kind: Kind,
+        kind: Collective,
         root: Option<u32>,
         count: usize,
         source: Source<Memory<'a, T>>,
@@ -94,7 +94,7 @@ impl Communicator {
     #[inline]
     pub(super) fn reducing<'a, T: Data>(
         &self,
-        kind: Kind,
+        kind: Collective,
         root: Option<u32>,
         count: usize,
         source: Source<Memory<'a, T>>,
@@ -142,7 +142,7 @@ pub(super) fn room<T>(call: &str, what: &str, count: usize) -> Result<Vec<T>> {
 
 /// What the ranks must agree on.
 #[inline]
-fn described<T: Data>(kind: Kind, root: Option<u32>, count: usize, layout: &BlockLayout, op: u64) -> Result<Call> {
+fn described<T: Data>(kind: Collective, root: Option<u32>, count: usize, layout: &BlockLayout, op: u64) -> Result<Call> {
     let (element, _) = element::<T>(kind.name())?;
     let (op, counts_hash) = match layout {
         // The digest has the whole op.
@@ -199,7 +199,7 @@ fn folding_job<T: Data>(
 }
 
 /// A contribution times its scalar, in memory of its own.
-fn premultiplied<T: Data>(kind: Kind, reduction: &Reduction<T>, contribution: &[T]) -> Result<Vec<T>> {
+fn premultiplied<T: Data>(kind: Collective, reduction: &Reduction<T>, contribution: &[T]) -> Result<Vec<T>> {
     let mut scaled = room(kind.name(), "the contribution times its scalar", contribution.len())?;
     reduce::premultiply(reduction, contribution, &mut scaled);
     Ok(scaled)

@@ -17,12 +17,12 @@ impl Communicator {
     /// A handle on this communicator's records, which any thread can read.
     ///
     /// ```
-    /// # use collectives::{Communicator, flight};
+    /// # use collectives::{Collective, Communicator, flight::State};
     /// Communicator::run_local(2, |comm| {
     ///     comm.barrier()?;
     ///     let records = comm.flight_recorder().records();
     ///     let last = records.last().expect("a barrier");
-    ///     assert_eq!((last.kind, last.state), ("barrier", flight::State::Finished));
+    ///     assert_eq!((last.kind, last.state), (Collective::Barrier.into(), flight::State::Finished));
     ///     Ok(())
     /// })?;
     /// # Ok::<(), collectives::Error>(())
@@ -56,7 +56,7 @@ impl Communicator {
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
     /// # let folder = std::env::temp_dir().join(format!("collectives-trace-{}", std::process::id()));
-    /// Communicator::builder().trace(true).run_local(2, |comm| {
+    /// Communicator::builder().configure(|config| config.trace = true).run_local(2, |comm| {
     ///     comm.all_reduce(&mut [1.0f32; 1000], ReduceOp::Sum)?;
     ///     let file = comm.write_trace(&folder)?;
     ///     assert!(std::fs::read_to_string(file).unwrap().contains("all_reduce"));

@@ -17,14 +17,17 @@ use crate::element::{DType, TypeTag};
 use crate::error::Result;
 use crate::host::plane;
 use crate::host::reduce::Kernel;
-use crate::{CustomOp, Envelope, ReduceOp, Reduction, Transport};
+use crate::{Algorithm, Collective, CustomOp, Envelope, ReduceOp, Reduction, Transport};
 
 /// Elements: in a line, in several, in a slot.
 const COUNTS: [usize; 3] = [2, 40, 700];
 
 /// Runs `program` on two ranks that share memory.
 fn two<R: Send>(program: impl Fn(&Communicator) -> Result<R> + Sync) -> Vec<R> {
-    let builder = Communicator::builder().transport(Transport::Shm).timeout(Duration::from_secs(60));
+    let builder = Communicator::builder().configure(|config| {
+        config.transport = Transport::Shm;
+        config.timeout = Duration::from_secs(60);
+    });
     builder.run_local(2, program).unwrap()
 }
 
@@ -46,20 +49,22 @@ fn both(count: usize) -> Vec<u64> {
 #[test]
 fn the_way_of_a_call_has_a_name() {
     two(|comm| {
-        let way = |collective: &str, bytes: usize| comm.algorithm(collective, bytes, DType::F32);
+        let way = |collective, bytes| comm.algorithm(collective, bytes, DType::F32);
         assert_eq!(
-            (way("barrier", 0), way("all_reduce", 4), way("all_reduce", 16 << 10)),
-            (Some("flags"), Some("mailboxes"), Some("slots"))
+            (way(Collective::Barrier, 0), way(Collective::AllReduce, 4), way(Collective::AllReduce, 16 << 10)),
+            (Some(Algorithm::Flags), Some(Algorithm::Mailboxes), Some(Algorithm::Slots))
         );
-        assert_eq!((way("all_reduce", 1 << 20), way("reduce", 1 << 20)), (Some("shares"), Some("shares")));
         assert_eq!(
-            (way("broadcast", 1 << 20), way("all_to_all", 8), way("all_to_all_v", 4)),
-            (Some("slots"), Some("mailboxes"), Some("links"))
+            (way(Collective::AllReduce, 1 << 20), way(Collective::Reduce, 1 << 20)),
+            (Some(Algorithm::Shares), Some(Algorithm::Shares))
         );
-        assert_eq!(way("all reduce", 4), None);
+        assert_eq!(
+            (way(Collective::Broadcast, 1 << 20), way(Collective::AllToAll, 8), way(Collective::AllToAllV, 4)),
+            (Some(Algorithm::Slots), Some(Algorithm::Mailboxes), Some(Algorithm::Links))
+        );
         Ok(())
     });
-    assert_eq!(Communicator::local(1).unwrap()[0].algorithm("all_gather", 8, DType::U8), Some("copy"));
+    assert_eq!(Communicator::local(1).unwrap()[0].algorithm(Collective::AllGather, 8, DType::U8), Some(Algorithm::Copy));
 }
 
 #[test]
@@ -255,7 +260,7 @@ fn run(comm: &Communicator, prepared: Result<Prepared<'_>>, reduction: Option<&R
 fn everywhere(program: impl Fn(&Communicator, usize) -> Result<()> + Sync) {
     for transport in TRANSPORTS {
         for count in TRUTH_COUNTS {
-            Communicator::builder().transport(*transport).run_local(2, |comm| program(comm, count)).unwrap();
+            Communicator::builder().configure(|config| config.transport = *transport).run_local(2, |comm| program(comm, count)).unwrap();
         }
     }
 }
@@ -355,7 +360,7 @@ fn what_a_panicking_op_leaves_behind_is_0_or_1() {
     let (count, well) = if cfg!(miri) { (40_000, 1) } else { (8 << 20, 250) };
     let (meet, turns) = (Barrier::new(2), Arc::new(AtomicU8::new(0)));
     Communicator::builder()
-        .transport(Transport::Shm)
+        .configure(|config| config.transport = Transport::Shm)
         .run_local(2, |comm| {
             let (mine, of_bytes) = (said(comm.rank(), count), Reduction::from(ReduceOp::BitOr));
             let mut one = vec![0; count];

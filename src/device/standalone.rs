@@ -14,7 +14,7 @@ use super::memory::{NcclBuffer, Registrable, Registration, Window};
 use super::nccl;
 use super::plan::{Job, Message, Reduction};
 use super::plane::{DevicePlane, Options};
-use crate::call::{BlockLayout, Call, Kind};
+use crate::call::{BlockLayout, Call, Collective};
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::{DType, Data, TypeTag};
@@ -372,12 +372,12 @@ impl NcclCommunicator {
     fn job(&self, call: RawCall, source: RawBuffer, destination: RawBuffer) -> Result<Job> {
         let size = self.world_size();
         let (kind, op, root, times_source, times_destination) = match call {
-            RawCall::AllReduce(op) => (Kind::AllReduce, Some(op), None, 1, 1),
-            RawCall::Reduce(op, root) => (Kind::Reduce, Some(op), Some(root), 1, 1),
-            RawCall::Broadcast(root) => (Kind::Broadcast, None, Some(root), 1, 1),
-            RawCall::AllGather => (Kind::AllGather, None, None, size, 1),
-            RawCall::ReduceScatter(op) => (Kind::ReduceScatter, Some(op), None, 1, size),
-            RawCall::AllToAll => (Kind::AllToAll, None, None, 1, 1),
+            RawCall::AllReduce(op) => (Collective::AllReduce, Some(op), None, 1, 1),
+            RawCall::Reduce(op, root) => (Collective::Reduce, Some(op), Some(root), 1, 1),
+            RawCall::Broadcast(root) => (Collective::Broadcast, None, Some(root), 1, 1),
+            RawCall::AllGather => (Collective::AllGather, None, None, size, 1),
+            RawCall::ReduceScatter(op) => (Collective::ReduceScatter, Some(op), None, 1, size),
+            RawCall::AllToAll => (Collective::AllToAll, None, None, 1, 1),
         };
         let wrong = |reason: String| Err(Error::argument(kind.name(), reason));
         if source.dtype != destination.dtype {
@@ -389,7 +389,7 @@ impl NcclCommunicator {
         if root.is_some_and(|root| root >= size) {
             return wrong(format!("the root does not exist: the ranks are 0 to {}", size - 1));
         }
-        if kind == Kind::AllToAll && !source.count.is_multiple_of(size) {
+        if kind == Collective::AllToAll && !source.count.is_multiple_of(size) {
             return wrong(format!("{} elements are not a multiple of the world size {size}", source.count));
         }
         op.map_or(Ok(()), |op| op.check(source.dtype))?;
@@ -458,15 +458,15 @@ impl NcclCommunicator {
 }
 
 /// A checked raw call as the plane wants it.
-fn described(kind: Kind, op: Option<ReduceOp>, root: Option<usize>, source: RawBuffer, destination: RawBuffer, size: usize) -> Job {
+fn described(kind: Collective, op: Option<ReduceOp>, root: Option<usize>, source: RawBuffer, destination: RawBuffer, size: usize) -> Job {
     let element_bytes = source.dtype.size_bytes();
     let bytes = |buffer: RawBuffer| buffer.count * element_bytes;
     let in_place = source.address == destination.address && source.count == destination.count;
     let block = match kind {
-        Kind::AllToAll => source.count / size,
+        Collective::AllToAll => source.count / size,
         _ => source.count.min(destination.count),
     };
-    let count = if kind == Kind::AllToAll { block } else { source.count.min(destination.count) };
+    let count = if kind == Collective::AllToAll { block } else { source.count.min(destination.count) };
     let call = Call {
         kind,
         op: op.map_or(0, |op| op.code().into()),

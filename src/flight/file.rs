@@ -90,7 +90,7 @@ fn entry(json: &mut Json, record: &Record) {
         json.key("is_p2p").boolean(record.sequence.is_none());
         json.key("collective_seq_id").number_or_null(record.sequence);
         json.key("p2p_seq_id").number_or_null(record.sequence.is_none().then_some(record.number));
-        json.key("profiling_name").text(record.kind);
+        json.key("profiling_name").text(record.kind.name());
         json.key("op").text_or_null(record.op.as_deref());
         json.key("dtype").text(&record.element);
         json.key("count").number(record.count);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::call::{Call, Kind};
+use crate::call::{Call, CallKind, Collective};
 use crate::element::TypeTag;
 use crate::error::{Error, Peer};
 
@@ -40,8 +40,8 @@ pub struct Record {
     pub number: u64,
     /// Where it ran.
     pub plane: Plane,
-    /// The call, as the method is named; `send` and `recv` for messages of every kind.
-    pub kind: &'static str,
+    /// The collective, or which end of a message.
+    pub kind: CallKind,
     /// For collectives the number by which ranks compare them, as errors name it.
     pub sequence: Option<u64>,
     /// What it reduces with: `sum`, `avg`, `custom op #5d3f21`.
@@ -127,7 +127,7 @@ impl Record {
         let blank = Self {
             number,
             plane,
-            kind: if kind == SEND { "send" } else { "recv" },
+            kind: if kind == SEND { CallKind::Send } else { CallKind::Recv },
             sequence: None,
             op: None,
             element: TypeTag::from_code((words[2] >> 32) as u32)?.to_string(),
@@ -148,10 +148,10 @@ impl Record {
         }
         let call = Call::from_record(words)?;
         Some(Self {
-            kind: call.kind.name(),
+            kind: call.kind.into(),
             sequence: Some(call.sequence),
             op: call.op_name(),
-            count: if call.kind == Kind::Barrier { 0 } else { call.count },
+            count: if call.kind == Collective::Barrier { 0 } else { call.count },
             counts_hash: call.kind.lists_counts().then_some(call.counts_hash as u32),
             root: call.root.map(|root| root as usize),
             ..blank

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use super::record::Message;
 use super::*;
-use crate::call::Kind;
+use crate::call::{CallKind, Collective};
 use crate::element::{DType, TypeTag};
 use crate::error::Peer;
 use crate::op::ReduceOp;
 
 fn call(sequence: u64) -> Call {
     let element = TypeTag::Scalar(DType::F32);
-    Call { kind: Kind::Reduce, op: ReduceOp::Max.code().into(), element, count: 7, root: Some(2), counts_hash: 0, sequence }
+    Call { kind: Collective::Reduce, op: ReduceOp::Max.code().into(), element, count: 7, root: Some(2), counts_hash: 0, sequence }
 }
 
 fn recorder(calls: usize) -> Arc<Flight> {
@@ -49,7 +49,10 @@ fn collectives_are_on_record_as_far_as_they_are() {
     assert!(records[3].error.as_ref().is_some_and(Error::is_peer_lost) && records[2].error.is_none());
     assert_eq!((records[4].waiting_for.as_slice(), records[3].waiting_for.as_slice()), (&[0, 2][..], &[][..]));
     let Record { kind, op, element, count, root, .. } = &records[4];
-    assert_eq!((*kind, op.as_deref(), element.as_str(), *count, *root), ("reduce", Some("max"), "f32", 7, Some(2)));
+    assert_eq!(
+        (*kind, op.as_deref(), element.as_str(), *count, *root),
+        (CallKind::Collective(Collective::Reduce), Some("max"), "f32", 7, Some(2))
+    );
     flight.end(&call(4), false);
     assert!(flight.records()[4].finished_ns.is_some(), "a call that waited is timed to its end");
 }
@@ -76,7 +79,7 @@ fn messages_are_on_record_by_themselves() {
     flight.fail_message(second, &lost());
     let records = flight.records();
     assert_eq!(records.iter().map(|record| record.state).collect::<Vec<_>>(), [State::Started, State::Failed]);
-    assert_eq!((records[0].number, records[0].kind, records[0].peer, records[0].tag), (first, "recv", None, Some(5)));
+    assert_eq!((records[0].number, records[0].kind, records[0].peer, records[0].tag), (first, CallKind::Recv, None, Some(5)));
     assert_eq!((records[1].element.as_str(), records[1].sequence), ("plain data of 12 B", None));
     flight.end_message(first);
     assert_eq!(flight.records()[0].state, State::Finished);

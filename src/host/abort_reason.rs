@@ -182,7 +182,7 @@ impl AbortReason {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::Kind;
+    use crate::call::Collective;
     use crate::element::{DType, TypeTag};
 
     #[test]
@@ -201,7 +201,7 @@ mod tests {
     fn abort_reasons_survive_the_wire() {
         let call = |kind| Call { kind, op: 0, element: TypeTag::Scalar(DType::F32), count: 4, root: None, counts_hash: 0, sequence: 1 };
         for abort_reason in [
-            AbortReason::Mismatch { first: (1, call(Kind::Barrier)), second: (2, call(Kind::AllReduce)) },
+            AbortReason::Mismatch { first: (1, call(Collective::Barrier)), second: (2, call(Collective::AllReduce)) },
             AbortReason::Lost { rank: 7 },
             AbortReason::Left { rank: 8 },
             AbortReason::TimedOut { waiting: 1, missing: 2 },

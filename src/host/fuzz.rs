@@ -1,7 +1,7 @@
 //! What must hold whatever peers send: fingerprints, abort reasons, algorithms, and a link that says what it is told to.
 
 use super::abort_reason::{AbortReason, Interrupted};
-use super::plan::overrides::Overrides;
+use crate::algorithm::AlgorithmRanges;
 use crate::call::Call;
 use crate::deadline::Deadline;
 
@@ -33,11 +33,11 @@ pub fn fingerprints(data: &[u8]) {
 /// Any text as the caller's word on algorithms: what is understood is written again and means the same.
 pub fn algorithms(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    match Overrides::parse(&text) {
-        Ok(overrides) => {
-            let written = overrides.to_string();
-            assert_eq!(Overrides::parse(&written).as_ref().ok(), Some(&overrides), "{written:?} of {text:?}");
-            assert_eq!(Overrides::parse(&written).map(|again| again.to_string()).ok(), Some(written));
+    match text.parse::<AlgorithmRanges>() {
+        Ok(ranges) => {
+            let written = ranges.to_string();
+            assert_eq!(written.parse::<AlgorithmRanges>().as_ref().ok(), Some(&ranges), "{written:?} of {text:?}");
+            assert_eq!(written.parse::<AlgorithmRanges>().map(|again| again.to_string()).ok(), Some(written));
         }
         Err(error) => assert!(error.to_string().contains("algorithm"), "{error}"),
     }

@@ -36,17 +36,18 @@
 //! ```
 //! use std::sync::Arc;
 //! use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-//! use collectives::{Communicator, ReduceOp, observe::CallReport};
+//! use collectives::{Collective, Communicator, ReduceOp, observe::CallReport};
 //!
 //! let (calls, bytes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
 //! let (count_calls, count_bytes) = (Arc::clone(&calls), Arc::clone(&bytes));
 //! let observer = move |call: &CallReport<'_>| {
-//!     if call.kind == "all_reduce" && call.error.is_none() {
+//!     if call.kind == Collective::AllReduce && call.error.is_none() {
 //!         count_calls.fetch_add(1, Relaxed);
 //!         count_bytes.fetch_add(call.bytes, Relaxed);
 //!     }
 //! };
-//! Communicator::builder().observer(observer).run_local(2, |comm| comm.all_reduce(&mut [1.0f32; 8], ReduceOp::Sum))?;
+//! let builder = Communicator::builder().configure(|config| config.observer = Some(Arc::new(observer)));
+//! builder.run_local(2, |comm| comm.all_reduce(&mut [1.0f32; 8], ReduceOp::Sum))?;
 //! assert_eq!((calls.load(Relaxed), bytes.load(Relaxed)), (2, 64));
 //! # Ok::<(), collectives::Error>(())
 //! ```
@@ -54,16 +55,18 @@
 //! With the `metrics` crate, which is the program's dependency and not this crate's:
 //!
 //! ```
+//! use std::sync::Arc;
 //! use collectives::{Communicator, observe::CallReport};
 //!
 //! fn measure(call: &CallReport<'_>) {
-//!     let labels = [("kind", call.kind), ("result", call.result())];
+//!     let labels = [("kind", call.kind.name()), ("result", call.result())];
 //!     metrics::counter!("collectives_calls_total", &labels).increment(1);
 //!     metrics::counter!("collectives_bytes_total", &labels).increment(call.bytes);
 //!     metrics::histogram!("collectives_call_seconds", &labels).record(call.elapsed.as_secs_f64());
 //! }
 //!
-//! Communicator::builder().observer(measure).run_local(2, |comm| comm.barrier())?;
+//! let builder = Communicator::builder().configure(|config| config.observer = Some(Arc::new(measure)));
+//! builder.run_local(2, |comm| comm.barrier())?;
 //! # Ok::<(), collectives::Error>(())
 //! ```
 //!
@@ -91,12 +94,14 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use crate::call::{Call, Kind};
+use crate::algorithm::Algorithm;
+use crate::call::{Call, Collective};
 use crate::element::TypeTag;
 use crate::error::Error;
 use crate::flight::{self, Message};
 use crate::op::ReduceOp;
 
+pub use crate::call::CallKind;
 pub(crate) use trace::{TraceLog, Track};
 pub(crate) use watch::{Moved, Observers, Watch};
 
@@ -115,8 +120,8 @@ pub struct CallReport<'a> {
     pub world_size: usize,
     /// Where it ran.
     pub plane: flight::Plane,
-    /// The call, as the method is named; `send` and `recv` for messages of every kind.
-    pub kind: &'static str,
+    /// The collective, or which end of a message.
+    pub kind: CallKind,
     /// For collectives of the host, the number by which ranks compare them.
     pub sequence: Option<u64>,
     /// What it reduces with: `sum`, `avg`, `custom op #5d3f21`.
@@ -133,8 +138,9 @@ pub struct CallReport<'a> {
     pub peer: Option<usize>,
     /// For messages the tag.
     pub tag: Option<u64>,
-    /// How it was done. On the host, as [`Communicator::algorithm`](crate::Communicator::algorithm) has it, or `message`; on devices `nccl`, with what this crate adds to it.
-    pub algorithm: &'static str,
+    /// How a collective of the host was done, as [`Communicator::algorithm`](crate::Communicator::algorithm) has it. `None` for messages, and on
+    /// devices, where NCCL does it, with what this crate adds to it.
+    pub algorithm: Option<Algorithm>,
     /// From the call until it returned; for messages in the background until they were done, and on devices until it was queued.
     pub elapsed: Duration,
     /// Why it failed.
@@ -163,16 +169,16 @@ impl CallReport<'_> {
             rank,
             world_size,
             plane: flight::Plane::Host,
-            kind: call.kind.name(),
+            kind: call.kind.into(),
             sequence: Some(call.sequence),
             op: op(call),
             element: element(&call.element),
-            count: if call.kind == Kind::Barrier { 0 } else { call.count },
+            count: if call.kind == Collective::Barrier { 0 } else { call.count },
             bytes: 0,
             root: call.root.map(|root| root as usize),
             peer: None,
             tag: None,
-            algorithm: "",
+            algorithm: None,
             elapsed: Duration::ZERO,
             error: None,
         }
@@ -185,7 +191,7 @@ impl CallReport<'_> {
             rank,
             world_size,
             plane: flight::Plane::Host,
-            kind: if message.sends { "send" } else { "recv" },
+            kind: if message.sends { CallKind::Send } else { CallKind::Recv },
             sequence: None,
             op: None,
             element: element(&message.element),
@@ -194,7 +200,7 @@ impl CallReport<'_> {
             root: None,
             peer: message.peer,
             tag: Some(message.tag),
-            algorithm: "message",
+            algorithm: None,
             elapsed: Duration::ZERO,
             error: None,
         }

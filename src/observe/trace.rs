@@ -11,6 +11,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::CallReport;
+use crate::algorithm::Algorithm;
+use crate::call::CallKind;
 use crate::error::{Peer, Result};
 use crate::event;
 use crate::flight::{self, Json, write_whole};
@@ -44,7 +46,7 @@ struct Event {
     duration_ns: Option<u64>,
     communicator: u32,
     track: Track,
-    kind: &'static str,
+    kind: CallKind,
     sequence: Option<u64>,
     op: Option<Cow<'static, str>>,
     element: Cow<'static, str>,
@@ -53,7 +55,7 @@ struct Event {
     root: Option<usize>,
     peer: Option<usize>,
     tag: Option<u64>,
-    algorithm: &'static str,
+    algorithm: Option<Algorithm>,
     error: Option<String>,
 }
 
@@ -219,7 +221,7 @@ impl TraceLog {
     fn event(&self, json: &mut Json, event: &Event, phase: &str, at_ns: u64, more: impl FnOnce(&mut Json)) {
         json.object(|json| {
             json.key("ph").text(phase);
-            json.key("name").text(event.kind);
+            json.key("name").text(event.kind.name());
             json.key("cat").text(match event.track {
                 Track::Collectives => "collective",
                 Track::Messages | Track::Background => "message",
@@ -322,7 +324,7 @@ impl Event {
             root: record.root,
             peer: record.peer,
             tag: record.tag,
-            algorithm: "",
+            algorithm: None,
             error: record.error.as_ref().map(ToString::to_string),
         })
     }
@@ -344,7 +346,7 @@ impl Event {
         let words = [
             ("op", self.op.as_deref()),
             ("dtype", Some(&*self.element)),
-            ("algorithm", Some(self.algorithm).filter(|algorithm| !algorithm.is_empty())),
+            ("algorithm", self.algorithm.map(Algorithm::name)),
             ("error", self.error.as_deref()),
         ];
         for (name, word) in words {

@@ -20,6 +20,7 @@ use tracing::level_filters::LevelFilter;
 
 use super::trace::{TraceLog, Track};
 use super::{CallReport, Observer};
+use crate::algorithm::Algorithm;
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::event::{SUBSCRIBER, caught};
@@ -43,7 +44,7 @@ fn is_call_traced() -> bool {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moved {
     pub(crate) bytes: usize,
-    pub(crate) algorithm: &'static str,
+    pub(crate) algorithm: Option<Algorithm>,
 }
 
 /// Who listens to one communicator. Everything that makes calls has a copy, with the flag beside it.
@@ -121,8 +122,7 @@ impl Watch {
     /// A message.
     pub(crate) fn message(&self, message: &Message, plane: flight::Plane, bytes: usize) -> CallReport<'_> {
         let report = CallReport::of_message(&self.communicator, (self.rank, self.world_size), message);
-        let algorithm = if plane == flight::Plane::Device { "nccl" } else { report.algorithm };
-        CallReport { plane, bytes: bytes as u64, algorithm, ..report }
+        CallReport { plane, bytes: bytes as u64, ..report }
     }
 
     /// Runs a call, inside a span and a range, and tells how it ended; also where it panics.
@@ -133,7 +133,7 @@ impl Watch {
         let began = Instant::now();
         let ended = catch_unwind(AssertUnwindSafe(run));
         let elapsed = began.elapsed();
-        let panicked = || Error::argument(report.kind, "it panicked: a custom op did");
+        let panicked = || Error::argument(report.kind.name(), "it panicked: a custom op did");
         let panic = ended.as_ref().err().map(|_| panicked());
         let error = panic.as_ref().or_else(|| ended.as_ref().ok().and_then(|result| result.as_ref().err()));
         self.tell(&CallReport { elapsed, error, ..report.clone() }, began, track);
@@ -194,7 +194,7 @@ fn span(report: &CallReport<'_>) -> Span {
         rank = report.rank,
         world_size = report.world_size,
         plane = if report.plane == flight::Plane::Device { "device" } else { "host" },
-        kind = report.kind,
+        kind = report.kind.name(),
         sequence = report.sequence,
         op = report.op.as_deref(),
         dtype = &*report.element,
@@ -203,6 +203,6 @@ fn span(report: &CallReport<'_>) -> Span {
         root = report.root,
         peer = report.peer,
         tag = report.tag,
-        algorithm = report.algorithm
+        algorithm = report.algorithm.map(Algorithm::name)
     )
 }

@@ -15,6 +15,7 @@ use super::protocol::{Expect, MAGIC, Reply, ReplyDecoder, RequestDecoder, StoreR
 use super::service::{ClientId, Service};
 use super::store::Store;
 use super::url::{Method, Rendezvous};
+use crate::algorithm::{Algorithm, AlgorithmRanges};
 use crate::config::{Config, Transport};
 use crate::deadline::Deadline;
 
@@ -197,13 +198,20 @@ pub fn settings(data: &[u8]) {
     let text = String::from_utf8_lossy(unstructured.take_rest()).into_owned();
     let read = |name: &str| text.lines().filter_map(|line| line.split_once('=')).find(|(known, _)| *known == name);
     let start = if is_set {
-        Config { transport: Transport::Shm, algorithm: Some("ring:0-".to_owned()), ..Config::default() }
+        Config {
+            transport: Transport::Shm,
+            algorithms: AlgorithmRanges::new().with(Algorithm::Ring, ..).expect("a range"),
+            ..Config::default()
+        }
     } else {
         Config::default()
     };
     match start.clone().with_variables(&|name| read(name).map(|(_, value)| value.to_owned())) {
-        Ok(config) if is_set => assert_eq!((config.transport, config.algorithm), (start.transport, start.algorithm)),
-        Ok(config) => assert_eq!(config.algorithm.as_deref(), read("COLLECTIVES_ALGORITHM").map(|(_, value)| value)),
+        Ok(config) if is_set => assert_eq!((config.transport, config.algorithms), (start.transport, start.algorithms)),
+        Ok(config) => {
+            let ranges = read("COLLECTIVES_ALGORITHM").and_then(|(_, value)| value.parse().ok()).unwrap_or_default();
+            assert_eq!(config.algorithms, ranges);
+        }
         Err(error) => assert!(error.to_string().contains("COLLECTIVES_"), "{error}"),
     }
 }

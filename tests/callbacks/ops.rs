@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use collectives::observe::CallReport;
-use collectives::{Communicator, CustomOp, Envelope, ReduceOp};
+use collectives::{Collective, Communicator, CustomOp, Envelope, ReduceOp};
 
 use super::common::ranks::{Wiring, alone_in_a_process, communicators, communicators_with, each, patience};
 use super::{WANTED, quiet_panics, within};
@@ -28,7 +28,7 @@ fn an_op_that_panics_ends_its_communicator_on_every_rank() {
         for (wiring, started) in [Wiring::Shm, Wiring::Tcp, Wiring::Pairs].into_iter().flat_map(|wiring| [(wiring, false), (wiring, true)])
         {
             within(&format!("{wiring:?}, started: {started}"), move || {
-                let comms = communicators_with(3, |rank| wiring.builder(rank).timeout(patience(10)));
+                let comms = communicators_with(3, |rank| wiring.builder(rank).configure(|config| config.timeout = patience(10)));
                 let did_panic = AtomicBool::new(false);
                 each(comms, |comm| {
                     // On whichever rank folds.
@@ -138,7 +138,7 @@ fn an_observer_that_panics_or_calls_back_changes_nothing() {
                     if let Some(comm) = COMM.with_borrow(|comm| comm.clone()) {
                         assert!(!comm.flight_records().is_empty());
                         // Inside of a call there is no other; a message is over when it is told of.
-                        assert!(call.kind != "all_reduce" || comm.barrier().is_err());
+                        assert!(call.kind != Collective::AllReduce || comm.barrier().is_err());
                     }
                 };
                 let observer = Arc::new(observer);
@@ -147,7 +147,8 @@ fn an_observer_that_panics_or_calls_back_changes_nothing() {
                         let observer = Arc::clone(&observer);
                         move |call: &CallReport<'_>| observer(call)
                     };
-                    each(communicators_with(2, |rank| wiring.builder(rank).observer(observer(rank))), |comm| {
+                    let builder = |rank| wiring.builder(rank).configure(|config| config.observer = Some(Arc::new(observer(rank))));
+                    each(communicators_with(2, builder), |comm| {
                         let (comm, other) = (Rc::new(comm), 1);
                         COMM.set(Some(Rc::clone(&comm)));
                         let mut x = [comm.rank() as u32 + 1];

@@ -27,10 +27,13 @@ pub(crate) const ALL: [Scenario; 7] = [
 ];
 
 fn job(wiring: Wiring, given: &Given, config: Config, program: impl Fn(&Communicator) + Sync) {
-    each(communicators_with(2, |rank| wiring.builder_with(rank, config.clone()).timeout(patience(20))), |comm| {
-        given(&comm);
-        program(&comm);
-    });
+    each(
+        communicators_with(2, |rank| wiring.builder_with(rank, config.clone()).configure(|config| config.timeout = patience(20))),
+        |comm| {
+            given(&comm);
+            program(&comm);
+        },
+    );
 }
 
 /// Warns of waits at once.

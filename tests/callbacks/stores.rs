@@ -109,7 +109,7 @@ impl Store for Watched {
 /// Two ranks start over a store each, reduce, and split; what became of each, `None` where it panicked.
 fn start(wiring: Wiring, stores: [Watched; 2], limit: Duration) -> Vec<Option<Result<u32>>> {
     let rank = |(rank, store): (usize, Watched)| {
-        let comm = wiring.builder(rank).timeout(limit).with_store(Arc::new(store), rank, 2)?;
+        let comm = wiring.builder(rank).configure(|config| config.timeout = limit).with_store(Arc::new(store), rank, 2)?;
         let mut x = [rank as u32 + 1];
         comm.all_reduce(&mut x, ReduceOp::Sum)?;
         let child = comm.split(Some(0), rank as i64)?;

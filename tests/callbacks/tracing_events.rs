@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collectives::{AbortHandle, Communicator, Envelope, ReduceOp, flight::Recorder};
+use collectives::{AbortHandle, Collective, Communicator, Envelope, ReduceOp, flight::Recorder};
 use tracing::Level;
 
 use super::common::ranks::{Meeting, Wiring, alone_in_a_process, communicators, communicators_with, each};
@@ -303,7 +303,7 @@ fn a_subscriber_may_ask_for_the_records_of_the_call_that_it_is_warned_of() {
             listener.act(move |_, what| {
                 if what.contains("still waiting") {
                     let records = recorder.records();
-                    count.store(records.iter().filter(|record| record.kind == "barrier").count(), Ordering::SeqCst);
+                    count.store(records.iter().filter(|record| record.kind == Collective::Barrier).count(), Ordering::SeqCst);
                     told.send(()).unwrap();
                 }
             });

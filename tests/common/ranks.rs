@@ -36,14 +36,15 @@ impl Wiring {
     }
 
     /// As [`Wiring::builder`], on top of settings of the test's own.
-    pub fn builder_with(self, rank: usize, config: Config) -> collectives::Builder {
-        let builder = Communicator::builder().config(config).timeout(patience(60));
+    pub fn builder_with(self, rank: usize, mut config: Config) -> collectives::Builder {
+        config.timeout = patience(60);
         match self {
-            Wiring::Shm => builder.transport(Transport::Shm),
-            Wiring::Tcp => builder.transport(Transport::Tcp),
-            Wiring::Pairs => builder.host_identity(format!("pair {}", rank / 2)),
-            Wiring::Dealt => builder.host_identity(if rank % 3 == 2 { "second" } else { "first" }),
+            Wiring::Shm => config.transport = Transport::Shm,
+            Wiring::Tcp => config.transport = Transport::Tcp,
+            Wiring::Pairs => config.host_identity = Some(format!("pair {}", rank / 2)),
+            Wiring::Dealt => config.host_identity = Some(if rank % 3 == 2 { "second" } else { "first" }.to_owned()),
         }
+        Communicator::builder().config(config)
     }
 }
 

@@ -27,11 +27,11 @@ pub fn is_real() -> bool {
 }
 
 /// How a rank of these tests joins.
-pub fn builder(config: Config) -> Builder {
+pub fn builder(mut config: Config) -> Builder {
     prepare();
     // On real GPUs a script stops what hangs after 60 s: what the library has to say of it comes before.
-    let limit = Duration::from_secs(if is_real() { 40 } else { 60 });
-    Communicator::builder().config(config).timeout(limit).require_device(DeviceChoice::Local)
+    config.timeout = Duration::from_secs(if is_real() { 40 } else { 60 });
+    Communicator::builder().config(config).require_device(DeviceChoice::Local)
 }
 
 /// Settings by which calls are not compared, so that they return before other ranks have come.

@@ -55,7 +55,9 @@ fn one_thread_drives_several_devices() {
     prepare();
     let store = MemoryStore::new();
     let join = |rank: usize| {
-        let builder = Communicator::builder().timeout(Duration::from_secs(60)).require_device(DeviceChoice::Ordinal(rank));
+        let builder = Communicator::builder()
+            .configure(|config| config.timeout = Duration::from_secs(60))
+            .require_device(DeviceChoice::Ordinal(rank));
         builder.with_store(Arc::new(store.clone()), rank, 3).unwrap()
     };
     let comms: Vec<Communicator> = std::thread::scope(|scope| {
@@ -95,7 +97,9 @@ fn a_group_across_communicators_is_compared() {
         prepare();
         let store = MemoryStore::new();
         let join = |rank: usize| {
-            let builder = Communicator::builder().timeout(Duration::from_secs(60)).require_device(DeviceChoice::Ordinal(rank));
+            let builder = Communicator::builder()
+                .configure(|config| config.timeout = Duration::from_secs(60))
+                .require_device(DeviceChoice::Ordinal(rank));
             builder.with_store(Arc::new(store.clone()), rank, 2).unwrap()
         };
         let comms: Vec<Communicator> = std::thread::scope(|scope| {

@@ -11,7 +11,7 @@ use super::common::ranks::{alone_in_a_process, each, threads_with};
 use super::gpu::{DeviceMemory, builder, unchecked};
 
 fn short(limit: Duration) -> impl Fn(usize) -> collectives::Builder {
-    move |_| builder(unchecked()).timeout(limit)
+    move |_| builder(unchecked()).configure(|config| config.timeout = limit)
 }
 
 #[test]

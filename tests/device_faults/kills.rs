@@ -65,7 +65,7 @@ fn rank_of_a_job(moment: Moment) {
         simgpu::nccl::in_progress("ncclCommInitRankConfig", 150);
     }
     println!("@started");
-    let comm = match builder(config).timeout(START).from_env() {
+    let comm = match builder(config).configure(|config| config.timeout = START).from_env() {
         Ok(comm) => comm,
         Err(error) => return println!("@unborn {error}"),
     };
@@ -290,7 +290,7 @@ const CALLS: [(&str, HeldUp); 10] = [
 
 /// A rank of [`killed_inside_each_call`]: every survivor makes each call on a communicator of its own, and says how it ends.
 fn rank_in_each_call(victim: usize) {
-    let comm = builder(config()).timeout(LIMIT).from_env().unwrap();
+    let comm = builder(config()).configure(|config| config.timeout = LIMIT).from_env().unwrap();
     if !is_real() {
         simgpu::nccl::silence_deaths();
     }

@@ -45,9 +45,11 @@ fn work(comm: &Communicator, plant: impl FnOnce()) -> Result<()> {
 fn with_failure(when: When, plant: impl Fn() + Sync) -> Vec<Result<()>> {
     simgpu::install();
     let builder = || {
-        let mut config = Config::default();
-        config.device_scratch_bytes = 64 << 10;
-        Communicator::builder().config(config).timeout(Duration::from_secs(3)).require_device(DeviceChoice::Local)
+        let settings = |config: &mut Config| {
+            config.device_scratch_bytes = 64 << 10;
+            config.timeout = Duration::from_secs(3);
+        };
+        Communicator::builder().configure(settings).require_device(DeviceChoice::Local)
     };
     let store = collectives::store::MemoryStore::new();
     let (plant, builder) = (&plant, &builder);
@@ -123,7 +125,9 @@ fn calls_that_are_in_progress_for_a_while_are_waited_for() {
     for function in ["ncclCommInitRankConfig", "ncclAllReduce", "ncclGroupEnd", "ncclCommSplit", "ncclCommFinalize", "ncclAllGather"] {
         simgpu::nccl::in_progress(function, 50);
     }
-    let comms = communicators_with(3, |_| Communicator::builder().timeout(Duration::from_secs(30)).require_device(DeviceChoice::Local));
+    let comms = communicators_with(3, |_| {
+        Communicator::builder().configure(|config| config.timeout = Duration::from_secs(30)).require_device(DeviceChoice::Local)
+    });
     super::common::ranks::each(comms, |comm| {
         work(&comm, || {}).unwrap();
         let half = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();

@@ -18,7 +18,7 @@ const NOTICED: Duration = patience(8);
 
 /// One rank: works until it fails, says with what, and goes on with whom it can reach.
 fn rank_on_a_host() {
-    let comm = Communicator::builder().timeout(patience(20)).from_env().unwrap();
+    let comm = Communicator::builder().configure(|config| config.timeout = patience(20)).from_env().unwrap();
     comm.set_timeout(DEADLINE);
     let rank = comm.rank() as u64;
     let mut rounds = 0_u64;

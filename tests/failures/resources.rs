@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use collectives::{
-    Communicator, DType, Error, ReduceOp, Transport,
+    Collective, Communicator, DType, Error, ReduceOp, Transport,
     store::{FileStore, Store},
 };
 use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, waitpid};
@@ -49,7 +49,14 @@ fn open_descriptors() -> usize {
 #[test]
 fn without_descriptors_a_start_says_so_and_leaves_none_open() {
     alone("resources::without_descriptors_a_start_says_so_and_leaves_none_open", || {
-        let start = |transport| Communicator::builder().transport(transport).timeout(Duration::from_millis(400)).local(2);
+        let start = |transport| {
+            Communicator::builder()
+                .configure(|config| {
+                    config.transport = transport;
+                    config.timeout = Duration::from_millis(400);
+                })
+                .local(2)
+        };
         for transport in [Transport::Shm, Transport::Tcp] {
             drop(start(transport).unwrap());
             let before = open_descriptors();
@@ -146,7 +153,7 @@ fn a_forked_child_is_refused_and_the_parent_goes_on() {
                                 && refused(started.wait().map(drop))
                                 && refused(awaited.wait().map(drop))
                                 && refused(comm.shrink().map(drop))
-                                && comm.algorithm("barrier", 0, DType::U8).is_none()
+                                && comm.algorithm(Collective::Barrier, 0, DType::U8).is_none()
                                 && comm.explain().contains("this process was forked")
                                 && refused(comm.write_trace(std::env::temp_dir()).map(drop))
                                 && refused({

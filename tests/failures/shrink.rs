@@ -222,7 +222,7 @@ fn a_job_with_a_secret_shrinks_with_it() {
     for wiring in [Wiring::Shm, Wiring::Tcp] {
         let lefts = threads_with(
             3,
-            |rank| wiring.builder(rank).secret(secret.clone()),
+            |rank| wiring.builder(rank).configure(|config| config.secret = Some(secret.clone())),
             |comm| {
                 if comm.rank() == 1 {
                     return 0;

@@ -36,7 +36,7 @@ fn rank_of_a_soak() {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         IS_OVER.store(true, Ordering::Relaxed);
     });
-    let mut comm = match wiring.builder(rank).timeout(START).from_env() {
+    let mut comm = match wiring.builder(rank).configure(|config| config.timeout = START).from_env() {
         Ok(comm) => comm,
         Err(error) => return println!("@unborn {error}"),
     };

@@ -62,7 +62,7 @@ fn sums() {
 /// One rank dies in the first life of an elastic job, when all have met.
 fn dies_once() {
     let life = variable_of("TORCHELASTIC_RESTART_COUNT").unwrap();
-    let comm = Communicator::builder().timeout(LONG).from_env().unwrap();
+    let comm = Communicator::builder().configure(|config| config.timeout = LONG).from_env().unwrap();
     sum(&comm);
     if life == 0 && comm.rank() == 2 {
         std::process::abort();
@@ -89,7 +89,7 @@ fn mixed() {
         assert_eq!(store.get(&format!("mixed/{other}"), LONG).unwrap(), expected.as_bytes());
     }
     let own: Arc<dyn Store> = Arc::new(PrefixStore::new("rust", Arc::clone(&store) as Arc<dyn Store>));
-    let comm = Communicator::builder().timeout(LONG).with_store(own, rank / 2, n / 2).unwrap();
+    let comm = Communicator::builder().configure(|config| config.timeout = LONG).with_store(own, rank / 2, n / 2).unwrap();
     sum(&comm);
     comm.close().unwrap();
     store.add("mixed/done", 1).unwrap();

@@ -16,7 +16,7 @@ const LAYERS: [&[&str]; 12] = [
     &["ticket_lock"],
     &["element", "proof"],
     &["buffer", "op"],
-    &["call", "interop", "nccl_config"],
+    &["algorithm", "call", "interop", "nccl_config"],
     &["flight", "job"],
     &["observe"],
     &["config"],
@@ -27,7 +27,8 @@ const LAYERS: [&[&str]; 12] = [
 ];
 
 /// Pure modules: no sockets, threads, clocks, environment or unsafe code. Each says so at its head.
-const PURE: [&str; 16] = [
+const PURE: [&str; 17] = [
+    "src/algorithm.rs",
     "src/call.rs",
     "src/device/plan",
     "src/host/engine/wire.rs",

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use collectives::observe::CallReport;
-use collectives::{AbortHandle, Communicator, CustomOp, ReduceOp, flight::Plane};
+use collectives::{AbortHandle, Algorithm, Collective, Communicator, CustomOp, ReduceOp, flight::Plane, observe::CallKind};
 
 use crate::common::ranks::{Wiring, communicators_with, each, threads_with};
 
@@ -14,7 +14,7 @@ type Seen = (String, &'static str, Option<String>, String, u64, u64, Option<usiz
 
 fn seen(call: &CallReport<'_>) -> Seen {
     let (op, element) = (call.op.as_deref().map(str::to_owned), call.element.clone().into_owned());
-    (call.communicator.to_owned(), call.kind, op, element, call.count, call.bytes, call.root.or(call.peer), call.result())
+    (call.communicator.to_owned(), call.kind.name(), op, element, call.count, call.bytes, call.root.or(call.peer), call.result())
 }
 
 /// An observer, and what it has seen.
@@ -29,7 +29,7 @@ fn every_call_is_told_with_what_it_was() {
     let listeners: Vec<_> = (0..2).map(|_| listener()).collect();
     threads_with(
         2,
-        |rank| Wiring::Shm.builder(rank).observer(listeners[rank].0.clone()),
+        |rank| Wiring::Shm.builder(rank).configure(|config| config.observer = Some(Arc::new(listeners[rank].0.clone()))),
         |comm| {
             listeners[comm.rank()].1.lock().unwrap().clear();
             let other = 1 - comm.rank();
@@ -67,16 +67,16 @@ fn every_call_is_told_with_what_it_was() {
 
 #[test]
 fn failures_are_told_as_what_they_are() {
-    for (wiring, algorithms) in [(Wiring::Shm, ["mailboxes"]), (Wiring::Tcp, ["doubling"])] {
+    for (wiring, algorithm) in [(Wiring::Shm, Algorithm::Mailboxes), (Wiring::Tcp, Algorithm::Doubling)] {
         let results = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&results);
         let observer = move |call: &CallReport<'_>| {
             assert_eq!((call.plane, call.world_size), (Plane::Host, 2));
-            kept.lock().unwrap().push((call.rank, call.kind, call.sequence, call.result(), call.algorithm, call.elapsed));
+            kept.lock().unwrap().push((call.rank, call.kind.name(), call.sequence, call.result(), call.algorithm, call.elapsed));
         };
         threads_with(
             2,
-            |rank| wiring.builder(rank).observer(observer.clone()),
+            |rank| wiring.builder(rank).configure(|config| config.observer = Some(Arc::new(observer.clone()))),
             |comm| {
                 comm.all_reduce(&mut [1.0f32; 2], ReduceOp::Sum).unwrap();
                 let failed = if comm.rank() == 0 { comm.all_reduce(&mut [1u32; 2], ReduceOp::Sum) } else { comm.barrier() };
@@ -92,7 +92,7 @@ fn failures_are_told_as_what_they_are() {
             let other = if rank == 0 { "all_reduce" } else { "barrier" };
             assert_eq!(told, [("barrier", "ok"), ("all_reduce", "ok"), (other, "mismatch"), ("barrier", "poisoned")]);
             assert_eq!(of_rank[1].2, of_rank[0].2.map(|sequence| sequence + 1));
-            assert!(algorithms.contains(&of_rank[1].4), "{:?}", of_rank[1]);
+            assert_eq!(of_rank[1].4, Some(algorithm), "{:?}", of_rank[1]);
             assert!(of_rank[1].5 > Duration::ZERO);
         }
     }
@@ -103,10 +103,10 @@ fn children_are_observed_and_panics_in_observers_end_nothing() {
     let (observer, all) = listener();
     let listen = move |call: &CallReport<'_>| {
         observer(call);
-        assert!(call.kind != "all_gather", "an observer's own mistake");
+        assert!(call.kind != Collective::AllGather, "an observer's own mistake");
     };
     Communicator::builder()
-        .observer(listen)
+        .configure(|config| config.observer = Some(Arc::new(listen)))
         .run_local(2, |comm| {
             let child = comm.duplicate()?;
             let mut all = [0u64; 2];
@@ -123,7 +123,9 @@ fn children_are_observed_and_panics_in_observers_end_nothing() {
 #[test]
 fn a_custom_op_that_panics_is_told_as_a_failure() {
     let (observer, all) = listener();
-    let comms = crate::common::ranks::communicators_with(2, |rank| Wiring::Shm.builder(rank).observer(observer.clone()));
+    let comms = crate::common::ranks::communicators_with(2, |rank| {
+        Wiring::Shm.builder(rank).configure(|config| config.observer = Some(Arc::new(observer.clone())))
+    });
     each(comms, |comm| {
         let op = CustomOp::new("broken", |_: &mut [f32], _: &[f32]| panic!("on purpose"));
         let call = std::panic::AssertUnwindSafe(|| comm.all_reduce(&mut [1.0f32; 4], &op));
@@ -142,7 +144,7 @@ fn an_observer_may_end_the_communicator_when_a_background_message_fails() {
         let handle = Arc::new(OnceLock::<AbortHandle>::new());
         let (aborts, (tell, told)) = (Arc::clone(&handle), channel());
         let observer = move |call: &CallReport<'_>| {
-            if call.kind == "recv" && call.error.is_some() {
+            if call.kind == CallKind::Recv && call.error.is_some() {
                 aborts.get().unwrap().abort();
                 tell.send((call.result(), call.bytes)).unwrap();
             }
@@ -150,7 +152,7 @@ fn an_observer_may_end_the_communicator_when_a_background_message_fails() {
         let observer = Arc::new(observer);
         let mut comms = communicators_with(2, |rank| {
             let observer = Arc::clone(&observer);
-            Wiring::Shm.builder(rank).observer(move |call: &CallReport<'_>| observer(call))
+            Wiring::Shm.builder(rank).configure(|config| config.observer = Some(Arc::new(move |call: &CallReport<'_>| observer(call))))
         });
         drop(observer);
         handle.set(comms[0].abort_handle()).unwrap();

@@ -114,8 +114,7 @@ fn a_call_is_a_span_and_its_end_an_event_with_what_a_person_looks_for() {
         assert_eq!(calls[0].span, Some(("call".to_owned(), fields(&[&common[..], &reduce, &way].concat()))));
         let other = (1 - rank).to_string();
         let kind = if rank == 0 { "send" } else { "recv" };
-        let message =
-            [("kind", kind), ("dtype", "u8"), ("count", "5"), ("bytes", "5"), ("peer", &other), ("tag", "9"), ("algorithm", "message")];
+        let message = [("kind", kind), ("dtype", "u8"), ("count", "5"), ("bytes", "5"), ("peer", &other), ("tag", "9")];
         assert_eq!(calls[1].span, Some(("call".to_owned(), fields(&[&common[..], &message].concat()))));
         for call in calls {
             assert_eq!((call.level, &*call.fields["result"]), (Level::TRACE, "ok"));

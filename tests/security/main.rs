@@ -65,7 +65,7 @@ fn messages(comm: &Communicator) -> Result<()> {
 }
 
 fn job_with_a_secret(name: &str, wiring: Wiring) {
-    ranks::processes_with(name, 3, |rank| wiring.builder(rank).secret(secret(RIGHT)), everything);
+    ranks::processes_with(name, 3, |rank| wiring.builder(rank).configure(|config| config.secret = Some(secret(RIGHT))), everything);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_job_with_a_secret_over_both() {
 fn rank_at_a_url() {
     let variable = |name| std::env::var(name).unwrap();
     let url = format!("tcp://127.0.0.1:{}?rank={}&world_size={}", variable("MASTER_PORT"), variable("RANK"), variable("WORLD_SIZE"));
-    match Communicator::builder().timeout(LONG).from_url(&url) {
+    match Communicator::builder().configure(|config| config.timeout = LONG).from_url(&url) {
         Ok(comm) => {
             everything(&comm).unwrap();
             comm.close().unwrap();
@@ -150,11 +150,10 @@ fn ranks_that_meet_at_a_store_of_their_own_find_another_secret_too() {
     for secrets in [[Some(RIGHT), Some(RIGHT), Some(WRONG)], [Some(RIGHT), None, Some(RIGHT)]] {
         let store = MemoryStore::new();
         let join = |rank: usize| {
-            let builder = Communicator::builder().timeout(LONG);
-            let builder = match secrets[rank] {
-                Some(text) => builder.secret(secret(text)),
-                None => builder,
-            };
+            let builder = Communicator::builder().configure(|config| {
+                config.timeout = LONG;
+                config.secret = secrets[rank].map(secret);
+            });
             builder.with_store(Arc::new(store.clone()), rank, 3).unwrap_err()
         };
         thread::scope(|scope| {

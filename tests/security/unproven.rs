@@ -75,10 +75,11 @@ fn job(secret: Option<&Secret>, count: usize, seed: u64) -> Duration {
     let (started, besieged) = (Meeting::new(RANKS + 1), Meeting::new(RANKS + 1));
     let rank = |rank: usize| {
         let begun = Instant::now();
-        let mut builder = Communicator::builder().timeout(LONG).transport(Transport::Tcp);
-        if let Some(secret) = secret {
-            builder = builder.secret(secret.clone());
-        }
+        let builder = Communicator::builder().configure(|config| {
+            config.timeout = LONG;
+            config.transport = Transport::Tcp;
+            config.secret = secret.cloned();
+        });
         let store = match secret {
             Some(secret) => TcpStore::connect_with_secret("127.0.0.1", port, LONG, secret),
             None => TcpStore::connect("127.0.0.1", port, LONG),

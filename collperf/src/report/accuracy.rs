@@ -44,6 +44,8 @@ impl fmt::Display for Accuracy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use collectives::Algorithm;
+
     use crate::collective::Collective;
     use crate::row::{Forecast, Half};
 
@@ -51,7 +53,7 @@ mod tests {
     fn the_worst_is_named_whichever_way_it_is_off() {
         let row = |predicted: &[f64]| {
             let half = |time_us: &f64| Half {
-                prediction: Some(Forecast { algorithm: "ring", time_us: *time_us }),
+                prediction: Some(Forecast { algorithm: Algorithm::Ring, time_us: *time_us }),
                 ..Half::new(Collective::AllReduce, 2, 1024, 10.0)
             };
             Row {
@@ -77,7 +79,8 @@ mod tests {
 
     #[test]
     fn times_of_nothing_are_left_out() {
-        let half = Half { prediction: Some(Forecast { algorithm: "ring", time_us: 1.0 }), ..Half::new(Collective::Barrier, 2, 0, 0.0) };
+        let half =
+            Half { prediction: Some(Forecast { algorithm: Algorithm::Ring, time_us: 1.0 }), ..Half::new(Collective::Barrier, 2, 0, 0.0) };
         assert_eq!(half.ratio(), None);
     }
 }

@@ -238,7 +238,7 @@ impl HalfRow {
             alg_bw: half.algbw,
             bus_bw: half.busbw,
             nwrong: half.wrong,
-            algorithm: half.prediction.map(|prediction| prediction.algorithm),
+            algorithm: half.prediction.map(|prediction| prediction.algorithm.name()),
             predicted_time: half.prediction.map(|prediction| prediction.time_us),
             predicted_ratio: half.ratio(),
         }

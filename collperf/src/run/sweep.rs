@@ -65,7 +65,7 @@ impl<P: Plane> Session<'_, P> {
     /// What is foretold of a row's call, where that was asked for.
     pub(super) fn forecast(&self, row: &Row) -> Option<Forecast> {
         let time_us = self.curve.at(row.bytes)?;
-        let algorithm = self.comm.algorithm(row.collective.name(), row.bytes, row.dtype.unwrap_or(DType::U8))?;
+        let algorithm = self.comm.algorithm(row.collective.of_library()?, row.bytes, row.dtype.unwrap_or(DType::U8))?;
         Some(Forecast { algorithm, time_us })
     }
 

@@ -93,7 +93,7 @@ impl Options {
             Over::Shm => Transport::Auto,
             Over::Tcp => Transport::Tcp,
         };
-        let communicators = self.builder().transport(transport).local(ranks.get())?;
+        let communicators = self.builder().configure(|config| config.transport = transport).local(ranks.get())?;
         std::thread::scope(|scope| {
             let train = &train;
             let rank = |comm: Communicator| scope.spawn(move || train(&comm).and_then(|result| Ok(comm.close().map(|()| result)?)));

@@ -14,24 +14,20 @@ use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
 use crate::communicator::device::{DeviceChoice, DeviceRequest};
 use crate::communicator::shrink::recovery::RecoveryListener;
-use crate::config::{Config, Transport, environment};
+use crate::config::{Config, environment};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::event;
 #[cfg(feature = "cuda")]
-use crate::nccl_config::NcclConfig;
-#[cfg(feature = "cuda")]
 use crate::observe::LIFE;
-use crate::observe::Observer;
-use crate::proof::Secret;
 use crate::rendezvous::{self, JobStore, MemoryStore, PrefixStore, Rendezvous, Store};
 
-/// Describes a communicator before it is made; see [`Communicator::builder`].
+/// Describes a communicator before it is made: its settings, each a field of [`Config`], and whether it has a device. See
+/// [`Communicator::builder`].
 ///
 /// ```
 /// # use collectives::{Communicator, Transport};
-/// # use std::time::Duration;
-/// let builder = Communicator::builder().timeout(Duration::from_secs(30)).transport(Transport::Tcp);
+/// let builder = Communicator::builder().configure(|config| config.transport = Transport::Tcp);
 /// let hosts = builder.run_local(2, |comm| Ok(comm.local_world_size()))?;
 /// assert_eq!(hosts, [2, 2]);
 /// # Ok::<(), collectives::Error>(())
@@ -50,7 +46,7 @@ impl Communicator {
     /// ```
     /// # use collectives::Communicator;
     /// # use std::time::Duration;
-    /// let builder = Communicator::builder().timeout(Duration::from_secs(60)).reproducible(true);
+    /// let builder = Communicator::builder().configure(|config| config.timeout = Duration::from_secs(60));
     /// let timeouts = builder.run_local(2, |comm| Ok(comm.timeout()))?;
     /// assert_eq!(timeouts, [Duration::from_secs(60); 2]);
     /// # Ok::<(), collectives::Error>(())
@@ -140,63 +136,27 @@ impl Communicator {
 }
 
 impl Builder {
-    /// Replaces all settings.
+    /// Replaces all settings. [`configure`](Self::configure) changes some.
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
         self
     }
 
-    /// How long any one wait may take; see [`Config::timeout`].
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.config.timeout = timeout;
-        self
-    }
-
-    /// Which links to use; see [`Config::transport`].
-    pub fn transport(mut self, transport: Transport) -> Self {
-        self.config.transport = transport;
-        self
-    }
-
-    /// Fold in rank order only; see [`Config::reproducible`].
-    pub fn reproducible(mut self, reproducible: bool) -> Self {
-        self.config.reproducible = reproducible;
-        self
-    }
-
-    /// Overrides by what ranks are found to share a host; see [`Config::host_identity`].
-    pub fn host_identity(mut self, identity: impl Into<String>) -> Self {
-        self.config.host_identity = Some(identity.into());
-        self
-    }
-
-    /// Overrides the choice of algorithm; see [`Config::algorithm`].
-    pub fn algorithm(mut self, ranges: impl Into<String>) -> Self {
-        self.config.algorithm = Some(ranges.into());
-        self
-    }
-
-    /// The address on which this rank listens for peers of other hosts; see [`Config::listen_address`].
-    pub fn listen_address(mut self, address: IpAddr) -> Self {
-        self.config.listen_address = Some(address);
-        self
-    }
-
-    /// Who is told of every call when it has ended; see [`Config::observer`].
-    pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
-        self.config.observer = Some(Arc::new(observer));
-        self
-    }
-
-    /// Keeps the times of calls, for [`Communicator::write_trace`]; see [`Config::trace`].
-    pub fn trace(mut self, trace: bool) -> Self {
-        self.config.trace = trace;
-        self
-    }
-
-    /// What every rank has to know to be let in; see [`Config::secret`].
-    pub fn secret(mut self, secret: Secret) -> Self {
-        self.config.secret = Some(secret);
+    /// Changes some settings: `change` gets those that are there, the default ones at first.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, Transport};
+    /// # use std::time::Duration;
+    /// let builder = Communicator::builder().configure(|config| {
+    ///     config.transport = Transport::Tcp;
+    ///     config.timeout = Duration::from_secs(30);
+    /// });
+    /// let timeouts = builder.run_local(2, |comm| Ok(comm.config().timeout))?;
+    /// assert_eq!(timeouts, [Duration::from_secs(30); 2]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    pub fn configure(mut self, change: impl FnOnce(&mut Config)) -> Self {
+        change(&mut self.config);
         self
     }
 
@@ -212,13 +172,6 @@ impl Builder {
     #[cfg(feature = "cuda")]
     pub fn require_device(mut self, choice: DeviceChoice) -> Self {
         self.device = Some(DeviceRequest { choice, required: true });
-        self
-    }
-
-    /// What NCCL is told about the communicator; see [`Config::nccl`].
-    #[cfg(feature = "cuda")]
-    pub fn nccl(mut self, nccl: NcclConfig) -> Self {
-        self.config.nccl = nccl;
         self
     }
 
@@ -255,7 +208,7 @@ impl Builder {
     /// Joins over a store that all ranks share. A store serves one communicator: put a [`PrefixStore`] with a
     /// prefix of its own before it for each further one.
     ///
-    /// With ranks on several hosts, say by [`listen_address`](Self::listen_address) where peers reach this one: a store does not
+    /// With ranks on several hosts, say by [`Config::listen_address`] where peers reach this one: a store does not
     /// tell, and the loopback interface is assumed.
     ///
     /// # Errors

@@ -115,7 +115,7 @@ impl Communicator {
         for job in &part.jobs {
             flight.note_device_call(&job.call, tracker, error);
             if let Some(watch) = watch {
-                let moved = Moved { bytes: job.bytes(), algorithm: "nccl" };
+                let moved = Moved { bytes: job.bytes(), algorithm: None };
                 watch.ended(watch.call(&job.call, flight::Plane::Device, moved), elapsed, error, Track::Device);
             }
         }

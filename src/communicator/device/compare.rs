@@ -7,7 +7,7 @@
 use sha2::{Digest, Sha256};
 
 use crate::buffer::{Memory, MemoryMut};
-use crate::call::{BlockLayout, Call, Kind};
+use crate::call::{BlockLayout, Call, Collective};
 use crate::communicator::Communicator;
 use crate::communicator::prepare::{Prepared, Source};
 use crate::device::{self, DevicePlane, Job};
@@ -33,7 +33,7 @@ const IN_PLACE: u64 = 253;
 /// A job's fingerprint, with all that has to be alike for NCCL.
 fn fingerprint(job: &Job) -> [u8; DIGEST_BYTES] {
     match (job.call.kind, job.in_place) {
-        (Kind::AllToAll, true) => Call { op: IN_PLACE, ..job.call }.to_bytes(),
+        (Collective::AllToAll, true) => Call { op: IN_PLACE, ..job.call }.to_bytes(),
         _ => job.call.to_bytes(),
     }
 }
@@ -72,7 +72,7 @@ pub(super) fn in_words(first: &Said) -> String {
     let call = fingerprint.try_into().ok().and_then(Call::from_bytes);
     let mut call = match call {
         None => "something unknown".to_owned(),
-        Some(call) if call.kind == Kind::AllToAll && call.op == IN_PLACE => format!("{}, in place", Call { op: 0, ..call }),
+        Some(call) if call.kind == Collective::AllToAll && call.op == IN_PLACE => format!("{}, in place", Call { op: 0, ..call }),
         Some(call) => call.to_string(),
     };
     if count & CAPTURED != 0 {
@@ -190,7 +190,7 @@ type Finding = [u64; 5];
 
 /// Whether a job's lengths are known to pairs of ranks only.
 pub(super) fn is_pairwise(job: &Job) -> bool {
-    matches!(job.call.kind, Kind::GatherV | Kind::ScatterV | Kind::AllToAllV)
+    matches!(job.call.kind, Collective::GatherV | Collective::ScatterV | Collective::AllToAllV)
 }
 
 /// What a job of this rank sends to `peer`, and expects from it.
@@ -198,10 +198,10 @@ fn pair(job: &Job, me: usize, peer: usize) -> Pair {
     let is_root = |rank: usize| job.call.root == Some(rank as u32);
     let bytes = match (job.call.kind, &job.layout) {
         (_, BlockLayout::Pairs { send, receive }) => [send[peer], receive[peer]],
-        (Kind::GatherV, BlockLayout::Blocks(blocks)) if peer != me => [0, blocks[peer]],
-        (Kind::ScatterV, BlockLayout::Blocks(blocks)) if peer != me => [blocks[peer], 0],
-        (Kind::GatherV, BlockLayout::Own(own)) if is_root(peer) => [*own, 0],
-        (Kind::ScatterV, BlockLayout::Own(own)) if is_root(peer) => [0, *own],
+        (Collective::GatherV, BlockLayout::Blocks(blocks)) if peer != me => [0, blocks[peer]],
+        (Collective::ScatterV, BlockLayout::Blocks(blocks)) if peer != me => [blocks[peer], 0],
+        (Collective::GatherV, BlockLayout::Own(own)) if is_root(peer) => [*own, 0],
+        (Collective::ScatterV, BlockLayout::Own(own)) if is_root(peer) => [0, *own],
         // To itself a rank sends what it was checked to expect.
         _ => [0, 0],
     };

@@ -181,7 +181,7 @@ impl Communicator {
         // Those who listen are told the number, too.
         plane.number([&mut call.job]);
         let Some(watch) = self.core.shared.observers.watch() else { return self.queue_unwatched(call, hold) };
-        let moved = Moved { bytes: call.job.bytes(), algorithm: "nccl" };
+        let moved = Moved { bytes: call.job.bytes(), algorithm: None };
         let report = watch.call(&call.job.call, flight::Plane::Device, moved);
         watch.around(report, Track::Device, || self.queue_unwatched(call, hold))
     }

@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn whoever_has_the_lock_can_abort_and_the_peers_hear_of_it() -> Result<()> {
         let has_heard = std::sync::Barrier::new(2);
-        let heard = Communicator::builder().timeout(Duration::from_secs(30)).run_local(2, |comm| {
+        let heard = Communicator::builder().configure(|config| config.timeout = Duration::from_secs(30)).run_local(2, |comm| {
             if comm.rank() == 0 {
                 // Nobody is called under the lock, but another thread may have it.
                 let held = comm.core.shared.progress.lock();

@@ -4,7 +4,7 @@ use super::model::{BASE, Model, everyone, scratch};
 use super::step::{Plan, Ranks, Scratch};
 use super::{Job, Reduction};
 use crate::DType;
-use crate::call::{BlockLayout, Call, Kind};
+use crate::call::{BlockLayout, Call, Collective};
 use crate::element::TypeTag;
 use crate::job::Operands;
 use crate::random::Random;
@@ -12,7 +12,7 @@ use crate::random::Random;
 /// A collective, the same on all ranks but for what only some of them know.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
-    pub(crate) kind: Kind,
+    pub(crate) kind: Collective,
     pub(crate) n: usize,
     pub(crate) root: usize,
     pub(crate) in_place: bool,
@@ -29,10 +29,10 @@ const GUARD: usize = 48;
 
 impl Case {
     /// A case of a kind; `element_bytes` divide every block.
-    pub(crate) fn some(kind: Kind, in_place: bool, element_bytes: usize, most: usize, random: &mut Random) -> Self {
+    pub(crate) fn some(kind: Collective, in_place: bool, element_bytes: usize, most: usize, random: &mut Random) -> Self {
         let n = [2, 3, 4, 8][random.below(4)];
         let mut length = || [0, 1, 2, 5, 16, 17, 64, 100, 1023][random.below(9)].min(most) * element_bytes;
-        let varies = matches!(kind, Kind::AllGatherV | Kind::ReduceScatterV | Kind::GatherV | Kind::ScatterV);
+        let varies = matches!(kind, Collective::AllGatherV | Collective::ReduceScatterV | Collective::GatherV | Collective::ScatterV);
         let first = length();
         let blocks = (0..n).map(|_| if varies { length() } else { first }).collect();
         let pairs = (0..n).map(|_| (0..n).map(|_| length()).collect()).collect();
@@ -45,25 +45,25 @@ impl Case {
         let (own, all) = (self.blocks[me], self.blocks.iter().sum());
         let at_root = |bytes: usize| if me == self.root { bytes } else { 0 };
         match self.kind {
-            Kind::Barrier => (0, 0),
-            Kind::Broadcast => (at_root(own), own),
-            Kind::AllReduce => (own, own),
-            Kind::Reduce => (own, at_root(own)),
-            Kind::AllGather | Kind::AllGatherV => (own, all),
-            Kind::ReduceScatter | Kind::ReduceScatterV => (all, own),
-            Kind::Gather | Kind::GatherV => (own, at_root(all)),
-            Kind::Scatter | Kind::ScatterV => (at_root(all), own),
-            Kind::AllToAll => (all, all),
-            Kind::AllToAllV => (self.pairs[me].iter().sum(), self.pairs.iter().map(|pairs| pairs[me]).sum()),
+            Collective::Barrier => (0, 0),
+            Collective::Broadcast => (at_root(own), own),
+            Collective::AllReduce => (own, own),
+            Collective::Reduce => (own, at_root(own)),
+            Collective::AllGather | Collective::AllGatherV => (own, all),
+            Collective::ReduceScatter | Collective::ReduceScatterV => (all, own),
+            Collective::Gather | Collective::GatherV => (own, at_root(all)),
+            Collective::Scatter | Collective::ScatterV => (at_root(all), own),
+            Collective::AllToAll => (all, all),
+            Collective::AllToAllV => (self.pairs[me].iter().sum(), self.pairs.iter().map(|pairs| pairs[me]).sum()),
         }
     }
 
     fn layout(&self, me: usize) -> BlockLayout {
         match self.kind {
-            Kind::AllGatherV | Kind::ReduceScatterV => BlockLayout::Blocks(self.blocks.clone()),
-            Kind::GatherV | Kind::ScatterV if me == self.root => BlockLayout::Blocks(self.blocks.clone()),
-            Kind::GatherV | Kind::ScatterV => BlockLayout::Own(self.blocks[me]),
-            Kind::AllToAllV => {
+            Collective::AllGatherV | Collective::ReduceScatterV => BlockLayout::Blocks(self.blocks.clone()),
+            Collective::GatherV | Collective::ScatterV if me == self.root => BlockLayout::Blocks(self.blocks.clone()),
+            Collective::GatherV | Collective::ScatterV => BlockLayout::Own(self.blocks[me]),
+            Collective::AllToAllV => {
                 BlockLayout::Pairs { send: self.pairs[me].clone(), receive: self.pairs.iter().map(|pairs| pairs[me]).collect() }
             }
             _ => BlockLayout::Equal(self.blocks[me]),
@@ -72,7 +72,7 @@ impl Case {
 
     /// Whether this rank has one buffer for both.
     fn shares(&self, me: usize) -> bool {
-        self.in_place && (me == self.root || !matches!(self.kind, Kind::Broadcast | Kind::Gather | Kind::Scatter))
+        self.in_place && (me == self.root || !matches!(self.kind, Collective::Broadcast | Collective::Gather | Collective::Scatter))
     }
 
     /// Where this rank's job reads and writes, and how much.
@@ -100,7 +100,15 @@ impl Case {
     /// This rank's job.
     pub(crate) fn job(&self, me: usize, dtype: DType, reduction: Option<Reduction>) -> Job {
         let ((source, source_len), (destination, destination_len)) = self.buffers(me);
-        let rooted = matches!(self.kind, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::GatherV | Kind::Scatter | Kind::ScatterV);
+        let rooted = matches!(
+            self.kind,
+            Collective::Broadcast
+                | Collective::Reduce
+                | Collective::Gather
+                | Collective::GatherV
+                | Collective::Scatter
+                | Collective::ScatterV
+        );
         let element = TypeTag::Scalar(dtype);
         let root = rooted.then_some(self.root as u32);
         Job {
@@ -144,7 +152,7 @@ impl Case {
             if length == 0 || result.is_empty() {
                 continue;
             }
-            if self.shares(me) && matches!(self.kind, Kind::ReduceScatter | Kind::ReduceScatterV | Kind::Scatter) {
+            if self.shares(me) && matches!(self.kind, Collective::ReduceScatter | Collective::ReduceScatterV | Collective::Scatter) {
                 address += self.blocks[..me].iter().sum::<usize>() as u64;
             }
             let start = (address - BASE) as usize;
@@ -171,7 +179,7 @@ impl Case {
         if known == 0 || length == 0 {
             return Vec::new();
         }
-        if self.shares(me) && matches!(self.kind, Kind::AllGather | Kind::AllGatherV | Kind::Gather) {
+        if self.shares(me) && matches!(self.kind, Collective::AllGather | Collective::AllGatherV | Collective::Gather) {
             address += self.blocks[..me].iter().sum::<usize>() as u64;
         }
         let start = (address - BASE) as usize;
@@ -183,17 +191,17 @@ impl Case {
         let start = |blocks: &[usize], rank: usize| blocks[..rank].iter().sum::<usize>();
         let own = start(&self.blocks, me)..start(&self.blocks, me) + self.blocks[me];
         match self.kind {
-            Kind::Barrier => Vec::new(),
-            Kind::Broadcast => inputs[self.root].clone(),
-            Kind::AllReduce => fold(inputs),
-            Kind::ReduceScatter | Kind::ReduceScatterV => fold(inputs)[own].to_vec(),
-            Kind::AllGather | Kind::AllGatherV => inputs.concat(),
-            Kind::Scatter | Kind::ScatterV => inputs[self.root][own].to_vec(),
-            Kind::Reduce if me == self.root => fold(inputs),
-            Kind::Gather | Kind::GatherV if me == self.root => inputs.concat(),
-            Kind::Reduce | Kind::Gather | Kind::GatherV => Vec::new(),
-            Kind::AllToAll => inputs.iter().flat_map(|input| input[own.clone()].to_vec()).collect(),
-            Kind::AllToAllV => (0..self.n)
+            Collective::Barrier => Vec::new(),
+            Collective::Broadcast => inputs[self.root].clone(),
+            Collective::AllReduce => fold(inputs),
+            Collective::ReduceScatter | Collective::ReduceScatterV => fold(inputs)[own].to_vec(),
+            Collective::AllGather | Collective::AllGatherV => inputs.concat(),
+            Collective::Scatter | Collective::ScatterV => inputs[self.root][own].to_vec(),
+            Collective::Reduce if me == self.root => fold(inputs),
+            Collective::Gather | Collective::GatherV if me == self.root => inputs.concat(),
+            Collective::Reduce | Collective::Gather | Collective::GatherV => Vec::new(),
+            Collective::AllToAll => inputs.iter().flat_map(|input| input[own.clone()].to_vec()).collect(),
+            Collective::AllToAllV => (0..self.n)
                 .flat_map(|peer| {
                     let from = start(&self.pairs[peer], me);
                     inputs[peer][from..from + self.pairs[peer][me]].to_vec()

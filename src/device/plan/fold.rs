@@ -12,7 +12,7 @@ use super::Job;
 use super::algorithm::FoldOp;
 use super::slabs::{Region, Slabs, unit};
 use super::step::{FoldArguments, Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
-use crate::call::{BlockLayout, Kind};
+use crate::call::{BlockLayout, Collective};
 use crate::error::Error;
 use crate::job::Operands;
 use crate::tuning::device_folds::SMALL_BYTES;
@@ -45,18 +45,20 @@ impl Folding {
 pub(crate) fn plan(job: &Job, folding: Folding, ranks: Ranks, scratch: Scratch) -> Result<Plan> {
     let Operands { source, destination, .. } = job.narrowed(ranks.me);
     let goal = match job.call.kind {
-        Kind::AllReduce => Goal::All,
-        Kind::Reduce => Goal::Root(job.root()),
+        Collective::AllReduce => Goal::All,
+        Collective::Reduce => Goal::Root(job.root()),
         _ => Goal::Own,
     };
     let fold = Fold { source, destination, folding, ranks, scratch, goal };
     match (job.call.kind, &job.layout) {
-        (Kind::AllReduce | Kind::Reduce, BlockLayout::Equal(0)) => Ok(Plan::Nothing),
-        (Kind::AllReduce | Kind::Reduce, BlockLayout::Equal(bytes)) if fold.is_small(*bytes) => Ok(Plan::Steps(fold.whole(*bytes))),
-        (Kind::AllReduce | Kind::Reduce, BlockLayout::Equal(bytes)) => {
+        (Collective::AllReduce | Collective::Reduce, BlockLayout::Equal(0)) => Ok(Plan::Nothing),
+        (Collective::AllReduce | Collective::Reduce, BlockLayout::Equal(bytes)) if fold.is_small(*bytes) => {
+            Ok(Plan::Steps(fold.whole(*bytes)))
+        }
+        (Collective::AllReduce | Collective::Reduce, BlockLayout::Equal(bytes)) => {
             Ok(Plan::Steps(fold.slabs(&Slabs::of_vector(*bytes, folding.element_bytes, ranks.n, fold.chunk_room(job)?))))
         }
-        (Kind::ReduceScatter | Kind::ReduceScatterV, layout @ (BlockLayout::Equal(_) | BlockLayout::Blocks(_))) => {
+        (Collective::ReduceScatter | Collective::ReduceScatterV, layout @ (BlockLayout::Equal(_) | BlockLayout::Blocks(_))) => {
             Ok(Plan::Steps(fold.slabs(&Slabs::of_blocks(layout, folding.element_bytes, ranks.n, fold.chunk_room(job)?))))
         }
         (kind, layout) => Err(Error::argument(kind.name(), format!("this call has no such layout on a device: {layout:?}"))),
@@ -288,7 +290,7 @@ mod tests {
     use crate::device::plan::combine;
     use crate::random::Random;
 
-    const REDUCING: [Kind; 4] = [Kind::AllReduce, Kind::Reduce, Kind::ReduceScatter, Kind::ReduceScatterV];
+    const REDUCING: [Collective; 4] = [Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter, Collective::ReduceScatterV];
 
     fn bytes(random: &mut Random) -> [u8; 4] {
         [0; 4].map(|_| random.below(256) as u8)
@@ -362,10 +364,10 @@ mod tests {
             let in_place = random.below(2) == 0;
             let mut case = Case::some(kind, in_place, folding.element_bytes, 2000, &mut random);
             let all = SMALL_BYTES / case.n + random.below(100_000);
-            let share = if matches!(kind, Kind::AllReduce | Kind::Reduce) { all } else { all / case.n };
+            let share = if matches!(kind, Collective::AllReduce | Collective::Reduce) { all } else { all / case.n };
             let block = |random: &mut Random| (share + random.below(7)) / folding.element_bytes * folding.element_bytes;
             let first = block(&mut random);
-            case.blocks.iter_mut().for_each(|bytes| *bytes = if kind == Kind::ReduceScatterV { block(&mut random) } else { first });
+            case.blocks.iter_mut().for_each(|bytes| *bytes = if kind == Collective::ReduceScatterV { block(&mut random) } else { first });
             case.scratch = 2 * (2 * case.n + 1) * unit(folding.element_bytes) * (1 + random.below(20));
             println!("round {round} of seed {seed}: {folding:?} {case:?}");
             let plan = |ranks: Ranks, scratch| {
@@ -375,9 +377,9 @@ mod tests {
                 plan
             };
             let wire = case.run(&mut random, numbers_or(folding, bytes), plan, |inputs| folded(folding, inputs));
-            let vector = if matches!(kind, Kind::AllReduce | Kind::Reduce) { first } else { case.blocks.iter().sum() };
-            let ring = if kind == Kind::AllReduce { 2 } else { 1 } * (case.n - 1) * vector;
-            let most = if kind == Kind::Reduce { 2 * ring } else { ring };
+            let vector = if matches!(kind, Collective::AllReduce | Collective::Reduce) { first } else { case.blocks.iter().sum() };
+            let ring = if kind == Collective::AllReduce { 2 } else { 1 } * (case.n - 1) * vector;
+            let most = if kind == Collective::Reduce { 2 * ring } else { ring };
             assert!(wire <= most, "{wire} B sent, and a ring would send {most} B");
         }
     }
@@ -400,7 +402,7 @@ mod tests {
     #[test]
     fn too_little_memory_says_how_much_is_needed() {
         let mut random = Random(43);
-        let mut case = Case::some(Kind::AllReduce, true, 4, 100, &mut random);
+        let mut case = Case::some(Collective::AllReduce, true, 4, 100, &mut random);
         case.blocks = vec![1 << 20; case.n];
         let folding = Folding { folder: Folder::Ours(FoldOp::Xor, DType::U32), multiply: None, element_bytes: 1 };
         let ranks = Ranks { me: 0, n: case.n };

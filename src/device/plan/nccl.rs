@@ -3,7 +3,7 @@
 use super::algorithm::NcclOp;
 use super::step::{Plan, Ranks, Scratch, Step, Transfer};
 use super::{Job, Message};
-use crate::call::{BlockLayout, Kind};
+use crate::call::{BlockLayout, Collective};
 use crate::error::Error;
 use crate::job::Operands;
 use crate::{DType, Result};
@@ -19,7 +19,7 @@ pub(crate) struct Library {
 /// Where a job's result comes on this rank, and how many bytes it is; none where this rank gets none.
 pub(crate) fn result(job: &Job, rank: usize) -> (u64, usize) {
     let Operands { destination, destination_len, .. } = job.narrowed(rank);
-    let goes_to_root = matches!(job.call.kind, Kind::Reduce | Kind::Gather | Kind::GatherV);
+    let goes_to_root = matches!(job.call.kind, Collective::Reduce | Collective::Gather | Collective::GatherV);
     (destination, if goes_to_root && job.root() != rank { 0 } else { destination_len })
 }
 
@@ -47,32 +47,37 @@ pub(crate) fn moving(job: &Job, ranks: Ranks, library: Library, scratch: Scratch
     let root = job.root();
     let block = job.layout.block(ranks.me).1;
     Ok(match (job.call.kind, &job.layout) {
-        (Kind::Barrier, _) => Plan::Nothing,
-        (Kind::Broadcast | Kind::AllGather | Kind::Gather | Kind::Scatter | Kind::AllToAll, BlockLayout::Equal(0)) => Plan::Nothing,
-        (Kind::Broadcast, BlockLayout::Equal(bytes)) => {
+        (Collective::Barrier, _) => Plan::Nothing,
+        (
+            Collective::Broadcast | Collective::AllGather | Collective::Gather | Collective::Scatter | Collective::AllToAll,
+            BlockLayout::Equal(0),
+        ) => Plan::Nothing,
+        (Collective::Broadcast, BlockLayout::Equal(bytes)) => {
             // Only the root has a source, and NCCL wants an address from all.
             let source = if ranks.me == root { source } else { destination };
             Plan::One(Transfer::Broadcast { source, destination, bytes: *bytes, root })
         }
-        (Kind::AllGather, BlockLayout::Equal(bytes)) => Plan::One(Transfer::AllGather { source, destination, bytes: *bytes }),
-        (Kind::AllGatherV, BlockLayout::Blocks(blocks)) => all_gather_v(source, destination, blocks, &job.layout, ranks),
-        (Kind::Gather, BlockLayout::Equal(bytes)) if library.gather => {
+        (Collective::AllGather, BlockLayout::Equal(bytes)) => Plan::One(Transfer::AllGather { source, destination, bytes: *bytes }),
+        (Collective::AllGatherV, BlockLayout::Blocks(blocks)) => all_gather_v(source, destination, blocks, &job.layout, ranks),
+        (Collective::Gather, BlockLayout::Equal(bytes)) if library.gather => {
             Plan::One(Transfer::Gather { source, destination, bytes: *bytes, root })
         }
-        (Kind::Scatter, BlockLayout::Equal(bytes)) if library.scatter => {
+        (Collective::Scatter, BlockLayout::Equal(bytes)) if library.scatter => {
             Plan::One(Transfer::Scatter { source, destination, bytes: *bytes, root })
         }
-        (Kind::Gather | Kind::GatherV, _) => gather(source, destination, &job.layout, ranks, root, block),
-        (Kind::Scatter | Kind::ScatterV, _) => scatter(source, destination, &job.layout, ranks, root, block),
-        (Kind::AllToAll, BlockLayout::Equal(bytes)) if job.in_place => swap(destination, *bytes, ranks, scratch)?,
-        (Kind::AllToAll, BlockLayout::Equal(bytes)) if library.all_to_all => {
+        (Collective::Gather | Collective::GatherV, _) => gather(source, destination, &job.layout, ranks, root, block),
+        (Collective::Scatter | Collective::ScatterV, _) => scatter(source, destination, &job.layout, ranks, root, block),
+        (Collective::AllToAll, BlockLayout::Equal(bytes)) if job.in_place => swap(destination, *bytes, ranks, scratch)?,
+        (Collective::AllToAll, BlockLayout::Equal(bytes)) if library.all_to_all => {
             Plan::One(Transfer::AllToAll { source, destination, bytes: *bytes })
         }
-        (Kind::AllToAll, BlockLayout::Equal(bytes)) => {
+        (Collective::AllToAll, BlockLayout::Equal(bytes)) => {
             let blocks = vec![*bytes; ranks.n];
             exchange(source, &blocks, destination, &blocks, ranks)
         }
-        (Kind::AllToAllV, BlockLayout::Pairs { send, receive }) if !job.in_place => exchange(source, send, destination, receive, ranks),
+        (Collective::AllToAllV, BlockLayout::Pairs { send, receive }) if !job.in_place => {
+            exchange(source, send, destination, receive, ranks)
+        }
         (kind, layout) => return Err(Error::argument(kind.name(), format!("this call has no such layout on a device: {layout:?}"))),
     })
 }
@@ -86,18 +91,18 @@ pub(crate) fn reducing(job: &Job, op: NcclOp, dtype: DType, ranks: Ranks) -> Res
     let Operands { source, destination, .. } = job.narrowed(ranks.me);
     let size = dtype.size_bytes();
     Ok(match (job.call.kind, &job.layout) {
-        (Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter, BlockLayout::Equal(0)) => Plan::Nothing,
-        (Kind::AllReduce, BlockLayout::Equal(bytes)) => {
+        (Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter, BlockLayout::Equal(0)) => Plan::Nothing,
+        (Collective::AllReduce, BlockLayout::Equal(bytes)) => {
             Plan::One(Transfer::AllReduce { source, destination, count: bytes / size, dtype, op })
         }
-        (Kind::Reduce, BlockLayout::Equal(bytes)) => {
+        (Collective::Reduce, BlockLayout::Equal(bytes)) => {
             let root = job.root();
             Plan::One(Transfer::Reduce { source, destination, count: bytes / size, dtype, op, root })
         }
-        (Kind::ReduceScatter, BlockLayout::Equal(bytes)) => {
+        (Collective::ReduceScatter, BlockLayout::Equal(bytes)) => {
             Plan::One(Transfer::ReduceScatter { source, destination, count: bytes / size, dtype, op })
         }
-        (Kind::ReduceScatterV, BlockLayout::Blocks(blocks)) => reduce_scatter_v(source, destination, blocks, op, dtype, ranks),
+        (Collective::ReduceScatterV, BlockLayout::Blocks(blocks)) => reduce_scatter_v(source, destination, blocks, op, dtype, ranks),
         (kind, layout) => return Err(Error::argument(kind.name(), format!("this call has no such layout on a device: {layout:?}"))),
     })
 }
@@ -113,7 +118,7 @@ pub(crate) fn dividing(job: &Job, dtype: DType, ranks: Ranks) -> Result<Plan> {
         Plan::Group { transfers, after } => (transfers, after),
         plan => return Ok(plan),
     };
-    let has_result = job.call.kind != Kind::Reduce || job.root() == ranks.me;
+    let has_result = job.call.kind != Collective::Reduce || job.root() == ranks.me;
     let (data, count) = (job.narrowed(ranks.me).destination, job.layout.block(ranks.me).1 / dtype.size_bytes());
     if has_result && count != 0 {
         after.push(Step::Divide { data, count, dtype, divisor: ranks.n as u32 });
@@ -270,19 +275,19 @@ mod tests {
     use crate::element::TypeTag;
     use crate::random::Random;
 
-    const MOVING: [Kind; 9] = [
-        Kind::Broadcast,
-        Kind::AllGather,
-        Kind::AllGatherV,
-        Kind::Gather,
-        Kind::GatherV,
-        Kind::Scatter,
-        Kind::ScatterV,
-        Kind::AllToAll,
-        Kind::AllToAllV,
+    const MOVING: [Collective; 9] = [
+        Collective::Broadcast,
+        Collective::AllGather,
+        Collective::AllGatherV,
+        Collective::Gather,
+        Collective::GatherV,
+        Collective::Scatter,
+        Collective::ScatterV,
+        Collective::AllToAll,
+        Collective::AllToAllV,
     ];
 
-    const REDUCING: [Kind; 4] = [Kind::AllReduce, Kind::Reduce, Kind::ReduceScatter, Kind::ReduceScatterV];
+    const REDUCING: [Collective; 4] = [Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter, Collective::ReduceScatterV];
 
     fn bytes(random: &mut Random) -> [u8; 4] {
         [0; 4].map(|_| random.below(256) as u8)
@@ -293,8 +298,8 @@ mod tests {
         (random.below(1000) as f32).to_ne_bytes()
     }
 
-    fn can_be_in_place(kind: Kind) -> bool {
-        !matches!(kind, Kind::GatherV | Kind::ScatterV | Kind::AllToAllV)
+    fn can_be_in_place(kind: Collective) -> bool {
+        !matches!(kind, Collective::GatherV | Collective::ScatterV | Collective::AllToAllV)
     }
 
     #[test]
@@ -379,7 +384,7 @@ mod tests {
     #[test]
     fn one_call_of_nccls_needs_no_list() {
         let mut random = Random(34);
-        let mut case = Case::some(Kind::AllReduce, true, 4, 100, &mut random);
+        let mut case = Case::some(Collective::AllReduce, true, 4, 100, &mut random);
         case.blocks = vec![64; case.n];
         let ranks = Ranks { me: 1, n: case.n };
         let plan = reducing(&case.job(1, DType::F32, None), NcclOp::Max, DType::F32, ranks).unwrap();
@@ -389,7 +394,7 @@ mod tests {
     #[test]
     fn an_exchange_in_place_without_memory_says_how_much_it_needs() {
         let mut random = Random(35);
-        let mut case = Case::some(Kind::AllToAll, true, 1, 100, &mut random);
+        let mut case = Case::some(Collective::AllToAll, true, 1, 100, &mut random);
         (case.n, case.blocks) = (4, vec![100; 4]);
         let library = Library { all_to_all: true, gather: true, scatter: true };
         let scratch = Scratch { address: 0x1000, bytes: 3 };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::wire::{self, FIRST_BYTES, Message};
 use super::{CheckedPlan, Engine, Execution, Links, Memory};
-use crate::call::{Call, Kind};
+use crate::call::{Call, Collective};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
 use crate::flight::Flight;
@@ -88,7 +88,7 @@ fn plan() -> Plan {
 /// The call of rank 0.
 pub(in crate::host) fn call() -> Call {
     let element = TypeTag::Scalar(DType::Bool);
-    Call { kind: Kind::AllToAllV, op: 0, element, count: 0, root: None, counts_hash: 0, sequence: 1 }
+    Call { kind: Collective::AllToAllV, op: 0, element, count: 0, root: None, counts_hash: 0, sequence: 1 }
 }
 
 /// What becomes of a run in which rank 1 sends `bytes` and rank 2 what it should.

@@ -1,7 +1,8 @@
 //! Everyone gets everyone's block.
 
 use super::builder::{Blocks, Builder, Part, alone, is_carried};
-use super::{Algorithm, Plan, Space, Span};
+use super::{Plan, Space, Span};
+use crate::algorithm::Algorithm;
 
 /// A plan for `all_gather` with these blocks.
 ///

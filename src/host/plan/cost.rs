@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use super::Algorithm;
 use super::builder::is_carried;
-use super::overrides::{Overrides, Size};
 use super::reduce::{is_flat, is_star};
-use crate::call::Kind;
+use crate::algorithm::{Algorithm, AlgorithmRanges, Size};
+use crate::call::Collective;
 
 /// What the links between the participants are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -82,7 +81,7 @@ impl CostTable {
 /// What is to be done. All participants must ask the same question, to get the same answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Question {
-    pub(crate) kind: Kind,
+    pub(crate) kind: Collective,
     /// The whole vector; for `all_gather` and `reduce_scatter` all blocks together. Ignored for kinds with one candidate.
     pub(crate) bytes: usize,
     pub(crate) element_bytes: usize,
@@ -92,19 +91,27 @@ pub(crate) struct Question {
 }
 
 /// The algorithms that a collective has and that keep this order; never empty.
-pub(crate) fn candidates(kind: Kind, order: Order) -> &'static [Algorithm] {
+pub(crate) fn candidates(kind: Collective, order: Order) -> &'static [Algorithm] {
     use Algorithm::{Binomial, Chain, Direct, Doubling, Ring, ScatterGather};
     match (kind, order) {
-        (Kind::Barrier, _) => &[Doubling],
-        (Kind::AllReduce, Order::Any) => &[Doubling, Ring, Direct],
-        (Kind::AllReduce, Order::Ranks) => &[Doubling, Direct],
-        (Kind::Reduce, Order::Any) => &[Binomial, ScatterGather, Direct],
-        (Kind::Reduce, Order::Ranks) => &[Binomial, Direct],
-        (Kind::ReduceScatter | Kind::ReduceScatterV, Order::Any) => &[Ring, Direct],
-        (Kind::Broadcast, _) => &[Binomial, Chain],
-        (Kind::AllGather | Kind::AllGatherV, _) => &[Doubling, Ring, Direct],
-        (Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter | Kind::ReduceScatterV, _) => &[Direct],
-        (Kind::Gather | Kind::GatherV | Kind::Scatter | Kind::ScatterV | Kind::AllToAll | Kind::AllToAllV, _) => &[Direct],
+        (Collective::Barrier, _) => &[Doubling],
+        (Collective::AllReduce, Order::Any) => &[Doubling, Ring, Direct],
+        (Collective::AllReduce, Order::Ranks) => &[Doubling, Direct],
+        (Collective::Reduce, Order::Any) => &[Binomial, ScatterGather, Direct],
+        (Collective::Reduce, Order::Ranks) => &[Binomial, Direct],
+        (Collective::ReduceScatter | Collective::ReduceScatterV, Order::Any) => &[Ring, Direct],
+        (Collective::Broadcast, _) => &[Binomial, Chain],
+        (Collective::AllGather | Collective::AllGatherV, _) => &[Doubling, Ring, Direct],
+        (Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter | Collective::ReduceScatterV, _) => &[Direct],
+        (
+            Collective::Gather
+            | Collective::GatherV
+            | Collective::Scatter
+            | Collective::ScatterV
+            | Collective::AllToAll
+            | Collective::AllToAllV,
+            _,
+        ) => &[Direct],
     }
 }
 
@@ -112,13 +119,13 @@ pub(crate) fn candidates(kind: Kind, order: Order) -> &'static [Algorithm] {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Policy {
     costs: CostTable,
-    overrides: Overrides,
+    asked: AlgorithmRanges,
 }
 
 impl Policy {
-    /// Chooses by these costs, where the caller's rules leave a choice.
-    pub(crate) fn new(costs: CostTable, overrides: Overrides) -> Self {
-        Self { costs, overrides }
+    /// Chooses by these costs, where what the program asks for leaves a choice.
+    pub(crate) fn new(costs: CostTable, asked: AlgorithmRanges) -> Self {
+        Self { costs, asked }
     }
 
     /// The segments in which large messages travel on links of this class.
@@ -139,7 +146,7 @@ impl Policy {
             if time < 0.99 * best.1 { (*other, time) } else { best }
         };
         let cheapest = || candidates.iter().fold((candidates[0], f64::INFINITY), cheaper).0;
-        self.overrides.find(question.bytes, candidates).unwrap_or_else(cheapest)
+        self.asked.find(question.bytes, candidates).unwrap_or_else(cheapest)
     }
 
     /// The choices for `n` participants over links of one class, in the form in which a caller would ask for them.
@@ -156,8 +163,7 @@ impl fmt::Display for Policy {
             let segment = Size(*segment_bytes);
             writeln!(f, "{class}: latency {latency} ns, message {message} ns, {byte} ns/B, fold {fold} ns/B, segments of {segment}")?;
         }
-        let overrides = self.overrides.to_string();
-        write!(f, "asked for: {}", if overrides.is_empty() { "nothing" } else { &overrides })
+        if self.asked.is_empty() { write!(f, "asked for: nothing") } else { write!(f, "asked for: {}", self.asked) }
     }
 }
 
@@ -170,12 +176,11 @@ pub(crate) struct Explanation<'a> {
 
 impl fmt::Display for Explanation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut sizes: Vec<usize> =
-            std::iter::once(0).chain((8..36).map(|bits| 1 << bits)).chain(self.policy.overrides.borders()).collect();
+        let mut sizes: Vec<usize> = std::iter::once(0).chain((8..36).map(|bits| 1 << bits)).chain(self.policy.asked.borders()).collect();
         sizes.sort_unstable();
         sizes.dedup();
         write!(f, "{} ranks, {}", self.n, self.class)?;
-        for kind in [Kind::AllReduce, Kind::Reduce, Kind::Broadcast, Kind::AllGather, Kind::ReduceScatter] {
+        for kind in [Collective::AllReduce, Collective::Reduce, Collective::Broadcast, Collective::AllGather, Collective::ReduceScatter] {
             let choose = |bytes| {
                 let (n, class, order) = (self.n, self.class, Order::Any);
                 self.policy.choose(&Question { kind, bytes, element_bytes: 1, n, class, order })
@@ -231,11 +236,11 @@ impl<'a> Estimate<'a> {
     /// How long this algorithm would take.
     fn nanoseconds(&self, algorithm: Algorithm) -> f64 {
         match self.question.kind {
-            Kind::AllReduce => self.all_reduce(algorithm),
-            Kind::Reduce => self.reduce(algorithm),
-            Kind::Broadcast => self.broadcast(algorithm),
-            Kind::AllGather | Kind::AllGatherV => self.all_gather(algorithm),
-            Kind::ReduceScatter | Kind::ReduceScatterV => self.reduce_scatter(algorithm),
+            Collective::AllReduce => self.all_reduce(algorithm),
+            Collective::Reduce => self.reduce(algorithm),
+            Collective::Broadcast => self.broadcast(algorithm),
+            Collective::AllGather | Collective::AllGatherV => self.all_gather(algorithm),
+            Collective::ReduceScatter | Collective::ReduceScatterV => self.reduce_scatter(algorithm),
             // Each of the others has one algorithm.
             _ => 0.0,
         }
@@ -354,12 +359,12 @@ impl<'a> Estimate<'a> {
 mod tests {
     use super::*;
 
-    fn question(kind: Kind, bytes: usize, n: usize, class: LinkClass) -> Question {
+    fn question(kind: Collective, bytes: usize, n: usize, class: LinkClass) -> Question {
         Question { kind, bytes, element_bytes: 4, n, class, order: Order::Any }
     }
 
-    fn asked(rules: &str) -> Overrides {
-        Overrides::parse(rules).expect("rules")
+    fn asked(ranges: &str) -> AlgorithmRanges {
+        ranges.parse().expect("ranges")
     }
 
     #[test]
@@ -367,13 +372,13 @@ mod tests {
         let policy = Policy::default();
         for class in [LinkClass::Loopback, LinkClass::Tcp] {
             let choose = |kind, bytes, n| policy.choose(&question(kind, bytes, n, class));
-            assert_ne!(choose(Kind::AllReduce, 4, 8), Algorithm::Ring);
-            assert_ne!(choose(Kind::AllReduce, 64 << 20, 8), Algorithm::Doubling);
-            assert_eq!(choose(Kind::Broadcast, 4, 8), Algorithm::Binomial);
-            assert_eq!(choose(Kind::Broadcast, 64 << 20, 8), Algorithm::Chain);
-            assert_ne!(choose(Kind::AllGather, 64, 8), Algorithm::Ring);
-            assert_ne!(choose(Kind::AllGather, 64 << 20, 8), Algorithm::Doubling);
-            assert_ne!(choose(Kind::Reduce, 64 << 20, 8), Algorithm::Binomial);
+            assert_ne!(choose(Collective::AllReduce, 4, 8), Algorithm::Ring);
+            assert_ne!(choose(Collective::AllReduce, 64 << 20, 8), Algorithm::Doubling);
+            assert_eq!(choose(Collective::Broadcast, 4, 8), Algorithm::Binomial);
+            assert_eq!(choose(Collective::Broadcast, 64 << 20, 8), Algorithm::Chain);
+            assert_ne!(choose(Collective::AllGather, 64, 8), Algorithm::Ring);
+            assert_ne!(choose(Collective::AllGather, 64 << 20, 8), Algorithm::Doubling);
+            assert_ne!(choose(Collective::Reduce, 64 << 20, 8), Algorithm::Binomial);
         }
     }
 
@@ -382,12 +387,12 @@ mod tests {
         let policy = Policy::default();
         let choose = |kind, bytes, n| policy.choose(&question(kind, bytes, n, LinkClass::Loopback));
         for bytes in [4, 1 << 10, 64 << 10] {
-            assert_eq!(choose(Kind::AllReduce, bytes, 2), Algorithm::Doubling);
-            assert_eq!(choose(Kind::AllReduce, bytes, 4), Algorithm::Doubling);
+            assert_eq!(choose(Collective::AllReduce, bytes, 2), Algorithm::Doubling);
+            assert_eq!(choose(Collective::AllReduce, bytes, 4), Algorithm::Doubling);
         }
-        assert_eq!(choose(Kind::AllGather, 16, 4), Algorithm::Doubling);
-        assert_ne!(choose(Kind::AllReduce, 4 << 20, 2), Algorithm::Doubling);
-        assert_eq!(choose(Kind::AllReduce, 16 << 20, 4), Algorithm::Ring);
+        assert_eq!(choose(Collective::AllGather, 16, 4), Algorithm::Doubling);
+        assert_ne!(choose(Collective::AllReduce, 4 << 20, 2), Algorithm::Doubling);
+        assert_eq!(choose(Collective::AllReduce, 16 << 20, 4), Algorithm::Ring);
     }
 
     #[test]
@@ -395,7 +400,7 @@ mod tests {
         let table = CostTable::default();
         for class in [LinkClass::Loopback, LinkClass::Tcp] {
             for (kind, algorithm) in
-                Kind::ALL.into_iter().flat_map(|kind| candidates(kind, Order::Any).iter().map(move |found| (kind, *found)))
+                Collective::ALL.into_iter().flat_map(|kind| candidates(kind, Order::Any).iter().map(move |found| (kind, *found)))
             {
                 let time = |bytes| Estimate::new(&question(kind, bytes, 4, class), table.link(class)).nanoseconds(algorithm);
                 let has_choice = candidates(kind, Order::Any).len() > 1;
@@ -407,7 +412,7 @@ mod tests {
     #[test]
     fn every_choice_is_a_candidate() {
         let policy = Policy::new(CostTable::default(), asked("chain:0-,ring:0-1K"));
-        for kind in Kind::ALL {
+        for kind in Collective::ALL {
             for order in [Order::Any, Order::Ranks, Order::Exact] {
                 for (bytes, n) in [(0, 1), (1, 2), (usize::MAX, 3), (1 << 20, 1000), (17, usize::MAX)] {
                     let chosen = policy.choose(&Question { order, ..question(kind, bytes, n, LinkClass::Tcp) });
@@ -421,10 +426,10 @@ mod tests {
     fn what_was_asked_for_wins_where_it_exists() {
         let policy = Policy::new(CostTable::default(), asked("ring:0-"));
         let ask = |kind, order| policy.choose(&Question { order, ..question(kind, 4, 4, LinkClass::Tcp) });
-        assert_eq!(ask(Kind::AllReduce, Order::Any), Algorithm::Ring);
-        assert_eq!(ask(Kind::AllReduce, Order::Exact), Algorithm::Direct);
-        assert_ne!(ask(Kind::AllReduce, Order::Ranks), Algorithm::Ring);
-        assert_eq!(ask(Kind::Broadcast, Order::Any), Algorithm::Binomial);
+        assert_eq!(ask(Collective::AllReduce, Order::Any), Algorithm::Ring);
+        assert_eq!(ask(Collective::AllReduce, Order::Exact), Algorithm::Direct);
+        assert_ne!(ask(Collective::AllReduce, Order::Ranks), Algorithm::Ring);
+        assert_eq!(ask(Collective::Broadcast, Order::Any), Algorithm::Binomial);
     }
 
     #[test]
@@ -433,7 +438,9 @@ mod tests {
         for (n, class) in [(2, LinkClass::Tcp), (4, LinkClass::Loopback), (16, LinkClass::Tcp)] {
             let text = policy.explain(n, class).to_string();
             for (kind, line) in
-                [Kind::AllReduce, Kind::Reduce, Kind::Broadcast, Kind::AllGather, Kind::ReduceScatter].iter().zip(text.lines().skip(1))
+                [Collective::AllReduce, Collective::Reduce, Collective::Broadcast, Collective::AllGather, Collective::ReduceScatter]
+                    .iter()
+                    .zip(text.lines().skip(1))
             {
                 let (name, rules) = line.split_once(": ").expect("name and rules");
                 assert_eq!(name, kind.name());

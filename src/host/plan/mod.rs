@@ -17,6 +17,9 @@
 //! - **No deadlock**, whatever the links' capacity, provided that sends and receives of different links progress independently.
 //! - `after` names earlier steps only; a rank's sends on one link, and its receives from one link, can be done in step order.
 //!
+//! Not every collective has every algorithm: see [`cost::candidates`]. One that is asked for an algorithm that it lacks uses its first
+//! candidate.
+//!
 //! Sizes are bytes. Whoever calls has checked that `n >= 1`, that `me` and `root` are below `n`, that there is one block for
 //! each rank, that lengths are multiples of the element's size where something is folded, and that the sum of all lengths
 //! fits in memory.
@@ -26,15 +29,12 @@ mod all_to_all;
 mod builder;
 pub(crate) mod cost;
 mod direct;
-pub(crate) mod overrides;
 mod reduce;
 mod ring;
 mod rooted;
 mod shape;
 #[cfg(test)]
 mod tests;
-
-use std::fmt;
 
 pub(crate) use builder::Blocks;
 pub(crate) use shape::Shape;
@@ -86,42 +86,6 @@ pub(crate) struct Plan {
     pub(crate) scratch_bytes: usize,
 }
 
-/// How a collective is done. Not every collective has every algorithm: see [`cost::candidates`]. One that is asked for an algorithm that it
-/// lacks uses its first candidate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Algorithm {
-    /// Distances 1, 2, 4 …: everyone has heard everyone after log2 n exchanges.
-    Doubling,
-    /// A tree of log2 n levels.
-    Binomial,
-    /// From neighbour to neighbour, both ways round, in segments.
-    Ring,
-    /// From the root to its neighbour and on, in segments.
-    Chain,
-    /// A ring brings every rank a complete share; the shares then go to the root.
-    ScatterGather,
-    /// Everyone talks to everyone; folds take all ranks' contributions at once, in rank order.
-    Direct,
-}
-
-impl Algorithm {
-    /// Every algorithm.
-    pub(crate) const ALL: [Algorithm; 6] =
-        [Algorithm::Doubling, Algorithm::Binomial, Algorithm::Ring, Algorithm::Chain, Algorithm::ScatterGather, Algorithm::Direct];
-
-    /// The name used in `Config::algorithm` and in messages.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Algorithm::Doubling => "doubling",
-            Algorithm::Binomial => "binomial",
-            Algorithm::Ring => "ring",
-            Algorithm::Chain => "chain",
-            Algorithm::ScatterGather => "scatter_gather",
-            Algorithm::Direct => "direct",
-        }
-    }
-}
-
 impl Plan {
     /// About how many bytes of memory it takes.
     pub(crate) fn bytes(&self) -> usize {
@@ -130,11 +94,5 @@ impl Plan {
             step.after.capacity() * size_of::<usize>() + inputs * size_of::<Span>()
         };
         self.steps.capacity() * size_of::<Step>() + self.steps.iter().map(of).sum::<usize>()
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }

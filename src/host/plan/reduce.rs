@@ -3,7 +3,8 @@
 use super::builder::{Blocks, Builder, Part, alone};
 use super::direct::direct;
 use super::ring::{Sink, ring};
-use super::{Algorithm, Plan, Space, Span};
+use super::{Plan, Space, Span};
+use crate::algorithm::Algorithm;
 use crate::tuning::plan::{FLAT_BYTES, STAR_BYTES};
 
 /// A plan for `all_reduce` of `bytes` bytes: everyone gets the fold of everyone's vector.

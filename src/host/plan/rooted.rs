@@ -1,7 +1,8 @@
 //! The collectives with a root: `broadcast`, `gather`, `scatter`. (`reduce` folds: it is in `reduce.rs`.)
 
 use super::builder::{Blocks, Builder, Part, alone, is_carried};
-use super::{Algorithm, Plan, Space};
+use super::{Plan, Space};
+use crate::algorithm::Algorithm;
 
 /// A plan for `broadcast` of `bytes` bytes: everyone gets the vector of `root`.
 ///

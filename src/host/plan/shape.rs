@@ -5,13 +5,14 @@ use super::all_to_all::all_to_all;
 use super::builder::{Blocks, barrier};
 use super::reduce::{all_reduce, reduce, reduce_scatter};
 use super::rooted::{broadcast, gather, scatter};
-use super::{Algorithm, Plan, Step};
-use crate::call::Kind;
+use super::{Plan, Step};
+use crate::algorithm::Algorithm;
+use crate::call::Collective;
 
 /// One rank's view of a collective, as far as its plan depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape<'a> {
-    pub(crate) kind: Kind,
+    pub(crate) kind: Collective,
     /// Ignored by kinds that have one algorithm.
     pub(crate) algorithm: Algorithm,
     /// How many ranks take part.
@@ -38,16 +39,18 @@ impl Shape<'_> {
         let Self { kind, algorithm, n, me, root, blocks, receives, element, segment, in_place } = *self;
         let whole = || blocks.len(me);
         match kind {
-            Kind::Barrier => barrier(n, me),
-            Kind::AllReduce => all_reduce(algorithm, n, me, whole(), element, segment),
+            Collective::Barrier => barrier(n, me),
+            Collective::AllReduce => all_reduce(algorithm, n, me, whole(), element, segment),
             // Who only sends must hear of everyone all the same.
-            Kind::Reduce => agreed(reduce(algorithm, n, me, root, whole(), element, segment), n, me),
-            Kind::Broadcast => broadcast(algorithm, n, me, root, whole(), segment),
-            Kind::AllGather | Kind::AllGatherV => all_gather(algorithm, n, me, blocks, segment),
-            Kind::ReduceScatter | Kind::ReduceScatterV => reduce_scatter(algorithm, n, me, blocks, element, segment),
-            Kind::Gather | Kind::GatherV => gather(n, me, root, blocks),
-            Kind::Scatter | Kind::ScatterV => scatter(n, me, root, blocks),
-            Kind::AllToAll | Kind::AllToAllV => all_to_all(n, me, blocks, receives.map_or(blocks, Blocks::Each), in_place, segment),
+            Collective::Reduce => agreed(reduce(algorithm, n, me, root, whole(), element, segment), n, me),
+            Collective::Broadcast => broadcast(algorithm, n, me, root, whole(), segment),
+            Collective::AllGather | Collective::AllGatherV => all_gather(algorithm, n, me, blocks, segment),
+            Collective::ReduceScatter | Collective::ReduceScatterV => reduce_scatter(algorithm, n, me, blocks, element, segment),
+            Collective::Gather | Collective::GatherV => gather(n, me, root, blocks),
+            Collective::Scatter | Collective::ScatterV => scatter(n, me, root, blocks),
+            Collective::AllToAll | Collective::AllToAllV => {
+                all_to_all(n, me, blocks, receives.map_or(blocks, Blocks::Each), in_place, segment)
+            }
         }
     }
 }

@@ -25,7 +25,8 @@ mod topology;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::call::{BlockLayout, Call, Kind};
+use crate::algorithm::Algorithm;
+use crate::call::{BlockLayout, Call, Collective};
 use crate::deadline::Deadline;
 use crate::error::{self, Error, Peer};
 use crate::flight::{self, Flight};
@@ -150,25 +151,25 @@ impl HostPlane {
         self.explain().lines().next().unwrap_or_default().trim_end_matches(':').to_owned()
     }
 
-    /// How a call on `bytes` in all is done, in a word, on ordinary memory with a built-in op.
-    pub(crate) fn algorithm(&self, kind: Kind, bytes: usize, element_bytes: usize) -> &'static str {
+    /// How a call on `bytes` in all is done, on ordinary memory with a built-in op.
+    pub(crate) fn algorithm(&self, kind: Collective, bytes: usize, element_bytes: usize) -> Algorithm {
         match &self.group {
-            _ if self.peers.len() == 1 => "copy",
-            Some(group) if self.topology.is_one_host() => group.way(kind, bytes, element_bytes).unwrap_or("links"),
-            _ if self.topology.is_scattered() => self.chooser.name(kind, bytes, element_bytes, self.peers.len()),
-            _ => "hierarchical",
+            _ if self.peers.len() == 1 => Algorithm::Copy,
+            Some(group) if self.topology.is_one_host() => group.way(kind, bytes, element_bytes).unwrap_or(Algorithm::Links),
+            _ if self.topology.is_scattered() => self.chooser.algorithm_of_builtin(kind, bytes, element_bytes, self.peers.len()),
+            _ => Algorithm::Hierarchical,
         }
     }
 
-    /// How a job is done, in a word.
-    fn algorithm_of(&self, job: &Job) -> &'static str {
+    /// How a job is done.
+    fn algorithm_of(&self, job: &Job) -> Algorithm {
         let bytes = match (job.call.kind, &job.layout) {
             // Only the root has the whole vector.
-            (Kind::Gather | Kind::Scatter, BlockLayout::Equal(block)) => block * self.peers.len(),
+            (Collective::Gather | Collective::Scatter, BlockLayout::Equal(block)) => block * self.peers.len(),
             _ => job.memory.source_len.max(job.memory.destination_len),
         };
         if self.peers.len() > 1 && self.topology.is_one_host() && job.is_too_large_to_share() {
-            return "links";
+            return Algorithm::Links;
         }
         self.algorithm(job.call.kind, bytes, job.element_bytes)
     }
@@ -202,9 +203,9 @@ impl HostPlane {
     fn run_watched(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
         let observers = self.observers.clone();
         let Some(watch) = observers.watch() else { return self.run_unwatched(job, deadline) };
-        let unfinished = self.unfinished_barrier.filter(|_| job.call.kind == Kind::Barrier);
+        let unfinished = self.unfinished_barrier.filter(|_| job.call.kind == Collective::Barrier);
         let call = Call { sequence: unfinished.unwrap_or(self.sequence), ..job.call };
-        let moved = Moved { bytes: job.memory.source_len.max(job.memory.destination_len), algorithm: self.algorithm_of(job) };
+        let moved = Moved { bytes: job.memory.source_len.max(job.memory.destination_len), algorithm: Some(self.algorithm_of(job)) };
         let report = watch.call(&call, flight::Plane::Host, moved);
         watch.around(report, Track::Collectives, || self.run_unwatched(job, deadline))
     }
@@ -247,9 +248,9 @@ impl HostPlane {
 
     /// The number of a call of this kind.
     #[inline]
-    fn number(&mut self, kind: Kind) -> u64 {
+    fn number(&mut self, kind: Collective) -> u64 {
         if let Some(number) = self.unfinished_barrier.take()
-            && kind == Kind::Barrier
+            && kind == Collective::Barrier
         {
             return number;
         }
@@ -280,7 +281,7 @@ impl HostPlane {
     #[cold]
     fn end(&mut self, stop: &Interrupted, job: &Job, call: &Call, deadline: &Deadline) -> Error {
         let error = stop.to_error(&job.in_words(call), deadline, &self.peers);
-        if call.kind == Kind::Barrier && self.topology.is_one_host() && error.is_timeout() && self.is_whole() {
+        if call.kind == Collective::Barrier && self.topology.is_one_host() && error.is_timeout() && self.is_whole() {
             // Everyone will still come to this step of the shared memory, so nothing is lost.
             self.unfinished_barrier = Some(call.sequence);
             return error;

@@ -5,14 +5,13 @@
 
 use std::sync::Arc;
 
-use crate::call::Kind;
+use crate::algorithm::Algorithm;
+use crate::call::Collective;
 use crate::config::Config;
-use crate::error;
 use crate::host::engine::CheckedPlan;
 use crate::host::fold::Fold;
 use crate::host::plan::cost::{CostTable, LinkClass, Order, Policy, Question};
-use crate::host::plan::overrides::Overrides;
-use crate::host::plan::{Algorithm, Blocks, Shape};
+use crate::host::plan::{Blocks, Shape};
 use crate::host::reduce::Kernel;
 use crate::tuning::plan::{KEPT, KEPT_BYTES, KEPT_BYTES_OF_ONE};
 
@@ -27,10 +26,9 @@ pub(super) struct Chooser {
 
 impl Chooser {
     /// By these settings. `one_host`: every rank is on this host, though each may count as a host.
-    pub(super) fn new(config: &Config, one_host: bool) -> error::Result<Self> {
-        let overrides = config.algorithm.as_deref().map(Overrides::parse).transpose()?.unwrap_or_default();
+    pub(super) fn new(config: &Config, one_host: bool) -> Self {
         let class = if one_host { LinkClass::Loopback } else { LinkClass::Tcp };
-        Ok(Self { policy: Policy::new(CostTable::default(), overrides), class, reproducible: config.reproducible })
+        Self { policy: Policy::new(CostTable::default(), config.algorithms.clone()), class, reproducible: config.reproducible }
     }
 
     /// Whether contributions must be folded in rank order.
@@ -48,7 +46,7 @@ impl Chooser {
     }
 
     /// The algorithm of a call on `bytes` in all.
-    pub(super) fn algorithm(&self, kind: Kind, bytes: usize, participants: &Participants<'_>) -> Algorithm {
+    pub(super) fn algorithm(&self, kind: Collective, bytes: usize, participants: &Participants<'_>) -> Algorithm {
         let (n, order) = (participants.ranks.len(), self.order(participants.kernel));
         self.choose(kind, bytes, participants.element_bytes(), n, order)
     }
@@ -59,13 +57,13 @@ impl Chooser {
     }
 
     /// The algorithm of a call of built-in ops on `bytes` in all, between `n` ranks.
-    pub(super) fn name(&self, kind: Kind, bytes: usize, element_bytes: usize, n: usize) -> &'static str {
-        let folds = matches!(kind, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter | Kind::ReduceScatterV);
+    pub(super) fn algorithm_of_builtin(&self, kind: Collective, bytes: usize, element_bytes: usize, n: usize) -> Algorithm {
+        let folds = kind.reduces();
         let order = if folds && self.reproducible { Order::Exact } else { Order::Any };
-        self.choose(kind, bytes, if folds { element_bytes } else { 1 }, n, order).name()
+        self.choose(kind, bytes, if folds { element_bytes } else { 1 }, n, order)
     }
 
-    fn choose(&self, kind: Kind, bytes: usize, element_bytes: usize, n: usize, order: Order) -> Algorithm {
+    fn choose(&self, kind: Collective, bytes: usize, element_bytes: usize, n: usize, order: Order) -> Algorithm {
         self.policy.choose(&Question { kind, bytes, element_bytes, n, class: self.class, order })
     }
 
@@ -164,7 +162,7 @@ mod tests {
 
     fn shape(blocks: Blocks<'_>) -> Shape<'_> {
         Shape {
-            kind: Kind::AllGatherV,
+            kind: Collective::AllGatherV,
             algorithm: Algorithm::Ring,
             n: 3,
             me: 1,
@@ -196,7 +194,7 @@ mod tests {
     fn every_part_of_a_shape_has_a_plan_of_its_own() {
         let first = shape(Blocks::Each(&[4, 8, 12]));
         let others = [
-            Shape { kind: Kind::GatherV, ..first },
+            Shape { kind: Collective::GatherV, ..first },
             Shape { algorithm: Algorithm::Direct, ..first },
             Shape { n: 2, ..first },
             Shape { me: 2, ..first },
@@ -252,7 +250,7 @@ mod tests {
         let mut plans = Plans::default();
         assert_eq!(plans.run(&shape(Blocks::Equal(8)), |_| Err("told")), Err("told"));
         assert!(!was_there(&mut plans, &shape(Blocks::Equal(8))));
-        let varying = Shape { kind: Kind::AllToAllV, receives: Some(&[8, 8, 8]), ..shape(Blocks::Each(&[8, 8, 8])) };
+        let varying = Shape { kind: Collective::AllToAllV, receives: Some(&[8, 8, 8]), ..shape(Blocks::Each(&[8, 8, 8])) };
         assert!(!was_there(&mut plans, &varying) && !was_there(&mut plans, &varying));
     }
 }

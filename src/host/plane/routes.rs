@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::HostPlane;
 use super::job::{Job, Operands};
 use super::plans::Participants;
-use crate::call::{BlockLayout, Call, Kind};
+use crate::call::{BlockLayout, Call, Collective};
 use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::{self, Execution};
@@ -24,7 +24,7 @@ impl HostPlane {
     pub(super) fn run_intra_host(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         let Some(group) = self.group.as_mut() else { return Err(AbortReason::Failed { rank: self.rank as u32 }.into()) };
         let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
-        if call.kind == Kind::AllReduce
+        if call.kind == Collective::AllReduce
             && let (BlockLayout::Equal(bytes), Some(kernel)) = (&job.layout, job.kernel())
             && !job.is_too_large_to_share()
         {
@@ -33,7 +33,7 @@ impl HostPlane {
             // until it has run: two borrows, which are apart, or one for both, or one and the contribution multiplied.
             return unsafe { group.all_reduce(memory, *bytes, kernel, true, &context) };
         }
-        if matches!(call.kind, Kind::GatherV | Kind::ScatterV | Kind::AllToAllV) || job.is_too_large_to_share() {
+        if matches!(call.kind, Collective::GatherV | Collective::ScatterV | Collective::AllToAllV) || job.is_too_large_to_share() {
             // Each rank knows a part of the counts, or an element does not fit: links carry these, once everyone is known to make this call.
             group.barrier(&context)?;
             return self.run_inter_host(job, call, deadline);
@@ -57,8 +57,8 @@ impl HostPlane {
         let operands = job.narrowed(self.rank);
         let own = job.layout.block(self.rank).1;
         let bytes = match call.kind {
-            Kind::AllGather | Kind::AllGatherV => operands.destination_len,
-            Kind::ReduceScatter | Kind::ReduceScatterV => operands.source_len,
+            Collective::AllGather | Collective::AllGatherV => operands.destination_len,
+            Collective::ReduceScatter | Collective::ReduceScatterV => operands.source_len,
             _ => own,
         };
         let (blocks, receives) = match &job.layout {
@@ -67,7 +67,7 @@ impl HostPlane {
             BlockLayout::Own(len) => (plan::Blocks::Own { rank: self.rank, len: *len }, None),
             BlockLayout::Pairs { send, receive, .. } => (plan::Blocks::Each(send), Some(&receive[..])),
         };
-        let in_place = job.in_place && call.kind == Kind::AllToAll;
+        let in_place = job.in_place && call.kind == Collective::AllToAll;
         let root = call.root.unwrap_or_default() as usize;
         let shape = Shape { blocks, receives, in_place, ..self.shape(call.kind, &participants, bytes, root) };
         self.execute(&shape, &participants, operands, call, deadline)
@@ -88,7 +88,7 @@ impl HostPlane {
     }
 
     /// The shape of a call on `bytes` in all.
-    fn shape(&self, kind: Kind, participants: &Participants<'_>, bytes: usize, root: usize) -> Shape<'static> {
+    fn shape(&self, kind: Collective, participants: &Participants<'_>, bytes: usize, root: usize) -> Shape<'static> {
         Shape {
             kind,
             algorithm: self.chooser.algorithm(kind, bytes, participants),
@@ -141,14 +141,14 @@ impl HostPlane {
     pub(super) fn run_hierarchical(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         let by_links = self.chooser.in_rank_order(job.kernel()) || job.is_too_large_to_share();
         match (call.kind, job.kernel(), &job.layout) {
-            (Kind::AllReduce, Some(kernel), BlockLayout::Equal(bytes)) if !by_links => {
+            (Collective::AllReduce, Some(kernel), BlockLayout::Equal(bytes)) if !by_links => {
                 self.hierarchical_all_reduce(job, *bytes, kernel, call, deadline)
             }
-            (Kind::Reduce, Some(kernel), BlockLayout::Equal(bytes)) if !by_links => {
+            (Collective::Reduce, Some(kernel), BlockLayout::Equal(bytes)) if !by_links => {
                 self.hierarchical_reduce(job, *bytes, kernel, call, deadline)
             }
-            (Kind::Broadcast, _, BlockLayout::Equal(bytes)) => self.hierarchical_broadcast(job, *bytes, call, deadline),
-            (Kind::Barrier, ..) => self.hierarchical_barrier(call, deadline),
+            (Collective::Broadcast, _, BlockLayout::Equal(bytes)) => self.hierarchical_broadcast(job, *bytes, call, deadline),
+            (Collective::Barrier, ..) => self.hierarchical_barrier(call, deadline),
             _ => {
                 self.agree_within_host(call, deadline)?;
                 self.run_inter_host(job, call, deadline)
@@ -295,7 +295,7 @@ fn run_others(group: &mut Group, job: &Job, rank: usize, context: &CallContext<'
         }
         BlockLayout::Own(_) | BlockLayout::Pairs { .. } => return failed(),
     };
-    if context.call.kind == Kind::Barrier {
+    if context.call.kind == Collective::Barrier {
         return group.barrier(context);
     }
     // SAFETY: for each, that the job's buffers are as long as its layout says, of whole elements, aligned, was checked when it was made
@@ -304,13 +304,15 @@ fn run_others(group: &mut Group, job: &Job, rank: usize, context: &CallContext<'
     // (`Job::narrowed`), which is what each of the collectives asks of them.
     unsafe {
         match (context.call.kind, job.kernel()) {
-            (Kind::Broadcast, _) => group.broadcast(memory, bytes, root, context),
-            (Kind::AllGather | Kind::AllGatherV, _) => group.all_gather(memory, blocks, context),
-            (Kind::Gather, _) => group.gather(memory, bytes, root, context),
-            (Kind::Scatter, _) => group.scatter(memory, bytes, root, context),
-            (Kind::AllToAll, _) => group.all_to_all(memory, bytes, context),
-            (Kind::Reduce, Some(kernel)) => group.reduce(memory, bytes, root, kernel, true, context),
-            (Kind::ReduceScatter | Kind::ReduceScatterV, Some(kernel)) => group.reduce_scatter(memory, blocks, kernel, true, context),
+            (Collective::Broadcast, _) => group.broadcast(memory, bytes, root, context),
+            (Collective::AllGather | Collective::AllGatherV, _) => group.all_gather(memory, blocks, context),
+            (Collective::Gather, _) => group.gather(memory, bytes, root, context),
+            (Collective::Scatter, _) => group.scatter(memory, bytes, root, context),
+            (Collective::AllToAll, _) => group.all_to_all(memory, bytes, context),
+            (Collective::Reduce, Some(kernel)) => group.reduce(memory, bytes, root, kernel, true, context),
+            (Collective::ReduceScatter | Collective::ReduceScatterV, Some(kernel)) => {
+                group.reduce_scatter(memory, blocks, kernel, true, context)
+            }
             _ => failed(),
         }
     }

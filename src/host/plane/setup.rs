@@ -96,7 +96,7 @@ impl HostPlane {
         let needs_listener = !topology.is_one_host() && world_size > 1;
         let mesh = Mesh::exchange(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, secret, deadline)?;
         let mesh = Arc::new(mesh);
-        let chooser = Chooser::new(config, local.1 == world_size)?;
+        let chooser = Chooser::new(config, local.1 == world_size);
         let mut rings = Vec::new();
         if let Some(group) = group.as_mut() {
             for (local, rank) in topology.local_ranks().iter().enumerate() {
@@ -167,8 +167,8 @@ struct HostFacts {
 impl HostFacts {
     /// The settings that decide what is sent, in words that can be compared and read.
     fn settings_of(config: &Config) -> String {
-        let algorithm = config.algorithm.as_deref().unwrap_or("auto");
-        let settings = format!("transport {:?}, reproducible {}, algorithm {algorithm}", config.transport, config.reproducible);
+        let algorithms = if config.algorithms.is_empty() { "auto".to_owned() } else { config.algorithms.to_string() };
+        let settings = format!("transport {}, reproducible {}, algorithm {algorithms}", config.transport, config.reproducible);
         // Ranks without a device plane say nothing of it, so the usual must go without saying.
         #[cfg(feature = "cuda")]
         if config.check_device_calls != CheckDeviceCalls::default() {
@@ -284,7 +284,7 @@ pub(crate) mod fuzz {
             nonce: [7; 16],
             tag: None,
             pid: 12,
-            settings: "transport Auto".into(),
+            settings: "transport auto".into(),
             identity: String::new(),
             host: "h\u{f6}st".into(),
             recovery_listener: String::new(),

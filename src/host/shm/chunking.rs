@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use super::layout::{HEAD_BYTES, LINES_BYTES};
-use crate::call::Kind;
+use crate::algorithm::Algorithm;
+use crate::call::Collective;
 use crate::tuning::shm::{FOLDED_LINES_BYTES, LEAST_STEP_BYTES, SHARES_FROM_BYTES, SMALL_BLOCK_BYTES, STREAM_FROM_BYTES};
 
 /// Which of a rank's areas holds the payload of a step.
@@ -98,23 +99,27 @@ impl StepSizes {
         if block_bytes <= SMALL_BLOCK_BYTES && !self.is_crowded { LEAST_STEP_BYTES } else { self.gather }
     }
 
-    /// What the way of a call on `bytes` in all is called, on ordinary memory; `None` for calls that go over links.
-    pub(super) fn way(&self, kind: Kind, ranks: usize, bytes: usize, element_bytes: usize) -> Option<&'static str> {
+    /// The way of a call on `bytes` in all, on ordinary memory; `None` for calls that go over links.
+    pub(super) fn way(&self, kind: Collective, ranks: usize, bytes: usize, element_bytes: usize) -> Option<Algorithm> {
         let block = bytes / ranks;
         let area = match kind {
-            Kind::Barrier => return Some("flags"),
-            Kind::AllReduce if Area::for_fold(bytes, 1, element_bytes) == Area::Slot && in_shares(bytes) => return Some("shares"),
-            Kind::Reduce if in_shares(bytes) => return Some("shares"),
-            Kind::AllReduce | Kind::Reduce => Chunking::folds(bytes, 1, element_bytes, self.fold).area,
-            Kind::ReduceScatter | Kind::ReduceScatterV => Chunking::folds(block, ranks, element_bytes, self.reduce_scatter).area,
-            Kind::Broadcast => Chunking::moves(bytes, 1, self.broadcast(bytes)).area,
-            Kind::AllGather | Kind::AllGatherV | Kind::Gather => Chunking::moves(block, 1, self.gather(block)).area,
-            Kind::AllToAll | Kind::Scatter => Chunking::moves(block, ranks, self.scatter).area,
-            Kind::GatherV | Kind::ScatterV | Kind::AllToAllV => return None,
+            Collective::Barrier => return Some(Algorithm::Flags),
+            Collective::AllReduce if Area::for_fold(bytes, 1, element_bytes) == Area::Slot && in_shares(bytes) => {
+                return Some(Algorithm::Shares);
+            }
+            Collective::Reduce if in_shares(bytes) => return Some(Algorithm::Shares),
+            Collective::AllReduce | Collective::Reduce => Chunking::folds(bytes, 1, element_bytes, self.fold).area,
+            Collective::ReduceScatter | Collective::ReduceScatterV => {
+                Chunking::folds(block, ranks, element_bytes, self.reduce_scatter).area
+            }
+            Collective::Broadcast => Chunking::moves(bytes, 1, self.broadcast(bytes)).area,
+            Collective::AllGather | Collective::AllGatherV | Collective::Gather => Chunking::moves(block, 1, self.gather(block)).area,
+            Collective::AllToAll | Collective::Scatter => Chunking::moves(block, ranks, self.scatter).area,
+            Collective::GatherV | Collective::ScatterV | Collective::AllToAllV => return None,
         };
         Some(match area {
-            Area::Head | Area::Lines => "mailboxes",
-            Area::Slot => "slots",
+            Area::Head | Area::Lines => Algorithm::Mailboxes,
+            Area::Slot => Algorithm::Slots,
         })
     }
 }

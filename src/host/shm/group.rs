@@ -8,7 +8,8 @@ use super::region::{self, Region};
 use super::ring::{Channel, RingLink};
 use super::shared_file::{self, ShareError, SharedFile};
 use super::window::{Offer, Segment, Site, WindowOffset, Windows};
-use crate::call::{Call, Kind};
+use crate::algorithm::Algorithm;
+use crate::call::{Call, Collective};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::flight::Flight;
@@ -204,7 +205,7 @@ impl Group {
     }
 
     /// The way of a call on `bytes` in all, on ordinary memory, where one has to be told; `None` for calls that go over links.
-    pub(crate) fn way(&self, kind: Kind, bytes: usize, element_bytes: usize) -> Option<&'static str> {
+    pub(crate) fn way(&self, kind: Collective, bytes: usize, element_bytes: usize) -> Option<Algorithm> {
         self.step_sizes.way(kind, self.ranks, bytes, element_bytes)
     }
 

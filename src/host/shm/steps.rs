@@ -21,7 +21,7 @@
 use super::chunking::Area;
 use super::flags::parity;
 use super::group::{CallContext, Fingerprint, Group, GroupState};
-use crate::call::{Call, Kind};
+use crate::call::{Call, Collective};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::waiting::{Interval, Patience, Pause};
 use crate::tuning::shm::LIVENESS_INTERVAL;
@@ -228,7 +228,7 @@ impl Group {
     /// Ends the group and tells the others, except where a barrier's deadline passed: that can be tried again.
     #[cold]
     pub(super) fn fail(&mut self, stop: Interrupted, fingerprint: Fingerprint, context: &CallContext<'_>) -> Interrupted {
-        let is_barrier = context.call.kind == Kind::Barrier && context.call.fingerprint() == fingerprint;
+        let is_barrier = context.call.kind == Collective::Barrier && context.call.fingerprint() == fingerprint;
         if is_barrier && matches!(stop.abort_reason, AbortReason::TimedOut { .. }) && !stop.missing.is_empty() {
             self.state = GroupState::Unfinished(fingerprint);
         } else {

@@ -5,7 +5,7 @@ use std::thread;
 use simgpu::nccl;
 
 use super::*;
-use crate::call::{Call, Kind};
+use crate::call::{Call, Collective};
 use crate::device::memory::{NcclBuffer, Registration};
 
 const SHORT: Duration = Duration::from_millis(100);
@@ -36,7 +36,7 @@ fn a_rank_that_does_not_call_is_noticed_by_the_watchdog() {
         }
         let mut vector = rank.vector(100);
         let call = Call {
-            kind: Kind::AllReduce,
+            kind: Collective::AllReduce,
             op: 1,
             element: crate::element::TypeTag::Scalar(crate::DType::F32),
             count: 100,

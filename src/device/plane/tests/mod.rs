@@ -10,7 +10,7 @@ use std::time::Duration;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut};
 
 use super::*;
-use crate::call::Kind;
+use crate::call::Collective;
 use crate::device::comm::{Setup, unique_id};
 use crate::device::nccl;
 use crate::device::plan::cases::Case;
@@ -138,16 +138,16 @@ fn run(
     case.compare(me, &download(stream, &memory), &case.expected(memories, fold)[me]);
 }
 
-const KINDS: [Kind; 9] = [
-    Kind::Broadcast,
-    Kind::AllGather,
-    Kind::AllGatherV,
-    Kind::Gather,
-    Kind::GatherV,
-    Kind::Scatter,
-    Kind::ScatterV,
-    Kind::AllToAll,
-    Kind::AllToAllV,
+const KINDS: [Collective; 9] = [
+    Collective::Broadcast,
+    Collective::AllGather,
+    Collective::AllGatherV,
+    Collective::Gather,
+    Collective::GatherV,
+    Collective::Scatter,
+    Collective::ScatterV,
+    Collective::AllToAll,
+    Collective::AllToAllV,
 ];
 
 #[test]
@@ -164,7 +164,7 @@ fn every_collective_that_moves_leaves_the_right_bytes() {
             let mut random = Random(seed);
             for round in 0..6 {
                 for kind in KINDS {
-                    let in_place = round % 2 == 0 && !matches!(kind, Kind::GatherV | Kind::ScatterV | Kind::AllToAllV);
+                    let in_place = round % 2 == 0 && !matches!(kind, Collective::GatherV | Collective::ScatterV | Collective::AllToAllV);
                     let mut case = Case::some(kind, in_place, 1 + random.below(8), 2000, &mut random);
                     case.root %= n;
                     let length = |random: &mut Random| random.below(3) * random.below(700);
@@ -180,7 +180,7 @@ fn every_collective_that_moves_leaves_the_right_bytes() {
     sim.finish();
 }
 
-const REDUCING: [Kind; 4] = [Kind::AllReduce, Kind::Reduce, Kind::ReduceScatter, Kind::ReduceScatterV];
+const REDUCING: [Collective; 4] = [Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter, Collective::ReduceScatterV];
 const SCALAR: f64 = 0.5;
 
 fn ops() -> impl Iterator<Item = ReduceOp> {
@@ -336,8 +336,8 @@ fn large_folds_in_slabs_give_the_bits_of_the_host() {
                 for kind in REDUCING {
                     let mut case = Case::some(kind, random.below(2) == 0, dtype.size_bytes(), 1, &mut random);
                     case.root %= n;
-                    let share = if matches!(kind, Kind::AllReduce | Kind::Reduce) { 300_008 } else { 300_008 / n };
-                    let block = |rank: usize| (share / 8 + if kind == Kind::ReduceScatterV { rank } else { 0 }) * 8;
+                    let share = if matches!(kind, Collective::AllReduce | Collective::Reduce) { 300_008 } else { 300_008 / n };
+                    let block = |rank: usize| (share / 8 + if kind == Collective::ReduceScatterV { rank } else { 0 }) * 8;
                     (case.n, case.blocks) = (n, (0..n).map(block).collect());
                     let memories = memories(&case, &mut random, |random, _| exact(op, dtype, random));
                     run(plane, &case, &memories, dtype, Some(Reduction::Builtin(op)), &|inputs| fold_of(dtype)(op, inputs));

@@ -3,12 +3,12 @@
 use cudarc::driver::sys::CUstreamCaptureMode;
 
 use super::*;
-use crate::call::Kind;
+use crate::call::Collective;
 use crate::op::DeviceCode;
 
 /// A bitwise all-reduce in place, which goes through the plane's memory in slabs.
 fn large(n: usize) -> Case {
-    let mut case = Case::some(Kind::AllReduce, true, 1, 1, &mut Random(1));
+    let mut case = Case::some(Collective::AllReduce, true, 1, 1, &mut Random(1));
     (case.n, case.root, case.blocks) = (n, 0, vec![300_000; n]);
     case
 }
@@ -34,7 +34,7 @@ fn calls_on_several_streams_take_turns_with_the_planes_memory() {
         let streams: Vec<_> = (0..4).map(|_| plane.gpu().context.new_stream().unwrap()).collect();
         // Some end with a fold, behind NCCL's last transfer.
         let case = |(round, _): (usize, _)| {
-            let kind = if round == 1 { Kind::ReduceScatter } else { Kind::AllReduce };
+            let kind = if round == 1 { Collective::ReduceScatter } else { Collective::AllReduce };
             Case { kind, blocks: vec![if round == 0 { 300_000 } else { 10_000 }; 2], ..large(2) }
         };
         let cases: Vec<_> = streams.iter().enumerate().map(case).collect();
@@ -159,17 +159,17 @@ const _: () = is_send::<DevicePlane>();
 fn cases(n: usize) -> Vec<(Case, Option<ReduceOp>)> {
     let mut random = Random(100 + n as u64);
     let kinds = [
-        (Kind::AllReduce, Some(ReduceOp::Max)),
-        (Kind::AllReduce, Some(ReduceOp::BitXor)),
-        (Kind::ReduceScatterV, Some(ReduceOp::Max)),
-        (Kind::Reduce, Some(ReduceOp::BitXor)),
-        (Kind::AllToAllV, None),
-        (Kind::AllToAll, None),
-        (Kind::Gather, None),
+        (Collective::AllReduce, Some(ReduceOp::Max)),
+        (Collective::AllReduce, Some(ReduceOp::BitXor)),
+        (Collective::ReduceScatterV, Some(ReduceOp::Max)),
+        (Collective::Reduce, Some(ReduceOp::BitXor)),
+        (Collective::AllToAllV, None),
+        (Collective::AllToAll, None),
+        (Collective::Gather, None),
     ];
     let case = |(kind, op)| {
-        let mut case = Case::some(kind, kind == Kind::AllToAll, 1, 2000, &mut random);
-        let blocks = (0..n).map(|rank| if kind == Kind::ReduceScatterV { 40 * rank } else { 333 }).collect();
+        let mut case = Case::some(kind, kind == Collective::AllToAll, 1, 2000, &mut random);
+        let blocks = (0..n).map(|rank| if kind == Collective::ReduceScatterV { 40 * rank } else { 333 }).collect();
         (case.n, case.root, case.blocks) = (n, n - 1, blocks);
         case.pairs = (0..n).map(|rank| (0..n).map(|peer| 50 * (rank + peer)).collect()).collect();
         (case, op)
@@ -339,7 +339,7 @@ fn mixed(inputs: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// A case of a kind on blocks of `bytes`.
-fn case(kind: Kind, n: usize, bytes: usize) -> Case {
+fn case(kind: Collective, n: usize, bytes: usize) -> Case {
     let mut case = Case::some(kind, true, 1, 1, &mut Random(1));
     (case.n, case.root, case.blocks) = (n, 0, vec![bytes; n]);
     case
@@ -352,7 +352,7 @@ fn a_kernel_of_the_callers_folds_in_rank_order() {
         ranks(n, &Options { scratch_bytes: 32 << 10, ..options() }, |plane| {
             let mut random = Random(120);
             for bytes in [5, 1000, 150_000] {
-                for kind in [Kind::AllReduce, Kind::Reduce, Kind::ReduceScatter] {
+                for kind in [Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter] {
                     let case = case(kind, n, bytes);
                     let memories = memories(&case, &mut random, |random, _| vec![random.below(256) as u8]);
                     run(plane, &case, &memories, DType::U8, Some(Reduction::User(mix())), &|inputs: &[Vec<u8>]| match inputs {
@@ -370,7 +370,7 @@ fn a_kernel_of_the_callers_folds_in_rank_order() {
 fn what_cannot_be_loaded_says_why_and_leaves_the_communicator_usable() {
     let sim = Sim::new();
     ranks(2, &options(), |plane| {
-        let case = case(Kind::AllReduce, 2, 64);
+        let case = case(Collective::AllReduce, 2, 64);
         let mut random = Random(121);
         let memories = memories(&case, &mut random, |random, _| vec![random.below(256) as u8]);
         let stream = plane.stream();
@@ -402,7 +402,7 @@ fn an_expression_folds_in_rank_order_or_says_that_there_is_no_compiler() {
     // SAFETY: opening the library runs its initialisers, which ask for nothing.
     let is_there = unsafe { cudarc::nvrtc::sys::is_culib_present() };
     ranks(3, &options(), |plane| {
-        let case = case(Kind::AllReduce, 3, 4000);
+        let case = case(Collective::AllReduce, 3, 4000);
         let values = |random: &mut Random, _| (random.below(2000) as f32 - 1000.0).to_ne_bytes().to_vec();
         let memories = memories(&case, &mut Random(122), values);
         let reduction = Reduction::User(DeviceCode::Expression("fabsf(b) > fabsf(a) ? b : a * 0.5f".into()));

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use self::links::{Counting, Mesh, chaos, meshes, sockets};
 use super::{CheckedPlan, Engine, Execution, Memory};
-use crate::call::{Call, Kind};
+use crate::call::{Call, Collective};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
 use crate::host::abort_reason::{AbortReason, Interrupted};
@@ -23,7 +23,7 @@ use crate::random::Random;
 
 /// A call like any other.
 pub(crate) fn call(sequence: u64) -> Call {
-    Call { kind: Kind::AllReduce, op: 1, element: TypeTag::Scalar(DType::U64), count: 4, root: None, counts_hash: 0, sequence }
+    Call { kind: Collective::AllReduce, op: 1, element: TypeTag::Scalar(DType::U64), count: 4, root: None, counts_hash: 0, sequence }
 }
 
 /// Wrapping sums of `u64`.

@@ -37,13 +37,13 @@ fn calls_over<K: ByteLink + Send>(meshes: Vec<Mesh<K>>, calls: &(dyn Fn(usize) -
 fn every_rank_learns_which_two_calls_differ() {
     let right = call(7);
     let wrong = [
-        Call { kind: Kind::ReduceScatter, ..right },
+        Call { kind: Collective::ReduceScatter, ..right },
         Call { op: 2, ..right },
         Call { element: TypeTag::Scalar(DType::F32), ..right },
         Call { count: 5, ..right },
         Call { root: Some(0), ..right },
         Call { op: 9 << 40 | 255, ..right },
-        Call { kind: Kind::AllGatherV, count: 0, counts_hash: 99 << 80, ..right },
+        Call { kind: Collective::AllGatherV, count: 0, counts_hash: 99 << 80, ..right },
         Call { sequence: 8, ..right },
     ];
     for (index, odd) in wrong.into_iter().enumerate() {
@@ -70,7 +70,7 @@ fn every_rank_learns_which_two_calls_differ() {
 #[test]
 fn counts_that_only_two_ranks_know_are_compared() {
     let results = on_threads(Rank::all(sockets(2)), |rank, this| {
-        let call = Call { kind: Kind::AllToAllV, count: 0, ..call(3) };
+        let call = Call { kind: Collective::AllToAllV, count: 0, ..call(3) };
         let (out, back) = if rank == 0 { (40, 16) } else { (16, 24) };
         let steps = vec![
             step(Action::Send { to: 1 - rank, from: source(0, out) }, &[]),
@@ -268,7 +268,7 @@ fn who_leaves_in_good_order_is_missed_only_when_needed() {
 #[test]
 fn a_rank_that_expects_nothing_hears_of_a_mismatch_all_the_same() {
     let results = on_threads(Rank::all(sockets(3)), |rank, this| {
-        let odd = Call { kind: Kind::Broadcast, root: Some(2), ..call(4) };
+        let odd = Call { kind: Collective::Broadcast, root: Some(2), ..call(4) };
         let (call, plan) = match rank {
             0 => (call(4), plan(vec![step(Action::Send { to: 1, from: source(0, 8) }, &[])], 0)),
             1 => (odd, plan(vec![step(Action::Receive { from: 2, into: destination(0, 8) }, &[])], 0)),
@@ -277,7 +277,7 @@ fn a_rank_that_expects_nothing_hears_of_a_mismatch_all_the_same() {
         this.run(&plan, &call, memory(&[1], 8, &mut [0], 8))
     });
     let Err(Interrupted { abort_reason: AbortReason::Mismatch { first, second }, .. }) = &results[1] else { panic!("{results:?}") };
-    assert_eq!((first.0, first.1.kind, second.0, second.1.kind), (1, Kind::Broadcast, 0, Kind::AllReduce));
+    assert_eq!((first.0, first.1.kind, second.0, second.1.kind), (1, Collective::Broadcast, 0, Collective::AllReduce));
 }
 
 /// What rank 0 makes of `bytes` from rank 1 where it expects 16.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use super::{PATIENCE, Rank, call, on_threads};
-use crate::call::{Call, Kind};
+use crate::call::{Call, Collective};
 use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::exchange::Exchange;
@@ -34,7 +34,7 @@ impl Fold for Untouchable {
 }
 
 /// Makes a call of this kind on `bytes` that must be left alone, in place.
-fn attempt(rank: &mut Rank, kind: Kind, bytes: &mut [u8]) -> Result<(), Interrupted> {
+fn attempt(rank: &mut Rank, kind: Collective, bytes: &mut [u8]) -> Result<(), Interrupted> {
     let (len, block) = (bytes.len(), bytes.len() / rank.size);
     let start = bytes.as_mut_ptr();
     let memory = Memory { source: start, destination: start };
@@ -42,35 +42,35 @@ fn attempt(rank: &mut Rank, kind: Kind, bytes: &mut [u8]) -> Result<(), Interrup
     // SAFETY: blocks of the buffer, one a rank, or the whole.
     rank.make(kind, |group, context| unsafe {
         match kind {
-            Kind::Broadcast => group.broadcast(memory, len, 0, context),
-            Kind::AllReduce => group.all_reduce(memory, len, &Untouchable, true, context),
-            Kind::Reduce => group.reduce(memory, len, 0, &Untouchable, true, context),
-            Kind::AllGather => {
+            Collective::Broadcast => group.broadcast(memory, len, 0, context),
+            Collective::AllReduce => group.all_reduce(memory, len, &Untouchable, true, context),
+            Collective::Reduce => group.reduce(memory, len, 0, &Untouchable, true, context),
+            Collective::AllGather => {
                 let memory = Memory { source: memory.source.add(own), ..memory };
                 group.all_gather(memory, Blocks::Equal(block), context)
             }
-            Kind::ReduceScatter => {
+            Collective::ReduceScatter => {
                 let memory = Memory { destination: memory.destination.add(own), ..memory };
                 group.reduce_scatter(memory, Blocks::Equal(block), &Untouchable, true, context)
             }
-            Kind::Gather => group.gather(Memory { source: memory.source.add(own), ..memory }, block, 0, context),
-            Kind::Scatter => group.scatter(Memory { destination: memory.destination.add(own), ..memory }, block, 0, context),
-            Kind::AllToAll => group.all_to_all(memory, block, context),
+            Collective::Gather => group.gather(Memory { source: memory.source.add(own), ..memory }, block, 0, context),
+            Collective::Scatter => group.scatter(Memory { destination: memory.destination.add(own), ..memory }, block, 0, context),
+            Collective::AllToAll => group.all_to_all(memory, block, context),
             _ => group.barrier(context),
         }
     })
 }
 
-const KINDS: [Kind; 9] = [
-    Kind::Barrier,
-    Kind::Broadcast,
-    Kind::AllReduce,
-    Kind::Reduce,
-    Kind::AllGather,
-    Kind::ReduceScatter,
-    Kind::Gather,
-    Kind::Scatter,
-    Kind::AllToAll,
+const KINDS: [Collective; 9] = [
+    Collective::Barrier,
+    Collective::Broadcast,
+    Collective::AllReduce,
+    Collective::Reduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::AllToAll,
 ];
 
 #[test]
@@ -83,12 +83,12 @@ fn a_different_call_is_named_everywhere_and_touches_nothing() {
                     continue;
                 }
                 let stops = on_threads(ranks, |mut rank| {
-                    rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
+                    rank.make(Collective::Barrier, |group, context| group.barrier(context)).unwrap();
                     let mut bytes = vec![rank.index as u8; len];
                     let kind = if rank.index == ranks - 1 { other } else { kind };
                     let stop = attempt(&mut rank, kind, &mut bytes).unwrap_err();
                     assert!(bytes.iter().all(|byte| *byte == rank.index as u8));
-                    assert_eq!(attempt(&mut rank, Kind::Barrier, &mut bytes), Err(stop.abort_reason.into()), "it stays ended");
+                    assert_eq!(attempt(&mut rank, Collective::Barrier, &mut bytes), Err(stop.abort_reason.into()), "it stays ended");
                     // Whoever was first may still be writing it down.
                     while rank.group.abort_reason().is_none() {
                         std::thread::yield_now();
@@ -109,13 +109,13 @@ fn a_different_call_is_named_everywhere_and_touches_nothing() {
 
 #[test]
 fn calls_that_differ_in_one_field_differ() {
-    let base = call(Kind::Broadcast, 1);
+    let base = call(Collective::Broadcast, 1);
     let others = [
         Call { op: 1, ..base },
         Call { count: 1, ..base },
         Call { root: Some(1), ..base },
         Call { op: 9 << 40, ..base },
-        Call { kind: Kind::AllGatherV, counts_hash: 1 << 119, ..base },
+        Call { kind: Collective::AllGatherV, counts_hash: 1 << 119, ..base },
         Call { sequence: 2, ..base },
         Call { element: crate::element::TypeTag::Plain(1), ..base },
     ];
@@ -135,7 +135,7 @@ fn calls_that_differ_in_one_field_differ() {
 
 /// A barrier with a deadline of its own.
 fn barrier_within(rank: &mut Rank, limit: Duration, sequence: u64) -> Result<(), Interrupted> {
-    let (call, deadline) = (call(Kind::Barrier, sequence), Deadline::after(limit));
+    let (call, deadline) = (call(Collective::Barrier, sequence), Deadline::after(limit));
     rank.group.barrier(&super::CallContext {
         call: &call,
         deadline: &deadline,
@@ -168,7 +168,7 @@ fn a_deadline_names_who_is_missing_and_the_barrier_can_be_tried_again() {
         }
         rank.sequence = 1;
         let mut bytes = [rank.index as u8; 100];
-        attempt(&mut rank, Kind::Broadcast, &mut bytes).unwrap();
+        attempt(&mut rank, Collective::Broadcast, &mut bytes).unwrap();
         assert_eq!(bytes, [0; 100]);
         barrier_within(&mut rank, PATIENCE, 3).unwrap();
     });
@@ -180,15 +180,15 @@ fn a_deadline_in_another_call_ends_the_group() {
     on_threads(2, |mut rank| {
         if rank.index == 0 {
             rank.deadline = Deadline::after(Duration::from_millis(10));
-            let stop = attempt(&mut rank, Kind::Broadcast, &mut [0; 9]).unwrap_err();
+            let stop = attempt(&mut rank, Collective::Broadcast, &mut [0; 9]).unwrap_err();
             assert_eq!((stop.missing, stop.arrived), (vec![1], vec![0]));
             late.wait();
         } else {
             late.wait();
             assert_eq!(rank.group.abort_reason(), Some(AbortReason::TimedOut { waiting: 0, missing: 1 }));
             // The first step is complete from here; the next call sees the end.
-            let _ = attempt(&mut rank, Kind::Broadcast, &mut [0; 9]);
-            let stop = attempt(&mut rank, Kind::Broadcast, &mut [0; 9]).unwrap_err();
+            let _ = attempt(&mut rank, Collective::Broadcast, &mut [0; 9]);
+            let stop = attempt(&mut rank, Collective::Broadcast, &mut [0; 9]).unwrap_err();
             assert_eq!(stop.abort_reason, AbortReason::TimedOut { waiting: 0, missing: 1 });
         }
     });
@@ -197,8 +197,8 @@ fn a_deadline_in_another_call_ends_the_group() {
 #[test]
 fn a_rank_that_leaves_is_named() {
     let stops = on_threads(3, |mut rank| {
-        rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
-        (rank.index != 1).then(|| attempt(&mut rank, Kind::AllToAll, &mut [0; 30]).unwrap_err().abort_reason)
+        rank.make(Collective::Barrier, |group, context| group.barrier(context)).unwrap();
+        (rank.index != 1).then(|| attempt(&mut rank, Collective::AllToAll, &mut [0; 30]).unwrap_err().abort_reason)
     });
     assert_eq!(stops, [Some(AbortReason::Left { rank: 1 }), None, Some(AbortReason::Left { rank: 1 })]);
 }
@@ -210,10 +210,10 @@ fn what_a_rank_published_before_it_left_counts() {
             while !rank.group.region.member(1).has_departed() {
                 std::thread::yield_now();
             }
-            rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
+            rank.make(Collective::Barrier, |group, context| group.barrier(context)).unwrap();
         } else {
             let step = rank.group.next_step();
-            rank.group.publish(step, call(Kind::Barrier, 1).fingerprint());
+            rank.group.publish(step, call(Collective::Barrier, 1).fingerprint());
         }
     });
 }
@@ -232,7 +232,7 @@ fn an_abort_ends_a_wait_here_and_elsewhere() {
         let index = rank.index;
         let region = Arc::clone(&rank.group.region);
         let health = Health::default();
-        let call = call(Kind::Barrier, 1);
+        let call = call(Collective::Barrier, 1);
         let context =
             super::CallContext { call: &call, deadline: &rank.deadline, health: &health, recorder: &crate::flight::Flight::default() };
         std::thread::scope(|scope| {
@@ -255,7 +255,7 @@ fn an_abort_ends_a_wait_here_and_elsewhere() {
 fn an_abort_reason_wakes_sleepers() {
     let stops = on_threads(3, |mut rank| {
         if rank.index != 2 {
-            return attempt(&mut rank, Kind::Barrier, &mut []).unwrap_err().abort_reason;
+            return attempt(&mut rank, Collective::Barrier, &mut []).unwrap_err().abort_reason;
         }
         while rank.group.region.control().sleepers() < 2 {
             std::thread::yield_now();
@@ -291,7 +291,7 @@ fn two_hosts_make_two_groups() {
                 let mut group = Group::connect(&mut exchange, mine, me, 5, None, &deadline).unwrap();
                 assert_eq!(group.size(), mine.len());
                 let health = Health::default();
-                let call = call(Kind::AllGather, 1);
+                let call = call(Collective::AllGather, 1);
                 let context =
                     super::CallContext { call: &call, deadline: &deadline, health: &health, recorder: &crate::flight::Flight::default() };
                 let mut all = vec![0; mine.len()];

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "collectives take raw memory")]
 
 use super::{Random, Rank, on_threads};
-use crate::call::Kind;
+use crate::call::Collective;
 use crate::host::fold::Fold;
 use crate::host::shm::layout::RegionLayout;
 use crate::host::shm::{Blocks, Memory};
@@ -169,7 +169,7 @@ fn all_reduces(rank: &mut Rank, fold: &TestFold, sizes: &[usize]) {
         let memory = memory(&mut source, &mut destination, case.in_place);
         let last = case.round % 3 != 0;
         // SAFETY: both buffers have so many bytes.
-        rank.make(Kind::AllReduce, |group, context| unsafe { group.all_reduce(memory, bytes, fold, last, context) }).unwrap();
+        rank.make(Collective::AllReduce, |group, context| unsafe { group.all_reduce(memory, bytes, fold, last, context) }).unwrap();
         assert!(destination.checked() == fold.expected(&all, last), "{bytes} B, rank {} of {}", rank.index, rank.size);
         assert!(source.checked() == all[rank.index]);
     });
@@ -204,8 +204,9 @@ fn an_element_larger_than_a_slot_is_refused() {
         let mut buffer = Buffer::new(70_000);
         let memory = Memory { source: buffer.at(0), destination: buffer.at(0) };
         // SAFETY: the buffer has so many bytes.
-        let refused =
-            rank.make(Kind::AllReduce, |group, context| unsafe { group.all_reduce(memory, 70_000, &TestFold::Sum(70_000), true, context) });
+        let refused = rank.make(Collective::AllReduce, |group, context| unsafe {
+            group.all_reduce(memory, 70_000, &TestFold::Sum(70_000), true, context)
+        });
         assert!(refused.is_err() && buffer.checked().iter().all(|byte| *byte == UNTOUCHED));
     });
 }
@@ -225,7 +226,7 @@ fn reduce_touches_the_root_alone() {
                 }
                 let memory = memory(&mut source, &mut destination, in_place);
                 // SAFETY: both buffers have so many bytes.
-                rank.make(Kind::Reduce, |group, context| unsafe { group.reduce(memory, bytes, root, &fold, true, context) }).unwrap();
+                rank.make(Collective::Reduce, |group, context| unsafe { group.reduce(memory, bytes, root, &fold, true, context) }).unwrap();
                 let expected = if rank.index == root { fold.expected(&all, true) } else { vec![UNTOUCHED; bytes] };
                 assert!(destination.checked() == expected, "{bytes} B, rank {} of {ranks}, root {root}", rank.index);
                 assert!(source.checked() == all[rank.index]);
@@ -255,7 +256,8 @@ fn reduce_scatters(rank: &mut Rank, fold: &TestFold, sizes: &[usize]) {
             let into = if case.in_place { source.at(start) } else { destination.at(0) };
             let memory = Memory { source: source.at(0), destination: into };
             // SAFETY: the source holds all blocks, the destination one.
-            rank.make(Kind::ReduceScatter, |group, context| unsafe { group.reduce_scatter(memory, blocks, fold, true, context) }).unwrap();
+            rank.make(Collective::ReduceScatter, |group, context| unsafe { group.reduce_scatter(memory, blocks, fold, true, context) })
+                .unwrap();
             let expected = &fold.expected(&all, true)[start..start + len];
             let mut left = all[rank.index].clone();
             if case.in_place {
@@ -292,7 +294,7 @@ fn broadcast_reaches_everyone() {
                     memory.source = std::ptr::null();
                 }
                 // SAFETY: both buffers have so many bytes; the source is the root's alone.
-                rank.make(Kind::Broadcast, |group, context| unsafe { group.broadcast(memory, bytes, root, context) }).unwrap();
+                rank.make(Collective::Broadcast, |group, context| unsafe { group.broadcast(memory, bytes, root, context) }).unwrap();
                 assert!(destination.checked() == sent, "{bytes} B, rank {} of {ranks}, root {root}", rank.index);
             });
         });
@@ -329,9 +331,9 @@ fn gathers(rank: &mut Rank, case: &Case, blocks: Blocks<'_>, lengths: &[usize], 
     }
     let result = match root {
         // SAFETY: the source holds a block, the destination all of them.
-        Some(root) => rank.make(Kind::Gather, |group, context| unsafe { group.gather(memory, lengths[0], root, context) }),
+        Some(root) => rank.make(Collective::Gather, |group, context| unsafe { group.gather(memory, lengths[0], root, context) }),
         // SAFETY: the source holds a block, the destination all of them.
-        None => rank.make(Kind::AllGather, |group, context| unsafe { group.all_gather(memory, blocks, context) }),
+        None => rank.make(Collective::AllGather, |group, context| unsafe { group.all_gather(memory, blocks, context) }),
     };
     result.unwrap();
     let expected = if is_root { all.concat() } else { vec![UNTOUCHED; total] };
@@ -363,7 +365,7 @@ fn scatters(rank: &mut Rank, case: &Case, block: usize, root: usize) {
         memory.source = std::ptr::null();
     }
     // SAFETY: the root's source holds a block per rank, the destination one.
-    rank.make(Kind::Scatter, |group, context| unsafe { group.scatter(memory, block, root, context) }).unwrap();
+    rank.make(Collective::Scatter, |group, context| unsafe { group.scatter(memory, block, root, context) }).unwrap();
     if !in_place {
         assert!(destination.checked() == &sent[own], "{block} B, rank {}, root {root}", rank.index);
     }
@@ -378,7 +380,7 @@ fn all_to_alls(rank: &mut Rank, case: &Case, block: usize) {
     }
     let memory = memory(&mut source, &mut destination, case.in_place);
     // SAFETY: both hold a block per rank.
-    rank.make(Kind::AllToAll, |group, context| unsafe { group.all_to_all(memory, block, context) }).unwrap();
+    rank.make(Collective::AllToAll, |group, context| unsafe { group.all_to_all(memory, block, context) }).unwrap();
     let own = rank.index * block..(rank.index + 1) * block;
     let expected: Vec<u8> = all.iter().flat_map(|input| &input[own.clone()]).copied().collect();
     assert!(destination.checked() == expected, "{block} B, rank {}", rank.index);
@@ -401,7 +403,7 @@ fn ranks_may_run_ahead_of_each_other() {
                 let memory = Memory { source: buffer.at(0), destination: buffer.at(0) };
                 let fold = TestFold::Chain;
                 // SAFETY: the buffer has eight bytes.
-                rank.make(Kind::AllReduce, |group, context| unsafe { group.all_reduce(memory, 8, &fold, false, context) }).unwrap();
+                rank.make(Collective::AllReduce, |group, context| unsafe { group.all_reduce(memory, 8, &fold, false, context) }).unwrap();
                 let all: Vec<_> = (0..ranks as u64).map(|index| ((round << 8) + index).to_le_bytes().to_vec()).collect();
                 assert!(buffer.checked() == fold.expected(&all, false), "round {round}");
             }

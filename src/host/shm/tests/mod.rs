@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{Blocks, CallContext, Channel, Group, Memory};
-use crate::call::{Call, Kind};
+use crate::call::{Call, Collective};
 use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
 use crate::host::abort_reason::AbortReason;
@@ -24,7 +24,7 @@ use crate::random::Random;
 const PATIENCE: Duration = Duration::from_secs(if cfg!(one_mapping) { 600 } else { 60 });
 
 /// A call of some kind; what it moves is the test's matter.
-fn call(kind: Kind, sequence: u64) -> Call {
+fn call(kind: Collective, sequence: u64) -> Call {
     Call { kind, op: 0, element: TypeTag::Scalar(DType::U8), count: 0, root: None, counts_hash: 0, sequence }
 }
 
@@ -40,7 +40,7 @@ struct Rank {
 
 impl Rank {
     /// Makes the next call, of a kind, on the group.
-    fn make<T>(&mut self, kind: Kind, run: impl FnOnce(&mut Group, &CallContext<'_>) -> T) -> T {
+    fn make<T>(&mut self, kind: Collective, run: impl FnOnce(&mut Group, &CallContext<'_>) -> T) -> T {
         self.sequence += 1;
         let call = call(kind, self.sequence);
         run(
@@ -146,7 +146,7 @@ fn gather_numbers(rank: &mut Rank, number: u64) -> Vec<u64> {
     let mut all = vec![0_u64; rank.size];
     let memory = Memory { source: (&raw const number).cast(), destination: all.as_mut_ptr().cast() };
     // SAFETY: eight bytes of each rank.
-    rank.make(Kind::AllGather, |group, context| unsafe { group.all_gather(memory, Blocks::Equal(8), context) }).unwrap();
+    rank.make(Collective::AllGather, |group, context| unsafe { group.all_gather(memory, Blocks::Equal(8), context) }).unwrap();
     all
 }
 
@@ -170,7 +170,7 @@ fn work_together(mut rank: Rank) {
         read += len;
     }
     assert_eq!(read, sent.len());
-    rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
+    rank.make(Collective::Barrier, |group, context| group.barrier(context)).unwrap();
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn ranks_may_be_processes() {
 fn a_rank_that_is_killed_is_lost_within_a_second() {
     if let Some((rank, directory)) = role() {
         let mut rank = join(&directory, rank, 3);
-        rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
+        rank.make(Collective::Barrier, |group, context| group.barrier(context)).unwrap();
         ready();
     }
     let directory = tempfile::tempdir().unwrap();
@@ -202,8 +202,8 @@ fn a_rank_that_is_killed_is_lost_within_a_second() {
         let survivors = [0, 2].map(|index| {
             scope.spawn(move || {
                 let mut rank = join(path, index, 3);
-                rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
-                let stop = rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap_err();
+                rank.make(Collective::Barrier, |group, context| group.barrier(context)).unwrap();
+                let stop = rank.make(Collective::Barrier, |group, context| group.barrier(context)).unwrap_err();
                 (Instant::now(), stop)
             })
         });
@@ -239,7 +239,7 @@ fn nothing_is_left_behind() {
     let descriptors = list("/proc/self/fd");
     on_threads(3, |mut rank| {
         let link = rank.group.link((rank.index + 1) % 3, Channel::PointToPoint).unwrap();
-        rank.make(Kind::Barrier, |group, context| group.barrier(context)).unwrap();
+        rank.make(Collective::Barrier, |group, context| group.barrier(context)).unwrap();
         assert!(mapped() > 0 && named() == 0);
         drop(rank);
         drop(link);

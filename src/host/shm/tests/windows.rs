@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{PATIENCE, Random, call};
-use crate::call::Kind;
+use crate::call::Collective;
 use crate::deadline::Deadline;
 use crate::host::abort_reason::AbortReason;
 use crate::host::exchange::local::{LocalExchange, exchanges};
@@ -242,7 +242,7 @@ fn a_rank_whose_segment_cannot_be_made_private_waits_for_who_reads_it() {
         let mut block = vec![0_u8; BLOCK];
         let memory = Memory { source: start, destination: block.as_mut_ptr() };
         let context = CallContext {
-            call: &call(Kind::ReduceScatter, 1),
+            call: &call(Collective::ReduceScatter, 1),
             deadline: &rank.deadline,
             health: &health,
             recorder: &crate::flight::Flight::default(),
