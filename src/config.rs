@@ -104,8 +104,13 @@ pub struct Config {
     /// collective does not have, or that an op does not allow, leaves that collective to the cost table, as do the default, which is
     /// none, and sizes that no range covers. Shared memory inside a host has one way and is not affected.
     pub algorithms: AlgorithmRanges,
-    /// The most bytes that all objects of one object collective may have together. Default: 256 MiB.
+    /// The most bytes that all objects of one object collective may have together, and that an object may have which this rank receives as
+    /// a message. Default: 256 MiB.
     pub object_limit_bytes: usize,
+    /// Keeps the store at which the ranks met, for [`Communicator::store`](crate::Communicator::store): on rank 0, where it serves it, a thread,
+    /// a listener and the port for as long as its communicators live; on the others nothing until they ask. All ranks must say the same.
+    /// Default: `false`, the store is given up once every rank is there.
+    pub keep_store: bool,
     /// The address on which this rank listens for peers of other hosts. Default: `None`, the address by which it reaches
     /// rank 0's store, and the loopback interface where that is not known (a file, a store of one's own).
     pub listen_address: Option<std::net::IpAddr>,
@@ -171,6 +176,7 @@ impl Default for Config {
             host_identity: None,
             algorithms: AlgorithmRanges::new(),
             object_limit_bytes: 256 << 20,
+            keep_store: false,
             listen_address: None,
             flight_recorder_calls: 1024,
             flight_recorder_dir: None,

@@ -243,6 +243,8 @@ pub(crate) enum TypeTag {
     Array(DType, u32),
     /// Other plain data of this many bytes.
     Plain(u32),
+    /// The bytes of a serialised object, which fit no buffer of elements.
+    Object,
 }
 
 impl TypeTag {
@@ -254,6 +256,7 @@ impl TypeTag {
     /// Where the number of an array's element type begins. It is 31 for other plain data.
     const KIND_AT: u32 = 26;
     const PLAIN: u32 = 31;
+    const OBJECT: u32 = 30;
     const SIZE_MASK: u32 = (1 << Self::KIND_AT) - 1;
 
     /// The tag of `T`, which is no larger than [`TypeTag::MAX_BYTES`].
@@ -276,6 +279,7 @@ impl TypeTag {
         match self {
             TypeTag::Scalar(dtype) => dtype.size_bytes(),
             TypeTag::Array(_, size) | TypeTag::Plain(size) => size as usize,
+            TypeTag::Object => 1,
         }
     }
 
@@ -285,6 +289,7 @@ impl TypeTag {
             TypeTag::Scalar(dtype) => dtype as u32,
             TypeTag::Array(dtype, size) => size & Self::SIZE_MASK | (dtype as u32) << Self::KIND_AT | Self::SIZED,
             TypeTag::Plain(size) => size & Self::SIZE_MASK | Self::PLAIN << Self::KIND_AT | Self::SIZED,
+            TypeTag::Object => 1 | Self::OBJECT << Self::KIND_AT | Self::SIZED,
         }
     }
 
@@ -296,6 +301,7 @@ impl TypeTag {
         let size = code & Self::SIZE_MASK;
         match (code & !Self::SIZED) >> Self::KIND_AT {
             Self::PLAIN => Some(TypeTag::Plain(size)),
+            Self::OBJECT => (size == 1).then_some(TypeTag::Object),
             kind => Some(TypeTag::Array(DType::from_code(kind as u8)?, size)),
         }
     }
@@ -307,6 +313,7 @@ impl fmt::Display for TypeTag {
             TypeTag::Scalar(dtype) => dtype.fmt(f),
             TypeTag::Array(dtype, size) => write!(f, "[{dtype}; {}]", *size as usize / dtype.size_bytes()),
             TypeTag::Plain(size) => write!(f, "plain data of {size} B"),
+            TypeTag::Object => f.write_str("an object"),
         }
     }
 }
@@ -326,6 +333,7 @@ mod tests {
             TypeTag::of::<[f32; 1]>(),
             TypeTag::Plain(4),
             TypeTag::Plain(TypeTag::MAX_BYTES as u32),
+            TypeTag::Object,
             TypeTag::Array(DType::Bool, TypeTag::MAX_BYTES as u32),
         ];
         for (index, tag) in tags.iter().enumerate() {
@@ -339,7 +347,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_no_tag() {
-        for code in [15, 256, 1 << 30, 1 << 31 | 20 << 26] {
+        for code in [15, 256, 1 << 30, 1 << 31 | 20 << 26, 1 << 31 | 30 << 26, 1 << 31 | 30 << 26 | 2] {
             assert_eq!(TypeTag::from_code(code), None, "{code:#x}");
         }
     }

@@ -65,7 +65,9 @@ fn list_arrivals(missing: &[Peer], arrived: &[Peer]) -> String {
 /// println!("{}", errors[0]);
 /// # Ok::<(), collectives::Error>(())
 /// ```
-/// Both `{}` and `{:?}` print the sentence, so that `fn main() -> collectives::Result<()>` and `unwrap` read well.
+/// Both `{}` and `{:?}` print the sentence, so that `fn main() -> collectives::Result<()>` and `unwrap` read well. The sentence is whole: an
+/// error has no [`source`](std::error::Error::source), so what prints chains of errors prints nothing twice. What lies behind it is in its
+/// fields.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -222,19 +224,19 @@ pub enum Error {
         text: String,
     },
     /// The operating system refused.
-    #[error("{doing}: {source}")]
+    #[error("{doing}: {error}")]
     Io {
         /// What was being done, to what.
         doing: String,
-        /// The system's own words.
-        source: Arc<io::Error>,
+        /// The system's own error. The sentence has its words, so it is not [`source`](std::error::Error::source) as well.
+        error: Arc<io::Error>,
     },
 }
 
 impl Error {
     /// Wraps an error of the operating system with what was being done.
-    pub(crate) fn io(doing: impl Into<String>, source: impl Into<io::Error>) -> Self {
-        Self::Io { doing: doing.into(), source: Arc::new(source.into()) }
+    pub(crate) fn io(doing: impl Into<String>, error: impl Into<io::Error>) -> Self {
+        Self::Io { doing: doing.into(), error: Arc::new(error.into()) }
     }
 
     /// A part of the configuration that cannot be understood.

@@ -1,17 +1,24 @@
-//! Barriers: the fast one, and the one that says who is missing and leaves the communicator usable.
+//! Barriers: the fast one, the one with a tag that runs beside collectives, and the one that says who is missing.
 
 use std::time::Duration;
 
 use super::Communicator;
-use super::message::INTERNAL_TAG;
+use super::dissemination::Standing;
+use super::message::{BARRIER_TAG, INTERNAL_TAG, MessageContext};
 use super::prepare::{Prepared, Source};
 use crate::call::{BlockLayout, Collective};
 use crate::deadline::Deadline;
+use crate::element::TypeTag;
 use crate::error::{Error, Peer, Result};
 use crate::tuning::barrier::VERDICT_PATIENCE;
 
 /// A monitored barrier's tags: this bit, the internal bit, and the barrier's number.
 const MONITORED_TAG: u64 = INTERNAL_TAG | 1 << 62;
+
+/// A tagged barrier, in words.
+fn tagged(tag: u32) -> String {
+    format!("barrier_tagged({tag})")
+}
 
 impl Communicator {
     pub(super) fn prepare_barrier<'a>(&self) -> Result<Prepared<'a>> {
@@ -63,6 +70,81 @@ impl Communicator {
         let (missing, arrived): (Vec<Peer>, Vec<Peer>) =
             self.peers().iter().cloned().partition(|peer| missing.contains(&(peer.rank as u32)));
         Err(Error::Timeout { doing: format!("monitored_barrier number {number}"), elapsed: deadline.elapsed(), missing, arrived })
+    }
+
+    /// Waits until every rank has entered a barrier under this tag. It is no collective: it runs beside the collectives of other threads and
+    /// the barriers of other tags, in any order, and no message of the program's meets it. Where several threads of a rank enter under one
+    /// tag, as many leave as have entered on every rank.
+    ///
+    /// Cost: log₂ n rounds of one message of 4 bytes sent, and one received.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// Communicator::run_local(3, |comm| {
+    ///     let saver = comm.clone();
+    ///     let saving = std::thread::spawn(move || saver.barrier_tagged(1)); // everyone's files are written
+    ///     comm.all_reduce(&mut [1_u32], ReduceOp::Sum)?; // meanwhile
+    ///     saving.join().unwrap()
+    /// })?;
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Timeout`: at least one of the ranks that it names as missing has not come, and those that it names as arrived have; of the rest it does
+    /// not know ([`monitored_barrier`](Self::monitored_barrier) finds out exactly). The communicator stays usable, and the next barrier of this
+    /// rank under the tag takes this one up again. `PeerLost` on every rank, where one is gone that had not come; messages between the others
+    /// go on.
+    pub fn barrier_tagged(&self, tag: u32) -> Result<()> {
+        let shared = &self.core.shared;
+        if let Some(refusal) = shared.health.refusal(|| tagged(tag), self.peers()) {
+            return Err(refusal);
+        }
+        let deadline = Deadline::after(self.timeout());
+        let mut standing = self.core.unfinished.take(tag);
+        while standing.distance < self.world_size() {
+            match self.next_round(tag, &mut standing, &deadline) {
+                Ok(()) => {}
+                Err(error) => {
+                    self.core.unfinished.keep(tag, standing);
+                    return Err(if matches!(error, Error::Timeout { .. }) { self.late_at(tag, &standing, &deadline) } else { error });
+                }
+            }
+        }
+        let Some(lost) = standing.lost else { return Ok(()) };
+        let peer = self.peers().get(lost as usize).cloned().unwrap_or_else(|| Peer::unknown(lost as usize));
+        let reason = "it ended or closed its communicator before it had come".to_owned();
+        Err(Error::PeerLost { doing: tagged(tag), peer, elapsed: deadline.elapsed(), reason })
+    }
+
+    /// Tells the rank ahead, and hears from the one behind. What was sent is not taken back: the rank ahead will count it.
+    fn next_round(&self, tag: u32, standing: &mut Standing, deadline: &Deadline) -> Result<()> {
+        let (rank, world_size) = (self.rank(), self.world_size());
+        let [ahead, behind] = [standing.distance, world_size - standing.distance].map(|distance| (rank + distance) % world_size);
+        let tag = BARRIER_TAG | u64::from(tag);
+        if !standing.has_told {
+            match self.post_internal_send(ahead, tag, standing.told().to_vec(), Duration::MAX) {
+                // One that is gone cannot be told. Who waits for it finds that out.
+                Ok(_) | Err(Error::PeerLost { .. }) => standing.has_told = true,
+                Err(error) => return Err(error),
+            }
+        }
+        let context = MessageContext { peer: Some(behind), tag, element: TypeTag::of::<u8>(), element_bytes: 1 };
+        let mut told = [0; 4];
+        match self.core.shared.progress.receive_bytes(&context, &mut told, deadline.remaining()) {
+            Ok(_) => standing.hear(told),
+            Err(Error::PeerLost { peer, .. }) => standing.lose(peer.rank),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// The error of a tagged barrier whose deadline has passed.
+    #[cold]
+    fn late_at(&self, tag: u32, standing: &Standing, deadline: &Deadline) -> Error {
+        let (arrived, missing) = standing.known(self.rank(), self.world_size());
+        let peers = |ranks: Vec<usize>| ranks.into_iter().map(|rank| self.peers()[rank].clone()).collect();
+        Error::Timeout { doing: tagged(tag), elapsed: deadline.elapsed(), missing: peers(missing), arrived: peers(arrived) }
     }
 
     /// Rank 0: hears from everyone until the deadline, then tells everyone, the missing too, who was missing.

@@ -135,6 +135,7 @@ impl Communicator {
         shared.write_unwritten();
         shared.progress.close();
         let _ = self.with_plane(HostPlane::close);
+        self.keep_store(None);
         closed
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use cudarc::driver::CudaStream;
 
+use super::dissemination::Unfinished;
 use super::state::Shared;
 use super::worker::Worker;
 use crate::algorithm::Algorithm;
@@ -61,6 +62,8 @@ pub(super) struct Core {
     timeout: AtomicU64,
     /// The number of the next monitored barrier.
     pub(super) monitored: AtomicU64,
+    /// Tagged barriers whose deadline has passed.
+    pub(super) unfinished: Unfinished,
     /// How many communicators were made from this one.
     pub(super) children: AtomicU64,
     /// Held by a thread that looks for the survivors of a failure: a rank takes part once.
@@ -99,6 +102,7 @@ impl Communicator {
             worker: OnceLock::new(),
             timeout: AtomicU64::new(packed(timeout)),
             monitored: AtomicU64::new(0),
+            unfinished: Unfinished::default(),
             children: AtomicU64::new(0),
             shrinking: TicketLock::new(()),
             #[cfg(feature = "cuda")]

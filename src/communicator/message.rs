@@ -10,6 +10,9 @@ use crate::observe::{CallReport, Watch};
 /// Tags with this bit are the crate's own.
 pub(super) const INTERNAL_TAG: u64 = 1 << 63;
 
+/// The messages of tagged barriers, which have the barrier's tag besides. Other internal tags have a bit above this one's.
+pub(super) const BARRIER_TAG: u64 = INTERNAL_TAG | 1 << 59;
+
 /// The other end of a message: a rank, or any; the tag; and how long the call may take. A rank's number is one, under tag 0.
 ///
 /// ```
@@ -87,13 +90,15 @@ impl MessageContext {
 
     /// `send to rank 3, tag 7`.
     pub(super) fn doing(&self, sends: bool) -> String {
+        let what = if self.element == TypeTag::Object { "_object" } else { "" };
         let whom = match (sends, self.peer) {
-            (true, Some(peer)) => format!("send to rank {peer}"),
-            (false, Some(peer)) => format!("recv from rank {peer}"),
-            (_, None) => "recv from any rank".to_owned(),
+            (true, Some(peer)) => format!("send{what} to rank {peer}"),
+            (false, Some(peer)) => format!("recv{what} from rank {peer}"),
+            (_, None) => format!("recv{what} from any rank"),
         };
         match self.tag {
             0 => whom,
+            tag if tag >> 32 == BARRIER_TAG >> 32 => format!("barrier_tagged({}), {whom}", tag as u32),
             tag if tag & INTERNAL_TAG != 0 => format!("{whom} (internal)"),
             tag => format!("{whom}, tag {tag}"),
         }
@@ -109,15 +114,29 @@ impl MessageContext {
 /// Where a posted message's bytes are.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum MessageBuffer {
-    Send { data: *const u8, bytes: usize },
-    Receive { into: *mut u8, bytes: usize },
+    Send {
+        data: *const u8,
+        bytes: usize,
+    },
+    Receive {
+        into: *mut u8,
+        bytes: usize,
+    },
+    /// An object of at most so many bytes is received, into memory that is made for it.
+    #[cfg_attr(not(feature = "serde"), expect(dead_code, reason = "there are no objects without serde"))]
+    Object {
+        most: usize,
+    },
 }
 
 impl MessageBuffer {
+    /// How many bytes there are; none where that is not known yet.
     #[inline]
     pub(super) fn bytes(&self) -> usize {
-        let (MessageBuffer::Send { bytes, .. } | MessageBuffer::Receive { bytes, .. }) = self;
-        *bytes
+        match self {
+            MessageBuffer::Send { bytes, .. } | MessageBuffer::Receive { bytes, .. } => *bytes,
+            MessageBuffer::Object { .. } => 0,
+        }
     }
 
     #[inline]

@@ -29,12 +29,16 @@ mod collectives;
 mod completion;
 #[cfg(feature = "cuda")]
 mod device;
+mod dissemination;
 mod group;
 mod handle;
+mod kept_store;
 mod message;
 mod messages;
 #[cfg(feature = "serde")]
 mod object;
+#[cfg(feature = "serde")]
+mod object_messages;
 mod pinned;
 mod prepare;
 mod progress;
@@ -45,6 +49,7 @@ mod shrink;
 mod split;
 mod started;
 mod state;
+mod store;
 #[cfg(test)]
 mod tests;
 mod variable;

@@ -29,12 +29,12 @@ pub(super) fn decode<T: DeserializeOwned>(from: &Peer, bytes: &[u8]) -> Result<T
 
 impl Communicator {
     /// A value as bytes.
-    fn encode<T: Serialize>(call: &'static str, value: &T) -> Result<Vec<u8>> {
+    pub(super) fn encode<T: Serialize + ?Sized>(call: &'static str, value: &T) -> Result<Vec<u8>> {
         postcard::to_stdvec(value).map_err(|error| Error::argument(call, format!("the value cannot be serialised: {error}")))
     }
 
     /// Bytes of rank `from` as a value.
-    fn decode<T: DeserializeOwned>(&self, from: usize, bytes: &[u8]) -> Result<T> {
+    pub(super) fn decode<T: DeserializeOwned>(&self, from: usize, bytes: &[u8]) -> Result<T> {
         decode(&self.peers()[from], bytes)
     }
 

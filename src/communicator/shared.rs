@@ -171,7 +171,7 @@ impl Communicator {
         };
         let refused = |rank: usize| format!("{} on {}", in_words(asked), self.peers()[rank]);
         let storage = opened.map_err(|error| match error {
-            ShareError::Here(Error::Io { doing, source }) => Error::Io { doing: format!("{}: {doing}", refused(self.rank())), source },
+            ShareError::Here(Error::Io { doing, error }) => Error::Io { doing: format!("{}: {doing}", refused(self.rank())), error },
             ShareError::Here(error) | ShareError::Exchange(error) => error,
             ShareError::There(rank, reason) => Error::io(refused(rank), std::io::Error::other(reason)),
         })?;

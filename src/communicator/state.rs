@@ -1,8 +1,9 @@
 //! What the threads of a communicator have in common.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use super::kept_store::KeptStore;
 use super::progress::ProgressEngine;
 use super::shrink::recovery::RecoveryGroup;
 use super::work::Turns;
@@ -44,6 +45,8 @@ pub(super) struct Shared {
     /// The log of this rank, which communicators hand on to those that are made of them. Written with the last of them; so nothing that
     /// may outlive them, as handles do, holds it.
     pub(super) trace: Option<Arc<TraceLog>>,
+    /// The job's store, where it is kept, until the communicator is closed.
+    pub(super) store: Mutex<Option<Arc<KeptStore>>>,
 }
 
 impl Shared {
@@ -78,6 +81,7 @@ impl Shared {
             recovery,
             world_ranks,
             trace,
+            store: Mutex::new(None),
         }
     }
 

@@ -48,10 +48,31 @@ pub(crate) struct JobStore {
     pub(crate) world_size: usize,
     /// Where the store is one that a launcher's agent serves, and which outlives this meeting: its address and prefix.
     pub(crate) agent: Option<String>,
+    /// Where the store is, unless it is in a file.
+    pub(crate) address: Option<StoreAddress>,
     /// The server of the store, on rank 0 where it serves it.
     pub(crate) server: Option<TcpStoreServer>,
     /// The address by which this host reached the store; `None` for a file.
     pub(crate) local_address: Option<IpAddr>,
+}
+
+/// Where the store of a job is, for those who connect to it once more.
+#[derive(Clone)]
+pub(crate) struct StoreAddress {
+    host: String,
+    port: u16,
+    prefix: String,
+    secret: Option<Secret>,
+    /// Who serves it, and for how long.
+    served: &'static str,
+}
+
+impl StoreAddress {
+    /// One more connection to the store, which is bounded by `timeout`, as are requests that have no limit of their own.
+    pub(crate) fn open(&self, timeout: Duration) -> Result<Arc<dyn Store>> {
+        let store = TcpStore::open_again(&self.host, self.port, timeout, self.secret.as_ref(), self.served)?;
+        Ok(Arc::new(PrefixStore::new(&self.prefix, Arc::new(store))))
+    }
 }
 
 impl fmt::Debug for JobStore {
@@ -149,6 +170,17 @@ fn connect_to_server(launch: &Launch, timeout: Duration, secret: Option<&Secret>
         rank,
         world_size,
         agent: launch.agent_store.then(|| format!("{address}:{port}/{}", launch.prefix)),
+        address: Some(StoreAddress {
+            host: address.clone(),
+            port,
+            prefix: launch.prefix.clone(),
+            secret: secret.cloned(),
+            served: if launch.agent_store {
+                "which the launcher serves"
+            } else {
+                "which rank 0 of the job serves until it has closed its communicators"
+            },
+        }),
         server,
         local_address,
     })
@@ -178,6 +210,7 @@ fn connect_to_file(path: &Path, rank: usize, world_size: usize, timeout: Duratio
         rank,
         world_size,
         agent: None,
+        address: None,
         server: None,
         local_address: None,
     })

@@ -20,6 +20,14 @@ fn halves(comm: &collectives::Communicator, memory: &DeviceMemory) {
         assert_eq!((memory.get(&buffer), pair.rank()), (vec![0], if me == 2 { 0 } else { 1 }));
         pair.device().unwrap().synchronize().unwrap();
     }
+    // The first two together, the third after them, since it shares a rank with each.
+    let groups = comm.subgroups(&[vec![0, 1], vec![3, 2], vec![2, 1]]).unwrap();
+    assert_eq!(groups.iter().flatten().count(), [1, 2, 2, 1, 0][me]);
+    for group in groups.iter().flatten() {
+        assert!(group.device().is_some(), "{:?}", group.why_no_device());
+        reductions_in::<u64, _>(memory, group, ReduceOp::Sum, 20, 8);
+    }
+    reductions_in::<i32, _>(memory, &comm.subgroups_of(comm.world_size()).unwrap(), ReduceOp::Min, 20, 9);
     let same = comm.duplicate().unwrap();
     reductions_in::<i16, _>(memory, &same, ReduceOp::Max, 50, 4);
     same.close().unwrap();

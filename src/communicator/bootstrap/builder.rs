@@ -13,6 +13,7 @@ use super::{Origin, Start, connect_over_store};
 use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
 use crate::communicator::device::{DeviceChoice, DeviceRequest};
+use crate::communicator::kept_store::{KeptStore, Reach};
 use crate::communicator::shrink::recovery::RecoveryListener;
 use crate::config::{Config, environment};
 use crate::deadline::Deadline;
@@ -197,11 +198,16 @@ impl Builder {
         let deadline = Deadline::after(timeout);
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
         let job = rendezvous::connect(&rendezvous, timeout, self.config.secret.as_ref(), &environment, parent)?;
-        let JobStore { store, rank, world_size, agent, server, local_address } = job;
+        let JobStore { store, rank, world_size, agent, address, server, local_address } = job;
+        let reach = address.map_or_else(|| Reach::Shared(Arc::clone(&store)), Reach::Address);
         let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(rendezvous_prefix(agent, rank), store)));
+        let keeps = self.config.keep_store;
         let comm = self.connect(store, rank, world_size, local_address, &deadline);
-        // Lingers until the last rank has what it needs of the store.
-        drop(server);
+        match &comm {
+            Ok(comm) if keeps => comm.keep_store(Some(Arc::new(KeptStore::new(reach, server)))),
+            // Lingers until the last rank has what it needs of the store.
+            _ => drop(server),
+        }
         comm
     }
 
@@ -217,7 +223,8 @@ impl Builder {
     pub fn with_store(mut self, store: Arc<dyn Store>, rank: usize, world_size: usize) -> Result<Communicator> {
         self.config = self.config.with_environment()?;
         let deadline = Deadline::after(self.config.timeout);
-        self.connect(store, rank, world_size, None, &deadline)
+        let kept = self.config.keep_store.then(|| Arc::new(KeptStore::new(Reach::Shared(Arc::clone(&store)), None)));
+        self.connect(store, rank, world_size, None, &deadline).inspect(|comm| comm.keep_store(kept))
     }
 
     /// Connects this rank with the others that meet at a store, which it reaches from `from`; then their devices.

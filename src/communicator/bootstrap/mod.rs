@@ -8,7 +8,8 @@
 //!
 //! Each rank claims its number at the store, and says how large it believes the world to be. Contradictions are written under one key that
 //! everyone looks at while waiting, so all hear of them. Facts then travel in four exchanges. Rank 0 collects everyone's blob and publishes
-//! them as one value, so the number of store messages grows as n. After a last barrier nobody needs the store, and rank 0 stops serving it.
+//! them as one value, so the number of store messages grows as n. After a last barrier nobody needs the store, and rank 0 stops serving it,
+//! unless it is kept for the program (`kept_store.rs`).
 //!
 //! # Who is let in
 //!

@@ -18,6 +18,8 @@ struct Posted {
     ticket: Ticket,
     request: PendingMessage,
     received: Option<Received>,
+    /// The bytes of an object that was received.
+    object: Vec<u8>,
 }
 
 /// Messages that their caller waits for. When the caller leaves, however it does, the buffers are no longer borrowed: so the drop cancels what
@@ -56,7 +58,7 @@ impl<'a> Posteds<'a> {
             None => unsafe { ProgressEngine::post(inner, context, *memory) },
         };
         let ticket = ticket.map_err(|stop| self.progress.not_posted(&stop, &request))?;
-        let posted = Posted { ticket, request, received: None };
+        let posted = Posted { ticket, request, received: None, object: Vec::new() };
         if self.first.is_none() {
             self.first = Some(posted)
         } else {
@@ -145,21 +147,21 @@ impl ProgressEngine {
             Attempt::Wait => None,
         };
         // SAFETY: the place is valid during the call (this function's contract).
-        unsafe { self.wait_one(inner, &(*context, memory), begun, limit) }
+        unsafe { self.wait_one(inner, &(*context, memory), begun, limit) }.map(|(received, _)| received)
     }
 
-    /// Posts one message, unless it has begun, and waits for it.
+    /// Posts one message, unless it has begun, and waits for it; what came, and the bytes of an object that was received.
     ///
     /// # Safety
     ///
     /// The place stays valid, and untouched by others, during the call.
-    unsafe fn wait_one<'a>(
+    pub(super) unsafe fn wait_one<'a>(
         &'a self,
         inner: Locked<'a, Inner>,
         message: &(MessageContext, MessageBuffer),
         begun: Option<Ticket>,
         limit: Duration,
-    ) -> Result<Received> {
+    ) -> Result<(Received, Vec<u8>)> {
         let mut posted = Posteds::new(self, 1);
         // Declared after `posted`, which takes the lock when it is dropped.
         let mut inner = inner;
@@ -170,7 +172,7 @@ impl ProgressEngine {
         // SAFETY: the place is valid during the call (this function's contract), and `posted` lives less long; there is room for one.
         unsafe { posted.post(&mut inner, message, begun, &deadline) }?;
         self.wait_all(inner, &mut posted)?;
-        let received = posted.all().find_map(|posted| posted.received);
+        let received = posted.first.as_mut().and_then(|posted| Some((posted.received?, std::mem::take(&mut posted.object))));
         received.ok_or_else(|| Error::argument("message", "nothing was posted"))
     }
 
@@ -192,6 +194,7 @@ impl ProgressEngine {
             // SAFETY: `bytes` initialised bytes at `into`, this receive's alone until it is done or the ticket was cancelled (this function's
             // contract).
             MessageBuffer::Receive { into, bytes } => unsafe { inner.messages.try_receive(peer, tag, element, into, bytes) },
+            MessageBuffer::Object { .. } => Attempt::Wait,
         }
     }
 
@@ -260,10 +263,11 @@ impl ProgressEngine {
         loop {
             let mut pending = None;
             let all = posted.first.iter_mut().chain(&mut posted.others);
-            for Posted { ticket, request, received } in all.filter(|posted| posted.received.is_none()) {
-                match inner.messages.poll(*ticket) {
-                    Some(outcome) => {
+            for Posted { ticket, request, received, object } in all.filter(|posted| posted.received.is_none()) {
+                match inner.messages.poll_object(*ticket) {
+                    Some((outcome, bytes)) => {
                         *received = Some(self.outcome(outcome, request)?);
+                        *object = bytes;
                         self.recorder.end_message(request.number);
                     }
                     None => pending = Some(&*request),

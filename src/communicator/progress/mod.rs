@@ -5,6 +5,7 @@
 
 mod background;
 mod blocking;
+mod bytes;
 mod outcome;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -180,6 +181,7 @@ impl ProgressEngine {
             MessageBuffer::Receive { into, bytes } => unsafe {
                 inner.messages.post_receive(context.peer, Some(context.tag), context.element, into, bytes)
             },
+            MessageBuffer::Object { most } => inner.messages.post_object_receive(context.peer, context.tag, most),
         }
     }
 }

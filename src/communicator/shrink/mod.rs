@@ -183,6 +183,6 @@ impl World for Communicator {
         let world_ranks = shared.world_ranks_of(setup.members);
         let origin = Origin::Communicator { recovery, world_ranks, name, trace: shared.trace.clone() };
         let start = Start { rank: setup.place, world_size: setup.members.len(), config, listen: shared.listen, origin };
-        connect_over_store(store, start, watch, setup.deadline)
+        connect_over_store(store, start, watch, setup.deadline).inspect(|comm| comm.keep_store(self.kept_store()))
     }
 }

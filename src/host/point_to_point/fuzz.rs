@@ -18,6 +18,9 @@ const TRUTHS: TypeTag = TypeTag::Scalar(DType::Bool);
 const UNTOUCHED: u8 = 0xa5;
 /// As much lies around each of them.
 const GUARD: usize = 64;
+/// The tag under which an object is received, and the largest that is.
+const OBJECT_TAG: u64 = 4;
+const OBJECT_BYTES: usize = 150_000;
 /// The tag of the peer that is right, and its message.
 const RIGHT: (u64, &[u8]) = (7, b"well said");
 
@@ -113,6 +116,7 @@ fn run(bytes: &[u8], jitter: u64) -> (Vec<Received>, Option<AbortReason>) {
     for (place, (from, tag)) in places.iter_mut().zip([(1, Some(1)), (1, Some(2)), (1, None), (2, Some(RIGHT.0))]) {
         place.post(&mut messages, from, tag);
     }
+    let object = messages.post_object_receive(Some(1), OBJECT_TAG, OBJECT_BYTES);
     for data in [&short[..], &long] {
         // SAFETY: both outlive the engine and are not written.
         let _ = unsafe { messages.post_send(1, 5, TRUTHS, data.as_ptr(), data.len()) };
@@ -123,13 +127,19 @@ fn run(bytes: &[u8], jitter: u64) -> (Vec<Received>, Option<AbortReason>) {
         }
     }
     let outcomes = places.each_ref().map(|place| place.ticket.map(|ticket| messages.poll(ticket)));
+    let object = object.ok().map(|ticket| {
+        let (outcome, bytes) = messages.poll_object(ticket).expect("a request ends with its peer's link");
+        assert!(bytes.len() <= OBJECT_BYTES && outcome.is_ok_and(|envelope| envelope.bytes == bytes.len()) || bytes.is_empty());
+        outcome.map(|envelope| (envelope.source, envelope.tag, bytes))
+    });
     let heard = messages.heard();
     drop(messages);
-    let received: Vec<Received> = places
+    let mut received: Vec<Received> = places
         .iter()
         .zip(outcomes)
         .map(|(place, outcome)| place.check(outcome.map(|outcome| outcome.expect("a request ends with its peer's link"))))
         .collect();
+    received.push(object);
     assert_eq!(received[3], Some(Ok((2, RIGHT.0, RIGHT.1.to_vec()))), "the other peer's message");
     (received, heard)
 }
@@ -142,11 +152,17 @@ pub(in crate::host) fn seeds(abort_reasons: &[AbortReason]) -> Vec<(&'static str
     };
     let eager = |tag, bytes: usize| [frame(Frame::Eager { tag, element: TRUTHS, bytes }), vec![3; bytes]].concat();
     let long = |message, bytes| frame(Frame::RequestToSend { message, tag: 3, element: TRUTHS, bytes });
+    let object = |bytes: usize| [frame(Frame::Eager { tag: OBJECT_TAG, element: TypeTag::Object, bytes }), vec![5; bytes]].concat();
+    let large_object = |bytes| frame(Frame::RequestToSend { message: 7, tag: OBJECT_TAG, element: TypeTag::Object, bytes });
     let mut streams = vec![
         [eager(1, 20), eager(2, 0), eager(9, 100)].concat(),
         [eager(3, 100), eager(1, 64), eager(1, 8), frame(Frame::Credit { cost: 1 << 10 })].concat(),
         [long(0, 70_000), frame(Frame::Data { reply: 2, bytes: 100 }), vec![4; 100]].concat(),
         [long(4, 70_000), frame(Frame::Withdraw { message: 4 })].concat(),
+        // The first goes to the receive of any tag, the second to that of an object.
+        [object(3), object(900), object(0)].concat(),
+        [eager(9, 1), large_object(150_000), frame(Frame::Data { reply: 4, bytes: 5000 }), vec![6; 5000]].concat(),
+        [eager(9, 1), large_object(150_001)].concat(),
         frame(Frame::ClearToSend { message: 1, reply: 9 }),
         frame(Frame::Refuse { message: 1, element: TypeTag::Plain(12), capacity: 10 }),
         frame(Frame::Leave { opened: 0 }),

@@ -17,6 +17,14 @@ pub(super) const fn cost(message_bytes: usize) -> usize {
     if message_bytes <= EAGER_BYTES { message_bytes + OVERHEAD_BYTES } else { OVERHEAD_BYTES }
 }
 
+/// The refusal of a message that is longer than its receive can take.
+fn too_long(peer: usize, element: TypeTag, sent: usize, capacity: usize) -> MessageError {
+    match element {
+        TypeTag::Object => MessageError::TooLarge { peer, sent, most: capacity },
+        _ => MessageError::Truncated { peer, sent, capacity },
+    }
+}
+
 /// One source's use of the limit.
 #[derive(Debug, Clone, Copy, Default)]
 struct Account {
@@ -131,7 +139,7 @@ impl MatchingState {
         }
     }
 
-    /// Whether a receive can take a message from `source`; why not.
+    /// Whether a receive can take a message from `source`, for which it then has room; why not.
     fn check(&mut self, receive: u32, source: usize, element: TypeTag, bytes: usize) -> Result<(), MessageError> {
         let Some(Receiving { element: expected, into, .. }) = self.requests.receive(receive) else { return Ok(()) };
         let capacity = into.as_ref().map_or(0, Destination::capacity);
@@ -139,7 +147,10 @@ impl MatchingState {
             return Err(MessageError::TypeMismatch { peer: source, sent: element, expected: *expected });
         }
         if bytes > capacity {
-            return Err(MessageError::Truncated { peer: source, sent: bytes, capacity });
+            return Err(too_long(source, element, bytes, capacity));
+        }
+        if let Some(into) = into {
+            into.make_room(bytes);
         }
         Ok(())
     }
@@ -358,7 +369,7 @@ impl MatchingState {
         let &mut Sending { to, element: sent, bytes, .. } = self.answered(link, message)?;
         let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
         let refusal = if sent == element {
-            MessageError::Truncated { peer: to, sent: bytes, capacity }
+            too_long(to, sent, bytes, capacity)
         } else {
             MessageError::TypeMismatch { peer: to, sent, expected: element }
         };
@@ -434,7 +445,7 @@ impl MatchingState {
         let accounts = &mut self.accounts;
         self.matching.take_back(peer, announced, |_| accounts[peer].waiting -= OVERHEAD_BYTES);
         let concerned = self.requests.find(|request| match request {
-            Request::Done(_) => false,
+            Request::Done(..) => false,
             Request::Send(sending) => sending.to == peer,
             Request::Receive(Receiving { from, phase, .. }) => match phase {
                 ReceivePhase::Posted => from.map_or(was_last, |from| from == peer),

@@ -129,6 +129,22 @@ impl<C: Connector> Messages<C> {
     ) -> Result<Ticket, Interrupted> {
         // SAFETY: promised by the caller for as long as the request is under way, and the destination is dropped with the request.
         let into = unsafe { Destination::new(element, into, capacity_bytes) };
+        self.post_destination(from, tag, element, into)
+    }
+
+    /// Begins to receive an object of any length up to `most`, into memory that is made once the length is known. The rest as
+    /// [`Messages::post_receive`].
+    pub(crate) fn post_object_receive(&mut self, from: Option<usize>, tag: u64, most: usize) -> Result<Ticket, Interrupted> {
+        self.post_destination(from, Some(tag), TypeTag::Object, Destination::own(most))
+    }
+
+    fn post_destination(
+        &mut self,
+        from: Option<usize>,
+        tag: Option<u64>,
+        element: TypeTag,
+        into: Destination,
+    ) -> Result<Ticket, Interrupted> {
         let (receive, answer) = self.matching_state.receive(from, tag, element, into);
         let posting = Posting { ticket: self.matching_state.requests.ticket(receive), messages: self };
         let messages = &mut *posting.messages;
@@ -272,11 +288,18 @@ impl<C: Connector> Messages<C> {
 
     /// Takes the outcome of a request; `None` while it is under way, and for a void ticket.
     pub(crate) fn poll(&mut self, ticket: Ticket) -> Option<Outcome> {
-        let index = self.matching_state.requests.index(ticket)?;
-        let Some(Request::Done(outcome)) = self.matching_state.requests.request(index) else { return None };
-        let outcome = *outcome;
-        self.matching_state.requests.remove(index);
-        Some(outcome)
+        self.poll_object(ticket).map(|(outcome, _)| outcome)
+    }
+
+    /// As [`Messages::poll`], with the bytes of an object that was received.
+    pub(crate) fn poll_object(&mut self, ticket: Ticket) -> Option<(Outcome, Vec<u8>)> {
+        let requests = &mut self.matching_state.requests;
+        let index = requests.index(ticket)?;
+        if !matches!(requests.request(index), Some(Request::Done(..))) {
+            return None;
+        }
+        let Some(Request::Done(outcome, message)) = requests.remove(index) else { return None };
+        Some((outcome, message))
     }
 
     /// Cancels a request: its memory is not touched again, and its ticket is void.
@@ -288,7 +311,7 @@ impl<C: Connector> Messages<C> {
         match self.matching_state.requests.request(index) {
             Some(&Request::Send(Sending { to, phase, .. })) => self.cancel_send(index, to, phase),
             Some(&Request::Receive(Receiving { phase, .. })) => self.cancel_receive(index, phase),
-            Some(Request::Done(_)) | None => {
+            Some(Request::Done(..)) | None => {
                 self.matching_state.requests.remove(index);
             }
         }

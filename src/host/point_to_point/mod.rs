@@ -101,6 +101,16 @@ pub(crate) enum MessageError {
         /// Length of the receive's memory in bytes.
         capacity: usize,
     },
+    /// The object is larger than its receiver takes.
+    #[error("an object of {sent} B met a receive that takes {most} B at most (Config::object_limit_bytes; the other side is rank {peer})")]
+    TooLarge {
+        /// The other side.
+        peer: usize,
+        /// Size of the object in bytes.
+        sent: usize,
+        /// The largest that the receiver takes.
+        most: usize,
+    },
     /// The sender cancelled a long message after it had met this receive. Some of it may have been written.
     #[error("rank {peer} cancelled the message while it was being received")]
     Withdrawn {

@@ -10,6 +10,15 @@ use crate::host::bools;
 
 use super::{Envelope, Outcome, Ticket};
 
+/// The memory of a receive.
+#[derive(Debug)]
+enum Room {
+    /// The caller's.
+    Lent { start: *mut u8, bytes: usize },
+    /// The request's own, made when a message has met it; none that is longer than `most`.
+    Own { bytes: Vec<u8>, most: usize },
+}
+
 /// The bytes of a message that is being sent. It exists inside a pending request, until that finishes or is cancelled, and while a call
 /// tries to do without a request.
 #[derive(Debug)]
@@ -44,15 +53,14 @@ impl Source {
 /// values, however the request ended.
 #[derive(Debug)]
 pub(super) struct Destination {
-    start: *mut u8,
-    bytes: usize,
+    memory: Room,
     /// Up to where a message that should be truth values was, or may have been, written.
     unnormalised: usize,
     is_bool: bool,
 }
 
-// SAFETY: an address of plain bytes; `Destination::new` has the caller promise that they are ours alone as long as the value
-// exists, on whichever thread.
+// SAFETY: a vector, or an address of plain bytes; `Destination::new` has the caller promise that they are ours alone as long as the
+// value exists, on whichever thread.
 unsafe impl Send for Destination {}
 
 impl Destination {
@@ -60,28 +68,52 @@ impl Destination {
     ///
     /// As long as the value exists, the bytes at `start` are initialised, may be written, and nobody else reads or writes them.
     pub(super) unsafe fn new(element: TypeTag, start: *mut u8, bytes: usize) -> Self {
-        Self { start, bytes, unnormalised: 0, is_bool: element.is_bool() }
+        Self { memory: Room::Lent { start, bytes }, unnormalised: 0, is_bool: element.is_bool() }
+    }
+
+    /// Memory of its own for a message of any length up to `most`.
+    pub(super) fn own(most: usize) -> Self {
+        Self { memory: Room::Own { bytes: Vec::new(), most }, unnormalised: 0, is_bool: false }
+    }
+
+    /// A message of this length, which is not longer than the capacity, is about to be written.
+    pub(super) fn make_room(&mut self, length: usize) {
+        if let Room::Own { bytes, .. } = &mut self.memory {
+            *bytes = vec![0; length];
+        }
+    }
+
+    /// The memory of its own, with the message; empty where it is the caller's.
+    fn take_own(&mut self) -> Vec<u8> {
+        match &mut self.memory {
+            Room::Own { bytes, .. } => std::mem::take(bytes),
+            Room::Lent { .. } => Vec::new(),
+        }
     }
 
     /// Some of the bytes, to be written; `None` where there are not as many.
     pub(super) fn part(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         if self.is_bool {
-            self.unnormalised = self.unnormalised.max(range.end.min(self.bytes));
+            self.unnormalised = self.unnormalised.max(range.end.min(self.capacity()));
         }
         self.as_mut_slice().get_mut(range)
     }
 
     fn as_mut_slice(&mut self) -> &mut [u8] {
-        if self.bytes == 0 {
-            return &mut [];
+        match &mut self.memory {
+            Room::Lent { bytes: 0, .. } => &mut [],
+            // SAFETY: promised to `new`: initialised and ours alone as long as `self` exists; the borrow is exclusive.
+            Room::Lent { start, bytes } => unsafe { slice::from_raw_parts_mut(*start, *bytes) },
+            Room::Own { bytes, .. } => bytes,
         }
-        // SAFETY: promised to `new`: initialised and ours alone as long as `self` exists; the borrow is exclusive.
-        unsafe { slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 
-    /// How many bytes there are.
+    /// How long a message may be.
     pub(super) fn capacity(&self) -> usize {
-        self.bytes
+        match self.memory {
+            Room::Lent { bytes, .. } => bytes,
+            Room::Own { most, .. } => most,
+        }
     }
 }
 
@@ -144,7 +176,8 @@ pub(super) enum ReceivePhase {
 pub(super) enum Request {
     Send(Sending),
     Receive(Receiving),
-    Done(Outcome),
+    /// Over; and the message, where the receive had memory of its own.
+    Done(Outcome, Vec<u8>),
 }
 
 /// A slot. `generation` changes whenever tickets no longer name its request.
@@ -223,13 +256,15 @@ impl Requests {
         let abandoned = match self.request(index) {
             Some(Request::Send(sending)) => sending.data.is_none(),
             Some(Request::Receive(receiving)) => receiving.into.is_none(),
-            Some(Request::Done(_)) | None => return,
+            Some(Request::Done(..)) | None => return,
         };
         if abandoned {
             self.remove(index);
             return;
         }
-        self.slots[index as usize].request = Some(Request::Done(outcome));
+        let into = self.receive(index).filter(|_| outcome.is_ok()).and_then(|receiving| receiving.into.as_mut());
+        let message = into.map(Destination::take_own).unwrap_or_default();
+        self.slots[index as usize].request = Some(Request::Done(outcome, message));
     }
 
     /// Ends a send well. `rank` is this rank.

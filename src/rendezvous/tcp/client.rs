@@ -64,7 +64,22 @@ impl TcpStore {
 
     /// With a secret or without.
     pub(crate) fn open(host: &str, port: u16, timeout: Duration, secret: Option<&Secret>) -> Result<Self> {
-        let connection = Connection::open(host, port, secret, &Deadline::after(timeout))?;
+        Self::of(Connection::open(host, port, secret, &Deadline::after(timeout))?, host, port, timeout)
+    }
+
+    /// Connects to a server that was there before, and that `served` says something of for errors. Where it is gone, that is said at once.
+    pub(crate) fn open_again(host: &str, port: u16, timeout: Duration, secret: Option<&Secret>, served: &str) -> Result<Self> {
+        let connection = Connection::open_again(host, port, secret, &Deadline::after(timeout)).map_err(|error| match error {
+            Error::Io { doing, error } => Error::Io { doing: format!("{doing}, {served}"), error },
+            other => other,
+        })?;
+        let mut store = Self::of(connection, host, port, timeout)?;
+        store.server = format!("{}, {served}", store.server);
+        Ok(store)
+    }
+
+    /// Of a connection that was opened.
+    fn of(connection: Connection, host: &str, port: u16, timeout: Duration) -> Result<Self> {
         let server = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let local = connection.local_addr().map_err(|error| Error::io(format!("connecting to the store at {server}"), error))?.ip();
         Ok(Self { server, timeout, link: Mutex::new(Link { connection, lost: None }), local })

@@ -104,6 +104,14 @@ impl Connection {
         }
     }
 
+    /// Connects to a server that was there before: where it does not answer at once, it is gone.
+    pub(super) fn open_again(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline) -> Result<Self> {
+        Self::attempt(host, port, secret, deadline).or_else(|failure| {
+            let problem = failure.worth_another(host, port, true)?;
+            Err(Error::io(format!("connecting to the store at {host}:{port} again"), io::Error::other(problem)))
+        })
+    }
+
     /// Tries each address of the host once.
     fn attempt(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline) -> std::result::Result<Self, Failure> {
         let mut last = Failure::Late;

@@ -17,6 +17,10 @@ use crate::rendezvous::service::{ClientId, Service};
 use crate::tuning::admission::{Limits, STORE};
 use crate::tuning::store::{EVENTS, FAILED_WAIT_PAUSE};
 
+/// What the wake-up event counts when the server goes on until its clients have left, and when it does not wait for them.
+pub(super) const LINGERING: u64 = 1;
+pub(super) const AT_ONCE: u64 = 2;
+
 /// The wake-up event and the listener, among the numbers of clients, which never get so large.
 const WAKE_UP: ClientId = ClientId::MAX;
 const LISTENER: ClientId = ClientId::MAX - 1;
@@ -87,7 +91,9 @@ impl Daemon {
         loop {
             let found = self.wait(&mut events);
             if found.wake_up {
-                self.shutdown = Some(Deadline::after(self.linger));
+                let mut word = [0; 8];
+                let is_at_once = rustix::io::read(&*self.wake_up, &mut word).is_ok() && u64::from_ne_bytes(word) == AT_ONCE;
+                self.shutdown = Some(Deadline::after(if is_at_once { Duration::ZERO } else { self.linger }));
                 // It has been seen, and would end every wait at once.
                 let _ = epoll::delete(&self.epoll, &*self.wake_up);
             }

@@ -11,7 +11,7 @@ use std::{fmt, io};
 use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::daemon::Daemon;
+use super::daemon::{AT_ONCE, Daemon, LINGERING};
 use crate::fork::Process;
 use crate::proof::Secret;
 use crate::tuning::store::{BACKLOG, LINGER};
@@ -50,6 +50,8 @@ pub struct TcpStoreServer {
     served: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
     process: Process,
+    /// How its end is told to the thread.
+    last_word: u64,
 }
 
 impl TcpStoreServer {
@@ -106,7 +108,12 @@ impl TcpStoreServer {
         let served = daemon.served();
         let thread = std::thread::Builder::new().name("store-server".to_owned()).spawn(move || daemon.run());
         let thread = thread.map_err(|error| Error::io(doing, error))?;
-        Ok(Self { address, wake_up, served, thread: Some(thread), process: Process::this() })
+        Ok(Self { address, wake_up, served, thread: Some(thread), process: Process::this(), last_word: LINGERING })
+    }
+
+    /// Ends it without waiting for clients to leave: their connections are closed.
+    pub(crate) fn end_at_once(mut self) {
+        self.last_word = AT_ONCE;
     }
 
     /// How many requests it has carried out so far, greetings among them. A communicator of `n` ranks costs about 22 `n` to start.
@@ -134,8 +141,8 @@ impl Drop for TcpStoreServer {
             // The thread is the parent's, and goes on serving.
             return;
         }
-        // Adding 1 to a fresh counter cannot fail; were it to, joining would wait for ever.
-        if let Err(error) = rustix::io::write(&*self.wake_up, &1_u64.to_ne_bytes()) {
+        // Adding to a fresh counter cannot fail; were it to, joining would wait for ever.
+        if let Err(error) = rustix::io::write(&*self.wake_up, &self.last_word.to_ne_bytes()) {
             crate::event::warn!(address = %self.address, %error, "the store server could not be told to end");
             return;
         }

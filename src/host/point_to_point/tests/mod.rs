@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "posting takes memory for longer than the call")]
 
 mod ends;
+mod objects;
 mod protocol;
 mod traffic;
 
@@ -103,8 +104,8 @@ impl<C: Connector> Talk for Messages<C> {
             let mut pending = false;
             for index in tickets.iter().filter_map(|ticket| self.matching_state.requests.index(*ticket)) {
                 match self.matching_state.requests.request(index) {
-                    Some(Request::Done(Err(MessageError::Ended(abort_reason)))) => return Err((*abort_reason).into()),
-                    Some(Request::Done(_)) | None => {}
+                    Some(Request::Done(Err(MessageError::Ended(abort_reason)), _)) => return Err((*abort_reason).into()),
+                    Some(Request::Done(..)) | None => {}
                     Some(_) => pending = true,
                 }
             }
