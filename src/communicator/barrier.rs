@@ -62,7 +62,9 @@ impl Communicator {
         }
         let (missing, arrived): (Vec<Peer>, Vec<Peer>) =
             self.peers().iter().cloned().partition(|peer| missing.contains(&(peer.rank as u32)));
-        Err(Error::Timeout { doing: format!("monitored_barrier number {number}"), elapsed: deadline.elapsed(), missing, arrived })
+        let (doing, elapsed) = (format!("monitored_barrier number {number}"), deadline.elapsed());
+        let error = Error::Timeout { doing, elapsed, missing, arrived, meanwhile: Vec::new() };
+        Err(self.core.shared.recorder.with_meanwhile(error))
     }
 
     /// Rank 0: hears from everyone until the deadline, then tells everyone, the missing too, who was missing.

@@ -305,7 +305,7 @@ fn launch(
     devices.dedup_by_key(|device| device.number);
     let mut locks = Vec::with_capacity(devices.len());
     for device in devices {
-        let late = || (0, Error::Timeout { doing: doing(), elapsed: timeout, missing: Vec::new(), arrived: Vec::new() });
+        let late = || (0, Error::Timeout { doing: doing(), elapsed: timeout, missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() });
         locks.push(lock_within(&device.lock, timeout).ok_or_else(late)?);
     }
     if let Some(index) = inners.iter().position(|inner| inner.is_over()) {

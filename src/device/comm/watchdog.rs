@@ -114,7 +114,11 @@ impl Inner {
     /// The error of a deadline that has passed, which names who is known not to run.
     pub(super) fn timeout(&self, doing: String, elapsed: Duration) -> Error {
         let missing = self.liveness_probe().map_or_else(Vec::new, |liveness_probe| liveness_probe.standing_still());
-        Error::Timeout { doing, elapsed, missing, arrived: Vec::new() }
+        let error = Error::Timeout { doing, elapsed, missing, arrived: Vec::new(), meanwhile: Vec::new() };
+        match self.flight() {
+            Some(flight) => flight.with_meanwhile(error),
+            None => error,
+        }
     }
 
     /// The error of what has been waiting for so long, where the liveness probe knows a rank that is gone.
