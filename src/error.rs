@@ -49,6 +49,14 @@ fn list_arrivals(missing: &[Peer], arrived: &[Peer]) -> String {
     format!("; still missing: {}; arrived: {}", list_peers(missing), list_peers(arrived))
 }
 
+/// What else was waited in, in words; nothing where there was none.
+fn list_meanwhile(meanwhile: &[String]) -> String {
+    if meanwhile.is_empty() {
+        return String::new();
+    }
+    format!("; meanwhile this process waited in {}: are two communicators used in opposite orders?", meanwhile.join(", and in "))
+}
+
 /// Everything that can go wrong, with what was being done when it did.
 ///
 /// Use the predicates ([`Error::is_timeout`] and the like) where you can: they stay true when variants are added.
@@ -116,7 +124,7 @@ pub enum Error {
         reason: String,
     },
     /// The deadline passed.
-    #[error("{doing}: timed out after {:.3} s{}", elapsed.as_secs_f64(), list_arrivals(missing, arrived))]
+    #[error("{doing}: timed out after {:.3} s{}{}", elapsed.as_secs_f64(), list_arrivals(missing, arrived), list_meanwhile(meanwhile))]
     Timeout {
         /// What was being done: the call with its sequence number.
         doing: String,
@@ -126,6 +134,9 @@ pub enum Error {
         missing: Vec<Peer>,
         /// Who had.
         arrived: Vec<Peer>,
+        /// What else this process has waited in meanwhile, on other communicators, in words: two that are used in opposite orders wait for
+        /// each other.
+        meanwhile: Vec<String>,
     },
     /// A peer died, closed its communicator early, or its connection broke.
     #[error("{doing}: lost {peer} after {:.3} s: {reason}", elapsed.as_secs_f64())]

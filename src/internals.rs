@@ -163,7 +163,13 @@ impl Link {
             }
             std::thread::yield_now();
         }
-        Err(Error::Timeout { doing: "opening a link".to_owned(), elapsed: LIMIT, missing: Vec::new(), arrived: Vec::new() })
+        Err(Error::Timeout {
+            doing: "opening a link".to_owned(),
+            elapsed: LIMIT,
+            missing: Vec::new(),
+            arrived: Vec::new(),
+            meanwhile: Vec::new(),
+        })
     }
 
     /// Writes a header and what it announces, all of it.
@@ -269,9 +275,13 @@ impl Mailboxes {
         match self.group.volley(is_first, words(is_first), LOOKS) {
             Some(theirs) if theirs == words(!is_first) => Ok(()),
             Some(theirs) => Err(Error::Protocol { with: "the other rank".to_owned(), reason: format!("{theirs:?} in volley {number}") }),
-            None => {
-                Err(Error::Timeout { doing: "a volley".to_owned(), elapsed: LIMIT, missing: vec![Peer::unknown(1)], arrived: Vec::new() })
-            }
+            None => Err(Error::Timeout {
+                doing: "a volley".to_owned(),
+                elapsed: LIMIT,
+                missing: vec![Peer::unknown(1)],
+                arrived: Vec::new(),
+                meanwhile: Vec::new(),
+            }),
         }
     }
 

@@ -449,6 +449,12 @@ pub(crate) mod flight {
     pub(crate) const ERRORS: usize = 32;
     /// Between two times that a waiter says whom it waits for.
     pub(crate) const TELL_EVERY: Duration = Duration::from_millis(50);
+    /// Records of each kind that are read of every communicator of the process where a deadline has passed.
+    pub(crate) const LOOKED_AT: u64 = 16;
+    /// Calls of other communicators that the error of a deadline names at most.
+    pub(crate) const MEANWHILE: usize = 3;
+    /// Such a call has waited for one part in so many of the time that the deadline gave, or more: what is quick has nothing to do with it.
+    pub(crate) const SHARE: u64 = 10;
 }
 
 /// Start-up.

@@ -24,7 +24,16 @@ fn every_variant() -> Vec<(&'static str, Error)> {
         ("Unsupported", Error::Unsupported { what, reason: reason.clone() }),
         ("Mismatch", Error::Mismatch { first: peer(0), first_call, second: peer(1), second_call }),
         ("Message", Error::Message { doing: doing.clone(), reason: reason.clone() }),
-        ("Timeout", Error::Timeout { doing: doing.clone(), elapsed, missing: vec![peer(1)], arrived: vec![peer(0)] }),
+        (
+            "Timeout",
+            Error::Timeout {
+                doing: doing.clone(),
+                elapsed,
+                missing: vec![peer(1)],
+                arrived: vec![peer(0)],
+                meanwhile: vec!["a call of another".to_owned()],
+            },
+        ),
         ("PeerLost", Error::PeerLost { doing: doing.clone(), peer: peer(1), elapsed, reason: reason.clone() }),
         ("Closed", Error::Closed { call: call.clone() }),
         ("Conflict", Error::Conflict { reason: reason.clone() }),

@@ -69,7 +69,9 @@ impl Communicator {
         }
         let (missing, arrived): (Vec<Peer>, Vec<Peer>) =
             self.peers().iter().cloned().partition(|peer| missing.contains(&(peer.rank as u32)));
-        Err(Error::Timeout { doing: format!("monitored_barrier number {number}"), elapsed: deadline.elapsed(), missing, arrived })
+        let (doing, elapsed) = (format!("monitored_barrier number {number}"), deadline.elapsed());
+        let error = Error::Timeout { doing, elapsed, missing, arrived, meanwhile: Vec::new() };
+        Err(self.core.shared.recorder.with_meanwhile(error))
     }
 
     /// Waits until every rank has entered a barrier under this tag. It is no collective: it runs beside the collectives of other threads and
@@ -144,7 +146,9 @@ impl Communicator {
     fn late_at(&self, tag: u32, standing: &Standing, deadline: &Deadline) -> Error {
         let (arrived, missing) = standing.known(self.rank(), self.world_size());
         let peers = |ranks: Vec<usize>| ranks.into_iter().map(|rank| self.peers()[rank].clone()).collect();
-        Error::Timeout { doing: tagged(tag), elapsed: deadline.elapsed(), missing: peers(missing), arrived: peers(arrived) }
+        let (missing, arrived) = (peers(missing), peers(arrived));
+        let late = Error::Timeout { doing: tagged(tag), elapsed: deadline.elapsed(), missing, arrived, meanwhile: Vec::new() };
+        self.core.shared.recorder.with_meanwhile(late)
     }
 
     /// Rank 0: hears from everyone until the deadline, then tells everyone, the missing too, who was missing.

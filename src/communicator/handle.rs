@@ -34,7 +34,11 @@ use crate::ticket_lock::{NoTurn, TicketLock};
 /// the order in which they are called; that all ranks call them in one order is the program's affair, and what differs is told as a
 /// mismatch. Threads that need no common order take a communicator each, by [`split`](Self::split). Messages wait for nobody's
 /// collectives. A call that waits for its turn behind another thread's does so for at most its timeout; it has not begun then, and the
-/// communicator lives on. Two communicators that two ranks use in opposite orders wait for each other until a deadline passes.
+/// communicator lives on.
+///
+/// Two communicators that two ranks, or two threads, use in opposite orders wait for each other until a deadline passes. The error then
+/// names the call, whom it waited for, and what else this process has waited in meanwhile ([`Error::Timeout`]); where the ranks are processes, each
+/// names its own call, and `collperf --explain-hang` puts them side by side.
 ///
 /// After a lost peer, a mismatch, an abort or a deadline that passed inside a collective the communicator is ended: further
 /// calls are refused with an error that carries the first one; [`shrink`](Self::shrink) makes a new one of the ranks that are left.
@@ -211,6 +215,12 @@ impl Communicator {
 
     /// The same communicator, with a timeout of its own for the calls made with this handle: for one call, or kept.
     ///
+    /// A call on devices is queued, and this is how long the device may take for it. Its time counts from when it is queued (to a tenth of a
+    /// second), or from when all is over that this communicator had queued before with other timeouts, if that is later: NCCL runs a
+    /// communicator's calls in their order. So no call's timeout shortens or lengthens another's. Where one passes the communicator ends. A
+    /// call with another timeout than the one before it costs an event on each stream that is in use. Who waits for a started call, or
+    /// in [`Device::synchronize`](crate::Device::synchronize), does so for this long, counted from the call.
+    ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
     /// # use std::time::Duration;
@@ -232,16 +242,21 @@ impl Communicator {
     /// Why a call did not get its turn.
     #[cold]
     pub(super) fn no_turn(&self, call: &'static str, why: NoTurn) -> Error {
+        self.no_turn_behind(call, why, || self.core.shared.under_way())
+    }
+
+    /// The same, of a turn behind what is found to be under way.
+    #[cold]
+    pub(super) fn no_turn_behind(&self, call: &'static str, why: NoTurn, under_way: impl FnOnce() -> Option<String>) -> Error {
         match why {
             NoTurn::Forked => forked(call.to_owned()),
             NoTurn::Inside => Error::argument(call, "called from within a call of the same communicator"),
             NoTurn::Late => {
-                let before = match self.core.shared.under_way() {
-                    Some(before) => format!("behind {before}, which another thread called before"),
-                    None => "behind calls that other threads made before".to_owned(),
-                };
-                let doing = format!("{call}, which has not begun: waiting for its turn {before}");
-                Error::Timeout { doing, elapsed: self.timeout(), missing: Vec::new(), arrived: Vec::new() }
+                let before = under_way().unwrap_or_else(|| "calls".to_owned());
+                let doing = format!("{call}, which has not begun: waiting for its turn behind {before}, called before");
+                let late =
+                    Error::Timeout { doing, elapsed: self.timeout(), missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() };
+                self.core.shared.recorder.with_meanwhile(late)
             }
         }
     }

@@ -124,9 +124,13 @@ impl Communicator {
 ///
 /// Messages on device buffers go over NCCL: both ends must name the same length and type; there are no tags, and no receiving from any source.
 /// A sender says over the host plane what it sends, and a receive waits on the host until its sender has made the call, before it is queued
-/// on the device. Where the two ends differ, the receiver gets a `Mismatch`, and the communicator ends on all ranks. All calls on devices, messages
-/// too, are one sequence for NCCL: those of several threads take turns, and a receive keeps its turn until its sender has made the call. So
-/// threads that send and receive on devices beside each other take a [`group`](Self::group) together, or a communicator each.
+/// on the device. Where the two ends differ, the receiver gets a `Mismatch`, and the communicator ends on all ranks.
+///
+/// All calls on devices, messages too, are one sequence for NCCL, which runs a communicator's calls one after the other in the order in which
+/// they were queued, on whatever streams. So those of several threads take turns, and a receive keeps its turn until its sender has made the
+/// call: a call that passed it would be queued before the receive here, and may be queued after the send there, and the devices would wait for
+/// each other. What waits behind it for longer than its timeout gets a `Timeout` that says so, and the communicator lives on. Threads that send
+/// and receive on devices beside each other take a [`group`](Self::group) together, or a communicator each.
 ///
 /// Errors: `InvalidArgument` for a rank or tag that cannot be, `Message` where the two ends do not fit together (both get it,
 /// and the communicator lives on), `PeerLost`, `Timeout`, `Poisoned`.

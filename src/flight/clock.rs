@@ -118,6 +118,11 @@ impl Timeline {
         Self { first: start.ticks, last, span, now: since_1970() }
     }
 
+    /// The time of the last look, in nanoseconds since 1970.
+    pub(super) fn now(&self) -> u64 {
+        u64::try_from(self.now.as_nanos()).unwrap_or(u64::MAX)
+    }
+
     /// When that was, in nanoseconds since 1970; `None` for 0, which stands for no look at the clock.
     pub(super) fn nanoseconds(&self, ticks: u64) -> Option<u64> {
         if ticks == 0 {

@@ -24,10 +24,15 @@
 //! where the rings overlap. It says that a rank is behind only where others are stuck in a call that this rank has not come to: a collective
 //! that is over anywhere was entered everywhere. The handler of SIGUSR1 is installed on request, over no other. It writes to an eventfd; a
 //! thread does the rest.
+//!
+//! The recorders of a process know of each other (`living.rs`): where a deadline passes, the error says what else the process has waited in
+//! meanwhile, on other communicators (`meanwhile.rs`).
 
 mod answers;
 mod clock;
 mod file;
+mod living;
+mod meanwhile;
 mod record;
 mod recorder;
 mod ring;
@@ -51,10 +56,10 @@ use clock::{Clock, since_1970};
 use ring::{Ring, Stage};
 
 pub(crate) use file::{Json, write_whole};
+pub(crate) use living::enlist;
 pub(crate) use record::{About, Message};
 pub use record::{Plane, Record, State};
 pub use recorder::Recorder;
-pub(crate) use signal::enlist;
 pub use signal::{write_records, write_records_on_sigusr1};
 
 /// Where the collective that is under way stands; one at a time.

@@ -120,6 +120,20 @@ impl Message {
     }
 }
 
+/// What four words of a ring say, as errors name it: `all_reduce(sum, f32, count 4) number 7`, `recv from rank 1, tag 5`.
+pub(super) fn in_words(plane: Plane, words: [u64; 4]) -> Option<String> {
+    let record = Record::decode(0, plane, words)?;
+    let words = match (Call::from_record(words).filter(|_| record.sequence.is_some()), record.peer) {
+        (Some(call), _) => call.to_string(),
+        (None, Some(peer)) => format!("{} {} rank {peer}", record.kind, if record.kind == CallKind::Send { "to" } else { "from" }),
+        (None, None) => "recv from any rank".to_owned(),
+    };
+    // Larger tags are the crate's own.
+    let tag = record.tag.filter(|tag| (1..1 << 63).contains(tag)).map_or_else(String::new, |tag| format!(", tag {tag}"));
+    let place = if plane == Plane::Device { " on the device" } else { "" };
+    Some(words + &tag + place)
+}
+
 impl Record {
     /// What four words of a ring say; `None` for words that no call has.
     pub(super) fn decode(number: u64, plane: Plane, words: [u64; 4]) -> Option<Self> {

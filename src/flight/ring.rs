@@ -146,8 +146,13 @@ impl Ring {
 
     /// The records that are there, oldest first. What is written over meanwhile is left out.
     pub(super) fn read(&self) -> Vec<Raw> {
+        self.read_last(u64::MAX)
+    }
+
+    /// The last so many of them.
+    pub(super) fn read_last(&self, most: u64) -> Vec<Raw> {
         let begun = self.begun();
-        let oldest = begun.saturating_sub(self.slots.len() as u64);
+        let oldest = begun.saturating_sub(most.min(self.slots.len() as u64));
         (oldest..begun).filter_map(|id| self.read_one(id)).collect()
     }
 

@@ -7,30 +7,20 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Mutex, OnceLock};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::Flight;
+use super::living::living;
 use crate::error::{Error, Result};
 use crate::event;
 use crate::fork::Process;
-
-/// The recorders of this process's communicators.
-static LIVING: Mutex<Vec<Weak<Flight>>> = Mutex::new(Vec::new());
 
 /// Where a signal writes; set once the handler is there.
 static FOLDER: Mutex<Option<(PathBuf, Process)>> = Mutex::new(None);
 
 /// What the handler writes to, and the process in which it does. A static is never dropped, so the descriptor is never closed.
 static SIGNAL_EVENT: OnceLock<(OwnedFd, Process)> = OnceLock::new();
-
-/// Adds a recorder to those that a signal writes.
-pub(crate) fn enlist(flight: &Arc<Flight>) {
-    let mut living = event::lock(&LIVING);
-    living.retain(|flight| flight.strong_count() > 0);
-    living.push(Arc::downgrade(flight));
-}
 
 /// From now on SIGUSR1 has a thread write the flight records of all communicators of this process into `folder`, also those of calls
 /// that are stuck; called again, it changes the folder. Without this call the signal is left alone.
@@ -76,8 +66,7 @@ pub fn write_records(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
 }
 
 fn write_all(folder: &Path, reason: &str) -> Result<Vec<PathBuf>> {
-    let living: Vec<_> = event::lock(&LIVING).iter().filter_map(Weak::upgrade).filter(|flight| !flight.is_foreign()).collect();
-    let written: Vec<_> = living.iter().map(|flight| flight.write(folder, reason)).collect();
+    let written: Vec<_> = living().iter().map(|flight| flight.write(folder, reason)).collect();
     written.into_iter().collect()
 }
 

@@ -162,7 +162,7 @@ impl AbortReason {
                 Error::PeerLost { doing, peer: peer(rank), elapsed, reason: "it closed its communicator".to_owned() }
             }
             AbortReason::TimedOut { waiting, missing } => {
-                Error::Timeout { doing, elapsed, missing: vec![peer(missing)], arrived: vec![peer(waiting)] }
+                Error::Timeout { doing, elapsed, missing: vec![peer(missing)], arrived: vec![peer(waiting)], meanwhile: Vec::new() }
             }
             AbortReason::Aborted { by } => Error::Aborted { doing, by: peer(by) },
             AbortReason::Failed { rank } => Error::PeerLost {

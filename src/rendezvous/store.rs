@@ -201,5 +201,5 @@ pub(super) fn wait_timeout(missing: &[&str], keys: usize, deadline: &Deadline) -
 
 /// A timeout of a store: it knows keys, not ranks.
 pub(super) fn timeout(doing: String, deadline: &Deadline) -> Error {
-    Error::Timeout { doing, elapsed: deadline.elapsed(), missing: Vec::new(), arrived: Vec::new() }
+    Error::Timeout { doing, elapsed: deadline.elapsed(), missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() }
 }

@@ -100,6 +100,11 @@ impl Entry {
         format!("{direction} {peer}{tag} ({}, count {})", self.dtype, self.count)
     }
 
+    /// The collective with its number, or the message.
+    pub(super) fn in_words(&self) -> String {
+        self.collective_seq_id.map_or_else(|| self.message(), |number| format!("{} number {number}", self.call()))
+    }
+
     /// Whether it lacked a peer, or still does.
     pub(super) fn is_stuck(&self) -> bool {
         let lacked = ["timeout", "peer_lost", "aborted"];

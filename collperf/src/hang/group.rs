@@ -177,10 +177,10 @@ impl Group {
             .flat_map(|group| group.records.values())
             .filter(|record| record.ranks.get(record.rank).is_some_and(|peer| (&peer.host_name, peer.pid) == (&me.host_name, me.pid)));
         let stuck = records.flat_map(|record| record.entries.iter().map(move |entry| (record, entry)));
-        stuck.rev().find(|(_, entry)| entry.is_stuck()).map(|(record, entry)| {
-            let what = entry.collective_seq_id.map_or_else(|| entry.message(), |number| format!("{} number {number}", entry.call()));
-            format!("{what} of communicator {} ({})", record.pg_name, record.pg_id)
-        })
+        stuck
+            .rev()
+            .find(|(_, entry)| entry.is_stuck())
+            .map(|(record, entry)| format!("{} of communicator {} ({})", entry.in_words(), record.pg_name, record.pg_id))
     }
 
     /// All ranks are in one call and none is behind: who waits for whom.
@@ -238,7 +238,7 @@ impl Group {
 }
 
 /// Whom a call waits for, or lacked.
-fn awaits(entry: &Entry) -> impl Iterator<Item = usize> {
+pub(super) fn awaits(entry: &Entry) -> impl Iterator<Item = usize> {
     let message = entry.peer.filter(|_| entry.collective_seq_id.is_none());
     let mut ranks: Vec<usize> = entry.waiting_for.iter().chain(&entry.error_ranks).copied().chain(message).collect();
     ranks.sort_unstable();

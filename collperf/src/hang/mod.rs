@@ -1,5 +1,6 @@
 //! Reads the flight records of a job's ranks and says in words what they were stuck in.
 
+mod circle;
 mod file;
 mod finding;
 mod group;
@@ -43,6 +44,7 @@ pub(crate) fn explain(folder: &Path) -> Result<String, Failure> {
         return Err(Failure::internal(format!("{skipped}{}: no flight records there", folder.display())));
     }
     let groups = Group::all(files);
+    let circles: String = circle::all(&groups).concat();
     let said: String = groups.iter().map(|group| group.explain(&groups)).collect();
-    Ok(format!("{skipped}{said}"))
+    Ok(format!("{skipped}{circles}{said}"))
 }

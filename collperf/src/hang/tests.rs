@@ -219,3 +219,48 @@ fn a_folder_without_records_is_an_error() {
     assert!(explain(folder.path()).unwrap_err().message.contains("no flight records there"));
     assert!(explain(&folder.path().join("gone")).unwrap_err().message.contains("gone"));
 }
+
+#[test]
+fn ranks_that_use_communicators_in_different_orders_are_a_circle() {
+    let late = |number, name, rank: usize| {
+        with(call(number, name, "failed"), json!({"error": "timed out", "error_kind": "timeout", "error_ranks": [rank]}))
+    };
+    let waits = |number, name, rank: usize| with(call(number, name, "started"), json!({"waiting_for": [rank]}));
+    let (world, split) = (call(6, "barrier", "completed"), call(0, "barrier", "completed"));
+    let records = [
+        record("world", 0, 2, &[world.clone(), late(7, "all_reduce", 1)]),
+        record("world", 1, 2, std::slice::from_ref(&world)),
+        record("world/0", 0, 2, std::slice::from_ref(&split)),
+        record("world/0", 1, 2, &[split.clone(), waits(1, "broadcast", 0)]),
+    ];
+    let said = verdict(&records);
+    says(
+        &said,
+        &[
+            "each waits for the next, and the last for the first: \
+             rank 0 (host a, pid 100) waits in all_reduce(sum, f32, count 4) number 7 of communicator world; \
+             rank 1 (host a, pid 101) waits in broadcast(f32, count 4, root 0) number 1 of communicator world/0; \
+             use these communicators in one order on all ranks",
+            "rank 1 (host a, pid 101) is behind: it has not come to all_reduce(sum, f32, count 4) number 7",
+            "its process is in broadcast(f32, count 4, root 0) number 1 of communicator world/0 (id of world/0)",
+        ],
+    );
+    assert_eq!(said.matches("each waits").count(), 1, "{said}");
+    // Both late for the same call on each: no circle.
+    let alike = [
+        record("world", 0, 2, &[world.clone(), late(7, "all_reduce", 1)]),
+        record("world/0", 0, 2, &[split.clone(), waits(1, "broadcast", 1)]),
+        record("world/0", 1, 2, &[split]),
+    ];
+    let said = verdict(&alike);
+    assert!(!said.contains("each waits"), "{said}");
+}
+
+#[test]
+fn a_circle_may_go_over_three_communicators() {
+    let waits = |rank: usize| [with(call(1, "barrier", "started"), json!({"waiting_for": [rank]}))];
+    let records = [record("a", 0, 3, &waits(1)), record("b", 1, 3, &waits(2)), record("c", 2, 3, &waits(0))];
+    let said = verdict(&records);
+    assert_eq!(said.matches("each waits").count(), 1, "{said}");
+    says(&said, &["barrier number 1 of communicator a; rank 1", "number 1 of communicator b; rank 2", "of communicator c; use these"]);
+}

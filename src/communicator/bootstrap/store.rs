@@ -114,7 +114,7 @@ impl StoreExchange {
             }
         }
         let doing = format!("rank {} waiting for the {} ranks of the job to come", self.rank, self.world_size);
-        Error::Timeout { doing, elapsed: deadline.elapsed(), missing, arrived }
+        Error::Timeout { doing, elapsed: deadline.elapsed(), missing, arrived, meanwhile: Vec::new() }
     }
 
     /// What a rank said of itself: host and process.

@@ -3,18 +3,28 @@
 //!
 //! From the first header on, other ranks count on this rank's calls. These are queued, or the communicator ends: NCCL would match a call that
 //! was announced and not queued with a later one, perhaps of another length.
+//!
+//! Headers are awaited in the turn at the device plane, though nothing is queued meanwhile and others could be. NCCL has the kernels of one
+//! communicator follow each other in the order of their launches, across streams, so sends and receives stand in one order with the collectives
+//! around them, the same on both ranks; a send that is larger than NCCL's buffers ends with its receive and not before. Say that rank 0 queues a
+//! send and then an `all_reduce`. Were rank 1 to await the header outside of its turn, another thread's `all_reduce` could be queued first, though
+//! the receive was called first: rank 0's device would be in the send and rank 1's in the `all_reduce`, each waiting for the other. Knowing better
+//! would take more than the header: rank 1 would have to know, before it queues an `all_reduce`, of every send that others queued before theirs.
+//! In the turn the order is that of the calls, which the program knows; who waits behind it is told what for.
 
 #![expect(unsafe_code, reason = "posting raw places to the progress engine")]
 
 use std::time::Duration;
 
 use super::compare::{self, Said};
-use crate::call::Call;
+use crate::call::{Call, CallKind};
 use crate::communicator::Communicator;
 use crate::communicator::message::{INTERNAL_TAG, MessageBuffer, MessageContext, receive_place, send_place};
+use crate::communicator::state::Shared;
 use crate::device::{self, DevicePlane, Job, Message};
 use crate::element::{DType, TypeTag};
 use crate::error::{Error, Result};
+use crate::flight;
 
 /// The tag of what a message's sender says of it.
 const MESSAGE_TAG: u64 = INTERNAL_TAG | 1 << 61;
@@ -60,6 +70,17 @@ fn comparing(mut error: Error, what: impl FnOnce() -> String) -> Error {
         *doing = format!("comparing {} (Config::check_device_calls)", what());
     }
     error
+}
+
+/// The receive that has a turn at the device plane, and waits for its sender there, in words.
+#[cold]
+pub(super) fn awaited_header(shared: &Shared) -> Option<String> {
+    let records = shared.recorder.records();
+    let is_awaited = |record: &&flight::Record| {
+        record.state == flight::State::Started && record.kind == CallKind::Recv && record.tag == Some(MESSAGE_TAG)
+    };
+    let from = records.iter().rev().find(is_awaited)?.peer?;
+    Some(format!("a recv on the device, whose sender, rank {from}, has not called yet"))
 }
 
 /// The terms of a header to or from a rank.

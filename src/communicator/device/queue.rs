@@ -9,6 +9,7 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
 use super::call::{DeviceCall, Guards, Hold, overlap, resolve};
+use super::headers::awaited_header;
 use crate::communicator::Communicator;
 use crate::communicator::completion::{Finished, State};
 use crate::communicator::message::Received;
@@ -82,7 +83,9 @@ impl Communicator {
         if self.core.shared.plane.is_used_here() {
             return Err(self.no_turn(call, NoTurn::Inside));
         }
-        device.plane().enter_call(self.timeout()).map(Some).map_err(|why| self.no_turn(call, why))
+        let shared = &self.core.shared;
+        let entered = device.plane().enter_call(self.timeout()).map(Some);
+        entered.map_err(|why| self.no_turn_behind(call, why, || awaited_header(shared).or_else(|| shared.under_way())))
     }
 
     /// Refuses what would ask the driver in a process that was forked from the communicator's.

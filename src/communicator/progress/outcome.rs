@@ -27,7 +27,7 @@ impl ProgressEngine {
     /// that takes long listeners are told, once.
     pub(super) fn check_pending(&self, request: &PendingMessage, has_warned: &mut bool) -> Result<Duration> {
         if let Some(abort_reason) = self.health.abort_reason() {
-            let error = abort_reason.to_error(&request.doing(), &request.deadline, &self.peers);
+            let error = self.stopped(&(*abort_reason).into(), request);
             self.health.keep_cause(&error);
             return Err(error);
         }
@@ -63,7 +63,7 @@ impl ProgressEngine {
 
     /// A stop, in the caller's terms.
     fn stopped(&self, stop: &Interrupted, request: &PendingMessage) -> Error {
-        stop.to_error(&request.doing(), &request.deadline, &self.peers)
+        self.recorder.with_meanwhile(stop.to_error(&request.doing(), &request.deadline, &self.peers))
     }
 
     /// A deadline that passed.
@@ -71,7 +71,8 @@ impl ProgressEngine {
         let is_missing = |peer: &Peer| request.context.peer.map_or(peer.rank != self.rank, |missing| peer.rank == missing);
         let missing: Vec<Peer> = self.peers.iter().filter(|peer| is_missing(peer)).cloned().collect();
         let arrived = self.peers.iter().filter(|peer| peer.rank == self.rank && !is_missing(peer)).cloned().collect();
-        Error::Timeout { doing: request.doing(), elapsed: request.deadline.elapsed(), missing, arrived }
+        let (doing, elapsed) = (request.doing(), request.deadline.elapsed());
+        self.recorder.with_meanwhile(Error::Timeout { doing, elapsed, missing, arrived, meanwhile: Vec::new() })
     }
 
     /// Tells listeners that a background message is over. Where it failed, or nobody holds its `Work` any more, this also drops its buffer:

@@ -125,7 +125,7 @@ impl<'a, W: World> Shrinking<'a, W> {
     fn late(&self) -> Error {
         let doing = "shrink: agreeing on who is left".to_owned();
         let (missing, arrived) = self.world.peers().iter().cloned().partition(|peer: &Peer| self.gone.contains(&peer.rank));
-        Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing, arrived }
+        Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing, arrived, meanwhile: Vec::new() }
     }
 
     /// What a rank says of this shrink at its recovery listener, and the store behind that; `None` where it is closed, or says nothing.
@@ -231,7 +231,13 @@ impl<'a, W: World> Shrinking<'a, W> {
         }
         let peers = self.world.peers();
         let doing = format!("shrink: waiting for {}, which leads it", peers[leader]);
-        Err(Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing: vec![peers[leader].clone()], arrived: vec![] })
+        Err(Error::Timeout {
+            doing,
+            elapsed: self.deadline.elapsed(),
+            missing: vec![peers[leader].clone()],
+            arrived: vec![],
+            meanwhile: vec![],
+        })
     }
 
     /// Leads a round; `None` where nothing came of it.

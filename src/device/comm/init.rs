@@ -303,5 +303,5 @@ fn finish(slot: Slot, config: RawConfig, parts: &Parts, deadline: &Deadline, doi
 }
 
 fn late(doing: &dyn Fn() -> String, deadline: &Deadline) -> Error {
-    Error::Timeout { doing: doing(), elapsed: deadline.elapsed(), missing: Vec::new(), arrived: Vec::new() }
+    Error::Timeout { doing: doing(), elapsed: deadline.elapsed(), missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() }
 }

@@ -198,8 +198,8 @@ pub(crate) type Part<'a> = (&'a NcclComm, &'a Arc<CudaStream>, &'a mut dyn FnMut
 impl NcclComm {
     /// Puts work on the stream. Returns when it is there, which takes other ranks only where NCCL has to connect to them first.
     ///
-    /// The device may take `timeout` for it, and so may NCCL before that, and other threads' calls; what takes longer ends the communicator.
-    /// Streams of the kind "the calling thread's own" are not watched.
+    /// NCCL may take `timeout` for it, and so may other threads' calls before it, and then the device, from when it has done what calls with
+    /// another timeout had queued before; what takes longer ends the communicator. Streams of the kind "the calling thread's own" are not watched.
     ///
     /// # Safety
     ///
@@ -214,12 +214,13 @@ impl NcclComm {
     ) -> Result<()> {
         let inner = self.inner();
         let mut last = inner.enter(doing, timeout)?;
-        if inner.inside(doing, timeout, work)? {
+        let in_time = |raw: &Raw<'_>| inner.allow(timeout).and_then(|()| work(raw));
+        if inner.inside(doing, timeout, in_time)? {
             let settled = settle(&[inner], doing, &Deadline::after(timeout), Inner::is_over);
             // Whoever revokes it goes on with splits and shrinks of it.
             settled.map_err(|(_, error)| if inner.is_revoked() { error } else { inner.end(error, doing) })?;
         }
-        inner.note(&mut last, stream, timeout);
+        inner.note(&mut last, stream);
         Ok(())
     }
 }
@@ -287,7 +288,7 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
     for (comm, stream, _) in parts.iter() {
         let place = inners.iter().position(|inner| Arc::ptr_eq(inner, comm.inner()));
         if let Some(gate) = place.and_then(|place| gates.get_mut(place)) {
-            comm.inner().note(gate, stream, timeout);
+            comm.inner().note(gate, stream);
         }
     }
     Ok(())
@@ -305,7 +306,8 @@ fn launch(
     devices.dedup_by_key(|device| device.number);
     let mut locks = Vec::with_capacity(devices.len());
     for device in devices {
-        let late = || (0, Error::Timeout { doing: doing(), elapsed: timeout, missing: Vec::new(), arrived: Vec::new() });
+        let late =
+            || (0, Error::Timeout { doing: doing(), elapsed: timeout, missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() });
         locks.push(lock_within(&device.lock, timeout).ok_or_else(late)?);
     }
     if let Some(index) = inners.iter().position(|inner| inner.is_over()) {
@@ -318,7 +320,7 @@ fn launch(
         all.try_for_each(|(comm, _, work)| {
             let inner = comm.inner();
             culprit = inners.iter().position(|known| Arc::ptr_eq(known, inner)).unwrap_or(0);
-            inner.call(inner.handle.load(Ordering::Acquire), |raw| work(raw)).map(|_| ())
+            inner.call(inner.handle.load(Ordering::Acquire), |raw| inner.allow(timeout).and_then(|()| work(raw))).map(|_| ())
         })
     });
     made.map_err(|refusal| (culprit, refusal.into_error(doing())))

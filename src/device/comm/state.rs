@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use nccl_sys::{Library, ncclComm, ncclResult_t};
 
 use super::lock::{BackOff, Device, lock_within};
-use super::stream_tracker::StreamTracker;
+use super::stream_tracker::{StreamTracker, Term};
 use crate::call::Call;
 use crate::deadline::Deadline;
 use crate::device::driver;
@@ -47,8 +47,12 @@ pub(in crate::device) struct Inner {
     pub(super) failure: OnceLock<Arc<Error>>,
     /// How many times a thread has entered NCCL, times two, plus one while one is inside.
     pub(super) entries: AtomicU64,
-    /// How long the device may take for a call, in nanoseconds.
+    /// How long the device may take for the last call and those before it with the same time, in nanoseconds; stored under the lock of the device.
     limit: AtomicU64,
+    /// The number of that time: how often another one was set. Stored with it.
+    term: AtomicU64,
+    /// Of the oldest calls that are not done: the number of their time, and since when nothing older has been outstanding.
+    pub(super) head: Mutex<Option<(u64, Instant)>>,
     /// The fingerprint of the last call; words of two calls may be mixed where one is being made just now.
     label: [AtomicU64; 4],
     /// When a call that the device has not done is warned of, and since when the one has been waiting that was.
@@ -94,6 +98,8 @@ impl Inner {
             failure: OnceLock::new(),
             entries: AtomicU64::new(0),
             limit: AtomicU64::new(u64::MAX),
+            term: AtomicU64::new(0),
+            head: Mutex::default(),
             label: Default::default(),
             stall: Mutex::new((Duration::MAX, None)),
             liveness_probe: Mutex::new(liveness_probe),
@@ -206,10 +212,37 @@ impl Inner {
         }
     }
 
+    /// From here on the device may take `limit` for a call. What is on streams already keeps the time that it was given. The lock of the device is
+    /// held, and its context is current; one thread makes calls.
+    #[inline]
+    pub(super) fn allow(&self, limit: Duration) -> std::result::Result<(), Refusal> {
+        let nanoseconds = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        if self.limit.load(Ordering::Relaxed) == nanoseconds {
+            return Ok(());
+        }
+        self.begin_term(nanoseconds).map_err(|error| Refusal::driver("cuEventRecord", error))
+    }
+
+    /// Marks what calls with another limit have put on streams, and sets this one.
+    #[cold]
+    fn begin_term(&self, nanoseconds: u64) -> std::result::Result<(), DriverError> {
+        let noted = self.flight().map_or(0, |flight| flight.device_calls_noted());
+        for tracker in self.trackers().iter().filter(|tracker| tracker.has_new_calls()) {
+            tracker.mark(&self.context, Instant::now(), noted, self.term())?;
+        }
+        self.limit.store(nanoseconds, Ordering::Relaxed);
+        self.term.store(self.term.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// What the device may take for calls that no mark stands behind yet. Under the lock of the device, or for words.
+    pub(super) fn term(&self) -> Term {
+        Term { number: self.term.load(Ordering::Relaxed), limit: self.limit() }
+    }
+
     /// Puts a call on record that is on the stream now.
     #[inline]
-    pub(super) fn note(&self, last: &mut Option<Arc<StreamTracker>>, stream: &Arc<CudaStream>, limit: Duration) {
-        self.limit.store(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    pub(super) fn note(&self, last: &mut Option<Arc<StreamTracker>>, stream: &Arc<CudaStream>) {
         match last {
             Some(tracker) if tracker.is(stream) => tracker.count(),
             _ => {
@@ -272,7 +305,7 @@ impl Inner {
         Call::from_fingerprint(words).map_or_else(|| format!("{who}: the last call"), |call| format!("{who}: {call}"))
     }
 
-    /// How long the device may take for a call.
+    /// How long the device may take for the last call.
     pub(in crate::device) fn limit(&self) -> Duration {
         Duration::from_nanos(self.limit.load(Ordering::Relaxed))
     }

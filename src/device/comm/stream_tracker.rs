@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
@@ -22,13 +22,34 @@ pub(super) struct StreamTracker {
     marks: Mutex<Marks>,
 }
 
-/// Events on a stream behind calls that were put there, oldest first.
+/// How long calls may take, of which one communicator made some one after the other: its number among such times, and the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Term {
+    pub(super) number: u64,
+    pub(super) limit: Duration,
+}
+
+/// The term of calls that are not done, and since when they have been marked.
+pub(super) type Outstanding = (Term, Instant);
+
+/// An event on a stream behind calls that were put there.
+#[derive(Debug)]
+struct Mark {
+    event: Event,
+    /// When it was put there.
+    since: Instant,
+    /// How many calls were on record before.
+    noted: u64,
+    /// Of the calls, which all have one.
+    term: Term,
+}
+
+/// Oldest first.
 #[derive(Debug, Default)]
 struct Marks {
     /// How many calls the newest mark stands behind.
     covered: u64,
-    /// With when they were made, and how many calls were on record before.
-    pending: VecDeque<(Event, Instant, u64)>,
+    pending: VecDeque<Mark>,
     spare: Vec<Event>,
 }
 
@@ -72,12 +93,9 @@ impl StreamTracker {
     /// Marks the stream's end. The lock of the device is held and its context is current.
     ///
     /// Calls that became part of a graph are not waited for: a graph is launched by whoever owns it, or never.
-    pub(super) fn mark(&self, context: &Arc<CudaContext>, now: Instant, noted: u64) -> Result<(), DriverError> {
+    pub(super) fn mark(&self, context: &Arc<CudaContext>, now: Instant, noted: u64, term: Term) -> Result<(), DriverError> {
         let mut marks = self.marks();
         let issued = self.issued.load(Ordering::Acquire);
-        if marks.pending.len() >= MARKS {
-            return Ok(());
-        }
         if driver::is_per_thread(&self.stream) {
             marks.covered = issued;
         } else if !driver::capture_status(&self.stream)? {
@@ -86,27 +104,32 @@ impl StreamTracker {
             // The stream's owner may have begun a capture in between. The mark then belongs to that, where it does no harm as long as
             // nobody asks about it: that would end the capture.
             if !driver::capture_status(&self.stream)? {
-                marks.pending.push_back((event, now, noted));
+                marks.pending.push_back(Mark { event, since: now, noted, term });
                 marks.covered = issued;
             }
         }
         Ok(())
     }
 
-    /// Since when the oldest call that is not done has been waiting, and how many calls on record were there before what has been done since
-    /// the last time, if anything has. The context is current.
-    pub(super) fn progress(&self) -> Result<(Option<Instant>, Option<u64>), DriverError> {
+    /// Whether it has as many marks as the watchdog may make.
+    pub(super) fn is_full(&self) -> bool {
+        self.marks().pending.len() >= MARKS
+    }
+
+    /// The term of the oldest call that is not done and since when it has been marked, and how many calls on record were there before what has
+    /// been done since the last time, if anything has. The context is current.
+    pub(super) fn progress(&self) -> Result<(Option<Outstanding>, Option<u64>), DriverError> {
         let mut marks = self.marks();
         let mut done = None;
-        while let Some((event, since, noted)) = marks.pending.front() {
+        while let Some(Mark { event, since, noted, term }) = marks.pending.front() {
             match event.is_complete() {
-                Ok(false) => return Ok((Some(*since), done)),
+                Ok(false) => return Ok((Some((*term, *since)), done)),
                 // The mark belongs to a capture that began and ended around it.
                 Ok(true) | Err(DriverError(CUresult::CUDA_ERROR_CAPTURED_EVENT)) => {}
                 Err(error) => return Err(error),
             }
             done = Some(*noted);
-            if let Some((event, ..)) = marks.pending.pop_front() {
+            if let Some(Mark { event, .. }) = marks.pending.pop_front() {
                 marks.spare.push(event);
             }
         }

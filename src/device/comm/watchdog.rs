@@ -10,11 +10,19 @@ use nccl_sys::ncclResult_t;
 
 use super::lock::{BackOff, lock_within, try_lock};
 use super::state::{Inner, LivenessProbe, NO_TRACKER};
+use super::stream_tracker::Outstanding;
 use crate::deadline::Deadline;
 use crate::device::driver;
 use crate::device::nccl::{Raw, Refusal};
 use crate::error::Error;
 use crate::tuning::device::{GONE_WAIT, REGISTRATION_DROP_WAIT, ROUNDS};
+
+/// What the watchdog waits for.
+#[derive(Debug, Clone, Copy)]
+struct Wait {
+    since: Instant,
+    limit: Duration,
+}
 
 #[derive(Debug)]
 struct Watch {
@@ -72,28 +80,33 @@ impl Inner {
     /// One round of the watchdog: marks new work, and ends the communicator where old work has not come to its end in time.
     pub(in crate::device) fn watchdog_check(self: &Arc<Self>, now: Instant) {
         self.look();
+        let stuck = self.stuck_since(now).map(|since| Wait { since, limit: self.limit() });
         let trouble = match self.oldest(now) {
             Err(error) => Some(driver::cuda_error(self.last_call(), error)),
-            Ok(since) => [since, self.stuck_since(now)].into_iter().flatten().min().and_then(|since| {
-                self.warn_of_stall(since, now);
-                let waited = now - since;
-                self.overdue(waited).or_else(|| self.trouble(&|| self.last_call(), waited))
-            }),
+            Ok(oldest) => [oldest, stuck].into_iter().flatten().find_map(|wait| self.trouble_of(wait, now)),
         };
         if let Some(error) = trouble.filter(|_| !self.is_ended()) {
             self.fail(error, Duration::ZERO);
         }
     }
 
+    /// Why a wait will not end, where that is known.
+    fn trouble_of(&self, wait: Wait, now: Instant) -> Option<Error> {
+        self.warn_of_stall(wait, now);
+        let waited = now - wait.since;
+        let overdue = (waited > wait.limit).then(|| self.timeout(self.last_call(), waited));
+        overdue.or_else(|| self.trouble(&|| self.last_call(), waited))
+    }
+
     /// Warns, once, of what has been waiting on the device since then.
-    fn warn_of_stall(&self, since: Instant, now: Instant) {
+    fn warn_of_stall(&self, wait: Wait, now: Instant) {
         let mut stall = crate::event::lock(&self.stall);
-        let (after, elapsed) = (stall.0.min(self.limit() / 2), now - since);
-        if stall.0 == Duration::MAX || elapsed < after || stall.1 == Some(since) {
+        let (after, elapsed) = (stall.0.min(wait.limit / 2), now - wait.since);
+        if stall.0 == Duration::MAX || elapsed < after || stall.1 == Some(wait.since) {
             return;
         }
-        stall.1 = Some(since);
-        let (waited, limit) = (elapsed.as_secs_f64(), self.limit().as_secs_f64());
+        stall.1 = Some(wait.since);
+        let (waited, limit) = (elapsed.as_secs_f64(), wait.limit.as_secs_f64());
         crate::event::warn!(
             rank = self.rank,
             call = self.last_call(),
@@ -107,14 +120,14 @@ impl Inner {
         crate::event::lock(&self.stall).0 = after;
     }
 
-    fn overdue(&self, elapsed: Duration) -> Option<Error> {
-        (elapsed > self.limit()).then(|| self.timeout(self.last_call(), elapsed))
-    }
-
     /// The error of a deadline that has passed, which names who is known not to run.
     pub(super) fn timeout(&self, doing: String, elapsed: Duration) -> Error {
         let missing = self.liveness_probe().map_or_else(Vec::new, |liveness_probe| liveness_probe.standing_still());
-        Error::Timeout { doing, elapsed, missing, arrived: Vec::new() }
+        let error = Error::Timeout { doing, elapsed, missing, arrived: Vec::new(), meanwhile: Vec::new() };
+        match self.flight() {
+            Some(flight) => flight.with_meanwhile(error),
+            None => error,
+        }
     }
 
     /// The error of what has been waiting for so long, where the liveness probe knows a rank that is gone.
@@ -142,8 +155,8 @@ impl Inner {
         *self.liveness_probe.lock().unwrap_or_else(PoisonError::into_inner) = Some(liveness_probe);
     }
 
-    /// Since when the oldest call that the device has not done has been waiting.
-    fn oldest(&self, now: Instant) -> std::result::Result<Option<Instant>, DriverError> {
+    /// The wait for the oldest call that the device has not done.
+    fn oldest(&self, now: Instant) -> std::result::Result<Option<Wait>, DriverError> {
         // Before anything is looked at: what is on record now was given to its tracker before.
         let noted = self.flight().map_or(0, |flight| flight.device_calls_noted());
         let has_done = |tracker: u8, calls: u64| self.flight().into_iter().for_each(|flight| flight.device_has_done(tracker, calls));
@@ -152,25 +165,44 @@ impl Inner {
             trackers.iter().filter(|tracker| tracker.is_followed()).for_each(|tracker| has_done(tracker.number, noted));
             // Calls that had nothing to put on a stream.
             has_done(NO_TRACKER, noted);
-            return Ok(None);
+            return Ok(self.head(None, now));
         }
         driver::bind(&self.context)?;
-        let mut oldest = None;
+        let mut oldest: Option<Outstanding> = None;
         for tracker in trackers.iter() {
             if tracker.has_new_calls()
+                && !tracker.is_full()
                 && let Some(_lock) = try_lock(&self.device.lock)
             {
-                tracker.mark(&self.context, now, noted)?;
+                tracker.mark(&self.context, now, noted, self.term())?;
             }
-            let (since, done) = tracker.progress()?;
+            let (waiting, done) = tracker.progress()?;
             if let Some(calls) = done.filter(|_| tracker.is_followed()) {
                 has_done(tracker.number, calls);
             }
-            oldest = [oldest, since].into_iter().flatten().min();
+            oldest = oldest.into_iter().chain(waiting).min_by_key(|(term, since)| (term.number, *since));
         }
         // A stream that is not in use any more need not be kept alive.
         trackers.retain(|tracker| Arc::strong_count(tracker) > 1 || !tracker.is_idle());
-        Ok(oldest)
+        Ok(self.head(oldest, now))
+    }
+
+    /// The wait for the oldest calls, whose time counts from when nothing with another time was outstanding before them: a short one that can
+    /// only follow a long one does not end that.
+    fn head(&self, oldest: Option<Outstanding>, now: Instant) -> Option<Wait> {
+        let mut head = self.head.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((term, since)) = oldest else {
+            *head = None;
+            return None;
+        };
+        let begun = match *head {
+            Some((number, begun)) if number == term.number => begun,
+            // Nothing was outstanding before.
+            None => since,
+            Some(_) => now,
+        };
+        *head = Some((term.number, begun));
+        Some(Wait { since: since.max(begun), limit: term.limit })
     }
 
     /// Since when one thread has been inside NCCL, at least.

@@ -227,7 +227,7 @@ impl Place {
             drop(state);
             if setup.deadline.has_passed() {
                 let elapsed = setup.deadline.elapsed();
-                return Err(Error::Timeout { doing: "linking".to_owned(), elapsed, missing: vec![], arrived: vec![] });
+                return Err(Error::Timeout { doing: "linking".to_owned(), elapsed, missing: vec![], arrived: vec![], meanwhile: vec![] });
             }
         }
     }

@@ -2,6 +2,7 @@
 
 mod calls;
 mod failures;
+mod limits;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,0 +1,117 @@
+//! Each call keeps the time that it was given, whatever others are given.
+
+use std::sync::Barrier;
+use std::time::Instant;
+
+use simgpu::nccl;
+
+use super::*;
+
+const SHORT: Duration = Duration::from_millis(100);
+
+/// Looks after the device as the watchdog does, when so much time has passed.
+fn look_after(rank: &Rank, time: Duration) {
+    rank.comm.inner.watchdog_check(Instant::now());
+    rank.comm.inner.watchdog_check(Instant::now() + time);
+}
+
+/// A call that ends as soon as its stream comes to it.
+fn nothing(rank: &Rank, stream: &Arc<CudaStream>, timeout: Duration) {
+    // SAFETY: nothing is put on the stream.
+    unsafe { rank.comm.enqueue(&|| "nothing".to_owned(), stream, timeout, |_| Ok(())) }.unwrap();
+}
+
+/// What rank 1 does where rank 0's communicator ends: it goes too.
+fn leave_with(comm: &NcclComm) {
+    while nccl::calls("ncclCommAbort") == 0 {
+        std::thread::yield_now();
+    }
+    comm.abort();
+}
+
+fn failure_of(comm: &NcclComm) -> Error {
+    let deadline = Deadline::after(LONG);
+    loop {
+        if let Some(failure) = comm.failure() {
+            return failure;
+        }
+        assert!(!deadline.has_passed(), "no deadline passed");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_short_call_shortens_no_long_one() {
+    let sim = Sim::new();
+    let late = Barrier::new(2);
+    ranks(2, |rank| {
+        let mut vector = rank.vector(100);
+        if rank.comm.rank() == 1 {
+            late.wait();
+        } else {
+            nothing(&rank, &rank.stream, SHORT);
+        }
+        rank.all_reduce(&mut vector, LONG).unwrap();
+        if rank.comm.rank() == 0 {
+            // Behind the long one on its stream, and beside it on another.
+            let other = rank.gpu.context.new_stream().unwrap();
+            nothing(&rank, &other, SHORT);
+            nothing(&rank, &rank.stream, SHORT);
+            other.synchronize().unwrap();
+            look_after(&rank, 10 * SHORT);
+            assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
+            late.wait();
+        }
+        assert_eq!(read(&rank.stream, &vector), total(100, &[0, 1]));
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_long_call_lengthens_no_short_one() {
+    for beside in [false, true] {
+        let sim = Sim::new();
+        ranks(2, |rank| {
+            if rank.comm.rank() == 1 {
+                return leave_with(&rank.comm);
+            }
+            let other = rank.gpu.context.new_stream().unwrap();
+            let mut vector = rank.vector(100);
+            nothing(&rank, &rank.stream, 10 * LONG);
+            rank.all_reduce(&mut vector, SHORT).unwrap();
+            nothing(&rank, if beside { &other } else { &rank.stream }, 10 * LONG);
+            let failure = failure_of(&rank.comm);
+            assert!(matches!(&failure, Error::Timeout { elapsed, .. } if (SHORT..LONG).contains(elapsed)), "{failure}");
+            let _ = rank.stream.synchronize();
+        });
+        sim.finish();
+    }
+}
+
+#[test]
+fn the_time_of_a_call_counts_from_the_end_of_what_was_queued_before() {
+    let sim = Sim::new();
+    let late = Barrier::new(2);
+    ranks(2, |rank| {
+        let mut first = rank.vector(100);
+        let mut second = rank.vector(100);
+        if rank.comm.rank() == 1 {
+            late.wait();
+            rank.all_reduce(&mut first, LONG).unwrap();
+            assert_eq!(read(&rank.stream, &first), total(100, &[0, 1]));
+            return leave_with(&rank.comm);
+        }
+        rank.all_reduce(&mut first, LONG).unwrap();
+        let event = rank.stream.record_event(None).unwrap();
+        rank.all_reduce(&mut second, SHORT).unwrap();
+        look_after(&rank, 10 * SHORT);
+        assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
+        late.wait();
+        rank.comm.wait(&event, &Deadline::after(LONG)).unwrap();
+        // Now the second one is the oldest, and nobody comes.
+        let failure = failure_of(&rank.comm);
+        assert!(matches!(&failure, Error::Timeout { elapsed, .. } if (SHORT..LONG).contains(elapsed)), "{failure}");
+        let _ = rank.stream.synchronize();
+    });
+    sim.finish();
+}

@@ -1,0 +1,98 @@
+//! Threads and communicators that wait for each other in device calls: a deadline ends it, and says what waits for what.
+
+use std::time::Duration;
+
+use collectives::{Communicator, Config, Error, ReduceOp, flight::State};
+
+use super::common::cases::Memory;
+use super::common::ranks::{Meeting, threads_with};
+use super::gpu::{DeviceMemory, assert_nothing_found, builder, unchecked};
+
+/// Long enough for all ranks to wait for a good part of it, also on a machine that is busy.
+const LIMIT: Duration = Duration::from_secs(2);
+
+#[test]
+fn a_call_behind_a_receive_is_told_of_its_sender_and_the_communicator_lives() {
+    let _alone = simgpu::alone();
+    let called = Meeting::new(2);
+    threads_with(
+        2,
+        |_| builder(Config::default()),
+        |comm| {
+            let memory = DeviceMemory::of(comm);
+            let mut sums = memory.put(&[1_u32; 10]);
+            if comm.rank() == 0 {
+                called.meet();
+                comm.send(&memory.put(&[7_u32; 10]), 1).unwrap();
+            } else {
+                let mut received = memory.put(&[0_u32; 10]);
+                std::thread::scope(|scope| {
+                    let receiving = scope.spawn(|| comm.recv(&mut received, 0).unwrap());
+                    let is_waiting = || comm.flight_records().iter().any(|record| record.kind == "recv" && record.state == State::Started);
+                    while !is_waiting() {
+                        std::thread::yield_now();
+                    }
+                    let error = comm.with_timeout(Duration::from_millis(20)).all_reduce(&mut sums, ReduceOp::Sum).unwrap_err();
+                    assert!(error.is_timeout() && !error.is_poisoned(), "{error}");
+                    let words =
+                        "all_reduce, which has not begun: waiting for its turn behind a recv on the device, whose sender, rank 0, has";
+                    assert!(error.call().is_some_and(|call| call.starts_with(words)), "{error}");
+                    called.meet();
+                    receiving.join().unwrap();
+                });
+                assert_eq!(memory.get(&received), [7; 10]);
+            }
+            comm.all_reduce(&mut sums, ReduceOp::Sum).unwrap();
+            assert_eq!(memory.get(&sums), [2; 10]);
+            comm.device().unwrap().synchronize().unwrap();
+        },
+    );
+    assert_nothing_found();
+}
+
+/// Rank 0 calls on the world, rank 1 on a split of it; what each got.
+fn in_opposite_orders(config: Config, call: impl Fn(&Communicator, &DeviceMemory) -> Error + Sync) -> Vec<String> {
+    let (begun, ended) = (Meeting::new(2), Meeting::new(2));
+    threads_with(
+        2,
+        |_| builder(config.clone()),
+        |world| {
+            let other = world.split(Some(0), 0).unwrap().unwrap();
+            let memory = DeviceMemory::of(world);
+            begun.meet();
+            let error = call(&if world.rank() == 0 { world } else { &other }.with_timeout(LIMIT), &memory);
+            assert!(error.is_timeout(), "{error}");
+            ended.meet();
+            error.to_string()
+        },
+    )
+}
+
+#[test]
+fn two_communicators_in_opposite_orders_name_both_comparisons() {
+    let _alone = simgpu::alone();
+    let errors =
+        in_opposite_orders(Config::default(), |comm, memory| comm.all_reduce(&mut memory.put(&[1_u32; 10]), ReduceOp::Sum).unwrap_err());
+    for (error, name) in errors.iter().zip(["world/0 from rank 0 (as rank 1) for ", "world (as rank 0) for "]) {
+        assert!(error.starts_with("comparing all_reduce(sum, u32, count 10) number 0 with"), "{error}");
+        let (_, meanwhile) = error.split_once("meanwhile this process waited in all_gather(comparing device calls, ").expect(error);
+        assert!(meanwhile.contains(&format!(" of communicator {name}")), "{error}");
+    }
+}
+
+#[test]
+fn two_communicators_in_opposite_orders_name_both_device_calls() {
+    let _alone = simgpu::alone();
+    let errors = in_opposite_orders(unchecked(), |comm, memory| {
+        comm.all_reduce(&mut memory.put(&[1_u32; 10]), ReduceOp::Sum).unwrap();
+        let device = comm.device().unwrap();
+        let _ = device.stream().synchronize();
+        device.failure().unwrap()
+    });
+    for (error, name) in errors.iter().zip(["world/0 from rank 0 (as rank 1) for ", "world (as rank 0) for "]) {
+        let (own, meanwhile) = error.split_once("meanwhile this process waited in ").expect(error);
+        assert!(own.contains("all_reduce(sum, u32, count 10) number 0"), "{error}");
+        let call = format!("all_reduce(sum, u32, count 10) number 0 on the device of communicator {name}");
+        assert!(meanwhile.starts_with(&call), "{error}");
+    }
+}
