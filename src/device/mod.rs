@@ -93,6 +93,7 @@
 //! of happens-before order over streams and events. The whole device suite runs on it. It proves that our side is right, and nothing
 //! about NCCL or about speed. It is reached by its path alone: the tests open it, and its sonames make later look-ups find it.
 
+mod arguments;
 mod comm;
 mod custom_kernels;
 mod driver;
@@ -103,11 +104,12 @@ mod plan;
 mod plane;
 mod standalone;
 
+pub(crate) use arguments::Arguments;
 pub(crate) use comm::{LivenessProbe, NcclComm, Setup, unique_id};
 pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, is_capturing, is_complete, of, open, share_pool};
 pub(crate) use kernels::{Kernels, MOST_PARTIALS};
 pub use memory::{NcclBuffer, Registrable, Registration, Window};
 pub(crate) use nccl::library;
 pub(crate) use plan::{Job, Message, Reduction};
-pub(crate) use plane::DevicePlane;
-pub use standalone::{NcclAbortHandle, NcclCommunicator, RawBuffer, RawCall, Shrink, UniqueId};
+pub(crate) use plane::{DevicePlane, WORDS_BYTES, Words};
+pub use standalone::{NcclAbortHandle, NcclCommunicator, RawBuffer, RawCall, ShrinkMode, UniqueId};
