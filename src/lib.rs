@@ -72,7 +72,9 @@ pub use communicator::{Device, DeviceChoice, NcclGroup, device_count};
 pub use communicator::{SharedBuffer, Work, WorkFuture};
 pub use config::{Config, Transport};
 #[cfg(feature = "cuda")]
-pub use device::{NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registrable, Registration, ShrinkMode, UniqueId, Window};
+pub use device::{
+    NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registrable, Registration, ShrinkMode, UniqueId, Window,
+};
 pub use element::{DType, Data, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Peer, Result};
 pub use flight::{FlightPlane, FlightRecord, FlightState, write_flight_records, write_flight_records_on_sigusr1};

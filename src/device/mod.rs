@@ -69,6 +69,11 @@
 //! all to all is free of deadlocks where threads hold different sets of ranks. From its first header (or a comparison that passed) on a rank
 //! owes its calls: a `Pledge` ends the device plane where they are not queued, also by a panic, or NCCL would match later calls with others.
 //!
+//! A communicator without a host plane compares its typed calls over NCCL (`communicator/device/nccl/`, `device/plane/exchange.rs`): an all-gather of
+//! 64 B on a stream of its own, with the settings that decide how calls are cut into pieces, waited for with the deadline. Both ends of messages swap as
+//! much before either queues its part, one exchange for each pair of ranks in a group: headers that only the receiver waits for would meet the data of
+//! messages that the other end groups differently, since NCCL matches by order alone.
+//!
 //! **Truth values.** What a call or a receive brings into `bool` memory goes through one more kernel (`truth_b8`) on the call's stream, which makes 1 of
 //! every byte but 0: no peer can make a `bool` that is none.
 //!

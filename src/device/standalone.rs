@@ -68,25 +68,36 @@ impl fmt::Debug for UniqueId {
 }
 
 /// One rank of a communicator of NCCL's, with this crate's deadlines, watchdog and kernels: [`Communicator`](crate::Communicator)
-/// without the host plane, so nothing is exchanged or compared between processors. Ranks that call different things wait for each
-/// other until the timeout. The devices of all ranks are taken to have the same compute capability, and
-/// all pass the same [`Config::device_scratch_bytes`] and [`Config::reproducible`]: nobody compares them.
+/// without the host plane.
+///
+/// Its calls come in two kinds:
+///
+/// - **Typed** calls ([`all_reduce`](Self::all_reduce) and the other collectives; [`send`](Self::send), [`recv`](Self::recv), [`group`](Self::group))
+///   are safe: they take buffers, order them among their other uses, and are compared with the other ranks' calls, over NCCL itself, before
+///   anything is queued. Take these, and [`CheckDeviceCalls::unchecked_after`](crate::CheckDeviceCalls::unchecked_after) where the comparison costs too much.
+/// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`: they take addresses of any element type known at run time, order
+///   nothing and compare nothing. Take these where an engine owns memory and order, and knows that its ranks do alike. The devices of all
+///   ranks then have the same compute capability, and all pass the same [`Config::device_scratch_bytes`] and [`Config::reproducible`].
 ///
 /// Every wait ends at [`Config::timeout`]: the communicator is then aborted, and says why.
 ///
 /// ```no_run
 /// # use collectives::{Config, NcclCommunicator, RawBuffer, RawCall, ReduceOp, UniqueId};
 /// # use std::sync::Arc;
-/// # use cudarc::driver::CudaContext;
-/// # fn example(context: &Arc<CudaContext>, id: UniqueId, rank: usize, source: RawBuffer, destination: RawBuffer) -> collectives::Result<()> {
+/// # use cudarc::driver::{CudaContext, CudaSlice};
+/// # fn example(context: &Arc<CudaContext>, id: UniqueId, rank: usize, gradient: &mut CudaSlice<f32>, raw: RawBuffer) -> collectives::Result<()> {
 /// let comm = NcclCommunicator::create(context, &[id], rank, 2, &Config::default())?;
 /// let stream = context.default_stream();
-/// // SAFETY: both are memory of this device, for this call's use until the stream has done it.
-/// unsafe { comm.call(RawCall::AllReduce(ReduceOp::Sum), source, destination, &stream)? };
+/// comm.all_reduce(gradient, ReduceOp::Avg, &stream)?;
+/// // SAFETY: memory of this device, for this call's use until the stream has done it; both ranks make this call, of this length.
+/// unsafe { comm.call(RawCall::AllReduce(ReduceOp::Sum), raw, raw, &stream)? };
 /// comm.close()
 /// # }
 /// ```
-/// A clone is the same communicator. Threads that share one queue their calls one after the other, in the order in which they come.
+///
+/// A clone is the same communicator. Threads that share one queue their calls one after the other, in the order in which they come. What a
+/// [`Communicator`](crate::Communicator) has by [`Device::raw`](crate::Device::raw) is one of these, too; all ranks make a call either
+/// through it, or through the `Communicator`, which compares over its host plane: where they do not, both wait until the deadline.
 #[derive(Debug, Clone)]
 pub struct NcclCommunicator(Arc<Inner>);
 
@@ -340,8 +351,8 @@ impl NcclCommunicator {
     /// Both buffers are memory of this device, as long as they say, until the stream has done the call; nobody else writes them, nor
     /// reads the destination, meanwhile. They are the same or lie apart; for `AllGather` and `ReduceScatter` the shorter may also be
     /// this rank's block of the longer. The source holds elements of its type. All ranks make the same call, with the same op, root, type
-    /// and counts, as their next one on this communicator, which was made with the same [`Config`] on devices of one compute capability:
-    /// nobody compares them, and NCCL writes what it is sent.
+    /// and counts, as their next one on this communicator, typed calls and those of other threads counted; it was made with the same
+    /// [`Config`] on devices of one compute capability. Nobody compares that, and NCCL writes what it is sent.
     pub unsafe fn call(&self, call: RawCall, source: RawBuffer, destination: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         let mut job = self.job(call, source, destination)?;
         self.0.plane.number([&mut job]);

@@ -18,3 +18,4 @@ mod misuse;
 mod records;
 mod refusals;
 mod start;
+mod typed_nccl;

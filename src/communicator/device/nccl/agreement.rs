@@ -128,7 +128,9 @@ impl NcclCommunicator {
             return Err(Error::Mismatch { first: Peer::unknown(0), first_call, second: Peer::unknown(other), second_call });
         }
         match heard.iter().position(|(.., lacks_kernel)| *lacks_kernel) {
-            Some(rank) => Err(Error::unsupported(job.call.to_string(), format!("rank {rank} cannot load its kernel; its own error says why"))),
+            Some(rank) => {
+                Err(Error::unsupported(job.call.to_string(), format!("rank {rank} cannot load its kernel; its own error says why")))
+            }
             None => Ok(()),
         }
     }

@@ -71,7 +71,10 @@ impl NcclCommunicator {
         if root >= self.world_size() || is_given == (self.rank() == root) {
             return Ok(());
         }
-        Err(Error::argument(kind.name(), format!("rank {root}, the root, passes {what} and no other rank does; this is rank {}", self.rank())))
+        Err(Error::argument(
+            kind.name(),
+            format!("rank {root}, the root, passes {what} and no other rank does; this is rank {}", self.rank()),
+        ))
     }
 }
 

@@ -143,11 +143,7 @@ impl NcclCommunicator {
     ///
     /// The closure's own, and those of [`send`](Self::send).
     #[doc(alias("ncclGroupStart", "ncclGroupEnd"))]
-    pub fn group<'buffers>(
-        &self,
-        stream: &Arc<CudaStream>,
-        record: impl FnOnce(&mut NcclGroup<'buffers, '_>) -> Result<()>,
-    ) -> Result<()> {
+    pub fn group<'buffers>(&self, stream: &Arc<CudaStream>, record: impl FnOnce(&mut NcclGroup<'buffers, '_>) -> Result<()>) -> Result<()> {
         self.grouped("group", stream, record)
     }
 
@@ -280,7 +276,8 @@ fn in_words(words: &Words, peer: usize) -> String {
     };
     let direction = |(half, name): (usize, &str)| {
         let (elements, messages) = (number(0, half), number(1, half));
-        let element = TypeTag::from_code(number(2, half) as u32).map_or_else(|| "an unknown type".to_owned(), |element| element.to_string());
+        let element =
+            TypeTag::from_code(number(2, half) as u32).map_or_else(|| "an unknown type".to_owned(), |element| element.to_string());
         match messages {
             0 => None,
             1 => Some(format!("{name} rank {peer} of {elements} elements ({element})")),
