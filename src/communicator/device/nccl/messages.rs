@@ -26,7 +26,7 @@ use crate::error::{Error, Peer, Result};
 /// What a rank is told whose buffer is in host memory.
 pub(super) const HOST_MEMORY: &str = "is in host memory: an NcclCommunicator works on device memory alone, a Communicator on either";
 
-/// Messages recorded by [`NcclCommunicator::group`]; their buffers are borrowed until the group has been queued.
+/// Messages recorded by [`NcclCommunicator::group`], which has an example; their buffers are borrowed until the group has been queued.
 pub struct NcclGroup<'buffers, 'comm> {
     comm: &'comm NcclCommunicator,
     batch: Batch<'buffers>,
