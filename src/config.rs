@@ -163,6 +163,9 @@ pub struct Config {
     /// So a device call counts among the communicator's collectives on host memory. All ranks must make these in one order, and it waits as
     /// they do. Where one rank makes a device call and then sends, and another receives that before its own device call, both wait for each
     /// other. A thread that drives several ranks makes their collectives in `group_across`.
+    ///
+    /// The typed calls of an [`NcclCommunicator`](crate::nccl::NcclCommunicator), which has no host plane, are compared over NCCL: 64 B from each rank, and a
+    /// wait on the host. There a difference between messages is told to both ends, and a call that is compared cannot be captured.
     #[cfg(feature = "cuda")]
     pub check_device_calls: CheckDeviceCalls,
 }

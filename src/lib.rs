@@ -84,8 +84,9 @@ pub use proof::Secret;
 /// [`Communicator`] with a device has one inside ([`Device::raw`]).
 #[cfg(feature = "cuda")]
 pub mod nccl {
+    pub use crate::communicator::NcclGroup;
     pub use crate::device::{
-        NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registrable, Registration, Shrink, UniqueId, Window,
+        NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registrable, Registration, ShrinkMode, UniqueId, Window,
     };
     pub use crate::nccl_config::{CheckDeviceCalls, CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
 }

@@ -38,7 +38,9 @@ impl CheckDeviceCalls {
     /// NCCL compares nothing: where ranks call different things, it writes past the end of buffers, or puts bytes of one type where another
     /// one's are expected. So of all calls that are not compared, on all ranks of the communicators with this setting: every rank makes the same
     /// collectives in the same order, with the same op, element type, counts, root and lists of counts, and the same groups of them; and both
-    /// ends of every message name the same element type and length, in the same order.
+    /// ends of every message name the same element type and length, in the same order. Of an [`NcclCommunicator`](crate::nccl::NcclCommunicator), whose ranks
+    /// have told each other nothing before: also with the same [`device_scratch_bytes`](crate::Config::device_scratch_bytes) and
+    /// [`reproducible`](crate::Config::reproducible), on devices of one compute capability, and with the same groups of messages.
     #[must_use]
     pub const unsafe fn unchecked_after(calls: u64) -> Self {
         Self { first: Some(calls) }

@@ -59,7 +59,7 @@ mod worker;
 pub use bootstrap::Builder;
 pub use close::AbortHandle;
 #[cfg(feature = "cuda")]
-pub use device::{Device, DeviceChoice, device_count};
+pub use device::{Device, DeviceChoice, NcclGroup, device_count};
 pub use group::Group;
 pub use handle::Communicator;
 pub use message::{Envelope, Received};

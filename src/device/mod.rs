@@ -70,6 +70,11 @@
 //! all to all is free of deadlocks where threads hold different sets of ranks. From its first header (or a comparison that passed) on a rank
 //! owes its calls: a `Pledge` ends the device plane where they are not queued, also by a panic, or NCCL would match later calls with others.
 //!
+//! A communicator without a host plane compares its typed calls over NCCL (`communicator/device/nccl/`, `device/plane/exchange.rs`): an all-gather of
+//! 64 B on a stream of its own, with the settings that decide how calls are cut into pieces, waited for with the deadline. Both ends of messages swap as
+//! much before either queues its part, one exchange for each pair of ranks in a group: headers that only the receiver waits for would meet the data of
+//! messages that the other end groups differently, since NCCL matches by order alone.
+//!
 //! **Truth values.** What a call or a receive brings into `bool` memory goes through one more kernel (`truth_b8`) on the call's stream, which makes 1 of
 //! every byte but 0: no peer can make a `bool` that is none.
 //!
@@ -94,6 +99,7 @@
 //! of happens-before order over streams and events. The whole device suite runs on it. It proves that our side is right, and nothing
 //! about NCCL or about speed. It is reached by its path alone: the tests open it, and its sonames make later look-ups find it.
 
+mod arguments;
 mod comm;
 mod custom_kernels;
 mod driver;
@@ -104,11 +110,12 @@ mod plan;
 mod plane;
 mod standalone;
 
+pub(crate) use arguments::Arguments;
 pub(crate) use comm::{LivenessProbe, NcclComm, Setup, unique_id};
 pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, is_capturing, is_complete, of, open, share_pool};
 pub(crate) use kernels::{Kernels, MOST_PARTIALS};
 pub use memory::{NcclBuffer, Registrable, Registration, Window};
 pub(crate) use nccl::library;
 pub(crate) use plan::{Job, Message, Reduction};
-pub(crate) use plane::DevicePlane;
-pub use standalone::{NcclAbortHandle, NcclCommunicator, RawBuffer, RawCall, Shrink, UniqueId};
+pub(crate) use plane::{DevicePlane, WORDS_BYTES, Words};
+pub use standalone::{NcclAbortHandle, NcclCommunicator, RawBuffer, RawCall, ShrinkMode, UniqueId};

@@ -8,18 +8,18 @@ use std::sync::{Arc, Weak};
 use cudarc::driver::{CudaContext, CudaStream};
 use nccl_sys::ncclUniqueId;
 
+use super::arguments::Arguments;
 use super::comm::{self, NcclComm, Setup};
 use super::driver::{self, Gpu};
 use super::memory::{NcclBuffer, Registrable, Registration, Window};
 use super::nccl;
 use super::plan::{Job, Message, Reduction};
 use super::plane::{DevicePlane, Options};
-use crate::call::{BlockLayout, Call, Collective};
+use crate::call::Collective;
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::{DType, Data, TypeTag};
 use crate::error::{Error, Result};
-use crate::job::Operands;
 use crate::nccl_config::NcclLibrary;
 use crate::op::ReduceOp;
 
@@ -68,25 +68,36 @@ impl fmt::Debug for UniqueId {
 }
 
 /// One rank of a communicator of NCCL's, with this crate's deadlines, watchdog and kernels: [`Communicator`](crate::Communicator)
-/// without the host plane, so nothing is exchanged or compared between processors. Ranks that call different things wait for each
-/// other until the timeout. The devices of all ranks are taken to have the same compute capability, and
-/// all pass the same [`Config::device_scratch_bytes`] and [`Config::reproducible`]: nobody compares them.
+/// without the host plane.
+///
+/// Its calls come in two kinds:
+///
+/// - **Typed** calls ([`all_reduce`](Self::all_reduce) and the other collectives; [`send`](Self::send), [`recv`](Self::recv), [`group`](Self::group))
+///   are safe: they take buffers, order them among their other uses, and are compared with the other ranks' calls, over NCCL itself, before
+///   anything is queued. Take these, and [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) where the comparison costs too much.
+/// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`: they take addresses of any element type known at run time, order
+///   nothing and compare nothing. Take these where an engine owns memory and order, and knows that its ranks do alike. The devices of all
+///   ranks then have the same compute capability, and all pass the same [`Config::device_scratch_bytes`] and [`Config::reproducible`].
 ///
 /// Every wait ends at [`Config::timeout`]: the communicator is then aborted, and says why.
 ///
 /// ```no_run
 /// # use collectives::{Config, ReduceOp, nccl::{NcclCommunicator, RawBuffer, RawCall, UniqueId}};
 /// # use std::sync::Arc;
-/// # use cudarc::driver::CudaContext;
-/// # fn example(context: &Arc<CudaContext>, id: UniqueId, rank: usize, source: RawBuffer, destination: RawBuffer) -> collectives::Result<()> {
+/// # use cudarc::driver::{CudaContext, CudaSlice};
+/// # fn example(context: &Arc<CudaContext>, id: UniqueId, rank: usize, gradient: &mut CudaSlice<f32>, raw: RawBuffer) -> collectives::Result<()> {
 /// let comm = NcclCommunicator::create(context, &[id], rank, 2, &Config::default())?;
 /// let stream = context.default_stream();
-/// // SAFETY: both are memory of this device, for this call's use until the stream has done it.
-/// unsafe { comm.call(RawCall::AllReduce(ReduceOp::Sum), source, destination, &stream)? };
+/// comm.all_reduce(gradient, ReduceOp::Avg, &stream)?;
+/// // SAFETY: memory of this device, for this call's use until the stream has done it; both ranks make this call, of this length.
+/// unsafe { comm.call(RawCall::AllReduce(ReduceOp::Sum), raw, raw, &stream)? };
 /// comm.close()
 /// # }
 /// ```
-/// A clone is the same communicator. Threads that share one queue their calls one after the other, in the order in which they come.
+///
+/// A clone is the same communicator. Threads that share one queue their calls one after the other, in the order in which they come. What a
+/// [`Communicator`](crate::Communicator) has by [`Device::raw`](crate::Device::raw) is one of these, too; all ranks make a call either
+/// through it, or through the `Communicator`, which compares over its host plane: where they do not, both wait until the deadline.
 #[derive(Debug, Clone)]
 pub struct NcclCommunicator(Arc<Inner>);
 
@@ -118,10 +129,12 @@ impl NcclAbortHandle {
 
 /// What becomes of the parent of a communicator that is shrunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shrink {
+pub enum ShrinkMode {
     /// It goes on; nothing may be in flight on it.
+    #[doc(alias = "NCCL_SHRINK_DEFAULT")]
     Keep,
     /// What is in flight on it is stopped first, for example because a rank died in it; only dropping it remains.
+    #[doc(alias = "NCCL_SHRINK_ABORT")]
     Abort,
 }
 
@@ -248,8 +261,8 @@ impl NcclCommunicator {
     ///
     /// `InvalidArgument`, `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
     #[doc(alias = "ncclCommShrink")]
-    pub fn shrink(&self, excluded: &[usize], parent: Shrink) -> Result<Self> {
-        let comm = self.0.plane.comm().shrink(excluded, parent == Shrink::Abort, &self.0.config.nccl, &self.deadline())?;
+    pub fn shrink(&self, excluded: &[usize], parent: ShrinkMode) -> Result<Self> {
+        let comm = self.0.plane.comm().shrink(excluded, parent == ShrinkMode::Abort, &self.0.config.nccl, &self.deadline())?;
         self.descendant(comm)
     }
 
@@ -317,9 +330,14 @@ impl NcclCommunicator {
         self.0.plane.comm().handle()
     }
 
-    /// The device plane, for the communicator that owns this one.
+    /// The device plane.
     pub(crate) fn plane(&self) -> &DevicePlane {
         &self.0.plane
+    }
+
+    /// The settings that it was made with.
+    pub(crate) fn config(&self) -> &Config {
+        &self.0.config
     }
 
     /// Queues a collective on `stream`.
@@ -333,8 +351,8 @@ impl NcclCommunicator {
     /// Both buffers are memory of this device, as long as they say, until the stream has done the call; nobody else writes them, nor
     /// reads the destination, meanwhile. They are the same or lie apart; for `AllGather` and `ReduceScatter` the shorter may also be
     /// this rank's block of the longer. The source holds elements of its type. All ranks make the same call, with the same op, root, type
-    /// and counts, as their next one on this communicator, which was made with the same [`Config`] on devices of one compute capability:
-    /// nobody compares them, and NCCL writes what it is sent.
+    /// and counts, as their next one on this communicator, typed calls and those of other threads counted; it was made with the same
+    /// [`Config`] on devices of one compute capability. Nobody compares that, and NCCL writes what it is sent.
     pub unsafe fn call(&self, call: RawCall, source: RawBuffer, destination: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         let mut job = self.job(call, source, destination)?;
         self.0.plane.number([&mut job]);
@@ -356,9 +374,7 @@ impl NcclCommunicator {
     /// reads what a receive writes. What is sent are elements of the type. The other end names the same type and count for the message that
     /// this one meets: nobody compares them, and NCCL writes what it is sent.
     pub unsafe fn message(&self, peer: usize, sends: bool, buffer: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
-        if peer >= self.world_size() || peer == self.rank() {
-            return Err(Error::argument("message", format!("rank {peer} is no peer of rank {} of {}", self.rank(), self.world_size())));
-        }
+        self.check_peer("message", peer)?;
         let Some(bytes) = buffer.count.checked_mul(buffer.dtype.size_bytes()) else {
             return Err(Error::argument("message", format!("{} elements are more than an address space has", buffer.count)));
         };
@@ -368,32 +384,44 @@ impl NcclCommunicator {
         unsafe { DevicePlane::enqueue_group(&[(&self.0.plane, &[], &[message], stream)], self.0.config.timeout) }
     }
 
+    /// Refuses a rank that is not there, and this one.
+    pub(crate) fn check_peer(&self, call: &'static str, peer: usize) -> Result<()> {
+        if peer < self.world_size() && peer != self.rank() {
+            return Ok(());
+        }
+        Err(Error::argument(call, format!("rank {peer} is no peer of rank {} of {}", self.rank(), self.world_size())))
+    }
+
     /// Checks a raw call, and describes it.
     fn job(&self, call: RawCall, source: RawBuffer, destination: RawBuffer) -> Result<Job> {
-        let size = self.world_size();
-        let (kind, op, root, times_source, times_destination) = match call {
-            RawCall::AllReduce(op) => (Collective::AllReduce, Some(op), None, 1, 1),
-            RawCall::Reduce(op, root) => (Collective::Reduce, Some(op), Some(root), 1, 1),
-            RawCall::Broadcast(root) => (Collective::Broadcast, None, Some(root), 1, 1),
-            RawCall::AllGather => (Collective::AllGather, None, None, size, 1),
-            RawCall::ReduceScatter(op) => (Collective::ReduceScatter, Some(op), None, 1, size),
-            RawCall::AllToAll => (Collective::AllToAll, None, None, 1, 1),
+        let (kind, op, root) = match call {
+            RawCall::AllReduce(op) => (Collective::AllReduce, Some(op), None),
+            RawCall::Reduce(op, root) => (Collective::Reduce, Some(op), Some(root)),
+            RawCall::Broadcast(root) => (Collective::Broadcast, None, Some(root)),
+            RawCall::AllGather => (Collective::AllGather, None, None),
+            RawCall::ReduceScatter(op) => (Collective::ReduceScatter, Some(op), None),
+            RawCall::AllToAll => (Collective::AllToAll, None, None),
         };
-        let wrong = |reason: String| Err(Error::argument(kind.name(), reason));
         if source.dtype != destination.dtype {
-            return wrong(format!("the source has {} and the destination {}", source.dtype, destination.dtype));
-        }
-        if source.count.checked_mul(times_source) != destination.count.checked_mul(times_destination) {
-            return wrong(format!("{} elements do not go into {} with {size} ranks", source.count, destination.count));
-        }
-        if root.is_some_and(|root| root >= size) {
-            return wrong(format!("the root does not exist: the ranks are 0 to {}", size - 1));
-        }
-        if kind == Collective::AllToAll && !source.count.is_multiple_of(size) {
-            return wrong(format!("{} elements are not a multiple of the world size {size}", source.count));
+            let reason = format!("the source has {} and the destination {}", source.dtype, destination.dtype);
+            return Err(Error::argument(kind.name(), reason));
         }
         op.map_or(Ok(()), |op| op.check(source.dtype))?;
-        Ok(described(kind, op, root, source, destination, size))
+        let is_one_buffer = source.address == destination.address && source.count == destination.count;
+        // Of these the shorter one is named by its own address, also where it lies in the longer one.
+        let in_place = is_one_buffer && (self.world_size() == 1 || !matches!(kind, Collective::AllGather | Collective::ReduceScatter));
+        let arguments = Arguments {
+            kind,
+            root,
+            reduction: (op.map_or(0, |op| op.code().into()), op.map(Reduction::Builtin)),
+            element: TypeTag::Scalar(source.dtype),
+            source: (!in_place).then_some(source.count),
+            destination: Some(destination.count),
+            in_place,
+        };
+        let mut job = arguments.job(self.world_size())?;
+        (job.memory.source, job.memory.destination) = (source.address, destination.address);
+        Ok(job)
     }
 
     /// Device memory of NCCL's, of zero bytes, which `stream` writes: registrations and windows can do most with it. NCCL 2.19.1.
@@ -454,39 +482,5 @@ impl NcclCommunicator {
     #[doc(alias = "ncclCommWindowRegister")]
     pub unsafe fn window<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Window<T, B>> {
         Window::new(self.0.plane.comm(), buffer, &self.deadline())
-    }
-}
-
-/// A checked raw call as the plane wants it.
-fn described(kind: Collective, op: Option<ReduceOp>, root: Option<usize>, source: RawBuffer, destination: RawBuffer, size: usize) -> Job {
-    let element_bytes = source.dtype.size_bytes();
-    let bytes = |buffer: RawBuffer| buffer.count * element_bytes;
-    let in_place = source.address == destination.address && source.count == destination.count;
-    let block = match kind {
-        Collective::AllToAll => source.count / size,
-        _ => source.count.min(destination.count),
-    };
-    let count = if kind == Collective::AllToAll { block } else { source.count.min(destination.count) };
-    let call = Call {
-        kind,
-        op: op.map_or(0, |op| op.code().into()),
-        element: TypeTag::Scalar(source.dtype),
-        count: count as u64,
-        root: root.map(|root| root as u32),
-        counts_hash: 0,
-        sequence: 0,
-    };
-    Job {
-        call,
-        memory: Operands {
-            source: source.address,
-            source_len: bytes(source),
-            destination: destination.address,
-            destination_len: bytes(destination),
-        },
-        layout: BlockLayout::Equal(block * element_bytes),
-        element_bytes,
-        reduction: op.map(Reduction::Builtin),
-        in_place,
     }
 }

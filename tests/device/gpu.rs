@@ -6,9 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use collectives::{Builder, Communicator, Config, DeviceChoice, Result, nccl::CheckDeviceCalls};
+use collectives::{
+    Builder, Communicator, Config, DeviceChoice, Result,
+    nccl::{CheckDeviceCalls, NcclCommunicator, UniqueId},
+};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
 
 use crate::common::cases::Memory;
 use crate::common::oracle::Predict;
@@ -188,4 +191,32 @@ impl Memory for DeviceMemory {
         }
         called
     }
+}
+
+/// Runs `program` on `world_size` threads, each a rank of a communicator without a host plane, with a device of its own; what they return, in
+/// rank order.
+pub fn nccl_ranks<R: Send>(
+    world_size: usize,
+    config: impl Fn(usize) -> Config + Sync,
+    program: impl Fn(&NcclCommunicator, &DeviceMemory) -> R + Sync,
+) -> Vec<R> {
+    prepare();
+    let ids = [UniqueId::new(None).unwrap()];
+    let (ids, config, program) = (&ids, &config, &program);
+    let rank = |rank: usize| {
+        let context = CudaContext::new(rank).unwrap();
+        let comm = NcclCommunicator::create(&context, ids, rank, world_size, &config(rank)).unwrap();
+        program(&comm, &DeviceMemory::on(context.new_stream().unwrap()))
+    };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..world_size).map(|number| scope.spawn(move || rank(number))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+/// Settings with a limit that a busy machine keeps to.
+pub fn patient(_: usize) -> Config {
+    let mut config = Config::default();
+    config.timeout = Duration::from_secs(60);
+    config
 }

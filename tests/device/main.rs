@@ -13,6 +13,7 @@ mod messages;
 mod ordering;
 mod patterns;
 mod split;
+mod typed_nccl;
 mod user_kernels;
 mod versions;
 mod work;

@@ -19,3 +19,4 @@ mod records;
 mod refusals;
 mod start;
 mod turns;
+mod typed_nccl;

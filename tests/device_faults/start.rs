@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use collectives::{
     Config, DType, Error, ReduceOp,
-    nccl::{NcclCommunicator, RawBuffer, RawCall, Shrink, UniqueId},
+    nccl::{NcclCommunicator, RawBuffer, RawCall, ShrinkMode, UniqueId},
 };
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 
@@ -93,7 +93,7 @@ fn communicators_are_split_shrunk_and_grown() {
             let grown = NcclCommunicator::join(stream.context(), id, 3, 4, &config(Duration::from_secs(30))).unwrap();
             assert_eq!(sum(&grown, &stream, 1), 4);
         } else {
-            let shrunk = comm.shrink(&[1], Shrink::Keep).unwrap();
+            let shrunk = comm.shrink(&[1], ShrinkMode::Keep).unwrap();
             assert_eq!((shrunk.world_size(), sum(&shrunk, &stream, 1)), (3, 3));
             if me == 0 {
                 *id.lock().unwrap() = Some(shrunk.grow_id().unwrap());
@@ -121,7 +121,7 @@ fn a_revoked_communicator_refuses_calls_and_can_be_shrunk() {
         let error = unsafe { comm.call(RawCall::AllReduce(ReduceOp::Sum), raw, raw, &stream) }.unwrap_err();
         assert!(error.to_string().contains("revoke"), "{error}");
         if comm.rank() != 2 {
-            let shrunk = comm.shrink(&[2], Shrink::Abort).unwrap();
+            let shrunk = comm.shrink(&[2], ShrinkMode::Abort).unwrap();
             assert_eq!(sum(&shrunk, &stream, 1), 2);
         }
     });

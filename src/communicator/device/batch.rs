@@ -41,10 +41,10 @@ pub(in crate::communicator) struct Batch<'a> {
 }
 
 /// What a batch became when its buffers had addresses.
-struct Resolved<'s> {
+pub(super) struct Resolved<'s> {
     jobs: Vec<device::Job>,
-    messages: Vec<device::Message>,
-    guards: Guards<'s>,
+    pub(super) messages: Vec<device::Message>,
+    pub(super) guards: Guards<'s>,
 }
 
 impl<'a> Batch<'a> {
@@ -72,8 +72,16 @@ impl<'a> Batch<'a> {
         Received { source: from, tag: 0, count }
     }
 
+    /// Refuses messages in memory of another device than the plane's.
+    pub(super) fn check_devices(&self, plane: &DevicePlane) -> Result<()> {
+        self.messages.iter().try_for_each(|DeviceMessage { end, .. }| match end {
+            End::Read(memory) => Communicator::same_device(plane, "send", "the buffer", memory.context()),
+            End::Write(memory) => Communicator::same_device(plane, "recv", "the buffer", memory.context()),
+        })
+    }
+
     /// Orders every buffer before `stream`, and fills in the addresses.
-    fn resolve<'s>(&'s mut self, stream: &'s CudaStream, hold: Hold) -> Result<Resolved<'s>> {
+    pub(super) fn resolve<'s>(&'s mut self, stream: &'s CudaStream, hold: Hold) -> Result<Resolved<'s>> {
         let mut guards = Guards::new(hold);
         let mut jobs = Vec::with_capacity(self.calls.len());
         for DeviceCall { job, source, destination } in std::mem::take(&mut self.calls) {
@@ -138,15 +146,11 @@ impl Communicator {
         for call in &batch.calls {
             self.admit(plane, call)?;
         }
-        for DeviceMessage { message, end } in &batch.messages {
-            let (call, context) = match end {
-                End::Read(memory) => ("send", memory.context()),
-                End::Write(memory) => ("recv", memory.context()),
-            };
-            Self::same_device(plane, call, "the buffer", context)?;
+        batch.check_devices(plane)?;
+        for DeviceMessage { message, .. } in &batch.messages {
             if message.peer == self.rank() && !batch.answers(message) {
                 let reason = "a device message to oneself needs its other end in the same group, of the same length and element type";
-                return Err(Error::argument(call, reason));
+                return Err(Error::argument(if message.sends { "send" } else { "recv" }, reason));
             }
         }
         let shared = &self.core.shared;

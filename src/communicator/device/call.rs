@@ -35,6 +35,24 @@ pub(super) fn resolve<'s>(
     }
 }
 
+/// Orders a call on `stream` among the other uses of its buffers: it can be queued then, and the guards are released afterwards.
+pub(super) fn ordered<'s, 'a: 's>(
+    call: DeviceCall<'a>,
+    plane: &CudaContext,
+    stream: &'s CudaStream,
+    hold: Hold,
+) -> Result<(device::Job, Guards<'s>)> {
+    let DeviceCall { mut job, source, destination } = call;
+    let (name, mut guards) = (job.call.kind.name(), Guards::new(hold));
+    resolve(&mut job, source, destination, stream, &mut guards);
+    if overlap(&job) {
+        let reason = "source and destination overlap; use the in-place form, or buffers that lie apart";
+        return Err(Error::argument(name, reason));
+    }
+    guards.check(plane, stream, name)?;
+    Ok((job, guards))
+}
+
 /// How a device folds what the caller asked for.
 pub(in crate::communicator) fn device_reduction<T>(reduction: &op::Reduction<T>) -> Result<device::Reduction>
 where

@@ -12,7 +12,7 @@ use crate::communicator::Communicator;
 use crate::communicator::prepare::{Prepared, Source};
 use crate::device::{self, DevicePlane, Job};
 use crate::element::Data;
-use crate::error::{Error, Result};
+use crate::error::{Error, Peer, Result};
 use crate::host::plane;
 
 /// The bytes of a digest.
@@ -86,7 +86,7 @@ pub(super) fn in_words(first: &Said) -> String {
 
 /// An error of the comparison, for a caller who made no call on the host.
 #[cold]
-fn comparing(mut error: Error, first: &Call) -> Error {
+pub(super) fn comparing(mut error: Error, first: &Call) -> Error {
     if let Error::Timeout { doing, .. } | Error::PeerLost { doing, .. } = &mut error {
         *doing = format!("comparing {first} with the other ranks' device calls (Config::check_device_calls)");
     }
@@ -175,11 +175,15 @@ impl Communicator {
 
     /// The error of the first rank that says something else than rank 0.
     pub(super) fn difference(&self, firsts: &[Said]) -> Option<Error> {
-        let other = firsts.iter().position(|first| *first != firsts[0])?;
-        let [first_call, second_call] = [0, other].map(|rank| in_words(&firsts[rank]));
-        let (first, second) = (self.peers()[0].clone(), self.peers()[other].clone());
-        Some(Error::Mismatch { first, first_call, second, second_call })
+        difference(firsts, |rank| self.peers()[rank].clone())
     }
+}
+
+/// The error of the first rank that says something else than rank 0.
+pub(super) fn difference(firsts: &[Said], peer: impl Fn(usize) -> Peer) -> Option<Error> {
+    let other = firsts.iter().position(|first| *first != firsts[0])?;
+    let [first_call, second_call] = [0, other].map(|rank| in_words(&firsts[rank]));
+    Some(Error::Mismatch { first: peer(0), first_call, second: peer(other), second_call })
 }
 
 /// What goes from this rank to another, and what it expects from there, in bytes.

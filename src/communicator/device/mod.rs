@@ -6,10 +6,12 @@ mod compare;
 mod handle;
 mod headers;
 mod liveness;
+mod nccl;
 mod queue;
 mod setup;
 
 pub use handle::Device;
+pub use nccl::NcclGroup;
 pub use setup::{DeviceChoice, device_count};
 
 pub(super) use batch::{Batch, untagged};

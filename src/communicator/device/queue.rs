@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
-use super::call::{DeviceCall, Guards, Hold, overlap, resolve};
+use super::call::{DeviceCall, Guards, Hold, ordered};
 use super::headers::awaited_header;
 use crate::communicator::Communicator;
 use crate::communicator::completion::{Finished, State};
@@ -194,14 +194,7 @@ impl Communicator {
         let plane = self.plane(kind.name())?;
         let stream = self.device_stream(plane);
         self.admit(plane, &call)?;
-        let DeviceCall { mut job, source, destination } = call;
-        let mut guards = Guards::new(hold);
-        resolve(&mut job, source, destination, stream, &mut guards);
-        if overlap(&job) {
-            let reason = "source and destination overlap; use the in-place form, or buffers that lie apart";
-            return Err(Error::argument(kind.name(), reason));
-        }
-        guards.check(&plane.gpu().context, stream, kind.name())?;
+        let (job, guards) = ordered(call, &plane.gpu().context, stream, hold)?;
         // After all checks: where this rank alone refuses the call, the others wait here, on the host, and not on their devices.
         self.confer(plane, std::iter::once(&job))?;
         let pledge = Pledge::new(plane, false);

@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "calls take addresses of device memory")]
 
 mod enqueue;
+mod exchange;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +32,17 @@ use crate::event;
 use crate::ticket_lock::{NoTurn, TicketLock, Turn};
 use crate::tuning::device::PLANE_DROP_WAIT;
 use crate::{DType, ReduceOp, Result};
+
+/// What one rank tells another over NCCL, in bytes.
+pub(crate) const WORDS_BYTES: usize = 64;
+
+/// What one rank tells another over NCCL.
+pub(crate) type Words = [u8; WORDS_BYTES];
+
+/// Where the room for words begins behind so much scratch memory.
+const fn begin_of_words(scratch_bytes: usize) -> usize {
+    scratch_bytes.next_multiple_of(256)
+}
 
 /// What a plane is told. The same on every rank, so that all do the same.
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +82,10 @@ pub(crate) struct DevicePlane {
     library: Library,
     ranks: Ranks,
     scratch: Scratch,
+    /// Behind it: room for words from every rank, and to each.
+    words: u64,
+    /// What ranks tell each other over NCCL goes here: whoever waits for it waits for nothing that a program has queued elsewhere.
+    exchange: Arc<CudaStream>,
     /// The inputs of a slab have come.
     arrived: CudaEvent,
     /// One for each half of the memory: the slab there is folded.
@@ -115,6 +131,7 @@ impl DevicePlane {
         driver::bind(&gpu.context).map_err(failed("a device plane"))?;
         let stream = gpu.context.new_stream().map_err(failed("a stream"))?;
         let side = gpu.context.new_stream().map_err(failed("a stream"))?;
+        let exchange = gpu.context.new_stream().map_err(failed("a stream"))?;
         let event = || gpu.context.new_event(None).map_err(failed("an event"));
         let (arrived, folded, free) = (event()?, [event()?, event()?], event()?);
         let kernels = Kernels::on(&gpu)?;
@@ -123,11 +140,12 @@ impl DevicePlane {
         let capabilities = Capabilities { ranks: ranks.n, nccl: comm.version(), capability: least_capability, reproducible };
         let has = |function: &str| comm.library().has(function);
         let library = Library { all_to_all: has("ncclAlltoAll"), gather: has("ncclGather"), scatter: has("ncclScatter") };
-        let bytes = if ranks.n == 1 { 0 } else { scratch_bytes };
+        let (bytes, whole) = if ranks.n == 1 { (0, 0) } else { (scratch_bytes, begin_of_words(scratch_bytes) + 2 * ranks.n * WORDS_BYTES) };
         // Not of a pool: NCCL may reach into it from other devices.
         // SAFETY: the context is current; the memory is freed once, when the plane is dropped.
-        let address = if bytes == 0 { Ok(0) } else { unsafe { result::malloc_sync(bytes) } };
-        let address = address.map_err(|error| cuda_error(format!("allocating {bytes} B of memory on device {}", gpu.ordinal), error))?;
+        let address = if whole == 0 { Ok(0) } else { unsafe { result::malloc_sync(whole) } };
+        let address = address.map_err(|error| cuda_error(format!("allocating {whole} B of memory on device {}", gpu.ordinal), error))?;
+        let words = address + begin_of_words(bytes) as u64;
         let comparison = Mutex::default();
         let (scratch, custom_kernels, last) =
             (Scratch { address, bytes }, Mutex::new(CustomKernels::new(&gpu)), Mutex::new(Arc::clone(&stream)));
@@ -143,6 +161,8 @@ impl DevicePlane {
             library,
             ranks,
             scratch,
+            words,
+            exchange,
             arrived,
             folded,
             free,
@@ -240,6 +260,11 @@ impl DevicePlane {
     /// Takes that room back.
     pub(crate) fn return_comparison(&self, scratch: Vec<[u8; 40]>) {
         *event::lock(&self.comparison) = scratch;
+    }
+
+    /// How many messages were sent to the rank that a message goes to, or received from the one that it comes from.
+    pub(crate) fn messages_before(&self, message: &Message) -> u64 {
+        event::lock(&self.mail).get(message.peer).map_or(0, |counts| counts[usize::from(!message.sends)])
     }
 
     /// The number of the next message to a rank, or from it, which is counted.

@@ -1,0 +1,137 @@
+//! Queues typed collectives of an `NcclCommunicator`: ordered by their buffers' events, and compared with the other ranks' before.
+//!
+//! A rank tells the others 64 bytes in an all-gather of NCCL's: what it would say over a host plane, the settings of its plane by which calls
+//! are cut into pieces, and whether it has the kernel of a custom op that is used for the first time.
+
+#![expect(unsafe_code, reason = "addresses of buffers that are borrowed are handed to the device plane")]
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
+use crate::communicator::Communicator;
+use crate::communicator::device::call::{DeviceCall, Hold, ordered};
+use crate::communicator::device::compare::{self, Said};
+use crate::communicator::device::queue::Pledge;
+use crate::device::{self, DevicePlane, Job, NcclCommunicator, WORDS_BYTES, Words};
+use crate::error::{Error, Peer, Result};
+use crate::host::health::forked;
+use crate::ticket_lock::{NoTurn, Turn};
+
+/// Where the terms of the plane begin in what a rank tells, and where the flag is that says that a kernel is missing.
+const TERMS_AT: usize = size_of::<Said>();
+const LACKS_KERNEL_AT: usize = TERMS_AT + size_of::<Terms>();
+const _: () = assert!(LACKS_KERNEL_AT < WORDS_BYTES);
+
+type Terms = [u8; 16];
+
+/// The parts of what a rank has told.
+fn parts(words: &Words) -> (Said, Terms, bool) {
+    let (mut said, mut terms): (Said, Terms) = ([0; _], [0; _]);
+    said.copy_from_slice(&words[..TERMS_AT]);
+    terms.copy_from_slice(&words[TERMS_AT..LACKS_KERNEL_AT]);
+    (said, terms, words[LACKS_KERNEL_AT] != 0)
+}
+
+/// Refuses what is captured into a graph, where ranks have to wait for each other first.
+pub(super) fn refuse_capture(stream: &CudaStream, doing: impl FnOnce() -> String) -> Result<()> {
+    if !device::is_capturing(stream) {
+        return Ok(());
+    }
+    let reason = "it is compared with the other ranks' calls over NCCL first, which cannot be part of a graph: capture calls that are not \
+                  compared (CheckDeviceCalls::unchecked_after), or raw ones (NcclCommunicator::call)";
+    Err(Error::unsupported(format!("{} while a graph is captured", doing()), reason))
+}
+
+impl NcclCommunicator {
+    /// A turn, in which a call is compared and queued.
+    pub(super) fn turn(&self, call: &'static str) -> Result<Turn<'_, ()>> {
+        let timeout = self.config().timeout;
+        self.plane().enter_call(timeout).map_err(|why| match why {
+            NoTurn::Forked => forked(call.to_owned()),
+            NoTurn::Inside => Error::argument(call, "called from within a call of the same communicator"),
+            NoTurn::Late => {
+                let doing = format!("{call}, which has not begun: waiting for its turn behind calls that other threads made before");
+                Error::Timeout { doing, elapsed: timeout, missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() }
+            }
+        })
+    }
+
+    /// Queues a checked call on `stream`, once the ranks have agreed on it.
+    pub(super) fn queue(&self, mut call: DeviceCall<'_>, stream: &Arc<CudaStream>) -> Result<()> {
+        let (plane, name) = (self.plane(), call.job.call.kind.name());
+        Communicator::same_device(plane, name, "the stream", stream.context())?;
+        if let Some(source) = call.source {
+            Communicator::same_device(plane, name, "the source", source.context())?;
+        }
+        if let Some(destination) = &call.destination {
+            Communicator::same_device(plane, name, "the destination", destination.context())?;
+        }
+        let _turn = self.turn(name)?;
+        plane.number([&mut call.job]);
+        plane.refuse_if_over(&|| call.job.call.to_string())?;
+        let (job, guards) = ordered(call, &plane.gpu().context, stream, Hold::Borrowed)?;
+        // After all checks: where this rank alone refuses the call, the others wait here, with a deadline, and nothing is queued.
+        self.agree(&job, stream)?;
+        let pledge = Pledge::new(plane, false);
+        // SAFETY: - the addresses are those of buffers that are borrowed by the call, as long as their lengths say, on the plane's device
+        //   (checked above); they are the same or apart (checked by `ordered`);
+        // - their events make later users, and the one who frees them, wait for what is queued here: the guards are released after it (cudarc's
+        //   protocol; whoever switched that off answers for the order by the `unsafe` he did it with);
+        // - all ranks make this call as their next one, with these lengths, this type and planes that cut it alike: compared by `agree`, or
+        //   promised by whoever had it not compared (`CheckDeviceCalls::unchecked_after`), and nobody's call comes in between (the turn;
+        //   raw calls promise so). What NCCL writes is values of the type, or bytes that the plan makes truth values of.
+        let queued = unsafe { plane.enqueue(&job, stream, self.config().timeout) };
+        pledge.settle(&queued);
+        queued.and(Communicator::release(guards, plane, stream, name))
+    }
+
+    /// Has the ranks agree on a call, where that was asked for, and at the first use of a kernel of the caller's. Nothing has been queued yet, so a
+    /// difference harms nothing.
+    fn agree(&self, job: &Job, stream: &CudaStream) -> Result<()> {
+        let plane = self.plane();
+        let is_compared = self.world_size() > 1 && self.config().check_device_calls.covers(job.call.sequence);
+        let is_first_use = plane.is_first_use(job);
+        if !(is_compared || is_first_use) {
+            return Ok(());
+        }
+        refuse_capture(stream, || job.call.to_string())?;
+        let loaded = if is_first_use { plane.load(job, stream) } else { Ok(()) };
+        let agreed = match (self.compare(job, loaded.is_err()), loaded) {
+            // Of its own failure a rank knows more than that there is one.
+            (Err(Error::Unsupported { .. }), Err(own)) => Err(own),
+            (agreed, _) => agreed,
+        };
+        if is_first_use && agreed.is_err() {
+            plane.unload(job);
+        }
+        agreed
+    }
+
+    /// Compares a call with everyone's.
+    fn compare(&self, job: &Job, lacks_kernel: bool) -> Result<()> {
+        let plane = self.plane();
+        let mut words: Words = [0; _];
+        words[..TERMS_AT].copy_from_slice(&compare::said(job, std::iter::once(job), false));
+        words[TERMS_AT..LACKS_KERNEL_AT].copy_from_slice(&plane.terms());
+        words[LACKS_KERNEL_AT] = lacks_kernel.into();
+        plane.comm().label(&job.call);
+        let heard = plane.gather_words(&words, &|| job.call.to_string(), self.config().timeout);
+        let heard: Vec<_> = heard.map_err(|error| compare::comparing(error, &job.call))?.iter().map(parts).collect();
+        let said: Vec<Said> = heard.iter().map(|(said, ..)| *said).collect();
+        if let Some(error) = compare::difference(&said, Peer::unknown) {
+            return Err(error);
+        }
+        if let Some(other) = heard.iter().position(|(_, terms, _)| *terms != heard[0].1) {
+            let words = |rank: usize| format!("{} with {}", job.call, DevicePlane::terms_in_words(&heard[rank].1));
+            let (first_call, second_call) = (words(0), words(other));
+            return Err(Error::Mismatch { first: Peer::unknown(0), first_call, second: Peer::unknown(other), second_call });
+        }
+        match heard.iter().position(|(.., lacks_kernel)| *lacks_kernel) {
+            Some(rank) => {
+                Err(Error::unsupported(job.call.to_string(), format!("rank {rank} cannot load its kernel; its own error says why")))
+            }
+            None => Ok(()),
+        }
+    }
+}

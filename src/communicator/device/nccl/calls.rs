@@ -1,0 +1,385 @@
+//! Typed collectives of an `NcclCommunicator`. What is checked of their lengths is what is checked of raw calls.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
+use super::messages::HOST_MEMORY;
+use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
+use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::Collective;
+use crate::communicator::device::call::{DeviceCall, device_reduction};
+use crate::communicator::prepare::{Source, element};
+use crate::device::{Arguments, NcclCommunicator};
+use crate::element::Data;
+use crate::error::{Error, Result};
+use crate::op::Reduction;
+
+/// Device memory that a call reads.
+fn readable<T>(kind: Collective, memory: Memory<'_, T>) -> Result<DeviceMemory<'_, T>> {
+    match memory {
+        Memory::Device(memory) => Ok(memory),
+        Memory::Host(_) => Err(Error::argument(kind.name(), format!("the source {HOST_MEMORY}"))),
+    }
+}
+
+/// Device memory that a call writes.
+fn writable<T>(kind: Collective, memory: MemoryMut<'_, T>) -> Result<DeviceMemoryMut<'_, T>> {
+    match memory {
+        MemoryMut::Device(memory) => Ok(memory),
+        MemoryMut::Host(_) => Err(Error::argument(kind.name(), format!("the destination {HOST_MEMORY}"))),
+    }
+}
+
+/// A collective's kind, and its root where it has one.
+type Rooted = (Collective, Option<usize>);
+
+impl NcclCommunicator {
+    /// Checks a collective, and queues it.
+    fn collective<'a, T: Data>(
+        &self,
+        (kind, root): Rooted,
+        source: Source<Memory<'a, T>>,
+        destination: Option<MemoryMut<'a, T>>,
+        reduction: Option<&Reduction<T>>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()> {
+        let (element, _) = element::<T>(kind.name())?;
+        let in_place = matches!(source, Source::InPlace);
+        let source = match source {
+            Source::Separate(memory) => Some(readable(kind, memory)?),
+            Source::Nothing | Source::InPlace => None,
+        };
+        let destination = destination.map(|memory| writable(kind, memory)).transpose()?;
+        let code = reduction.map_or(0, Reduction::code);
+        let arguments = Arguments {
+            kind,
+            root,
+            reduction: (code, reduction.map(device_reduction).transpose()?),
+            element,
+            source: source.map(|memory| memory.len()),
+            destination: destination.as_ref().map(DeviceMemoryMut::len),
+            in_place,
+        };
+        let job = arguments.job(self.world_size())?;
+        let (source, destination) = (source.map(|memory| memory.inner), destination.map(|memory| memory.inner));
+        self.queue(DeviceCall { job, source, destination }, stream)
+    }
+
+    /// A buffer that the root must pass and the others must not.
+    fn only_at_root(&self, kind: Collective, what: &str, is_given: bool, root: usize) -> Result<()> {
+        if root >= self.world_size() || is_given == (self.rank() == root) {
+            return Ok(());
+        }
+        Err(Error::argument(
+            kind.name(),
+            format!("rank {root}, the root, passes {what} and no other rank does; this is rank {}", self.rank()),
+        ))
+    }
+}
+
+/// # Typed collectives
+///
+/// They take device buffers: cudarc's slices and views, [`NcclBuffer`](crate::nccl::NcclBuffer), [`RawDeviceSlice`](crate::interop::RawDeviceSlice) and memory of other
+/// crates. A call is queued on `stream` and returns. It waits there for whoever uses its buffers on other streams, and later users wait for it, also
+/// whoever frees them: nothing has to be ordered by hand. Ops and types are those of a [`Communicator`](crate::Communicator); custom ones too.
+///
+/// Every rank makes the same call as its next one. The ranks compare that before anything is queued
+/// ([`Config::check_device_calls`](crate::Config::check_device_calls)): op, element type, count, root, and the settings that decide how calls are cut into
+/// pieces. Where something differs every rank gets a `Mismatch` that names two calls, no buffer is touched, and the communicator works on. The price is one
+/// all-gather of 64 B over NCCL, and a wait on the host until all ranks have come and their devices have done the communicator's earlier calls. Whoever
+/// promises by [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) that ranks do alike (and have the same settings) pays nothing: a
+/// call is then what a raw one is, with its buffers ordered. A call that is compared cannot be captured into a graph; one that is not, and a raw one, can.
+///
+/// Threads that share the communicator compare and queue their calls one after the other.
+///
+/// Errors common to all: `InvalidArgument` for arguments that cannot be right, host memory, and memory or a stream of another device (nothing has
+/// happened then); `Unsupported` for an op that the type does not have, and in a capture; `Mismatch`; `Timeout` where ranks do not come, which ends the
+/// communicator; `Nccl`, `Cuda`; `Poisoned` after an earlier one of these.
+impl NcclCommunicator {
+    /// Reduces the buffers of all ranks element by element, in place: every rank ends with the same result.
+    ///
+    /// ```no_run
+    /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, gradient: &mut CudaSlice<f32>) -> collectives::Result<()> {
+    /// comm.all_reduce(gradient, ReduceOp::Avg, stream)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all typed collectives.
+    #[doc(alias = "ncclAllReduce")]
+    pub fn all_reduce<B>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>, stream: &Arc<CudaStream>) -> Result<()>
+    where
+        B: BufferMut + ?Sized,
+    {
+        self.collective((Collective::AllReduce, None), Source::InPlace, Some(buffer.memory_mut()), Some(&op.into()), stream)
+    }
+
+    /// As [`all_reduce`](Self::all_reduce), from one buffer into another of the same length.
+    ///
+    /// ```no_run
+    /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, mine: &CudaSlice<i32>, sum: &mut CudaSlice<i32>) -> collectives::Result<()> {
+    /// comm.all_reduce_into(mine, sum, ReduceOp::Sum, stream)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all typed collectives.
+    pub fn all_reduce_into<S, D>(
+        &self,
+        source: &S,
+        destination: &mut D,
+        op: impl Into<Reduction<S::Element>>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let (source, destination) = (Source::Separate(source.memory()), Some(destination.memory_mut()));
+        self.collective((Collective::AllReduce, None), source, destination, Some(&op.into()), stream)
+    }
+
+    /// Reduces the buffers of all ranks into the root's, in place. The other ranks' buffers are left untouched.
+    ///
+    /// ```no_run
+    /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, loss: &mut CudaSlice<f64>) -> collectives::Result<()> {
+    /// comm.reduce(loss, 0, ReduceOp::Sum, stream)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all typed collectives.
+    #[doc(alias = "ncclReduce")]
+    pub fn reduce<B>(&self, buffer: &mut B, root: usize, op: impl Into<Reduction<B::Element>>, stream: &Arc<CudaStream>) -> Result<()>
+    where
+        B: BufferMut + ?Sized,
+    {
+        self.collective((Collective::Reduce, Some(root)), Source::InPlace, Some(buffer.memory_mut()), Some(&op.into()), stream)
+    }
+
+    /// As [`reduce`](Self::reduce), from one buffer into another: the root passes `Some(destination)` of the source's length, the others `None`.
+    ///
+    /// ```no_run
+    /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, mine: &CudaSlice<u8>, most: &mut CudaSlice<u8>) -> collectives::Result<()> {
+    /// let most = (comm.rank() == 0).then_some(most);
+    /// comm.reduce_into(mine, most, 0, ReduceOp::Max, stream)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all typed collectives.
+    pub fn reduce_into<S, D>(
+        &self,
+        source: &S,
+        destination: Option<&mut D>,
+        root: usize,
+        op: impl Into<Reduction<S::Element>>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        self.only_at_root(Collective::Reduce, "a destination", destination.is_some(), root)?;
+        let destination = destination.map(|destination| destination.memory_mut());
+        self.collective((Collective::Reduce, Some(root)), Source::Separate(source.memory()), destination, Some(&op.into()), stream)
+    }
+
+    /// Copies the root's buffer to every rank.
+    ///
+    /// ```no_run
+    /// # use collectives::nccl::NcclCommunicator;
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, weights: &mut CudaSlice<f32>) -> collectives::Result<()> {
+    /// comm.broadcast(weights, 0, stream)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all typed collectives.
+    #[doc(alias = "ncclBroadcast")]
+    pub fn broadcast<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize, stream: &Arc<CudaStream>) -> Result<()> {
+        let source = if self.rank() == root { Source::InPlace } else { Source::Nothing };
+        self.collective((Collective::Broadcast, Some(root)), source, Some(buffer.memory_mut()), None, stream)
+    }
+
+    /// As [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's too): the root passes
+    /// `Some(source)`, the others `None`.
+    ///
+    /// ```no_run
+    /// # use collectives::nccl::NcclCommunicator;
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, weights: &CudaSlice<f32>, copy: &mut CudaSlice<f32>) -> collectives::Result<()> {
+    /// let weights = (comm.rank() == 0).then_some(weights);
+    /// comm.broadcast_into(weights, copy, 0, stream)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all typed collectives.
+    pub fn broadcast_into<S, D>(&self, source: Option<&S>, destination: &mut D, root: usize, stream: &Arc<CudaStream>) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        self.only_at_root(Collective::Broadcast, "a source", source.is_some(), root)?;
+        let source = source.map_or(Source::Nothing, |source| Source::Separate(source.memory()));
+        self.collective((Collective::Broadcast, Some(root)), source, Some(destination.memory_mut()), None, stream)
+    }
+
+    /// Gathers every rank's block on every rank, in place: a rank's own block stands at its place, rank × length / world size.
+    ///
+    /// ```no_run
+    /// # use collectives::nccl::NcclCommunicator;
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, shards: &mut CudaSlice<f32>) -> collectives::Result<()> {
+    /// comm.all_gather(shards, stream)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all typed collectives.
+    #[doc(alias = "ncclAllGather")]
+    pub fn all_gather<B: BufferMut + ?Sized>(&self, buffer: &mut B, stream: &Arc<CudaStream>) -> Result<()> {
+        self.collective((Collective::AllGather, None), Source::InPlace, Some(buffer.memory_mut()), None, stream)
+    }
+
+    /// As [`all_gather`](Self::all_gather), from one buffer into another that is world size times as long.
+    ///
+    /// ```no_run
+    /// # use collectives::nccl::NcclCommunicator;
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, shard: &CudaSlice<f32>, whole: &mut CudaSlice<f32>) -> collectives::Result<()> {
+    /// comm.all_gather_into(shard, whole, stream)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all typed collectives.
+    pub fn all_gather_into<S, D>(&self, source: &S, destination: &mut D, stream: &Arc<CudaStream>) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let (source, destination) = (Source::Separate(source.memory()), Some(destination.memory_mut()));
+        self.collective((Collective::AllGather, None), source, destination, None, stream)
+    }
+
+    /// Reduces the buffers of all ranks and leaves each rank its block of the result, in place; the other blocks are worth nothing afterwards.
+    ///
+    /// ```no_run
+    /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, gradient: &mut CudaSlice<f32>) -> collectives::Result<()> {
+    /// comm.reduce_scatter(gradient, ReduceOp::Avg, stream)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all typed collectives.
+    #[doc(alias = "ncclReduceScatter")]
+    pub fn reduce_scatter<B>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>, stream: &Arc<CudaStream>) -> Result<()>
+    where
+        B: BufferMut + ?Sized,
+    {
+        self.collective((Collective::ReduceScatter, None), Source::InPlace, Some(buffer.memory_mut()), Some(&op.into()), stream)
+    }
+
+    /// As [`reduce_scatter`](Self::reduce_scatter), from one buffer into another, of which the first is world size times as long.
+    ///
+    /// ```no_run
+    /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, gradient: &CudaSlice<f32>, shard: &mut CudaSlice<f32>) -> collectives::Result<()> {
+    /// comm.reduce_scatter_into(gradient, shard, ReduceOp::Sum, stream)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all typed collectives.
+    pub fn reduce_scatter_into<S, D>(
+        &self,
+        source: &S,
+        destination: &mut D,
+        op: impl Into<Reduction<S::Element>>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let (source, destination) = (Source::Separate(source.memory()), Some(destination.memory_mut()));
+        self.collective((Collective::ReduceScatter, None), source, destination, Some(&op.into()), stream)
+    }
+
+    /// Sends the i-th block of each rank to rank i, in place. The buffer has a block for each rank.
+    ///
+    /// ```no_run
+    /// # use collectives::nccl::NcclCommunicator;
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, tokens: &mut CudaSlice<u32>) -> collectives::Result<()> {
+    /// comm.all_to_all(tokens, stream)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all typed collectives.
+    #[doc(alias = "ncclAlltoAll")]
+    pub fn all_to_all<B: BufferMut + ?Sized>(&self, buffer: &mut B, stream: &Arc<CudaStream>) -> Result<()> {
+        self.collective((Collective::AllToAll, None), Source::InPlace, Some(buffer.memory_mut()), None, stream)
+    }
+
+    /// As [`all_to_all`](Self::all_to_all), from one buffer into another of the same length.
+    ///
+    /// ```no_run
+    /// # use collectives::nccl::NcclCommunicator;
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, tokens: &CudaSlice<u32>, theirs: &mut CudaSlice<u32>) -> collectives::Result<()> {
+    /// comm.all_to_all_into(tokens, theirs, stream)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all typed collectives.
+    pub fn all_to_all_into<S, D>(&self, source: &S, destination: &mut D, stream: &Arc<CudaStream>) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let (source, destination) = (Source::Separate(source.memory()), Some(destination.memory_mut()));
+        self.collective((Collective::AllToAll, None), source, destination, None, stream)
+    }
+}

@@ -1,0 +1,289 @@
+//! Typed messages of an `NcclCommunicator`, one by itself or several together.
+//!
+//! Both ends of a message tell each other what they are about to do, 64 bytes each, before either queues its part: for each pair of ranks what
+//! one sends to the other in this group, and what it receives. So a message returns when its other end has come, and NCCL, which matches the
+//! messages of a pair by their order alone, never meets two that differ.
+
+#![expect(unsafe_code, reason = "addresses of buffers that are borrowed are handed to the device plane")]
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use sha2::{Digest, Sha256};
+
+use super::agreement::refuse_capture;
+use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::communicator::Communicator;
+use crate::communicator::device::batch::Batch;
+use crate::communicator::device::call::Hold;
+use crate::communicator::device::queue::Pledge;
+use crate::communicator::prepare::element;
+use crate::device::{DevicePlane, Message, NcclCommunicator, Words};
+use crate::element::TypeTag;
+use crate::error::{Error, Peer, Result};
+
+/// What a rank is told whose buffer is in host memory.
+pub(super) const HOST_MEMORY: &str = "is in host memory: an NcclCommunicator works on device memory alone, a Communicator on either";
+
+/// Messages recorded by [`NcclCommunicator::group`], which has an example; their buffers are borrowed until the group has been queued.
+pub struct NcclGroup<'buffers, 'comm> {
+    comm: &'comm NcclCommunicator,
+    batch: Batch<'buffers>,
+}
+
+impl fmt::Debug for NcclGroup<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NcclGroup({:?})", self.comm)
+    }
+}
+
+impl<'buffers> NcclGroup<'buffers, '_> {
+    /// Records a send to another rank.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a rank that is no peer, and for host memory.
+    pub fn send<B: Buffer + ?Sized>(&mut self, buffer: &'buffers B, to: usize) -> Result<()> {
+        const CALL: &str = "send";
+        self.comm.check_peer(CALL, to)?;
+        element::<B::Element>(CALL)?;
+        match buffer.memory() {
+            Memory::Device(memory) => self.batch.send(memory, to),
+            Memory::Host(_) => return Err(Error::argument(CALL, format!("the buffer {HOST_MEMORY}"))),
+        }
+        Ok(())
+    }
+
+    /// Records a receive from another rank. The buffer is as long as what is sent.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`NcclGroup::send`].
+    pub fn recv<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, from: usize) -> Result<()> {
+        const CALL: &str = "recv";
+        self.comm.check_peer(CALL, from)?;
+        element::<B::Element>(CALL)?;
+        match buffer.memory_mut() {
+            MemoryMut::Device(memory) => self.batch.receive(memory, from),
+            MemoryMut::Host(_) => return Err(Error::argument(CALL, format!("the buffer {HOST_MEMORY}"))),
+        };
+        Ok(())
+    }
+}
+
+/// # Typed messages
+///
+/// Both ends compare before either queues its part: element type, length, and which messages are queued together. So `send` and `recv` return when the
+/// other end has come, and ranks that send to each other do so in a [`group`](Self::group), with one group at both ends. A difference ends the communicator on
+/// both. The price is an exchange of 64 B for each pair of ranks, over NCCL, that both wait for; nothing where messages are not compared
+/// ([`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after)).
+///
+/// Threads that share the communicator send and receive in an order that the other ends have, too.
+impl NcclCommunicator {
+    /// Queues a send of all of a device buffer to another rank, which receives as much of the same type.
+    ///
+    /// ```no_run
+    /// # use collectives::nccl::NcclCommunicator;
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, activations: &mut CudaSlice<f32>) -> collectives::Result<()> {
+    /// match comm.rank() {
+    ///     0 => comm.send(activations, 1, stream),
+    ///     _ => comm.recv(activations, 0, stream),
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a rank that is no peer, and for memory that is not on this device; `Mismatch`, which ends the communicator;
+    /// `Unsupported` where a message that is compared would become part of a graph; `Timeout`, `Nccl`, `Cuda`, `Poisoned`.
+    #[doc(alias = "ncclSend")]
+    pub fn send<B: Buffer + ?Sized>(&self, buffer: &B, to: usize, stream: &Arc<CudaStream>) -> Result<()> {
+        self.grouped("send", stream, |group| group.send(buffer, to))
+    }
+
+    /// Queues a receive into all of a device buffer from another rank, which sends as much of the same type.
+    ///
+    /// ```no_run
+    /// # use collectives::nccl::NcclCommunicator;
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, tokens: &mut CudaSlice<u32>) -> collectives::Result<()> {
+    /// comm.recv(tokens, 1, stream)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`send`](Self::send).
+    #[doc(alias = "ncclRecv")]
+    pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: usize, stream: &Arc<CudaStream>) -> Result<()> {
+        self.grouped("recv", stream, |group| group.recv(buffer, from))
+    }
+
+    /// Queues several messages together, so that opposite ones do not wait for each other. Between two ranks both ends put the same messages into
+    /// one group. Where the closure fails, nothing has happened.
+    ///
+    /// ```no_run
+    /// # use collectives::nccl::NcclCommunicator;
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # fn example(comm: &NcclCommunicator, stream: &Arc<CudaStream>, mine: &CudaSlice<f32>, theirs: &mut CudaSlice<f32>) -> collectives::Result<()> {
+    /// let (me, n) = (comm.rank(), comm.world_size());
+    /// comm.group(stream, |group| {
+    ///     group.send(mine, (me + 1) % n)?;
+    ///     group.recv(theirs, (me + n - 1) % n)
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The closure's own, and those of [`send`](Self::send).
+    #[doc(alias("ncclGroupStart", "ncclGroupEnd"))]
+    pub fn group<'buffers>(&self, stream: &Arc<CudaStream>, record: impl FnOnce(&mut NcclGroup<'buffers, '_>) -> Result<()>) -> Result<()> {
+        self.grouped("group", stream, record)
+    }
+
+    fn grouped<'buffers>(
+        &self,
+        call: &'static str,
+        stream: &Arc<CudaStream>,
+        record: impl FnOnce(&mut NcclGroup<'buffers, '_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut group = NcclGroup { comm: self, batch: Batch::default() };
+        record(&mut group)?;
+        let NcclGroup { mut batch, .. } = group;
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let plane = self.plane();
+        Communicator::same_device(plane, call, "the stream", stream.context())?;
+        batch.check_devices(plane)?;
+        let _turn = self.turn(call)?;
+        plane.refuse_if_over(&|| call.to_owned())?;
+        let resolved = batch.resolve(stream, Hold::Borrowed)?;
+        resolved.guards.check(&plane.gpu().context, stream, call)?;
+        self.agree_on_messages(call, &resolved.messages, stream)?;
+        let pledge = Pledge::new(plane, true);
+        // SAFETY: - every address belongs to a buffer that is borrowed until the guards in `resolved` have been released, which is after all has
+        //   been queued: their events then make later users wait. It is as long as its message says, on the plane's device (checked by
+        //   `check_devices`); the group holds each buffer that it writes by a borrow of its own;
+        // - the other end of each message queues it among the same messages of this pair, with the same type and length: compared by
+        //   `agree_on_messages`, or promised by whoever had it not compared (`CheckDeviceCalls::unchecked_after`).
+        let queued = unsafe { DevicePlane::enqueue_group(&[(plane, &[], &resolved.messages, stream)], self.config().timeout) };
+        pledge.settle(&queued);
+        queued.and(Communicator::release(resolved.guards, plane, stream, call))
+    }
+
+    /// Has both ends of messages agree on them. A difference ends the communicator: other pairs of the group may have agreed, and count on it.
+    fn agree_on_messages(&self, call: &'static str, messages: &[Message], stream: &CudaStream) -> Result<()> {
+        let plane = self.plane();
+        let mut pairs: Vec<Pair<'_>> = Vec::new();
+        for message in messages {
+            let place = pairs.iter().position(|pair| pair.peer == message.peer).unwrap_or(pairs.len());
+            if place == pairs.len() {
+                pairs.push(Pair { peer: message.peer, sends: Vec::new(), receives: Vec::new() });
+            }
+            let pair = &mut pairs[place];
+            if message.sends { &mut pair.sends } else { &mut pair.receives }.push(message);
+        }
+        let covers = |message: &&Message| self.config().check_device_calls.covers(plane.messages_before(message));
+        pairs.retain(|pair| pair.firsts().any(|message| covers(&message)));
+        if !pairs.is_empty() {
+            refuse_capture(stream, || call.to_owned())?;
+        }
+        let mine: Vec<(usize, Words)> = pairs.iter().map(|pair| (pair.peer, pair.words(plane))).collect();
+        messages.iter().for_each(|message| {
+            plane.number_message(message);
+        });
+        if mine.is_empty() { Ok(()) } else { self.swap(call, &mine).inspect_err(|error| plane.comm().fail(error)) }
+    }
+
+    fn swap(&self, call: &'static str, mine: &[(usize, Words)]) -> Result<()> {
+        let me = self.rank();
+        let mut heard = self.plane().swap_words(mine, &|| call.to_owned(), self.config().timeout);
+        if let Err(Error::Timeout { doing, .. }) = &mut heard {
+            let calls: Vec<_> = mine.iter().map(|(peer, words)| in_words(words, *peer)).collect();
+            *doing = format!("comparing {} with its other end (Config::check_device_calls)", calls.join(", "));
+        }
+        for ((peer, words), theirs) in mine.iter().zip(heard?) {
+            if theirs != mirrored(words) {
+                let (first, second) = (Peer::unknown(*peer), Peer::unknown(me));
+                return Err(Error::Mismatch { first, first_call: in_words(&theirs, me), second, second_call: in_words(words, *peer) });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The messages between this rank and another one in a group, in order.
+struct Pair<'a> {
+    peer: usize,
+    sends: Vec<&'a Message>,
+    receives: Vec<&'a Message>,
+}
+
+/// Where the halves of words are: what is said of sends, and behind it the same of receives. Elements of the first message, the number of
+/// messages, the type of the first, and half a SHA-256 of all.
+const HALVES: [(usize, usize); 4] = [(0, 8), (16, 4), (24, 4), (32, 16)];
+
+impl Pair<'_> {
+    /// The first message in each direction.
+    fn firsts(&self) -> impl Iterator<Item = &Message> {
+        self.sends.first().into_iter().chain(self.receives.first()).copied()
+    }
+
+    /// What this rank tells the other one.
+    fn words(&self, plane: &DevicePlane) -> Words {
+        let mut words: Words = [0; _];
+        for (half, messages) in [&self.sends, &self.receives].into_iter().enumerate() {
+            let Some(first) = messages.first() else { continue };
+            let mut digest = Sha256::new_with_prefix(plane.messages_before(first).to_le_bytes());
+            for message in messages {
+                digest.update(message.element.to_code().to_le_bytes());
+                digest.update((message.bytes as u64).to_le_bytes());
+            }
+            let digest: [u8; 32] = digest.finalize().into();
+            let count = (first.bytes / first.element.size_bytes().max(1)) as u64;
+            let parts = [&count.to_le_bytes()[..], &(messages.len() as u32).to_le_bytes(), &first.element.to_code().to_le_bytes(), &digest];
+            for ((at, length), part) in HALVES.into_iter().zip(parts) {
+                words[at + half * length..][..length].copy_from_slice(&part[..length]);
+            }
+        }
+        words
+    }
+}
+
+/// What the other end has to say: what one sends the other receives.
+fn mirrored(words: &Words) -> Words {
+    let mut other = *words;
+    for (at, length) in HALVES {
+        other[at..at + 2 * length].rotate_left(length);
+    }
+    other
+}
+
+/// `send of 5 elements (f32) to rank 1, and recv of 7 elements (u8) from rank 1`, of words told to `peer`.
+fn in_words(words: &Words, peer: usize) -> String {
+    let number = |part: usize, half: usize| {
+        let (at, length) = HALVES[part];
+        let mut bytes = [0; 8];
+        bytes[..length].copy_from_slice(&words[at + half * length..][..length]);
+        u64::from_le_bytes(bytes)
+    };
+    let direction = |(half, name): (usize, &str)| {
+        let (elements, messages) = (number(0, half), number(1, half));
+        let element =
+            TypeTag::from_code(number(2, half) as u32).map_or_else(|| "an unknown type".to_owned(), |element| element.to_string());
+        match messages {
+            0 => None,
+            1 => Some(format!("{name} rank {peer} of {elements} elements ({element})")),
+            _ => Some(format!("{name} rank {peer} of {elements} elements ({element}), the first of {messages} in a group")),
+        }
+    };
+    let directions: Vec<_> = ["send to", "recv from"].into_iter().enumerate().filter_map(direction).collect();
+    if directions.is_empty() { "no message".to_owned() } else { directions.join(", and ") }
+}

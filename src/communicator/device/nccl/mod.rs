@@ -1,0 +1,7 @@
+//! Safe calls of an `NcclCommunicator`, which has no host plane: what ranks have to agree on they tell each other over NCCL.
+
+mod agreement;
+mod calls;
+mod messages;
+
+pub use messages::NcclGroup;

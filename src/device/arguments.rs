@@ -1,0 +1,77 @@
+//! The arguments of one collective on device memory, for calls that come without a `Communicator`: raw ones, and typed ones.
+
+use super::plan::{Job, Reduction};
+use crate::call::{BlockLayout, Call, Collective};
+use crate::element::TypeTag;
+use crate::error::{Error, Result};
+use crate::job::Operands;
+
+/// Arguments that have not been checked. Lengths are in elements.
+#[derive(Debug)]
+pub(crate) struct Arguments {
+    /// All-reduce, reduce, broadcast, all-gather, reduce-scatter or all-to-all.
+    pub(crate) kind: Collective,
+    pub(crate) root: Option<usize>,
+    /// With its code, 0 where nothing is reduced.
+    pub(crate) reduction: (u64, Option<Reduction>),
+    pub(crate) element: TypeTag,
+    /// The length of what is read; `None` where this rank reads nothing, or reads the destination.
+    pub(crate) source: Option<usize>,
+    /// The length of what is written; `None` where this rank gets nothing.
+    pub(crate) destination: Option<usize>,
+    /// Whether the destination is read, too.
+    pub(crate) in_place: bool,
+}
+
+impl Arguments {
+    /// Checks them on a rank of `size`, and describes the call. Its buffers have no addresses yet, and it has no number.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a root that does not exist, and lengths that do not fit.
+    pub(crate) fn job(self, size: usize) -> Result<Job> {
+        let Self { kind, root, reduction: (op, reduction), element, source, destination, in_place } = self;
+        if root.is_some_and(|root| root >= size) {
+            return Err(Error::argument(kind.name(), format!("the root does not exist: the ranks are 0 to {}", size - 1)));
+        }
+        let block = block(kind, source, destination, in_place, size)?;
+        let element_bytes = element.size_bytes();
+        let bytes = |elements: usize| {
+            let bytes = elements.checked_mul(element_bytes);
+            bytes.ok_or_else(|| Error::argument(kind.name(), format!("{elements} elements are more than an address space has")))
+        };
+        let destination_len = bytes(destination.unwrap_or_default())?;
+        let source_len = if in_place { destination_len } else { bytes(source.unwrap_or_default())? };
+        let root = root.map(|root| root as u32);
+        let call = Call { kind, op, element, count: block as u64, root, counts_hash: 0, sequence: 0 };
+        let memory = Operands { source: 0, source_len, destination: 0, destination_len };
+        Ok(Job { call, memory, layout: BlockLayout::Equal(block * element_bytes), reduction, element_bytes, in_place })
+    }
+}
+
+/// How many elements a block has, or the whole vector of a call without blocks.
+fn block(kind: Collective, source: Option<usize>, destination: Option<usize>, in_place: bool, size: usize) -> Result<usize> {
+    // Whether there is a block for each rank.
+    let (source_has_all, destination_has_all) = match kind {
+        Collective::AllGather => (false, true),
+        Collective::ReduceScatter => (true, in_place),
+        Collective::AllToAll => (true, true),
+        _ => (false, false),
+    };
+    let share = |what: &str, length: usize, has_all: bool| match has_all {
+        true if !length.is_multiple_of(size) => {
+            Err(Error::argument(kind.name(), format!("{what} has {length} elements, which are not a multiple of the world size {size}")))
+        }
+        true => Ok(length / size),
+        false => Ok(length),
+    };
+    let read = source.map(|length| share("the source", length, source_has_all)).transpose()?;
+    let written = destination.map(|length| share("the destination", length, destination_has_all)).transpose()?;
+    match (read, written) {
+        (Some(read), Some(written)) if read != written => {
+            let (source, destination) = (source.unwrap_or_default(), destination.unwrap_or_default());
+            Err(Error::argument(kind.name(), format!("{source} elements do not go into {destination} with {size} ranks")))
+        }
+        (read, written) => Ok(written.or(read).unwrap_or_default()),
+    }
+}

@@ -1,0 +1,116 @@
+//! What ranks without a host plane tell each other before a call is queued: 64 bytes each, over NCCL itself, on a stream of its own.
+
+#![expect(unsafe_code, reason = "copies to and from device memory of the plane's own")]
+
+use std::time::Duration;
+
+use cudarc::driver::{DriverError, result};
+use nccl_sys::Version;
+
+use super::enqueue::{Running, together};
+use super::{DevicePlane, WORDS_BYTES, Words};
+use crate::Result;
+use crate::deadline::Deadline;
+use crate::device::driver::{self, cuda_error};
+use crate::device::plan::{Plan, Step, Transfer};
+use crate::error::Error;
+
+/// What of a plane's settings decides how calls go: 16 bytes that must be the same on all ranks.
+pub(crate) type Terms = [u8; 16];
+
+impl DevicePlane {
+    /// Tells every rank the same, and hears what each has told: one all-gather of NCCL's, which is waited for.
+    ///
+    /// # Errors
+    ///
+    /// Those of NCCL and the driver, and `Timeout`; they end the communicator.
+    pub(crate) fn gather_words(&self, mine: &Words, doing: &dyn Fn() -> String, timeout: Duration) -> Result<Vec<Words>> {
+        let transfer = Transfer::AllGather { source: self.told(0), destination: self.words, bytes: WORDS_BYTES };
+        self.exchange(mine, vec![transfer], doing, timeout)
+    }
+
+    /// Tells each of these peers something, and hears what it has told this rank, in their order: one group of NCCL's, which is waited for.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DevicePlane::gather_words`].
+    pub(crate) fn swap_words(&self, mine: &[(usize, Words)], doing: &dyn Fn() -> String, timeout: Duration) -> Result<Vec<Words>> {
+        let said: Vec<u8> = mine.iter().flat_map(|(_, words)| *words).collect();
+        let transfers = mine.iter().enumerate().flat_map(|(place, (peer, _))| {
+            let heard = self.words + (place * WORDS_BYTES) as u64;
+            let send = Transfer::Send { address: self.told(place), bytes: WORDS_BYTES, peer: *peer };
+            [send, Transfer::Receive { address: heard, bytes: WORDS_BYTES, peer: *peer }]
+        });
+        let mut heard = self.exchange(&said, transfers.collect(), doing, timeout)?;
+        heard.truncate(mine.len());
+        Ok(heard)
+    }
+
+    /// Where on the device what this rank tells is.
+    fn told(&self, place: usize) -> u64 {
+        self.words + ((self.ranks.n + place) * WORDS_BYTES) as u64
+    }
+
+    /// Puts `mine` on the device, makes the transfers, waits for them, and brings what came. At most as many words as there are ranks.
+    fn exchange(&self, mine: &[u8], transfers: Vec<Transfer>, doing: &dyn Fn() -> String, timeout: Duration) -> Result<Vec<Words>> {
+        self.refuse_if_over(doing)?;
+        let deadline = Deadline::after(timeout);
+        let outcome = self.queue_words(mine, transfers, doing, timeout).and_then(|()| self.fetch_words(doing, &deadline));
+        outcome.map_err(|error| match error {
+            // It ended while this call waited: by the watchdog, which may be quicker than this thread, or by whoever aborted it.
+            Error::Poisoned { cause, .. } => (*cause).clone(),
+            error => {
+                // The others may wait for this rank's words.
+                self.comm.fail(&error);
+                error
+            }
+        })
+    }
+
+    fn queue_words(&self, mine: &[u8], transfers: Vec<Transfer>, doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
+        let _alone = crate::event::lock(&self.queueing);
+        driver::bind(&self.gpu.context).map_err(failed(doing))?;
+        // SAFETY: `mine` is no longer than the half of the words' room that begins there (`n` words); nothing else uses that, since every
+        // exchange is waited for before the next begins, or the communicator has ended. The driver has taken ordinary memory when it returns.
+        unsafe { result::memcpy_htod_async(self.told(0), mine, self.exchange.cu_stream()) }.map_err(failed(doing))?;
+        let plan = Plan::Steps(vec![Step::Transfer(transfers)]);
+        // SAFETY: the transfers use words of the plane's room, which lives until its streams have passed them: the stream takes that room and
+        // frees it, and the plane's end waits for it.
+        unsafe { together(&mut [Running::new(self, plan, &self.exchange)], doing, timeout) }
+    }
+
+    fn fetch_words(&self, doing: &dyn Fn() -> String, deadline: &Deadline) -> Result<Vec<Words>> {
+        let event = self.exchange.record_event(None).map_err(failed(doing))?;
+        self.comm.wait(&event, deadline)?;
+        let mut heard = vec![[0; WORDS_BYTES]; self.ranks.n];
+        // SAFETY: as many words as the room has for what comes; the stream has done all it had, so that this ends at once, and ordinary memory
+        // is filled when the driver returns.
+        unsafe { result::memcpy_dtoh_async(heard.as_flattened_mut(), self.words, self.exchange.cu_stream()) }.map_err(failed(doing))?;
+        Ok(heard)
+    }
+
+    /// What of its settings decides how calls go.
+    pub(crate) fn terms(&self) -> Terms {
+        let mut terms = [0; size_of::<Terms>()];
+        let (capability, library) = (self.capabilities.capability, self.library);
+        terms[..8].copy_from_slice(&(self.scratch.bytes as u64).to_le_bytes());
+        terms[8..12].copy_from_slice(&self.capabilities.nccl.code().to_le_bytes());
+        terms[12..14].copy_from_slice(&[capability.0 as u8, capability.1 as u8]);
+        let switches = [library.all_to_all, library.gather, library.scatter, self.capabilities.reproducible];
+        terms[14] = switches.into_iter().rev().fold(0, |bits, switch| bits << 1 | u8::from(switch));
+        terms
+    }
+
+    /// Terms in words: `33554432 B of scratch memory, compute capability 9.0, NCCL 2.28.9`.
+    pub(crate) fn terms_in_words(terms: &Terms) -> String {
+        let scratch = terms.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let version = terms[8..].first_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes));
+        let reproducible = if terms[14] & 8 == 0 { "" } else { ", reproducible" };
+        let version = Version::from_code(version);
+        format!("{scratch} B of scratch memory, compute capability {}.{}, NCCL {version}{reproducible}", terms[12], terms[13])
+    }
+}
+
+fn failed(doing: &dyn Fn() -> String) -> impl FnOnce(DriverError) -> Error {
+    move |error| cuda_error(doing(), error)
+}

@@ -1,0 +1,416 @@
+//! Typed calls of a communicator without a host plane that cannot be right: ranks that differ, ranks that do not come, memory that is not the
+//! device's. Errors in words on every rank, before anything is queued.
+
+#![expect(unsafe_code, reason = "bytes that are no truth values, ops of PTX, and cudarc's tracking of events")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use collectives::{Config, CustomOp, Error, ReduceOp, Result, nccl::NcclCommunicator};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+
+use super::common::cases::Memory;
+use super::common::ranks::{Meeting, alone_in_a_process};
+use super::gpu::{DeviceMemory, assert_nothing_found, compared_before, nccl_ranks, patient};
+
+/// One rank makes another call than the others.
+type Deviant = fn(&NcclCommunicator, &DeviceMemory, bool) -> Result<()>;
+
+/// What differs, the call, and what the error must say of either.
+const CASES: [(&str, Deviant, [&str; 2]); 7] = [
+    (
+        "kind",
+        |comm, memory, differs| {
+            let mut buffer = memory.put(&[1_u32; 6]);
+            match differs {
+                true => comm.broadcast(&mut buffer, 0, &memory.stream),
+                false => comm.all_reduce(&mut buffer, ReduceOp::Sum, &memory.stream),
+            }
+        },
+        ["all_reduce(sum, u32, count 6)", "broadcast(u32, count 6, root 0)"],
+    ),
+    (
+        "op",
+        |comm, memory, differs| {
+            let op = if differs { ReduceOp::BitOr } else { ReduceOp::Sum };
+            comm.all_reduce(&mut memory.put(&[1_u32; 4]), op, &memory.stream)
+        },
+        ["sum, ", "bor, "],
+    ),
+    (
+        "element type",
+        |comm, memory, differs| match differs {
+            true => comm.all_reduce(&mut memory.put(&[1_f32; 4]), ReduceOp::Max, &memory.stream),
+            false => comm.all_reduce(&mut memory.put(&[1_i32; 4]), ReduceOp::Max, &memory.stream),
+        },
+        ["i32", "f32"],
+    ),
+    (
+        "count",
+        |comm, memory, differs| comm.all_gather(&mut memory.put(&vec![1_u8; if differs { 9 } else { 6 }]), &memory.stream),
+        ["count 2", "count 3"],
+    ),
+    (
+        "root",
+        |comm, memory, differs| comm.broadcast(&mut memory.put(&[1_u8; 4]), usize::from(differs), &memory.stream),
+        ["root 0", "root 1"],
+    ),
+    (
+        "the name of a custom op",
+        |comm, memory, differs| {
+            let op = idle(if differs { "lesser" } else { "greater" }, IDLE);
+            comm.all_reduce(&mut memory.put(&[1_u32; 4]), &op, &memory.stream)
+        },
+        ["custom op #", "custom op #"],
+    ),
+    (
+        "a block exchanged in place",
+        |comm, memory, differs| {
+            let (mine, mut theirs) = (memory.put(&[1_u32; 6]), memory.put(&[1_u32; 6]));
+            match differs {
+                true => comm.all_to_all(&mut theirs, &memory.stream),
+                false => comm.all_to_all_into(&mine, &mut theirs, &memory.stream),
+            }
+        },
+        ["all_to_all(u32, count 2) number", ", in place"],
+    ),
+];
+
+/// A fold that leaves everything as it is.
+const IDLE: &str = "
+.version 8.0
+.target sm_70
+.address_size 64
+.visible .entry fold_user(
+    .param .u64 inputs, .param .u64 stride, .param .u64 own, .param .u32 own_index,
+    .param .u32 ranks, .param .u64 output, .param .u64 count, .param .u32 divisor)
+{
+    ret;
+}
+";
+
+fn idle(name: &str, image: &str) -> CustomOp<u32> {
+    // SAFETY: it touches no memory.
+    unsafe { CustomOp::<u32>::on_device(name, "a").with_ptx(image, "fold_user") }
+}
+
+/// A call that all ranks make alike gives what it should.
+fn works(comm: &NcclCommunicator, memory: &DeviceMemory) {
+    let mut buffer = memory.put(&[comm.rank() as u32 + 1; 5]);
+    comm.all_reduce(&mut buffer, ReduceOp::Max, &memory.stream).unwrap();
+    assert_eq!(memory.get(&buffer), [comm.world_size() as u32; 5]);
+}
+
+/// The error of a call on a rank whose call differs, or who hears of it.
+fn assert_mismatch(what: &str, error: &Error, ranks: (usize, usize), words: [&str; 2]) {
+    let Error::Mismatch { first, first_call, second, second_call } = error else { panic!("{what}: {error}") };
+    assert_eq!((first.rank, second.rank), ranks, "{what}: {error}");
+    assert!(first_call.contains(words[0]) && second_call.contains(words[1]), "{what}: {error}");
+}
+
+#[test]
+fn every_difference_is_told_to_every_rank_and_the_communicator_works_on() {
+    let _alone = simgpu::alone();
+    nccl_ranks(3, patient, |comm, memory| {
+        for (what, call, words) in CASES {
+            let error = call(comm, memory, comm.rank() == 2).expect_err(what);
+            assert_mismatch(what, &error, (0, 2), words);
+            works(comm, memory);
+        }
+        assert!(comm.failure().is_none());
+    });
+    assert_nothing_found();
+}
+
+#[test]
+fn a_difference_leaves_buffers_alone() {
+    let _alone = simgpu::alone();
+    nccl_ranks(2, patient, |comm, memory| {
+        let mut buffer = memory.put(&vec![comm.rank() as u16; 10 + comm.rank()]);
+        let error = comm.all_reduce(&mut buffer, ReduceOp::Sum, &memory.stream).unwrap_err();
+        assert!(error.is_mismatch(), "{error}");
+        assert_eq!(memory.get(&buffer), vec![comm.rank() as u16; 10 + comm.rank()]);
+    });
+    assert_nothing_found();
+}
+
+#[test]
+fn settings_that_differ_are_a_mismatch_that_names_them() {
+    let _alone = simgpu::alone();
+    type Change = fn(&mut Config);
+    let cases: [(Change, [&str; 2]); 2] = [
+        (|config| config.device_scratch_bytes = 4096, ["33554432 B of scratch memory", "4096 B of scratch memory"]),
+        (|config| config.reproducible = true, ["compute capability 9.0", ", reproducible"]),
+    ];
+    for (change, words) in cases {
+        let config = |rank: usize| {
+            let mut config = patient(rank);
+            if rank == 1 {
+                change(&mut config);
+            }
+            config
+        };
+        nccl_ranks(2, config, |comm, memory| {
+            let error = comm.all_reduce(&mut memory.put(&[1_u8; 8]), ReduceOp::BitXor, &memory.stream).unwrap_err();
+            assert_mismatch("settings", &error, (0, 1), words);
+        });
+    }
+    assert_nothing_found();
+}
+
+#[test]
+fn wrong_arguments_are_refused_and_nothing_happens() {
+    let _alone = simgpu::alone();
+    nccl_ranks(2, patient, |comm, memory| {
+        let stream = &memory.stream;
+        let elsewhere = DeviceMemory::on(CudaContext::new(5).unwrap().new_stream().unwrap());
+        let (three, mut two) = (memory.put(&[1_u32; 3]), memory.put(&[1_u32; 2]));
+        let mut far = elsewhere.put(&[1_u32; 2]);
+        let none: Option<&CudaSlice<u32>> = None;
+        let refused: [(Result<()>, &str); 14] = [
+            (comm.all_reduce(&mut [1_u32; 2], ReduceOp::Sum, stream), "host memory"),
+            (comm.all_gather_into(&[1_u32], &mut two, stream), "the source is in host memory"),
+            (comm.send(&[1_u32; 2], 1 - comm.rank(), stream), "host memory"),
+            (comm.recv(&mut [1_u32; 2], 1 - comm.rank(), stream), "host memory"),
+            (comm.all_reduce(&mut far, ReduceOp::Sum, stream), "lives on device 5"),
+            (comm.send(&far, 1 - comm.rank(), stream), "lives on device 5"),
+            (comm.all_reduce(&mut two, ReduceOp::Sum, &elsewhere.stream), "the stream lives on device 5"),
+            (comm.all_reduce_into(&three, &mut two, ReduceOp::Sum, stream), "3 elements do not go into 2"),
+            (comm.reduce_scatter_into(&three, &mut two, ReduceOp::Sum, stream), "not a multiple of the world size 2"),
+            (comm.broadcast(&mut two, 2, stream), "the root does not exist"),
+            (comm.broadcast_into(none, &mut two, comm.rank(), stream), "passes a source"),
+            (comm.reduce_into(&three, Some(&mut two), 1 - comm.rank(), ReduceOp::Sum, stream), "passes a destination"),
+            (comm.send(&three, comm.rank(), stream), "no peer"),
+            (comm.recv(&mut two, 2, stream), "no peer"),
+        ];
+        for (refused, words) in refused {
+            let error = refused.unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains(words), "{words}: {error}");
+        }
+        let error = comm.all_reduce(&mut memory.put(&[1_f32]), ReduceOp::BitOr, stream).unwrap_err();
+        assert!(error.is_unsupported(), "{error}");
+        let error = comm.group(stream, |_| Err(Error::InvalidArgument { call: "mine", reason: "no".to_owned() })).unwrap_err();
+        assert!(error.to_string().contains("mine"), "{error}");
+        works(comm, memory);
+    });
+    assert_nothing_found();
+}
+
+#[test]
+fn a_rank_that_never_calls_is_a_timeout_for_the_others() {
+    let _alone = simgpu::alone();
+    let over = Meeting::new(2);
+    let hasty = |rank| {
+        let mut config = patient(rank);
+        config.timeout = Duration::from_millis(800);
+        config
+    };
+    let message: Deviant = |comm, memory, _| comm.send(&memory.put(&[1_u8; 4]), 1, &memory.stream);
+    let collective: Deviant = |comm, memory, _| comm.all_reduce(&mut memory.put(&[1_u8; 4]), ReduceOp::Sum, &memory.stream);
+    for (call, words) in [(collective, "comparing all_reduce(sum, u8, count 4)"), (message, "comparing send to rank 1 of 4 elements (u8)")]
+    {
+        nccl_ranks(2, hasty, |comm, memory| {
+            if comm.rank() == 0 {
+                let error = call(comm, memory, false).unwrap_err();
+                assert!(error.is_timeout() && error.to_string().contains(words), "{error}");
+                let error = call(comm, memory, false).unwrap_err();
+                assert!(error.is_poisoned(), "{error}");
+                assert!(comm.failure().is_some_and(|failure| failure.is_timeout()));
+            }
+            over.meet();
+        });
+    }
+}
+
+/// How often NCCL is called for `call` on rank 0, by verb.
+fn calls_of(comm: &NcclCommunicator, call: impl FnOnce()) -> [u64; 5] {
+    let count = || ["ncclAllReduce", "ncclAllGather", "ncclSend", "ncclRecv", "ncclGroupStart"].map(simgpu::nccl::calls_of_this_thread);
+    let before = count();
+    call();
+    let after = count();
+    assert_eq!(comm.failure().map(|error| error.to_string()), None);
+    std::array::from_fn(|verb| after[verb] - before[verb])
+}
+
+#[test]
+fn a_call_that_is_compared_costs_an_all_gather_more_and_one_that_is_not_costs_nothing() {
+    let _alone = simgpu::alone();
+    for (compared, gathers) in [(1000, 1), (0, 0)] {
+        nccl_ranks(
+            2,
+            |_| compared_before(compared),
+            |comm, memory| {
+                let (mut buffer, other) = (memory.put(&[1_f32; 64]), 1 - comm.rank());
+                let sum = calls_of(comm, || comm.all_reduce(&mut buffer, ReduceOp::Sum, &memory.stream).unwrap());
+                // What is told goes as a group of NCCL's.
+                assert_eq!(sum, [1, gathers, 0, 0, gathers]);
+                let message = calls_of(comm, || match comm.rank() {
+                    0 => comm.send(&buffer, other, &memory.stream).unwrap(),
+                    _ => comm.recv(&mut buffer, other, &memory.stream).unwrap(),
+                });
+                let (sends, receives) = if comm.rank() == 0 { (1 + gathers, gathers) } else { (gathers, 1 + gathers) };
+                assert_eq!(message, [0, 0, sends, receives, 1 + gathers]);
+                assert_eq!(memory.get(&buffer), [2.0; 64]);
+            },
+        );
+    }
+    assert_nothing_found();
+}
+
+#[test]
+fn only_the_first_calls_are_compared_where_so_many_were_promised() {
+    let _alone = simgpu::alone();
+    nccl_ranks(
+        2,
+        |_| compared_before(2),
+        |comm, memory| {
+            let mut buffer = memory.put(&[1_u64; 8]);
+            let gathers = [(); 4].map(|()| calls_of(comm, || comm.all_reduce(&mut buffer, ReduceOp::Sum, &memory.stream).unwrap())[1]);
+            assert_eq!(gathers, [1, 1, 0, 0]);
+            assert_eq!(memory.get(&buffer), [16; 8]);
+        },
+    );
+    assert_nothing_found();
+}
+
+/// Makes a call while `stream` captures; the graph.
+fn captured(stream: &Arc<CudaStream>, call: impl FnOnce() -> Result<()>) -> (Result<()>, Option<cudarc::driver::CudaGraph>) {
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    let called = call();
+    let graph = stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).unwrap();
+    (called, graph)
+}
+
+#[test]
+fn calls_that_are_compared_cannot_be_captured_and_others_can() {
+    // Whoever makes the first stream of a context ends the captures in it: other tests do.
+    alone_in_a_process("typed_nccl::calls_that_are_compared_cannot_be_captured_and_others_can", || {
+        let made = Meeting::new(2);
+        nccl_ranks(
+            2,
+            |_| compared_before(1),
+            |comm, memory| {
+                let (stream, mut buffer) = (&memory.stream, memory.put(&[comm.rank() as u32; 100]));
+                // SAFETY: everything below is on one stream, which is synchronised before the buffer is dropped.
+                unsafe { stream.context().disable_event_tracking() };
+                stream.synchronize().unwrap();
+                made.meet();
+                let (refused, _) = captured(stream, || comm.all_reduce(&mut buffer, ReduceOp::Sum, stream));
+                let error = refused.unwrap_err();
+                let words = error.to_string();
+                assert!(error.is_unsupported() && words.contains("unchecked_after") && words.contains("NcclCommunicator::call"), "{words}");
+                let (refused, _) = captured(stream, || comm.send(&buffer, 1 - comm.rank(), stream));
+                assert!(refused.unwrap_err().is_unsupported());
+                comm.all_reduce(&mut buffer, ReduceOp::Sum, stream).unwrap();
+                let (queued, graph) = captured(stream, || comm.all_reduce(&mut buffer, ReduceOp::Sum, stream));
+                queued.unwrap();
+                graph.unwrap().launch().unwrap();
+                assert_eq!(memory.get(&buffer), [2; 100]);
+                stream.synchronize().unwrap();
+            },
+        );
+        assert_nothing_found();
+    });
+}
+
+/// What differs between the ends of a message, what each of two ranks does, and what is said of rank 0's and rank 1's.
+type Ends = (&'static str, Deviant, [&'static str; 2]);
+
+const MESSAGES: [Ends; 4] = [
+    (
+        "length",
+        |comm, memory, sends| match sends {
+            true => comm.send(&memory.put(&[1_u32; 5]), 1, &memory.stream),
+            false => comm.recv(&mut memory.put(&[1_u32; 4]), 0, &memory.stream),
+        },
+        ["send to rank 1 of 5 elements (u32)", "recv from rank 0 of 4 elements (u32)"],
+    ),
+    (
+        "type",
+        |comm, memory, sends| match sends {
+            true => comm.send(&memory.put(&[1_u32; 4]), 1, &memory.stream),
+            false => comm.recv(&mut memory.put(&[1_f32; 4]), 0, &memory.stream),
+        },
+        ["(u32)", "(f32)"],
+    ),
+    (
+        "direction",
+        |comm, memory, _| comm.send(&memory.put(&[1_u32; 4]), 1 - comm.rank(), &memory.stream),
+        ["send to rank 1", "send to rank 0"],
+    ),
+    (
+        "grouping",
+        |comm, memory, sends| {
+            let (one, other) = (memory.put(&[1_u8; 4]), memory.put(&[1_u8; 4]));
+            let mut whole = memory.put(&[1_u8; 4]);
+            comm.group(&memory.stream, |group| match sends {
+                true => group.send(&one, 1).and_then(|()| group.send(&other, 1)),
+                false => group.recv(&mut whole, 0),
+            })
+        },
+        ["the first of 2 in a group", "recv from rank 0 of 4 elements (u8)"],
+    ),
+];
+
+#[test]
+fn ends_of_messages_that_differ_are_told_to_both_and_end_the_communicator() {
+    let _alone = simgpu::alone();
+    for (what, call, words) in MESSAGES {
+        nccl_ranks(2, patient, |comm, memory| {
+            let error = call(comm, memory, comm.rank() == 0).expect_err(what);
+            let (peer, me) = (1 - comm.rank(), comm.rank());
+            assert_mismatch(what, &error, (peer, me), [words[peer], words[me]]);
+            let error = call(comm, memory, comm.rank() == 0).expect_err(what);
+            assert!(error.is_poisoned(), "{what}: {error}");
+        });
+    }
+    assert_nothing_found();
+}
+
+#[test]
+fn a_custom_op_runs_where_all_ranks_can_load_it_and_is_refused_where_one_cannot() {
+    let _alone = simgpu::alone();
+    for config in [patient(0), compared_before(0)] {
+        nccl_ranks(
+            2,
+            |_| config.clone(),
+            |comm, memory| {
+                let broken = if comm.rank() == 1 { "this is no PTX" } else { IDLE };
+                let mut buffer = memory.put(&[1_u32; 4]);
+                let error = comm.all_reduce(&mut buffer, idle("broken", broken), &memory.stream).unwrap_err();
+                let is_own = !error.to_string().contains("rank 1 cannot load its kernel");
+                assert!(is_own == (comm.rank() == 1) && comm.failure().is_none(), "{error}");
+                for _ in 0..2 {
+                    comm.all_reduce(&mut buffer, idle("sound", IDLE), &memory.stream).unwrap();
+                }
+                works(comm, memory);
+            },
+        );
+    }
+    // The simulation notes what the driver refused.
+    let found = simgpu::reports();
+    assert!(found.iter().all(|report| report.contains("a module was not loaded")), "{found:?}");
+    assert_eq!(simgpu::nccl::reports(), Vec::<String>::new());
+}
+
+#[test]
+fn what_comes_as_a_truth_value_is_one() {
+    let _alone = simgpu::alone();
+    nccl_ranks(2, patient, |comm, memory| {
+        let (me, stream) = (comm.rank(), &memory.stream);
+        let bytes = memory.put(&[7_u8, 0, 255]);
+        // SAFETY: broken on purpose on this side: bytes that are no truth values, which nobody reads as such but the calls under test.
+        let truths = unsafe { bytes.transmute::<bool>(3) }.unwrap();
+        let (mut gathered, mut received) = (memory.put(&[false; 6]), memory.put(&[false; 3]));
+        comm.all_gather_into(&truths, &mut gathered, stream).unwrap();
+        let group = comm.group(stream, |group| {
+            group.send(&truths, 1 - me)?;
+            group.recv(&mut received, 1 - me)
+        });
+        group.unwrap();
+        assert_eq!(memory.get(&memory.as_bytes(&gathered)), [1, 0, 1, 1, 0, 1]);
+        assert_eq!(memory.get(&memory.as_bytes(&received)), [1, 0, 1]);
+    });
+    assert_nothing_found();
+}
