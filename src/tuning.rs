@@ -265,6 +265,16 @@ pub(crate) mod shm {
     pub(crate) const READERS_INTERVAL: Duration = Duration::from_millis(1);
 }
 
+/// Calls on several buffers (`host/plane/many.rs`).
+pub(crate) mod many {
+    /// Bytes of a buffer up to which it is joined with others where the ranks share a host. Agreed.
+    pub(crate) const SHARED_BYTES: usize = 4 << 10;
+    /// The same where they do not: a call over TCP costs more. Agreed.
+    pub(crate) const LINKS_BYTES: usize = 64 << 10;
+    /// Bytes of buffers that are joined in one call at most. Agreed.
+    pub(crate) const JOINED_BYTES: usize = 1 << 20;
+}
+
 /// Plans over links (`host/engine/`), and the memory that they use.
 pub(crate) mod engine {
     use std::time::Duration;

@@ -31,6 +31,8 @@ mod completion;
 mod device;
 mod group;
 mod handle;
+mod list;
+mod many;
 mod message;
 mod messages;
 #[cfg(feature = "serde")]

@@ -486,6 +486,7 @@ fn described(kind: Kind, op: Option<ReduceOp>, root: Option<usize>, source: RawB
         },
         layout: BlockLayout::Equal(block * element_bytes),
         element_bytes,
+        lists: None,
         reduction: op.map(Reduction::Builtin),
         in_place,
     }

@@ -148,11 +148,11 @@ impl FlightRecord {
         }
         let call = Call::from_record(words)?;
         Some(Self {
-            kind: call.kind.name(),
+            kind: call.name(),
             sequence: Some(call.sequence),
             op: call.op_name(),
             count: if call.kind == Kind::Barrier { 0 } else { call.count },
-            counts_hash: call.kind.lists_counts().then_some(call.counts_hash as u32),
+            counts_hash: call.lists_counts().then_some(call.counts_hash as u32),
             root: call.root.map(|root| root as usize),
             ..blank
         })

@@ -163,7 +163,7 @@ impl CallReport<'_> {
             rank,
             world_size,
             plane: FlightPlane::Host,
-            kind: call.kind.name(),
+            kind: call.name(),
             sequence: Some(call.sequence),
             op: op(call),
             element: element(&call.element),

@@ -57,6 +57,12 @@ impl<'a> Batch<'a> {
         self.calls.push(call);
     }
 
+    /// Records what another batch has recorded.
+    pub(in crate::communicator) fn append(&mut self, other: Self) {
+        self.calls.extend(other.calls);
+        self.messages.extend(other.messages);
+    }
+
     /// Records a send.
     pub(in crate::communicator) fn send<T: Data>(&mut self, memory: DeviceMemory<'a, T>, to: usize) {
         let (bytes, element) = (memory.len() * size_of::<T>(), TypeTag::of::<T>());
@@ -76,9 +82,8 @@ impl<'a> Batch<'a> {
     fn resolve<'s>(&'s mut self, stream: &'s CudaStream, hold: Hold) -> Result<Resolved<'s>> {
         let mut guards = Guards::new(hold);
         let mut jobs = Vec::with_capacity(self.calls.len());
-        for DeviceCall { job, source, destination } in std::mem::take(&mut self.calls) {
-            let mut job = job;
-            resolve(&mut job, source, destination, stream, &mut guards);
+        for call in std::mem::take(&mut self.calls) {
+            let job = resolve(call, stream, &mut guards);
             if overlap(&job) {
                 return Err(Error::argument(job.call.kind.name(), "source and destination overlap"));
             }
@@ -183,6 +188,12 @@ impl Communicator {
         record: impl FnOnce(&mut Batch<'a>) -> R,
     ) -> Result<(Queued, R)> {
         self.and_mark(call, call.to_owned(), || self.queue_messages_held(call, tag, record, Hold::Owned))
+    }
+
+    /// Queues the collectives of one call, with an event behind them, for a work that owns their buffers.
+    pub(in crate::communicator) fn queue_batch_and_mark(&self, batch: Batch<'_>) -> Result<Queued> {
+        let doing = batch.calls.first().map_or(String::new(), |call| format!("{} collectives from {} on", batch.calls.len(), call.job.call));
+        self.and_mark("group", doing, || self.queue_batch(batch, Hold::Owned)).map(|(queued, ())| queued)
     }
 
     /// Queues what was recorded on this communicator in one go.

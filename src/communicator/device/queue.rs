@@ -119,11 +119,8 @@ impl Communicator {
     pub(super) fn admit(&self, plane: &DevicePlane, call: &DeviceCall<'_>) -> Result<()> {
         let kind = call.job.call.kind;
         self.check_stream(plane, kind.name())?;
-        if let Some(source) = call.source {
-            Self::same_device(plane, kind.name(), "the source", source.context())?;
-        }
-        if let Some(destination) = &call.destination {
-            Self::same_device(plane, kind.name(), "the destination", destination.context())?;
+        for (what, context) in call.contexts() {
+            Self::same_device(plane, kind.name(), what, context)?;
         }
         let shared = &self.core.shared;
         if let Some(refusal) = shared.health.refusal(|| call.job.call.to_string(), &shared.peers) {
@@ -191,9 +188,8 @@ impl Communicator {
         let plane = self.plane(kind.name())?;
         let stream = self.device_stream(plane);
         self.admit(plane, &call)?;
-        let DeviceCall { mut job, source, destination } = call;
         let mut guards = Guards::new(hold);
-        resolve(&mut job, source, destination, stream, &mut guards);
+        let job = resolve(call, stream, &mut guards);
         if overlap(&job) {
             let reason = "source and destination overlap; use the in-place form, or buffers that lie apart";
             return Err(Error::argument(kind.name(), reason));

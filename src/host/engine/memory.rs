@@ -5,6 +5,7 @@
 use std::cell::Cell;
 
 use crate::call::Call;
+use crate::job;
 use crate::host::plan::{Action, Plan, Space, Span};
 use crate::host::scratch::Scratch;
 
@@ -38,16 +39,20 @@ struct Terms {
     element_bytes: Option<usize>,
 }
 
-/// The caller's two buffers. They may be the same memory, or one a block of the other.
+/// The addresses of buffers that are lists.
+pub(crate) type Lists = job::Lists<*const u8, *mut u8>;
+
+/// The caller's two buffers. They may be the same memory, or one a block of the other; or either is a list of blocks.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Memory {
+pub(crate) struct Memory<'a> {
     source: *const u8,
     source_len: usize,
     destination: *mut u8,
     destination_len: usize,
+    lists: Option<&'a Lists>,
 }
 
-impl Memory {
+impl<'a> Memory<'a> {
     /// # Safety
     ///
     /// - For as long as a run uses it, `source` is valid for reading `source_len` bytes, `destination` for reading and writing
@@ -57,7 +62,23 @@ impl Memory {
     /// The two may share bytes, in whole or in part. What peers send is written as it comes: the owner of the destination makes values of it
     /// before it is used.
     pub(crate) unsafe fn new(source: *const u8, source_len: usize, destination: *mut u8, destination_len: usize) -> Self {
-        Self { source, source_len, destination, destination_len }
+        Self { source, source_len, destination, destination_len, lists: None }
+    }
+
+    /// As [`Memory::new`], where either buffer may be a list.
+    ///
+    /// # Safety
+    ///
+    /// As [`Memory::new`]. Of a buffer that is a list each block is as it asks, the length is that of all blocks together, and the address is not
+    /// used.
+    pub(crate) unsafe fn listed(
+        source: *const u8,
+        source_len: usize,
+        destination: *mut u8,
+        destination_len: usize,
+        lists: Option<&'a Lists>,
+    ) -> Self {
+        Self { source, source_len, destination, destination_len, lists }
     }
 }
 
@@ -66,19 +87,21 @@ type Region = (*mut u8, usize);
 
 /// The three spaces of one run.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Spaces {
+pub(super) struct Spaces<'a> {
     source: Region,
     destination: Region,
     scratch: Region,
+    lists: Option<&'a Lists>,
 }
 
-impl Spaces {
+impl<'a> Spaces<'a> {
     /// The spaces of a run. `scratch` must stay as it is until the run is over.
-    pub(super) fn new(memory: &Memory, scratch: &mut Scratch) -> Self {
+    pub(super) fn new(memory: &Memory<'a>, scratch: &mut Scratch) -> Self {
         Self {
             source: (memory.source.cast_mut(), memory.source_len),
             destination: (memory.destination, memory.destination_len),
             scratch: scratch.region(),
+            lists: memory.lists,
         }
     }
 
@@ -92,7 +115,20 @@ impl Spaces {
 
     /// Where a span begins. Only to be followed where [`Spaces::check_once`] has passed.
     pub(super) fn pointer(&self, span: Span) -> *mut u8 {
-        self.region(span.space).0.wrapping_add(span.offset)
+        match (self.lists, span.space) {
+            (Some(Lists { source: Some(list), .. }), Space::Source) => list.at(span.offset).cast_mut(),
+            (Some(Lists { destination: Some(list), .. }), Space::Destination) => list.at(span.offset),
+            _ => self.region(span.space).0.wrapping_add(span.offset),
+        }
+    }
+
+    /// Whether a span lies in one piece of memory.
+    fn is_whole(&self, span: &Span) -> bool {
+        match (self.lists, span.space) {
+            (Some(Lists { source: Some(list), .. }), Space::Source) => list.holds(span.offset, span.len),
+            (Some(Lists { destination: Some(list), .. }), Space::Destination) => list.holds(span.offset, span.len),
+            _ => true,
+        }
     }
 
     /// The `len` bytes of a span from `at` on, to be read.
@@ -101,7 +137,7 @@ impl Spaces {
     ///
     /// The span's plan has passed [`Spaces::check_once`], `at + len` is at most the span's length, and nobody writes to these bytes
     /// while the slice lives.
-    pub(super) unsafe fn bytes<'a>(&self, span: Span, at: usize, len: usize) -> &'a [u8] {
+    pub(super) unsafe fn bytes<'b>(&self, span: Span, at: usize, len: usize) -> &'b [u8] {
         debug_assert!(at + len <= span.len);
         if len == 0 {
             return &[];
@@ -116,7 +152,7 @@ impl Spaces {
     /// # Safety
     ///
     /// As for [`Spaces::bytes`], and nobody reads these bytes while the slice lives; the span is not of the source.
-    pub(super) unsafe fn bytes_mut<'a>(&self, span: Span, at: usize, len: usize) -> &'a mut [u8] {
+    pub(super) unsafe fn bytes_mut<'b>(&self, span: Span, at: usize, len: usize) -> &'b mut [u8] {
         debug_assert!(at + len <= span.len && span.space != Space::Source);
         if len == 0 {
             return &mut [];
@@ -126,8 +162,11 @@ impl Spaces {
         unsafe { std::slice::from_raw_parts_mut(self.pointer(span).add(at), len) }
     }
 
-    /// As [`Spaces::check`], unless the plan has passed on the same terms.
+    /// As [`Spaces::check`], unless the plan has passed on the same terms. Lists are checked each time.
     pub(super) fn check_once(&self, checked: &CheckedPlan, element_bytes: Option<usize>) -> Result<(), String> {
+        if self.lists.is_some() {
+            return self.check(&checked.plan, element_bytes);
+        }
         let terms = Some(self.terms(element_bytes));
         if checked.passed.get() != terms {
             self.check(&checked.plan, element_bytes)?;
@@ -157,7 +196,11 @@ impl Spaces {
         let inside = |span: &Span| {
             let len = if span.space == Space::Scratch { scratch_bytes } else { self.region(span.space).1 };
             let fits = span.offset.checked_add(span.len).is_some_and(|end| end <= len);
-            if fits { Ok(()) } else { Err("a span ends outside its memory") }
+            match fits {
+                false => Err("a span ends outside its memory"),
+                true if self.is_whole(span) => Ok(()),
+                true => Err("a span lies in several blocks of a list"),
+            }
         };
         let writable = |span: &Span| {
             inside(span)?;
@@ -210,7 +253,7 @@ fn check_elements(span: &Span, element_bytes: usize) -> Result<(), &'static str>
 pub(super) struct Context<'a> {
     pub(super) rank: usize,
     pub(super) plan: &'a Plan,
-    pub(super) spaces: Spaces,
+    pub(super) spaces: Spaces<'a>,
     pub(super) call: &'a Call,
     pub(super) fingerprint: [u8; Call::FINGERPRINT_BYTES],
 }

@@ -50,7 +50,7 @@ impl Fold for Sum {
 }
 
 /// Plain data as bytes for `Memory`.
-fn memory(source: &[u64], source_len: usize, destination: &mut [u64], destination_len: usize) -> Memory {
+fn memory(source: &[u64], source_len: usize, destination: &mut [u64], destination_len: usize) -> Memory<'static> {
     assert!(source_len <= source.len() * 8 && destination_len <= destination.len() * 8);
     // SAFETY: checked above; every test keeps its vectors until the run is over.
     unsafe { Memory::new(source.as_ptr().cast(), source_len, destination.as_mut_ptr().cast(), destination_len) }
