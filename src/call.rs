@@ -389,7 +389,8 @@ mod tests {
         }
         let lists: [&[usize]; 6] = [&[], &[0], &[8], &[3, 5], &[5, 3], &[3, 5, 0]];
         let reduce = |op, counts: &[usize]| Call { kind: Kind::AllReduce, ..of(op, None, counts) };
-        let words: Vec<_> = lists.iter().map(|counts| reduce(1, counts).fingerprint()).chain([reduce(1 << 40 | 1, &[8]).fingerprint()]).collect();
+        let words: Vec<_> =
+            lists.iter().map(|counts| reduce(1, counts).fingerprint()).chain([reduce(1 << 40 | 1, &[8]).fingerprint()]).collect();
         assert!((1..words.len()).all(|at| !words[..at].contains(&words[at])), "{words:?}");
         // No other kind has such a form.
         let mut words = calls[0].fingerprint();

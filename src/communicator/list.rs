@@ -146,9 +146,7 @@ impl Communicator {
         S: OwnedSource,
         D: OwnedBuffer<Element = S::Element>,
     {
-        self.start((source, destinations), |(source, destinations)| {
-            self.prepare_gather_list(source, destinations.as_deref_mut(), root)
-        })
+        self.start((source, destinations), |(source, destinations)| self.prepare_gather_list(source, destinations.as_deref_mut(), root))
     }
 
     /// Starts a [`scatter_list`](Self::scatter_list).
@@ -161,9 +159,7 @@ impl Communicator {
         S: OwnedSource,
         D: OwnedBuffer<Element = S::Element>,
     {
-        self.start((sources, destination), |(sources, destination)| {
-            self.prepare_scatter_list(sources.as_deref(), destination, root)
-        })
+        self.start((sources, destination), |(sources, destination)| self.prepare_scatter_list(sources.as_deref(), destination, root))
     }
 
     /// Starts an [`all_gather_list`](Self::all_gather_list).
@@ -348,7 +344,8 @@ impl Communicator {
     ) -> Result<Prepared<'a>> {
         let (send, receive) = (sources[self.rank()].len(), destinations[self.rank()].len());
         if send != receive {
-            let reason = format!("this rank has {send} elements for itself, and room for {receive}: its own source and destination are as long");
+            let reason =
+                format!("this rank has {send} elements for itself, and room for {receive}: its own source and destination are as long");
             return Err(Error::argument(name, reason));
         }
         let layout = BlockLayout::Pairs {
@@ -422,11 +419,7 @@ fn lists<'a, T: Data>(
 }
 
 /// Where a buffer is, how many bytes it has, and the list where it is one.
-fn placed<M, A: Address>(
-    given: Given<M>,
-    nowhere: A,
-    place: impl Fn(M) -> Result<(A, usize)>,
-) -> Result<(A, usize, Option<List<A>>)> {
+fn placed<M, A: Address>(given: Given<M>, nowhere: A, place: impl Fn(M) -> Result<(A, usize)>) -> Result<(A, usize, Option<List<A>>)> {
     match given {
         Given::Nothing => Ok((nowhere, 0, None)),
         Given::Whole(memory) => place(memory).map(|(address, len)| (address, len, None)),
@@ -446,10 +439,8 @@ fn device_lists<'a, T: Data>(
     destination: Given<MemoryMut<'a, T>>,
     layout: BlockLayout,
 ) -> Result<Prepared<'a>> {
-    let [source_len, destination_len] = [
-        source.all().iter().map(Memory::len).map(bytes::<T>).sum(),
-        destination.all().iter().map(MemoryMut::len).map(bytes::<T>).sum(),
-    ];
+    let [source_len, destination_len] =
+        [source.all().iter().map(Memory::len).map(bytes::<T>).sum(), destination.all().iter().map(MemoryMut::len).map(bytes::<T>).sum()];
     let read = |memory: Memory<'a, T>| match memory {
         Memory::Device(memory) => Ok(memory),
         Memory::Host(_) => Err(two_sides(&call)),

@@ -108,12 +108,7 @@ impl Communicator {
     ///
     /// As [`all_gather_many_into`](Self::all_gather_many_into).
     #[doc(alias = "reduce_scatter_tensor_coalesced")]
-    pub fn reduce_scatter_many_into<S, D>(
-        &self,
-        sources: &[S],
-        destinations: &mut [D],
-        op: impl Into<Reduction<S::Element>>,
-    ) -> Result<()>
+    pub fn reduce_scatter_many_into<S, D>(&self, sources: &[S], destinations: &mut [D], op: impl Into<Reduction<S::Element>>) -> Result<()>
     where
         S: Buffer,
         D: BufferMut<Element = S::Element>,
@@ -177,9 +172,7 @@ impl Communicator {
         S: OwnedSource,
         D: OwnedBuffer<Element = S::Element>,
     {
-        self.start((sources, destinations), |(sources, destinations)| {
-            self.prepare_reduce_scatter_many(sources, destinations, &op.into())
-        })
+        self.start((sources, destinations), |(sources, destinations)| self.prepare_reduce_scatter_many(sources, destinations, &op.into()))
     }
 }
 

@@ -192,7 +192,8 @@ impl Communicator {
 
     /// Queues the collectives of one call, with an event behind them, for a work that owns their buffers.
     pub(in crate::communicator) fn queue_batch_and_mark(&self, batch: Batch<'_>) -> Result<Queued> {
-        let doing = batch.calls.first().map_or(String::new(), |call| format!("{} collectives from {} on", batch.calls.len(), call.job.call));
+        let doing =
+            batch.calls.first().map_or(String::new(), |call| format!("{} collectives from {} on", batch.calls.len(), call.job.call));
         self.and_mark("group", doing, || self.queue_batch(batch, Hold::Owned)).map(|(queued, ())| queued)
     }
 
