@@ -112,7 +112,7 @@ struct Heard(std::sync::Mutex<Vec<(String, u64)>>);
 
 impl Observer for Heard {
     fn call_ended(&self, call: &CallReport<'_>) {
-        self.0.lock().unwrap().push((call.kind.to_owned(), call.bytes as u64));
+        self.0.lock().unwrap().push((call.kind.to_owned(), call.bytes));
     }
 }
 

@@ -145,7 +145,7 @@ impl<'buffers> Group<'buffers, '_> {
             #[cfg(feature = "cuda")]
             Prepared::Device(call) => self.device.call(call),
             #[cfg(feature = "cuda")]
-            Prepared::DeviceMany(batch) => self.device.append(batch),
+            Prepared::DeviceMany(calls) => calls.into_iter().for_each(|call| self.device.call(call)),
         }
     }
 

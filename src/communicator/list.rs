@@ -313,7 +313,7 @@ impl Communicator {
         lists(call, Given::List(sources), Given::Whole(destination), layout)
     }
 
-    fn prepare_all_gather_list<'a, S, D>(&self, source: &'a S, destinations: &'a mut [D]) -> Result<Prepared<'a>>
+    pub(super) fn prepare_all_gather_list<'a, S, D>(&self, source: &'a S, destinations: &'a mut [D]) -> Result<Prepared<'a>>
     where
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element>,

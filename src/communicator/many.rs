@@ -3,8 +3,6 @@
 use std::marker::PhantomData;
 
 use super::Communicator;
-#[cfg(feature = "cuda")]
-use super::device::Batch;
 use super::group::Group;
 use super::prepare::{Prepared, Source};
 use super::work::{OwnedBuffer, OwnedSource, Work};
@@ -291,13 +289,13 @@ impl Communicator {
     ) -> Result<Prepared<'a>> {
         let mut jobs = Vec::with_capacity(list.size_hint().0);
         #[cfg(feature = "cuda")]
-        let mut batch = Batch::default();
+        let mut calls = Vec::new();
         for (place, buffer) in list.enumerate() {
             match prepare(buffer).map_err(|error| at_place(call, place, error))? {
                 #[cfg(feature = "cuda")]
-                Prepared::Device(device) if jobs.is_empty() => batch.call(device),
+                Prepared::Device(device) if jobs.is_empty() => calls.push(device),
                 #[cfg(feature = "cuda")]
-                Prepared::Host(job, _) if batch.is_empty() => jobs.push(job),
+                Prepared::Host(job, _) if calls.is_empty() => jobs.push(job),
                 #[cfg(not(feature = "cuda"))]
                 Prepared::Host(job, _) => jobs.push(job),
                 _ => {
@@ -307,8 +305,8 @@ impl Communicator {
             }
         }
         #[cfg(feature = "cuda")]
-        if !batch.is_empty() {
-            return Ok(Prepared::DeviceMany(batch));
+        if !calls.is_empty() {
+            return Ok(Prepared::DeviceMany(calls));
         }
         if let Some(jobs) = Jobs::several(jobs) {
             return Ok(Prepared::HostMany(jobs, PhantomData));
@@ -320,12 +318,11 @@ impl Communicator {
     }
 }
 
+/// A source with its destination.
+type Pair<'a, T> = (Memory<'a, T>, MemoryMut<'a, T>);
+
 /// Each source with its destination.
-fn pairs<'a, S, D>(
-    call: &'static str,
-    sources: &'a [S],
-    destinations: &'a mut [D],
-) -> Result<impl Iterator<Item = (Memory<'a, S::Element>, MemoryMut<'a, S::Element>)>>
+fn pairs<'a, S, D>(call: &'static str, sources: &'a [S], destinations: &'a mut [D]) -> Result<impl Iterator<Item = Pair<'a, S::Element>>>
 where
     S: Buffer,
     D: BufferMut<Element = S::Element>,

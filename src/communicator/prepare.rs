@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::Communicator;
 #[cfg(feature = "cuda")]
-use super::device::{Batch, DeviceCall, device_reduction};
+use super::device::{DeviceCall, device_reduction};
 #[cfg(feature = "cuda")]
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
 use crate::buffer::{Memory, MemoryMut};
@@ -34,7 +34,7 @@ pub(super) enum Prepared<'a> {
     #[cfg(feature = "cuda")]
     Device(DeviceCall<'a>),
     #[cfg(feature = "cuda")]
-    DeviceMany(Batch<'a>),
+    DeviceMany(Vec<DeviceCall<'a>>),
 }
 
 /// A call's two buffers, both on one plane.

@@ -37,7 +37,7 @@ impl Communicator {
             #[cfg(feature = "cuda")]
             Prepared::Device(call) => self.queue(call, Hold::Borrowed),
             #[cfg(feature = "cuda")]
-            Prepared::DeviceMany(batch) => self.queue_batch(batch, Hold::Borrowed),
+            Prepared::DeviceMany(calls) => self.queue_batch(calls.into(), Hold::Borrowed),
         }
     }
 
@@ -73,7 +73,7 @@ impl Communicator {
             #[cfg(feature = "cuda")]
             Prepared::Device(call) => Launched::Device(self.queue_and_mark(call)?),
             #[cfg(feature = "cuda")]
-            Prepared::DeviceMany(batch) => Launched::Device(self.queue_batch_and_mark(batch)?),
+            Prepared::DeviceMany(calls) => Launched::Device(self.queue_all_and_mark(calls)?),
         };
         match launched {
             Launched::Host(jobs) => self.start_jobs(jobs, buffers),

@@ -47,6 +47,12 @@ struct Resolved<'s> {
     guards: Guards<'s>,
 }
 
+impl<'a> From<Vec<DeviceCall<'a>>> for Batch<'a> {
+    fn from(calls: Vec<DeviceCall<'a>>) -> Self {
+        Self { calls, messages: Vec::new() }
+    }
+}
+
 impl<'a> Batch<'a> {
     pub(in crate::communicator) fn is_empty(&self) -> bool {
         self.calls.is_empty() && self.messages.is_empty()
@@ -55,12 +61,6 @@ impl<'a> Batch<'a> {
     /// Records a collective.
     pub(in crate::communicator) fn call(&mut self, call: DeviceCall<'a>) {
         self.calls.push(call);
-    }
-
-    /// Records what another batch has recorded.
-    pub(in crate::communicator) fn append(&mut self, other: Self) {
-        self.calls.extend(other.calls);
-        self.messages.extend(other.messages);
     }
 
     /// Records a send.
@@ -191,10 +191,9 @@ impl Communicator {
     }
 
     /// Queues the collectives of one call, with an event behind them, for a work that owns their buffers.
-    pub(in crate::communicator) fn queue_batch_and_mark(&self, batch: Batch<'_>) -> Result<Queued> {
-        let doing =
-            batch.calls.first().map_or(String::new(), |call| format!("{} collectives from {} on", batch.calls.len(), call.job.call));
-        self.and_mark("group", doing, || self.queue_batch(batch, Hold::Owned)).map(|(queued, ())| queued)
+    pub(in crate::communicator) fn queue_all_and_mark(&self, calls: Vec<DeviceCall<'_>>) -> Result<Queued> {
+        let doing = calls.first().map_or(String::new(), |call| format!("{} collectives that begin with {}", calls.len(), call.job.call));
+        self.and_mark("group", doing, || self.queue_batch(calls.into(), Hold::Owned)).map(|(queued, ())| queued)
     }
 
     /// Queues what was recorded on this communicator in one go.
