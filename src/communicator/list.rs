@@ -261,6 +261,7 @@ enum Given<M> {
 
 impl<M> Given<M> {
     /// Each buffer.
+    #[cfg(feature = "cuda")]
     fn all(&self) -> &[M] {
         match self {
             Self::Nothing => &[],
@@ -382,6 +383,7 @@ fn bytes<T>(count: usize) -> usize {
 }
 
 /// Two buffers are on several sides.
+#[cfg(feature = "cuda")]
 fn two_sides(call: &Call) -> Error {
     Error::argument(call.name(), "some buffers are on the host and others on a device: pass all on one side")
 }

@@ -58,20 +58,11 @@ impl<'a> Memory<'a> {
     /// - For as long as a run uses it, `source` is valid for reading `source_len` bytes, `destination` for reading and writing
     ///   `destination_len` bytes, all of them initialised, and no one else touches them. A null pointer has length 0.
     /// - Both are aligned to the element that the run's fold works on.
+    /// - Of a buffer that is a list all this goes for each block; the length is that of all blocks together, and the address is not used.
     ///
     /// The two may share bytes, in whole or in part. What peers send is written as it comes: the owner of the destination makes values of it
     /// before it is used.
-    pub(crate) unsafe fn new(source: *const u8, source_len: usize, destination: *mut u8, destination_len: usize) -> Self {
-        Self { source, source_len, destination, destination_len, lists: None }
-    }
-
-    /// As [`Memory::new`], where either buffer may be a list.
-    ///
-    /// # Safety
-    ///
-    /// As [`Memory::new`]. Of a buffer that is a list each block is as it asks, the length is that of all blocks together, and the address is not
-    /// used.
-    pub(crate) unsafe fn listed(
+    pub(crate) unsafe fn new(
         source: *const u8,
         source_len: usize,
         destination: *mut u8,
@@ -281,7 +272,7 @@ mod tests {
     fn check(action: Action) -> Result<(), String> {
         let (source, mut destination) = ([0_u64; 8], [0_u64; 8]);
         // SAFETY: both arrays live longer than the spaces, which are not followed anyway.
-        let memory = unsafe { Memory::new(source.as_ptr().cast(), 64, destination.as_mut_ptr().cast(), 64) };
+        let memory = unsafe { Memory::new(source.as_ptr().cast(), 64, destination.as_mut_ptr().cast(), 64, None) };
         let mut scratch = Scratch::default();
         assert!(scratch.reserve(100));
         let plan = Plan { steps: vec![Step { action, after: vec![] }], scratch_bytes: 100 };
@@ -319,6 +310,27 @@ mod tests {
     }
 
     #[test]
+    fn a_span_lies_in_one_block_of_a_list() {
+        let (first, second, mut into) = ([1_u8; 3], [2_u8; 5], [0_u8; 8]);
+        let blocks = [(first.as_ptr(), first.len()), (second.as_ptr(), second.len())];
+        let lists = Lists { source: Some(job::List::new(blocks.into_iter())), destination: None };
+        // SAFETY: all three arrays live longer than the spaces, and the list has their lengths.
+        let memory = unsafe { Memory::new(std::ptr::null(), 8, into.as_mut_ptr(), 8, Some(&lists)) };
+        let spaces = Spaces::new(&memory, &mut Scratch::default());
+        let send = |offset, len| {
+            let action = Action::Send { to: 1, from: span(Space::Source, offset, len) };
+            let plan = CheckedPlan::new(Plan { steps: vec![Step { action, after: vec![] }], scratch_bytes: 0 });
+            // Not kept: another list may have other blocks.
+            spaces.check_once(&plan, None).and_then(|()| spaces.check_once(&plan, None))
+        };
+        assert_eq!([send(0, 3), send(3, 5), send(4, 2), send(8, 0)], [const { Ok(()) }; 4]);
+        assert!(send(2, 2).expect_err("two blocks").contains("several blocks"));
+        assert!(send(3, 6).expect_err("too long").contains("outside"));
+        assert_eq!(spaces.pointer(span(Space::Source, 4, 1)).cast_const(), second[1..].as_ptr());
+        assert_eq!(spaces.pointer(span(Space::Destination, 4, 1)), into.as_mut_ptr().wrapping_add(4));
+    }
+
+    #[test]
     fn a_plan_is_checked_again_for_other_memory() {
         let copy = Action::Copy { from: span(Space::Source, 0, 8), into: span(Space::Destination, 0, 8) };
         let plan = CheckedPlan::new(Plan { steps: vec![Step { action: copy, after: vec![] }], scratch_bytes: 0 });
@@ -326,7 +338,7 @@ mod tests {
         let start = bytes.as_mut_ptr();
         let check = |at: usize, source_len: usize, destination_len: usize, element_bytes: Option<usize>| {
             // SAFETY: the array lives longer than the spaces, which are not followed.
-            let memory = unsafe { Memory::new(start, source_len, start.wrapping_add(at), destination_len) };
+            let memory = unsafe { Memory::new(start, source_len, start.wrapping_add(at), destination_len, None) };
             Spaces::new(&memory, &mut Scratch::default()).check_once(&plan, element_bytes)
         };
         for _ in 0..2 {

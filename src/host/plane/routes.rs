@@ -127,7 +127,7 @@ impl HostPlane {
                 // are aligned to their elements: borrows of these, blocks of whole elements of them, or 64 bytes, which is what folds ask of
                 // scratch. In place one is the other, or a block of it (`Job::narrowed`); nobody but the engine uses either meanwhile. The
                 // blocks of lists are made of borrows in the same way, one for each rank, and have the length in all.
-                memory: unsafe { engine::Memory::listed(source, source_len, destination, destination_len, lists) },
+                memory: unsafe { engine::Memory::new(source, source_len, destination, destination_len, lists) },
                 call,
                 fold: participants.kernel.map(|kernel| kernel as &dyn Fold),
                 deadline,
