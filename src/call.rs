@@ -104,6 +104,17 @@ impl Collective {
         matches!(self, Broadcast | Reduce | Gather | GatherV | Scatter | ScatterV)
     }
 
+    /// The name of the call on several buffers, where there is one.
+    pub(crate) const fn name_of_many(self) -> Option<&'static str> {
+        match self {
+            Collective::Broadcast => Some("broadcast_many"),
+            Collective::AllReduce => Some("all_reduce_many"),
+            Collective::AllGather => Some("all_gather_many"),
+            Collective::ReduceScatter => Some("reduce_scatter_many"),
+            _ => None,
+        }
+    }
+
     /// Whether every rank passes the counts of all ranks, so that all of these must be the same.
     pub(crate) const fn lists_counts(self) -> bool {
         matches!(self, Collective::AllGatherV | Collective::ReduceScatterV)
@@ -134,6 +145,10 @@ impl FromStr for Collective {
 pub enum CallKind {
     /// A collective, in whichever form.
     Collective(Collective),
+    /// A collective on several buffers in one call: `all_reduce_many`.
+    Many(Collective),
+    /// `all_gather_list`.
+    AllGatherList,
     /// A message sent, in whichever form.
     Send,
     /// A message received, in whichever form.
@@ -146,6 +161,11 @@ impl CallKind {
     pub const fn name(self) -> &'static str {
         match self {
             CallKind::Collective(collective) => collective.name(),
+            CallKind::Many(collective) => match collective.name_of_many() {
+                Some(name) => name,
+                None => collective.name(),
+            },
+            CallKind::AllGatherList => "all_gather_list",
             CallKind::Send => "send",
             CallKind::Recv => "recv",
         }
@@ -209,7 +229,8 @@ pub(crate) struct Call {
     pub(crate) count: u64,
     /// The root, where there is one.
     pub(crate) root: Option<u32>,
-    /// [`Call::hash_counts`] where counts are listed (`all_gather_v`, `reduce_scatter_v`), else 0.
+    /// [`Call::hash_counts`] where counts are listed (`all_gather_v`, `reduce_scatter_v`, and, with [`Call::MANY`], calls on several buffers),
+    /// else 0.
     pub(crate) counts_hash: u128,
     /// Its number among the collectives of its communicator.
     pub(crate) sequence: u64,
@@ -222,12 +243,22 @@ const NO_ROOT: u32 = u32::MAX;
 const REST_AT: u32 = 40;
 const REST_MASK: u64 = (1 << (u64::BITS - REST_AT)) - 1;
 
+/// Set in the byte of the kind where the call is one on several buffers.
+const MANY_KIND: u8 = 1 << 7;
+
 /// The bits of a digest that a fingerprint has room for.
 const DIGEST_MASK: u128 = (1 << 120) - 1;
 
 impl Call {
     /// The op of the crate's own calls by which ranks compare their device calls: no call of a program has it.
     pub(crate) const COMPARISON: u64 = 252;
+
+    /// The op of an `all_to_all_v` that is an `all_gather_list`: every rank's blocks for the others are one and the same.
+    pub(crate) const SAME_FOR_ALL: u64 = 251;
+
+    /// Set in the digest of a call on several buffers (`all_reduce_many` …): it is over the root and the lengths of all of them, in order.
+    /// However such a call is done, each collective that it consists of has it.
+    pub(crate) const MANY: u128 = 1 << 127;
 
     /// Length of the encoded form in bytes.
     pub(crate) const FINGERPRINT_BYTES: usize = 32;
@@ -236,7 +267,7 @@ impl Call {
     /// listed there is neither count nor root: 120 bits of their digest stand there, and in place of the rest of the op.
     #[inline]
     pub(crate) fn fingerprint(&self) -> [u64; 4] {
-        let (count, root, rest) = match self.kind.lists_counts() {
+        let (count, root, rest) = match self.lists_counts() {
             false => (self.count, self.root.unwrap_or(NO_ROOT), self.op >> 32),
             true => (self.counts_hash as u64, (self.counts_hash >> 64) as u32, (self.counts_hash >> 96) as u64),
         };
@@ -246,14 +277,48 @@ impl Call {
     /// The form for records: the fingerprint, but with the sum of listed counts and 24 bits of their digest.
     #[inline]
     pub(crate) fn record(&self) -> [u64; 4] {
-        let rest = if self.kind.lists_counts() { self.counts_hash as u64 } else { self.op >> 32 };
+        let rest = if self.lists_counts() { self.counts_hash as u64 } else { self.op >> 32 };
         self.words(self.count, self.root.unwrap_or(NO_ROOT), rest)
     }
 
     #[inline]
     fn words(&self, count: u64, root: u32, rest: u64) -> [u64; 4] {
         let op_and_element = self.op & 0xffff_ffff | u64::from(self.element.to_code()) << 32;
-        [self.sequence, count, op_and_element, u64::from(root) | u64::from(self.kind as u8) << 32 | (rest & REST_MASK) << REST_AT]
+        let kind = self.kind as u8 | if self.is_many() { MANY_KIND } else { 0 };
+        [self.sequence, count, op_and_element, u64::from(root) | u64::from(kind) << 32 | (rest & REST_MASK) << REST_AT]
+    }
+
+    /// Whether this is a call on several buffers.
+    #[inline]
+    pub(crate) fn is_many(&self) -> bool {
+        self.counts_hash & Self::MANY != 0
+    }
+
+    /// Whether a digest stands for its counts.
+    #[inline]
+    pub(crate) fn lists_counts(&self) -> bool {
+        self.kind.lists_counts() || self.is_many()
+    }
+
+    /// Which method made it, in whichever form.
+    pub(crate) fn call_kind(&self) -> CallKind {
+        match self.kind {
+            Collective::AllToAllV if self.op == Self::SAME_FOR_ALL => CallKind::AllGatherList,
+            kind if self.is_many() => CallKind::Many(kind),
+            kind => CallKind::Collective(kind),
+        }
+    }
+
+    /// As the method is named, without `_into`.
+    pub(crate) fn name(&self) -> &'static str {
+        self.call_kind().name()
+    }
+
+    /// The same call as one on several buffers with these counts.
+    pub(crate) fn of_many(self, counts: &[usize]) -> Self {
+        let root = self.root.unwrap_or(NO_ROOT) as usize;
+        let counts: Vec<usize> = std::iter::once(root).chain(counts.iter().copied()).collect();
+        Self { op: self.op & 0xffff_ffff, counts_hash: Self::MANY | Self::hash_counts(self.op, &counts), ..self }
     }
 
     /// The encoded form as bytes.
@@ -268,25 +333,30 @@ impl Call {
     /// The reverse of [`Call::fingerprint`]; `None` for words that no call has.
     pub(crate) fn from_fingerprint(words: [u64; 4]) -> Option<Self> {
         let call = Self::from_record(words)?;
-        if !call.kind.lists_counts() {
+        if !call.lists_counts() {
             return Some(call);
         }
         let digest = u128::from(words[1]) | u128::from(words[3] as u32) << 64 | u128::from(words[3] >> REST_AT) << 96;
-        Some(Self { count: 0, root: None, counts_hash: digest, ..call })
+        Some(Self { count: 0, root: None, counts_hash: digest | call.counts_hash & Self::MANY, ..call })
     }
 
     /// The reverse of [`Call::record`], as far as that has the call; `None` for words that no call has.
     pub(crate) fn from_record(words: [u64; 4]) -> Option<Self> {
         let (root, rest) = (words[3] as u32, words[3] >> REST_AT);
-        let kind = *Collective::ALL.get(usize::from((words[3] >> 32) as u8).checked_sub(1)?)?;
+        let (kind, many) = ((words[3] >> 32) as u8 & !MANY_KIND, (words[3] >> 32) as u8 & MANY_KIND != 0);
+        let kind = *Collective::ALL.get(usize::from(kind).checked_sub(1)?)?;
+        if many && kind.name_of_many().is_none() {
+            return None;
+        }
+        let lists_counts = many || kind.lists_counts();
         Some(Self {
             sequence: words[0],
             count: words[1],
-            op: words[2] & 0xffff_ffff | if kind.lists_counts() { 0 } else { rest << 32 },
+            op: words[2] & 0xffff_ffff | if lists_counts { 0 } else { rest << 32 },
             element: TypeTag::from_code((words[2] >> 32) as u32)?,
             root: (root != NO_ROOT).then_some(root),
             kind,
-            counts_hash: if kind.lists_counts() { rest.into() } else { 0 },
+            counts_hash: if lists_counts { rest.into() } else { 0 } | if many { Self::MANY } else { 0 },
         })
     }
 
@@ -303,6 +373,7 @@ impl Call {
     pub(crate) fn op_name(&self) -> Option<String> {
         match (self.op as u8, ReduceOp::ALL.iter().find(|op| u64::from(op.code()) == self.op)) {
             (0, _) => None,
+            _ if self.op == Self::SAME_FOR_ALL => None,
             _ if self.op == Self::COMPARISON => Some("comparing device calls".to_owned()),
             (_, Some(op)) => Some(op.to_string()),
             // The beginning of the name's hash, which every form of a call has.
@@ -320,7 +391,7 @@ impl Call {
     }
 
     fn write(&self, f: &mut impl fmt::Write, amount: Option<&dyn fmt::Display>) -> fmt::Result {
-        write!(f, "{}(", self.kind)?;
+        write!(f, "{}(", self.name())?;
         if let Some(op) = self.op_name() {
             write!(f, "{op}, ")?;
         }
@@ -328,10 +399,18 @@ impl Call {
             (Collective::Barrier, _) => {}
             (_, Some(amount)) => write!(f, "{}, {amount}", self.element)?,
             // Other ranks do not know the sum, and both sides of a mismatch should read alike. Records have the last 6 digits.
-            (kind, None) if kind.lists_counts() => write!(f, "{}, counts #{:016x}", self.element, self.counts_hash as u64)?,
+            _ if self.lists_counts() => {
+                let what = match self.kind {
+                    _ if !self.is_many() => "counts",
+                    Collective::Broadcast => "root and lengths",
+                    _ => "lengths",
+                };
+                write!(f, "{}, {what} #{:016x}", self.element, self.counts_hash as u64)?
+            }
             _ => write!(f, "{}, count {}", self.element, self.count)?,
         }
-        if let Some(root) = self.root {
+        // Nor do others know the root, where the digest has it.
+        if let Some(root) = self.root.filter(|_| amount.is_some() || !self.is_many()) {
             write!(f, ", root {root}")?;
         }
         write!(f, ") number {}", self.sequence)
@@ -416,6 +495,32 @@ mod tests {
         let kept = Call::from_record(call.record());
         assert_eq!(kept, Some(Call { counts_hash: 0xff_ffff, ..call }));
         assert_eq!(Call::from_record(example().record()), Some(example()));
+    }
+
+    #[test]
+    fn a_call_on_several_buffers_is_compared_by_root_op_and_lengths() {
+        let of = |op, root, counts: &[usize]| Call { op, root, ..example() }.of_many(counts);
+        let calls = [
+            Call { kind: Collective::Broadcast, op: 0, root: Some(1), ..example() }.of_many(&[3, 5]),
+            Call { kind: Collective::Broadcast, op: 0, root: Some(2), ..example() }.of_many(&[3, 5]),
+        ];
+        assert_ne!(calls[0].fingerprint(), calls[1].fingerprint());
+        for call in calls {
+            let heard = Call::from_bytes(&call.to_bytes()).unwrap();
+            assert_eq!(heard, Call { root: None, count: 0, ..call });
+            assert_eq!(heard.to_string(), call.to_string());
+            assert!(call.to_string().starts_with("broadcast_many(u16, root and lengths #"), "{call}");
+            assert_eq!(Call::from_record(call.record()).map(|kept| (kept.name(), kept.root)), Some(("broadcast_many", call.root)));
+        }
+        let lists: [&[usize]; 6] = [&[], &[0], &[8], &[3, 5], &[5, 3], &[3, 5, 0]];
+        let reduce = |op, counts: &[usize]| Call { kind: Collective::AllReduce, ..of(op, None, counts) };
+        let words: Vec<_> =
+            lists.iter().map(|counts| reduce(1, counts).fingerprint()).chain([reduce(1 << 40 | 1, &[8]).fingerprint()]).collect();
+        assert!((1..words.len()).all(|at| !words[..at].contains(&words[at])), "{words:?}");
+        // No other kind has such a form.
+        let mut words = calls[0].fingerprint();
+        words[3] = words[3] & !(0xff << 32) | u64::from(Collective::Barrier as u8 | MANY_KIND) << 32;
+        assert_eq!(Call::from_fingerprint(words), None);
     }
 
     #[test]

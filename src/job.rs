@@ -47,6 +47,56 @@ pub(crate) struct Operands<S, D> {
 // call) or the call owns them beside the job (a started one); what is in them is `Send` (`Data: Send`).
 unsafe impl<S: Address, D: Address> Send for Operands<S, D> {}
 
+/// A buffer that is a list of blocks, one for each rank, each of which lies somewhere else. Offsets count as if they lay side by side, in the
+/// order of ranks.
+#[derive(Debug)]
+pub(crate) struct List<A> {
+    /// Where each begins, as an offset; how many bytes it has, and its address. There is at least one.
+    blocks: Vec<(usize, usize, A)>,
+}
+
+impl<A: Address> List<A> {
+    /// Of each rank's address and bytes.
+    pub(crate) fn new(given: impl Iterator<Item = (A, usize)>) -> Self {
+        let place = |start: &mut usize, (address, len)| Some((std::mem::replace(start, *start + len), len, address));
+        Self { blocks: given.scan(0, place).collect() }
+    }
+
+    /// The block that has the byte at an offset.
+    fn of(&self, offset: usize) -> &(usize, usize, A) {
+        // Of blocks that begin there the last: the others are empty. The first begins at 0.
+        &self.blocks[self.blocks.partition_point(|(start, ..)| *start <= offset) - 1]
+    }
+
+    /// The address of the byte at an offset.
+    pub(crate) fn at(&self, offset: usize) -> A {
+        let (start, _, address) = self.of(offset);
+        address.advanced(offset - start)
+    }
+
+    /// Whether a range lies in one block.
+    pub(crate) fn holds(&self, offset: usize, len: usize) -> bool {
+        let (start, block, _) = self.of(offset);
+        len == 0 || offset - start <= *block && len <= *block - (offset - start)
+    }
+
+    /// Every block's address and bytes.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (A, usize)> {
+        self.blocks.iter().map(|(_, len, address)| (*address, *len))
+    }
+}
+
+/// The buffers of a job that are lists.
+#[derive(Debug)]
+pub(crate) struct Lists<S, D> {
+    pub(crate) source: Option<List<S>>,
+    pub(crate) destination: Option<List<D>>,
+}
+
+// SAFETY: as `Operands`: addresses, which are not followed here. Whoever runs the job follows them, while its caller borrows the blocks or the
+// call owns them beside it; what is in them is `Send` (`Data: Send`).
+unsafe impl<S: Address, D: Address> Send for Lists<S, D> {}
+
 /// A checked collective, whose elements are folded by an `R`.
 #[derive(Debug)]
 pub(crate) struct Job<S, D, R> {
@@ -63,6 +113,9 @@ pub(crate) struct Job<S, D, R> {
     /// Whether the caller gave one buffer for both: then `memory` has the whole of it twice, unless the contribution was multiplied first
     /// and so lies elsewhere.
     pub(crate) in_place: bool,
+    /// Which of the two buffers are lists: of those `memory` has the length and no address. Only of `gather_v`, `scatter_v` and
+    /// `all_to_all_v`, and never in place.
+    pub(crate) lists: Option<Box<Lists<S, D>>>,
 }
 
 impl<S: Address, D: Address, R> Job<S, D, R> {
@@ -84,6 +137,27 @@ impl<S: Address, D: Address, R> Job<S, D, R> {
         memory
     }
 
+    /// Where a part of the source begins, for calls that are not in place.
+    pub(crate) fn source_at(&self, offset: usize) -> S {
+        match self.lists.as_deref() {
+            Some(Lists { source: Some(list), .. }) => list.at(offset),
+            _ => self.memory.source.advanced(offset),
+        }
+    }
+
+    /// Where a part of the destination begins, for calls that are not in place.
+    pub(crate) fn destination_at(&self, offset: usize) -> D {
+        match self.lists.as_deref() {
+            Some(Lists { destination: Some(list), .. }) => list.at(offset),
+            _ => self.memory.destination.advanced(offset),
+        }
+    }
+
+    /// The destination, where it is a list.
+    pub(crate) fn listed_destination(&self) -> Option<&List<D>> {
+        self.lists.as_deref().and_then(|lists| lists.destination.as_ref())
+    }
+
     /// The root, for calls that have one.
     #[cfg(feature = "cuda")]
     pub(crate) fn root(&self) -> usize {
@@ -101,6 +175,7 @@ impl<S: Address, D: Address, R> Job<S, D, R> {
         let elements = |bytes: usize| bytes / self.element_bytes.max(1);
         let sum = |blocks: &[usize]| elements(blocks.iter().sum());
         match &self.layout {
+            BlockLayout::Equal(_) if call.is_many() => call.with_amount(format_args!("count {}", call.count)),
             BlockLayout::Equal(_) => call.to_string(),
             BlockLayout::Blocks(blocks) => call.with_amount(format_args!("count {} in {} blocks", sum(blocks), blocks.len())),
             BlockLayout::Own(bytes) => call.with_amount(format_args!("count {} on this rank", elements(*bytes))),
@@ -108,5 +183,20 @@ impl<S: Address, D: Address, R> Job<S, D, R> {
                 call.with_amount(format_args!("count {} to send and {} to receive", sum(send), sum(receive)))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_finds_the_block_of_an_offset() {
+        let list = List::new([(100_u64, 0), (200, 3), (300, 0), (400, 2), (500, 0)].into_iter());
+        assert_eq!((0..5).map(|offset| list.at(offset)).collect::<Vec<_>>(), [200, 201, 202, 400, 401]);
+        assert!(list.holds(0, 3) && list.holds(1, 2) && list.holds(3, 2) && list.holds(5, 0) && list.holds(2, 0));
+        assert!(!list.holds(0, 4) && !list.holds(2, 2) && !list.holds(4, 2) && !list.holds(5, 1) && !list.holds(9, 1));
+        assert!(!list.holds(1, usize::MAX) && !list.holds(usize::MAX, 2));
+        assert_eq!(list.blocks().map(|(address, _)| address).collect::<Vec<_>>(), [100, 200, 300, 400, 500]);
     }
 }

@@ -1,9 +1,8 @@
 //! The blocking collectives with equal counts. What a call does with its arguments is in `arguments.rs`, which the started forms share.
 
 use super::Communicator;
-use super::prepare::{Source, element, room};
+use super::prepare::Source;
 use crate::buffer::{Buffer, BufferMut};
-use crate::element::Data;
 use crate::error::Result;
 use crate::op::Reduction;
 
@@ -44,40 +43,6 @@ impl Communicator {
     #[inline]
     pub fn all_reduce<B: BufferMut + ?Sized>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.execute(self.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into()))
-    }
-
-    /// Reduces several buffers as if they were one, in place: one call, whatever their number. They must have the same lengths, in
-    /// the same order, on every rank.
-    ///
-    /// Cost: as [`all_reduce`](Self::all_reduce), and a copy to and from memory that holds them together.
-    ///
-    /// ```
-    /// # use collectives::{Communicator, ReduceOp};
-    /// let got = Communicator::run_local(2, |comm| {
-    ///     let (mut weights, mut bias) = (vec![1.0f32; 3], vec![comm.rank() as f32]);
-    ///     comm.all_reduce_many(&mut [&mut weights, &mut bias], ReduceOp::Sum)?;
-    ///     Ok((weights, bias))
-    /// })?;
-    /// assert_eq!(got[1], (vec![2.0; 3], vec![1.0]));
-    /// # Ok::<(), collectives::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Those common to all collectives.
-    #[doc(alias = "all_reduce_coalesced")]
-    pub fn all_reduce_many<T: Data>(&self, buffers: &mut [&mut [T]], op: impl Into<Reduction<T>>) -> Result<()> {
-        element::<T>("all_reduce_many")?;
-        let mut joined: Vec<T> = room("all_reduce_many", "all buffers together", buffers.iter().map(|buffer| buffer.len()).sum())?;
-        buffers.iter().for_each(|buffer| joined.extend_from_slice(buffer));
-        self.all_reduce(&mut joined, op)?;
-        let mut rest = &joined[..];
-        for buffer in buffers {
-            let (part, tail) = rest.split_at(buffer.len());
-            buffer.copy_from_slice(part);
-            rest = tail;
-        }
-        Ok(())
     }
 
     /// As [`all_reduce`](Self::all_reduce), from one buffer into another of the same length.

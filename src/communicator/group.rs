@@ -12,15 +12,15 @@ use super::message::{Envelope, MessageBuffer, MessageContext, Received, receive_
 use super::prepare::{Prepared, Source};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::error::{Error, Result};
-use crate::host::plane::Job;
+use crate::host::plane::Jobs;
 use crate::op::Reduction;
 
 /// Calls recorded by [`Communicator::group`]; their buffers are borrowed until the group has been launched and, on the host, has
 /// ended.
 pub struct Group<'buffers, 'comm> {
-    comm: &'comm Communicator,
+    pub(super) comm: &'comm Communicator,
     messages: Vec<(MessageContext, MessageBuffer)>,
-    collectives: Vec<Job>,
+    collectives: Vec<Jobs>,
     #[cfg(feature = "cuda")]
     device: Batch<'buffers>,
     /// For each receive, what a device's will get; a host's is known when it has ended.
@@ -119,7 +119,7 @@ impl<'comm> Group<'_, 'comm> {
     /// Runs what was recorded on host memory; what every receive got, in the order in which they were recorded.
     fn run_on_host(self) -> Result<Vec<Received>> {
         let Self { comm, messages, collectives, receives, .. } = self;
-        let run = || collectives.iter().try_for_each(|job| comm.run(job));
+        let run = || collectives.iter().try_for_each(|jobs| comm.run_all(jobs));
         let progress = &comm.core.shared.progress;
         // SAFETY: every recorded buffer is borrowed for `'buffers`, which the caller chose and which outlasts this call: those that are
         // written by nobody else meanwhile, the jobs that run here included, since their borrows are exclusive.
@@ -138,11 +138,14 @@ impl<'comm> Group<'_, 'comm> {
 
 impl<'buffers> Group<'buffers, '_> {
     /// Records a collective for the plane that runs it.
-    fn record(&mut self, prepared: Prepared<'buffers>) {
+    pub(super) fn record(&mut self, prepared: Prepared<'buffers>) {
         match prepared {
-            Prepared::Host(job, _) => self.collectives.push(job),
+            Prepared::Host(job, _) => self.collectives.push(job.into()),
+            Prepared::HostMany(jobs, _) => self.collectives.push(jobs),
             #[cfg(feature = "cuda")]
             Prepared::Device(call) => self.device.call(call),
+            #[cfg(feature = "cuda")]
+            Prepared::DeviceMany(calls) => calls.into_iter().for_each(|call| self.device.call(call)),
         }
     }
 

@@ -33,6 +33,8 @@ mod dissemination;
 mod group;
 mod handle;
 mod kept_store;
+mod list;
+mod many;
 mod message;
 mod messages;
 #[cfg(feature = "serde")]

@@ -14,7 +14,7 @@ use crate::call::{BlockLayout, Call, Collective};
 use crate::device;
 use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
-use crate::host::plane::{self, Job};
+use crate::host::plane::{self, Job, Jobs};
 use crate::host::reduce::{self, Kernel};
 use crate::job::Operands;
 use crate::op::Reduction;
@@ -29,8 +29,12 @@ pub(super) enum Source<M> {
 /// A checked call, and the plane that runs it. Its buffers are borrowed as long as it lives.
 pub(super) enum Prepared<'a> {
     Host(Job, PhantomData<&'a mut ()>),
+    /// One call on several buffers.
+    HostMany(Jobs, PhantomData<&'a mut ()>),
     #[cfg(feature = "cuda")]
     Device(DeviceCall<'a>),
+    #[cfg(feature = "cuda")]
+    DeviceMany(Vec<DeviceCall<'a>>),
 }
 
 /// A call's two buffers, both on one plane.
@@ -142,7 +146,7 @@ pub(super) fn room<T>(call: &str, what: &str, count: usize) -> Result<Vec<T>> {
 
 /// What the ranks must agree on.
 #[inline]
-fn described<T: Data>(kind: Collective, root: Option<u32>, count: usize, layout: &BlockLayout, op: u64) -> Result<Call> {
+pub(super) fn described<T: Data>(kind: Collective, root: Option<u32>, count: usize, layout: &BlockLayout, op: u64) -> Result<Call> {
     let (element, _) = element::<T>(kind.name())?;
     let (op, counts_hash) = match layout {
         // The digest has the whole op.
@@ -165,7 +169,7 @@ fn host_job<T>(call: Call, source: Source<&[T]>, destination: &mut [T], layout: 
         Source::InPlace => (destination.cast_const(), destination_len),
     };
     let memory = Operands { source, source_len, destination, destination_len };
-    Job { call, memory, layout, reduction: None, element_bytes: size_of::<T>(), in_place }
+    Job { call, memory, layout, reduction: None, element_bytes: size_of::<T>(), in_place, lists: None }
 }
 
 /// A job of the host plane that folds elements.
@@ -221,6 +225,6 @@ fn device_call<'a, T>(
         Source::Separate(memory) => (false, memory.len() * size_of::<T>(), Some(memory.inner)),
     };
     let memory = Operands { source: 0, source_len, destination: 0, destination_len };
-    let job = device::Job { call, memory, layout, reduction, element_bytes: size_of::<T>(), in_place };
-    DeviceCall { job, source, destination: destination.map(|memory| memory.inner) }
+    let job = device::Job { call, memory, layout, reduction, element_bytes: size_of::<T>(), in_place, lists: None };
+    DeviceCall { job, source, destination: destination.map(|memory| memory.inner), lists: None }
 }

@@ -10,14 +10,15 @@ use super::pinned::PinnedBuffer;
 use super::prepare::Prepared;
 use super::work::{Turns, Work};
 use super::worker::{Started, Worker};
+use crate::call::Call;
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::host::health::forked;
-use crate::host::plane::Job;
+use crate::host::plane::{HostPlane, Job, Jobs};
 
 /// What a started call became.
 enum Launched {
-    Host(Job),
+    Host(Jobs),
     #[cfg(feature = "cuda")]
     Device(Queued),
 }
@@ -32,17 +33,30 @@ impl Communicator {
         }
         match prepared? {
             Prepared::Host(job, _) => self.run(&job),
+            Prepared::HostMany(jobs, _) => self.run_all(&jobs),
             #[cfg(feature = "cuda")]
             Prepared::Device(call) => self.queue(call, Hold::Borrowed),
+            #[cfg(feature = "cuda")]
+            Prepared::DeviceMany(calls) => self.queue_batch(calls.into(), Hold::Borrowed),
         }
     }
 
     /// Runs a checked job of the host plane on this thread, after the started ones.
     #[inline]
     pub(super) fn run(&self, job: &Job) -> Result<()> {
+        self.in_turn(&job.call, |plane, deadline| plane.run(job, deadline))
+    }
+
+    /// Runs one call on several buffers in the same way, in one turn.
+    pub(super) fn run_all(&self, jobs: &Jobs) -> Result<()> {
+        self.in_turn(jobs.call(), |plane, deadline| plane.run_all(jobs, deadline))
+    }
+
+    #[inline]
+    fn in_turn(&self, call: &Call, run: impl FnOnce(&mut HostPlane, &Deadline) -> Result<()>) -> Result<()> {
         let timeout = self.timeout();
-        let entered = self.core.shared.plane.with(timeout, |plane| plane.run(job, &Deadline::lazily(timeout)));
-        let result = entered.unwrap_or_else(|why| Err(self.no_turn(job.call.kind.name(), why)));
+        let entered = self.core.shared.plane.with(timeout, |plane| run(plane, &Deadline::lazily(timeout)));
+        let result = entered.unwrap_or_else(|why| Err(self.no_turn(call.name(), why)));
         result.inspect_err(|error| self.core.shared.after_failure(error))
     }
 
@@ -54,25 +68,28 @@ impl Communicator {
     {
         let mut buffers = PinnedBuffer::new(buffers);
         let launched = match prepare(buffers.value())? {
-            Prepared::Host(job, _) => Launched::Host(job),
+            Prepared::Host(job, _) => Launched::Host(job.into()),
+            Prepared::HostMany(jobs, _) => Launched::Host(jobs),
             #[cfg(feature = "cuda")]
             Prepared::Device(call) => Launched::Device(self.queue_and_mark(call)?),
+            #[cfg(feature = "cuda")]
+            Prepared::DeviceMany(calls) => Launched::Device(self.queue_all_and_mark(calls)?),
         };
         match launched {
-            Launched::Host(job) => self.start_job(job, buffers),
+            Launched::Host(jobs) => self.start_jobs(jobs, buffers),
             #[cfg(feature = "cuda")]
             Launched::Device(queued) => Ok(queued.into_work(buffers)),
         }
     }
 
-    /// Hands a job and the buffers it points into to the worker.
-    fn start_job<B: Send + 'static>(&self, job: Job, buffers: PinnedBuffer<B>) -> Result<Work<B>> {
+    /// Hands the jobs of one call and the buffers they point into to the worker.
+    fn start_jobs<B: Send + 'static>(&self, jobs: Jobs, buffers: PinnedBuffer<B>) -> Result<Work<B>> {
         if self.core.shared.health.is_foreign() {
             // The worker is the parent's.
-            return Err(forked(format!("starting {}", job.call)));
+            return Err(forked(format!("starting {}", jobs.call())));
         }
         let state = State::new();
-        let started = Started { job, buffers: Box::new(buffers), state: Arc::clone(&state), timeout: self.timeout() };
+        let started = Started { jobs, buffers: Box::new(buffers), state: Arc::clone(&state), timeout: self.timeout() };
         self.core.worker.get_or_init(Worker::default).submit(started, &self.core.shared)?;
         let shared: Arc<dyn Turns> = Arc::clone(&self.core.shared) as Arc<dyn Turns>;
         Ok(Work::new(state, None).taking_turns(Arc::downgrade(&shared)))

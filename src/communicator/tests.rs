@@ -244,11 +244,7 @@ fn said(rank: usize, count: usize) -> Vec<u8> {
 
 /// Runs a call that was prepared on bytes as one on truth values.
 fn run(comm: &Communicator, prepared: Result<Prepared<'_>>, reduction: Option<&Reduction<bool>>) -> Result<()> {
-    let mut job = match prepared? {
-        Prepared::Host(job, _) => job,
-        #[cfg(feature = "cuda")]
-        Prepared::Device(_) => unreachable!("buffers of the host"),
-    };
+    let Prepared::Host(mut job, _) = prepared? else { unreachable!("one buffer of the host") };
     job.call.element = TypeTag::Scalar(DType::Bool);
     if let Some(reduction) = reduction {
         job.reduction = Some(plane::Reduction::new(Kernel::of(reduction, comm.world_size())?, None));
@@ -295,6 +291,10 @@ fn no_byte_but_0_and_1_is_gathered_scattered_or_exchanged() {
         all.fill(0);
         run(comm, comm.prepare_all_to_all_v(Memory::Host(&wide), &counts, MemoryMut::Host(&mut all), &counts), None)?;
         all_are_truths("all_to_all_v", &all);
+        let mut list = [vec![0; count], vec![0; count]];
+        run(comm, comm.prepare_all_gather_list(&mine, &mut list), None)?;
+        list.iter().for_each(|block| all_are_truths("all_gather_list", block));
+        assert!(list[1].iter().all(|byte| *byte == 1));
         let from = if me == 1 { Source::Separate(Memory::Host(&wide[..])) } else { Source::Nothing };
         run(comm, comm.prepare_scatter(from, MemoryMut::Host(&mut one), count, 1), None)?;
         all_are_truths("scatter", &one);

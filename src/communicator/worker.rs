@@ -12,7 +12,7 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::event;
 use crate::host::abort_reason::AbortReason;
-use crate::host::plane::{HostPlane, Job, op_panicked};
+use crate::host::plane::{HostPlane, Jobs, op_panicked};
 use crate::ticket_lock::Ticket;
 
 /// How long a dropped communicator waits for calls that were started and not waited for.
@@ -20,7 +20,7 @@ const DROP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A started call: what to run, what it owns, whom to tell.
 pub(super) struct Started {
-    pub(super) job: Job,
+    pub(super) jobs: Jobs,
     pub(super) buffers: Box<dyn ErasedBuffer>,
     pub(super) state: Arc<State>,
     pub(super) timeout: Duration,
@@ -36,10 +36,10 @@ struct Left {
 impl Started {
     /// Runs it, and tells its end to whoever waits for it; nothing of the program's can keep that from being told.
     fn run(self, plane: &mut HostPlane, shared: &Shared) -> Left {
-        let Self { job, buffers, state, timeout } = self;
+        let Self { jobs, buffers, state, timeout } = self;
         shared.recorder.take_up();
-        let result = event::caught("a custom op", || plane.run(&job, &Deadline::after(timeout))).unwrap_or_else(|| Err(op_panicked()));
-        event::caught("the drop of a custom op", || drop(job));
+        let result = event::caught("a custom op", || plane.run_all(&jobs, &Deadline::after(timeout))).unwrap_or_else(|| Err(op_panicked()));
+        event::caught("the drop of a custom op", || drop(jobs));
         if let Err(error) = &result {
             shared.after_failure(error);
         }
@@ -110,7 +110,7 @@ impl Worker {
             *thread = Some(Thread::spawn(shared)?);
         }
         let Some(thread) = &*thread else { return Err(gone()) };
-        shared.recorder.queue(&started.job.call);
+        shared.recorder.queue(started.jobs.call());
         // From here to the queue nothing can unwind: a ticket that was drawn has to get there.
         if let Err(SendError((ticket, _))) = thread.jobs.send((shared.plane.draw(), started)) {
             // Cannot be while this lives: the thread ends when its queue is dropped, and catches panics.

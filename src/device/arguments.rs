@@ -45,7 +45,7 @@ impl Arguments {
         let root = root.map(|root| root as u32);
         let call = Call { kind, op, element, count: block as u64, root, counts_hash: 0, sequence: 0 };
         let memory = Operands { source: 0, source_len, destination: 0, destination_len };
-        Ok(Job { call, memory, layout: BlockLayout::Equal(block * element_bytes), reduction, element_bytes, in_place })
+        Ok(Job { call, memory, layout: BlockLayout::Equal(block * element_bytes), lists: None, reduction, element_bytes, in_place })
     }
 }
 

@@ -162,11 +162,11 @@ impl Record {
         }
         let call = Call::from_record(words)?;
         Some(Self {
-            kind: call.kind.into(),
+            kind: call.call_kind(),
             sequence: Some(call.sequence),
             op: call.op_name(),
             count: if call.kind == Collective::Barrier { 0 } else { call.count },
-            counts_hash: call.kind.lists_counts().then_some(call.counts_hash as u32),
+            counts_hash: call.lists_counts().then_some(call.counts_hash as u32),
             root: call.root.map(|root| root as usize),
             ..blank
         })

@@ -169,7 +169,7 @@ impl CallReport<'_> {
             rank,
             world_size,
             plane: flight::Plane::Host,
-            kind: call.kind.into(),
+            kind: call.call_kind(),
             sequence: Some(call.sequence),
             op: op(call),
             element: element(&call.element),

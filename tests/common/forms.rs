@@ -105,4 +105,104 @@ where
     comm.group(|group| group.all_to_all_v_into(&source, &send, &mut grouped, &receive)).unwrap();
     assert_eq!(get(&started), get(&blocking), "start_all_to_all_v_into on rank {me} of {n}, seed {seed}");
     assert_eq!(get(&grouped), get(&blocking), "all_to_all_v_into in a group on rank {me} of {n}, seed {seed}");
+    many_forms(comm, seed, &put, &get);
+    list_forms(comm, seed, &put, &get);
+}
+
+/// The forms on several buffers: each against a call of its own on each buffer.
+fn many_forms<B>(comm: &Communicator, seed: u64, put: &impl Fn(&[u32]) -> B, get: &impl Fn(&B) -> Vec<u32>)
+where
+    B: OwnedBuffer<Element = u32> + Buffer<Element = u32> + BufferMut,
+{
+    /// One is longer than what is joined, whichever way.
+    const LENGTHS: [usize; 5] = [5, 0, 40_000, 1, 700];
+    let (n, me, op) = (comm.world_size(), comm.rank(), ReduceOp::Sum);
+    let root = n / 2;
+    let some = |blocks: usize| LENGTHS.iter().map(|length| put(&numbers(seed, me, length * blocks))).collect::<Vec<_>>();
+    let zeros = |blocks: usize| LENGTHS.iter().map(|length| put(&vec![0; length * blocks])).collect::<Vec<_>>();
+    let gets = |buffers: &[B]| buffers.iter().map(get).collect::<Vec<_>>();
+    macro_rules! in_place {
+        ($name:ident, $start:ident, $one:ident, ($($argument:expr),*)) => {{
+            let (mut each, mut blocking, mut grouped) = (some(1), some(1), some(1));
+            each.iter_mut().for_each(|buffer| comm.$one(buffer $(, $argument)*).unwrap());
+            comm.$name(&mut blocking $(, $argument)*).unwrap();
+            let started = comm.$start(some(1) $(, $argument)*).unwrap().wait().unwrap();
+            comm.group(|group| group.$name(&mut grouped $(, $argument)*)).unwrap();
+            let each = gets(&each);
+            assert_eq!(gets(&blocking), each, "{} on rank {me} of {n}, seed {seed}", stringify!($name));
+            assert_eq!(gets(&started), each, "{} on rank {me} of {n}, seed {seed}", stringify!($start));
+            assert_eq!(gets(&grouped), each, "{} in a group on rank {me} of {n}, seed {seed}", stringify!($name));
+        }};
+    }
+    in_place!(all_reduce_many, start_all_reduce_many, all_reduce, (op));
+    in_place!(broadcast_many, start_broadcast_many, broadcast, (root));
+    macro_rules! into {
+        ($name:ident, $start:ident, $one:ident, $source:expr, $destination:expr, ($($argument:expr),*)) => {{
+            let sources = some($source);
+            let (mut each, mut blocking, mut grouped) = (zeros($destination), zeros($destination), zeros($destination));
+            sources.iter().zip(&mut each).for_each(|(source, destination)| comm.$one(source, destination $(, $argument)*).unwrap());
+            comm.$name(&sources, &mut blocking $(, $argument)*).unwrap();
+            let (_, started) = comm.$start(some($source), zeros($destination) $(, $argument)*).unwrap().wait().unwrap();
+            comm.group(|group| group.$name(&sources, &mut grouped $(, $argument)*)).unwrap();
+            let each = gets(&each);
+            assert_eq!(gets(&blocking), each, "{} on rank {me} of {n}, seed {seed}", stringify!($name));
+            assert_eq!(gets(&started), each, "{} on rank {me} of {n}, seed {seed}", stringify!($start));
+            assert_eq!(gets(&grouped), each, "{} in a group on rank {me} of {n}, seed {seed}", stringify!($name));
+        }};
+    }
+    into!(all_gather_many_into, start_all_gather_many_into, all_gather_into, 1, n, ());
+    into!(reduce_scatter_many_into, start_reduce_scatter_many_into, reduce_scatter_into, n, 1, (op));
+}
+
+/// The forms with lists, against what each rank is known to contribute.
+fn list_forms<B>(comm: &Communicator, seed: u64, put: &impl Fn(&[u32]) -> B, get: &impl Fn(&B) -> Vec<u32>)
+where
+    B: OwnedBuffer<Element = u32> + Buffer<Element = u32> + BufferMut,
+{
+    let (n, me) = (comm.world_size(), comm.rank());
+    let root = n / 2;
+    // Other lengths for each pair; one of them in all, where one is all there is.
+    let length = |from: usize, to: usize| [3, 0, 1500, 1][(from + 2 * to + from * to) % 4];
+    let of = |from: usize, to: usize| numbers(seed + to as u64, from, length(from, to));
+    let gets = |buffers: &[B]| buffers.iter().map(get).collect::<Vec<_>>();
+    let check = |what: &str, got: [Vec<Vec<u32>>; 3], expected: &[Vec<u32>]| {
+        for (form, got) in ["blocking", "started", "in a group"].iter().zip(got) {
+            assert_eq!(got, expected, "{what}, {form}, on rank {me} of {n}, seed {seed}");
+        }
+    };
+    let room = |lengths: &dyn Fn(usize) -> usize| (0..n).map(|rank| put(&vec![0; lengths(rank)])).collect::<Vec<_>>();
+    let at_root = |list: Vec<B>| (me == root).then_some(list);
+    // Everyone's source for the root.
+    let source = put(&of(me, root));
+    let from = |rank: usize| length(rank, root);
+    let (mut blocking, mut grouped) = (at_root(room(&from)), at_root(room(&from)));
+    comm.gather_list(&source, blocking.as_deref_mut(), root).unwrap();
+    let (_, started) = comm.start_gather_list(put(&of(me, root)), at_root(room(&from)), root).unwrap().wait().unwrap();
+    comm.group(|group| group.gather_list(&source, grouped.as_deref_mut(), root)).unwrap();
+    let expected: Vec<_> = (0..n).filter(|_| me == root).map(|rank| of(rank, root)).collect();
+    check("gather_list", [blocking, started, grouped].map(|list| list.map_or(Vec::new(), |list| gets(&list))), &expected);
+    // The root's sources for everyone.
+    let sources = || at_root((0..n).map(|rank| put(&of(root, rank))).collect());
+    let (given, own) = (sources(), || put(&vec![0; length(root, me)]));
+    let (mut blocking, mut grouped) = (own(), own());
+    comm.scatter_list(given.as_deref(), &mut blocking, root).unwrap();
+    let (_, started) = comm.start_scatter_list(sources(), own(), root).unwrap().wait().unwrap();
+    comm.group(|group| group.scatter_list(given.as_deref(), &mut grouped, root)).unwrap();
+    check("scatter_list", [blocking, started, grouped].map(|own| vec![get(&own)]), &[of(root, me)]);
+    // Everyone's source for everyone.
+    let (mut blocking, mut grouped) = (room(&from), room(&from));
+    comm.all_gather_list(&source, &mut blocking).unwrap();
+    let (_, started) = comm.start_all_gather_list(put(&of(me, root)), room(&from)).unwrap().wait().unwrap();
+    comm.group(|group| group.all_gather_list(&source, &mut grouped)).unwrap();
+    let expected: Vec<_> = (0..n).map(|rank| of(rank, root)).collect();
+    check("all_gather_list", [blocking, started, grouped].map(|list| gets(&list)), &expected);
+    // A source for each pair.
+    let sources = || (0..n).map(|rank| put(&of(me, rank))).collect::<Vec<_>>();
+    let (given, from) = (sources(), |rank: usize| length(rank, me));
+    let (mut blocking, mut grouped) = (room(&from), room(&from));
+    comm.all_to_all_list(&given, &mut blocking).unwrap();
+    let (_, started) = comm.start_all_to_all_list(sources(), room(&from)).unwrap().wait().unwrap();
+    comm.group(|group| group.all_to_all_list(&given, &mut grouped)).unwrap();
+    let expected: Vec<_> = (0..n).map(|rank| of(rank, me)).collect();
+    check("all_to_all_list", [blocking, started, grouped].map(|list| gets(&list)), &expected);
 }

@@ -8,6 +8,7 @@ mod common;
 mod gpu;
 mod graphs;
 mod groups;
+mod many;
 mod matrix;
 mod messages;
 mod ordering;

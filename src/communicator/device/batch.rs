@@ -47,6 +47,12 @@ pub(super) struct Resolved<'s> {
     pub(super) guards: Guards<'s>,
 }
 
+impl<'a> From<Vec<DeviceCall<'a>>> for Batch<'a> {
+    fn from(calls: Vec<DeviceCall<'a>>) -> Self {
+        Self { calls, messages: Vec::new() }
+    }
+}
+
 impl<'a> Batch<'a> {
     pub(in crate::communicator) fn is_empty(&self) -> bool {
         self.calls.is_empty() && self.messages.is_empty()
@@ -84,9 +90,8 @@ impl<'a> Batch<'a> {
     pub(super) fn resolve<'s>(&'s mut self, stream: &'s CudaStream, hold: Hold) -> Result<Resolved<'s>> {
         let mut guards = Guards::new(hold);
         let mut jobs = Vec::with_capacity(self.calls.len());
-        for DeviceCall { job, source, destination } in std::mem::take(&mut self.calls) {
-            let mut job = job;
-            resolve(&mut job, source, destination, stream, &mut guards);
+        for call in std::mem::take(&mut self.calls) {
+            let job = resolve(call, stream, &mut guards);
             if overlap(&job) {
                 return Err(Error::argument(job.call.kind.name(), "source and destination overlap"));
             }
@@ -187,6 +192,12 @@ impl Communicator {
         record: impl FnOnce(&mut Batch<'a>) -> R,
     ) -> Result<(Queued, R)> {
         self.and_mark(call, call.to_owned(), || self.queue_messages_held(call, tag, record, Hold::Owned))
+    }
+
+    /// Queues the collectives of one call, with an event behind them, for a work that owns their buffers.
+    pub(in crate::communicator) fn queue_all_and_mark(&self, calls: Vec<DeviceCall<'_>>) -> Result<Queued> {
+        let doing = calls.first().map_or(String::new(), |call| format!("{} collectives that begin with {}", calls.len(), call.job.call));
+        self.and_mark("group", doing, || self.queue_batch(calls.into(), Hold::Owned)).map(|(queued, ())| queued)
     }
 
     /// Queues what was recorded on this communicator in one go.

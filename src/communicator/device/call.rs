@@ -1,11 +1,13 @@
 //! A checked call on device buffers, before and after these have addresses, and what is held from when they are ordered until the call has
 //! been queued.
 
+use std::sync::Arc;
+
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
 use crate::buffer::device::{DeviceRead, DeviceWrite, Ordered, Reading};
 use crate::error::{Error, Result};
-use crate::job::Operands;
+use crate::job::{List, Lists, Operands};
 use crate::{device, op};
 
 /// A checked call on device buffers, which it borrows.
@@ -14,16 +16,33 @@ pub(in crate::communicator) struct DeviceCall<'a> {
     pub(in crate::communicator) job: device::Job,
     pub(in crate::communicator) source: Option<&'a dyn DeviceRead>,
     pub(in crate::communicator) destination: Option<&'a mut dyn DeviceWrite>,
+    /// Those of its buffers that are lists, in place of these two.
+    pub(in crate::communicator) lists: Option<Box<DeviceLists<'a>>>,
+}
+
+/// Buffers that are lists: of each block the memory, and how many bytes it has.
+#[derive(Default)]
+pub(in crate::communicator) struct DeviceLists<'a> {
+    pub(in crate::communicator) sources: Vec<(&'a dyn DeviceRead, usize)>,
+    pub(in crate::communicator) destinations: Vec<(&'a mut dyn DeviceWrite, usize)>,
+}
+
+impl DeviceCall<'_> {
+    /// The contexts of its buffers, and what each of these is called.
+    pub(super) fn contexts(&self) -> impl Iterator<Item = (&'static str, &Arc<CudaContext>)> {
+        let source = self.source.map(|source| ("the source", source.context()));
+        let destination = self.destination.as_ref().map(|destination| ("the destination", destination.context()));
+        let lists = self.lists.iter().flat_map(|lists| {
+            let sources = lists.sources.iter().map(|(source, _)| ("a source", source.context()));
+            sources.chain(lists.destinations.iter().map(|(destination, _)| ("a destination", destination.context())))
+        });
+        source.into_iter().chain(destination).chain(lists)
+    }
 }
 
 /// Makes `stream` wait for what else uses a call's buffers, and fills in their addresses.
-pub(super) fn resolve<'s>(
-    job: &mut device::Job,
-    source: Option<&'s dyn DeviceRead>,
-    destination: Option<&'s mut (dyn DeviceWrite + '_)>,
-    stream: &'s CudaStream,
-    guards: &mut Guards<'s>,
-) {
+pub(super) fn resolve<'s, 'a: 's>(call: DeviceCall<'a>, stream: &'s CudaStream, guards: &mut Guards<'s>) -> device::Job {
+    let DeviceCall { mut job, source, destination, lists } = call;
     if let Some(source) = source {
         job.memory.source = guards.read(source, stream);
     }
@@ -33,6 +52,20 @@ pub(super) fn resolve<'s>(
     if job.in_place {
         job.memory.source = job.memory.destination;
     }
+    job.lists = lists.map(|lists| {
+        let DeviceLists { sources, destinations } = *lists;
+        // One buffer may stand for all: it is ordered once.
+        let mut last: Option<(&dyn DeviceRead, u64)> = None;
+        let mut read = |block: &'s dyn DeviceRead| match last {
+            Some((same, address)) if std::ptr::addr_eq(same, block) => address,
+            _ => last.insert((block, guards.read(block, stream))).1,
+        };
+        let sources: Vec<_> = sources.into_iter().map(|(block, len)| (read(block), len)).collect();
+        let destinations: Vec<_> = destinations.into_iter().map(|(block, len)| (guards.write(block, stream), len)).collect();
+        let list = |blocks: Vec<(u64, usize)>| (!blocks.is_empty()).then(|| List::new(blocks.into_iter()));
+        Box::new(Lists { source: list(sources), destination: list(destinations) })
+    });
+    job
 }
 
 /// Orders a call on `stream` among the other uses of its buffers: it can be queued then, and the guards are released afterwards.
@@ -42,9 +75,8 @@ pub(super) fn ordered<'s, 'a: 's>(
     stream: &'s CudaStream,
     hold: Hold,
 ) -> Result<(device::Job, Guards<'s>)> {
-    let DeviceCall { mut job, source, destination } = call;
-    let (name, mut guards) = (job.call.kind.name(), Guards::new(hold));
-    resolve(&mut job, source, destination, stream, &mut guards);
+    let (name, mut guards) = (call.job.call.kind.name(), Guards::new(hold));
+    let job = resolve(call, stream, &mut guards);
     if overlap(&job) {
         let reason = "source and destination overlap; use the in-place form, or buffers that lie apart";
         return Err(Error::argument(name, reason));
@@ -71,8 +103,15 @@ where
 pub(super) fn overlap(job: &device::Job) -> bool {
     let Operands { source, source_len, destination, destination_len } = job.memory;
     let end = |start: u64, length: usize| start.saturating_add(length as u64);
-    let is_apart = source >= end(destination, destination_len) || destination >= end(source, source_len);
-    !(job.in_place || source_len == 0 || destination_len == 0 || is_apart)
+    let overlap = |(source, source_len): (u64, usize), (destination, destination_len): (u64, usize)| {
+        let is_apart = source >= end(destination, destination_len) || destination >= end(source, source_len);
+        !(source_len == 0 || destination_len == 0 || is_apart)
+    };
+    let Some(lists) = job.lists.as_deref() else { return !job.in_place && overlap((source, source_len), (destination, destination_len)) };
+    let pieces = |list: Option<&List<u64>>, whole| list.map_or(vec![whole], |list| list.blocks().collect());
+    let sources = pieces(lists.source.as_ref(), (source, source_len));
+    let destinations = pieces(lists.destination.as_ref(), (destination, destination_len));
+    sources.iter().any(|source| destinations.iter().any(|destination| overlap(*source, *destination)))
 }
 
 type Outcome = std::result::Result<(), DriverError>;

@@ -248,7 +248,7 @@ impl Communicator {
     ) -> Error {
         let peer = usize::try_from(peer).unwrap_or(usize::MAX).min(self.world_size() - 1);
         let (from, to) = if direction == 1 { (rank, peer) } else { (peer, rank) };
-        let name = usize::try_from(job).ok().and_then(|at| jobs.nth(at)).map_or("a call", |job| job.call.kind.name());
+        let name = usize::try_from(job).ok().and_then(|at| jobs.nth(at)).map_or("a call", |job| job.call.name());
         Error::Mismatch {
             first: self.peers()[from].clone(),
             first_call: format!("{name} that sends {sent} B to rank {to}"),

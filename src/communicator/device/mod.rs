@@ -15,6 +15,6 @@ pub use nccl::NcclGroup;
 pub use setup::{DeviceChoice, device_count};
 
 pub(super) use batch::{Batch, untagged};
-pub(super) use call::{DeviceCall, Hold, device_reduction};
+pub(super) use call::{DeviceCall, DeviceLists, Hold, device_reduction};
 pub(super) use queue::Queued;
 pub(super) use setup::DeviceRequest;

@@ -122,11 +122,8 @@ impl Communicator {
     pub(super) fn admit(&self, plane: &DevicePlane, call: &DeviceCall<'_>) -> Result<()> {
         let kind = call.job.call.kind;
         self.check_stream(plane, kind.name())?;
-        if let Some(source) = call.source {
-            Self::same_device(plane, kind.name(), "the source", source.context())?;
-        }
-        if let Some(destination) = &call.destination {
-            Self::same_device(plane, kind.name(), "the destination", destination.context())?;
+        for (what, context) in call.contexts() {
+            Self::same_device(plane, kind.name(), what, context)?;
         }
         let shared = &self.core.shared;
         if let Some(refusal) = shared.health.refusal(|| call.job.call.to_string(), &shared.peers) {

@@ -116,6 +116,7 @@ impl Case {
             memory: Operands { source, source_len, destination, destination_len },
             layout: self.layout(me),
             element_bytes: self.element_bytes,
+            lists: None,
             reduction,
             in_place: self.shares(me),
         }

@@ -16,16 +16,24 @@ pub(crate) struct Library {
     pub(crate) scatter: bool,
 }
 
-/// Where a job's result comes on this rank, and how many bytes it is; none where this rank gets none.
-pub(crate) fn result(job: &Job, rank: usize) -> (u64, usize) {
+/// Where a job's result comes on this rank, and how many bytes it is, each piece of it; none where this rank gets none.
+pub(crate) fn result(job: &Job, rank: usize) -> Vec<(u64, usize)> {
     let Operands { destination, destination_len, .. } = job.narrowed(rank);
     let goes_to_root = matches!(job.call.kind, Collective::Reduce | Collective::Gather | Collective::GatherV);
-    (destination, if goes_to_root && job.root() != rank { 0 } else { destination_len })
+    if goes_to_root && job.root() != rank {
+        return Vec::new();
+    }
+    let pieces = job.listed_destination().map_or(vec![(destination, destination_len)], |list| list.blocks().collect());
+    pieces.into_iter().filter(|(_, bytes)| *bytes != 0).collect()
 }
 
 /// A job of an only rank: its contribution is the result, for a `PreMulSum` times the scalar. The inputs of a mean are its results, too.
 pub(crate) fn alone(job: &Job, multiply: Option<(f64, DType)>) -> Plan {
-    let Operands { source, source_len, destination, destination_len } = job.narrowed(0);
+    let Operands { mut source, source_len, mut destination, destination_len } = job.narrowed(0);
+    if job.lists.is_some() {
+        // Its only block is the whole.
+        (source, destination) = (job.source_at(0), job.destination_at(0));
+    }
     let bytes = source_len.min(destination_len);
     match multiply {
         _ if bytes == 0 => Plan::Nothing,
@@ -65,19 +73,17 @@ pub(crate) fn moving(job: &Job, ranks: Ranks, library: Library, scratch: Scratch
         (Collective::Scatter, BlockLayout::Equal(bytes)) if library.scatter => {
             Plan::One(Transfer::Scatter { source, destination, bytes: *bytes, root })
         }
-        (Collective::Gather | Collective::GatherV, _) => gather(source, destination, &job.layout, ranks, root, block),
-        (Collective::Scatter | Collective::ScatterV, _) => scatter(source, destination, &job.layout, ranks, root, block),
+        (Collective::Gather | Collective::GatherV, _) => gather(job, source, ranks, block),
+        (Collective::Scatter | Collective::ScatterV, _) => scatter(job, destination, ranks, block),
         (Collective::AllToAll, BlockLayout::Equal(bytes)) if job.in_place => swap(destination, *bytes, ranks, scratch)?,
         (Collective::AllToAll, BlockLayout::Equal(bytes)) if library.all_to_all => {
             Plan::One(Transfer::AllToAll { source, destination, bytes: *bytes })
         }
         (Collective::AllToAll, BlockLayout::Equal(bytes)) => {
             let blocks = vec![*bytes; ranks.n];
-            exchange(source, &blocks, destination, &blocks, ranks)
+            exchange(job, &blocks, &blocks, ranks)
         }
-        (Collective::AllToAllV, BlockLayout::Pairs { send, receive }) if !job.in_place => {
-            exchange(source, send, destination, receive, ranks)
-        }
+        (Collective::AllToAllV, BlockLayout::Pairs { send, receive }) if !job.in_place => exchange(job, send, receive, ranks),
         (kind, layout) => return Err(Error::argument(kind.name(), format!("this call has no such layout on a device: {layout:?}"))),
     })
 }
@@ -192,42 +198,44 @@ fn reduce_scatter_v(source: u64, destination: u64, blocks: &[usize], op: NcclOp,
 }
 
 /// Every rank's block to the root.
-fn gather(source: u64, destination: u64, layout: &BlockLayout, ranks: Ranks, root: usize, own: usize) -> Plan {
+fn gather(job: &Job, source: u64, ranks: Ranks, own: usize) -> Plan {
+    let root = job.root();
     if ranks.me != root {
         return Plan::Group { transfers: some(own, Transfer::Send { address: source, bytes: own, peer: root }), after: Vec::new() };
     }
     let mut transfers = Vec::with_capacity(ranks.n);
     for peer in ranks.others() {
-        let (offset, bytes) = layout.block(peer);
-        transfers.extend(some(bytes, Transfer::Receive { address: destination + offset as u64, bytes, peer }));
+        let (offset, bytes) = job.layout.block(peer);
+        transfers.extend(some(bytes, Transfer::Receive { address: job.destination_at(offset), bytes, peer }));
     }
-    with_copy(transfers, source, destination + layout.block(root).0 as u64, own)
+    with_copy(transfers, source, job.destination_at(job.layout.block(root).0), own)
 }
 
 /// Every rank's block from the root.
-fn scatter(source: u64, destination: u64, layout: &BlockLayout, ranks: Ranks, root: usize, own: usize) -> Plan {
+fn scatter(job: &Job, destination: u64, ranks: Ranks, own: usize) -> Plan {
+    let root = job.root();
     if ranks.me != root {
         return Plan::Group { transfers: some(own, Transfer::Receive { address: destination, bytes: own, peer: root }), after: Vec::new() };
     }
     let mut transfers = Vec::with_capacity(ranks.n);
     for peer in ranks.others() {
-        let (offset, bytes) = layout.block(peer);
-        transfers.extend(some(bytes, Transfer::Send { address: source + offset as u64, bytes, peer }));
+        let (offset, bytes) = job.layout.block(peer);
+        transfers.extend(some(bytes, Transfer::Send { address: job.source_at(offset), bytes, peer }));
     }
-    with_copy(transfers, source + layout.block(root).0 as u64, destination, own)
+    with_copy(transfers, job.source_at(job.layout.block(root).0), destination, own)
 }
 
 /// Every rank's block for every rank, from one buffer into another.
-fn exchange(source: u64, send: &[usize], destination: u64, receive: &[usize], ranks: Ranks) -> Plan {
-    let start = |blocks: &[usize], rank: usize| blocks[..rank].iter().sum::<usize>() as u64;
+fn exchange(job: &Job, send: &[usize], receive: &[usize], ranks: Ranks) -> Plan {
+    let start = |blocks: &[usize], rank: usize| blocks[..rank].iter().sum::<usize>();
     let mut transfers = Vec::with_capacity(2 * ranks.n);
     for peer in ranks.others() {
-        transfers.extend(some(send[peer], Transfer::Send { address: source + start(send, peer), bytes: send[peer], peer }));
-        let address = destination + start(receive, peer);
+        transfers.extend(some(send[peer], Transfer::Send { address: job.source_at(start(send, peer)), bytes: send[peer], peer }));
+        let address = job.destination_at(start(receive, peer));
         transfers.extend(some(receive[peer], Transfer::Receive { address, bytes: receive[peer], peer }));
     }
     let own = send[ranks.me].min(receive[ranks.me]);
-    with_copy(transfers, source + start(send, ranks.me), destination + start(receive, ranks.me), own)
+    with_copy(transfers, job.source_at(start(send, ranks.me)), job.destination_at(start(receive, ranks.me)), own)
 }
 
 /// Every rank's block for every rank, in place: as much of each block as scratch memory has room for, then the next.

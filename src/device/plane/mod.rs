@@ -306,10 +306,11 @@ impl DevicePlane {
     /// our folds of `bool` work on bytes as they come.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
         let plan = self.plan_as_it_comes(job, stream)?;
-        match plan::nccl::result(job, self.ranks.me) {
-            (data, bytes) if bytes != 0 && self.ranks.n > 1 && job.call.element.is_bool() => Ok(plan.then(Step::Truths { data, bytes })),
-            _ => Ok(plan),
+        if self.ranks.n == 1 || !job.call.element.is_bool() {
+            return Ok(plan);
         }
+        let pieces = plan::nccl::result(job, self.ranks.me).into_iter();
+        Ok(pieces.fold(plan, |plan, (data, bytes)| plan.then(Step::Truths { data, bytes })))
     }
 
     fn plan_as_it_comes(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {

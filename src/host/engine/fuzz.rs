@@ -102,7 +102,7 @@ fn run(bytes: &[u8], jitter: u64) -> Result<(), AbortReason> {
     // SAFETY: the array outlives the value, and nobody uses it while that is dropped. So does a call with its own destination.
     let normalised = unsafe { NormalisedBools::new(call().element, into, 2 * PART) };
     // SAFETY: both arrays live until the run is over, and nothing is folded.
-    let memory = unsafe { Memory::new(source.as_ptr(), PART, into, 2 * PART) };
+    let memory = unsafe { Memory::new(source.as_ptr(), PART, into, 2 * PART, None) };
     let request = Execution {
         plan: &CheckedPlan::new(plan()),
         participants: &[0, 1, 2],

@@ -7,6 +7,7 @@ use std::cell::Cell;
 use crate::call::Call;
 use crate::host::plan::{Action, Plan, Space, Span};
 use crate::host::scratch::Scratch;
+use crate::job;
 
 /// A plan that is run any number of times, with the terms on which it passed its last check. It is checked again only on other terms.
 #[derive(Debug)]
@@ -38,26 +39,37 @@ struct Terms {
     element_bytes: Option<usize>,
 }
 
-/// The caller's two buffers. They may be the same memory, or one a block of the other.
+/// The addresses of buffers that are lists.
+pub(crate) type Lists = job::Lists<*const u8, *mut u8>;
+
+/// The caller's two buffers. They may be the same memory, or one a block of the other; or either is a list of blocks.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Memory {
+pub(crate) struct Memory<'a> {
     source: *const u8,
     source_len: usize,
     destination: *mut u8,
     destination_len: usize,
+    lists: Option<&'a Lists>,
 }
 
-impl Memory {
+impl<'a> Memory<'a> {
     /// # Safety
     ///
     /// - For as long as a run uses it, `source` is valid for reading `source_len` bytes, `destination` for reading and writing
     ///   `destination_len` bytes, all of them initialised, and no one else touches them. A null pointer has length 0.
     /// - Both are aligned to the element that the run's fold works on.
+    /// - Of a buffer that is a list all this goes for each block; the length is that of all blocks together, and the address is not used.
     ///
     /// The two may share bytes, in whole or in part. What peers send is written as it comes: the owner of the destination makes values of it
     /// before it is used.
-    pub(crate) unsafe fn new(source: *const u8, source_len: usize, destination: *mut u8, destination_len: usize) -> Self {
-        Self { source, source_len, destination, destination_len }
+    pub(crate) unsafe fn new(
+        source: *const u8,
+        source_len: usize,
+        destination: *mut u8,
+        destination_len: usize,
+        lists: Option<&'a Lists>,
+    ) -> Self {
+        Self { source, source_len, destination, destination_len, lists }
     }
 }
 
@@ -66,19 +78,21 @@ type Region = (*mut u8, usize);
 
 /// The three spaces of one run.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Spaces {
+pub(super) struct Spaces<'a> {
     source: Region,
     destination: Region,
     scratch: Region,
+    lists: Option<&'a Lists>,
 }
 
-impl Spaces {
+impl<'a> Spaces<'a> {
     /// The spaces of a run. `scratch` must stay as it is until the run is over.
-    pub(super) fn new(memory: &Memory, scratch: &mut Scratch) -> Self {
+    pub(super) fn new(memory: &Memory<'a>, scratch: &mut Scratch) -> Self {
         Self {
             source: (memory.source.cast_mut(), memory.source_len),
             destination: (memory.destination, memory.destination_len),
             scratch: scratch.region(),
+            lists: memory.lists,
         }
     }
 
@@ -92,7 +106,20 @@ impl Spaces {
 
     /// Where a span begins. Only to be followed where [`Spaces::check_once`] has passed.
     pub(super) fn pointer(&self, span: Span) -> *mut u8 {
-        self.region(span.space).0.wrapping_add(span.offset)
+        match (self.lists, span.space) {
+            (Some(Lists { source: Some(list), .. }), Space::Source) => list.at(span.offset).cast_mut(),
+            (Some(Lists { destination: Some(list), .. }), Space::Destination) => list.at(span.offset),
+            _ => self.region(span.space).0.wrapping_add(span.offset),
+        }
+    }
+
+    /// Whether a span lies in one piece of memory.
+    fn is_whole(&self, span: &Span) -> bool {
+        match (self.lists, span.space) {
+            (Some(Lists { source: Some(list), .. }), Space::Source) => list.holds(span.offset, span.len),
+            (Some(Lists { destination: Some(list), .. }), Space::Destination) => list.holds(span.offset, span.len),
+            _ => true,
+        }
     }
 
     /// The `len` bytes of a span from `at` on, to be read.
@@ -101,7 +128,7 @@ impl Spaces {
     ///
     /// The span's plan has passed [`Spaces::check_once`], `at + len` is at most the span's length, and nobody writes to these bytes
     /// while the slice lives.
-    pub(super) unsafe fn bytes<'a>(&self, span: Span, at: usize, len: usize) -> &'a [u8] {
+    pub(super) unsafe fn bytes<'b>(&self, span: Span, at: usize, len: usize) -> &'b [u8] {
         debug_assert!(at + len <= span.len);
         if len == 0 {
             return &[];
@@ -116,7 +143,7 @@ impl Spaces {
     /// # Safety
     ///
     /// As for [`Spaces::bytes`], and nobody reads these bytes while the slice lives; the span is not of the source.
-    pub(super) unsafe fn bytes_mut<'a>(&self, span: Span, at: usize, len: usize) -> &'a mut [u8] {
+    pub(super) unsafe fn bytes_mut<'b>(&self, span: Span, at: usize, len: usize) -> &'b mut [u8] {
         debug_assert!(at + len <= span.len && span.space != Space::Source);
         if len == 0 {
             return &mut [];
@@ -126,8 +153,11 @@ impl Spaces {
         unsafe { std::slice::from_raw_parts_mut(self.pointer(span).add(at), len) }
     }
 
-    /// As [`Spaces::check`], unless the plan has passed on the same terms.
+    /// As [`Spaces::check`], unless the plan has passed on the same terms. Lists are checked each time.
     pub(super) fn check_once(&self, checked: &CheckedPlan, element_bytes: Option<usize>) -> Result<(), String> {
+        if self.lists.is_some() {
+            return self.check(&checked.plan, element_bytes);
+        }
         let terms = Some(self.terms(element_bytes));
         if checked.passed.get() != terms {
             self.check(&checked.plan, element_bytes)?;
@@ -157,7 +187,11 @@ impl Spaces {
         let inside = |span: &Span| {
             let len = if span.space == Space::Scratch { scratch_bytes } else { self.region(span.space).1 };
             let fits = span.offset.checked_add(span.len).is_some_and(|end| end <= len);
-            if fits { Ok(()) } else { Err("a span ends outside its memory") }
+            match fits {
+                false => Err("a span ends outside its memory"),
+                true if self.is_whole(span) => Ok(()),
+                true => Err("a span lies in several blocks of a list"),
+            }
         };
         let writable = |span: &Span| {
             inside(span)?;
@@ -210,7 +244,7 @@ fn check_elements(span: &Span, element_bytes: usize) -> Result<(), &'static str>
 pub(super) struct Context<'a> {
     pub(super) rank: usize,
     pub(super) plan: &'a Plan,
-    pub(super) spaces: Spaces,
+    pub(super) spaces: Spaces<'a>,
     pub(super) call: &'a Call,
     pub(super) fingerprint: [u8; Call::FINGERPRINT_BYTES],
 }
@@ -238,7 +272,7 @@ mod tests {
     fn check(action: Action) -> Result<(), String> {
         let (source, mut destination) = ([0_u64; 8], [0_u64; 8]);
         // SAFETY: both arrays live longer than the spaces, which are not followed anyway.
-        let memory = unsafe { Memory::new(source.as_ptr().cast(), 64, destination.as_mut_ptr().cast(), 64) };
+        let memory = unsafe { Memory::new(source.as_ptr().cast(), 64, destination.as_mut_ptr().cast(), 64, None) };
         let mut scratch = Scratch::default();
         assert!(scratch.reserve(100));
         let plan = Plan { steps: vec![Step { action, after: vec![] }], scratch_bytes: 100 };
@@ -276,6 +310,27 @@ mod tests {
     }
 
     #[test]
+    fn a_span_lies_in_one_block_of_a_list() {
+        let (first, second, mut into) = ([1_u8; 3], [2_u8; 5], [0_u8; 8]);
+        let blocks = [(first.as_ptr(), first.len()), (second.as_ptr(), second.len())];
+        let lists = Lists { source: Some(job::List::new(blocks.into_iter())), destination: None };
+        // SAFETY: all three arrays live longer than the spaces, and the list has their lengths.
+        let memory = unsafe { Memory::new(std::ptr::null(), 8, into.as_mut_ptr(), 8, Some(&lists)) };
+        let spaces = Spaces::new(&memory, &mut Scratch::default());
+        let send = |offset, len| {
+            let action = Action::Send { to: 1, from: span(Space::Source, offset, len) };
+            let plan = CheckedPlan::new(Plan { steps: vec![Step { action, after: vec![] }], scratch_bytes: 0 });
+            // Not kept: another list may have other blocks.
+            spaces.check_once(&plan, None).and_then(|()| spaces.check_once(&plan, None))
+        };
+        assert_eq!([send(0, 3), send(3, 5), send(4, 2), send(8, 0)], [const { Ok(()) }; 4]);
+        assert!(send(2, 2).expect_err("two blocks").contains("several blocks"));
+        assert!(send(3, 6).expect_err("too long").contains("outside"));
+        assert_eq!(spaces.pointer(span(Space::Source, 4, 1)).cast_const(), second[1..].as_ptr());
+        assert_eq!(spaces.pointer(span(Space::Destination, 4, 1)), into.as_mut_ptr().wrapping_add(4));
+    }
+
+    #[test]
     fn a_plan_is_checked_again_for_other_memory() {
         let copy = Action::Copy { from: span(Space::Source, 0, 8), into: span(Space::Destination, 0, 8) };
         let plan = CheckedPlan::new(Plan { steps: vec![Step { action: copy, after: vec![] }], scratch_bytes: 0 });
@@ -283,7 +338,7 @@ mod tests {
         let start = bytes.as_mut_ptr();
         let check = |at: usize, source_len: usize, destination_len: usize, element_bytes: Option<usize>| {
             // SAFETY: the array lives longer than the spaces, which are not followed.
-            let memory = unsafe { Memory::new(start, source_len, start.wrapping_add(at), destination_len) };
+            let memory = unsafe { Memory::new(start, source_len, start.wrapping_add(at), destination_len, None) };
             Spaces::new(&memory, &mut Scratch::default()).check_once(&plan, element_bytes)
         };
         for _ in 0..2 {

@@ -21,7 +21,7 @@ mod wire;
 
 use rustix::event::PollFlags;
 
-pub(crate) use self::memory::{CheckedPlan, Memory};
+pub(crate) use self::memory::{CheckedPlan, Lists, Memory};
 use self::memory::{Context, Spaces};
 use self::peer::PeerState;
 use self::schedule::{Local, Schedule};
@@ -60,7 +60,7 @@ pub(crate) struct Execution<'a> {
     /// The rank of each of the plan's participants.
     pub(crate) participants: &'a [usize],
     /// The caller's buffers.
-    pub(crate) memory: Memory,
+    pub(crate) memory: Memory<'a>,
     /// What every rank must agree on.
     pub(crate) call: &'a Call,
     /// How to reduce, where the plan does.

@@ -29,6 +29,11 @@ impl Reduction {
     pub(crate) fn new(kernel: Kernel, scaled: Option<Box<dyn Any + Send>>) -> Self {
         Self { kernel, _scaled: scaled }
     }
+
+    /// The same fold, of other contributions, which have been multiplied where they are to be.
+    pub(super) fn again(&self) -> Self {
+        Self { kernel: self.kernel.clone(), _scaled: None }
+    }
 }
 
 impl Job {
@@ -47,19 +52,36 @@ impl Job {
     #[inline]
     pub(super) fn normalised(&self) -> NormalisedBools<'_> {
         let Operands { destination, destination_len, .. } = self.memory;
+        // Those of lists are another's affair: `listed_bools`.
+        let destination_len = if self.lists.is_none() { destination_len } else { 0 };
         // SAFETY: the destination is initialised and lent to the job alone for as long as there is one (it is made of an exclusive borrow,
         // and owned or borrowed on by whoever runs it), which the value borrows. What runs the job has no thread of its own, so it writes
         // nothing any more when its caller drops the value.
         unsafe { NormalisedBools::new(self.call.element, destination, destination_len) }
     }
 
+    /// The same for a job with lists, which goes over links.
+    pub(super) fn listed_bools(&self) -> Vec<NormalisedBools<'_>> {
+        let Some(_) = &self.lists else { return Vec::new() };
+        let whole = (self.memory.destination, self.memory.destination_len);
+        let blocks = self.listed_destination().map_or(vec![whole], |list| list.blocks().collect());
+        // SAFETY: each block of a destination, or the whole of it, is initialised and lent to the job alone for as long as there is one, as in
+        // `normalised`; the value borrows the job, and what runs it has no thread of its own.
+        blocks.into_iter().map(|(start, len)| unsafe { NormalisedBools::new(self.call.element, start, len) }).collect()
+    }
+
     /// The only rank's call: its contribution is the result.
     pub(super) fn run_alone(&self, rank: usize) {
-        let Operands { source, source_len, destination, destination_len } = self.narrowed(rank);
+        let Operands { mut source, source_len, mut destination, destination_len } = self.narrowed(rank);
+        if self.lists.is_some() {
+            // Its only block is the whole.
+            (source, destination) = (self.source_at(0), self.destination_at(0));
+        }
         let length = source_len.min(destination_len);
         if length != 0 && !std::ptr::eq(source, destination) {
             // SAFETY: both buffers are valid for their lengths (they are made of borrows that live until the job has run). In place the only
-            // rank's block is the whole, so they are the same, which was excluded; else they are two borrows, and apart.
+            // rank's block is the whole, so they are the same, which was excluded; else they are two borrows, and apart. A list of one rank has one
+            // block, which is as long as the list.
             unsafe { std::ptr::copy_nonoverlapping(source, destination, length) };
         }
     }

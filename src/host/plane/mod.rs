@@ -17,6 +17,7 @@
 
 mod job;
 mod links;
+mod many;
 mod plans;
 mod routes;
 mod setup;
@@ -44,6 +45,7 @@ use topology::Topology;
 
 pub(crate) use job::{Job, Reduction};
 pub(crate) use links::MessageConnector;
+pub(crate) use many::Jobs;
 pub(crate) use setup::PlaneSetup;
 #[cfg(feature = "internals")]
 pub(crate) use setup::fuzz;
@@ -72,6 +74,8 @@ pub(crate) struct HostPlane {
     unfinished_barrier: Option<u64>,
     /// Memory for what a host has reduced before hosts exchange it.
     scratch: Scratch,
+    /// Memory that holds the small buffers of one call together.
+    joined: Scratch,
     /// The communicator's random number.
     id: [u8; 16],
     /// Where each rank can be found should the communicator fail, as it said.
@@ -212,7 +216,7 @@ impl HostPlane {
 
     #[inline]
     fn run_unwatched(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
-        if let Some(refusal) = self.health.refusal(|| job.call.kind.name().to_owned(), &self.peers) {
+        if let Some(refusal) = self.health.refusal(|| job.call.name().to_owned(), &self.peers) {
             self.propagate();
             return Err(refusal);
         }

@@ -70,7 +70,9 @@ impl HostPlane {
         let in_place = job.in_place && call.kind == Collective::AllToAll;
         let root = call.root.unwrap_or_default() as usize;
         let shape = Shape { blocks, receives, in_place, ..self.shape(call.kind, &participants, bytes, root) };
-        self.execute(&shape, &participants, operands, call, deadline)
+        // Dropped last.
+        let _bools = job.listed_bools();
+        self.execute(&shape, &participants, operands, job.lists.as_deref(), call, deadline)
     }
 
     /// Runs a call among the participants, on vectors of `bytes`. `root`: the number of the root among them, where there is one.
@@ -84,7 +86,7 @@ impl HostPlane {
         deadline: &Deadline,
     ) -> Result<(), Interrupted> {
         let shape = self.shape(call.kind, participants, bytes, root);
-        self.execute(&shape, participants, operands, call, deadline)
+        self.execute(&shape, participants, operands, None, call, deadline)
     }
 
     /// The shape of a call on `bytes` in all.
@@ -109,6 +111,7 @@ impl HostPlane {
         shape: &Shape<'_>,
         participants: &Participants<'_>,
         operands: Operands,
+        lists: Option<&engine::Lists>,
         call: &Call,
         deadline: &Deadline,
     ) -> Result<(), Interrupted> {
@@ -122,8 +125,9 @@ impl HostPlane {
                 // SAFETY: these are a job's buffers, scratch memory of the plane's, or null and of length 0. Both hold what their lengths say,
                 // initialised, until this call returns: a job's are made of borrows (`prepare`), and nothing reserves scratch meanwhile. They
                 // are aligned to their elements: borrows of these, blocks of whole elements of them, or 64 bytes, which is what folds ask of
-                // scratch. In place one is the other, or a block of it (`Job::narrowed`); nobody but the engine uses either meanwhile.
-                memory: unsafe { engine::Memory::new(source, source_len, destination, destination_len) },
+                // scratch. In place one is the other, or a block of it (`Job::narrowed`); nobody but the engine uses either meanwhile. The
+                // blocks of lists are made of borrows in the same way, one for each rank, and have the length in all.
+                memory: unsafe { engine::Memory::new(source, source_len, destination, destination_len, lists) },
                 call,
                 fold: participants.kernel.map(|kernel| kernel as &dyn Fold),
                 deadline,

@@ -124,6 +124,7 @@ impl HostPlane {
             sequence: 0,
             unfinished_barrier: None,
             scratch: Scratch::default(),
+            joined: Scratch::default(),
             id: facts[0].nonce,
             recovery_listeners: facts.iter().map(|facts| facts.recovery_listener.parse().ok()).collect(),
             has_left: false,

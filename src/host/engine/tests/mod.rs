@@ -50,10 +50,10 @@ impl Fold for Sum {
 }
 
 /// Plain data as bytes for `Memory`.
-fn memory(source: &[u64], source_len: usize, destination: &mut [u64], destination_len: usize) -> Memory {
+fn memory(source: &[u64], source_len: usize, destination: &mut [u64], destination_len: usize) -> Memory<'static> {
     assert!(source_len <= source.len() * 8 && destination_len <= destination.len() * 8);
     // SAFETY: checked above; every test keeps its vectors until the run is over.
-    unsafe { Memory::new(source.as_ptr().cast(), source_len, destination.as_mut_ptr().cast(), destination_len) }
+    unsafe { Memory::new(source.as_ptr().cast(), source_len, destination.as_mut_ptr().cast(), destination_len, None) }
 }
 
 /// One rank of a test.
@@ -161,7 +161,7 @@ fn thirteen_ranks_trade_parts_of_any_length() {
         let theirs: Vec<u8> = (0..SIZE).flat_map(|from| content(from, rank)).collect();
         let mut got = vec![0_u8; theirs.len()];
         // SAFETY: both vectors live until the run is over.
-        let memory = unsafe { Memory::new(mine.as_ptr(), mine.len(), got.as_mut_ptr(), got.len()) };
+        let memory = unsafe { Memory::new(mine.as_ptr(), mine.len(), got.as_mut_ptr(), got.len(), None) };
         assert_eq!(this.run(&plans::all_to_all(rank, &lens), &call(1), memory), Ok(()));
         assert_eq!(got, theirs);
     });

@@ -1,0 +1,218 @@
+//! Calls on several buffers: small ones are joined, so that they cost one call together; large ones run one after the other, since copying
+//! them would cost more than their calls.
+//!
+//! Which are joined follows from what the ranks have agreed on (the lengths of all buffers, the type, the hosts), so all do the same. Every
+//! collective here carries the digest of all lengths: the first one finds ranks that differ, before anything is written.
+
+#![expect(unsafe_code, reason = "copies between the buffers of jobs and the memory that holds them together")]
+
+use std::ops::Range;
+
+use super::HostPlane;
+use super::job::{Job, Operands, Reduction};
+use crate::call::{BlockLayout, Call, Collective};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result};
+use crate::host::copy::copy;
+use crate::host::scratch::Scratch;
+use crate::tuning::many::{JOINED_BYTES, LINKS_BYTES, SHARED_BYTES};
+
+/// Jobs that are run as one call: one, or several of one kind, op, type and root on buffers of their own.
+#[derive(Debug)]
+pub(crate) struct Jobs {
+    first: Job,
+    others: Vec<Job>,
+}
+
+impl From<Job> for Jobs {
+    fn from(first: Job) -> Self {
+        Self { first, others: Vec::new() }
+    }
+}
+
+impl Jobs {
+    /// One call of these, where there are any: what the ranks agree on is that, and the lengths of all.
+    pub(crate) fn several(jobs: Vec<Job>) -> Option<Self> {
+        let counts: Vec<usize> = jobs.iter().map(|job| job.call.count as usize).collect();
+        let call = jobs.first()?.call.of_many(&counts);
+        let mut jobs = jobs.into_iter().map(|job| Job { call: Call { count: job.call.count, ..call }, ..job });
+        Some(Self { first: jobs.next()?, others: jobs.collect() })
+    }
+
+    /// A call on a list of none, of which this job has no elements.
+    pub(crate) fn of_no_buffer(job: Job) -> Self {
+        Job { call: job.call.of_many(&[]), ..job }.into()
+    }
+
+    /// The first one's call, which stands for all.
+    pub(crate) fn call(&self) -> &Call {
+        &self.first.call
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Job> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+}
+
+/// The bytes of a job's longer buffer, which are as many on every rank.
+fn bytes(job: &Job) -> usize {
+    job.memory.source_len.max(job.memory.destination_len)
+}
+
+/// The bytes of a job's block, or of its vector where there are no blocks.
+fn block(job: &Job) -> usize {
+    match job.layout {
+        BlockLayout::Equal(block) => block,
+        _ => 0,
+    }
+}
+
+/// Which blocks of the joined memory each job's source and destination are.
+struct Sides {
+    source: Range<usize>,
+    destination: Range<usize>,
+}
+
+impl Sides {
+    fn of(job: &Job, me: usize, ranks: usize) -> Self {
+        let (own, all, none) = (me..me + 1, 0..ranks, 0..0);
+        let (source, destination) = match job.call.kind {
+            Collective::AllGather => (own, all),
+            Collective::ReduceScatter => (all, own),
+            // The root keeps what it has.
+            Collective::Broadcast if job.call.root == Some(me as u32) => (0..1, none),
+            Collective::Broadcast => (none, 0..1),
+            _ => (0..1, 0..1),
+        };
+        Self { source, destination }
+    }
+}
+
+impl HostPlane {
+    /// Runs what is one call. The deadline is that of all of it.
+    pub(crate) fn run_all(&mut self, jobs: &Jobs, deadline: &Deadline) -> Result<()> {
+        if jobs.others.is_empty() {
+            return self.run(&jobs.first, deadline);
+        }
+        let small = if self.topology.is_one_host() { SHARED_BYTES } else { LINKS_BYTES };
+        let (mut together, mut sum) = (Vec::with_capacity(jobs.others.len() + 1), 0);
+        for job in jobs.iter() {
+            if bytes(job) > small {
+                self.run(job, deadline)?;
+                continue;
+            }
+            if sum + bytes(job) > JOINED_BYTES {
+                self.run_together(&together, deadline)?;
+                together.clear();
+                sum = 0;
+            }
+            together.push(job);
+            sum += bytes(job);
+        }
+        self.run_together(&together, deadline)
+    }
+
+    /// Runs small jobs as one, on memory that holds their buffers together.
+    fn run_together(&mut self, jobs: &[&Job], deadline: &Deadline) -> Result<()> {
+        match jobs {
+            [] => Ok(()),
+            [job] => self.run(job, deadline),
+            [first, ..] => {
+                // Kept from call to call. A custom op that panics loses it.
+                let mut memory = std::mem::take(&mut self.joined);
+                let ran = self.run_in(&mut memory, first, jobs, deadline);
+                self.joined = memory;
+                ran
+            }
+        }
+    }
+
+    fn run_in(&mut self, memory: &mut Scratch, first: &Job, jobs: &[&Job], deadline: &Deadline) -> Result<()> {
+        let joined = Joined::of(memory, jobs, self.rank, self.peers.len())?;
+        // SAFETY: the jobs' buffers are initialised and valid as their lengths say until the jobs have run: they are made of borrows that live
+        // so long, or owned by the call. They lie apart from the memory, which is the plane's own, and nobody else writes to them.
+        unsafe { joined.fill(jobs) };
+        self.run(&joined.job(first), deadline)?;
+        // SAFETY: the same; each destination was made of an exclusive borrow.
+        unsafe { joined.empty(jobs) };
+        Ok(())
+    }
+}
+
+/// Memory that holds the buffers of several jobs: one block for each rank where the call has blocks, and in each all jobs' side by side.
+struct Joined {
+    start: *mut u8,
+    /// The bytes of a block, and of all of them.
+    block: usize,
+    bytes: usize,
+    me: usize,
+    ranks: usize,
+}
+
+impl Joined {
+    /// Room for these jobs.
+    fn of(memory: &mut Scratch, jobs: &[&Job], me: usize, ranks: usize) -> Result<Self> {
+        let block = jobs.iter().map(|job| block(job)).sum();
+        let has_blocks = jobs.first().is_some_and(|job| matches!(job.call.kind, Collective::AllGather | Collective::ReduceScatter));
+        // No more than the jobs' buffers have together, which is bounded.
+        let bytes = if has_blocks { block * ranks } else { block };
+        if !memory.reserve(bytes) {
+            let doing = format!("{} buffers in one call: room for {bytes} B", jobs.len());
+            return Err(Error::io(doing, std::io::Error::from(std::io::ErrorKind::OutOfMemory)));
+        }
+        Ok(Self { start: memory.as_mut_ptr(), block, bytes, me, ranks })
+    }
+
+    /// The job that is all of them, in place.
+    fn job(&self, first: &Job) -> Job {
+        // The others get a broadcast, and give nothing.
+        let in_place = first.call.kind != Collective::Broadcast || first.call.root == Some(self.me as u32);
+        let (source, source_len) = if in_place { (self.start.cast_const(), self.bytes) } else { (std::ptr::null(), 0) };
+        Job {
+            call: Call { count: (self.block / first.element_bytes) as u64, ..first.call },
+            memory: Operands { source, source_len, destination: self.start, destination_len: self.bytes },
+            layout: BlockLayout::Equal(self.block),
+            // Contributions that were to be multiplied first have been.
+            reduction: first.reduction.as_ref().map(Reduction::again),
+            element_bytes: first.element_bytes,
+            in_place,
+            lists: None,
+        }
+    }
+
+    /// Copies the jobs' contributions together.
+    ///
+    /// # Safety
+    ///
+    /// The jobs are those that this was made for. Their buffers are initialised, and valid for reads as their lengths say.
+    unsafe fn fill(&self, jobs: &[&Job]) {
+        let mut offset = 0;
+        for job in jobs {
+            let (len, blocks) = (block(job), Sides::of(job, self.me, self.ranks).source);
+            for (index, at) in blocks.enumerate() {
+                // SAFETY: a source has as many blocks as `Sides` says (checked when the job was made); the joined memory has as many as there are
+                // ranks, or one, each with room for every job's part. The two are apart: the joined memory belongs to the plane.
+                unsafe { copy(job.memory.source.wrapping_add(index * len), self.start.wrapping_add(at * self.block + offset), len) };
+            }
+            offset += len;
+        }
+    }
+
+    /// Copies the results to where the jobs want them.
+    ///
+    /// # Safety
+    ///
+    /// The jobs are those that this was made for. Their destinations are valid for writes as their lengths say.
+    unsafe fn empty(&self, jobs: &[&Job]) {
+        let mut offset = 0;
+        for job in jobs {
+            let (len, blocks) = (block(job), Sides::of(job, self.me, self.ranks).destination);
+            for (index, at) in blocks.enumerate() {
+                // SAFETY: as many blocks of the destination as `Sides` says (checked when the job was made), from as many of the joined memory,
+                // which is apart from it and initialised. What is in it are elements: `run` has made truth values of what came as some.
+                unsafe { copy(self.start.wrapping_add(at * self.block + offset), job.memory.destination.wrapping_add(index * len), len) };
+            }
+            offset += len;
+        }
+    }
+}
