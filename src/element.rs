@@ -181,12 +181,42 @@ pub unsafe trait Data: Copy + Send + Sync + 'static {
     /// The element type that an array (of arrays) is made of, where it is one; for an element type itself.
     #[doc(hidden)]
     const INNERMOST: Option<DType> = Self::DTYPE;
+    /// Whether memory of it carries the type of its elements.
+    #[doc(hidden)]
+    const KNOWN_AT_RUN_TIME: bool = false;
 }
 
 // SAFETY: an array is its elements side by side, without padding, and each obeys the contract. Arrays of `bool` do not: `INNERMOST`
 // tells them apart from all else, and whoever writes bytes of others to them makes 0 or 1 of each (`host::bools`).
 unsafe impl<T: Data, const N: usize> Data for [T; N] {
     const INNERMOST: Option<DType> = T::INNERMOST;
+}
+
+/// The elements of buffers whose type is known at run time: a marker, of one byte. See [`TypedBytes`](crate::TypedBytes).
+///
+/// A [`ReduceOp`](crate::ReduceOp) is a reduction of it, and so is a [`CustomOp`](crate::CustomOp) of any [`Element`]: whether they fit is
+/// checked when the call is made. Where such bytes come without a type they are plain data of one byte.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct AnyElement(u8);
+
+// SAFETY: a transparent wrapper of a byte, of which any is one. The constant is for this crate to set.
+unsafe impl Data for AnyElement {
+    const KNOWN_AT_RUN_TIME: bool = true;
+}
+
+impl AnyElement {
+    /// Bytes as such.
+    pub(crate) fn of(bytes: &[u8]) -> &[Self] {
+        // SAFETY: a transparent wrapper of a byte: one layout, and any byte is a value of both.
+        unsafe { &*(std::ptr::from_ref(bytes) as *const [Self]) }
+    }
+
+    /// Bytes as such, to be written.
+    pub(crate) fn of_mut(bytes: &mut [u8]) -> &mut [Self] {
+        // SAFETY: a transparent wrapper of a byte: one layout, and any byte is a value of both; the borrow is the same.
+        unsafe { &mut *(std::ptr::from_mut(bytes) as *mut [Self]) }
+    }
 }
 
 /// The element types that the built-in reductions work on. Sealed: the set is fixed.
@@ -262,6 +292,24 @@ impl TypeTag {
             (Some(dtype), _) => TypeTag::Scalar(dtype),
             (None, Some(dtype)) => TypeTag::Array(dtype, size_of::<T>() as u32),
             (None, None) => TypeTag::Plain(size_of::<T>() as u32),
+        }
+    }
+
+    /// The tag of the elements in memory of `T`, which says at run time what they are where `T` does not.
+    #[inline]
+    pub(crate) const fn held<T: Data>(dtype: Option<DType>) -> Self {
+        match dtype {
+            Some(dtype) if T::KNOWN_AT_RUN_TIME => TypeTag::Scalar(dtype),
+            _ => Self::of::<T>(),
+        }
+    }
+
+    /// The size of one of them.
+    #[inline]
+    pub(crate) const fn held_bytes<T: Data>(dtype: Option<DType>) -> usize {
+        match dtype {
+            Some(dtype) if T::KNOWN_AT_RUN_TIME => dtype.size_bytes(),
+            _ => size_of::<T>(),
         }
     }
 

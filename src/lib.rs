@@ -65,7 +65,7 @@ mod tuning;
 pub use buffer::device::{DeviceMemory, DeviceMemoryMut};
 #[cfg(feature = "cuda")]
 pub use buffer::device_buffers::RawDeviceSlice;
-pub use buffer::{Buffer, BufferMut, Memory, MemoryMut};
+pub use buffer::{Buffer, BufferMut, HostMemory, HostMemoryMut, Memory, MemoryMut, RawHostSlice, TypedBytes};
 pub use communicator::{AbortHandle, Builder, Communicator, Envelope, FlightRecorder, Group, OwnedBuffer, OwnedSource, Received};
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, device_count};
@@ -73,7 +73,7 @@ pub use communicator::{SharedBuffer, Work, WorkFuture};
 pub use config::{Config, Transport};
 #[cfg(feature = "cuda")]
 pub use device::{NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registrable, Registration, Shrink, UniqueId, Window};
-pub use element::{DType, Data, Element, F8E4M3, F8E5M2};
+pub use element::{AnyElement, DType, Data, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Peer, Result};
 pub use flight::{FlightPlane, FlightRecord, FlightState, write_flight_records, write_flight_records_on_sigusr1};
 pub use half::{bf16, f16};

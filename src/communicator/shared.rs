@@ -77,13 +77,13 @@ impl<T: Data> Buffer for SharedBuffer<T> {
     type Element = T;
 
     fn memory(&self) -> Memory<'_, T> {
-        Memory::Host(self)
+        Memory::from(&self[..])
     }
 }
 
 impl<T: Data> BufferMut for SharedBuffer<T> {
     fn memory_mut(&mut self) -> MemoryMut<'_, T> {
-        MemoryMut::Host(self)
+        MemoryMut::from(&mut self[..])
     }
 }
 

@@ -1,16 +1,18 @@
 //! Every collective in each of its forms, on buffers of any kind: started, and in a group, against the blocking one.
 
-use collectives::{Buffer, BufferMut, Communicator, OwnedBuffer, ReduceOp};
+use collectives::{Buffer, BufferMut, Communicator, Data, OwnedBuffer, ReduceOp, Reduction};
 
 /// What a rank contributes: other numbers for each rank, seed and place.
 fn numbers(seed: u64, rank: usize, count: usize) -> Vec<u32> {
     (0..count).map(|place| super::oracle::hash(seed, rank, place) as u32).collect()
 }
 
-/// Runs every form. `put` makes a buffer of elements, `get` reads one.
-pub fn every_form<B>(comm: &Communicator, seed: u64, put: impl Fn(&[u32]) -> B, get: impl Fn(&B) -> Vec<u32>)
+/// Runs every form. `put` makes a buffer of elements that come of these numbers, `get` reads one.
+pub fn every_form<E, B>(comm: &Communicator, seed: u64, put: impl Fn(&[u32]) -> B, get: impl Fn(&B) -> Vec<u32>)
 where
-    B: OwnedBuffer<Element = u32> + Buffer<Element = u32> + BufferMut,
+    E: Data,
+    B: OwnedBuffer + Buffer<Element = E> + BufferMut,
+    ReduceOp: Into<Reduction<E>>,
 {
     const COUNT: usize = 13;
     let (n, me, op) = (comm.world_size(), comm.rank(), ReduceOp::Max);

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use collectives::{Builder, CheckDeviceCalls, Communicator, Config, DeviceChoice, Result};
+use collectives::{Builder, CheckDeviceCalls, Communicator, Config, DeviceChoice, ReduceOp, Reduction, Result};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
 
@@ -146,7 +146,12 @@ impl DeviceMemory {
 }
 
 impl Memory for DeviceMemory {
+    type Element<T: Predict> = T;
     type Buffer<T: Predict> = CudaSlice<T>;
+
+    fn reduction<T: Predict>(&self, op: ReduceOp) -> Reduction<T> {
+        op.into()
+    }
 
     fn put<T: Predict>(&self, elements: &[T]) -> CudaSlice<T> {
         // SAFETY: elements are plain data.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
-use super::call::{DeviceCall, Guards, Hold, overlap, resolve};
+use super::call::{DeviceCall, Guards, Hold, check_places, overlap, resolve};
 use crate::communicator::Communicator;
 use crate::communicator::completion::{Finished, State};
 use crate::communicator::message::Received;
@@ -198,6 +198,7 @@ impl Communicator {
             let reason = "source and destination overlap; use the in-place form, or buffers that lie apart";
             return Err(Error::argument(kind.name(), reason));
         }
+        check_places(&job)?;
         guards.check(&plane.gpu().context, stream, kind.name())?;
         // After all checks: where this rank alone refuses the call, the others wait here, on the host, and not on their devices.
         self.confer(plane, std::iter::once(&job))?;
