@@ -11,10 +11,6 @@ use crate::Error;
 use crate::float8::narrow_to_odd;
 pub use crate::float8::{F8E4M3, F8E5M2};
 
-mod sealed {
-    pub trait Sealed {}
-}
-
 /// The element types that reductions know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -173,7 +169,8 @@ impl FromStr for DType {
 ///   one process only.
 /// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks are checked to pass types of the same size, not
 ///   the same type.
-/// - The hidden constants are left at their defaults by every implementation outside this crate.
+/// - The hidden constants are left at their defaults by every implementation outside this crate, but for those of
+///   [`element!`](crate::element).
 pub unsafe trait Data: Copy + Send + Sync + 'static {
     /// The element type, where reductions know it.
     #[doc(hidden)]
@@ -219,19 +216,20 @@ impl AnyElement {
     }
 }
 
-/// The element types that the built-in reductions work on. Sealed: the set is fixed.
+/// The element types that the built-in reductions work on, and wrappers of them: [`element!`](crate::element) makes your own struct one, in
+/// safe code. With the feature `float8` those of the crate of that name are, too.
 ///
 /// # Safety
 ///
-/// `DTYPE` (through [`Data`]) names exactly this type, and its size is `DTYPE`'s.
-pub unsafe trait Element: Data + sealed::Sealed + PartialEq + fmt::Debug + Default {
+/// `ELEMENT_TYPE`, and `DTYPE` in [`Data`], name one type, and this one has its size, its alignment, and its layout: any bytes that are a
+/// value of that type are one of this.
+pub unsafe trait Element: Data + PartialEq + fmt::Debug + Default {
     /// The element type's name at run time.
     const ELEMENT_TYPE: DType;
 }
 
 macro_rules! elements {
     ($($rust:ty => $dtype:ident),* $(,)?) => {$(
-        impl sealed::Sealed for $rust {}
         // SAFETY: a primitive or a transparent wrapper of one: no padding, and any bytes are one. `bool` is the exception: `DTYPE` tells
         // it apart from all else, and whoever writes bytes of others to a destination of it makes 0 or 1 of each (`host::bools`; on
         // devices the kernels and what checks tensors).
@@ -262,6 +260,13 @@ elements! {
     u32 => U32,
     u64 => U64,
     bool => Bool,
+}
+
+// Bytes as ours are: OCP's E4M3 without infinities, and E5M2 (`tests/elements.rs` compares all of them).
+#[cfg(feature = "float8")]
+elements! {
+    ::float8::F8E4M3 => F8E4M3,
+    ::float8::F8E5M2 => F8E5M2,
 }
 
 /// What the elements of a call are, as its fingerprint says it.

@@ -26,7 +26,7 @@
 //! # Features
 //!
 //! `cuda` (on by default): devices; nothing is linked, the driver and NCCL are opened when they are asked for.
-//! `serde`: collectives on any serialisable value.
+//! `serde`: collectives on any serialisable value. `float8`: the element types of the crate `float8`.
 //!
 //! Two programs come as packages of their own: `collperf` measures, `collrun` starts ranks.
 
@@ -85,6 +85,12 @@ pub use nccl_config::{CheckDeviceCalls, CtaPolicy, GraphUsage, NcclConfig, NcclL
 pub use op::{CustomOp, ReduceOp, Reduction};
 pub use proof::Secret;
 pub use rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};
+
+/// What the expansion of [`element!`] names.
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::buffer::sealed::Sealed;
+}
 
 /// The guide's code, and the README's, so that `cargo test --doc` compiles it and runs what needs no launcher and no GPU.
 #[cfg(doctest)]

@@ -1,24 +1,31 @@
 //! What a call may be given as a buffer, and where it lives.
 
+#![expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
+
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
 #[cfg(feature = "cuda")]
 pub(crate) mod device_buffers;
 mod memory;
 mod raw;
+mod single;
 mod typed_bytes;
 
 use std::sync::Arc;
 
-use half::{bf16, f16};
-
 pub use self::memory::{HostMemory, HostMemoryMut, Memory, MemoryMut};
 pub use self::raw::RawHostSlice;
 pub use self::typed_bytes::TypedBytes;
-use crate::element::{Data, F8E4M3, F8E5M2};
+use crate::element::Data;
 
 pub(crate) mod sealed {
-    pub trait Sealed {}
+    /// What is a buffer. Out of this crate [`element!`](crate::element) alone names it.
+    ///
+    /// # Safety
+    ///
+    /// `memory` and `memory_mut` give the same memory each time, as long as the buffer lies where it does and nobody changes it; and
+    /// where it holds elements whose type is known at run time, the same type.
+    pub unsafe trait Sealed {}
 }
 
 /// A buffer that calls can read: slices, vectors, boxed slices, arrays and single elements; on a GPU, cudarc's slices and views; bytes
@@ -41,7 +48,8 @@ pub trait BufferMut: Buffer {
 
 macro_rules! slice_buffers {
     ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
-        impl<$($generics)*> sealed::Sealed for $buffer {}
+        // SAFETY: it lends one slice.
+        unsafe impl<$($generics)*> sealed::Sealed for $buffer {}
         impl<$($generics)*> Buffer for $buffer {
             type Element = T;
             fn memory(&self) -> Memory<'_, T> {
@@ -63,26 +71,8 @@ slice_buffers! {
     [T: Data, const N: usize] [T; N],
 }
 
-macro_rules! single_elements {
-    ($($element:ty),* $(,)?) => {$(
-        impl sealed::Sealed for $element {}
-        impl Buffer for $element {
-            type Element = $element;
-            fn memory(&self) -> Memory<'_, $element> {
-                Memory::from(std::slice::from_ref(self))
-            }
-        }
-        impl BufferMut for $element {
-            fn memory_mut(&mut self) -> MemoryMut<'_, $element> {
-                MemoryMut::from(std::slice::from_mut(self))
-            }
-        }
-    )*};
-}
-
-single_elements!(f32, f64, f16, bf16, F8E4M3, F8E5M2, i8, i16, i32, i64, u8, u16, u32, u64, bool);
-
-impl<B: Buffer + ?Sized> sealed::Sealed for &B {}
+// SAFETY: what it points at promises the same.
+unsafe impl<B: Buffer + ?Sized> sealed::Sealed for &B {}
 impl<B: Buffer + ?Sized> Buffer for &B {
     type Element = B::Element;
     fn memory(&self) -> Memory<'_, Self::Element> {
@@ -90,8 +80,9 @@ impl<B: Buffer + ?Sized> Buffer for &B {
     }
 }
 
+// SAFETY: what it points at promises the same.
+unsafe impl<B: Buffer + ?Sized> sealed::Sealed for Arc<B> {}
 /// Memory that others share, which a call only reads.
-impl<B: Buffer + ?Sized> sealed::Sealed for Arc<B> {}
 impl<B: Buffer + ?Sized> Buffer for Arc<B> {
     type Element = B::Element;
     fn memory(&self) -> Memory<'_, Self::Element> {
@@ -99,7 +90,8 @@ impl<B: Buffer + ?Sized> Buffer for Arc<B> {
     }
 }
 
-impl<B: Buffer + ?Sized> sealed::Sealed for &mut B {}
+// SAFETY: what it points at promises the same.
+unsafe impl<B: Buffer + ?Sized> sealed::Sealed for &mut B {}
 impl<B: Buffer + ?Sized> Buffer for &mut B {
     type Element = B::Element;
     fn memory(&self) -> Memory<'_, Self::Element> {

@@ -94,7 +94,8 @@ impl<T: Data> RawHostSlice<T> {
     }
 }
 
-impl<T: Data> Sealed for RawHostSlice<T> {}
+// SAFETY: an address and a length, which nobody changes.
+unsafe impl<T: Data> Sealed for RawHostSlice<T> {}
 
 impl<T: Data> Buffer for RawHostSlice<T> {
     type Element = T;

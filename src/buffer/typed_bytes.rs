@@ -1,5 +1,7 @@
 //! Bytes with a type that is known at run time.
 
+#![expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
+
 use super::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
 use crate::element::{AnyElement, DType};
 use crate::error::{Error, Result};
@@ -82,7 +84,8 @@ impl<B> TypedBytes<B> {
     }
 }
 
-impl<B: Buffer<Element = u8>> Sealed for TypedBytes<B> {}
+// SAFETY: the memory of its bytes, which promise the same, and a type that nobody changes.
+unsafe impl<B: Buffer<Element = u8>> Sealed for TypedBytes<B> {}
 
 impl<B: Buffer<Element = u8>> Buffer for TypedBytes<B> {
     type Element = AnyElement;

@@ -71,7 +71,8 @@ impl<T: Data + fmt::Debug> fmt::Debug for SharedBuffer<T> {
     }
 }
 
-impl<T: Data> Sealed for SharedBuffer<T> {}
+// SAFETY: it lends its one allocation.
+unsafe impl<T: Data> Sealed for SharedBuffer<T> {}
 
 impl<T: Data> Buffer for SharedBuffer<T> {
     type Element = T;

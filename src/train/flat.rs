@@ -386,7 +386,9 @@ impl<T: Float> From<CudaSlice<T>> for Flat<T> {
     }
 }
 
-impl<T: Float> Sealed for Flat<T> {}
+#[expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
+// SAFETY: it lends its one buffer.
+unsafe impl<T: Float> Sealed for Flat<T> {}
 
 impl<T: Float> Buffer for Flat<T> {
     type Element = T;

@@ -12,6 +12,7 @@ mod matrix;
 mod messages;
 mod ordering;
 mod patterns;
+mod runtime_types;
 mod split;
 mod user_kernels;
 mod versions;

@@ -110,7 +110,9 @@ impl Clone for TensorBuffer<Arc<Tensor>> {
     }
 }
 
-impl<P: Borrow<Tensor>> Sealed for TensorBuffer<P> {}
+// SAFETY: `P` is the tensor or points at it (`as_buffer` and its kin make no other), whose layout was read once; where it lies on a GPU is
+// said before.
+unsafe impl<P: Borrow<Tensor>> Sealed for TensorBuffer<P> {}
 
 impl<P: Borrow<Tensor>> Buffer for TensorBuffer<P> {
     type Element = AnyElement;
