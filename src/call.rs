@@ -204,6 +204,17 @@ pub(crate) enum BlockLayout {
 }
 
 impl BlockLayout {
+    /// A layout in bytes of one in elements.
+    #[inline]
+    pub(crate) fn in_bytes(mut self, element_bytes: usize) -> Self {
+        match &mut self {
+            BlockLayout::Equal(count) | BlockLayout::Own(count) => *count *= element_bytes,
+            BlockLayout::Blocks(counts) => counts.iter_mut().for_each(|count| *count *= element_bytes),
+            BlockLayout::Pairs { send, receive } => send.iter_mut().chain(receive).for_each(|count| *count *= element_bytes),
+        }
+        self
+    }
+
     /// Where a rank's block begins and how long it is, in bytes.
     pub(crate) fn block(&self, rank: usize) -> (usize, usize) {
         match self {

@@ -11,10 +11,6 @@ use crate::Error;
 use crate::float8::narrow_to_odd;
 pub use crate::float8::{F8E4M3, F8E5M2};
 
-mod sealed {
-    pub trait Sealed {}
-}
-
 /// The element types that reductions know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -173,7 +169,8 @@ impl FromStr for DType {
 ///   one process only.
 /// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks are checked to pass types of the same size, not
 ///   the same type.
-/// - The hidden constants are left at their defaults by every implementation outside this crate.
+/// - The hidden constants are left at their defaults by every implementation outside this crate, but for those of
+///   [`element!`](crate::element).
 pub unsafe trait Data: Copy + Send + Sync + 'static {
     /// The element type, where reductions know it.
     #[doc(hidden)]
@@ -181,6 +178,9 @@ pub unsafe trait Data: Copy + Send + Sync + 'static {
     /// The element type that an array (of arrays) is made of, where it is one; for an element type itself.
     #[doc(hidden)]
     const INNERMOST: Option<DType> = Self::DTYPE;
+    /// Whether memory of it carries the type of its elements.
+    #[doc(hidden)]
+    const KNOWN_AT_RUN_TIME: bool = false;
 }
 
 // SAFETY: an array is its elements side by side, without padding, and each obeys the contract. Arrays of `bool` do not: `INNERMOST`
@@ -189,19 +189,47 @@ unsafe impl<T: Data, const N: usize> Data for [T; N] {
     const INNERMOST: Option<DType> = T::INNERMOST;
 }
 
-/// The element types that the built-in reductions work on. Sealed: the set is fixed.
+/// The elements of buffers whose type is known at run time: a marker, of one byte. See [`TypedBytes`](crate::TypedBytes).
+///
+/// A [`ReduceOp`](crate::ReduceOp) is a reduction of it, and so is a [`CustomOp`](crate::CustomOp) of any [`Element`]: whether they fit is
+/// checked when the call is made. Where such bytes come without a type they are plain data of one byte.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct AnyElement(u8);
+
+// SAFETY: a transparent wrapper of a byte, of which any is one. The constant is for this crate to set.
+unsafe impl Data for AnyElement {
+    const KNOWN_AT_RUN_TIME: bool = true;
+}
+
+impl AnyElement {
+    /// Bytes as such.
+    pub(crate) fn of(bytes: &[u8]) -> &[Self] {
+        // SAFETY: a transparent wrapper of a byte: one layout, and any byte is a value of both.
+        unsafe { &*(std::ptr::from_ref(bytes) as *const [Self]) }
+    }
+
+    /// Bytes as such, to be written.
+    pub(crate) fn of_mut(bytes: &mut [u8]) -> &mut [Self] {
+        // SAFETY: a transparent wrapper of a byte: one layout, and any byte is a value of both; the borrow is the same.
+        unsafe { &mut *(std::ptr::from_mut(bytes) as *mut [Self]) }
+    }
+}
+
+/// The element types that the built-in reductions work on, and wrappers of them: [`element!`](crate::element) makes your own struct one, in
+/// safe code. With the feature `float8` those of the crate of that name are, too.
 ///
 /// # Safety
 ///
-/// `DTYPE` (through [`Data`]) names exactly this type, and its size is `DTYPE`'s.
-pub unsafe trait Element: Data + sealed::Sealed + PartialEq + fmt::Debug + Default {
+/// `ELEMENT_TYPE`, and `DTYPE` in [`Data`], name one type, and this one has its size, its alignment, and its layout: any bytes that are a
+/// value of that type are one of this.
+pub unsafe trait Element: Data + PartialEq + fmt::Debug + Default {
     /// The element type's name at run time.
     const ELEMENT_TYPE: DType;
 }
 
 macro_rules! elements {
     ($($rust:ty => $dtype:ident),* $(,)?) => {$(
-        impl sealed::Sealed for $rust {}
         // SAFETY: a primitive or a transparent wrapper of one: no padding, and any bytes are one. `bool` is the exception: `DTYPE` tells
         // it apart from all else, and whoever writes bytes of others to a destination of it makes 0 or 1 of each (`host::bools`; on
         // devices the kernels and what checks tensors).
@@ -232,6 +260,13 @@ elements! {
     u32 => U32,
     u64 => U64,
     bool => Bool,
+}
+
+// Bytes as ours are: OCP's E4M3 without infinities, and E5M2 (`tests/elements.rs` compares all of them).
+#[cfg(feature = "float8")]
+elements! {
+    ::float8::F8E4M3 => F8E4M3,
+    ::float8::F8E5M2 => F8E5M2,
 }
 
 /// What the elements of a call are, as its fingerprint says it.
@@ -265,6 +300,24 @@ impl TypeTag {
             (Some(dtype), _) => TypeTag::Scalar(dtype),
             (None, Some(dtype)) => TypeTag::Array(dtype, size_of::<T>() as u32),
             (None, None) => TypeTag::Plain(size_of::<T>() as u32),
+        }
+    }
+
+    /// The tag of the elements in memory of `T`, which says at run time what they are where `T` does not.
+    #[inline]
+    pub(crate) const fn held<T: Data>(dtype: Option<DType>) -> Self {
+        match dtype {
+            Some(dtype) if T::KNOWN_AT_RUN_TIME => TypeTag::Scalar(dtype),
+            _ => Self::of::<T>(),
+        }
+    }
+
+    /// The size of one of them.
+    #[inline]
+    pub(crate) const fn held_bytes<T: Data>(dtype: Option<DType>) -> usize {
+        match dtype {
+            Some(dtype) if T::KNOWN_AT_RUN_TIME => dtype.size_bytes(),
+            _ => size_of::<T>(),
         }
     }
 

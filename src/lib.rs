@@ -26,7 +26,7 @@
 //! # Features
 //!
 //! `cuda` (on by default): devices; nothing is linked, the driver and NCCL are opened when they are asked for.
-//! `serde`: collectives on any serialisable value.
+//! `serde`: collectives on any serialisable value. `float8`: the element types of the crate `float8`.
 //!
 //! Two programs come as packages of their own: `collperf` measures, `collrun` starts ranks.
 
@@ -63,7 +63,7 @@ pub mod train;
 mod tuning;
 
 pub use algorithm::{Algorithm, AlgorithmRanges};
-pub use buffer::{Buffer, BufferMut};
+pub use buffer::{Buffer, BufferMut, TypedBytes};
 pub use call::Collective;
 pub use communicator::{AbortHandle, Builder, Communicator, Envelope, Group, OwnedBuffer, OwnedSource, Received};
 #[cfg(feature = "cuda")]
@@ -95,6 +95,12 @@ pub mod nccl {
 /// store of one's own.
 pub mod store {
     pub use crate::rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};
+}
+
+/// What the expansion of [`element!`] names.
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::buffer::sealed::Sealed;
 }
 
 /// The guide's code, and the README's, so that `cargo test --doc` compiles it and runs what needs no launcher and no GPU.

@@ -1,12 +1,13 @@
 //! Reduce operations: the built-in ones and those a caller brings.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-use crate::element::{DType, Data, Element};
+use crate::element::{AnyElement, DType, Data, Element, TypeTag};
 use crate::{Error, Result};
 
 /// How the elements of all ranks become one.
@@ -168,7 +169,6 @@ pub struct CustomOp<T> {
     hash: u64,
     commutative: bool,
     function: Option<Arc<Function<T>>>,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without devices nobody asks"))]
     device: Option<DeviceCode>,
 }
 
@@ -249,12 +249,6 @@ impl<T: Data> CustomOp<T> {
     pub(crate) fn function(&self) -> Option<&Arc<Function<T>>> {
         self.function.as_ref()
     }
-
-    /// What folds device memory, where the op has it.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn device_code(&self) -> Option<&DeviceCode> {
-        self.device.as_ref()
-    }
 }
 
 impl<T> fmt::Debug for CustomOp<T> {
@@ -263,42 +257,105 @@ impl<T> fmt::Debug for CustomOp<T> {
     }
 }
 
-/// What a reducing call takes: a [`ReduceOp`] for the element types it knows, or a [`CustomOp`] for any plain data.
+/// What a reducing call takes on buffers of `T`: a [`ReduceOp`] for the element types it knows, or a [`CustomOp`] for any plain data. For
+/// [`AnyElement`] it is either, and must fit the type that the buffers have.
 #[derive(Debug, Clone)]
-pub struct Reduction<T>(pub(crate) ReductionKind<T>);
+pub struct Reduction<T> {
+    pub(crate) kind: ReductionKind,
+    elements: PhantomData<fn(T)>,
+}
 
 /// The two kinds of reduction.
 #[derive(Debug, Clone)]
-pub(crate) enum ReductionKind<T> {
-    Builtin(ReduceOp, DType),
-    Custom(CustomOp<T>),
+pub(crate) enum ReductionKind {
+    Builtin(ReduceOp),
+    Custom(ErasedOp),
+}
+
+/// A custom op whose element type has become a value.
+#[derive(Clone)]
+pub(crate) struct ErasedOp {
+    pub(crate) name: Arc<str>,
+    pub(crate) element: TypeTag,
+    pub(crate) element_bytes: usize,
+    pub(crate) commutative: bool,
+    hash: u64,
+    /// What folds host memory; `None` for an op that devices alone have.
+    pub(crate) fold: Option<Arc<dyn ErasedFold>>,
+    /// What folds device memory, where the op has it.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without devices nobody asks"))]
+    pub(crate) device: Option<DeviceCode>,
+}
+
+/// A fold whose element type is known to its implementor alone.
+pub(crate) trait ErasedFold: Send + Sync {
+    /// See [`Fold::fold`](crate::host::fold::Fold::fold).
+    ///
+    /// # Safety
+    ///
+    /// As there, for the type that the implementor was made with, and `bytes` is not 0.
+    #[expect(unsafe_code, reason = "a fold works on raw memory, and only its caller knows what lies there")]
+    unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize);
+}
+
+impl ErasedOp {
+    /// An op of this type, with what folds by its function.
+    pub(crate) fn of<T: Data>(op: &CustomOp<T>, fold: Option<Arc<dyn ErasedFold>>) -> Self {
+        let CustomOp { name, hash, commutative, device, .. } = op.clone();
+        Self { name, element: TypeTag::of::<T>(), element_bytes: size_of::<T>(), commutative, hash, fold, device }
+    }
+
+    /// Refuses to fold other elements than the op's.
+    pub(crate) fn check(&self, element: TypeTag) -> Result<()> {
+        if element == self.element {
+            return Ok(());
+        }
+        Err(Error::unsupported(format!("{:?} of {element}", self.name), format!("it is an op of {}", self.element)))
+    }
+}
+
+impl fmt::Debug for ErasedOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ErasedOp").field("name", &self.name).field("element", &self.element).finish_non_exhaustive()
+    }
+}
+
+impl ReduceOp {
+    /// The element type that this op can be done on, where a buffer holds one.
+    pub(crate) fn fits(self, element: TypeTag) -> Result<DType> {
+        let TypeTag::Scalar(dtype) = element else {
+            return Err(Error::unsupported(
+                format!("{self} of {element}"),
+                "it is none of the element types; give it one, or use a CustomOp",
+            ));
+        };
+        self.check(dtype).map(|()| dtype)
+    }
 }
 
 impl<T: Element> From<ReduceOp> for Reduction<T> {
     fn from(op: ReduceOp) -> Self {
-        Self(ReductionKind::Builtin(op, T::ELEMENT_TYPE))
+        Self::of(ReductionKind::Builtin(op))
     }
 }
 
-impl<T: Data> From<&CustomOp<T>> for Reduction<T> {
-    fn from(op: &CustomOp<T>) -> Self {
-        Self(ReductionKind::Custom(op.clone()))
-    }
-}
-
-impl<T: Data> From<CustomOp<T>> for Reduction<T> {
-    fn from(op: CustomOp<T>) -> Self {
-        Self(ReductionKind::Custom(op))
+impl From<ReduceOp> for Reduction<AnyElement> {
+    fn from(op: ReduceOp) -> Self {
+        Self::of(ReductionKind::Builtin(op))
     }
 }
 
 impl<T> Reduction<T> {
+    pub(crate) fn of(kind: ReductionKind) -> Self {
+        Self { kind, elements: PhantomData }
+    }
+
     /// As the fingerprint has it: the op's number, and for a custom op the 48 bits of its name's hash above it. Whether an op is
     /// commutative decides who folds what, so ranks must agree on it.
     #[inline]
     pub(crate) fn code(&self) -> u64 {
-        match &self.0 {
-            ReductionKind::Builtin(op, _) => op.code().into(),
+        match &self.kind {
+            ReductionKind::Builtin(op) => op.code().into(),
             ReductionKind::Custom(op) => (if op.commutative { 255 } else { 254 }) | op.hash << 8,
         }
     }

@@ -15,7 +15,7 @@ use common::cases::{Memory, everything_in, movements_in, reductions_in};
 use common::oracle::{Predict, assert_bits, folded, inputs};
 use common::ranks::{Meeting, Wiring, alone_in_a_process, communicators, each, processes, threads};
 
-use collectives::{AbortHandle, Communicator, CustomOp, Error, F8E4M3, ReduceOp, Result, SharedBuffer, bf16};
+use collectives::{AbortHandle, Communicator, CustomOp, Error, F8E4M3, ReduceOp, Reduction, Result, SharedBuffer, bf16};
 
 /// A fixed start of the inputs; every failure prints what it used.
 const SEED: u64 = 0xa110c;
@@ -38,7 +38,12 @@ impl<'a> Parts<'a> {
 }
 
 impl<'a> Memory for Parts<'a> {
+    type Element<T: Predict> = T;
     type Buffer<T: Predict> = &'a mut [T];
+
+    fn reduction<T: Predict>(&self, op: ReduceOp) -> Reduction<T> {
+        op.into()
+    }
 
     #[expect(unsafe_code, reason = "elements of many types in one allocation")]
     fn put<T: Predict>(&self, elements: &[T]) -> &'a mut [T] {

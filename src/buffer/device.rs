@@ -8,6 +8,8 @@ use cudarc::driver::sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 use cudarc::driver::sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, SyncOnDrop};
 
+use crate::element::{AnyElement, DType, Data, TypeTag};
+
 /// Device memory that can be read, whatever its elements are.
 pub(crate) trait DeviceRead {
     /// The context that it belongs to.
@@ -163,6 +165,8 @@ impl<'a> Reading<'a> {
 pub struct DeviceMemory<'a, T> {
     pub(crate) inner: &'a dyn DeviceRead,
     length: usize,
+    /// What [`AnyElement`]s are; of no meaning for other elements.
+    dtype: Option<DType>,
     elements: PhantomData<&'a [T]>,
 }
 
@@ -170,6 +174,8 @@ pub struct DeviceMemory<'a, T> {
 pub struct DeviceMemoryMut<'a, T> {
     pub(crate) inner: &'a mut dyn DeviceWrite,
     length: usize,
+    /// As for [`DeviceMemory`].
+    dtype: Option<DType>,
     elements: PhantomData<&'a mut [T]>,
 }
 
@@ -183,25 +189,52 @@ impl<T> Copy for DeviceMemory<'_, T> {}
 
 impl<'a, T> DeviceMemory<'a, T> {
     pub(crate) fn new(inner: &'a dyn DeviceRead, length: usize) -> Self {
-        Self { inner, length, elements: PhantomData }
-    }
-
-    /// How many elements it has.
-    pub(crate) fn len(&self) -> usize {
-        self.length
+        Self { inner, length, dtype: None, elements: PhantomData }
     }
 }
 
 impl<'a, T> DeviceMemoryMut<'a, T> {
     pub(crate) fn new(inner: &'a mut dyn DeviceWrite, length: usize) -> Self {
-        Self { inner, length, elements: PhantomData }
-    }
-
-    /// How many elements it has.
-    pub(crate) fn len(&self) -> usize {
-        self.length
+        Self { inner, length, dtype: None, elements: PhantomData }
     }
 }
+
+/// What a call asks of device memory, read or written.
+macro_rules! asked {
+    ($($memory:ident),*) => {$(
+        impl<T: Data> $memory<'_, T> {
+            /// How many elements it has.
+            pub(crate) fn len(&self) -> usize {
+                self.length
+            }
+
+            /// What its elements are.
+            pub(crate) fn element(&self) -> TypeTag {
+                TypeTag::held::<T>(self.dtype)
+            }
+
+            /// The size of one.
+            pub(crate) fn element_bytes(&self) -> usize {
+                TypeTag::held_bytes::<T>(self.dtype)
+            }
+
+            /// The size of all.
+            pub(crate) fn bytes(&self) -> usize {
+                self.length * self.element_bytes()
+            }
+        }
+
+        impl<'a> $memory<'a, u8> {
+            /// The bytes as elements of a type.
+            pub(super) fn typed(self, dtype: DType) -> $memory<'a, AnyElement> {
+                let Self { inner, length, .. } = self;
+                $memory { inner, length: length / dtype.size_bytes(), dtype: Some(dtype), elements: PhantomData }
+            }
+        }
+    )*};
+}
+
+asked!(DeviceMemory, DeviceMemoryMut);
 
 impl<T> fmt::Debug for DeviceMemory<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -27,7 +27,8 @@ macro_rules! readable {
                 (address, $crate::buffer::device::Ordered::tracked(guard, only.as_ref(), stream))
             }
         }
-        impl<$($generics)*> $crate::buffer::sealed::Sealed for $buffer {}
+        // SAFETY: cudarc's memory, which lies where it does until it is dropped.
+        unsafe impl<$($generics)*> $crate::buffer::sealed::Sealed for $buffer {}
         impl<$($generics)*> $crate::buffer::Buffer for $buffer {
             type Element = T;
             fn memory(&self) -> $crate::buffer::Memory<'_, T> {
@@ -122,7 +123,8 @@ impl<T> DeviceWrite for RawDeviceSlice<'_, T> {
     }
 }
 
-impl<T: Data> sealed::Sealed for RawDeviceSlice<'_, T> {}
+// SAFETY: an address and a length, which nobody changes.
+unsafe impl<T: Data> sealed::Sealed for RawDeviceSlice<'_, T> {}
 
 impl<T: Data> Buffer for RawDeviceSlice<'_, T> {
     type Element = T;

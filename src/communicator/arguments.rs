@@ -8,11 +8,6 @@ use crate::element::Data;
 use crate::error::{Error, Result};
 use crate::op::Reduction;
 
-/// Counts of elements as counts of bytes.
-fn to_bytes<T>(counts: &[usize]) -> Vec<usize> {
-    counts.iter().map(|count| count * size_of::<T>()).collect()
-}
-
 /// What the arguments of several collectives have to be.
 impl Communicator {
     /// A root that exists.
@@ -78,8 +73,8 @@ impl Communicator {
         if let Source::Separate(source) = &source {
             Self::equal(kind, "the destination", destination.len(), source.len(), "as many as the source has")?;
         }
-        let (count, bytes) = (destination.len(), destination.len() * size_of::<T>());
-        self.reducing(kind, None, count, source, destination, BlockLayout::Equal(bytes), op)
+        let count = destination.len();
+        self.reducing(kind, None, count, source, destination, BlockLayout::Equal(count), op)
     }
 
     pub(super) fn prepare_reduce<'a, T: Data>(
@@ -95,7 +90,7 @@ impl Communicator {
         if let Some(destination) = &destination {
             Self::equal(kind, "the destination", destination.len(), count, "as many as the source has")?;
         }
-        let layout = BlockLayout::Equal(count * size_of::<T>());
+        let layout = BlockLayout::Equal(count);
         self.reducing(kind, root, count, source, destination, layout, op)
     }
 
@@ -106,8 +101,8 @@ impl Communicator {
         root: usize,
     ) -> Result<Prepared<'a>> {
         let root = self.checked_root(Collective::Broadcast, root)?;
-        let (count, bytes) = (destination.len(), destination.len() * size_of::<T>());
-        self.moving(Collective::Broadcast, root, count, source, destination, BlockLayout::Equal(bytes))
+        let count = destination.len();
+        self.moving(Collective::Broadcast, root, count, source, destination, BlockLayout::Equal(count))
     }
 
     pub(super) fn prepare_all_gather<'a, T: Data>(
@@ -124,7 +119,7 @@ impl Communicator {
             }
             None => Source::InPlace,
         };
-        self.moving(kind, None, block, source, destination, BlockLayout::Equal(block * size_of::<T>()))
+        self.moving(kind, None, block, source, destination, BlockLayout::Equal(block))
     }
 
     pub(super) fn prepare_reduce_scatter<'a, T: Data>(
@@ -142,7 +137,7 @@ impl Communicator {
             }
             None => (Source::InPlace, self.block(kind, "the buffer", destination.len())?),
         };
-        self.reducing(kind, None, block, source, destination, BlockLayout::Equal(block * size_of::<T>()), op)
+        self.reducing(kind, None, block, source, destination, BlockLayout::Equal(block), op)
     }
 
     pub(super) fn prepare_gather<'a, T: Data>(
@@ -159,7 +154,7 @@ impl Communicator {
             let whole = self.block(kind, "the destination", destination.len())?;
             Self::equal(kind, "the source", block, whole, "the destination's length divided by the world size")?;
         }
-        self.moving(kind, root_field, block, source, destination, BlockLayout::Equal(block * size_of::<T>()))
+        self.moving(kind, root_field, block, source, destination, BlockLayout::Equal(block))
     }
 
     pub(super) fn prepare_scatter<'a, T: Data>(
@@ -180,7 +175,7 @@ impl Communicator {
             Source::Nothing => self.only_at_root(kind, "a source", false, root)?,
             Source::InPlace => {}
         }
-        self.moving(kind, root_field, block, source, destination, BlockLayout::Equal(block * size_of::<T>()))
+        self.moving(kind, root_field, block, source, destination, BlockLayout::Equal(block))
     }
 
     pub(super) fn prepare_all_to_all<'a, T: Data>(
@@ -193,7 +188,7 @@ impl Communicator {
         if let Source::Separate(source) = &source {
             Self::equal(kind, "the destination", destination.len(), source.len(), "as many as the source has")?;
         }
-        self.moving(kind, None, block, source, destination, BlockLayout::Equal(block * size_of::<T>()))
+        self.moving(kind, None, block, source, destination, BlockLayout::Equal(block))
     }
 
     pub(super) fn prepare_reduce_into<'a, T: Data>(
@@ -277,7 +272,7 @@ impl Communicator {
         if let Some(source) = source {
             Self::equal(kind, "the source", source.len(), counts[self.rank()], "this rank's count")?;
         }
-        let (total, layout) = (destination.len(), BlockLayout::Blocks(to_bytes::<T>(counts)));
+        let (total, layout) = (destination.len(), BlockLayout::Blocks(counts.to_vec()));
         self.moving(kind, None, total, source.map_or(Source::InPlace, Source::Separate), destination, layout)
     }
 
@@ -294,7 +289,7 @@ impl Communicator {
         if source.is_some() {
             Self::equal(kind, "the destination", destination.len(), counts[self.rank()], "this rank's count")?;
         }
-        let layout = BlockLayout::Blocks(to_bytes::<T>(counts));
+        let layout = BlockLayout::Blocks(counts.to_vec());
         self.reducing(kind, None, total, source.map_or(Source::InPlace, Source::Separate), destination, layout, op)
     }
 
@@ -308,12 +303,12 @@ impl Communicator {
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a destination", destination.is_some(), root)?;
         let Some((destination, counts)) = destination else {
-            let layout = BlockLayout::Own(source.len() * size_of::<T>());
+            let layout = BlockLayout::Own(source.len());
             return self.moving(kind, root_field, 0, Source::Separate(source), None, layout);
         };
         self.checked_counts(kind, "the destination", counts, destination.len())?;
         Self::equal(kind, "the source", source.len(), counts[self.rank()], "this rank's count")?;
-        self.moving(kind, root_field, 0, Source::Separate(source), destination, BlockLayout::Blocks(to_bytes::<T>(counts)))
+        self.moving(kind, root_field, 0, Source::Separate(source), destination, BlockLayout::Blocks(counts.to_vec()))
     }
 
     pub(super) fn prepare_scatter_v<'a, T: Data>(
@@ -326,12 +321,12 @@ impl Communicator {
         let root_field = self.checked_root(kind, root)?;
         self.only_at_root(kind, "a source", source.is_some(), root)?;
         let Some((source, counts)) = source else {
-            let layout = BlockLayout::Own(destination.len() * size_of::<T>());
+            let layout = BlockLayout::Own(destination.len());
             return self.moving(kind, root_field, 0, Source::Nothing, destination, layout);
         };
         self.checked_counts(kind, "the source", counts, source.len())?;
         Self::equal(kind, "the destination", destination.len(), counts[self.rank()], "this rank's count")?;
-        self.moving(kind, root_field, 0, Source::Separate(source), destination, BlockLayout::Blocks(to_bytes::<T>(counts)))
+        self.moving(kind, root_field, 0, Source::Separate(source), destination, BlockLayout::Blocks(counts.to_vec()))
     }
 
     pub(super) fn prepare_all_to_all_v<'a, T: Data>(
@@ -346,7 +341,7 @@ impl Communicator {
         self.checked_counts(kind, "the destination", receive_counts, destination.len())?;
         let (own, rank) = (send_counts[self.rank()], self.rank());
         Self::equal(kind, "this rank's block in the destination", receive_counts[rank], own, "what it sends to itself")?;
-        let layout = BlockLayout::Pairs { send: to_bytes::<T>(send_counts), receive: to_bytes::<T>(receive_counts) };
+        let layout = BlockLayout::Pairs { send: send_counts.to_vec(), receive: receive_counts.to_vec() };
         self.moving(kind, None, 0, Source::Separate(source), destination, layout)
     }
 }

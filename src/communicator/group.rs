@@ -9,7 +9,7 @@ use super::Communicator;
 #[cfg(feature = "cuda")]
 use super::device::{Batch, Hold, untagged};
 use super::message::{Envelope, MessageBuffer, MessageContext, Received, receive_place, send_place};
-use super::prepare::{Prepared, Source};
+use super::prepare::{Prepared, Source, held};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::error::{Error, Result};
 use crate::host::plane::Jobs;
@@ -156,10 +156,11 @@ impl<'buffers> Group<'buffers, '_> {
     /// `InvalidArgument`.
     pub fn send<B: Buffer + ?Sized>(&mut self, buffer: &'buffers B, to: impl Into<Envelope>) -> Result<()> {
         let to = Self::untimed("send", to.into())?;
-        let context = self.comm.context::<B::Element>("send", &to)?;
+        let memory = buffer.memory();
+        let context = self.comm.context("send", &to, held::<B::Element>("send", "the buffer", memory.element(), memory.misplaced())?)?;
         Communicator::destination("send", &to)?;
-        match buffer.memory() {
-            Memory::Host(slice) => self.messages.push((context, send_place(slice))),
+        match memory {
+            Memory::Host(memory) => self.messages.push((context, send_place(memory))),
             #[cfg(feature = "cuda")]
             Memory::Device(memory) => {
                 untagged("send", to.tag)?;
@@ -176,11 +177,12 @@ impl<'buffers> Group<'buffers, '_> {
     /// `InvalidArgument`.
     pub fn recv<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, from: impl Into<Envelope>) -> Result<()> {
         let from = Self::untimed("recv", from.into())?;
-        let context = self.comm.context::<B::Element>("recv", &from)?;
-        match buffer.memory_mut() {
-            MemoryMut::Host(slice) => {
+        let memory = buffer.memory_mut();
+        let context = self.comm.context("recv", &from, held::<B::Element>("recv", "the buffer", memory.element(), memory.misplaced())?)?;
+        match memory {
+            MemoryMut::Host(memory) => {
                 self.receives.push(None);
-                self.messages.push((context, receive_place(slice)));
+                self.messages.push((context, receive_place(memory)));
             }
             #[cfg(feature = "cuda")]
             MemoryMut::Device(memory) => {

@@ -10,13 +10,13 @@ use super::Communicator;
 #[cfg(feature = "cuda")]
 use super::device::{DeviceCall, DeviceLists};
 use super::group::Group;
-use super::prepare::{Prepared, described};
+use super::prepare::{Prepared, described, element, held};
 use super::work::{OwnedBuffer, OwnedSource, Work};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::{BlockLayout, Call, Collective};
 #[cfg(feature = "cuda")]
 use crate::device;
-use crate::element::Data;
+use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
 use crate::host::plane::Job;
 use crate::job::{Address, List, Lists, Operands};
@@ -261,13 +261,27 @@ enum Given<M> {
 
 impl<M> Given<M> {
     /// Each buffer.
-    #[cfg(feature = "cuda")]
     fn all(&self) -> &[M] {
         match self {
             Self::Nothing => &[],
             Self::Whole(one) => std::slice::from_ref(one),
             Self::List(list) => list,
         }
+    }
+}
+
+/// What all ranks must agree on in a call on lists.
+struct Agreed {
+    kind: Collective,
+    root: Option<u32>,
+    op: u64,
+    /// As errors name it.
+    name: &'static str,
+}
+
+impl Agreed {
+    fn rooted(kind: Collective, root: Option<u32>) -> Self {
+        Self { kind, root, op: 0, name: kind.name() }
     }
 }
 
@@ -278,19 +292,17 @@ impl Communicator {
         D: BufferMut<Element = S::Element>,
     {
         let kind = Collective::GatherV;
-        let root_field = self.checked_root(kind, root)?;
+        let agreed = Agreed::rooted(kind, self.checked_root(kind, root)?);
         self.only_at_root(kind, "a list of destinations", destinations.is_some(), root)?;
         let source = source.memory();
         let Some(destinations) = destinations else {
-            let layout = BlockLayout::Own(source.len() * size_of::<S::Element>());
-            let call = described::<S::Element>(kind, root_field, 0, &layout, 0)?;
-            return lists(call, Given::Whole(source), Given::Nothing, layout);
+            let layout = BlockLayout::Own(source.len());
+            return lists(&agreed, Given::Whole(source), Given::Nothing, layout);
         };
         let destinations = self.written(kind.name(), destinations)?;
         Self::equal(kind, "the source", source.len(), destinations[self.rank()].len(), "this rank's place in the list")?;
-        let layout = BlockLayout::Blocks(destinations.iter().map(MemoryMut::len).map(bytes::<S::Element>).collect());
-        let call = described::<S::Element>(kind, root_field, 0, &layout, 0)?;
-        lists(call, Given::Whole(source), Given::List(destinations), layout)
+        let layout = BlockLayout::Blocks(destinations.iter().map(MemoryMut::len).collect());
+        lists(&agreed, Given::Whole(source), Given::List(destinations), layout)
     }
 
     fn prepare_scatter_list<'a, S, D>(&self, sources: Option<&'a [S]>, destination: &'a mut D, root: usize) -> Result<Prepared<'a>>
@@ -299,19 +311,17 @@ impl Communicator {
         D: BufferMut<Element = S::Element> + ?Sized,
     {
         let kind = Collective::ScatterV;
-        let root_field = self.checked_root(kind, root)?;
+        let agreed = Agreed::rooted(kind, self.checked_root(kind, root)?);
         self.only_at_root(kind, "a list of sources", sources.is_some(), root)?;
         let destination = destination.memory_mut();
         let Some(sources) = sources else {
-            let layout = BlockLayout::Own(destination.len() * size_of::<S::Element>());
-            let call = described::<S::Element>(kind, root_field, 0, &layout, 0)?;
-            return lists(call, Given::Nothing, Given::Whole(destination), layout);
+            let layout = BlockLayout::Own(destination.len());
+            return lists(&agreed, Given::Nothing, Given::Whole(destination), layout);
         };
         let sources = self.read(kind.name(), sources)?;
         Self::equal(kind, "the destination", destination.len(), sources[self.rank()].len(), "this rank's place in the list")?;
-        let layout = BlockLayout::Blocks(sources.iter().map(Memory::len).map(bytes::<S::Element>).collect());
-        let call = described::<S::Element>(kind, root_field, 0, &layout, 0)?;
-        lists(call, Given::List(sources), Given::Whole(destination), layout)
+        let layout = BlockLayout::Blocks(sources.iter().map(Memory::len).collect());
+        lists(&agreed, Given::List(sources), Given::Whole(destination), layout)
     }
 
     pub(super) fn prepare_all_gather_list<'a, S, D>(&self, source: &'a S, destinations: &'a mut [D]) -> Result<Prepared<'a>>
@@ -350,11 +360,11 @@ impl Communicator {
             return Err(Error::argument(name, reason));
         }
         let layout = BlockLayout::Pairs {
-            send: sources.iter().map(Memory::len).map(bytes::<T>).collect(),
-            receive: destinations.iter().map(MemoryMut::len).map(bytes::<T>).collect(),
+            send: sources.iter().map(Memory::len).collect(),
+            receive: destinations.iter().map(MemoryMut::len).collect(),
         };
-        let call = described::<T>(Collective::AllToAllV, None, 0, &layout, op)?;
-        lists(call, Given::List(sources), Given::List(destinations), layout)
+        let agreed = Agreed { kind: Collective::AllToAllV, root: None, op, name };
+        lists(&agreed, Given::List(sources), Given::List(destinations), layout)
     }
 
     /// A list of sources, one for each rank.
@@ -377,9 +387,26 @@ impl Communicator {
     }
 }
 
-/// Elements as bytes. The sum of a list's fits a machine word, as they are there.
-fn bytes<T>(count: usize) -> usize {
-    count * size_of::<T>()
+/// What all buffers of a call on lists hold: its tag, and the size of an element.
+fn held_by_all<T: Data>(
+    call: &'static str,
+    source: &Given<Memory<'_, T>>,
+    destination: &Given<MemoryMut<'_, T>>,
+) -> Result<(TypeTag, usize)> {
+    if !T::KNOWN_AT_RUN_TIME {
+        return element::<T>(call);
+    }
+    let sources = source.all().iter().map(|memory| ("a source", memory.element(), memory.misplaced()));
+    let destinations = destination.all().iter().map(|memory| ("a destination", memory.element(), memory.misplaced()));
+    let mut known: Option<(TypeTag, usize)> = None;
+    for (what, element, misplaced) in sources.chain(destinations) {
+        let (tag, bytes) = held::<T>(call, what, element, misplaced)?;
+        let (first, _) = *known.get_or_insert((tag, bytes));
+        if first != tag {
+            return Err(Error::argument(call, format!("one buffer holds {first} and another {tag}: pass all of one type")));
+        }
+    }
+    known.map_or_else(|| element::<T>(call), Ok)
 }
 
 /// Two buffers are on several sides.
@@ -388,26 +415,29 @@ fn two_sides(call: &Call) -> Error {
     Error::argument(call.name(), "some buffers are on the host and others on a device: pass all on one side")
 }
 
-/// The job of a checked call of which either buffer is a list.
+/// The job of a checked call of which either buffer is a list. The layout is in elements.
 fn lists<'a, T: Data>(
-    call: Call,
+    agreed: &Agreed,
     source: Given<Memory<'a, T>>,
     destination: Given<MemoryMut<'a, T>>,
     layout: BlockLayout,
 ) -> Result<Prepared<'a>> {
+    let (element, element_bytes) = held_by_all(agreed.name, &source, &destination)?;
+    let layout = layout.in_bytes(element_bytes);
+    let call = described(agreed.kind, element, agreed.root, 0, &layout, agreed.op);
     #[cfg(feature = "cuda")]
     if source.all().iter().any(|memory| matches!(memory, Memory::Device(_)))
         || destination.all().iter().any(|memory| matches!(memory, MemoryMut::Device(_)))
     {
-        return device_lists(call, source, destination, layout);
+        return device_lists(call, element_bytes, source, destination, layout);
     }
     let read = |memory: Memory<'a, T>| match memory {
-        Memory::Host(slice) => Ok((slice.as_ptr().cast::<u8>(), size_of_val(slice))),
+        Memory::Host(memory) => Ok(memory.parts()),
         #[cfg(feature = "cuda")]
         Memory::Device(_) => Err(two_sides(&call)),
     };
     let written = |memory: MemoryMut<'a, T>| match memory {
-        MemoryMut::Host(slice) => Ok((slice.as_mut_ptr().cast::<u8>(), size_of_val(slice))),
+        MemoryMut::Host(mut memory) => Ok(memory.parts()),
         #[cfg(feature = "cuda")]
         MemoryMut::Device(_) => Err(two_sides(&call)),
     };
@@ -416,7 +446,7 @@ fn lists<'a, T: Data>(
     let memory = Operands { source, source_len, destination, destination_len };
     let has_lists = sources.is_some() || destinations.is_some();
     let lists = has_lists.then(|| Box::new(Lists { source: sources, destination: destinations }));
-    let job = Job { call, memory, layout, reduction: None, element_bytes: size_of::<T>(), in_place: false, lists };
+    let job = Job { call, memory, layout, reduction: None, element_bytes, in_place: false, lists };
     Ok(Prepared::Host(job, PhantomData))
 }
 
@@ -437,12 +467,13 @@ fn placed<M, A: Address>(given: Given<M>, nowhere: A, place: impl Fn(M) -> Resul
 #[cfg(feature = "cuda")]
 fn device_lists<'a, T: Data>(
     call: Call,
+    element_bytes: usize,
     source: Given<Memory<'a, T>>,
     destination: Given<MemoryMut<'a, T>>,
     layout: BlockLayout,
 ) -> Result<Prepared<'a>> {
-    let [source_len, destination_len] =
-        [source.all().iter().map(Memory::len).map(bytes::<T>).sum(), destination.all().iter().map(MemoryMut::len).map(bytes::<T>).sum()];
+    let source_len = source.all().iter().map(|memory| memory.len() * element_bytes).sum();
+    let destination_len = destination.all().iter().map(|memory| memory.len() * element_bytes).sum();
     let read = |memory: Memory<'a, T>| match memory {
         Memory::Device(memory) => Ok(memory),
         Memory::Host(_) => Err(two_sides(&call)),
@@ -458,7 +489,7 @@ fn device_lists<'a, T: Data>(
         Given::List(list) => {
             for memory in list {
                 let memory = read(memory)?;
-                lists.sources.push((memory.inner, bytes::<T>(memory.len())));
+                lists.sources.push((memory.inner, memory.bytes()));
             }
             None
         }
@@ -469,14 +500,14 @@ fn device_lists<'a, T: Data>(
         Given::List(list) => {
             for memory in list {
                 let memory = written(memory)?;
-                let len = bytes::<T>(memory.len());
+                let len = memory.bytes();
                 lists.destinations.push((memory.inner, len));
             }
             None
         }
     };
     let memory = Operands { source: 0, source_len, destination: 0, destination_len };
-    let job = device::Job { call, memory, layout, reduction: None, element_bytes: size_of::<T>(), in_place: false, lists: None };
+    let job = device::Job { call, memory, layout, reduction: None, element_bytes, in_place: false, lists: None };
     let has_lists = !(lists.sources.is_empty() && lists.destinations.is_empty());
     Ok(Prepared::Device(DeviceCall { job, source, destination, lists: has_lists.then(|| Box::new(lists)) }))
 }

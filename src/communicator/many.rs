@@ -236,14 +236,14 @@ impl<'buffers> Group<'buffers, '_> {
 impl Communicator {
     fn prepare_all_reduce_many<'a, B: BufferMut>(&self, buffers: &'a mut [B], op: &Reduction<B::Element>) -> Result<Prepared<'a>> {
         let buffers = buffers.iter_mut().map(BufferMut::memory_mut);
-        self.prepare_many("all_reduce_many", buffers, MemoryMut::Host(&mut []), |buffer| {
+        self.prepare_many("all_reduce_many", buffers, MemoryMut::from(&mut [][..]), |buffer| {
             self.prepare_all_reduce(Source::InPlace, buffer, op)
         })
     }
 
     fn prepare_broadcast_many<'a, B: BufferMut>(&self, buffers: &'a mut [B], root: usize) -> Result<Prepared<'a>> {
         let buffers = buffers.iter_mut().map(BufferMut::memory_mut);
-        self.prepare_many("broadcast_many", buffers, MemoryMut::Host(&mut []), |buffer| {
+        self.prepare_many("broadcast_many", buffers, MemoryMut::from(&mut [][..]), |buffer| {
             let source = if self.rank() == root { Source::InPlace } else { Source::Nothing };
             self.prepare_broadcast(source, buffer, root)
         })
@@ -256,7 +256,7 @@ impl Communicator {
     {
         const CALL: &str = "all_gather_many_into";
         let pairs = pairs(CALL, sources, destinations)?;
-        self.prepare_many(CALL, pairs, (Memory::Host(&[]), MemoryMut::Host(&mut [])), |(source, destination)| {
+        self.prepare_many(CALL, pairs, (Memory::from(&[][..]), MemoryMut::from(&mut [][..])), |(source, destination)| {
             self.prepare_all_gather(Some(source), destination)
         })
     }
@@ -273,7 +273,7 @@ impl Communicator {
     {
         const CALL: &str = "reduce_scatter_many_into";
         let pairs = pairs(CALL, sources, destinations)?;
-        self.prepare_many(CALL, pairs, (Memory::Host(&[]), MemoryMut::Host(&mut [])), |(source, destination)| {
+        self.prepare_many(CALL, pairs, (Memory::from(&[][..]), MemoryMut::from(&mut [][..])), |(source, destination)| {
             self.prepare_reduce_scatter(Some(source), destination, op)
         })
     }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::element::TypeTag;
+use crate::buffer::{HostMemory, HostMemoryMut};
+use crate::element::{Data, TypeTag};
 use crate::flight::{self, Message};
 use crate::host::point_to_point::Envelope as Arrived;
 use crate::observe::{CallReport, Watch};
@@ -157,11 +158,15 @@ impl MessageBuffer {
 }
 
 /// Where a message that is sent lies.
-pub(super) fn send_place<T>(buffer: &[T]) -> MessageBuffer {
-    MessageBuffer::Send { data: buffer.as_ptr().cast(), bytes: size_of_val(buffer) }
+#[inline]
+pub(super) fn send_place<T: Data>(memory: HostMemory<'_, T>) -> MessageBuffer {
+    let (data, bytes) = memory.parts();
+    MessageBuffer::Send { data, bytes }
 }
 
 /// Where a message that is received goes.
-pub(super) fn receive_place<T>(buffer: &mut [T]) -> MessageBuffer {
-    MessageBuffer::Receive { into: buffer.as_mut_ptr().cast(), bytes: size_of_val(buffer) }
+#[inline]
+pub(super) fn receive_place<T: Data>(mut memory: HostMemoryMut<'_, T>) -> MessageBuffer {
+    let (into, bytes) = memory.parts();
+    MessageBuffer::Receive { into, bytes }
 }

@@ -10,32 +10,31 @@ use std::time::Duration;
 use super::Communicator;
 use super::message::{Envelope, INTERNAL_TAG, MessageContext, Received, receive_place, send_place};
 use super::pinned::PinnedBuffer;
-use super::prepare::element;
+use super::prepare::held;
 use super::work::{Drive, OwnedBuffer, OwnedSource, Work};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
-use crate::element::Data;
+use crate::element::TypeTag;
 use crate::error::{Error, Result};
 
 impl Communicator {
-    /// The terms of a message to a rank, or from one or any.
+    /// The terms of a message to a rank, or from one or any, whose buffer holds such elements.
     #[inline]
-    pub(super) fn context<T: Data>(&self, call: &'static str, envelope: &Envelope) -> Result<MessageContext> {
+    pub(super) fn context(&self, call: &'static str, envelope: &Envelope, held: (TypeTag, usize)) -> Result<MessageContext> {
         if envelope.tag & INTERNAL_TAG != 0 {
             return Err(Error::argument(call, format!("tag {} is too large: tags are below 2^63", envelope.tag)));
         }
-        self.any_context::<T>(call, envelope)
+        self.any_context(call, envelope, held)
     }
 
     /// The same for the crate's own messages too, whose tags carry the internal bit.
     #[inline]
-    fn any_context<T: Data>(&self, call: &'static str, envelope: &Envelope) -> Result<MessageContext> {
+    fn any_context(&self, call: &'static str, envelope: &Envelope, (element, element_bytes): (TypeTag, usize)) -> Result<MessageContext> {
         let Envelope { peer, tag, .. } = *envelope;
         if let Some(peer) = peer
             && peer >= self.world_size()
         {
             return Err(Error::argument(call, format!("rank {peer} does not exist: the ranks are 0 to {}", self.world_size() - 1)));
         }
-        let (element, element_bytes) = element::<T>(call)?;
         Ok(MessageContext { peer, tag, element, element_bytes })
     }
 
@@ -64,14 +63,18 @@ impl Communicator {
         envelope.timeout.unwrap_or_else(|| self.timeout())
     }
 
-    fn send_background<B: OwnedSource>(&self, buffer: B, to: &Envelope, context: MessageContext) -> Result<Work<B>> {
+    fn send_background<B: OwnedSource>(&self, buffer: B, to: &Envelope, terms: Terms) -> Result<Work<B>> {
+        const CALL: &str = "start_send";
         let mut buffer = PinnedBuffer::new(buffer);
-        let memory = match buffer.value().memory() {
-            Memory::Host(slice) => send_place(slice),
+        let value = buffer.value();
+        let memory = value.memory();
+        let context = terms(self, CALL, to, held::<B::Element>(CALL, "the buffer", memory.element(), memory.misplaced())?)?;
+        let memory = match memory {
+            Memory::Host(memory) => send_place(memory),
             #[cfg(feature = "cuda")]
             Memory::Device(memory) => {
-                let rank = Self::destination("start_send", to)?;
-                let queued = self.within(to).queue_messages_and_mark("start_send", to.tag, |batch| batch.send(memory, rank))?.0;
+                let rank = Self::destination(CALL, to)?;
+                let queued = self.within(to).queue_messages_and_mark(CALL, to.tag, |batch| batch.send(memory, rank))?.0;
                 return Ok(queued.into_work(buffer));
             }
         };
@@ -80,15 +83,17 @@ impl Communicator {
         Ok(Work::new(state, Some(Arc::clone(&self.core.shared.progress) as Arc<dyn Drive>)))
     }
 
-    fn receive_background<B: OwnedBuffer>(&self, buffer: B, from: &Envelope, context: MessageContext) -> Result<Work<(B, Received)>> {
+    fn receive_background<B: OwnedBuffer>(&self, buffer: B, from: &Envelope, terms: Terms) -> Result<Work<(B, Received)>> {
+        const CALL: &str = "start_recv";
         let mut buffer = PinnedBuffer::new(buffer);
-        let memory = match buffer.value().memory_mut() {
-            MemoryMut::Host(slice) => receive_place(slice),
+        let memory = buffer.value().memory_mut();
+        let context = terms(self, CALL, from, held::<B::Element>(CALL, "the buffer", memory.element(), memory.misplaced())?)?;
+        let memory = match memory {
+            MemoryMut::Host(memory) => receive_place(memory),
             #[cfg(feature = "cuda")]
             MemoryMut::Device(memory) => {
-                let rank = Self::device_source("start_recv", from)?;
-                let (queued, received) =
-                    self.within(from).queue_messages_and_mark("start_recv", from.tag, |batch| batch.receive(memory, rank))?;
+                let rank = Self::device_source(CALL, from)?;
+                let (queued, received) = self.within(from).queue_messages_and_mark(CALL, from.tag, |batch| batch.receive(memory, rank))?;
                 return Ok(queued.into_receiving_work(buffer, received));
             }
         };
@@ -99,16 +104,17 @@ impl Communicator {
 
     /// A message of the crate's own; the tag carries the internal bit.
     pub(super) fn post_internal_send(&self, to: usize, tag: u64, bytes: Vec<u8>, limit: Duration) -> Result<Work<Vec<u8>>> {
-        let to = Envelope::rank(to).tag(tag).timeout(limit);
-        self.send_background(bytes, &to, self.any_context::<u8>("start_send", &to)?)
+        self.send_background(bytes, &Envelope::rank(to).tag(tag).timeout(limit), Self::any_context)
     }
 
     /// A message of the crate's own; the tag carries the internal bit.
     pub(super) fn post_internal_receive(&self, from: usize, tag: u64, room: Vec<u8>, limit: Duration) -> Result<Work<(Vec<u8>, Received)>> {
-        let from = Envelope::rank(from).tag(tag).timeout(limit);
-        self.receive_background(room, &from, self.any_context::<u8>("start_recv", &from)?)
+        self.receive_background(room, &Envelope::rank(from).tag(tag).timeout(limit), Self::any_context)
     }
 }
+
+/// How a message's terms are checked: [`Communicator::context`] or, for the crate's own, [`Communicator::any_context`].
+type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Result<MessageContext>;
 
 /// # Messages
 ///
@@ -162,10 +168,11 @@ impl Communicator {
     #[doc(alias("ncclSend", "MPI_Send"))]
     pub fn send<B: Buffer + ?Sized>(&self, buffer: &B, to: impl Into<Envelope>) -> Result<()> {
         let to = to.into();
-        let context = self.context::<B::Element>("send", &to)?;
+        let memory = buffer.memory();
+        let context = self.context("send", &to, held::<B::Element>("send", "the buffer", memory.element(), memory.misplaced())?)?;
         Self::destination("send", &to)?;
-        let memory = match buffer.memory() {
-            Memory::Host(slice) => send_place(slice),
+        let memory = match memory {
+            Memory::Host(memory) => send_place(memory),
             #[cfg(feature = "cuda")]
             Memory::Device(memory) => {
                 let rank = Self::destination("send", &to)?;
@@ -202,9 +209,10 @@ impl Communicator {
     #[doc(alias("ncclRecv", "MPI_Recv"))]
     pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: impl Into<Envelope>) -> Result<Received> {
         let from = from.into();
-        let context = self.context::<B::Element>("recv", &from)?;
-        let memory = match buffer.memory_mut() {
-            MemoryMut::Host(slice) => receive_place(slice),
+        let memory = buffer.memory_mut();
+        let context = self.context("recv", &from, held::<B::Element>("recv", "the buffer", memory.element(), memory.misplaced())?)?;
+        let memory = match memory {
+            MemoryMut::Host(memory) => receive_place(memory),
             #[cfg(feature = "cuda")]
             MemoryMut::Device(memory) => {
                 let rank = Self::device_source("recv", &from)?;
@@ -239,9 +247,12 @@ impl Communicator {
     {
         const CALL: &str = "send_recv";
         let (to, from) = (to.into(), from.into());
-        let (to_context, from_context) = (self.context::<S::Element>(CALL, &to)?, self.context::<R::Element>(CALL, &from)?);
+        let (send, receive) = (send.memory(), receive.memory_mut());
+        let sends = held::<S::Element>(CALL, "the buffer that is sent", send.element(), send.misplaced())?;
+        let receives = held::<R::Element>(CALL, "the buffer that receives", receive.element(), receive.misplaced())?;
+        let (to_context, from_context) = (self.context(CALL, &to, sends)?, self.context(CALL, &from, receives)?);
         Self::destination(CALL, &to)?;
-        let (send, receive) = match (send.memory(), receive.memory_mut()) {
+        let (send, receive) = match (send, receive) {
             (Memory::Host(send), MemoryMut::Host(receive)) => (send_place(send), receive_place(receive)),
             #[cfg(feature = "cuda")]
             (Memory::Device(send), MemoryMut::Device(receive)) => {
@@ -291,7 +302,7 @@ impl Communicator {
     pub fn start_send<B: OwnedSource>(&self, buffer: B, to: impl Into<Envelope>) -> Result<Work<B>> {
         let to = to.into();
         Self::destination("start_send", &to)?;
-        self.send_background(buffer, &to, self.context::<B::Element>("start_send", &to)?)
+        self.send_background(buffer, &to, Self::context)
     }
 
     /// Starts a receive; the buffer and what came into it come back through the [`Work`].
@@ -302,6 +313,6 @@ impl Communicator {
     #[doc(alias("irecv", "MPI_Irecv"))]
     pub fn start_recv<B: OwnedBuffer>(&self, buffer: B, from: impl Into<Envelope>) -> Result<Work<(B, Received)>> {
         let from = from.into();
-        self.receive_background(buffer, &from, self.context::<B::Element>("start_recv", &from)?)
+        self.receive_background(buffer, &from, Self::context)
     }
 }

@@ -91,6 +91,6 @@ impl Communicator {
 
     /// The terms of an object's message.
     fn object_context(&self, call: &'static str, envelope: &Envelope) -> Result<MessageContext> {
-        Ok(MessageContext { element: TypeTag::Object, ..self.context::<u8>(call, envelope)? })
+        self.context(call, envelope, (TypeTag::Object, 1))
     }
 }

@@ -71,19 +71,20 @@ impl<T: Data + fmt::Debug> fmt::Debug for SharedBuffer<T> {
     }
 }
 
-impl<T: Data> Sealed for SharedBuffer<T> {}
+// SAFETY: it lends its one allocation.
+unsafe impl<T: Data> Sealed for SharedBuffer<T> {}
 
 impl<T: Data> Buffer for SharedBuffer<T> {
     type Element = T;
 
     fn memory(&self) -> Memory<'_, T> {
-        Memory::Host(self)
+        Memory::from(&self[..])
     }
 }
 
 impl<T: Data> BufferMut for SharedBuffer<T> {
     fn memory_mut(&mut self) -> MemoryMut<'_, T> {
-        MemoryMut::Host(self)
+        MemoryMut::from(&mut self[..])
     }
 }
 

@@ -247,7 +247,7 @@ fn run(comm: &Communicator, prepared: Result<Prepared<'_>>, reduction: Option<&R
     let Prepared::Host(mut job, _) = prepared? else { unreachable!("one buffer of the host") };
     job.call.element = TypeTag::Scalar(DType::Bool);
     if let Some(reduction) = reduction {
-        job.reduction = Some(plane::Reduction::new(Kernel::of(reduction, comm.world_size())?, None));
+        job.reduction = Some(plane::Reduction::new(Kernel::of(reduction, TypeTag::of::<bool>(), comm.world_size())?, None));
     }
     comm.run(&job)
 }
@@ -270,40 +270,40 @@ fn all_are_truths(what: &str, bytes: &[u8]) {
 fn no_byte_but_0_and_1_is_gathered_scattered_or_exchanged() {
     everywhere(|comm, count| {
         let (mine, me) = (said(comm.rank(), count), comm.rank());
-        let (source, mut all, mut one) = (Memory::Host(&mine[..]), vec![0; 2 * count], vec![0; count]);
-        run(comm, comm.prepare_all_gather(Some(source), MemoryMut::Host(&mut all)), None)?;
+        let (source, mut all, mut one) = (Memory::from(&mine[..]), vec![0; 2 * count], vec![0; count]);
+        run(comm, comm.prepare_all_gather(Some(source), MemoryMut::from(&mut all[..])), None)?;
         all_are_truths("all_gather", &all);
         assert!(all[..count] == said(0, count) && all[count..].iter().all(|byte| *byte == 1));
         all.fill(0);
-        run(comm, comm.prepare_all_gather_v(Some(source), MemoryMut::Host(&mut all), &[count, count]), None)?;
+        run(comm, comm.prepare_all_gather_v(Some(source), MemoryMut::from(&mut all[..]), &[count, count]), None)?;
         all_are_truths("all_gather_v", &all);
         all.fill(0);
-        run(comm, comm.prepare_gather(Source::Separate(source), (me == 0).then_some(MemoryMut::Host(&mut all)), count, 0), None)?;
+        run(comm, comm.prepare_gather(Source::Separate(source), (me == 0).then_some(MemoryMut::from(&mut all[..])), count, 0), None)?;
         all_are_truths("gather", &all);
         all.fill(0);
         let counts = [count, count];
-        let destination = (me == 0).then_some((MemoryMut::Host(&mut all[..]), &counts[..]));
+        let destination = (me == 0).then_some((MemoryMut::from(&mut all[..]), &counts[..]));
         run(comm, comm.prepare_gather_v(source, destination, 0), None)?;
         all_are_truths("gather_v", &all);
         let wide = [&mine[..], &mine].concat();
-        run(comm, comm.prepare_all_to_all(Source::Separate(Memory::Host(&wide)), MemoryMut::Host(&mut all)), None)?;
+        run(comm, comm.prepare_all_to_all(Source::Separate(Memory::from(&wide[..])), MemoryMut::from(&mut all[..])), None)?;
         all_are_truths("all_to_all", &all);
         all.fill(0);
-        run(comm, comm.prepare_all_to_all_v(Memory::Host(&wide), &counts, MemoryMut::Host(&mut all), &counts), None)?;
+        run(comm, comm.prepare_all_to_all_v(Memory::from(&wide[..]), &counts, MemoryMut::from(&mut all[..]), &counts), None)?;
         all_are_truths("all_to_all_v", &all);
         let mut list = [vec![0; count], vec![0; count]];
         run(comm, comm.prepare_all_gather_list(&mine, &mut list), None)?;
         list.iter().for_each(|block| all_are_truths("all_gather_list", block));
         assert!(list[1].iter().all(|byte| *byte == 1));
-        let from = if me == 1 { Source::Separate(Memory::Host(&wide[..])) } else { Source::Nothing };
-        run(comm, comm.prepare_scatter(from, MemoryMut::Host(&mut one), count, 1), None)?;
+        let from = if me == 1 { Source::Separate(Memory::from(&wide[..])) } else { Source::Nothing };
+        run(comm, comm.prepare_scatter(from, MemoryMut::from(&mut one[..]), count, 1), None)?;
         all_are_truths("scatter", &one);
         one.fill(0);
-        let from = (me == 1).then_some((Memory::Host(&wide[..]), &counts[..]));
-        run(comm, comm.prepare_scatter_v(from, MemoryMut::Host(&mut one), 1), None)?;
+        let from = (me == 1).then_some((Memory::from(&wide[..]), &counts[..]));
+        run(comm, comm.prepare_scatter_v(from, MemoryMut::from(&mut one[..]), 1), None)?;
         all_are_truths("scatter_v", &one);
         one.copy_from_slice(&mine);
-        run(comm, comm.prepare_broadcast(Source::InPlace, MemoryMut::Host(&mut one), 1), None)?;
+        run(comm, comm.prepare_broadcast(Source::InPlace, MemoryMut::from(&mut one[..]), 1), None)?;
         all_are_truths("broadcast", &one);
         Ok(())
     });
@@ -315,15 +315,15 @@ fn no_byte_but_0_and_1_is_reduced() {
         everywhere(|comm, count| {
             let (mine, reduction) = (said(comm.rank(), count), Reduction::from(op));
             let (mut one, of_bytes) = (vec![0; count], Reduction::from(ReduceOp::BitOr));
-            let prepared = comm.prepare_all_reduce(Source::Separate(Memory::Host(&mine)), MemoryMut::Host(&mut one), &of_bytes);
+            let prepared = comm.prepare_all_reduce(Source::Separate(Memory::from(&mine[..])), MemoryMut::from(&mut one[..]), &of_bytes);
             run(comm, prepared, Some(&reduction))?;
             all_are_truths("all_reduce", &one);
             let part = &mut one[..count / 2];
-            let prepared = comm.prepare_reduce_scatter(Some(Memory::Host(&mine)), MemoryMut::Host(part), &of_bytes);
+            let prepared = comm.prepare_reduce_scatter(Some(Memory::from(&mine[..])), MemoryMut::from(part), &of_bytes);
             run(comm, prepared, Some(&reduction))?;
             all_are_truths("reduce_scatter", &one);
-            let into = Some(MemoryMut::Host(&mut one[..]));
-            run(comm, comm.prepare_reduce(Source::Separate(Memory::Host(&mine)), into, count, 0, &of_bytes), Some(&reduction))?;
+            let into = Some(MemoryMut::from(&mut one[..]));
+            run(comm, comm.prepare_reduce(Source::Separate(Memory::from(&mine[..])), into, count, 0, &of_bytes), Some(&reduction))?;
             all_are_truths("reduce", &one);
             Ok(())
         });
@@ -334,7 +334,7 @@ fn no_byte_but_0_and_1_is_reduced() {
 fn a_custom_op_sees_no_byte_but_0_and_1() {
     let largest = Arc::new(AtomicU8::new(0));
     let seen = Arc::clone(&largest);
-    let either = Reduction::from(CustomOp::new("either", move |into: &mut [bool], from: &[bool]| {
+    let either = Reduction::<bool>::from(CustomOp::new("either", move |into: &mut [bool], from: &[bool]| {
         let bytes = |values: &[bool]| values.as_ptr_range();
         for range in [bytes(into), bytes(from)] {
             // SAFETY: a slice of one-byte elements, all initialised, read as the bytes that they are.
@@ -346,7 +346,7 @@ fn a_custom_op_sees_no_byte_but_0_and_1() {
     everywhere(|comm, count| {
         let (mine, of_bytes) = (said(comm.rank(), count), Reduction::from(ReduceOp::BitOr));
         let mut one = vec![0; count];
-        let prepared = comm.prepare_all_reduce(Source::Separate(Memory::Host(&mine)), MemoryMut::Host(&mut one), &of_bytes);
+        let prepared = comm.prepare_all_reduce(Source::Separate(Memory::from(&mine[..])), MemoryMut::from(&mut one[..]), &of_bytes);
         run(comm, prepared, Some(&either))?;
         assert!(one.iter().all(|byte| *byte == 1));
         Ok(())
@@ -364,16 +364,16 @@ fn what_a_panicking_op_leaves_behind_is_0_or_1() {
         .run_local(2, |comm| {
             let (mine, of_bytes) = (said(comm.rank(), count), Reduction::from(ReduceOp::BitOr));
             let mut one = vec![0; count];
-            let prepared = comm.prepare_all_reduce(Source::Separate(Memory::Host(&mine)), MemoryMut::Host(&mut one), &of_bytes);
+            let prepared = comm.prepare_all_reduce(Source::Separate(Memory::from(&mine[..])), MemoryMut::from(&mut one[..]), &of_bytes);
             let Prepared::Host(mut job, _) = prepared? else { unreachable!("buffers of the host") };
             job.call.element = TypeTag::Scalar(DType::Bool);
             let turns = Arc::clone(&turns);
             let kernel = if comm.rank() == 1 {
                 // What it folds is no truth value.
-                Kernel::of(&Reduction::from(CustomOp::new("x", |into: &mut [u8], _: &[u8]| into.fill(0xff))), 2)?
+                Kernel::of(&Reduction::<u8>::from(CustomOp::new("x", |into: &mut [u8], _: &[u8]| into.fill(0xff))), TypeTag::of::<u8>(), 2)?
             } else {
                 let fold = move |_: &mut [bool], _: &[bool]| assert!(turns.fetch_add(1, Ordering::Relaxed) < well, "enough");
-                Kernel::of(&Reduction::from(CustomOp::new("x", fold)), 2)?
+                Kernel::of(&Reduction::<bool>::from(CustomOp::new("x", fold)), TypeTag::of::<bool>(), 2)?
             };
             job.reduction = Some(plane::Reduction::new(kernel, None));
             let ended = catch_unwind(AssertUnwindSafe(|| comm.run(&job)));

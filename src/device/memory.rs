@@ -341,7 +341,7 @@ fn extent<B: Registrable>(comm: &NcclComm, buffer: &B) -> Result<(CUdeviceptr, u
     if memory.inner.context().cu_ctx() != comm.context().cu_ctx() {
         return Err(Error::argument("register", "the buffer belongs to another context than the communicator"));
     }
-    let bytes = memory.len() * size_of::<B::Element>();
+    let bytes = memory.bytes();
     if bytes == 0 {
         return Err(Error::argument("register", "the buffer is empty"));
     }

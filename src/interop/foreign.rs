@@ -253,7 +253,8 @@ impl<P: AsDevicePtrMut> DeviceWrite for ForeignBuffer<P> {
     }
 }
 
-impl<P: AsDevicePtr> Sealed for ForeignBuffer<P> {}
+// SAFETY: whoever has `AsDevicePtr` promises to give the same address and length each time.
+unsafe impl<P: AsDevicePtr> Sealed for ForeignBuffer<P> {}
 
 impl<P: AsDevicePtr> Buffer for ForeignBuffer<P> {
     type Element = P::Element;

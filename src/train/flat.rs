@@ -237,7 +237,7 @@ impl<T: Float> Flat<T> {
     pub(super) fn put(&mut self, range: Range<usize>, given: Memory<'_, T>, first: usize, add: bool) -> Result<()> {
         match (&mut self.0, given) {
             (Elements::Host(buffer), Memory::Host(given)) => {
-                let given = &given[first..first + range.len()];
+                let given = &given.as_slice()[first..first + range.len()];
                 match add {
                     true => buffer[range].iter_mut().zip(given).for_each(|(sum, new)| *sum = sum.plus(*new)),
                     false => buffer[range].copy_from_slice(given),
@@ -256,7 +256,7 @@ impl<T: Float> Flat<T> {
     /// Copies a gradient out. `range` lies inside, and the destination is as long (checked by the caller).
     pub(super) fn copy_to(&self, range: Range<usize>, destination: MemoryMut<'_, T>) -> Result<()> {
         match (&self.0, destination) {
-            (Elements::Host(buffer), MemoryMut::Host(destination)) => destination.copy_from_slice(&buffer[range]),
+            (Elements::Host(buffer), MemoryMut::Host(destination)) => destination.into_slice().copy_from_slice(&buffer[range]),
             #[cfg(feature = "cuda")]
             (Elements::Device(flat), MemoryMut::Device(destination)) => flat.copy_to(range, destination)?,
             #[cfg(feature = "cuda")]
@@ -386,14 +386,16 @@ impl<T: Float> From<CudaSlice<T>> for Flat<T> {
     }
 }
 
-impl<T: Float> Sealed for Flat<T> {}
+#[expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
+// SAFETY: it lends its one buffer.
+unsafe impl<T: Float> Sealed for Flat<T> {}
 
 impl<T: Float> Buffer for Flat<T> {
     type Element = T;
 
     fn memory(&self) -> Memory<'_, T> {
         match &self.0 {
-            Elements::Host(buffer) => Memory::Host(buffer),
+            Elements::Host(buffer) => Memory::from(&buffer[..]),
             #[cfg(feature = "cuda")]
             Elements::Device(flat) => flat.slice.memory(),
         }
@@ -403,7 +405,7 @@ impl<T: Float> Buffer for Flat<T> {
 impl<T: Float> BufferMut for Flat<T> {
     fn memory_mut(&mut self) -> MemoryMut<'_, T> {
         match &mut self.0 {
-            Elements::Host(buffer) => MemoryMut::Host(buffer),
+            Elements::Host(buffer) => MemoryMut::from(&mut buffer[..]),
             #[cfg(feature = "cuda")]
             Elements::Device(flat) => flat.slice.memory_mut(),
         }

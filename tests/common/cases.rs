@@ -1,6 +1,6 @@
 //! Every collective on one communicator, compared with the oracle, bit by bit.
 
-use collectives::{BufferMut, Communicator, F8E4M3, F8E5M2, ReduceOp, Result, bf16, f16};
+use collectives::{BufferMut, Communicator, Data, F8E4M3, F8E5M2, ReduceOp, Reduction, Result, bf16, f16};
 
 use super::oracle::{Predict, SCALAR, assert_bits, folded, inputs};
 
@@ -16,8 +16,14 @@ fn poison<T: Predict>(count: usize) -> Vec<T> {
 
 /// Where the buffers of a test live.
 pub trait Memory {
+    /// What calls know of the elements.
+    type Element<T: Predict>: Data;
+
     /// A buffer there.
-    type Buffer<T: Predict>: BufferMut<Element = T>;
+    type Buffer<T: Predict>: BufferMut<Element = Self::Element<T>>;
+
+    /// A reduction of such buffers.
+    fn reduction<T: Predict>(&self, op: ReduceOp) -> Reduction<Self::Element<T>>;
 
     /// A buffer that holds these elements.
     fn put<T: Predict>(&self, elements: &[T]) -> Self::Buffer<T>;
@@ -35,7 +41,12 @@ pub trait Memory {
 pub struct HostMemory;
 
 impl Memory for HostMemory {
+    type Element<T: Predict> = T;
     type Buffer<T: Predict> = Vec<T>;
+
+    fn reduction<T: Predict>(&self, op: ReduceOp) -> Reduction<T> {
+        op.into()
+    }
 
     fn put<T: Predict>(&self, elements: &[T]) -> Vec<T> {
         elements.to_vec()
@@ -61,21 +72,21 @@ pub fn reductions_in<T: Predict, M: Memory>(memory: &M, comm: &Communicator, op:
     let (source, poisoned) = (memory.put(&all[me]), poison::<T>(count));
 
     let mut buffer = memory.put(&all[me]);
-    memory.make(|| comm.all_reduce(&mut buffer, op)).unwrap();
+    memory.make(|| comm.all_reduce(&mut buffer, memory.reduction::<T>(op))).unwrap();
     check("all_reduce", &buffer, &expected);
 
     let mut destination = memory.put(&poisoned);
-    memory.make(|| comm.all_reduce_into(&source, &mut destination, op)).unwrap();
+    memory.make(|| comm.all_reduce_into(&source, &mut destination, memory.reduction::<T>(op))).unwrap();
     check("all_reduce_into", &destination, &expected);
     check("all_reduce_into, the source", &source, &all[me]);
 
     let root = seed as usize % n;
     let mut buffer = memory.put(&all[me]);
-    memory.make(|| comm.reduce(&mut buffer, root, op)).unwrap();
+    memory.make(|| comm.reduce(&mut buffer, root, memory.reduction::<T>(op))).unwrap();
     check("reduce", &buffer, if me == root { &expected } else { &all[me] });
 
     let mut destination = memory.put(&poisoned);
-    memory.make(|| comm.reduce_into(&source, (me == root).then_some(&mut destination), root, op)).unwrap();
+    memory.make(|| comm.reduce_into(&source, (me == root).then_some(&mut destination), root, memory.reduction::<T>(op))).unwrap();
     check("reduce_into", &destination, if me == root { &expected } else { &poisoned });
 
     scattered_reductions::<T, M>(memory, comm, op, count, seed);
@@ -89,7 +100,7 @@ fn scattered_reductions<T: Predict, M: Memory>(memory: &M, comm: &Communicator, 
     let expected = folded(op, &wide);
     let block = me * count..(me + 1) * count;
     let mut buffer = memory.put(&wide[me]);
-    memory.make(|| comm.reduce_scatter(&mut buffer, op)).unwrap();
+    memory.make(|| comm.reduce_scatter(&mut buffer, memory.reduction::<T>(op))).unwrap();
     let got = memory.get(&buffer);
     assert_bits(&what("reduce_scatter"), &got[block.clone()], &expected[block.clone()]);
     assert_bits(&what("reduce_scatter, before the block"), &got[..block.start], &wide[me][..block.start]);
@@ -97,7 +108,7 @@ fn scattered_reductions<T: Predict, M: Memory>(memory: &M, comm: &Communicator, 
 
     let mut destination = memory.put(&poison::<T>(count));
     let wide_source = memory.put(&wide[me]);
-    memory.make(|| comm.reduce_scatter_into(&wide_source, &mut destination, op)).unwrap();
+    memory.make(|| comm.reduce_scatter_into(&wide_source, &mut destination, memory.reduction::<T>(op))).unwrap();
     assert_bits(&what("reduce_scatter_into"), &memory.get(&destination), &expected[block]);
 
     let counts: Vec<usize> = (0..n).map(|rank| (rank + count) % 3 * count).collect();
@@ -107,10 +118,10 @@ fn scattered_reductions<T: Predict, M: Memory>(memory: &M, comm: &Communicator, 
     let own = start..start + counts[me];
     let mut destination = memory.put(&poison::<T>(counts[me]));
     let wide_source = memory.put(&wide[me]);
-    memory.make(|| comm.reduce_scatter_v_into(&wide_source, &mut destination, &counts, op)).unwrap();
+    memory.make(|| comm.reduce_scatter_v_into(&wide_source, &mut destination, &counts, memory.reduction::<T>(op))).unwrap();
     assert_bits(&what("reduce_scatter_v_into"), &memory.get(&destination), &expected[own.clone()]);
     let mut buffer = memory.put(&wide[me]);
-    memory.make(|| comm.reduce_scatter_v(&mut buffer, &counts, op)).unwrap();
+    memory.make(|| comm.reduce_scatter_v(&mut buffer, &counts, memory.reduction::<T>(op))).unwrap();
     assert_bits(&what("reduce_scatter_v"), &memory.get(&buffer)[own.clone()], &expected[own]);
 }
 

@@ -1,16 +1,18 @@
 //! Every collective in each of its forms, on buffers of any kind: started, and in a group, against the blocking one.
 
-use collectives::{Buffer, BufferMut, Communicator, OwnedBuffer, ReduceOp};
+use collectives::{Buffer, BufferMut, Communicator, Data, OwnedBuffer, ReduceOp, Reduction};
 
 /// What a rank contributes: other numbers for each rank, seed and place.
 fn numbers(seed: u64, rank: usize, count: usize) -> Vec<u32> {
     (0..count).map(|place| super::oracle::hash(seed, rank, place) as u32).collect()
 }
 
-/// Runs every form. `put` makes a buffer of elements, `get` reads one.
-pub fn every_form<B>(comm: &Communicator, seed: u64, put: impl Fn(&[u32]) -> B, get: impl Fn(&B) -> Vec<u32>)
+/// Runs every form. `put` makes a buffer of elements that come of these numbers, `get` reads one.
+pub fn every_form<E, B>(comm: &Communicator, seed: u64, put: impl Fn(&[u32]) -> B, get: impl Fn(&B) -> Vec<u32>)
 where
-    B: OwnedBuffer<Element = u32> + Buffer<Element = u32> + BufferMut,
+    E: Data,
+    B: OwnedBuffer + Buffer<Element = E> + BufferMut,
+    ReduceOp: Into<Reduction<E>>,
 {
     const COUNT: usize = 13;
     let (n, me, op) = (comm.world_size(), comm.rank(), ReduceOp::Max);
@@ -110,13 +112,16 @@ where
 }
 
 /// The forms on several buffers: each against a call of its own on each buffer.
-fn many_forms<B>(comm: &Communicator, seed: u64, put: &impl Fn(&[u32]) -> B, get: &impl Fn(&B) -> Vec<u32>)
+fn many_forms<E, B>(comm: &Communicator, seed: u64, put: &impl Fn(&[u32]) -> B, get: &impl Fn(&B) -> Vec<u32>)
 where
-    B: OwnedBuffer<Element = u32> + Buffer<Element = u32> + BufferMut,
+    E: Data,
+    B: OwnedBuffer + Buffer<Element = E> + BufferMut,
+    ReduceOp: Into<Reduction<E>>,
 {
     /// One is longer than what is joined, whichever way.
     const LENGTHS: [usize; 5] = [5, 0, 40_000, 1, 700];
-    let (n, me, op) = (comm.world_size(), comm.rank(), ReduceOp::Sum);
+    // Exact for every type, however many are folded at once.
+    let (n, me, op) = (comm.world_size(), comm.rank(), ReduceOp::Max);
     let root = n / 2;
     let some = |blocks: usize| LENGTHS.iter().map(|length| put(&numbers(seed, me, length * blocks))).collect::<Vec<_>>();
     let zeros = |blocks: usize| LENGTHS.iter().map(|length| put(&vec![0; length * blocks])).collect::<Vec<_>>();
@@ -155,15 +160,17 @@ where
 }
 
 /// The forms with lists, against what each rank is known to contribute.
-fn list_forms<B>(comm: &Communicator, seed: u64, put: &impl Fn(&[u32]) -> B, get: &impl Fn(&B) -> Vec<u32>)
+fn list_forms<E, B>(comm: &Communicator, seed: u64, put: &impl Fn(&[u32]) -> B, get: &impl Fn(&B) -> Vec<u32>)
 where
-    B: OwnedBuffer<Element = u32> + Buffer<Element = u32> + BufferMut,
+    E: Data,
+    B: OwnedBuffer + Buffer<Element = E> + BufferMut,
 {
     let (n, me) = (comm.world_size(), comm.rank());
     let root = n / 2;
     // Other lengths for each pair; one of them in all, where one is all there is.
     let length = |from: usize, to: usize| [3, 0, 1500, 1][(from + 2 * to + from * to) % 4];
-    let of = |from: usize, to: usize| numbers(seed + to as u64, from, length(from, to));
+    let made = |from: usize, to: usize| put(&numbers(seed + to as u64, from, length(from, to)));
+    let of = |from: usize, to: usize| get(&made(from, to));
     let gets = |buffers: &[B]| buffers.iter().map(get).collect::<Vec<_>>();
     let check = |what: &str, got: [Vec<Vec<u32>>; 3], expected: &[Vec<u32>]| {
         for (form, got) in ["blocking", "started", "in a group"].iter().zip(got) {
@@ -173,16 +180,16 @@ where
     let room = |lengths: &dyn Fn(usize) -> usize| (0..n).map(|rank| put(&vec![0; lengths(rank)])).collect::<Vec<_>>();
     let at_root = |list: Vec<B>| (me == root).then_some(list);
     // Everyone's source for the root.
-    let source = put(&of(me, root));
+    let source = made(me, root);
     let from = |rank: usize| length(rank, root);
     let (mut blocking, mut grouped) = (at_root(room(&from)), at_root(room(&from)));
     comm.gather_list(&source, blocking.as_deref_mut(), root).unwrap();
-    let (_, started) = comm.start_gather_list(put(&of(me, root)), at_root(room(&from)), root).unwrap().wait().unwrap();
+    let (_, started) = comm.start_gather_list(made(me, root), at_root(room(&from)), root).unwrap().wait().unwrap();
     comm.group(|group| group.gather_list(&source, grouped.as_deref_mut(), root)).unwrap();
     let expected: Vec<_> = (0..n).filter(|_| me == root).map(|rank| of(rank, root)).collect();
     check("gather_list", [blocking, started, grouped].map(|list| list.map_or(Vec::new(), |list| gets(&list))), &expected);
     // The root's sources for everyone.
-    let sources = || at_root((0..n).map(|rank| put(&of(root, rank))).collect());
+    let sources = || at_root((0..n).map(|rank| made(root, rank)).collect());
     let (given, own) = (sources(), || put(&vec![0; length(root, me)]));
     let (mut blocking, mut grouped) = (own(), own());
     comm.scatter_list(given.as_deref(), &mut blocking, root).unwrap();
@@ -192,12 +199,12 @@ where
     // Everyone's source for everyone.
     let (mut blocking, mut grouped) = (room(&from), room(&from));
     comm.all_gather_list(&source, &mut blocking).unwrap();
-    let (_, started) = comm.start_all_gather_list(put(&of(me, root)), room(&from)).unwrap().wait().unwrap();
+    let (_, started) = comm.start_all_gather_list(made(me, root), room(&from)).unwrap().wait().unwrap();
     comm.group(|group| group.all_gather_list(&source, &mut grouped)).unwrap();
     let expected: Vec<_> = (0..n).map(|rank| of(rank, root)).collect();
     check("all_gather_list", [blocking, started, grouped].map(|list| gets(&list)), &expected);
     // A source for each pair.
-    let sources = || (0..n).map(|rank| put(&of(me, rank))).collect::<Vec<_>>();
+    let sources = || (0..n).map(|rank| made(me, rank)).collect::<Vec<_>>();
     let (given, from) = (sources(), |rank: usize| length(rank, me));
     let (mut blocking, mut grouped) = (room(&from), room(&from));
     comm.all_to_all_list(&given, &mut blocking).unwrap();

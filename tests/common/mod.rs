@@ -11,3 +11,4 @@ pub mod programs;
 pub mod random;
 pub mod ranks;
 pub mod tasks;
+pub mod typed;

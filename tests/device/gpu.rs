@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collectives::{
-    Builder, Communicator, Config, DeviceChoice, Result,
+    Builder, Communicator, Config, DeviceChoice, ReduceOp, Reduction, Result,
     nccl::{CheckDeviceCalls, NcclCommunicator, UniqueId},
 };
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -149,7 +149,12 @@ impl DeviceMemory {
 }
 
 impl Memory for DeviceMemory {
+    type Element<T: Predict> = T;
     type Buffer<T: Predict> = CudaSlice<T>;
+
+    fn reduction<T: Predict>(&self, op: ReduceOp) -> Reduction<T> {
+        op.into()
+    }
 
     fn put<T: Predict>(&self, elements: &[T]) -> CudaSlice<T> {
         // SAFETY: elements are plain data.

@@ -13,6 +13,7 @@ mod matrix;
 mod messages;
 mod ordering;
 mod patterns;
+mod runtime_types;
 mod split;
 mod typed_nccl;
 mod user_kernels;

@@ -172,6 +172,43 @@ fn memory_that_cannot_be_there_is_refused() {
 }
 
 #[test]
+fn device_tensors_are_buffers_whatever_their_type() {
+    ranks(2, |comm, memory| {
+        let consumer = memory.stream.context().new_stream().unwrap();
+        let device = comm.device().unwrap();
+        let tensor = |values: &[i16]| {
+            let handed_over = dlpack::export_on(memory.put(values), &[values.len()], &consumer).unwrap();
+            // SAFETY: just exported, and nobody else has it.
+            unsafe { dlpack::Tensor::from_versioned(handed_over) }.unwrap()
+        };
+        let mut sum = tensor(&[comm.rank() as i16 + 1; 700]);
+        let error = sum.as_buffer_mut().map(|_| ()).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("order_by"), "{error}");
+        // SAFETY: exported for that stream, which outlives it, and freed in its order.
+        unsafe { sum.order_by(device.context(), &consumer) }.unwrap();
+        comm.all_reduce(&mut sum.as_buffer_mut().unwrap(), ReduceOp::Sum).unwrap();
+        // Into memory whose type the program knows as bytes only, and beside it as a typed view.
+        let mut copy = collectives::TypedBytes::new(collectives::DType::I16, memory.put(&[0_u8; 1400])).unwrap();
+        comm.all_reduce_into(&sum.as_buffer().unwrap(), &mut copy, ReduceOp::Max).unwrap();
+        let bytes = memory.get(copy.bytes());
+        assert!(bytes.chunks(2).all(|element| element == 3_i16.to_ne_bytes()));
+        // Started: owned, and as a source that several calls share.
+        let work = comm.start_all_reduce(sum.into_buffer().unwrap(), ReduceOp::Prod).unwrap();
+        let nine = work.wait().unwrap().into_inner().into_source().unwrap();
+        let peer = 1 - comm.rank();
+        let received = memory.put(&[0_i16; 700]);
+        if comm.rank() == 0 {
+            comm.start_send(nine.clone(), peer).unwrap().wait().unwrap();
+        } else {
+            let (received, _) = comm.start_recv(received, peer).unwrap().wait().unwrap();
+            assert_eq!(memory.get(&received), [9; 700]);
+        }
+        drop(nine);
+    });
+    assert_nothing_found();
+}
+
+#[test]
 fn device_tensors_go_out_and_come_back_through_dlpack() {
     ranks(2, |comm, memory| {
         let consumer = memory.stream.context().new_stream().unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
-use super::call::{DeviceCall, Guards, Hold, overlap, resolve};
+use super::call::{DeviceCall, Guards, Hold, check_place, check_places, overlap, resolve};
 use super::compare;
 use super::headers::Headers;
 use super::queue::{Pledge, Queued};
@@ -15,7 +15,7 @@ use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWri
 use crate::communicator::Communicator;
 use crate::communicator::message::Received;
 use crate::device::{self, DevicePlane};
-use crate::element::{Data, TypeTag};
+use crate::element::Data;
 use crate::error::{Error, Result};
 use crate::flight::{self, Message};
 use crate::observe::{Moved, Track};
@@ -65,15 +65,15 @@ impl<'a> Batch<'a> {
 
     /// Records a send.
     pub(in crate::communicator) fn send<T: Data>(&mut self, memory: DeviceMemory<'a, T>, to: usize) {
-        let (bytes, element) = (memory.len() * size_of::<T>(), TypeTag::of::<T>());
+        let (bytes, element) = (memory.bytes(), memory.element());
         let message = device::Message { peer: to, sends: true, address: 0, bytes, element };
         self.messages.push(DeviceMessage { message, end: End::Read(memory.inner) });
     }
 
     /// Records a receive, and says what it will get.
     pub(in crate::communicator) fn receive<T: Data>(&mut self, memory: DeviceMemoryMut<'a, T>, from: usize) -> Received {
-        let (count, element) = (memory.len(), TypeTag::of::<T>());
-        let message = device::Message { peer: from, sends: false, address: 0, bytes: count * size_of::<T>(), element };
+        let (count, bytes, element) = (memory.len(), memory.bytes(), memory.element());
+        let message = device::Message { peer: from, sends: false, address: 0, bytes, element };
         self.messages.push(DeviceMessage { message, end: End::Write(memory.inner) });
         Received { source: from, tag: 0, count }
     }
@@ -95,6 +95,7 @@ impl<'a> Batch<'a> {
             if overlap(&job) {
                 return Err(Error::argument(job.call.kind.name(), "source and destination overlap"));
             }
+            check_places(&job)?;
             jobs.push(job);
         }
         let mut messages = Vec::with_capacity(self.messages.len());
@@ -103,6 +104,7 @@ impl<'a> Batch<'a> {
                 End::Read(memory) => guards.read(*memory, stream),
                 End::Write(memory) => guards.write(*memory, stream),
             };
+            check_place(if message.sends { "send" } else { "recv" }, "the buffer", message.element, address, message.bytes)?;
             messages.push(device::Message { address, ..*message });
         }
         Ok(Resolved { jobs, messages, guards })

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
 use crate::buffer::device::{DeviceRead, DeviceWrite, Ordered, Reading};
+use crate::communicator::prepare::misplaced;
+use crate::element::TypeTag;
 use crate::error::{Error, Result};
 use crate::job::{List, Lists, Operands};
 use crate::{device, op};
@@ -81,22 +83,40 @@ pub(super) fn ordered<'s, 'a: 's>(
         let reason = "source and destination overlap; use the in-place form, or buffers that lie apart";
         return Err(Error::argument(name, reason));
     }
+    check_places(&job)?;
     guards.check(plane, stream, name)?;
     Ok((job, guards))
 }
 
 /// How a device folds what the caller asked for.
-pub(in crate::communicator) fn device_reduction<T>(reduction: &op::Reduction<T>) -> Result<device::Reduction>
-where
-    T: crate::element::Data,
-{
-    match &reduction.0 {
-        op::ReductionKind::Builtin(op, dtype) => op.check(*dtype).map(|()| device::Reduction::Builtin(*op)),
-        op::ReductionKind::Custom(op) => op.device_code().cloned().map(device::Reduction::User).ok_or_else(|| {
-            let reason = "it has a function for host memory only; give it an expression with CustomOp::with_expression";
-            Error::unsupported(format!("{:?} on device memory", op.name()), reason)
-        }),
+pub(in crate::communicator) fn device_reduction<T>(reduction: &op::Reduction<T>, element: TypeTag) -> Result<device::Reduction> {
+    match &reduction.kind {
+        op::ReductionKind::Builtin(op) => op.fits(element).map(|_| device::Reduction::Builtin(*op)),
+        op::ReductionKind::Custom(op) => {
+            op.check(element)?;
+            op.device.clone().map(device::Reduction::User).ok_or_else(|| {
+                let reason = "it has a function for host memory only; give it an expression with CustomOp::with_expression";
+                Error::unsupported(format!("{:?} on device memory", op.name), reason)
+            })
+        }
     }
+}
+
+/// Refuses an address where no element can lie: a type that is known at run time does not see to that.
+pub(super) fn check_place(call: &'static str, what: &str, element: TypeTag, address: u64, bytes: usize) -> Result<()> {
+    let TypeTag::Scalar(dtype) = element else { return Ok(()) };
+    if bytes == 0 || address.is_multiple_of(dtype.size_bytes() as u64) {
+        return Ok(());
+    }
+    Err(Error::argument(call, misplaced(what, element, address)))
+}
+
+/// Refuses buffers of a call that lie where their elements cannot.
+pub(super) fn check_places(job: &device::Job) -> Result<()> {
+    let Operands { source, source_len, destination, destination_len } = job.memory;
+    let (call, element) = (job.call.kind.name(), job.call.element);
+    check_place(call, "the source", element, source, source_len)?;
+    check_place(call, "the destination", element, destination, destination_len)
 }
 
 /// Two ranges of device memory that are not the same and share bytes.

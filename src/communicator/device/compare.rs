@@ -6,7 +6,6 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::buffer::{Memory, MemoryMut};
 use crate::call::{BlockLayout, Call, Collective};
 use crate::communicator::Communicator;
 use crate::communicator::prepare::{Prepared, Source};
@@ -139,13 +138,13 @@ impl Communicator {
 
     /// Gathers what ranks say of their device calls. No call of the program's can stand in for it.
     pub(super) fn gather_said<T: Data>(&self, mine: &[T], all: &mut [T]) -> Result<()> {
-        let prepared = self.prepare_all_gather(Some(Memory::Host(mine)), MemoryMut::Host(all));
+        let prepared = self.prepare_all_gather(Some(mine.into()), all.into());
         self.execute(prepared.map(as_comparison))
     }
 
     /// As [`Communicator::gather_said`], of what they say to each other.
     pub(super) fn exchange_said<T: Data>(&self, mine: &[T], theirs: &mut [T]) -> Result<()> {
-        let prepared = self.prepare_all_to_all(Source::Separate(Memory::Host(mine)), MemoryMut::Host(theirs));
+        let prepared = self.prepare_all_to_all(Source::Separate(mine.into()), theirs.into());
         self.execute(prepared.map(as_comparison))
     }
 

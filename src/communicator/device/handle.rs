@@ -13,6 +13,7 @@ use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::communicator::Communicator;
 use crate::deadline::Deadline;
 use crate::device::{self, DevicePlane, NcclCommunicator, cuda_error};
+use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
 use crate::interop::AsStream;
 
@@ -218,7 +219,8 @@ impl Device {
         let (Memory::Device(pattern), MemoryMut::Device(buffer)) = (pattern.memory(), buffer.memory_mut()) else {
             return Err(Error::argument(call, "both buffers must be on the device"));
         };
-        let element = size_of::<B::Element>();
+        Self::alike(call, buffer.element(), pattern.element())?;
+        let element = buffer.element_bytes();
         let pattern_bytes = pattern.len() * element;
         if pattern_bytes == 0 || !pattern_bytes.is_multiple_of(VECTOR_BYTES) {
             return Err(Error::argument(call, format!("a pattern has a multiple of {VECTOR_BYTES} B, and this one has {pattern_bytes} B")));
@@ -226,11 +228,16 @@ impl Device {
         let plane = self.raw().plane();
         Communicator::same_device(plane, call, "the pattern", pattern.inner.context())?;
         Communicator::same_device(plane, call, "the buffer", buffer.inner.context())?;
-        let bytes = buffer.len() * element;
+        let bytes = buffer.bytes();
         self.run_fill(plane, buffer, bytes, pattern, pattern_bytes, phase % pattern.len() * element)
     }
 
-    fn run_fill<T>(
+    /// Refuses a buffer and a pattern of two types.
+    fn alike(call: &'static str, buffer: TypeTag, pattern: TypeTag) -> Result<()> {
+        if buffer == pattern { Ok(()) } else { Err(Error::argument(call, format!("the buffer holds {buffer} and the pattern {pattern}"))) }
+    }
+
+    fn run_fill<T: Data>(
         &self,
         plane: &DevicePlane,
         buffer: DeviceMemoryMut<'_, T>,
@@ -241,8 +248,11 @@ impl Device {
     ) -> Result<()> {
         let stream = plane.stream();
         let mut guards = Guards::new(Hold::Borrowed);
+        let element = buffer.element();
         let from = guards.read(pattern.inner, stream);
         let to = guards.write(buffer.inner, stream);
+        call::check_place("fill", "the buffer", element, to, bytes)?;
+        call::check_place("fill", "the pattern", element, from, pattern_bytes)?;
         // SAFETY: both are borrowed, on this device (checked by the caller), as long as they say; their events order what follows.
         let queued = unsafe { plane.kernels().fill_pattern((to, bytes as u64), (from, pattern_bytes as u64), phase as u64, stream) };
         // The end of the plane waits for its own stream: its kernels are not taken away from under this.
@@ -264,7 +274,8 @@ impl Device {
         let (Memory::Device(pattern), Memory::Device(buffer)) = (pattern.memory(), buffer.memory()) else {
             return Err(Error::argument(call, "both buffers must be on the device"));
         };
-        if pattern.len() == 0 || size_of::<B::Element>() == 0 {
+        Self::alike(call, buffer.element(), pattern.element())?;
+        if pattern.bytes() == 0 {
             return Err(Error::argument(call, "an empty pattern is like nothing"));
         }
         let plane = self.raw().plane();
@@ -274,10 +285,12 @@ impl Device {
         let stream = plane.stream();
         let mut counter = stream.alloc_zeros::<u64>(1).map_err(failed)?;
         let (count, pattern_elements) = (buffer.len() as u64, pattern.len() as u64);
-        let (phase, element_bytes) = (phase as u64 % pattern_elements, size_of::<B::Element>() as u32);
+        let (phase, element_bytes) = (phase as u64 % pattern_elements, buffer.element_bytes() as u32);
         let mut guards = Guards::new(Hold::Borrowed);
         let (of, like) = (guards.read(buffer.inner, stream), guards.read(pattern.inner, stream));
         let wrong = guards.write(&mut counter, stream);
+        call::check_place(call, "the buffer", buffer.element(), of, buffer.bytes())?;
+        call::check_place(call, "the pattern", pattern.element(), like, pattern.bytes())?;
         // SAFETY: buffer and pattern are borrowed until the count has been waited for, on this device (checked), and as long as they say; the
         // counter is an allocation of ours, aligned for its type; the events of all three order what follows.
         let queued = unsafe { plane.kernels().check_pattern((of, count), element_bytes, (like, pattern_elements), phase, wrong, stream) };

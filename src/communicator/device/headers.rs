@@ -149,9 +149,10 @@ impl<'a> Headers<'a> {
     fn incoming(&mut self) -> Vec<(MessageContext, MessageBuffer)> {
         let me = self.comm.rank();
         let messages = self.awaited.iter().zip(&mut self.heard);
-        let messages = messages.map(|(told, heard)| (message_context(told.message.peer, MESSAGE_TAG), receive_place(heard)));
+        let messages =
+            messages.map(|(told, heard)| (message_context(told.message.peer, MESSAGE_TAG), receive_place(heard.as_mut_slice().into())));
         let calls = self.calls.iter_mut().flat_map(|calls| calls.heard.iter_mut().enumerate()).filter(|(rank, _)| *rank != me);
-        let calls = calls.map(|(rank, said)| (message_context(rank, CALLS_TAG), receive_place(said.as_flattened_mut())));
+        let calls = calls.map(|(rank, said)| (message_context(rank, CALLS_TAG), receive_place(said.as_flattened_mut().into())));
         messages.chain(calls).collect()
     }
 
@@ -169,7 +170,7 @@ impl<'a> Headers<'a> {
             return Ok(());
         }
         let mut places = self.incoming();
-        places.extend(self.outgoing().map(|(peer, tag, bytes)| (message_context(peer, tag), send_place(bytes))));
+        places.extend(self.outgoing().map(|(peer, tag, bytes)| (message_context(peer, tag), send_place(bytes.into()))));
         self.transfer(&places, limit)
     }
 

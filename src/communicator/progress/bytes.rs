@@ -20,14 +20,14 @@ impl ProgressEngine {
     /// Receives bytes, as many as there is room for or fewer.
     pub(in crate::communicator) fn receive_bytes(&self, context: &MessageContext, into: &mut [u8], limit: Duration) -> Result<Received> {
         // SAFETY: the bytes are borrowed mutably for the whole call.
-        unsafe { self.transfer_one(context, receive_place(into), limit) }
+        unsafe { self.transfer_one(context, receive_place(into.into()), limit) }
     }
 
     /// Sends the bytes of an object.
     #[cfg(feature = "serde")]
     pub(in crate::communicator) fn send_object(&self, context: &MessageContext, bytes: &[u8], limit: Duration) -> Result<()> {
         // SAFETY: the bytes are borrowed for the whole call.
-        unsafe { self.transfer_one(context, send_place(bytes), limit) }.map(drop)
+        unsafe { self.transfer_one(context, send_place(bytes.into()), limit) }.map(drop)
     }
 
     /// Receives the bytes of an object, `most` of them at most, in one message: into memory that is made once their number is known.

@@ -7,22 +7,42 @@ use std::sync::Arc;
 use std::{ptr, slice};
 
 use super::block::Scratch;
-use crate::element::{Data, TypeTag};
+use crate::element::{AnyElement, Data, Element, TypeTag};
 use crate::host::bools;
-use crate::op::Function;
-
-/// A fold whose element type is known to its implementor alone.
-pub(super) trait ErasedFold: Send + Sync {
-    /// See [`Fold::fold`](crate::host::fold::Fold::fold).
-    ///
-    /// # Safety
-    ///
-    /// As there, for the type that the implementor was made with, and `bytes` is not 0.
-    unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize);
-}
+use crate::op::{CustomOp, ErasedFold, ErasedOp, Function, Reduction, ReductionKind};
 
 /// A caller's function.
-pub(super) struct CustomFold<T>(pub(super) Arc<Function<T>>);
+struct CustomFold<T>(Arc<Function<T>>);
+
+/// The op, with its type forgotten.
+fn erased<T: Data>(op: &CustomOp<T>) -> ReductionKind {
+    let fold = op.function().map(|function| Arc::new(CustomFold(Arc::clone(function))) as Arc<dyn ErasedFold>);
+    ReductionKind::Custom(ErasedOp::of(op, fold))
+}
+
+impl<T: Data> From<&CustomOp<T>> for Reduction<T> {
+    fn from(op: &CustomOp<T>) -> Self {
+        Self::of(erased(op))
+    }
+}
+
+impl<T: Data> From<CustomOp<T>> for Reduction<T> {
+    fn from(op: CustomOp<T>) -> Self {
+        Self::from(&op)
+    }
+}
+
+impl<T: Element> From<&CustomOp<T>> for Reduction<AnyElement> {
+    fn from(op: &CustomOp<T>) -> Self {
+        Self::of(erased(op))
+    }
+}
+
+impl<T: Element> From<CustomOp<T>> for Reduction<AnyElement> {
+    fn from(op: CustomOp<T>) -> Self {
+        Self::from(&op)
+    }
+}
 
 impl<T: Data> ErasedFold for CustomFold<T> {
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize) {

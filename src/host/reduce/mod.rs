@@ -30,13 +30,12 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use self::custom::{CustomFold, ErasedFold};
 use self::level::Level;
 use self::table::Functions;
 use super::copy;
 use super::fold::{self, Fold};
-use crate::element::Data;
-use crate::op::ReductionKind;
+use crate::element::TypeTag;
+use crate::op::{ErasedFold, ReductionKind};
 use crate::tuning::reduce::TWICE_READ_BYTES;
 use crate::{DType, Error, ReduceOp, Reduction, Result};
 
@@ -59,23 +58,24 @@ enum Work {
 }
 
 impl Kernel {
-    /// The kernel of a reduction over `world_size` ranks, which is what a mean divides by.
+    /// The kernel of a reduction of such elements over `world_size` ranks, which is what a mean divides by.
     ///
     /// # Errors
     ///
     /// `Unsupported` where the operation cannot be done on the element type.
-    pub(crate) fn of<T: Data>(reduction: &Reduction<T>, world_size: usize) -> Result<Self> {
-        match &reduction.0 {
-            ReductionKind::Builtin(op, dtype) => Self::builtin(Level::best(), *op, *dtype, world_size),
+    pub(crate) fn of<T>(reduction: &Reduction<T>, element: TypeTag, world_size: usize) -> Result<Self> {
+        match &reduction.kind {
+            ReductionKind::Builtin(op) => Self::builtin(Level::best(), *op, op.fits(element)?, world_size),
             ReductionKind::Custom(op) => {
+                op.check(element)?;
                 let reason = "it was made for device buffers only; give it a function with CustomOp::new";
-                let function = op.function().ok_or_else(|| Error::unsupported(format!("{:?} on host memory", op.name()), reason))?;
+                let fold = op.fold.as_ref().ok_or_else(|| Error::unsupported(format!("{:?} on host memory", op.name), reason))?;
                 Ok(Self {
                     // An element without bytes has no blocks to fold; 1 spares everyone a division by zero.
-                    element_bytes: size_of::<T>().max(1),
-                    is_commutative: op.is_commutative(),
+                    element_bytes: op.element_bytes.max(1),
+                    is_commutative: op.commutative,
                     needs_premultiply: false,
-                    work: Work::Custom(Arc::new(CustomFold(Arc::clone(function)))),
+                    work: Work::Custom(Arc::clone(fold)),
                 })
             }
         }

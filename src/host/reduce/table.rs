@@ -10,7 +10,7 @@ use super::block::Inputs;
 use super::level::{FoldFunction, Level};
 use super::numeric::{Bf16, Bool, F16, Numeric, Plain, SmallE4M3, SmallE5M2};
 use super::operation::{And, Greatest, Least, Mean, MeanByShift, Operation, Or, Product, Sum, Xor};
-use crate::element::Data;
+use crate::element::{Data, Element};
 use crate::op::ReductionKind;
 use crate::{DType, ReduceOp, Reduction, Result};
 
@@ -149,11 +149,11 @@ fn widened<L: Numeric<Wide = f32>, O: Operation<f32>>(level: Level) -> FoldFunct
 /// scalar, for anything else the elements themselves. The memory of `into` is used again where it suffices.
 ///
 /// The scalar is rounded to the element type first, as it is on a device, and then each product once.
-pub(crate) fn premultiply<T: Data>(reduction: &Reduction<T>, source: &[T], into: &mut Vec<T>) {
+pub(crate) fn premultiply<T: Element>(reduction: &Reduction<T>, source: &[T], into: &mut Vec<T>) {
     into.clear();
-    match reduction.0 {
-        ReductionKind::Builtin(ReduceOp::PreMulSum(scalar), dtype) if dtype.is_float() => {
-            scaled_at(Level::best(), dtype, scalar, source, into);
+    match reduction.kind {
+        ReductionKind::Builtin(ReduceOp::PreMulSum(scalar)) if T::ELEMENT_TYPE.is_float() => {
+            scaled_at(Level::best(), T::ELEMENT_TYPE, scalar, source, into);
         }
         _ => into.extend_from_slice(source),
     }

@@ -3,12 +3,15 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
+
+use cudarc::driver::CudaContext;
 
 use super::import::Tensor;
 use super::refused;
 use crate::element::Element;
 use crate::error::Result;
-use crate::interop::{AsDevicePtr, AsDevicePtrMut, AsStream};
+use crate::interop::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer};
 
 /// A tensor on a GPU that calls read, as a [`ForeignBuffer`](crate::interop::ForeignBuffer) is made of it; see [`Tensor::on_device`].
 pub struct DeviceTensor<'a, T> {
@@ -37,6 +40,10 @@ unsafe impl Send for Place {}
 impl Place {
     fn of<T: Element>(tensor: &Tensor, stream: &(impl AsStream + ?Sized)) -> Result<Self> {
         tensor.has_type::<T>()?;
+        Self::at(tensor, stream)
+    }
+
+    fn at(tensor: &Tensor, stream: &(impl AsStream + ?Sized)) -> Result<Self> {
         let lies = tensor.device();
         let device = tensor.layout.cuda_device();
         let device = device.ok_or_else(|| refused(format!("it lies on a device of type {}, not in a GPU's memory", lies.device_type)))?;
@@ -48,7 +55,75 @@ impl Place {
     }
 }
 
+/// A tensor's bytes on a GPU, as a buffer.
+pub(super) type OnGpu = ForeignBuffer<Bytes>;
+
+/// Where a tensor's bytes lie on a GPU.
+#[derive(Debug)]
+pub(super) struct Bytes {
+    address: u64,
+    length: usize,
+    at: Place,
+}
+
+// SAFETY: - so many bytes lie there as long as the tensor lives, which owns this;
+// - the stream lives as long, and the tensor's uses follow it (promised to `Tensor::order_by`).
+unsafe impl AsDevicePtr for Bytes {
+    type Element = u8;
+
+    fn device_ptr(&self) -> u64 {
+        self.address
+    }
+
+    fn elements(&self) -> usize {
+        self.length
+    }
+
+    fn device(&self) -> usize {
+        self.at.device
+    }
+
+    fn raw_stream(&self) -> *mut c_void {
+        self.at.stream
+    }
+}
+
+// SAFETY: it is lent to be written by tensors alone that may be written and are borrowed mutably.
+unsafe impl AsDevicePtrMut for Bytes {}
+
 impl Tensor {
+    /// Says which stream the uses of a tensor on a GPU (or in managed memory) follow, so that it is a buffer for calls:
+    /// [`Tensor::as_buffer`] and its kin. `context` is [`Device::context`](crate::Device::context) of the communicator. Does nothing for a
+    /// tensor in host memory, so that one program serves both.
+    ///
+    /// ```no_run
+    /// # use collectives::{Communicator, ReduceOp, interop::{AsStream, dlpack::Tensor}};
+    /// # fn example(comm: &Communicator, mut tensor: Tensor, stream: &impl AsStream) -> collectives::Result<()> {
+    /// # let device = comm.device().expect("a device was asked for");
+    /// // SAFETY: the library was told to order its tensor for `stream`, which stays.
+    /// unsafe { tensor.order_by(device.context(), stream) }?;
+    /// comm.all_reduce(&mut tensor.as_buffer_mut()?, ReduceOp::Sum)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a stream or a context of another device.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Tensor::on_device`], as long as the tensor lives; and the stream is destroyed after it. A tensor for the per-thread
+    /// stream stays on its thread.
+    pub unsafe fn order_by<S: AsStream + ?Sized>(&mut self, context: &Arc<CudaContext>, stream: &S) -> Result<()> {
+        if self.layout.is_on_host() {
+            return Ok(());
+        }
+        let length = self.layout.elements * self.layout.dtype.size_bytes();
+        let bytes = Bytes { address: self.layout.address, length, at: Place::at(self, stream)? };
+        self.on_gpu = Some(ForeignBuffer::new(context, bytes)?);
+        Ok(())
+    }
+
     /// Its elements on a GPU (or in managed memory), to be read by calls.
     ///
     /// ```no_run

@@ -180,7 +180,7 @@ where
         Memory::Device(_) => return Err(refused("it lies on a device; name the consumer's stream with export_on")),
     }
     Ok(keeper.settle(DLDevice { device_type: K_DL_CPU, device_id: 0 }, |buffer| match buffer.memory_mut() {
-        MemoryMut::Host(slice) => slice.as_mut_ptr().cast(),
+        MemoryMut::Host(mut memory) => memory.parts().0.cast(),
         #[cfg(feature = "cuda")]
         MemoryMut::Device(_) => unreachable!("a buffer's type decides where it lies"),
     }))

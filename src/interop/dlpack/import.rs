@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ptr::NonNull;
 
+#[cfg(feature = "cuda")]
+use super::device::OnGpu;
 use super::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPACK_FLAG_READ_ONLY, DLTensor, TensorLayout, VERSION, refused};
 use crate::element::{DType, Element};
 use crate::error::Result;
@@ -22,6 +24,9 @@ pub struct Tensor {
     data: *mut u8,
     pub(super) layout: TensorLayout,
     read_only: bool,
+    /// Where it lies on a GPU, once it was said whose order its uses follow.
+    #[cfg(feature = "cuda")]
+    pub(super) on_gpu: Option<OnGpu>,
 }
 
 // SAFETY: elements are plain data, and whoever made the tensor promised that its deleter may be called on any thread.
@@ -88,7 +93,14 @@ impl Tensor {
         // SAFETY: the tensor obeys dlpack.h: its arrays are as long as it has dimensions.
         let layout = unsafe { TensorLayout::of(tensor) }?;
         let offset = usize::try_from(tensor.byte_offset).map_err(|_| refused("its offset is larger than an address space"))?;
-        Ok(Self { managed, data: tensor.data.cast::<u8>().wrapping_add(offset), layout, read_only })
+        Ok(Self {
+            managed,
+            data: tensor.data.cast::<u8>().wrapping_add(offset),
+            layout,
+            read_only,
+            #[cfg(feature = "cuda")]
+            on_gpu: None,
+        })
     }
 
     /// What its elements are.
@@ -164,10 +176,10 @@ impl Tensor {
     /// The first element, where the processor can reach it and it is a `T`.
     fn host<T: Element>(&self) -> Result<*mut T> {
         self.has_type::<T>()?;
-        if !self.layout.is_on_host() {
+        let first = self.host_bytes().ok_or_else(|| {
             let DLDevice { device_type, device_id } = self.layout.device;
-            return Err(refused(format!("it lies on device {device_id} of type {device_type}, not in host memory")));
-        }
+            refused(format!("it lies on device {device_id} of type {device_type}, not in host memory"))
+        })?;
         if self.layout.elements == 0 {
             return Ok(NonNull::dangling().as_ptr());
         }
@@ -178,7 +190,16 @@ impl Tensor {
                 return Err(refused(format!("its truth value {at} is {:#04x}, which is neither 0 nor 1", bytes[at])));
             }
         }
-        Ok(self.data.cast())
+        Ok(first.cast())
+    }
+
+    /// Where its bytes begin, where the processor can reach them: never null.
+    pub(super) fn host_bytes(&self) -> Option<*mut u8> {
+        match (self.layout.is_on_host(), self.layout.elements) {
+            (false, _) => None,
+            (true, 0) => Some(NonNull::dangling().as_ptr()),
+            (true, _) => Some(self.data),
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Tensors handed between libraries in one process, as DLPack defines it: in and out, in the structures of before 1.0
 //! ([`DLManagedTensor`]) and of 1.x ([`DLManagedTensorVersioned`]).
 //!
-//! What comes in is a [`Tensor`]: host memory is lent as slices, memory of a GPU as a view that calls take. What goes out is any
+//! What comes in is a [`Tensor`]: a buffer for any call, whatever its type ([`Tensor::as_buffer_mut`]); or, where the type is known, slices of
+//! host memory, and views of a GPU's. What goes out is any
 //! buffer that can be owned: [`export()`] and [`export_legacy`].
 //!
 //! ```
@@ -20,6 +21,7 @@
 
 #![expect(unsafe_code, reason = "C structures that other libraries fill in")]
 
+mod buffer;
 #[cfg(feature = "cuda")]
 mod device;
 mod export;
@@ -32,6 +34,7 @@ use std::ffi::c_void;
 use crate::element::DType;
 use crate::error::{Error, Result};
 
+pub use buffer::TensorBuffer;
 #[cfg(feature = "cuda")]
 pub use device::{DeviceTensor, DeviceTensorMut};
 pub use export::{export, export_legacy};

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::element::{DType, Element, F8E4M3, F8E5M2};
+use crate::ReduceOp;
+use crate::buffer::Buffer;
+use crate::element::{DType, Element, F8E4M3, F8E5M2, TypeTag};
 use crate::error::Error;
 use half::{bf16, f16};
 
@@ -259,6 +261,51 @@ fn malformed_tensors_are_refused_in_words() {
     // SAFETY: made by hand, and used by nobody else; a null pointer is an answer of its own.
     assert!(unsafe { Tensor::from_versioned(managed) }.unwrap_err().to_string().contains("no data"));
     delete(managed);
+}
+
+#[test]
+fn a_tensor_is_a_buffer_whatever_its_type() {
+    let comm = crate::Communicator::local(1).unwrap().remove(0);
+    for dtype in DType::ALL {
+        let make =
+            || take(Producer::new(&[2, 2]).with(|p| (p.dtype, p.data[0], p.byte_offset) = (dtype.into(), 1 << 56 | 1, 0))).0.unwrap();
+        let (mut tensor, source) = (make(), make());
+        assert_eq!(
+            (tensor.as_buffer().unwrap().memory().len(), tensor.as_buffer().unwrap().memory().element()),
+            (4, TypeTag::Scalar(dtype))
+        );
+        comm.all_reduce(&mut tensor.as_buffer_mut().unwrap(), ReduceOp::Max).unwrap();
+        comm.broadcast_into(Some(&source.as_buffer().unwrap()), &mut tensor.as_buffer_mut().unwrap(), 0).unwrap();
+        let owned = comm.start_all_reduce(tensor.into_buffer().unwrap(), ReduceOp::Min).unwrap().wait().unwrap().into_inner();
+        assert_eq!((owned.dtype(), owned.shape()), (dtype, &[2, 2][..]));
+    }
+    // Each goes back to its library once, also the ones that calls owned or shared.
+    let (tensor, _, deleted) = take(Producer::new(&[24]));
+    let source = tensor.unwrap().into_source().unwrap();
+    let works = [1, 2].map(|tag| comm.start_send(source.clone(), crate::Envelope::rank(0).tag(tag)).unwrap());
+    let mut received = [1.0_f32; 24];
+    for tag in [1, 2] {
+        assert_eq!(comm.recv(&mut received, crate::Envelope::rank(0).tag(tag)).unwrap().count, 24);
+    }
+    drop(source);
+    assert_eq!((received, deleted.load(Ordering::SeqCst)), ([0.0; 24], 0));
+    works.into_iter().for_each(|work| drop(work.wait().unwrap()));
+    assert_eq!(deleted.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn what_cannot_be_lent_as_a_buffer_says_why() {
+    let read_only = || take(Producer::new(&[24]).with(|p| p.flags = DLPACK_FLAG_READ_ONLY)).0.unwrap();
+    assert!(read_only().as_buffer().is_ok() && read_only().into_source().is_ok());
+    for error in [read_only().as_buffer_mut().map(|_| ()).unwrap_err(), read_only().into_buffer().map(|_| ()).unwrap_err()] {
+        assert!(error.to_string().contains("forbids writing"), "{error}");
+    }
+    let elsewhere = || take(Producer::new(&[24]).with(|p| p.device = DLDevice { device_type: 2, device_id: 0 })).0.unwrap();
+    for error in [elsewhere().as_buffer().map(|_| ()).unwrap_err(), elsewhere().into_buffer().map(|_| ()).unwrap_err()] {
+        assert!(error.to_string().contains("order_by"), "{error}");
+    }
+    let nothing = take(Producer::new(&[3, 0])).0.unwrap();
+    assert_eq!(nothing.as_buffer().unwrap().memory().len(), 0);
 }
 
 #[test]

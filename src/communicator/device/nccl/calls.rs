@@ -9,7 +9,7 @@ use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::Collective;
 use crate::communicator::device::call::{DeviceCall, device_reduction};
-use crate::communicator::prepare::{Source, element};
+use crate::communicator::prepare::{Source, agreed};
 use crate::device::{Arguments, NcclCommunicator};
 use crate::element::Data;
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ impl NcclCommunicator {
         reduction: Option<&Reduction<T>>,
         stream: &Arc<CudaStream>,
     ) -> Result<()> {
-        let (element, _) = element::<T>(kind.name())?;
+        let (element, _) = agreed(kind, &source, &destination)?;
         let in_place = matches!(source, Source::InPlace);
         let source = match source {
             Source::Separate(memory) => Some(readable(kind, memory)?),
@@ -55,7 +55,7 @@ impl NcclCommunicator {
         let arguments = Arguments {
             kind,
             root,
-            reduction: (code, reduction.map(device_reduction).transpose()?),
+            reduction: (code, reduction.map(|reduction| device_reduction(reduction, element)).transpose()?),
             element,
             source: source.map(|memory| memory.len()),
             destination: destination.as_ref().map(DeviceMemoryMut::len),

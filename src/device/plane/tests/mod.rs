@@ -223,7 +223,7 @@ fn inexact(op: ReduceOp, dtype: DType, random: &mut Random) -> Vec<u8> {
 /// The fold of the host, in rank order.
 fn folded<T: Element>(op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     let reduction = crate::Reduction::<T>::from(op);
-    let kernel = Kernel::of(&reduction, inputs.len()).unwrap();
+    let kernel = Kernel::of(&reduction, TypeTag::of::<T>(), inputs.len()).unwrap();
     let elements = |bytes: &Vec<u8>| -> Vec<T> {
         let mut elements = vec![T::default(); bytes.len() / size_of::<T>()];
         // SAFETY: plain data of as many bytes.

@@ -2,6 +2,7 @@
 
 use super::oracle::{expected, random_elements};
 use super::{Fold, Kernel, Random, fold, levels, pairs};
+use crate::element::TypeTag;
 use crate::host::reduce::level::Level;
 use crate::{CustomOp, DType, ReduceOp, Reduction};
 
@@ -129,17 +130,17 @@ fn what_cannot_be_done_is_refused_with_both_names() {
         }
     }
     assert_eq!(refused, 1 + 3 * 6 + 9);
-    assert!(Kernel::of(&Reduction::<bool>::from(ReduceOp::Avg), 2).unwrap_err().is_unsupported());
+    assert!(Kernel::of(&Reduction::<bool>::from(ReduceOp::Avg), TypeTag::of::<bool>(), 2).unwrap_err().is_unsupported());
 }
 
 #[test]
 fn a_kernel_says_what_it_is() {
     fn shared<T: Clone + Send + Sync + 'static>(_: &T) {}
-    let sum = Kernel::of(&Reduction::<i64>::from(ReduceOp::Sum), 2).unwrap();
+    let sum = Kernel::of(&Reduction::<i64>::from(ReduceOp::Sum), TypeTag::of::<i64>(), 2).unwrap();
     shared(&sum);
     assert!(sum.is_commutative() && !sum.needs_premultiply() && sum.element_bytes() == 8);
-    assert!(Kernel::of(&Reduction::<f32>::from(ReduceOp::PreMulSum(2.0)), 2).unwrap().needs_premultiply());
+    assert!(Kernel::of(&Reduction::<f32>::from(ReduceOp::PreMulSum(2.0)), TypeTag::of::<f32>(), 2).unwrap().needs_premultiply());
     let ordered = CustomOp::ordered("left", |_: &mut [[u16; 3]], _: &[[u16; 3]]| {});
-    let ordered = Kernel::of(&Reduction::from(&ordered), 2).unwrap();
+    let ordered = Kernel::of(&Reduction::from(&ordered), TypeTag::of::<[u16; 3]>(), 2).unwrap();
     assert!(!ordered.is_commutative() && !ordered.needs_premultiply() && ordered.element_bytes() == 6);
 }

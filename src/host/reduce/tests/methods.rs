@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::oracle::{expected, random_elements};
 use super::{Buffer, Fold, Kernel, Random, levels, pairs};
+use crate::element::TypeTag;
 use crate::{CustomOp, DType, Data, ReduceOp, Reduction};
 
 /// Elements and inputs: nothing, less than a vector, odd lengths around blocks, inputs up to many.
@@ -107,7 +108,7 @@ fn an_op_of_the_callers_own_has_all_ways() {
     let op = CustomOp::new("xor", |into: &mut [[u8; 3]], from: &[[u8; 3]]| {
         into.as_flattened_mut().iter_mut().zip(from.as_flattened()).for_each(|(into, from)| *into ^= from);
     });
-    let kernel = Kernel::of(&Reduction::from(&op), 2).unwrap();
+    let kernel = Kernel::of(&Reduction::from(&op), TypeTag::of::<[u8; 3]>(), 2).unwrap();
     let [a, b] = [1, 2].map(|seed| random_elements(&mut Random(seed), DType::U8, if cfg!(miri) { 3000 } else { 30_000 }));
     let expected: Vec<u8> = a.iter().zip(&b).map(|(a, b)| a ^ b).collect();
     for method in [Method::One, Method::Two] {
@@ -119,7 +120,7 @@ fn an_op_of_the_callers_own_has_all_ways() {
 
 /// Folds vectors of `T` by the operation, with the destination apart or one of the inputs, and returns it.
 fn fold<T: Data>(op: &CustomOp<T>, inputs: &[Vec<T>], alias: Option<usize>) -> Vec<T> {
-    let kernel = Kernel::of(&Reduction::from(op), inputs.len()).unwrap();
+    let kernel = Kernel::of(&Reduction::from(op), TypeTag::of::<T>(), inputs.len()).unwrap();
     let mut inputs = inputs.to_vec();
     let mut apart = inputs[inputs.len() - 1].clone();
     let bytes = size_of_val(&apart[..]);
@@ -209,7 +210,7 @@ fn elements_may_be_huge_or_empty_or_widely_aligned() {
     });
     assert_eq!(fold(&wide, &[vec![Wide([5; 32]); 3], vec![Wide([2; 32]); 3]], None)[2].0[30..], [5, 7]);
     let empty = CustomOp::new("empty", |_: &mut [[f32; 0]], _: &[[f32; 0]]| {});
-    assert_eq!(Kernel::of(&Reduction::from(&empty), 2).unwrap().element_bytes(), 1);
+    assert_eq!(Kernel::of(&Reduction::from(&empty), TypeTag::of::<[f32; 0]>(), 2).unwrap().element_bytes(), 1);
     assert_eq!(fold(&empty, &[vec![[]; 3], vec![[]; 3]], None).len(), 3);
 }
 
@@ -219,7 +220,7 @@ fn an_op_that_panics_leaves_the_destination_alone() {
         into.fill(7);
         panic!("on purpose");
     });
-    let kernel = Kernel::of(&Reduction::from(&op), 2).unwrap();
+    let kernel = Kernel::of(&Reduction::<u32>::from(&op), TypeTag::of::<u32>(), 2).unwrap();
     let (mut into, from) = ([1u32, 2, 3], [4u32, 5, 6]);
     let pointer: *mut u8 = into.as_mut_ptr().cast();
     // SAFETY: two arrays of twelve bytes.

@@ -5,6 +5,7 @@ use half::f16;
 
 use super::oracle::{expected, random_elements, read_float, special_elements, write_float};
 use super::{Kernel, Random, fold, levels};
+use crate::element::TypeTag;
 use crate::host::reduce::premultiply;
 use crate::host::reduce::table::scaled_at;
 use crate::{DType, F8E4M3, F8E5M2, ReduceOp, Reduction, bf16};
@@ -62,7 +63,7 @@ fn all_pairs_of_8_bit_floats() {
 #[test]
 fn zeros_and_nan_in_words() {
     let both = |op, a: f32, b: f32| {
-        let kernel = Kernel::of(&Reduction::<f32>::from(op), 2).unwrap();
+        let kernel = Kernel::of(&Reduction::<f32>::from(op), TypeTag::of::<f32>(), 2).unwrap();
         let bytes = fold(&kernel, &[&a.to_le_bytes(), &b.to_le_bytes()], None, true);
         f32::from_le_bytes(bytes.try_into().unwrap()).to_bits()
     };
@@ -100,10 +101,10 @@ fn every_narrow_pattern_survives_the_wide_type() {
 fn narrow_floats_are_rounded_once() {
     // 2048 + 1 + 1: rounded after each step it would stay at 2048.
     let [large, one] = [2048.0, 1.0].map(|value| f16::from_f32(value).to_le_bytes());
-    let kernel = Kernel::of(&Reduction::<f16>::from(ReduceOp::Sum), 3).unwrap();
+    let kernel = Kernel::of(&Reduction::<f16>::from(ReduceOp::Sum), TypeTag::of::<f16>(), 3).unwrap();
     assert_eq!(fold(&kernel, &[&large, &one, &one], Some(2), true), f16::from_f32(2050.0).to_le_bytes());
     // 448 + 448 is more than the type holds; their mean is not.
-    let kernel = Kernel::of(&Reduction::<F8E4M3>::from(ReduceOp::Avg), 2).unwrap();
+    let kernel = Kernel::of(&Reduction::<F8E4M3>::from(ReduceOp::Avg), TypeTag::of::<F8E4M3>(), 2).unwrap();
     assert_eq!(fold(&kernel, &[&[0x7e], &[0x7e]], None, true), [0x7e]);
     assert_eq!(fold(&kernel, &[&[0x7e], &[0x7e]], None, false), [0x7f]);
 }

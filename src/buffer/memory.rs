@@ -1,0 +1,277 @@
+//! The memory of a buffer: where it lies, how many elements it has, and what they are.
+
+#![expect(unsafe_code, reason = "bytes are seen as the elements that they are")]
+
+#[cfg(feature = "cuda")]
+use super::device::{DeviceMemory, DeviceMemoryMut};
+use crate::element::{AnyElement, DType, Data, Element, TypeTag};
+
+/// Memory that a call reads, and the plane that reads it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Memory<'a, T> {
+    /// Ordinary memory: the call runs on the host plane.
+    Host(HostMemory<'a, T>),
+    /// Memory of a GPU: the call is queued on the device plane.
+    #[cfg(feature = "cuda")]
+    Device(DeviceMemory<'a, T>),
+}
+
+/// Memory that a call writes, and the plane that writes it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum MemoryMut<'a, T> {
+    /// Ordinary memory: the call runs on the host plane.
+    Host(HostMemoryMut<'a, T>),
+    /// Memory of a GPU: the call is queued on the device plane.
+    #[cfg(feature = "cuda")]
+    Device(DeviceMemoryMut<'a, T>),
+}
+
+/// Ordinary memory that a call reads.
+#[derive(Debug)]
+pub struct HostMemory<'a, T> {
+    slice: &'a [T],
+    /// What [`AnyElement`]s are; of no meaning for other elements.
+    dtype: Option<DType>,
+}
+
+/// Ordinary memory that a call writes.
+#[derive(Debug)]
+pub struct HostMemoryMut<'a, T> {
+    slice: &'a mut [T],
+    /// As for [`HostMemory`].
+    dtype: Option<DType>,
+}
+
+impl<T> Clone for Memory<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Memory<'_, T> {}
+
+impl<T> Clone for HostMemory<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for HostMemory<'_, T> {}
+
+impl<'a, T> From<&'a [T]> for HostMemory<'a, T> {
+    #[inline]
+    fn from(slice: &'a [T]) -> Self {
+        Self { slice, dtype: None }
+    }
+}
+
+impl<'a, T> From<&'a mut [T]> for HostMemoryMut<'a, T> {
+    #[inline]
+    fn from(slice: &'a mut [T]) -> Self {
+        Self { slice, dtype: None }
+    }
+}
+
+impl<'a, T> From<&'a [T]> for Memory<'a, T> {
+    #[inline]
+    fn from(slice: &'a [T]) -> Self {
+        Memory::Host(slice.into())
+    }
+}
+
+impl<'a, T> From<&'a mut [T]> for MemoryMut<'a, T> {
+    #[inline]
+    fn from(slice: &'a mut [T]) -> Self {
+        MemoryMut::Host(slice.into())
+    }
+}
+
+impl<'a, T> HostMemory<'a, T> {
+    /// The elements; bytes, where their type is known at run time only.
+    #[must_use]
+    #[inline]
+    pub fn as_slice(self) -> &'a [T] {
+        self.slice
+    }
+}
+
+impl<'a, T> HostMemoryMut<'a, T> {
+    /// The elements; bytes, where their type is known at run time only.
+    #[must_use]
+    #[inline]
+    pub fn into_slice(self) -> &'a mut [T] {
+        self.slice
+    }
+}
+
+/// What a call asks of host memory, read or written. What depends on `T` alone is known when the program is compiled.
+macro_rules! asked {
+    ($($memory:ident),*) => {$(
+        impl<T: Data> $memory<'_, T> {
+            /// How many elements it has.
+            #[inline]
+            pub(crate) fn len(&self) -> usize {
+                if T::KNOWN_AT_RUN_TIME { self.slice.len() / self.element_bytes() } else { self.slice.len() }
+            }
+
+            /// What its elements are.
+            #[inline]
+            pub(crate) fn element(&self) -> TypeTag {
+                TypeTag::held::<T>(self.dtype)
+            }
+
+            /// The size of one.
+            #[inline]
+            pub(crate) fn element_bytes(&self) -> usize {
+                TypeTag::held_bytes::<T>(self.dtype)
+            }
+
+            /// Where it begins, if no element can lie there. Elements whose type is known when the program is compiled always can.
+            #[inline]
+            pub(crate) fn misplaced(&self) -> Option<u64> {
+                if !T::KNOWN_AT_RUN_TIME {
+                    return None;
+                }
+                let address = self.slice.as_ptr().addr();
+                (!self.slice.is_empty() && !address.is_multiple_of(self.element_bytes())).then_some(address as u64)
+            }
+        }
+    )*};
+}
+
+asked!(HostMemory, HostMemoryMut);
+
+impl<'a, T: Data> HostMemory<'a, T> {
+    /// Where it begins, and its bytes.
+    #[inline]
+    pub(crate) fn parts(self) -> (*const u8, usize) {
+        (self.slice.as_ptr().cast(), self.len() * self.element_bytes())
+    }
+
+    /// Its elements, if they are of the element type `E`, under whatever name, and not truth values; `None` too where they are
+    /// [misplaced](Self::misplaced).
+    pub(crate) fn elements<E: Element>(self) -> Option<&'a [E]> {
+        let element = self.element();
+        if element != TypeTag::Scalar(E::ELEMENT_TYPE) || element.is_bool() {
+            return None;
+        }
+        if self.slice.is_empty() {
+            return Some(&[]);
+        }
+        if !self.slice.as_ptr().cast::<E>().is_aligned() {
+            return None;
+        }
+        // SAFETY: - `T` is an element of this type, or bytes that make as many as `len` says, and each byte is initialised (`Data`);
+        // - the start is aligned (checked), and any bytes are a value of an element type but `bool` (excluded above);
+        // - the borrow is the slice's.
+        Some(unsafe { std::slice::from_raw_parts(self.slice.as_ptr().cast(), self.len()) })
+    }
+}
+
+impl<T: Data> HostMemoryMut<'_, T> {
+    /// Where it begins, and its bytes.
+    #[inline]
+    pub(crate) fn parts(&mut self) -> (*mut u8, usize) {
+        (self.slice.as_mut_ptr().cast(), self.len() * self.element_bytes())
+    }
+
+    /// The same, to be read.
+    pub(crate) fn read(&self) -> HostMemory<'_, T> {
+        HostMemory { slice: self.slice, dtype: self.dtype }
+    }
+}
+
+/// What a call asks of memory, read or written, wherever it lies.
+macro_rules! asked_anywhere {
+    ($($memory:ident),*) => {$(
+        impl<T: Data> $memory<'_, T> {
+            /// How many elements it has.
+            #[inline]
+            pub(crate) fn len(&self) -> usize {
+                match self {
+                    $memory::Host(memory) => memory.len(),
+                    #[cfg(feature = "cuda")]
+                    $memory::Device(memory) => memory.len(),
+                }
+            }
+
+            /// What its elements are.
+            #[inline]
+            pub(crate) fn element(&self) -> TypeTag {
+                match self {
+                    $memory::Host(memory) => memory.element(),
+                    #[cfg(feature = "cuda")]
+                    $memory::Device(memory) => memory.element(),
+                }
+            }
+
+            /// As [`HostMemory::misplaced`]. Memory of a device has no address yet.
+            #[inline]
+            pub(crate) fn misplaced(&self) -> Option<u64> {
+                match self {
+                    $memory::Host(memory) => memory.misplaced(),
+                    #[cfg(feature = "cuda")]
+                    $memory::Device(_) => None,
+                }
+            }
+        }
+    )*};
+}
+
+asked_anywhere!(Memory, MemoryMut);
+
+impl<'a> Memory<'a, u8> {
+    /// The bytes as elements of a type.
+    pub(crate) fn typed(self, dtype: DType) -> Memory<'a, AnyElement> {
+        match self {
+            Memory::Host(HostMemory { slice, .. }) => Memory::Host(HostMemory { slice: AnyElement::of(slice), dtype: Some(dtype) }),
+            #[cfg(feature = "cuda")]
+            Memory::Device(memory) => Memory::Device(memory.typed(dtype)),
+        }
+    }
+}
+
+impl<'a> MemoryMut<'a, u8> {
+    /// The bytes as elements of a type.
+    pub(crate) fn typed(self, dtype: DType) -> MemoryMut<'a, AnyElement> {
+        match self {
+            MemoryMut::Host(HostMemoryMut { slice, .. }) => {
+                MemoryMut::Host(HostMemoryMut { slice: AnyElement::of_mut(slice), dtype: Some(dtype) })
+            }
+            #[cfg(feature = "cuda")]
+            MemoryMut::Device(memory) => MemoryMut::Device(memory.typed(dtype)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_whose_type_is_known_at_run_time_is_no_burden_for_the_rest() {
+        // As large as device memory and a word.
+        assert!(size_of::<Memory<'_, f32>>() <= 4 * size_of::<usize>());
+        assert!(size_of::<MemoryMut<'_, f32>>() <= 4 * size_of::<usize>());
+        let typed: Memory<'_, f32> = (&[1.0_f32][..]).into();
+        assert_eq!((typed.len(), typed.element()), (1, TypeTag::of::<f32>()));
+    }
+
+    #[test]
+    fn bytes_are_counted_in_elements_and_must_lie_right() {
+        let bytes = [0_u64; 3];
+        // SAFETY: the same bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<u8>(), 24) };
+        let memory = |from: usize, dtype| Memory::from(&bytes[from..]).typed(dtype);
+        assert_eq!((memory(0, DType::F64).len(), memory(0, DType::F64).misplaced()), (3, None));
+        assert_eq!(memory(8, DType::I16).len(), 8);
+        assert!(memory(4, DType::U64).misplaced().is_some() && memory(4, DType::U32).misplaced().is_none());
+        assert_eq!(memory(24, DType::F32).misplaced().or(memory(1, DType::Bool).misplaced()), None);
+        assert_eq!(memory(0, DType::Bf16).element(), TypeTag::Scalar(DType::Bf16));
+        let Memory::Host(host) = memory(8, DType::F32) else { panic!("it lies on the host") };
+        assert_eq!(host.elements::<f32>(), Some(&[0.0; 4][..]));
+        assert_eq!((host.elements::<i32>(), host.elements::<f64>()), (None, None));
+    }
+}

@@ -1,0 +1,156 @@
+//! Single elements as buffers, and types of other crates as elements.
+
+#![expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
+
+use half::{bf16, f16};
+
+use super::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
+use crate::element::{F8E4M3, F8E5M2};
+
+macro_rules! single_elements {
+    ($($element:ty),* $(,)?) => {$(
+        // SAFETY: it lends itself.
+        unsafe impl Sealed for $element {}
+        impl Buffer for $element {
+            type Element = $element;
+            fn memory(&self) -> Memory<'_, $element> {
+                Memory::from(std::slice::from_ref(self))
+            }
+        }
+        impl BufferMut for $element {
+            fn memory_mut(&mut self) -> MemoryMut<'_, $element> {
+                MemoryMut::from(std::slice::from_mut(self))
+            }
+        }
+    )*};
+}
+
+single_elements!(f32, f64, f16, bf16, F8E4M3, F8E5M2, i8, i16, i32, i64, u8, u16, u32, u64, bool);
+#[cfg(feature = "float8")]
+single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
+
+/// Makes an element type of a struct of your own whose only field is one: `element!(Meters(f32))`, or `element!(Meters { value: f32 })`. It
+/// is reduced, moved and told to other ranks as its field is. For types of other crates too, which a struct of yours wraps.
+///
+/// It can be used in safe code: the expansion proves what [`Element`](crate::Element) demands. The struct is `Copy`, `PartialEq`, `Debug`
+/// and `Default`, in the crate that calls the macro.
+///
+/// ```
+/// use collectives::{Communicator, CustomOp, ReduceOp};
+///
+/// #[derive(Debug, Clone, Copy, PartialEq, Default)]
+/// struct Meters(f32);
+/// collectives::element!(Meters(f32));
+///
+/// let nearest = CustomOp::new("nearest", |into: &mut [Meters], from: &[Meters]| {
+///     into.iter_mut().zip(from).for_each(|(into, from)| into.0 = into.0.min(from.0));
+/// });
+/// let got = Communicator::run_local(2, |comm| {
+///     let (mut all, mut one) = (vec![Meters(comm.rank() as f32 + 1.0); 3], Meters(7.0 - comm.rank() as f32));
+///     comm.all_reduce(&mut all, ReduceOp::Sum)?;
+///     comm.all_reduce(&mut one, &nearest)?;
+///     Ok((all[2], one))
+/// })?;
+/// assert_eq!(got, [(Meters(3.0), Meters(6.0)); 2]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
+///
+/// # What does not compile
+///
+/// More than one field:
+///
+/// ```compile_fail,E0027
+/// #[derive(Debug, Clone, Copy, PartialEq, Default)]
+/// struct Point(f32, f32);
+/// collectives::element!(Point(f32));
+/// ```
+///
+/// ```compile_fail,E0027
+/// #[derive(Debug, Clone, Copy, PartialEq, Default)]
+/// struct Point { x: f32, y: f32 }
+/// collectives::element!(Point { x: f32 });
+/// ```
+///
+/// A field of another type:
+///
+/// ```compile_fail,E0308
+/// #[derive(Debug, Clone, Copy, PartialEq, Default)]
+/// struct Feet(u32);
+/// collectives::element!(Feet(f32));
+/// ```
+///
+/// A field that is no element:
+///
+/// ```compile_fail,E0277
+/// #[derive(Debug, Clone, Copy, PartialEq, Default)]
+/// struct Letter(char);
+/// collectives::element!(Letter(char));
+/// ```
+///
+/// A struct that is larger than its field, or aligned otherwise:
+///
+/// ```compile_fail,E0080
+/// #[derive(Debug, Clone, Copy, PartialEq, Default)]
+/// #[repr(align(16))]
+/// struct Wide(f32);
+/// collectives::element!(Wide(f32));
+/// ```
+///
+/// A union:
+///
+/// ```compile_fail,E0133
+/// #[derive(Clone, Copy)]
+/// union Bits { value: f32 }
+/// # impl PartialEq for Bits { fn eq(&self, _: &Self) -> bool { true } }
+/// # impl std::fmt::Debug for Bits { fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { Ok(()) } }
+/// # impl Default for Bits { fn default() -> Self { Bits { value: 0.0 } } }
+/// collectives::element!(Bits { value: f32 });
+/// ```
+#[macro_export]
+macro_rules! element {
+    ($name:ident ( $inner:ty $(,)? )) => {
+        $crate::element!($name { 0: $inner });
+    };
+    // A field's name, or its number: whatever is given here, what follows proves what the `unsafe` below relies on.
+    ($name:ident { $field:tt : $inner:ty $(,)? }) => {
+        const _: fn($name) -> $inner = |value| {
+            // A pattern without `..` names every field, and this one's value is of the type that is said.
+            let $name { $field: inner } = value;
+            inner
+        };
+        const _: () = assert!(
+            ::core::mem::size_of::<$name>() == ::core::mem::size_of::<$inner>()
+                && ::core::mem::align_of::<$name>() == ::core::mem::align_of::<$inner>(),
+            "the struct is larger than its field, or aligned otherwise"
+        );
+
+        // SAFETY: a struct with one field (its pattern), an element, of its size (asserted): so the field begins where it does, and there is
+        // nothing else. Its bytes mean what the field's do, and any that are a value of the field's type are one of the struct's; of truth
+        // values the constant tells, as it does of the field.
+        unsafe impl $crate::Data for $name {
+            const DTYPE: ::core::option::Option<$crate::DType> = ::core::option::Option::Some(<$inner as $crate::Element>::ELEMENT_TYPE);
+        }
+
+        // SAFETY: of the size, the alignment and the layout of its field (see above), whose type's name this is.
+        unsafe impl $crate::Element for $name {
+            const ELEMENT_TYPE: $crate::DType = <$inner as $crate::Element>::ELEMENT_TYPE;
+        }
+
+        // SAFETY: it lends itself.
+        unsafe impl $crate::__private::Sealed for $name {}
+
+        impl $crate::Buffer for $name {
+            type Element = $name;
+
+            fn memory(&self) -> $crate::interop::Memory<'_, $name> {
+                <$crate::interop::Memory<'_, $name> as ::core::convert::From<&[$name]>>::from(::core::slice::from_ref(self))
+            }
+        }
+
+        impl $crate::BufferMut for $name {
+            fn memory_mut(&mut self) -> $crate::interop::MemoryMut<'_, $name> {
+                <$crate::interop::MemoryMut<'_, $name> as ::core::convert::From<&mut [$name]>>::from(::core::slice::from_mut(self))
+            }
+        }
+    };
+}
