@@ -33,7 +33,7 @@ pub(crate) fn ptx(data: &[u8]) {
         Ok(module) => module,
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
-    assert_eq!(module.globals_image().len(), module.globals_bytes());
+    assert_eq!(module.globals_image(START).len(), module.globals_bytes());
     if module.globals_bytes() > MOST_GLOBALS {
         return;
     }

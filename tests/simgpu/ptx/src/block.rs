@@ -89,7 +89,7 @@ impl<'t> Block<'t> {
 
     fn site<'m>(machine: &Machine<'m>, thread: &Thread) -> Option<&'m Barrier> {
         let State::Barrier(site) = thread.state else { return None };
-        machine.program.functions[thread.function].barriers.get(site as usize)
+        machine.program.function(thread.function).barriers.get(site as usize)
     }
 
     /// The barrier's number and the threads it waits for, where the instruction says how many.
@@ -148,7 +148,7 @@ impl<'t> Block<'t> {
             let other = previous.filter(|other| other / 32 == number / 32).map(|other| &self.threads[other]);
             let aligned = Self::site(machine, thread).is_some_and(|site| site.aligned);
             if let Some(other) = other.filter(|other| aligned && (other.function, other.at) != (thread.function, thread.at)) {
-                let line = machine.program.functions[other.function].code[other.at].line;
+                let line = machine.program.function(other.function).code[other.at].line;
                 let message = format!("threads of one warp came to barrier {id} by different instructions, here and in line {line}");
                 return Err(fault(machine, thread, FaultKind::Divergence(message)));
             }
@@ -180,7 +180,7 @@ impl<'t> Block<'t> {
     fn stuck(&self, machine: &Machine<'_>) -> Fault {
         let mut places: Vec<(u32, usize, &Thread)> = Vec::new();
         for thread in self.threads.iter().filter(|thread| thread.state != State::Done) {
-            let line = machine.program.functions[thread.function].code[thread.at].line;
+            let line = machine.program.function(thread.function).code[thread.at].line;
             match places.iter_mut().find(|(other, ..)| *other == line) {
                 Some((_, count, _)) => *count += 1,
                 None => places.push((line, 1, thread)),
@@ -194,8 +194,9 @@ impl<'t> Block<'t> {
 }
 
 fn fault(machine: &Machine<'_>, thread: &Thread, kind: FaultKind) -> Fault {
-    let code = &machine.program.functions[thread.function].code;
+    let code = &machine.program.function(thread.function).code;
     let line = code[thread.at.min(code.len() - 1)].line;
-    let place = FaultPlace { line, thread: thread.index, block: machine.current };
+    let text = machine.program.functions[thread.function].text;
+    let place = FaultPlace { text, line, thread: thread.index, block: machine.current };
     Fault { kernel: machine.kernel.name().to_owned(), kind, place: Some(place) }
 }

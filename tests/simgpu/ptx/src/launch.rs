@@ -1,5 +1,7 @@
 //! Launches: the checks before, and all blocks in order.
 
+use std::sync::atomic::Ordering;
+
 use crate::block::Block;
 use crate::fault::{Fault, FaultKind};
 use crate::machine::{Machine, Thread};
@@ -45,6 +47,7 @@ pub fn launch_within(
     memory: &dyn Memory,
 ) -> Result<Touched, Fault> {
     check(kernel, launch, parameters, globals).map_err(|kind| Fault { kernel: kernel.name().to_owned(), kind, place: None })?;
+    kernel.program.ready(kernel.function).map_err(|kind| Fault { kernel: kernel.name().to_owned(), kind, place: None })?;
     let dynamic = kernel.shared_bytes.next_multiple_of(16);
     let shared = if launch.dynamic_shared_bytes == 0 { kernel.shared_bytes } else { dynamic + launch.dynamic_shared_bytes as usize };
     let mut machine = Machine {
@@ -52,7 +55,7 @@ pub fn launch_within(
         kernel,
         parameters,
         globals,
-        global: Global::new(memory, kernel.program.accesses),
+        global: Global::new(memory, kernel.program.accesses.load(Ordering::Relaxed)),
         grid: launch.grid,
         block: launch.block,
         current: [0; 3],
@@ -84,8 +87,8 @@ fn check(kernel: &Kernel, launch: &Launch, parameters: &[u8], globals: u64) -> R
     if threads > 1024 || block[2] > 64 {
         return refuse(format!("a block of {block:?} threads is larger than 1024 threads or [1024, 1024, 64]"));
     }
-    if let Some(most) = kernel.max_threads {
-        if kernel.exact_threads && most != block {
+    if let Some(most) = kernel.max_threads() {
+        if kernel.definition().exact_threads && most != block {
             return refuse(format!("a block of {block:?} threads is not the {most:?} that the kernel is made for (.reqntid)"));
         }
         if threads > most.iter().map(|&size| u64::from(size)).fold(1, u64::saturating_mul) {
@@ -96,8 +99,8 @@ fn check(kernel: &Kernel, launch: &Launch, parameters: &[u8], globals: u64) -> R
         let (own, dynamic) = (kernel.shared_bytes, launch.dynamic_shared_bytes);
         return refuse(format!("{own} bytes of shared memory and {dynamic} more are beyond the {MOST_SHARED} of any GPU"));
     }
-    if parameters.len() < kernel.parameter_bytes {
-        return Err(FaultKind::Parameters { needed: kernel.parameter_bytes, given: parameters.len() });
+    if parameters.len() < kernel.parameter_bytes() {
+        return Err(FaultKind::Parameters { needed: kernel.parameter_bytes(), given: parameters.len() });
     }
     if globals == 0 && !kernel.program.globals.is_empty() {
         return refuse(format!("the module has {} bytes of variables, but no address was given for them", kernel.program.globals.len()));

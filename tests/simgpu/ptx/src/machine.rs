@@ -4,6 +4,7 @@ use crate::access::little;
 use crate::fault::FaultKind;
 use crate::memory::Global;
 use crate::program::{CallSite, Callee, Carrier, Function, Initial, Kernel, LARGEST_LOCAL, Op, Program, Slot, Special};
+use crate::syntax::Prototype;
 use crate::types::Space;
 
 /// Calls may nest so deep.
@@ -81,7 +82,7 @@ pub(crate) struct Machine<'m> {
 impl Machine<'_> {
     pub(crate) fn thread(&self, number: u32) -> Thread {
         let [x, y, _] = self.block;
-        let function = &self.program.functions[self.kernel.function];
+        let function = self.program.function(self.kernel.function);
         let mut thread = Thread {
             state: State::Ready,
             function: self.kernel.function,
@@ -101,7 +102,7 @@ impl Machine<'_> {
 
     /// Sends a thread of the last block into the one that is next.
     pub(crate) fn restart(&self, thread: &mut Thread) {
-        let function = &self.program.functions[self.kernel.function];
+        let function = self.program.function(self.kernel.function);
         (thread.state, thread.function, thread.at, thread.base, thread.local) = (State::Ready, self.kernel.function, 0, 0, 0);
         (thread.executed, thread.callers) = (0, Vec::new());
         thread.memory.clear();
@@ -112,7 +113,7 @@ impl Machine<'_> {
     fn fill(&self, thread: &mut Thread, initial: &[(Slot, Initial)]) {
         for &(slot, initial) in initial {
             let value = match initial {
-                Initial::Bits(bits) => bits,
+                Initial::Bits(bits) | Initial::Unset(bits) => bits,
                 Initial::Flag(_) => 0,
                 Initial::Global(offset) => self.globals.wrapping_add(offset),
                 Initial::Shared(variable, offset) => self.kernel.shared_offsets[variable].unwrap_or(0).wrapping_add_signed(offset),
@@ -154,7 +155,7 @@ impl Machine<'_> {
         let turn = turn.min(self.budget.saturating_sub(thread.executed));
         let mut left = turn;
         let result = loop {
-            let function = &program.functions[thread.function];
+            let function = program.function(thread.function);
             match self.steps(function, thread, &mut left, turn) {
                 Ok(true) => {}
                 Ok(false) => break Ok(()),
@@ -242,6 +243,7 @@ impl Machine<'_> {
                     break Ok(false);
                 }
                 Op::Trap => break Err(FaultKind::Trap),
+                Op::Unsupported { message } => break Err(FaultKind::Unsupported(function.registers[message as usize].clone())),
                 Op::Call { .. } | Op::Return => {
                     thread.at = at;
                     *left = remaining;
@@ -260,9 +262,16 @@ impl Machine<'_> {
         let number = match &call.callee {
             Callee::Defined(number) => *number,
             Callee::External(name) if name == "__assertfail" => return Err(FaultKind::Trap),
-            Callee::External(name) => return Err(FaultKind::Unsupported(format!("function {name} is outside of the module"))),
+            Callee::External(name) => {
+                return Err(FaultKind::Unsupported(format!("function {name} is one of the driver, which is not there")));
+            }
+            Callee::Pointer { register, prototype, targets } => {
+                let number = self.program.pointed_by(thread.slot(*register)).map_err(FaultKind::Call)?;
+                self.fits(number, call, prototype.as_ref(), targets)?;
+                number
+            }
         };
-        let callee = &self.program.functions[number];
+        let callee = self.program.ready(number)?;
         let values: Vec<Vec<u8>> = call.arguments.iter().map(|&carrier| take(thread, carrier)).collect();
         let (base, local) = (thread.base + caller.slots, thread.local + caller.local);
         if thread.callers.len() >= DEEPEST || local + callee.local > LARGEST_LOCAL {
@@ -279,6 +288,27 @@ impl Machine<'_> {
         Ok(true)
     }
 
+    /// Whether a function is of the form that a call through a pointer names, or one of its targets.
+    fn fits(&self, number: usize, call: &CallSite, prototype: Option<&Prototype>, targets: &[usize]) -> Result<(), FaultKind> {
+        let name = &self.program.functions[number].name;
+        if prototype.is_none() && !targets.contains(&number) {
+            return Err(FaultKind::Call(format!("the call leads to {name}, which is not among its targets")));
+        }
+        let callee = self.program.ready(number)?;
+        let bytes = |carriers: &[Carrier]| carriers.iter().map(|carrier| carrier.bytes()).collect::<Vec<_>>();
+        let fits = |own: &[Carrier], wanted: Option<&Vec<usize>>, given: &[Carrier]| match wanted {
+            Some(wanted) => {
+                own.len() == wanted.len() && bytes(own).iter().zip(wanted).all(|(own, &wanted)| own.is_none_or(|own| own == wanted))
+            }
+            None => own.len() == given.len(),
+        };
+        let parameters = fits(&callee.parameters, prototype.map(|prototype| &prototype.parameters), &call.arguments);
+        if parameters && fits(&callee.results, prototype.map(|prototype| &prototype.results), &call.results) {
+            return Ok(());
+        }
+        Err(FaultKind::Call(format!("the call leads to {name}, whose parameters or results are not those of the call")))
+    }
+
     fn back(&self, callee: &Function, thread: &mut Thread) -> Result<bool, FaultKind> {
         let Some(caller) = thread.callers.pop() else {
             thread.state = State::Done;
@@ -286,7 +316,7 @@ impl Machine<'_> {
         };
         let values: Vec<Vec<u8>> = callee.results.iter().map(|&carrier| take(thread, carrier)).collect();
         (thread.function, thread.at, thread.base, thread.local) = (caller.function, caller.at, caller.base, caller.local);
-        let call: &CallSite = &self.program.functions[caller.function].calls[caller.site as usize];
+        let call: &CallSite = &self.program.function(caller.function).calls[caller.site as usize];
         call.results.iter().zip(&values).for_each(|(&carrier, value)| give(thread, carrier, value));
         Ok(true)
     }
