@@ -5,68 +5,84 @@ use crate::machine::{Machine, State, Thread};
 use crate::program::{Barrier, Reduction};
 use crate::warp;
 
-/// Steps of a thread before the next one has its turn, so that threads can wait for what others write: the next number
-/// each time that no thread has come to a wait or to its end. After the last one a thread goes on until it has none left,
-/// so that a block that never ends is found as soon as a single thread.
-const TURNS: [u64; 2] = [1 << 17, 1 << 19];
+/// Steps of a block before the next one has its turn.
+const TURN: u64 = 1 << 20;
 
 /// Barriers of a block.
 const BARRIERS: usize = 16;
 
-pub(crate) struct Block<'t> {
-    threads: &'t mut [Thread],
+pub(crate) struct Block {
+    threads: Vec<Thread>,
+    index: [u32; 3],
+    /// Its shared memory, while another block runs.
+    shared: Vec<u8>,
     /// Threads that came to a barrier without waiting.
     arrived: [u32; BARRIERS],
-    /// Rounds since a thread came to a wait or to its end.
-    idle: usize,
 }
 
-impl<'t> Block<'t> {
-    pub(crate) fn new(threads: &'t mut [Thread]) -> Self {
-        Self { threads, arrived: [0; BARRIERS], idle: 0 }
+impl Block {
+    pub(crate) fn new(machine: &mut Machine<'_>, index: [u32; 3]) -> Self {
+        let threads = (0..machine.block.iter().product()).map(|number| machine.thread(number)).collect();
+        let mut block = Self { threads, index, shared: vec![0; machine.shared_bytes], arrived: [0; BARRIERS] };
+        block.begin(machine, index);
+        block
     }
 
-    /// Runs the block to its end.
-    pub(crate) fn run(&mut self, machine: &mut Machine<'_>) -> Result<(), Fault> {
+    /// Sends the threads of a block that has ended into another one.
+    pub(crate) fn begin(&mut self, machine: &mut Machine<'_>, index: [u32; 3]) {
+        (self.index, self.arrived) = (index, [0; BARRIERS]);
+        self.shared.fill(0xA5);
+        machine.current = index;
+        self.threads.iter_mut().for_each(|thread| machine.restart(thread));
+    }
+
+    /// Runs the block until it has ended, or has had its turn; tells whether it has ended.
+    pub(crate) fn run(&mut self, machine: &mut Machine<'_>) -> Result<bool, Fault> {
+        machine.current = self.index;
+        std::mem::swap(&mut self.shared, &mut machine.shared);
+        let ended = self.rounds(machine);
+        std::mem::swap(&mut self.shared, &mut machine.shared);
+        ended
+    }
+
+    fn rounds(&mut self, machine: &mut Machine<'_>) -> Result<bool, Fault> {
+        let until = machine.steps.saturating_add(TURN);
         loop {
+            let waits = machine.waits;
             for first in (0..self.threads.len()).step_by(32) {
                 self.run_warp(machine, first)?;
             }
             let (mut ready, mut done) = (0, 0);
-            for thread in self.threads.iter() {
+            for thread in &self.threads {
                 ready += usize::from(thread.state == State::Ready);
                 done += usize::from(thread.state == State::Done);
             }
             if done == self.threads.len() {
-                return Ok(());
+                return Ok(true);
             }
-            self.idle += 1;
-            if ready > 0 {
-                // Threads may wait for what another stream or the host writes.
-                std::thread::yield_now();
-            } else if !self.release_full(machine)? && !self.unstick(machine)? {
+            if ready == 0 && !self.release_full(machine)? && !self.unstick(machine)? {
                 return Err(self.stuck(machine));
+            }
+            if ready > 0 && machine.waits == waits || machine.steps >= until {
+                return Ok(false);
             }
         }
     }
 
-    /// Gives every ready thread of a warp its turn, again as long as they meet.
+    /// Gives every ready thread of a warp its turn, and again as long as they meet and have not had their share.
     fn run_warp(&mut self, machine: &mut Machine<'_>, first: usize) -> Result<(), Fault> {
         let last = (first + 32).min(self.threads.len());
+        let until = machine.steps.saturating_add(machine.limits.turn.saturating_mul(32));
         loop {
             let mut meeting = false;
             for number in first..last {
                 if self.threads[number].state == State::Ready {
-                    let turn = TURNS.get(self.idle).copied().unwrap_or(u64::MAX);
-                    machine.run(&mut self.threads[number], turn).map_err(|kind| fault(machine, &self.threads[number], kind))?;
-                    if self.threads[number].state != State::Ready {
-                        self.idle = 0;
-                    }
+                    machine.run(&mut self.threads[number]).map_err(|kind| fault(machine, &self.threads[number], kind))?;
                     self.arrive(machine, number)?;
                 }
                 meeting |= matches!(self.threads[number].state, State::Meeting(_));
             }
-            if !meeting || !self.meet(machine, first, false)? {
+            if !meeting || !self.meet(machine, first, false)? || machine.steps >= until {
                 return Ok(());
             }
         }

@@ -1,7 +1,10 @@
 //! Runs the steps of one thread until it waits, ends, or has had its turn.
 
+use std::time::Instant;
+
 use crate::access::little;
 use crate::fault::FaultKind;
+use crate::launch::Limits;
 use crate::memory::Global;
 use crate::program::{CallSite, Callee, Carrier, Function, Initial, Kernel, LARGEST_LOCAL, Op, Program, Slot, Special};
 use crate::syntax::Prototype;
@@ -71,12 +74,18 @@ pub(crate) struct Machine<'m> {
     pub(crate) global: Global<'m>,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
-    /// The block that runs.
+    /// The block that runs, and its shared memory.
     pub(crate) current: [u32; 3],
     pub(crate) shared: Vec<u8>,
+    pub(crate) shared_bytes: usize,
     /// Where the dynamic part of the shared memory begins.
     pub(crate) dynamic: u64,
-    pub(crate) budget: u64,
+    pub(crate) limits: Limits,
+    pub(crate) begun: Instant,
+    /// Steps that all threads ran, how often one came to a wait or to its end, and the steps since.
+    pub(crate) steps: u64,
+    pub(crate) waits: u64,
+    pub(crate) idle: u64,
 }
 
 impl Machine<'_> {
@@ -144,31 +153,47 @@ impl Machine<'_> {
             Special::LanesUpTo => below | own,
             Special::LanesAbove => !(below | own),
             Special::LanesFrom => !below,
-            Special::DynamicShared => (self.shared.len() as u64 - self.dynamic) as u32,
-            Special::TotalShared => self.shared.len() as u32,
+            Special::DynamicShared => (self.shared_bytes as u64 - self.dynamic) as u32,
+            Special::TotalShared => self.shared_bytes as u32,
         })
     }
 
-    /// Runs a thread for up to `turn` steps. On a fault the thread stands at the step that made it.
-    pub(crate) fn run(&mut self, thread: &mut Thread, turn: u64) -> Result<(), FaultKind> {
+    /// Runs a thread for one turn. On a fault the thread stands at the step that made it.
+    pub(crate) fn run(&mut self, thread: &mut Thread) -> Result<(), FaultKind> {
         let program = self.program;
-        let turn = turn.min(self.budget.saturating_sub(thread.executed));
+        let turn = self.turn(thread.executed);
         let mut left = turn;
         let result = loop {
             let function = program.function(thread.function);
-            match self.steps(function, thread, &mut left, turn) {
+            match self.go(function, thread, &mut left, turn) {
                 Ok(true) => {}
                 Ok(false) => break Ok(()),
                 Err(fault) => break Err(fault),
             }
         };
         thread.executed += turn - left;
+        self.steps += turn - left;
+        let waits = thread.state != State::Ready;
+        self.waits += u64::from(waits);
+        self.idle = if waits { 0 } else { self.idle + turn - left };
         result?;
-        if thread.executed >= self.budget && thread.state == State::Ready { Err(FaultKind::Endless(self.budget)) } else { Ok(()) }
+        let endless = thread.executed >= self.limits.instructions && thread.state == State::Ready;
+        if endless && self.begun.elapsed() >= self.limits.patience { Err(FaultKind::Endless(self.limits.instructions)) } else { Ok(()) }
+    }
+
+    /// Steps that a thread may run now.
+    fn turn(&self, executed: u64) -> u64 {
+        let left = self.limits.instructions.saturating_sub(executed);
+        match (self.limits.patience.is_zero(), left) {
+            (true, _) if self.idle > self.limits.instructions => left,
+            (true, _) => left.min(self.limits.turn),
+            (false, 0) => self.limits.turn,
+            (false, _) => left.min(self.limits.turn),
+        }
     }
 
     /// Runs steps of one function; tells whether to go on in another one.
-    fn steps(&mut self, function: &Function, thread: &mut Thread, left: &mut u64, turn: u64) -> Result<bool, FaultKind> {
+    fn go(&mut self, function: &Function, thread: &mut Thread, left: &mut u64, turn: u64) -> Result<bool, FaultKind> {
         let base = thread.base;
         let code = &function.code[..];
         let mut at = thread.at;
@@ -243,7 +268,7 @@ impl Machine<'_> {
                     break Ok(false);
                 }
                 Op::Trap => break Err(FaultKind::Trap),
-                Op::Unsupported { message } => break Err(FaultKind::Unsupported(function.registers[message as usize].clone())),
+                Op::Unsupported { message } => break Err(unsupported(function, message)),
                 Op::Call { .. } | Op::Return => {
                     thread.at = at;
                     *left = remaining;
@@ -320,6 +345,11 @@ impl Machine<'_> {
         call.results.iter().zip(&values).for_each(|(&carrier, value)| give(thread, carrier, value));
         Ok(true)
     }
+}
+
+#[cold]
+fn unsupported(function: &Function, message: u32) -> FaultKind {
+    FaultKind::Unsupported(function.registers[message as usize].clone())
 }
 
 /// The bytes of an argument or a result.

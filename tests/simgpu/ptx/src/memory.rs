@@ -16,7 +16,7 @@ pub struct Region {
     /// Its size.
     pub bytes: u64,
     /// Where its first byte is on the host: readable and writable for `bytes` bytes until the launch ends, and as
-    /// aligned as `start` is, up to 8 bytes.
+    /// aligned as `start` is, up to 16 bytes.
     pub host: *mut u8,
 }
 
@@ -110,7 +110,7 @@ impl<'m> Global<'m> {
         let Some(region) = found else {
             return Err(FaultKind::OutOfBounds { space: "global", address, bytes, write: writes, nearest: self.nearest(address) });
         };
-        if (region.host as u64).wrapping_sub(region.start) % 8 != 0 {
+        if (region.host as u64).wrapping_sub(region.start) % 16 != 0 {
             return Err(FaultKind::Unsupported(format!(
                 "the host memory of the allocation at {:#x} is not aligned as it is",
                 region.start

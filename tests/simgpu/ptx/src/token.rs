@@ -71,7 +71,7 @@ fn body_end(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     let (mut at, mut depth) = (0, 0_usize);
     loop {
-        at += bytes[at..].iter().position(|byte| matches!(byte, b'{' | b'}' | b'"' | b'/'))?;
+        at += bracket(&bytes[at..])?;
         match bytes[at] {
             b'{' => depth += 1,
             b'}' if depth == 1 => return Some(at + 1),
@@ -85,6 +85,14 @@ fn body_end(text: &str) -> Option<usize> {
     }
 }
 
+/// The first byte that opens or closes something. Most have none within sight, so they are looked at many at a time.
+fn bracket(bytes: &[u8]) -> Option<usize> {
+    let opens = |byte: u8| (byte == b'{') | (byte == b'}') | (byte == b'"') | (byte == b'/');
+    let without = |chunk: &&[u8]| !chunk.iter().fold(false, |found, &byte| found | opens(byte));
+    let from = 32 * bytes.chunks_exact(32).take_while(without).count();
+    bytes[from..].iter().position(|&byte| opens(byte)).map(|at| from + at)
+}
+
 /// Whether a variable in shared memory is declared in this body of a function, as opposed to used.
 pub(crate) fn declares_shared(body: &str) -> bool {
     let begins = |at: usize| at == 0 || matches!(body.as_bytes()[at - 1], b' ' | b'\t' | b'\r' | b'\n' | b';' | b'{' | b'}' | b'/');
@@ -92,7 +100,8 @@ pub(crate) fn declares_shared(body: &str) -> bool {
 }
 
 fn lines(text: &str) -> u32 {
-    text.bytes().filter(|&b| b == b'\n').count() as u32
+    // Few at a time, so that their number fits into a byte, and the compiler counts many bytes at once.
+    text.as_bytes().chunks(128).map(|chunk| u32::from(chunk.iter().map(|&b| u8::from(b == b'\n')).sum::<u8>())).sum()
 }
 
 /// What follows white space, both kinds of comments, and the NUL that compilers leave at the end.

@@ -29,6 +29,14 @@ impl Device {
         start
     }
 
+    /// Writes the high or the low half of a word, while kernels may run.
+    pub(crate) fn set(&self, address: u64, value: u32) {
+        let (start, _, words) = self.allocations.iter().find(|(start, bytes, _)| address.wrapping_sub(*start) < *bytes).unwrap();
+        let shift = 8 * (address % 8);
+        let insert = |word: u64| Some(word & !(0xffff_ffff << shift) | u64::from(value) << shift);
+        words[(address - start) as usize / 8].fetch_update(Ordering::AcqRel, Ordering::Acquire, insert).unwrap();
+    }
+
     /// Where the next allocation will be.
     pub(crate) fn next(&self) -> u64 {
         0x7000_0000_0000 + (self.allocations.len() as u64 + 1) * 0x1_0000_0000
