@@ -4,7 +4,7 @@
 use crate::fault::FaultKind;
 use crate::machine::Machine;
 use crate::memory;
-use crate::program::Access;
+use crate::program::{Access, Slot};
 use crate::types::Space;
 use crate::wide;
 
@@ -101,21 +101,36 @@ impl Machine<'_> {
 #[inline(never)]
 unsafe fn load_vector(access: &Access, slots: &mut [u64], at: *mut u8) {
     let bytes = access.bytes as usize * access.slots.len();
-    let mut words = [0; 4];
     if bytes <= 8 {
         // SAFETY: passed on.
-        words[0] = unsafe { memory::read(at, bytes as u32) };
+        let word = unsafe { memory::read(at, bytes as u32) };
+        return unpack(access, slots, &access.slots, [word, 0]);
     }
-    for part in 0..bytes / 16 {
+    for (part, targets) in access.slots.chunks(16 / access.bytes as usize).enumerate() {
         // SAFETY: passed on; the part lies inside.
-        let value = unsafe { wide::read(at.add(16 * part)) };
-        (words[2 * part], words[2 * part + 1]) = (value as u64, (value >> 64) as u64);
+        let words = unsafe { wide::read(at.add(16 * part)) };
+        unpack(access, slots, targets, words);
     }
-    for (number, slot) in access.slots.iter().enumerate() {
-        let (word, shift) = bits(access, number);
-        if let Some(slot) = *slot {
-            slots[slot as usize] = extended(access, words[word] >> shift & ones(access));
+}
+
+/// Takes up to 16 bytes apart.
+#[inline(always)]
+fn unpack(access: &Access, slots: &mut [u64], targets: &[Option<Slot>], words: [u64; 2]) {
+    let mut put = |target: Option<Slot>, value: u64| {
+        if let Some(target) = target {
+            slots[target as usize] = extended(access, value);
         }
+    };
+    match *targets {
+        [a, b] if access.bytes == 8 => [(a, words[0]), (b, words[1])].into_iter().for_each(|(to, value)| put(to, value)),
+        [a, b, c, d] if access.bytes == 4 => {
+            let [low, high] = words.map(|word| word & 0xffff_ffff);
+            [(a, low), (b, words[0] >> 32), (c, high), (d, words[1] >> 32)].into_iter().for_each(|(to, value)| put(to, value));
+        }
+        _ => targets.iter().enumerate().for_each(|(number, &target)| {
+            let (word, shift) = bits(access, number);
+            put(target, words[word] >> shift & ones(access));
+        }),
     }
 }
 
@@ -126,27 +141,37 @@ unsafe fn load_vector(access: &Access, slots: &mut [u64], at: *mut u8) {
 #[inline(never)]
 unsafe fn store_vector(access: &Access, slots: &[u64], at: *mut u8) {
     let bytes = access.bytes as usize * access.slots.len();
-    let mut words = [0; 4];
-    for (number, slot) in access.slots.iter().enumerate() {
-        let (word, shift) = bits(access, number);
-        words[word] |= (slot.map_or(0, |slot| slots[slot as usize]) & ones(access)) << shift;
-    }
     if bytes <= 8 {
+        let [word, _] = pack(access, slots, &access.slots);
         // SAFETY: passed on.
-        unsafe { memory::write(at, bytes as u32, words[0]) };
+        return unsafe { memory::write(at, bytes as u32, word) };
     }
-    for part in 0..bytes / 16 {
-        let value = u128::from(words[2 * part]) | u128::from(words[2 * part + 1]) << 64;
+    for (part, sources) in access.slots.chunks(16 / access.bytes as usize).enumerate() {
         // SAFETY: passed on; the part lies inside.
-        unsafe { wide::write(at.add(16 * part), value) };
+        unsafe { wide::write(at.add(16 * part), pack(access, slots, sources)) };
     }
 }
 
-/// Where an element of a vector lies among words of 64 bits: the word, and the bit in it.
+/// Puts up to 16 bytes together.
+#[inline(always)]
+fn pack(access: &Access, slots: &[u64], sources: &[Option<Slot>]) -> [u64; 2] {
+    let get = |source: Option<Slot>| source.map_or(0, |source| slots[source as usize] & ones(access));
+    match *sources {
+        [a, b] if access.bytes == 8 => [get(a), get(b)],
+        [a, b, c, d] if access.bytes == 4 => [get(a) | get(b) << 32, get(c) | get(d) << 32],
+        _ => sources.iter().enumerate().fold([0; 2], |mut words, (number, &source)| {
+            let (word, shift) = bits(access, number);
+            words[word] |= get(source) << shift;
+            words
+        }),
+    }
+}
+
+/// Where an element of a vector lies in two words of 64 bits: the word, and the bit in it.
 #[inline(always)]
 fn bits(access: &Access, number: usize) -> (usize, usize) {
     let bit = 8 * access.bytes as usize * number;
-    (bit / 64 & 3, bit % 64)
+    (bit / 64 & 1, bit % 64)
 }
 
 /// The bits of an element.

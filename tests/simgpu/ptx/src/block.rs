@@ -158,11 +158,12 @@ impl Block {
     }
 
     fn open(&mut self, machine: &Machine<'_>, id: u64, waiting: &[usize]) -> Result<(), Fault> {
-        let mut previous: Option<usize> = None;
+        let (mut previous, mut reduces): (Option<usize>, _) = (None, false);
         for &number in waiting {
             let thread = &self.threads[number];
             let other = previous.filter(|other| other / 32 == number / 32).map(|other| &self.threads[other]);
-            let aligned = Self::site(machine, thread).is_some_and(|site| site.aligned);
+            let (aligned, reduction) = Self::site(machine, thread).map_or((false, false), |site| (site.aligned, site.reduction.is_some()));
+            reduces |= reduction;
             if let Some(other) = other.filter(|other| aligned && (other.function, other.at) != (thread.function, thread.at)) {
                 let line = machine.program.function(other.function).code[other.at].line;
                 let message = format!("threads of one warp came to barrier {id} by different instructions, here and in line {line}");
@@ -170,7 +171,9 @@ impl Block {
             }
             previous = Some(number);
         }
-        self.reduce(machine, waiting);
+        if reduces {
+            self.reduce(machine, waiting);
+        }
         self.arrived[id as usize] = 0;
         waiting.iter().for_each(|&number| self.threads[number].resume());
         Ok(())

@@ -6,7 +6,7 @@ use crate::access::little;
 use crate::fault::FaultKind;
 use crate::launch::Limits;
 use crate::memory::Global;
-use crate::program::{CallSite, Callee, Carrier, Function, Initial, Kernel, LARGEST_LOCAL, Op, Program, Slot, Special};
+use crate::program::{CallSite, Callee, Carrier, Function, Initial, Instruction, Kernel, LARGEST_LOCAL, Op, Program, Slot, Special};
 use crate::syntax::Prototype;
 use crate::types::Space;
 
@@ -200,24 +200,16 @@ impl Machine<'_> {
         let mut remaining = *left;
         let slots = &mut thread.slots[base..base + function.slots];
         let outcome = loop {
+            (at, remaining) = simple(code, slots, at, remaining);
             if remaining == 0 {
                 break Ok(false);
             }
             remaining -= 1;
             let op = code[at].op;
             match op {
-                Op::Alu { run, to, a, b, c } => {
-                    slots[to as usize] = run(slots[a as usize], slots[b as usize], slots[c as usize]);
-                }
-                Op::Copy { to, from } => slots[to as usize] = slots[from as usize],
-                Op::Branch { on, unless, target } => {
-                    if (slots[on as usize] & 1 == 1) != unless {
-                        at = target as usize;
-                        continue;
-                    }
-                }
-                Op::Jump { target } => {
-                    at = target as usize;
+                // Those that `simple` runs.
+                Op::Alu { .. } | Op::Copy { .. } | Op::Branch { .. } | Op::Jump { .. } => {
+                    remaining += 1;
                     continue;
                 }
                 Op::Load { access } => {
@@ -345,6 +337,25 @@ impl Machine<'_> {
         call.results.iter().zip(&values).for_each(|(&carrier, value)| give(thread, carrier, value));
         Ok(true)
     }
+}
+
+/// Runs the steps that only read and write slots, most by far, up to one of another kind, or until none are left. By
+/// itself, so that the processor's registers hold all that this loop needs. Gives the step that is next, and what is left.
+#[inline(never)]
+fn simple(code: &[Instruction], slots: &mut [u64], mut at: usize, mut left: u64) -> (usize, u64) {
+    while left > 0 {
+        match code[at].op {
+            Op::Alu { run, to, a, b, c } => slots[to as usize] = run(slots[a as usize], slots[b as usize], slots[c as usize]),
+            Op::Copy { to, from } => slots[to as usize] = slots[from as usize],
+            Op::Branch { on, unless, target } if (slots[on as usize] & 1 == 1) != unless => at = (target as usize).wrapping_sub(1),
+            Op::Branch { .. } => {}
+            Op::Jump { target } => at = (target as usize).wrapping_sub(1),
+            _ => break,
+        }
+        at = at.wrapping_add(1);
+        left -= 1;
+    }
+    (at, left)
 }
 
 #[cold]
