@@ -171,7 +171,7 @@ fn pack(access: &Access, slots: &[u64], sources: &[Option<Slot>]) -> [u64; 2] {
 #[inline(always)]
 fn bits(access: &Access, number: usize) -> (usize, usize) {
     let bit = 8 * access.bytes as usize * number;
-    (bit / 64 & 1, bit % 64)
+    ((bit / 64) & 1, bit % 64)
 }
 
 /// The bits of an element.
