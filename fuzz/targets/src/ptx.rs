@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use simgpu_ptx::{Launch, Memory, Module, Region, launch_within};
+use simgpu_ptx::{Launch, Limits, Memory, Module, Region, launch_within};
 
 /// Instructions that a thread may run here.
 const INSTRUCTIONS: u64 = 2000;
@@ -33,7 +33,7 @@ pub(crate) fn ptx(data: &[u8]) {
         Ok(module) => module,
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
-    assert_eq!(module.globals_image().len(), module.globals_bytes());
+    assert_eq!(module.globals_image(START).len(), module.globals_bytes());
     if module.globals_bytes() > MOST_GLOBALS {
         return;
     }
@@ -50,7 +50,8 @@ fn run(kernel: &simgpu_ptx::Kernel) -> (Vec<u64>, Option<String>) {
     // Every parameter is the address of the memory, or a number when cut short.
     let parameters: Vec<u8> = START.to_le_bytes().into_iter().cycle().take(256).collect();
     let size = Launch { grid: [2, 1, 1], block: [3, 1, 1], dynamic_shared_bytes: 64 };
-    let fault = launch_within(INSTRUCTIONS, kernel, &size, &parameters, START, &device).err();
+    let limits = Limits { instructions: INSTRUCTIONS, ..Limits::default() };
+    let fault = launch_within(&limits, kernel, &size, &parameters, START, &device).err();
     let words: Vec<u64> = device.0.iter().map(|word| word.load(Ordering::Relaxed)).collect();
     let (before, rest) = words.split_at(BYTES / 8);
     let (memory, behind) = rest.split_at(BYTES / 8);

@@ -100,11 +100,11 @@ pub(crate) fn load(text: &str) -> Result<Handle, (Code, String)> {
 }
 
 fn place_globals(state: &mut State, code: &simgpu_ptx::Module, context: Handle) -> Outcome<u64> {
-    let image = code.globals_image();
-    if image.is_empty() {
+    if code.globals_bytes() == 0 {
         return Ok(0);
     }
-    let start = state.allocate(image.len(), Kind::Globals, context)?;
+    let start = state.allocate(code.globals_bytes(), Kind::Globals, context)?;
+    let image = code.globals_image(start);
     // SAFETY: the allocation was just made, with the size of the image.
     unsafe { std::ptr::copy_nonoverlapping(image.as_ptr(), start as *mut u8, image.len()) };
     Ok(start)

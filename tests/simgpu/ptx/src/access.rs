@@ -4,8 +4,9 @@
 use crate::fault::FaultKind;
 use crate::machine::Machine;
 use crate::memory;
-use crate::program::Access;
+use crate::program::{Access, Slot};
 use crate::types::Space;
+use crate::wide;
 
 impl Machine<'_> {
     /// Space and address of an access, after the check of its alignment.
@@ -22,14 +23,16 @@ impl Machine<'_> {
         let bytes = access.bytes * access.slots.len() as u32;
         let (space, address) = Self::place(access, slots, bytes, false)?;
         if matches!(space, Space::Global | Space::Const) {
-            let mut at = self.global.reach(access.id, address, bytes, true, false)?;
-            for slot in &access.slots {
+            let at = self.global.reach(access.id, address, bytes, true, false)?;
+            let &[slot] = &access.slots[..] else {
                 // SAFETY: `reach` returned a place with `bytes` bytes; the address is aligned, and so is the host's.
-                let value = unsafe { memory::read(at, access.bytes) };
-                at = at.wrapping_add(access.bytes as usize);
-                if let Some(slot) = *slot {
-                    slots[slot as usize] = extended(access, value);
-                }
+                unsafe { load_vector(access, slots, at) };
+                return Ok(());
+            };
+            // SAFETY: as for a vector, of one element.
+            let value = unsafe { memory::read(at, bytes) };
+            if let Some(slot) = slot {
+                slots[slot as usize] = extended(access, value);
             }
             return Ok(());
         }
@@ -50,16 +53,19 @@ impl Machine<'_> {
     pub(super) fn store(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
         let bytes = access.bytes * access.slots.len() as u32;
         let (space, address) = Self::place(access, slots, bytes, true)?;
-        let values = access.slots.iter().map(|slot| slot.map_or(0, |slot| slots[slot as usize]));
         if space == Space::Global {
-            let mut at = self.global.reach(access.id, address, bytes, false, true)?;
-            for value in values {
+            let at = self.global.reach(access.id, address, bytes, false, true)?;
+            let &[slot] = &access.slots[..] else {
                 // SAFETY: `reach` returned a place with `bytes` bytes; the address is aligned, and so is the host's.
-                unsafe { memory::write(at, access.bytes, value) };
-                at = at.wrapping_add(access.bytes as usize);
-            }
+                unsafe { store_vector(access, slots, at) };
+                return Ok(());
+            };
+            let value = slot.map_or(0, |slot| slots[slot as usize]);
+            // SAFETY: as for a vector, of one element.
+            unsafe { memory::write(at, bytes, value) };
             return Ok(());
         }
+        let values = access.slots.iter().map(|slot| slot.map_or(0, |slot| slots[slot as usize]));
         let to = inside_mut(&mut self.shared, local, space, address, bytes)?;
         for (value, element) in values.zip(to.chunks_exact_mut(access.bytes as usize)) {
             element.copy_from_slice(&value.to_le_bytes()[..access.bytes as usize]);
@@ -86,6 +92,92 @@ impl Machine<'_> {
         }
         Ok(())
     }
+}
+
+/// Reads several elements at once, 32 bytes in two halves.
+///
+/// # Safety
+/// `at` is valid for all of them, and aligned to as many bytes, up to 16.
+#[inline(never)]
+unsafe fn load_vector(access: &Access, slots: &mut [u64], at: *mut u8) {
+    let bytes = access.bytes as usize * access.slots.len();
+    if bytes <= 8 {
+        // SAFETY: passed on.
+        let word = unsafe { memory::read(at, bytes as u32) };
+        return unpack(access, slots, &access.slots, [word, 0]);
+    }
+    for (part, targets) in access.slots.chunks(16 / access.bytes as usize).enumerate() {
+        // SAFETY: passed on; the part lies inside.
+        let words = unsafe { wide::read(at.add(16 * part)) };
+        unpack(access, slots, targets, words);
+    }
+}
+
+/// Takes up to 16 bytes apart.
+#[inline(always)]
+fn unpack(access: &Access, slots: &mut [u64], targets: &[Option<Slot>], words: [u64; 2]) {
+    let mut put = |target: Option<Slot>, value: u64| {
+        if let Some(target) = target {
+            slots[target as usize] = extended(access, value);
+        }
+    };
+    match *targets {
+        [a, b] if access.bytes == 8 => [(a, words[0]), (b, words[1])].into_iter().for_each(|(to, value)| put(to, value)),
+        [a, b, c, d] if access.bytes == 4 => {
+            let [low, high] = words.map(|word| word & 0xffff_ffff);
+            [(a, low), (b, words[0] >> 32), (c, high), (d, words[1] >> 32)].into_iter().for_each(|(to, value)| put(to, value));
+        }
+        _ => targets.iter().enumerate().for_each(|(number, &target)| {
+            let (word, shift) = bits(access, number);
+            put(target, words[word] >> shift & ones(access));
+        }),
+    }
+}
+
+/// Writes several elements at once, 32 bytes in two halves.
+///
+/// # Safety
+/// As for [`load_vector`].
+#[inline(never)]
+unsafe fn store_vector(access: &Access, slots: &[u64], at: *mut u8) {
+    let bytes = access.bytes as usize * access.slots.len();
+    if bytes <= 8 {
+        let [word, _] = pack(access, slots, &access.slots);
+        // SAFETY: passed on.
+        return unsafe { memory::write(at, bytes as u32, word) };
+    }
+    for (part, sources) in access.slots.chunks(16 / access.bytes as usize).enumerate() {
+        // SAFETY: passed on; the part lies inside.
+        unsafe { wide::write(at.add(16 * part), pack(access, slots, sources)) };
+    }
+}
+
+/// Puts up to 16 bytes together.
+#[inline(always)]
+fn pack(access: &Access, slots: &[u64], sources: &[Option<Slot>]) -> [u64; 2] {
+    let get = |source: Option<Slot>| source.map_or(0, |source| slots[source as usize] & ones(access));
+    match *sources {
+        [a, b] if access.bytes == 8 => [get(a), get(b)],
+        [a, b, c, d] if access.bytes == 4 => [get(a) | get(b) << 32, get(c) | get(d) << 32],
+        _ => sources.iter().enumerate().fold([0; 2], |mut words, (number, &source)| {
+            let (word, shift) = bits(access, number);
+            words[word] |= get(source) << shift;
+            words
+        }),
+    }
+}
+
+/// Where an element of a vector lies in two words of 64 bits: the word, and the bit in it.
+#[inline(always)]
+fn bits(access: &Access, number: usize) -> (usize, usize) {
+    let bit = 8 * access.bytes as usize * number;
+    ((bit / 64) & 1, bit % 64)
+}
+
+/// The bits of an element.
+#[inline(always)]
+fn ones(access: &Access) -> u64 {
+    u64::MAX >> (64 - 8 * access.bytes)
 }
 
 #[inline(always)]

@@ -5,68 +5,84 @@ use crate::machine::{Machine, State, Thread};
 use crate::program::{Barrier, Reduction};
 use crate::warp;
 
-/// Steps of a thread before the next one has its turn, so that threads can wait for what others write: the next number
-/// each time that no thread has come to a wait or to its end. After the last one a thread goes on until it has none left,
-/// so that a block that never ends is found as soon as a single thread.
-const TURNS: [u64; 2] = [1 << 17, 1 << 19];
+/// Steps of a block before the next one has its turn.
+const TURN: u64 = 1 << 20;
 
 /// Barriers of a block.
 const BARRIERS: usize = 16;
 
-pub(crate) struct Block<'t> {
-    threads: &'t mut [Thread],
+pub(crate) struct Block {
+    threads: Vec<Thread>,
+    index: [u32; 3],
+    /// Its shared memory, while another block runs.
+    shared: Vec<u8>,
     /// Threads that came to a barrier without waiting.
     arrived: [u32; BARRIERS],
-    /// Rounds since a thread came to a wait or to its end.
-    idle: usize,
 }
 
-impl<'t> Block<'t> {
-    pub(crate) fn new(threads: &'t mut [Thread]) -> Self {
-        Self { threads, arrived: [0; BARRIERS], idle: 0 }
+impl Block {
+    pub(crate) fn new(machine: &mut Machine<'_>, index: [u32; 3]) -> Self {
+        let threads = (0..machine.block.iter().product()).map(|number| machine.thread(number)).collect();
+        let mut block = Self { threads, index, shared: vec![0; machine.shared_bytes], arrived: [0; BARRIERS] };
+        block.begin(machine, index);
+        block
     }
 
-    /// Runs the block to its end.
-    pub(crate) fn run(&mut self, machine: &mut Machine<'_>) -> Result<(), Fault> {
+    /// Sends the threads of a block that has ended into another one.
+    pub(crate) fn begin(&mut self, machine: &mut Machine<'_>, index: [u32; 3]) {
+        (self.index, self.arrived) = (index, [0; BARRIERS]);
+        self.shared.fill(0xA5);
+        machine.current = index;
+        self.threads.iter_mut().for_each(|thread| machine.restart(thread));
+    }
+
+    /// Runs the block until it has ended, or has had its turn; tells whether it has ended.
+    pub(crate) fn run(&mut self, machine: &mut Machine<'_>) -> Result<bool, Fault> {
+        machine.current = self.index;
+        std::mem::swap(&mut self.shared, &mut machine.shared);
+        let ended = self.rounds(machine);
+        std::mem::swap(&mut self.shared, &mut machine.shared);
+        ended
+    }
+
+    fn rounds(&mut self, machine: &mut Machine<'_>) -> Result<bool, Fault> {
+        let until = machine.steps.saturating_add(TURN);
         loop {
+            let waits = machine.waits;
             for first in (0..self.threads.len()).step_by(32) {
                 self.run_warp(machine, first)?;
             }
             let (mut ready, mut done) = (0, 0);
-            for thread in self.threads.iter() {
+            for thread in &self.threads {
                 ready += usize::from(thread.state == State::Ready);
                 done += usize::from(thread.state == State::Done);
             }
             if done == self.threads.len() {
-                return Ok(());
+                return Ok(true);
             }
-            self.idle += 1;
-            if ready > 0 {
-                // Threads may wait for what another stream or the host writes.
-                std::thread::yield_now();
-            } else if !self.release_full(machine)? && !self.unstick(machine)? {
+            if ready == 0 && !self.release_full(machine)? && !self.unstick(machine)? {
                 return Err(self.stuck(machine));
+            }
+            if ready > 0 && machine.waits == waits || machine.steps >= until {
+                return Ok(false);
             }
         }
     }
 
-    /// Gives every ready thread of a warp its turn, again as long as they meet.
+    /// Gives every ready thread of a warp its turn, and again as long as they meet and have not had their share.
     fn run_warp(&mut self, machine: &mut Machine<'_>, first: usize) -> Result<(), Fault> {
         let last = (first + 32).min(self.threads.len());
+        let until = machine.steps.saturating_add(machine.limits.turn.saturating_mul(32));
         loop {
             let mut meeting = false;
             for number in first..last {
                 if self.threads[number].state == State::Ready {
-                    let turn = TURNS.get(self.idle).copied().unwrap_or(u64::MAX);
-                    machine.run(&mut self.threads[number], turn).map_err(|kind| fault(machine, &self.threads[number], kind))?;
-                    if self.threads[number].state != State::Ready {
-                        self.idle = 0;
-                    }
+                    machine.run(&mut self.threads[number]).map_err(|kind| fault(machine, &self.threads[number], kind))?;
                     self.arrive(machine, number)?;
                 }
                 meeting |= matches!(self.threads[number].state, State::Meeting(_));
             }
-            if !meeting || !self.meet(machine, first, false)? {
+            if !meeting || !self.meet(machine, first, false)? || machine.steps >= until {
                 return Ok(());
             }
         }
@@ -89,7 +105,7 @@ impl<'t> Block<'t> {
 
     fn site<'m>(machine: &Machine<'m>, thread: &Thread) -> Option<&'m Barrier> {
         let State::Barrier(site) = thread.state else { return None };
-        machine.program.functions[thread.function].barriers.get(site as usize)
+        machine.program.function(thread.function).barriers.get(site as usize)
     }
 
     /// The barrier's number and the threads it waits for, where the instruction says how many.
@@ -142,19 +158,22 @@ impl<'t> Block<'t> {
     }
 
     fn open(&mut self, machine: &Machine<'_>, id: u64, waiting: &[usize]) -> Result<(), Fault> {
-        let mut previous: Option<usize> = None;
+        let (mut previous, mut reduces): (Option<usize>, _) = (None, false);
         for &number in waiting {
             let thread = &self.threads[number];
             let other = previous.filter(|other| other / 32 == number / 32).map(|other| &self.threads[other]);
-            let aligned = Self::site(machine, thread).is_some_and(|site| site.aligned);
+            let (aligned, reduction) = Self::site(machine, thread).map_or((false, false), |site| (site.aligned, site.reduction.is_some()));
+            reduces |= reduction;
             if let Some(other) = other.filter(|other| aligned && (other.function, other.at) != (thread.function, thread.at)) {
-                let line = machine.program.functions[other.function].code[other.at].line;
+                let line = machine.program.function(other.function).code[other.at].line;
                 let message = format!("threads of one warp came to barrier {id} by different instructions, here and in line {line}");
                 return Err(fault(machine, thread, FaultKind::Divergence(message)));
             }
             previous = Some(number);
         }
-        self.reduce(machine, waiting);
+        if reduces {
+            self.reduce(machine, waiting);
+        }
         self.arrived[id as usize] = 0;
         waiting.iter().for_each(|&number| self.threads[number].resume());
         Ok(())
@@ -180,7 +199,7 @@ impl<'t> Block<'t> {
     fn stuck(&self, machine: &Machine<'_>) -> Fault {
         let mut places: Vec<(u32, usize, &Thread)> = Vec::new();
         for thread in self.threads.iter().filter(|thread| thread.state != State::Done) {
-            let line = machine.program.functions[thread.function].code[thread.at].line;
+            let line = machine.program.function(thread.function).code[thread.at].line;
             match places.iter_mut().find(|(other, ..)| *other == line) {
                 Some((_, count, _)) => *count += 1,
                 None => places.push((line, 1, thread)),
@@ -194,8 +213,9 @@ impl<'t> Block<'t> {
 }
 
 fn fault(machine: &Machine<'_>, thread: &Thread, kind: FaultKind) -> Fault {
-    let code = &machine.program.functions[thread.function].code;
+    let code = &machine.program.function(thread.function).code;
     let line = code[thread.at.min(code.len() - 1)].line;
-    let place = FaultPlace { line, thread: thread.index, block: machine.current };
+    let text = machine.program.functions[thread.function].text;
+    let place = FaultPlace { text, line, thread: thread.index, block: machine.current };
     Fault { kernel: machine.kernel.name().to_owned(), kind, place: Some(place) }
 }

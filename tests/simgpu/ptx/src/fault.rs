@@ -5,6 +5,8 @@ use std::fmt;
 /// The text could not be decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseError {
+    /// Which of the texts that were linked, from 0.
+    pub text: usize,
     /// The line of the text, from 1.
     pub line: u32,
     /// What is wrong with it.
@@ -13,17 +15,31 @@ pub struct ParseError {
 
 impl ParseError {
     pub(crate) fn new(line: u32, message: impl Into<String>) -> Self {
-        Self { line, message: message.into() }
+        Self { text: 0, line, message: message.into() }
+    }
+
+    /// The same error, in another text.
+    pub(crate) fn of(self, text: usize) -> Self {
+        Self { text, ..self }
     }
 }
 
 impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PTX line {}: {}", self.line, self.message)
+        write!(f, "PTX line {}{}: {}", self.line, Which(self.text), self.message)
     }
 }
 
 impl std::error::Error for ParseError {}
+
+/// The text of a line, in words: nothing for the first one, which is mostly the only one.
+struct Which(usize);
+
+impl fmt::Display for Which {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 { Ok(()) } else { write!(f, " of text {}", self.0 + 1) }
+    }
+}
 
 /// Why a launch stopped. Memory may have been written before it did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +55,8 @@ pub struct Fault {
 /// The instruction and the thread of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FaultPlace {
+    /// Which of the texts that were linked, from 0.
+    pub text: usize,
     /// The line of the PTX text, from 1.
     pub line: u32,
     /// The thread's index in its block.
@@ -90,6 +108,8 @@ pub enum FaultKind {
     Divergence(String),
     /// The kernel gave up: `trap`, or a failed assertion.
     Trap,
+    /// A call through a pointer that leads to no function, or to one of another form than the call.
+    Call(String),
     /// Something that only shows at run time and is not supported.
     Unsupported(String),
 }
@@ -97,9 +117,9 @@ pub enum FaultKind {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "kernel {}", self.kernel)?;
-        if let Some(FaultPlace { line, thread, block }) = self.place {
+        if let Some(FaultPlace { text, line, thread, block }) = self.place {
             let ([x, y, z], [i, j, k]) = (thread, block);
-            write!(f, ", PTX line {line}, thread ({x},{y},{z}) of block ({i},{j},{k})")?;
+            write!(f, ", PTX line {line}{}, thread ({x},{y},{z}) of block ({i},{j},{k})", Which(text))?;
         }
         write!(f, ": {}", self.kind)
     }
@@ -124,7 +144,7 @@ impl fmt::Display for FaultKind {
             Self::Misaligned { address, bytes, write } => {
                 write!(f, "{} of {bytes} bytes at {address:#x}, which is not a multiple of {bytes}", verb(write))
             }
-            Self::Launch(message) | Self::Divergence(message) | Self::Unsupported(message) => f.write_str(message),
+            Self::Launch(message) | Self::Divergence(message) | Self::Call(message) | Self::Unsupported(message) => f.write_str(message),
             Self::Parameters { needed, given } => write!(f, "{given} bytes of parameters were given, {needed} are needed"),
             Self::Unset(register) if register.is_empty() => f.write_str("a value is read that was never set"),
             Self::Unset(register) => write!(f, "register {register} is read but was never set"),

@@ -1,8 +1,11 @@
 //! Launches: the checks before, and all blocks in order.
 
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
 use crate::block::Block;
 use crate::fault::{Fault, FaultKind};
-use crate::machine::{Machine, Thread};
+use crate::machine::Machine;
 use crate::memory::{Global, Memory, Touched};
 use crate::program::Kernel;
 
@@ -20,6 +23,31 @@ pub struct Launch {
 /// Instructions that one thread may run before it counts as endless: some seconds' worth.
 pub const INSTRUCTIONS_PER_THREAD: u64 = 1 << 30;
 
+/// Instructions of a launch in which no block ended, before one more block begins beside those that are under way: they
+/// may wait for it.
+const BEFORE_ONE_MORE: u64 = 1 << 20;
+
+/// How long a launch may go on, and how its threads and blocks take turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Instructions that one thread may run before it counts as endless.
+    pub instructions: u64,
+    /// How long a launch may last in any case: no thread counts as endless before, since it may wait for what another
+    /// process writes. Where this is zero, and no thread has come to a wait or to its end for as many instructions as one
+    /// may run, the next thread runs on to its limit, so that a launch that never ends is found as soon as a single thread.
+    pub patience: Duration,
+    /// Instructions of a thread before the next one has its turn.
+    pub turn: u64,
+    /// Blocks that may be under way at once. More than one only are while none of them ends.
+    pub blocks: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { instructions: INSTRUCTIONS_PER_THREAD, patience: Duration::ZERO, turn: 2000, blocks: 32 }
+    }
+}
+
 /// The most shared memory that a block of any GPU can have.
 const MOST_SHARED: usize = 227 << 10;
 
@@ -29,15 +57,15 @@ const MOST_SHARED: usize = 227 << 10;
 /// # Errors
 /// The launch does not fit the kernel or any GPU, or a thread did what it must not do; the fault names both.
 pub fn launch(kernel: &Kernel, launch: &Launch, parameters: &[u8], globals: u64, memory: &dyn Memory) -> Result<Touched, Fault> {
-    launch_within(INSTRUCTIONS_PER_THREAD, kernel, launch, parameters, globals, memory)
+    launch_within(&Limits::default(), kernel, launch, parameters, globals, memory)
 }
 
-/// Like [`launch()`], with another number of instructions that a thread may run.
+/// Like [`launch()`], with other limits.
 ///
 /// # Errors
 /// As for [`launch()`].
 pub fn launch_within(
-    instructions: u64,
+    limits: &Limits,
     kernel: &Kernel,
     launch: &Launch,
     parameters: &[u8],
@@ -45,6 +73,7 @@ pub fn launch_within(
     memory: &dyn Memory,
 ) -> Result<Touched, Fault> {
     check(kernel, launch, parameters, globals).map_err(|kind| Fault { kernel: kernel.name().to_owned(), kind, place: None })?;
+    kernel.program.ready(kernel.function).map_err(|kind| Fault { kernel: kernel.name().to_owned(), kind, place: None })?;
     let dynamic = kernel.shared_bytes.next_multiple_of(16);
     let shared = if launch.dynamic_shared_bytes == 0 { kernel.shared_bytes } else { dynamic + launch.dynamic_shared_bytes as usize };
     let mut machine = Machine {
@@ -52,23 +81,52 @@ pub fn launch_within(
         kernel,
         parameters,
         globals,
-        global: Global::new(memory, kernel.program.accesses),
+        global: Global::new(memory, kernel.program.accesses.load(Ordering::Relaxed)),
         grid: launch.grid,
         block: launch.block,
         current: [0; 3],
-        shared: vec![0xA5; shared],
+        shared: Vec::new(),
+        shared_bytes: shared,
         dynamic: dynamic.min(shared) as u64,
-        budget: instructions,
+        limits: Limits { turn: limits.turn.max(1), blocks: limits.blocks.max(1), ..*limits },
+        begun: Instant::now(),
+        steps: 0,
+        waits: 0,
+        idle: 0,
     };
-    let mut threads: Vec<Thread> = (0..launch.block.iter().product()).map(|number| machine.thread(number)).collect();
     let [x, y, z] = launch.grid;
-    for block in (0..z).flat_map(|k| (0..y).flat_map(move |j| (0..x).map(move |i| [i, j, k]))) {
-        machine.current = block;
-        machine.shared.fill(0xA5);
-        threads.iter_mut().for_each(|thread| machine.restart(thread));
-        Block::new(&mut threads).run(&mut machine)?;
-    }
+    run(&mut machine, (0..z).flat_map(|k| (0..y).flat_map(move |j| (0..x).map(move |i| [i, j, k]))))?;
     Ok(machine.global.touched())
+}
+
+/// Runs all blocks: one after another, and several in turns where they do not end.
+fn run(machine: &mut Machine<'_>, mut left: impl Iterator<Item = [u32; 3]>) -> Result<(), Fault> {
+    let mut blocks: Vec<Block> = left.next().map(|index| Block::new(machine, index)).into_iter().collect();
+    let mut mark = 0;
+    while !blocks.is_empty() {
+        let mut ended = false;
+        let mut at = 0;
+        while let Some(block) = blocks.get_mut(at) {
+            if !block.run(machine)? {
+                at += 1;
+                continue;
+            }
+            (ended, mark) = (true, machine.steps);
+            match left.next() {
+                Some(index) => block.begin(machine, index),
+                None => drop(blocks.remove(at)),
+            }
+        }
+        if !ended {
+            // Threads may wait for what another stream, another process or the host writes.
+            std::thread::yield_now();
+        }
+        if machine.steps - mark >= BEFORE_ONE_MORE && blocks.len() < machine.limits.blocks {
+            mark = machine.steps;
+            blocks.extend(left.next().map(|index| Block::new(machine, index)));
+        }
+    }
+    Ok(())
 }
 
 fn check(kernel: &Kernel, launch: &Launch, parameters: &[u8], globals: u64) -> Result<(), FaultKind> {
@@ -84,8 +142,8 @@ fn check(kernel: &Kernel, launch: &Launch, parameters: &[u8], globals: u64) -> R
     if threads > 1024 || block[2] > 64 {
         return refuse(format!("a block of {block:?} threads is larger than 1024 threads or [1024, 1024, 64]"));
     }
-    if let Some(most) = kernel.max_threads {
-        if kernel.exact_threads && most != block {
+    if let Some(most) = kernel.max_threads() {
+        if kernel.definition().exact_threads && most != block {
             return refuse(format!("a block of {block:?} threads is not the {most:?} that the kernel is made for (.reqntid)"));
         }
         if threads > most.iter().map(|&size| u64::from(size)).fold(1, u64::saturating_mul) {
@@ -96,8 +154,8 @@ fn check(kernel: &Kernel, launch: &Launch, parameters: &[u8], globals: u64) -> R
         let (own, dynamic) = (kernel.shared_bytes, launch.dynamic_shared_bytes);
         return refuse(format!("{own} bytes of shared memory and {dynamic} more are beyond the {MOST_SHARED} of any GPU"));
     }
-    if parameters.len() < kernel.parameter_bytes {
-        return Err(FaultKind::Parameters { needed: kernel.parameter_bytes, given: parameters.len() });
+    if parameters.len() < kernel.parameter_bytes() {
+        return Err(FaultKind::Parameters { needed: kernel.parameter_bytes(), given: parameters.len() });
     }
     if globals == 0 && !kernel.program.globals.is_empty() {
         return refuse(format!("the module has {} bytes of variables, but no address was given for them", kernel.program.globals.len()));

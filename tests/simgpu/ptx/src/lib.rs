@@ -6,12 +6,18 @@
 //! which one was made. They were not compared with a GPU's. Every access is checked against its allocation and its alignment;
 //! registers that were never written, barriers that not all threads reach, and threads that never end are faults.
 //!
-//! Blocks run one after another, the threads of a block in turns: each until it waits for others, ends, or has had its
-//! share of instructions. A kernel whose blocks wait for one another does not end, and is a fault. There is no model of
-//! time, of caches, or of races between threads; accesses to global memory are at least acquire and release.
+//! Several texts can be linked ([`Module::link`]): their functions and variables refer to each other, calls go through
+//! pointers, and functions are decoded when they are first called. So a library of a hundred megabytes starts at once;
+//! what of it is not supported is a fault of the thread that comes to it.
+//!
+//! The threads of a block run in turns: each until it waits for others, ends, or has had its share of instructions, so that
+//! threads may spin on what others write. Blocks run one after another; while none ends, more begin beside it, so that they
+//! may wait for one another ([`Limits`]). There is no model of time, of caches, or of races between threads; accesses to
+//! global memory are at least acquire and release, and one of up to 16 bytes is never seen in parts, by no thread of this
+//! process and, on x86-64 and aarch64, of no other one that has the memory mapped.
 //!
 //! Addresses: those of global memory are what [`Memory`] knows; shared, local and parameter memory have windows of their
-//! own at `0x7f00_…`, `0x7e00_…` and `0x7d00_…`, where generic addresses lead. Fresh shared and local memory holds `0xA5`.
+//! own at `0x7f00_…`, `0x7e00_…` and `0x7d00_…`, where generic addresses lead; pointers to functions are at `0x7c00_…`. Fresh shared and local memory holds `0xA5`.
 
 mod access;
 mod block;
@@ -21,6 +27,7 @@ mod float;
 mod format;
 mod integer;
 mod launch;
+mod link;
 mod lower;
 mod machine;
 mod memory;
@@ -34,9 +41,10 @@ mod token;
 mod types;
 mod variables;
 mod warp;
+mod wide;
 
 pub use fault::{Fault, FaultKind, FaultPlace, ParseError};
-pub use launch::{INSTRUCTIONS_PER_THREAD, Launch, launch, launch_within};
+pub use launch::{INSTRUCTIONS_PER_THREAD, Launch, Limits, launch, launch_within};
 pub use memory::{Memory, Region, Touched};
-pub use module::Module;
+pub use module::{Module, Options, Unset};
 pub use program::{Kernel, Parameter};

@@ -1,9 +1,13 @@
 //! Runs the steps of one thread until it waits, ends, or has had its turn.
 
+use std::time::Instant;
+
 use crate::access::little;
 use crate::fault::FaultKind;
+use crate::launch::Limits;
 use crate::memory::Global;
-use crate::program::{CallSite, Callee, Carrier, Function, Initial, Kernel, LARGEST_LOCAL, Op, Program, Slot, Special};
+use crate::program::{CallSite, Callee, Carrier, Function, Initial, Instruction, Kernel, LARGEST_LOCAL, Op, Program, Slot, Special};
+use crate::syntax::Prototype;
 use crate::types::Space;
 
 /// Calls may nest so deep.
@@ -70,18 +74,24 @@ pub(crate) struct Machine<'m> {
     pub(crate) global: Global<'m>,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
-    /// The block that runs.
+    /// The block that runs, and its shared memory.
     pub(crate) current: [u32; 3],
     pub(crate) shared: Vec<u8>,
+    pub(crate) shared_bytes: usize,
     /// Where the dynamic part of the shared memory begins.
     pub(crate) dynamic: u64,
-    pub(crate) budget: u64,
+    pub(crate) limits: Limits,
+    pub(crate) begun: Instant,
+    /// Steps that all threads ran, how often one came to a wait or to its end, and the steps since.
+    pub(crate) steps: u64,
+    pub(crate) waits: u64,
+    pub(crate) idle: u64,
 }
 
 impl Machine<'_> {
     pub(crate) fn thread(&self, number: u32) -> Thread {
         let [x, y, _] = self.block;
-        let function = &self.program.functions[self.kernel.function];
+        let function = self.program.function(self.kernel.function);
         let mut thread = Thread {
             state: State::Ready,
             function: self.kernel.function,
@@ -101,7 +111,7 @@ impl Machine<'_> {
 
     /// Sends a thread of the last block into the one that is next.
     pub(crate) fn restart(&self, thread: &mut Thread) {
-        let function = &self.program.functions[self.kernel.function];
+        let function = self.program.function(self.kernel.function);
         (thread.state, thread.function, thread.at, thread.base, thread.local) = (State::Ready, self.kernel.function, 0, 0, 0);
         (thread.executed, thread.callers) = (0, Vec::new());
         thread.memory.clear();
@@ -112,7 +122,7 @@ impl Machine<'_> {
     fn fill(&self, thread: &mut Thread, initial: &[(Slot, Initial)]) {
         for &(slot, initial) in initial {
             let value = match initial {
-                Initial::Bits(bits) => bits,
+                Initial::Bits(bits) | Initial::Unset(bits) => bits,
                 Initial::Flag(_) => 0,
                 Initial::Global(offset) => self.globals.wrapping_add(offset),
                 Initial::Shared(variable, offset) => self.kernel.shared_offsets[variable].unwrap_or(0).wrapping_add_signed(offset),
@@ -143,55 +153,63 @@ impl Machine<'_> {
             Special::LanesUpTo => below | own,
             Special::LanesAbove => !(below | own),
             Special::LanesFrom => !below,
-            Special::DynamicShared => (self.shared.len() as u64 - self.dynamic) as u32,
-            Special::TotalShared => self.shared.len() as u32,
+            Special::DynamicShared => (self.shared_bytes as u64 - self.dynamic) as u32,
+            Special::TotalShared => self.shared_bytes as u32,
         })
     }
 
-    /// Runs a thread for up to `turn` steps. On a fault the thread stands at the step that made it.
-    pub(crate) fn run(&mut self, thread: &mut Thread, turn: u64) -> Result<(), FaultKind> {
+    /// Runs a thread for one turn. On a fault the thread stands at the step that made it.
+    pub(crate) fn run(&mut self, thread: &mut Thread) -> Result<(), FaultKind> {
         let program = self.program;
-        let turn = turn.min(self.budget.saturating_sub(thread.executed));
+        let turn = self.turn(thread.executed);
         let mut left = turn;
         let result = loop {
-            let function = &program.functions[thread.function];
-            match self.steps(function, thread, &mut left, turn) {
+            let function = program.function(thread.function);
+            match self.go(function, thread, &mut left, turn) {
                 Ok(true) => {}
                 Ok(false) => break Ok(()),
                 Err(fault) => break Err(fault),
             }
         };
         thread.executed += turn - left;
+        self.steps += turn - left;
+        let waits = thread.state != State::Ready;
+        self.waits += u64::from(waits);
+        self.idle = if waits { 0 } else { self.idle + turn - left };
         result?;
-        if thread.executed >= self.budget && thread.state == State::Ready { Err(FaultKind::Endless(self.budget)) } else { Ok(()) }
+        let endless = thread.executed >= self.limits.instructions && thread.state == State::Ready;
+        if endless && self.begun.elapsed() >= self.limits.patience { Err(FaultKind::Endless(self.limits.instructions)) } else { Ok(()) }
+    }
+
+    /// Steps that a thread may run now.
+    fn turn(&self, executed: u64) -> u64 {
+        let left = self.limits.instructions.saturating_sub(executed);
+        match (self.limits.patience.is_zero(), left) {
+            (true, _) if self.idle > self.limits.instructions => left,
+            (true, _) => left.min(self.limits.turn),
+            (false, 0) => self.limits.turn,
+            (false, _) => left.min(self.limits.turn),
+        }
     }
 
     /// Runs steps of one function; tells whether to go on in another one.
-    fn steps(&mut self, function: &Function, thread: &mut Thread, left: &mut u64, turn: u64) -> Result<bool, FaultKind> {
+    fn go(&mut self, function: &Function, thread: &mut Thread, left: &mut u64, turn: u64) -> Result<bool, FaultKind> {
         let base = thread.base;
         let code = &function.code[..];
         let mut at = thread.at;
         let mut remaining = *left;
         let slots = &mut thread.slots[base..base + function.slots];
         let outcome = loop {
+            (at, remaining) = simple(code, slots, at, remaining);
             if remaining == 0 {
                 break Ok(false);
             }
             remaining -= 1;
             let op = code[at].op;
             match op {
-                Op::Alu { run, to, a, b, c } => {
-                    slots[to as usize] = run(slots[a as usize], slots[b as usize], slots[c as usize]);
-                }
-                Op::Copy { to, from } => slots[to as usize] = slots[from as usize],
-                Op::Branch { on, unless, target } => {
-                    if (slots[on as usize] & 1 == 1) != unless {
-                        at = target as usize;
-                        continue;
-                    }
-                }
-                Op::Jump { target } => {
-                    at = target as usize;
+                // Those that `simple` runs.
+                Op::Alu { .. } | Op::Copy { .. } | Op::Branch { .. } | Op::Jump { .. } => {
+                    remaining += 1;
                     continue;
                 }
                 Op::Load { access } => {
@@ -242,6 +260,7 @@ impl Machine<'_> {
                     break Ok(false);
                 }
                 Op::Trap => break Err(FaultKind::Trap),
+                Op::Unsupported { message } => break Err(unsupported(function, message)),
                 Op::Call { .. } | Op::Return => {
                     thread.at = at;
                     *left = remaining;
@@ -260,9 +279,16 @@ impl Machine<'_> {
         let number = match &call.callee {
             Callee::Defined(number) => *number,
             Callee::External(name) if name == "__assertfail" => return Err(FaultKind::Trap),
-            Callee::External(name) => return Err(FaultKind::Unsupported(format!("function {name} is outside of the module"))),
+            Callee::External(name) => {
+                return Err(FaultKind::Unsupported(format!("function {name} is one of the driver, which is not there")));
+            }
+            Callee::Pointer { register, prototype, targets } => {
+                let number = self.program.pointed_by(thread.slot(*register)).map_err(FaultKind::Call)?;
+                self.fits(number, call, prototype.as_ref(), targets)?;
+                number
+            }
         };
-        let callee = &self.program.functions[number];
+        let callee = self.program.ready(number)?;
         let values: Vec<Vec<u8>> = call.arguments.iter().map(|&carrier| take(thread, carrier)).collect();
         let (base, local) = (thread.base + caller.slots, thread.local + caller.local);
         if thread.callers.len() >= DEEPEST || local + callee.local > LARGEST_LOCAL {
@@ -279,6 +305,27 @@ impl Machine<'_> {
         Ok(true)
     }
 
+    /// Whether a function is of the form that a call through a pointer names, or one of its targets.
+    fn fits(&self, number: usize, call: &CallSite, prototype: Option<&Prototype>, targets: &[usize]) -> Result<(), FaultKind> {
+        let name = &self.program.functions[number].name;
+        if prototype.is_none() && !targets.contains(&number) {
+            return Err(FaultKind::Call(format!("the call leads to {name}, which is not among its targets")));
+        }
+        let callee = self.program.ready(number)?;
+        let bytes = |carriers: &[Carrier]| carriers.iter().map(|carrier| carrier.bytes()).collect::<Vec<_>>();
+        let fits = |own: &[Carrier], wanted: Option<&Vec<usize>>, given: &[Carrier]| match wanted {
+            Some(wanted) => {
+                own.len() == wanted.len() && bytes(own).iter().zip(wanted).all(|(own, &wanted)| own.is_none_or(|own| own == wanted))
+            }
+            None => own.len() == given.len(),
+        };
+        let parameters = fits(&callee.parameters, prototype.map(|prototype| &prototype.parameters), &call.arguments);
+        if parameters && fits(&callee.results, prototype.map(|prototype| &prototype.results), &call.results) {
+            return Ok(());
+        }
+        Err(FaultKind::Call(format!("the call leads to {name}, whose parameters or results are not those of the call")))
+    }
+
     fn back(&self, callee: &Function, thread: &mut Thread) -> Result<bool, FaultKind> {
         let Some(caller) = thread.callers.pop() else {
             thread.state = State::Done;
@@ -286,10 +333,34 @@ impl Machine<'_> {
         };
         let values: Vec<Vec<u8>> = callee.results.iter().map(|&carrier| take(thread, carrier)).collect();
         (thread.function, thread.at, thread.base, thread.local) = (caller.function, caller.at, caller.base, caller.local);
-        let call: &CallSite = &self.program.functions[caller.function].calls[caller.site as usize];
+        let call: &CallSite = &self.program.function(caller.function).calls[caller.site as usize];
         call.results.iter().zip(&values).for_each(|(&carrier, value)| give(thread, carrier, value));
         Ok(true)
     }
+}
+
+/// Runs the steps that only read and write slots, most by far, up to one of another kind, or until none are left. By
+/// itself, so that the processor's registers hold all that this loop needs. Gives the step that is next, and what is left.
+#[inline(never)]
+fn simple(code: &[Instruction], slots: &mut [u64], mut at: usize, mut left: u64) -> (usize, u64) {
+    while left > 0 {
+        match code[at].op {
+            Op::Alu { run, to, a, b, c } => slots[to as usize] = run(slots[a as usize], slots[b as usize], slots[c as usize]),
+            Op::Copy { to, from } => slots[to as usize] = slots[from as usize],
+            Op::Branch { on, unless, target } if (slots[on as usize] & 1 == 1) != unless => at = (target as usize).wrapping_sub(1),
+            Op::Branch { .. } => {}
+            Op::Jump { target } => at = (target as usize).wrapping_sub(1),
+            _ => break,
+        }
+        at = at.wrapping_add(1);
+        left -= 1;
+    }
+    (at, left)
+}
+
+#[cold]
+fn unsupported(function: &Function, message: u32) -> FaultKind {
+    FaultKind::Unsupported(function.registers[message as usize].clone())
 }
 
 /// The bytes of an argument or a result.

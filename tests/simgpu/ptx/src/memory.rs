@@ -16,7 +16,7 @@ pub struct Region {
     /// Its size.
     pub bytes: u64,
     /// Where its first byte is on the host: readable and writable for `bytes` bytes until the launch ends, and as
-    /// aligned as `start` is, up to 8 bytes.
+    /// aligned as `start` is, up to 16 bytes.
     pub host: *mut u8,
 }
 
@@ -78,7 +78,8 @@ impl<'m> Global<'m> {
     /// The place on the host of bytes that access `id` reaches; writes it down as touched.
     #[inline]
     pub(crate) fn reach(&mut self, id: usize, address: u64, bytes: u32, reads: bool, writes: bool) -> Result<*mut u8, FaultKind> {
-        let recent = &mut self.recent[id];
+        // Functions that were decoded since the launch began have accesses of higher numbers.
+        let Some(recent) = self.recent.get_mut(id) else { return self.look_up(id, address, bytes, reads, writes) };
         let offset = address.wrapping_sub(recent.region.start);
         // Sizes are at most 64 and allocations never end at the end of the address space.
         if offset >= recent.region.bytes || recent.region.bytes - offset < u64::from(bytes) {
@@ -97,6 +98,9 @@ impl<'m> Global<'m> {
 
     #[cold]
     fn look_up(&mut self, id: usize, address: u64, bytes: u32, reads: bool, writes: bool) -> Result<*mut u8, FaultKind> {
+        if id >= self.recent.len() {
+            self.recent.resize(id + 1, NOTHING);
+        }
         self.forget(id);
         let known = self.seen.range(..=address).next_back().map(|(_, seen)| seen.region).filter(|region| holds(region, address));
         let found = known.or_else(|| self.memory.find(address)).filter(|region| {
@@ -106,7 +110,7 @@ impl<'m> Global<'m> {
         let Some(region) = found else {
             return Err(FaultKind::OutOfBounds { space: "global", address, bytes, write: writes, nearest: self.nearest(address) });
         };
-        if (region.host as u64).wrapping_sub(region.start) % 8 != 0 {
+        if (region.host as u64).wrapping_sub(region.start) % 16 != 0 {
             return Err(FaultKind::Unsupported(format!(
                 "the host memory of the allocation at {:#x} is not aligned as it is",
                 region.start

@@ -3,14 +3,33 @@
 use std::sync::Arc;
 
 use crate::ParseError;
-use crate::lower::{self, Place, Surroundings};
+use crate::link;
+use crate::lower;
 use crate::parser::Parser;
-use crate::program::{Callee, Initial, Kernel, Parameter, Program, Shared};
-use crate::syntax::{FunctionText, Source};
-use crate::types::Space;
+use crate::program::{Callee, Function, Initial, Kernel, Program, Target};
+use crate::syntax::Source;
+use crate::token;
 
-/// Modules have no more variables; buffers are allocated.
-const MOST_GLOBALS: usize = 1 << 28;
+/// What is done with registers that are read before they are set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Unset {
+    /// The read is a fault.
+    #[default]
+    Fault,
+    /// They hold these bits. Compilers leave such reads in code whose result is not used.
+    Holds(u64),
+}
+
+/// How texts become a module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Options {
+    /// What is done with registers that are read before they are set.
+    pub unset: Unset,
+    /// Whether functions are decoded when they are first called, and not at once. The texts are kept for that long. What
+    /// is wrong with a function is a fault of the launch that calls it, and an instruction that is not supported one of
+    /// the thread that comes to it.
+    pub late: bool,
+}
 
 /// PTX, decoded and ready to run; nothing in it changes any more.
 #[derive(Debug, Clone)]
@@ -27,20 +46,27 @@ impl Module {
     /// # Errors
     /// The text is not PTX, or holds an instruction or a declaration that is not supported; the error names it and its line.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
-        let source = Parser::new(text)?.source()?;
-        let (mut surroundings, globals) = surroundings(&source)?;
-        let defined: Vec<&FunctionText<'_>> = source.functions.iter().filter(|function| function.body.is_some()).collect();
-        let parameters: Vec<_> = defined.iter().map(|function| parameters(function)).collect();
-        let mut functions = Vec::new();
-        for (number, text) in defined.iter().enumerate() {
-            let offsets: Vec<u64> = parameters[number].0.iter().map(|parameter| parameter.offset as u64).collect();
-            functions.push(lower::function(text, &offsets, &mut surroundings)?);
-        }
-        let (shared, accesses) = (surroundings.shared, surroundings.accesses);
-        let program = Arc::new(Program { functions, shared, globals, accesses });
-        let entries = defined.iter().zip(parameters).enumerate().filter(|(_, (text, _))| text.entry);
-        let kernels = entries.map(|(number, (text, parameters))| kernel(&program, number, text, parameters)).collect();
-        Ok(Self { program, kernels, target: source.target, version: source.version })
+        Self::link(&[text], Options::default())
+    }
+
+    /// Makes one module of several texts, which may refer to each other's functions and variables (`.extern`). Where several
+    /// define a name, a `.visible` definition goes before `.weak` ones, and these before `.common` ones. Late, it costs a
+    /// millisecond per megabyte, and a microsecond per line of each function that is called.
+    ///
+    /// # Errors
+    /// A text is not PTX, or what it holds is not supported; a name is defined twice, or declared and not defined. The error
+    /// names the text and the line.
+    pub fn link(texts: &[&str], options: Options) -> Result<Self, ParseError> {
+        let sources = texts.iter().enumerate().map(|(text, whole)| Parser::source(whole).map_err(|error| error.of(text)));
+        let sources = sources.collect::<Result<Vec<Source<'_>>, _>>()?;
+        let mut program = link::link(texts, &sources, options)?;
+        let (target, version) =
+            sources.iter().fold((0, (0, 0)), |(target, version), source| (target.max(source.target), version.max(source.version)));
+        decode(&mut program, texts)?;
+        let program = Arc::new(program);
+        let kernels = (0..program.functions.len()).filter(|&number| program.functions[number].entry);
+        let kernels = kernels.map(|number| kernel(&program, number)).collect();
+        Ok(Self { program, kernels, target, version })
     }
 
     /// The kernels, in the order of the text.
@@ -53,14 +79,30 @@ impl Module {
         self.kernels.iter().find(|kernel| kernel.name() == name)
     }
 
+    /// What of the module is not supported: decodes all functions that were not yet, and lists each instruction and each
+    /// function that is a fault when a thread comes to it. Empty where functions were decoded at once.
+    pub fn unsupported(&self) -> Vec<ParseError> {
+        let numbers = 0..self.program.functions.len();
+        numbers.flat_map(|number| self.program.unsupported(number)).collect()
+    }
+
     /// Bytes of the block that holds the module's variables. Put it at a multiple of 256.
     pub fn globals_bytes(&self) -> usize {
         self.program.globals.len()
     }
 
-    /// What that block holds before the first launch.
-    pub fn globals_image(&self) -> Vec<u8> {
-        self.program.globals.clone()
+    /// What that block holds before the first launch, if it lies at this address: some variables hold those of others.
+    pub fn globals_image(&self, address: u64) -> Vec<u8> {
+        let mut image = self.program.globals.clone();
+        for relocation in &self.program.relocations {
+            let value = match relocation.target {
+                Target::Global(offset) => address.wrapping_add(offset),
+                Target::Bits(bits) => bits,
+            };
+            let picked = (value & relocation.mask) >> relocation.mask.trailing_zeros();
+            image[relocation.at..][..relocation.bytes].copy_from_slice(&picked.to_le_bytes()[..relocation.bytes]);
+        }
+        image
     }
 
     /// The compute capability that the text names: 70 for `sm_70`.
@@ -74,92 +116,84 @@ impl Module {
     }
 }
 
-/// Lays out the module's variables, and lists what functions can refer to.
-fn surroundings<'a>(source: &Source<'a>) -> Result<(Surroundings<'a>, Vec<u8>), ParseError> {
-    let mut found = Surroundings::default();
-    let mut globals: Vec<u8> = Vec::new();
-    for variable in &source.variables {
-        let place = match variable.space {
-            Space::Global | Space::Const => {
-                let offset = globals.len().next_multiple_of(variable.align.max(1));
-                if offset + variable.bytes > MOST_GLOBALS {
-                    return Err(ParseError::new(variable.line, format!("the module's variables take more than {MOST_GLOBALS} bytes")));
-                }
-                globals.resize(offset, 0);
-                globals.extend_from_slice(&variable.initial);
-                globals.resize(offset + variable.bytes, 0);
-                Place::Global(offset as u64)
-            }
-            Space::Shared if variable.external => Place::Dynamic,
-            Space::Shared => {
-                found.shared.push(Shared { bytes: variable.bytes, align: variable.align });
-                Place::Shared(found.shared.len() - 1)
-            }
-            _ => return Err(ParseError::new(variable.line, format!("variable {} cannot be declared in a module", variable.name))),
-        };
-        found.variables.insert(variable.name, (place, variable.space, variable.bytes));
-    }
-    let mut number = 0;
-    for function in &source.functions {
-        if function.body.is_some() {
-            if let Some(Some(_)) = found.functions.insert(function.name, Some(number)) {
-                return Err(ParseError::new(function.line, format!("function {} is defined twice", function.name)));
-            }
-            number += 1;
-        } else {
-            found.functions.entry(function.name).or_insert(None);
+/// Decodes the functions that do not wait for their first call.
+fn decode(program: &mut Program, texts: &[&str]) -> Result<(), ParseError> {
+    let mut shared = std::mem::take(&mut program.shared);
+    for (number, definition) in program.functions.iter().enumerate() {
+        let text = texts[definition.text];
+        if program.options.late && !token::declares_shared(&text[definition.place.clone()]) {
+            continue;
+        }
+        match lower::function(program, number, text, &mut shared).map_err(|error| error.of(definition.text)) {
+            Err(error) if !program.options.late => return Err(error),
+            decoded => drop(definition.decoded.set(decoded)),
         }
     }
-    Ok((found, globals))
-}
-
-/// The parameters of a function in memory, and how many bytes they take together.
-fn parameters(text: &FunctionText<'_>) -> (Vec<Parameter>, usize) {
-    let mut end = 0_usize;
-    let place = |formal: &crate::syntax::Formal<'_>| {
-        let (bytes, align) = (formal.variable.bytes, formal.variable.align.max(1));
-        let offset = end.next_multiple_of(align);
-        end = offset + bytes;
-        Parameter { offset, bytes, align }
-    };
-    let found = text.parameters.iter().map(place).collect();
-    (found, end)
-}
-
-fn kernel(program: &Arc<Program>, function: usize, text: &FunctionText<'_>, parameters: (Vec<Parameter>, usize)) -> Kernel {
-    let (shared_offsets, shared_bytes) = shared_layout(program, function);
-    Kernel {
-        program: Arc::clone(program),
-        function,
-        parameters: parameters.0,
-        parameter_bytes: parameters.1,
-        max_threads: text.max_threads,
-        exact_threads: text.exact_threads,
-        shared_offsets,
-        shared_bytes,
+    program.shared = shared;
+    if program.options.late {
+        program.texts = texts.iter().map(|&text| text.to_owned()).collect();
+    } else {
+        program.names.clear();
     }
+    Ok(())
 }
 
-/// Offsets of the shared variables that a kernel or a function it calls refers to.
+fn kernel(program: &Arc<Program>, function: usize) -> Kernel {
+    let (shared_offsets, shared_bytes) = shared_layout(program, function);
+    Kernel { program: Arc::clone(program), function, shared_offsets, shared_bytes }
+}
+
+/// Offsets of the shared variables that a kernel or a function it calls refers to; of all of them where the functions are
+/// decoded late.
 fn shared_layout(program: &Program, entry: usize) -> (Vec<Option<u64>>, usize) {
-    let mut reached = vec![false; program.functions.len()];
-    let mut open = vec![entry];
     let mut offsets = vec![None; program.shared.len()];
     let mut end = 0_usize;
+    let mut place = |variable: usize| {
+        if offsets[variable].is_none() {
+            let offset = end.next_multiple_of(program.shared[variable].align.max(1));
+            end = offset + program.shared[variable].bytes;
+            offsets[variable] = Some(offset as u64);
+        }
+    };
+    if program.options.late {
+        (0..program.shared.len()).for_each(place);
+        return (offsets, end);
+    }
+    let mut reached = vec![false; program.functions.len()];
+    let mut open = vec![entry];
     while let Some(number) = open.pop() {
         if std::mem::replace(&mut reached[number], true) {
             continue;
         }
-        let function = &program.functions[number];
-        open.extend(function.calls.iter().filter_map(|call| if let Callee::Defined(callee) = call.callee { Some(callee) } else { None }));
+        let function = program.function(number);
+        open.extend(callees(program, function));
         for (_, initial) in &function.initial {
-            let &Initial::Shared(variable, _) = initial else { continue };
-            if offsets[variable].is_none() {
-                let offset = end.next_multiple_of(program.shared[variable].align.max(1));
-                end = offset + program.shared[variable].bytes;
-                offsets[variable] = Some(offset as u64);
+            if let &Initial::Shared(variable, _) = initial {
+                place(variable);
             }
         }
     }
     (offsets, end)
+}
+
+/// The functions that one may call: by name, and all those whose address is taken where it calls through a pointer.
+fn callees(program: &Program, function: &Function) -> Vec<usize> {
+    let mut found = Vec::new();
+    let mut pointers = false;
+    for call in &function.calls {
+        match &call.callee {
+            Callee::Defined(number) => found.push(*number),
+            Callee::External(_) => {}
+            Callee::Pointer { .. } => pointers = true,
+        }
+    }
+    if pointers {
+        found.extend(&program.pointed);
+        let initial = (0..program.functions.len()).flat_map(|number| &program.function(number).initial);
+        found.extend(initial.filter_map(|(_, initial)| match initial {
+            Initial::Bits(bits) => program.pointed_by(*bits).ok(),
+            _ => None,
+        }));
+    }
+    found
 }

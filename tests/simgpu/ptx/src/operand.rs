@@ -80,7 +80,7 @@ impl<'a> Parser<'a> {
     }
 
     /// `+4`, `-4`, `+-4` or nothing.
-    fn offset(&mut self) -> Parsed<i64> {
+    pub(crate) fn offset(&mut self) -> Parsed<i64> {
         let plus = self.take('+');
         let minus = self.take('-');
         if !plus && !minus {

@@ -1,8 +1,8 @@
 //! From text to declarations and statements. Debug information, pragmas and linkage are skipped.
 
 use crate::ParseError;
-use crate::syntax::{Formal, FunctionText, Literal, Registers, Source, Statement, Text};
-use crate::token::{Token, tokens};
+use crate::syntax::{Formal, FunctionText, Linkage, Literal, Prototype, Registers, Source, Statement, Text};
+use crate::token::{Token, outline, tokens};
 use crate::types::{Space, Type};
 
 pub(crate) struct Parser<'a> {
@@ -18,15 +18,25 @@ const MOST_REGISTERS: u32 = 1 << 20;
 type Parsed<T> = Result<T, ParseError>;
 
 impl<'a> Parser<'a> {
-    pub(crate) fn new(text: &'a str) -> Parsed<Self> {
-        Ok(Self { tokens: tokens(text)?, at: 0, depth: 0 })
+    /// The declarations of a module; the bodies of functions are left unread.
+    pub(crate) fn source(text: &'a str) -> Parsed<Source<'a>> {
+        let mut parser = Self { tokens: outline(text)?, at: 0, depth: 0 };
+        parser.declarations(text)
     }
 
-    pub(crate) fn source(mut self) -> Parsed<Source<'a>> {
+    /// A function with its body, from its `definition`.
+    pub(crate) fn definition(text: &'a str, line: u32, entry: bool) -> Parsed<(FunctionText<'a>, Vec<Statement<'a>>)> {
+        let mut parser = Self { tokens: tokens(text, line)?, at: 0, depth: 0 };
+        let head = parser.head(entry, Linkage::Internal)?;
+        let body = parser.body()?;
+        Ok((head, body))
+    }
+
+    fn declarations(&mut self, text: &'a str) -> Parsed<Source<'a>> {
         let mut source = Source::default();
         while let Some(token) = self.peek() {
             let Token::Dot(directive) = token else { return Err(self.unexpected("a directive")) };
-            self.directive(directive, &mut source)?;
+            self.directive(directive, text, &mut source)?;
         }
         if source.version == (0, 0) || source.target == 0 {
             return Err(ParseError::new(1, "the text names no .version or no .target: it is not a PTX module"));
@@ -34,7 +44,7 @@ impl<'a> Parser<'a> {
         Ok(source)
     }
 
-    fn directive(&mut self, directive: &'a str, source: &mut Source<'a>) -> Parsed<()> {
+    fn directive(&mut self, directive: &'a str, text: &'a str, source: &mut Source<'a>) -> Parsed<()> {
         match directive {
             "version" => source.version = self.version()?,
             "target" => source.target = self.target()?,
@@ -47,7 +57,9 @@ impl<'a> Parser<'a> {
             "file" | "loc" => self.skip_line(),
             "pragma" => self.skip_past(';')?,
             "section" => self.skip_section()?,
-            "visible" | "weak" | "common" | "extern" | "global" | "const" | "shared" | "entry" | "func" => self.declaration(source)?,
+            "visible" | "weak" | "common" | "extern" | "global" | "const" | "shared" | "entry" | "func" => {
+                self.declaration(text, source)?;
+            }
             other => return Err(ParseError::new(self.line(), format!("directive .{other} is not supported"))),
         }
         Ok(())
@@ -71,33 +83,54 @@ impl<'a> Parser<'a> {
     }
 
     /// A variable or function with what stands before it.
-    fn declaration(&mut self, source: &mut Source<'a>) -> Parsed<()> {
-        let mut external = false;
-        while let Some(Token::Dot(linkage @ ("visible" | "weak" | "common" | "extern"))) = self.peek() {
-            external |= linkage == "extern";
+    fn declaration(&mut self, text: &'a str, source: &mut Source<'a>) -> Parsed<()> {
+        let mut linkage = Linkage::Internal;
+        while let Some(Token::Dot(found @ ("visible" | "weak" | "common" | "extern"))) = self.peek() {
+            linkage = match found {
+                "visible" => Linkage::Visible,
+                "weak" => Linkage::Weak,
+                "common" => Linkage::Common,
+                _ => Linkage::External,
+            };
             self.next();
         }
         match self.peek() {
             Some(Token::Dot(kind @ ("entry" | "func"))) => {
                 self.next();
-                source.functions.push(self.function(kind == "entry")?);
+                source.functions.push(self.function(text, kind, linkage)?);
             }
             Some(Token::Dot(space)) => {
                 let space = Space::named(space).ok_or_else(|| self.unexpected("a state space"))?;
                 self.next();
-                source.variables.extend(self.variables(space, external)?);
+                source.variables.extend(self.variables(space, linkage)?);
             }
             _ => return Err(self.unexpected("a variable or a function")),
         }
         Ok(())
     }
 
-    fn function(&mut self, entry: bool) -> Parsed<FunctionText<'a>> {
+    /// A function of an outline; `kind` is the directive that began it.
+    fn function(&mut self, text: &'a str, kind: &'a str, linkage: Linkage) -> Parsed<FunctionText<'a>> {
+        let line = self.tokens.get(self.at - 1).map_or(1, |(_, line)| *line);
+        let mut function = FunctionText { line, ..self.head(kind == "entry", linkage)? };
+        let place = |part: &str| part.as_ptr() as usize - text.as_ptr() as usize;
+        if let Some(Token::Body(body)) = self.peek() {
+            self.next();
+            function.definition = text.get(place(kind) + kind.len()..place(body) + body.len());
+        } else {
+            self.expect(';')?;
+        }
+        Ok(function)
+    }
+
+    /// Name, parameters and directives: everything before the body.
+    fn head(&mut self, entry: bool, linkage: Linkage) -> Parsed<FunctionText<'a>> {
         let line = self.line();
         let results = if self.is('(') { self.formals()? } else { Vec::new() };
         let name = self.word()?;
         let parameters = if self.is('(') { self.formals()? } else { Vec::new() };
-        let mut function = FunctionText { name, entry, results, parameters, max_threads: None, exact_threads: false, body: None, line };
+        let mut function =
+            FunctionText { name, entry, results, parameters, max_threads: None, exact_threads: false, linkage, definition: None, line };
         while let Some(Token::Dot(directive)) = self.peek() {
             self.next();
             match directive {
@@ -112,9 +145,6 @@ impl<'a> Parser<'a> {
                     }
                 }
             }
-        }
-        if !self.take(';') {
-            function.body = Some(self.body()?);
         }
         Ok(function)
     }
@@ -148,7 +178,7 @@ impl<'a> Parser<'a> {
     fn body(&mut self) -> Parsed<Vec<Statement<'a>>> {
         self.expect('{')?;
         let mut statements = Vec::new();
-        let mut depth = 0;
+        let mut depth = 0_usize;
         loop {
             match self.peek() {
                 Some(Token::Mark('{')) => {
@@ -185,12 +215,12 @@ impl<'a> Parser<'a> {
             "extern" => {
                 self.next();
                 let Some(Token::Dot("shared")) = self.next() else { return Err(self.error("only shared memory can be .extern here")) };
-                statements.extend(self.variables(Space::Shared, true)?.into_iter().map(Statement::Variable));
+                statements.extend(self.variables(Space::Shared, Linkage::External)?.into_iter().map(Statement::Variable));
             }
             other => {
                 self.next();
                 let space = Space::named(other).ok_or_else(|| self.error(format!("directive .{other} is not supported in a function")))?;
-                statements.extend(self.variables(space, false)?.into_iter().map(Statement::Variable));
+                statements.extend(self.variables(space, Linkage::Internal)?.into_iter().map(Statement::Variable));
             }
         }
         Ok(())
@@ -221,7 +251,7 @@ impl<'a> Parser<'a> {
         if let (Some(Token::Word(name)), Some((Token::Mark(':'), _))) = (self.peek(), self.tokens.get(self.at + 1)) {
             self.at += 2;
             match self.peek() {
-                Some(Token::Dot("branchtargets")) => {
+                Some(Token::Dot("branchtargets" | "calltargets")) => {
                     self.next();
                     let mut targets = vec![self.word()?];
                     while self.take(',') {
@@ -230,13 +260,26 @@ impl<'a> Parser<'a> {
                     self.expect(';')?;
                     statements.push(Statement::Targets(name, targets));
                 }
-                Some(Token::Dot("callprototype")) => self.skip_past(';')?,
+                Some(Token::Dot("callprototype")) => {
+                    self.next();
+                    statements.push(Statement::Prototype(name, self.prototype()?));
+                }
                 _ => statements.push(Statement::Label(name, line)),
             }
             return Ok(());
         }
         statements.push(Statement::Instruction(self.instruction(line)?));
         Ok(())
+    }
+
+    /// `(.param .b32 _) _ (.param .b64 _);`
+    fn prototype(&mut self) -> Parsed<Prototype> {
+        let results = if self.is('(') { self.formals()? } else { Vec::new() };
+        self.word()?;
+        let parameters = if self.is('(') { self.formals()? } else { Vec::new() };
+        self.skip_past(';')?;
+        let bytes = |formals: Vec<Formal<'_>>| formals.iter().map(|formal| formal.variable.bytes).collect();
+        Ok(Prototype { results: bytes(results), parameters: bytes(parameters) })
     }
 
     fn instruction(&mut self, line: u32) -> Parsed<Text<'a>> {
@@ -279,19 +322,6 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A number of an initialiser, with its sign.
-    pub(crate) fn value(&mut self, kind: Type) -> Parsed<u64> {
-        let minus = self.take('-');
-        match self.next() {
-            Some(Token::Number(text)) => {
-                let literal = self.literal(text)?;
-                Ok(if minus { literal.negated() } else { literal }.bits(kind))
-            }
-            Some(Token::Word(name)) => Err(self.error(format!("initial values that are addresses, here of {name}, are not supported"))),
-            _ => Err(self.error("a number is needed in an initialiser")),
-        }
-    }
-
     pub(crate) fn word(&mut self) -> Parsed<&'a str> {
         match self.next() {
             Some(Token::Word(name)) => Ok(name),
@@ -312,7 +342,7 @@ impl<'a> Parser<'a> {
         token
     }
 
-    fn is(&self, mark: char) -> bool {
+    pub(crate) fn is(&self, mark: char) -> bool {
         self.peek() == Some(Token::Mark(mark))
     }
 
@@ -342,6 +372,7 @@ impl<'a> Parser<'a> {
             Some(Token::Number(text)) => text.to_owned(),
             Some(Token::Text(text)) => format!("{text:?}"),
             Some(Token::Mark(mark)) => format!("'{mark}'"),
+            Some(Token::Body(_)) => "'{'".to_owned(),
             None => "the end".to_owned(),
         };
         ParseError::new(self.line(), format!("{wanted} is needed where {found} stands"))
@@ -364,7 +395,12 @@ impl<'a> Parser<'a> {
     }
 
     fn skip_section(&mut self) -> Parsed<()> {
-        self.skip_past('{')?;
-        self.skip_past('}')
+        loop {
+            match self.next() {
+                Some(Token::Body(_)) => return Ok(()),
+                Some(_) => {}
+                None => return Err(self.error("a section has no contents")),
+            }
+        }
     }
 }

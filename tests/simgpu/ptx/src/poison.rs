@@ -3,7 +3,10 @@
 //!
 //! A plain copy of an unset register is no fault, since compilers copy what they never use; the copy is unset as well.
 
-use crate::program::{Carrier, Function, Initial, Instruction, Op, Slot};
+use std::collections::BTreeSet;
+
+use crate::module::Unset;
+use crate::program::{Callee, Carrier, Function, Initial, Instruction, Op, Slot};
 
 type Bits = Vec<u64>;
 
@@ -43,9 +46,13 @@ fn reads(function: &Function, op: &Op) -> Vec<Slot> {
             let site = &function.warps[site as usize];
             site.mask.into_iter().chain([site.a, site.b, site.c]).collect()
         }
-        Op::Call { site } => registers(&function.calls[site as usize].arguments).collect(),
+        Op::Call { site } => {
+            let call = &function.calls[site as usize];
+            let pointer = if let Callee::Pointer { register, .. } = call.callee { Some(register) } else { None };
+            registers(&call.arguments).chain(pointer).collect()
+        }
         Op::Return => registers(&function.results).collect(),
-        Op::Jump { .. } | Op::Clock { .. } | Op::Exit | Op::Trap | Op::Fence | Op::Check { .. } => Vec::new(),
+        Op::Jump { .. } | Op::Clock { .. } | Op::Exit | Op::Trap | Op::Fence | Op::Unsupported { .. } | Op::Check { .. } => Vec::new(),
     }
 }
 
@@ -75,7 +82,7 @@ fn successors(function: &Function, at: usize) -> Vec<usize> {
         Op::Jump { target } => vec![target as usize],
         Op::Branch { target, .. } => vec![at + 1, target as usize],
         Op::Switch { table, .. } => function.tables[table as usize].iter().map(|&target| target as usize).collect(),
-        Op::Return | Op::Exit | Op::Trap => Vec::new(),
+        Op::Return | Op::Exit | Op::Trap | Op::Unsupported { .. } => Vec::new(),
         _ => vec![at + 1],
     }
 }
@@ -137,8 +144,9 @@ fn merge(known: &mut Option<Bits>, set: &Bits) -> bool {
     *known != before
 }
 
-/// Adds flags and checks to a function whose steps are complete; `names` grows by the flags.
-pub(crate) fn guard(function: &mut Function, names: &mut Vec<String>) {
+/// Adds flags and checks to a function whose steps are complete, or initial values where such reads are no fault; `names`
+/// grows by the flags.
+pub(crate) fn guard(function: &mut Function, names: &mut Vec<String>, unset: Unset) {
     let known = surely_written(function, names.len());
     let mut flags = vec![None; names.len()];
     let mut doubtful: Vec<Vec<Slot>> = vec![Vec::new(); function.code.len()];
@@ -152,6 +160,11 @@ pub(crate) fn guard(function: &mut Function, names: &mut Vec<String>) {
             }
         }
         step(function, &instruction.op, set);
+    }
+    if let Unset::Holds(bits) = unset {
+        let slots: BTreeSet<Slot> = doubtful.into_iter().flatten().collect();
+        function.initial.extend(slots.into_iter().map(|slot| (slot, Initial::Unset(bits))));
+        return;
     }
     for &slot in doubtful.iter().flatten() {
         if flags[slot as usize].is_none() {

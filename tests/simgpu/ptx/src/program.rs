@@ -1,8 +1,16 @@
 //! The decoded form of a module: what the machine runs.
 
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use crate::types::Space;
+use crate::ParseError;
+use crate::fault::FaultKind;
+use crate::link::Names;
+use crate::lower;
+use crate::module::Options;
+use crate::syntax::{FunctionText, Prototype};
+use crate::types::{FUNCTIONS, Space};
 
 /// Local memory of a thread, as on the hardware.
 pub(crate) const LARGEST_LOCAL: usize = 512 << 10;
@@ -83,6 +91,10 @@ pub(crate) enum Op {
     /// Instructions that this thread has run, as a clock.
     Clock {
         to: Slot,
+    },
+    /// A fault, with what is not supported here.
+    Unsupported {
+        message: u32,
     },
     /// A fault if the register was never written; `flag` says whether it was.
     Check {
@@ -182,6 +194,13 @@ pub(crate) enum Carrier {
     Register(Slot),
 }
 
+impl Carrier {
+    /// Bytes of what is kept in memory.
+    pub(crate) fn bytes(self) -> Option<usize> {
+        if let Self::Memory { bytes, .. } = self { Some(bytes as usize) } else { None }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct CallSite {
     pub(crate) callee: Callee,
@@ -192,14 +211,22 @@ pub(crate) struct CallSite {
 #[derive(Debug, Clone)]
 pub(crate) enum Callee {
     Defined(usize),
-    /// Declared only, like `vprintf`.
+    /// Of the driver, like `vprintf`.
     External(String),
+    /// Through a pointer to a function of this prototype, or where the text gives none, to one of these targets.
+    Pointer {
+        register: Slot,
+        prototype: Option<Prototype>,
+        targets: Vec<usize>,
+    },
 }
 
 /// What a slot holds when a frame is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Initial {
     Bits(u64),
+    /// What registers hold that are read before they are set.
+    Unset(u64),
     /// Zero until a register is written.
     Flag(u32),
     /// An address in the block of the module's variables.
@@ -242,7 +269,6 @@ pub(crate) struct Instruction {
 /// A function or the body of a kernel.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Function {
-    pub(crate) name: String,
     pub(crate) code: Vec<Instruction>,
     /// Slots with what they hold when the function begins; those that differ from block to block come first.
     pub(crate) initial: Vec<(Slot, Initial)>,
@@ -259,8 +285,28 @@ pub(crate) struct Function {
     pub(crate) warps: Vec<WarpSite>,
     pub(crate) calls: Vec<CallSite>,
     pub(crate) tables: Vec<Vec<u32>>,
-    /// Names of registers that have to be checked.
+    /// Names of registers that have to be checked, and what is not supported.
     pub(crate) registers: Vec<String>,
+}
+
+impl Function {
+    const fn empty() -> Self {
+        Self {
+            code: Vec::new(),
+            initial: Vec::new(),
+            varying: 0,
+            slots: 0,
+            local: 0,
+            parameters: Vec::new(),
+            results: Vec::new(),
+            accesses: Vec::new(),
+            barriers: Vec::new(),
+            warps: Vec::new(),
+            calls: Vec::new(),
+            tables: Vec::new(),
+            registers: Vec::new(),
+        }
+    }
 }
 
 /// A variable in shared memory.
@@ -270,14 +316,158 @@ pub(crate) struct Shared {
     pub(crate) align: usize,
 }
 
-#[derive(Debug, Default)]
+/// A function as it stands in its text; decoded at once, or when it is first called.
+#[derive(Debug)]
+pub(crate) struct Definition {
+    pub(crate) name: String,
+    pub(crate) entry: bool,
+    pub(crate) text: usize,
+    pub(crate) line: u32,
+    /// Where it stands in its text.
+    pub(crate) place: Range<usize>,
+    pub(crate) parameters: Vec<Parameter>,
+    pub(crate) parameter_bytes: usize,
+    pub(crate) max_threads: Option<[u32; 3]>,
+    pub(crate) exact_threads: bool,
+    pub(crate) decoded: OnceLock<Result<Function, ParseError>>,
+}
+
+impl Definition {
+    pub(crate) fn new(function: &FunctionText<'_>, text: usize, place: Range<usize>) -> Self {
+        let mut end = 0_usize;
+        let mut parameters = Vec::new();
+        for formal in &function.parameters {
+            let (bytes, align) = (formal.variable.bytes, formal.variable.align.max(1));
+            let offset = end.next_multiple_of(align);
+            end = offset + bytes;
+            parameters.push(Parameter { offset, bytes, align });
+        }
+        Self {
+            name: function.name.to_owned(),
+            entry: function.entry,
+            text,
+            line: function.line,
+            place,
+            parameters,
+            parameter_bytes: end,
+            max_threads: function.max_threads,
+            exact_threads: function.exact_threads,
+            decoded: OnceLock::new(),
+        }
+    }
+}
+
+/// An initial value that is an address.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Relocation {
+    /// Where it stands among the variables, and how many bytes it takes.
+    pub(crate) at: usize,
+    pub(crate) bytes: usize,
+    /// Which bits of the address are meant.
+    pub(crate) mask: u64,
+    pub(crate) target: Target,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Target {
+    /// An offset from the start of the variables.
+    Global(u64),
+    Bits(u64),
+}
+
+#[derive(Debug)]
 pub(crate) struct Program {
-    pub(crate) functions: Vec<Function>,
+    /// Its number among the programs of this process, so that a pointer to a function of another one is found.
+    id: u64,
+    pub(crate) options: Options,
+    pub(crate) functions: Vec<Definition>,
+    /// The texts, as long as functions are left to decode.
+    pub(crate) texts: Vec<String>,
+    /// What each text calls by name.
+    pub(crate) names: Vec<Names>,
     pub(crate) shared: Vec<Shared>,
-    /// The module's variables, as they are first.
+    /// The module's variables, as they are first, but for those that are addresses.
     pub(crate) globals: Vec<u8>,
-    /// Number of accesses in all functions.
-    pub(crate) accesses: usize,
+    pub(crate) relocations: Vec<Relocation>,
+    /// Functions whose address is an initial value.
+    pub(crate) pointed: Vec<usize>,
+    /// Number of accesses in all functions that were decoded.
+    pub(crate) accesses: AtomicUsize,
+}
+
+impl Program {
+    pub(crate) fn new(options: Options) -> Self {
+        static PROGRAMS: AtomicU64 = AtomicU64::new(1);
+        Self {
+            id: PROGRAMS.fetch_add(1, Ordering::Relaxed) & 0xfff_ffff,
+            options,
+            functions: Vec::new(),
+            texts: Vec::new(),
+            names: Vec::new(),
+            shared: Vec::new(),
+            globals: Vec::new(),
+            relocations: Vec::new(),
+            pointed: Vec::new(),
+            accesses: AtomicUsize::new(0),
+        }
+    }
+
+    /// A function that was decoded, as each is before it runs.
+    pub(crate) fn function(&self, number: usize) -> &Function {
+        static NONE: Function = Function::empty();
+        match self.functions[number].decoded.get() {
+            Some(Ok(function)) => function,
+            _ => &NONE,
+        }
+    }
+
+    /// A function that is to run, decoded now if it was not before.
+    pub(crate) fn ready(&self, number: usize) -> Result<&Function, FaultKind> {
+        let definition = &self.functions[number];
+        let decode = || {
+            let text = self.texts.get(definition.text).map_or("", String::as_str);
+            let mut shared = Vec::new();
+            let function = lower::function(self, number, text, &mut shared)?;
+            // Those that declare some were decoded when the module was made, since a launch has to know how much there is.
+            if shared.is_empty() { Ok(function) } else { Err(ParseError::new(definition.line, "shared memory was found too late")) }
+        };
+        let decoded = definition.decoded.get_or_init(|| decode().map_err(|error| error.of(definition.text)));
+        decoded.as_ref().map_err(|error| FaultKind::Unsupported(format!("function {} cannot be decoded: {error}", definition.name)))
+    }
+
+    /// What of a function is a fault when a thread comes to it.
+    pub(crate) fn unsupported(&self, number: usize) -> Vec<ParseError> {
+        let text = self.functions[number].text;
+        let function = match self.ready(number) {
+            Ok(function) => function,
+            Err(_) => return self.functions[number].decoded.get().and_then(|decoded| decoded.clone().err()).into_iter().collect(),
+        };
+        let message = |step: &Instruction| match step.op {
+            Op::Unsupported { message } => Some(ParseError::new(step.line, function.registers[message as usize].clone()).of(text)),
+            _ => None,
+        };
+        function.code.iter().filter_map(message).collect()
+    }
+
+    /// What a pointer to a function holds.
+    pub(crate) fn address(&self, number: usize) -> u64 {
+        FUNCTIONS | self.id << 28 | (number as u64) << 4
+    }
+
+    /// The function that a pointer leads to.
+    pub(crate) fn pointed_by(&self, address: u64) -> Result<usize, String> {
+        let number = (address >> 4 & 0xff_ffff) as usize;
+        if address & 0xff00_0000_0000_0000 != FUNCTIONS || address & 15 != 0 {
+            return Err(format!("{address:#x} is the address of no function"));
+        }
+        if address >> 28 & 0xfff_ffff != self.id || number >= self.functions.len() {
+            return Err(format!("{address:#x} is the address of a function of another module, or of none"));
+        }
+        match &self.functions[number] {
+            Definition { entry: true, name, .. } => Err(format!("{address:#x} is the address of kernel {name}, which cannot be called")),
+            _ => Ok(number),
+        }
+    }
 }
 
 /// A parameter of a kernel.
@@ -296,11 +486,6 @@ pub struct Parameter {
 pub struct Kernel {
     pub(crate) program: Arc<Program>,
     pub(crate) function: usize,
-    pub(crate) parameters: Vec<Parameter>,
-    pub(crate) parameter_bytes: usize,
-    pub(crate) max_threads: Option<[u32; 3]>,
-    /// `max_threads` is the only size allowed.
-    pub(crate) exact_threads: bool,
     /// Offsets of shared variables, `None` for those it does not use.
     pub(crate) shared_offsets: Vec<Option<u64>>,
     pub(crate) shared_bytes: usize,
@@ -309,22 +494,26 @@ pub struct Kernel {
 impl Kernel {
     /// The name it is asked for by.
     pub fn name(&self) -> &str {
-        &self.program.functions[self.function].name
+        &self.definition().name
+    }
+
+    pub(crate) fn definition(&self) -> &Definition {
+        &self.program.functions[self.function]
     }
 
     /// Its parameters in order.
     pub fn parameters(&self) -> &[Parameter] {
-        &self.parameters
+        &self.definition().parameters
     }
 
     /// Bytes of all parameters with the gaps between them.
     pub fn parameter_bytes(&self) -> usize {
-        self.parameter_bytes
+        self.definition().parameter_bytes
     }
 
     /// The largest block it may be launched with, where it says so (`.maxntid`, `.reqntid`).
     pub fn max_threads(&self) -> Option<[u32; 3]> {
-        self.max_threads
+        self.definition().max_threads
     }
 
     /// Bytes of static shared memory.

@@ -17,9 +17,38 @@ pub(crate) struct Variable<'a> {
     pub(crate) kind: Type,
     pub(crate) align: usize,
     pub(crate) bytes: usize,
-    /// Declared without a size of its own: dynamic shared memory.
-    pub(crate) external: bool,
+    pub(crate) linkage: Linkage,
     pub(crate) initial: Vec<u8>,
+    /// Initial values that are addresses; in `initial` they are zero.
+    pub(crate) addresses: Vec<Address<'a>>,
+    pub(crate) line: u32,
+}
+
+/// Who else may refer to a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Linkage {
+    /// This text only.
+    Internal,
+    /// All texts; defined once among them.
+    Visible,
+    /// All texts; gives way to a visible definition, and to the first weak one.
+    Weak,
+    /// All texts; gives way to any other definition, and to a larger one of its kind.
+    Common,
+    /// Defined by another text.
+    External,
+}
+
+/// An initial value that is the address of a variable or of a function.
+#[derive(Debug, Clone)]
+pub(crate) struct Address<'a> {
+    /// Where it stands among the bytes of the variable, and how many it takes.
+    pub(crate) at: usize,
+    pub(crate) bytes: usize,
+    pub(crate) name: &'a str,
+    pub(crate) offset: i64,
+    /// Which bits of the address are meant.
+    pub(crate) mask: u64,
     pub(crate) line: u32,
 }
 
@@ -38,8 +67,9 @@ pub(crate) struct FunctionText<'a> {
     pub(crate) parameters: Vec<Formal<'a>>,
     pub(crate) max_threads: Option<[u32; 3]>,
     pub(crate) exact_threads: bool,
-    /// `None` for a declaration.
-    pub(crate) body: Option<Vec<Statement<'a>>>,
+    pub(crate) linkage: Linkage,
+    /// Everything behind `.func` or `.entry` up to the closing brace; `None` for a declaration.
+    pub(crate) definition: Option<&'a str>,
     pub(crate) line: u32,
 }
 
@@ -48,11 +78,20 @@ pub(crate) enum Statement<'a> {
     Open,
     Close,
     Label(&'a str, u32),
-    /// A table of labels (`.branchtargets`).
+    /// A table of labels (`.branchtargets`) or of functions (`.calltargets`).
     Targets(&'a str, Vec<&'a str>),
+    /// What a function called through a pointer returns and takes (`.callprototype`): the bytes of each.
+    Prototype(&'a str, Prototype),
     Registers(Vec<Registers<'a>>, Type),
     Variable(Variable<'a>),
     Instruction(Text<'a>),
+}
+
+/// Bytes of the results and of the parameters of a function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Prototype {
+    pub(crate) results: Vec<usize>,
+    pub(crate) parameters: Vec<usize>,
 }
 
 /// One name, or a numbered family of them.

@@ -15,27 +15,93 @@ pub(crate) enum Token<'a> {
     Text(&'a str),
     /// Any other character.
     Mark(char),
+    /// What stands in the braces of a function, with the closing one; only in an outline.
+    Body(&'a str),
 }
 
-/// Tokens with the lines they stand on.
-pub(crate) fn tokens(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
+/// Tokens with the lines they stand on, the first of which has the number `line`.
+pub(crate) fn tokens(text: &str, line: u32) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
     let mut found = Vec::with_capacity(text.len() / 4);
-    let mut rest = text;
-    let mut line = 1;
+    let (mut rest, mut line) = (text, line);
+    while let Some((token, length)) = next(&mut rest, &mut line)? {
+        push(&mut found, token, length, &mut rest, &mut line);
+    }
+    Ok(found)
+}
+
+/// Like [`tokens`], with the body of each function as one token: it is passed over and not read.
+pub(crate) fn outline(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
+    let mut found: Vec<(Token<'_>, u32)> = Vec::new();
+    let (mut rest, mut line) = (text, 1);
+    // Brackets that are open in the initial value of a variable.
+    let mut initial = 0_usize;
+    while let Some((mut token, mut length)) = next(&mut rest, &mut line)? {
+        match token {
+            Token::Mark('{') if initial == 0 && !matches!(found.last(), Some((Token::Mark('='), _))) => {
+                length = body_end(rest).ok_or_else(|| ParseError::new(line, "the body of a function does not end: a '}' is missing"))?;
+                token = Token::Body(&rest[1..length]);
+            }
+            Token::Mark('{') => initial += 1,
+            Token::Mark('}') => initial = initial.saturating_sub(1),
+            _ => {}
+        }
+        push(&mut found, token, length, &mut rest, &mut line);
+    }
+    Ok(found)
+}
+
+/// The token that is next, behind white space, and its length.
+fn next<'a>(rest: &mut &'a str, line: &mut u32) -> Result<Option<(Token<'a>, usize)>, ParseError> {
+    let after = skip_blank(rest, *line)?;
+    *line += lines(&rest[..rest.len() - after.len()]);
+    *rest = after;
+    let Some(first) = after.chars().next() else { return Ok(None) };
+    let found = one(after, first).ok_or_else(|| ParseError::new(*line, format!("no PTX token begins with {first:?}")))?;
+    Ok(Some(found))
+}
+
+fn push<'a>(found: &mut Vec<(Token<'a>, u32)>, token: Token<'a>, length: usize, rest: &mut &'a str, line: &mut u32) {
+    found.push((token, *line));
+    *line += lines(&rest[..length]);
+    *rest = &rest[length..];
+}
+
+/// The end of what begins with an opening brace: behind the one that closes it.
+fn body_end(text: &str) -> Option<usize> {
+    let bytes = text.as_bytes();
+    let (mut at, mut depth) = (0, 0_usize);
     loop {
-        let after = skip_blank(rest, line)?;
-        line += lines(&rest[..rest.len() - after.len()]);
-        rest = after;
-        let Some(first) = rest.chars().next() else { return Ok(found) };
-        let (token, length) = one(rest, first).ok_or_else(|| ParseError::new(line, format!("no PTX token begins with {first:?}")))?;
-        found.push((token, line));
-        line += lines(&rest[..length]);
-        rest = &rest[length..];
+        at += bracket(&bytes[at..])?;
+        match bytes[at] {
+            b'{' => depth += 1,
+            b'}' if depth == 1 => return Some(at + 1),
+            b'}' => depth -= 1,
+            b'"' => at += 1 + bytes[at + 1..].iter().position(|&byte| byte == b'"')?,
+            _ if bytes.get(at + 1) == Some(&b'/') => at += bytes[at..].iter().position(|&byte| byte == b'\n')?,
+            _ if bytes.get(at + 1) == Some(&b'*') => at += 3 + text[at + 2..].find("*/")?,
+            _ => {}
+        }
+        at += 1;
     }
 }
 
+/// The first byte that opens or closes something. Most have none within sight, so they are looked at many at a time.
+fn bracket(bytes: &[u8]) -> Option<usize> {
+    let opens = |byte: u8| (byte == b'{') | (byte == b'}') | (byte == b'"') | (byte == b'/');
+    let without = |chunk: &&[u8]| !chunk.iter().fold(false, |found, &byte| found | opens(byte));
+    let from = 32 * bytes.chunks_exact(32).take_while(without).count();
+    bytes[from..].iter().position(|&byte| opens(byte)).map(|at| from + at)
+}
+
+/// Whether a variable in shared memory is declared in this body of a function, as opposed to used.
+pub(crate) fn declares_shared(body: &str) -> bool {
+    let begins = |at: usize| at == 0 || matches!(body.as_bytes()[at - 1], b' ' | b'\t' | b'\r' | b'\n' | b';' | b'{' | b'}' | b'/');
+    body.match_indices(".shared").any(|(at, _)| begins(at))
+}
+
 fn lines(text: &str) -> u32 {
-    text.bytes().filter(|&b| b == b'\n').count() as u32
+    // Few at a time, so that their number fits into a byte, and the compiler counts many bytes at once.
+    text.as_bytes().chunks(128).map(|chunk| u32::from(chunk.iter().map(|&b| u8::from(b == b'\n')).sum::<u8>())).sum()
 }
 
 /// What follows white space, both kinds of comments, and the NUL that compilers leave at the end.
@@ -109,7 +175,7 @@ mod tests {
     #[test]
     fn comments_strings_and_numbers_are_told_apart() {
         let text = "ld.global.L1::no_allocate.u32 %r1, [%rd1+4]; // x\n/* two\nlines */ .file 1 \"a b\"\n0f3F800000 1.5e-3 -7U\0";
-        let found = tokens(text).unwrap();
+        let found = tokens(text, 1).unwrap();
         let words: Vec<_> = found.iter().map(|(token, _)| *token).collect();
         assert!(words.contains(&Token::Dot("L1::no_allocate")));
         assert!(words.contains(&Token::Text("a b")));
@@ -120,8 +186,27 @@ mod tests {
 
     #[test]
     fn what_is_no_token_is_named_with_its_line() {
-        assert_eq!(tokens("\n\n ^").unwrap_err().line, 3);
-        assert_eq!(tokens("\n/* never").unwrap_err().line, 2);
-        assert!(tokens("\"never").is_err());
+        assert_eq!(tokens("\n\n ^", 1).unwrap_err().line, 3);
+        assert_eq!(tokens("\n/* never", 1).unwrap_err().line, 2);
+        assert!(tokens("\"never", 1).is_err());
+    }
+
+    #[test]
+    fn an_outline_passes_over_bodies_and_nothing_else() {
+        let text = ".func f() { \"}\" // }\n /* } */ { .x } / }\n.global .b8 a[2][1] = {{1}, {2}};\n.entry g() {}\n";
+        let found = outline(text).unwrap();
+        let bodies: Vec<_> =
+            found.iter().filter_map(|&(token, line)| if let Token::Body(body) = token { Some((body, line)) } else { None }).collect();
+        assert_eq!(bodies, [(" \"}\" // }\n /* } */ { .x } / }", 1), ("}", 4)]);
+        assert_eq!(found.iter().filter(|(token, _)| *token == Token::Mark('{')).count(), 3);
+        assert_eq!(found.iter().find(|(token, _)| *token == Token::Word("a")).unwrap().1, 3);
+        assert_eq!(outline("\n.func f() { \"}").unwrap_err().line, 2);
+        assert!(outline("{ /* }").is_err() && outline("{ {").is_err() && outline("{ // }").is_err());
+    }
+
+    #[test]
+    fn declarations_of_shared_memory_are_told_from_uses() {
+        assert!(declares_shared(".shared .b32 x;") && declares_shared("ret;\n\t.shared .b32 x;") && declares_shared("{.shared .b32 x;"));
+        assert!(!declares_shared("ld.shared.u32 %r1, [x]; cvta.shared.u64 %rd1, %rd2;"));
     }
 }

@@ -75,6 +75,9 @@ impl Type {
     }
 }
 
+/// Where the addresses of functions begin.
+pub(crate) const FUNCTIONS: u64 = 0x7c00_0000_0000_0000;
+
 /// Where an address points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Space {

@@ -2,7 +2,7 @@
 
 use crate::ParseError;
 use crate::parser::Parser;
-use crate::syntax::Variable;
+use crate::syntax::{Address, Linkage, Literal, Variable};
 use crate::token::Token;
 use crate::types::{Space, Type};
 
@@ -11,11 +11,11 @@ const LARGEST: usize = 1 << 28;
 
 impl<'a> Parser<'a> {
     /// Variables up to the semicolon: `.align 4 .b8 name[16] = {1, 2}, other;`.
-    pub(crate) fn variables(&mut self, space: Space, external: bool) -> Result<Vec<Variable<'a>>, ParseError> {
+    pub(crate) fn variables(&mut self, space: Space, linkage: Linkage) -> Result<Vec<Variable<'a>>, ParseError> {
         let mut found = vec![self.variable_head(space)?];
         loop {
             if let Some(last) = found.last_mut() {
-                last.external = external && last.space == Space::Shared;
+                last.linkage = linkage;
                 if self.take('=') {
                     self.initial(last)?;
                 }
@@ -29,7 +29,7 @@ impl<'a> Parser<'a> {
             let line = self.line();
             let name = self.word()?;
             let bytes = self.dimensions(element)?;
-            found.push(Variable { name, bytes, initial: Vec::new(), line, ..first });
+            found.push(Variable { name, bytes, initial: Vec::new(), addresses: Vec::new(), line, ..first });
         }
     }
 
@@ -74,7 +74,7 @@ impl<'a> Parser<'a> {
         let name = self.word()?;
         let bytes = self.dimensions(kind.bytes() * elements)?;
         let align = align.unwrap_or(kind.bytes() * elements);
-        Ok(Variable { name, space, kind, align, bytes, external: false, initial: Vec::new(), line })
+        Ok(Variable { name, space, kind, align, bytes, linkage: Linkage::Internal, initial: Vec::new(), addresses: Vec::new(), line })
     }
 
     fn dimensions(&mut self, element: usize) -> Result<usize, ParseError> {
@@ -93,30 +93,65 @@ impl<'a> Parser<'a> {
     }
 
     fn initial(&mut self, variable: &mut Variable<'a>) -> Result<(), ParseError> {
-        let mut values = Vec::new();
-        self.values(variable.kind, &mut values)?;
+        self.values(variable)?;
         if variable.bytes == 0 {
-            variable.bytes = values.len();
+            variable.bytes = variable.initial.len();
         }
-        if values.len() > variable.bytes {
+        if variable.initial.len() > variable.bytes {
             return Err(self.error(format!("{} has more initial values than places", variable.name)));
         }
-        variable.initial = values;
         Ok(())
     }
 
-    fn values(&mut self, kind: Type, into: &mut Vec<u8>) -> Result<(), ParseError> {
+    fn values(&mut self, variable: &mut Variable<'a>) -> Result<(), ParseError> {
         if !self.take('{') {
-            let value = self.value(kind)?;
-            into.extend_from_slice(&value.to_le_bytes()[..kind.bytes()]);
+            let value = self.value(variable)?;
+            variable.initial.extend_from_slice(&value.to_le_bytes()[..variable.kind.bytes()]);
             return Ok(());
         }
         self.enter()?;
         while !self.take('}') {
-            self.values(kind, into)?;
+            self.values(variable)?;
             self.take(',');
         }
         self.leave();
         Ok(())
+    }
+
+    /// A number with its sign, or an address, which stays zero here: `name`, `name+4`, `generic(name)+4`, `0xff00(name)`.
+    fn value(&mut self, variable: &mut Variable<'a>) -> Result<u64, ParseError> {
+        let (minus, kind) = (self.take('-'), variable.kind);
+        match self.next() {
+            Some(Token::Number(text)) if self.is('(') => match self.literal(text)? {
+                Literal::Integer(mask) if mask != 0 => self.address(variable, mask),
+                _ => Err(self.error(format!("{text} picks no bits of an address"))),
+            },
+            Some(Token::Number(text)) => {
+                let literal = self.literal(text)?;
+                Ok(if minus { literal.negated() } else { literal }.bits(kind))
+            }
+            Some(Token::Word(name)) => {
+                self.at -= usize::from(name != "generic" || !self.is('('));
+                if kind.bytes() < 8 {
+                    return Err(self.error(format!("the address of {name} has 8 bytes, and its place {}", kind.bytes())));
+                }
+                self.address(variable, u64::MAX)
+            }
+            _ => Err(self.error("a number or an address is needed in an initialiser")),
+        }
+    }
+
+    fn address(&mut self, variable: &mut Variable<'a>, mask: u64) -> Result<u64, ParseError> {
+        let line = self.line();
+        let inner = self.take('(');
+        let name = self.word()?;
+        let mut offset = self.offset()?;
+        if inner {
+            self.expect(')')?;
+            offset = offset.wrapping_add(self.offset()?);
+        }
+        let (at, bytes) = (variable.initial.len(), variable.kind.bytes());
+        variable.addresses.push(Address { at, bytes, name, offset, mask, line });
+        Ok(0)
     }
 }

@@ -9,7 +9,7 @@ pub(crate) type Failed = (usize, FaultKind);
 
 fn site<'p>(program: &'p Program, thread: &Thread) -> Option<&'p WarpSite> {
     let State::Meeting(site) = thread.state else { return None };
-    program.functions[thread.function].warps.get(site as usize)
+    program.function(thread.function).warps.get(site as usize)
 }
 
 /// Lets those threads meet that are all there; tells whether some were. `stuck` says that the warp cannot go on

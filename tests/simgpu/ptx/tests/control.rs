@@ -269,6 +269,6 @@ fn what_only_tells_of_debugging_or_tuning_is_skipped() {
     let at = device.put(&[0; 4]);
     run(&module, "k", &size(1, 1), Arguments::default().with(at), &mut device).unwrap();
     assert_eq!(device.get(at), [9, 0, 0, 0]);
-    assert_eq!(module.globals_image(), [1, 2, 0]);
+    assert_eq!(module.globals_image(0x1000), [1, 2, 0]);
     assert_eq!(module.kernel("k").unwrap().parameters()[0].align, 8);
 }

@@ -44,7 +44,7 @@ fn what_a_module_says_of_itself() {
         assert_eq!(module.kernel("checksum").unwrap().shared_bytes(), 2048, "{name}");
         assert_eq!(module.kernel("histogram").unwrap().shared_bytes(), 0, "{name}");
         assert!(module.kernel("power").is_none(), "{name}");
-        assert_eq!(module.globals_bytes(), module.globals_image().len(), "{name}");
+        assert_eq!(module.globals_bytes(), module.globals_image(0).len(), "{name}");
     }
 }
 
@@ -188,7 +188,7 @@ fn calls_recursion_local_memory_and_variables_of_the_module() {
             let input: Vec<u64> = (0..count).map(|i| if i == 0 { 0 } else { random.next() >> (random.next() % 64) }).collect();
             let mut device = Device::default();
             let [out, real, at] = [vec![0; 8 * count], vec![0; 8 * count], bytes(&input)].map(|bytes| device.put(&bytes));
-            let globals = device.put(&module.globals_image());
+            let globals = device.put(&module.globals_image(device.next()));
             let arguments = Arguments::default().with(out).with(real).with(at).with(count as u32);
             let launch = size(count.div_ceil(64).max(1) as u32, 64);
             simgpu_ptx::launch(module.kernel("variables").unwrap(), &launch, &arguments.0, globals, &device).unwrap();

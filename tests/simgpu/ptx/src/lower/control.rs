@@ -1,8 +1,8 @@
 //! Branches, calls and the ends of threads.
 
 use super::{Builder, Jump, Lowered, Symbol};
-use crate::program::{CallSite, Callee, Carrier, Op};
-use crate::syntax::{Operand, Text};
+use crate::program::{CallSite, Callee, Carrier, Op, Slot};
+use crate::syntax::{Operand, Prototype, Text};
 use crate::types::Type;
 
 impl<'a> Builder<'a, '_> {
@@ -44,25 +44,56 @@ impl<'a> Builder<'a, '_> {
         Ok(())
     }
 
+    /// `call (result), function, (arguments), prototype;` with all but the function left out where there is none.
     fn call(&mut self, text: &Text<'a>) -> Lowered<()> {
-        let (results, name, arguments) = match &text.operands[..] {
-            [Operand::Name(name, 0)] => (&[][..], name, &[][..]),
-            [Operand::Name(name, 0), Operand::Group(arguments)] => (&[][..], name, &arguments[..]),
-            [Operand::Group(results), Operand::Name(name, 0)] => (&results[..], name, &[][..]),
-            [Operand::Group(results), Operand::Name(name, 0), Operand::Group(arguments)] => (&results[..], name, &arguments[..]),
-            _ => return Err(self.error("calls through a pointer are not supported")),
+        let mut rest = &text.operands[..];
+        let group = |rest: &mut &'_ [Operand<'a>]| match rest.split_first() {
+            Some((Operand::Group(operands), others)) => {
+                *rest = others;
+                operands.clone()
+            }
+            _ => Vec::new(),
         };
-        let callee = match self.module.functions.get(name) {
-            Some(Some(number)) => Callee::Defined(*number),
-            Some(None) => Callee::External((*name).to_owned()),
-            None => return Err(self.error(format!("function {name} is not declared; calls through a pointer are not supported"))),
-        };
+        let results = group(&mut rest);
+        let Some((Operand::Name(name, 0), others)) = rest.split_first() else { return Err(self.unsupported(text)) };
+        rest = others;
+        let arguments = group(&mut rest);
         let arguments = arguments.iter().map(|operand| self.carrier(operand)).collect::<Lowered<Vec<_>>>()?;
         let results = results.iter().map(|operand| self.carrier(operand)).collect::<Lowered<Vec<_>>>()?;
+        let callee = match (self.find(name), self.module.functions.get(*name), rest) {
+            (Ok(Symbol::Register(register, kind)), _, [Operand::Name(list, 0)]) if kind.bits() == 64 => {
+                self.pointer(register, list, arguments.len(), results.len())?
+            }
+            (Ok(_), ..) => return Err(self.error(format!("a call through {name} needs a register of 64 bits and a prototype"))),
+            (_, Some(Some(number)), _) => Callee::Defined(*number),
+            (_, Some(None), _) => Callee::External((*name).to_owned()),
+            (_, None, _) => return Err(self.error(format!("function {name} is not declared"))),
+        };
         self.function.calls.push(CallSite { callee, arguments, results });
         let site = (self.function.calls.len() - 1) as u32;
         self.emit(Op::Call { site });
         Ok(())
+    }
+
+    /// A call through a pointer; `list` names a prototype, or a table of the functions that may be called.
+    fn pointer(&self, register: Slot, list: &str, arguments: usize, results: usize) -> Lowered<Callee> {
+        if let Some(prototype) = self.scopes.iter().rev().find_map(|scope| scope.prototypes.get(list)) {
+            let Prototype { parameters: takes, results: gives } = prototype;
+            if (takes.len(), gives.len()) != (arguments, results) {
+                let message = format!(
+                    "a call with {arguments} arguments and {results} results has a prototype with {} and {}",
+                    takes.len(),
+                    gives.len()
+                );
+                return Err(self.error(message));
+            }
+            return Ok(Callee::Pointer { register, prototype: Some(prototype.clone()), targets: Vec::new() });
+        }
+        let names = self.scopes.iter().rev().find_map(|scope| scope.tables.get(list));
+        let names = names.ok_or_else(|| self.error(format!("{list} is neither a prototype nor a list of functions")))?;
+        let number = |name: &&'a str| self.module.functions.get(*name).copied().flatten();
+        let targets = names.iter().map(|name| number(name).ok_or_else(|| self.error(format!("function {name} is not defined"))));
+        Ok(Callee::Pointer { register, prototype: None, targets: targets.collect::<Lowered<Vec<_>>>()? })
     }
 
     fn carrier(&mut self, operand: &Operand<'a>) -> Lowered<Carrier> {

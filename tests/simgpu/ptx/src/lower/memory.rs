@@ -91,8 +91,7 @@ impl<'a> Builder<'a, '_> {
 
     fn access(&mut self, kind: &Kind<'a>, address: &Operand<'a>, slots: Vec<Option<Slot>>, width: u32) -> Lowered<Access> {
         let (base, offset, space) = self.address(address, kind.space)?;
-        let id = self.module.accesses;
-        self.module.accesses += 1;
+        let id = self.next_access();
         let (bytes, sign) = (kind.element.bytes() as u32, kind.element.is_signed());
         Ok(Access { space, base, offset, bytes, sign, slots, width, atomic: None, id })
     }

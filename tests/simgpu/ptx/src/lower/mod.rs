@@ -11,10 +11,13 @@ mod operand;
 mod warp;
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 
 use crate::ParseError;
-use crate::program::{Alu, Carrier, Function, Initial, Instruction, LARGEST_LOCAL, Op, Shared, Slot, Special};
-use crate::syntax::{Formal, FunctionText, Operand, Registers, Statement, Text, Variable};
+use crate::link::Names;
+use crate::parser::Parser;
+use crate::program::{Alu, Carrier, Function, Initial, Instruction, LARGEST_LOCAL, Op, Program, Shared, Slot, Special};
+use crate::syntax::{Formal, Linkage, Operand, Prototype, Registers, Statement, Text, Variable};
 use crate::types::{Space, Type};
 
 pub(crate) type Lowered<T> = Result<T, ParseError>;
@@ -47,21 +50,12 @@ enum Symbol {
     Variable(Place, Space, usize),
 }
 
-/// What functions know of the module around them.
-#[derive(Debug, Default)]
-pub(crate) struct Surroundings<'a> {
-    pub(crate) variables: HashMap<&'a str, (Place, Space, usize)>,
-    /// Functions that have a body, by their number, and those that are only declared.
-    pub(crate) functions: HashMap<&'a str, Option<usize>>,
-    pub(crate) shared: Vec<Shared>,
-    pub(crate) accesses: usize,
-}
-
 #[derive(Default)]
 struct Scope<'a> {
     names: HashMap<String, Symbol>,
     labels: HashMap<&'a str, u32>,
     tables: HashMap<&'a str, Vec<&'a str>>,
+    prototypes: HashMap<&'a str, Prototype>,
     /// Steps and tables that still need the place of a label.
     jumps: Vec<(Jump, &'a str, u32)>,
 }
@@ -73,7 +67,10 @@ enum Jump {
 }
 
 pub(crate) struct Builder<'a, 'm> {
-    module: &'m mut Surroundings<'a>,
+    program: &'m Program,
+    module: &'m Names,
+    /// Variables in shared memory of the whole program.
+    shared: &'m mut Vec<Shared>,
     entry: bool,
     function: Function,
     scopes: Vec<Scope<'a>>,
@@ -84,12 +81,17 @@ pub(crate) struct Builder<'a, 'm> {
     carry: Option<Slot>,
 }
 
-/// Decodes the body of a function; `parameters` are the places of a kernel's parameters.
-pub(crate) fn function<'a>(text: &FunctionText<'a>, parameters: &[u64], module: &mut Surroundings<'a>) -> Lowered<Function> {
+/// Decodes a function from the whole text that it stands in.
+pub(crate) fn function(program: &Program, number: usize, text: &str, shared: &mut Vec<Shared>) -> Lowered<Function> {
+    let definition = &program.functions[number];
+    let source = text.get(definition.place.clone()).unwrap_or_default();
+    let (text, statements) = Parser::definition(source, definition.line, definition.entry)?;
     let mut builder = Builder {
-        module,
+        program,
+        module: &program.names[definition.text],
+        shared,
         entry: text.entry,
-        function: Function { name: text.name.to_owned(), ..Function::default() },
+        function: Function::default(),
         scopes: vec![Scope::default()],
         constants: HashMap::new(),
         names: Vec::new(),
@@ -97,14 +99,15 @@ pub(crate) fn function<'a>(text: &FunctionText<'a>, parameters: &[u64], module: 
         carry: None,
     };
     if text.entry {
-        for (formal, &offset) in text.parameters.iter().zip(parameters) {
-            builder.name(formal.variable.name, Symbol::Variable(Place::Param(offset), Space::Param, formal.variable.bytes));
+        for (formal, parameter) in text.parameters.iter().zip(&definition.parameters) {
+            builder
+                .name(formal.variable.name, Symbol::Variable(Place::Param(parameter.offset as u64), Space::Param, formal.variable.bytes));
         }
     } else {
         builder.function.parameters = builder.formals(&text.parameters);
         builder.function.results = builder.formals(&text.results);
     }
-    for statement in text.body.iter().flatten() {
+    for statement in &statements {
         builder.statement(statement)?;
     }
     builder.finish()
@@ -145,6 +148,9 @@ impl<'a> Builder<'a, '_> {
             Statement::Targets(name, targets) => {
                 self.scope().tables.insert(name, targets.clone());
             }
+            Statement::Prototype(name, prototype) => {
+                self.scope().prototypes.insert(name, prototype.clone());
+            }
             Statement::Registers(registers, kind) => self.registers(registers, *kind),
             Statement::Variable(variable) => self.variable(variable)?,
             Statement::Instruction(text) => self.guarded(text)?,
@@ -173,10 +179,13 @@ impl<'a> Builder<'a, '_> {
 
     fn variable(&mut self, variable: &Variable<'a>) -> Lowered<()> {
         let place = match variable.space {
-            Space::Shared if variable.external => Place::Dynamic,
+            Space::Shared if variable.linkage == Linkage::External => match self.module.variables.get(variable.name) {
+                Some(&(place, Space::Shared, _)) => place,
+                _ => Place::Dynamic,
+            },
             Space::Shared => {
-                self.module.shared.push(Shared { bytes: variable.bytes, align: variable.align });
-                Place::Shared(self.module.shared.len() - 1)
+                self.shared.push(Shared { bytes: variable.bytes, align: variable.align });
+                Place::Shared(self.shared.len() - 1)
             }
             Space::Local | Space::Param => {
                 self.local(variable);
@@ -240,13 +249,13 @@ impl<'a> Builder<'a, '_> {
         }
         let mut function = self.function;
         if function.local > LARGEST_LOCAL {
-            let (name, bytes) = (function.name, function.local);
-            return Err(ParseError::new(self.line, format!("{name} has {bytes} bytes of local memory; a thread has {LARGEST_LOCAL}")));
+            let bytes = function.local;
+            return Err(ParseError::new(self.line, format!("a function has {bytes} bytes of local memory; a thread has {LARGEST_LOCAL}")));
         }
         function.local = function.local.next_multiple_of(16);
-        crate::poison::guard(&mut function, &mut self.names);
+        crate::poison::guard(&mut function, &mut self.names, self.program.options.unset);
         function.slots = self.names.len();
-        let varies = |initial: &Initial| matches!(initial, Initial::Flag(_) | Initial::Special(Special::Block(_)));
+        let varies = |initial: &Initial| matches!(initial, Initial::Flag(_) | Initial::Unset(_) | Initial::Special(Special::Block(_)));
         function.initial.sort_by_key(|(_, initial)| !varies(initial));
         function.varying = function.initial.iter().take_while(|(_, initial)| varies(initial)).count();
         Ok(function)
@@ -255,7 +264,7 @@ impl<'a> Builder<'a, '_> {
     /// A guarded instruction is one that a branch goes around.
     fn guarded(&mut self, text: &Text<'a>) -> Lowered<()> {
         self.line = text.line;
-        let Some((name, unless)) = text.guard else { return self.instruction(text) };
+        let Some((name, unless)) = text.guard else { return self.decoded(text) };
         let on = self.source(&Operand::Name(name, 0), Type::Pred)?;
         if let ("bra", [Operand::Name(label, 0)]) = (text.opcode, &text.operands[..]) {
             let step = self.emit(Op::Branch { on, unless, target: 0 });
@@ -263,10 +272,27 @@ impl<'a> Builder<'a, '_> {
             return Ok(());
         }
         let step = self.emit(Op::Branch { on, unless: !unless, target: 0 });
-        self.instruction(text)?;
+        self.decoded(text)?;
         let after = self.here();
         self.land(step, after);
         Ok(())
+    }
+
+    /// An instruction; where functions are decoded late, one that is not understood is a fault when it is run.
+    fn decoded(&mut self, text: &Text<'a>) -> Lowered<()> {
+        match self.instruction(text) {
+            Err(error) if self.program.options.late => {
+                let message = self.function.registers.len() as u32;
+                self.function.registers.push(error.message);
+                self.emit(Op::Unsupported { message });
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn next_access(&self) -> usize {
+        self.program.accesses.fetch_add(1, Ordering::Relaxed)
     }
 
     fn instruction(&mut self, text: &Text<'a>) -> Lowered<()> {

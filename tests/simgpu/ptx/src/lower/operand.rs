@@ -52,9 +52,22 @@ impl<'a> Builder<'a, '_> {
         if let Some(special) = plain_special(name) {
             return Ok((self.constant(special), kind.bits()));
         }
+        if let Some(address) = self.function_address(name)? {
+            return Ok((self.bits(address.wrapping_add_signed(offset)), kind.bits()));
+        }
         match self.find(name)? {
             Symbol::Register(slot, kind) => Ok((slot, kind.bits())),
             Symbol::Variable(place, ..) => Ok((self.constant(place.at(offset)), kind.bits())),
+        }
+    }
+
+    /// What a pointer to the function of this name holds; `None` if the name is not one of a function.
+    fn function_address(&self, name: &str) -> Lowered<Option<u64>> {
+        match self.module.functions.get(name) {
+            Some(_) if self.find(name).is_ok() => Ok(None),
+            Some(Some(number)) => Ok(Some(self.program.address(*number))),
+            Some(None) => Err(self.error(format!("the address of {name} cannot be taken: it is a function of the driver"))),
+            None => Ok(None),
         }
     }
 

@@ -19,7 +19,7 @@ pub(crate) struct Device {
 impl Device {
     /// Copies bytes to the device; the allocation has exactly their size.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> u64 {
-        let start = 0x7000_0000_0000 + (self.allocations.len() as u64 + 1) * 0x1_0000_0000;
+        let start = self.next();
         let word = |chunk: &[u8]| {
             let mut word = [0xA5; 8];
             word[..chunk.len()].copy_from_slice(chunk);
@@ -27,6 +27,19 @@ impl Device {
         };
         self.allocations.push((start, bytes.len() as u64, bytes.chunks(8).map(word).collect()));
         start
+    }
+
+    /// Writes the high or the low half of a word, while kernels may run.
+    pub(crate) fn set(&self, address: u64, value: u32) {
+        let (start, _, words) = self.allocations.iter().find(|(start, bytes, _)| address.wrapping_sub(*start) < *bytes).unwrap();
+        let shift = 8 * (address % 8);
+        let insert = |word: u64| Some(word & !(0xffff_ffff << shift) | u64::from(value) << shift);
+        words[(address - start) as usize / 8].fetch_update(Ordering::AcqRel, Ordering::Acquire, insert).unwrap();
+    }
+
+    /// Where the next allocation will be.
+    pub(crate) fn next(&self) -> u64 {
+        0x7000_0000_0000 + (self.allocations.len() as u64 + 1) * 0x1_0000_0000
     }
 
     /// The bytes of an allocation.
@@ -90,7 +103,7 @@ pub(crate) fn size(grid: u32, block: u32) -> Launch {
 
 /// Launches a kernel of a module, with the module's variables on the device where it has some.
 pub(crate) fn run(module: &Module, kernel: &str, size: &Launch, arguments: Arguments, device: &mut Device) -> Result<Touched, Fault> {
-    let globals = if module.globals_bytes() == 0 { 0 } else { device.put(&module.globals_image()) };
+    let globals = if module.globals_bytes() == 0 { 0 } else { device.put(&module.globals_image(device.next())) };
     launch(module.kernel(kernel).unwrap(), size, &arguments.0, globals, device)
 }
 
