@@ -20,6 +20,7 @@ mod fault;
 mod graph;
 mod interface;
 mod job;
+mod mapping;
 mod memory;
 mod module;
 mod report;

@@ -196,13 +196,18 @@ pub(crate) fn synchronise(state: Guard<'_>, handle: Handle) -> (Guard<'_>, Outco
     (state, health)
 }
 
-/// Waits for all streams of a context.
-pub(crate) fn synchronise_all(mut state: Guard<'_>, context: Handle) -> Outcome {
+/// Waits for all that was submitted to the streams of a context.
+pub(crate) fn drain_all(mut state: Guard<'_>, context: Handle) -> Guard<'_> {
     let streams: Vec<Handle> = state.streams.iter().filter(|(_, stream)| stream.context == context).map(|(&handle, _)| handle).collect();
     for handle in streams {
         state = drain(state, handle);
     }
-    state.healthy(context)
+    state
+}
+
+/// As [`drain_all`], with the error that broke the context on the way.
+pub(crate) fn synchronise_all(state: Guard<'_>, context: Handle) -> Outcome {
+    drain_all(state, context).healthy(context)
 }
 
 /// The thread of a stream.

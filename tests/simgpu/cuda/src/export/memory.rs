@@ -7,6 +7,7 @@ use crate::code::{Code, Outcome};
 use crate::job::{Task, Work};
 use crate::memory::{Freed, Kind};
 use crate::state;
+use crate::stream;
 use crate::submit;
 
 const ATTRIBUTE_CONTEXT: u32 = 1;
@@ -26,7 +27,8 @@ fn allocate(bytes: usize, kind: Kind) -> Outcome<u64> {
     state.allocate(bytes, kind, context)
 }
 
-/// Frees what was allocated at `start`, if it is of a kind that may be freed so.
+/// Frees what was allocated at `start`, if it is of a kind that may be freed so. What the context has under way is waited for, as the real
+/// driver does; it is reported all the same if it uses the memory, because nothing waits for other devices and other contexts.
 fn free(start: u64, function: &str, may: impl Fn(Kind) -> bool, wrong: Code) -> Outcome {
     let mut state = state::lock();
     let context = state.current_at_all()?;
@@ -37,8 +39,12 @@ fn free(start: u64, function: &str, may: impl Fn(Kind) -> bool, wrong: Code) -> 
         state.reports.add(text);
         return Err(wrong);
     }
+    let (owner, waits) = (found.context, found.kind != Kind::Registered);
     let (stamp, number) = (state.host_stamp(), state.next_number());
     state.free(start, Freed { stamp, what: format!("{function} of the host").into(), number });
+    if waits {
+        state = stream::drain_all(state, owner);
+    }
     state.release(start);
     state.healthy(context)
 }
