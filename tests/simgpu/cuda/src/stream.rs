@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, PoisonError};
 
+use crate::capture;
 use crate::clock::Clock;
 use crate::code::{Code, Outcome};
 use crate::context;
@@ -106,8 +107,8 @@ pub(crate) fn destroy(state: &mut State, handle: Handle) {
     if let Some(stream) = state.streams.get_mut(&handle) {
         stream.destroyed = true;
         stream.bell.notify_all();
-        if let Some(capture) = stream.capture.and_then(|capture| state.captures.get_mut(&capture)) {
-            capture.invalid = true;
+        if let Some(capture) = stream.capture {
+            capture::leave(state, capture, handle);
         }
     }
 }
