@@ -11,10 +11,14 @@ use crate::state;
 const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 const MAGIC: u64 = u64::from_be_bytes(*b"simgpu\x00\x01");
 
-/// What fills a `CUipcMemHandle`.
+/// A `CUipcMemHandle`.
+#[repr(C)]
+struct MemoryHandle([u8; 64]);
+
+/// What fills it.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct MemoryHandle {
+struct Content {
     magic: u64,
     identity: Identity,
     bytes: u64,
@@ -22,17 +26,28 @@ struct MemoryHandle {
     unused: [u64; 2],
 }
 
-const _: () = assert!(size_of::<MemoryHandle>() == 64);
+impl Content {
+    fn of(handle: &MemoryHandle) -> Content {
+        // SAFETY: both have 64 bytes, which the compiler checks, and any bytes are numbers.
+        unsafe { std::mem::transmute(handle.0) }
+    }
+
+    fn handle(self) -> MemoryHandle {
+        // SAFETY: as in `of`; there is no padding between numbers of these sizes.
+        MemoryHandle(unsafe { std::mem::transmute::<Content, [u8; 64]>(self) })
+    }
+}
 
 driver! {
     fn cuIpcGetMemHandle(place: *mut MemoryHandle, start: u64) {
         let state = state::lock();
         state.current()?;
         let (identity, bytes, device) = state.memory.export(start).ok_or(Code::INVALID_VALUE)?;
-        put(place, MemoryHandle { magic: MAGIC, identity, bytes, device: device as u64, unused: [0; 2] })
+        put(place, Content { magic: MAGIC, identity, bytes, device: device as u64, unused: [0; 2] }.handle())
     }
 
     fn cuIpcOpenMemHandle_v2(place: *mut u64, handle: MemoryHandle, flags: c_uint) {
+        let handle = Content::of(&handle);
         if place.is_null() || flags != LAZY_ENABLE_PEER_ACCESS || handle.magic != MAGIC {
             return Err(Code::INVALID_VALUE);
         }
