@@ -47,16 +47,18 @@ fn every_thread_has_its_device_and_the_driver_has_the_last_word() {
     assert_eq!(got(|place| cudaGetDevice(place)), 2);
     let other = std::thread::spawn(|| {
         let before = got(|place| cudaGetDevice(place));
-        CudaContext::new(3).unwrap().bind_to_thread().unwrap();
+        let third = CudaContext::new(3).unwrap();
+        third.bind_to_thread().unwrap();
         (before, got(|place| cudaGetDevice(place)))
     });
     assert_eq!(other.join().unwrap(), (0, 3));
     assert_eq!(cudaSetDevice(8), INVALID_DEVICE);
     assert_eq!(got(|place| cudaGetDevice(place)), 2);
+    // Both have the same context of the device.
     let start = memory(8, 1);
-    let about = CudaContext::new(2).unwrap();
-    about.bind_to_thread().unwrap();
-    assert_eq!(cudaFree(start), 0);
+    let same = CudaContext::new(2).unwrap();
+    same.bind_to_thread().unwrap();
+    assert_eq!((read(start, 8), cudaFree(start)), (vec![1; 8], 0));
 }
 
 #[test]

@@ -150,7 +150,9 @@ fn graphs_and_live_streams_are_ordered_by_events_from_outside() {
     captured.drop_graph();
     captured.drop_executable();
     assert_eq!((cudaFree(start), cudaEventDestroy(serial)), (0, 0));
-    [user, own, live].map(|stream| assert_eq!(cudaStreamDestroy(stream), 0));
+    for stream in [user, own, live] {
+        assert_eq!(cudaStreamDestroy(stream), 0);
+    }
 }
 
 /// Says on which thread it was called.

@@ -1,6 +1,6 @@
 //! The C functions of the simulated runtime, by their signatures in release 13.
 
-#![allow(dead_code, reason = "each file of tests uses some")]
+#![allow(dead_code, unused_imports, reason = "each file of tests uses some")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
