@@ -1,6 +1,7 @@
 //! The kernels that libraries register. Each is known by the address of its stub on the host, and is found by its name in PTX.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::CString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -75,10 +76,9 @@ fn load() -> Outcome<Vec<usize>> {
         let mut module = 0;
         let terminated = CString::new(path).map_err(|_| Error::INVALID_VALUE)?;
         // SAFETY: the path ends with a NUL, and the place is on the stack here.
-        unsafe { driver::cuModuleLoad(&raw mut module, terminated.as_ptr()) }.map_err(|error| {
+        unsafe { driver::cuModuleLoad(&raw mut module, terminated.as_ptr()) }.inspect_err(|error| {
             let path = std::ffi::OsStr::from_bytes(path);
             driver::report(&format!("{path:?}, which {VARIABLE} names, cannot be loaded: error {}", error.0));
-            error
         })?;
         Ok(module)
     };
@@ -96,10 +96,11 @@ pub(crate) fn find(stub: usize) -> Outcome<usize> {
     }
     let (name, _) = registry.kernels.get(&stub).ok_or(Error::INVALID_DEVICE_FUNCTION)?;
     let name = name.clone();
-    if !registry.modules.contains_key(&context) {
-        registry.modules.insert(context, load()?);
-    }
-    for &module in &registry.modules[&context] {
+    let modules = match registry.modules.entry(context) {
+        Entry::Occupied(loaded) => loaded.into_mut(),
+        Entry::Vacant(place) => place.insert(load()?),
+    };
+    for &module in &*modules {
         let mut function = 0;
         // SAFETY: the name ends with a NUL, and the place is on the stack here.
         if unsafe { driver::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) }.is_ok() {

@@ -8,6 +8,7 @@
 //! a library of one release; all the others are here.
 
 #![allow(unsafe_code, reason = "a library of C functions over C functions")]
+#![allow(clippy::macro_metavars_in_unsafe, reason = "what the macro takes is the body of an unsafe C function")]
 #![allow(non_snake_case, reason = "the names are CUDA's")]
 
 mod call;
