@@ -21,8 +21,8 @@ const NOT_READY: u32 = 600;
 #[test]
 fn devices_are_those_of_the_driver() {
     let _alone = simgpu::alone();
-    assert_eq!(got(|place| cudaGetDeviceCount(place)), 8);
-    assert_eq!((got(|place| cudaDriverGetVersion(place)), got(|place| cudaRuntimeGetVersion(place))), (13000, 13000));
+    assert_eq!(got(cudaGetDeviceCount), 8);
+    assert_eq!((got(cudaDriverGetVersion), got(cudaRuntimeGetVersion)), (13000, 13000));
     assert_eq!((0, 90), (got(|place| cudaDeviceGetAttribute(place, 76, 1)), 10 * got(|place| cudaDeviceGetAttribute(place, 75, 1))));
     let mut ids = Vec::new();
     for device in 0..8 {
@@ -44,16 +44,16 @@ fn devices_are_those_of_the_driver() {
 fn every_thread_has_its_device_and_the_driver_has_the_last_word() {
     let _alone = simgpu::alone();
     assert_eq!(cudaSetDevice(2), 0);
-    assert_eq!(got(|place| cudaGetDevice(place)), 2);
+    assert_eq!(got(cudaGetDevice), 2);
     let other = std::thread::spawn(|| {
-        let before = got(|place| cudaGetDevice(place));
+        let before = got(cudaGetDevice);
         let third = CudaContext::new(3).unwrap();
         third.bind_to_thread().unwrap();
-        (before, got(|place| cudaGetDevice(place)))
+        (before, got(cudaGetDevice))
     });
     assert_eq!(other.join().unwrap(), (0, 3));
     assert_eq!(cudaSetDevice(8), INVALID_DEVICE);
-    assert_eq!(got(|place| cudaGetDevice(place)), 2);
+    assert_eq!(got(cudaGetDevice), 2);
     // Both have the same context of the device.
     let start = memory(8, 1);
     let same = CudaContext::new(2).unwrap();
@@ -167,8 +167,8 @@ unsafe extern "C" fn delay(data: *mut c_void) {
 fn freeing_waits_for_all_streams_of_the_device() {
     let _alone = simgpu::alone();
     assert_eq!(cudaSetDevice(0), 0);
-    let frees: [(u64, fn(u64) -> u32); 2] = [(memory(8, 0), cudaFree), (got(|place| cudaHostAlloc(place, 8, 0)), cudaFreeHost)];
-    for (start, free) in frees {
+    let starts = [memory(8, 0), got(|place| cudaHostAlloc(place, 8, 0))];
+    for (start, free) in starts.into_iter().zip([cudaFree as fn(u64) -> u32, cudaFreeHost]) {
         let (sender, go) = mpsc::channel();
         let delay_data = Delay { go, done: AtomicBool::new(false) };
         let stream = stream();

@@ -20,7 +20,7 @@ const ADD: u32 = 0;
 
 /// How the capture of a stream stands: its graph, and the nodes that the next one comes after.
 fn tips(stream: usize) -> (usize, Vec<usize>) {
-    let (mut status, mut id, mut graph, mut nodes, mut edges, mut count) = (9, 0, 0, null(), 1 as *const c_void, 0);
+    let (mut status, mut id, mut graph, mut nodes, mut edges, mut count) = (9, 0, 0, null(), std::ptr::dangling::<c_void>(), 0);
     let code =
         cudaStreamGetCaptureInfo(stream, &raw mut status, &raw mut id, &raw mut graph, &raw mut nodes, &raw mut edges, &raw mut count);
     assert_eq!((code, edges), (0, null()));

@@ -7,8 +7,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 /// Declares functions of a library, looked up when they are called.
 macro_rules! functions {
     ($library:expr; $(fn $name:ident($($argument:ident: $kind:ty),* $(,)?) -> $result:ty;)*) => {$(
-        #[allow(non_snake_case, reason = "the names are CUDA's")]
-        pub fn $name($($argument: $kind),*) -> $result {
+        #[allow(non_snake_case, clippy::too_many_arguments, reason = "so they are in C")]
+        pub(crate) fn $name($($argument: $kind),*) -> $result {
             // SAFETY: the function has this signature, and the tests hand over pointers to what it asks for.
             unsafe {
                 let name = concat!(stringify!($name), "\0");
@@ -20,41 +20,41 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-pub type HostFunction = unsafe extern "C" fn(*mut c_void);
+pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Shape(pub u32, pub u32, pub u32);
+pub(crate) struct Shape(pub u32, pub(crate) u32, pub(crate) u32);
 
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MemoryHandle(pub [u8; 64]);
+pub(crate) struct MemoryHandle(pub [u8; 64]);
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct PointerAttributes {
-    pub kind: u32,
-    pub device: c_int,
-    pub device_pointer: u64,
-    pub host_pointer: u64,
-    pub reserved: [u64; 8],
+pub(crate) struct PointerAttributes {
+    pub(crate) kind: u32,
+    pub(crate) device: c_int,
+    pub(crate) device_pointer: u64,
+    pub(crate) host_pointer: u64,
+    pub(crate) reserved: [u64; 8],
 }
 
 #[repr(C)]
-pub struct LaunchConfig {
-    pub grid: Shape,
-    pub block: Shape,
-    pub shared: usize,
-    pub stream: usize,
-    pub attributes: *const LaunchAttribute,
-    pub count: u32,
+pub(crate) struct LaunchConfig {
+    pub(crate) grid: Shape,
+    pub(crate) block: Shape,
+    pub(crate) shared: usize,
+    pub(crate) stream: usize,
+    pub(crate) attributes: *const LaunchAttribute,
+    pub(crate) count: u32,
 }
 
 #[repr(C)]
-pub struct LaunchAttribute {
-    pub id: u32,
-    pub padding: u32,
-    pub value: [u64; 8],
+pub(crate) struct LaunchAttribute {
+    pub(crate) id: u32,
+    pub(crate) padding: u32,
+    pub(crate) value: [u64; 8],
 }
 
 functions! {
@@ -155,23 +155,23 @@ functions! {
 }
 
 /// Calls a function that puts a value somewhere; gives the value.
-pub fn got<T: Default>(call: impl FnOnce(*mut T) -> u32) -> T {
+pub(crate) fn got<T: Default>(call: impl FnOnce(*mut T) -> u32) -> T {
     let mut value = T::default();
     assert_eq!(call(&raw mut value), 0);
     value
 }
 
 /// A stream that does not wait for the legacy default one.
-pub fn stream() -> usize {
+pub(crate) fn stream() -> usize {
     got(|place| cudaStreamCreateWithFlags(place, 1))
 }
 
-pub fn event() -> usize {
+pub(crate) fn event() -> usize {
     got(|place| cudaEventCreateWithFlags(place, 2))
 }
 
 /// Device memory, filled.
-pub fn memory(bytes: usize, value: u8) -> u64 {
+pub(crate) fn memory(bytes: usize, value: u8) -> u64 {
     let start = got(|place| cudaMalloc(place, bytes));
     assert_eq!(cudaMemset(start, value.into(), bytes), 0);
     assert_eq!(cudaDeviceSynchronize(), 0);
@@ -179,12 +179,12 @@ pub fn memory(bytes: usize, value: u8) -> u64 {
 }
 
 /// What lies at an address of the device.
-pub fn read(start: u64, bytes: usize) -> Vec<u8> {
+pub(crate) fn read(start: u64, bytes: usize) -> Vec<u8> {
     let mut all = vec![0u8; bytes];
     assert_eq!(cudaMemcpy(all.as_mut_ptr() as u64, start, bytes, 2), 0);
     all
 }
 
-pub fn no_reports() {
+pub(crate) fn no_reports() {
     assert_eq!(simgpu::reports(), [""; 0]);
 }
