@@ -15,4 +15,4 @@ pub use cuda::{
     limit_memory, report, reports,
 };
 pub use fakecuda::{Access, Configuration, Counts};
-pub use library::{install, install_cuda_only, preload};
+pub use library::{install, install_cuda_only, management, preload, preload_runtime, runtime};

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 const CUDA: &str = "libfakecuda.so";
+const MANAGEMENT: &str = "libfakenvml.so";
 pub(crate) const NCCL: &str = "libfakenccl.so";
 
 /// Cargo puts them beside the tests, which lie in `target/…/deps`; programs lie above, examples beside that.
@@ -44,6 +45,53 @@ pub fn install() {
 /// As [`install`].
 pub fn install_cuda_only() {
     cuda();
+}
+
+fn runtime_path(release: u32) -> PathBuf {
+    path(&format!("libfakecudart{release}.so"))
+}
+
+/// Puts the simulated CUDA runtime of a release, 12 or 13, and the management library in place for this process. It is what a library that
+/// was linked with `libcudart.so.12` or `.13` finds then. Calls after the first give the same library.
+///
+/// # Panics
+///
+/// If that of the other release is in place, or they were not built, or cannot be opened.
+pub fn runtime(release: u32) -> &'static Library {
+    static LIBRARY: OnceLock<(u32, Library)> = OnceLock::new();
+    let (installed, library) = LIBRARY.get_or_init(|| {
+        cuda();
+        management();
+        (release, open(&runtime_path(release)))
+    });
+    assert_eq!(*installed, release, "the runtime of release {installed} is in place in this process, so that of {release} cannot be");
+    library
+}
+
+/// Puts the simulated management library, `libnvidia-ml.so.1`, in place for this process.
+///
+/// # Panics
+///
+/// If it was not built, or cannot be opened.
+pub fn management() -> &'static Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    cuda();
+    LIBRARY.get_or_init(|| open(&path(MANAGEMENT)))
+}
+
+/// The value of `LD_PRELOAD` with which a child process has the simulated driver, runtime and management library from its start, but no
+/// NCCL: a real one can then be used.
+///
+/// # Panics
+///
+/// If the libraries were not built.
+pub fn preload_runtime(release: u32) -> OsString {
+    let mut paths = path(CUDA).into_os_string();
+    for library in [runtime_path(release), path(MANAGEMENT)] {
+        paths.push(":");
+        paths.push(library);
+    }
+    paths
 }
 
 /// The value of `LD_PRELOAD` with which a child process has the simulation from its start.

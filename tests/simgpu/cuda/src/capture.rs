@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::thread::ThreadId;
 
 use crate::code::{Code, Outcome};
-use crate::graph::{Graph, Node};
+use crate::graph::{Body, Node};
 use crate::job::Task;
 use crate::state::{Handle, State};
+use crate::user_object;
 
 /// `CU_STREAM_CAPTURE_MODE_*`: who must not call what cannot be captured while a capture goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +46,7 @@ pub(crate) struct Capture {
     mode: Mode,
     thread: ThreadId,
     pub(crate) number: u64,
-    nodes: Vec<Node>,
+    pub(crate) body: Body,
     /// The streams that take part: where each stands, and which lane it is.
     streams: HashMap<Handle, Place>,
     pub(crate) invalid: bool,
@@ -68,7 +69,8 @@ pub(crate) fn begin(state: &mut State, stream: Handle, mode: Mode) -> Outcome {
     let (handle, number) = (state.handle(), state.next_number());
     let streams = HashMap::from([(stream, Place { lane: 0, after: Vec::new() })]);
     let thread = std::thread::current().id();
-    let capture = Capture { origin: stream, mode, thread, number, nodes: Vec::new(), streams, invalid: false };
+    let body = Body { lanes: 1, ..Body::default() };
+    let capture = Capture { origin: stream, mode, thread, number, body, streams, invalid: false };
     state.captures.insert(handle, capture);
     state.streams.entry(stream).and_modify(|stream| stream.capture = Some(handle));
     Ok(())
@@ -82,11 +84,11 @@ fn valid(state: &mut State, capture: Handle) -> Outcome<&mut Capture> {
 /// Adds a node after all that its stream has captured.
 pub(crate) fn add(state: &mut State, capture: Handle, stream: Handle, task: Task) -> Outcome {
     let capture = valid(state, capture)?;
-    let next = capture.nodes.len();
+    let next = capture.body.nodes.len();
     let place = capture.streams.get_mut(&stream).ok_or(Code::UNKNOWN)?;
     let after = std::mem::replace(&mut place.after, vec![next]);
     let lane = place.lane;
-    capture.nodes.push(Node { task, after, lane });
+    capture.body.nodes.push(Node { task, after, lane, added: false });
     Ok(())
 }
 
@@ -98,8 +100,9 @@ pub(crate) fn tips(state: &mut State, capture: Handle, stream: Handle) -> Outcom
 
 /// Makes a stream wait for nodes of a capture, and by that a part of it.
 pub(crate) fn join(state: &mut State, capture: Handle, stream: Handle, after: &[usize]) -> Outcome {
-    let Some(to) = state.captures.get(&capture) else { return Err(Code::CAPTURED_EVENT) };
-    let lane = to.streams.len();
+    if !state.captures.contains_key(&capture) {
+        return Err(Code::CAPTURED_EVENT);
+    }
     match state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?.capture {
         Some(own) if own != capture => {
             invalidate(state, own);
@@ -108,7 +111,9 @@ pub(crate) fn join(state: &mut State, capture: Handle, stream: Handle, after: &[
         }
         _ => state.streams.entry(stream).and_modify(|stream| stream.capture = Some(capture)),
     };
-    let place = valid(state, capture)?.streams.entry(stream).or_insert(Place { lane, after: Vec::new() });
+    let capture = valid(state, capture)?;
+    let (body, streams) = (&mut capture.body, &mut capture.streams);
+    let place = streams.entry(stream).or_insert_with(|| Place { lane: body.new_lane(), after: Vec::new() });
     after.iter().for_each(|node| {
         if !place.after.contains(node) {
             place.after.push(*node)
@@ -124,19 +129,30 @@ pub(crate) fn invalidate(state: &mut State, capture: Handle) {
     }
 }
 
-/// Whether `node` comes before one of `after`.
-fn reaches(nodes: &[Node], after: &[usize], node: usize) -> bool {
-    let mut seen = vec![false; nodes.len()];
-    let mut open = after.to_vec();
-    while let Some(next) = open.pop() {
-        if next == node {
-            return true;
-        }
-        if !std::mem::replace(&mut seen[next], true) {
-            open.extend(&nodes[next].after);
+/// Sets the nodes that the next one of a stream comes after, or adds to them.
+pub(crate) fn depend(state: &mut State, stream: Handle, nodes: &[(Handle, usize)], set: bool) -> Outcome {
+    let handle = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?.capture.ok_or(Code::ILLEGAL_STATE)?;
+    let capture = valid(state, handle)?;
+    if nodes.iter().any(|&(graph, node)| graph != handle || node >= capture.body.nodes.len()) {
+        return Err(Code::INVALID_VALUE);
+    }
+    let place = capture.streams.get_mut(&stream).ok_or(Code::UNKNOWN)?;
+    if set {
+        place.after.clear();
+    }
+    for (_, node) in nodes {
+        if !place.after.contains(node) {
+            place.after.push(*node);
         }
     }
-    false
+    Ok(())
+}
+
+/// A stream ends while it takes part: what it captured stays, and has to be joined. The one that began the capture cannot be missed.
+pub(crate) fn leave(state: &mut State, capture: Handle, stream: Handle) {
+    if let Some(capture) = state.captures.get_mut(&capture).filter(|capture| capture.origin == stream) {
+        capture.invalid = true;
+    }
 }
 
 /// Ends the capture that was begun on `stream`; gives the graph.
@@ -154,17 +170,25 @@ pub(crate) fn end(state: &mut State, stream: Handle) -> Outcome<Handle> {
     for stream in state.streams.values_mut().filter(|stream| stream.capture == Some(handle)) {
         stream.capture = None;
     }
+    let outcome = finished(&capture, stream);
+    match outcome {
+        Ok(()) => drop(state.graphs.insert(handle, capture.body)),
+        Err(_) => capture.body.objects.into_iter().for_each(|object| user_object::release(state, object, 1)),
+    }
+    outcome.map(|()| handle)
+}
+
+/// Whether all that was captured comes before the end of the stream that began it. What was added by hand need not.
+fn finished(capture: &Capture, stream: Handle) -> Outcome {
     if capture.invalid {
         return Err(Code::STREAM_CAPTURE_INVALIDATED);
     }
     let own = &capture.streams[&stream].after;
-    let joined = |place: &Place| place.after.iter().all(|&node| reaches(&capture.nodes, own, node));
+    let joined = |place: &Place| place.after.iter().all(|&node| capture.body.nodes[node].added || capture.body.reaches(own, node));
     if !capture.streams.values().all(joined) {
         return Err(Code::STREAM_CAPTURE_UNJOINED);
     }
-    let lanes = capture.streams.len();
-    state.graphs.insert(handle, Graph { nodes: capture.nodes.into(), lanes });
-    Ok(handle)
+    Ok(())
 }
 
 /// Before calls that cannot be captured, and might break a capture that goes on: refuses them as the modes demand.

@@ -13,6 +13,8 @@ use crate::submit;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
+/// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`.
+pub(crate) const EXTERNAL: u32 = 1;
 
 #[derive(Debug)]
 pub(crate) struct Event {
@@ -42,13 +44,16 @@ impl State {
     }
 }
 
-pub(crate) fn record(state: &mut State, event: Handle, stream: Handle) -> Outcome {
+/// Records an event in a stream. While the stream captures, an `external` record becomes a node of the graph; another one only marks the
+/// place, for other streams to join.
+pub(crate) fn record(state: &mut State, event: Handle, stream: Handle, external: bool) -> Outcome {
     let stream = state.stream(stream)?;
     let of = &state.streams[&stream];
     if state.event(event)?.context != of.context {
         return Err(Code::INVALID_HANDLE);
     }
     let recorded = match of.capture {
+        Some(_) if external => return submit::submit(state, stream, record_task(event)).map(drop),
         Some(capture) => Recorded::Captured { capture, after: capture::tips(state, capture, stream)? },
         None => {
             let time = Arc::new(OnceLock::new());
@@ -61,12 +66,42 @@ pub(crate) fn record(state: &mut State, event: Handle, stream: Handle) -> Outcom
     Ok(())
 }
 
-/// Makes a stream wait for an event. Waiting for one that was never recorded is no wait.
-pub(crate) fn stream_wait(state: &mut State, stream: Handle, event: Handle) -> Outcome {
+/// A node that records an event.
+pub(crate) fn record_task(event: Handle) -> Task {
+    Task { work: Work::Record(event), what: "cuEventRecord".into(), spans: Vec::new() }
+}
+
+/// What a graph does that records an event: it is over when the whole launch is, and comes after what is in `clock`.
+pub(crate) fn record_by_graph(state: &mut State, event: Handle, ticket: Ticket, clock: &Clock) -> Work {
+    let time = Arc::new(OnceLock::new());
+    let recorded = Recorded::At { ticket, clock: clock.clone(), time: time.clone() };
+    state.events.entry(event).and_modify(|event| event.recorded = recorded);
+    Work::Clock(time)
+}
+
+/// What a launch of a graph waits for because of an event. `clock` is then after it.
+pub(crate) fn awaited_by_graph(state: &State, event: Handle, clock: &mut Clock) -> impl Iterator<Item = Ticket> + use<> {
+    let found = match state.events.get(&event).map(|event| &event.recorded) {
+        Some(Recorded::At { ticket, clock: before, .. }) => {
+            clock.join(before);
+            Some(*ticket)
+        }
+        _ => None,
+    };
+    found.into_iter()
+}
+
+/// Makes a stream wait for an event. Waiting for one that was never recorded is no wait. While the stream captures, an `external` wait
+/// becomes a node of the graph.
+pub(crate) fn stream_wait(state: &mut State, stream: Handle, event: Handle, external: bool) -> Outcome {
     let stream = state.stream(stream)?;
     let recorded = state.event(event)?.recorded.clone();
     let capturing = state.streams[&stream].capture;
     match (recorded, capturing) {
+        (_, Some(_)) if external => {
+            let task = Task { work: Work::Await(event), what: "cuStreamWaitEvent".into(), spans: Vec::new() };
+            submit::submit(state, stream, task).map(drop)
+        }
         (Recorded::Never, _) => Ok(()),
         (Recorded::At { ticket, clock, .. }, None) => submit::wait_for(state, stream, ticket, &clock, "cuStreamWaitEvent"),
         (Recorded::At { .. }, Some(capture)) => {

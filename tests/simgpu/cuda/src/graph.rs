@@ -7,31 +7,129 @@ use crate::code::{Code, Outcome};
 use crate::job::{Task, Ticket};
 use crate::state::{Handle, State};
 use crate::submit;
+use crate::user_object;
 
 const AUTO_FREE_ON_LAUNCH: u64 = 1;
 const DEVICE_LAUNCH: u64 = 4;
 const ALL_FLAGS: u64 = 15;
 
+#[derive(Clone)]
 pub(crate) struct Node {
     pub(crate) task: Task,
     /// The nodes before it, by their places.
     pub(crate) after: Vec<usize>,
-    /// Which of the captured streams it comes from.
+    /// Which branch it is on: what is on different ones may run at the same time.
     pub(crate) lane: usize,
+    /// Added by hand, and not captured from a stream.
+    pub(crate) added: bool,
 }
 
-pub(crate) struct Graph {
-    /// Each after all those it depends on.
-    pub(crate) nodes: Arc<[Node]>,
+/// What a graph consists of, finished or still being captured.
+#[derive(Clone, Default)]
+pub(crate) struct Body {
+    pub(crate) nodes: Vec<Node>,
     pub(crate) lanes: usize,
+    /// User objects, one entry for each reference.
+    pub(crate) objects: Vec<Handle>,
+}
+
+impl Body {
+    /// A branch that has no nodes yet.
+    pub(crate) fn new_lane(&mut self) -> usize {
+        self.lanes += 1;
+        self.lanes - 1
+    }
+
+    /// Whether `node` comes before one of `after`, or is one of them.
+    pub(crate) fn reaches(&self, after: &[usize], node: usize) -> bool {
+        let mut seen = vec![false; self.nodes.len()];
+        let mut open = after.to_vec();
+        while let Some(next) = open.pop() {
+            if next == node {
+                return true;
+            }
+            if !std::mem::replace(&mut seen[next], true) {
+                open.extend(&self.nodes[next].after);
+            }
+        }
+        false
+    }
+
+    /// The nodes, each after all those it depends on.
+    fn sorted(&self) -> Vec<Node> {
+        let mut places: Vec<Option<usize>> = vec![None; self.nodes.len()];
+        let mut sorted: Vec<Node> = Vec::new();
+        // Dependencies make no circle, so every round finds one more.
+        while sorted.len() < self.nodes.len() {
+            let before = sorted.len();
+            for (at, node) in self.nodes.iter().enumerate() {
+                let known: Option<Vec<usize>> = node.after.iter().map(|&before| places[before]).collect();
+                if let (None, Some(after)) = (places[at], known) {
+                    places[at] = Some(sorted.len());
+                    sorted.push(Node { after, ..node.clone() });
+                }
+            }
+            if sorted.len() == before {
+                break;
+            }
+        }
+        sorted
+    }
 }
 
 pub(crate) struct Executable {
     nodes: Arc<[Node]>,
     /// One component for each lane, so that branches that do not wait for each other are seen as such.
     components: Vec<usize>,
+    objects: Vec<Handle>,
     /// The launch before: the next one comes after it, on whatever stream.
     last: Option<(Ticket, Clock)>,
+}
+
+/// What a graph consists of, also while it is being captured.
+pub(crate) fn body(state: &mut State, graph: Handle) -> Outcome<&mut Body> {
+    if let Some(capture) = state.captures.get_mut(&graph) {
+        return if capture.invalid { Err(Code::STREAM_CAPTURE_INVALIDATED) } else { Ok(&mut capture.body) };
+    }
+    state.graphs.get_mut(&graph).ok_or(Code::INVALID_VALUE)
+}
+
+/// Adds a node by hand, after those that are named. Gives its place.
+pub(crate) fn add(state: &mut State, graph: Handle, task: Task, after: Vec<usize>) -> Outcome<usize> {
+    let body = body(state, graph)?;
+    if after.iter().any(|&before| before >= body.nodes.len()) {
+        return Err(Code::INVALID_VALUE);
+    }
+    let lane = body.new_lane();
+    body.nodes.push(Node { task, after, lane, added: true });
+    Ok(body.nodes.len() - 1)
+}
+
+/// Adds dependencies: each node of the second place comes after that of the first. Either all or none.
+pub(crate) fn depend(state: &mut State, graph: Handle, pairs: &[(usize, usize)]) -> Outcome {
+    let body = body(state, graph)?;
+    let mut changed = body.clone();
+    for &(from, to) in pairs {
+        let circle = from >= changed.nodes.len() || to >= changed.nodes.len() || changed.reaches(&[from], to);
+        if circle || changed.nodes[to].after.contains(&from) {
+            return Err(Code::INVALID_VALUE);
+        }
+        changed.nodes[to].after.push(from);
+    }
+    *body = changed;
+    Ok(())
+}
+
+/// Gives back what a graph holds.
+pub(crate) fn destroy(state: &mut State, graph: Handle) -> Outcome {
+    let gone = state.graphs.remove(&graph).ok_or(Code::INVALID_HANDLE)?;
+    gone.objects.into_iter().for_each(|object| user_object::release(state, object, 1));
+    Ok(())
+}
+
+/// Takes one more reference of each object.
+fn hold(state: &mut State, objects: &[Handle]) -> Outcome {
+    objects.iter().try_for_each(|&object| user_object::retain(state, object, 1))
 }
 
 pub(crate) fn instantiate(state: &mut State, graph: Handle, flags: u64) -> Outcome<Handle> {
@@ -39,10 +137,11 @@ pub(crate) fn instantiate(state: &mut State, graph: Handle, flags: u64) -> Outco
         return Err(Code::INVALID_VALUE);
     }
     let graph = state.graphs.get(&graph).ok_or(Code::INVALID_HANDLE)?;
-    let (nodes, lanes) = (graph.nodes.clone(), graph.lanes);
+    let (nodes, lanes, objects) = (graph.sorted().into(), graph.lanes, graph.objects.clone());
+    hold(state, &objects)?;
     let components = (0..lanes).map(|_| state.components.take(&state.host)).collect();
     let handle = state.handle();
-    state.executables.insert(handle, Executable { nodes, components, last: None });
+    state.executables.insert(handle, Executable { nodes, components, objects, last: None });
     Ok(handle)
 }
 
@@ -50,18 +149,21 @@ pub(crate) fn instantiate(state: &mut State, graph: Handle, flags: u64) -> Outco
 pub(crate) fn launch(state: &mut State, executable: Handle, stream: Handle) -> Outcome {
     let stream = state.stream(stream)?;
     let of = state.executables.get(&executable).ok_or(Code::INVALID_HANDLE)?;
-    let (nodes, components, last) = (of.nodes.clone(), of.components.clone(), of.last.clone());
+    let (nodes, components, last, objects) = (of.nodes.clone(), of.components.clone(), of.last.clone(), of.objects.clone());
     if state.streams[&stream].capture.is_some() {
         return nodes.iter().try_for_each(|node| submit::submit(state, stream, node.task.clone()).map(drop));
     }
     let planned = nodes.iter().map(|node| submit::Node { task: &node.task, after: &node.after, component: components[node.lane] });
-    let last = submit::submit_graph(state, stream, planned, last)?;
+    let last = submit::submit_graph(state, stream, planned, last, objects.clone())?;
+    hold(state, &objects)?;
     state.executables.entry(executable).and_modify(|executable| executable.last = Some(last));
     Ok(())
 }
 
+/// Forgets an executable graph. Launches that are under way are finished, and hold its objects until then.
 pub(crate) fn destroy_executable(state: &mut State, executable: Handle) -> Outcome {
     let gone = state.executables.remove(&executable).ok_or(Code::INVALID_HANDLE)?;
     gone.components.into_iter().for_each(|component| state.components.give_back(component));
+    gone.objects.into_iter().for_each(|object| user_object::release(state, object, 1));
     Ok(())
 }

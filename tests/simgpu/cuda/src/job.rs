@@ -17,6 +17,12 @@ pub(crate) struct Ticket {
     pub(crate) position: u64,
 }
 
+impl Ticket {
+    pub(crate) fn same(self, other: Ticket) -> bool {
+        (self.stream, self.position) == (other.stream, other.position)
+    }
+}
+
 /// A function of the caller's, with what it is given.
 #[derive(Clone, Copy)]
 pub(crate) struct HostFunction {
@@ -54,6 +60,10 @@ pub(crate) enum Work {
     },
     Call(HostFunction),
     Kernel(Arc<Launch>),
+    /// A node of a graph that records an event whenever the graph is launched.
+    Record(Handle),
+    /// A node of a graph that waits for what an event recorded last.
+    Await(Handle),
     Free {
         start: u64,
     },
@@ -107,4 +117,6 @@ pub(crate) struct Job {
     pub(crate) number: u64,
     pub(crate) waits: Vec<Ticket>,
     pub(crate) steps: Vec<Step>,
+    /// User objects that live until the job is over.
+    pub(crate) holds: Vec<Handle>,
 }

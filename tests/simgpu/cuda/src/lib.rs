@@ -20,12 +20,15 @@ mod fault;
 mod graph;
 mod interface;
 mod job;
+mod mapping;
 mod memory;
 mod module;
+mod pool;
 mod report;
 mod run;
 mod state;
 mod stream;
 mod submit;
+mod user_object;
 
 pub use interface::{Access, Configuration, Counts};

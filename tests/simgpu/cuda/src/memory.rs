@@ -1,7 +1,7 @@
 //! The map of all memory the driver knows: device memory, pinned and registered host memory, the globals of modules.
 //!
 //! An address is the address of the bytes on the host, between two pages that no one may touch. Fresh memory is filled with
-//! [`FRESH`]. What is freed is filled with [`DEAD`] and stays in the map for a while, so that what still uses it is found, and so that its
+//! [`FRESH`](crate::mapping::FRESH). What is freed is filled with [`DEAD`](crate::mapping::DEAD) and stays in the map for a while, so that what still uses it is found, and so that its
 //! address does not come back at once under another name.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -10,11 +10,8 @@ use std::sync::Arc;
 use crate::checker::Record;
 use crate::clock::Stamp;
 use crate::code::{Code, Outcome};
+use crate::mapping::{Identity, Mapping};
 
-pub(crate) const FRESH: u8 = 0xA5;
-pub(crate) const DEAD: u8 = 0xDD;
-const TAIL: u8 = 0xC3;
-const PAGE: usize = 4096;
 /// Freed memory beyond this is given back to the system.
 const QUARANTINE_BYTES: u64 = 64 << 20;
 const QUARANTINE_COUNT: usize = 512;
@@ -33,6 +30,8 @@ pub(crate) enum Kind {
     Pinned,
     /// The caller's own memory, made known by `cuMemHostRegister`.
     Registered,
+    /// Device memory of another process, from `cuIpcOpenMemHandle`.
+    Opened,
 }
 
 impl Kind {
@@ -47,7 +46,7 @@ impl Kind {
 
     /// Whether it counts against the memory of its device.
     pub(crate) fn on_device(self) -> bool {
-        !self.host()
+        !self.host() && self != Kind::Opened
     }
 }
 
@@ -71,6 +70,17 @@ pub(crate) struct Allocation {
     /// Who used it, as far as that still matters.
     pub(crate) records: Vec<Record>,
     mapping: Option<Mapping>,
+    /// Of memory of another process.
+    opened: Option<Opened>,
+}
+
+/// How memory of another process came here.
+#[derive(Debug)]
+struct Opened {
+    /// The device whose kernels reach it, wherever it lies.
+    by: usize,
+    /// How often it was opened and not closed again.
+    times: usize,
 }
 
 impl Allocation {
@@ -91,63 +101,8 @@ impl Allocation {
 
     /// Whether a kernel on `device` reaches it, which may use the memory of `peers`.
     pub(crate) fn reachable(&self, device: usize, peers: &[usize]) -> bool {
-        self.kind.everywhere() || self.device == device || peers.contains(&self.device)
-    }
-}
-
-/// Pages of the host between two that are closed.
-#[derive(Debug)]
-struct Mapping {
-    base: usize,
-    /// Of the open pages.
-    length: usize,
-    /// Of those, what was asked for.
-    bytes: usize,
-}
-
-impl Mapping {
-    fn new(bytes: usize) -> Outcome<Mapping> {
-        let length = bytes.checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?;
-        let all = length.checked_add(2 * PAGE).ok_or(Code::OUT_OF_MEMORY)?;
-        // SAFETY: a fresh private mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), all, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(Code::OUT_OF_MEMORY);
-        }
-        let mapping = Mapping { base: base as usize, length, bytes };
-        // SAFETY: the pages lie inside the mapping that was just made.
-        if unsafe { libc::mprotect(mapping.start() as *mut libc::c_void, length, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
-            return Err(Code::OUT_OF_MEMORY);
-        }
-        mapping.fill(FRESH);
-        // SAFETY: from the end of what was asked for to the end of the open pages.
-        unsafe { std::ptr::write_bytes((mapping.start() + bytes) as *mut u8, TAIL, length - bytes) };
-        Ok(mapping)
-    }
-
-    fn start(&self) -> usize {
-        self.base + PAGE
-    }
-
-    fn fill(&self, value: u8) {
-        // SAFETY: `bytes` from the start lie inside the open pages, which live as long as this.
-        unsafe { std::ptr::write_bytes(self.start() as *mut u8, value, self.bytes) };
-    }
-
-    /// Whether the bytes behind what was asked for are as they were.
-    fn tail_is_whole(&self) -> bool {
-        // SAFETY: as in `new`; nothing but a wild write touches these bytes.
-        let tail = unsafe { std::slice::from_raw_parts((self.start() + self.bytes) as *const u8, self.length - self.bytes) };
-        tail.iter().all(|&byte| byte == TAIL)
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` and is given up once.
-        unsafe { libc::munmap(self.base as *mut libc::c_void, self.length + 2 * PAGE) };
+        let opened_by = self.opened.as_ref().map(|opened| opened.by);
+        self.kind.everywhere() || self.device == device || opened_by == Some(device) || peers.contains(&self.device)
     }
 }
 
@@ -161,10 +116,43 @@ pub(crate) struct Memory {
 impl Memory {
     /// Fresh memory. Whether the device has as much left is for the caller to know.
     pub(crate) fn allocate(&mut self, bytes: u64, kind: Kind, device: usize, context: usize) -> Outcome<u64> {
-        let mapping = Mapping::new(usize::try_from(bytes).map_err(|_| Code::OUT_OF_MEMORY)?)?;
+        let length = usize::try_from(bytes).map_err(|_| Code::OUT_OF_MEMORY)?;
+        // Only the memory of `cuMemAlloc` can be opened by other processes.
+        let mapping = if kind == Kind::Device { Mapping::shared(length) } else { Mapping::private(length) }?;
         let start = mapping.start() as u64;
         self.insert(start, bytes, kind, device, context, Some(mapping));
         Ok(start)
+    }
+
+    /// How another process finds the memory that holds `address`: its identity and its bytes, and the device it lies on.
+    pub(crate) fn export(&self, address: u64) -> Option<(Identity, u64, usize)> {
+        let found = self.live(address).filter(|found| found.kind == Kind::Device)?;
+        Some((found.mapping.as_ref()?.identity()?, found.bytes, found.device))
+    }
+
+    /// Maps memory of another process, or counts once more what the same context mapped before.
+    pub(crate) fn open(&mut self, identity: Identity, bytes: u64, device: usize, by: (usize, usize)) -> Outcome<u64> {
+        let same = |found: &&mut Allocation| {
+            let mapped = found.mapping.as_ref().and_then(Mapping::identity);
+            found.context == by.1 && found.freed.is_none() && found.opened.is_some() && mapped.is_some_and(|mapped| mapped.same(&identity))
+        };
+        if let Some(found) = self.map.values_mut().find(same) {
+            found.opened.iter_mut().for_each(|opened| opened.times += 1);
+            return Ok(found.start);
+        }
+        let mapping = Mapping::open(identity, usize::try_from(bytes).map_err(|_| Code::INVALID_VALUE)?)?;
+        let start = mapping.start() as u64;
+        self.insert(start, bytes, Kind::Opened, device, by.1, Some(mapping));
+        self.map.entry(start).and_modify(|found| found.opened = Some(Opened { by: by.0, times: 1 }));
+        Ok(start)
+    }
+
+    /// Counts one opening less of the memory of another process at `start`. True where that was the last.
+    pub(crate) fn close(&mut self, start: u64) -> Option<bool> {
+        let found = self.map.get_mut(&start).filter(|found| found.freed.is_none())?;
+        let opened = found.opened.as_mut()?;
+        opened.times -= 1;
+        Some(opened.times == 0)
     }
 
     /// Makes the caller's own memory known.
@@ -178,7 +166,7 @@ impl Memory {
     }
 
     fn insert(&mut self, start: u64, bytes: u64, kind: Kind, device: usize, context: usize, mapping: Option<Mapping>) {
-        let allocation = Allocation { start, bytes, kind, device, context, freed: None, records: Vec::new(), mapping };
+        let allocation = Allocation { start, bytes, kind, device, context, freed: None, records: Vec::new(), mapping, opened: None };
         self.map.insert(start, allocation);
     }
 
@@ -203,13 +191,13 @@ impl Memory {
     /// Overwrites what was freed and keeps it in quarantine; registered memory, which is the caller's, is forgotten. False if someone
     /// wrote behind its end.
     pub(crate) fn release(&mut self, start: u64) -> bool {
-        let Some(allocation) = self.map.get(&start) else { return true };
-        let Some(mapping) = &allocation.mapping else {
+        let Some(allocation) = self.map.get_mut(&start) else { return true };
+        let Some(mapping) = &mut allocation.mapping else {
             self.map.remove(&start);
             return true;
         };
         let whole = mapping.tail_is_whole();
-        mapping.fill(DEAD);
+        mapping.bury();
         self.quarantined += allocation.bytes;
         self.quarantine.push_back(start);
         whole
@@ -233,6 +221,7 @@ impl Memory {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+    use crate::mapping::{DEAD, FRESH};
 
     fn bytes(start: u64, count: usize) -> Vec<u8> {
         // SAFETY: the tests ask for memory that is mapped.

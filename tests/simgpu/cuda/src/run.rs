@@ -9,6 +9,7 @@ use crate::code::{self, Code};
 use crate::job::{Job, Span, Step, Work};
 use crate::module::{self, Sight};
 use crate::state::{self, Guard, Handle, State};
+use crate::user_object;
 
 /// Why a job could not be done.
 pub(crate) struct Failure {
@@ -29,6 +30,7 @@ pub(crate) fn execute(mut state: Guard<'_>, stream: Handle, job: Job) -> Guard<'
         settle(&mut state, job.number, step);
     }
     state.pending.remove(&job.number);
+    job.holds.iter().for_each(|&object| user_object::release(&mut state, object, 1));
     if let Some(stream) = state.streams.get_mut(&stream) {
         stream.finish_job();
     }
@@ -90,7 +92,8 @@ fn prepare(state: &State, context: Handle, number: u64, step: &Step) -> Result<S
 /// Does the work. Gives what it used, where that is known only now.
 fn perform(work: &Work, sight: Sight) -> Result<Vec<Span>, Failure> {
     match work {
-        Work::Nothing | Work::Free { .. } => {}
+        // What records and waits for events is resolved when a graph is launched.
+        Work::Nothing | Work::Free { .. } | Work::Record(_) | Work::Await(_) => {}
         Work::Clock(time) => drop(time.set(Instant::now())),
         Work::Copy { to, from, bytes } => {
             // SAFETY: `prepare` found both ranges in the map, or one is the caller's own memory, for which he vouches. What is in the map

@@ -11,12 +11,14 @@ use crate::context::{Context, Primary};
 use crate::device::Device;
 use crate::event::Event;
 use crate::fault::Faults;
-use crate::graph::{Executable, Graph};
+use crate::graph::{Body, Executable};
 use crate::interface::{Configuration, Counts};
 use crate::memory::{Freed, Kind, Memory};
 use crate::module::{Function, Module};
+use crate::pool::Pool;
 use crate::report::Reports;
 use crate::stream::Stream;
+use crate::user_object::UserObject;
 
 /// What the caller holds for an object. It points to nothing, so a wrong one is an error and not a crash.
 pub(crate) type Handle = usize;
@@ -35,8 +37,10 @@ pub(crate) struct State {
     pub(crate) modules: HashMap<Handle, Module>,
     pub(crate) functions: HashMap<Handle, Function>,
     pub(crate) captures: HashMap<Handle, Capture>,
-    pub(crate) graphs: HashMap<Handle, Graph>,
+    pub(crate) graphs: HashMap<Handle, Body>,
     pub(crate) executables: HashMap<Handle, Executable>,
+    pub(crate) user_objects: HashMap<Handle, UserObject>,
+    pub(crate) pools: HashMap<Handle, Pool>,
     pub(crate) memory: Memory,
     pub(crate) reports: Reports,
     pub(crate) faults: Faults,

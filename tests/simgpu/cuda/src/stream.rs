@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, PoisonError};
 
+use crate::capture;
 use crate::clock::Clock;
 use crate::code::{Code, Outcome};
 use crate::context;
@@ -106,8 +107,8 @@ pub(crate) fn destroy(state: &mut State, handle: Handle) {
     if let Some(stream) = state.streams.get_mut(&handle) {
         stream.destroyed = true;
         stream.bell.notify_all();
-        if let Some(capture) = stream.capture.and_then(|capture| state.captures.get_mut(&capture)) {
-            capture.invalid = true;
+        if let Some(capture) = stream.capture {
+            capture::leave(state, capture, handle);
         }
     }
 }
@@ -196,13 +197,18 @@ pub(crate) fn synchronise(state: Guard<'_>, handle: Handle) -> (Guard<'_>, Outco
     (state, health)
 }
 
-/// Waits for all streams of a context.
-pub(crate) fn synchronise_all(mut state: Guard<'_>, context: Handle) -> Outcome {
+/// Waits for all that was submitted to the streams of a context.
+pub(crate) fn drain_all(mut state: Guard<'_>, context: Handle) -> Guard<'_> {
     let streams: Vec<Handle> = state.streams.iter().filter(|(_, stream)| stream.context == context).map(|(&handle, _)| handle).collect();
     for handle in streams {
         state = drain(state, handle);
     }
-    state.healthy(context)
+    state
+}
+
+/// As [`drain_all`], with the error that broke the context on the way.
+pub(crate) fn synchronise_all(state: Guard<'_>, context: Handle) -> Outcome {
+    drain_all(state, context).healthy(context)
 }
 
 /// The thread of a stream.

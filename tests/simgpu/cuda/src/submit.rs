@@ -6,6 +6,7 @@ use crate::capture;
 use crate::checker::Verb;
 use crate::clock::{Clock, Stamp};
 use crate::code::{Code, Outcome};
+use crate::event;
 use crate::job::{Job, Span, Step, Task, Ticket, Work};
 use crate::memory::Freed;
 use crate::state::{Handle, State};
@@ -67,7 +68,7 @@ pub(crate) fn submit(state: &mut State, stream: Handle, task: Task) -> Outcome<O
     let stamp = tick(state, stream);
     let name = state.stream_name(stream);
     let step = Step { work: task.work, stamp, what: format!("{} on {name}", task.what).into(), spans: task.spans };
-    Ok(Some(enqueue(state, stream, waits, vec![step])))
+    Ok(Some(enqueue(state, stream, waits, vec![step], Vec::new())))
 }
 
 /// The place of the next job of a stream.
@@ -84,7 +85,7 @@ fn tick(state: &mut State, stream: Handle) -> Stamp {
     stamp
 }
 
-fn enqueue(state: &mut State, stream: Handle, waits: Vec<Ticket>, steps: Vec<Step>) -> Ticket {
+fn enqueue(state: &mut State, stream: Handle, waits: Vec<Ticket>, steps: Vec<Step>, holds: Vec<Handle>) -> Ticket {
     let number = state.next_number();
     for step in &steps {
         match step.work {
@@ -94,7 +95,7 @@ fn enqueue(state: &mut State, stream: Handle, waits: Vec<Ticket>, steps: Vec<Ste
     }
     state.pending.insert(number);
     let Some(this) = state.streams.get_mut(&stream) else { return Ticket { stream, position: 0 } };
-    this.push(Job { number, waits, steps });
+    this.push(Job { number, waits, steps, holds });
     this.last(stream)
 }
 
@@ -106,7 +107,8 @@ pub(crate) fn wait_for(state: &mut State, stream: Handle, ticket: Ticket, clock:
     }
     waits.push(ticket);
     let stamp = tick(state, stream);
-    enqueue(state, stream, waits, vec![Step { work: Work::Nothing, stamp, what: what.into(), spans: Vec::new() }]);
+    let step = Step { work: Work::Nothing, stamp, what: what.into(), spans: Vec::new() };
+    enqueue(state, stream, waits, vec![step], Vec::new());
     Ok(())
 }
 
@@ -117,12 +119,14 @@ pub(crate) struct Node<'a> {
     pub(crate) component: usize,
 }
 
-/// Submits all nodes of a graph as one job, each with its own place in the order. The nodes come in an order that respects `after`.
+/// Submits all nodes of a graph as one job, each with its own place in the order. The nodes come in an order that respects `after`. The
+/// job gives the user objects in `holds` back when it is over.
 pub(crate) fn submit_graph<'a>(
     state: &mut State,
     stream: Handle,
     nodes: impl Iterator<Item = Node<'a>>,
     earlier: Option<(Ticket, Clock)>,
+    holds: Vec<Handle>,
 ) -> Outcome<(Ticket, Clock)> {
     let mut waits = order(state, stream)?;
     if let Some((ticket, clock)) = earlier {
@@ -131,20 +135,28 @@ pub(crate) fn submit_graph<'a>(
     }
     let begin = tick(state, stream);
     let name = state.stream_name(stream);
+    let own = Ticket { stream, position: state.streams.get(&stream).map_or(0, |this| this.submitted) + 1 };
     let mut steps: Vec<Step> = Vec::new();
     let mut all = (*begin.clock).clone();
     for node in nodes {
         let mut clock = (*begin.clock).clone();
         node.after.iter().for_each(|&before| clock.join(&steps[before].stamp.clock));
+        if let Work::Await(event) = node.task.work {
+            waits.extend(event::awaited_by_graph(state, event, &mut clock).filter(|ticket| !ticket.same(own)));
+        }
         let stamp = state.components.tick(node.component, &mut clock);
         all.join(&clock);
+        let work = match node.task.work {
+            Work::Record(event) => event::record_by_graph(state, event, own, &clock),
+            ref work => work.clone(),
+        };
         let what: Arc<str> = format!("{} of a graph on {name}", node.task.what).into();
-        steps.push(Step { work: node.task.work.clone(), stamp, what, spans: node.task.spans.clone() });
+        steps.push(Step { work, stamp, what, spans: node.task.spans.clone() });
     }
     if let Some(this) = state.streams.get_mut(&stream) {
         this.clock.join(&all);
     }
-    Ok((enqueue(state, stream, waits, steps), all))
+    Ok((enqueue(state, stream, waits, steps, holds), all))
 }
 
 /// Frees memory when its turn in the stream comes. What uses it must come before that, by stream order or by waiting.

@@ -129,6 +129,12 @@ driver! {
         stream::synchronise_all(state, current)
     }
 
+    fn cuCtxSetLimit(limit: c_uint, _value: usize) {
+        state::lock().current()?;
+        // Stacks, the buffer of printf, heap, depths, fetches and caches: what is set there changes nothing that is simulated.
+        if limit > 6 { Err(Code::UNSUPPORTED_LIMIT) } else { Ok(()) }
+    }
+
     fn cuCtxEnablePeerAccess(peer: usize, flags: c_uint) {
         if flags != 0 {
             return Err(Code::INVALID_VALUE);

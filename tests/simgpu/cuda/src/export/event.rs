@@ -23,11 +23,14 @@ driver! {
     }
 
     fn cuEventRecord(handle: usize, stream: usize) {
-        event::record(&mut state::lock(), handle, stream)
+        event::record(&mut state::lock(), handle, stream, false)
     }
 
-    fn cuEventRecordWithFlags(handle: usize, stream: usize, _flags: c_uint) {
-        event::record(&mut state::lock(), handle, stream)
+    fn cuEventRecordWithFlags(handle: usize, stream: usize, flags: c_uint) {
+        if flags & !event::EXTERNAL != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        event::record(&mut state::lock(), handle, stream, flags == event::EXTERNAL)
     }
 
     fn cuEventSynchronize(handle: usize) {

@@ -6,7 +6,9 @@ use crate::checker::Verb;
 use crate::code::{Code, Outcome};
 use crate::job::{Task, Work};
 use crate::memory::{Freed, Kind};
-use crate::state;
+use crate::pool::Pool;
+use crate::state::{self, Handle};
+use crate::stream;
 use crate::submit;
 
 const ATTRIBUTE_CONTEXT: u32 = 1;
@@ -19,6 +21,20 @@ const ATTRIBUTE_RANGE_START: u32 = 11;
 const ATTRIBUTE_RANGE_SIZE: u32 = 12;
 const ATTRIBUTE_MAPPED: u32 = 13;
 
+/// `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_LOCATION_TYPE_DEVICE`.
+const ALLOCATION_PINNED: u32 = 1;
+const LOCATION_DEVICE: u32 = 1;
+
+/// The beginning of `CUmemPoolProps`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PoolProperties {
+    allocation: u32,
+    handles: u32,
+    location: u32,
+    ordinal: c_int,
+}
+
 fn allocate(bytes: usize, kind: Kind) -> Outcome<u64> {
     let mut state = state::lock();
     let context = state.current()?;
@@ -26,7 +42,8 @@ fn allocate(bytes: usize, kind: Kind) -> Outcome<u64> {
     state.allocate(bytes, kind, context)
 }
 
-/// Frees what was allocated at `start`, if it is of a kind that may be freed so.
+/// Frees what was allocated at `start`, if it is of a kind that may be freed so. What the context has under way is waited for, as the real
+/// driver does; it is reported all the same if it uses the memory, because nothing waits for other devices and other contexts.
 fn free(start: u64, function: &str, may: impl Fn(Kind) -> bool, wrong: Code) -> Outcome {
     let mut state = state::lock();
     let context = state.current_at_all()?;
@@ -37,10 +54,37 @@ fn free(start: u64, function: &str, may: impl Fn(Kind) -> bool, wrong: Code) -> 
         state.reports.add(text);
         return Err(wrong);
     }
+    let (owner, waits) = (found.context, found.kind != Kind::Registered);
     let (stamp, number) = (state.host_stamp(), state.next_number());
     state.free(start, Freed { stamp, what: format!("{function} of the host").into(), number });
+    if waits {
+        state = stream::drain_all(state, owner);
+    }
     state.release(start);
     state.healthy(context)
+}
+
+/// Allocates in the order of a stream, from a pool of the stream's device.
+fn allocate_in_stream(bytes: usize, pool: Option<Handle>, named: Handle) -> Outcome<u64> {
+    let mut state = state::lock();
+    let stream = state.stream(named)?;
+    if state.configuration.memory_pools == 0 {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    let of = &state.streams[&stream];
+    // Memory nodes of graphs are not simulated.
+    if of.capture.is_some() {
+        return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let context = of.context;
+    let device = state.contexts.get(&context).map(|context| context.device);
+    if pool.is_some_and(|pool| state.pools.get(&pool).is_none_or(|pool| Some(pool.device) != device)) {
+        return Err(Code::INVALID_VALUE);
+    }
+    let start = state.allocate(bytes, Kind::Pool, context)?;
+    let spans = vec![submit::known(start, bytes, Verb::Allocate)];
+    submit::submit(&mut state, stream, Task { work: Work::Nothing, what: "cuMemAllocAsync".into(), spans })?;
+    Ok(start)
 }
 
 fn host_allocation(bytes: usize) -> Outcome<u64> {
@@ -97,24 +141,44 @@ driver! {
     }
 
     fn cuMemAllocAsync(place: *mut u64, bytes: usize, stream: usize) {
-        let mut state = state::lock();
-        let stream = state.stream(stream)?;
-        if state.configuration.memory_pools == 0 {
-            return Err(Code::NOT_SUPPORTED);
-        }
-        let of = &state.streams[&stream];
-        // Memory nodes of graphs are not simulated.
-        if of.capture.is_some() {
-            return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
-        }
         if place.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        let context = of.context;
-        let start = state.allocate(bytes, Kind::Pool, context)?;
-        let spans = vec![submit::known(start, bytes, Verb::Allocate)];
-        submit::submit(&mut state, stream, Task { work: Work::Nothing, what: "cuMemAllocAsync".into(), spans })?;
-        put(place, start)
+        put(place, allocate_in_stream(bytes, None, stream)?)
+    }
+
+    fn cuMemAllocFromPoolAsync(place: *mut u64, bytes: usize, pool: usize, stream: usize) {
+        if place.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        put(place, allocate_in_stream(bytes, Some(pool), stream)?)
+    }
+
+    fn cuMemPoolCreate(place: *mut usize, properties: *const PoolProperties) {
+        if place.is_null() || properties.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        let PoolProperties { allocation, location, ordinal, .. } = *properties;
+        let mut state = state::lock();
+        if state.configuration.memory_pools == 0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        if allocation != ALLOCATION_PINNED || location != LOCATION_DEVICE {
+            return Err(Code::INVALID_VALUE);
+        }
+        let device = state.device(ordinal)?;
+        let handle = state.handle();
+        state.pools.insert(handle, Pool::new(device));
+        put(place, handle)
+    }
+
+    fn cuMemPoolDestroy(pool: usize) {
+        // What came from it lives on.
+        state::lock().pools.remove(&pool).map(drop).ok_or(Code::INVALID_VALUE)
+    }
+
+    fn cuMemPoolSetAttribute(pool: usize, attribute: c_uint, value: *const u8) {
+        state::lock().pools.get_mut(&pool).ok_or(Code::INVALID_VALUE)?.set(attribute, value)
     }
 
     fn cuMemFreeAsync(start: u64, stream: usize) {

@@ -9,6 +9,7 @@ mod device;
 mod error;
 mod event;
 mod graph;
+mod ipc;
 mod memory;
 mod module;
 mod stream;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use crate::call::{driver, offer, put};
 use crate::code::{Code, Outcome};
 use crate::device;
+use crate::event;
 use crate::job::{Task, Work};
 use crate::module::{self, Function, Launch};
 use crate::state::{self, Handle, State};
@@ -192,6 +193,71 @@ fn submit_kernel(state: &mut State, named: Handle, launch: Launch) -> Outcome {
     submit::submit(state, stream, Task { work: Work::Kernel(Arc::new(launch)), what, spans: Vec::new() }).map(drop)
 }
 
+/// `CUlaunchConfig`.
+#[repr(C)]
+struct Config {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: usize,
+    attributes: *const Attribute,
+    count: u32,
+}
+
+/// `CUlaunchAttribute`.
+#[repr(C)]
+struct Attribute {
+    id: u32,
+    padding: u32,
+    value: [u64; 8],
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT`.
+const LAUNCH_COMPLETION_EVENT: u32 = 12;
+
+/// The event to record when the kernel has begun, if there is one. Other attributes are about the shape of real hardware.
+///
+/// # Safety
+///
+/// There are as many attributes as `config` says.
+unsafe fn begun_event(config: &Config) -> Outcome<Option<Handle>> {
+    if config.attributes.is_null() && config.count > 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    // SAFETY: as the caller vouches.
+    let mut attributes = (0..config.count as usize).map(|at| unsafe { &*config.attributes.add(at) });
+    Ok(attributes.find(|attribute| attribute.id == LAUNCH_COMPLETION_EVENT).map(|attribute| attribute.value[0] as Handle))
+}
+
+/// Launches a kernel. The event `begun` is recorded before it, which is as late as a driver whose kernels begin at once can do it.
+///
+/// # Safety
+///
+/// The parameters are as [`parameters`] demands.
+unsafe fn launch(
+    function: Handle,
+    (grid, block): ([u32; 3], [u32; 3]),
+    shared: u32,
+    stream: Handle,
+    (pointers, extra): (*const *const u8, *const usize),
+    begun: Option<Handle>,
+) -> Outcome {
+    let mut state = state::lock();
+    let of = state.functions.get(&function).ok_or(Code::INVALID_HANDLE)?;
+    if of.context != state.current()? {
+        return Err(Code::INVALID_HANDLE);
+    }
+    check_shape(of, grid, block, shared)?;
+    let shape = simgpu_ptx::Launch { grid, block, dynamic_shared_bytes: shared };
+    // SAFETY: as the caller vouches.
+    let parameters = unsafe { parameters(of, pointers, extra)? };
+    let launch = Launch { kernel: of.kernel.clone(), shape, parameters, globals: of.globals };
+    if let Some(event) = begun {
+        event::record(&mut state, event, stream, false)?;
+    }
+    submit_kernel(&mut state, stream, launch)
+}
+
 fn occupancy(blocks: *mut c_int, function: Handle, threads: c_int, shared: usize) -> Outcome {
     let state = state::lock();
     let function = state.functions.get(&function).ok_or(Code::INVALID_HANDLE)?;
@@ -278,16 +344,16 @@ driver! {
         function: usize, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint,
         shared: c_uint, stream: usize, pointers: *const *const u8, extra: *const usize,
     ) {
-        let mut state = state::lock();
-        let of = state.functions.get(&function).ok_or(Code::INVALID_HANDLE)?;
-        if of.context != state.current()? {
-            return Err(Code::INVALID_HANDLE);
+        let grid_and_block = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        launch(function, grid_and_block, shared, stream, (pointers, extra), None)
+    }
+
+    fn cuLaunchKernelEx(config: *const Config, function: usize, pointers: *const *const u8, extra: *const usize) {
+        if config.is_null() {
+            return Err(Code::INVALID_VALUE);
         }
-        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        check_shape(of, grid, block, shared)?;
-        let shape = simgpu_ptx::Launch { grid, block, dynamic_shared_bytes: shared };
-        let parameters = parameters(of, pointers, extra)?;
-        let launch = Launch { kernel: of.kernel.clone(), shape, parameters, globals: of.globals };
-        submit_kernel(&mut state, stream, launch)
+        let begun = begun_event(&*config)?;
+        let Config { grid, block, shared, stream, .. } = *config;
+        launch(function, (grid, block), shared, stream, (pointers, extra), begun)
     }
 }

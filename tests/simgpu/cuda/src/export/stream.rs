@@ -58,6 +58,25 @@ unsafe fn capture_info(
     Ok(())
 }
 
+/// Changes what the next captured node of a stream comes after: 0 adds, 1 sets.
+///
+/// # Safety
+///
+/// `nodes` has `count` handles or is null; `edges` is null or has as many.
+unsafe fn update_dependencies(named: Handle, nodes: *const usize, edges: *const [u8; 8], count: usize, flags: c_uint) -> Outcome {
+    // SAFETY: as the caller vouches.
+    let nodes = unsafe {
+        super::graph::plain_edges(edges, count)?;
+        super::graph::places(nodes, count)?
+    };
+    if flags > 1 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let mut state = state::lock();
+    let stream = state.stream(named)?;
+    capture::depend(&mut state, stream, &nodes, flags == 1)
+}
+
 driver! {
     fn cuStreamCreate(place: *mut usize, flags: c_uint) {
         if place.is_null() {
@@ -101,8 +120,11 @@ driver! {
         state.stream_health(stream)
     }
 
-    fn cuStreamWaitEvent(named: usize, event: usize, _flags: c_uint) {
-        event::stream_wait(&mut state::lock(), named, event)
+    fn cuStreamWaitEvent(named: usize, event: usize, flags: c_uint) {
+        if flags & !event::EXTERNAL != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        event::stream_wait(&mut state::lock(), named, event, flags == event::EXTERNAL)
     }
 
     fn cuStreamGetCtx(named: usize, place: *mut usize) {
@@ -166,6 +188,16 @@ driver! {
     ) {
         offer(edges, std::ptr::null());
         capture_info(named, status, id, graph, nodes, count)
+    }
+
+    fn cuStreamUpdateCaptureDependencies(named: usize, nodes: *const usize, count: usize, flags: c_uint) {
+        update_dependencies(named, nodes, std::ptr::null(), count, flags)
+    }
+
+    fn cuStreamUpdateCaptureDependencies_v2(
+        named: usize, nodes: *const usize, edges: *const [u8; 8], count: usize, flags: c_uint,
+    ) {
+        update_dependencies(named, nodes, edges, count, flags)
     }
 
     fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) {

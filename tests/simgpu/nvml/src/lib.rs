@@ -1,0 +1,236 @@
+//! A management library for the simulated devices: what NCCL asks of the real one.
+//!
+//! It knows what the simulated driver says of its devices. There is no NVLink, no fabric and no confidential computing anywhere.
+
+#![allow(unsafe_code, reason = "a library of C functions")]
+#![allow(non_snake_case, reason = "the names are NVML's")]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use simgpu_driver as driver;
+
+/// A `nvmlReturn_t` that is not success.
+#[derive(Clone, Copy)]
+struct Code(u32);
+
+impl Code {
+    const UNINITIALIZED: Code = Code(1);
+    const INVALID_ARGUMENT: Code = Code(2);
+    const NOT_SUPPORTED: Code = Code(3);
+    const NOT_FOUND: Code = Code(6);
+    const DRIVER_NOT_LOADED: Code = Code(9);
+}
+
+type Outcome<T = ()> = Result<T, Code>;
+
+/// The number of a device and one: a handle is not null.
+type Device = usize;
+
+/// How often it was initialised and not shut down again.
+static USERS: AtomicUsize = AtomicUsize::new(0);
+
+fn code(outcome: Outcome) -> u32 {
+    outcome.err().map_or(0, |code| code.0)
+}
+
+fn initialise() -> Outcome {
+    // SAFETY: it may be called at any time.
+    unsafe { driver::cuInit(0) }.map_err(|_| Code::DRIVER_NOT_LOADED)?;
+    USERS.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// How many devices there are; an error before it was initialised.
+fn count() -> Outcome<c_int> {
+    if USERS.load(Ordering::Relaxed) == 0 {
+        return Err(Code::UNINITIALIZED);
+    }
+    let mut count = 0;
+    // SAFETY: the place is on the stack here.
+    unsafe { driver::cuDeviceGetCount(&raw mut count) }.map_err(|_| Code::DRIVER_NOT_LOADED)?;
+    Ok(count)
+}
+
+/// The number of a device by its handle.
+fn ordinal(device: Device) -> Outcome<c_int> {
+    let ordinal = device.checked_sub(1).and_then(|ordinal| c_int::try_from(ordinal).ok());
+    ordinal.filter(|&ordinal| count().is_ok_and(|count| ordinal < count)).ok_or(count().err().unwrap_or(Code::INVALID_ARGUMENT))
+}
+
+/// Writes a result where the caller wants it.
+///
+/// # Safety
+///
+/// `place` is null or may be written.
+unsafe fn put<T>(place: *mut T, value: T) -> Outcome {
+    if place.is_null() {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    // SAFETY: it is not null, and the caller vouches that it may be written then.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// The device with this number on the bus. The real library takes a domain of eight digits as well as one of four.
+fn by_bus_id(text: &CStr) -> Outcome<Device> {
+    let text = text.to_bytes();
+    let short = if text.len() == 16 && text.starts_with(b"0000") { &text[4..] } else { text };
+    let mut known = [0u8; 32];
+    for ordinal in 0..count()? {
+        // SAFETY: there is room for 32 bytes.
+        let told = unsafe { driver::cuDeviceGetPCIBusId(known.as_mut_ptr().cast(), 32, ordinal) };
+        let own = CStr::from_bytes_until_nul(&known).unwrap_or_default().to_bytes();
+        if told.is_ok() && own.eq_ignore_ascii_case(short) {
+            return Ok(ordinal as Device + 1);
+        }
+    }
+    Err(Code::NOT_FOUND)
+}
+
+/// A `nvmlFieldValue_t`.
+#[repr(C)]
+struct FieldValue {
+    field: c_uint,
+    scope: c_uint,
+    time: i64,
+    latency: i64,
+    kind: c_uint,
+    outcome: u32,
+    value: u64,
+}
+
+/// `NVML_P2P_CAPS_INDEX_READ`, `…_WRITE` and `…_PCI`, which devices can do for each other; NVLink is 2 and atomics 3, which they cannot.
+const PEERS_CAN: [c_uint; 3] = [0, 1, 4];
+const PEERS_CAN_MOST: c_uint = 4;
+/// `NVML_P2P_STATUS_NOT_SUPPORTED`.
+const PEERS_CANNOT: c_uint = 5;
+
+/// Makes C functions out of bodies that give an [`Outcome`], each under all the names that programs look for.
+macro_rules! management {
+    ($(fn [$($name:ident)+] $arguments:tt $body:block)*) => {
+        $(management!(@each [$($name)+] $arguments $body);)*
+    };
+    (@each [$($name:ident)+] $arguments:tt $body:block) => {
+        $(management!(@one $name $arguments $body);)+
+    };
+    (@one $name:ident ($($argument:ident: $kind:ty),* $(,)?) $body:block) => {
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $kind),*) -> u32 {
+            // SAFETY: as for the real library, the caller vouches for the pointers it hands over; each is checked for null.
+            #[allow(unused_unsafe, reason = "some take no pointers")]
+            let body = || -> Outcome { unsafe { $body } };
+            code(body())
+        }
+    };
+}
+
+management! {
+    fn [nvmlInit nvmlInit_v2]() {
+        initialise()
+    }
+
+    fn [nvmlShutdown]() {
+        let fewer = |users: usize| users.checked_sub(1);
+        USERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).map(drop).map_err(|_| Code::UNINITIALIZED)
+    }
+
+    fn [nvmlDeviceGetCount nvmlDeviceGetCount_v2](place: *mut c_uint) {
+        put(place, count()? as c_uint)
+    }
+
+    fn [nvmlDeviceGetHandleByIndex nvmlDeviceGetHandleByIndex_v2](index: c_uint, place: *mut Device) {
+        let device = index as Device + 1;
+        ordinal(device)?;
+        put(place, device)
+    }
+
+    fn [nvmlDeviceGetHandleByPciBusId nvmlDeviceGetHandleByPciBusId_v2](text: *const c_char, place: *mut Device) {
+        if text.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        put(place, by_bus_id(CStr::from_ptr(text))?)
+    }
+
+    fn [nvmlDeviceGetIndex](device: Device, place: *mut c_uint) {
+        put(place, ordinal(device)? as c_uint)
+    }
+
+    fn [nvmlDeviceGetCudaComputeCapability](device: Device, major: *mut c_int, minor: *mut c_int) {
+        let device = ordinal(device)?;
+        for (place, attribute) in [(major, 75), (minor, 76)] {
+            let mut value = 0;
+            driver::cuDeviceGetAttribute(&raw mut value, attribute, device).map_err(|_| Code::DRIVER_NOT_LOADED)?;
+            put(place, value)?;
+        }
+        Ok(())
+    }
+
+    fn [nvmlDeviceGetNvLinkState](device: Device, _link: c_uint, _active: *mut c_uint) {
+        ordinal(device)?;
+        Err(Code::NOT_SUPPORTED)
+    }
+
+    fn [nvmlDeviceGetNvLinkRemotePciInfo nvmlDeviceGetNvLinkRemotePciInfo_v2](device: Device, _link: c_uint, _place: *mut c_void) {
+        ordinal(device)?;
+        Err(Code::NOT_SUPPORTED)
+    }
+
+    fn [nvmlDeviceGetNvLinkCapability](device: Device, _link: c_uint, _capability: c_uint, _place: *mut c_uint) {
+        ordinal(device)?;
+        Err(Code::NOT_SUPPORTED)
+    }
+
+    fn [nvmlDeviceGetP2PStatus](device: Device, peer: Device, index: c_uint, place: *mut c_uint) {
+        let (device, peer) = (ordinal(device)?, ordinal(peer)?);
+        if device == peer || index > PEERS_CAN_MOST {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        let mut can = 0;
+        driver::cuDeviceCanAccessPeer(&raw mut can, device, peer).map_err(|_| Code::DRIVER_NOT_LOADED)?;
+        put(place, if can != 0 && PEERS_CAN.contains(&index) { 0 } else { PEERS_CANNOT })
+    }
+
+    // No field is known; each says so for itself.
+    fn [nvmlDeviceGetFieldValues](device: Device, count: c_int, values: *mut FieldValue) {
+        ordinal(device)?;
+        if values.is_null() || count < 0 {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        for at in 0..count as usize {
+            (*values.add(at)).outcome = Code::NOT_SUPPORTED.0;
+        }
+        Ok(())
+    }
+
+    fn [nvmlDeviceGetGpuFabricInfoV](device: Device, _place: *mut c_void) {
+        ordinal(device)?;
+        Err(Code::NOT_SUPPORTED)
+    }
+
+    fn [nvmlDeviceGetPlatformInfo](device: Device, _place: *mut c_void) {
+        ordinal(device)?;
+        Err(Code::NOT_SUPPORTED)
+    }
+
+    // Environment, feature and mode: none of them is on.
+    fn [nvmlSystemGetConfComputeState](place: *mut [c_uint; 3]) {
+        count()?;
+        put(place, [0; 3])
+    }
+}
+
+/// What a code means, in words.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlErrorString(code: u32) -> *const c_char {
+    let text = match code {
+        0 => c"success",
+        1 => c"nvmlInit was not called",
+        2 => c"an argument is not valid",
+        3 => c"the simulated devices do not have this",
+        6 => c"there is no such device",
+        9 => c"there is no simulated driver in this process",
+        _ => c"unknown error",
+    };
+    text.as_ptr()
+}

@@ -1,0 +1,113 @@
+//! The kernels that libraries register. Each is known by the address of its stub on the host, and is found by its name in PTX.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::CString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use simgpu_driver::{self as driver, Error, Outcome};
+
+use crate::device::{current, ready};
+
+/// Names the files with PTX, with colons between.
+const VARIABLE: &str = "SIMGPU_KERNELS";
+
+#[derive(Default)]
+struct Registry {
+    binaries: usize,
+    /// By the address of the stub: the name, and the binary that registered it.
+    kernels: HashMap<usize, (CString, usize)>,
+    /// By context: what was loaded into it.
+    modules: HashMap<usize, Vec<usize>>,
+    /// By context and stub.
+    found: HashMap<(usize, usize), usize>,
+}
+
+static REGISTRY: Mutex<Option<Registry>> = Mutex::new(None);
+
+struct Locked(MutexGuard<'static, Option<Registry>>);
+
+impl Locked {
+    fn registry(&mut self) -> &mut Registry {
+        self.0.get_or_insert_default()
+    }
+}
+
+fn lock() -> Locked {
+    Locked(REGISTRY.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// A library announces its machine code. Gives a number for it, which is not 0.
+pub(crate) fn add_binary() -> usize {
+    let mut locked = lock();
+    let registry = locked.registry();
+    registry.binaries += 1;
+    registry.binaries
+}
+
+/// A library announces a kernel.
+pub(crate) fn add_kernel(binary: usize, stub: usize, name: CString) {
+    lock().registry().kernels.insert(stub, (name, binary));
+}
+
+/// A library is closed: its stubs are no longer kernels.
+pub(crate) fn remove_binary(binary: usize) {
+    let mut locked = lock();
+    let registry = locked.registry();
+    registry.kernels.retain(|_, (_, of)| *of != binary);
+    let Registry { kernels, found, .. } = registry;
+    found.retain(|(_, stub), _| kernels.contains_key(stub));
+}
+
+/// Whether a stub was registered.
+pub(crate) fn known(stub: usize) -> Outcome {
+    if lock().registry().kernels.contains_key(&stub) { Ok(()) } else { Err(Error::INVALID_DEVICE_FUNCTION) }
+}
+
+/// Loads all PTX into the current context.
+fn load() -> Outcome<Vec<usize>> {
+    let Some(paths) = std::env::var_os(VARIABLE) else {
+        driver::report(&format!("a kernel of a library was asked for, but {VARIABLE} names no file with PTX"));
+        return Err(Error::NO_KERNEL_IMAGE_FOR_DEVICE);
+    };
+    let paths = paths.into_vec();
+    let load = |path: &[u8]| {
+        let mut module = 0;
+        let terminated = CString::new(path).map_err(|_| Error::INVALID_VALUE)?;
+        // SAFETY: the path ends with a NUL, and the place is on the stack here.
+        unsafe { driver::cuModuleLoad(&raw mut module, terminated.as_ptr()) }.inspect_err(|error| {
+            let path = std::ffi::OsStr::from_bytes(path);
+            driver::report(&format!("{path:?}, which {VARIABLE} names, cannot be loaded: error {}", error.0));
+        })?;
+        Ok(module)
+    };
+    paths.split(|&byte| byte == b':').filter(|path| !path.is_empty()).map(load).collect()
+}
+
+/// The driver's handle of a kernel in the current context.
+pub(crate) fn find(stub: usize) -> Outcome<usize> {
+    ready()?;
+    let context = current()?;
+    let mut locked = lock();
+    let registry = locked.registry();
+    if let Some(&function) = registry.found.get(&(context, stub)) {
+        return Ok(function);
+    }
+    let (name, _) = registry.kernels.get(&stub).ok_or(Error::INVALID_DEVICE_FUNCTION)?;
+    let name = name.clone();
+    let modules = match registry.modules.entry(context) {
+        Entry::Occupied(loaded) => loaded.into_mut(),
+        Entry::Vacant(place) => place.insert(load()?),
+    };
+    for &module in &*modules {
+        let mut function = 0;
+        // SAFETY: the name ends with a NUL, and the place is on the stack here.
+        if unsafe { driver::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) }.is_ok() {
+            registry.found.insert((context, stub), function);
+            return Ok(function);
+        }
+    }
+    driver::report(&format!("kernel {name:?} of a library is in no file that {VARIABLE} names"));
+    Err(Error::INVALID_DEVICE_FUNCTION)
+}
