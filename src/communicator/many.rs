@@ -290,8 +290,17 @@ impl Communicator {
         let mut jobs = Vec::with_capacity(list.size_hint().0);
         #[cfg(feature = "cuda")]
         let mut calls = Vec::new();
+        let mut known = None;
         for (place, buffer) in list.enumerate() {
-            match prepare(buffer).map_err(|error| at_place(call, place, error))? {
+            let prepared = prepare(buffer).map_err(|error| at_place(call, place, error))?;
+            if let Some(element) = prepared.element() {
+                let first = *known.get_or_insert(element);
+                if first != element {
+                    let reason = format!("buffer {place} holds {element} and those before it {first}: pass each type in a call of its own");
+                    return Err(Error::argument(call, reason));
+                }
+            }
+            match prepared {
                 #[cfg(feature = "cuda")]
                 Prepared::Device(device) if jobs.is_empty() => calls.push(device),
                 #[cfg(feature = "cuda")]

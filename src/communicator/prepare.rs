@@ -51,6 +51,18 @@ pub(super) enum Prepared<'a> {
     DeviceMany(Vec<DeviceCall<'a>>),
 }
 
+impl Prepared<'_> {
+    /// What the elements of its buffers are, where they are one call's.
+    pub(super) fn element(&self) -> Option<TypeTag> {
+        match self {
+            Prepared::Host(job, _) => Some(job.call.element),
+            #[cfg(feature = "cuda")]
+            Prepared::Device(call) => Some(call.job.call.element),
+            _ => None,
+        }
+    }
+}
+
 /// A call's two buffers, both on one plane.
 enum OnePlane<'a, T> {
     Host(Source<HostMemory<'a, T>>, HostMemoryMut<'a, T>),
