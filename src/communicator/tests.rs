@@ -329,7 +329,7 @@ fn no_byte_but_0_and_1_is_reduced() {
 fn a_custom_op_sees_no_byte_but_0_and_1() {
     let largest = Arc::new(AtomicU8::new(0));
     let seen = Arc::clone(&largest);
-    let either = Reduction::from(CustomOp::new("either", move |into: &mut [bool], from: &[bool]| {
+    let either = Reduction::<bool>::from(CustomOp::new("either", move |into: &mut [bool], from: &[bool]| {
         let bytes = |values: &[bool]| values.as_ptr_range();
         for range in [bytes(into), bytes(from)] {
             // SAFETY: a slice of one-byte elements, all initialised, read as the bytes that they are.
@@ -365,10 +365,10 @@ fn what_a_panicking_op_leaves_behind_is_0_or_1() {
             let turns = Arc::clone(&turns);
             let kernel = if comm.rank() == 1 {
                 // What it folds is no truth value.
-                Kernel::of(&Reduction::from(CustomOp::new("x", |into: &mut [u8], _: &[u8]| into.fill(0xff))), TypeTag::of::<u8>(), 2)?
+                Kernel::of(&Reduction::<u8>::from(CustomOp::new("x", |into: &mut [u8], _: &[u8]| into.fill(0xff))), TypeTag::of::<u8>(), 2)?
             } else {
                 let fold = move |_: &mut [bool], _: &[bool]| assert!(turns.fetch_add(1, Ordering::Relaxed) < well, "enough");
-                Kernel::of(&Reduction::from(CustomOp::new("x", fold)), TypeTag::of::<bool>(), 2)?
+                Kernel::of(&Reduction::<bool>::from(CustomOp::new("x", fold)), TypeTag::of::<bool>(), 2)?
             };
             job.reduction = Some(plane::Reduction::new(kernel, None));
             let ended = catch_unwind(AssertUnwindSafe(|| comm.run(&job)));

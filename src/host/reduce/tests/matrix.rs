@@ -2,6 +2,7 @@
 
 use super::oracle::{expected, random_elements};
 use super::{Fold, Kernel, Random, fold, levels, pairs};
+use crate::element::TypeTag;
 use crate::host::reduce::level::Level;
 use crate::{CustomOp, DType, ReduceOp, Reduction};
 

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::oracle::{expected, random_elements};
 use super::{Buffer, Fold, Kernel, Random, levels, pairs};
+use crate::element::TypeTag;
 use crate::{CustomOp, DType, Data, ReduceOp, Reduction};
 
 /// Elements and inputs: nothing, less than a vector, odd lengths around blocks, inputs up to many.
@@ -219,7 +220,7 @@ fn an_op_that_panics_leaves_the_destination_alone() {
         into.fill(7);
         panic!("on purpose");
     });
-    let kernel = Kernel::of(&Reduction::from(&op), TypeTag::of::<u32>(), 2).unwrap();
+    let kernel = Kernel::of(&Reduction::<u32>::from(&op), TypeTag::of::<u32>(), 2).unwrap();
     let (mut into, from) = ([1u32, 2, 3], [4u32, 5, 6]);
     let pointer: *mut u8 = into.as_mut_ptr().cast();
     // SAFETY: two arrays of twelve bytes.

@@ -5,6 +5,7 @@ use half::f16;
 
 use super::oracle::{expected, random_elements, read_float, special_elements, write_float};
 use super::{Kernel, Random, fold, levels};
+use crate::element::TypeTag;
 use crate::host::reduce::premultiply;
 use crate::host::reduce::table::scaled_at;
 use crate::{DType, F8E4M3, F8E5M2, ReduceOp, Reduction, bf16};
