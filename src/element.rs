@@ -321,6 +321,11 @@ impl TypeTag {
         }
     }
 
+    /// What is wrong with a buffer that lies where such elements cannot.
+    pub(crate) fn misplaced(self, what: &str, address: u64) -> String {
+        format!("{what} lies at {address:#x}, and elements of {self} lie at multiples of {} B", self.size_bytes())
+    }
+
     /// Whether elements are `bool` or arrays of it: of these alone not every byte is a value.
     #[inline]
     pub(crate) const fn is_bool(self) -> bool {

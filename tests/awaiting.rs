@@ -115,7 +115,7 @@ fn callbacks_may_panic_and_may_call_the_communicator() {
             let (again, clone) = (sender.clone(), comm.clone());
             work.on_end(move || {
                 // From within the call's end a collective is refused or done; a started one takes its place in the order.
-                let _ = clone.flight_records();
+                let _ = clone.flight_recorder().records();
                 again.send(clone.start_all_reduce(vec![2_u8], ReduceOp::Sum)).unwrap();
             });
             assert_eq!(work.wait().unwrap(), [2; 100]);

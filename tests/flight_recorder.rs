@@ -41,7 +41,7 @@ fn a_stuck_call_is_seen_from_another_thread_on_every_wiring() {
                         wait.lock().unwrap().recv().unwrap();
                     }
                     comm.all_reduce(&mut [1.0_f32; 9], ReduceOp::Sum).unwrap();
-                    comm.flight_records().last().map(|record| record.state)
+                    comm.flight_recorder().records().last().map(|record| record.state)
                 })
             });
             let began = Instant::now();
@@ -71,7 +71,7 @@ fn every_kind_of_call_is_on_record() {
         comm.send_recv(&[1_u8], other, &mut [0_u8], other).unwrap();
         let half = comm.split(Some(comm.rank() as u32), 0).unwrap().unwrap();
         half.barrier().unwrap();
-        let (all, alone) = (comm.flight_records(), half.flight_records());
+        let (all, alone) = (comm.flight_recorder().records(), half.flight_records());
         assert!(all.iter().chain(&alone).all(|record| record.state == State::Finished), "{all:?} {alone:?}");
         let sequences: Vec<_> = all.iter().filter_map(|record| record.sequence).collect();
         assert!(sequences.is_sorted_by(|a, b| a + 1 == *b));
@@ -90,7 +90,7 @@ fn a_recorder_that_is_switched_off_keeps_nothing() {
     config.flight_recorder_calls = 0;
     let kept = Communicator::builder().config(config).run_local(2, |comm| {
         comm.barrier()?;
-        Ok(comm.flight_records().len())
+        Ok(comm.flight_recorder().records().len())
     });
     assert_eq!(kept.unwrap(), [0, 0]);
 }

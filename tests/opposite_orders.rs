@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_millis(if cfg!(one_mapping) { 10_000 } el
 
 /// Waits until a call of this name is on record as waiting, on this rank.
 fn wait_for(comm: &Communicator, kind: &str) {
-    while !comm.flight_records().iter().any(|record| record.kind.name() == kind && record.state == State::Started) {
+    while !comm.flight_recorder().records().iter().any(|record| record.kind.name() == kind && record.state == State::Started) {
         std::thread::yield_now();
     }
 }

@@ -253,3 +253,20 @@ fn any_byte_but_0_is_true_and_what_arrives_is_0_or_1() {
         });
     }
 }
+
+#[test]
+fn one_call_on_many_buffers_has_one_type() {
+    threads(Wiring::Shm, 2, |comm| {
+        let typed = |dtype, bytes| TypedBytes::new(dtype, vec![1_u8; bytes]).unwrap();
+        let mut several = [typed(DType::I32, 8), typed(DType::U8, 5)];
+        let error = comm.all_reduce_many(&mut several, ReduceOp::Sum).unwrap_err().to_string();
+        assert!(error.contains("buffer 1 holds u8") && error.contains("i32"), "{error}");
+        let mut lists = [typed(DType::U8, 4), typed(DType::I32, 4)];
+        let error = comm.all_gather_list(&typed(DType::U8, 4), &mut lists).unwrap_err().to_string();
+        assert!(error.contains("u8") && error.contains("i32"), "{error}");
+        // Nobody has waited, and the communicator works on.
+        let mut same = [typed(DType::U8, 5), typed(DType::U8, 0)];
+        comm.all_reduce_many(&mut same, ReduceOp::Sum).unwrap();
+        assert_eq!(same[0].bytes()[..], [2; 5]);
+    });
+}

@@ -114,7 +114,7 @@ fn messages_come_and_go_while_another_thread_waits_in_a_barrier() {
 /// Waits until this rank is in a barrier, and waits there for another.
 fn wait_for_barrier(comm: &Communicator) {
     let is_waiting = |record: &Record| record.kind == Collective::Barrier && record.state == State::Started;
-    while !comm.flight_records().iter().any(is_waiting) {
+    while !comm.flight_recorder().records().iter().any(is_waiting) {
         std::thread::yield_now();
     }
 }

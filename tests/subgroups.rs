@@ -76,7 +76,7 @@ fn lists_become_communicators_of_processes() {
 #[test]
 fn disjoint_lists_are_one_split() {
     threads(Wiring::Shm, 4, |comm| {
-        let exchanges = || comm.flight_records().iter().filter(|record| record.sequence.is_some()).count();
+        let exchanges = || comm.flight_recorder().records().iter().filter(|record| record.sequence.is_some()).count();
         let before = exchanges();
         comm.split(Some(comm.rank() as u32 / 2), 0).unwrap();
         let of_split = exchanges() - before;

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// the type alone: a rank may pass such bytes where another passes `&mut [f32]`.
 ///
 /// The elements must be aligned: a call refuses bytes that do not lie at a multiple of the element's size. Bytes of `bool` are any: where they
-/// are folded all but 0 count as 1, and what a call brings into a destination is 0 or 1.
+/// are folded all but 0 count as 1 (a GPU's `BitXor` takes them bit by bit), and what a call brings into a destination is 0 or 1.
 ///
 /// A [`ReduceOp`](crate::ReduceOp) takes its type from the buffer, a [`CustomOp`](crate::CustomOp) must be of the buffer's type, and the
 /// types of a call's source and destination must be the same: `InvalidArgument` or `Unsupported` otherwise, and nothing has happened.

@@ -168,11 +168,6 @@ pub(super) fn element<T: Data>(call: &'static str) -> Result<(TypeTag, usize)> {
     }
 }
 
-/// What is wrong with a buffer that lies where its elements cannot.
-pub(super) fn misplaced(what: &str, element: TypeTag, address: u64) -> String {
-    format!("{what} lies at {address:#x}, and elements of {element} lie at multiples of {} B", element.size_bytes())
-}
-
 /// What one buffer holds, which lies where it may: its tag, and the size of an element.
 #[inline]
 pub(super) fn held<T: Data>(call: &'static str, what: &str, element: TypeTag, misplaced_at: Option<u64>) -> Result<(TypeTag, usize)> {
@@ -180,7 +175,7 @@ pub(super) fn held<T: Data>(call: &'static str, what: &str, element: TypeTag, mi
     match misplaced_at {
         None if T::KNOWN_AT_RUN_TIME => Ok((element, element.size_bytes())),
         None => Ok(known),
-        Some(address) => Err(Error::argument(call, misplaced(what, element, address))),
+        Some(address) => Err(Error::argument(call, element.misplaced(what, address))),
     }
 }
 

@@ -32,12 +32,6 @@ impl Communicator {
         flight::Recorder::new(&self.core.shared.recorder)
     }
 
-    /// What is on record; see [`flight::Recorder::records`].
-    #[must_use]
-    pub fn flight_records(&self) -> Vec<flight::Record> {
-        self.core.shared.recorder.records()
-    }
-
     /// The name of the communicator that these ranks are about to make, as all of this one's ranks count them.
     pub(super) fn name_child(&self, members: &[usize]) -> String {
         let number = self.core.children.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

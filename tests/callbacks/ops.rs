@@ -136,7 +136,7 @@ fn an_observer_that_panics_or_calls_back_changes_nothing() {
                         std::panic::panic_any(WANTED);
                     }
                     if let Some(comm) = COMM.with_borrow(|comm| comm.clone()) {
-                        assert!(!comm.flight_records().is_empty());
+                        assert!(!comm.flight_recorder().records().is_empty());
                         // Inside of a call there is no other; a message is over when it is told of.
                         assert!(call.kind != Collective::AllReduce || comm.barrier().is_err());
                     }

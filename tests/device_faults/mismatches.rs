@@ -411,7 +411,7 @@ fn errors_of_device_calls_say_which_call() {
         comm.group(|group| group.all_reduce(&mut buffer, ReduceOp::Max).and_then(|()| group.all_reduce(&mut other, ReduceOp::Max)))
             .unwrap();
         comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
-        let records = comm.flight_records();
+        let records = comm.flight_recorder().records();
         let numbers: Vec<_> = records.iter().filter(|record| record.plane == Plane::Device).map(|record| record.sequence).collect();
         assert_eq!(numbers, [0, 1, 2, 3, 4, 5].map(Some));
         let copy = comm.duplicate().unwrap();

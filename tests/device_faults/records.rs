@@ -16,7 +16,7 @@ use super::common::ranks::threads_with;
 use super::gpu::{DeviceMemory, builder, ranks, unchecked};
 
 fn device_records(comm: &Communicator) -> Vec<Record> {
-    comm.flight_records().into_iter().filter(|record| record.plane == Plane::Device).collect()
+    comm.flight_recorder().records().into_iter().filter(|record| record.plane == Plane::Device).collect()
 }
 
 fn states(comm: &Communicator) -> Vec<State> {

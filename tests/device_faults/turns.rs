@@ -28,8 +28,9 @@ fn a_call_behind_a_receive_is_told_of_its_sender_and_the_communicator_lives() {
                 let mut received = memory.put(&[0_u32; 10]);
                 std::thread::scope(|scope| {
                     let receiving = scope.spawn(|| comm.recv(&mut received, 0).unwrap());
-                    let is_waiting =
-                        || comm.flight_records().iter().any(|record| record.kind.name() == "recv" && record.state == State::Started);
+                    let is_waiting = || {
+                        comm.flight_recorder().records().iter().any(|record| record.kind.name() == "recv" && record.state == State::Started)
+                    };
                     while !is_waiting() {
                         std::thread::yield_now();
                     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
 use crate::buffer::device::{DeviceRead, DeviceWrite, Ordered, Reading};
-use crate::communicator::prepare::misplaced;
 use crate::element::TypeTag;
 use crate::error::{Error, Result};
 use crate::job::{List, Lists, Operands};
@@ -108,7 +107,7 @@ pub(super) fn check_place(call: &'static str, what: &str, element: TypeTag, addr
     if bytes == 0 || address.is_multiple_of(dtype.size_bytes() as u64) {
         return Ok(());
     }
-    Err(Error::argument(call, misplaced(what, element, address)))
+    Err(Error::argument(call, element.misplaced(what, address)))
 }
 
 /// Refuses buffers of a call that lie where their elements cannot.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaContext;
 
 use super::import::Tensor;
+use super::on_gpu::{Bytes, Place};
 use super::refused;
 use crate::element::Element;
 use crate::error::Result;
@@ -27,16 +28,6 @@ pub struct DeviceTensorMut<'a, T> {
     elements: PhantomData<&'a mut [T]>,
 }
 
-/// The device, and the stream whose order the tensor's uses follow.
-#[derive(Debug, Clone, Copy)]
-struct Place {
-    device: usize,
-    stream: *mut c_void,
-}
-
-// SAFETY: a handle, which may be used on any thread.
-unsafe impl Send for Place {}
-
 impl Place {
     fn of<T: Element>(tensor: &Tensor, stream: &(impl AsStream + ?Sized)) -> Result<Self> {
         tensor.has_type::<T>()?;
@@ -54,42 +45,6 @@ impl Place {
         Ok(Self { device: stream.device(), stream: stream.as_raw_stream() })
     }
 }
-
-/// A tensor's bytes on a GPU, as a buffer.
-pub(super) type OnGpu = ForeignBuffer<Bytes>;
-
-/// Where a tensor's bytes lie on a GPU.
-#[derive(Debug)]
-pub(super) struct Bytes {
-    address: u64,
-    length: usize,
-    at: Place,
-}
-
-// SAFETY: - so many bytes lie there as long as the tensor lives, which owns this;
-// - the stream lives as long, and the tensor's uses follow it (promised to `Tensor::order_by`).
-unsafe impl AsDevicePtr for Bytes {
-    type Element = u8;
-
-    fn device_ptr(&self) -> u64 {
-        self.address
-    }
-
-    fn elements(&self) -> usize {
-        self.length
-    }
-
-    fn device(&self) -> usize {
-        self.at.device
-    }
-
-    fn raw_stream(&self) -> *mut c_void {
-        self.at.stream
-    }
-}
-
-// SAFETY: it is lent to be written by tensors alone that may be written and are borrowed mutably.
-unsafe impl AsDevicePtrMut for Bytes {}
 
 impl Tensor {
     /// Says which stream the uses of a tensor on a GPU (or in managed memory) follow, so that it is a buffer for calls:

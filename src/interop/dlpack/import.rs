@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 #[cfg(feature = "cuda")]
-use super::device::OnGpu;
+use super::on_gpu::OnGpu;
 use super::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPACK_FLAG_READ_ONLY, DLTensor, TensorLayout, VERSION, refused};
 use crate::element::{DType, Element};
 use crate::error::Result;
@@ -29,7 +29,8 @@ pub struct Tensor {
     pub(super) on_gpu: Option<OnGpu>,
 }
 
-// SAFETY: elements are plain data, and whoever made the tensor promised that its deleter may be called on any thread.
+// SAFETY: elements are plain data, and whoever made the tensor promised that its deleter may be called on any thread; of a stream of one thread
+// alone, whoever named it promised to stay there (`Tensor::order_by`).
 unsafe impl Send for Tensor {}
 // SAFETY: shared references only read.
 unsafe impl Sync for Tensor {}

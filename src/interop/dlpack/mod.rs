@@ -26,6 +26,8 @@ mod buffer;
 mod device;
 mod export;
 mod import;
+#[cfg(feature = "cuda")]
+mod on_gpu;
 #[cfg(test)]
 mod tests;
 
