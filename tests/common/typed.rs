@@ -76,7 +76,8 @@ impl Memory for Engine {
 
 /// Elements of a type that come of numbers: all are finite, and other numbers give others.
 pub fn from_numbers(dtype: DType, numbers: &[u32]) -> Vec<u8> {
-    let element = |number: &u32| (0..dtype.size_bytes()).map(|at| (number >> (8 * (at % 4))) as u8 & 0x3f).collect::<Vec<_>>();
+    let mask = if dtype == DType::Bool { 1 } else { 0x3f };
+    let element = |number: &u32| (0..dtype.size_bytes()).map(|at| (number >> (8 * (at % 4))) as u8 & mask).collect::<Vec<_>>();
     numbers.iter().flat_map(element).collect()
 }
 
