@@ -71,7 +71,7 @@ fn every_kind_of_call_is_on_record() {
         comm.send_recv(&[1_u8], other, &mut [0_u8], other).unwrap();
         let half = comm.split(Some(comm.rank() as u32), 0).unwrap().unwrap();
         half.barrier().unwrap();
-        let (all, alone) = (comm.flight_recorder().records(), half.flight_records());
+        let (all, alone) = (comm.flight_recorder().records(), half.flight_recorder().records());
         assert!(all.iter().chain(&alone).all(|record| record.state == State::Finished), "{all:?} {alone:?}");
         let sequences: Vec<_> = all.iter().filter_map(|record| record.sequence).collect();
         assert!(sequences.is_sorted_by(|a, b| a + 1 == *b));

@@ -230,7 +230,7 @@ pub trait Observer: Send + Sync {
     /// [`Work`](crate::Work) may have been given back by then; all have been told when the communicator is dropped.
     ///
     /// It may call what any thread may: [`AbortHandle::abort`](crate::AbortHandle::abort),
-    /// [`flight::Recorder`](crate::flight::Recorder), other communicators; of the one that it is told of no calls, since one is under way. No
+    /// [`flight::Recorder`], other communicators; of the one that it is told of no calls, since one is under way. No
     /// lock of this crate's is held meanwhile.
     ///
     /// It should be short: as long as it takes, the call has not returned, or, where it was told in the background, the calls behind it
