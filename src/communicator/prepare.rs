@@ -72,7 +72,7 @@ enum OnePlane<'a, T> {
 
 /// Refuses buffers of two planes in one call.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "without devices there is one plane"))]
-#[inline]
+#[inline(always)]
 fn on_one_plane<'a, T>(kind: Collective, source: Source<Memory<'a, T>>, destination: Option<MemoryMut<'a, T>>) -> Result<OnePlane<'a, T>> {
     Ok(match (source, destination) {
         (Source::Nothing, Some(MemoryMut::Host(destination))) => OnePlane::Host(Source::Nothing, destination),
@@ -236,7 +236,7 @@ pub(super) fn described(kind: Collective, element: TypeTag, root: Option<u32>, c
 }
 
 /// A job of the host plane that moves elements.
-#[inline]
+#[inline(always)]
 fn host_job<T: Data>(
     call: Call,
     source: Source<(*const u8, usize)>,
