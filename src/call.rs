@@ -9,7 +9,8 @@ use crate::element::TypeTag;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
 
-/// A collective, by the method that makes it. Forms of one collective (`all_reduce`, `all_reduce_into`, `start_all_reduce` …) are one.
+/// A collective. Its forms (`all_reduce`, `all_reduce_into`, `start_all_reduce` …) are one; `gather_list` is `GatherV`, `scatter_list` `ScatterV`,
+/// `all_to_all_list` `AllToAllV`.
 ///
 /// ```
 /// # use collectives::Collective;
@@ -145,7 +146,8 @@ impl FromStr for Collective {
 pub enum CallKind {
     /// A collective, in whichever form.
     Collective(Collective),
-    /// A collective on several buffers in one call: `all_reduce_many`.
+    /// A collective on several buffers in one call: `all_reduce_many`. It is not equal to the [`Collective`], and one with large buffers may be
+    /// told as several.
     Many(Collective),
     /// `all_gather_list`.
     AllGatherList,
@@ -156,7 +158,7 @@ pub enum CallKind {
 }
 
 impl CallKind {
-    /// As the method is named: `all_reduce`, `send`, `recv`.
+    /// As the method is named, without `_into`: `all_reduce`, `send`, `recv`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

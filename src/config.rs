@@ -47,7 +47,7 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Settings of a communicator. Every rank of a job must use the same, apart from the timeout, the limit, the flight recorder, the observer,
+/// Settings of a communicator. Every rank of a job must use the same, apart from the timeout, the flight recorder, the observer,
 /// the trace and what names its host.
 ///
 /// What is left at its default is taken from the environment where a communicator is made: `COLLECTIVES_ALGORITHM`,
@@ -156,7 +156,7 @@ pub struct Config {
     /// communicators are ended.
     ///
     /// A collective that is compared returns only when every rank has come to it, and costs what an `all_gather_into` of 40 B costs on the
-    /// host. A receive returns only when its sender has made its call, and costs a message of 32 B on the host; a send returns at once, unless
+    /// host. A receive returns only when its sender has made its call, and costs a message of 24 B on the host; a send returns at once, unless
     /// many are ahead of their receives. A call that is captured into a graph is compared when it is captured, which every rank must do alike;
     /// launches of the graph are not: whoever launches graphs sees to it that all ranks launch the same ones in the same order.
     ///

@@ -20,13 +20,14 @@
 //! - `start_*` calls go on in the background and give their buffers back through a [`Work`].
 //! - With a GPU attached (`Builder::device`) the same methods take device buffers, cudarc's slices among them: they are queued on a
 //!   stream (`Communicator::with_stream` names one) and go over NCCL and this crate's own kernels. [`nccl`] has that side alone, [`interop`] the memory of other crates.
+//! - [`store`] has the stores and their trait, [`flight`] the last calls on record, [`train`] data-parallel training.
 //! - Errors are one type, [`Error`], which says what was being done, with whom, and for how long.
 //! - Calls are reported to `tracing`, to counters, to trace files and to NVIDIA's profilers: [`observe`].
 //!
 //! # Features
 //!
 //! `cuda` (on by default): devices; nothing is linked, the driver and NCCL are opened when they are asked for.
-//! `serde`: collectives on any serialisable value. `float8`: the element types of the crate `float8`.
+//! `serde`: collectives and messages on any serialisable value. `float8`: the element types of the crate `float8`.
 //!
 //! Two programs come as packages of their own: `collperf` measures, `collrun` starts ranks.
 

@@ -60,7 +60,7 @@ fn ranks_share_keys_and_communicators_do_not() {
             let half = comm.split(Some(comm.rank() as u32 % 2), 0).unwrap().unwrap();
             assert_shared(&half);
             assert_shared(&comm.duplicate().unwrap());
-            assert_shared(&half.subgroups_of(1).unwrap());
+            assert_shared(&half.subgroup_of_size(1).unwrap());
             comm.barrier().unwrap();
         };
         threads_with(ranks, |rank| Wiring::Shm.builder_with(rank, keeping()), program);

@@ -68,7 +68,7 @@ fn lists_become_communicators() {
 fn lists_become_communicators_of_processes() {
     processes("lists_become_communicators_of_processes", Wiring::Pairs, 3, |comm| {
         assert_made(comm, &[vec![2, 0], vec![1], vec![1, 2]]);
-        assert_is_of(&comm.subgroups_of(1)?, &[comm.rank()]);
+        assert_is_of(&comm.subgroup_of_size(1)?, &[comm.rank()]);
         Ok(())
     });
 }
@@ -98,7 +98,7 @@ fn equal_parts() {
     for wiring in [Wiring::Shm, Wiring::Tcp] {
         for (ranks, size) in [(1, 1), (2, 1), (2, 2), (3, 3), (6, 2), (6, 3)] {
             threads(wiring, ranks, |comm| {
-                let part = comm.subgroups_of(size).unwrap();
+                let part = comm.subgroup_of_size(size).unwrap();
                 let first = comm.rank() / size * size;
                 assert_is_of(&part, &(first..first + size).collect::<Vec<_>>());
             });
@@ -111,11 +111,11 @@ fn what_every_rank_asks_for_wrongly_is_refused_on_every_rank() {
     threads(Wiring::Shm, 3, |comm| {
         let refused = [
             (comm.subgroups(&[vec![0, 3]]).map(drop), "rank 3 does not exist"),
-            (comm.subgroups(&[vec![0], vec![1, 1]]).map(drop), "rank 1 stands twice"),
+            (comm.subgroups(&[vec![0], vec![1, 1]]).map(drop), "rank 1 is listed twice"),
             (comm.subgroup(&[0, usize::MAX]).map(drop), "does not exist"),
-            (comm.subgroups_of(0).map(drop), "the world size 3 is no multiple of 0"),
-            (comm.subgroups_of(2).map(drop), "the world size 3 is no multiple of 2"),
-            (comm.subgroups_of(6).map(drop), "the world size 3 is no multiple of 6"),
+            (comm.subgroup_of_size(0).map(drop), "the world size 3 is no multiple of 0"),
+            (comm.subgroup_of_size(2).map(drop), "the world size 3 is no multiple of 2"),
+            (comm.subgroup_of_size(6).map(drop), "the world size 3 is no multiple of 6"),
         ];
         for (result, part) in refused {
             let error = result.unwrap_err();
@@ -139,7 +139,7 @@ fn ranks_that_ask_for_different_ones_are_told_so() {
                 (lists(&[&[0]], &[&[0], &[]]), "subgroups([[0], []])"),
                 // One rank alone names what cannot be.
                 (lists(&[&[0]], &[&[0, 9]]), "subgroups([[0, 9]])"),
-                (comm.subgroups_of(if odd { 1 } else { 3 }).map(drop), "subgroups_of(1)"),
+                (comm.subgroup_of_size(if odd { 1 } else { 3 }).map(drop), "subgroup_of_size(1)"),
                 (if odd { comm.subgroup(&[0]).map(drop) } else { comm.subgroups(&[[0]]).map(drop) }, "subgroup([0])"),
             ];
             for (number, (result, theirs)) in conflicts.into_iter().enumerate() {

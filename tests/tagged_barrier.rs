@@ -22,7 +22,7 @@ fn nobody_leaves_before_everyone_has_come() {
             threads(wiring, ranks, |comm| {
                 for round in 1..=30 {
                     entered.fetch_add(1, Ordering::SeqCst);
-                    comm.barrier_tagged(if round % 3 == 0 { u32::MAX } else { 0 }).unwrap();
+                    comm.tagged_barrier(if round % 3 == 0 { u32::MAX } else { 0 }).unwrap();
                     let came = entered.load(Ordering::SeqCst);
                     assert!(came >= round * ranks, "{came} had come to barrier {round} of {ranks} ranks");
                 }
@@ -44,11 +44,11 @@ fn tags_are_independent_of_each_other_and_of_collectives() {
                         comm.all_reduce(&mut over, ReduceOp::Min).unwrap();
                     }
                 });
-                let tags = [1, 2, 3].map(|tag| scope.spawn(move || (0..100).for_each(|_| comm.barrier_tagged(tag).unwrap())));
+                let tags = [1, 2, 3].map(|tag| scope.spawn(move || (0..100).for_each(|_| comm.tagged_barrier(tag).unwrap())));
                 tags.into_iter().for_each(|thread| thread.join().unwrap());
                 // One rank enters the first before the second, the others the second before the first.
                 let order = if comm.rank() == 0 { [10, 11] } else { [11, 10] };
-                let both = order.map(|tag| scope.spawn(move || comm.barrier_tagged(tag).unwrap()));
+                let both = order.map(|tag| scope.spawn(move || comm.tagged_barrier(tag).unwrap()));
                 both.into_iter().for_each(|thread| thread.join().unwrap());
                 is_over.store(true, Ordering::Relaxed);
                 reduces.join().unwrap();
@@ -71,7 +71,7 @@ fn as_many_threads_leave_a_tag_as_have_entered_on_every_rank() {
                         scope.spawn(|| {
                             for _ in 0..EACH {
                                 entered[comm.rank()].fetch_add(1, Ordering::SeqCst);
-                                comm.barrier_tagged(5).unwrap();
+                                comm.tagged_barrier(5).unwrap();
                                 let number = left.fetch_add(1, Ordering::SeqCst) + 1;
                                 let came = entered.iter().map(|rank| rank.load(Ordering::SeqCst)).min().unwrap();
                                 assert!(came >= number, "number {number} has left, and on one rank only {came} have come");
@@ -91,9 +91,9 @@ fn messages_of_the_program_do_not_meet_it() {
         let receive = comm.start_recv(vec![0_u8; 4], Envelope::any().tag(7)).unwrap();
         let any = comm.start_recv(vec![0_u8; 4], Envelope::any()).unwrap();
         comm.send(&[1_u8; 4], Envelope::rank(other).tag(8)).unwrap();
-        comm.barrier_tagged(7).unwrap();
-        comm.barrier_tagged(8).unwrap();
-        comm.barrier_tagged(0).unwrap();
+        comm.tagged_barrier(7).unwrap();
+        comm.tagged_barrier(8).unwrap();
+        comm.tagged_barrier(0).unwrap();
         comm.send(&[7_u8; 4], Envelope::rank(other).tag(7)).unwrap();
         comm.send(&[9_u8; 4], other).unwrap();
         assert_eq!(receive.wait().unwrap().0, [7; 4]);
@@ -115,9 +115,9 @@ fn who_is_late_is_named_and_the_barrier_is_taken_up_again() {
                     if comm.rank() != late {
                         // Another one may need longer than this to come. Then it is among those that are named, until it has.
                         let names_the_late_one = (0..2000).any(|_| {
-                            let error = comm.with_timeout(SHORT).barrier_tagged(1).unwrap_err();
+                            let error = comm.with_timeout(SHORT).tagged_barrier(1).unwrap_err();
                             let Error::Timeout { missing, arrived, doing, .. } = &error else { panic!("{error}") };
-                            assert_eq!(doing, "barrier_tagged(1)");
+                            assert_eq!(doing, "tagged_barrier(1)");
                             let [missing, arrived] = [missing, arrived].map(|peers| peers.iter().map(|peer| peer.rank).collect::<Vec<_>>());
                             assert!(arrived.contains(&comm.rank()) && !arrived.contains(&late), "round {round}: {error}");
                             assert!(!missing.is_empty() && missing.iter().all(|rank| !arrived.contains(rank)), "round {round}: {error}");
@@ -127,7 +127,7 @@ fn who_is_late_is_named_and_the_barrier_is_taken_up_again() {
                     }
                     meeting.meet();
                     // The one that is late makes one call, the others go on with theirs.
-                    comm.barrier_tagged(1).unwrap();
+                    comm.tagged_barrier(1).unwrap();
                     // What came too late to the last one does not let anybody through this one.
                     meeting.meet();
                 }
@@ -143,7 +143,7 @@ fn a_rank_that_is_gone_is_named_on_every_rank() {
         for ranks in [2, 3, 5, 8] {
             let meeting = Meeting::new(ranks);
             each(communicators(wiring, ranks), |comm| {
-                comm.barrier_tagged(3).unwrap();
+                comm.tagged_barrier(3).unwrap();
                 meeting.meet();
                 let gone = ranks / 2;
                 if comm.rank() == gone {
@@ -151,10 +151,10 @@ fn a_rank_that_is_gone_is_named_on_every_rank() {
                     meeting.meet();
                     return;
                 }
-                let error = comm.barrier_tagged(3).unwrap_err();
+                let error = comm.tagged_barrier(3).unwrap_err();
                 assert!(matches!(error, Error::PeerLost { .. }), "{error}");
                 assert_eq!(error.peer().unwrap().rank, gone, "rank {}: {error}", comm.rank());
-                assert!(error.to_string().contains("barrier_tagged(3)"), "{error}");
+                assert!(error.to_string().contains("tagged_barrier(3)"), "{error}");
                 // Messages between the others go on.
                 if ranks > 2 {
                     let others: Vec<usize> = (0..ranks).filter(|rank| *rank != gone).collect();
@@ -175,11 +175,11 @@ fn a_process_that_is_killed_is_named() {
     const NAME: &str = "a_process_that_is_killed_is_named";
     if is_rank_of(NAME) {
         let comm = Communicator::builder().configure(|config| config.timeout = patience(60)).from_env().unwrap();
-        comm.barrier_tagged(0).unwrap();
+        comm.tagged_barrier(0).unwrap();
         if comm.rank() == 1 {
             std::process::abort();
         }
-        let error = comm.barrier_tagged(0).unwrap_err();
+        let error = comm.tagged_barrier(0).unwrap_err();
         assert!(error.is_peer_lost() && error.peer().unwrap().rank == 1, "{error}");
         println!("survived");
         return;
@@ -199,14 +199,14 @@ fn one_that_is_closed_or_aborted_refuses() {
         threads(Wiring::Shm, ranks, |comm| {
             let (aborted, kept) = (comm.duplicate().unwrap(), comm.clone());
             comm.close().unwrap();
-            assert!(kept.barrier_tagged(1).unwrap_err().is_closed());
+            assert!(kept.tagged_barrier(1).unwrap_err().is_closed());
             if ranks == 1 {
                 aborted.abort();
-                assert!(aborted.barrier_tagged(1).unwrap_err().is_poisoned());
+                assert!(aborted.tagged_barrier(1).unwrap_err().is_poisoned());
             } else if aborted.rank() == 0 {
                 aborted.abort();
             } else {
-                assert!(aborted.barrier_tagged(1).is_err());
+                assert!(aborted.tagged_barrier(1).is_err());
             }
         });
     }

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// A buffer whose element type is known at run time: bytes, anywhere, and a [`DType`]. What bindings and engines with tensors of any type
 /// give to calls: one function serves all types.
 ///
-/// It is of bytes in any buffer: `&mut [u8]`, `Vec<u8>`, `Arc<[u8]>`, a [`SharedBuffer`](crate::SharedBuffer), cudarc's slices and views,
+/// The bytes may be in any buffer: `&mut [u8]`, `Vec<u8>`, `Arc<[u8]>`, a [`SharedBuffer`](crate::SharedBuffer), cudarc's slices and views,
 /// [`RawHostSlice`](crate::interop::RawHostSlice), [`RawDeviceSlice`](crate::interop::RawDeviceSlice) … Every call takes it where it takes that buffer. Other ranks see
 /// the type alone: a rank may pass such bytes where another passes `&mut [f32]`.
 ///
@@ -47,7 +47,7 @@ impl<B: Buffer<Element = u8>> TypedBytes<B> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where they are not of whole elements.
+    /// `InvalidArgument` where they are not a whole number of elements.
     pub fn new(dtype: DType, bytes: B) -> Result<Self> {
         let length = bytes.memory().len();
         if !length.is_multiple_of(dtype.size_bytes()) {

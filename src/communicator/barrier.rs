@@ -17,7 +17,7 @@ const MONITORED_TAG: u64 = INTERNAL_TAG | 1 << 62;
 
 /// A tagged barrier, in words.
 fn tagged(tag: u32) -> String {
-    format!("barrier_tagged({tag})")
+    format!("tagged_barrier({tag})")
 }
 
 impl Communicator {
@@ -84,7 +84,7 @@ impl Communicator {
     /// # use collectives::{Communicator, ReduceOp};
     /// Communicator::run_local(3, |comm| {
     ///     let saver = comm.clone();
-    ///     let saving = std::thread::spawn(move || saver.barrier_tagged(1)); // everyone's files are written
+    ///     let saving = std::thread::spawn(move || saver.tagged_barrier(1)); // everyone's files are written
     ///     comm.all_reduce(&mut [1_u32], ReduceOp::Sum)?; // meanwhile
     ///     saving.join().unwrap()
     /// })?;
@@ -97,7 +97,7 @@ impl Communicator {
     /// not know ([`monitored_barrier`](Self::monitored_barrier) finds out exactly). The communicator stays usable, and the next barrier of this
     /// rank under the tag takes this one up again. `PeerLost` on every rank, where one is gone that had not come; messages between the others
     /// go on.
-    pub fn barrier_tagged(&self, tag: u32) -> Result<()> {
+    pub fn tagged_barrier(&self, tag: u32) -> Result<()> {
         let shared = &self.core.shared;
         if let Some(refusal) = shared.health.refusal(|| tagged(tag), self.peers()) {
             return Err(refusal);

@@ -24,13 +24,13 @@ use crate::job::{Address, List, Lists, Operands};
 /// # Lists of buffers
 ///
 /// Gathers and scatters to and from a buffer for each rank, in rank order, in place of one long buffer: bytes go straight into and out of
-/// them, with no copy together. The buffers of a list may differ in length, may be empty, and are all on one side. Lengths of the two ends of
-/// each transfer are compared, as in [`gather_v_into`](Self::gather_v_into). In a group and started they are what they are here.
+/// them, without first being put together. The buffers of a list may differ in length, may be empty, and are all on one side. Lengths of the two ends of
+/// each transfer are compared, as in [`gather_v_into`](Self::gather_v_into). The started forms and those in a group mean the same.
 ///
 /// A rank that has its blocks in one buffer can make the same call with `_v_into` while others pass lists, and errors and records name the calls
 /// so (`gather_v`, `scatter_v`, `all_to_all_v`); but for `all_gather_list`, which is a call of its own.
 impl Communicator {
-    /// Gathers every rank's source on the root, each in a buffer of its own: the root passes `Some` list with a destination for each rank,
+    /// Gathers every rank's source on the root, each in a buffer of its own: the root passes `Some` with a list, a destination for each rank,
     /// the others `None`. Cost: the root receives n−1 blocks.
     ///
     /// ```
@@ -47,7 +47,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` where the list has not one buffer for each rank, or buffers on several sides.
+    /// Those common to all collectives; `InvalidArgument` where the list does not have one buffer for each rank, or has buffers on both sides.
     #[doc(alias = "gather")]
     pub fn gather_list<S, D>(&self, source: &S, destinations: Option<&mut [D]>, root: usize) -> Result<()>
     where
@@ -57,7 +57,7 @@ impl Communicator {
         self.execute(self.prepare_gather_list(source, destinations, root))
     }
 
-    /// Hands each rank its buffer of the root's list: the root passes `Some` list with a source for each rank, the others `None`. Cost: the
+    /// Hands each rank its buffer of the root's list: the root passes `Some` with a list, a source for each rank, the others `None`. Cost: the
     /// root sends n−1 blocks.
     ///
     /// ```
@@ -355,8 +355,7 @@ impl Communicator {
     ) -> Result<Prepared<'a>> {
         let (send, receive) = (sources[self.rank()].len(), destinations[self.rank()].len());
         if send != receive {
-            let reason =
-                format!("this rank has {send} elements for itself, and room for {receive}: its own source and destination are as long");
+            let reason = format!("this rank has {send} elements for itself, and room for {receive}: these two must be of one length");
             return Err(Error::argument(name, reason));
         }
         let layout = BlockLayout::Pairs {

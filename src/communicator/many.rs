@@ -36,7 +36,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` where some buffers are on the host and others on a device.
+    /// Those common to all collectives; `InvalidArgument` where some buffers are on the host and others on a device, or hold another element type ([`TypedBytes`](crate::TypedBytes)).
     #[doc(alias("all_reduce_coalesced", "ncclGroupStart"))]
     pub fn all_reduce_many<B: BufferMut>(&self, buffers: &mut [B], op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.execute(self.prepare_all_reduce_many(buffers, &op.into()))

@@ -99,7 +99,7 @@ impl MessageContext {
         };
         match self.tag {
             0 => whom,
-            tag if tag >> 32 == BARRIER_TAG >> 32 => format!("barrier_tagged({}), {whom}", tag as u32),
+            tag if tag >> 32 == BARRIER_TAG >> 32 => format!("tagged_barrier({}), {whom}", tag as u32),
             tag if tag & INTERNAL_TAG != 0 => format!("{whom} (internal)"),
             tag => format!("{whom}, tag {tag}"),
         }

@@ -78,7 +78,7 @@ impl Communicator {
     ///
     /// Those common to messages; `Message`, naming the sender, where the object is larger than
     /// [`Config::object_limit_bytes`](crate::Config::object_limit_bytes) of this rank, before memory is made for it; `Protocol`, naming the
-    /// sender, where the bytes are no `T`. Each uses the message up, and the communicator lives on.
+    /// sender, where the bytes are not a `T`. Each uses the message up, and the communicator lives on.
     #[doc(alias("recv_object_list", "MPI_Recv"))]
     pub fn recv_object<T: DeserializeOwned>(&self, from: impl Into<Envelope>) -> Result<(T, Received)> {
         let from = from.into();

@@ -62,7 +62,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// On every rank alike: `InvalidArgument` for a rank that does not exist or stands twice, `Conflict` where ranks pass different lists. And
+    /// On every rank alike: `InvalidArgument` for a rank that does not exist or is listed twice, `Conflict` where ranks pass different lists. And
     /// as [`split`](Self::split).
     #[doc(alias = "new_group")]
     pub fn subgroup(&self, ranks: &[usize]) -> Result<Option<Self>> {
@@ -121,7 +121,7 @@ impl Communicator {
     /// ```
     /// # use collectives::Communicator;
     /// let got = Communicator::run_local(4, |comm| {
-    ///     let pair = comm.subgroups_of(2)?;
+    ///     let pair = comm.subgroup_of_size(2)?;
     ///     Ok((pair.rank(), pair.world_ranks().to_vec()))
     /// })?;
     /// assert_eq!(got, [(0, vec![0, 1]), (1, vec![0, 1]), (0, vec![2, 3]), (1, vec![2, 3])]);
@@ -133,25 +133,25 @@ impl Communicator {
     /// On every rank alike: `InvalidArgument` for a size of which the world size is no multiple, `Conflict` where ranks pass different sizes.
     /// And as [`split`](Self::split).
     #[doc(alias = "new_subgroups")]
-    pub fn subgroups_of(&self, size: usize) -> Result<Self> {
-        self.making("subgroups_of", || {
-            self.agree(&format!("subgroups_of({size})"))?;
+    pub fn subgroup_of_size(&self, size: usize) -> Result<Self> {
+        self.making("subgroup_of_size", || {
+            self.agree(&format!("subgroup_of_size({size})"))?;
             if size == 0 || !self.world_size().is_multiple_of(size) {
                 let reason = format!("the world size {} is no multiple of {size}", self.world_size());
-                return Err(Error::argument("subgroups_of", reason));
+                return Err(Error::argument("subgroup_of_size", reason));
             }
             let first = self.rank() / size * size;
             self.member_of(&(first..first + size).collect::<Vec<_>>())
         })
     }
 
-    /// Refuses lists with ranks that do not exist, or stand twice.
+    /// Refuses lists with ranks that do not exist, or are listed twice.
     fn check_list(&self, call: &'static str, ranks: &[usize]) -> Result<()> {
         let mut seen = vec![false; self.world_size()];
         for rank in ranks {
             match seen.get_mut(*rank) {
                 None => return Err(Error::argument(call, format!("rank {rank} does not exist: the list is {ranks:?}"))),
-                Some(true) => return Err(Error::argument(call, format!("rank {rank} stands twice: the list is {ranks:?}"))),
+                Some(true) => return Err(Error::argument(call, format!("rank {rank} is listed twice: the list is {ranks:?}"))),
                 Some(seen) => *seen = true,
             }
         }

@@ -11,7 +11,7 @@ use crate::rendezvous::PrefixStore;
 
 impl Communicator {
     /// A handle on the store at which the job's ranks met, for keys of the program's own: all ranks of this communicator see the same ones, no
-    /// other communicator does, and none of the crate's own is among them. Wants [`Config::keep_store`](crate::Config::keep_store).
+    /// other communicator does, and none of the crate's own is among them. Needs [`Config::keep_store`](crate::Config::keep_store).
     ///
     /// Where the store is served over TCP each handle is a connection of its own, so threads that wait for each other's keys take one each. On
     /// a store in a file, or one that was handed to the builder, handles share what is there. Communicators made of this one (by splits,

@@ -56,7 +56,7 @@ pub struct Record {
     pub root: Option<usize>,
     /// For messages the other end; `None` for a receive from any rank.
     pub peer: Option<usize>,
-    /// For messages the tag.
+    /// For messages the tag; from 2⁶³ on in the crate's own.
     pub tag: Option<u64>,
     /// When it was started, in nanoseconds since 1970. For a message that was over at once, of the last look at the clock for one, at
     /// most 16 messages before; `None` for 15 of 16 collectives that were over at once because all other ranks were there already.

@@ -26,7 +26,7 @@
 //! `kind` is the method's name (`send` and `recv` for messages of every kind), `plane` `host` or `device`, `result` `ok`, `timeout`,
 //! `peer_lost`, `mismatch`, `aborted`, `poisoned`, `unsupported` or `error`; the rest is described at [`CallReport`]. Fields that a call
 //! does not have are left out. So `RUST_LOG=collectives::call=trace` shows each call and how it ended, and `RUST_LOG=collectives=info`
-//! failures, stalls and starts. A call that is made of others (an object collective, a split) shows those. A message in the background has its span
+//! failures, stalls and starts. A call that is made of others (an object collective, a split, a tagged or monitored barrier) shows those; the crate's own messages have tags from 2⁶³ on. A message in the background has its span
 //! when it has ended.
 //!
 //! # Counters
@@ -136,7 +136,7 @@ pub struct CallReport<'a> {
     pub root: Option<usize>,
     /// For messages the other end; `None` for a receive from any rank.
     pub peer: Option<usize>,
-    /// For messages the tag.
+    /// For messages the tag; from 2⁶³ on in the crate's own.
     pub tag: Option<u64>,
     /// How a collective of the host was done, as [`Communicator::algorithm`](crate::Communicator::algorithm) has it. `None` for messages, and on
     /// devices, where NCCL does it, with what this crate adds to it.

@@ -27,7 +27,7 @@ fn halves(comm: &collectives::Communicator, memory: &DeviceMemory) {
         assert!(group.device().is_some(), "{:?}", group.why_no_device());
         reductions_in::<u64, _>(memory, group, ReduceOp::Sum, 20, 8);
     }
-    reductions_in::<i32, _>(memory, &comm.subgroups_of(comm.world_size()).unwrap(), ReduceOp::Min, 20, 9);
+    reductions_in::<i32, _>(memory, &comm.subgroup_of_size(comm.world_size()).unwrap(), ReduceOp::Min, 20, 9);
     let same = comm.duplicate().unwrap();
     reductions_in::<i16, _>(memory, &same, ReduceOp::Max, 50, 4);
     same.close().unwrap();

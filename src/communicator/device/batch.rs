@@ -218,7 +218,7 @@ impl Communicator {
         // One communicator's calls are in one order, on one stream at a time.
         let twice = |index: usize| parts[..index].iter().any(|(other, _)| Arc::ptr_eq(&other.core, &parts[index].0.core));
         if (1..parts.len()).any(twice) {
-            return Err(Error::argument("group_across", "a communicator stands twice; record its calls in one group"));
+            return Err(Error::argument("group_across", "a communicator is listed twice; record its calls in one group"));
         }
         let mut admitted = Vec::with_capacity(parts.len());
         for (comm, batch) in parts.iter() {

@@ -182,7 +182,7 @@ where
     Ok(keeper.settle(DLDevice { device_type: K_DL_CPU, device_id: 0 }, |buffer| match buffer.memory_mut() {
         MemoryMut::Host(mut memory) => memory.parts().0.cast(),
         #[cfg(feature = "cuda")]
-        MemoryMut::Device(_) => unreachable!("a buffer's type decides where it lies"),
+        MemoryMut::Device(_) => unreachable!("buffers of a known element type lie where their type says"),
     }))
 }
 
