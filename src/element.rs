@@ -170,7 +170,7 @@ impl FromStr for DType {
 /// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks are checked to pass types of the same size, not
 ///   the same type.
 /// - The hidden constants are left at their defaults by every implementation outside this crate, but for those of
-///   [`element!`](crate::element).
+///   [`element!`](macro@crate::element).
 pub unsafe trait Data: Copy + Send + Sync + 'static {
     /// The element type, where reductions know it.
     #[doc(hidden)]
@@ -216,7 +216,7 @@ impl AnyElement {
     }
 }
 
-/// The element types that the built-in reductions work on, and wrappers of them: [`element!`](crate::element) makes your own struct one, in
+/// The element types that the built-in reductions work on, and wrappers of them: [`element!`](macro@crate::element) makes your own struct one, in
 /// safe code. With the feature `float8` those of the crate of that name are, too.
 ///
 /// # Safety

@@ -101,6 +101,8 @@ pub mod store {
 /// What the expansion of [`element!`] names.
 #[doc(hidden)]
 pub mod __private {
+    pub use core;
+
     pub use crate::buffer::sealed::Sealed;
 }
 

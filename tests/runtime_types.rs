@@ -270,3 +270,27 @@ fn one_call_on_many_buffers_has_one_type() {
         assert_eq!(same[0].bytes()[..], [2; 5]);
     });
 }
+
+#[test]
+fn a_list_of_no_buffer_is_compared_whatever_its_elements_and_op() {
+    for wiring in [Wiring::Shm, Wiring::Tcp, Wiring::Pairs] {
+        threads(wiring, 3, |comm| {
+            let mut none: Vec<TypedBytes<Vec<u8>>> = Vec::new();
+            for op in [ReduceOp::Sum, ReduceOp::PreMulSum(0.5), ReduceOp::BitXor] {
+                comm.all_reduce_many(&mut none, op).unwrap();
+                comm.reduce_scatter_many_into(&Vec::<TypedBytes<Vec<u8>>>::new(), &mut none, op).unwrap();
+            }
+            comm.broadcast_many(&mut none, 1).unwrap();
+            comm.all_gather_many_into(&Vec::<TypedBytes<Vec<u8>>>::new(), &mut none).unwrap();
+            let largest =
+                CustomOp::new("largest", |into: &mut [f32], from: &[f32]| into.iter_mut().zip(from).for_each(|(a, b)| *a = a.max(*b)));
+            comm.all_reduce_many(&mut none, &largest).unwrap();
+        });
+        // One rank has no buffer, the others do: all hear of it.
+        threads(wiring, 3, |comm| {
+            let mut list: Vec<_> = (comm.rank() != 1).then(|| TypedBytes::new(DType::F32, vec![0_u8; 8]).unwrap()).into_iter().collect();
+            let error = comm.all_reduce_many(&mut list, ReduceOp::Sum).unwrap_err();
+            assert!(error.is_mismatch(), "{error}");
+        });
+    }
+}

@@ -19,7 +19,7 @@ pub use self::typed_bytes::TypedBytes;
 use crate::element::Data;
 
 pub(crate) mod sealed {
-    /// What is a buffer. Out of this crate [`element!`](crate::element) alone names it.
+    /// What is a buffer. Out of this crate [`element!`](macro@crate::element) alone names it.
     ///
     /// # Safety
     ///

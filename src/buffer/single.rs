@@ -96,6 +96,16 @@ single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
 /// collectives::element!(Wide(f32));
 /// ```
 ///
+/// Also where a macro of the crate's own has the name of one that is used here:
+///
+/// ```compile_fail,E0080
+/// macro_rules! assert { ($($any:tt)*) => { () } }
+/// #[derive(Debug, Clone, Copy, PartialEq, Default)]
+/// #[repr(align(16))]
+/// struct Wide(f32);
+/// collectives::element!(Wide(f32));
+/// ```
+///
 /// A union:
 ///
 /// ```compile_fail,E0133
@@ -118,9 +128,9 @@ macro_rules! element {
             let $name { $field: inner } = value;
             inner
         };
-        const _: () = assert!(
-            ::core::mem::size_of::<$name>() == ::core::mem::size_of::<$inner>()
-                && ::core::mem::align_of::<$name>() == ::core::mem::align_of::<$inner>(),
+        const _: () = $crate::__private::core::assert!(
+            $crate::__private::core::mem::size_of::<$name>() == $crate::__private::core::mem::size_of::<$inner>()
+                && $crate::__private::core::mem::align_of::<$name>() == $crate::__private::core::mem::align_of::<$inner>(),
             "the struct is larger than its field, or aligned otherwise"
         );
 
@@ -128,7 +138,8 @@ macro_rules! element {
         // nothing else. Its bytes mean what the field's do, and any that are a value of the field's type are one of the struct's; of truth
         // values the constant tells, as it does of the field.
         unsafe impl $crate::Data for $name {
-            const DTYPE: ::core::option::Option<$crate::DType> = ::core::option::Option::Some(<$inner as $crate::Element>::ELEMENT_TYPE);
+            const DTYPE: $crate::__private::core::option::Option<$crate::DType> =
+                $crate::__private::core::option::Option::Some(<$inner as $crate::Element>::ELEMENT_TYPE);
         }
 
         // SAFETY: of the size, the alignment and the layout of its field (see above), whose type's name this is.
@@ -143,13 +154,17 @@ macro_rules! element {
             type Element = $name;
 
             fn memory(&self) -> $crate::interop::Memory<'_, $name> {
-                <$crate::interop::Memory<'_, $name> as ::core::convert::From<&[$name]>>::from(::core::slice::from_ref(self))
+                <$crate::interop::Memory<'_, $name> as $crate::__private::core::convert::From<&[$name]>>::from(
+                    $crate::__private::core::slice::from_ref(self),
+                )
             }
         }
 
         impl $crate::BufferMut for $name {
             fn memory_mut(&mut self) -> $crate::interop::MemoryMut<'_, $name> {
-                <$crate::interop::MemoryMut<'_, $name> as ::core::convert::From<&mut [$name]>>::from(::core::slice::from_mut(self))
+                <$crate::interop::MemoryMut<'_, $name> as $crate::__private::core::convert::From<&mut [$name]>>::from(
+                    $crate::__private::core::slice::from_mut(self),
+                )
             }
         }
     };

@@ -67,7 +67,8 @@ impl Communicator {
         record(&mut group)?;
         #[cfg(feature = "cuda")]
         if !group.device.is_empty() {
-            self.queue_batch(std::mem::take(&mut group.device), Hold::Borrowed)?;
+            // Its own: safe code can swap it with the group of another communicator.
+            group.comm.queue_batch(std::mem::take(&mut group.device), Hold::Borrowed)?;
         }
         group.run_on_host()
     }

@@ -7,6 +7,8 @@ use super::group::Group;
 use super::prepare::{Prepared, Source};
 use super::work::{OwnedBuffer, OwnedSource, Work};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::{BlockLayout, Collective};
+use crate::element::Data;
 use crate::error::{Error, Result};
 use crate::host::plane::Jobs;
 use crate::op::Reduction;
@@ -236,14 +238,18 @@ impl<'buffers> Group<'buffers, '_> {
 impl Communicator {
     fn prepare_all_reduce_many<'a, B: BufferMut>(&self, buffers: &'a mut [B], op: &Reduction<B::Element>) -> Result<Prepared<'a>> {
         let buffers = buffers.iter_mut().map(BufferMut::memory_mut);
-        self.prepare_many("all_reduce_many", buffers, MemoryMut::from(&mut [][..]), |buffer| {
-            self.prepare_all_reduce(Source::InPlace, buffer, op)
-        })
+        self.prepare_many(
+            "all_reduce_many",
+            buffers,
+            || self.of_no_buffer(Collective::AllReduce, None, Some(op)),
+            |buffer| self.prepare_all_reduce(Source::InPlace, buffer, op),
+        )
     }
 
     fn prepare_broadcast_many<'a, B: BufferMut>(&self, buffers: &'a mut [B], root: usize) -> Result<Prepared<'a>> {
         let buffers = buffers.iter_mut().map(BufferMut::memory_mut);
-        self.prepare_many("broadcast_many", buffers, MemoryMut::from(&mut [][..]), |buffer| {
+        let nothing = || self.of_no_buffer::<B::Element>(Collective::Broadcast, self.checked_root(Collective::Broadcast, root)?, None);
+        self.prepare_many("broadcast_many", buffers, nothing, |buffer| {
             let source = if self.rank() == root { Source::InPlace } else { Source::Nothing };
             self.prepare_broadcast(source, buffer, root)
         })
@@ -256,9 +262,12 @@ impl Communicator {
     {
         const CALL: &str = "all_gather_many_into";
         let pairs = pairs(CALL, sources, destinations)?;
-        self.prepare_many(CALL, pairs, (Memory::from(&[][..]), MemoryMut::from(&mut [][..])), |(source, destination)| {
-            self.prepare_all_gather(Some(source), destination)
-        })
+        self.prepare_many(
+            CALL,
+            pairs,
+            || self.of_no_buffer::<S::Element>(Collective::AllGather, None, None),
+            |(source, destination)| self.prepare_all_gather(Some(source), destination),
+        )
     }
 
     fn prepare_reduce_scatter_many<'a, S, D>(
@@ -273,9 +282,12 @@ impl Communicator {
     {
         const CALL: &str = "reduce_scatter_many_into";
         let pairs = pairs(CALL, sources, destinations)?;
-        self.prepare_many(CALL, pairs, (Memory::from(&[][..]), MemoryMut::from(&mut [][..])), |(source, destination)| {
-            self.prepare_reduce_scatter(Some(source), destination, op)
-        })
+        self.prepare_many(
+            CALL,
+            pairs,
+            || self.of_no_buffer(Collective::ReduceScatter, None, Some(op)),
+            |(source, destination)| self.prepare_reduce_scatter(Some(source), destination, op),
+        )
     }
 
     /// One call of what `prepare` makes of each buffer of a list. An empty list is compared as any other, over the host: no buffer says on which
@@ -284,7 +296,7 @@ impl Communicator {
         &self,
         call: &'static str,
         list: impl Iterator<Item = M>,
-        nothing: M,
+        nothing: impl FnOnce() -> Result<Prepared<'a>>,
         prepare: impl Fn(M) -> Result<Prepared<'a>>,
     ) -> Result<Prepared<'a>> {
         let mut jobs = Vec::with_capacity(list.size_hint().0);
@@ -320,10 +332,19 @@ impl Communicator {
         if let Some(jobs) = Jobs::several(jobs) {
             return Ok(Prepared::HostMany(jobs, PhantomData));
         }
-        match prepare(nothing)? {
-            Prepared::Host(job, _) => Ok(Prepared::HostMany(Jobs::of_no_buffer(job), PhantomData)),
-            other => Ok(other),
-        }
+        nothing()
+    }
+
+    /// A call on a list of none: the ranks agree on it, and nothing is folded, whatever the elements and the op.
+    fn of_no_buffer<'a, T: Data>(&self, kind: Collective, root: Option<u32>, op: Option<&Reduction<T>>) -> Result<Prepared<'a>> {
+        let nothing = MemoryMut::<T>::from(&mut [][..]);
+        Ok(match self.moving(kind, root, 0, Source::InPlace, nothing, BlockLayout::Equal(0))? {
+            Prepared::Host(mut job, borrowed) => {
+                job.call.op = op.map_or(0, Reduction::code);
+                Prepared::HostMany(Jobs::of_no_buffer(job), borrowed)
+            }
+            other => other,
+        })
     }
 }
 

@@ -152,3 +152,19 @@ fn what_lies_where_its_type_cannot_is_refused_before_others_hear_of_it() {
         comm.all_reduce(&mut floats, ReduceOp::Sum).unwrap();
     });
 }
+
+#[test]
+fn no_byte_but_0_and_1_comes_from_oneself_into_truth_values() {
+    ranks(2, |comm, memory| {
+        let me = comm.rank();
+        let sevens = Bytes(memory).bytes(DType::Bool, &[7, 0, 255, 1]);
+        let mut flags = memory.put(&[false; 4]);
+        comm.send_recv(&sevens, me, &mut flags, me).unwrap();
+        // SAFETY: bytes of another type: any are values of it.
+        let bytes = unsafe { flags.transmute::<u8>(4) }.unwrap();
+        let mut seen = [0_u8; 4];
+        comm.device().unwrap().stream().memcpy_dtoh(&bytes, &mut seen).unwrap();
+        comm.device().unwrap().synchronize().unwrap();
+        assert_eq!(seen, [1, 0, 1, 1]);
+    });
+}

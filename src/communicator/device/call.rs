@@ -114,8 +114,18 @@ pub(super) fn check_place(call: &'static str, what: &str, element: TypeTag, addr
 pub(super) fn check_places(job: &device::Job) -> Result<()> {
     let Operands { source, source_len, destination, destination_len } = job.memory;
     let (call, element) = (job.call.kind.name(), job.call.element);
-    check_place(call, "the source", element, source, source_len)?;
-    check_place(call, "the destination", element, destination, destination_len)
+    let Some(lists) = job.lists.as_deref() else {
+        check_place(call, "the source", element, source, source_len)?;
+        return check_place(call, "the destination", element, destination, destination_len);
+    };
+    let listed = |list: Option<&List<u64>>, whole| list.map_or(vec![whole], |list| list.blocks().collect());
+    for (start, len) in listed(lists.source.as_ref(), (source, source_len)) {
+        check_place(call, "a source", element, start, len)?;
+    }
+    for (start, len) in listed(lists.destination.as_ref(), (destination, destination_len)) {
+        check_place(call, "a destination", element, start, len)?;
+    }
+    Ok(())
 }
 
 /// Two ranges of device memory that are not the same and share bytes.

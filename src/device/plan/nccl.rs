@@ -148,7 +148,7 @@ pub(crate) fn messages(messages: &[Message], me: usize) -> Result<(Vec<Transfer>
             true => transfers.push(Transfer::Send { address, bytes, peer }),
             false => transfers.push(Transfer::Receive { address, bytes, peer }),
         }
-        if !sends && peer != me && element.is_bool() {
+        if !sends && element.is_bool() {
             truths.push(Step::Truths { data: address, bytes });
         }
     }

@@ -69,7 +69,8 @@ impl HostPlane {
         };
         let in_place = job.in_place && call.kind == Collective::AllToAll;
         let root = call.root.unwrap_or_default() as usize;
-        let shape = Shape { blocks, receives, in_place, ..self.shape(call.kind, &participants, bytes, root) };
+        let kind = if is_agreement_alone(job) { Collective::Barrier } else { call.kind };
+        let shape = Shape { blocks, receives, in_place, ..self.shape(kind, &participants, bytes, root) };
         // Dropped last.
         let _bools = job.listed_bools();
         self.execute(&shape, &participants, operands, job.lists.as_deref(), call, deadline)
@@ -152,7 +153,7 @@ impl HostPlane {
                 self.hierarchical_reduce(job, *bytes, kernel, call, deadline)
             }
             (Collective::Broadcast, _, BlockLayout::Equal(bytes)) => self.hierarchical_broadcast(job, *bytes, call, deadline),
-            (Collective::Barrier, ..) => self.hierarchical_barrier(call, deadline),
+            _ if is_agreement_alone(job) => self.hierarchical_barrier(call, deadline),
             _ => {
                 self.agree_within_host(call, deadline)?;
                 self.run_inter_host(job, call, deadline)
@@ -269,7 +270,8 @@ impl HostPlane {
         if self.topology.local() == 0 {
             let participants = Participants { ranks: self.topology.share_owners(0), me: self.topology.host(), kernel: None };
             let nothing = Operands { source: std::ptr::null(), source_len: 0, destination: std::ptr::null_mut(), destination_len: 0 };
-            self.run_leg(&participants, nothing, 0, 0, call, deadline)?;
+            let shape = self.shape(Collective::Barrier, &participants, 0, 0);
+            self.execute(&shape, &participants, nothing, None, call, deadline)?;
         }
         self.agree_within_host(call, deadline)
     }
@@ -299,7 +301,7 @@ fn run_others(group: &mut Group, job: &Job, rank: usize, context: &CallContext<'
         }
         BlockLayout::Own(_) | BlockLayout::Pairs { .. } => return failed(),
     };
-    if context.call.kind == Collective::Barrier {
+    if is_agreement_alone(job) {
         return group.barrier(context);
     }
     // SAFETY: for each, that the job's buffers are as long as its layout says, of whole elements, aligned, was checked when it was made
@@ -320,6 +322,11 @@ fn run_others(group: &mut Group, job: &Job, rank: usize, context: &CallContext<'
             _ => failed(),
         }
     }
+}
+
+/// Whether ranks agree on a call, and nothing else happens: a barrier, or a reduction of no buffer.
+fn is_agreement_alone(job: &Job) -> bool {
+    job.call.kind == Collective::Barrier || (job.call.kind.reduces() && job.kernel().is_none())
 }
 
 /// Where each block begins, for blocks side by side.

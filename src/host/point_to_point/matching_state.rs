@@ -149,8 +149,8 @@ impl MatchingState {
         if bytes > capacity {
             return Err(too_long(source, element, bytes, capacity));
         }
-        if let Some(into) = into {
-            into.make_room(bytes);
+        if into.as_mut().is_some_and(|into| !into.make_room(bytes)) {
+            return Err(MessageError::NoMemory { peer: source, sent: bytes });
         }
         Ok(())
     }

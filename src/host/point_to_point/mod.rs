@@ -101,6 +101,14 @@ pub(crate) enum MessageError {
         /// Length of the receive's memory in bytes.
         capacity: usize,
     },
+    /// The receiver has no memory for the object.
+    #[error("there is no memory for an object of {sent} B (the other side is rank {peer})")]
+    NoMemory {
+        /// The other side.
+        peer: usize,
+        /// Length of the object in bytes.
+        sent: usize,
+    },
     /// The object is larger than its receiver takes.
     #[error("an object of {sent} B met a receive that takes {most} B at most (Config::object_limit_bytes; the other side is rank {peer})")]
     TooLarge {

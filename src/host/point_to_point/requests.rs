@@ -76,11 +76,16 @@ impl Destination {
         Self { memory: Room::Own { bytes: Vec::new(), most }, unnormalised: 0, is_bool: false }
     }
 
-    /// A message of this length, which is not longer than the capacity, is about to be written.
-    pub(super) fn make_room(&mut self, length: usize) {
-        if let Room::Own { bytes, .. } = &mut self.memory {
-            *bytes = vec![0; length];
+    /// A message of this length, which is not longer than the capacity, is about to be written. Whether there is memory for it.
+    pub(super) fn make_room(&mut self, length: usize) -> bool {
+        let Room::Own { bytes, .. } = &mut self.memory else { return true };
+        let mut room = Vec::new();
+        if room.try_reserve_exact(length).is_err() {
+            return false;
         }
+        room.resize(length, 0);
+        *bytes = room;
+        true
     }
 
     /// The memory of its own, with the message; empty where it is the caller's.

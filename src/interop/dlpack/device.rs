@@ -14,14 +14,14 @@ use crate::element::Element;
 use crate::error::Result;
 use crate::interop::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer};
 
-/// A tensor on a GPU that calls read, as a [`ForeignBuffer`](crate::interop::ForeignBuffer) is made of it; see [`Tensor::on_device`].
+/// A tensor on a GPU that calls read, as a [`ForeignBuffer`] is made of it; see [`Tensor::on_device`].
 pub struct DeviceTensor<'a, T> {
     tensor: &'a Tensor,
     at: Place,
     elements: PhantomData<&'a [T]>,
 }
 
-/// A tensor on a GPU that calls write, as a [`ForeignBuffer`](crate::interop::ForeignBuffer) is made of it; see [`Tensor::on_device_mut`].
+/// A tensor on a GPU that calls write, as a [`ForeignBuffer`] is made of it; see [`Tensor::on_device_mut`].
 pub struct DeviceTensorMut<'a, T> {
     tensor: &'a mut Tensor,
     at: Place,

@@ -155,25 +155,25 @@ impl NcclCommunicator {
     ) -> Result<()> {
         let mut group = NcclGroup { comm: self, batch: Batch::default() };
         record(&mut group)?;
-        let NcclGroup { mut batch, .. } = group;
+        let NcclGroup { comm, mut batch } = group;
         if batch.is_empty() {
             return Ok(());
         }
-        let plane = self.plane();
+        let plane = comm.plane();
         Communicator::same_device(plane, call, "the stream", stream.context())?;
         batch.check_devices(plane)?;
-        let _turn = self.turn(call)?;
+        let _turn = comm.turn(call)?;
         plane.refuse_if_over(&|| call.to_owned())?;
         let resolved = batch.resolve(stream, Hold::Borrowed)?;
         resolved.guards.check(&plane.gpu().context, stream, call)?;
-        self.agree_on_messages(call, &resolved.messages, stream)?;
+        comm.agree_on_messages(call, &resolved.messages, stream)?;
         let pledge = Pledge::new(plane, true);
         // SAFETY: - every address belongs to a buffer that is borrowed until the guards in `resolved` have been released, which is after all has
         //   been queued: their events then make later users wait. It is as long as its message says, on the plane's device (checked by
         //   `check_devices`); the group holds each buffer that it writes by a borrow of its own;
         // - the other end of each message queues it among the same messages of this pair, with the same type and length: compared by
         //   `agree_on_messages`, or promised by whoever had it not compared (`CheckDeviceCalls::unchecked_after`).
-        let queued = unsafe { DevicePlane::enqueue_group(&[(plane, &[], &resolved.messages, stream)], self.config().timeout) };
+        let queued = unsafe { DevicePlane::enqueue_group(&[(plane, &[], &resolved.messages, stream)], comm.config().timeout) };
         pledge.settle(&queued);
         queued.and(Communicator::release(resolved.guards, plane, stream, call))
     }
