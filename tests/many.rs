@@ -256,7 +256,7 @@ fn what_cannot_be_is_refused_and_harms_nobody() {
         let given = if comm.rank() == 0 { None } else { Some(&mut other[..]) };
         refused(comm.gather_list(&[1_u32, 2], given, 0), if comm.rank() == 0 { "must pass a list of destinations" } else { "passes None" });
         refused(comm.scatter_list(Some(&[[1_u32; 2]; 2][..]).filter(|_| comm.rank() == 1), &mut [0_u32; 2], 0), "list of sources");
-        refused(comm.all_gather_list(&[1_u32], &mut other), "own source and destination");
+        refused(comm.all_gather_list(&[1_u32], &mut other), "these two must be of one length");
         refused(comm.start_all_gather_list(vec![1_u32], vec![vec![0_u32]]).map(drop), "1 destinations were given");
         comm.all_reduce_many(&mut other, ReduceOp::Sum).unwrap();
     });
