@@ -17,7 +17,7 @@ impl Communicator {
     /// A handle on this communicator's records, which any thread can read.
     ///
     /// ```
-    /// # use collectives::{Collective, Communicator, flight::State};
+    /// # use collectives::{Collective, Communicator, flight};
     /// Communicator::run_local(2, |comm| {
     ///     comm.barrier()?;
     ///     let records = comm.flight_recorder().records();
