@@ -207,8 +207,11 @@ pub(crate) enum BlockLayout {
 
 impl BlockLayout {
     /// A layout in bytes of one in elements.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn in_bytes(mut self, element_bytes: usize) -> Self {
+        if let BlockLayout::Equal(count) = self {
+            return BlockLayout::Equal(count * element_bytes);
+        }
         match &mut self {
             BlockLayout::Equal(count) | BlockLayout::Own(count) => *count *= element_bytes,
             BlockLayout::Blocks(counts) => counts.iter_mut().for_each(|count| *count *= element_bytes),

@@ -157,7 +157,7 @@ impl Communicator {
 }
 
 /// The tag of an element type with a name and a size; types of size 0 and huge ones are refused.
-#[inline]
+#[inline(always)]
 pub(super) fn element<T: Data>(call: &'static str) -> Result<(TypeTag, usize)> {
     match size_of::<T>() {
         0 => Err(Error::argument(call, "elements of size 0 carry nothing")),
@@ -180,7 +180,7 @@ pub(super) fn held<T: Data>(call: &'static str, what: &str, element: TypeTag, mi
 }
 
 /// What both buffers of a call hold.
-#[inline]
+#[inline(always)]
 pub(super) fn agreed<T: Data>(
     kind: Collective,
     source: &Source<Memory<'_, T>>,
@@ -225,7 +225,7 @@ pub(super) fn room<T>(call: &str, what: &str, count: usize) -> Result<Vec<T>> {
 }
 
 /// What the ranks must agree on.
-#[inline]
+#[inline(always)]
 pub(super) fn described(kind: Collective, element: TypeTag, root: Option<u32>, count: usize, layout: &BlockLayout, op: u64) -> Call {
     let (op, counts_hash) = match layout {
         // The digest has the whole op.
@@ -257,7 +257,7 @@ fn host_job<T: Data>(
 }
 
 /// A job of the host plane that folds elements.
-#[inline]
+#[inline(always)]
 fn folding_job<T: Data>(
     call: Call,
     source: Source<HostMemory<'_, T>>,

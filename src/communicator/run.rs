@@ -48,11 +48,12 @@ impl Communicator {
     }
 
     /// Runs one call on several buffers in the same way, in one turn.
+    #[inline(never)]
     pub(super) fn run_all(&self, jobs: &Jobs) -> Result<()> {
         self.in_turn(jobs.call(), |plane, deadline| plane.run_all(jobs, deadline))
     }
 
-    #[inline]
+    #[inline(always)]
     fn in_turn(&self, call: &Call, run: impl FnOnce(&mut HostPlane, &Deadline) -> Result<()>) -> Result<()> {
         let timeout = self.timeout();
         let entered = self.core.shared.plane.with(timeout, |plane| run(plane, &Deadline::lazily(timeout)));
