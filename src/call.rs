@@ -209,6 +209,7 @@ impl BlockLayout {
     /// A layout in bytes of one in elements.
     #[inline(always)]
     pub(crate) fn in_bytes(mut self, element_bytes: usize) -> Self {
+        // First, and not in the match below, which works in memory: this is the layout of the smallest calls.
         if let BlockLayout::Equal(count) = self {
             return BlockLayout::Equal(count * element_bytes);
         }
