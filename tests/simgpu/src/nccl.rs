@@ -115,6 +115,12 @@ pub fn silence_deaths() {
     call!(simgpu_nccl_silence_deaths() -> ());
 }
 
+/// From now on, until [`reset`], the first collective of a communicator waits inside the library until all ranks have come to connect, as
+/// NCCL does from 2.22 on where the driver has virtual memory management (`cuMem`).
+pub fn connect_lazily() {
+    call!(simgpu_nccl_connect_lazily() -> ());
+}
+
 /// Each call takes so much longer, so that calls which should not meet do.
 pub fn linger(microseconds: u64) {
     call!(simgpu_nccl_linger(microseconds => u64) -> ());

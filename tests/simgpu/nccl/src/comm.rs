@@ -4,6 +4,7 @@ use crate::abi::{Code, Config, Handle, Kind};
 use crate::clique::{Departure, Notify};
 use crate::driver::{Device, Event};
 use crate::fault::{Fault, Outcome};
+use crate::flags::Flags;
 use crate::link::Link;
 use crate::report::{lock, report, warn};
 use std::collections::{BTreeMap, HashMap};
@@ -20,6 +21,8 @@ pub(crate) struct Comm {
     pub(crate) handle: usize,
     pub(crate) device: Device,
     pub(crate) config: Config,
+    /// Its own, or shared with its parent.
+    pub(crate) flags: Arc<Flags>,
     /// Known as soon as the rank has taken its place.
     member: OnceLock<Member>,
     state: Mutex<State>,
@@ -34,6 +37,8 @@ struct State {
     finalized: bool,
     revoked: bool,
     suspended: bool,
+    /// The abort flags are raised: kernels end, and calls that wait for peers fail.
+    halted: bool,
     /// Aborted or destroyed: the handle is dead.
     stopped: bool,
     /// Launches that a stream has not begun, those of graphs apart.
@@ -41,6 +46,8 @@ struct State {
     running: usize,
     /// Places taken for communicators that are being made from this one.
     unborn: Vec<Link>,
+    /// The flags of the child that is being made, where it has its own.
+    child_flags: Option<Arc<Flags>>,
 }
 
 /// What a communicator owns that its user has to give back.
@@ -53,6 +60,8 @@ pub(crate) struct Resources {
     pub(crate) windows: BTreeMap<usize, (usize, usize)>,
     /// The stream of the last launch and an event behind it.
     pub(crate) order: Option<(usize, Event)>,
+    /// The connections that collectives use are there.
+    pub(crate) connected: bool,
     /// An id made for growing that no one has used yet.
     pub(crate) growing: bool,
 }
@@ -101,6 +110,18 @@ pub(crate) fn find(handle: Handle, name: &str) -> Outcome<Arc<Comm>> {
 impl Comm {
     /// A communicator that has no place yet.
     pub(crate) fn new(device: Device, config: Config) -> Arc<Comm> {
+        Comm::with_flags(device, config, Arc::default())
+    }
+
+    /// A communicator that is made from this one, and shares its abort flags or has its own, which are this one's to raise while it is
+    /// being made.
+    pub(crate) fn child(&self, config: Config, shares: bool) -> Arc<Comm> {
+        let flags = if shares { self.flags.clone() } else { Arc::default() };
+        lock(&self.state).child_flags = (!shares).then(|| flags.clone());
+        Comm::with_flags(self.device, config, flags)
+    }
+
+    fn with_flags(device: Device, config: Config, flags: Arc<Flags>) -> Arc<Comm> {
         static ISSUED: Mutex<usize> = Mutex::new(0);
         let mut issued = lock(&ISSUED);
         *issued += 1;
@@ -108,7 +129,9 @@ impl Comm {
         let handle = 0x10_0000_0000_0000 + *issued * 16;
         let state = Mutex::default();
         let (member, changed, progress, resources) = (OnceLock::new(), Condvar::new(), Mutex::default(), Mutex::default());
-        Arc::new(Comm { handle, device, config, member, state, changed, progress, resources })
+        let comm = Arc::new(Comm { handle, device, config, flags, member, state, changed, progress, resources });
+        comm.flags.hold(&comm);
+        comm
     }
 
     /// Makes its handle valid.
@@ -133,14 +156,14 @@ impl Comm {
 
     /// Takes its place. Fails where it was aborted in the meantime.
     pub(crate) fn settle(&self, rank: usize, size: usize, link: Link) -> Outcome<()> {
-        let stopped = {
+        let over = {
             let state = lock(&self.state);
             let _ = self.member.set(Member { rank, size, link: link.clone() });
-            state.stopped
+            state.stopped || state.halted
         };
-        if stopped {
+        if over {
             link.leave(Departure::Aborted);
-            return Err(Fault::remote("the communicator was aborted while it was made"));
+            return Err(Fault::new(Code::INTERNAL_ERROR, "the communicator was aborted while it was made"));
         }
         Ok(())
     }
@@ -159,18 +182,20 @@ impl Comm {
         }
         drop(state);
         link.leave(Departure::Aborted);
-        Err(Fault::remote("the communicator was aborted while another was made from it"))
+        Err(Fault::new(Code::INTERNAL_ERROR, "the communicator was aborted while another was made from it"))
     }
 
     /// The child is made: from now on it looks after itself.
     pub(crate) fn child_born(&self, link: &Link) {
-        lock(&self.state).unborn.retain(|other| other.place != link.place);
+        let mut state = lock(&self.state);
+        state.unborn.retain(|other| other.place != link.place);
+        state.child_flags = None;
     }
 
     /// Sets the asynchronous error, the first time.
     pub(crate) fn fail(&self, fault: &Fault) {
         let mut state = lock(&self.state);
-        if !state.stopped && state.error.is_none() {
+        if !state.stopped && !state.halted && state.error.is_none() {
             warn(&fault.text);
             state.error = Some(fault.clone());
         }
@@ -216,6 +241,10 @@ impl Comm {
     pub(crate) fn ensure_ready(&self) -> Outcome<()> {
         if lock(&self.state).suspended {
             return Err(Fault::usage("the communicator is suspended"));
+        }
+        // As with NCCL what is called under raised flags goes ahead, and its kernels end at once.
+        if lock(&self.state).halted {
+            return Ok(());
         }
         match self.poll(false) {
             Code::SUCCESS => Ok(()),
@@ -272,13 +301,13 @@ impl Comm {
     /// A stream begins a launch, which waits first where a fault was planted. Says whether it may go on.
     pub(crate) fn begin(&self, captured: bool, hangs: bool) -> bool {
         let mut state = lock(&self.state);
-        while hangs && !state.stopped && !state.revoked {
+        while hangs && !state.stopped && !state.revoked && !state.halted {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if state.stopped && captured {
             report("a graph was launched that holds a collective of a communicator that was destroyed or aborted");
         }
-        let goes_on = !state.stopped && !state.revoked;
+        let goes_on = !state.stopped && !state.revoked && !state.halted;
         state.running += usize::from(goes_on);
         if !goes_on {
             state.queued -= usize::from(!captured);
@@ -326,12 +355,30 @@ impl Comm {
         Ok(())
     }
 
+    /// Ends what runs and what waits, as raised flags do. The communicator stays.
+    pub(crate) fn halt(&self) {
+        lock(&self.state).halted = true;
+        self.changed.notify_all();
+        if let Some(member) = self.member.get() {
+            member.link.halt();
+        }
+    }
+
+    /// Raises the flags of this communicator, and of a child that is being made from it, and waits until no kernel runs that sees them.
+    pub(crate) fn raise_flags(&self) {
+        let child = lock(&self.state).child_flags.take();
+        let flags = child.iter().chain([&self.flags]);
+        flags.clone().for_each(|flags| flags.raise());
+        flags.flat_map(|flags| flags.holders()).for_each(|comm| comm.await_kernels());
+    }
+
     /// Frees the communicator: `how` it ends is what its peers notice.
     pub(crate) fn end_life(&self, how: Departure) {
         lock(&LIVE).remove(&self.handle);
         let end = if how == Departure::Destroyed { "was destroyed" } else { "was aborted" };
         lock(&DEAD).insert(self.handle, end);
-        self.leave(how);
+        let halted = lock(&self.state).halted;
+        self.leave(if halted { Departure::Aborted } else { how });
     }
 
     /// Takes the handle away, while launches may go on.
@@ -366,6 +413,10 @@ impl Comm {
             stop(&member.link);
         }
         self.changed.notify_all();
+        self.await_kernels();
+    }
+
+    fn await_kernels(&self) {
         let mut state = lock(&self.state);
         while state.running > 0 {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);

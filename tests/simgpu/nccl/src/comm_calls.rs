@@ -146,7 +146,9 @@ pub unsafe extern "C" fn ncclCommSplit(comm: Handle, color: c_int, key: c_int, c
             child_config(&parent, config)?
         };
         drop(inside);
-        init::by_split(&parent, color, key, Target(child), config).map(without_progress)
+        let shares = parent.config.split_share == 1 && !parent.is_revoked();
+        let made = (color >= 0).then(|| parent.child(config, shares));
+        init::by_split(&parent, (color, key), Target(child), made).map(without_progress)
     })
 }
 
@@ -187,7 +189,8 @@ pub unsafe extern "C" fn ncclCommShrink(
             child_config(&parent, config)?
         };
         drop(inside);
-        init::by_shrink(&parent, &ranks, Target(child), config).map(without_progress)
+        let shares = flags & ABORT == 0 && parent.config.shrink_share == 1;
+        init::by_shrink(&parent, &ranks, Target(child), parent.child(config, shares && !parent.is_revoked())).map(without_progress)
     })
 }
 
@@ -297,6 +300,7 @@ pub unsafe extern "C" fn ncclCommAbort(comm: Handle) -> c_int {
         }
         let comm = comm::find(comm, "ncclCommAbort")?;
         Inside::aborting(&comm);
+        comm.raise_flags();
         comm.end_life(Departure::Aborted);
         Ok(Code::SUCCESS)
     })

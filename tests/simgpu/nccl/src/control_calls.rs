@@ -65,6 +65,12 @@ pub extern "C" fn simgpu_nccl_silence_deaths() {
     control::silence_deaths();
 }
 
+/// From now on the first collective of a communicator waits, inside the call, until all ranks have come to connect.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_connect_lazily() {
+    control::connect_lazily();
+}
+
 /// Each call takes that much longer, so that calls which should not meet do.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_linger(microseconds: u64) {

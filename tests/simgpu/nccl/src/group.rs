@@ -128,12 +128,18 @@ fn close(name: &str) -> Outcome<Group> {
 }
 
 fn finish_now(tasks: Vec<Task>, entries: Vec<Entry>) -> Outcome<Code> {
-    let slots: Vec<_> = tasks.into_iter().map(begin).collect();
-    for (_, _, slot) in slots {
-        slot.wait()?()?;
-    }
+    run_here(tasks)?;
     launch_all(entries)?;
     Ok(Code::SUCCESS)
+}
+
+/// Runs what waits for peers on this thread where there is one thing, else each on a thread of its own.
+fn run_here(mut tasks: Vec<Task>) -> Outcome<()> {
+    if tasks.len() == 1 {
+        return tasks.pop().map_or(Ok(()), |task| (task.work)()?());
+    }
+    let slots: Vec<_> = tasks.into_iter().map(begin).collect();
+    slots.into_iter().try_for_each(|(_, _, slot)| slot.wait()?())
 }
 
 fn finish_later(tasks: Vec<Task>, entries: Vec<Entry>, polls: u32) -> Outcome<Code> {
@@ -202,6 +208,7 @@ fn by_comm(entries: Vec<Entry>) -> Vec<(Arc<Comm>, Vec<Entry>)> {
 fn launch_all(entries: Vec<Entry>) -> Outcome<()> {
     let split = by_comm(entries);
     split.iter().try_for_each(|(comm, entries)| check_self(comm, entries))?;
+    run_here(split.iter().filter_map(|(comm, entries)| connection(comm, entries)).collect())?;
     for (comm, entries) in split {
         let _inside = Inside::acting(&comm, entries[0].name);
         let mut streams: Vec<usize> = Vec::new();
@@ -213,6 +220,23 @@ fn launch_all(entries: Vec<Entry>) -> Outcome<()> {
         launch(&comm, &streams, entries.into_iter().map(|entry| entry.call).collect()).inspect_err(|fault| comm.fail(fault))?;
     }
     Ok(())
+}
+
+/// What connects a communicator before its first collective. It waits for all ranks.
+fn connection(comm: &Arc<Comm>, entries: &[Entry]) -> Option<Task> {
+    let collective = entries.iter().any(|entry| !entry.call.operation.signature.verb.is_point_to_point());
+    if !collective || !control::connects_lazily() || lock(&comm.resources).connected {
+        return None;
+    }
+    let connecting = comm.clone();
+    let work = move || {
+        let member = connecting.member()?;
+        let everyone: Vec<usize> = (0..member.size).collect();
+        member.link.confer(&everyone, "connection", Vec::new())?;
+        lock(&connecting.resources).connected = true;
+        Ok(Box::new(|| Ok(())) as Finish)
+    };
+    Some(Task { comm: comm.clone(), name: entries[0].name, work: Box::new(work) })
 }
 
 /// A rank that sends to itself has to receive as much in the same group.

@@ -143,8 +143,7 @@ fn next_child(parent: &Comm) -> usize {
 }
 
 /// A communicator made from a parent, on the parent's hub.
-fn bear(parent: &Arc<Comm>, config: Config, place: Place, rank: usize, size: usize, target: Target) -> Outcome<Finish> {
-    let child = Comm::new(parent.device, config);
+fn bear(parent: &Arc<Comm>, child: Arc<Comm>, place: Place, rank: usize, size: usize, target: Target) -> Outcome<Finish> {
     let link = Link::open(place, rank, size, child.listener())?;
     parent.expect_child(&link)?;
     child.settle(rank, size, link.clone())?;
@@ -162,8 +161,9 @@ fn bear(parent: &Arc<Comm>, config: Config, place: Place, rank: usize, size: usi
     }))
 }
 
-/// Splits a communicator by colour; ranks are ordered by key. Ranks of no colour take part and get nothing.
-pub(crate) fn by_split(parent: &Arc<Comm>, color: i32, key: i32, target: Target, config: Config) -> Outcome<Code> {
+/// Splits a communicator by colour; ranks are ordered by key. Ranks of no colour take part and get no child. The work is the parent's, and
+/// so is its progress, whatever the child's configuration says.
+pub(crate) fn by_split(parent: &Arc<Comm>, (color, key): (i32, i32), target: Target, child: Option<Arc<Comm>>) -> Outcome<Code> {
     let meeting = format!("split {}", next_child(parent));
     let splitting = parent.clone();
     let work = move || {
@@ -175,21 +175,19 @@ pub(crate) fn by_split(parent: &Arc<Comm>, color: i32, key: i32, target: Target,
             let mut parser = Parser(words);
             Some((parser.number()? as i32, parser.number()? as i32))
         };
-        if color < 0 {
-            return Ok(nothing());
-        }
+        let Some(child) = child else { return Ok(nothing()) };
         let mut ranks: Vec<(i32, usize)> = Vec::new();
         ranks.extend(heard.iter().enumerate().filter_map(|(rank, words)| chosen(words).filter(|c| c.0 == color).map(|c| (c.1, rank))));
         ranks.sort_unstable();
         let rank = ranks.iter().position(|&(_, rank)| rank == member.rank).unwrap_or_default();
         let place = Place { name: format!("{}/{meeting} color {color}", member.link.place.name), ..member.link.place.clone() };
-        bear(&splitting, config, place, rank, ranks.len(), target)
+        bear(&splitting, child, place, rank, ranks.len(), target)
     };
     group::add_task(Task { comm: parent.clone(), name: "ncclCommSplit", work: Box::new(work) })
 }
 
 /// Makes a communicator without some of the parent's ranks, which take no part.
-pub(crate) fn by_shrink(parent: &Arc<Comm>, excluded: &[usize], target: Target, config: Config) -> Outcome<Code> {
+pub(crate) fn by_shrink(parent: &Arc<Comm>, excluded: &[usize], target: Target, child: Arc<Comm>) -> Outcome<Code> {
     let meeting = format!("shrink {}", next_child(parent));
     let excluded = excluded.to_vec();
     let shrinking = parent.clone();
@@ -204,7 +202,7 @@ pub(crate) fn by_shrink(parent: &Arc<Comm>, excluded: &[usize], target: Target, 
         }
         let rank = survivors.iter().position(|&rank| rank == member.rank).unwrap_or_default();
         let place = Place { name: format!("{}/{meeting}", member.link.place.name), ..member.link.place.clone() };
-        bear(&shrinking, config, place, rank, survivors.len(), target)
+        bear(&shrinking, child, place, rank, survivors.len(), target)
     };
     group::add_task(Task { comm: parent.clone(), name: "ncclCommShrink", work: Box::new(work) })
 }

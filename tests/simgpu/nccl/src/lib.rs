@@ -17,6 +17,7 @@ mod control_calls;
 mod driver;
 mod exchange;
 mod fault;
+mod flags;
 mod float8;
 mod fold;
 mod group;

@@ -188,6 +188,14 @@ impl Rank {
         self
     }
 
+    /// With a non-blocking communicator that is ready.
+    pub fn join_later(mut self, id: Id, mut config: Config) -> Rank {
+        let code = ncclCommInitRankConfig(&raw mut self.comm, self.size as c_int, id, self.rank as c_int, &raw mut config);
+        assert_eq!(code, 7);
+        assert_eq!(self.settle().0, 0);
+        self
+    }
+
     pub fn stream(&self) -> *mut c_void {
         self.stream.cu_stream().cast()
     }
@@ -243,6 +251,14 @@ impl Rank {
             }
         }
     }
+}
+
+/// The place of a rank in another communicator.
+pub fn seen_from(rank: &Rank, comm: Comm) -> Rank {
+    let (mut size, mut place) = (0, 0);
+    ok(ncclCommCount(comm, &raw mut size));
+    ok(ncclCommUserRank(comm, &raw mut place));
+    Rank { comm, rank: place as usize, size: size as usize, context: rank.context.clone(), stream: rank.stream.clone() }
 }
 
 /// Runs each rank on a thread of its own, on a device of its own, without communicators. A test that hangs fails.
