@@ -6,8 +6,10 @@ use crate::driver::{Device, Event};
 use crate::fault::{Fault, Outcome};
 use crate::flags::Flags;
 use crate::link::Link;
+use crate::operation::{Signature, Verb};
+use crate::progress::Progress;
 use crate::report::{lock, report, warn};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 
 /// Who a communicator is among its peers.
@@ -27,7 +29,8 @@ pub(crate) struct Comm {
     member: OnceLock<Member>,
     state: Mutex<State>,
     changed: Condvar,
-    progress: Mutex<Option<Progress>>,
+    /// The group that it is part of in the background.
+    progress: Mutex<Option<Arc<Progress>>>,
     pub(crate) resources: Mutex<Resources>,
 }
 
@@ -62,6 +65,8 @@ pub(crate) struct Resources {
     pub(crate) order: Option<(usize, Event)>,
     /// The connections that collectives use are there.
     pub(crate) connected: bool,
+    /// Peers that messages were exchanged with, by direction.
+    peers: HashSet<(Verb, usize)>,
     /// An id made for growing that no one has used yet.
     pub(crate) growing: bool,
 }
@@ -72,18 +77,6 @@ pub(crate) struct Scalar {
     pub(crate) kind: Kind,
     /// The value, or where it will be when the collective runs.
     pub(crate) value: Result<u64, usize>,
-}
-
-/// What makes a call of a non-blocking communicator complete.
-pub(crate) struct Step {
-    pub(crate) ready: Box<dyn Fn() -> bool + Send>,
-    pub(crate) finish: Box<dyn FnOnce() -> Outcome<()> + Send>,
-}
-
-struct Progress {
-    /// How often the communicator still says that it is not ready.
-    polls: u32,
-    steps: Vec<Step>,
 }
 
 static LIVE: Mutex<BTreeMap<usize, Arc<Comm>>> = Mutex::new(BTreeMap::new());
@@ -203,38 +196,36 @@ impl Comm {
         self.changed.notify_all();
     }
 
-    /// What `ncclCommGetAsyncError` says. A poll brings the end of what is in progress nearer.
+    /// What `ncclCommGetAsyncError` says. The poll that sees a group's success joins its thread; after a failure that is left to the abort.
     pub(crate) fn poll(&self, counts: bool) -> Code {
         if let Some(error) = &lock(&self.state).error {
             return error.code;
         }
-        let steps = {
-            let mut progress = lock(&self.progress);
-            match &mut *progress {
-                None => return Code::SUCCESS,
-                Some(waiting) if waiting.polls > 0 => {
-                    waiting.polls -= u32::from(counts);
-                    return Code::IN_PROGRESS;
-                }
-                Some(waiting) if !waiting.steps.iter().all(|step| (step.ready)()) => return Code::IN_PROGRESS,
-                Some(_) => progress.take().map(|waiting| waiting.steps).unwrap_or_default(),
+        let mut progress = lock(&self.progress);
+        let Some(group) = progress.clone() else { return Code::SUCCESS };
+        match group.poll(counts) {
+            None => Code::IN_PROGRESS,
+            Some(Ok(())) => {
+                *progress = None;
+                group.join();
+                Code::SUCCESS
             }
-        };
-        for step in steps {
-            if let Err(fault) = (step.finish)() {
+            Some(Err(fault)) => {
+                drop(progress);
                 self.fail(&fault);
-                return fault.code;
+                fault.code
             }
         }
-        Code::SUCCESS
     }
 
-    /// Goes on in the background until the communicator was asked `polls` times and the step is ready.
-    pub(crate) fn postpone(&self, polls: u32, step: Step) {
-        let mut progress = lock(&self.progress);
-        let waiting = progress.get_or_insert_with(|| Progress { polls: 0, steps: Vec::new() });
-        waiting.polls = waiting.polls.max(polls);
-        waiting.steps.push(step);
+    /// Is in progress until a group ends.
+    pub(crate) fn follow(&self, group: &Arc<Progress>) {
+        *lock(&self.progress) = Some(group.clone());
+    }
+
+    /// Whether this is the first message to or from a peer.
+    pub(crate) fn meets_first(&self, signature: &Signature) -> bool {
+        signature.verb.is_point_to_point() && lock(&self.resources).peers.insert((signature.verb, signature.root))
     }
 
     /// What every call but a few begins with.
@@ -326,12 +317,6 @@ impl Comm {
         self.changed.notify_all();
     }
 
-    /// Whether all launches are done.
-    pub(crate) fn is_idle(&self) -> bool {
-        let state = lock(&self.state);
-        state.stopped || (state.queued == 0 && state.running == 0)
-    }
-
     /// Waits until all launches are done, or the communicator is aborted.
     pub(crate) fn drain(&self) {
         let mut state = lock(&self.state);
@@ -369,6 +354,7 @@ impl Comm {
         let child = lock(&self.state).child_flags.take();
         let flags = child.iter().chain([&self.flags]);
         flags.clone().for_each(|flags| flags.raise());
+        self.abandon_progress();
         flags.flat_map(|flags| flags.holders()).for_each(|comm| comm.await_kernels());
     }
 
@@ -381,14 +367,8 @@ impl Comm {
         self.leave(if halted { Departure::Aborted } else { how });
     }
 
-    /// Takes the handle away, while launches may go on.
-    pub(crate) fn retire(&self) {
-        lock(&LIVE).remove(&self.handle);
-        lock(&DEAD).insert(self.handle, "was destroyed");
-    }
-
     /// Gives up its place, and those of children that were never made.
-    pub(crate) fn leave(&self, how: Departure) {
+    fn leave(&self, how: Departure) {
         let unborn = {
             let mut state = lock(&self.state);
             state.stopped = true;
@@ -396,7 +376,7 @@ impl Comm {
         };
         unborn.iter().for_each(|link| link.leave(Departure::Aborted));
         self.stop_running(|link| link.leave(how));
-        lock(&self.progress).take();
+        self.abandon_progress();
         lock(&self.resources).order = None;
     }
 
@@ -414,6 +394,14 @@ impl Comm {
         }
         self.changed.notify_all();
         self.await_kernels();
+    }
+
+    /// Joins what goes on in the background, which the flags end.
+    fn abandon_progress(&self) {
+        let progress = lock(&self.progress).take();
+        if let Some(progress) = progress {
+            progress.abandon();
+        }
     }
 
     fn await_kernels(&self) {
