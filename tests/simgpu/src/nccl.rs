@@ -159,6 +159,8 @@ pub struct Counts {
     pub operators: usize,
     /// Memory of `ncclMemAlloc`.
     pub allocations: usize,
+    /// Launches that graphs have captured which are still there.
+    pub captured: usize,
     /// Threads of groups in the background that no poll and no abort has joined.
     pub threads: usize,
 }
@@ -172,6 +174,7 @@ pub fn counts() -> Counts {
         windows: live("windows"),
         operators: live("operations"),
         allocations: live("allocations"),
+        captured: live("captured"),
         threads: live("threads"),
     }
 }

@@ -47,6 +47,8 @@ struct State {
     /// Launches that a stream has not begun, those of graphs apart.
     queued: usize,
     running: usize,
+    /// Captured launches that live graphs hold.
+    held: usize,
     /// Places taken for communicators that are being made from this one.
     unborn: Vec<Link>,
     /// The flags of the child that is being made, where it has its own.
@@ -289,14 +291,28 @@ impl Comm {
         lock(&self.state).queued += 1;
     }
 
+    /// A launch was not taken by its stream.
+    pub(crate) fn withdrawn(&self) {
+        lock(&self.state).queued -= 1;
+        self.changed.notify_all();
+    }
+
+    /// A graph has captured a launch.
+    pub(crate) fn hold(&self) {
+        lock(&self.state).held += 1;
+    }
+
+    /// That graph, and all that was made of it, is destroyed.
+    pub(crate) fn release(&self) {
+        lock(&self.state).held -= 1;
+        self.changed.notify_all();
+    }
+
     /// A stream begins a launch, which waits first where a fault was planted. Says whether it may go on.
     pub(crate) fn begin(&self, captured: bool, hangs: bool) -> bool {
         let mut state = lock(&self.state);
         while hangs && !state.stopped && !state.revoked && !state.halted {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        if state.stopped && captured {
-            report("a graph was launched that holds a collective of a communicator that was destroyed or aborted");
         }
         let goes_on = !state.stopped && !state.revoked && !state.halted;
         state.running += usize::from(goes_on);
@@ -317,10 +333,10 @@ impl Comm {
         self.changed.notify_all();
     }
 
-    /// Waits until all launches are done, or the communicator is aborted.
+    /// Waits until all launches are done, and until no graph is left that holds any: as with NCCL an abort ends no such wait.
     pub(crate) fn drain(&self) {
         let mut state = lock(&self.state);
-        while !state.stopped && (state.queued > 0 || state.running > 0) {
+        while state.queued > 0 || state.running > 0 || state.held > 0 {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -336,7 +352,10 @@ impl Comm {
             // What broke before is over.
             state.error = None;
         }
-        self.stop_running(Link::revoke);
+        if let Some(member) = self.member.get() {
+            member.link.revoke();
+        }
+        self.changed.notify_all();
         Ok(())
     }
 
@@ -349,13 +368,14 @@ impl Comm {
         }
     }
 
-    /// Raises the flags of this communicator, and of a child that is being made from it, and waits until no kernel runs that sees them.
+    /// Raises the flags of this communicator, and of a child that is being made from it, and waits until the streams
+    /// are past the launches of all that hold them, who share one stream of the device.
     pub(crate) fn raise_flags(&self) {
         let child = lock(&self.state).child_flags.take();
         let flags = child.iter().chain([&self.flags]);
         flags.clone().for_each(|flags| flags.raise());
         self.abandon_progress();
-        flags.flat_map(|flags| flags.holders()).for_each(|comm| comm.await_kernels());
+        flags.flat_map(|flags| flags.holders()).for_each(|comm| comm.await_launches());
     }
 
     /// Frees the communicator: `how` it ends is what its peers notice.
@@ -375,7 +395,10 @@ impl Comm {
             std::mem::take(&mut state.unborn)
         };
         unborn.iter().for_each(|link| link.leave(Departure::Aborted));
-        self.stop_running(|link| link.leave(how));
+        if let Some(member) = self.member.get() {
+            member.link.leave(how);
+        }
+        self.changed.notify_all();
         self.abandon_progress();
         lock(&self.resources).order = None;
     }
@@ -388,14 +411,6 @@ impl Comm {
         }
     }
 
-    fn stop_running(&self, stop: impl Fn(&Link)) {
-        if let Some(member) = self.member.get() {
-            stop(&member.link);
-        }
-        self.changed.notify_all();
-        self.await_kernels();
-    }
-
     /// Joins what goes on in the background, which the flags end.
     fn abandon_progress(&self) {
         let progress = lock(&self.progress).take();
@@ -404,9 +419,10 @@ impl Comm {
         }
     }
 
-    fn await_kernels(&self) {
+    /// Waits until the streams are past all launches, and so past what was on them before.
+    pub(crate) fn await_launches(&self) {
         let mut state = lock(&self.state);
-        while state.running > 0 {
+        while state.queued > 0 || state.running > 0 {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -420,6 +436,7 @@ pub(crate) fn census() -> HashMap<&'static str, usize> {
         ("communicators", live.len()),
         ("registrations", count(|resources| resources.registrations.len())),
         ("windows", count(|resources| resources.windows.len())),
+        ("captured", live.iter().map(|comm| lock(&comm.state).held).sum()),
         ("operations", count(|resources| resources.scalars.len())),
     ])
 }

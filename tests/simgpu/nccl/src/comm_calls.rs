@@ -311,7 +311,12 @@ pub unsafe extern "C" fn ncclCommRevoke(comm: Handle, flags: c_int) -> c_int {
             return Err(Fault::argument(format!("ncclCommRevoke : flags {flags:#x} must be 0")));
         }
         comm.revoke()?;
-        group::add_task(Task { comm, name: "ncclCommRevoke", ends: false, work: Box::new(|| Ok(())) })
+        let stopping = comm.clone();
+        let work = move || {
+            stopping.await_launches();
+            Ok(())
+        };
+        group::add_task(Task { comm, name: "ncclCommRevoke", ends: false, work: Box::new(work) })
     })
 }
 
