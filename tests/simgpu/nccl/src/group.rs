@@ -67,7 +67,7 @@ impl Group {
 
     /// A failure is every communicator's that does not block.
     fn fail(comms: &[Arc<Comm>], fault: &Fault) {
-        comms.iter().filter(|comm| !comm.is_blocking()).for_each(|comm| comm.fail(fault));
+        comms.iter().for_each(|comm| comm.fail_unless_blocking(fault));
     }
 }
 
