@@ -183,11 +183,14 @@ management! {
 
     fn [nvmlDeviceGetP2PStatus](device: Device, peer: Device, index: c_uint, place: *mut c_uint) {
         let (device, peer) = (ordinal(device)?, ordinal(peer)?);
-        if device == peer || index > PEERS_CAN_MOST {
+        if index > PEERS_CAN_MOST {
             return Err(Code::INVALID_ARGUMENT);
         }
-        let mut can = 0;
-        driver::cuDeviceCanAccessPeer(&raw mut can, device, peer).map_err(|_| Code::DRIVER_NOT_LOADED)?;
+        // A device can do all of it for itself; NCCL asks for every pair, this one too.
+        let mut can = c_int::from(device == peer);
+        if device != peer {
+            driver::cuDeviceCanAccessPeer(&raw mut can, device, peer).map_err(|_| Code::DRIVER_NOT_LOADED)?;
+        }
         put(place, if can != 0 && PEERS_CAN.contains(&index) { 0 } else { PEERS_CANNOT })
     }
 
