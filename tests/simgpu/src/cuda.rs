@@ -66,6 +66,22 @@ pub fn clear_faults() {
     expect("clearing faults", call!(simgpu_clear_faults()));
 }
 
+/// Loads PTX into the current context as the code of a library that knows nothing of the simulation: files, or folders of files, with
+/// colons between their names. Gives the `CUmodule`.
+///
+/// # Errors
+///
+/// The `CUresult`; what is wrong is in the reports.
+pub fn load_library_kernels(names: &str) -> Result<*mut c_void, u32> {
+    let names = c_text(names);
+    let mut module = std::ptr::null_mut();
+    let place = &raw mut module;
+    match call!(simgpu_load_kernels(place => *mut *mut c_void, names.as_ptr() => *const c_char)) {
+        0 => Ok(module),
+        code => Err(code),
+    }
+}
+
 /// Puts a job into `stream` that fails with the `CUresult` `code` when its turn comes, and breaks the context as a kernel would.
 ///
 /// # Panics

@@ -12,7 +12,7 @@ pub mod nccl;
 
 pub use cuda::{
     Alone, Gate, alone, clear_faults, configure, counts, fail_call, fail_call_of_this_thread, fail_stream, launch_host_function,
-    limit_memory, report, reports,
+    limit_memory, load_library_kernels, report, reports,
 };
 pub use fakecuda::{Access, Configuration, Counts};
 pub use library::{install, install_cuda_only, management, preload, preload_runtime, runtime};

@@ -4,6 +4,9 @@
 //! What the jobs of the past did is kept with the allocation they did it to, so an address that comes back brings no old stories. Jobs
 //! whose ranges are known are recorded when they are submitted, kernels when they are over; two records are compared in both
 //! directions, so the order of recording does not matter.
+//!
+//! Kernels of libraries on different devices are not held against each other, since flags in memory order them. To all else, what such a
+//! kernel does to the memory of another device counts as done by the kernels that ran there at the same time.
 
 use std::sync::Arc;
 
@@ -39,20 +42,36 @@ pub(crate) struct Record {
     pub(crate) verb: Verb,
     pub(crate) stamp: Stamp,
     pub(crate) what: Arc<str>,
+    /// The device on which a kernel of a library did it.
+    pub(crate) library: Option<usize>,
+    /// Kernels of libraries on the device of the memory, if that is another one, that ran at the same time.
+    pub(crate) beside: Arc<[Stamp]>,
 }
 
 impl Record {
     fn conflicts(&self, other: &Record) -> bool {
-        self.start < other.end
-            && other.start < self.end
-            && (self.verb != Verb::Read || other.verb != Verb::Read)
-            && !self.stamp.ordered(&other.stamp)
+        self.start < other.end && other.start < self.end && (self.verb != Verb::Read || other.verb != Verb::Read) && !self.ordered(other)
+    }
+
+    fn ordered(&self, other: &Record) -> bool {
+        let by_flags = self.library.zip(other.library).is_some_and(|(own, others)| own != others);
+        by_flags || self.stamps().any(|stamp| stamp.ordered(&other.stamp)) || other.beside.iter().any(|stamp| stamp.ordered(&self.stamp))
+    }
+
+    /// What this counts as done by.
+    fn stamps(&self) -> impl Iterator<Item = &Stamp> {
+        std::iter::once(&self.stamp).chain(&*self.beside)
+    }
+
+    fn before(&self, stamp: &Stamp) -> bool {
+        self.stamps().any(|own| own.before(stamp))
     }
 
     /// Whether nothing can be unordered with `self` that is not unordered with `later`, too.
     fn replaced_by(&self, later: &Record) -> bool {
         let same = self.stamp.component == later.stamp.component && self.stamp.epoch == later.stamp.epoch;
         !same
+            && (later.library.is_none() || later.library == self.library)
             && later.start <= self.start
             && self.end <= later.end
             && (later.verb != Verb::Read || self.verb == Verb::Read)
@@ -86,7 +105,7 @@ pub(crate) fn access(memory: &mut Memory, reports: &mut Reports, mut record: Rec
         reports.add(conflict(allocation, earlier, &record));
     }
     if let Some(freed) = &allocation.freed
-        && !record.stamp.before(&freed.stamp)
+        && !record.before(&freed.stamp)
     {
         reports.add(freed_in_use(allocation, freed, &record));
     }
@@ -111,7 +130,7 @@ pub(crate) fn settle(memory: &mut Memory, record: &Record, host: &Clock, idle: b
 /// Notes that an allocation is freed, and reports the jobs that are not known to be over by then.
 pub(crate) fn free(memory: &mut Memory, reports: &mut Reports, start: u64, freed: Freed) {
     let Some(allocation) = memory.at_mut(start) else { return };
-    for record in allocation.records.iter().filter(|record| !record.stamp.before(&freed.stamp)) {
+    for record in allocation.records.iter().filter(|record| !record.before(&freed.stamp)) {
         reports.add(freed_in_use(allocation, &freed, record));
     }
     allocation.freed = Some(freed);

@@ -108,7 +108,8 @@ pub(crate) struct Step {
 
 impl Step {
     pub(crate) fn record(&self, span: &Span) -> Record {
-        Record { start: span.start, end: span.end(), verb: span.verb, stamp: self.stamp.clone(), what: self.what.clone() }
+        let (stamp, what) = (self.stamp.clone(), self.what.clone());
+        Record { start: span.start, end: span.end(), verb: span.verb, stamp, what, library: None, beside: Arc::default() }
     }
 }
 

@@ -48,6 +48,7 @@ pub(crate) struct Mapping {
     bytes: usize,
     /// What the pages are of, where other processes may open it or did make it.
     file: Option<File>,
+    buried: bool,
 }
 
 impl Mapping {
@@ -109,7 +110,7 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(Code::OUT_OF_MEMORY);
         }
-        Ok(Mapping { base: base as usize, length, bytes, file: None })
+        Ok(Mapping { base: base as usize, length, bytes, file: None, buried: false })
     }
 
     /// Puts pages between the closed ones: those of a file, or empty ones.
@@ -139,9 +140,15 @@ impl Mapping {
 
     /// Overwrites what was freed; what other processes have of it stays as it is.
     pub(crate) fn bury(&mut self) {
+        self.buried = true;
         if self.file.take().is_none() || self.place(None).is_ok() {
             self.fill(DEAD);
         }
+    }
+
+    /// Whether it was overwritten.
+    pub(crate) fn buried(&self) -> bool {
+        self.buried
     }
 
     /// Whether the bytes behind what was asked for are as they were.

@@ -99,6 +99,11 @@ impl Allocation {
         self.freed.as_ref().is_none_or(|freed| number < freed.number)
     }
 
+    /// Whether its bytes were overwritten since it was freed.
+    pub(crate) fn released(&self) -> bool {
+        self.mapping.as_ref().is_some_and(Mapping::buried)
+    }
+
     /// Whether a kernel on `device` reaches it, which may use the memory of `peers`.
     pub(crate) fn reachable(&self, device: usize, peers: &[usize]) -> bool {
         let opened_by = self.opened.as_ref().map(|opened| opened.by);

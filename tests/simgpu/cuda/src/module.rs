@@ -1,11 +1,12 @@
 //! Modules and kernels: PTX, run by the interpreter.
 
-use simgpu_ptx::{Fault, FaultKind, Kernel, Memory, Region};
+use simgpu_ptx::{Fault, FaultKind, Kernel, Limits, Memory, Region};
 
 use crate::checker::Verb;
 use crate::code::{Code, Outcome};
 use crate::device;
 use crate::job::Span;
+use crate::library;
 use crate::memory::{Freed, Kind};
 use crate::run::{Failure, touched};
 use crate::state::{self, Handle, State};
@@ -15,6 +16,8 @@ pub(crate) struct Module {
     pub(crate) code: simgpu_ptx::Module,
     /// Where its variables lie; 0 if it has none.
     globals: u64,
+    /// Whether it is the code of a library (crate::library).
+    library: bool,
 }
 
 /// A kernel of a module.
@@ -26,6 +29,7 @@ pub(crate) struct Function {
     pub(crate) target: u32,
     /// How much dynamic shared memory a launch may ask for.
     pub(crate) dynamic_shared: u32,
+    pub(crate) library: bool,
 }
 
 impl Function {
@@ -52,6 +56,7 @@ pub(crate) struct Launch {
     pub(crate) shape: simgpu_ptx::Launch,
     pub(crate) parameters: Vec<u8>,
     pub(crate) globals: u64,
+    pub(crate) library: bool,
 }
 
 /// The newest PTX that a driver of this version takes, as 80 for 8.0.
@@ -93,9 +98,21 @@ pub(crate) fn load(text: &str) -> Result<Handle, (Code, String)> {
     if target > capability {
         return Err((Code::NO_BINARY_FOR_GPU, format!("PTX for sm_{target} does not run on a device of capability {capability}")));
     }
-    let globals = place_globals(&mut state, &code, context).map_err(|code| (code, "no memory for the variables".to_string()))?;
+    insert(&mut state, context, code, false)
+}
+
+/// Loads the code of a library into the current context. For which device it was made does not matter here.
+pub(crate) fn load_library(names: &[u8]) -> Result<Handle, (Code, String)> {
+    let code = library::module(names)?;
+    let mut state = state::lock();
+    let context = state.current().map_err(|code| (code, "no context is current".to_string()))?;
+    insert(&mut state, context, code, true)
+}
+
+fn insert(state: &mut State, context: Handle, code: simgpu_ptx::Module, library: bool) -> Result<Handle, (Code, String)> {
+    let globals = place_globals(state, &code, context).map_err(|code| (code, "no memory for the variables".to_string()))?;
     let handle = state.handle();
-    state.modules.insert(handle, Module { context, code, globals });
+    state.modules.insert(handle, Module { context, code, globals, library });
     Ok(handle)
 }
 
@@ -119,7 +136,15 @@ pub(crate) fn function(state: &mut State, module: Handle, name: &str) -> Outcome
         return Ok(handle);
     }
     let dynamic_shared = device::SHARED_BYTES.saturating_sub(kernel.shared_bytes() as u32);
-    let function = Function { context: of.context, module, kernel, globals: of.globals, target: of.code.target(), dynamic_shared };
+    let function = Function {
+        context: of.context,
+        module,
+        kernel,
+        globals: of.globals,
+        target: of.code.target(),
+        dynamic_shared,
+        library: of.library,
+    };
     let handle = state.handle();
     state.functions.insert(handle, function);
     Ok(handle)
@@ -137,32 +162,51 @@ pub(crate) fn unload(state: &mut State, module: Handle) -> Outcome {
     state.healthy(gone.context)
 }
 
-/// What a kernel sees: the memory that its device reaches, and that was there when it was launched.
-#[derive(Default)]
-pub(crate) struct Sight {
-    /// Start and size, in the order of the starts.
-    ranges: Vec<(u64, u64)>,
+/// What a kernel sees.
+pub(crate) enum Sight {
+    Nothing,
+    /// The memory that its device reaches, and that was there when it was launched: start and size, in the order of the starts.
+    Snapshot(Vec<(u64, u64)>),
+    /// What a kernel of a library sees: memory of its own device as it was at the launch, and of others what is there when it looks. Such
+    /// kernels are told of each other's buffers while they run.
+    Live {
+        device: usize,
+        peers: Vec<usize>,
+        number: u64,
+    },
 }
 
 impl Sight {
-    pub(crate) fn of(state: &State, context: Handle, number: u64) -> Sight {
-        let Some(context) = state.contexts.get(&context) else { return Sight::default() };
+    pub(crate) fn of(state: &State, context: Handle, number: u64, library: bool) -> Sight {
+        let Some(context) = state.contexts.get(&context) else { return Sight::Nothing };
+        if library {
+            return Sight::Live { device: context.device, peers: context.peers.clone(), number };
+        }
         let reached = state.memory.all().filter(|found| found.usable(number) && found.reachable(context.device, &context.peers));
-        Sight { ranges: reached.map(|found| (found.start, found.bytes)).collect() }
+        Sight::Snapshot(reached.map(|found| (found.start, found.bytes)).collect())
     }
 }
 
 impl Memory for Sight {
     fn find(&self, address: u64) -> Option<Region> {
-        let after = self.ranges.partition_point(|&(start, _)| start <= address);
-        let &(start, bytes) = self.ranges.get(after.checked_sub(1)?)?;
+        let (start, bytes) = match self {
+            Sight::Nothing => return None,
+            Sight::Snapshot(ranges) => ranges[..ranges.partition_point(|&(start, _)| start <= address)].last().copied()?,
+            Sight::Live { device, peers, number } => {
+                let state = state::lock();
+                let found = state.memory.at(address).filter(|found| found.reachable(*device, peers))?;
+                let usable = found.usable(*number) || (found.device != *device && !found.released());
+                (found.start, usable.then_some(found.bytes)?)
+            }
+        };
         (address - start < bytes).then_some(Region { start, bytes, host: start as *mut u8 })
     }
 }
 
 /// Runs a kernel. Gives what it touched.
 pub(crate) fn run(launch: &Launch, sight: &Sight) -> Result<Vec<Span>, Failure> {
-    match simgpu_ptx::launch(&launch.kernel, &launch.shape, &launch.parameters, launch.globals, sight) {
+    let limits = if launch.library { library::limits() } else { Limits::default() };
+    match simgpu_ptx::launch_within(&limits, &launch.kernel, &launch.shape, &launch.parameters, launch.globals, sight) {
         Ok(used) => {
             let reads = used.reads.into_iter().map(|range| touched(range.start, range.end, Verb::Read));
             Ok(reads.chain(used.writes.into_iter().map(|range| touched(range.start, range.end, Verb::Write))).collect())

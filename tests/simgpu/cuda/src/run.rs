@@ -37,14 +37,16 @@ pub(crate) fn execute(mut state: Guard<'_>, stream: Handle, job: Job) -> Guard<'
     state
 }
 
-fn advance<'a>(state: Guard<'a>, context: Handle, number: u64, step: &Step) -> Guard<'a> {
+fn advance<'a>(mut state: Guard<'a>, context: Handle, number: u64, step: &Step) -> Guard<'a> {
     let sight = prepare(&state, context, number, step);
+    let run = library_run(&mut state, context, step);
     drop(state);
     let outcome = sight.and_then(|sight| perform(&step.work, sight));
     let mut state = state::lock();
     match outcome {
         Ok(spans) => spans.iter().for_each(|span| {
-            state.record(step.record(span));
+            let record = attributed(&state, step.record(span), run);
+            state.record(record);
             forget(&mut state, number, &step.record(span));
         }),
         Err(failure) => {
@@ -52,7 +54,27 @@ fn advance<'a>(state: Guard<'a>, context: Handle, number: u64, step: &Step) -> G
             state.contexts.entry(context).and_modify(|context| context.poison = Some(failure.code));
         }
     }
+    if let Some((run, _)) = run {
+        state.companions.end(run);
+    }
     state
+}
+
+/// Notes that a kernel of a library begins. Gives the number of its run and its device.
+fn library_run(state: &mut State, context: Handle, step: &Step) -> Option<(u64, usize)> {
+    let Work::Kernel(launch) = &step.work else { return None };
+    let device = state.contexts.get(&context).filter(|_| launch.library)?.device;
+    Some((state.companions.begin(device, step.stamp.clone()), device))
+}
+
+/// Says in a record of a kernel of a library whose it is.
+fn attributed(state: &State, mut record: Record, run: Option<(u64, usize)>) -> Record {
+    let Some((run, device)) = run else { return record };
+    record.library = Some(device);
+    if let Some(owner) = state.memory.at(record.start).map(|found| found.device).filter(|&owner| owner != device) {
+        record.beside = state.companions.beside(run, owner);
+    }
+    record
 }
 
 fn settle(state: &mut State, number: u64, step: &Step) {
@@ -84,8 +106,8 @@ fn prepare(state: &State, context: Handle, number: u64, step: &Step) -> Result<S
         }
     }
     Ok(match &step.work {
-        Work::Kernel(_) => Sight::of(state, context, number),
-        _ => Sight::default(),
+        Work::Kernel(launch) => Sight::of(state, context, number, launch.library),
+        _ => Sight::Nothing,
     })
 }
 

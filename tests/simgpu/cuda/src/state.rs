@@ -7,6 +7,7 @@ use crate::capture::Capture;
 use crate::checker::{self, Record};
 use crate::clock::{Clock, Components, HOST, Stamp};
 use crate::code::{Code, Outcome};
+use crate::companions::Companions;
 use crate::context::{Context, Primary};
 use crate::device::Device;
 use crate::event::Event;
@@ -45,6 +46,7 @@ pub(crate) struct State {
     pub(crate) reports: Reports,
     pub(crate) faults: Faults,
     pub(crate) components: Components,
+    pub(crate) companions: Companions,
     /// What the host has waited for.
     pub(crate) host: Clock,
     /// Jobs that were submitted and are not over, by their numbers.
@@ -130,8 +132,11 @@ impl State {
         if !self.memory.release(start) {
             self.reports.add(format!("{name}: somebody wrote behind its end"));
         }
-        let oldest = self.pending.first().copied().unwrap_or(u64::MAX);
-        self.memory.tidy(oldest);
+        // Kernels of libraries see what other devices have freed until it is released, whatever was submitted first.
+        if !self.companions.running() {
+            let oldest = self.pending.first().copied().unwrap_or(u64::MAX);
+            self.memory.tidy(oldest);
+        }
     }
 
     pub(crate) fn record(&mut self, record: Record) {

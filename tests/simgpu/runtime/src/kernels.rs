@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::CString;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use simgpu_driver::{self as driver, Error, Outcome};
 
 use crate::device::{current, ready};
 
-/// Names the files with PTX, with colons between.
+/// Names the files with PTX, or folders of such files, with colons between.
 const VARIABLE: &str = "SIMGPU_KERNELS";
 
 #[derive(Default)]
@@ -19,7 +19,7 @@ struct Registry {
     /// By the address of the stub: the name, and the binary that registered it.
     kernels: HashMap<usize, (CString, usize)>,
     /// By context: what was loaded into it.
-    modules: HashMap<usize, Vec<usize>>,
+    modules: HashMap<usize, usize>,
     /// By context and stub.
     found: HashMap<(usize, usize), usize>,
 }
@@ -66,23 +66,16 @@ pub(crate) fn known(stub: usize) -> Outcome {
 }
 
 /// Loads all PTX into the current context.
-fn load() -> Outcome<Vec<usize>> {
-    let Some(paths) = std::env::var_os(VARIABLE) else {
+fn load() -> Outcome<usize> {
+    let Some(names) = std::env::var_os(VARIABLE) else {
         driver::report(&format!("a kernel of a library was asked for, but {VARIABLE} names no file with PTX"));
         return Err(Error::NO_KERNEL_IMAGE_FOR_DEVICE);
     };
-    let paths = paths.into_vec();
-    let load = |path: &[u8]| {
-        let mut module = 0;
-        let terminated = CString::new(path).map_err(|_| Error::INVALID_VALUE)?;
-        // SAFETY: the path ends with a NUL, and the place is on the stack here.
-        unsafe { driver::cuModuleLoad(&raw mut module, terminated.as_ptr()) }.inspect_err(|error| {
-            let path = std::ffi::OsStr::from_bytes(path);
-            driver::report(&format!("{path:?}, which {VARIABLE} names, cannot be loaded: error {}", error.0));
-        })?;
-        Ok(module)
-    };
-    paths.split(|&byte| byte == b':').filter(|path| !path.is_empty()).map(load).collect()
+    let names = CString::new(names.into_vec()).map_err(|_| Error::INVALID_VALUE)?;
+    let mut module = 0;
+    // SAFETY: the names end with a NUL, and the place is on the stack here.
+    unsafe { driver::simgpu_load_kernels(&raw mut module, names.as_ptr())? };
+    Ok(module)
 }
 
 /// The driver's handle of a kernel in the current context.
@@ -96,17 +89,15 @@ pub(crate) fn find(stub: usize) -> Outcome<usize> {
     }
     let (name, _) = registry.kernels.get(&stub).ok_or(Error::INVALID_DEVICE_FUNCTION)?;
     let name = name.clone();
-    let modules = match registry.modules.entry(context) {
+    let module = *match registry.modules.entry(context) {
         Entry::Occupied(loaded) => loaded.into_mut(),
         Entry::Vacant(place) => place.insert(load()?),
     };
-    for &module in &*modules {
-        let mut function = 0;
-        // SAFETY: the name ends with a NUL, and the place is on the stack here.
-        if unsafe { driver::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) }.is_ok() {
-            registry.found.insert((context, stub), function);
-            return Ok(function);
-        }
+    let mut function = 0;
+    // SAFETY: the name ends with a NUL, and the place is on the stack here.
+    if unsafe { driver::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) }.is_ok() {
+        registry.found.insert((context, stub), function);
+        return Ok(function);
     }
     driver::report(&format!("kernel {name:?} of a library is in no file that {VARIABLE} names"));
     Err(Error::INVALID_DEVICE_FUNCTION)

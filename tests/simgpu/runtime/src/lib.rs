@@ -2,7 +2,7 @@
 //!
 //! It calls the driver's C functions and knows nothing else of it, so whatever goes through the runtime is checked as what goes through
 //! the driver. Kernels come from PTX: the machine code inside a library is of no use here, so the variable `SIMGPU_KERNELS` names the files,
-//! with colons between, in which the kernels that a library registers are found by their names.
+//! or folders of files, with colons between, in which the kernels that a library registers are found by their names.
 //!
 //! A few functions have other parameters in CUDA 13 than they had in CUDA 12. They are in the packages beside this one, each of which makes
 //! a library of one release; all the others are here.

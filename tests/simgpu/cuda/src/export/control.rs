@@ -7,6 +7,7 @@ use crate::checker::Verb;
 use crate::code::{Code, Outcome};
 use crate::interface::{Access, Configuration, Counts};
 use crate::job::{HostFunction, Span, Task, Work};
+use crate::module;
 use crate::state;
 use crate::stream;
 use crate::submit;
@@ -25,6 +26,21 @@ driver! {
         let spans = accesses.iter().filter(|access| access.bytes > 0).map(span).collect();
         let work = Work::Call(HostFunction { function: function.ok_or(Code::INVALID_VALUE)?, data });
         submit::submit(&mut state, stream, Task { work, what: "cuLaunchHostFunc".into(), spans }).map(drop)
+    }
+
+    /// Loads the kernels of a library into the current context, from files with PTX: their names with colons between, each of a file or of
+    /// a folder with such files.
+    fn simgpu_load_kernels(place: *mut usize, names: *const c_char) {
+        if names.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        match module::load_library(CStr::from_ptr(names).to_bytes()) {
+            Ok(handle) => put(place, handle),
+            Err((code, text)) => {
+                state::lock().reports.add(format!("the kernels of a library were not loaded: {text}"));
+                Err(code)
+            }
+        }
     }
 }
 

@@ -251,7 +251,7 @@ unsafe fn launch(
     let shape = simgpu_ptx::Launch { grid, block, dynamic_shared_bytes: shared };
     // SAFETY: as the caller vouches.
     let parameters = unsafe { parameters(of, pointers, extra)? };
-    let launch = Launch { kernel: of.kernel.clone(), shape, parameters, globals: of.globals };
+    let launch = Launch { kernel: of.kernel.clone(), shape, parameters, globals: of.globals, library: of.library };
     if let Some(event) = begun {
         event::record(&mut state, event, stream, false)?;
     }

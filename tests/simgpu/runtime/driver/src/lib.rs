@@ -192,7 +192,7 @@ driver! {
     fn cuGraphRetainUserObject(graph: usize, object: usize, count: c_uint, flags: c_uint);
     fn cuUserObjectCreate(place: *mut usize, data: *mut c_void, destructor: HostFunction, references: c_uint, flags: c_uint);
 
-    fn cuModuleLoad(place: *mut usize, path: *const c_char);
+    fn simgpu_load_kernels(place: *mut usize, names: *const c_char);
     fn cuModuleGetFunction(place: *mut usize, module: usize, name: *const c_char);
     fn cuFuncGetAttribute(value: *mut c_int, attribute: c_uint, function: usize);
     fn cuFuncSetAttribute(function: usize, attribute: c_uint, value: c_int);
