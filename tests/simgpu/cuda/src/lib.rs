@@ -25,6 +25,7 @@ mod library;
 mod mapping;
 mod memory;
 mod module;
+mod outlines;
 mod pool;
 mod report;
 mod run;

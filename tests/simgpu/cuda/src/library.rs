@@ -2,18 +2,23 @@
 //! that are read before they are set hold zero, and a kernel may spin for what others write for as long as it takes, since nothing ends a
 //! kernel on a GPU either. Bounds and alignment of its accesses are checked all the same.
 //!
-//! It is linked once per process, however many devices load it.
+//! It is linked once per process, however many devices load it. Of a hundred megabytes of PTX, linking needs one: the outlines, which are
+//! kept in a file for the processes to come ([`crate::outlines`]). What a function does is read from its text when it is first called.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::fs::File;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use simgpu_ptx::{Limits, Module, Options, Unset};
+use simgpu_ptx::{Limits, Module, Texts, Unset};
 
 use crate::code::Code;
+use crate::outlines;
 
 /// How long a kernel may run, and how its threads take turns.
 pub(crate) fn limits() -> Limits {
@@ -29,12 +34,13 @@ pub(crate) fn module(names: &[u8]) -> Result<Module, (Code, String)> {
     if let Some(module) = linked.get(names) {
         return Ok(module.clone());
     }
-    let module = link(&files(names)?)?;
+    let files = files(names).map_err(|why| (Code::FILE_NOT_FOUND, why))?;
+    let module = link(&files)?;
     linked.insert(names.to_vec(), module.clone());
     Ok(module)
 }
 
-fn files(names: &[u8]) -> Result<Vec<PathBuf>, (Code, String)> {
+fn files(names: &[u8]) -> Result<Vec<PathBuf>, String> {
     let mut files = Vec::new();
     for name in names.split(|&byte| byte == b':').filter(|name| !name.is_empty()) {
         let path = Path::new(OsStr::from_bytes(name));
@@ -42,7 +48,7 @@ fn files(names: &[u8]) -> Result<Vec<PathBuf>, (Code, String)> {
             files.push(path.to_owned());
             continue;
         }
-        let entries = std::fs::read_dir(path).map_err(|error| missing(path, &error))?;
+        let entries = std::fs::read_dir(path).map_err(|error| unread(path, &error))?;
         let mut inside: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
         inside.retain(|path| path.extension().is_some_and(|extension| extension == "ptx"));
         inside.sort();
@@ -52,13 +58,27 @@ fn files(names: &[u8]) -> Result<Vec<PathBuf>, (Code, String)> {
 }
 
 fn link(files: &[PathBuf]) -> Result<Module, (Code, String)> {
-    let read = |path: &PathBuf| std::fs::read_to_string(path).map_err(|error| missing(path, &error));
-    let texts = files.iter().map(read).collect::<Result<Vec<String>, _>>()?;
-    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    Module::link(&texts, Options { unset: Unset::Holds(0), late: true })
-        .map_err(|error| (Code::INVALID_PTX, format!("{}: {error}", files[error.text].display())))
+    let wrong = |error: simgpu_ptx::ParseError| (Code::INVALID_PTX, format!("{}: {error}", files[error.text].display()));
+    let (outlines, opened) = outlines::of(files).map_err(|error| match error {
+        outlines::Error::Unread(why) => (Code::FILE_NOT_FOUND, why),
+        outlines::Error::Wrong(error) => wrong(error),
+    })?;
+    let outlines: Vec<&str> = outlines.iter().map(String::as_str).collect();
+    Module::link_outlines(&outlines, Unset::Holds(0), Box::new(Opened(opened))).map_err(wrong)
 }
 
-fn missing(path: &Path, error: &std::io::Error) -> (Code, String) {
-    (Code::FILE_NOT_FOUND, format!("{} cannot be read: {error}", path.display()))
+pub(crate) fn unread(path: &Path, error: &std::io::Error) -> String {
+    format!("{} cannot be read: {error}", path.display())
+}
+
+/// The files with the texts.
+struct Opened(Vec<File>);
+
+impl Texts for Opened {
+    fn part(&self, text: usize, place: Range<usize>) -> Result<String, String> {
+        let file = self.0.get(text).ok_or("there is no such file")?;
+        let mut bytes = vec![0; place.len()];
+        file.read_exact_at(&mut bytes, place.start as u64).map_err(|error| error.to_string())?;
+        String::from_utf8(bytes).map_err(|error| error.to_string())
+    }
 }

@@ -8,7 +8,8 @@
 //!
 //! Several texts can be linked ([`Module::link`]): their functions and variables refer to each other, calls go through
 //! pointers, and functions are decoded when they are first called. So a library of a hundred megabytes starts at once;
-//! what of it is not supported is a fault of the thread that comes to it.
+//! what of it is not supported is a fault of the thread that comes to it. Who starts often keeps the outlines of the texts
+//! ([`outline`]): linking needs no more ([`Module::link_outlines`]), and bodies are read when they are called.
 //!
 //! The threads of a block run in turns: each until it waits for others, ends, or has had its share of instructions, so that
 //! threads may spin on what others write. Blocks run one after another; while none ends, more begin beside it, so that they
@@ -36,6 +37,7 @@ mod operand;
 mod parser;
 mod poison;
 mod program;
+mod short;
 mod syntax;
 mod token;
 mod types;
@@ -47,4 +49,5 @@ pub use fault::{Fault, FaultKind, FaultPlace, ParseError};
 pub use launch::{INSTRUCTIONS_PER_THREAD, Launch, Limits, launch, launch_within};
 pub use memory::{Memory, Region, Touched};
 pub use module::{Module, Options, Unset};
-pub use program::{Kernel, Parameter};
+pub use program::{Kernel, Parameter, Texts};
+pub use short::outline;

@@ -62,14 +62,14 @@ struct Linker<'s, 'a> {
 }
 
 /// Lays out the variables of all texts and resolves their names. No function is decoded yet.
-pub(crate) fn link(texts: &[&str], sources: &[Source<'_>], options: Options) -> Linked<Program> {
+pub(crate) fn link(sources: &[Source<'_>], options: Options) -> Linked<Program> {
     let names = sources.iter().map(|_| Names::default()).collect();
     let mut linker = Linker { sources, exports: HashMap::new(), program: Program::new(options), names, addresses: Vec::new() };
     for text in 0..sources.len() {
         linker.export(text).map_err(|error| error.of(text))?;
     }
-    for (text, whole) in texts.iter().enumerate() {
-        linker.place(text, whole).map_err(|error| error.of(text))?;
+    for text in 0..sources.len() {
+        linker.place(text).map_err(|error| error.of(text))?;
     }
     for text in 0..sources.len() {
         linker.resolve(text).map_err(|error| error.of(text))?;
@@ -133,7 +133,7 @@ impl<'a> Linker<'_, 'a> {
     }
 
     /// Gives what a text defines a place in the program.
-    fn place(&mut self, text: usize, whole: &str) -> Linked<()> {
+    fn place(&mut self, text: usize) -> Linked<()> {
         let source = &self.sources[text];
         for (number, variable) in source.variables.iter().enumerate() {
             if variable.linkage != Linkage::External && self.holds(text, number, variable.name, variable.linkage) {
@@ -142,12 +142,11 @@ impl<'a> Linker<'_, 'a> {
             }
         }
         for (number, function) in source.functions.iter().enumerate() {
-            let Some(definition) = function.definition else { continue };
+            let Some(stands) = &function.definition else { continue };
             if !self.holds(text, number, function.name, linkage(function)) {
                 continue;
             }
-            let start = definition.as_ptr() as usize - whole.as_ptr() as usize;
-            let found = Definition::new(function, text, start..start + definition.len());
+            let found = Definition::new(function, text, stands.clone());
             self.names[text].functions.insert(function.name.into(), Some(self.program.functions.len()));
             self.program.functions.push(found);
         }

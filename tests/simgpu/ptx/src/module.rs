@@ -1,14 +1,15 @@
 //! A module: its variables laid out in one block, its functions decoded, its kernels with their parameters.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::ParseError;
 use crate::link;
 use crate::lower;
 use crate::parser::Parser;
-use crate::program::{Callee, Function, Initial, Kernel, Program, Target};
+use crate::program::{Callee, Function, Initial, Kernel, Program, Target, Texts};
 use crate::syntax::Source;
-use crate::token;
 
 /// What is done with registers that are read before they are set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,8 +37,6 @@ pub struct Options {
 pub struct Module {
     program: Arc<Program>,
     kernels: Vec<Kernel>,
-    target: u32,
-    version: (u32, u32),
 }
 
 impl Module {
@@ -57,16 +56,33 @@ impl Module {
     /// A text is not PTX, or what it holds is not supported; a name is defined twice, or declared and not defined. The error
     /// names the text and the line.
     pub fn link(texts: &[&str], options: Options) -> Result<Self, ParseError> {
+        let kept: Vec<String> = if options.late { texts.iter().map(|&text| text.to_owned()).collect() } else { Vec::new() };
         let sources = texts.iter().enumerate().map(|(text, whole)| Parser::source(whole).map_err(|error| error.of(text)));
-        let sources = sources.collect::<Result<Vec<Source<'_>>, _>>()?;
-        let mut program = link::link(texts, &sources, options)?;
-        let (target, version) =
-            sources.iter().fold((0, (0, 0)), |(target, version), source| (target.max(source.target), version.max(source.version)));
-        decode(&mut program, texts)?;
+        let part = |text: usize, place: Range<usize>| Ok(Cow::Borrowed(texts[text].get(place).unwrap_or_default()));
+        let mut program = assemble(&sources.collect::<Result<Vec<_>, _>>()?, options, part)?;
+        if options.late {
+            program.texts = Some(Box::new(kept));
+        }
+        Ok(Self::of(program))
+    }
+
+    /// Like [`Self::link`] of whole texts, but late, from their outlines. The bodies of functions are read from `texts`.
+    ///
+    /// # Errors
+    /// As for [`Self::link`]. Lines of what is not inside of functions are those of the outline.
+    pub fn link_outlines(outlines: &[&str], unset: Unset, texts: Box<dyn Texts>) -> Result<Self, ParseError> {
+        let sources = outlines.iter().enumerate().map(|(text, short)| Parser::short_source(short).map_err(|error| error.of(text)));
+        let part = |text: usize, place: Range<usize>| texts.part(text, place).map(Cow::Owned);
+        let mut program = assemble(&sources.collect::<Result<Vec<_>, _>>()?, Options { unset, late: true }, part)?;
+        program.texts = Some(texts);
+        Ok(Self::of(program))
+    }
+
+    fn of(program: Program) -> Self {
         let program = Arc::new(program);
         let kernels = (0..program.functions.len()).filter(|&number| program.functions[number].entry);
         let kernels = kernels.map(|number| kernel(&program, number)).collect();
-        Ok(Self { program, kernels, target, version })
+        Self { program, kernels }
     }
 
     /// The kernels, in the order of the text.
@@ -107,35 +123,41 @@ impl Module {
 
     /// The compute capability that the text names: 70 for `sm_70`.
     pub fn target(&self) -> u32 {
-        self.target
+        self.program.target
     }
 
     /// The version of PTX, major and minor.
     pub fn version(&self) -> (u32, u32) {
-        self.version
+        self.program.version
     }
 }
 
-/// Decodes the functions that do not wait for their first call.
-fn decode(program: &mut Program, texts: &[&str]) -> Result<(), ParseError> {
+/// Links, and decodes the functions that do not wait for their first call.
+fn assemble<'t>(
+    sources: &[Source<'_>],
+    options: Options,
+    part: impl Fn(usize, Range<usize>) -> Result<Cow<'t, str>, String>,
+) -> Result<Program, ParseError> {
+    let mut program = link::link(sources, options)?;
+    program.target = sources.iter().map(|source| source.target).max().unwrap_or_default();
+    program.version = sources.iter().map(|source| source.version).max().unwrap_or_default();
     let mut shared = std::mem::take(&mut program.shared);
     for (number, definition) in program.functions.iter().enumerate() {
-        let text = texts[definition.text];
-        if program.options.late && !token::declares_shared(&text[definition.place.clone()]) {
+        if options.late && !definition.stands.shared {
             continue;
         }
-        match lower::function(program, number, text, &mut shared).map_err(|error| error.of(definition.text)) {
-            Err(error) if !program.options.late => return Err(error),
+        let unread = |why| ParseError::new(definition.line, why).of(definition.text);
+        let text = part(definition.text, definition.stands.place.clone()).map_err(unread)?;
+        match lower::function(&program, number, &text, &mut shared).map_err(|error| error.of(definition.text)) {
+            Err(error) if !options.late => return Err(error),
             decoded => drop(definition.decoded.set(decoded)),
         }
     }
     program.shared = shared;
-    if program.options.late {
-        program.texts = texts.iter().map(|&text| text.to_owned()).collect();
-    } else {
+    if !options.late {
         program.names.clear();
     }
-    Ok(())
+    Ok(program)
 }
 
 fn kernel(program: &Arc<Program>, function: usize) -> Kernel {

@@ -1,8 +1,9 @@
 //! From text to declarations and statements. Debug information, pragmas and linkage are skipped.
 
 use crate::ParseError;
-use crate::syntax::{Formal, FunctionText, Linkage, Literal, Prototype, Registers, Source, Statement, Text};
-use crate::token::{Token, outline, tokens};
+use crate::short;
+use crate::syntax::{Formal, FunctionText, Linkage, Literal, Prototype, Registers, Source, Stands, Statement, Text};
+use crate::token::{Token, declares_shared, outline, tokens};
 use crate::types::{Space, Type};
 
 pub(crate) struct Parser<'a> {
@@ -10,6 +11,8 @@ pub(crate) struct Parser<'a> {
     pub(crate) at: usize,
     /// How many brackets are open around an operand or an initial value.
     pub(crate) depth: usize,
+    /// Whether the text is an outline, in which each body is replaced by where it stands.
+    short: bool,
 }
 
 /// Far more than compilers declare at once.
@@ -20,13 +23,19 @@ type Parsed<T> = Result<T, ParseError>;
 impl<'a> Parser<'a> {
     /// The declarations of a module; the bodies of functions are left unread.
     pub(crate) fn source(text: &'a str) -> Parsed<Source<'a>> {
-        let mut parser = Self { tokens: outline(text)?, at: 0, depth: 0 };
+        let mut parser = Self { tokens: outline(text)?, at: 0, depth: 0, short: false };
+        parser.declarations(text)
+    }
+
+    /// The declarations of a module, from its outline.
+    pub(crate) fn short_source(text: &'a str) -> Parsed<Source<'a>> {
+        let mut parser = Self { tokens: outline(text)?, at: 0, depth: 0, short: true };
         parser.declarations(text)
     }
 
     /// A function with its body, from its `definition`.
     pub(crate) fn definition(text: &'a str, line: u32, entry: bool) -> Parsed<(FunctionText<'a>, Vec<Statement<'a>>)> {
-        let mut parser = Self { tokens: tokens(text, line)?, at: 0, depth: 0 };
+        let mut parser = Self { tokens: tokens(text, line)?, at: 0, depth: 0, short: false };
         let head = parser.head(entry, Linkage::Internal)?;
         let body = parser.body()?;
         Ok((head, body))
@@ -113,13 +122,19 @@ impl<'a> Parser<'a> {
     fn function(&mut self, text: &'a str, kind: &'a str, linkage: Linkage) -> Parsed<FunctionText<'a>> {
         let line = self.tokens.get(self.at - 1).map_or(1, |(_, line)| *line);
         let mut function = FunctionText { line, ..self.head(kind == "entry", linkage)? };
-        let place = |part: &str| part.as_ptr() as usize - text.as_ptr() as usize;
-        if let Some(Token::Body(body)) = self.peek() {
-            self.next();
-            function.definition = text.get(place(kind) + kind.len()..place(body) + body.len());
-        } else {
+        let Some(Token::Body(body)) = self.peek() else {
             self.expect(';')?;
+            return Ok(function);
+        };
+        self.next();
+        if self.short {
+            let (stands, line) = short::read(body).ok_or_else(|| self.error("an outline says where each body stands"))?;
+            (function.definition, function.line) = (Some(stands), line);
+            return Ok(function);
         }
+        let start = |part: &str| part.as_ptr() as usize - text.as_ptr() as usize;
+        let place = start(kind) + kind.len()..start(body) + body.len();
+        function.definition = Some(Stands { place, shared: declares_shared(body) });
         Ok(function)
     }
 

@@ -1,5 +1,6 @@
 //! The decoded form of a module: what the machine runs.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,7 +10,7 @@ use crate::fault::FaultKind;
 use crate::link::Names;
 use crate::lower;
 use crate::module::Options;
-use crate::syntax::{FunctionText, Prototype};
+use crate::syntax::{FunctionText, Prototype, Stands};
 use crate::types::{FUNCTIONS, Space};
 
 /// Local memory of a thread, as on the hardware.
@@ -323,8 +324,7 @@ pub(crate) struct Definition {
     pub(crate) entry: bool,
     pub(crate) text: usize,
     pub(crate) line: u32,
-    /// Where it stands in its text.
-    pub(crate) place: Range<usize>,
+    pub(crate) stands: Stands,
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) parameter_bytes: usize,
     pub(crate) max_threads: Option<[u32; 3]>,
@@ -333,7 +333,7 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
-    pub(crate) fn new(function: &FunctionText<'_>, text: usize, place: Range<usize>) -> Self {
+    pub(crate) fn new(function: &FunctionText<'_>, text: usize, stands: Stands) -> Self {
         let mut end = 0_usize;
         let mut parameters = Vec::new();
         for formal in &function.parameters {
@@ -347,7 +347,7 @@ impl Definition {
             entry: function.entry,
             text,
             line: function.line,
-            place,
+            stands,
             parameters,
             parameter_bytes: end,
             max_threads: function.max_threads,
@@ -375,14 +375,32 @@ pub(crate) enum Target {
     Bits(u64),
 }
 
-#[derive(Debug)]
+/// Texts of which parts can be read at any time.
+pub trait Texts: Send + Sync {
+    /// A part of a text, by its number among those that were linked and its bytes.
+    ///
+    /// # Errors
+    /// The part is not there any more; why, in words.
+    fn part(&self, text: usize, place: Range<usize>) -> Result<String, String>;
+}
+
+/// Texts that are kept whole.
+impl Texts for Vec<String> {
+    fn part(&self, text: usize, place: Range<usize>) -> Result<String, String> {
+        let part = self.get(text).and_then(|whole| whole.get(place));
+        part.map(str::to_owned).ok_or_else(|| "the text has no such part".to_owned())
+    }
+}
+
 pub(crate) struct Program {
     /// Its number among the programs of this process, so that a pointer to a function of another one is found.
     id: u64,
     pub(crate) options: Options,
+    pub(crate) target: u32,
+    pub(crate) version: (u32, u32),
     pub(crate) functions: Vec<Definition>,
-    /// The texts, as long as functions are left to decode.
-    pub(crate) texts: Vec<String>,
+    /// The texts, where functions are left to decode.
+    pub(crate) texts: Option<Box<dyn Texts>>,
     /// What each text calls by name.
     pub(crate) names: Vec<Names>,
     pub(crate) shared: Vec<Shared>,
@@ -395,14 +413,22 @@ pub(crate) struct Program {
     pub(crate) accesses: AtomicUsize,
 }
 
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Program").field("id", &self.id).field("functions", &self.functions.len()).finish_non_exhaustive()
+    }
+}
+
 impl Program {
     pub(crate) fn new(options: Options) -> Self {
         static PROGRAMS: AtomicU64 = AtomicU64::new(1);
         Self {
             id: PROGRAMS.fetch_add(1, Ordering::Relaxed) & 0xfff_ffff,
             options,
+            target: 0,
+            version: (0, 0),
             functions: Vec::new(),
-            texts: Vec::new(),
+            texts: None,
             names: Vec::new(),
             shared: Vec::new(),
             globals: Vec::new(),
@@ -425,9 +451,11 @@ impl Program {
     pub(crate) fn ready(&self, number: usize) -> Result<&Function, FaultKind> {
         let definition = &self.functions[number];
         let decode = || {
-            let text = self.texts.get(definition.text).map_or("", String::as_str);
+            let part = self.texts.as_ref().map(|texts| texts.part(definition.text, definition.stands.place.clone()));
+            let part = part.unwrap_or_else(|| Err("there is no text".to_owned()));
+            let part = part.map_err(|why| ParseError::new(definition.line, format!("its text cannot be read: {why}")))?;
             let mut shared = Vec::new();
-            let function = lower::function(self, number, text, &mut shared)?;
+            let function = lower::function(self, number, &part, &mut shared)?;
             // Those that declare some were decoded when the module was made, since a launch has to know how much there is.
             if shared.is_empty() { Ok(function) } else { Err(ParseError::new(definition.line, "shared memory was found too late")) }
         };

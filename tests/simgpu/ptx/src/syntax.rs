@@ -1,5 +1,7 @@
 //! What the parser makes of a module's text, before anything is decoded.
 
+use std::ops::Range;
+
 use crate::types::{Space, Type};
 
 #[derive(Debug, Default)]
@@ -68,9 +70,17 @@ pub(crate) struct FunctionText<'a> {
     pub(crate) max_threads: Option<[u32; 3]>,
     pub(crate) exact_threads: bool,
     pub(crate) linkage: Linkage,
-    /// Everything behind `.func` or `.entry` up to the closing brace; `None` for a declaration.
-    pub(crate) definition: Option<&'a str>,
+    /// `None` for a declaration.
+    pub(crate) definition: Option<Stands>,
     pub(crate) line: u32,
+}
+
+/// Where the definition of a function stands in its text: everything behind `.func` or `.entry` up to the closing brace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stands {
+    pub(crate) place: Range<usize>,
+    /// Whether it declares variables in shared memory.
+    pub(crate) shared: bool,
 }
 
 #[derive(Debug)]

@@ -4,8 +4,11 @@
 
 mod common;
 
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
 use common::{Arguments, Device, bytes, run, size, text, values};
-use simgpu_ptx::{FaultKind, Launch, Module, Options, ParseError};
+use simgpu_ptx::{FaultKind, Launch, Module, Options, ParseError, Texts, Unset, launch, outline};
 
 const HEAD: &str = ".version 8.0\n.target sm_80\n.address_size 64\n";
 const LATE: Options = Options { unset: simgpu_ptx::Unset::Fault, late: true };
@@ -296,4 +299,52 @@ fn shared_memory_of_functions_that_only_pointers_reach() {
     assert_eq!(Module::parse(&text).unwrap().kernel("k").unwrap().shared_bytes(), 4);
     // Late nobody knows who is called: all is there.
     assert_eq!(Module::link(&[&text], LATE).unwrap().kernel("k").unwrap().shared_bytes(), 68);
+}
+
+/// Texts that may be gone.
+#[derive(Clone)]
+struct Shelf(Arc<Mutex<Vec<String>>>);
+
+impl Texts for Shelf {
+    fn part(&self, text: usize, place: Range<usize>) -> Result<String, String> {
+        self.0.lock().unwrap().part(text, place)
+    }
+}
+
+#[test]
+fn outlines_are_enough_to_link_and_bodies_are_read_when_they_are_called() {
+    let first = kernel(
+        "// a comment }\n.extern .func (.reg .b32 out) add(.reg .b32 in);\n.visible .global .u32 much[2] = {40,\n 2};
+        .func never() { .reg .b32 %a; /* } */ add.s32 %a, 1, 2; ret; }\n",
+        "ld.global.u32 %r1, [%rd1]; call (%r2), add, (%r1); st.global.u32 [%rd1], %r2;",
+    );
+    let second = plain(
+        ".extern .global .u32 much[2];\n.visible .func (.reg .b32 out) add(.reg .b32 in)\n{ .shared .align 8 .b32 word;\n .reg .b32 %a, %b;
+        st.shared.u32 [word], in; ld.shared.u32 %a, [word]; ld.global.u32 %b, [much+4]; add.s32 out, %a, %b; ret; }
+        .visible .func broken()\n{\n\n frobnicate; }\n.global .u64 pointer = broken;\n",
+    );
+    let texts = [&first[..], &second[..]];
+    let whole = Module::link(&texts, Options { late: true, ..Options::default() }).unwrap();
+    let outlines: Vec<String> = texts.iter().map(|text| outline(text).unwrap()).collect();
+    assert!(!outlines.concat().contains("add.s32") && outlines[1].contains(".visible .func (.reg .b32 out) add(.reg .b32 in)\n{#"));
+    let outlines: Vec<&str> = outlines.iter().map(String::as_str).collect();
+    let shelf = Shelf(Arc::new(Mutex::new(texts.iter().map(|&text| text.to_owned()).collect())));
+    let module = Module::link_outlines(&outlines, Unset::Fault, Box::new(shelf.clone())).unwrap();
+    assert_eq!((module.target(), module.version()), (whole.target(), whole.version()));
+    assert_eq!(module.kernel("k").unwrap().shared_bytes(), whole.kernel("k").unwrap().shared_bytes());
+    assert_eq!(module.globals_bytes(), whole.globals_bytes());
+    let mut device = Device::default();
+    let (globals, at) = (device.put(&module.globals_image(0)), device.put(&5_u32.to_le_bytes()));
+    launch(module.kernel("k").unwrap(), &size(1, 1), &at.to_le_bytes(), globals, &device).unwrap();
+    assert_eq!(values::<u32>(&device.get(at)), [7]);
+    assert_eq!(module.unsupported(), whole.unsupported());
+    // What nobody has called yet is read from the text when it is, if that is still there.
+    let module = Module::link_outlines(&outlines, Unset::Fault, Box::new(shelf.clone())).unwrap();
+    shelf.0.lock().unwrap().clear();
+    let fault = launch(module.kernel("k").unwrap(), &size(1, 1), &at.to_le_bytes(), globals, &device).unwrap_err();
+    assert!(fault.to_string().contains("its text cannot be read: the text has no such part"), "{fault}");
+    let missing = Module::link_outlines(&outlines, Unset::Fault, Box::new(shelf)).unwrap_err();
+    assert_eq!((missing.text, missing.message.as_str()), (1, "the text has no such part"), "a body with shared memory is read at once");
+    let torn = outlines[0].replace("{#", "{");
+    assert!(Module::link_outlines(&[&torn], Unset::Fault, Box::new(Vec::new())).unwrap_err().message.contains("an outline says"));
 }

@@ -81,10 +81,9 @@ pub(crate) struct Builder<'a, 'm> {
     carry: Option<Slot>,
 }
 
-/// Decodes a function from the whole text that it stands in.
-pub(crate) fn function(program: &Program, number: usize, text: &str, shared: &mut Vec<Shared>) -> Lowered<Function> {
+/// Decodes a function from its definition.
+pub(crate) fn function(program: &Program, number: usize, source: &str, shared: &mut Vec<Shared>) -> Lowered<Function> {
     let definition = &program.functions[number];
-    let source = text.get(definition.place.clone()).unwrap_or_default();
     let (text, statements) = Parser::definition(source, definition.line, definition.entry)?;
     let mut builder = Builder {
         program,
