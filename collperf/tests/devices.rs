@@ -26,7 +26,7 @@ fn on_devices(mut command: Command) -> Command {
         // Ranks may have to share a device.
         command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1").env("NCCL_NVLS_ENABLE", "0");
     } else {
-        command.env("LD_PRELOAD", simgpu::preload());
+        command.envs(simgpu::environment());
     }
     command
 }

@@ -1,6 +1,6 @@
 //! Ranks with a device each, and buffers on it.
 
-#![allow(dead_code, unreachable_pub, reason = "each test program uses what it needs")]
+#![allow(dead_code, unreachable_pub, unused_imports, unused_macros, reason = "each test program uses what it needs")]
 #![expect(unsafe_code, reason = "elements of any type go to the device as bytes")]
 
 use std::sync::Arc;
@@ -28,6 +28,21 @@ pub fn prepare() {
 pub fn is_real() -> bool {
     std::env::var("COLLECTIVES_TEST_GPU").as_deref() == Ok("real")
 }
+
+/// Whether NCCL is the simulated one, in which faults can be planted, and whose calls are counted.
+pub fn can_steer_nccl() -> bool {
+    !is_real() && simgpu::real::nccl().is_none()
+}
+
+/// Skips a test that steers the simulated NCCL where there is another one.
+macro_rules! steers_nccl {
+    () => {
+        if !crate::gpu::can_steer_nccl() {
+            crate::common::hosts::skip!("it steers the simulated NCCL");
+        }
+    };
+}
+pub(crate) use steers_nccl;
 
 /// How a rank of these tests joins.
 pub fn builder(mut config: Config) -> Builder {

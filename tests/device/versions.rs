@@ -3,7 +3,7 @@
 use collectives::{Communicator, DeviceChoice, F8E4M3, ReduceOp, bf16};
 use simgpu::Configuration;
 
-use super::gpu::{DeviceMemory, assert_nothing_found};
+use super::gpu::{DeviceMemory, assert_nothing_found, steers_nccl};
 use crate::common::cases::{everything_in, movements_in, reductions_in};
 use crate::common::ranks::{alone_in_a_process, processes_with, threads_with};
 
@@ -17,6 +17,7 @@ macro_rules! releases {
     ($($test:ident $code:literal;)*) => {$(
         #[test]
         fn $test() {
+            steers_nccl!();
             alone_in_a_process(concat!("versions::", stringify!($test)), || {
                 simgpu::nccl::install($code);
                 ranks(3, |comm, memory| {
@@ -41,6 +42,7 @@ releases! {
 
 #[test]
 fn one_rank_on_a_release_whose_mean_is_broken() {
+    steers_nccl!();
     alone_in_a_process("versions::one_rank_on_a_release_whose_mean_is_broken", || {
         simgpu::nccl::install(22809);
         ranks(1, |comm, memory| {
@@ -53,6 +55,7 @@ fn one_rank_on_a_release_whose_mean_is_broken() {
 
 #[test]
 fn a_release_that_is_too_old_is_named() {
+    steers_nccl!();
     alone_in_a_process("versions::a_release_that_is_too_old_is_named", || {
         simgpu::nccl::install(21705);
         let why = Communicator::builder().device(DeviceChoice::Local).run_local(2, |comm| Ok(comm.why_no_device().unwrap())).unwrap();
@@ -77,6 +80,7 @@ fn a_card_without_eight_bit_floats_folds_them_itself() {
 
 #[test]
 fn releases_that_differ_between_ranks_are_named() {
+    steers_nccl!();
     let name = "versions::releases_that_differ_between_ranks_are_named";
     let builder = |rank: usize| {
         simgpu::nccl::install(if rank == 1 { 22809 } else { 23203 });

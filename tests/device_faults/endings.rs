@@ -8,7 +8,7 @@ use collectives::{Communicator, Config, ReduceOp};
 
 use super::common::cases::Memory;
 use super::common::ranks::{alone_in_a_process, each, threads_with};
-use super::gpu::{DeviceMemory, builder, unchecked};
+use super::gpu::{DeviceMemory, builder, steers_nccl, unchecked};
 
 fn short(limit: Duration) -> impl Fn(usize) -> collectives::Builder {
     move |_| builder(unchecked()).configure(|config| config.timeout = limit)
@@ -77,6 +77,7 @@ fn an_abort_from_another_thread_ends_a_wait() {
 
 #[test]
 fn a_lost_peer_is_an_error_on_the_others() {
+    steers_nccl!();
     let _alone = simgpu::alone();
     threads_with(3, short(Duration::from_secs(30)), |comm| {
         let memory = DeviceMemory::of(comm);
@@ -114,6 +115,7 @@ fn a_communicator_may_be_dropped_with_work_in_flight() {
 
 #[test]
 fn memory_that_nccl_did_not_forget_is_not_let_go() {
+    steers_nccl!();
     // What is lost stays with the process.
     alone_in_a_process("endings::memory_that_nccl_did_not_forget_is_not_let_go", || {
         threads_with(

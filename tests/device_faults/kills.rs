@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::common::cases::Memory;
 use super::common::random::Random;
 use super::common::ranks::is_rank_of;
-use super::gpu::{DeviceMemory, builder, is_real, unchecked};
+use super::gpu::{DeviceMemory, builder, can_steer_nccl, unchecked};
 use super::processes::Ranks;
 
 /// What survivors may take to notice a death, on a loaded machine; calls may take [`LIMIT`], so no deadline tells them.
@@ -58,10 +58,10 @@ fn rank_of_a_job(moment: Moment) {
     let config = config();
     super::gpu::prepare();
     // A real NCCL tells deaths as it does.
-    if variable("SILENT") == Some(1) && !is_real() {
+    if variable("SILENT") == Some(1) && can_steer_nccl() {
         simgpu::nccl::silence_deaths();
     }
-    if moment == Moment::Init && !is_real() {
+    if moment == Moment::Init && can_steer_nccl() {
         simgpu::nccl::in_progress("ncclCommInitRankConfig", 150);
     }
     println!("@started");
@@ -291,7 +291,7 @@ const CALLS: [(&str, HeldUp); 10] = [
 /// A rank of [`killed_inside_each_call`]: every survivor makes each call on a communicator of its own, and says how it ends.
 fn rank_in_each_call(victim: usize) {
     let comm = builder(config()).configure(|config| config.timeout = LIMIT).from_env().unwrap();
-    if !is_real() {
+    if can_steer_nccl() {
         simgpu::nccl::silence_deaths();
     }
     let copies: Vec<_> = CALLS.iter().map(|(name, call)| (name, call, comm.duplicate().unwrap())).collect();

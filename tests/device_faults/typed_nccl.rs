@@ -12,7 +12,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 
 use super::common::cases::Memory;
 use super::common::ranks::{Meeting, alone_in_a_process};
-use super::gpu::{DeviceMemory, assert_nothing_found, compared_before, nccl_ranks, patient};
+use super::gpu::{DeviceMemory, assert_nothing_found, compared_before, nccl_ranks, patient, steers_nccl};
 
 /// One rank makes another call than the others.
 type Deviant = fn(&NcclCommunicator, &DeviceMemory, bool) -> Result<()>;
@@ -235,6 +235,7 @@ fn calls_of(comm: &NcclCommunicator, call: impl FnOnce()) -> [u64; 5] {
 
 #[test]
 fn a_call_that_is_compared_costs_an_all_gather_more_and_one_that_is_not_costs_nothing() {
+    steers_nccl!();
     let _alone = simgpu::alone();
     for (compared, gathers) in [(1000, 1), (0, 0)] {
         nccl_ranks(

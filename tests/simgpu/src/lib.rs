@@ -9,10 +9,11 @@
 mod cuda;
 mod library;
 pub mod nccl;
+pub mod real;
 
 pub use cuda::{
     Alone, Gate, alone, clear_faults, configure, counts, fail_call, fail_call_of_this_thread, fail_stream, launch_host_function,
     limit_memory, load_library_kernels, report, reports,
 };
 pub use fakecuda::{Access, Configuration, Counts};
-pub use library::{install, install_cuda_only, management, preload, preload_runtime, runtime};
+pub use library::{environment, install, install_cuda_only, management, preload_runtime, runtime};

@@ -29,13 +29,19 @@ pub(crate) fn cuda() -> &'static Library {
     LIBRARY.get_or_init(|| open(&path(CUDA)))
 }
 
-/// Puts the simulated driver and the simulated NCCL in place for this process. Calls after the first do nothing.
+/// Puts the simulated driver and the simulated NCCL in place for this process, or the real NCCL that the environment names
+/// ([`crate::real`]). Calls after the first do nothing.
 ///
 /// # Panics
 ///
 /// If they were not built, or cannot be opened.
 pub fn install() {
-    crate::nccl::library();
+    match crate::real::nccl() {
+        Some(real) => real.install(),
+        None => {
+            crate::nccl::library();
+        }
+    }
 }
 
 /// Puts only the driver in place: a machine that has no NCCL. What of NCCL the system has can then be found.
@@ -94,14 +100,17 @@ pub fn preload_runtime(release: u32) -> OsString {
     paths
 }
 
-/// The value of `LD_PRELOAD` with which a child process has the simulation from its start.
+/// What a child process needs in its environment to have what [`install`] puts in place from its start.
 ///
 /// # Panics
 ///
-/// If the libraries were not built.
-pub fn preload() -> OsString {
+/// As [`install`].
+pub fn environment() -> Vec<(&'static str, OsString)> {
+    if let Some(real) = crate::real::nccl() {
+        return real.environment();
+    }
     let mut paths = path(CUDA).into_os_string();
     paths.push(":");
     paths.push(path(NCCL));
-    paths
+    vec![("LD_PRELOAD", paths)]
 }
