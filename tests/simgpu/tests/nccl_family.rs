@@ -151,6 +151,32 @@ fn an_abort_ends_the_split_that_it_interrupts() {
 }
 
 #[test]
+fn an_abort_of_a_parent_that_shares_waits_for_earlier_work_of_its_childs_stream() {
+    let _alone = alone();
+    let id = new_id();
+    on_threads(1, move |rank| {
+        let parent = rank.join_later(id, control(true));
+        let child = split(&parent);
+        let buffer = child.upload(&[1; 8]);
+        let gate = simgpu::Gate::close(child.stream());
+        ok(all_reduce(&child, child.at(&buffer)));
+        let comm = parent.comm as usize;
+        let aborting = std::thread::spawn(move || ok(ncclCommAbort(comm as Comm)));
+        while simgpu::nccl::calls("ncclCommAbort") == 0 {
+            std::thread::yield_now();
+        }
+        assert!((0..1000).all(|_| {
+            std::thread::yield_now();
+            !aborting.is_finished()
+        }));
+        gate.open();
+        aborting.join().unwrap();
+        ok(ncclCommAbort(child.comm));
+    });
+    expect_clean();
+}
+
+#[test]
 fn shrinking_shares_flags_unless_it_aborts() {
     let _alone = alone();
     for (flags, shared) in [(0, true), (1, false)] {

@@ -29,9 +29,11 @@ mod link;
 mod mail;
 mod operation;
 mod other_calls;
+mod progress;
 mod report;
 mod round;
 mod symbols;
+mod threads;
 mod wire;
 
 pub use collective_calls::*;

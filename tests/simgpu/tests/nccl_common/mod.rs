@@ -113,6 +113,14 @@ pub fn alone() -> simgpu::Alone {
     alone
 }
 
+/// The same with an older release, which then is the one of the whole process.
+pub fn alone_with(version: i32) -> simgpu::Alone {
+    simgpu::nccl::install(version);
+    let alone = simgpu::alone();
+    simgpu::nccl::reset();
+    alone
+}
+
 /// No rule was broken and nothing leaks.
 #[track_caller]
 pub fn expect_clean() {
@@ -240,6 +248,12 @@ impl Rank {
             std::thread::yield_now();
         }
         unreachable!()
+    }
+
+    /// Takes what a call gave, and waits for its end where it goes on in the background.
+    #[track_caller]
+    pub fn complete(&self, code: c_int) {
+        if code == 7 { assert_eq!(self.settle().0, 0, "{}", last_error()) } else { ok(code) }
     }
 
     /// Polls until there is an error.
