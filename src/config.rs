@@ -309,6 +309,8 @@ pub(crate) struct NcclEnvironment {
     pub(crate) multi_rank_gpu: bool,
     /// `NCCL_HOSTID`: by what NCCL takes ranks to share a host.
     pub(crate) host_id: Option<String>,
+    /// `NCCL_COMM_BLOCKING`, where it is a number that NCCL heeds.
+    pub(crate) comm_blocking: Option<String>,
 }
 
 #[cfg(feature = "cuda")]
@@ -316,7 +318,8 @@ impl NcclEnvironment {
     /// As this process has it now.
     pub(crate) fn read() -> Self {
         let multi_rank_gpu = environment("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value.trim() == "1");
-        Self { multi_rank_gpu, host_id: environment("NCCL_HOSTID") }
+        let comm_blocking = environment("NCCL_COMM_BLOCKING").filter(|value| matches!(value.trim().parse(), Ok(0_i64..=1)));
+        Self { multi_rank_gpu, host_id: environment("NCCL_HOSTID"), comm_blocking }
     }
 }
 

@@ -9,6 +9,7 @@ use std::ffi::{CStr, CString, c_int};
 use cudarc::driver::DriverError;
 use nccl_sys::{Library, MissingSymbol, Version, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclResult_t, ncclUniqueId};
 
+use crate::config::NcclEnvironment;
 use crate::device::driver;
 use crate::element::DType;
 use crate::error::Error;
@@ -16,8 +17,10 @@ use crate::nccl_config::{CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
 
 pub(crate) use self::raw::Raw;
 
-/// The oldest NCCL that is used: the first with splits.
-const OLDEST: Version = Version::new(2, 18, 0);
+/// The oldest NCCL that is used. `comm/` needs a child that shares its parent's abort flags and outlives its parent's abort: 2.18 hangs in aborts
+/// beside other threads; 2.19.1 and 2.19.3 detach a thread in an abort that takes long, and free what it uses; 2.20.3 does not always connect
+/// children.
+const OLDEST: Version = Version::new(2, 20, 5);
 
 /// NCCL: the file named, or one that is already in the process or where the system's loader finds it.
 pub(crate) fn library(explicit: Option<&NcclLibrary>) -> Result<&'static Library, String> {
@@ -33,7 +36,7 @@ pub(crate) fn library(explicit: Option<&NcclLibrary>) -> Result<&'static Library
 
 fn judge(found: Version, path: &str) -> Result<(), String> {
     let refusal =
-        || format!("NCCL {found} ({path}) is older than 2.18, the oldest that can be used: install a newer one, or name its file");
+        || format!("NCCL {found} ({path}) is older than {OLDEST}, the oldest that can be used: install a newer one, or name its file");
     if found < OLDEST { Err(refusal()) } else { Ok(()) }
 }
 
@@ -172,6 +175,15 @@ pub(crate) fn unique_id(library: &'static Library) -> Result<ncclUniqueId, Refus
     Ok(id)
 }
 
+/// What a communicator of NCCL's is for; see `comm/`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Making and ending others: it does not block, and children share its abort flags.
+    Control,
+    /// Calls: it blocks, and has no children.
+    Data,
+}
+
 /// A configuration in NCCL's form, with the strings that it points to.
 #[derive(Debug)]
 pub(crate) struct RawConfig {
@@ -181,20 +193,19 @@ pub(crate) struct RawConfig {
 }
 
 impl RawConfig {
-    /// Always of the kind that does not block.
-    pub(crate) fn new(config: &NcclConfig) -> Result<Self, Error> {
+    pub(crate) fn new(config: &NcclConfig, purpose: Purpose) -> Result<Self, Error> {
+        check_config(config)?;
         let mut raw = ncclConfig_t::new();
         let strings = [c_string("network_name", config.network_name.as_deref())?, c_string("name", config.name.as_deref())?];
         let [network_name, name] = &strings;
-        raw.blocking = 0;
+        let is_control = purpose == Purpose::Control;
+        (raw.blocking, raw.splitShare) = (c_int::from(!is_control), c_int::from(is_control));
         set(&mut raw.cgaClusterSize, "cga_cluster_size", config.cga_cluster_size)?;
         set(&mut raw.minCTAs, "min_ctas", config.min_ctas)?;
         set(&mut raw.maxCTAs, "max_ctas", config.max_ctas)?;
-        set(&mut raw.splitShare, "split_share", config.split_share.map(u32::from))?;
         set(&mut raw.trafficClass, "traffic_class", config.traffic_class)?;
         set(&mut raw.collnetEnable, "collnet", config.collnet.map(u32::from))?;
         set(&mut raw.CTAPolicy, "cta_policy", config.cta_policy.map(policy_code))?;
-        set(&mut raw.shrinkShare, "shrink_share", config.shrink_share.map(u32::from))?;
         set(&mut raw.nvlsCTAs, "nvls_ctas", config.nvls_ctas)?;
         set(&mut raw.nChannelsPerNetPeer, "channels_per_net_peer", config.channels_per_net_peer)?;
         set(&mut raw.nvlinkCentricSched, "nvlink_centric_sched", config.nvlink_centric_sched.map(u32::from))?;
@@ -209,6 +220,39 @@ impl RawConfig {
             }
         }
         Ok(Self { config: raw, strings })
+    }
+}
+
+/// Refuses what NCCL would refuse without words, and what cannot be had.
+fn check_config(config: &NcclConfig) -> Result<(), Error> {
+    match (config.min_ctas, config.max_ctas) {
+        (Some(least), None) => {
+            let reason = "NCCL takes a minimum together with a maximum alone: set max_ctas, too";
+            return Err(Error::config(format!("NcclConfig::min_ctas {least}"), reason));
+        }
+        (Some(least), Some(most)) if least > most => {
+            return Err(Error::config(format!("NcclConfig::min_ctas {least}"), format!("it is more than max_ctas, {most}")));
+        }
+        _ => {}
+    }
+    for (name, share) in [("split_share", config.split_share), ("shrink_share", config.shrink_share)] {
+        if share == Some(true) {
+            let reason = "communicators that share resources are aborted together, and each ends by itself here";
+            return Err(Error::config(format!("NcclConfig::{name} true"), reason));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an environment that overrides whether communicators block. NCCL reads it once, and puts what its files say (`nccl.conf`) there, too.
+pub(crate) fn check_environment() -> Result<(), Error> {
+    match NcclEnvironment::read().comm_blocking {
+        Some(value) => {
+            let reason = "it overrides what each communicator is told, and some must block and some must not: unset it, in the environment \
+                          and in nccl.conf";
+            Err(Error::config(format!("NCCL_COMM_BLOCKING={value}"), reason))
+        }
+        None => Ok(()),
     }
 }
 

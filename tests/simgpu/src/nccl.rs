@@ -89,8 +89,8 @@ pub fn fail_call_of_this_thread(function: &str, nth: u64, code: i32) {
     call!(simgpu_nccl_fail(known(function).as_ptr() => *const c_char, nth => u64, code => c_int, 0 => c_int) -> ());
 }
 
-/// After each call of `function`, a non-blocking communicator answers so many polls with "in progress"; what was called happens at the
-/// last. 2 for what makes communicators and for finalize, else 0, where nothing is said. `ncclGroupEnd` stands for whole groups.
+/// After each call of `function`, a non-blocking communicator answers so many polls with "in progress", at least; a collective is launched
+/// after the last. 2 for what makes communicators and for finalize, else 0. `ncclGroupEnd` stands for whole groups.
 ///
 /// # Panics
 ///
@@ -114,6 +114,12 @@ pub fn lose(rank: usize) -> usize {
 /// has no connection that could break. Who waits for a dead rank then waits until it aborts.
 pub fn silence_deaths() {
     call!(simgpu_nccl_silence_deaths() -> ());
+}
+
+/// From now on, until [`reset`], the first collective of a communicator waits inside the library until all ranks have come to connect, as
+/// NCCL does from 2.22 on where the driver has virtual memory management (`cuMem`).
+pub fn connect_lazily() {
+    call!(simgpu_nccl_connect_lazily() -> ());
 }
 
 /// Each call takes so much longer, so that calls which should not meet do.
@@ -158,6 +164,10 @@ pub struct Counts {
     pub operators: usize,
     /// Memory of `ncclMemAlloc`.
     pub allocations: usize,
+    /// Launches that graphs have captured which are still there.
+    pub captured: usize,
+    /// Threads of groups in the background that no poll and no abort has joined.
+    pub threads: usize,
 }
 
 /// What is alive in this process. What belongs to a communicator ends with it.
@@ -169,6 +179,8 @@ pub fn counts() -> Counts {
         windows: live("windows"),
         operators: live("operations"),
         allocations: live("allocations"),
+        captured: live("captured"),
+        threads: live("threads"),
     }
 }
 
@@ -196,6 +208,12 @@ pub fn bytes_sent(verb: Option<&str>, rank: Option<usize>) -> u64 {
     let verb = c_text(verb.unwrap_or_default());
     let rank = rank.map_or(-1, |rank| rank as c_int);
     call!(simgpu_nccl_bytes_sent(verb.as_ptr() => *const c_char, rank => c_int) -> u64)
+}
+
+/// How many threads NCCL has started in this process, ever: one for each group that goes on in the background, and one for each of several
+/// jobs of a group that wait for peers. What the simulation itself needs is not counted.
+pub fn threads_started() -> u64 {
+    call!(simgpu_nccl_threads_started() -> u64)
 }
 
 /// How many groups this thread has open.

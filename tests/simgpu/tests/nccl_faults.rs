@@ -237,27 +237,6 @@ fn a_rank_that_destroys_too_early_is_reported() {
 }
 
 #[test]
-fn a_graph_may_not_outlive_its_communicator() {
-    use cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode};
-    let _alone = alone();
-    let id = new_id();
-    on_threads(1, move |rank| {
-        let rank = rank.join(id);
-        let buffer = rank.upload(&[1; 8]);
-        let into = rank.room(8);
-        rank.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-        ok(ncclAllReduce(rank.at(&buffer), rank.at(&into), 8, U8, SUM, rank.comm, rank.stream()));
-        let graph = rank.stream.end_capture(Flags(0)).unwrap().unwrap();
-        ok(ncclCommDestroy(rank.comm));
-        graph.launch().unwrap();
-        assert_eq!(rank.download(&into), [0xee; 8]);
-    });
-    let reports = simgpu::nccl::reports();
-    assert!(reports.len() == 1 && reports[0].contains("a graph was launched"), "{reports:#?}");
-    expect_clean();
-}
-
-#[test]
 fn blocking_and_other_communicators_do_not_mix_in_a_group() {
     let _alone = alone();
     let _rank = Rank::on(0, 0, 1);

@@ -1,6 +1,7 @@
 //! The ranks of one communicator, and where they meet. It lives in the process that made the unique id: ranks there call it directly,
 //! those of other processes through a thread that stands in for them (see `hub`).
 
+use crate::abi::Code;
 use crate::control;
 use crate::fault::{Fault, Outcome};
 use crate::mail::Mail;
@@ -34,6 +35,8 @@ enum Presence {
     Expected,
     Active,
     Revoked,
+    /// Its abort flags are raised.
+    Halted,
     Gone(Departure),
 }
 
@@ -134,8 +137,8 @@ impl Clique {
         meeting.said.insert(rank, words);
         self.changed.notify_all();
         loop {
-            if let Presence::Gone(_) = state.seats[rank].presence {
-                return Err(Fault::remote(format!("rank {rank} was aborted while it waited for its peers")));
+            if let Presence::Halted | Presence::Gone(_) = state.seats[rank].presence {
+                return Err(Fault::new(Code::INTERNAL_ERROR, format!("rank {rank} was aborted while it waited for its peers")));
             }
             let said = &state.meetings[&key].said;
             let missing = participants.iter().find(|&&peer| !said.contains_key(&peer));
@@ -254,6 +257,15 @@ impl Clique {
         let mut state = lock(&self.state);
         if let Presence::Active = state.seats[rank].presence {
             state.seats[rank].presence = Presence::Revoked;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Stops this rank's work and its waiting for others.
+    pub(crate) fn halt(&self, rank: usize) {
+        let mut state = lock(&self.state);
+        if !matches!(state.seats[rank].presence, Presence::Gone(_)) {
+            state.seats[rank].presence = Presence::Halted;
         }
         self.changed.notify_all();
     }

@@ -33,11 +33,12 @@ struct Arguments {
 fn run(arguments: &Arguments) -> c_int {
     in_group(arguments.name, || {
         let comm = comm::find(arguments.comm, arguments.name)?;
-        let _inside = Inside::acting(&comm, arguments.name);
+        let inside = Inside::acting(&comm, arguments.name);
         comm.check_open(arguments.name)?;
         comm.ensure_ready()?;
         // As with NCCL a non-blocking communicator does not survive a wrong argument.
         let call = check(&comm, arguments).inspect_err(|fault| fail_unless_blocking(&comm, fault))?;
+        drop(inside);
         group::add_call(&comm, arguments.stream as usize, arguments.name, call)
     })
 }

@@ -4,9 +4,12 @@ use crate::abi::{Code, Config, Handle, Kind};
 use crate::clique::{Departure, Notify};
 use crate::driver::{Device, Event};
 use crate::fault::{Fault, Outcome};
+use crate::flags::Flags;
 use crate::link::Link;
+use crate::operation::{Signature, Verb};
+use crate::progress::Progress;
 use crate::report::{lock, report, warn};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 
 /// Who a communicator is among its peers.
@@ -20,11 +23,14 @@ pub(crate) struct Comm {
     pub(crate) handle: usize,
     pub(crate) device: Device,
     pub(crate) config: Config,
+    /// Its own, or shared with its parent.
+    pub(crate) flags: Arc<Flags>,
     /// Known as soon as the rank has taken its place.
     member: OnceLock<Member>,
     state: Mutex<State>,
     changed: Condvar,
-    progress: Mutex<Option<Progress>>,
+    /// The group that it is part of in the background.
+    progress: Mutex<Option<Arc<Progress>>>,
     pub(crate) resources: Mutex<Resources>,
 }
 
@@ -34,13 +40,19 @@ struct State {
     finalized: bool,
     revoked: bool,
     suspended: bool,
+    /// The abort flags are raised: kernels end, and calls that wait for peers fail.
+    halted: bool,
     /// Aborted or destroyed: the handle is dead.
     stopped: bool,
     /// Launches that a stream has not begun, those of graphs apart.
     queued: usize,
     running: usize,
+    /// Captured launches that live graphs hold.
+    held: usize,
     /// Places taken for communicators that are being made from this one.
     unborn: Vec<Link>,
+    /// The flags of the child that is being made, where it has its own.
+    child_flags: Option<Arc<Flags>>,
 }
 
 /// What a communicator owns that its user has to give back.
@@ -53,6 +65,10 @@ pub(crate) struct Resources {
     pub(crate) windows: BTreeMap<usize, (usize, usize)>,
     /// The stream of the last launch and an event behind it.
     pub(crate) order: Option<(usize, Event)>,
+    /// The connections that collectives use are there.
+    pub(crate) connected: bool,
+    /// Peers that messages were exchanged with, by direction.
+    peers: HashSet<(Verb, usize)>,
     /// An id made for growing that no one has used yet.
     pub(crate) growing: bool,
 }
@@ -63,18 +79,6 @@ pub(crate) struct Scalar {
     pub(crate) kind: Kind,
     /// The value, or where it will be when the collective runs.
     pub(crate) value: Result<u64, usize>,
-}
-
-/// What makes a call of a non-blocking communicator complete.
-pub(crate) struct Step {
-    pub(crate) ready: Box<dyn Fn() -> bool + Send>,
-    pub(crate) finish: Box<dyn FnOnce() -> Outcome<()> + Send>,
-}
-
-struct Progress {
-    /// How often the communicator still says that it is not ready.
-    polls: u32,
-    steps: Vec<Step>,
 }
 
 static LIVE: Mutex<BTreeMap<usize, Arc<Comm>>> = Mutex::new(BTreeMap::new());
@@ -101,6 +105,18 @@ pub(crate) fn find(handle: Handle, name: &str) -> Outcome<Arc<Comm>> {
 impl Comm {
     /// A communicator that has no place yet.
     pub(crate) fn new(device: Device, config: Config) -> Arc<Comm> {
+        Comm::with_flags(device, config, Arc::default())
+    }
+
+    /// A communicator that is made from this one, and shares its abort flags or has its own, which are this one's to raise while it is
+    /// being made.
+    pub(crate) fn child(&self, config: Config, shares: bool) -> Arc<Comm> {
+        let flags = if shares { self.flags.clone() } else { Arc::default() };
+        lock(&self.state).child_flags = (!shares).then(|| flags.clone());
+        Comm::with_flags(self.device, config, flags)
+    }
+
+    fn with_flags(device: Device, config: Config, flags: Arc<Flags>) -> Arc<Comm> {
         static ISSUED: Mutex<usize> = Mutex::new(0);
         let mut issued = lock(&ISSUED);
         *issued += 1;
@@ -108,7 +124,9 @@ impl Comm {
         let handle = 0x10_0000_0000_0000 + *issued * 16;
         let state = Mutex::default();
         let (member, changed, progress, resources) = (OnceLock::new(), Condvar::new(), Mutex::default(), Mutex::default());
-        Arc::new(Comm { handle, device, config, member, state, changed, progress, resources })
+        let comm = Arc::new(Comm { handle, device, config, flags, member, state, changed, progress, resources });
+        comm.flags.hold(&comm);
+        comm
     }
 
     /// Makes its handle valid.
@@ -133,14 +151,14 @@ impl Comm {
 
     /// Takes its place. Fails where it was aborted in the meantime.
     pub(crate) fn settle(&self, rank: usize, size: usize, link: Link) -> Outcome<()> {
-        let stopped = {
+        let over = {
             let state = lock(&self.state);
             let _ = self.member.set(Member { rank, size, link: link.clone() });
-            state.stopped
+            state.stopped || state.halted
         };
-        if stopped {
+        if over {
             link.leave(Departure::Aborted);
-            return Err(Fault::remote("the communicator was aborted while it was made"));
+            return Err(Fault::new(Code::INTERNAL_ERROR, "the communicator was aborted while it was made"));
         }
         Ok(())
     }
@@ -159,18 +177,20 @@ impl Comm {
         }
         drop(state);
         link.leave(Departure::Aborted);
-        Err(Fault::remote("the communicator was aborted while another was made from it"))
+        Err(Fault::new(Code::INTERNAL_ERROR, "the communicator was aborted while another was made from it"))
     }
 
     /// The child is made: from now on it looks after itself.
     pub(crate) fn child_born(&self, link: &Link) {
-        lock(&self.state).unborn.retain(|other| other.place != link.place);
+        let mut state = lock(&self.state);
+        state.unborn.retain(|other| other.place != link.place);
+        state.child_flags = None;
     }
 
     /// Sets the asynchronous error, the first time.
     pub(crate) fn fail(&self, fault: &Fault) {
         let mut state = lock(&self.state);
-        if !state.stopped && state.error.is_none() {
+        if !state.stopped && !state.halted && state.error.is_none() {
             warn(&fault.text);
             state.error = Some(fault.clone());
         }
@@ -178,44 +198,46 @@ impl Comm {
         self.changed.notify_all();
     }
 
-    /// What `ncclCommGetAsyncError` says. A poll brings the end of what is in progress nearer.
+    /// What `ncclCommGetAsyncError` says. The poll that sees a group's success joins its thread; after a failure that is left to the abort.
     pub(crate) fn poll(&self, counts: bool) -> Code {
         if let Some(error) = &lock(&self.state).error {
             return error.code;
         }
-        let steps = {
-            let mut progress = lock(&self.progress);
-            match &mut *progress {
-                None => return Code::SUCCESS,
-                Some(waiting) if waiting.polls > 0 => {
-                    waiting.polls -= u32::from(counts);
-                    return Code::IN_PROGRESS;
-                }
-                Some(waiting) if !waiting.steps.iter().all(|step| (step.ready)()) => return Code::IN_PROGRESS,
-                Some(_) => progress.take().map(|waiting| waiting.steps).unwrap_or_default(),
+        let mut progress = lock(&self.progress);
+        let Some(group) = progress.clone() else { return Code::SUCCESS };
+        match group.poll(counts) {
+            None => Code::IN_PROGRESS,
+            Some(Ok(())) => {
+                *progress = None;
+                group.join();
+                Code::SUCCESS
             }
-        };
-        for step in steps {
-            if let Err(fault) = (step.finish)() {
+            Some(Err(fault)) => {
+                drop(progress);
                 self.fail(&fault);
-                return fault.code;
+                fault.code
             }
         }
-        Code::SUCCESS
     }
 
-    /// Goes on in the background until the communicator was asked `polls` times and the step is ready.
-    pub(crate) fn postpone(&self, polls: u32, step: Step) {
-        let mut progress = lock(&self.progress);
-        let waiting = progress.get_or_insert_with(|| Progress { polls: 0, steps: Vec::new() });
-        waiting.polls = waiting.polls.max(polls);
-        waiting.steps.push(step);
+    /// Is in progress until a group ends.
+    pub(crate) fn follow(&self, group: &Arc<Progress>) {
+        *lock(&self.progress) = Some(group.clone());
+    }
+
+    /// Whether this is the first message to or from a peer.
+    pub(crate) fn meets_first(&self, signature: &Signature) -> bool {
+        signature.verb.is_point_to_point() && lock(&self.resources).peers.insert((signature.verb, signature.root))
     }
 
     /// What every call but a few begins with.
     pub(crate) fn ensure_ready(&self) -> Outcome<()> {
         if lock(&self.state).suspended {
             return Err(Fault::usage("the communicator is suspended"));
+        }
+        // As with NCCL what is called under raised flags goes ahead, and its kernels end at once.
+        if lock(&self.state).halted {
+            return Ok(());
         }
         match self.poll(false) {
             Code::SUCCESS => Ok(()),
@@ -269,16 +291,30 @@ impl Comm {
         lock(&self.state).queued += 1;
     }
 
+    /// A launch was not taken by its stream.
+    pub(crate) fn withdrawn(&self) {
+        lock(&self.state).queued -= 1;
+        self.changed.notify_all();
+    }
+
+    /// A graph has captured a launch.
+    pub(crate) fn hold(&self) {
+        lock(&self.state).held += 1;
+    }
+
+    /// That graph, and all that was made of it, is destroyed.
+    pub(crate) fn release(&self) {
+        lock(&self.state).held -= 1;
+        self.changed.notify_all();
+    }
+
     /// A stream begins a launch, which waits first where a fault was planted. Says whether it may go on.
     pub(crate) fn begin(&self, captured: bool, hangs: bool) -> bool {
         let mut state = lock(&self.state);
-        while hangs && !state.stopped && !state.revoked {
+        while hangs && !state.stopped && !state.revoked && !state.halted {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if state.stopped && captured {
-            report("a graph was launched that holds a collective of a communicator that was destroyed or aborted");
-        }
-        let goes_on = !state.stopped && !state.revoked;
+        let goes_on = !state.stopped && !state.revoked && !state.halted;
         state.running += usize::from(goes_on);
         if !goes_on {
             state.queued -= usize::from(!captured);
@@ -297,16 +333,10 @@ impl Comm {
         self.changed.notify_all();
     }
 
-    /// Whether all launches are done.
-    pub(crate) fn is_idle(&self) -> bool {
-        let state = lock(&self.state);
-        state.stopped || (state.queued == 0 && state.running == 0)
-    }
-
-    /// Waits until all launches are done, or the communicator is aborted.
+    /// Waits until all launches are done, and until no graph is left that holds any: as with NCCL an abort ends no such wait.
     pub(crate) fn drain(&self) {
         let mut state = lock(&self.state);
-        while !state.stopped && (state.queued > 0 || state.running > 0) {
+        while state.queued > 0 || state.running > 0 || state.held > 0 {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -322,8 +352,30 @@ impl Comm {
             // What broke before is over.
             state.error = None;
         }
-        self.stop_running(Link::revoke);
+        if let Some(member) = self.member.get() {
+            member.link.revoke();
+        }
+        self.changed.notify_all();
         Ok(())
+    }
+
+    /// Ends what runs and what waits, as raised flags do. The communicator stays.
+    pub(crate) fn halt(&self) {
+        lock(&self.state).halted = true;
+        self.changed.notify_all();
+        if let Some(member) = self.member.get() {
+            member.link.halt();
+        }
+    }
+
+    /// Raises the flags of this communicator, and of a child that is being made from it, and waits until the streams
+    /// are past the launches of all that hold them, who share one stream of the device.
+    pub(crate) fn raise_flags(&self) {
+        let child = lock(&self.state).child_flags.take();
+        let flags = child.iter().chain([&self.flags]);
+        flags.clone().for_each(|flags| flags.raise());
+        self.abandon_progress();
+        flags.flat_map(|flags| flags.holders()).for_each(|comm| comm.await_launches());
     }
 
     /// Frees the communicator: `how` it ends is what its peers notice.
@@ -331,25 +383,23 @@ impl Comm {
         lock(&LIVE).remove(&self.handle);
         let end = if how == Departure::Destroyed { "was destroyed" } else { "was aborted" };
         lock(&DEAD).insert(self.handle, end);
-        self.leave(how);
-    }
-
-    /// Takes the handle away, while launches may go on.
-    pub(crate) fn retire(&self) {
-        lock(&LIVE).remove(&self.handle);
-        lock(&DEAD).insert(self.handle, "was destroyed");
+        let halted = lock(&self.state).halted;
+        self.leave(if halted { Departure::Aborted } else { how });
     }
 
     /// Gives up its place, and those of children that were never made.
-    pub(crate) fn leave(&self, how: Departure) {
+    fn leave(&self, how: Departure) {
         let unborn = {
             let mut state = lock(&self.state);
             state.stopped = true;
             std::mem::take(&mut state.unborn)
         };
         unborn.iter().for_each(|link| link.leave(Departure::Aborted));
-        self.stop_running(|link| link.leave(how));
-        lock(&self.progress).take();
+        if let Some(member) = self.member.get() {
+            member.link.leave(how);
+        }
+        self.changed.notify_all();
+        self.abandon_progress();
         lock(&self.resources).order = None;
     }
 
@@ -361,13 +411,18 @@ impl Comm {
         }
     }
 
-    fn stop_running(&self, stop: impl Fn(&Link)) {
-        if let Some(member) = self.member.get() {
-            stop(&member.link);
+    /// Joins what goes on in the background, which the flags end.
+    fn abandon_progress(&self) {
+        let progress = lock(&self.progress).take();
+        if let Some(progress) = progress {
+            progress.abandon();
         }
-        self.changed.notify_all();
+    }
+
+    /// Waits until the streams are past all launches, and so past what was on them before.
+    pub(crate) fn await_launches(&self) {
         let mut state = lock(&self.state);
-        while state.running > 0 {
+        while state.queued > 0 || state.running > 0 {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -381,6 +436,7 @@ pub(crate) fn census() -> HashMap<&'static str, usize> {
         ("communicators", live.len()),
         ("registrations", count(|resources| resources.registrations.len())),
         ("windows", count(|resources| resources.windows.len())),
+        ("captured", live.iter().map(|comm| lock(&comm.state).held).sum()),
         ("operations", count(|resources| resources.scalars.len())),
     ])
 }

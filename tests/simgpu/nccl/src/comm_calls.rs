@@ -146,7 +146,9 @@ pub unsafe extern "C" fn ncclCommSplit(comm: Handle, color: c_int, key: c_int, c
             child_config(&parent, config)?
         };
         drop(inside);
-        init::by_split(&parent, color, key, Target(child), config).map(without_progress)
+        let shares = parent.config.split_share == 1 && !parent.is_revoked();
+        let made = (color >= 0).then(|| parent.child(config, shares));
+        init::by_split(&parent, (color, key), Target(child), made).map(without_progress)
     })
 }
 
@@ -187,7 +189,8 @@ pub unsafe extern "C" fn ncclCommShrink(
             child_config(&parent, config)?
         };
         drop(inside);
-        init::by_shrink(&parent, &ranks, Target(child), config).map(without_progress)
+        let shares = flags & ABORT == 0 && parent.config.shrink_share == 1;
+        init::by_shrink(&parent, &ranks, Target(child), parent.child(config, shares && !parent.is_revoked())).map(without_progress)
     })
 }
 
@@ -251,9 +254,9 @@ pub unsafe extern "C" fn ncclCommFinalize(comm: Handle) -> c_int {
         let draining = comm.clone();
         let work = move || {
             draining.drain();
-            Ok(Box::new(|| Ok(())) as group::Finish)
+            Ok(())
         };
-        group::add_task(Task { comm, name: "ncclCommFinalize", work: Box::new(work) })
+        group::add_task(Task { comm, name: "ncclCommFinalize", ends: false, work: Box::new(work) })
     })
 }
 
@@ -269,24 +272,19 @@ pub unsafe extern "C" fn ncclCommDestroy(comm: Handle) -> c_int {
             comm.ensure_ready()?;
         }
         drop(inside);
-        destroy(comm);
-        Ok(Code::SUCCESS)
+        end(comm, "ncclCommDestroy", Departure::Destroyed)
     })
 }
 
-/// Waits for what runs, where the communicator is blocking; else that goes on in the background.
-fn destroy(comm: Arc<Comm>) {
-    if comm.is_blocking() {
-        comm.drain();
-    }
-    if comm.is_idle() || comm.is_revoked() {
-        return comm.end_life(Departure::Destroyed);
-    }
-    comm.retire();
-    std::thread::spawn(move || {
-        comm.drain();
-        comm.leave(Departure::Destroyed);
-    });
+/// Waits for what runs and frees the communicator, when the call's group ends. Never in the background.
+fn end(comm: Arc<Comm>, name: &'static str, how: Departure) -> Outcome<Code> {
+    let ending = comm.clone();
+    let work = move || {
+        ending.drain();
+        ending.end_life(how);
+        Ok(())
+    };
+    group::add_task(Task { comm, name, ends: true, work: Box::new(work) })
 }
 
 #[unsafe(no_mangle)]
@@ -297,8 +295,8 @@ pub unsafe extern "C" fn ncclCommAbort(comm: Handle) -> c_int {
         }
         let comm = comm::find(comm, "ncclCommAbort")?;
         Inside::aborting(&comm);
-        comm.end_life(Departure::Aborted);
-        Ok(Code::SUCCESS)
+        comm.raise_flags();
+        end(comm, "ncclCommAbort", Departure::Aborted)
     })
 }
 
@@ -313,8 +311,12 @@ pub unsafe extern "C" fn ncclCommRevoke(comm: Handle, flags: c_int) -> c_int {
             return Err(Fault::argument(format!("ncclCommRevoke : flags {flags:#x} must be 0")));
         }
         comm.revoke()?;
-        let work = || Ok(Box::new(|| Ok(())) as group::Finish);
-        group::add_task(Task { comm, name: "ncclCommRevoke", work: Box::new(work) })
+        let stopping = comm.clone();
+        let work = move || {
+            stopping.await_launches();
+            Ok(())
+        };
+        group::add_task(Task { comm, name: "ncclCommRevoke", ends: false, work: Box::new(work) })
     })
 }
 

@@ -29,6 +29,8 @@ struct Plan {
     linger: Duration,
     /// Whether peers are told of a death.
     silent: bool,
+    /// Whether the first collective of a communicator connects it.
+    lazy: bool,
 }
 
 static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
@@ -49,6 +51,7 @@ fn with<T>(act: impl FnOnce(&mut Plan) -> T) -> T {
         sent: HashMap::new(),
         linger: Duration::ZERO,
         silent: false,
+        lazy: false,
     }))
 }
 
@@ -127,6 +130,15 @@ pub(crate) fn set_linger(linger: Duration) {
 /// Whether the death of a process is told to nobody.
 pub(crate) fn deaths_are_silent() -> bool {
     with(|plan| plan.silent)
+}
+
+/// Whether the first collective of a communicator waits, inside the call, until all ranks have come to connect.
+pub(crate) fn connects_lazily() -> bool {
+    with(|plan| plan.lazy)
+}
+
+pub(crate) fn connect_lazily() {
+    with(|plan| plan.lazy = true);
 }
 
 pub(crate) fn silence_deaths() {

@@ -6,7 +6,7 @@
 use crate::abi::{Code, Config, Handle};
 use crate::operation::Verb;
 use crate::report;
-use crate::{comm, control, group, other_calls};
+use crate::{comm, control, group, other_calls, threads};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -65,6 +65,12 @@ pub extern "C" fn simgpu_nccl_silence_deaths() {
     control::silence_deaths();
 }
 
+/// From now on the first collective of a communicator waits, inside the call, until all ranks have come to connect.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_connect_lazily() {
+    control::connect_lazily();
+}
+
 /// Each call takes that much longer, so that calls which should not meet do.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_linger(microseconds: u64) {
@@ -83,12 +89,14 @@ pub extern "C" fn simgpu_nccl_take_reports(sink: extern "C" fn(*mut c_void, *con
     report::take().iter().for_each(|text| sink(data, text.as_ptr(), text.len()));
 }
 
-/// How many things are alive: "communicators", "registrations", "windows", "operations" or "allocations".
+/// How many things are alive: "communicators", "registrations", "windows", "operations", "allocations" or
+/// "threads", which nobody has joined.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simgpu_nccl_live(what: *const c_char) -> usize {
     // SAFETY: promised by the caller.
     match unsafe { text(what) }.as_str() {
         "allocations" => other_calls::allocations(),
+        "threads" => threads::unjoined(),
         what => comm::census().get(what).copied().unwrap_or(0),
     }
 }
@@ -108,6 +116,12 @@ pub unsafe extern "C" fn simgpu_nccl_bytes_sent(verb: *const c_char, rank: c_int
     let verb = unsafe { text(verb) };
     let known = Verb::ALL.into_iter().find(|known| format!("{known:?}") == verb);
     if known.is_none() && !verb.is_empty() { 0 } else { control::sent(known, usize::try_from(rank).ok()) }
+}
+
+/// How many threads this library has started for groups and for jobs beside each other.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_threads_started() -> u64 {
+    threads::started()
 }
 
 /// How many groups this thread has open.

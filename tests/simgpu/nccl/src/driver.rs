@@ -67,7 +67,9 @@ driver! {
     fn cuPointerGetAttribute(value: *mut c_void, attribute: c_int, pointer: u64);
     fn cuMemAlloc_v2(pointer: *mut u64, bytes: usize);
     fn cuMemFree_v2(pointer: u64);
-    fn cuStreamIsCapturing(stream: Stream, status: *mut c_int);
+    fn cuStreamGetCaptureInfo_v2(stream: Stream, status: *mut c_int, id: *mut u64, graph: *mut usize, nodes: *mut *const usize, count: *mut usize);
+    fn cuUserObjectCreate(object: *mut usize, data: *mut c_void, destructor: HostFunction, references: c_uint, flags: c_uint);
+    fn cuGraphRetainUserObject(graph: usize, object: usize, count: c_uint, flags: c_uint);
     fn cuStreamGetCtx(stream: Stream, context: *mut *mut c_void);
     fn cuStreamWaitEvent(stream: Stream, event: *mut c_void, flags: c_uint);
     fn cuEventCreate(event: *mut *mut c_void, flags: c_uint);
@@ -202,11 +204,31 @@ pub(crate) fn devices() -> Outcome<c_int> {
     Ok(count)
 }
 
-/// Whether what is enqueued on a stream goes into a graph.
-pub(crate) fn is_capturing(stream: Stream) -> bool {
-    let mut status = 0;
-    // SAFETY: the result has room in `status`.
-    unsafe { cuStreamIsCapturing(stream, &raw mut status) }.is_ok() && status != 0
+/// A graph that a stream is captured into.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Graph(usize);
+
+/// The graph that what is enqueued on a stream goes into, if it does.
+pub(crate) fn captured_by(stream: Stream) -> Outcome<Option<Graph>> {
+    const ACTIVE: c_int = 1;
+    let (mut status, mut id, mut graph, mut nodes, mut count) = (0, 0, 0, std::ptr::null(), 0);
+    // SAFETY: all results have room in these variables.
+    unsafe { cuStreamGetCaptureInfo_v2(stream, &raw mut status, &raw mut id, &raw mut graph, &raw mut nodes, &raw mut count)? };
+    Ok((status == ACTIVE).then_some(Graph(graph)))
+}
+
+impl Graph {
+    /// Has a function called, with a number, once the graph and all that was made of it are destroyed.
+    pub(crate) fn on_destruction(self, function: HostFunction, data: usize) -> Outcome<()> {
+        const NOBODY_WAITS: c_uint = 1;
+        const MOVE: c_uint = 1;
+        let mut object = 0;
+        // SAFETY: the result has room in `object`; `data` is a number, and the graph is being captured.
+        unsafe {
+            cuUserObjectCreate(&raw mut object, data as *mut c_void, function, 1, NOBODY_WAITS)?;
+            cuGraphRetainUserObject(self.0, object, 1, MOVE)
+        }
+    }
 }
 
 /// Device memory in the current context.

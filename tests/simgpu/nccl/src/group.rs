@@ -1,27 +1,37 @@
 //! Groups: calls between `ncclGroupStart` and `ncclGroupEnd` of one thread happen together, at the end. A call outside of a group is a
 //! group of its own.
+//!
+//! As in 2.28.9 the group of a blocking communicator, and whatever destroys or aborts, runs on the calling thread. That of another runs
+//! on a thread of its own (`progress`): from 2.23.4 on every one, before only those that make, end or connect communicators. Work for
+//! several communicators that waits for peers runs on as many threads.
 
 use crate::abi::Code;
-use crate::comm::{Comm, Step};
+use crate::comm::Comm;
 use crate::control;
 use crate::fault::{Fault, Outcome};
 use crate::inside::Inside;
 use crate::job::{Call, launch};
 use crate::operation::Verb;
+use crate::progress::{Progress, occupy_local_storage};
 use crate::report::{lock, report};
+use crate::threads;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-/// What is left to do, on the caller's thread, when the background work of a task is done.
-pub(crate) type Finish = Box<dyn FnOnce() -> Outcome<()> + Send>;
+/// From here on every group of a communicator that does not block has a thread.
+const THREAD_FOR_EVERY_GROUP: i32 = 22304;
+/// From here on a group that goes on is memory of its own.
+const GROUPS_ON_THE_HEAP: i32 = 22703;
 
-/// Something that waits for peers: making, splitting or ending a communicator.
+/// Something that waits for peers or for the device: making, splitting or ending a communicator.
 pub(crate) struct Task {
     /// Which communicator says that it is in progress.
     pub(crate) comm: Arc<Comm>,
     pub(crate) name: &'static str,
-    pub(crate) work: Box<dyn FnOnce() -> Outcome<Finish> + Send>,
+    /// It destroys or aborts the communicator, and so is done when the call returns, whatever the configuration says.
+    pub(crate) ends: bool,
+    pub(crate) work: Box<dyn FnOnce() -> Outcome<()> + Send>,
 }
 
 struct Entry {
@@ -37,6 +47,28 @@ struct Group {
     error: Option<Fault>,
     tasks: Vec<Task>,
     entries: Vec<Entry>,
+}
+
+impl Group {
+    fn comms(&self) -> impl Iterator<Item = &Arc<Comm>> {
+        self.tasks.iter().map(|task| &task.comm).chain(self.entries.iter().map(|entry| &entry.comm))
+    }
+
+    /// Whether the group runs on the calling thread; `None` where there is nothing to run.
+    fn blocks(&self) -> Outcome<Option<bool>> {
+        let lasting = self.tasks.iter().filter(|task| !task.ends).map(|task| &task.comm);
+        let mut modes = lasting.chain(self.entries.iter().map(|entry| &entry.comm)).map(|comm| comm.is_blocking());
+        let first = modes.next();
+        if modes.any(|mode| Some(mode) != first) {
+            return Err(Fault::argument("Blocking and nonblocking communicators are not allowed in the same group."));
+        }
+        Ok(if self.tasks.iter().any(|task| task.ends) { Some(true) } else { first })
+    }
+
+    /// A failure is every communicator's that does not block.
+    fn fail(comms: &[Arc<Comm>], fault: &Fault) {
+        comms.iter().filter(|comm| !comm.is_blocking()).for_each(|comm| comm.fail(fault));
+    }
 }
 
 impl Drop for Group {
@@ -95,16 +127,17 @@ pub(crate) fn end(name: &'static str) -> Outcome<Code> {
         GROUP.with_borrow_mut(|group| group.depth -= 1);
         return Ok(Code::SUCCESS);
     }
-    let group = close(name)?;
-    let comms = || group.tasks.iter().map(|task| &task.comm).chain(group.entries.iter().map(|entry| &entry.comm));
-    let Some(blocking) = comms().next().map(|comm| comm.is_blocking()) else { return Ok(Code::SUCCESS) };
-    if comms().any(|comm| comm.is_blocking() != blocking) {
-        return Err(Fault::argument("Blocking and nonblocking communicators are not allowed in the same group."));
-    }
-    let polls = group.entries.iter().map(|entry| entry.name).chain([name]).map(control::polls).max().unwrap_or(0);
-    let mut group = group;
+    let mut group = close(name)?;
+    let comms: Vec<_> = group.comms().cloned().collect();
+    let blocks = group.blocks();
     let (tasks, entries) = (std::mem::take(&mut group.tasks), std::mem::take(&mut group.entries));
-    if blocking { finish_now(tasks, entries) } else { finish_later(tasks, entries, polls) }
+    let outcome = match blocks {
+        Err(fault) => Err(fault),
+        Ok(None) => return Ok(Code::SUCCESS),
+        Ok(Some(true)) => finish_here(tasks, entries).map(|()| Code::SUCCESS),
+        Ok(Some(false)) => finish_beside(tasks, entries, name),
+    };
+    outcome.inspect_err(|fault| Group::fail(&comms, fault))
 }
 
 /// Takes the group of this thread and leaves an empty one.
@@ -119,72 +152,64 @@ fn close(name: &str) -> Outcome<Group> {
     let mut group = group.ok_or_else(|| Fault::usage(format!("{name}: not in a group call.")))?;
     match group.error.take() {
         Some(fault) => {
-            let comms = group.tasks.iter().map(|task| &task.comm).chain(group.entries.iter().map(|entry| &entry.comm));
-            comms.filter(|comm| !comm.is_blocking()).for_each(|comm| comm.fail(&fault));
+            Group::fail(&group.comms().cloned().collect::<Vec<_>>(), &fault);
             Err(fault)
         }
         None => Ok(group),
     }
 }
 
-fn finish_now(tasks: Vec<Task>, entries: Vec<Entry>) -> Outcome<Code> {
-    let slots: Vec<_> = tasks.into_iter().map(begin).collect();
-    for (_, _, slot) in slots {
-        slot.wait()?()?;
+/// Runs a group on this thread.
+fn finish_here(tasks: Vec<Task>, entries: Vec<Entry>) -> Outcome<()> {
+    if control::version() < GROUPS_ON_THE_HEAP {
+        occupy_local_storage(None);
     }
-    launch_all(entries)?;
-    Ok(Code::SUCCESS)
+    run_tasks(tasks)?;
+    launch_all(entries, Inside::acting)
 }
 
-fn finish_later(tasks: Vec<Task>, entries: Vec<Entry>, polls: u32) -> Outcome<Code> {
-    let in_progress = !tasks.is_empty() || polls > 0;
-    for (comm, name, slot) in tasks.into_iter().map(begin) {
-        let waiting = slot.clone();
-        let ready = Box::new(move || waiting.is_filled());
-        comm.postpone(control::polls(name), Step { ready, finish: Box::new(move || slot.wait()?()) });
+/// Runs a group on a thread of its own, where NCCL does.
+fn finish_beside(tasks: Vec<Task>, entries: Vec<Entry>, name: &'static str) -> Outcome<Code> {
+    let polls_to_launch = entries.iter().map(|entry| entry.name).chain([name]).map(control::polls).max().unwrap_or(0);
+    let polls = tasks.iter().map(|task| control::polls(task.name)).max().unwrap_or(0).max(polls_to_launch);
+    let connects = entries.iter().any(|entry| entry.comm.meets_first(&entry.call.operation.signature));
+    if control::version() < THREAD_FOR_EVERY_GROUP && tasks.is_empty() && !connects && polls == 0 {
+        return finish_here(tasks, entries).map(|()| Code::SUCCESS);
     }
-    if !in_progress {
-        launch_all(entries)?;
-        return Ok(Code::SUCCESS);
+    let comms: Vec<_> = tasks.iter().map(|task| &task.comm).chain(entries.iter().map(|entry| &entry.comm)).cloned().collect();
+    let work = move |progress: &Progress| {
+        run_tasks(tasks)?;
+        if !entries.is_empty() {
+            progress.await_polls()?;
+        }
+        launch_all(entries, Inside::launching)
+    };
+    let progress = Progress::start(polls, work)?;
+    if control::version() < GROUPS_ON_THE_HEAP {
+        occupy_local_storage(Some(&progress));
     }
-    for (comm, entries) in by_comm(entries) {
-        comm.postpone(polls, Step { ready: Box::new(|| true), finish: Box::new(move || launch_all(entries)) });
-    }
+    comms.iter().for_each(|comm| comm.follow(&progress));
     Ok(Code::IN_PROGRESS)
 }
 
-/// Where a task leaves its result.
-struct Slot {
-    result: Mutex<Option<Outcome<Finish>>>,
-    filled: Condvar,
-}
-
-impl Slot {
-    fn is_filled(&self) -> bool {
-        lock(&self.result).is_some()
+/// Runs what waits for peers on this thread where there is one thing, else each on a thread of its own.
+fn run_tasks(mut tasks: Vec<Task>) -> Outcome<()> {
+    if tasks.len() <= 1 {
+        return tasks.pop().map_or(Ok(()), |task| (task.work)());
     }
-
-    fn wait(&self) -> Outcome<Finish> {
-        let mut result = lock(&self.result);
-        loop {
-            match result.take() {
-                Some(result) => return result,
-                None => result = self.filled.wait(result).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
-    }
-}
-
-fn begin(task: Task) -> (Arc<Comm>, &'static str, Arc<Slot>) {
-    let Task { comm, name, work } = task;
-    let slot = Arc::new(Slot { result: Mutex::new(None), filled: Condvar::new() });
-    let filled = slot.clone();
-    std::thread::spawn(move || {
-        let result = work();
-        *lock(&filled.result) = Some(result);
-        filled.filled.notify_all();
-    });
-    (comm, name, slot)
+    let outcomes: Arc<Mutex<Vec<Outcome<()>>>> = Arc::default();
+    let begin = |task: Task| {
+        let outcomes = outcomes.clone();
+        threads::start(move || {
+            let outcome = (task.work)();
+            lock(&outcomes).push(outcome);
+        })
+    };
+    let begun: Vec<_> = tasks.into_iter().map(begin).collect();
+    let refused = begun.into_iter().filter_map(|thread| thread.map(threads::Thread::join).err());
+    let refused: Vec<_> = refused.collect();
+    let ended = std::mem::take(&mut *lock(&outcomes));
+    refused.into_iter().map(Err).chain(ended).collect()
 }
 
 /// Splits entries by communicator, in the order of its first call.
@@ -199,20 +224,39 @@ fn by_comm(entries: Vec<Entry>) -> Vec<(Arc<Comm>, Vec<Entry>)> {
     split
 }
 
-fn launch_all(entries: Vec<Entry>) -> Outcome<()> {
+/// Launches. Whoever does is inside the library: on the communicator too where that is the caller.
+fn launch_all(entries: Vec<Entry>, enter: fn(&Comm, &'static str) -> Inside) -> Outcome<()> {
     let split = by_comm(entries);
     split.iter().try_for_each(|(comm, entries)| check_self(comm, entries))?;
+    run_tasks(split.iter().filter_map(|(comm, entries)| connection(comm, entries)).collect())?;
     for (comm, entries) in split {
-        let _inside = Inside::acting(&comm, entries[0].name);
+        let _inside = enter(&comm, entries[0].name);
         let mut streams: Vec<usize> = Vec::new();
         for entry in &entries {
             if !streams.contains(&entry.stream) {
                 streams.push(entry.stream);
             }
         }
-        launch(&comm, &streams, entries.into_iter().map(|entry| entry.call).collect()).inspect_err(|fault| comm.fail(fault))?;
+        launch(&comm, &streams, entries.into_iter().map(|entry| entry.call).collect())?;
     }
     Ok(())
+}
+
+/// What connects a communicator before its first collective. It waits for all ranks.
+fn connection(comm: &Arc<Comm>, entries: &[Entry]) -> Option<Task> {
+    let collective = entries.iter().any(|entry| !entry.call.operation.signature.verb.is_point_to_point());
+    if !collective || !control::connects_lazily() || lock(&comm.resources).connected {
+        return None;
+    }
+    let connecting = comm.clone();
+    let work = move || {
+        let member = connecting.member()?;
+        let everyone: Vec<usize> = (0..member.size).collect();
+        member.link.confer(&everyone, "connection", Vec::new())?;
+        lock(&connecting.resources).connected = true;
+        Ok(())
+    };
+    Some(Task { comm: comm.clone(), name: entries[0].name, ends: false, work: Box::new(work) })
 }
 
 /// A rank that sends to itself has to receive as much in the same group.

@@ -21,6 +21,7 @@ pub(crate) mod request {
     pub(crate) const RUN: u64 = 2;
     pub(crate) const REVOKE: u64 = 3;
     pub(crate) const LEAVE: u64 = 4;
+    pub(crate) const HALT: u64 = 5;
 }
 
 /// What frames from a hub begin with.
@@ -150,6 +151,7 @@ fn attend(caller: &UnixStream) {
         let mut parser = Parser(&frame);
         match parser.number() {
             Some(request::REVOKE) => clique.revoke(rank),
+            Some(request::HALT) => clique.halt(rank),
             Some(request::LEAVE) => {
                 how = if parser.number() == Some(0) { Departure::Aborted } else { Departure::Destroyed };
                 break;

@@ -5,7 +5,7 @@ use crate::comm::Comm;
 use crate::control;
 use crate::driver::Device;
 use crate::fault::{Fault, Outcome};
-use crate::group::{self, Finish, Task};
+use crate::group::{self, Task};
 use crate::hub::Place;
 use crate::link::Link;
 use crate::report::{lock, report};
@@ -16,7 +16,8 @@ use std::sync::{Arc, OnceLock};
 #[derive(Clone, Copy)]
 pub(crate) struct Target(pub(crate) *mut crate::abi::Handle);
 
-// SAFETY: NCCL's rule is the same: the variable has to live until the call is complete, and only the finishing thread writes to it.
+// SAFETY: NCCL's rule is the same: the variable has to live until the call is complete, and only the thread of the group writes to it, which whoever ends
+// the call early waits for.
 #[expect(unsafe_code, reason = "the caller's variable is written when the call is complete, by the thread that completes it")]
 unsafe impl Send for Target {}
 
@@ -103,10 +104,6 @@ pub(crate) fn check_rank(rank: i32, size: i32) -> Outcome<(usize, usize)> {
     }
 }
 
-fn nothing() -> Finish {
-    Box::new(|| Ok(()))
-}
-
 /// Joins the communicator of a unique id. The handle is valid at once, the communicator is not.
 ///
 /// # Safety
@@ -125,14 +122,8 @@ pub(crate) unsafe fn from_id(
     // SAFETY: promised by the caller.
     unsafe { target.set(&comm) };
     let joining = comm.clone();
-    let work = move || match join(&joining, place, rank, size) {
-        Ok(()) => Ok(nothing()),
-        Err(fault) => {
-            joining.fail(&fault);
-            Err(fault)
-        }
-    };
-    group::add_task(Task { comm, name, work: Box::new(work) })
+    let work = move || join(&joining, place, rank, size).inspect_err(|fault| joining.fail(fault));
+    group::add_task(Task { comm, name, ends: false, work: Box::new(work) })
 }
 
 /// The number of a child: the n-th one is the same on all ranks.
@@ -143,27 +134,24 @@ fn next_child(parent: &Comm) -> usize {
 }
 
 /// A communicator made from a parent, on the parent's hub.
-fn bear(parent: &Arc<Comm>, config: Config, place: Place, rank: usize, size: usize, target: Target) -> Outcome<Finish> {
-    let child = Comm::new(parent.device, config);
+fn bear(parent: &Arc<Comm>, child: Arc<Comm>, place: Place, rank: usize, size: usize, target: Target) -> Outcome<()> {
     let link = Link::open(place, rank, size, child.listener())?;
     parent.expect_child(&link)?;
     child.settle(rank, size, link.clone())?;
     let everyone: Vec<usize> = (0..size).collect();
     link.confer(&everyone, "hello", Vec::new())?;
-    let parent = parent.clone();
-    Ok(Box::new(move || {
-        parent.child_born(&link);
-        #[expect(unsafe_code, reason = "the caller's variable is written by its address")]
-        // SAFETY: the call is complete only now, so the caller still keeps the variable.
-        unsafe {
-            target.set(&child);
-        }
-        Ok(())
-    }))
+    parent.child_born(&link);
+    #[expect(unsafe_code, reason = "the caller's variable is written by its address")]
+    // SAFETY: the call is complete only when this ends, and an abort of the parent waits for it, so the caller still keeps the variable.
+    unsafe {
+        target.set(&child);
+    }
+    Ok(())
 }
 
-/// Splits a communicator by colour; ranks are ordered by key. Ranks of no colour take part and get nothing.
-pub(crate) fn by_split(parent: &Arc<Comm>, color: i32, key: i32, target: Target, config: Config) -> Outcome<Code> {
+/// Splits a communicator by colour; ranks are ordered by key. Ranks of no colour take part and get no child. The work is the parent's, and
+/// so is its progress, whatever the child's configuration says.
+pub(crate) fn by_split(parent: &Arc<Comm>, (color, key): (i32, i32), target: Target, child: Option<Arc<Comm>>) -> Outcome<Code> {
     let meeting = format!("split {}", next_child(parent));
     let splitting = parent.clone();
     let work = move || {
@@ -175,21 +163,19 @@ pub(crate) fn by_split(parent: &Arc<Comm>, color: i32, key: i32, target: Target,
             let mut parser = Parser(words);
             Some((parser.number()? as i32, parser.number()? as i32))
         };
-        if color < 0 {
-            return Ok(nothing());
-        }
+        let Some(child) = child else { return Ok(()) };
         let mut ranks: Vec<(i32, usize)> = Vec::new();
         ranks.extend(heard.iter().enumerate().filter_map(|(rank, words)| chosen(words).filter(|c| c.0 == color).map(|c| (c.1, rank))));
         ranks.sort_unstable();
         let rank = ranks.iter().position(|&(_, rank)| rank == member.rank).unwrap_or_default();
         let place = Place { name: format!("{}/{meeting} color {color}", member.link.place.name), ..member.link.place.clone() };
-        bear(&splitting, config, place, rank, ranks.len(), target)
+        bear(&splitting, child, place, rank, ranks.len(), target)
     };
-    group::add_task(Task { comm: parent.clone(), name: "ncclCommSplit", work: Box::new(work) })
+    group::add_task(Task { comm: parent.clone(), name: "ncclCommSplit", ends: false, work: Box::new(work) })
 }
 
 /// Makes a communicator without some of the parent's ranks, which take no part.
-pub(crate) fn by_shrink(parent: &Arc<Comm>, excluded: &[usize], target: Target, config: Config) -> Outcome<Code> {
+pub(crate) fn by_shrink(parent: &Arc<Comm>, excluded: &[usize], target: Target, child: Arc<Comm>) -> Outcome<Code> {
     let meeting = format!("shrink {}", next_child(parent));
     let excluded = excluded.to_vec();
     let shrinking = parent.clone();
@@ -204,9 +190,9 @@ pub(crate) fn by_shrink(parent: &Arc<Comm>, excluded: &[usize], target: Target, 
         }
         let rank = survivors.iter().position(|&rank| rank == member.rank).unwrap_or_default();
         let place = Place { name: format!("{}/{meeting}", member.link.place.name), ..member.link.place.clone() };
-        bear(&shrinking, config, place, rank, survivors.len(), target)
+        bear(&shrinking, child, place, rank, survivors.len(), target)
     };
-    group::add_task(Task { comm: parent.clone(), name: "ncclCommShrink", work: Box::new(work) })
+    group::add_task(Task { comm: parent.clone(), name: "ncclCommShrink", ends: false, work: Box::new(work) })
 }
 
 /// Makes a larger communicator of which the parent's ranks are the first. The new handle is valid at once, and says when it is ready.
@@ -228,8 +214,7 @@ pub(crate) unsafe fn by_growth(parent: &Arc<Comm>, size: usize, id: Option<Uniqu
         let internal = heard.iter().find_map(|words| words.as_slice().try_into().ok());
         let internal = internal.ok_or_else(|| Fault::argument("ncclCommGrow : no rank passed a unique id"))?;
         lock(&parent.resources).growing = false;
-        join(&growing, Place::of(&UniqueId { internal })?, member.rank, size).inspect_err(|fault| growing.fail(fault))?;
-        Ok(nothing())
+        join(&growing, Place::of(&UniqueId { internal })?, member.rank, size).inspect_err(|fault| growing.fail(fault))
     };
-    group::add_task(Task { comm, name: "ncclCommGrow", work: Box::new(work) })
+    group::add_task(Task { comm, name: "ncclCommGrow", ends: false, work: Box::new(work) })
 }

@@ -36,6 +36,11 @@ impl Inside {
         Inside::enter(&[Place::Communicator(comm.handle), Place::Device(comm.device.ordinal)], name)
     }
 
+    /// A launch, for whichever communicator: NCCL calls two at a time on one device host threads racing.
+    pub(crate) fn launching(comm: &Comm, name: &'static str) -> Inside {
+        Inside::enter(&[Place::Device(comm.device.ordinal)], name)
+    }
+
     fn enter(places: &[Place], name: &'static str) -> Inside {
         let thread = std::thread::current().id();
         let mut guard = lock(&VISITS);

@@ -25,7 +25,7 @@ pub(crate) struct Call {
 struct Job {
     comm: Arc<Comm>,
     calls: Vec<Call>,
-    /// Part of a graph: it runs as often as the graph does, and is kept for as long as the process lives.
+    /// Part of a graph: it runs as often as the graph does, and is kept for as long as the graph lives.
     captured: bool,
 }
 
@@ -36,20 +36,25 @@ static ISSUED: Mutex<usize> = Mutex::new(0);
 pub(crate) fn launch(comm: &Arc<Comm>, streams: &[usize], calls: Vec<Call>) -> Outcome<()> {
     let _there = comm.device.enter()?;
     let stream = streams[0] as Stream;
-    let captured = driver::is_capturing(stream);
+    let graph = driver::captured_by(stream)?;
+    let captured = graph.is_some();
     for &other in &streams[1..] {
         Event::new()?.order(other as Stream, stream)?;
     }
     follow(comm, stream, captured)?;
     let accesses: Vec<Access> = calls.iter().flat_map(accesses).collect();
     let number = remember(Job { comm: comm.clone(), calls, captured });
-    if !captured {
-        comm.enqueued();
+    match graph {
+        Some(graph) => {
+            comm.hold();
+            graph.on_destruction(release, number).inspect_err(|_| release(number as *mut c_void))?;
+        }
+        None => comm.enqueued(),
     }
     if let Err(fault) = driver::launch(stream, execute, number, &accesses) {
-        forget(number);
-        if !captured && comm.begin(false, false) {
-            comm.end(false);
+        if !captured {
+            forget(number);
+            comm.withdrawn();
         }
         return Err(fault);
     }
@@ -99,8 +104,15 @@ fn remember(job: Job) -> usize {
     *issued
 }
 
-fn forget(number: usize) {
-    lock(&JOBS).get_or_insert_default().remove(&number);
+fn forget(number: usize) -> Option<Arc<Job>> {
+    lock(&JOBS).get_or_insert_default().remove(&number)
+}
+
+/// The graph of a captured launch is gone: its communicator may go too.
+extern "C" fn release(data: *mut c_void) {
+    if let Some(job) = forget(data as usize) {
+        job.comm.release();
+    }
 }
 
 extern "C" fn execute(data: *mut c_void) {

@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "device memory is read and written by its address")]
 
+use crate::abi::Code;
 use crate::clique::{Clique, Departure, Notify, Stopped};
 use crate::control;
 use crate::exchange::fill;
@@ -42,6 +43,8 @@ struct RemoteState {
     asked: HashMap<u64, Option<Outcome<Vec<Vec<u8>>>>>,
     revoked: bool,
     left: bool,
+    /// The abort flags are raised.
+    halted: bool,
     /// The process that holds the clique is gone.
     lost: bool,
     /// It said so before, which matters only to those who still need it.
@@ -78,9 +81,12 @@ impl Link {
                 let put =
                     |frame: Frame| frame.bytes(name.as_bytes()).list(participants, |frame, &peer| frame.number(peer as u64)).bytes(&words);
                 let ticket = remote.ask(request::CONFER, put);
-                remote.wait(ticket, |state| state.left || state.lost && !control::deaths_are_silent()).unwrap_or_else(|Stopped| {
-                    Err(Fault::remote("the communicator was aborted, or the process that made the unique id is gone"))
-                })
+                remote.wait(ticket, |state| state.left || state.halted || state.lost && !control::deaths_are_silent()).unwrap_or_else(
+                    |Stopped| {
+                        let ours = lock(&remote.state).halted || lock(&remote.state).left;
+                        Err(if ours { Fault::new(Code::INTERNAL_ERROR, "the communicator was aborted") } else { lost() })
+                    },
+                )
             }
         }
     }
@@ -96,7 +102,7 @@ impl Link {
                 // SAFETY: promised by the caller.
                 let put = |frame: Frame| frame.list(operations, |frame, operation| unsafe { hub::put_operation(frame, operation) });
                 let ticket = remote.ask(request::RUN, put);
-                let outputs = remote.wait(ticket, |state| state.left || state.revoked)?.map_err(|_| Stopped)?;
+                let outputs = remote.wait(ticket, |state| state.left || state.halted || state.revoked)?.map_err(|_| Stopped)?;
                 for (operation, output) in operations.iter().zip(&outputs) {
                     // SAFETY: promised by the caller; the output is memory of our own.
                     unsafe { fill(operation.output, output) };
@@ -114,6 +120,18 @@ impl Link {
                 lock(&remote.state).revoked = true;
                 remote.changed.notify_all();
                 remote.send(&Frame::default().number(request::REVOKE));
+            }
+        }
+    }
+
+    /// Stops this rank's work and its waiting for others; the place is kept.
+    pub(crate) fn halt(&self) {
+        match &self.way {
+            Way::Here(clique) => clique.halt(self.rank),
+            Way::Away(remote) => {
+                lock(&remote.state).halted = true;
+                remote.changed.notify_all();
+                remote.send(&Frame::default().number(request::HALT));
             }
         }
     }

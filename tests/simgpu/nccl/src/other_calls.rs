@@ -129,7 +129,7 @@ pub unsafe extern "C" fn ncclCommDeregister(comm: Handle, handle: *mut c_void) -
 
 /// Where the handle of a window goes.
 struct WindowTarget(*mut *mut c_void);
-// SAFETY: NCCL's rule is the same: the variable has to live until the call is complete, and only the finishing thread writes to it.
+// SAFETY: NCCL's rule is the same: the variable has to live until the call is complete, and only the group's thread writes to it, which an abort waits for.
 unsafe impl Send for WindowTarget {}
 
 impl WindowTarget {
@@ -167,16 +167,13 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
             let member = registering.member()?;
             let everyone: Vec<usize> = (0..member.size).collect();
             member.link.confer(&everyone, &meeting, Vec::new())?;
-            let registering = registering.clone();
-            Ok(Box::new(move || {
-                let token = new_token();
-                lock(&registering.resources).windows.insert(token, (address, size));
-                // SAFETY: the call is complete only now, so the caller still keeps the variable.
-                unsafe { target.set(token) };
-                Ok(())
-            }) as group::Finish)
+            let token = new_token();
+            lock(&registering.resources).windows.insert(token, (address, size));
+            // SAFETY: the call is complete only when this ends, so the caller still keeps the variable.
+            unsafe { target.set(token) };
+            Ok(())
         };
-        group::add_task(Task { comm, name: "ncclCommWindowRegister", work: Box::new(work) })
+        group::add_task(Task { comm, name: "ncclCommWindowRegister", ends: false, work: Box::new(work) })
     })
 }
 

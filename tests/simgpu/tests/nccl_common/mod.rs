@@ -113,6 +113,14 @@ pub fn alone() -> simgpu::Alone {
     alone
 }
 
+/// The same with an older release, which then is the one of the whole process.
+pub fn alone_with(version: i32) -> simgpu::Alone {
+    simgpu::nccl::install(version);
+    let alone = simgpu::alone();
+    simgpu::nccl::reset();
+    alone
+}
+
 /// No rule was broken and nothing leaks.
 #[track_caller]
 pub fn expect_clean() {
@@ -188,6 +196,14 @@ impl Rank {
         self
     }
 
+    /// With a non-blocking communicator that is ready.
+    pub fn join_later(mut self, id: Id, mut config: Config) -> Rank {
+        let code = ncclCommInitRankConfig(&raw mut self.comm, self.size as c_int, id, self.rank as c_int, &raw mut config);
+        assert_eq!(code, 7);
+        assert_eq!(self.settle().0, 0);
+        self
+    }
+
     pub fn stream(&self) -> *mut c_void {
         self.stream.cu_stream().cast()
     }
@@ -234,6 +250,12 @@ impl Rank {
         unreachable!()
     }
 
+    /// Takes what a call gave, and waits for its end where it goes on in the background.
+    #[track_caller]
+    pub fn complete(&self, code: c_int) {
+        if code == 7 { assert_eq!(self.settle().0, 0, "{}", last_error()) } else { ok(code) }
+    }
+
     /// Polls until there is an error.
     pub fn await_error(&self) -> c_int {
         loop {
@@ -243,6 +265,14 @@ impl Rank {
             }
         }
     }
+}
+
+/// The place of a rank in another communicator.
+pub fn seen_from(rank: &Rank, comm: Comm) -> Rank {
+    let (mut size, mut place) = (0, 0);
+    ok(ncclCommCount(comm, &raw mut size));
+    ok(ncclCommUserRank(comm, &raw mut place));
+    Rank { comm, rank: place as usize, size: size as usize, context: rank.context.clone(), stream: rank.stream.clone() }
 }
 
 /// Runs each rank on a thread of its own, on a device of its own, without communicators. A test that hangs fails.

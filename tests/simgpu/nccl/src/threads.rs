@@ -1,0 +1,39 @@
+//! The threads that NCCL would start too, counted: those of groups that go on in the background, and of jobs that run beside each other.
+//! What the simulation itself needs (see `hub`) is not among them.
+
+use crate::abi::Code;
+use crate::fault::{Fault, Outcome};
+use crate::report::report;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+static STARTED: AtomicU64 = AtomicU64::new(0);
+static JOINED: AtomicU64 = AtomicU64::new(0);
+
+/// How many were started so far.
+pub(crate) fn started() -> u64 {
+    STARTED.load(Ordering::SeqCst)
+}
+
+/// How many nobody has joined yet.
+pub(crate) fn unjoined() -> usize {
+    started().saturating_sub(JOINED.load(Ordering::SeqCst)) as usize
+}
+
+pub(crate) struct Thread(JoinHandle<()>);
+
+pub(crate) fn start(work: impl FnOnce() + Send + 'static) -> Outcome<Thread> {
+    let refused = |error| Fault::new(Code::SYSTEM_ERROR, format!("a thread could not be started: {error}"));
+    let handle = std::thread::Builder::new().spawn(work).map_err(refused)?;
+    STARTED.fetch_add(1, Ordering::SeqCst);
+    Ok(Thread(handle))
+}
+
+impl Thread {
+    pub(crate) fn join(self) {
+        if self.0.join().is_err() {
+            report("the simulated NCCL failed: a thread panicked");
+        }
+        JOINED.fetch_add(1, Ordering::SeqCst);
+    }
+}
