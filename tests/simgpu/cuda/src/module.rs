@@ -162,6 +162,9 @@ pub(crate) fn unload(state: &mut State, module: Handle) -> Outcome {
     state.healthy(gone.context)
 }
 
+/// The largest word of which compiled code reads more than it uses.
+const WORD: u64 = 16;
+
 /// What a kernel sees.
 pub(crate) enum Sight {
     Nothing,
@@ -199,7 +202,9 @@ impl Memory for Sight {
                 (found.start, usable.then_some(found.bytes)?)
             }
         };
-        (address - start < bytes).then_some(Region { start, bytes, host: start as *mut u8 })
+        // Memory of a GPU comes in larger pieces, and pages of the host hold as much, too.
+        let readable = if matches!(self, Sight::Live { .. }) { (start + bytes).next_multiple_of(WORD) - start } else { bytes };
+        (address - start < bytes).then_some(Region { start, bytes, readable, host: start as *mut u8 })
     }
 }
 

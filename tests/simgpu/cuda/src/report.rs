@@ -1,4 +1,9 @@
-//! What was found wrong, until a test reads it.
+//! What was found wrong, until a test reads it. With `SIMGPU_REPORTS` set it is also written to standard error at once, for whoever looks into
+//! a failure that comes before the test reads.
+
+use std::sync::LazyLock;
+
+static ALOUD: LazyLock<bool> = LazyLock::new(|| std::env::var_os("SIMGPU_REPORTS").is_some());
 
 /// More than this many are one and the same bug, seen over and over.
 const MOST: usize = 200;
@@ -14,6 +19,9 @@ impl Reports {
     pub(crate) fn add(&mut self, text: String) {
         if self.texts.contains(&text) {
             return;
+        }
+        if *ALOUD {
+            eprintln!("simulated GPU: {text}");
         }
         if self.texts.len() == MOST {
             self.left_out += 1;

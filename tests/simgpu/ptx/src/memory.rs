@@ -15,8 +15,10 @@ pub struct Region {
     pub start: u64,
     /// Its size.
     pub bytes: u64,
-    /// Where its first byte is on the host: readable and writable for `bytes` bytes until the launch ends, and as
-    /// aligned as `start` is, up to 16 bytes.
+    /// How much may be read: no less than its size. Compiled code reads whole words of which it uses a part.
+    pub readable: u64,
+    /// Where its first byte is on the host: readable for `readable` bytes and writable for `bytes` until the launch ends,
+    /// and as aligned as `start` is, up to 16 bytes.
     pub host: *mut u8,
 }
 
@@ -43,6 +45,15 @@ struct Span {
     end: u64,
 }
 
+impl Region {
+    /// Whether an access that begins so many bytes behind the start stays inside.
+    #[inline(always)]
+    fn holds(&self, offset: u64, bytes: u32, writes: bool) -> bool {
+        let size = if writes { self.bytes } else { self.readable };
+        offset < size && size - offset >= u64::from(bytes)
+    }
+}
+
 impl Span {
     const EMPTY: Self = Self { start: u64::MAX, end: 0 };
 
@@ -61,7 +72,7 @@ struct Recent {
 }
 
 const NOTHING: Recent =
-    Recent { region: Region { start: 0, bytes: 0, host: std::ptr::null_mut() }, reads: Span::EMPTY, writes: Span::EMPTY };
+    Recent { region: Region { start: 0, bytes: 0, readable: 0, host: std::ptr::null_mut() }, reads: Span::EMPTY, writes: Span::EMPTY };
 
 /// The global memory during one launch.
 pub(crate) struct Global<'m> {
@@ -82,7 +93,7 @@ impl<'m> Global<'m> {
         let Some(recent) = self.recent.get_mut(id) else { return self.look_up(id, address, bytes, reads, writes) };
         let offset = address.wrapping_sub(recent.region.start);
         // Sizes are at most 64 and allocations never end at the end of the address space.
-        if offset >= recent.region.bytes || recent.region.bytes - offset < u64::from(bytes) {
+        if !recent.region.holds(offset, bytes, writes) {
             return self.look_up(id, address, bytes, reads, writes);
         }
         let span = Span { start: address, end: address.saturating_add(bytes.into()) };
@@ -103,10 +114,8 @@ impl<'m> Global<'m> {
         }
         self.forget(id);
         let known = self.seen.range(..=address).next_back().map(|(_, seen)| seen.region).filter(|region| holds(region, address));
-        let found = known.or_else(|| self.memory.find(address)).filter(|region| {
-            let offset = address.wrapping_sub(region.start);
-            offset < region.bytes && region.bytes - offset >= u64::from(bytes)
-        });
+        let found = known.or_else(|| self.memory.find(address));
+        let found = found.filter(|region| region.holds(address.wrapping_sub(region.start), bytes, writes));
         let Some(region) = found else {
             return Err(FaultKind::OutOfBounds { space: "global", address, bytes, write: writes, nearest: self.nearest(address) });
         };

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Arguments, Device, module, run, size, text};
-use simgpu_ptx::{Fault, FaultKind, FaultPlace, Launch, Limits, Module, launch, launch_within};
+use simgpu_ptx::{Fault, FaultKind, FaultPlace, Launch, Limits, Memory, Module, Region, launch, launch_within};
 
 /// Runs a kernel with the address of 64 bytes, plus an offset, as its parameter.
 fn on_64_bytes(body: &str, offset: i64, size: &Launch) -> Result<(u64, Vec<u8>), Fault> {
@@ -323,5 +323,35 @@ fn damaged_texts_do_no_harm() {
             damaged[at] = b" ,;%{}[]().0159abxr@!:-"[random.next() as usize % 23];
         }
         let _ = Module::parse(&String::from_utf8(damaged).unwrap());
+    }
+}
+
+/// Ten bytes, of which sixteen may be read.
+struct Padded<'d>(&'d Device, u64);
+
+impl Memory for Padded<'_> {
+    fn find(&self, address: u64) -> Option<Region> {
+        let found = self.0.find(address)?;
+        Some(if found.start == self.1 { Region { bytes: 10, ..found } } else { found })
+    }
+}
+
+#[test]
+fn reads_may_go_further_than_writes_where_the_memory_says_so() {
+    let mut device = Device::default();
+    let at = device.put(&[1; 16]);
+    let attempt = |body: &str| {
+        let module = module("", ".param .u64 at", &format!("ld.param.u64 %rd1, [at]; mov.u32 %r1, 1; mov.u16 %rs1, 1;\n{body}"));
+        launch(module.kernel("k").unwrap(), &size(1, 1), &at.to_le_bytes(), 0, &Padded(&device, at))
+    };
+    let touched = attempt("ld.global.u32 %r1, [%rd1+8]; st.global.u16 [%rd1+8], %rs1;").unwrap();
+    assert_eq!((touched.reads, touched.writes), (vec![at + 8..at + 12], vec![at + 8..at + 10]));
+    for body in [
+        "st.global.u32 [%rd1+8], %r1;",
+        "red.global.add.u32 [%rd1+8], 1;",
+        "st.global.u8 [%rd1+10], %rs1;",
+        "ld.global.u8 %rs1, [%rd1+16];",
+    ] {
+        assert!(matches!(attempt(body).unwrap_err().kind, FaultKind::OutOfBounds { .. }), "{body}");
     }
 }

@@ -53,7 +53,7 @@ impl Device {
 impl Memory for Device {
     fn find(&self, address: u64) -> Option<Region> {
         let found = self.allocations.iter().find(|(start, bytes, _)| address >= *start && address - start < *bytes)?;
-        Some(Region { start: found.0, bytes: found.1, host: found.2.as_ptr().cast_mut().cast() })
+        Some(Region { start: found.0, bytes: found.1, readable: found.1, host: found.2.as_ptr().cast_mut().cast() })
     }
 }
 
