@@ -20,7 +20,7 @@ use crate::deadline::Deadline;
 use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
 use crate::error::{Error, Peer, Result};
-use crate::tuning::device::{ABORT_WAIT, COMMUNICATOR_DROP_WAIT, FENCE};
+use crate::tuning::device::{ABORT_WAIT, ANSWER_WAIT, COMMUNICATOR_DROP_WAIT, FENCE};
 
 impl NcclComm {
     /// Ends the communicator at once: work on streams that waits for other ranks returns, its results are worth nothing. All ranks should
@@ -92,14 +92,18 @@ impl NcclComm {
         Err(if first || inner.failure.get().is_none() { error } else { inner.interruption(&doing) })
     }
 
-    /// Refuses what NCCL would not do before captured graphs are dropped.
+    /// Refuses what NCCL would not do before captured graphs are dropped. Of those that just have been the driver tells a little later.
     pub(crate) fn refuse_live_graphs(&self, call: &'static str) -> Result<()> {
+        let (deadline, mut back_off) = (Deadline::after(ANSWER_WAIT), BackOff::default());
+        while self.inner.live_graphs() > 0 && !deadline.has_passed() {
+            back_off.rest();
+        }
         match self.inner.live_graphs() {
             0 => Ok(()),
             graphs => {
                 let reason = format!(
-                    "{graphs} captured calls of this communicator are alive in CUDA graphs, which NCCL would wait for: drop the graphs first; \
-                     nothing has happened yet"
+                    "{graphs} CUDA graphs hold calls of this communicator, and NCCL would wait for their end: drop them first; nothing has \
+                     happened yet, and the communicator works on"
                 );
                 Err(Error::argument(call, reason))
             }

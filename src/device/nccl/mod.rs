@@ -199,7 +199,7 @@ impl RawConfig {
         let strings = [c_string("network_name", config.network_name.as_deref())?, c_string("name", config.name.as_deref())?];
         let [network_name, name] = &strings;
         let is_control = purpose == Purpose::Control;
-        (raw.blocking, raw.splitShare) = (c_int::from(!is_control), c_int::from(is_control));
+        (raw.blocking, raw.splitShare, raw.shrinkShare) = (c_int::from(!is_control), c_int::from(is_control), 0);
         set(&mut raw.cgaClusterSize, "cga_cluster_size", config.cga_cluster_size)?;
         set(&mut raw.minCTAs, "min_ctas", config.min_ctas)?;
         set(&mut raw.maxCTAs, "max_ctas", config.max_ctas)?;
@@ -244,13 +244,14 @@ fn check_config(config: &NcclConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses an environment that overrides whether communicators block. NCCL reads it once, and puts what its files say (`nccl.conf`) there, too.
+/// Refuses an environment that overrides what the two communicators behind each one are told. NCCL reads it once, and puts what its files say
+/// (`nccl.conf`) there, too.
 pub(crate) fn check_environment() -> Result<(), Error> {
-    match NcclEnvironment::read().comm_blocking {
-        Some(value) => {
-            let reason = "it overrides what each communicator is told, and some must block and some must not: unset it, in the environment \
-                          and in nccl.conf";
-            Err(Error::config(format!("NCCL_COMM_BLOCKING={value}"), reason))
+    match NcclEnvironment::read().overrides {
+        Some(setting) => {
+            let reason = "it overrides what each communicator is told, and some must block, or share, and some must not: unset it, in the \
+                          environment and in nccl.conf";
+            Err(Error::config(setting, reason))
         }
         None => Ok(()),
     }
@@ -412,10 +413,28 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_configuration_leaves_everything_but_blocking_to_nccl() {
-        let raw = RawConfig::new(&NcclConfig::default()).unwrap().config;
-        assert_eq!(raw, nccl_sys::ncclConfig_t { blocking: 0, ..nccl_sys::ncclConfig_t::new() });
-        assert_eq!(raw.minCTAs, NCCL_CONFIG_UNDEF_INT);
+    fn an_empty_configuration_leaves_to_nccl_what_has_nothing_to_do_with_the_purpose() {
+        for (purpose, blocking, split_share) in [(Purpose::Control, 0, 1), (Purpose::Data, 1, 0)] {
+            let raw = RawConfig::new(&NcclConfig::default(), purpose).unwrap().config;
+            let expected =
+                nccl_sys::ncclConfig_t { blocking, splitShare: split_share, shrinkShare: 0, ..nccl_sys::ncclConfig_t::new() };
+            assert_eq!(raw, expected);
+            assert_eq!(raw.minCTAs, NCCL_CONFIG_UNDEF_INT);
+        }
+    }
+
+    #[test]
+    fn settings_that_nccl_would_refuse_or_that_tie_communicators_together_are_refused_in_words() {
+        let config = NcclConfig::default;
+        for (config, words) in [
+            (config().min_ctas(4), "set max_ctas, too"),
+            (config().min_ctas(4).max_ctas(3), "more than max_ctas, 3"),
+            (config().split_share(true), "split_share true"),
+            (config().shrink_share(true), "shrink_share true"),
+        ] {
+            let error = RawConfig::new(&config, Purpose::Control).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
     }
 
     #[test]
@@ -425,7 +444,7 @@ mod tests {
             .min_ctas(2)
             .max_ctas(3)
             .network_name("Socket")
-            .split_share(true)
+            .split_share(false)
             .traffic_class(4)
             .name("gradients")
             .collnet(true)
@@ -439,7 +458,7 @@ mod tests {
             .max_p2p_peers(8)
             .graph_stream_ordering(false)
             .launch_order_implicit(true);
-        let RawConfig { config: raw, strings } = RawConfig::new(&config).unwrap();
+        let RawConfig { config: raw, strings } = RawConfig::new(&config, Purpose::Control).unwrap();
         let [network_name, name] = &strings;
         let expected = nccl_sys::ncclConfig_t {
             blocking: 0,
@@ -469,16 +488,16 @@ mod tests {
 
     #[test]
     fn settings_that_c_cannot_hold_are_quoted() {
-        let error = RawConfig::new(&NcclConfig::default().max_ctas(u32::MAX)).unwrap_err().to_string();
+        let error = RawConfig::new(&NcclConfig::default().max_ctas(u32::MAX), Purpose::Data).unwrap_err().to_string();
         assert!(error.contains("max_ctas") && error.contains("4294967295"), "{error}");
-        let error = RawConfig::new(&NcclConfig::default().name("a\0b")).unwrap_err().to_string();
+        let error = RawConfig::new(&NcclConfig::default().name("a\0b"), Purpose::Data).unwrap_err().to_string();
         assert!(error.contains("name"), "{error}");
     }
 
     #[test]
     fn a_library_that_is_too_old_is_named_with_its_version() {
-        assert_eq!(judge(Version::new(2, 18, 1), "a"), Ok(()));
+        assert_eq!(judge(Version::new(2, 20, 5), "a"), Ok(()));
         let words = judge(Version::new(2, 4, 8), "/usr/lib/libnccl.so.2").unwrap_err();
-        assert!(words.starts_with("NCCL 2.4.8 (/usr/lib/libnccl.so.2) is older than 2.18"), "{words}");
+        assert!(words.starts_with("NCCL 2.4.8 (/usr/lib/libnccl.so.2) is older than 2.20.5"), "{words}");
     }
 }
