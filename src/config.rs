@@ -309,6 +309,8 @@ pub(crate) struct NcclEnvironment {
     pub(crate) multi_rank_gpu: bool,
     /// `NCCL_HOSTID`: by what NCCL takes ranks to share a host.
     pub(crate) host_id: Option<String>,
+    /// A variable and its value that override how communicators are made that depend on each other (`device/comm/`).
+    pub(crate) overrides: Option<String>,
 }
 
 #[cfg(feature = "cuda")]
@@ -316,7 +318,18 @@ impl NcclEnvironment {
     /// As this process has it now.
     pub(crate) fn read() -> Self {
         let multi_rank_gpu = environment("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value.trim() == "1");
-        Self { multi_rank_gpu, host_id: environment("NCCL_HOSTID") }
+        // What NCCL heeds of each, but what is meant anyway.
+        let wrong = [
+            ("NCCL_COMM_BLOCKING", 0..=1),
+            ("NCCL_COMM_SPLIT_SHARE_RESOURCES", 0..=0),
+            ("NCCL_COMM_SHRINK_SHARE_RESOURCES", 1..=1),
+        ];
+        let overrides = wrong.into_iter().find_map(|(name, values)| {
+            let value = environment(name)?;
+            let number: i64 = value.trim().parse().ok()?;
+            values.contains(&number).then(|| format!("{name}={value}"))
+        });
+        Self { multi_rank_gpu, host_id: environment("NCCL_HOSTID"), overrides }
     }
 }
 

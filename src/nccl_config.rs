@@ -170,7 +170,7 @@ impl NcclConfig {
         self
     }
 
-    /// The fewest blocks of a kernel: `minCTAs`. NCCL 2.17.1.
+    /// The fewest blocks of a kernel: `minCTAs`, no more than [`max_ctas`](Self::max_ctas), which must be set, too. NCCL 2.17.1.
     #[must_use]
     pub fn min_ctas(mut self, blocks: u32) -> Self {
         self.min_ctas = Some(blocks);
@@ -191,7 +191,8 @@ impl NcclConfig {
         self
     }
 
-    /// Whether communicators split off this one share its resources: `splitShare`. NCCL 2.18.1.
+    /// Whether communicators split off this one share its resources: `splitShare`. NCCL 2.18.1. `true` is refused: NCCL aborts what shares
+    /// resources together, and a split shall outlive what it was split from.
     #[must_use]
     pub fn split_share(mut self, share: bool) -> Self {
         self.split_share = Some(share);
@@ -226,7 +227,8 @@ impl NcclConfig {
         self
     }
 
-    /// Whether a communicator shrunk from this one shares its resources: `shrinkShare`. NCCL 2.27.3.
+    /// Whether a communicator shrunk from this one shares its resources: `shrinkShare`. NCCL 2.27.3. `true` is refused, as of
+    /// [`split_share`](Self::split_share).
     #[must_use]
     pub fn shrink_share(mut self, share: bool) -> Self {
         self.shrink_share = Some(share);

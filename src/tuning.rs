@@ -47,8 +47,10 @@ pub(crate) mod device {
     pub(crate) const MARKS: usize = 16;
     /// How long the caller of an abort waits for it. It goes on in the background: NCCL may wait for other ranks to abort, too.
     pub(crate) const ABORT_WAIT: Duration = Duration::from_secs(2);
-    /// How long an abort waits for threads to come out of NCCL before it goes on without them.
+    /// How long a thread waits for another one's launch, or an abort for work on a control communicator, before it goes on without.
     pub(crate) const FENCE: Duration = Duration::from_secs(1);
+    /// How much longer than its deadline a call waits for the thread that makes it: that knows more of what was late.
+    pub(crate) const ANSWER_WAIT: Duration = Duration::from_millis(200);
     /// How long a communicator that is dropped, and was not closed, may take to finish what was begun.
     pub(crate) const COMMUNICATOR_DROP_WAIT: Duration = Duration::from_secs(5);
     /// How long the end of a plane waits for its kernels on streams of the caller's.

@@ -98,7 +98,8 @@ impl Communicator {
     /// # Errors
     ///
     /// As [`Communicator::barrier`]: the communicator is closed all the same, but where this is called from within a call of it, or its turn
-    /// does not come within the timeout. `Closed` where it was closed before.
+    /// does not come within the timeout, and where CUDA graphs are alive that hold device calls of it (`InvalidArgument`: drop them first). `Closed` where it
+    /// was closed before.
     #[doc(alias("ncclCommFinalize", "destroy_process_group"))]
     pub fn close(&self) -> Result<()> {
         let shared = &self.core.shared;
@@ -127,6 +128,8 @@ impl Communicator {
         if shared.health.is_closed() {
             return Err(Error::Closed { call: "close".to_owned() });
         }
+        #[cfg(feature = "cuda")]
+        self.refuse_live_graphs()?;
         #[cfg(feature = "cuda")]
         let device = self.close_device();
         let closed = self.barrier();

@@ -184,8 +184,6 @@ impl Communicator {
         let mut exchange = ParentExchange::new(self, members);
         let Some(rank) = members.iter().position(|member| *member == self.rank()) else {
             exchange.finish(&deadline)?;
-            #[cfg(feature = "cuda")]
-            self.connect_split_device(None, &deadline)?;
             return Ok(None);
         };
         let shared = &self.core.shared;
@@ -201,9 +199,10 @@ impl Communicator {
         let connected = connect(&mut exchange, start, &deadline);
         exchange.finish(&deadline)?;
         let made = connected.and_then(|comm| comm.barrier().map(|()| comm));
-        // NCCL's split wants every rank of the parent, whatever became of one child.
         #[cfg(feature = "cuda")]
-        self.connect_split_device(made.as_ref().ok().map(|comm| (comm, members[0] as u32)), &deadline)?;
+        if let Ok(comm) = &made {
+            self.connect_split_device(comm, &deadline)?;
+        }
         made.inspect(|comm| {
             comm.keep_store(self.kept_store());
             let (name, child) = (shared.recorder.name(), comm.core.shared.recorder.name());

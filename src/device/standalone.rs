@@ -228,7 +228,8 @@ impl NcclCommunicator {
         Self::around(self.0.plane.gpu().clone(), comm, &self.0.config, self.0.plane.least_capability())
     }
 
-    fn deadline(&self) -> Deadline {
+    /// A deadline by the timeout of its settings.
+    pub(crate) fn deadline(&self) -> Deadline {
         Deadline::after(self.0.config.timeout)
     }
 
@@ -242,17 +243,6 @@ impl NcclCommunicator {
     #[must_use]
     pub fn world_size(&self) -> usize {
         self.0.plane.comm().world_size()
-    }
-
-    /// Splits the ranks by colour, ordered by key; those without a colour take part and get `None`. Collective.
-    ///
-    /// # Errors
-    ///
-    /// `Nccl`, `Timeout`, `Poisoned`.
-    #[doc(alias = "ncclCommSplit")]
-    pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
-        let made = self.0.plane.comm().split(color, key, &self.0.config.nccl, &self.deadline())?;
-        made.map(|comm| self.descendant(comm)).transpose()
     }
 
     /// A communicator of all ranks but those listed, called by the others alone. NCCL 2.27.3.
@@ -273,7 +263,7 @@ impl NcclCommunicator {
     /// `Unsupported` with an older NCCL, `Nccl`.
     #[doc(alias = "ncclCommGetUniqueId")]
     pub fn grow_id(&self) -> Result<UniqueId> {
-        self.0.plane.comm().grow_id().map(UniqueId::from_nccl)
+        self.0.plane.comm().grow_id(&self.deadline()).map(UniqueId::from_nccl)
     }
 
     /// A communicator of these ranks and new ones, which [`join`](Self::join) it; `id` on the rank that made it. NCCL 2.29.2.
@@ -284,7 +274,7 @@ impl NcclCommunicator {
     #[doc(alias = "ncclCommGrow")]
     pub fn grow(&self, world_size: usize, id: Option<UniqueId>) -> Result<Self> {
         let id = id.map(UniqueId::to_nccl);
-        let comm = self.0.plane.comm().grow(world_size, id.as_ref(), &self.0.config.nccl, &self.deadline())?;
+        let comm = self.0.plane.comm().grow(world_size, id, &self.0.config.nccl, &self.deadline())?;
         self.descendant(comm)
     }
 
@@ -309,10 +299,12 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `Timeout`, and what NCCL or the driver met. The communicator is gone either way.
+    /// `Timeout`, and what NCCL or the driver met: the communicator is gone either way. `InvalidArgument` while captured graphs hold its calls: it then
+    /// stays as it is, and is closed once they are dropped.
     #[doc(alias("ncclCommFinalize", "ncclCommDestroy"))]
     pub fn close(&self) -> Result<()> {
         let deadline = self.deadline();
+        self.0.plane.comm().refuse_live_graphs("close")?;
         self.0.plane.synchronize(&deadline)?;
         self.0.plane.comm().finalize(&deadline)
     }
@@ -323,8 +315,8 @@ impl NcclCommunicator {
         self.0.plane.comm().async_error()
     }
 
-    /// NCCL's own communicator, for calls that this crate does not have; null once it has ended. It is used by one thread at a time,
-    /// and never destroyed by others.
+    /// NCCL's own communicator, which blocks, for calls that this crate does not have; null once it has ended. It is used by one thread at a time, and
+    /// never destroyed, aborted or split by others: it shares its abort flags with one that this crate keeps.
     #[must_use]
     pub fn nccl_handle(&self) -> nccl_sys::ncclComm_t {
         self.0.plane.comm().handle()

@@ -307,36 +307,35 @@ impl Communicator {
         }
     }
 
-    /// The device plane of a communicator made of some of this one's ranks: every rank of this one takes part, `child` on those that
-    /// are in it, `color` the same number on exactly those.
-    pub(in crate::communicator) fn connect_split_device(&self, child: Option<(&Communicator, u32)>, deadline: &Deadline) -> Result<()> {
-        let Some(Ok(device)) = self.core.device.get() else {
-            if let (Some((child, _)), Some(Err(reason))) = (child, self.core.device.get()) {
+    /// The device plane of a communicator made of some of this one's ranks: all of that take part. It is NCCL's as if it had been made alone, and lives on
+    /// whatever becomes of this one's.
+    pub(in crate::communicator) fn connect_split_device(&self, child: &Communicator, deadline: &Deadline) -> Result<()> {
+        let device = match self.core.device.get() {
+            Some(Ok(device)) => device,
+            Some(Err(reason)) => {
                 let _ = child.core.device.set(Err(reason.clone()));
+                return Ok(());
             }
-            return Ok(());
+            None => return Ok(()),
         };
-        let config = &self.config().nccl;
-        let key = child.map_or(0, |(child, _)| child.rank() as i32);
-        let plane = device.plane();
-        let made = plane.comm().split(child.map(|(_, color)| color), key, config, deadline);
-        let Some((child, _)) = child else {
-            // The members tell of it by having no device; this rank has lost nothing.
-            if let Err(error) = made {
-                crate::event::info!(rank = self.rank(), %error, "a split without a device plane");
-            }
-            return Ok(());
-        };
-        let made = match made {
-            Ok(Some(comm)) => {
-                comm.set_liveness_probe(child.liveness_probe());
-                device.descendant(comm).map_err(|error| error.to_string())
-            }
-            Ok(None) => Err("NCCL made no communicator for this rank".to_owned()),
-            Err(error) => Err(error.to_string()),
-        };
+        let (plane, config) = (device.plane(), &self.config().nccl);
+        let library = plane.comm().library();
+        let made = child.unique_ids(library, Ok(()), deadline)?.and_then(|ids| {
+            let (gpu, rank, world_size) = (plane.gpu(), child.rank(), child.world_size());
+            let setup =
+                Setup { library, gpu, ids: &ids, rank, world_size, config, deadline, liveness_probe: Some(&child.liveness_probe()) };
+            NcclComm::create(setup).and_then(|comm| device.descendant(comm)).map_err(|error| error.to_string())
+        });
         let plane = child.agreed(made, deadline)?;
         child.keep_device(plane, false)
+    }
+
+    /// Refuses to close while captured graphs hold calls: NCCL would wait for them.
+    pub(in crate::communicator) fn refuse_live_graphs(&self) -> Result<()> {
+        match self.core.device.get() {
+            Some(Ok(device)) => device.plane().comm().refuse_live_graphs("close"),
+            _ => Ok(()),
+        }
     }
 
     /// Waits for what is queued on the device plane's own stream, and ends NCCL's communicator.

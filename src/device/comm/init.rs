@@ -1,21 +1,20 @@
-//! How communicators are made: from ids, or out of another communicator.
+//! How communicators are made: from ids, or out of another communicator; each as a control communicator, of which the data communicator is split.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, MutexGuard};
 
 use nccl_sys::{Library, MissingSymbol, ncclComm, ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
 
-use super::NcclComm;
 use super::lock::{BackOff, Device, lock_within};
-use super::state::{Inner, LivenessProbe, NONE, Parts};
-use super::watchdog;
+use super::state::{Handles, Inner, LivenessProbe, NONE, Parts};
+use super::{NcclComm, control, watchdog};
 use crate::deadline::Deadline;
 use crate::device::driver::{self, Gpu};
-use crate::device::nccl::{self, RawConfig, Refusal};
+use crate::device::nccl::{self, Purpose, RawConfig, Refusal};
 use crate::error::{Error, Result};
 use crate::nccl_config::NcclConfig;
+use crate::tuning::device::ABORT_WAIT;
 
 /// What a rank needs to take part in a new communicator.
 #[derive(Debug, Clone, Copy)]
@@ -39,13 +38,14 @@ pub(crate) fn unique_id(library: &'static Library) -> Result<ncclUniqueId> {
 
 /// Joins a communicator that is being grown, as a new rank; `id` is the one that [`NcclComm::grow_id`] made. NCCL 2.29.2.
 pub(crate) fn join(setup: Setup<'_>) -> Result<NcclComm> {
-    let doing = || format!("joining a communicator as rank {} of {}", setup.rank, setup.world_size);
+    let doing = format!("joining a communicator as rank {} of {}", setup.rank, setup.world_size);
     let (rank, world_size) = numbers(&doing, &setup)?;
-    let ids = setup.ids;
-    // SAFETY: slot and configuration are those of `create`, and the id is read before the call returns.
-    create(&setup, &doing, |slot, config| unsafe {
-        ("ncclCommGrow", setup.library.ncclCommGrow(NONE, world_size, ids.as_ptr(), rank, slot, config))
-    })
+    let (library, id) = (setup.library, setup.ids[0]);
+    let begin = move |_, slot, config| {
+        // SAFETY: slot and configuration are those of `Attempt::begin`, and the id is read before the call returns.
+        ("ncclCommGrow", unsafe { library.ncclCommGrow(NONE, world_size, &id, rank, slot, config) })
+    };
+    Attempt::new(setup.parts(), setup.config, setup.deadline, doing).create(begin)
 }
 
 impl Setup<'_> {
@@ -57,12 +57,13 @@ impl Setup<'_> {
 }
 
 /// Rank and size in C's way.
-fn numbers(doing: &dyn Fn() -> String, setup: &Setup<'_>) -> Result<(c_int, c_int)> {
+fn numbers(doing: &str, setup: &Setup<'_>) -> Result<(c_int, c_int)> {
     let numbers = c_int::try_from(setup.rank).ok().zip(c_int::try_from(setup.world_size).ok());
     match numbers {
         Some(numbers) if setup.rank < setup.world_size && !setup.ids.is_empty() && setup.ids.len() <= setup.world_size => Ok(numbers),
         _ => {
-            Err(Error::config(doing(), format!("a rank below the size, and one id at least, are expected; there are {}", setup.ids.len())))
+            let expected = format!("a rank below the size, and one id at least, are expected; there are {}", setup.ids.len());
+            Err(Error::config(doing, expected))
         }
     }
 }
@@ -70,107 +71,106 @@ fn numbers(doing: &dyn Fn() -> String, setup: &Setup<'_>) -> Result<(c_int, c_in
 impl NcclComm {
     /// Makes a communicator together with all its other ranks.
     pub(crate) fn create(setup: Setup<'_>) -> Result<Self> {
-        let doing = || format!("making a communicator, as rank {} of {}, on device {}", setup.rank, setup.world_size, setup.gpu.ordinal);
+        let doing = format!("making a communicator, as rank {} of {}, on device {}", setup.rank, setup.world_size, setup.gpu.ordinal);
         let (rank, world_size) = numbers(&doing, &setup)?;
-        let Setup { library, ids, .. } = setup;
-        let scalable = ids.len() > 1 && library.has("ncclCommInitRankScalable");
-        let mut ids = ids.to_vec();
-        create(&setup, &doing, |slot, config| {
+        let library = setup.library;
+        let scalable = setup.ids.len() > 1 && library.has("ncclCommInitRankScalable");
+        let mut ids = setup.ids.to_vec();
+        let begin = move |_, slot, config| {
             if scalable {
                 let count = ids.len() as c_int;
-                // SAFETY: slot and configuration are those of `create`; the ids are as many as is said, and are read before the call returns.
+                // SAFETY: slot and configuration are those of `Attempt::begin`; the ids are as many as is said, and are read before the call
+                // returns.
                 let answer = unsafe { library.ncclCommInitRankScalable(slot, world_size, rank, count, ids.as_mut_ptr(), config) };
                 ("ncclCommInitRankScalable", answer)
             } else {
-                // SAFETY: slot and configuration are those of `create`.
+                // SAFETY: slot and configuration are those of `Attempt::begin`.
                 ("ncclCommInitRankConfig", unsafe { library.ncclCommInitRankConfig(slot, world_size, ids[0], rank, config) })
             }
-        })
+        };
+        Attempt::new(setup.parts(), setup.config, setup.deadline, doing).create(begin)
     }
 
-    /// Splits the communicator by colour, in the order of keys. Ranks without a colour take part and get nothing.
-    pub(crate) fn split(&self, color: Option<u32>, key: i32, config: &NcclConfig, deadline: &Deadline) -> Result<Option<Self>> {
-        let doing = || format!("splitting the communicator of rank {} of {}", self.rank(), self.world_size());
-        let number = match color {
-            None => nccl_sys::NCCL_SPLIT_NOCOLOR,
-            Some(color) => c_int::try_from(color)
-                .map_err(|_| Error::argument("split", format!("colour {color} is too large: NCCL takes colours up to {}", c_int::MAX)))?,
-        };
-        let parent = self.inner();
-        let library = parent.library;
-        // SAFETY: slot and configuration are those of `conceive`, which also sees to it that the parent is alive.
-        let split = |parent, slot, config| unsafe { ("ncclCommSplit", library.ncclCommSplit(parent, number, key, slot, config)) };
-        if color.is_none() {
-            conceive(parent, config, deadline, &doing, split)?;
-            return Ok(None);
+    /// Splits a communicator that was revoked, by colour, in the order of keys. Ranks without a colour take part and get nothing.
+    ///
+    /// Others are not split through NCCL: what is split off the control communicator shares its abort flags, unless that was revoked.
+    pub(crate) fn split_revoked(&self, color: Option<u32>, key: i32, config: &NcclConfig, deadline: &Deadline) -> Result<Option<Self>> {
+        let doing = format!("splitting the communicator of rank {} of {}", self.rank(), self.world_size());
+        let number = color.map_or(Ok(nccl_sys::NCCL_SPLIT_NOCOLOR), |color| {
+            c_int::try_from(color)
+                .map_err(|_| Error::argument("split", format!("colour {color} is too large: NCCL takes colours up to {}", c_int::MAX)))
+        })?;
+        if !self.inner().is_revoked() {
+            return Err(self.inner().refuse(&|| doing.clone()));
         }
-        self.descend(config, deadline, &doing, split).map(Some)
+        let library = self.library();
+        // SAFETY: parent, slot and configuration are those of `Attempt::begin`.
+        let split = move |parent, slot, config| unsafe { ("ncclCommSplit", library.ncclCommSplit(parent, number, key, slot, config)) };
+        let attempt = Attempt::new(self.inner().parts(), config, deadline, doing);
+        Attempt { has_child: color.is_some(), ..attempt }.descend(self.inner(), split)
     }
 
     /// Makes a communicator of all ranks but some, which do not take part. NCCL 2.27.3.
     ///
-    /// With `abort_parent` this communicator's work is stopped first, and only closing remains for it; without, nothing may be in flight.
+    /// With `abort_parent` this communicator's work is stopped first, and only its end remains for it; without, nothing may be in flight.
     pub(crate) fn shrink(&self, excluded: &[usize], abort_parent: bool, config: &NcclConfig, deadline: &Deadline) -> Result<Self> {
-        let doing = || format!("shrinking the communicator of rank {} of {}", self.rank(), self.world_size());
+        let doing = format!("shrinking the communicator of rank {} of {}", self.rank(), self.world_size());
         if let Some(wrong) = excluded.iter().find(|rank| **rank >= self.world_size() || **rank == self.rank()) {
             return Err(Error::argument(
                 "shrink",
                 format!("rank {wrong} cannot be left out by rank {} of {}", self.rank(), self.world_size()),
             ));
         }
+        if excluded.is_empty() {
+            return Err(Error::argument("shrink", "no rank is left out, which NCCL refuses: split with one colour instead"));
+        }
         // A list of our own: NCCL sorts it. What is listed twice would be counted twice.
         let mut list: Vec<c_int> = excluded.iter().map(|rank| *rank as c_int).collect();
         list.sort_unstable();
         list.dedup();
         let flags = if abort_parent { nccl_sys::NCCL_SHRINK_ABORT } else { nccl_sys::NCCL_SHRINK_DEFAULT };
-        let library = self.inner().library;
-        let count = list.len() as c_int;
-        // SAFETY: slot and configuration are those of `conceive`, which also sees to it that the parent is alive; the list is as long as is said.
-        let shrink = |parent, slot, config| unsafe {
-            ("ncclCommShrink", library.ncclCommShrink(parent, list.as_mut_ptr(), count, slot, config, flags))
+        let (library, count) = (self.library(), list.len() as c_int);
+        let shrink = move |parent, slot, config| {
+            // SAFETY: parent, slot and configuration are those of `Attempt::begin`; the list is as long as is said, and is copied.
+            ("ncclCommShrink", unsafe { library.ncclCommShrink(parent, list.as_mut_ptr(), count, slot, config, flags) })
         };
-        self.descend(config, deadline, &doing, shrink)
+        let attempt = Attempt { ends_work: abort_parent, ..Attempt::new(self.inner().parts(), config, deadline, doing) };
+        attempt.descend(self.inner(), shrink).and_then(a_child)
     }
 
     /// An id for the next [`NcclComm::grow`], which one rank makes and gives to all new ranks. NCCL 2.29.2.
-    pub(crate) fn grow_id(&self) -> Result<ncclUniqueId> {
-        let inner = self.inner();
-        let doing = || format!("making an id to grow the communicator of rank {} of {}", self.rank(), self.world_size());
-        let _gate = inner.enter(&doing, inner.limit())?;
-        let mut id = ncclUniqueId { internal: [0; nccl_sys::NCCL_UNIQUE_ID_BYTES] };
-        inner.inside(&doing, inner.limit(), |raw| {
-            // SAFETY: the handle is alive, and the id is a variable of ours.
-            let answer = unsafe { raw.library.ncclCommGetUniqueId(raw.handle, &mut id) };
-            nccl::check(raw.library, raw.handle, "ncclCommGetUniqueId", answer).map(|_| ())
-        })?;
-        Ok(id)
+    pub(crate) fn grow_id(&self, deadline: &Deadline) -> Result<ncclUniqueId> {
+        let doing = format!("making an id to grow the communicator of rank {} of {}", self.rank(), self.world_size());
+        let words = doing.clone();
+        let _gate = self.inner().enter(&|| words.clone(), deadline.remaining())?;
+        self.inner().direct(doing, deadline, |library, handle| {
+            let mut id = ncclUniqueId { internal: [0; nccl_sys::NCCL_UNIQUE_ID_BYTES] };
+            // SAFETY: the handle is valid, as `direct` lends it, and the id is a variable of ours.
+            let answer = unsafe { library.ncclCommGetUniqueId(handle, &mut id) };
+            nccl::check(library, handle, "ncclCommGetUniqueId", answer).map(|_| id)
+        })
     }
 
     /// Makes a communicator of these ranks and new ones, which [`join`] it. The rank that made the id passes it. NCCL 2.29.2.
-    pub(crate) fn grow(&self, new_size: usize, id: Option<&ncclUniqueId>, config: &NcclConfig, deadline: &Deadline) -> Result<Self> {
-        let doing = || format!("growing the communicator of rank {} of {} to {new_size} ranks", self.rank(), self.world_size());
+    pub(crate) fn grow(&self, new_size: usize, id: Option<ncclUniqueId>, config: &NcclConfig, deadline: &Deadline) -> Result<Self> {
+        let doing = format!("growing the communicator of rank {} of {} to {new_size} ranks", self.rank(), self.world_size());
         let Some(size) = c_int::try_from(new_size).ok().filter(|_| new_size > self.world_size()) else {
             return Err(Error::argument("grow", format!("{new_size} ranks are not more than the {} there are", self.world_size())));
         };
-        let library = self.inner().library;
-        let id = id.map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: slot and configuration are those of `conceive`, which also sees to it that the parent is alive; the id is read before the
-        // call returns. A rank of -1 is what old ranks pass.
-        let grow = |parent, slot, config| unsafe { ("ncclCommGrow", library.ncclCommGrow(parent, size, id, -1, slot, config)) };
-        self.descend(config, deadline, &doing, grow)
+        let library = self.library();
+        let grow = move |parent, slot, config| {
+            let id = id.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            // SAFETY: parent, slot and configuration are those of `Attempt::begin`; the id is read before the call returns. A rank of -1 is
+            // what old ranks pass.
+            ("ncclCommGrow", unsafe { library.ncclCommGrow(parent, size, id, -1, slot, config) })
+        };
+        Attempt::new(self.inner().parts(), config, deadline, doing).descend(self.inner(), grow).and_then(a_child)
     }
+}
 
-    /// Makes a communicator out of this one.
-    fn descend(
-        &self,
-        config: &NcclConfig,
-        deadline: &Deadline,
-        doing: &dyn Fn() -> String,
-        call: impl FnMut(ncclComm_t, *mut ncclComm_t, *mut ncclConfig_t) -> Answer,
-    ) -> Result<Self> {
-        let (slot, raw) = conceive(self.inner(), config, deadline, doing, call)?;
-        finish(slot, raw, &self.inner().parts(), deadline, doing)
-    }
+/// Of ranks that all are in the new communicator.
+fn a_child(made: Option<NcclComm>) -> Result<NcclComm> {
+    made.ok_or_else(|| Error::config("making a communicator out of another", "NCCL made none for this rank"))
 }
 
 impl Inner {
@@ -180,21 +180,6 @@ impl Inner {
         // All its ranks are ranks of this one, whose liveness probe knows them.
         let liveness_probe = self.liveness_probe();
         Parts { library: self.library, device: self.device, context, rank: self.rank, world_size: self.world_size, liveness_probe }
-    }
-
-    /// Its rank and size, of which only NCCL knows after a split.
-    fn numbers(self: &Arc<Self>, doing: &dyn Fn() -> String, deadline: &Deadline) -> Result<(usize, usize)> {
-        let (mut rank, mut size) = (0, 0);
-        self.inside(doing, deadline.remaining(), |raw| {
-            // SAFETY: the handle is alive, and the answer goes to a variable of ours.
-            let answer = unsafe { raw.library.ncclCommUserRank(raw.handle, &mut rank) };
-            nccl::check(raw.library, raw.handle, "ncclCommUserRank", answer)?;
-            // SAFETY: the handle is alive, lent by `inside`, and the answer goes to another variable of ours.
-            let answer = unsafe { raw.library.ncclCommCount(raw.handle, &mut size) };
-            nccl::check(raw.library, raw.handle, "ncclCommCount", answer).map(|_| ())
-        })?;
-        let number = |number: c_int| usize::try_from(number).unwrap_or(usize::MAX);
-        Ok((number(rank), number(size)))
     }
 }
 
@@ -218,8 +203,16 @@ impl Slot {
     }
 
     /// Nothing will be put there any more.
-    fn close(mut self) {
+    fn close(&mut self) {
         drop(self.0.take());
+    }
+
+    /// Aborts what was put there.
+    fn abort(&self, library: &'static Library) {
+        let handle = self.0.as_ref().map_or(NONE, |place| place.swap(NONE, Ordering::AcqRel));
+        if !handle.is_null() {
+            control::abort(library, handle);
+        }
     }
 }
 
@@ -230,78 +223,226 @@ impl Drop for Slot {
     }
 }
 
-/// Makes a communicator that has no parent here.
-fn create(
-    setup: &Setup<'_>,
-    doing: &dyn Fn() -> String,
-    call: impl FnOnce(*mut ncclComm_t, *mut ncclConfig_t) -> Answer,
-) -> Result<NcclComm> {
-    let (parts, deadline) = (setup.parts(), setup.deadline);
-    let mut raw = RawConfig::new(setup.config)?;
-    let slot = Slot::new();
-    let begun = {
-        let _lock = lock_within(&parts.device.lock, deadline.remaining()).ok_or_else(|| late(doing, deadline))?;
-        let bound = driver::bind(&parts.context).map_err(|error| Refusal::driver("cuCtxSetCurrent", error));
-        bound.and_then(|()| {
-            let (name, answer) = call(slot.address(), &mut raw.config);
-            nccl::check(parts.library, NONE, name, answer)
-        })
-    };
-    match begun {
-        Ok(_) => finish(slot, raw, &parts, deadline, doing),
-        Err(refusal) => Err(discard(slot, raw, &parts, refusal.into_error(doing()))),
+/// Why there is no new communicator.
+struct Failed {
+    error: Error,
+    /// Whether the parent, if there is one, is as good as before.
+    harmless: bool,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self { error, harmless: false }
     }
 }
 
-/// Makes a call on the parent that begins a new communicator, and waits until the parent is done with it.
-fn conceive(
-    parent: &Arc<Inner>,
-    config: &NcclConfig,
-    deadline: &Deadline,
-    doing: &dyn Fn() -> String,
-    mut call: impl FnMut(ncclComm_t, *mut ncclComm_t, *mut ncclConfig_t) -> Answer,
-) -> Result<(Slot, RawConfig)> {
-    let mut raw = RawConfig::new(config)?;
-    let slot = Slot::new();
-    let Some(_gate) = lock_within(&parent.gate, deadline.remaining()) else { return Err(parent.expire(doing, deadline.elapsed())) };
-    let begun = parent.inside(doing, deadline.remaining(), |lent| {
-        let (name, answer) = call(lent.handle, slot.address(), &mut raw.config);
-        nccl::check(lent.library, lent.handle, name, answer).map(|_| ())
-    });
-    match begun.and_then(|_| parent.settled(doing, deadline)) {
-        Ok(()) => Ok((slot, raw)),
-        Err(error) => Err(discard(slot, raw, &parent.parts(), error)),
+type Attempted<T> = std::result::Result<T, Failed>;
+
+/// A communicator on its way, on the thread that makes it.
+struct Attempt {
+    parts: Parts,
+    config: NcclConfig,
+    deadline: Deadline,
+    doing: String,
+    parent: Option<Arc<Inner>>,
+    /// Whether this rank is in the new communicator.
+    has_child: bool,
+    /// Whether what the parent does is stopped.
+    ends_work: bool,
+    /// Whether what is in progress is the parent's.
+    parent_works: bool,
+    control: Slot,
+    data: Slot,
+}
+
+/// What the two are configured with, which NCCL may look at until they are made.
+type Raws = [RawConfig; 2];
+
+impl Attempt {
+    fn new(parts: Parts, config: &NcclConfig, deadline: &Deadline, doing: String) -> Self {
+        let (config, deadline, control, data) = (config.clone(), deadline.clone(), Slot::new(), Slot::new());
+        let (has_child, ends_work, parent_works) = (true, false, false);
+        Self { parts, config, deadline, doing, parent: None, has_child, ends_work, parent_works, control, data }
     }
-}
 
-/// Gives up a communicator that was not made: some failures leave a handle behind, and peers that wait.
-fn discard(slot: Slot, config: RawConfig, parts: &Parts, error: Error) -> Error {
-    Inner::new(parts.clone(), slot.handle(), config.strings).fail(error.clone(), Duration::ZERO);
-    error
-}
-
-/// Waits until a new communicator is ready, and has it watched.
-fn finish(slot: Slot, config: RawConfig, parts: &Parts, deadline: &Deadline, doing: &dyn Fn() -> String) -> Result<NcclComm> {
-    let mut back_off = BackOff::default();
-    while slot.handle().is_null() {
-        let trouble = parts.liveness_probe.as_ref().and_then(|liveness_probe| liveness_probe.trouble(doing, deadline.elapsed()));
-        if let Some(error) = trouble.or_else(|| deadline.has_passed().then(|| late(doing, deadline))) {
-            return Err(error);
+    /// Makes a communicator that has no parent here.
+    fn create(self, begin: impl FnOnce(ncclComm_t, *mut ncclComm_t, *mut ncclConfig_t) -> Answer + Send + 'static) -> Result<NcclComm> {
+        nccl::check_environment()?;
+        let (deadline, doing) = (self.deadline.clone(), self.doing.clone());
+        match self.apart(begin)? {
+            Some(made) => made.map_err(|failed| failed.error).and_then(a_child),
+            None => Err(late(&doing, &deadline)),
         }
-        back_off.rest();
     }
-    let mut inner = Inner::new(parts.clone(), slot.handle(), config.strings);
-    inner.settled(doing, deadline)?;
-    slot.close();
-    let (rank, world_size) = inner.numbers(doing, deadline)?;
-    if let Some(alone) = Arc::get_mut(&mut inner) {
-        (alone.rank, alone.world_size) = (rank, world_size);
+
+    /// Makes a communicator out of another one. What fails ends that, too, unless it is harmless.
+    fn descend(
+        mut self,
+        parent: &Arc<Inner>,
+        begin: impl FnOnce(ncclComm_t, *mut ncclComm_t, *mut ncclConfig_t) -> Answer + Send + 'static,
+    ) -> Result<Option<NcclComm>> {
+        let (deadline, words) = (self.deadline.clone(), self.doing.clone());
+        let doing = || words.clone();
+        let Some(_gate) = lock_within(&parent.gate, deadline.remaining()) else { return Err(parent.expire(&doing, deadline.elapsed())) };
+        if parent.is_ended() {
+            return Err(parent.refuse(&doing));
+        }
+        let ends_work = self.ends_work;
+        self.parent = Some(Arc::clone(parent));
+        match self.apart(begin)? {
+            Some(Ok(made)) => {
+                parent.revoked.fetch_or(ends_work, Ordering::AcqRel);
+                Ok(made)
+            }
+            Some(Err(Failed { error, harmless: true })) => Err(error),
+            Some(Err(Failed { error, .. })) => Err(parent.end(error, &doing)),
+            None => Err(parent.expire(&doing, deadline.elapsed())),
+        }
     }
-    let unwatched = |error| inner.end(Error::io("starting the thread that watches over communicators", error), doing);
-    watchdog::watch(&inner).map_err(unwatched)?;
-    Ok(NcclComm { inner })
+
+    fn apart(
+        mut self,
+        begin: impl FnOnce(ncclComm_t, *mut ncclComm_t, *mut ncclConfig_t) -> Answer + Send + 'static,
+    ) -> Result<Option<Attempted<Option<NcclComm>>>> {
+        let (deadline, doing) = (self.deadline.clone(), self.doing.clone());
+        let work = move |answer: &dyn Fn(Attempted<Option<NcclComm>>)| {
+            let parent = self.parent.clone();
+            let turn = parent.as_ref().map(|parent| lock_within(&parent.control_turn, self.deadline.remaining()));
+            let mut raws = None;
+            let made = match &turn {
+                Some(None) => Err(self.late().into()),
+                _ => self.make(begin, &mut raws),
+            };
+            let failed = made.is_err();
+            answer(made);
+            if failed {
+                self.give_up(turn.flatten());
+            }
+        };
+        control::apart(&deadline, work).map_err(|error| Error::io(format!("{doing}: starting a thread"), error))
+    }
+
+    /// Makes the two communicators. What `kept` is filled with outlives what is in progress.
+    fn make(
+        &mut self,
+        begin: impl FnOnce(ncclComm_t, *mut ncclComm_t, *mut ncclConfig_t) -> Answer,
+        kept: &mut Option<Raws>,
+    ) -> Attempted<Option<NcclComm>> {
+        let library = self.parts.library;
+        let raws = kept.insert([RawConfig::new(&self.config, Purpose::Control)?, RawConfig::new(&self.config, Purpose::Data)?]);
+        driver::bind(&self.parts.context).map_err(|error| driver::cuda_error(self.doing.clone(), error))?;
+        self.begin(begin, &mut raws[0])?;
+        if let Some(parent) = self.parent_handle()? {
+            self.parent_works = true;
+            self.settle(parent)?;
+            self.parent_works = false;
+        }
+        if !self.has_child {
+            self.control.close();
+            return Ok(None);
+        }
+        let control = self.handle_of(|attempt| &attempt.control)?;
+        self.settle(control)?;
+        // What NCCL found in its files it has put into the environment meanwhile.
+        nccl::check_environment()?;
+        self.split(control, &mut raws[1])?;
+        let data = self.handle_of(|attempt| &attempt.data)?;
+        let refused = |refusal: Refusal| refusal.into_error(self.doing.clone());
+        let (rank, world_size) = (control::rank(library, data).map_err(refused)?, control::size(library, data).map_err(refused)?);
+        let parts = Parts { rank, world_size, ..self.parts.clone() };
+        let strings = raws.each_mut().map(|raw| std::mem::take(&mut raw.strings));
+        let inner = Arc::new(Inner::new(parts, Handles { control, data }, strings));
+        self.control.close();
+        self.data.close();
+        if let Err(error) = watchdog::watch(&inner) {
+            let error = Error::io("starting the thread that watches over communicators", error);
+            inner.fail(error.clone(), ABORT_WAIT);
+            return Err(error.into());
+        }
+        Ok(Some(NcclComm { inner }))
+    }
+
+    /// Makes the call that begins it.
+    fn begin(
+        &mut self,
+        begin: impl FnOnce(ncclComm_t, *mut ncclComm_t, *mut ncclConfig_t) -> Answer,
+        raw: &mut RawConfig,
+    ) -> Attempted<()> {
+        let (library, parent) = (self.parts.library, self.parent_handle()?);
+        let Some(_turn) = self.parts.device.turn(self.deadline.remaining()) else { return Err(self.late().into()) };
+        let (name, answer) = begin(parent.unwrap_or(NONE), self.control.address(), &mut raw.config);
+        let Err(refusal) = nccl::check(library, parent.unwrap_or(NONE), name, answer) else { return Ok(()) };
+        // A communicator that does not block may keep even a wrong argument as its error, and then refuses all that follows.
+        let harmless = refusal.is_harmless() && parent.is_none_or(|parent| control::state(library, parent).is_ok());
+        Err(Failed { error: refusal.into_error(self.doing.clone()), harmless })
+    }
+
+    /// Splits the data communicator off.
+    fn split(&mut self, control: ncclComm_t, raw: &mut RawConfig) -> Result<()> {
+        let library = self.parts.library;
+        {
+            let Some(_turn) = self.parts.device.turn(self.deadline.remaining()) else { return Err(self.late()) };
+            // SAFETY: the control communicator was made by this thread, and is known to nobody else; it is ready. The slot lives until it is
+            // written to or for ever, and the configuration until nothing is in progress any more (`make`).
+            let answer = unsafe { library.ncclCommSplit(control, 0, 0, self.data.address(), &mut raw.config) };
+            let split = nccl::check(library, control, "ncclCommSplit", answer);
+            split.map_err(|refusal| refusal.into_error(self.doing.clone()))?;
+        }
+        self.settle(control)
+    }
+
+    /// The parent's control communicator, whose turn this thread has.
+    fn parent_handle(&self) -> Result<Option<ncclComm_t>> {
+        let Some(parent) = &self.parent else { return Ok(None) };
+        let handle = parent.control.load(Ordering::Acquire);
+        if handle.is_null() { Err(parent.refuse(&|| self.doing.clone())) } else { Ok(Some(handle)) }
+    }
+
+    fn settle(&self, handle: ncclComm_t) -> Result<()> {
+        control::settle(self.parts.library, handle, &self.doing, &|| self.stop())
+    }
+
+    /// Waits for a handle that NCCL puts into its slot.
+    fn handle_of(&self, slot: impl Fn(&Self) -> &Slot) -> Result<ncclComm_t> {
+        let mut back_off = BackOff::default();
+        while slot(self).handle().is_null() {
+            if let Some(error) = self.stop() {
+                return Err(error);
+            }
+            back_off.rest();
+        }
+        Ok(slot(self).handle())
+    }
+
+    /// Why to give up.
+    fn stop(&self) -> Option<Error> {
+        if let Some(parent) = self.parent.as_ref().filter(|parent| parent.is_ended()) {
+            return Some(parent.refuse(&|| self.doing.clone()));
+        }
+        let probe = self.parts.liveness_probe.as_ref();
+        let trouble = probe.and_then(|probe| probe.trouble(&|| self.doing.clone(), self.deadline.elapsed()));
+        trouble.or_else(|| self.deadline.has_passed().then(|| self.late()))
+    }
+
+    fn late(&self) -> Error {
+        match &self.parent {
+            Some(parent) => parent.timeout(self.doing.clone(), self.deadline.elapsed()),
+            None => late(&self.doing, &self.deadline),
+        }
+    }
+
+    /// Aborts what was begun. Whatever works is aborted first, on this thread, which began it; its abort waits for what it works on.
+    fn give_up(&mut self, turn: Option<MutexGuard<'_, ()>>) {
+        if self.parent_works
+            && let Some(parent) = self.parent.as_ref().filter(|_| turn.is_some())
+        {
+            parent.abort_control();
+        }
+        self.control.abort(self.parts.library);
+        self.data.abort(self.parts.library);
+    }
 }
 
-fn late(doing: &dyn Fn() -> String, deadline: &Deadline) -> Error {
-    Error::Timeout { doing: doing(), elapsed: deadline.elapsed(), missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() }
+fn late(doing: &str, deadline: &Deadline) -> Error {
+    Error::Timeout { doing: doing.to_owned(), elapsed: deadline.elapsed(), missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() }
 }

@@ -1,4 +1,4 @@
-//! One thread at a time per device inside NCCL, and no lock that is waited for without an end.
+//! Launches on a device one after the other, and no lock that is waited for without an end.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::device::driver::Gpu;
-use crate::tuning::device::{SLEEP_MICROS, SPINS, YIELDS};
+use crate::tuning::device::{FENCE, SLEEP_MICROS, SPINS, YIELDS};
 
 /// One device of this process, whatever the number of its communicators.
 #[derive(Debug)]
@@ -30,6 +30,17 @@ impl Device {
         let device = Box::leak(Box::new(Self { number: devices.len(), uuid: gpu.uuid, lock: Mutex::new(()) }));
         devices.push(device);
         device
+    }
+
+    /// A thread's turn to launch on this device; nothing where it does not come within the limit. Some settings of NCCL's want launches of
+    /// several communicators one after the other (`launchOrderImplicit`), and most end at once.
+    ///
+    /// Whoever has the turn may also wait for ranks to connect to, which may wait for another communicator's call on this device. So nobody
+    /// waits for longer than a launch ever takes: the inner `None` goes on without. Nothing that is safe depends on the turn.
+    #[inline]
+    pub(super) fn turn(&self, limit: Duration) -> Option<Option<MutexGuard<'_, ()>>> {
+        let turn = lock_within(&self.lock, limit.min(FENCE));
+        (turn.is_some() || limit > FENCE).then_some(turn)
     }
 }
 

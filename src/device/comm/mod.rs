@@ -1,11 +1,33 @@
-//! One NCCL communicator: made, used, split and ended without ever blocking for longer than a deadline.
+//! One communicator of NCCL's: made, called, aborted and closed. A call starts no thread and asks NCCL nothing afterwards, and nothing waits for ever.
 //!
-//! All calls into NCCL are made in the non-blocking way, under the lock of the device, for no longer than NCCL takes to answer; a call that is
-//! still in progress is looked at again and again, and the lock is free between two looks. So ranks of one process never wait for each
-//! other with a lock held, and whoever aborts finds a moment to.
+//! NCCL offers one or the other. Calls of a communicator that *blocks* are launched by their thread, but whoever aborts it frees what a thread inside
+//! of it still uses. One that does *not block* can be aborted, but starts a thread for every call (from 2.23.4 on). So there are two:
+//!
+//! - the **control communicator** does not block, and nothing is ever launched on it. It is made from ids, and all others are made of it;
+//! - the **data communicator** is split of it, and blocks. Calls go to it, on their own thread. As the control communicator is told to share its resources
+//!   with its children (`splitShare`), both have the same abort flags, in host and device memory, and each holds what is shared by a count.
+//!
+//! Why that is sound, with NCCL's sources from 2.20.5 to 2.30.7 in mind:
+//!
+//! - *An abort* of the control communicator raises the flags before anything that may wait for the device. Kernels end, and a thread inside the data
+//!   communicator, as one that waits for ranks to connect to, comes back with an error. The data communicator's own memory is not touched: it is aborted
+//!   when nobody is inside ([`state::Stay`]). Until it is, its handle is valid.
+//! - *The end of a deadline* is somebody else's abort (`watchdog.rs`), and the thread inside gets its error.
+//! - *Captured graphs* hold the data communicator alone, so that they cannot hold up what frees streams. NCCL's last abort waits until they are
+//!   dropped, on a thread that nobody waits for; closing is refused while they are there.
+//! - *Children* would share the flags, too, and end with their parent: each is a new control communicator, from a new id, or by what NCCL gives flags of
+//!   its own (`ncclCommShrink`, `ncclCommGrow`, splits of what was revoked).
+//! - *All else* may take as long as other ranks do, and is done on threads of its own, for which the caller waits until its deadline (`control.rs`).
+//! - *`ncclCommRevoke`* frees what a call in progress uses (up to 2.30.7). The control communicator has none while its turn is held, and the gate keeps
+//!   threads out of the data communicator.
+//!
+//! Two communicators of one device may have their first calls in opposite orders on two ranks, where each waits inside NCCL for the other's: so the lock of
+//! a device, under which launches come one after the other, is one that is not waited for for long ([`lock::Device::turn`]). Who may be inside a
+//! communicator is the matter of its own locks.
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
+mod control;
 mod init;
 mod lock;
 mod state;
@@ -22,14 +44,12 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use nccl_sys::{Library, Version, ncclComm_t};
 
-use self::lock::lock_within;
-use self::state::settle;
 use crate::call::Call;
 use crate::deadline::Deadline;
 use crate::device::nccl::{Raw, Refusal};
 use crate::error::{Error, Result};
 use crate::flight::Flight;
-use crate::tuning::device::{ABORT_WAIT, COMMUNICATOR_DROP_WAIT};
+use crate::tuning::device::ABORT_WAIT;
 
 pub(crate) use self::init::{Setup, join, unique_id};
 pub(in crate::device) use self::lock::BackOff;
@@ -69,9 +89,14 @@ impl NcclComm {
         &self.inner.context
     }
 
-    /// NCCL's own handle; null once it has ended.
+    /// NCCL's own handle, of the data communicator; null once it has ended.
     pub(crate) fn handle(&self) -> ncclComm_t {
-        self.inner.handle.load(Ordering::Acquire)
+        self.inner.data.load(Ordering::Acquire)
+    }
+
+    /// Whether collectives are refused, and splits and shrinks are not.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.inner.is_revoked()
     }
 
     /// What later calls would give as the cause of their refusal; nothing where they would not be refused.
@@ -100,11 +125,6 @@ impl NcclComm {
         if let (Some(flight), Some(tracker)) = (self.inner.flight(), self.inner.known_tracker(stream)) {
             flight.device_has_done(tracker, noted);
         }
-    }
-
-    /// Sets the liveness probe, which knows more about the other ranks than NCCL does.
-    pub(crate) fn set_liveness_probe(&self, liveness_probe: Arc<dyn LivenessProbe>) {
-        self.inner.set_liveness_probe(liveness_probe);
     }
 
     /// Asks NCCL whether something went wrong in the background. Where it did, the communicator is ended, and this is why.
@@ -156,7 +176,7 @@ impl NcclComm {
         self.inner.quiesce(deadline)
     }
 
-    /// Makes a call that puts nothing on a stream, and waits for its end.
+    /// Makes a call that puts nothing on a stream.
     pub(in crate::device) fn manage(
         &self,
         doing: &dyn Fn() -> String,
@@ -164,8 +184,7 @@ impl NcclComm {
         work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
     ) -> Result<()> {
         let _gate = self.inner.enter(doing, deadline.remaining())?;
-        self.inner.inside(doing, deadline.remaining(), work)?;
-        self.inner.settled(doing, deadline)
+        self.inner.inside(doing, deadline.remaining(), work)
     }
 
     pub(in crate::device) fn inner(&self) -> &Arc<Inner> {
@@ -173,30 +192,11 @@ impl NcclComm {
     }
 }
 
-impl Drop for NcclComm {
-    fn drop(&mut self) {
-        if self.handle().is_null() {
-            return;
-        }
-        let deadline = Deadline::after(COMMUNICATOR_DROP_WAIT);
-        let healthy = !self.inner.is_ended() && matches!(self.quiesce(&deadline), Ok(true));
-        if !(healthy && self.finalize(&deadline).is_ok()) {
-            if !self.inner.is_ended() {
-                crate::event::error!(
-                    rank = self.rank(),
-                    "dropped with calls that other ranks have not made: it is aborted, their results are worth nothing"
-                );
-            }
-            self.abort();
-        }
-    }
-}
-
 /// One communicator's share of a group: the stream that all its calls use, and what makes them.
 pub(crate) type Part<'a> = (&'a NcclComm, &'a Arc<CudaStream>, &'a mut dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal>);
 
 impl NcclComm {
-    /// Puts work on the stream. Returns when it is there, which takes other ranks only where NCCL has to connect to them first.
+    /// Puts work on the stream, on this thread. Returns when it is there, which takes other ranks only where NCCL has to connect to them first.
     ///
     /// NCCL may take `timeout` for it, and so may other threads' calls before it, and then the device, from when it has done what calls with
     /// another timeout had queued before; what takes longer ends the communicator. Streams of the kind "the calling thread's own" are not watched.
@@ -215,11 +215,7 @@ impl NcclComm {
         let inner = self.inner();
         let mut last = inner.enter(doing, timeout)?;
         let in_time = |raw: &Raw<'_>| inner.allow(timeout).and_then(|()| work(raw));
-        if inner.inside(doing, timeout, in_time)? {
-            let settled = settle(&[inner], doing, &Deadline::after(timeout), Inner::is_over);
-            // Whoever revokes it goes on with splits and shrinks of it.
-            settled.map_err(|(_, error)| if inner.is_revoked() { error } else { inner.end(error, doing) })?;
-        }
+        inner.inside(doing, timeout, in_time)?;
         inner.note(&mut last, stream);
         Ok(())
     }
@@ -274,16 +270,12 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
         gates.push(inner.enter(doing, timeout)?);
     }
     let everyone: Vec<&Arc<Inner>> = inners.iter().collect();
-    let made = launch(parts, &everyone, doing, timeout);
-    let settled = made.and_then(|()| settle(&everyone, doing, &Deadline::after(timeout), Inner::is_over));
-    if let Err((culprit, error)) = settled {
-        if everyone[culprit].is_revoked() {
-            return Err(error);
-        }
+    if let Err((culprit, error)) = launch(parts, &everyone, doing, timeout) {
         for inner in everyone.iter().filter(|inner| !Arc::ptr_eq(inner, everyone[culprit])) {
             inner.fail(error.clone(), Duration::ZERO);
         }
-        return Err(everyone[culprit].end(error, doing));
+        let ended = everyone[culprit].is_ended();
+        return Err(if ended { error } else { everyone[culprit].end(error, doing) });
     }
     for (comm, stream, _) in parts.iter() {
         let place = inners.iter().position(|inner| Arc::ptr_eq(inner, comm.inner()));
@@ -294,7 +286,7 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
     Ok(())
 }
 
-/// Makes the calls of all parts, with the locks of all their devices. An error comes with the place of the communicator that it is about.
+/// Makes the calls of all parts, inside all communicators. An error comes with the place of the communicator that it is about.
 fn launch(
     parts: &mut [Part<'_>],
     inners: &[&Arc<Inner>],
@@ -304,24 +296,26 @@ fn launch(
     let mut devices: Vec<_> = inners.iter().map(|inner| inner.device).collect();
     devices.sort_unstable_by_key(|device| device.number);
     devices.dedup_by_key(|device| device.number);
-    let mut locks = Vec::with_capacity(devices.len());
+    let mut turns = Vec::with_capacity(devices.len());
     for device in devices {
-        let late =
-            || (0, Error::Timeout { doing: doing(), elapsed: timeout, missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() });
-        locks.push(lock_within(&device.lock, timeout).ok_or_else(late)?);
+        turns.push(device.turn(timeout).ok_or_else(|| (0, inners[0].timeout(doing(), timeout)))?);
     }
-    if let Some(index) = inners.iter().position(|inner| inner.is_over()) {
-        return Err((index, inners[index].refuse(doing)));
+    // Until the group has ended: it uses all of them.
+    let mut stays = Vec::with_capacity(inners.len());
+    for (index, inner) in inners.iter().enumerate() {
+        stays.push(inner.stay(timeout).ok_or_else(|| (index, inner.refuse(doing)))?);
     }
     let mut culprit = 0;
     let mut all = parts.iter_mut();
-    let first = Raw::new(inners[0].library, inners[0].handle.load(Ordering::Acquire));
+    let first = stays[0].raw();
     let made = group(&first, || {
         all.try_for_each(|(comm, _, work)| {
-            let inner = comm.inner();
-            culprit = inners.iter().position(|known| Arc::ptr_eq(known, inner)).unwrap_or(0);
-            inner.call(inner.handle.load(Ordering::Acquire), |raw| inner.allow(timeout).and_then(|()| work(raw))).map(|_| ())
+            culprit = inners.iter().position(|known| Arc::ptr_eq(known, comm.inner())).unwrap_or(0);
+            inners[culprit].call(&stays[culprit], |raw| inners[culprit].allow(timeout).and_then(|()| work(raw)))
         })
     });
-    made.map_err(|refusal| (culprit, refusal.into_error(doing())))
+    if let Some(index) = inners.iter().position(|inner| inner.is_ended()) {
+        return Err((index, inners[index].interruption(doing)));
+    }
+    made.and_then(|()| first.check_done()).map_err(|refusal| (culprit, refusal.into_error(doing())))
 }

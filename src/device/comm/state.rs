@@ -3,19 +3,19 @@
 use std::ffi::CString;
 use std::fmt::Debug;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
-use nccl_sys::{Library, ncclComm, ncclResult_t};
+use nccl_sys::{Library, ncclComm};
 
-use super::lock::{BackOff, Device, lock_within};
+use super::control;
+use super::lock::{Device, lock_within, try_lock};
 use super::stream_tracker::{StreamTracker, Term};
 use crate::call::Call;
-use crate::deadline::Deadline;
 use crate::device::driver;
-use crate::device::nccl::{self, Raw, Refusal};
+use crate::device::nccl::{Raw, Refusal};
 use crate::error::{Error, Peer, Result};
 use crate::flight::Flight;
 
@@ -25,8 +25,11 @@ pub(in crate::device) struct Inner {
     pub(super) library: &'static Library,
     pub(super) device: &'static Device,
     pub(super) context: Arc<CudaContext>,
-    /// NCCL's handle; null once it has been given back. Loaded, used and taken away under the lock of the device.
-    pub(super) handle: AtomicPtr<ncclComm>,
+    /// The data communicator; null once it has been given back. It is used during a [`Stay`], and taken away when there is none.
+    pub(super) data: AtomicPtr<ncclComm>,
+    /// The control communicator; null once it has been given back. It is used and taken away by whoever holds `control_turn`.
+    pub(super) control: AtomicPtr<ncclComm>,
+    pub(super) control_turn: Mutex<()>,
     /// The order in which several communicators are locked.
     pub(super) number: u64,
     pub(super) rank: usize,
@@ -40,13 +43,21 @@ pub(in crate::device) struct Inner {
     flight: OnceLock<Arc<Flight>>,
     /// Whether calls are refused for good.
     pub(super) ended: AtomicBool,
+    /// Whether somebody aborts it, or has done so.
+    pub(super) aborting: AtomicBool,
+    /// Whether streams and threads that waited for other ranks have come free, after an abort.
+    pub(super) freed: AtomicBool,
     /// Whether NCCL has given everything back, after the end.
     pub(super) gone: AtomicBool,
     /// Whether only splits, shrinks and the end remain.
     pub(super) revoked: AtomicBool,
     pub(super) failure: OnceLock<Arc<Error>>,
-    /// How many times a thread has entered NCCL, times two, plus one while one is inside.
+    /// How many times a thread has entered the data communicator, times two, plus one while one is inside.
     pub(super) entries: AtomicU64,
+    /// How long the thread that is inside, or was last, may stay there, in nanoseconds.
+    entry_limit: AtomicU64,
+    /// How many captured graphs hold calls of this communicator.
+    pub(super) graphs: Arc<AtomicUsize>,
     /// How long the device may take for the last call and those before it with the same time, in nanoseconds; stored under the lock of the device.
     limit: AtomicU64,
     /// The number of that time: how often another one was set. Stored with it.
@@ -61,8 +72,15 @@ pub(in crate::device) struct Inner {
     pub(super) liveness_probe: Mutex<Option<Arc<dyn LivenessProbe>>>,
     /// What only the watchdog knows: the entry it saw last, and when it saw it first.
     pub(super) seen: Mutex<Option<(u64, Instant)>>,
-    /// The configuration's, which NCCL may look at for as long as the communicator lives.
-    _strings: [Option<CString>; 2],
+    /// The configurations', which NCCL may look at for as long as the communicators live.
+    _strings: [[Option<CString>; 2]; 2],
+}
+
+/// NCCL's two communicators behind one of ours.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Handles {
+    pub(super) control: *mut ncclComm,
+    pub(super) data: *mut ncclComm,
 }
 
 /// What a communicator is made from.
@@ -77,14 +95,16 @@ pub(super) struct Parts {
 }
 
 impl Inner {
-    pub(super) fn new(parts: Parts, handle: *mut ncclComm, strings: [Option<CString>; 2]) -> Arc<Self> {
+    pub(super) fn new(parts: Parts, handles: Handles, strings: [[Option<CString>; 2]; 2]) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let Parts { library, device, context, rank, world_size, liveness_probe } = parts;
-        Arc::new(Self {
+        Self {
             library,
             device,
             context,
-            handle: AtomicPtr::new(handle),
+            data: AtomicPtr::new(handles.data),
+            control: AtomicPtr::new(handles.control),
+            control_turn: Mutex::default(),
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             rank,
             world_size,
@@ -93,10 +113,14 @@ impl Inner {
             last_tracker: AtomicU8::new(NO_TRACKER),
             flight: OnceLock::new(),
             ended: AtomicBool::new(false),
+            aborting: AtomicBool::new(false),
+            freed: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             failure: OnceLock::new(),
             entries: AtomicU64::new(0),
+            entry_limit: AtomicU64::new(u64::MAX),
+            graphs: Arc::default(),
             limit: AtomicU64::new(u64::MAX),
             term: AtomicU64::new(0),
             head: Mutex::default(),
@@ -105,7 +129,7 @@ impl Inner {
             liveness_probe: Mutex::new(liveness_probe),
             seen: Mutex::default(),
             _strings: strings,
-        })
+        }
     }
 
     /// Whether calls are refused for good.
@@ -147,66 +171,91 @@ impl Inner {
         if self.is_over() { Err(self.refuse(doing)) } else { Ok(gate) }
     }
 
-    /// Calls into NCCL; `true` where it is still in progress. What fails ends the communicator, unless it is harmless.
+    /// Calls into the data communicator, on this thread. What fails ends the communicator, unless it is harmless. The gate is held.
     #[inline]
     pub(super) fn inside(
         self: &Arc<Self>,
         doing: &dyn Fn() -> String,
         limit: Duration,
         work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         let outcome = {
-            let Some(_lock) = lock_within(&self.device.lock, limit) else { return Err(self.expire(doing, limit)) };
-            let handle = self.handle.load(Ordering::Acquire);
-            if handle.is_null() || self.is_ended() {
-                return Err(self.refuse(doing));
-            }
-            self.call(handle, work)
+            let Some(_turn) = self.device.turn(limit) else { return Err(self.expire(doing, limit)) };
+            let Some(stay) = self.stay(limit) else { return Err(self.refuse(doing)) };
+            self.call(&stay, work)
         };
-        outcome.map_err(|refusal| self.refused(refusal, doing))
+        match outcome {
+            // NCCL may have been made to come back.
+            _ if self.is_ended() => Err(self.interruption(doing)),
+            outcome => outcome.map_err(|refusal| self.refused(refusal, doing)),
+        }
     }
 
-    /// The lock of the device is held, and the handle is alive.
+    /// A stay of this thread inside the data communicator; nothing where that has ended. The gate is held.
+    #[inline]
+    pub(super) fn stay(&self, limit: Duration) -> Option<Stay<'_>> {
+        self.entry_limit.store(nanoseconds(limit), Ordering::Relaxed);
+        // Either this sees the end, or whoever ends it sees the entry and waits: both orders are total.
+        self.entries.fetch_add(1, Ordering::SeqCst);
+        let stay = Stay(self);
+        (!self.ended.load(Ordering::SeqCst)).then_some(stay)
+    }
+
+    /// Makes a call during a stay.
     #[inline]
     pub(super) fn call(
         &self,
-        handle: *mut ncclComm,
+        stay: &Stay<'_>,
         work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
-    ) -> std::result::Result<bool, Refusal> {
+    ) -> std::result::Result<(), Refusal> {
         driver::bind(&self.context).map_err(|error| Refusal::driver("cuCtxSetCurrent", error))?;
-        let _entry = Entry::new(&self.entries);
-        let raw = Raw::new(self.library, handle);
+        let raw = stay.raw();
         work(&raw)?;
-        Ok(raw.is_in_progress())
+        raw.check_done()
     }
 
-    /// What NCCL says of the communicator now; nothing where the device was not free within the limit.
-    pub(super) fn state(&self, limit: Duration) -> Option<std::result::Result<ncclResult_t, Refusal>> {
-        const CALL: &str = "ncclCommGetAsyncError";
-        let _lock = lock_within(&self.device.lock, limit)?;
-        let handle = self.handle.load(Ordering::Acquire);
-        if handle.is_null() {
-            return None;
-        }
-        if let Err(error) = driver::bind(&self.context) {
-            return Some(Err(Refusal::driver("cuCtxSetCurrent", error)));
-        }
-        let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: the handle is alive while the lock of the device is held, and the answer goes to a variable of ours.
-        let answer = unsafe { self.library.ncclCommGetAsyncError(handle, &mut state) };
-        let judged = nccl::check(self.library, handle, CALL, answer).and_then(|_| match state {
-            ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(state),
-            code => Err(nccl::refused(self.library, handle, CALL, code)),
-        });
-        Some(judged)
+    /// Whether no thread is inside the data communicator. Once the communicator has ended, none will be again.
+    pub(super) fn is_left(&self) -> bool {
+        self.entries.load(Ordering::SeqCst).is_multiple_of(2)
     }
 
-    /// Ends the communicator if NCCL says that something went wrong in the background.
+    /// How long the thread that is inside NCCL may stay there.
+    pub(super) fn entry_limit(&self) -> Duration {
+        Duration::from_nanos(self.entry_limit.load(Ordering::Relaxed))
+    }
+
+    /// How many captured graphs hold calls of this communicator.
+    pub(in crate::device) fn live_graphs(&self) -> usize {
+        self.graphs.load(Ordering::Acquire)
+    }
+
+    /// What to tell the thread whose call ended with the communicator: a deadline that passed, and a peer that is lost, are its own.
+    #[cold]
+    pub(super) fn interruption(&self, doing: &dyn Fn() -> String) -> Error {
+        let mut error = (*self.cause()).clone();
+        match &mut error {
+            Error::Timeout { doing: what, .. } => *what = doing(),
+            Error::Aborted { .. } | Error::Poisoned { .. } => return self.refuse(doing),
+            _ => {}
+        }
+        error
+    }
+
+    /// Ends the communicator if NCCL says that something went wrong in the background. Of that the control communicator knows as much as the
+    /// data communicator: what watches the network is shared.
     pub(in crate::device) fn look(self: &Arc<Self>) {
         if self.is_ended() {
             return;
         }
-        if let Some(Err(refusal)) = self.state(Duration::ZERO) {
+        let said = {
+            let Some(_turn) = try_lock(&self.control_turn) else { return };
+            let handle = self.control.load(Ordering::Acquire);
+            if handle.is_null() {
+                return;
+            }
+            control::state(self.library, handle)
+        };
+        if let Err(refusal) = said {
             let error = self.explained(refusal.into_error(self.last_call()));
             self.fail(error, Duration::ZERO);
         }
@@ -216,7 +265,7 @@ impl Inner {
     /// held, and its context is current; one thread makes calls.
     #[inline]
     pub(super) fn allow(&self, limit: Duration) -> std::result::Result<(), Refusal> {
-        let nanoseconds = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        let nanoseconds = nanoseconds(limit);
         if self.limit.load(Ordering::Relaxed) == nanoseconds {
             return Ok(());
         }
@@ -311,51 +360,25 @@ impl Inner {
     }
 }
 
-/// Waits until no call of these communicators is in progress any more. `stop` is asked now and then whether to go on.
-pub(super) fn settle(
-    inners: &[&Arc<Inner>],
-    doing: &dyn Fn() -> String,
-    deadline: &Deadline,
-    stop: impl Fn(&Inner) -> bool,
-) -> std::result::Result<(), (usize, Error)> {
-    let mut back_off = BackOff::default();
-    loop {
-        let mut in_progress = None;
-        for (index, inner) in inners.iter().enumerate() {
-            match inner.state(deadline.remaining()) {
-                _ if inner.is_ended() || stop(inner) => return Err((index, inner.refuse(doing))),
-                Some(Ok(ncclResult_t::ncclSuccess)) => {}
-                Some(Ok(_)) | None => in_progress = Some(index),
-                Some(Err(refusal)) => return Err((index, refusal.into_error(doing()))),
-            }
-        }
-        let Some(late) = in_progress else { return Ok(()) };
-        if deadline.has_passed() {
-            return Err((late, inners[late].timeout(doing(), deadline.elapsed())));
-        }
-        if let Some(error) = inners[late].trouble(doing, deadline.elapsed()) {
-            return Err((late, error));
-        }
-        back_off.rest();
-    }
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A thread's stay inside NCCL.
-struct Entry<'a>(&'a AtomicU64);
+/// A thread's stay inside the data communicator, whose handle is valid for as long.
+pub(super) struct Stay<'a>(&'a Inner);
 
-impl<'a> Entry<'a> {
+impl Stay<'_> {
+    /// What calls NCCL.
     #[inline]
-    fn new(entries: &'a AtomicU64) -> Self {
-        // One thread at a time, the one that holds the lock of the device.
-        entries.store(entries.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        Self(entries)
+    pub(super) fn raw(&self) -> Raw<'_> {
+        Raw::new(self.0.library, self.0.data.load(Ordering::Acquire))
     }
 }
 
-impl Drop for Entry<'_> {
+impl Drop for Stay<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.store(self.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.0.entries.fetch_add(1, Ordering::SeqCst);
     }
 }
 

@@ -1,18 +1,26 @@
 //! How communicators end: closed, revoked, aborted, or failed.
+//!
+//! An abort begins with the control communicator, which nobody waits inside of: NCCL raises the flags first, and the data communicator's kernels
+//! and whoever is inside of it come free. When nobody is left inside, the data communicator is aborted in its turn. The one exception is a
+//! thread that NCCL keeps inside the control communicator: nobody is inside the data communicator then, whose abort raises the same flags.
 
+#![expect(unsafe_code, reason = "NCCL is C")]
+
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use super::NcclComm;
-use super::lock::lock_within;
-use super::state::{Inner, NONE, settle};
+use nccl_sys::{Library, ncclComm_t};
+
+use super::lock::{BackOff, lock_within};
+use super::state::{Inner, NONE};
+use super::{NcclComm, control};
 use crate::deadline::Deadline;
 use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
 use crate::error::{Error, Peer, Result};
-use crate::tuning::device::{ABORT_WAIT, FENCE};
+use crate::tuning::device::{ABORT_WAIT, ANSWER_WAIT, COMMUNICATOR_DROP_WAIT, FENCE};
 
 impl NcclComm {
     /// Ends the communicator at once: work on streams that waits for other ranks returns, its results are worth nothing. All ranks should
@@ -24,41 +32,104 @@ impl NcclComm {
     }
 
     /// Stops what is in flight and refuses collectives from now on; splits, shrinks and the end remain. NCCL 2.28.7.
+    ///
+    /// NCCL takes this of a communicator that nobody is inside of alone. Where a thread does not come out of a call, which then waits for other
+    /// ranks, the communicator is aborted, and nothing remains.
     pub(crate) fn revoke(&self, deadline: &Deadline) -> Result<()> {
         let inner = self.inner();
-        let doing = || format!("revoking the communicator of rank {} of {}", inner.rank, inner.world_size);
+        let words = format!("revoking the communicator of rank {} of {}", inner.rank, inner.world_size);
+        let doing = || words.clone();
         if inner.is_ended() {
             return Err(inner.refuse(&doing));
         }
         if !inner.library.has("ncclCommRevoke") {
-            return Err(Error::unsupported(doing(), format!("it needs NCCL 2.28.7, and this is {}: abort instead", self.version())));
+            return Err(Error::unsupported(words, format!("it needs NCCL 2.28.7, and this is {}: abort instead", self.version())));
         }
-        // Whoever is in a call sees this and leaves, so that the gate need not be waited for.
+        let Some(_gate) = lock_within(&inner.gate, deadline.remaining().min(FENCE)) else {
+            let what = format!("{words}, which a call that waits for other ranks does not let happen: it is aborted instead");
+            return Err(inner.end(Error::Aborted { doing: what, by: Peer::unknown(inner.rank) }, &doing));
+        };
         inner.revoked.store(true, Ordering::Release);
-        inner.inside(&doing, deadline.remaining(), |raw| {
-            // SAFETY: the handle is alive, and the flags are the only ones there are.
-            let answer = unsafe { raw.library.ncclCommRevoke(raw.handle, nccl_sys::NCCL_REVOKE_DEFAULT) };
-            nccl::check(raw.library, raw.handle, "ncclCommRevoke", answer).map(|_| ())
-        })?;
-        inner.settled(&doing, deadline)
+        inner.direct(doing(), deadline, |library, handle| {
+            // SAFETY: the handle is valid, lent by `direct`, and the flags are the only ones there are.
+            let answer = unsafe { library.ncclCommRevoke(handle, nccl_sys::NCCL_REVOKE_DEFAULT) };
+            nccl::check(library, handle, "ncclCommRevoke", answer).map(|_| ())
+        })
     }
 
     /// Waits for what is in flight, and gives everything back. All ranks do this; it may have to wait for them.
+    ///
+    /// NCCL would wait for captured graphs to be dropped: with such the communicator is not closed, and stays as it is.
     pub(crate) fn finalize(&self, deadline: &Deadline) -> Result<()> {
         let inner = self.inner();
-        let doing = || format!("closing the communicator of rank {} of {}", inner.rank, inner.world_size);
+        let words = format!("closing the communicator of rank {} of {}", inner.rank, inner.world_size);
+        let doing = || words.clone();
+        self.refuse_live_graphs("close")?;
         let Some(_gate) = lock_within(&inner.gate, deadline.remaining()) else {
             return Err(inner.expire(&doing, deadline.elapsed()));
         };
-        if !inner.revoked.load(Ordering::Acquire) {
-            inner.inside(&doing, deadline.remaining(), |raw| {
-                // SAFETY: the handle is alive, and the gate keeps everyone else from using it.
-                let answer = unsafe { raw.library.ncclCommFinalize(raw.handle) };
-                nccl::check(raw.library, raw.handle, "ncclCommFinalize", answer).map(|_| ())
-            })?;
-            inner.settled(&doing, deadline)?;
+        if inner.is_ended() {
+            return Err(inner.refuse(&doing));
         }
-        inner.destroy(&doing, deadline)
+        if inner.is_revoked() {
+            // What was cut off cannot be brought to its end.
+            inner.ended.store(true, Ordering::SeqCst);
+            inner.release(deadline.remaining());
+            return Ok(());
+        }
+        let closing = (Arc::clone(inner), deadline.clone(), words.clone());
+        let work = move |answer: &dyn Fn(Result<()>)| {
+            let (inner, deadline, words) = &closing;
+            answer(inner.close(deadline, words));
+        };
+        let closed = control::apart(deadline, work).map_err(|error| Error::io(format!("{words}: starting a thread"), error))?;
+        let error = match closed {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) => error,
+            None => inner.timeout(doing(), deadline.elapsed()),
+        };
+        let first = inner.fail(error.clone(), ABORT_WAIT);
+        Err(if first || inner.failure.get().is_none() { error } else { inner.interruption(&doing) })
+    }
+
+    /// Refuses what NCCL would not do before captured graphs are dropped. Of those that just have been the driver tells a little later.
+    pub(crate) fn refuse_live_graphs(&self, call: &'static str) -> Result<()> {
+        let (deadline, mut back_off) = (Deadline::after(ANSWER_WAIT), BackOff::default());
+        while self.inner.live_graphs() > 0 && !deadline.has_passed() {
+            back_off.rest();
+        }
+        match self.inner.live_graphs() {
+            0 => Ok(()),
+            graphs => {
+                let reason = format!(
+                    "{graphs} CUDA graphs hold calls of this communicator, and NCCL would wait for their end: drop them first; nothing has \
+                     happened yet, and the communicator works on"
+                );
+                Err(Error::argument(call, reason))
+            }
+        }
+    }
+}
+
+impl Drop for NcclComm {
+    fn drop(&mut self) {
+        if self.inner.is_given_back() {
+            return;
+        }
+        let deadline = Deadline::after(COMMUNICATOR_DROP_WAIT);
+        if !self.inner.is_ended() && self.inner.live_graphs() > 0 {
+            return self.inner.close_behind_graphs();
+        }
+        let healthy = !self.inner.is_ended() && matches!(self.quiesce(&deadline), Ok(true));
+        if !(healthy && self.finalize(&deadline).is_ok()) {
+            if !self.inner.is_ended() {
+                crate::event::error!(
+                    rank = self.rank(),
+                    "dropped with calls that other ranks have not made: it is aborted, their results are worth nothing"
+                );
+            }
+            self.abort();
+        }
     }
 }
 
@@ -66,8 +137,7 @@ impl Inner {
     /// The error of a refused call, which ends the communicator unless it is harmless.
     #[cold]
     pub(super) fn refused(self: &Arc<Self>, refusal: Refusal, doing: &dyn Fn() -> String) -> Error {
-        // A communicator that does not block may keep even a wrong argument as its error, and then refuses all that follows.
-        let harmless = refusal.is_harmless() && !matches!(self.state(FENCE), Some(Err(_)));
+        let harmless = refusal.is_harmless();
         let error = refusal.into_error(doing());
         if harmless { error } else { self.end(error, doing) }
     }
@@ -85,11 +155,12 @@ impl Inner {
         if first || error.is_poisoned() { error } else { self.refuse(doing) }
     }
 
-    /// Ends the communicator with an error and aborts it, waiting for no longer than `patience`. Whether it was the first to.
+    /// Ends the communicator with an error and aborts it, waiting for no longer than `patience`. Whether it was the first to. This thread makes no
+    /// call of the driver's, and none of NCCL's.
     pub(in crate::device) fn fail(self: &Arc<Self>, error: Error, patience: Duration) -> bool {
         let closed = self.is_ended() && self.failure.get().is_none();
         let first = !closed && self.failure.set(Arc::new(error.clone())).is_ok();
-        self.ended.store(true, Ordering::Release);
+        self.ended.store(true, Ordering::SeqCst);
         if let Some(flight) = self.flight().filter(|_| first) {
             flight.device_has_failed(&error);
         }
@@ -97,64 +168,181 @@ impl Inner {
         first
     }
 
-    /// Waits for a call to end that is in progress. What fails, or does not end in time, ends the communicator.
-    pub(super) fn settled(self: &Arc<Self>, doing: &dyn Fn() -> String, deadline: &Deadline) -> Result<()> {
-        settle(&[self], doing, deadline, |_| false).map_err(|(_, error)| self.end(error, doing))
+    /// Whether NCCL has both communicators back.
+    fn is_given_back(&self) -> bool {
+        self.data.load(Ordering::Acquire).is_null() && self.control.load(Ordering::Acquire).is_null()
     }
 
-    /// Aborts on a thread of its own, for NCCL may not come back from it.
-    fn release(self: &Arc<Self>, patience: Duration) {
-        if self.handle.load(Ordering::Acquire).is_null() {
-            return;
-        }
-        let inner = Arc::clone(self);
-        let (done, wait) = mpsc::channel::<()>();
-        let abort = move || {
-            inner.abort_now();
-            drop(done);
+    /// Makes a call on the control communicator, on a thread of its own, and waits for its end. What fails, or does not end in time, ends the
+    /// communicator. The gate is held.
+    pub(super) fn direct<T: Send + 'static>(
+        self: &Arc<Self>,
+        doing: String,
+        deadline: &Deadline,
+        work: impl FnOnce(&'static Library, ncclComm_t) -> std::result::Result<T, Refusal> + Send + 'static,
+    ) -> Result<T> {
+        let (inner, words, until) = (Arc::clone(self), doing.clone(), deadline.clone());
+        let run = move |answer: &dyn Fn(Result<T>)| {
+            let Some(_turn) = lock_within(&inner.control_turn, until.remaining()) else {
+                return answer(Err(inner.timeout(words, until.elapsed())));
+            };
+            let outcome = inner.under_control(&words, &until, work);
+            let failed = outcome.is_err();
+            answer(outcome);
+            if failed {
+                // What may be in progress belongs to this thread.
+                inner.abort_control();
+            }
         };
-        match thread::Builder::new().name("collectives-abort".to_owned()).spawn(abort) {
-            // Nothing is ever sent: the channel closes when it is over.
-            Ok(_) => drop(wait.recv_timeout(patience)),
-            Err(_) => self.abort_now(),
+        match control::apart(deadline, run).map_err(|error| Error::io(format!("{doing}: starting a thread"), error))? {
+            Some(Ok(done)) => Ok(done),
+            Some(Err(error)) => Err(self.end(error, &|| doing.clone())),
+            None => Err(self.expire(&|| doing.clone(), deadline.elapsed())),
         }
     }
 
-    fn abort_now(&self) {
-        let lock = lock_within(&self.device.lock, FENCE);
-        let handle = self.handle.swap(NONE, Ordering::AcqRel);
-        // Without the lock: other ranks of this process may have to abort before NCCL comes back.
-        drop(lock);
-        if handle.is_null() || driver::bind(&self.context).is_err() {
-            return;
-        }
-        // SAFETY: whoever takes the handle out, which is done once, is its last user: others load it under the lock of the device. Where the
-        // lock was not to be had, a thread has been inside NCCL for longer than a call ever takes, and abort is what brings it back.
-        let answer = unsafe { self.library.ncclCommAbort(handle) };
-        if matches!(answer, Ok(code) if [0, 7].contains(&code.0)) {
-            self.gone.store(true, Ordering::Release);
-        } else {
-            crate::event::warn!(rank = self.rank, ?answer, "NCCL did not abort a communicator");
-        }
-    }
-
-    /// Frees a communicator that is at rest, for which NCCL needs nobody else.
-    fn destroy(self: &Arc<Self>, doing: &dyn Fn() -> String, deadline: &Deadline) -> Result<()> {
-        let Some(_lock) = lock_within(&self.device.lock, deadline.remaining()) else {
-            return Err(self.expire(doing, deadline.elapsed()));
-        };
-        self.ended.store(true, Ordering::Release);
-        let handle = self.handle.swap(NONE, Ordering::AcqRel);
+    /// Makes a call on the control communicator, whose turn this thread has, and waits for its end.
+    fn under_control<T>(
+        &self,
+        doing: &str,
+        deadline: &Deadline,
+        work: impl FnOnce(&'static Library, ncclComm_t) -> std::result::Result<T, Refusal>,
+    ) -> Result<T> {
+        let handle = self.control.load(Ordering::Acquire);
         if handle.is_null() {
-            return Err(self.refuse(doing));
+            return Err(self.refuse(&|| doing.to_owned()));
         }
-        let bound = driver::bind(&self.context).map_err(|error| Refusal::driver("cuCtxSetCurrent", error));
-        let destroyed = bound.and_then(|()| {
-            // SAFETY: the handle was taken out above, so nobody else has it; the context is current.
-            let answer = unsafe { self.library.ncclCommDestroy(handle) };
-            nccl::check(self.library, NONE, "ncclCommDestroy", answer)
+        let refused = |refusal: Refusal| refusal.into_error(doing.to_owned());
+        driver::bind(&self.context).map_err(|error| driver::cuda_error(doing, error))?;
+        let done = {
+            let Some(_turn) = self.device.turn(deadline.remaining()) else { return Err(self.timeout(doing.to_owned(), deadline.elapsed())) };
+            work(self.library, handle).map_err(refused)?
+        };
+        control::settle(self.library, handle, doing, &|| self.why_stop(doing, deadline))?;
+        Ok(done)
+    }
+
+    /// Why to give up what is in progress.
+    fn why_stop(&self, doing: &str, deadline: &Deadline) -> Option<Error> {
+        let doing = || doing.to_owned();
+        if self.failure.get().is_some() {
+            return Some(self.refuse(&doing));
+        }
+        let late = || deadline.has_passed().then(|| self.timeout(doing(), deadline.elapsed()));
+        self.trouble(&doing, deadline.elapsed()).or_else(late)
+    }
+
+    /// Has a communicator aborted, and waits no longer than `patience` for streams and threads to come free: NCCL may not come back from it.
+    fn release(self: &Arc<Self>, patience: Duration) {
+        if self.is_given_back() {
+            return;
+        }
+        if !self.aborting.swap(true, Ordering::AcqRel) {
+            let inner = Arc::clone(self);
+            let abort = move || inner.abort_now();
+            if thread::Builder::new().name("collectives-abort".to_owned()).spawn(abort).is_err() {
+                return self.abort_now();
+            }
+        }
+        let (deadline, mut back_off) = (Deadline::after(patience), BackOff::default());
+        while !self.freed.load(Ordering::Acquire) && !deadline.has_passed() {
+            back_off.rest();
+        }
+    }
+
+    /// Aborts both communicators. It has ended: nobody enters them any more but who is about to leave.
+    fn abort_now(&self) {
+        // Whoever has the turn for long sees the end, unless NCCL keeps it.
+        let first = lock_within(&self.control_turn, FENCE).map(|_turn| self.abort_control());
+        self.freed.fetch_or(first.is_some(), Ordering::AcqRel);
+        wait_until(|| self.is_left().then_some(()));
+        let data = self.data.swap(NONE, Ordering::AcqRel);
+        let data = data.is_null() || control::abort(self.library, data);
+        // That has raised the flags, too, and whoever is inside comes out.
+        let control = first.unwrap_or_else(|| wait_until(|| lock_within(&self.control_turn, FENCE).map(|_turn| self.abort_control())));
+        self.freed.store(true, Ordering::Release);
+        self.gone.fetch_or(data && control, Ordering::AcqRel);
+    }
+
+    /// Aborts the control communicator, whose turn this thread has; `true` where it is gone, perhaps since before.
+    pub(super) fn abort_control(&self) -> bool {
+        let handle = self.control.swap(NONE, Ordering::AcqRel);
+        handle.is_null() || control::abort(self.library, handle)
+    }
+
+    /// Brings both communicators to their end, the data communicator first, on a thread of its own: NCCL waits for streams, and a function that
+    /// fails may leave the thread inside a group. Whoever calls this has the gate.
+    fn close(self: &Arc<Self>, deadline: &Deadline, doing: &str) -> Result<()> {
+        const FINALIZE: &str = "ncclCommFinalize";
+        let refused = |refusal: Refusal| refusal.into_error(doing.to_owned());
+        driver::bind(&self.context).map_err(|error| driver::cuda_error(doing, error))?;
+        {
+            let Some(stay) = self.stay(deadline.remaining()) else { return Err(self.refuse(&|| doing.to_owned())) };
+            let raw = stay.raw();
+            // SAFETY: the handle is valid during a stay, and the gate keeps all others from using it.
+            let answer = unsafe { self.library.ncclCommFinalize(raw.handle) };
+            nccl::check(self.library, raw.handle, FINALIZE, answer).map_err(refused)?;
+        }
+        if self.ended.swap(true, Ordering::SeqCst) {
+            return Err(self.interruption(&|| doing.to_owned()));
+        }
+        let data = self.destroy(self.data.swap(NONE, Ordering::AcqRel));
+        let Some(_turn) = lock_within(&self.control_turn, deadline.remaining()) else {
+            return Err(self.timeout(doing.to_owned(), deadline.elapsed()));
+        };
+        let finalized = self.under_control(doing, deadline, |library, handle| {
+            // SAFETY: the handle is valid, lent by `under_control`, and the turn keeps all others from using it.
+            let answer = unsafe { library.ncclCommFinalize(handle) };
+            nccl::check(library, handle, FINALIZE, answer).map(|_| ())
         });
-        self.gone.store(destroyed.is_ok(), Ordering::Release);
-        destroyed.map(|_| ()).map_err(|refusal| refusal.into_error(doing()))
+        if finalized.is_err() {
+            self.abort_control();
+            return finalized;
+        }
+        let control = self.destroy(self.control.swap(NONE, Ordering::AcqRel));
+        self.gone.store(data.is_ok() && control.is_ok(), Ordering::Release);
+        data.and(control).map_err(refused)
+    }
+
+    /// Frees a communicator that is at rest, for which NCCL needs nobody else. On a thread that makes no other call of NCCL's after a failure.
+    fn destroy(&self, handle: ncclComm_t) -> std::result::Result<(), Refusal> {
+        if handle.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the handle was taken out of where others find it, and nobody is inside: the data communicator's gate and the control
+        // communicator's turn are held. This is its last use.
+        let answer = unsafe { self.library.ncclCommDestroy(handle) };
+        nccl::check(self.library, NONE, "ncclCommDestroy", answer).map(|_| ())
+    }
+
+    /// Closes a dropped communicator when the graphs that hold its calls are gone: until then they may be launched, and it is watched.
+    fn close_behind_graphs(self: &Arc<Self>) {
+        let inner = Arc::clone(self);
+        let wait = move || {
+            let mut back_off = BackOff::default();
+            while inner.live_graphs() > 0 && !inner.is_ended() {
+                back_off.rest();
+            }
+            let deadline = Deadline::after(COMMUNICATOR_DROP_WAIT);
+            let _gate = lock_within(&inner.gate, deadline.remaining());
+            let doing = format!("closing the communicator of rank {} of {}", inner.rank, inner.world_size);
+            if let Err(error) = inner.close(&deadline, &doing) {
+                inner.fail(error, ABORT_WAIT);
+            }
+        };
+        if thread::Builder::new().name("collectives-nccl".to_owned()).spawn(wait).is_err() {
+            crate::event::error!(rank = self.rank, "dropped with captured graphs alive, and no thread to close it behind them: it is lost");
+        }
+    }
+}
+
+/// Waits, on a thread that nobody waits for.
+fn wait_until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let mut back_off = BackOff::default();
+    loop {
+        match look() {
+            Some(seen) => return seen,
+            None => back_off.rest(),
+        }
     }
 }

@@ -80,7 +80,7 @@ impl Inner {
     /// One round of the watchdog: marks new work, and ends the communicator where old work has not come to its end in time.
     pub(in crate::device) fn watchdog_check(self: &Arc<Self>, now: Instant) {
         self.look();
-        let stuck = self.stuck_since(now).map(|since| Wait { since, limit: self.limit() });
+        let stuck = self.stuck_since(now).map(|since| Wait { since, limit: self.entry_limit() });
         let trouble = match self.oldest(now) {
             Err(error) => Some(driver::cuda_error(self.last_call(), error)),
             Ok(oldest) => [oldest, stuck].into_iter().flatten().find_map(|wait| self.trouble_of(wait, now)),
@@ -148,11 +148,6 @@ impl Inner {
 
     pub(super) fn liveness_probe(&self) -> Option<Arc<dyn LivenessProbe>> {
         self.liveness_probe.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Sets who knows more about the other ranks.
-    pub(super) fn set_liveness_probe(&self, liveness_probe: Arc<dyn LivenessProbe>) {
-        *self.liveness_probe.lock().unwrap_or_else(PoisonError::into_inner) = Some(liveness_probe);
     }
 
     /// The wait for the oldest call that the device has not done.
@@ -227,7 +222,7 @@ impl Inner {
         let deadline = Deadline::after(self.limit().min(REGISTRATION_DROP_WAIT));
         let gate = lock_within(&self.gate, deadline.remaining()).filter(|_| !self.is_ended());
         let outcome = gate.map(|_gate| match self.quiesce(&deadline) {
-            Ok(true) => self.inside(doing, deadline.remaining(), work).and_then(|_| self.settled(doing, &deadline)),
+            Ok(true) => self.inside(doing, deadline.remaining(), work),
             Ok(false) => Err(self.expire(doing, deadline.elapsed())),
             Err(error) => Err(self.end(driver::cuda_error(doing(), error), doing)),
         });

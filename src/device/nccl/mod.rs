@@ -9,6 +9,7 @@ use std::ffi::{CStr, CString, c_int};
 use cudarc::driver::DriverError;
 use nccl_sys::{Library, MissingSymbol, Version, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclResult_t, ncclUniqueId};
 
+use crate::config::NcclEnvironment;
 use crate::device::driver;
 use crate::element::DType;
 use crate::error::Error;
@@ -16,8 +17,10 @@ use crate::nccl_config::{CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
 
 pub(crate) use self::raw::Raw;
 
-/// The oldest NCCL that is used: the first with splits.
-const OLDEST: Version = Version::new(2, 18, 0);
+/// The oldest NCCL that is used. `comm/` needs a child that shares its parent's abort flags and outlives its parent's abort: 2.18 hangs in aborts
+/// beside other threads; 2.19.1 and 2.19.3 detach a thread in an abort that takes long, and free what it uses; 2.20.3 does not always connect
+/// children.
+const OLDEST: Version = Version::new(2, 20, 5);
 
 /// NCCL: the file named, or one that is already in the process or where the system's loader finds it.
 pub(crate) fn library(explicit: Option<&NcclLibrary>) -> Result<&'static Library, String> {
@@ -33,7 +36,7 @@ pub(crate) fn library(explicit: Option<&NcclLibrary>) -> Result<&'static Library
 
 fn judge(found: Version, path: &str) -> Result<(), String> {
     let refusal =
-        || format!("NCCL {found} ({path}) is older than 2.18, the oldest that can be used: install a newer one, or name its file");
+        || format!("NCCL {found} ({path}) is older than {OLDEST}, the oldest that can be used: install a newer one, or name its file");
     if found < OLDEST { Err(refusal()) } else { Ok(()) }
 }
 
@@ -172,6 +175,15 @@ pub(crate) fn unique_id(library: &'static Library) -> Result<ncclUniqueId, Refus
     Ok(id)
 }
 
+/// What a communicator of NCCL's is for; see `comm/`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Making and ending others: it does not block, and children share its abort flags.
+    Control,
+    /// Calls: it blocks, and has no children.
+    Data,
+}
+
 /// A configuration in NCCL's form, with the strings that it points to.
 #[derive(Debug)]
 pub(crate) struct RawConfig {
@@ -181,20 +193,19 @@ pub(crate) struct RawConfig {
 }
 
 impl RawConfig {
-    /// Always of the kind that does not block.
-    pub(crate) fn new(config: &NcclConfig) -> Result<Self, Error> {
+    pub(crate) fn new(config: &NcclConfig, purpose: Purpose) -> Result<Self, Error> {
+        check_config(config)?;
         let mut raw = ncclConfig_t::new();
         let strings = [c_string("network_name", config.network_name.as_deref())?, c_string("name", config.name.as_deref())?];
         let [network_name, name] = &strings;
-        raw.blocking = 0;
+        let is_control = purpose == Purpose::Control;
+        (raw.blocking, raw.splitShare, raw.shrinkShare) = (c_int::from(!is_control), c_int::from(is_control), 0);
         set(&mut raw.cgaClusterSize, "cga_cluster_size", config.cga_cluster_size)?;
         set(&mut raw.minCTAs, "min_ctas", config.min_ctas)?;
         set(&mut raw.maxCTAs, "max_ctas", config.max_ctas)?;
-        set(&mut raw.splitShare, "split_share", config.split_share.map(u32::from))?;
         set(&mut raw.trafficClass, "traffic_class", config.traffic_class)?;
         set(&mut raw.collnetEnable, "collnet", config.collnet.map(u32::from))?;
         set(&mut raw.CTAPolicy, "cta_policy", config.cta_policy.map(policy_code))?;
-        set(&mut raw.shrinkShare, "shrink_share", config.shrink_share.map(u32::from))?;
         set(&mut raw.nvlsCTAs, "nvls_ctas", config.nvls_ctas)?;
         set(&mut raw.nChannelsPerNetPeer, "channels_per_net_peer", config.channels_per_net_peer)?;
         set(&mut raw.nvlinkCentricSched, "nvlink_centric_sched", config.nvlink_centric_sched.map(u32::from))?;
@@ -209,6 +220,40 @@ impl RawConfig {
             }
         }
         Ok(Self { config: raw, strings })
+    }
+}
+
+/// Refuses what NCCL would refuse without words, and what cannot be had.
+fn check_config(config: &NcclConfig) -> Result<(), Error> {
+    match (config.min_ctas, config.max_ctas) {
+        (Some(least), None) => {
+            let reason = "NCCL takes a minimum together with a maximum alone: set max_ctas, too";
+            return Err(Error::config(format!("NcclConfig::min_ctas {least}"), reason));
+        }
+        (Some(least), Some(most)) if least > most => {
+            return Err(Error::config(format!("NcclConfig::min_ctas {least}"), format!("it is more than max_ctas, {most}")));
+        }
+        _ => {}
+    }
+    for (name, share) in [("split_share", config.split_share), ("shrink_share", config.shrink_share)] {
+        if share == Some(true) {
+            let reason = "communicators that share resources are aborted together, and each ends by itself here";
+            return Err(Error::config(format!("NcclConfig::{name} true"), reason));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an environment that overrides what the two communicators behind each one are told. NCCL reads it once, and puts what its files say
+/// (`nccl.conf`) there, too.
+pub(crate) fn check_environment() -> Result<(), Error> {
+    match NcclEnvironment::read().overrides {
+        Some(setting) => {
+            let reason = "it overrides what each communicator is told, and some must block, or share, and some must not: unset it, in the \
+                          environment and in nccl.conf";
+            Err(Error::config(setting, reason))
+        }
+        None => Ok(()),
     }
 }
 
@@ -368,10 +413,28 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_configuration_leaves_everything_but_blocking_to_nccl() {
-        let raw = RawConfig::new(&NcclConfig::default()).unwrap().config;
-        assert_eq!(raw, nccl_sys::ncclConfig_t { blocking: 0, ..nccl_sys::ncclConfig_t::new() });
-        assert_eq!(raw.minCTAs, NCCL_CONFIG_UNDEF_INT);
+    fn an_empty_configuration_leaves_to_nccl_what_has_nothing_to_do_with_the_purpose() {
+        for (purpose, blocking, split_share) in [(Purpose::Control, 0, 1), (Purpose::Data, 1, 0)] {
+            let raw = RawConfig::new(&NcclConfig::default(), purpose).unwrap().config;
+            let expected =
+                nccl_sys::ncclConfig_t { blocking, splitShare: split_share, shrinkShare: 0, ..nccl_sys::ncclConfig_t::new() };
+            assert_eq!(raw, expected);
+            assert_eq!(raw.minCTAs, NCCL_CONFIG_UNDEF_INT);
+        }
+    }
+
+    #[test]
+    fn settings_that_nccl_would_refuse_or_that_tie_communicators_together_are_refused_in_words() {
+        let config = NcclConfig::default;
+        for (config, words) in [
+            (config().min_ctas(4), "set max_ctas, too"),
+            (config().min_ctas(4).max_ctas(3), "more than max_ctas, 3"),
+            (config().split_share(true), "split_share true"),
+            (config().shrink_share(true), "shrink_share true"),
+        ] {
+            let error = RawConfig::new(&config, Purpose::Control).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
     }
 
     #[test]
@@ -381,7 +444,7 @@ mod tests {
             .min_ctas(2)
             .max_ctas(3)
             .network_name("Socket")
-            .split_share(true)
+            .split_share(false)
             .traffic_class(4)
             .name("gradients")
             .collnet(true)
@@ -395,7 +458,7 @@ mod tests {
             .max_p2p_peers(8)
             .graph_stream_ordering(false)
             .launch_order_implicit(true);
-        let RawConfig { config: raw, strings } = RawConfig::new(&config).unwrap();
+        let RawConfig { config: raw, strings } = RawConfig::new(&config, Purpose::Control).unwrap();
         let [network_name, name] = &strings;
         let expected = nccl_sys::ncclConfig_t {
             blocking: 0,
@@ -425,16 +488,16 @@ mod tests {
 
     #[test]
     fn settings_that_c_cannot_hold_are_quoted() {
-        let error = RawConfig::new(&NcclConfig::default().max_ctas(u32::MAX)).unwrap_err().to_string();
+        let error = RawConfig::new(&NcclConfig::default().max_ctas(u32::MAX), Purpose::Data).unwrap_err().to_string();
         assert!(error.contains("max_ctas") && error.contains("4294967295"), "{error}");
-        let error = RawConfig::new(&NcclConfig::default().name("a\0b")).unwrap_err().to_string();
+        let error = RawConfig::new(&NcclConfig::default().name("a\0b"), Purpose::Data).unwrap_err().to_string();
         assert!(error.contains("name"), "{error}");
     }
 
     #[test]
     fn a_library_that_is_too_old_is_named_with_its_version() {
-        assert_eq!(judge(Version::new(2, 18, 1), "a"), Ok(()));
+        assert_eq!(judge(Version::new(2, 20, 5), "a"), Ok(()));
         let words = judge(Version::new(2, 4, 8), "/usr/lib/libnccl.so.2").unwrap_err();
-        assert!(words.starts_with("NCCL 2.4.8 (/usr/lib/libnccl.so.2) is older than 2.18"), "{words}");
+        assert!(words.starts_with("NCCL 2.4.8 (/usr/lib/libnccl.so.2) is older than 2.20.5"), "{words}");
     }
 }

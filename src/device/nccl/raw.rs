@@ -15,11 +15,11 @@ use nccl_sys::{
 use super::{Reason, Refusal, check, data_type};
 use crate::element::{DType, F8E4M3, F8E5M2};
 
-/// A communicator into which this thread may call now: the lock of its device is held and its context is current.
+/// A communicator into which this thread may call now: nobody else does, its handle is valid, and its context is current. It blocks: what is
+/// called, outside of a group, is on its stream when the call returns.
 ///
 /// Methods that take addresses are unsafe: these are of device memory of this communicator's device, long enough for the count, and stay so
-/// until the stream has done the work; the stream is of the same context. A call may return before the work is on the stream: only the
-/// function that lent this `Raw` knows when it is.
+/// until the stream has done the work; the stream is of the same context.
 pub(crate) struct Raw<'a> {
     pub(crate) library: &'static Library,
     pub(crate) handle: ncclComm_t,
@@ -32,9 +32,10 @@ impl Raw<'_> {
         Self { library, handle, in_progress: Cell::new(false), lent: PhantomData }
     }
 
-    /// Whether some call is still in progress.
-    pub(in crate::device) fn is_in_progress(&self) -> bool {
-        self.in_progress.get()
+    /// Refuses what a communicator that blocks does not say: that something goes on in the background.
+    #[inline]
+    pub(in crate::device) fn check_done(&self) -> Result<(), Refusal> {
+        if self.in_progress.get() { Err(not_blocking()) } else { Ok(()) }
     }
 
     /// The release of the library.
@@ -74,7 +75,7 @@ impl Raw<'_> {
         op: ncclRedOp_t,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer = unsafe { self.library.ncclAllReduce(source(send), target(receive), count, dtype, op, self.handle, queue(stream)) };
         self.done("ncclAllReduce", answer)
     }
@@ -93,7 +94,7 @@ impl Raw<'_> {
         root: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer =
             unsafe { self.library.ncclReduce(source(send), target(receive), count, dtype, op, number(root), self.handle, queue(stream)) };
         self.done("ncclReduce", answer)
@@ -111,7 +112,7 @@ impl Raw<'_> {
         root: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer =
             unsafe { self.library.ncclBroadcast(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
         self.done("ncclBroadcast", answer)
@@ -130,7 +131,7 @@ impl Raw<'_> {
         dtype: ncclDataType_t,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer = unsafe { self.library.ncclAllGather(source(send), target(receive), count, dtype, self.handle, queue(stream)) };
         self.done("ncclAllGather", answer)
     }
@@ -149,7 +150,7 @@ impl Raw<'_> {
         op: ncclRedOp_t,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer = unsafe { self.library.ncclReduceScatter(source(send), target(receive), count, dtype, op, self.handle, queue(stream)) };
         self.done("ncclReduceScatter", answer)
     }
@@ -165,7 +166,7 @@ impl Raw<'_> {
         peer: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer = unsafe { self.library.ncclSend(source(address), count, dtype, number(peer), self.handle, queue(stream)) };
         self.done("ncclSend", answer)
     }
@@ -181,7 +182,7 @@ impl Raw<'_> {
         peer: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer = unsafe { self.library.ncclRecv(target(address), count, dtype, number(peer), self.handle, queue(stream)) };
         self.done("ncclRecv", answer)
     }
@@ -199,7 +200,7 @@ impl Raw<'_> {
         dtype: ncclDataType_t,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer = unsafe { self.library.ncclAlltoAll(source(send), target(receive), count, dtype, self.handle, queue(stream)) };
         self.done("ncclAlltoAll", answer)
     }
@@ -218,7 +219,7 @@ impl Raw<'_> {
         root: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer =
             unsafe { self.library.ncclGather(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
         self.done("ncclGather", answer)
@@ -238,7 +239,7 @@ impl Raw<'_> {
         root: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is alive and its device's lock held as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
         let answer =
             unsafe { self.library.ncclScatter(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
         self.done("ncclScatter", answer)
@@ -267,6 +268,13 @@ impl Raw<'_> {
         // SAFETY: the handle is alive as long as a `Raw` is lent, and NCCL refuses a number that is no op of this communicator's.
         self.done("ncclRedOpDestroy", unsafe { self.library.ncclRedOpDestroy(op, self.handle) })
     }
+}
+
+#[cold]
+fn not_blocking() -> Refusal {
+    let text = "it goes on in the background on a communicator that was made to block: is NCCL_COMM_BLOCKING=0 set, in the environment or in \
+                nccl.conf? Unset it";
+    Refusal { call: "a call", reason: Reason::Code(ncclResult_t::ncclInProgress, text.to_owned()), grouped: false }
 }
 
 fn source(address: u64) -> *const c_void {

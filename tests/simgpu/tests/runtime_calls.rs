@@ -284,3 +284,16 @@ fn the_checker_sees_what_comes_through_the_runtime() {
     assert_eq!(simgpu::reports().len(), 1);
     assert_eq!((cudaStreamDestroy(a), cudaStreamDestroy(b), cudaEventDestroy(event)), (0, 0, 0));
 }
+
+#[test]
+fn streams_have_numbers_and_the_legacy_one_has_one() {
+    let _alone = simgpu::alone();
+    let (first, second) = (stream(), stream());
+    let number = |stream| got::<u64>(|place| cudaStreamGetId(stream, place));
+    assert_ne!(number(first), number(second));
+    assert_eq!((number(first), number(0)), (number(first), number(1)));
+    assert_ne!(number(0), number(first));
+    assert_eq!(cudaStreamGetId(first, null_mut()), INVALID_VALUE);
+    assert_eq!((cudaStreamDestroy(first), cudaStreamDestroy(second)), (0, 0));
+    no_reports();
+}

@@ -19,6 +19,8 @@ runtime_common::functions! {
     fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, place: *mut usize) -> u32;
     fn nvmlDeviceGetHandleByPciBusId_v2(text: *const c_char, place: *mut usize) -> u32;
     fn nvmlDeviceGetIndex(device: usize, place: *mut c_uint) -> u32;
+    fn nvmlDeviceGetPciInfo_v3(device: usize, place: *mut [c_uint; 17]) -> u32;
+    fn nvmlDeviceGetCurrPcieLinkGeneration(device: usize, place: *mut c_uint) -> u32;
     fn nvmlErrorString(code: u32) -> *const c_char;
     fn nvmlDeviceGetNvLinkState(device: usize, link: c_uint, active: *mut c_uint) -> u32;
     fn nvmlDeviceGetNvLinkRemotePciInfo_v2(device: usize, link: c_uint, place: *mut c_void) -> u32;
@@ -61,9 +63,22 @@ fn devices_are_those_of_the_driver_and_have_no_links() {
     assert_eq!(nvmlDeviceGetHandleByPciBusId_v2(c"00000000:03:00.0".as_ptr(), &raw mut place), 0);
     assert_eq!((place, nvmlDeviceGetHandleByIndex_v2(8, &raw mut place)), (handle(2), INVALID_ARGUMENT));
     without_links(handle(0), handle(1));
+    on_the_bus(handle(2));
     assert_eq!((nvmlShutdown(), nvmlShutdown()), (0, UNINITIALIZED));
     // SAFETY: the texts are constants.
     assert!((0..20).all(|code| !unsafe { std::ffi::CStr::from_ptr(nvmlErrorString(code)) }.is_empty()));
+}
+
+/// Two texts of 16 and 32 bytes, with five numbers between: the domain, the bus, the device, who made it, and a number of the board.
+fn on_the_bus(device: usize) {
+    let info: [c_uint; 17] = runtime_common::got(|place| nvmlDeviceGetPciInfo_v3(device, place));
+    let bytes: Vec<u8> = info.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.iter().copied().take_while(|&byte| byte != 0).collect()).unwrap();
+    assert_eq!((text(&bytes[..16]), text(&bytes[36..])), ("0000:03:00.0".to_string(), "00000000:03:00.0".to_string()));
+    assert_eq!(info[4..9], [0, 3, 0, 0x10de, 0]);
+    let mut number = 0;
+    assert_eq!(nvmlDeviceGetPciInfo_v3(99, std::ptr::null_mut()), INVALID_ARGUMENT);
+    assert_eq!(nvmlDeviceGetCurrPcieLinkGeneration(device, &raw mut number), NOT_SUPPORTED);
 }
 
 fn without_links(a: usize, b: usize) {

@@ -3,5 +3,6 @@
 mod agreement;
 mod calls;
 mod messages;
+mod split;
 
 pub use messages::NcclGroup;

@@ -43,7 +43,7 @@ fn several_ids_start_the_same_communicator() {
 #[test]
 fn calls_that_are_in_progress_for_a_while_come_to_their_end() {
     let sim = Sim::new();
-    for function in ["ncclCommInitRankConfig", "ncclAllReduce", "ncclCommFinalize"] {
+    for function in ["ncclCommInitRankConfig", "ncclCommSplit", "ncclCommFinalize"] {
         nccl::in_progress(function, 20);
     }
     ranks(2, |rank| {
@@ -54,7 +54,7 @@ fn calls_that_are_in_progress_for_a_while_come_to_their_end() {
         }
         rank.comm.finalize(&Deadline::after(LONG)).unwrap();
     });
-    assert!(nccl::calls("ncclCommGetAsyncError") >= 2 * (20 + 5 * 20 + 20));
+    assert!(nccl::calls("ncclCommGetAsyncError") >= 2 * (20 + 20 + 20));
     sim.finish();
 }
 
@@ -131,7 +131,7 @@ fn dropping_waits_for_healthy_work() {
             assert_eq!(read(&stream, vector), total(1000, &[0, 1, 2, 3]));
         }
     });
-    assert_eq!((nccl::calls("ncclCommDestroy"), nccl::calls("ncclCommAbort")), (4, 0));
+    assert_eq!((nccl::calls("ncclCommDestroy"), nccl::calls("ncclCommAbort")), (8, 0));
     sim.finish();
 }
 
@@ -259,34 +259,21 @@ fn check(comm: &NcclComm, rank: &Rank, members: &[usize]) {
 }
 
 #[test]
-fn splits_order_ranks_by_key_and_leave_out_those_without_colour() {
+fn splits_of_what_was_revoked_order_ranks_by_key_and_leave_out_those_without_colour() {
     let sim = Sim::new();
     ranks(5, |rank| {
         let own = rank.comm.rank();
+        rank.comm.revoke(&later()).unwrap();
         let color = (own != 4).then_some(own as u32 % 2);
-        let child = rank.comm.split(color, -(own as i32), &NcclConfig::default(), &later()).unwrap();
+        let child = rank.comm.split_revoked(color, -(own as i32), &NcclConfig::default(), &later()).unwrap();
         assert_eq!(child.is_none(), own == 4);
         let Some(child) = child else { return };
         let members = [own % 2, own % 2 + 2];
         assert_eq!((child.rank(), child.world_size()), (usize::from(own < 2), 2));
         check(&child, &rank, &members);
+        // Its flags are its own.
+        rank.comm.abort();
         check(&child, &rank, &members);
-    });
-    sim.finish();
-}
-
-#[test]
-fn parent_and_child_work_side_by_side() {
-    let sim = Sim::new();
-    ranks(4, |rank| {
-        let child = rank.comm.split(Some(rank.comm.rank() as u32 / 2), 0, &NcclConfig::default(), &later()).unwrap().unwrap();
-        let half = rank.comm.rank() / 2 * 2;
-        check(&child, &rank, &[half, half + 1]);
-        let mut vector = rank.vector(9);
-        rank.all_reduce(&mut vector, LONG).unwrap();
-        assert_eq!(read(&rank.stream, &vector), total(9, &[0, 1, 2, 3]));
-        child.finalize(&later()).unwrap();
-        assert!(child.failure().is_some() && rank.comm.failure().is_none());
     });
     sim.finish();
 }
@@ -299,6 +286,8 @@ fn shrinking_leaves_the_others() {
             return;
         }
         let error = rank.comm.shrink(&[9], false, &NcclConfig::default(), &later()).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { call: "shrink", .. }), "{error}");
+        let error = rank.comm.shrink(&[], false, &NcclConfig::default(), &later()).unwrap_err();
         assert!(matches!(error, Error::InvalidArgument { call: "shrink", .. }), "{error}");
         let child = rank.comm.shrink(&[1, 1], false, &NcclConfig::default(), &later()).unwrap();
         let place = [0, 9, 1, 2][rank.comm.rank()];
@@ -320,11 +309,11 @@ fn growing_adds_ranks() {
             let announce = announce.clone();
             scope.spawn(move || {
                 let rank = Rank::new(&ids, index, 2);
-                let id = (index == 0).then(|| rank.comm.grow_id().unwrap());
+                let id = (index == 0).then(|| rank.comm.grow_id(&later()).unwrap());
                 if let Some(id) = id {
                     announce.send(id).unwrap();
                 }
-                let grown = rank.comm.grow(3, id.as_ref(), &NcclConfig::default(), &later()).unwrap();
+                let grown = rank.comm.grow(3, id, &NcclConfig::default(), &later()).unwrap();
                 assert_eq!((grown.rank(), grown.world_size()), (index, 3));
                 check(&grown, &rank, &[0, 1, 2]);
                 let error = rank.comm.grow(2, None, &NcclConfig::default(), &later()).unwrap_err();
@@ -344,32 +333,24 @@ fn growing_adds_ranks() {
 }
 
 #[test]
-fn a_revoked_communicator_can_be_split_and_not_used() {
+fn a_split_that_a_rank_does_not_take_part_in_is_a_timeout() {
     let sim = Sim::new();
-    ranks(2, |rank| {
+    let error = ranks(2, |rank| {
         rank.comm.revoke(&later()).unwrap();
         let mut vector = rank.vector(5);
         assert!(rank.all_reduce(&mut vector, LONG).unwrap_err().is_poisoned());
-        let child = rank.comm.split(Some(0), 0, &NcclConfig::default(), &later()).unwrap().unwrap();
-        check(&child, &rank, &[0, 1]);
-    });
-    assert_eq!(nccl::calls("ncclCommAbort"), 0);
-    sim.finish();
-}
-
-#[test]
-fn a_split_that_a_rank_does_not_take_part_in_is_a_timeout() {
-    let sim = Sim::new();
-    ranks(2, |rank| {
         if rank.comm.rank() == 1 {
-            while rank.comm.async_error().is_none() && nccl::calls("ncclCommAbort") == 0 {
+            while nccl::calls("ncclCommAbort") == 0 {
                 std::thread::yield_now();
             }
-            return rank.comm.abort();
+            rank.comm.abort();
+            return None;
         }
-        let error = rank.comm.split(Some(0), 0, &NcclConfig::default(), &Deadline::after(Duration::from_millis(100))).unwrap_err();
-        assert!(error.is_timeout(), "{error}");
+        let deadline = Deadline::after(Duration::from_millis(100));
+        let error = rank.comm.split_revoked(Some(0), 0, &NcclConfig::default(), &deadline).unwrap_err();
         assert!(rank.comm.failure().is_some());
+        Some(error)
     });
-    sim.wait_until_none_is_left();
+    assert!(error[0].as_ref().is_some_and(Error::is_timeout), "{error:?}");
+    sim.finish();
 }

@@ -99,24 +99,13 @@ fn abort_ends_what_other_threads_wait_for_and_may_be_done_again() {
         assert!(matches!(&error, Error::Poisoned { cause, .. } if matches!(**cause, Error::Aborted { .. })), "{error}");
         comm.abort();
         assert!(sum(&comm, &rank.stream, &mut vector, LONG).unwrap_err().is_poisoned());
-        assert!(comm.split(Some(0), 0, &NcclConfig::default(), &Deadline::after(LONG)).unwrap_err().is_poisoned());
+        assert!(comm.shrink(&[1], true, &NcclConfig::default(), &Deadline::after(LONG)).unwrap_err().is_poisoned());
         assert!(comm.finalize(&Deadline::after(LONG)).unwrap_err().is_poisoned());
         let _ = rank.stream.synchronize();
     });
-    assert_eq!(nccl::calls("ncclCommAbort"), 2);
-    sim.finish();
-}
-
-#[test]
-fn a_call_that_stays_in_progress_is_a_timeout_and_ends_the_communicator() {
-    let sim = Sim::new();
-    ranks(1, |rank| {
-        let mut vector = rank.vector(10);
-        nccl::in_progress("ncclAllReduce", u32::MAX);
-        let error = rank.all_reduce(&mut vector, SHORT).unwrap_err();
-        assert!(error.is_timeout() && !error.is_poisoned() && error.to_string().starts_with("all_reduce: timed out"), "{error}");
-        assert!(rank.all_reduce(&mut vector, SHORT).unwrap_err().is_poisoned());
-    });
+    sim.wait_until_none_is_left();
+    // Each rank's control and data communicator, once.
+    assert_eq!(nccl::calls("ncclCommAbort"), 4);
     sim.finish();
 }
 
@@ -133,29 +122,9 @@ fn a_thread_that_does_not_come_out_of_nccl_is_noticed() {
                 Ok(())
             })
         };
-        outcome.unwrap();
+        let error = outcome.unwrap_err();
+        assert!(error.is_timeout() && !error.is_poisoned() && error.to_string().starts_with("stuck: timed out"), "{error}");
         assert!(rank.all_reduce(&mut vector, LONG).unwrap_err().is_timeout());
-    });
-    sim.finish();
-}
-
-#[test]
-fn abort_reaches_a_thread_that_polls() {
-    let sim = Sim::new();
-    nccl::in_progress("ncclAllReduce", u32::MAX);
-    ranks(1, |rank| {
-        let comm = rank.comm;
-        let mut vector = rank.stream.alloc_zeros::<f32>(10).unwrap();
-        let error = thread::scope(|scope| {
-            scope.spawn(|| {
-                while nccl::calls("ncclAllReduce") == 0 {
-                    thread::yield_now();
-                }
-                comm.abort();
-            });
-            sum(&comm, &rank.stream, &mut vector, LONG).unwrap_err()
-        });
-        assert!(matches!(&error, Error::Poisoned { cause, .. } if matches!(**cause, Error::Aborted { .. })), "{error}");
     });
     sim.finish();
 }
@@ -209,12 +178,16 @@ fn failures_at_the_start_of_a_communicator_leave_nothing_behind() {
         ("ncclCommInitRankConfig", 1),
         ("ncclCommGetAsyncError", 1),
         ("ncclCommGetAsyncError", 2),
-        ("ncclCommUserRank", 1),
         ("ncclCommCount", 1),
+        ("ncclCommSplit", 1),
+        ("ncclCommGetAsyncError", 5),
+        ("ncclCommCount", 2),
+        ("ncclCommUserRank", 1),
+        ("ncclCommCount", 3),
     ] {
         let gpu = driver::open(0).unwrap();
         let ids = [unique_id(library()).unwrap()];
-        nccl::fail_call_of_this_thread(function, nth, 3);
+        nccl::fail_call(function, nth, 3);
         let error = NcclComm::create(setup(&gpu, &ids, 0, 1, &NcclConfig::default(), &Deadline::after(LONG))).unwrap_err();
         assert!(matches!(&error, Error::Nccl { code: 3, .. }) && error.to_string().contains(function), "{function}: {error}");
         drop(gpu);
@@ -226,11 +199,11 @@ fn failures_at_the_start_of_a_communicator_leave_nothing_behind() {
 }
 
 #[test]
-fn a_failing_finalize_aborts() {
+fn a_failing_close_aborts_what_is_left() {
     let sim = Sim::new();
-    for function in ["ncclCommFinalize", "ncclCommGetAsyncError"] {
+    for (function, nth) in [("ncclCommFinalize", 1), ("ncclCommFinalize", 2), ("ncclCommGetAsyncError", 1)] {
         ranks(1, |rank| {
-            nccl::fail_call_of_this_thread(function, 1, 3);
+            nccl::fail_call(function, nth, 3);
             let error = rank.comm.finalize(&Deadline::after(LONG)).unwrap_err();
             assert!(error.to_string().contains(function), "{error}");
         });
@@ -313,22 +286,28 @@ type Case<'a> = &'a (dyn Fn(&Rank, &Deadline) -> Result<()> + Sync);
 fn failures_of_calls_that_use_no_stream_are_named_and_end_the_communicator() {
     let sim = Sim::new();
     let config = NcclConfig::default();
-    let cases: [(&str, Case<'_>); 7] = [
-        ("ncclCommSplit", &|rank, deadline| rank.comm.split(Some(0), 0, &config, deadline).map(|_| ())),
-        ("ncclCommSplit", &|rank, deadline| rank.comm.split(None, 0, &config, deadline).map(|_| ())),
-        ("ncclCommShrink", &|rank, deadline| rank.comm.shrink(&[], true, &config, deadline).map(|_| ())),
-        ("ncclCommGrow", &|rank, deadline| rank.comm.grow(2, Some(&rank.comm.grow_id()?), &config, deadline).map(|_| ())),
-        ("ncclCommGetUniqueId", &|rank, _| rank.comm.grow_id().map(|_| ())),
+    let later = || Deadline::after(LONG);
+    let cases: [(&str, Case<'_>); 6] = [
+        ("ncclCommSplit", &|rank, deadline| rank.comm.shrink(&[1], false, &config, deadline).map(|_| ())),
+        ("ncclCommShrink", &|rank, deadline| rank.comm.shrink(&[1], true, &config, deadline).map(|_| ())),
+        ("ncclCommGrow", &|rank, deadline| rank.comm.grow(3, Some(rank.comm.grow_id(deadline)?), &config, deadline).map(|_| ())),
+        ("ncclCommGetUniqueId", &|rank, deadline| rank.comm.grow_id(deadline).map(|_| ())),
         ("ncclCommRevoke", &|rank, deadline| rank.comm.revoke(deadline)),
         ("ncclCommRegister", &|rank, deadline| Registration::new(&rank.comm, rank.vector(5), deadline).map(|_| ())),
     ];
     for (function, call) in cases {
-        ranks(1, |rank| {
-            nccl::fail_call_of_this_thread(function, 1, 3);
-            let error = call(&rank, &Deadline::after(LONG)).unwrap_err();
-            assert!(matches!(&error, Error::Nccl { code: 3, .. }) && error.to_string().contains(function), "{error}");
-            let failure = rank.comm.failure().unwrap();
-            assert_eq!(failure.to_string(), error.to_string());
+        let both = std::sync::Barrier::new(2);
+        ranks(2, |rank| {
+            both.wait();
+            if rank.comm.rank() == 0 {
+                nccl::fail_call(function, 1, 3);
+                let error = call(&rank, &later()).unwrap_err();
+                assert!(matches!(&error, Error::Nccl { code: 3, .. }) && error.to_string().contains(function), "{error}");
+                let failure = rank.comm.failure().unwrap();
+                assert_eq!(failure.to_string(), error.to_string());
+            }
+            both.wait();
+            rank.comm.abort();
         });
         sim.wait_until_none_is_left();
     }

@@ -1,6 +1,7 @@
 //! Communicators over the simulated driver and NCCL: ranks are threads, each with a device of its own.
 
 mod calls;
+mod control;
 mod failures;
 mod limits;
 

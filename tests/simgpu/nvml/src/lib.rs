@@ -5,7 +5,7 @@
 #![allow(unsafe_code, reason = "a library of C functions")]
 #![allow(non_snake_case, reason = "the names are NVML's")]
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use simgpu_driver as driver;
@@ -72,16 +72,51 @@ unsafe fn put<T>(place: *mut T, value: T) -> Outcome {
     Ok(())
 }
 
+/// A device's number on the bus, such as `0000:01:00.0`.
+fn bus_id(ordinal: c_int) -> Outcome<CString> {
+    let mut known = [0u8; 32];
+    // SAFETY: there is room for 32 bytes.
+    unsafe { driver::cuDeviceGetPCIBusId(known.as_mut_ptr().cast(), 32, ordinal) }.map_err(|_| Code::DRIVER_NOT_LOADED)?;
+    Ok(CStr::from_bytes_until_nul(&known).unwrap_or_default().to_owned())
+}
+
+/// A `nvmlPciInfo_t`.
+#[repr(C)]
+struct PciInfo {
+    short: [u8; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    /// NVIDIA's vendor in its lower half, with no device of theirs above it.
+    identity: c_uint,
+    subsystem: c_uint,
+    long: [u8; 32],
+}
+
+impl PciInfo {
+    /// That of the device with this number on the bus.
+    fn of(text: &CStr) -> Outcome<PciInfo> {
+        let text = text.to_str().map_err(|_| Code::NOT_FOUND)?;
+        let mut parts = text.split([':', '.']).map(|part| c_uint::from_str_radix(part, 16));
+        let mut next = || parts.next().and_then(Result::ok).ok_or(Code::NOT_FOUND);
+        let (domain, bus, device) = (next()?, next()?, next()?);
+        let mut info = PciInfo { short: [0; 16], domain, bus, device, identity: 0x10de, subsystem: 0, long: [0; 32] };
+        for (place, byte) in info.short[..15].iter_mut().zip(text.bytes()) {
+            *place = byte;
+        }
+        for (place, byte) in info.long[..31].iter_mut().zip(format!("0000{text}").bytes()) {
+            *place = byte;
+        }
+        Ok(info)
+    }
+}
+
 /// The device with this number on the bus. The real library takes a domain of eight digits as well as one of four.
 fn by_bus_id(text: &CStr) -> Outcome<Device> {
     let text = text.to_bytes();
     let short = if text.len() == 16 && text.starts_with(b"0000") { &text[4..] } else { text };
-    let mut known = [0u8; 32];
     for ordinal in 0..count()? {
-        // SAFETY: there is room for 32 bytes.
-        let told = unsafe { driver::cuDeviceGetPCIBusId(known.as_mut_ptr().cast(), 32, ordinal) };
-        let own = CStr::from_bytes_until_nul(&known).unwrap_or_default().to_bytes();
-        if told.is_ok() && own.eq_ignore_ascii_case(short) {
+        if bus_id(ordinal)?.to_bytes().eq_ignore_ascii_case(short) {
             return Ok(ordinal as Device + 1);
         }
     }
@@ -154,6 +189,16 @@ management! {
 
     fn [nvmlDeviceGetIndex](device: Device, place: *mut c_uint) {
         put(place, ordinal(device)? as c_uint)
+    }
+
+    fn [nvmlDeviceGetPciInfo_v3](device: Device, place: *mut PciInfo) {
+        let text = bus_id(ordinal(device)?)?;
+        put(place, PciInfo::of(&text)?)
+    }
+
+    fn [nvmlDeviceGetCurrPcieLinkGeneration nvmlDeviceGetCurrPcieLinkWidth](device: Device, _place: *mut c_uint) {
+        ordinal(device)?;
+        Err(Code::NOT_SUPPORTED)
     }
 
     fn [nvmlDeviceGetCudaComputeCapability](device: Device, major: *mut c_int, minor: *mut c_int) {

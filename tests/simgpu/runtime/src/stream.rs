@@ -38,6 +38,11 @@ runtime! {
         driver::cuStreamWaitEvent(stream, event, flags)
     }
 
+    fn cudaStreamGetId(stream: usize, id: *mut u64) {
+        ready()?;
+        driver::cuStreamGetId(stream, id)
+    }
+
     fn cudaStreamIsCapturing(stream: usize, status: *mut u32) {
         ready()?;
         driver::cuStreamIsCapturing(stream, status)

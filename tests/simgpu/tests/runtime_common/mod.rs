@@ -106,6 +106,7 @@ functions! {
     fn cudaStreamSynchronize(stream: usize) -> u32;
     fn cudaStreamQuery(stream: usize) -> u32;
     fn cudaStreamWaitEvent(stream: usize, event: usize, flags: c_uint) -> u32;
+    fn cudaStreamGetId(stream: usize, id: *mut u64) -> u32;
     fn cudaStreamIsCapturing(stream: usize, status: *mut u32) -> u32;
     fn cudaStreamGetCaptureInfo(
         stream: usize, status: *mut u32, id: *mut u64, graph: *mut usize, nodes: *mut *const usize, edges: *mut *const c_void,

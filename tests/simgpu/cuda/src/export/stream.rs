@@ -133,6 +133,11 @@ driver! {
         put(place, state.streams[&stream].context)
     }
 
+    fn cuStreamGetId(named: usize, place: *mut u64) {
+        let mut state = state::lock();
+        put(place, state.stream(named)? as u64)
+    }
+
     fn cuStreamGetPriority(named: usize, place: *mut c_int) {
         let mut state = state::lock();
         let stream = state.stream(named)?;

@@ -172,6 +172,7 @@ driver! {
     fn cuStreamSynchronize(stream: usize);
     fn cuStreamQuery(stream: usize);
     fn cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint);
+    fn cuStreamGetId(stream: usize, id: *mut u64);
     fn cuStreamIsCapturing(stream: usize, status: *mut u32);
     fn cuStreamGetCaptureInfo_v2(
         stream: usize, status: *mut u32, id: *mut u64, graph: *mut usize, nodes: *mut *const usize, count: *mut usize,

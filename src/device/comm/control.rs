@@ -1,0 +1,94 @@
+//! Work on control communicators, and all else that NCCL may take long for: on threads of their own, which end with it.
+//!
+//! Such a thread does the whole of a piece of work. Up to NCCL 2.26 what is in progress lives in the memory of the thread that began it, which
+//! so has to see its end, or to abort it; a function that fails may leave the thread inside a group; and some functions wait for other
+//! ranks, whatever the communicator was told. The caller waits for the thread until its deadline, and no longer.
+
+#![expect(unsafe_code, reason = "NCCL is C")]
+
+use std::ffi::c_int;
+use std::io;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+
+use nccl_sys::{Library, ncclComm_t, ncclResult_t};
+
+use super::lock::BackOff;
+use crate::deadline::Deadline;
+use crate::device::nccl::{self, Refusal};
+use crate::error::{Error, Result};
+use crate::tuning::device::ANSWER_WAIT;
+
+/// Runs `work` on a thread of its own and waits for its answer; `None` where that does not come in time. Such work looks at the deadline itself, and
+/// knows more of what was late: it is given a moment longer. What it does after its answer nobody waits for.
+pub(super) fn apart<T: Send + 'static>(deadline: &Deadline, work: impl FnOnce(&dyn Fn(T)) + Send + 'static) -> io::Result<Option<T>> {
+    let (sender, answer) = mpsc::channel();
+    let run = move || {
+        // Nobody may wait any more: then the answer is dropped.
+        work(&|answer| drop(sender.send(answer)));
+    };
+    thread::Builder::new().name("collectives-nccl".to_owned()).spawn(run)?;
+    match answer.recv_timeout(deadline.remaining().saturating_add(ANSWER_WAIT)) {
+        Ok(answer) => Ok(Some(answer)),
+        Err(RecvTimeoutError::Timeout) => Ok(None),
+        Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("the thread ended without an answer")),
+    }
+}
+
+/// What NCCL says of a communicator now. The handle is valid: its owner lends it for the call.
+pub(super) fn state(library: &'static Library, handle: ncclComm_t) -> std::result::Result<ncclResult_t, Refusal> {
+    const CALL: &str = "ncclCommGetAsyncError";
+    let mut state = ncclResult_t::ncclSuccess;
+    // SAFETY: the handle is valid while its owner, who calls this, has it: control communicators are used and ended under their turn, and new
+    // ones by the thread that makes them. The answer goes to a variable of ours.
+    let answer = unsafe { library.ncclCommGetAsyncError(handle, &mut state) };
+    nccl::check(library, handle, CALL, answer)?;
+    match state {
+        ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(state),
+        code => Err(nccl::refused(library, handle, CALL, code)),
+    }
+}
+
+/// Waits until nothing is in progress on a communicator any more. `stop` is asked now and then why to give up. The handle is the caller's.
+pub(super) fn settle(library: &'static Library, handle: ncclComm_t, doing: &str, stop: &dyn Fn() -> Option<Error>) -> Result<()> {
+    let refused = |refusal: Refusal| refusal.into_error(doing.to_owned());
+    let mut back_off = BackOff::default();
+    while state(library, handle).map_err(refused)? == ncclResult_t::ncclInProgress {
+        if let Some(error) = stop() {
+            return Err(error);
+        }
+        back_off.rest();
+    }
+    // Up to NCCL 2.25 a communicator remembers what was in progress until it is used again, on the thread that is about to end.
+    size(library, handle).map_err(refused).map(drop)
+}
+
+/// How many ranks a communicator has. The handle is the caller's.
+pub(super) fn size(library: &'static Library, handle: ncclComm_t) -> std::result::Result<usize, Refusal> {
+    let mut size: c_int = 0;
+    // SAFETY: the handle is valid, its owner is the caller; the answer goes to a variable of ours.
+    let answer = unsafe { library.ncclCommCount(handle, &mut size) };
+    nccl::check(library, handle, "ncclCommCount", answer)?;
+    Ok(usize::try_from(size).unwrap_or(usize::MAX))
+}
+
+/// Which of its ranks this is. The handle is the caller's.
+pub(super) fn rank(library: &'static Library, handle: ncclComm_t) -> std::result::Result<usize, Refusal> {
+    let mut rank: c_int = 0;
+    // SAFETY: the handle is valid, its owner is the caller; the answer goes to a variable of ours.
+    let answer = unsafe { library.ncclCommUserRank(handle, &mut rank) };
+    nccl::check(library, handle, "ncclCommUserRank", answer)?;
+    Ok(usize::try_from(rank).unwrap_or(usize::MAX))
+}
+
+/// Aborts a communicator; whether NCCL says that it is gone. What waits inside communicators that share its flags is freed first, before
+/// anything that could wait for the device: no context is made current for it here.
+pub(super) fn abort(library: &'static Library, handle: ncclComm_t) -> bool {
+    // SAFETY: the caller took the handle out of where others find it, or never put it there, and nobody is inside: this is its last use.
+    let answer = unsafe { library.ncclCommAbort(handle) };
+    let gone = matches!(answer, Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress));
+    if !gone {
+        crate::event::warn!(?answer, "NCCL did not abort a communicator");
+    }
+    gone
+}

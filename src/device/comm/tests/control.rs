@@ -1,0 +1,269 @@
+//! The control communicator and the data communicator: calls that start no thread, aborts that reach into calls, ends that wait for nobody.
+
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use simgpu::nccl;
+
+use super::*;
+use crate::device::memory::Registration;
+
+const SHORT: Duration = Duration::from_millis(100);
+
+/// The threads of this process, by their numbers.
+fn threads() -> Vec<u64> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let mut threads: Vec<u64> = tasks.map(|task| task.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
+    threads.sort_unstable();
+    threads
+}
+
+/// Waits until something has been called.
+fn await_call(function: &str, times: u64) {
+    let deadline = Deadline::after(LONG);
+    while nccl::calls(function) < times {
+        assert!(!deadline.has_passed(), "{function} was not called {times} times");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_thousand_all_reduces_start_no_thread_and_ask_nothing_afterwards() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        let mut vector = rank.vector(10);
+        rank.all_reduce(&mut vector, LONG).unwrap();
+        rank.stream.synchronize().unwrap();
+        let (before, started) = (threads(), nccl::threads_started());
+        let asked = ["ncclCommGetAsyncError", "ncclAllReduce", "ncclGroupStart"].map(nccl::calls_of_this_thread);
+        for _ in 0..1000 {
+            rank.all_reduce(&mut vector, LONG).unwrap();
+        }
+        assert_eq!(nccl::threads_started(), started);
+        assert_eq!(["ncclCommGetAsyncError", "ncclAllReduce", "ncclGroupStart"].map(nccl::calls_of_this_thread), [asked[0], asked[1] + 1000, asked[2]]);
+        assert_eq!(threads(), before);
+        assert_eq!(read(&rank.stream, &vector), total(10, &[0]));
+    });
+    sim.finish();
+}
+
+#[test]
+fn the_two_communicators_are_configured_for_their_purpose() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        let of = |handle: &std::sync::atomic::AtomicPtr<nccl_sys::ncclComm>| nccl::config(handle.load(Ordering::Acquire).cast()).unwrap();
+        let (control, data) = (of(&rank.comm.inner.control), of(&rank.comm.inner.data));
+        assert_eq!((control.blocking, control.split_share, data.blocking, data.split_share), (0, 1, 1, 0));
+    });
+    sim.finish();
+}
+
+/// The first call of rank 0, which waits inside NCCL for rank 1 to connect to, and its error.
+fn stuck_inside(rank: &Rank, timeout: Duration) -> Error {
+    let mut vector = rank.vector(10);
+    rank.all_reduce(&mut vector, timeout).unwrap_err()
+}
+
+#[test]
+fn a_deadline_ends_a_first_call_that_waits_inside_nccl() {
+    let sim = Sim::new();
+    nccl::connect_lazily();
+    ranks(2, |rank| {
+        if rank.comm.rank() == 1 {
+            await_call("ncclCommAbort", 1);
+            return rank.comm.abort();
+        }
+        let error = stuck_inside(&rank, SHORT);
+        assert!(error.is_timeout() && !error.is_poisoned() && error.to_string().starts_with("all_reduce: timed out"), "{error}");
+        assert!(stuck_inside(&rank, SHORT).is_poisoned());
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_deadline_ends_a_call_without_a_stream_that_waits_inside_nccl() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        if rank.comm.rank() == 1 {
+            await_call("ncclCommAbort", 1);
+            return rank.comm.abort();
+        }
+        let window = crate::device::memory::Window::new(&rank.comm, rank.vector(64), &Deadline::after(SHORT));
+        let error = window.map(drop).unwrap_err();
+        assert!(error.is_timeout(), "{error}");
+    });
+    sim.finish();
+}
+
+#[test]
+fn an_abort_reaches_a_thread_inside_nccl() {
+    let sim = Sim::new();
+    nccl::connect_lazily();
+    ranks(2, |rank| {
+        if rank.comm.rank() == 1 {
+            await_call("ncclCommAbort", 1);
+            return rank.comm.abort();
+        }
+        let error = thread::scope(|scope| {
+            let inside = scope.spawn(|| stuck_inside(&rank, LONG));
+            await_call("ncclAllReduce", 1);
+            rank.comm.abort();
+            inside.join().unwrap()
+        });
+        assert!(matches!(&error, Error::Poisoned { cause, .. } if matches!(**cause, Error::Aborted { .. })), "{error}");
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_revocation_that_a_call_does_not_let_happen_aborts() {
+    let sim = Sim::new();
+    nccl::connect_lazily();
+    ranks(2, |rank| {
+        if rank.comm.rank() == 1 {
+            await_call("ncclCommAbort", 1);
+            return rank.comm.abort();
+        }
+        thread::scope(|scope| {
+            let inside = scope.spawn(|| stuck_inside(&rank, LONG));
+            await_call("ncclAllReduce", 1);
+            let error = rank.comm.revoke(&Deadline::after(SHORT)).unwrap_err();
+            assert!(matches!(&error, Error::Aborted { doing, .. } if doing.contains("aborted instead")), "{error}");
+            assert!(inside.join().unwrap().is_poisoned());
+        });
+    });
+    assert_eq!(nccl::calls("ncclCommRevoke"), 0);
+    sim.finish();
+}
+
+#[test]
+fn an_abort_ends_the_making_of_the_data_communicator() {
+    let sim = Sim::new();
+    nccl::in_progress("ncclCommSplit", u32::MAX);
+    let gpu = driver::open(0).unwrap();
+    let ids = [unique_id(library()).unwrap()];
+    let error = NcclComm::create(setup(&gpu, &ids, 0, 1, &NcclConfig::default(), &Deadline::after(SHORT))).unwrap_err();
+    assert!(error.is_timeout(), "{error}");
+    drop(gpu);
+    sim.finish();
+}
+
+#[test]
+fn closing_with_a_peer_missing_is_a_timeout_and_frees_the_stream() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        if rank.comm.rank() == 1 {
+            await_call("ncclCommAbort", 1);
+            return rank.comm.abort();
+        }
+        let mut vector = rank.vector(10);
+        rank.all_reduce(&mut vector, LONG).unwrap();
+        let error = rank.comm.finalize(&Deadline::after(SHORT)).unwrap_err();
+        assert!(error.is_timeout() && error.to_string().contains("closing"), "{error}");
+        let _ = rank.stream.synchronize();
+        assert!(rank.comm.failure().is_some_and(|failure| failure.is_timeout()));
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_destroy_that_fails_leaves_later_calls_of_the_thread_alone() {
+    let sim = Sim::new();
+    let gpu = driver::open(0).unwrap();
+    let create = |config: &NcclConfig| {
+        let ids = [unique_id(library()).unwrap()];
+        NcclComm::create(setup(&gpu, &ids, 0, 1, config, &Deadline::after(LONG))).unwrap()
+    };
+    let config = NcclConfig::default();
+    let (first, second) = (create(&config), create(&config));
+    nccl::fail_call("ncclCommDestroy", 1, 3);
+    let error = first.finalize(&Deadline::after(LONG)).unwrap_err();
+    assert!(error.to_string().contains("ncclCommDestroy"), "{error}");
+    assert_eq!((nccl::group_depth(), nccl::calls_of_this_thread("ncclCommDestroy")), (0, 0));
+    let stream = gpu.context.new_stream().unwrap();
+    let mut vector = stream.clone_htod(&[1.0_f32, 2.0]).unwrap();
+    sum(&second, &stream, &mut vector, LONG).unwrap();
+    assert_eq!(read(&stream, &vector), [1.0, 2.0]);
+    second.finalize(&Deadline::after(LONG)).unwrap();
+    // The one that was not destroyed is lost.
+    assert_eq!(nccl::counts().communicators, 1);
+    assert_eq!(nccl::reports(), Vec::<String>::new());
+    drop(sim);
+}
+
+#[test]
+fn a_communicator_with_live_graphs_is_not_closed_and_works_on() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        rank.comm.inner.graphs.store(2, Ordering::Release);
+        let error = rank.comm.finalize(&Deadline::after(LONG)).unwrap_err();
+        assert!(matches!(&error, Error::InvalidArgument { call: "close", reason } if reason.contains("2 CUDA graphs")), "{error}");
+        let mut vector = rank.vector(10);
+        rank.all_reduce(&mut vector, LONG).unwrap();
+        assert_eq!(read(&rank.stream, &vector), total(10, &[0]));
+        // One that is dropped closes when they are gone.
+        let graphs = Arc::clone(&rank.comm.inner.graphs);
+        let Rank { comm, .. } = rank;
+        drop(comm);
+        assert_eq!(nccl::calls("ncclCommFinalize"), 0);
+        graphs.store(0, Ordering::Release);
+    });
+    sim.finish();
+}
+
+#[test]
+fn first_calls_of_two_communicators_in_opposite_orders_do_not_wait_for_each_other() {
+    let sim = Sim::new();
+    nccl::connect_lazily();
+    let ids = [unique_id(library()).unwrap()];
+    ranks(2, |rank| {
+        let own = rank.comm.rank();
+        let config = NcclConfig::default();
+        let other = NcclComm::create(setup(&rank.gpu, &ids, own, 2, &config, &Deadline::after(LONG))).unwrap();
+        let (other, comms) = (&other, [&rank.comm, &other]);
+        let streams = [rank.stream.clone(), rank.gpu.context.new_stream().unwrap()];
+        let call = |index: usize| {
+            let mut vector = streams[index].clone_htod(&[own as f32 + 1.0]).unwrap();
+            sum(comms[index], &streams[index], &mut vector, LONG).unwrap();
+            assert_eq!(read(&streams[index], &vector), [3.0]);
+        };
+        let entered = |index: usize| comms[index].inner.entries.load(Ordering::SeqCst);
+        // The one that this rank calls first; the other rank calls the other one.
+        let before = entered(own);
+        thread::scope(|scope| {
+            scope.spawn(|| call(own));
+            while entered(own) == before {
+                thread::yield_now();
+            }
+            call(1 - own);
+        });
+        other.finalize(&Deadline::after(LONG)).unwrap();
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_child_by_an_id_lives_on_when_its_parent_is_aborted() {
+    let sim = Sim::new();
+    let ids = [unique_id(library()).unwrap()];
+    ranks(2, |rank| {
+        let own = rank.comm.rank();
+        let child = NcclComm::create(setup(&rank.gpu, &ids, own, 2, &NcclConfig::default(), &Deadline::after(LONG))).unwrap();
+        rank.comm.abort();
+        let mut vector = rank.vector(10);
+        sum(&child, &rank.stream, &mut vector, LONG).unwrap();
+        assert_eq!(read(&rank.stream, &vector), total(10, &[0, 1]));
+    });
+    sim.finish();
+}
+
+#[test]
+fn registrations_end_with_a_communicator_that_is_aborted() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        let registration = Registration::new(&rank.comm, rank.vector(10), &Deadline::after(LONG)).unwrap();
+        rank.comm.abort();
+        drop(registration);
+    });
+    sim.finish();
+}
