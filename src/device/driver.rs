@@ -298,6 +298,21 @@ fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUst
     unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result().ok().map(|()| mode)
 }
 
+/// Whether the NVLink switch can send to several devices at once, and add, for a device. NCCL asks the same.
+pub(crate) fn has_multicast(gpu: &Gpu) -> bool {
+    /// `CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED`, which not every release of CUDA that cudarc is built for has a name for.
+    const MULTICAST_SUPPORTED: c_int = 132;
+    type Ask = unsafe extern "C" fn(*mut c_int, c_int, sys::CUdevice) -> c_int;
+    let Some((library, _)) = opened() else { return false };
+    // SAFETY: the driver's function of this name has had this type, whose numbers are all of C's int, since its first release.
+    let Ok(ask) = (unsafe { library.get::<Ask>("cuDeviceGetAttribute") }) else { return false };
+    let mut value = 0;
+    // SAFETY: the answer is written to a variable of ours; the device is one that the driver has given, and a number that it does not know, it
+    // refuses.
+    let answer = unsafe { ask(&mut value, MULTICAST_SUPPORTED, gpu.context.cu_device()) };
+    answer == 0 && value != 0
+}
+
 /// What `cuMemPoolSetAccess` reads, in the form that all releases of CUDA share; cudarc's has one form for each.
 #[repr(C)]
 struct Access {

@@ -140,7 +140,7 @@ fn settings_that_differ_are_a_mismatch_that_names_them() {
     let _alone = simgpu::alone();
     type Change = fn(&mut Config);
     let cases: [(Change, [&str; 2]); 2] = [
-        (|config| config.device_scratch_bytes = 4096, ["33554432 B of scratch memory", "4096 B of scratch memory"]),
+        (|config| config.device_scratch_bytes = 4096, ["268435456 B of scratch memory", "4096 B of scratch memory"]),
         (|config| config.reproducible = true, ["compute capability 9.0", ", reproducible"]),
     ];
     for (change, words) in cases {

@@ -61,6 +61,8 @@ struct DeviceFacts {
     /// How much scratch memory it would take: slabs must be alike everywhere.
     scratch_bytes: u64,
     may_share: bool,
+    /// Whether the NVLink switch can add for it.
+    has_multicast: bool,
     pci: String,
     /// By what NCCL is told to take ranks to share a host; empty where it is not told.
     host_id: String,
@@ -71,12 +73,12 @@ impl DeviceFacts {
     fn to_bytes(said: &OrReason<Self>) -> Vec<u8> {
         match said {
             Err(reason) => [&[0], reason.as_bytes()].concat(),
-            Ok(Self { uuid, version, capability: (major, minor), ordinal, scratch_bytes, may_share, pci, host_id }) => {
+            Ok(Self { uuid, version, capability: (major, minor), ordinal, scratch_bytes, may_share, has_multicast, pci, host_id }) => {
                 let numbers = [
                     &version.to_le_bytes()[..],
                     &ordinal.to_le_bytes(),
                     &scratch_bytes.to_le_bytes(),
-                    &[*major, *minor, u8::from(*may_share)],
+                    &[*major, *minor, u8::from(*may_share), u8::from(*has_multicast)],
                 ]
                 .concat();
                 [&[1][..], uuid, &numbers, pci.as_bytes(), b"\n", host_id.as_bytes()].concat()
@@ -98,7 +100,7 @@ impl DeviceFacts {
         let (version, rest) = rest.split_first_chunk()?;
         let (ordinal, rest) = rest.split_first_chunk()?;
         let (scratch_bytes, rest) = rest.split_first_chunk()?;
-        let ([major, minor, may_share], rest) = rest.split_first_chunk()?;
+        let ([major, minor, may_share, has_multicast], rest) = rest.split_first_chunk()?;
         let (pci, host_id) = std::str::from_utf8(rest).ok()?.split_once('\n')?;
         Some(Self {
             uuid: *uuid,
@@ -107,6 +109,7 @@ impl DeviceFacts {
             ordinal: u16::from_le_bytes(*ordinal),
             scratch_bytes: u64::from_le_bytes(*scratch_bytes),
             may_share: *may_share != 0,
+            has_multicast: *has_multicast != 0,
             pci: pci.to_owned(),
             host_id: host_id.to_owned(),
         })
@@ -214,6 +217,7 @@ impl Communicator {
             ordinal: gpu.ordinal as u16,
             scratch_bytes: self.config().device_scratch_bytes as u64,
             may_share: environment.multi_rank_gpu,
+            has_multicast: device::has_multicast(gpu),
             pci: gpu.pci.clone(),
             host_id: environment.host_id.unwrap_or_default(),
         })
@@ -244,12 +248,18 @@ impl Communicator {
                     deadline,
                     liveness_probe: Some(&self.liveness_probe()),
                 };
-                let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least);
+                let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least, self.has_switch(&facts));
                 NcclComm::create(setup).and_then(around).map_err(|error| error.to_string())
             }
             Err(reason) => Err(reason),
         };
         self.agreed(made, deadline)
+    }
+
+    /// Whether NCCL may add in the NVLink switch: all ranks are on one host, as far as it and we know, and their devices can.
+    fn has_switch(&self, facts: &[DeviceFacts]) -> bool {
+        let host = |rank: usize| (&self.peers()[rank].host, &facts[rank].host_id);
+        facts.iter().enumerate().all(|(rank, facts)| facts.has_multicast && host(rank) == host(0))
     }
 
     /// The devices of the other ranks that are threads of this process.
@@ -361,6 +371,7 @@ mod tests {
             ordinal: device.into(),
             scratch_bytes: 1 << 20,
             may_share: false,
+            has_multicast: true,
             pci: format!("0000:{device:02x}:00.0"),
             host_id: String::new(),
         }
