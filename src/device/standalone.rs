@@ -11,7 +11,7 @@ use nccl_sys::ncclUniqueId;
 use super::arguments::Arguments;
 use super::comm::{self, NcclComm, Setup};
 use super::driver::{self, Gpu};
-use super::memory::{NcclBuffer, Registrable, Registration, Window};
+use super::memory::{NcclBuffer, Registrable, Registration};
 use super::nccl;
 use super::plan::{Job, Message, Reduction};
 use super::plane::{DevicePlane, Options};
@@ -471,20 +471,5 @@ impl NcclCommunicator {
     #[doc(alias = "ncclCommRegister")]
     pub unsafe fn register<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Registration<T, B>> {
         Registration::new(self.0.plane.comm(), buffer, &self.deadline())
-    }
-
-    /// Opens a symmetric window over a buffer; all ranks do so with buffers of the same length. NCCL 2.27.3.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument` for a buffer of another context, or an empty one; `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
-    ///
-    /// # Safety
-    ///
-    /// NCCL reaches into the other ranks' windows by what this rank knows of its own. So all ranks open their windows in the same order, each time
-    /// with buffers of one length; and in every call all ranks use either the windows that they opened together, or none.
-    #[doc(alias = "ncclCommWindowRegister")]
-    pub unsafe fn window<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Window<T, B>> {
-        Window::new(self.0.plane.comm(), buffer, &self.deadline())
     }
 }

@@ -151,6 +151,13 @@ fn shares(one: &DeviceFacts, other: &DeviceFacts) -> bool {
     enabled || one.host_id != other.host_id
 }
 
+/// Whether NCCL may add in the NVLink switch: all ranks are on one host, as far as it and we know, and the switch can for all their devices.
+fn on_one_switch(all: &[DeviceFacts], peers: &[Peer]) -> bool {
+    let host = |(peer, facts): (&Peer, &DeviceFacts)| (peer.host.clone(), facts.host_id.clone());
+    let first = peers.iter().zip(all).next().map(host);
+    peers.iter().zip(all).all(|both| both.1.has_multicast && Some(host(both)) == first)
+}
+
 /// Something, or why there is none: an answer on which the ranks agree, and no error of the host plane.
 type OrReason<T> = std::result::Result<T, String>;
 
@@ -248,18 +255,12 @@ impl Communicator {
                     deadline,
                     liveness_probe: Some(&self.liveness_probe()),
                 };
-                let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least, self.has_switch(&facts));
+                let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least, on_one_switch(&facts, self.peers()));
                 NcclComm::create(setup).and_then(around).map_err(|error| error.to_string())
             }
             Err(reason) => Err(reason),
         };
         self.agreed(made, deadline)
-    }
-
-    /// Whether NCCL may add in the NVLink switch: all ranks are on one host, as far as it and we know, and their devices can.
-    fn has_switch(&self, facts: &[DeviceFacts]) -> bool {
-        let host = |rank: usize| (&self.peers()[rank].host, &facts[rank].host_id);
-        facts.iter().enumerate().all(|(rank, facts)| facts.has_multicast && host(rank) == host(0))
     }
 
     /// The devices of the other ranks that are threads of this process.
@@ -411,5 +412,16 @@ mod tests {
         let old = DeviceFacts { version: 22809, ..willing };
         assert!(judge(&[Ok(old.clone()), Ok(old.clone())]).is_some());
         assert_eq!(judge(&[Ok(old.clone()), Ok(DeviceFacts { host_id: "b".to_owned(), ..old })]), None);
+    }
+
+    #[test]
+    fn the_switch_is_counted_on_where_all_ranks_are_on_one_host_and_have_it() {
+        let mut peers: Vec<Peer> = (0..3).map(Peer::unknown).collect();
+        let all = [facts(0), facts(1), facts(2)];
+        assert!(on_one_switch(&all, &peers));
+        assert!(!on_one_switch(&[facts(0), DeviceFacts { has_multicast: false, ..facts(1) }, facts(2)], &peers));
+        assert!(!on_one_switch(&[facts(0), facts(1), DeviceFacts { host_id: "b".to_owned(), ..facts(2) }], &peers));
+        peers[1].host = "another".to_owned();
+        assert!(!on_one_switch(&all, &peers));
     }
 }

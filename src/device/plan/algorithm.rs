@@ -273,6 +273,28 @@ mod tests {
     }
 
     #[test]
+    fn a_large_mean_is_a_sum_where_the_switch_adds() {
+        let of = |dtype, in_switch, ranks, reproducible| {
+            let capabilities = Capabilities { reproducible, divides_from: Some(1000), ..capabilities(ranks) };
+            DeviceAlgorithm::of(ReduceOp::Avg, dtype, in_switch, &capabilities).unwrap()
+        };
+        for dtype in [DType::F32, DType::Bf16] {
+            assert_eq!(of(dtype, 1000, 8, false), DeviceAlgorithm::SumThenDivide(dtype));
+            assert_eq!(of(dtype, 999, 8, false), DeviceAlgorithm::Nccl(NcclOp::Avg, dtype));
+            assert_eq!(of(dtype, 1000, 4, false), DeviceAlgorithm::Nccl(NcclOp::Avg, dtype));
+            assert_eq!(of(dtype, 1000, 8, true), DeviceAlgorithm::Fold(FoldOp::Avg, dtype, None));
+            let without = DeviceAlgorithm::of(ReduceOp::Avg, dtype, usize::MAX, &capabilities(8)).unwrap();
+            assert_eq!(without, DeviceAlgorithm::Nccl(NcclOp::Avg, dtype));
+        }
+        for dtype in [DType::F16, DType::F64, DType::I32] {
+            assert_eq!(of(dtype, usize::MAX, 8, false), DeviceAlgorithm::Nccl(NcclOp::Avg, dtype));
+        }
+        let text = explain(&Capabilities { divides_from: Some(32 << 20), ..capabilities(8) });
+        let line = "avg of f32 bf16: NCCL's Avg; from 32 MiB on, for all_reduce and reduce_scatter: NCCL's Sum, then our division";
+        assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
     fn reproducible_results_do_not_depend_on_the_order_of_others() {
         for (op, dtype) in every() {
             let algorithm = DeviceAlgorithm::of(op, dtype, 0, &Capabilities { reproducible: true, ..capabilities(8) });

@@ -132,9 +132,10 @@ impl DevicePlane {
         let doing = |what: &str| format!("making {what} on device {}", gpu.ordinal);
         let failed = |what: &'static str| move |error: DriverError| cuda_error(doing(what), error);
         driver::bind(&gpu.context).map_err(failed("a device plane"))?;
-        let stream = gpu.context.new_stream().map_err(failed("a stream"))?;
+        // Other ranks wait for what is on these two; a fold beside them takes what they leave of the device.
+        let urgent = || driver::urgent_stream(&gpu.context).map_err(failed("a stream"));
+        let (stream, exchange) = (urgent()?, urgent()?);
         let side = gpu.context.new_stream().map_err(failed("a stream"))?;
-        let exchange = gpu.context.new_stream().map_err(failed("a stream"))?;
         let event = || gpu.context.new_event(None).map_err(failed("an event"));
         let (arrived, folded, free) = (event()?, [event()?, event()?], event()?);
         let kernels = Kernels::on(&gpu)?;
@@ -144,7 +145,7 @@ impl DevicePlane {
         let capabilities = Capabilities { ranks: ranks.n, nccl: comm.version(), capability: least_capability, reproducible, divides_from };
         let has = |function: &str| comm.library().has(function);
         let library = Library { all_to_all: has("ncclAlltoAll"), gather: has("ncclGather"), scatter: has("ncclScatter") };
-        let scratch = ScratchMemory::new(&gpu, ranks.n, scratch_bytes)?;
+        let scratch = ScratchMemory::new(&gpu, ranks.n, scratch_bytes, 2 * ranks.n * WORDS_BYTES)?;
         let words = scratch.words();
         let comparison = Mutex::default();
         let (custom_kernels, last) = (Mutex::new(CustomKernels::new(&gpu)), Mutex::new(Arc::clone(&stream)));

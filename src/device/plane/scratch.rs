@@ -3,7 +3,7 @@
 //!
 //! Most communicators never fold anything large, and a process has many: so 256 MiB are not taken before they are used. How a call is cut
 //! into pieces follows from the setting and the call alone, whatever is allocated, so that ranks cut alike; whether all of them could allocate
-//! is agreed like the first use of a kernel of the caller's ([`DevicePlane::is_first_use`](super::DevicePlane::is_first_use)). There is one step
+//! is agreed like the first use of a kernel of the caller's (`DevicePlane::is_first_use`). There is one step
 //! and no more: what a graph has captured stays where it is.
 
 #![expect(unsafe_code, reason = "device memory is allocated and freed by hand")]
@@ -12,7 +12,6 @@ use std::sync::Mutex;
 
 use cudarc::driver::{CudaStream, DriverError, result};
 
-use super::WORDS_BYTES;
 use crate::Result;
 use crate::device::driver::{self, Gpu, cuda_error};
 use crate::device::plan::Scratch;
@@ -45,19 +44,19 @@ struct Rest {
 }
 
 impl ScratchMemory {
-    /// The memory of a plane of `n` ranks that may take `most` bytes.
+    /// The memory of a plane of `n` ranks that may take `most` bytes, with room for so many bytes of words beside it.
     ///
     /// # Errors
     ///
     /// `Cuda` where the driver refuses what is there from the start.
-    pub(super) fn new(gpu: &Gpu, n: usize, most: usize) -> Result<Self> {
+    pub(super) fn new(gpu: &Gpu, n: usize, most: usize, words: usize) -> Result<Self> {
         let most = if n == 1 { 0 } else { most };
         let bytes = most.min(FIRST_SCRATCH_BYTES);
-        let address = if n == 1 { 0 } else { allocate(gpu, begin_of_words(bytes) + 2 * n * WORDS_BYTES)? };
+        let address = if n == 1 { 0 } else { allocate(gpu, begin_of_words(bytes) + words)? };
         Ok(Self { gpu: gpu.clone(), first: Scratch { address, bytes }, most, rest: Mutex::default() })
     }
 
-    /// Room for words from every rank, and to each.
+    /// Where the room for words is.
     pub(super) fn words(&self) -> u64 {
         self.first.address + begin_of_words(self.first.bytes) as u64
     }

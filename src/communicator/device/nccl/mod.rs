@@ -3,5 +3,6 @@
 mod agreement;
 mod calls;
 mod messages;
+mod windows;
 
 pub use messages::NcclGroup;
