@@ -142,8 +142,9 @@ pub struct Config {
     /// where the loader finds it. The first communicator with a device decides for the whole process.
     #[cfg(feature = "cuda")]
     pub nccl_library: Option<NcclLibrary>,
-    /// How much device memory a communicator keeps for ops that NCCL lacks, which it exchanges and folds in chunks. Ranks
-    /// that differ all take the least. Default: 32 MiB.
+    /// How much device memory a communicator may take for ops that NCCL lacks, which it exchanges and folds in chunks, and for `all_to_all` in
+    /// place. 8 MiB of it are taken from the start, all of it at the first such call on more than about 16 MiB: make one before such calls are
+    /// captured into a graph. With less, large calls take more and smaller steps. Ranks that differ all take the least. Default: 256 MiB.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
     /// Which calls on device memory are compared, over the host plane, before they are queued: collectives among all ranks, messages between
@@ -193,7 +194,7 @@ impl Default for Config {
             #[cfg(feature = "cuda")]
             nccl_library: None,
             #[cfg(feature = "cuda")]
-            device_scratch_bytes: 32 << 20,
+            device_scratch_bytes: 256 << 20,
             #[cfg(feature = "cuda")]
             check_device_calls: CheckDeviceCalls::default(),
         }

@@ -20,7 +20,9 @@ use crate::{Error, Result};
 /// - `Min` and `Max` drop a NaN where the other operand is a number.
 /// - `bool`: `Sum` and `Max` mean OR, `Prod` and `Min` mean AND; `Avg` is refused.
 /// - `Avg`: floats are summed, then divided by `n` once; integers are summed (wrapping), then divided, truncating toward
-///   zero.
+///   zero. So floats near the largest number of their type overflow in the sum: the mean of eight `f32` of `1e38` is an infinity. On devices
+///   NCCL may divide first, which does not; by which way a call goes depends on its size, the type, the number of ranks and the devices
+///   (`Device::explain` says it), so count on neither. Means of `f16` on devices do not overflow.
 /// - Every rank ends with the same bits, and the same inputs give the same bits on every run at the same world size and
 ///   transport. [`Config::reproducible`](crate::Config::reproducible) promises more.
 ///
@@ -46,7 +48,7 @@ pub enum ReduceOp {
     Min,
     /// The greatest; OR for `bool`.
     Max,
-    /// The mean. Refused for `bool`.
+    /// The mean. Refused for `bool`. The sum of floats may overflow where the mean would not.
     Avg,
     /// Bitwise AND of integers and `bool`.
     BitAnd,

@@ -41,7 +41,9 @@ const SYMBOLS: &[&str] = &[
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuCtxSynchronize",
+    "cuCtxGetStreamPriorityRange",
     "cuStreamCreate",
+    "cuStreamCreateWithPriority",
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
@@ -152,10 +154,13 @@ pub(crate) fn open(ordinal: usize) -> Result<Gpu, String> {
 pub(crate) fn of(context: &Arc<CudaContext>) -> Result<Gpu, String> {
     check()?;
     let ordinal = context.ordinal();
-    describe(context).map_err(|error| format!("cannot ask device {ordinal} what it is: {}", words(error)))
+    describe(context).map_err(|error| format!("cannot use device {ordinal}: {}", words(error)))
 }
 
 fn describe(context: &Arc<CudaContext>) -> Result<Gpu, DriverError> {
+    // A context that has failed still answers about its device, and makes nothing new.
+    bind(context)?;
+    drop(Event::new(context)?);
     let attribute = |attribute| context.attribute(attribute);
     let place = (
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
@@ -178,11 +183,25 @@ pub(crate) fn cuda_error(doing: impl Into<String>, error: DriverError) -> Error 
     Error::Cuda { doing: doing.into(), code: error.0 as u32, text: words(error) }
 }
 
-/// The driver's own words for an error.
+/// What the driver answers from when a kernel, or the hardware below it, has failed: to every later call of the process on that device, and
+/// nothing takes it back. Errors of memory and of NVLink; addresses, time, assertions, stacks, instructions and other failures of a launch; an end
+/// by CUDA's server for several processes. A peer that is killed in the middle of a transfer over NVLink can leave one behind.
+const FINAL: [u32; 13] = [214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 809];
+
+/// The driver's own words for an error, and what to do where a process cannot get over it.
 pub(crate) fn words(error: DriverError) -> String {
     let name = error.error_name().map_or("unknown error".into(), |name| name.to_string_lossy());
     let text = error.error_string().map_or("the driver has no words for it".into(), |text| text.to_string_lossy());
-    format!("{name}: {text}")
+    let advice = if FINAL.contains(&(error.0 as u32)) { "; this process cannot use the device any more: start it again" } else { "" };
+    format!("{name}: {text}{advice}")
+}
+
+/// A stream whose kernels come before those of ordinary streams, where there is room for one of them.
+pub(crate) fn urgent_stream(context: &Arc<CudaContext>) -> Result<Arc<CudaStream>, DriverError> {
+    bind(context)?;
+    let (least, greatest) = cudarc::driver::result::stream::get_priority_range()?;
+    // The next step, and not the last: whoever has made streams for what is yet more urgent is left before us.
+    context.new_stream_with_priority((least - 1).max(greatest))
 }
 
 /// Makes the context current on this thread. Unlike cudarc's way it leaves errors alone that others have parked in the context.
@@ -298,6 +317,21 @@ fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUst
     unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result().ok().map(|()| mode)
 }
 
+/// Whether the NVLink switch can send to several devices at once, and add, for a device. NCCL asks the same.
+pub(crate) fn has_multicast(gpu: &Gpu) -> bool {
+    /// `CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED`, which not every release of CUDA that cudarc is built for has a name for.
+    const MULTICAST_SUPPORTED: c_int = 132;
+    type Ask = unsafe extern "C" fn(*mut c_int, c_int, sys::CUdevice) -> c_int;
+    let Some((library, _)) = opened() else { return false };
+    // SAFETY: the driver's function of this name has had this type, whose numbers are all of C's int, since its first release.
+    let Ok(ask) = (unsafe { library.get::<Ask>("cuDeviceGetAttribute") }) else { return false };
+    let mut value = 0;
+    // SAFETY: the answer is written to a variable of ours; the device is one that the driver has given, and a number that it does not know, it
+    // refuses.
+    let answer = unsafe { ask(&mut value, MULTICAST_SUPPORTED, gpu.context.cu_device()) };
+    answer == 0 && value != 0
+}
+
 /// What `cuMemPoolSetAccess` reads, in the form that all releases of CUDA share; cudarc's has one form for each.
 #[repr(C)]
 struct Access {
@@ -348,6 +382,19 @@ mod tests {
     fn libraries_are_looked_for_where_cudarc_looks_and_in_its_order() {
         for name in ["cuda", "nvcuda", "nvrtc"] {
             assert_eq!(candidates(name).collect::<Vec<_>>(), cudarc::get_lib_name_candidates(name));
+        }
+    }
+
+    #[test]
+    fn errors_that_no_process_gets_over_say_what_to_do() {
+        use sys::CUresult as Code;
+        simgpu::install();
+        let last = [Code::CUDA_ERROR_ILLEGAL_ADDRESS, Code::CUDA_ERROR_LAUNCH_FAILED, Code::CUDA_ERROR_ASSERT];
+        for code in last.into_iter().chain([Code::CUDA_ERROR_ECC_UNCORRECTABLE, Code::CUDA_ERROR_NVLINK_UNCORRECTABLE]) {
+            assert!(words(DriverError(code)).ends_with("start it again"), "{}", words(DriverError(code)));
+        }
+        for code in [Code::CUDA_ERROR_OUT_OF_MEMORY, Code::CUDA_ERROR_INVALID_VALUE, Code::CUDA_ERROR_NOT_SUPPORTED] {
+            assert!(!words(DriverError(code)).contains("start it again"), "{}", words(DriverError(code)));
         }
     }
 

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 use nccl_sys::{Library, ncclWindow_t};
 
@@ -160,7 +160,12 @@ unsafe impl Sync for Tie {}
 
 mod sealed {
     /// Memory whose address is that of an allocation which stays where it is, and allocated, until the value is dropped.
-    pub trait Lasting {}
+    pub trait Lasting {
+        /// Whether NCCL allocated it, as it likes its memory best on this machine.
+        fn is_of_nccl(&self) -> bool {
+            false
+        }
+    }
 }
 
 /// Device memory that NCCL may be told of: cudarc's slices, and views that are borrowed for good; [`NcclBuffer`]; a [`RawDeviceSlice`], whose maker
@@ -174,10 +179,22 @@ impl<B: Buffer + sealed::Lasting + 'static> Registrable for B {}
 impl<T: Data> sealed::Lasting for CudaSlice<T> {}
 impl<T: Data> sealed::Lasting for CudaView<'static, T> {}
 impl<T: Data> sealed::Lasting for CudaViewMut<'static, T> {}
-impl<T: Data> sealed::Lasting for NcclBuffer<T> {}
+impl<T: Data> sealed::Lasting for NcclBuffer<T> {
+    fn is_of_nccl(&self) -> bool {
+        true
+    }
+}
 impl<T: Data> sealed::Lasting for RawDeviceSlice<'static, T> {}
-impl<T: Data, B: Registrable> sealed::Lasting for Registration<T, B> {}
-impl<T: Data, B: Registrable> sealed::Lasting for Window<T, B> {}
+impl<T: Data, B: Registrable> sealed::Lasting for Registration<T, B> {
+    fn is_of_nccl(&self) -> bool {
+        self.held.buffer.is_of_nccl()
+    }
+}
+impl<T: Data, B: Registrable> sealed::Lasting for Window<T, B> {
+    fn is_of_nccl(&self) -> bool {
+        self.held.buffer.is_of_nccl()
+    }
+}
 
 impl Tie {
     /// Tells NCCL of `bytes` at `address`; `None` where NCCL has no use for that.
@@ -349,6 +366,53 @@ fn extent<B: Registrable>(comm: &NcclComm, buffer: &B) -> Result<(CUdeviceptr, u
     let any = comm.context().default_stream();
     let (address, _guard) = memory.inner.read(memory.inner.owner().unwrap_or(&any));
     Ok((address, bytes))
+}
+
+/// How many bytes a window on this buffer has.
+///
+/// # Errors
+///
+/// `InvalidArgument` for a buffer of another context, or an empty one; `Unsupported` where NCCL could not hand its memory to other ranks, which would
+/// end the communicator.
+pub(crate) fn suits_window<B: Registrable>(comm: &NcclComm, buffer: &B) -> Result<usize> {
+    let (address, bytes) = extent(comm, buffer)?;
+    let refusal = if buffer.is_of_nccl() { None } else { cannot_be_handed_out(comm, address) };
+    match refusal {
+        None => Ok(bytes),
+        Some(reason) => {
+            let reason = format!(
+                "{reason}: allocate it with NcclCommunicator::allocate (ncclMemAlloc), or by cuMemCreate; a CudaSlice comes from the driver's pool"
+            );
+            Err(Error::unsupported(format!("a window on {bytes} B"), reason))
+        }
+    }
+}
+
+/// Why NCCL could not hand memory to other ranks, by what it asks the driver itself.
+fn cannot_be_handed_out(comm: &NcclComm, address: CUdeviceptr) -> Option<String> {
+    let functions = ["cuMemGetAddressRange_v2", "cuMemRetainAllocationHandle", "cuMemRelease"];
+    if !functions.into_iter().all(driver::has) {
+        // Then NCCL has none of them either, and does without.
+        return None;
+    }
+    let words = |what: &'static str| move |error| format!("the driver {what} its memory ({})", driver::words(error));
+    let asked = || {
+        driver::bind(comm.context()).map_err(words("has no context for"))?;
+        let (mut base, mut size, mut handle) = (0, 0, 0);
+        // SAFETY: the function is there (checked), and answers into variables of ours; the address is memory that is allocated (`Lasting`).
+        unsafe { sys::cuMemGetAddressRange_v2(&mut base, &mut size, address) }.result().map_err(words("does not know"))?;
+        // SAFETY: the function is there (checked), answers into a variable of ours, and only looks up the address.
+        unsafe { sys::cuMemRetainAllocationHandle(&mut handle, base as usize as *mut c_void) }
+            .result()
+            .map_err(words("has no handle for"))?;
+        // SAFETY: the function is there (checked); the handle was retained a line above, and is given back once.
+        unsafe { sys::cuMemRelease(handle) }.result().map_err(words("does not take back the handle of"))?;
+        match (address - base) as usize % nccl_sys::NCCL_WIN_REQUIRED_ALIGNMENT {
+            0 => Ok(()),
+            past => Err(format!("it begins {past} B behind a multiple of {} B of its allocation", nccl_sys::NCCL_WIN_REQUIRED_ALIGNMENT)),
+        }
+    };
+    asked().err()
 }
 
 macro_rules! used_like_its_buffer {

@@ -112,8 +112,9 @@ mod standalone;
 
 pub(crate) use arguments::Arguments;
 pub(crate) use comm::{LivenessProbe, NcclComm, Setup, unique_id};
-pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, is_capturing, is_complete, of, open, share_pool};
+pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, has_multicast, is_capturing, is_complete, of, open, share_pool};
 pub(crate) use kernels::{Kernels, MOST_PARTIALS};
+pub(crate) use memory::suits_window;
 pub use memory::{NcclBuffer, Registrable, Registration, Window};
 pub(crate) use nccl::library;
 pub(crate) use plan::{Job, Message, Reduction};

@@ -11,7 +11,7 @@ use nccl_sys::ncclUniqueId;
 use super::arguments::Arguments;
 use super::comm::{self, NcclComm, Setup};
 use super::driver::{self, Gpu};
-use super::memory::{NcclBuffer, Registrable, Registration, Window};
+use super::memory::{NcclBuffer, Registrable, Registration};
 use super::nccl;
 use super::plan::{Job, Message, Reduction};
 use super::plane::{DevicePlane, Options};
@@ -213,19 +213,21 @@ impl NcclCommunicator {
             liveness_probe: None,
         })?;
         let capability = gpu.capability;
-        Self::around(gpu, comm, config, capability)
+        Self::around(gpu, comm, config, capability, false)
     }
 
-    /// What this crate puts around a communicator of NCCL's. Ranks go the same way only where they know of the same capability.
-    pub(crate) fn around(gpu: Gpu, comm: NcclComm, config: &Config, least_capability: (i32, i32)) -> Result<Self> {
-        let options = Options::of(config, least_capability);
+    /// What this crate puts around a communicator of NCCL's. Ranks go the same way only where they know the same: of the least capability, and
+    /// whether NCCL may add in the NVLink switch.
+    pub(crate) fn around(gpu: Gpu, comm: NcclComm, config: &Config, least_capability: (i32, i32), has_switch: bool) -> Result<Self> {
+        let options = Options::of(config, least_capability, has_switch);
         comm.inner().warn_after(config.stall_warning);
         Ok(Self(Arc::new(Inner { plane: DevicePlane::new(gpu, comm, &options)?, config: config.clone() })))
     }
 
-    /// A communicator made of this one.
+    /// A communicator made of ranks of this one.
     pub(crate) fn descendant(&self, comm: NcclComm) -> Result<Self> {
-        Self::around(self.0.plane.gpu().clone(), comm, &self.0.config, self.0.plane.least_capability())
+        let plane = &self.0.plane;
+        Self::around(plane.gpu().clone(), comm, &self.0.config, plane.least_capability(), plane.has_switch())
     }
 
     /// A deadline by the timeout of its settings.
@@ -274,8 +276,10 @@ impl NcclCommunicator {
     #[doc(alias = "ncclCommGrow")]
     pub fn grow(&self, world_size: usize, id: Option<UniqueId>) -> Result<Self> {
         let id = id.map(UniqueId::to_nccl);
-        let comm = self.0.plane.comm().grow(world_size, id, &self.0.config.nccl, &self.deadline())?;
-        self.descendant(comm)
+        let plane = &self.0.plane;
+        let comm = plane.comm().grow(world_size, id, &self.0.config.nccl, &self.deadline())?;
+        // Of the switch the new ranks know nothing.
+        Self::around(plane.gpu().clone(), comm, &self.0.config, plane.least_capability(), false)
     }
 
     /// Stops what is in flight and refuses collectives from now on; [`shrink`](Self::shrink), [`split`](Self::split) and dropping
@@ -459,20 +463,5 @@ impl NcclCommunicator {
     #[doc(alias = "ncclCommRegister")]
     pub unsafe fn register<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Registration<T, B>> {
         Registration::new(self.0.plane.comm(), buffer, &self.deadline())
-    }
-
-    /// Opens a symmetric window over a buffer; all ranks do so with buffers of the same length. NCCL 2.27.3.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument` for a buffer of another context, or an empty one; `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
-    ///
-    /// # Safety
-    ///
-    /// NCCL reaches into the other ranks' windows by what this rank knows of its own. So all ranks open their windows in the same order, each time
-    /// with buffers of one length; and in every call all ranks use either the windows that they opened together, or none.
-    #[doc(alias = "ncclCommWindowRegister")]
-    pub unsafe fn window<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Window<T, B>> {
-        Window::new(self.0.plane.comm(), buffer, &self.deadline())
     }
 }

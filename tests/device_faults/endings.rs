@@ -140,3 +140,33 @@ fn memory_that_nccl_did_not_forget_is_not_let_go() {
         );
     });
 }
+
+#[test]
+fn a_device_that_has_failed_for_good_leaves_the_host_plane_and_says_to_start_the_process_again() {
+    alone_in_a_process("endings::a_device_that_has_failed_for_good_leaves_the_host_plane_and_says_to_start_the_process_again", || {
+        threads_with(3, short(Duration::from_secs(60)), |comm| {
+            let device = comm.device().unwrap();
+            let mut sum = DeviceMemory::of(comm).put(&[1_u32]);
+            comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            device.synchronize().unwrap();
+            if comm.rank() == 1 {
+                // As a kernel does that reads what a killed peer has taken along.
+                simgpu::fail_stream(device.stream().cu_stream().cast(), 700);
+                let error = device.synchronize().unwrap_err();
+                assert!(error.to_string().contains("ILLEGAL_ADDRESS") && error.to_string().contains("start it again"), "{error}");
+            }
+            let left = comm.shrink().unwrap();
+            assert_eq!(left.world_size(), 3);
+            assert!(left.device().is_none());
+            let why = left.why_no_device().unwrap();
+            let words = ["rank 1", "device 1", "ILLEGAL_ADDRESS", "this process cannot use the device any more: start it again"];
+            assert!(words.iter().all(|words| why.contains(words)), "{why}");
+            let mut ranks = [1_u32 << comm.rank()];
+            left.all_reduce(&mut ranks, ReduceOp::BitOr).unwrap();
+            assert_eq!(ranks, [0b111]);
+            // Where the device is broken, its buffers cannot be freed.
+            std::mem::forget(sum);
+            left.close().unwrap();
+        });
+    });
+}

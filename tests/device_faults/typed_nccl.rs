@@ -140,7 +140,7 @@ fn settings_that_differ_are_a_mismatch_that_names_them() {
     let _alone = simgpu::alone();
     type Change = fn(&mut Config);
     let cases: [(Change, [&str; 2]); 2] = [
-        (|config| config.device_scratch_bytes = 4096, ["33554432 B of scratch memory", "4096 B of scratch memory"]),
+        (|config| config.device_scratch_bytes = 4096, ["268435456 B of scratch memory", "4096 B of scratch memory"]),
         (|config| config.reproducible = true, ["compute capability 9.0", ", reproducible"]),
     ];
     for (change, words) in cases {
@@ -412,6 +412,66 @@ fn what_comes_as_a_truth_value_is_one() {
         group.unwrap();
         assert_eq!(memory.get(&memory.as_bytes(&gathered)), [1, 0, 1, 1, 0, 1]);
         assert_eq!(memory.get(&memory.as_bytes(&received)), [1, 0, 1]);
+    });
+    assert_nothing_found();
+}
+
+#[test]
+fn a_window_on_memory_of_a_pool_is_refused_on_every_rank_and_registered_by_none() {
+    let _alone = simgpu::alone();
+    nccl_ranks(3, patient, |comm, memory| {
+        let (me, stream) = (comm.rank(), &memory.stream);
+        let before = simgpu::nccl::calls("ncclCommWindowRegister");
+        // SAFETY: no call uses a window.
+        let opened = unsafe {
+            match me {
+                1 => comm.window(memory.put(&[1_f32; 64])).map(drop),
+                _ => comm.window(comm.allocate::<f32>(stream, 64).unwrap()).map(drop),
+            }
+        };
+        let error = opened.unwrap_err();
+        assert!(error.is_unsupported(), "{error}");
+        let words = if me == 1 { ["256 B", "NcclCommunicator::allocate (ncclMemAlloc)"] } else { ["rank 1", "Nobody has registered"] };
+        assert!(words.iter().all(|words| error.to_string().contains(words)), "{error}");
+        // Nobody goes on to register something before all have looked.
+        comm.all_reduce(&mut memory.put(&[1_u32]), ReduceOp::Sum, stream).unwrap();
+        assert_eq!(simgpu::nccl::calls("ncclCommWindowRegister"), before);
+        assert!(comm.failure().is_none());
+        comm.all_reduce(&mut memory.put(&[1_u32]), ReduceOp::Sum, stream).unwrap();
+
+        let length = 64 + usize::from(me == 2);
+        // SAFETY: no call uses a window.
+        let error = unsafe { comm.window(comm.allocate::<f32>(stream, length).unwrap()) }.unwrap_err();
+        assert!(error.is_mismatch() && error.to_string().contains("window on 260 B"), "{error}");
+        // SAFETY: all ranks open one of the same length, and all use it in the next call.
+        let mut window = unsafe { comm.window(comm.allocate::<f32>(stream, 64).unwrap()) }.unwrap();
+        comm.all_reduce(&mut window, ReduceOp::Sum, stream).unwrap();
+        drop(window);
+        comm.close().unwrap();
+    });
+    assert_nothing_found();
+}
+
+#[test]
+fn memory_for_a_large_call_that_one_rank_lacks_is_an_error_on_every_rank_and_no_end() {
+    let _alone = simgpu::alone();
+    nccl_ranks(2, patient, |comm, memory| {
+        // 12 MiB, in place: more than there is from the start.
+        let blocks: Vec<u64> = (0..3 << 19).map(|place| place * 2 + comm.rank() as u64).collect();
+        let half = blocks.len() / 2;
+        let mut buffer = memory.put(&blocks);
+        if comm.rank() == 1 {
+            simgpu::fail_call_of_this_thread("cuMemAlloc_v2", 1, 2);
+        }
+        let error = comm.all_to_all(&mut buffer, &memory.stream).unwrap_err();
+        let words = if comm.rank() == 1 { "Config::device_scratch_bytes" } else { "rank 1" };
+        assert!(error.to_string().contains(words), "{error}");
+        assert_eq!(memory.get(&buffer), blocks);
+        comm.all_to_all(&mut buffer, &memory.stream).unwrap();
+        let got = memory.get(&buffer);
+        let from = |rank: usize| (0..half).map(move |place| ((comm.rank() * half + place) * 2 + rank) as u64);
+        assert!(got.iter().copied().eq(from(0).chain(from(1))));
+        comm.close().unwrap();
     });
     assert_nothing_found();
 }

@@ -61,6 +61,8 @@ struct DeviceFacts {
     /// How much scratch memory it would take: slabs must be alike everywhere.
     scratch_bytes: u64,
     may_share: bool,
+    /// Whether the NVLink switch can add for it.
+    has_multicast: bool,
     pci: String,
     /// By what NCCL is told to take ranks to share a host; empty where it is not told.
     host_id: String,
@@ -71,12 +73,12 @@ impl DeviceFacts {
     fn to_bytes(said: &OrReason<Self>) -> Vec<u8> {
         match said {
             Err(reason) => [&[0], reason.as_bytes()].concat(),
-            Ok(Self { uuid, version, capability: (major, minor), ordinal, scratch_bytes, may_share, pci, host_id }) => {
+            Ok(Self { uuid, version, capability: (major, minor), ordinal, scratch_bytes, may_share, has_multicast, pci, host_id }) => {
                 let numbers = [
                     &version.to_le_bytes()[..],
                     &ordinal.to_le_bytes(),
                     &scratch_bytes.to_le_bytes(),
-                    &[*major, *minor, u8::from(*may_share)],
+                    &[*major, *minor, u8::from(*may_share), u8::from(*has_multicast)],
                 ]
                 .concat();
                 [&[1][..], uuid, &numbers, pci.as_bytes(), b"\n", host_id.as_bytes()].concat()
@@ -98,7 +100,7 @@ impl DeviceFacts {
         let (version, rest) = rest.split_first_chunk()?;
         let (ordinal, rest) = rest.split_first_chunk()?;
         let (scratch_bytes, rest) = rest.split_first_chunk()?;
-        let ([major, minor, may_share], rest) = rest.split_first_chunk()?;
+        let ([major, minor, may_share, has_multicast], rest) = rest.split_first_chunk()?;
         let (pci, host_id) = std::str::from_utf8(rest).ok()?.split_once('\n')?;
         Some(Self {
             uuid: *uuid,
@@ -107,6 +109,7 @@ impl DeviceFacts {
             ordinal: u16::from_le_bytes(*ordinal),
             scratch_bytes: u64::from_le_bytes(*scratch_bytes),
             may_share: *may_share != 0,
+            has_multicast: *has_multicast != 0,
             pci: pci.to_owned(),
             host_id: host_id.to_owned(),
         })
@@ -146,6 +149,13 @@ fn shares(one: &DeviceFacts, other: &DeviceFacts) -> bool {
     let enabled = one.may_share && other.may_share && Version::from_code(one.version) >= SHARED_DEVICES;
     // Ranks that claim to be on different hosts talk over the network; NCCL does not compare their devices.
     enabled || one.host_id != other.host_id
+}
+
+/// Whether NCCL may add in the NVLink switch: all ranks are on one host, as far as it and we know, and the switch can for all their devices.
+fn on_one_switch(all: &[DeviceFacts], peers: &[Peer]) -> bool {
+    let host = |(peer, facts): (&Peer, &DeviceFacts)| (peer.host.clone(), facts.host_id.clone());
+    let first = peers.iter().zip(all).next().map(host);
+    peers.iter().zip(all).all(|both| both.1.has_multicast && Some(host(both)) == first)
 }
 
 /// Something, or why there is none: an answer on which the ranks agree, and no error of the host plane.
@@ -214,6 +224,7 @@ impl Communicator {
             ordinal: gpu.ordinal as u16,
             scratch_bytes: self.config().device_scratch_bytes as u64,
             may_share: environment.multi_rank_gpu,
+            has_multicast: device::has_multicast(gpu),
             pci: gpu.pci.clone(),
             host_id: environment.host_id.unwrap_or_default(),
         })
@@ -244,7 +255,7 @@ impl Communicator {
                     deadline,
                     liveness_probe: Some(&self.liveness_probe()),
                 };
-                let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least);
+                let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least, on_one_switch(&facts, self.peers()));
                 NcclComm::create(setup).and_then(around).map_err(|error| error.to_string())
             }
             Err(reason) => Err(reason),
@@ -360,6 +371,7 @@ mod tests {
             ordinal: device.into(),
             scratch_bytes: 1 << 20,
             may_share: false,
+            has_multicast: true,
             pci: format!("0000:{device:02x}:00.0"),
             host_id: String::new(),
         }
@@ -399,5 +411,16 @@ mod tests {
         let old = DeviceFacts { version: 22809, ..willing };
         assert!(judge(&[Ok(old.clone()), Ok(old.clone())]).is_some());
         assert_eq!(judge(&[Ok(old.clone()), Ok(DeviceFacts { host_id: "b".to_owned(), ..old })]), None);
+    }
+
+    #[test]
+    fn the_switch_is_counted_on_where_all_ranks_are_on_one_host_and_have_it() {
+        let mut peers: Vec<Peer> = (0..3).map(Peer::unknown).collect();
+        let all = [facts(0), facts(1), facts(2)];
+        assert!(on_one_switch(&all, &peers));
+        assert!(!on_one_switch(&[facts(0), DeviceFacts { has_multicast: false, ..facts(1) }, facts(2)], &peers));
+        assert!(!on_one_switch(&[facts(0), facts(1), DeviceFacts { host_id: "b".to_owned(), ..facts(2) }], &peers));
+        peers[1].host = "another".to_owned();
+        assert!(!on_one_switch(&all, &peers));
     }
 }

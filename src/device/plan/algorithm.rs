@@ -5,6 +5,7 @@ use std::fmt;
 use nccl_sys::Version;
 
 use crate::op::ReduceOp;
+use crate::tuning::device_folds::DIVIDES_RANKS;
 use crate::{DType, Result};
 
 /// The first NCCL that reduces 8-bit floats, on devices from `FLOAT8_CAPABILITY` on.
@@ -22,6 +23,8 @@ pub(crate) struct Capabilities {
     pub(crate) capability: (i32, i32),
     /// Whether everything is folded in rank order.
     pub(crate) reproducible: bool,
+    /// The bytes from which NCCL's sum is so much faster than its mean that a division of ours pays; `None` where it is not.
+    pub(crate) divides_from: Option<usize>,
 }
 
 /// An op that NCCL has.
@@ -85,9 +88,12 @@ impl FoldOp {
 /// | BitAnd, BitOr, BitXor | integers, and BitXor of bool | our fold |
 /// | Avg | 8-, 32- and 64-bit integers | NCCL: it sums and divides exactly |
 /// | | f32, f64, f16, bf16 where `n` is a power of two | NCCL: it multiplies by 1/n first, which is exact but for subnormal results |
+/// | | f32, bf16 where `n` is a power of two, of large calls through the NVLink switch | NCCL's Sum, then our division: the switch adds only |
 /// | | f32, f64 otherwise | NCCL's Sum, then our division: NCCL would multiply each input by a rounded 1/n |
 /// | | f16, bf16 otherwise, f8e4m3, f8e5m2, i16, u16 | our fold: in f32, rounded once |
 /// | PreMulSum | as for Sum | NCCL where it sums the type; else our multiplication, then our fold |
+///
+/// A sum of `f16` overflows at 65,504: its mean is never made of one.
 ///
 /// For reproducible results Sum, Prod, Avg and PreMulSum of floats are our folds, in rank order. The rest does not depend on the order.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -96,50 +102,51 @@ pub(crate) enum DeviceAlgorithm {
     Nccl(NcclOp, DType),
     /// NCCL sums, then each element is divided by the number of ranks.
     SumThenDivide(DType),
-    /// Every rank gets all inputs of its share, and folds them.
-    Fold(FoldOp, DType),
-    /// As a sum by `Fold`, of elements that were multiplied first.
-    MultiplyThenFold(f64, DType),
+    /// Every rank gets all inputs of its share, and folds them. Where there is a scalar, elements are multiplied by it first.
+    Fold(FoldOp, DType, Option<f64>),
 }
 
 impl DeviceAlgorithm {
-    /// The algorithm of an op on a type, for two ranks or more.
+    /// The algorithm of an op on a type, for two ranks or more: of a call that a switch can do, on so many bytes in all; 0 for other calls.
     ///
     /// # Errors
     ///
     /// `Unsupported` where the op cannot be done on the type at all.
-    pub(crate) fn of(op: ReduceOp, dtype: DType, capabilities: &Capabilities) -> Result<Self> {
+    pub(crate) fn of(op: ReduceOp, dtype: DType, in_switch: usize, capabilities: &Capabilities) -> Result<Self> {
         op.check(dtype)?;
         let in_nccl = is_in_nccl(dtype, capabilities);
         let in_order = capabilities.reproducible && dtype.is_float();
         Ok(match op {
             ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr if dtype == DType::Bool => DeviceAlgorithm::Nccl(NcclOp::Max, dtype),
             ReduceOp::Prod | ReduceOp::Min | ReduceOp::BitAnd if dtype == DType::Bool => DeviceAlgorithm::Nccl(NcclOp::Min, dtype),
-            ReduceOp::BitAnd => DeviceAlgorithm::Fold(FoldOp::And, dtype),
-            ReduceOp::BitOr => DeviceAlgorithm::Fold(FoldOp::Or, dtype),
-            ReduceOp::BitXor => DeviceAlgorithm::Fold(FoldOp::Xor, dtype),
+            ReduceOp::BitAnd => DeviceAlgorithm::Fold(FoldOp::And, dtype, None),
+            ReduceOp::BitOr => DeviceAlgorithm::Fold(FoldOp::Or, dtype, None),
+            ReduceOp::BitXor => DeviceAlgorithm::Fold(FoldOp::Xor, dtype, None),
             ReduceOp::Sum if in_nccl && !in_order => DeviceAlgorithm::Nccl(NcclOp::Sum, dtype),
-            ReduceOp::Sum => DeviceAlgorithm::Fold(FoldOp::Sum, dtype),
+            ReduceOp::Sum => DeviceAlgorithm::Fold(FoldOp::Sum, dtype, None),
             ReduceOp::Prod if in_nccl && !in_order => DeviceAlgorithm::Nccl(NcclOp::Prod, dtype),
-            ReduceOp::Prod => DeviceAlgorithm::Fold(FoldOp::Prod, dtype),
+            ReduceOp::Prod => DeviceAlgorithm::Fold(FoldOp::Prod, dtype, None),
             ReduceOp::Min if in_nccl => DeviceAlgorithm::Nccl(NcclOp::Min, dtype),
-            ReduceOp::Min => DeviceAlgorithm::Fold(FoldOp::Min, dtype),
+            ReduceOp::Min => DeviceAlgorithm::Fold(FoldOp::Min, dtype, None),
             ReduceOp::Max if in_nccl => DeviceAlgorithm::Nccl(NcclOp::Max, dtype),
-            ReduceOp::Max => DeviceAlgorithm::Fold(FoldOp::Max, dtype),
-            ReduceOp::Avg => mean(dtype, in_nccl, in_order, capabilities.ranks),
+            ReduceOp::Max => DeviceAlgorithm::Fold(FoldOp::Max, dtype, None),
+            ReduceOp::Avg if !in_nccl || in_order => DeviceAlgorithm::Fold(FoldOp::Avg, dtype, None),
+            ReduceOp::Avg => mean(dtype, in_switch, capabilities),
             ReduceOp::PreMulSum(scalar) if in_nccl && !in_order => DeviceAlgorithm::Nccl(NcclOp::PreMulSum(scalar), dtype),
-            ReduceOp::PreMulSum(scalar) => DeviceAlgorithm::MultiplyThenFold(scalar, dtype),
+            ReduceOp::PreMulSum(scalar) => DeviceAlgorithm::Fold(FoldOp::Sum, dtype, Some(scalar)),
         })
     }
 }
 
-/// The algorithm of a mean.
-fn mean(dtype: DType, in_nccl: bool, in_order: bool, ranks: usize) -> DeviceAlgorithm {
+/// The algorithm of a mean of a type that NCCL reduces, in any order.
+fn mean(dtype: DType, in_switch: usize, capabilities: &Capabilities) -> DeviceAlgorithm {
+    let is_power = capabilities.ranks.is_power_of_two();
+    let divides = capabilities.ranks >= DIVIDES_RANKS && capabilities.divides_from.is_some_and(|least| in_switch >= least);
     match dtype {
-        DType::F8E4M3 | DType::F8E5M2 => DeviceAlgorithm::Fold(FoldOp::Avg, dtype),
-        _ if !in_nccl || in_order => DeviceAlgorithm::Fold(FoldOp::Avg, dtype),
-        DType::F32 | DType::F64 if !ranks.is_power_of_two() => DeviceAlgorithm::SumThenDivide(dtype),
-        DType::F16 | DType::Bf16 if !ranks.is_power_of_two() => DeviceAlgorithm::Fold(FoldOp::Avg, dtype),
+        DType::F8E4M3 | DType::F8E5M2 => DeviceAlgorithm::Fold(FoldOp::Avg, dtype, None),
+        DType::F32 | DType::Bf16 if is_power && divides => DeviceAlgorithm::SumThenDivide(dtype),
+        DType::F32 | DType::F64 if !is_power => DeviceAlgorithm::SumThenDivide(dtype),
+        DType::F16 | DType::Bf16 if !is_power => DeviceAlgorithm::Fold(FoldOp::Avg, dtype, None),
         _ => DeviceAlgorithm::Nccl(NcclOp::Avg, dtype),
     }
 }
@@ -160,8 +167,8 @@ impl fmt::Display for DeviceAlgorithm {
             DeviceAlgorithm::Nccl(NcclOp::PreMulSum(_), _) => write!(f, "NCCL's PreMulSum"),
             DeviceAlgorithm::Nccl(op, _) => write!(f, "NCCL's {op:?}"),
             DeviceAlgorithm::SumThenDivide(_) => write!(f, "NCCL's Sum, then our division"),
-            DeviceAlgorithm::Fold(..) => write!(f, "exchange, our fold in rank order"),
-            DeviceAlgorithm::MultiplyThenFold(..) => write!(f, "our multiplication, exchange, our fold in rank order"),
+            DeviceAlgorithm::Fold(_, _, None) => write!(f, "exchange, our fold in rank order"),
+            DeviceAlgorithm::Fold(_, _, Some(_)) => write!(f, "our multiplication, exchange, our fold in rank order"),
         }
     }
 }
@@ -172,8 +179,14 @@ pub(crate) fn explain(capabilities: &Capabilities) -> String {
     for op in ReduceOp::ALL {
         let mut algorithms: Vec<(String, Vec<&str>)> = Vec::new();
         for dtype in DType::ALL {
-            let Ok(algorithm) = DeviceAlgorithm::of(op, dtype, capabilities) else { continue };
-            let words = algorithm.to_string();
+            let Ok(algorithm) = DeviceAlgorithm::of(op, dtype, 0, capabilities) else { continue };
+            let mut words = algorithm.to_string();
+            match (DeviceAlgorithm::of(op, dtype, usize::MAX, capabilities), capabilities.divides_from) {
+                (Ok(large), Some(least)) if large != algorithm => {
+                    words = format!("{words}; from {} MiB on, for all_reduce and reduce_scatter: {large}", least >> 20);
+                }
+                _ => {}
+            }
             match algorithms.iter_mut().find(|(known, _)| *known == words) {
                 Some((_, types)) => types.push(dtype.name()),
                 None => algorithms.push((words, vec![dtype.name()])),
@@ -192,7 +205,7 @@ mod tests {
     use crate::device::kernels::has_fold;
 
     fn capabilities(ranks: usize) -> Capabilities {
-        Capabilities { ranks, nccl: Version::new(2, 28, 9), capability: (9, 0), reproducible: false }
+        Capabilities { ranks, nccl: Version::new(2, 28, 9), capability: (9, 0), reproducible: false, divides_from: None }
     }
 
     fn every() -> impl Iterator<Item = (ReduceOp, DType)> {
@@ -202,7 +215,7 @@ mod tests {
     #[test]
     fn an_op_has_a_way_exactly_where_it_is_allowed() {
         for (op, dtype) in every() {
-            assert_eq!(DeviceAlgorithm::of(op, dtype, &capabilities(3)).is_ok(), op.check(dtype).is_ok(), "{op} of {dtype}");
+            assert_eq!(DeviceAlgorithm::of(op, dtype, 0, &capabilities(3)).is_ok(), op.check(dtype).is_ok(), "{op} of {dtype}");
         }
     }
 
@@ -210,9 +223,8 @@ mod tests {
     fn every_fold_that_is_chosen_has_a_kernel() {
         for (op, dtype) in every() {
             for (ranks, capability, reproducible) in [(2, (7, 0), false), (3, (9, 0), false), (3, (8, 0), true), (8, (9, 0), true)] {
-                match DeviceAlgorithm::of(op, dtype, &Capabilities { capability, reproducible, ..capabilities(ranks) }) {
-                    Ok(DeviceAlgorithm::Fold(op, dtype)) => assert!(has_fold(op, dtype), "{op:?} of {dtype}"),
-                    Ok(DeviceAlgorithm::MultiplyThenFold(_, dtype)) => assert!(has_fold(FoldOp::Sum, dtype), "{dtype}"),
+                match DeviceAlgorithm::of(op, dtype, 0, &Capabilities { capability, reproducible, ..capabilities(ranks) }) {
+                    Ok(DeviceAlgorithm::Fold(op, dtype, _)) => assert!(has_fold(op, dtype), "{op:?} of {dtype}"),
                     _ => {}
                 }
             }
@@ -223,7 +235,7 @@ mod tests {
     fn nccl_gets_only_types_that_it_reduces() {
         for (op, dtype) in every() {
             for (old, capability) in [(Version::new(2, 18, 3), (9, 0)), (Version::new(2, 30, 7), (8, 9))] {
-                let algorithm = DeviceAlgorithm::of(op, dtype, &Capabilities { nccl: old, capability, ..capabilities(3) });
+                let algorithm = DeviceAlgorithm::of(op, dtype, 0, &Capabilities { nccl: old, capability, ..capabilities(3) });
                 let lacking = [DType::I16, DType::U16, DType::F8E4M3, DType::F8E5M2];
                 if lacking.contains(&dtype) {
                     assert!(!matches!(algorithm, Ok(DeviceAlgorithm::Nccl(..) | DeviceAlgorithm::SumThenDivide(_))), "{op} of {dtype}");
@@ -237,35 +249,57 @@ mod tests {
         for dtype in [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::F8E4M3, DType::F8E5M2] {
             for ranks in [3, 5, 6, 7, 12] {
                 assert!(
-                    !matches!(DeviceAlgorithm::of(ReduceOp::Avg, dtype, &capabilities(ranks)), Ok(DeviceAlgorithm::Nccl(..))),
+                    !matches!(DeviceAlgorithm::of(ReduceOp::Avg, dtype, 0, &capabilities(ranks)), Ok(DeviceAlgorithm::Nccl(..))),
                     "{dtype}, {ranks} ranks"
                 );
             }
         }
         assert_eq!(
-            DeviceAlgorithm::of(ReduceOp::Avg, DType::F32, &capabilities(8)).unwrap(),
+            DeviceAlgorithm::of(ReduceOp::Avg, DType::F32, 0, &capabilities(8)).unwrap(),
             DeviceAlgorithm::Nccl(NcclOp::Avg, DType::F32)
         );
         assert_eq!(
-            DeviceAlgorithm::of(ReduceOp::Avg, DType::I64, &capabilities(7)).unwrap(),
+            DeviceAlgorithm::of(ReduceOp::Avg, DType::I64, 0, &capabilities(7)).unwrap(),
             DeviceAlgorithm::Nccl(NcclOp::Avg, DType::I64)
         );
-        assert_eq!(DeviceAlgorithm::of(ReduceOp::Avg, DType::F64, &capabilities(6)).unwrap(), DeviceAlgorithm::SumThenDivide(DType::F64));
         assert_eq!(
-            DeviceAlgorithm::of(ReduceOp::Avg, DType::Bf16, &capabilities(6)).unwrap(),
-            DeviceAlgorithm::Fold(FoldOp::Avg, DType::Bf16)
+            DeviceAlgorithm::of(ReduceOp::Avg, DType::F64, 0, &capabilities(6)).unwrap(),
+            DeviceAlgorithm::SumThenDivide(DType::F64)
         );
+        assert_eq!(
+            DeviceAlgorithm::of(ReduceOp::Avg, DType::Bf16, 0, &capabilities(6)).unwrap(),
+            DeviceAlgorithm::Fold(FoldOp::Avg, DType::Bf16, None)
+        );
+    }
+
+    #[test]
+    fn a_large_mean_is_a_sum_where_the_switch_adds() {
+        let of = |dtype, in_switch, ranks, reproducible| {
+            let capabilities = Capabilities { reproducible, divides_from: Some(1000), ..capabilities(ranks) };
+            DeviceAlgorithm::of(ReduceOp::Avg, dtype, in_switch, &capabilities).unwrap()
+        };
+        for dtype in [DType::F32, DType::Bf16] {
+            assert_eq!(of(dtype, 1000, 8, false), DeviceAlgorithm::SumThenDivide(dtype));
+            assert_eq!(of(dtype, 999, 8, false), DeviceAlgorithm::Nccl(NcclOp::Avg, dtype));
+            assert_eq!(of(dtype, 1000, 4, false), DeviceAlgorithm::Nccl(NcclOp::Avg, dtype));
+            assert_eq!(of(dtype, 1000, 8, true), DeviceAlgorithm::Fold(FoldOp::Avg, dtype, None));
+            let without = DeviceAlgorithm::of(ReduceOp::Avg, dtype, usize::MAX, &capabilities(8)).unwrap();
+            assert_eq!(without, DeviceAlgorithm::Nccl(NcclOp::Avg, dtype));
+        }
+        for dtype in [DType::F16, DType::F64, DType::I32] {
+            assert_eq!(of(dtype, usize::MAX, 8, false), DeviceAlgorithm::Nccl(NcclOp::Avg, dtype));
+        }
+        let text = explain(&Capabilities { divides_from: Some(32 << 20), ..capabilities(8) });
+        let line = "avg of f32 bf16: NCCL's Avg; from 32 MiB on, for all_reduce and reduce_scatter: NCCL's Sum, then our division";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]
     fn reproducible_results_do_not_depend_on_the_order_of_others() {
         for (op, dtype) in every() {
-            let algorithm = DeviceAlgorithm::of(op, dtype, &Capabilities { reproducible: true, ..capabilities(8) });
+            let algorithm = DeviceAlgorithm::of(op, dtype, 0, &Capabilities { reproducible: true, ..capabilities(8) });
             let ordered = matches!(op, ReduceOp::Sum | ReduceOp::Prod | ReduceOp::Avg | ReduceOp::PreMulSum(_)) && dtype.is_float();
-            assert!(
-                !ordered || matches!(algorithm, Ok(DeviceAlgorithm::Fold(..) | DeviceAlgorithm::MultiplyThenFold(..))),
-                "{op} of {dtype}"
-            );
+            assert!(!ordered || matches!(algorithm, Ok(DeviceAlgorithm::Fold(..))), "{op} of {dtype}");
         }
     }
 
@@ -279,11 +313,11 @@ mod tests {
             (ReduceOp::Min, NcclOp::Min),
             (ReduceOp::BitAnd, NcclOp::Min),
         ] {
-            assert_eq!(DeviceAlgorithm::of(op, DType::Bool, &capabilities(4)).unwrap(), DeviceAlgorithm::Nccl(in_nccl, DType::Bool));
+            assert_eq!(DeviceAlgorithm::of(op, DType::Bool, 0, &capabilities(4)).unwrap(), DeviceAlgorithm::Nccl(in_nccl, DType::Bool));
         }
         assert_eq!(
-            DeviceAlgorithm::of(ReduceOp::BitXor, DType::Bool, &capabilities(4)).unwrap(),
-            DeviceAlgorithm::Fold(FoldOp::Xor, DType::Bool)
+            DeviceAlgorithm::of(ReduceOp::BitXor, DType::Bool, 0, &capabilities(4)).unwrap(),
+            DeviceAlgorithm::Fold(FoldOp::Xor, DType::Bool, None)
         );
     }
 

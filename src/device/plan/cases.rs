@@ -22,6 +22,8 @@ pub(crate) struct Case {
     pub(crate) pairs: Vec<Vec<usize>>,
     pub(crate) element_bytes: usize,
     pub(crate) scratch: usize,
+    /// How far behind a multiple of 16 source and destination begin.
+    pub(crate) shifts: (usize, usize),
 }
 
 /// What lies between buffers, and must stay as it was.
@@ -37,7 +39,7 @@ impl Case {
         let blocks = (0..n).map(|_| if varies { length() } else { first }).collect();
         let pairs = (0..n).map(|_| (0..n).map(|_| length()).collect()).collect();
         let scratch = [0, 1, 2, 7][random.below(4)] * 1000 + 16 * 1024;
-        Self { kind, n, root: random.below(n), in_place, blocks, pairs, element_bytes, scratch }
+        Self { kind, n, root: random.below(n), in_place, blocks, pairs, element_bytes, scratch, shifts: (0, 0) }
     }
 
     /// How many bytes this rank reads and writes, in buffers of its own.
@@ -78,12 +80,13 @@ impl Case {
     /// Where this rank's job reads and writes, and how much.
     fn buffers(&self, me: usize) -> ((u64, usize), (u64, usize)) {
         let (source_len, destination_len) = self.lengths(me);
-        let source = BASE + GUARD as u64;
+        let source = BASE + (GUARD + self.shifts.0) as u64;
         if self.shares(me) {
             let length = source_len.max(destination_len);
             return ((source, length), (source, length));
         }
-        let destination = source + (source_len + GUARD) as u64 + 256 - ((source_len + GUARD) % 256) as u64;
+        let between = (source_len + GUARD).next_multiple_of(256);
+        let destination = BASE + (GUARD + between + GUARD + self.shifts.1) as u64;
         let known = |address: u64, length: usize| if length == 0 { (0, 0) } else { (address, length) };
         (known(source, source_len), known(destination, destination_len))
     }

@@ -41,7 +41,9 @@ impl Rank {
         while let Some(step) = self.steps.pop_front() {
             match step {
                 Step::Transfer(_) => return self.steps.push_front(step),
-                Step::Fold { role: StreamRole::Side, .. } | Step::Record(StepEvent::Folded(_)) => self.side.push_back(step),
+                Step::Fold { role: StreamRole::Side, .. }
+                | Step::Copy { role: StreamRole::Side, .. }
+                | Step::Record(StepEvent::Folded(_)) => self.side.push_back(step),
                 Step::Record(StepEvent::Arrived) | Step::Wait(StepEvent::Arrived) => {}
                 Step::Wait(event) => self.catch_up(event),
                 step => self.run(&step),
@@ -61,7 +63,7 @@ impl Rank {
 
     fn run(&mut self, step: &Step) {
         match *step {
-            Step::Copy { source, destination, bytes } => self.copy(source, destination, bytes),
+            Step::Copy { source, destination, bytes, .. } => self.copy(source, destination, bytes),
             Step::Multiply { source, destination, count, dtype, scalar } => {
                 assert_eq!(dtype, DType::F32, "the model multiplies f32 alone");
                 for index in 0..count as u64 {

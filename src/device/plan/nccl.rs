@@ -1,7 +1,7 @@
 //! Collectives as NCCL has them, or composed of sends and receives where the loaded library is older.
 
 use super::algorithm::NcclOp;
-use super::step::{Plan, Ranks, Scratch, Step, Transfer};
+use super::step::{Plan, Ranks, Scratch, Step, StreamRole, Transfer};
 use super::{Job, Message};
 use crate::call::{BlockLayout, Collective};
 use crate::error::Error;
@@ -113,6 +113,15 @@ pub(crate) fn reducing(job: &Job, op: NcclOp, dtype: DType, ranks: Ranks) -> Res
     })
 }
 
+/// On how many bytes in all a switch could do the job; 0 where it is of no kind that switches do.
+pub(crate) fn in_switch(job: &Job, n: usize) -> usize {
+    match (job.call.kind, &job.layout) {
+        (Collective::AllReduce, BlockLayout::Equal(bytes)) => *bytes,
+        (Collective::ReduceScatter, BlockLayout::Equal(bytes)) => bytes.saturating_mul(n),
+        _ => 0,
+    }
+}
+
 /// A sum by NCCL, then the division of what this rank has got of it.
 ///
 /// # Errors
@@ -161,7 +170,12 @@ pub(crate) fn messages(messages: &[Message], me: usize) -> Result<(Vec<Transfer>
         );
         return Err(Error::argument("messages on a device", reason));
     }
-    let copy = |(from, to): (&Message, &Message)| Step::Copy { source: from.address, destination: to.address, bytes: from.bytes };
+    let copy = |(from, to): (&Message, &Message)| Step::Copy {
+        role: StreamRole::Call,
+        source: from.address,
+        destination: to.address,
+        bytes: from.bytes,
+    };
     Ok((transfers, sent.into_iter().zip(received).map(copy).chain(truths).collect()))
 }
 
@@ -238,11 +252,25 @@ fn exchange(job: &Job, send: &[usize], receive: &[usize], ranks: Ranks) -> Plan 
     with_copy(transfers, job.source_at(start(send, ranks.me)), job.destination_at(start(receive, ranks.me)), own)
 }
 
-/// Every rank's block for every rank, in place: as much of each block as scratch memory has room for, then the next.
-fn swap(buffer: u64, block: usize, ranks: Ranks, scratch: Scratch) -> Result<Plan> {
-    let most = scratch.bytes / ranks.n;
+/// How many bytes of scratch memory a job that moves elements uses where it may have `most`: as many on every rank.
+pub(crate) fn room(job: &Job, ranks: Ranks, most: usize) -> usize {
+    match (job.call.kind, &job.layout) {
+        (Collective::AllToAll, BlockLayout::Equal(bytes)) if job.in_place => ranks.n * swap_stride(*bytes, ranks.n, most),
+        _ => 0,
+    }
+}
+
+/// How much of each block is exchanged at a time, in place.
+fn swap_stride(block: usize, n: usize, scratch: usize) -> usize {
+    let most = scratch / n;
     // Whole chunks, so that what comes after begins where the device reads fast.
     let most = if most > 256 { most & !255 } else { most };
+    most.min(block.saturating_add(255) & !255)
+}
+
+/// Every rank's block for every rank, in place: as much of each block as scratch memory has room for, then the next.
+fn swap(buffer: u64, block: usize, ranks: Ranks, scratch: Scratch) -> Result<Plan> {
+    let most = swap_stride(block, ranks.n, scratch.bytes);
     if most == 0 {
         let reason = format!("it needs at least {} B of scratch memory, and there are {} B", ranks.n, scratch.bytes);
         return Err(Error::unsupported("all_to_all in place", reason));
@@ -256,7 +284,7 @@ fn swap(buffer: u64, block: usize, ranks: Ranks, scratch: Scratch) -> Result<Pla
             .others()
             .flat_map(|peer| [Transfer::Send { address: at(peer), bytes, peer }, Transfer::Receive { address: slot(peer), bytes, peer }]);
         steps.push(Step::Transfer(transfers.collect()));
-        steps.extend(ranks.others().map(|peer| Step::Copy { source: slot(peer), destination: at(peer), bytes }));
+        steps.extend(ranks.others().map(|peer| Step::Copy { role: StreamRole::Call, source: slot(peer), destination: at(peer), bytes }));
     }
     Ok(Plan::Steps(steps))
 }
@@ -269,7 +297,7 @@ fn some(bytes: usize, transfer: Transfer) -> Vec<Transfer> {
 /// A group of transfers, and a copy of this rank's own block where it is not there already.
 fn with_copy(transfers: Vec<Transfer>, source: u64, destination: u64, bytes: usize) -> Plan {
     let copies = bytes != 0 && source != destination;
-    let after = if copies { vec![Step::Copy { source, destination, bytes }] } else { Vec::new() };
+    let after = if copies { vec![Step::Copy { role: StreamRole::Call, source, destination, bytes }] } else { Vec::new() };
     Plan::Group { transfers, after }
 }
 
@@ -422,7 +450,7 @@ mod tests {
         ];
         let (transfers, copies) = messages(&list, 0).unwrap();
         assert_eq!(transfers, [Transfer::Send { address: 10, bytes: 4, peer: 1 }, Transfer::Receive { address: 50, bytes: 4, peer: 1 }]);
-        assert_eq!(copies, [Step::Copy { source: 20, destination: 40, bytes: 8 }]);
+        assert_eq!(copies, [Step::Copy { role: StreamRole::Call, source: 20, destination: 40, bytes: 8 }]);
         assert!(messages(&list[..2], 0).is_err());
         assert!(messages(&[message(0, true, 20, 8), message(0, false, 40, 4)], 0).is_err());
     }

@@ -4,7 +4,7 @@ use crate::call::BlockLayout;
 use crate::tuning::device_folds::{LEAST_SLAB_BYTES, SLABS};
 
 /// Where slabs and blocks begin, where possible: a device reads 16 bytes at once.
-const ALIGNMENT: usize = 16;
+pub(super) const ALIGNMENT: usize = 16;
 
 /// A range of the vector that all ranks contribute to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -113,6 +113,16 @@ pub(crate) struct FoldArguments {
     pub(crate) divisor: u32,
 }
 
+impl FoldArguments {
+    /// Whether our kernels move 16 bytes at once: all addresses have one remainder by that. Else they go element by element.
+    pub(crate) fn is_wide(&self) -> bool {
+        let agrees = |address: u64| (address ^ self.output).is_multiple_of(16);
+        let others = self.ranks - u32::from(self.own.is_some());
+        let other = if matches!(self.own, Some((_, 0))) { self.inputs + self.stride } else { self.inputs };
+        self.own.is_none_or(|(own, _)| agrees(own)) && (others == 0 || agrees(other)) && (others < 2 || self.stride.is_multiple_of(16))
+    }
+}
+
 /// A kernel that folds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Folder {
@@ -127,8 +137,9 @@ pub(crate) enum Folder {
 pub(crate) enum Step {
     /// Transfers that are launched as one group. There may be none where other ranks have some.
     Transfer(Vec<Transfer>),
-    /// A copy inside this device's memory, on the call's stream.
+    /// A copy inside this device's memory.
     Copy {
+        role: StreamRole,
         source: u64,
         destination: u64,
         bytes: usize,

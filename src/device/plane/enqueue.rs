@@ -309,7 +309,8 @@ impl DevicePlane {
         driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
         match *step {
             Step::Transfer(_) => Ok(()),
-            Step::Copy { source, destination, bytes } => {
+            Step::Copy { role, source, destination, bytes } => {
+                let stream = self.stream_of(role, stream);
                 // SAFETY: both are memory of this device, apart or a block and another one: the caller's promise.
                 let copied = unsafe { result::memcpy_dtod_async(destination, source, bytes, stream.cu_stream()) };
                 copied.map_err(|error| cuda_error(format!("copying {bytes} B inside a device"), error))
@@ -319,7 +320,7 @@ impl DevicePlane {
                     Folder::Ours(op, dtype) => self.kernels.fold_of(op, dtype)?,
                     Folder::User(place) => event::lock(&self.custom_kernels).function(place)?,
                 };
-                let stream = if role == StreamRole::Side { &self.side } else { stream };
+                let stream = self.stream_of(role, stream);
                 // SAFETY: the kernels are loaded as long as the plane is there; addresses are the caller's promise.
                 unsafe { self.kernels.fold(function, arguments, element_bytes, stream) }
             }
@@ -340,6 +341,11 @@ impl DevicePlane {
             Step::Wait(event @ StepEvent::Arrived) => wait(self.event(event), &self.side),
             Step::Wait(event @ StepEvent::Folded(_)) => wait(self.event(event), stream),
         }
+    }
+
+    /// Where work of our own goes, of a call on `stream`.
+    fn stream_of<'a>(&'a self, role: StreamRole, stream: &'a Arc<CudaStream>) -> &'a Arc<CudaStream> {
+        if role == StreamRole::Side { &self.side } else { stream }
     }
 
     fn event(&self, event: StepEvent) -> &CudaEvent {

@@ -93,10 +93,10 @@ impl DevicePlane {
     pub(crate) fn terms(&self) -> Terms {
         let mut terms = [0; size_of::<Terms>()];
         let (capability, library) = (self.capabilities.capability, self.library);
-        terms[..8].copy_from_slice(&(self.scratch.bytes as u64).to_le_bytes());
+        terms[..8].copy_from_slice(&(self.scratch.most() as u64).to_le_bytes());
         terms[8..12].copy_from_slice(&self.capabilities.nccl.code().to_le_bytes());
         terms[12..14].copy_from_slice(&[capability.0 as u8, capability.1 as u8]);
-        let switches = [library.all_to_all, library.gather, library.scatter, self.capabilities.reproducible];
+        let switches = [library.all_to_all, library.gather, library.scatter, self.capabilities.reproducible, self.has_switch()];
         terms[14] = switches.into_iter().rev().fold(0, |bits, switch| bits << 1 | u8::from(switch));
         terms
     }
@@ -106,8 +106,9 @@ impl DevicePlane {
         let scratch = terms.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let version = terms[8..].first_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes));
         let reproducible = if terms[14] & 8 == 0 { "" } else { ", reproducible" };
+        let switch = if terms[14] & 16 == 0 { "" } else { ", on one NVLink switch" };
         let version = Version::from_code(version);
-        format!("{scratch} B of scratch memory, compute capability {}.{}, NCCL {version}{reproducible}", terms[12], terms[13])
+        format!("{scratch} B of scratch memory, compute capability {}.{}, NCCL {version}{reproducible}{switch}", terms[12], terms[13])
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod enqueue;
 mod exchange;
+mod scratch;
 #[cfg(test)]
 mod tests;
 
@@ -14,16 +15,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
+use cudarc::driver::{CudaEvent, CudaStream, DriverError};
 use nccl_sys::ncclRedOp_t;
 
 use super::comm::{BackOff, NcclComm};
 use super::custom_kernels::CustomKernels;
 use super::driver::{self, Gpu, cuda_error};
 use super::kernels::Kernels;
-use super::plan::{
-    self, Capabilities, DeviceAlgorithm, FoldOp, Folder, Folding, Job, Library, Message, Plan, Ranks, Reduction, Scratch, Step, fold,
-};
+use super::plan::{self, Capabilities, DeviceAlgorithm, Folding, Job, Library, Message, Plan, Ranks, Reduction, Step, fold};
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
@@ -31,7 +30,10 @@ use crate::error::Error;
 use crate::event;
 use crate::ticket_lock::{NoTurn, TicketLock, Turn};
 use crate::tuning::device::PLANE_DROP_WAIT;
+use crate::tuning::device_folds::DIVIDES_FROM;
 use crate::{DType, ReduceOp, Result};
+
+use self::scratch::ScratchMemory;
 
 /// What one rank tells another over NCCL, in bytes.
 pub(crate) const WORDS_BYTES: usize = 64;
@@ -39,33 +41,34 @@ pub(crate) const WORDS_BYTES: usize = 64;
 /// What one rank tells another over NCCL.
 pub(crate) type Words = [u8; WORDS_BYTES];
 
-/// Where the room for words begins behind so much scratch memory.
-const fn begin_of_words(scratch_bytes: usize) -> usize {
-    scratch_bytes.next_multiple_of(256)
-}
+/// The least compute capability of devices for which the NVLink switch adds.
+const SWITCH_CAPABILITY: (i32, i32) = (9, 0);
 
 /// What a plane is told. The same on every rank, so that all do the same.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Options {
     /// Whether floats are folded in rank order, always.
     pub(crate) reproducible: bool,
-    /// How much device memory the plane keeps for folds and exchanges in place, in bytes. More makes the slabs of large folds larger.
+    /// How much device memory the plane may take for folds and exchanges in place, in bytes. More makes the slabs of large folds larger.
     pub(crate) scratch_bytes: usize,
     /// The least compute capability among the devices of all ranks.
     pub(crate) least_capability: (i32, i32),
+    /// Whether NCCL may add in the NVLink switch, as far as all ranks know.
+    pub(crate) has_switch: bool,
 }
 
 impl Options {
     /// As a communicator's settings have it.
-    pub(crate) fn of(config: &Config, least_capability: (i32, i32)) -> Self {
-        Self { reproducible: config.reproducible, scratch_bytes: config.device_scratch_bytes, least_capability }
+    pub(crate) fn of(config: &Config, least_capability: (i32, i32), has_switch: bool) -> Self {
+        let Config { reproducible, device_scratch_bytes: scratch_bytes, .. } = *config;
+        Self { reproducible, scratch_bytes, least_capability, has_switch }
     }
 }
 
 /// The device plane of one communicator. Threads that share it queue their calls one after the other.
 ///
-/// Everything that calls need is made with it: streams, events, memory, kernels. Only kernels of the caller's own are loaded when they
-/// are first used.
+/// What calls need is made with it: streams, events, kernels, and memory for all but large folds. Memory for these, and kernels of the
+/// caller's own, come with the first call that uses them.
 ///
 /// Calls may be captured into a graph. Those that fold, or exchange in place, use the plane's memory: such a graph must not run at the
 /// same time as other calls of the communicator on other streams, and not after the communicator has ended.
@@ -81,8 +84,8 @@ pub(crate) struct DevicePlane {
     capabilities: Capabilities,
     library: Library,
     ranks: Ranks,
-    scratch: Scratch,
-    /// Behind it: room for words from every rank, and to each.
+    scratch: ScratchMemory,
+    /// Of it: room for words from every rank, and to each.
     words: u64,
     /// What ranks tell each other over NCCL goes here: whoever waits for it waits for nothing that a program has queued elsewhere.
     exchange: Arc<CudaStream>,
@@ -129,26 +132,23 @@ impl DevicePlane {
         let doing = |what: &str| format!("making {what} on device {}", gpu.ordinal);
         let failed = |what: &'static str| move |error: DriverError| cuda_error(doing(what), error);
         driver::bind(&gpu.context).map_err(failed("a device plane"))?;
-        let stream = gpu.context.new_stream().map_err(failed("a stream"))?;
+        // Other ranks wait for what is on these two; a fold beside them takes what they leave of the device.
+        let urgent = || driver::urgent_stream(&gpu.context).map_err(failed("a stream"));
+        let (stream, exchange) = (urgent()?, urgent()?);
         let side = gpu.context.new_stream().map_err(failed("a stream"))?;
-        let exchange = gpu.context.new_stream().map_err(failed("a stream"))?;
         let event = || gpu.context.new_event(None).map_err(failed("an event"));
         let (arrived, folded, free) = (event()?, [event()?, event()?], event()?);
         let kernels = Kernels::on(&gpu)?;
         let ranks = Ranks { me: comm.rank(), n: comm.world_size() };
-        let Options { reproducible, scratch_bytes, least_capability } = *options;
-        let capabilities = Capabilities { ranks: ranks.n, nccl: comm.version(), capability: least_capability, reproducible };
+        let Options { reproducible, scratch_bytes, least_capability, has_switch } = *options;
+        let divides_from = (has_switch && least_capability >= SWITCH_CAPABILITY).then_some(DIVIDES_FROM);
+        let capabilities = Capabilities { ranks: ranks.n, nccl: comm.version(), capability: least_capability, reproducible, divides_from };
         let has = |function: &str| comm.library().has(function);
         let library = Library { all_to_all: has("ncclAlltoAll"), gather: has("ncclGather"), scatter: has("ncclScatter") };
-        let (bytes, whole) = if ranks.n == 1 { (0, 0) } else { (scratch_bytes, begin_of_words(scratch_bytes) + 2 * ranks.n * WORDS_BYTES) };
-        // Not of a pool: NCCL may reach into it from other devices.
-        // SAFETY: the context is current; the memory is freed once, when the plane is dropped.
-        let address = if whole == 0 { Ok(0) } else { unsafe { result::malloc_sync(whole) } };
-        let address = address.map_err(|error| cuda_error(format!("allocating {whole} B of memory on device {}", gpu.ordinal), error))?;
-        let words = address + begin_of_words(bytes) as u64;
+        let scratch = ScratchMemory::new(&gpu, ranks.n, scratch_bytes, 2 * ranks.n * WORDS_BYTES)?;
+        let words = scratch.words();
         let comparison = Mutex::default();
-        let (scratch, custom_kernels, last) =
-            (Scratch { address, bytes }, Mutex::new(CustomKernels::new(&gpu)), Mutex::new(Arc::clone(&stream)));
+        let (custom_kernels, last) = (Mutex::new(CustomKernels::new(&gpu)), Mutex::new(Arc::clone(&stream)));
         let (calls, mail, product, comm) = (AtomicU64::new(0), Mutex::new(vec![[0; 2]; ranks.n]), Mutex::new(None), Arc::new(comm));
         Ok(Self {
             gpu,
@@ -184,6 +184,11 @@ impl DevicePlane {
     /// The least compute capability among the devices of all ranks.
     pub(crate) fn least_capability(&self) -> (i32, i32) {
         self.capabilities.capability
+    }
+
+    /// Whether NCCL may add in the NVLink switch, as far as all ranks know.
+    pub(crate) fn has_switch(&self) -> bool {
+        self.capabilities.divides_from.is_some()
     }
 
     /// NCCL's communicator.
@@ -225,7 +230,7 @@ impl DevicePlane {
              all_to_all: {}; gather: {}; scatter: {}; broadcast, all_gather: NCCL's own\n{}",
             self.comm.version(),
             self.ranks.n,
-            self.scratch.bytes,
+            self.scratch.most(),
             own(all_to_all),
             own(gather),
             own(scatter),
@@ -275,24 +280,29 @@ impl DevicePlane {
         *count - 1
     }
 
-    /// Whether a job needs a kernel of the caller's that is not loaded yet.
+    /// Whether a job needs a kernel of the caller's that is not loaded yet, or memory that is not allocated yet: the ranks have to agree that all
+    /// have it. Every rank comes to the same answer.
     pub(crate) fn is_first_use(&self, job: &Job) -> bool {
-        match &job.reduction {
-            Some(Reduction::User(code)) if self.ranks.n > 1 => !event::lock(&self.custom_kernels).knows(code, job.call.element),
-            _ => false,
+        if self.ranks.n == 1 {
+            return false;
         }
+        let lacks_kernel = match &job.reduction {
+            Some(Reduction::User(code)) => !event::lock(&self.custom_kernels).knows(code, job.call.element),
+            _ => false,
+        };
+        lacks_kernel || (!self.scratch.is_whole() && !self.scratch.has(self.room(job)))
     }
 
-    /// Loads the kernel of the caller's that a job needs.
+    /// Loads the kernel of the caller's that a job needs, and allocates memory for it.
     ///
     /// # Errors
     ///
     /// As the job itself.
     pub(crate) fn load(&self, job: &Job, stream: &CudaStream) -> Result<()> {
-        match &job.reduction {
-            Some(Reduction::User(code)) => event::lock(&self.custom_kernels).place(code, job.call.element, stream).map(drop),
-            _ => Ok(()),
+        if let Some(Reduction::User(code)) = &job.reduction {
+            event::lock(&self.custom_kernels).place(code, job.call.element, stream)?;
         }
+        self.scratch.take(self.room(job), stream).map(drop)
     }
 
     /// Takes [`DevicePlane::load`] back.
@@ -300,6 +310,22 @@ impl DevicePlane {
         if let Some(Reduction::User(code)) = &job.reduction {
             event::lock(&self.custom_kernels).forget(code, job.call.element);
         }
+        self.scratch.retract();
+    }
+
+    /// How much scratch memory a job uses, of what there may be.
+    fn room(&self, job: &Job) -> usize {
+        let most = self.scratch.most();
+        let folding = match (&job.reduction, job.call.element) {
+            (None, _) => return plan::nccl::room(job, self.ranks, most),
+            (Some(Reduction::User(_)), _) => Some(Folding::by_user(0, job.element_bytes)),
+            (Some(Reduction::Builtin(op)), TypeTag::Scalar(dtype)) => match self.algorithm(job, *op, dtype) {
+                Ok(DeviceAlgorithm::Fold(op, dtype, multiply)) => Some(Folding::by(op, dtype, multiply)),
+                _ => None,
+            },
+            _ => None,
+        };
+        folding.map_or(0, |folding| fold::room(job, folding, self.ranks, most))
     }
 
     /// The plan of a job on this rank. Where it writes `bool`s, its last step makes 0 or 1 of every byte: other ranks may have sent any byte, and
@@ -317,7 +343,10 @@ impl DevicePlane {
         let alone = self.ranks.n == 1;
         match &job.reduction {
             None if alone => Ok(plan::nccl::alone(job, None)),
-            None => plan::nccl::moving(job, self.ranks, self.library, self.scratch),
+            None => {
+                let room = plan::nccl::room(job, self.ranks, self.scratch.most());
+                plan::nccl::moving(job, self.ranks, self.library, self.scratch.take(room, stream)?)
+            }
             Some(Reduction::Builtin(op)) => {
                 let TypeTag::Scalar(dtype) = job.call.element else {
                     let reason = "a built-in op knows single elements; use a custom one";
@@ -327,27 +356,32 @@ impl DevicePlane {
                 match *op {
                     ReduceOp::PreMulSum(scalar) if alone => Ok(plan::nccl::alone(job, Some((scalar, dtype)))),
                     _ if alone => Ok(plan::nccl::alone(job, None)),
-                    op => self.plan_reduction(job, DeviceAlgorithm::of(op, dtype, &self.capabilities)?),
+                    op => self.plan_reduction(job, self.algorithm(job, op, dtype)?, stream),
                 }
             }
             Some(Reduction::User(_)) if alone => Ok(plan::nccl::alone(job, None)),
             Some(Reduction::User(code)) => {
                 let place = event::lock(&self.custom_kernels).place(code, job.call.element, stream)?;
-                let folding = Folding { folder: Folder::User(place), multiply: None, element_bytes: job.element_bytes };
-                fold::plan(job, folding, self.ranks, self.scratch)
+                self.plan_fold(job, Folding::by_user(place, job.element_bytes), stream)
             }
         }
     }
 
-    fn plan_reduction(&self, job: &Job, algorithm: DeviceAlgorithm) -> Result<Plan> {
+    fn algorithm(&self, job: &Job, op: ReduceOp, dtype: DType) -> Result<DeviceAlgorithm> {
+        DeviceAlgorithm::of(op, dtype, plan::nccl::in_switch(job, self.ranks.n), &self.capabilities)
+    }
+
+    fn plan_reduction(&self, job: &Job, algorithm: DeviceAlgorithm, stream: &CudaStream) -> Result<Plan> {
         match algorithm {
             DeviceAlgorithm::Nccl(op, dtype) => plan::nccl::reducing(job, op, dtype, self.ranks),
             DeviceAlgorithm::SumThenDivide(dtype) => plan::nccl::dividing(job, dtype, self.ranks),
-            DeviceAlgorithm::Fold(op, dtype) => fold::plan(job, Folding::by(op, dtype, None), self.ranks, self.scratch),
-            DeviceAlgorithm::MultiplyThenFold(scalar, dtype) => {
-                fold::plan(job, Folding::by(FoldOp::Sum, dtype, Some((scalar, dtype))), self.ranks, self.scratch)
-            }
+            DeviceAlgorithm::Fold(op, dtype, multiply) => self.plan_fold(job, Folding::by(op, dtype, multiply), stream),
         }
+    }
+
+    fn plan_fold(&self, job: &Job, folding: Folding, stream: &CudaStream) -> Result<Plan> {
+        let room = fold::room(job, folding, self.ranks, self.scratch.most());
+        fold::plan(job, folding, self.ranks, self.scratch.take(room, stream)?)
     }
 
     /// A stream of this device.
@@ -395,13 +429,13 @@ impl Drop for DevicePlane {
             std::mem::forget(Arc::clone(&self.kernels));
             let kernels = std::mem::replace(&mut *event::lock(&self.custom_kernels), CustomKernels::new(&self.gpu));
             std::mem::forget(kernels);
-            let (device, bytes) = (self.gpu.ordinal, self.scratch.bytes);
+            let (device, bytes) = (self.gpu.ordinal, self.scratch.allocated());
             crate::event::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
         }
-        if is_free && self.scratch.address != 0 && driver::bind(&self.gpu.context).is_ok() {
-            // SAFETY: allocated by `new` and freed here alone; what was queued with its address has been done (`is_free`), and nothing can be
-            // queued any more, since that takes the plane.
-            let _ = unsafe { result::free_sync(self.scratch.address) };
+        if is_free {
+            // SAFETY: what was queued with its addresses has been done (`is_free`), nothing can be queued any more, since that takes the plane, and
+            // a plane is dropped once.
+            unsafe { self.scratch.free() };
         }
     }
 }

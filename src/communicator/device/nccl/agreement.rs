@@ -86,7 +86,7 @@ impl NcclCommunicator {
         queued.and(Communicator::release(guards, plane, stream, name))
     }
 
-    /// Has the ranks agree on a call, where that was asked for, and at the first use of a kernel of the caller's. Nothing has been queued yet, so a
+    /// Has the ranks agree on a call, where that was asked for, and at the first use of a kernel of the caller's or of much memory. Nothing has been queued yet, so a
     /// difference harms nothing.
     fn agree(&self, job: &Job, stream: &CudaStream) -> Result<()> {
         let plane = self.plane();
@@ -128,9 +128,10 @@ impl NcclCommunicator {
             return Err(Error::Mismatch { first: Peer::unknown(0), first_call, second: Peer::unknown(other), second_call });
         }
         match heard.iter().position(|(.., lacks_kernel)| *lacks_kernel) {
-            Some(rank) => {
-                Err(Error::unsupported(job.call.to_string(), format!("rank {rank} cannot load its kernel; its own error says why")))
-            }
+            Some(rank) => Err(Error::unsupported(
+                job.call.to_string(),
+                format!("rank {rank} cannot load its kernel, or allocate memory; its own error says why"),
+            )),
             None => Ok(()),
         }
     }

@@ -4,5 +4,6 @@ mod agreement;
 mod calls;
 mod messages;
 mod split;
+mod windows;
 
 pub use messages::NcclGroup;

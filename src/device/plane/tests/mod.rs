@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod memory;
 mod streams;
 
 use std::sync::Arc;
@@ -49,7 +50,7 @@ impl Sim {
 
 /// What most tests use.
 fn options() -> Options {
-    Options { reproducible: false, scratch_bytes: 1 << 20, least_capability: (9, 0) }
+    Options { reproducible: false, scratch_bytes: 1 << 20, least_capability: (9, 0), has_switch: false }
 }
 
 /// The planes of a new communicator.

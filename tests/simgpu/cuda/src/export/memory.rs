@@ -263,6 +263,17 @@ driver! {
         Ok(())
     }
 
+    fn cuMemRetainAllocationHandle(handle: *mut u64, address: u64) {
+        // Handles have what cuMemCreate makes; what is simulated are the other ways to allocate.
+        let _ = (handle, address);
+        Err(Code::INVALID_VALUE)
+    }
+
+    fn cuMemRelease(handle: u64) {
+        let _ = handle;
+        Err(Code::INVALID_VALUE)
+    }
+
     fn cuPointerGetAttribute(value: *mut c_void, which: c_uint, pointer: u64) {
         if attribute(value, which, pointer)? { Ok(()) } else { Err(Code::INVALID_VALUE) }
     }

@@ -1,0 +1,99 @@
+//! Symmetric windows of an `NcclCommunicator`. The ranks tell each other over NCCL whether each has a buffer for one, and how long, before any of
+//! them registers it: what one rank alone refused would leave the others waiting inside NCCL, and what NCCL refuses ends its communicator.
+
+#![expect(unsafe_code, reason = "how windows are used in later calls cannot be checked")]
+
+use crate::deadline::Deadline;
+use crate::device::{NcclCommunicator, Registrable, Window, Words, suits_window};
+use crate::element::Data;
+use crate::error::{Error, Peer, Result};
+
+const CALL: &str = "window";
+
+/// By what a rank's words are told from those of other calls.
+const TAG: [u8; 8] = *b"window 1";
+
+/// What a rank says: its tag, the length of its buffer, and whether it has one.
+fn words(suits: &Result<usize>) -> Words {
+    let mut words: Words = [0; _];
+    words[..8].copy_from_slice(&TAG);
+    words[8..16].copy_from_slice(&(*suits.as_ref().unwrap_or(&0) as u64).to_le_bytes());
+    words[16] = suits.is_ok().into();
+    words
+}
+
+/// Whether all ranks open windows of one length; every rank comes to the same answer.
+fn agreed(heard: &[Words]) -> Result<()> {
+    let in_words = |words: &Words| match words.first_chunk() {
+        Some(&TAG) => format!("{CALL} on {} B", words[8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))),
+        _ => "another call".to_owned(),
+    };
+    let differ = |other: usize| Error::Mismatch {
+        first: Peer::unknown(0),
+        first_call: in_words(&heard[0]),
+        second: Peer::unknown(other),
+        second_call: in_words(&heard[other]),
+    };
+    let is_other = |words: &Words| !words.starts_with(&TAG);
+    let refuses = |words: &Words| words[16] == 0;
+    if let Some(other) = heard.iter().position(is_other) {
+        return Err(differ(other));
+    }
+    if let Some(rank) = heard.iter().position(refuses) {
+        let reason = format!("rank {rank} has no buffer that can be one: its own error says why. Nobody has registered anything");
+        return Err(Error::unsupported("a window", reason));
+    }
+    heard.iter().position(|words| words[8..16] != heard[0][8..16]).map_or(Ok(()), |other| Err(differ(other)))
+}
+
+impl NcclCommunicator {
+    /// Opens a symmetric window over a buffer; all ranks do so with buffers of the same length. NCCL 2.27.3.
+    ///
+    /// The memory comes from [`NcclCommunicator::allocate`], or is made by the driver's `cuMemCreate`: NCCL hands a handle of it to the other ranks.
+    /// There is none for a `CudaSlice`, which comes from a pool. The ranks tell each other first, over NCCL, so that all of them get the error where
+    /// one has no such buffer; the communicator works on, and the buffers are dropped.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a buffer of another context, or an empty one; `Mismatch` where lengths differ; `Unsupported` for other memory, on every
+    /// rank, and with an older NCCL; `Nccl`, `Timeout`.
+    ///
+    /// # Safety
+    ///
+    /// NCCL reaches into the other ranks' windows by what this rank knows of its own. So all ranks open their windows in the same order; and in every
+    /// call all ranks use either the windows that they opened together, or none.
+    #[doc(alias = "ncclCommWindowRegister")]
+    pub unsafe fn window<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Window<T, B>> {
+        let (plane, timeout) = (self.plane(), self.config().timeout);
+        let _turn = self.turn(CALL)?;
+        let suits = suits_window(plane.comm(), &buffer);
+        let heard = if self.world_size() == 1 {
+            vec![words(&suits)]
+        } else {
+            plane.gather_words(&words(&suits), &|| format!("{CALL} of rank {} of {}", self.rank(), self.world_size()), timeout)?
+        };
+        // Of its own refusal a rank knows more than that there is one.
+        suits?;
+        agreed(&heard)?;
+        Window::new(plane.comm(), buffer, &Deadline::after(timeout))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn ranks_open_windows_of_one_length_or_none() {
+        let refused = || words(&Err(Error::unsupported("a window", "a pool's")));
+        assert!(agreed(&[words(&Ok(8)), words(&Ok(8))]).is_ok());
+        let error = agreed(&[words(&Ok(8)), refused(), refused()]).unwrap_err();
+        assert!(error.is_unsupported() && error.to_string().contains("rank 1"), "{error}");
+        let error = agreed(&[words(&Ok(8)), words(&Ok(8)), words(&Ok(16))]).unwrap_err().to_string();
+        assert!(error.contains("window on 8 B") && error.contains("window on 16 B") && error.contains("rank 2"), "{error}");
+        let error = agreed(&[words(&Ok(8)), [7; size_of::<Words>()]]).unwrap_err().to_string();
+        assert!(error.contains("another call"), "{error}");
+    }
+}

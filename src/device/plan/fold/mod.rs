@@ -1,0 +1,368 @@
+//! Reductions that NCCL lacks: exchange, our kernel, exchange, in slabs.
+//!
+//! Each rank folds a share of the vector: it gets that share from all others and folds the inputs in rank order, in one pass. What was
+//! folded then goes to whoever wants it. An all-reduce so has the bytes of a ring on the wire, `2 (n - 1) / n` of the vector for each rank.
+//! Small vectors go to whoever wants the result as a whole, which saves a step.
+//!
+//! A large vector goes through the plane's scratch memory in slabs, by turns in its two halves. The transfers are on the stream of the
+//! call, the folds of several slabs on one beside it: while a slab is folded, the next one is under way. Both streams are joined by
+//! events, so that this can be captured into a graph.
+//!
+//! What was folded of a slab passes on in the same group of NCCL's in which the next slab but one comes in, since both wait for the same fold:
+//! `s` slabs of an all-reduce take `s + 2` groups. Every fold but a lone one is hidden behind such a group, the last one behind what passes
+//! on of the slab before. So larger slabs cost nothing as long as a device folds a slab faster than its wire moves one.
+//!
+//! Our kernels read and write 16 bytes at once where all addresses have one remainder by 16. What comes from others lies at multiples of 16,
+//! for NCCL too moves single bytes to where it is not. So this rank's own input, and its output, are copied where they are not at one.
+
+#[cfg(test)]
+mod tests;
+
+use super::Job;
+use super::algorithm::FoldOp;
+use super::slabs::{ALIGNMENT, Region, Slabs, unit};
+use super::step::{FoldArguments, Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
+use crate::call::{BlockLayout, Collective};
+use crate::error::Error;
+use crate::job::Operands;
+use crate::tuning::device_folds::{SMALL_BYTES, STAGED_BYTES};
+use crate::{DType, Result};
+
+/// How elements are folded.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Folding {
+    pub(crate) folder: Folder,
+    /// Contributions are multiplied first.
+    pub(crate) multiply: Option<(f64, DType)>,
+    /// What the kernel counts, in bytes.
+    pub(crate) element_bytes: usize,
+}
+
+impl Folding {
+    /// A fold by one of our kernels, of elements that are multiplied first where it says so.
+    pub(crate) fn by(op: FoldOp, dtype: DType, multiply: Option<f64>) -> Self {
+        // Bitwise kernels count bytes.
+        let element_bytes = if op.is_bitwise() { 1 } else { dtype.size_bytes() };
+        Self { folder: Folder::Ours(op, dtype), multiply: multiply.map(|scalar| (scalar, dtype)), element_bytes }
+    }
+
+    /// A fold by one of the caller's kernels.
+    pub(crate) fn by_user(place: usize, element_bytes: usize) -> Self {
+        Self { folder: Folder::User(place), multiply: None, element_bytes }
+    }
+}
+
+/// The steps of a fold between two ranks or more.
+///
+/// # Errors
+///
+/// `Unsupported` where the plane's scratch memory is too small, `InvalidArgument` for a layout that its kind does not have.
+pub(crate) fn plan(job: &Job, folding: Folding, ranks: Ranks, scratch: Scratch) -> Result<Plan> {
+    let fold = Fold::of(job, folding, ranks, scratch);
+    Ok(match fold.way(job)? {
+        Way::Nothing => Plan::Nothing,
+        Way::Whole(bytes) => Plan::Steps(fold.whole(bytes)),
+        Way::Slabs(slabs) => Plan::Steps(fold.slabs(&slabs)),
+    })
+}
+
+/// How many bytes of scratch memory the fold uses where it may have `most`: as many on every rank.
+pub(crate) fn room(job: &Job, folding: Folding, ranks: Ranks, most: usize) -> usize {
+    let fold = Fold::of(job, folding, ranks, Scratch { address: 0, bytes: most });
+    match fold.way(job) {
+        Ok(Way::Whole(bytes)) => ranks.n * fold.stride_of_whole(bytes),
+        Ok(Way::Slabs(slabs)) => fold.chunks(slabs.count()) * slabs.chunk(),
+        Ok(Way::Nothing) | Err(_) => 0,
+    }
+}
+
+/// Who gets what was folded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Goal {
+    /// Every rank gets everything.
+    All,
+    /// This rank gets everything.
+    Root(usize),
+    /// Every rank keeps its share.
+    Own,
+}
+
+/// How the vector travels.
+#[derive(Debug)]
+enum Way {
+    Nothing,
+    /// As a whole, of so many bytes.
+    Whole(usize),
+    Slabs(Slabs),
+}
+
+/// One fold on this rank.
+///
+/// In slabs, its scratch memory consists of chunks: for each half the inputs in rank order, of which this rank's own place is free for a copy
+/// of its contribution, and, where one rank gets everything, what was folded for it; behind both halves what is multiplied for others.
+#[derive(Debug, Clone, Copy)]
+struct Fold {
+    source: u64,
+    destination: u64,
+    folding: Folding,
+    ranks: Ranks,
+    scratch: Scratch,
+    goal: Goal,
+}
+
+impl Fold {
+    fn of(job: &Job, folding: Folding, ranks: Ranks, scratch: Scratch) -> Self {
+        let Operands { source, destination, .. } = job.narrowed(ranks.me);
+        let goal = match job.call.kind {
+            Collective::AllReduce => Goal::All,
+            Collective::Reduce => Goal::Root(job.root()),
+            _ => Goal::Own,
+        };
+        Self { source, destination, folding, ranks, scratch, goal }
+    }
+
+    fn way(&self, job: &Job) -> Result<Way> {
+        let (element_bytes, n) = (self.folding.element_bytes, self.ranks.n);
+        match (job.call.kind, &job.layout) {
+            (Collective::AllReduce | Collective::Reduce, BlockLayout::Equal(0)) => Ok(Way::Nothing),
+            (Collective::AllReduce | Collective::Reduce, BlockLayout::Equal(bytes)) if self.is_small(*bytes) => Ok(Way::Whole(*bytes)),
+            (Collective::AllReduce | Collective::Reduce, BlockLayout::Equal(bytes)) => {
+                Ok(Way::Slabs(Slabs::of_vector(*bytes, element_bytes, n, self.chunk_room(job)?)))
+            }
+            (Collective::ReduceScatter | Collective::ReduceScatterV, layout @ (BlockLayout::Equal(_) | BlockLayout::Blocks(_))) => {
+                Ok(Way::Slabs(Slabs::of_blocks(layout, element_bytes, n, self.chunk_room(job)?)))
+            }
+            (kind, layout) => Err(Error::argument(kind.name(), format!("this call has no such layout on a device: {layout:?}"))),
+        }
+    }
+
+    /// Whether the vector is better gathered as a whole.
+    fn is_small(&self, bytes: usize) -> bool {
+        let padded = bytes.checked_next_multiple_of(ALIGNMENT).and_then(|bytes| bytes.checked_mul(self.ranks.n));
+        padded.is_some_and(|all| all <= SMALL_BYTES.min(self.scratch.bytes))
+    }
+
+    /// How far apart vectors are that are gathered as a whole.
+    fn stride_of_whole(&self, bytes: usize) -> usize {
+        // An all-gather leaves no room between them.
+        if matches!(self.goal, Goal::Root(_)) { bytes.next_multiple_of(ALIGNMENT) } else { bytes }
+    }
+
+    /// How many chunks are in half the scratch memory.
+    fn half(&self) -> usize {
+        self.ranks.n + usize::from(matches!(self.goal, Goal::Root(_)))
+    }
+
+    /// How many chunks so many slabs use. What is multiplied for others is written and sent on one stream, so there is room for one slab of it.
+    fn chunks(&self, slabs: usize) -> usize {
+        let multiplied = if self.folding.multiply.is_some() { self.ranks.n - 1 } else { 0 };
+        self.half() * slabs.min(2) + multiplied
+    }
+
+    /// The most that a rank can fold in a slab, in bytes.
+    fn chunk_room(&self, job: &Job) -> Result<usize> {
+        let (unit, chunks) = (unit(self.folding.element_bytes), self.chunks(2));
+        let most = self.scratch.bytes / chunks / unit * unit;
+        if most != 0 {
+            return Ok(most);
+        }
+        let reason = format!("it needs at least {} B of scratch memory, and there are {} B", chunks * unit, self.scratch.bytes);
+        Err(Error::unsupported(format!("{} between {} ranks by our kernels", job.call.kind.name(), self.ranks.n), reason))
+    }
+
+    /// Where the input of a rank is in the half of a slab.
+    fn input(&self, slabs: &Slabs, slab: usize, rank: usize) -> u64 {
+        self.scratch.address + ((slab % 2 * self.half() + rank) * slabs.chunk()) as u64
+    }
+
+    /// The whole vector goes to whoever wants the result, and is folded there.
+    fn whole(&self, bytes: usize) -> Vec<Step> {
+        let Ranks { me, n } = self.ranks;
+        debug_assert!(n > 1, "an only rank has nobody to fold with");
+        let stride = self.stride_of_whole(bytes);
+        let slot = |rank: usize| self.scratch.address + (rank * stride) as u64;
+        let mut steps = Vec::with_capacity(3);
+        let mut source = self.source;
+        if self.folding.multiply.is_some() {
+            source = slot(me);
+            self.multiply(self.source, source, bytes, &mut steps);
+        }
+        let transfers = match self.goal {
+            Goal::Root(root) if root != me => vec![Transfer::Send { address: source, bytes, peer: root }],
+            Goal::Root(_) => self.ranks.others().map(|peer| Transfer::Receive { address: slot(peer), bytes, peer }).collect(),
+            _ => vec![Transfer::AllGather { source, destination: slot(0), bytes }],
+        };
+        steps.push(Step::Transfer(transfers));
+        if !matches!(self.goal, Goal::Root(root) if root != me) {
+            let region = Region { offset: 0, bytes };
+            let own = if self.goal == Goal::All { None } else { Some((source, me as u32)) };
+            let arguments = self.arguments(slot(0), stride, own, self.destination, region);
+            steps.push(self.fold(StreamRole::Call, arguments));
+        }
+        steps
+    }
+
+    /// Slab by slab: each rank gets its share from all others and folds it.
+    fn slabs(&self, slabs: &Slabs) -> Vec<Step> {
+        let count = slabs.count();
+        let role = if count > 1 { StreamRole::Side } else { StreamRole::Call };
+        let mut steps = Vec::with_capacity(count * 8);
+        for next in 0..count + 2 {
+            let mut transfers = Vec::with_capacity(2 * self.ranks.n);
+            // Once a slab is folded, it is passed on, and the next but one may come into its half.
+            let done = next.checked_sub(2).filter(|slab| *slab < count);
+            if let Some(slab) = done {
+                if role == StreamRole::Side {
+                    steps.push(Step::Wait(StepEvent::Folded(slab % 2)));
+                }
+                self.pass_on(slabs, slab, &mut transfers);
+            }
+            if next < count {
+                self.exchange(slabs, next, &mut steps, &mut transfers);
+            }
+            // As many groups on every rank, whoever has something to move.
+            if next < count || (done.is_some() && self.goal != Goal::Own) {
+                steps.push(Step::Transfer(transfers));
+            }
+            if next < count {
+                self.start_fold(slabs, next, role, &mut steps);
+            }
+        }
+        steps
+    }
+
+    /// Where this rank's contribution to what a rank folds of a slab is.
+    fn contribution(&self, slabs: &Slabs, slab: usize, rank: usize) -> u64 {
+        let Ranks { me, n } = self.ranks;
+        match self.folding.multiply {
+            None => self.source + slabs.region(slab, rank).offset as u64,
+            Some(_) if rank == me => self.input(slabs, slab, me),
+            Some(_) => {
+                let place = self.half() * slabs.count().min(2) + (rank + n - me - 1) % n;
+                self.scratch.address + (place * slabs.chunk()) as u64
+            }
+        }
+    }
+
+    /// Elements of this rank's times its scalar, from anywhere to a multiple of 16.
+    fn multiply(&self, source: u64, destination: u64, bytes: usize, steps: &mut Vec<Step>) {
+        let Some((scalar, dtype)) = self.folding.multiply else { return };
+        let mut from = source;
+        if !source.is_multiple_of(ALIGNMENT as u64) && bytes >= STAGED_BYTES {
+            steps.push(Step::Copy { role: StreamRole::Call, source, destination, bytes });
+            from = destination;
+        }
+        steps.push(Step::Multiply { source: from, destination, count: bytes / dtype.size_bytes(), dtype, scalar });
+    }
+
+    /// Every rank's share of a slab to that rank.
+    fn exchange(&self, slabs: &Slabs, slab: usize, steps: &mut Vec<Step>, transfers: &mut Vec<Transfer>) {
+        let Ranks { me, n } = self.ranks;
+        for rank in (0..n).filter(|_| self.folding.multiply.is_some()) {
+            let Region { offset, bytes } = slabs.region(slab, rank);
+            if bytes != 0 {
+                self.multiply(self.source + offset as u64, self.contribution(slabs, slab, rank), bytes, steps);
+            }
+        }
+        let mine = slabs.region(slab, me).bytes;
+        for peer in self.ranks.others() {
+            let theirs = slabs.region(slab, peer).bytes;
+            if theirs != 0 {
+                transfers.push(Transfer::Send { address: self.contribution(slabs, slab, peer), bytes: theirs, peer });
+            }
+            if mine != 0 {
+                transfers.push(Transfer::Receive { address: self.input(slabs, slab, peer), bytes: mine, peer });
+            }
+        }
+    }
+
+    /// Where this rank's share of a slab is folded into.
+    fn output(&self, slabs: &Slabs, slab: usize) -> u64 {
+        match self.goal {
+            Goal::Root(root) if root != self.ranks.me => self.input(slabs, slab, self.ranks.n),
+            Goal::Own => self.destination + (slab * slabs.chunk()) as u64,
+            _ => self.destination + slabs.region(slab, self.ranks.me).offset as u64,
+        }
+    }
+
+    /// This rank's share of a slab, once the inputs have come.
+    fn start_fold(&self, slabs: &Slabs, slab: usize, role: StreamRole, steps: &mut Vec<Step>) {
+        let me = self.ranks.me;
+        let region = slabs.region(slab, me);
+        if role == StreamRole::Side {
+            steps.push(Step::Record(StepEvent::Arrived));
+            steps.push(Step::Wait(StepEvent::Arrived));
+        }
+        if region.bytes != 0 {
+            let own = Some((self.contribution(slabs, slab, me), me as u32));
+            let inputs = self.input(slabs, slab, 0);
+            let arguments = self.arguments(inputs, slabs.chunk(), own, self.output(slabs, slab), region);
+            self.fold_staged(role, arguments, region.bytes, steps);
+        }
+        if role == StreamRole::Side {
+            steps.push(Step::Record(StepEvent::Folded(slab % 2)));
+        }
+    }
+
+    /// A fold, with copies of this rank's own input and of its output in the place that is free among the inputs, where the kernel would go
+    /// element by element without. On the stream of the fold, so that they are hidden as it is.
+    fn fold_staged(&self, role: StreamRole, mut arguments: FoldArguments, bytes: usize, steps: &mut Vec<Step>) {
+        let FoldArguments { inputs, stride, own, output, .. } = arguments;
+        let is_ours = matches!(self.folding.folder, Folder::Ours(..));
+        if !is_ours || arguments.is_wide() || bytes < STAGED_BYTES {
+            return steps.push(self.fold(role, arguments));
+        }
+        let is_aligned = |address: u64| address.is_multiple_of(ALIGNMENT as u64);
+        let place = inputs + self.ranks.me as u64 * stride;
+        if let Some((source, index)) = own.filter(|(source, _)| !is_aligned(*source)) {
+            steps.push(Step::Copy { role, source, destination: place, bytes });
+            arguments.own = Some((place, index));
+        }
+        if !is_aligned(output) {
+            arguments.output = place;
+        }
+        steps.push(self.fold(role, arguments));
+        if !is_aligned(output) {
+            steps.push(Step::Copy { role, source: place, destination: output, bytes });
+        }
+    }
+
+    /// What was folded of a slab to whoever wants it.
+    fn pass_on(&self, slabs: &Slabs, slab: usize, transfers: &mut Vec<Transfer>) {
+        let me = self.ranks.me;
+        let place = |rank: usize| {
+            let Region { offset, bytes } = slabs.region(slab, rank);
+            (self.destination + offset as u64, bytes)
+        };
+        let (address, bytes) = (self.output(slabs, slab), slabs.region(slab, me).bytes);
+        let receive = |peer: usize| {
+            let (address, bytes) = place(peer);
+            Transfer::Receive { address, bytes, peer }
+        };
+        let has_bytes = |peer: &usize| slabs.region(slab, *peer).bytes != 0;
+        match self.goal {
+            Goal::Own => {}
+            Goal::All if slabs.is_even(slab) => transfers.push(Transfer::AllGather { source: address, destination: place(0).0, bytes }),
+            Goal::All => {
+                if bytes != 0 {
+                    transfers.extend(self.ranks.others().map(|peer| Transfer::Send { address, bytes, peer }));
+                }
+                transfers.extend(self.ranks.others().filter(has_bytes).map(receive));
+            }
+            Goal::Root(root) if root == me => transfers.extend(self.ranks.others().filter(has_bytes).map(receive)),
+            Goal::Root(_) if bytes == 0 => {}
+            Goal::Root(root) => transfers.push(Transfer::Send { address, bytes, peer: root }),
+        }
+    }
+
+    /// What the kernel is told about a region.
+    fn arguments(&self, inputs: u64, stride: usize, own: Option<(u64, u32)>, output: u64, region: Region) -> FoldArguments {
+        let count = (region.bytes / self.folding.element_bytes) as u64;
+        let ranks = self.ranks.n as u32;
+        FoldArguments { inputs, stride: stride as u64, own, ranks, output, count, divisor: ranks }
+    }
+
+    fn fold(&self, role: StreamRole, arguments: FoldArguments) -> Step {
+        Step::Fold { role, folder: self.folding.folder, arguments, element_bytes: self.folding.element_bytes }
+    }
+}

@@ -1,0 +1,141 @@
+//! Memory of the plane's own for folds and exchanges in place: a little from the start, and all that it may have from the first call that needs
+//! more.
+//!
+//! Most communicators never fold anything large, and a process has many: so 256 MiB are not taken before they are used. How a call is cut
+//! into pieces follows from the setting and the call alone, whatever is allocated, so that ranks cut alike; whether all of them could allocate
+//! is agreed like the first use of a kernel of the caller's (`DevicePlane::is_first_use`). There is one step
+//! and no more: what a graph has captured stays where it is.
+
+#![expect(unsafe_code, reason = "device memory is allocated and freed by hand")]
+
+use std::sync::Mutex;
+
+use cudarc::driver::{CudaStream, DriverError, result};
+
+use crate::Result;
+use crate::device::driver::{self, Gpu, cuda_error};
+use crate::device::plan::Scratch;
+use crate::error::Error;
+use crate::event;
+use crate::tuning::device_folds::FIRST_SCRATCH_BYTES;
+
+/// Where the room for words begins behind so much scratch memory.
+const fn begin_of_words(scratch_bytes: usize) -> usize {
+    scratch_bytes.next_multiple_of(256)
+}
+
+/// The memory of one plane.
+#[derive(Debug)]
+pub(super) struct ScratchMemory {
+    gpu: Gpu,
+    first: Scratch,
+    /// How much a call may have.
+    most: usize,
+    rest: Mutex<Rest>,
+}
+
+/// What a call gets that needs more than there is from the start.
+#[derive(Debug, Default)]
+struct Rest {
+    /// Not allocated yet where it is 0.
+    address: u64,
+    /// Whether every rank has it.
+    is_agreed: bool,
+}
+
+impl ScratchMemory {
+    /// The memory of a plane of `n` ranks that may take `most` bytes, with room for so many bytes of words beside it.
+    ///
+    /// # Errors
+    ///
+    /// `Cuda` where the driver refuses what is there from the start.
+    pub(super) fn new(gpu: &Gpu, n: usize, most: usize, words: usize) -> Result<Self> {
+        let most = if n == 1 { 0 } else { most };
+        let bytes = most.min(FIRST_SCRATCH_BYTES);
+        let address = if n == 1 { 0 } else { allocate(gpu, begin_of_words(bytes) + words)? };
+        Ok(Self { gpu: gpu.clone(), first: Scratch { address, bytes }, most, rest: Mutex::default() })
+    }
+
+    /// Where the room for words is.
+    pub(super) fn words(&self) -> u64 {
+        self.first.address + begin_of_words(self.first.bytes) as u64
+    }
+
+    /// How much a call may have. The same on every rank.
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Whether every call has what it needs.
+    pub(super) fn is_whole(&self) -> bool {
+        self.most == self.first.bytes || event::lock(&self.rest).is_agreed
+    }
+
+    /// Whether a call that needs so much has it.
+    pub(super) fn has(&self, room: usize) -> bool {
+        room <= self.first.bytes || event::lock(&self.rest).is_agreed
+    }
+
+    /// Memory for a call that uses `room` bytes of it. Allocated at the first call that needs more than there is from the start.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where it would be allocated while the stream is captured, `Cuda` where the driver refuses it.
+    pub(super) fn take(&self, room: usize, stream: &CudaStream) -> Result<Scratch> {
+        if room <= self.first.bytes {
+            return Ok(Scratch { bytes: self.most, ..self.first });
+        }
+        let mut rest = event::lock(&self.rest);
+        if rest.address == 0 {
+            if driver::is_capturing(stream) {
+                let reason = format!(
+                    "it needs {room} B of scratch memory, and there are {} B before the first call that needs more: make one such call before the \
+                     capture",
+                    self.first.bytes
+                );
+                return Err(Error::unsupported("the first large fold, or exchange in place, while a graph is captured", reason));
+            }
+            rest.address = allocate(&self.gpu, self.most)?;
+        }
+        rest.is_agreed = true;
+        Ok(Scratch { address: rest.address, bytes: self.most })
+    }
+
+    /// Notes that some rank has no such memory. This rank's is kept for the next try: to free it would wait for the device.
+    pub(super) fn retract(&self) {
+        event::lock(&self.rest).is_agreed = false;
+    }
+
+    /// How many bytes are allocated.
+    pub(super) fn allocated(&self) -> usize {
+        self.first.bytes + if event::lock(&self.rest).address == 0 { 0 } else { self.most }
+    }
+
+    /// Gives the memory back.
+    ///
+    /// # Safety
+    ///
+    /// Nothing that is queued uses it, nothing will be queued that does, and this is called once.
+    pub(super) unsafe fn free(&self) {
+        let addresses = [self.first.address, event::lock(&self.rest).address];
+        if driver::bind(&self.gpu.context).is_err() {
+            return;
+        }
+        for address in addresses.into_iter().filter(|address| *address != 0) {
+            // SAFETY: allocated here by `allocate`, and freed by this function alone, which is called once and when nothing uses it any more: its
+            // contract.
+            let _ = unsafe { result::free_sync(address) };
+        }
+    }
+}
+
+/// Device memory. Not of a pool: NCCL may reach into it from other devices.
+fn allocate(gpu: &Gpu, bytes: usize) -> Result<u64> {
+    let failed = |error: DriverError| {
+        let doing = format!("allocating {bytes} B of scratch memory on device {} (Config::device_scratch_bytes)", gpu.ordinal);
+        cuda_error(doing, error)
+    };
+    driver::bind(&gpu.context).map_err(failed)?;
+    // SAFETY: the context is current; the memory is given back by `ScratchMemory::free`.
+    unsafe { result::malloc_sync(bytes) }.map_err(failed)
+}

@@ -1,0 +1,133 @@
+//! The plane's memory, large means, and buffers that begin anywhere.
+
+use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUstreamCaptureMode};
+
+use super::*;
+use crate::tuning::device_folds::{FIRST_SCRATCH_BYTES, STAGED_BYTES};
+
+/// Where source and destination begin behind a multiple of 16: each remainder of either, together and apart.
+fn shifts(size: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..16).step_by(size).flat_map(move |from| [(from, from), (from, (7 * from + 3 * size) % 16)])
+}
+
+#[test]
+fn folds_give_the_bits_of_the_host_wherever_buffers_begin() {
+    let sim = Sim::new();
+    let reproducible = Options { reproducible: true, ..options() };
+    ranks(2, &reproducible, |plane| {
+        let seed = 160;
+        let mut random = Random(seed);
+        let cases = [
+            (ReduceOp::BitXor, DType::U8),
+            (ReduceOp::Avg, DType::F16),
+            (ReduceOp::Sum, DType::F32),
+            (ReduceOp::PreMulSum(SCALAR), DType::F32),
+            (ReduceOp::Sum, DType::F64),
+        ];
+        for (op, dtype) in cases {
+            let size = dtype.size_bytes();
+            for (shifts, kind) in shifts(size).zip(REDUCING.into_iter().cycle()) {
+                let mut case = Case::some(kind, shifts.0 == shifts.1 && random.below(2) == 0, size, 1, &mut random);
+                // Enough for each rank to be copied to where the device reads fast.
+                let share = STAGED_BYTES + 48 + size * random.below(100);
+                let bytes = if matches!(kind, Collective::AllReduce | Collective::Reduce) { 2 * share } else { share };
+                (case.n, case.root, case.blocks, case.shifts) = (2, case.root % 2, vec![bytes; 2], shifts);
+                let element = |random: &mut Random, _| if dtype.is_float() { inexact(op, dtype, random) } else { exact(op, dtype, random) };
+                // Elements begin where the buffers do.
+                let mut memories = memories(&case, &mut random, element);
+                memories.iter_mut().for_each(|memory| memory.rotate_right(shifts.0));
+                println!("{op} of {dtype}, seed {seed}: {case:?}");
+                run(plane, &case, &memories, dtype, Some(Reduction::Builtin(op)), &|inputs| fold_of(dtype)(op, inputs));
+            }
+        }
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_large_mean_by_a_sum_gives_the_bits_of_the_host_and_overflows_where_a_sum_does() {
+    let sim = Sim::new();
+    let mut planes = several(8, &Options { has_switch: true, ..options() });
+    planes.iter_mut().for_each(|plane| plane.capabilities.divides_from = Some(1024));
+    on_threads(planes, |plane| {
+        let seed = 170;
+        let mut random = Random(seed);
+        for dtype in [DType::F32, DType::Bf16, DType::F16, DType::F64] {
+            for (kind, blocks) in REDUCING.into_iter().flat_map(|kind| [(kind, 8), (kind, 1024)]) {
+                let mut case = Case::some(kind, random.below(2) == 0, dtype.size_bytes(), 1, &mut random);
+                (case.n, case.root, case.blocks) = (8, case.root % 8, vec![blocks; 8]);
+                let memories = memories(&case, &mut random, |random, _| exact(ReduceOp::Avg, dtype, random));
+                println!("{dtype}, seed {seed}: {case:?}");
+                let fold = |inputs: &[Vec<u8>]| fold_of(dtype)(ReduceOp::Avg, inputs);
+                run(&plane, &case, &memories, dtype, Some(Reduction::Builtin(ReduceOp::Avg)), &fold);
+            }
+        }
+        // Which of the two ways a call went shows where the sum is no number of the type: of a small one NCCL divides first.
+        for (bytes, mean) in [(1020, 1e38_f32), (1024, f32::INFINITY)] {
+            let mut case = Case::some(Collective::AllReduce, true, 4, 1, &mut random);
+            (case.n, case.blocks) = (8, vec![bytes; 8]);
+            let memories = memories(&case, &mut random, |_, _| 1e38_f32.to_ne_bytes().to_vec());
+            let fold = |inputs: &[Vec<u8>]| mean.to_ne_bytes().repeat(inputs[0].len() / 4);
+            run(&plane, &case, &memories, DType::F32, Some(Reduction::Builtin(ReduceOp::Avg)), &fold);
+        }
+    });
+    sim.finish();
+}
+
+/// Every block to every rank, in place, in more memory than a plane has from the start.
+fn large_swap() -> Case {
+    let mut case = Case::some(Collective::AllToAll, true, 1, 1, &mut Random(1));
+    (case.n, case.root, case.blocks) = (2, 0, vec![FIRST_SCRATCH_BYTES / 2 + 1000; 2]);
+    case
+}
+
+#[test]
+fn memory_for_large_calls_comes_with_the_first_of_them_and_once() {
+    let sim = Sim::new();
+    let most = 3 * FIRST_SCRATCH_BYTES;
+    ranks(2, &Options { scratch_bytes: most, ..options() }, |plane| {
+        let (case, me, stream) = (large_swap(), plane.comm().rank(), plane.stream());
+        let inputs = memories(&case, &mut Random(180), |random, _| vec![random.below(256) as u8]);
+        let small = Case { blocks: vec![1000; 2], ..case.clone() };
+        let little = memories(&small, &mut Random(181), |random, _| vec![random.below(256) as u8]);
+        run(plane, &small, &little, DType::U8, None, &|_| unreachable!("nothing is folded"));
+        assert_eq!(plane.scratch.allocated(), FIRST_SCRATCH_BYTES);
+        let mut memory = upload(stream, &inputs[me]);
+        let job = job_at(&case, me, address(stream, &mut memory), DType::U8, None);
+        assert!(plane.is_first_use(&job) && !plane.is_first_use(&job_at(&small, me, 4096, DType::U8, None)));
+        stream.synchronize().unwrap();
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+        // SAFETY: refused before anything is queued.
+        let refused = unsafe { plane.enqueue(&job, stream, LONG) }.unwrap_err();
+        stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).unwrap();
+        assert!(refused.is_unsupported() && refused.to_string().contains("before the capture"), "{refused}");
+        assert_eq!(plane.scratch.allocated(), FIRST_SCRATCH_BYTES);
+        for _ in 0..2 {
+            run(plane, &case, &inputs, DType::U8, None, &|_| unreachable!("nothing is folded"));
+            assert_eq!(plane.scratch.allocated(), FIRST_SCRATCH_BYTES + most);
+            assert!(!plane.is_first_use(&job));
+        }
+        // What some rank lacks is agreed on again, and is there already.
+        plane.unload(&job);
+        assert!(plane.is_first_use(&job));
+        plane.load(&job, stream).unwrap();
+        assert!(!plane.is_first_use(&job) && plane.scratch.allocated() == FIRST_SCRATCH_BYTES + most);
+    });
+    sim.finish();
+}
+
+#[test]
+fn the_stream_of_calls_comes_before_the_one_of_folds() {
+    let sim = Sim::new();
+    ranks(1, &options(), |plane| {
+        let priority = |stream: &CudaStream| {
+            let mut priority = 0;
+            // SAFETY: the stream is alive, and the answer is written to a variable of ours.
+            unsafe { sys::cuStreamGetPriority(stream.cu_stream(), &mut priority) }.result().unwrap();
+            priority
+        };
+        // Lower numbers come first.
+        assert!(priority(&plane.stream) < priority(&plane.side) && priority(&plane.exchange) < priority(&plane.side));
+    });
+    sim.finish();
+}
