@@ -6,14 +6,20 @@
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
+mod captures;
+mod graph_memory;
 mod init;
+mod live_graphs;
 mod lock;
+mod prober;
 mod state;
 mod stream_tracker;
 mod teardown;
 #[cfg(test)]
 mod tests;
+mod timekeeper;
 mod watchdog;
+mod watched;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,10 +28,12 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use nccl_sys::{Library, Version, ncclComm_t};
 
+use self::live_graphs::Captured;
 use self::lock::lock_within;
 use self::state::settle;
 use crate::call::Call;
 use crate::deadline::Deadline;
+use crate::device::driver;
 use crate::device::nccl::{Raw, Refusal};
 use crate::error::{Error, Result};
 use crate::flight::Flight;
@@ -214,14 +222,17 @@ impl NcclComm {
     ) -> Result<()> {
         let inner = self.inner();
         let mut last = inner.enter(doing, timeout)?;
-        let in_time = |raw: &Raw<'_>| inner.allow(timeout).and_then(|()| work(raw));
-        if inner.inside(doing, timeout, in_time)? {
+        let mut captured = None;
+        let in_time = |raw: &Raw<'_>| {
+            captured = inner.begin(stream, timeout)?;
+            work(raw)
+        };
+        if inner.inside_bound(driver::bind_once, doing, timeout, in_time)? {
             let settled = settle(&[inner], doing, &Deadline::after(timeout), Inner::is_over);
             // Whoever revokes it goes on with splits and shrinks of it.
             settled.map_err(|(_, error)| if inner.is_revoked() { error } else { inner.end(error, doing) })?;
         }
-        inner.note(&mut last, stream);
-        Ok(())
+        inner.conclude(captured, &mut last, stream, doing)
     }
 }
 
@@ -274,7 +285,8 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
         gates.push(inner.enter(doing, timeout)?);
     }
     let everyone: Vec<&Arc<Inner>> = inners.iter().collect();
-    let made = launch(parts, &everyone, doing, timeout);
+    let mut captured = Vec::with_capacity(parts.len());
+    let made = launch(parts, &everyone, &mut captured, doing, timeout);
     let settled = made.and_then(|()| settle(&everyone, doing, &Deadline::after(timeout), Inner::is_over));
     if let Err((culprit, error)) = settled {
         if everyone[culprit].is_revoked() {
@@ -285,10 +297,10 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
         }
         return Err(everyone[culprit].end(error, doing));
     }
-    for (comm, stream, _) in parts.iter() {
+    for ((comm, stream, _), captured) in parts.iter().zip(captured) {
         let place = inners.iter().position(|inner| Arc::ptr_eq(inner, comm.inner()));
         if let Some(gate) = place.and_then(|place| gates.get_mut(place)) {
-            comm.inner().note(gate, stream);
+            comm.inner().conclude(captured, gate, stream, doing)?;
         }
     }
     Ok(())
@@ -298,6 +310,7 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
 fn launch(
     parts: &mut [Part<'_>],
     inners: &[&Arc<Inner>],
+    captured: &mut Vec<Option<Captured>>,
     doing: &dyn Fn() -> String,
     timeout: Duration,
 ) -> std::result::Result<(), (usize, Error)> {
@@ -317,10 +330,14 @@ fn launch(
     let mut all = parts.iter_mut();
     let first = Raw::new(inners[0].library, inners[0].handle.load(Ordering::Acquire));
     let made = group(&first, || {
-        all.try_for_each(|(comm, _, work)| {
+        all.try_for_each(|(comm, stream, work)| {
             let inner = comm.inner();
             culprit = inners.iter().position(|known| Arc::ptr_eq(known, inner)).unwrap_or(0);
-            inner.call(inner.handle.load(Ordering::Acquire), |raw| inner.allow(timeout).and_then(|()| work(raw))).map(|_| ())
+            let in_time = |raw: &Raw<'_>| {
+                captured.push(inner.begin(stream, timeout)?);
+                work(raw)
+            };
+            inner.call(driver::bind, inner.handle.load(Ordering::Acquire), in_time).map(|_| ())
         })
     });
     made.map_err(|refusal| (culprit, refusal.into_error(doing())))

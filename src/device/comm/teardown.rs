@@ -125,9 +125,11 @@ impl Inner {
         let handle = self.handle.swap(NONE, Ordering::AcqRel);
         // Without the lock: other ranks of this process may have to abort before NCCL comes back.
         drop(lock);
-        if handle.is_null() || driver::bind(&self.context).is_err() {
+        if handle.is_null() {
             return;
         }
+        // No context is made current: the driver may hold that up until NCCL's kernels are told to leave, which NCCL does before it asks for its
+        // device itself.
         // SAFETY: whoever takes the handle out, which is done once, is its last user: others load it under the lock of the device. Where the
         // lock was not to be had, a thread has been inside NCCL for longer than a call ever takes, and abort is what brings it back.
         let answer = unsafe { self.library.ncclCommAbort(handle) };
