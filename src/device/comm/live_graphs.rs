@@ -124,6 +124,13 @@ impl LiveGraphs {
         self.living().iter().filter_map(|record| record.launched(now)).min_by_key(left)
     }
 
+    /// The value of the first record's word, which is another one from then on where one is given.
+    #[cfg(test)]
+    pub(super) fn first_word(&self, new: Option<u32>) -> u32 {
+        let word = &self.living()[0].word;
+        new.map_or_else(|| word.value().load(Ordering::Acquire), |new| word.value().swap(new, Ordering::AcqRel))
+    }
+
     /// The records whose graphs are there; the others are forgotten.
     fn living(&self) -> MutexGuard<'_, Vec<Arc<Record>>> {
         let mut records = lock(&self.records);

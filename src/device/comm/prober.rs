@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::DriverError;
 
-use super::lock::{BackOff, lock_within, try_lock};
+use super::lock::{BackOff, lock_within};
 use super::state::{Inner, NO_TRACKER};
 use super::stream_tracker::Outstanding;
 use super::watched::Unfinished;
 use crate::deadline::Deadline;
 use crate::device::driver;
 use crate::device::nccl::{Raw, Refusal};
-use crate::tuning::device::{GONE_WAIT, REGISTRATION_DROP_WAIT};
+use crate::tuning::device::{GONE_WAIT, REGISTRATION_DROP_WAIT, STUCK};
 
 /// How far the streams of a communicator were at a look.
 enum Progress {
     Known(Option<Unfinished>),
-    /// Somebody else is looking.
+    /// Somebody else was looking all the time.
     Busy,
 }
 
@@ -26,16 +26,16 @@ impl Inner {
     /// Asks NCCL and the driver, marks new work and publishes how far the old has come. What is broken ends the communicator.
     pub(in crate::device) fn probe(self: &Arc<Self>, now: Instant) {
         self.look();
-        if let Err(error) = self.look_at_streams(now)
+        if let Err(error) = self.look_at_streams(now, STUCK)
             && !self.is_ended()
         {
             self.fail(driver::cuda_error(self.last_call(), error), Duration::ZERO);
         }
     }
 
-    /// Looks how far the streams are.
-    fn look_at_streams(&self, now: Instant) -> std::result::Result<Progress, DriverError> {
-        let Some(_looking) = try_lock(&self.watched.looking) else { return Ok(Progress::Busy) };
+    /// Looks how far the streams are, once nobody else does.
+    fn look_at_streams(&self, now: Instant, patience: Duration) -> std::result::Result<Progress, DriverError> {
+        let Some(_looking) = lock_within(&self.watched.looking, patience) else { return Ok(Progress::Busy) };
         let oldest = self.oldest(now)?;
         Ok(Progress::Known(self.watched.publish(oldest, now)))
     }
@@ -123,7 +123,7 @@ impl Inner {
             if self.is_ended() {
                 return Ok(true);
             }
-            let progress = self.look_at_streams(Instant::now())?;
+            let progress = self.look_at_streams(Instant::now(), deadline.remaining())?;
             if matches!(progress, Progress::Known(None)) && self.trackers().iter().all(|tracker| tracker.unmarked_behind().is_none()) {
                 return Ok(true);
             }

@@ -196,13 +196,14 @@ impl Inner {
     /// What NCCL says of the communicator now; nothing where the device was not free within the limit.
     pub(super) fn state(&self, limit: Duration) -> Option<std::result::Result<ncclResult_t, Refusal>> {
         const CALL: &str = "ncclCommGetAsyncError";
+        // Without the lock: the driver may hold this thread up.
+        if let Err(error) = driver::bind(&self.context) {
+            return Some(Err(Refusal::driver("cuCtxSetCurrent", error)));
+        }
         let _lock = lock_within(&self.device.lock, limit)?;
         let handle = self.handle.load(Ordering::Acquire);
         if handle.is_null() {
             return None;
-        }
-        if let Err(error) = driver::bind(&self.context) {
-            return Some(Err(Refusal::driver("cuCtxSetCurrent", error)));
         }
         let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: the handle is alive while the lock of the device is held, and the answer goes to a variable of ours.

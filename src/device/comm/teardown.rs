@@ -50,6 +50,12 @@ impl NcclComm {
         let Some(_gate) = lock_within(&inner.gate, deadline.remaining()) else {
             return Err(inner.expire(&doing, deadline.elapsed()));
         };
+        // NCCL would wait for them, also in an abort.
+        let graphs = inner.live_graphs_within(&Deadline::after(deadline.remaining().min(FENCE)));
+        if graphs > 0 {
+            let reason = format!("{graphs} captured graphs hold its calls, and NCCL keeps it for them: drop the graphs first, and what was made of them");
+            return Err(Error::argument("close", reason));
+        }
         if !inner.revoked.load(Ordering::Acquire) {
             inner.inside(&doing, deadline.remaining(), |raw| {
                 // SAFETY: the handle is alive, and the gate keeps everyone else from using it.

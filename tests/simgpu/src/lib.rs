@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "calls C functions of the simulated libraries")]
 
 mod cuda;
+mod hold_up;
 mod library;
 pub mod nccl;
 
@@ -15,4 +16,5 @@ pub use cuda::{
     limit_memory, report, reports,
 };
 pub use fakecuda::{Access, Configuration, Counts};
+pub use hold_up::HeldUp;
 pub use library::{install, install_cuda_only, management, preload, preload_runtime, runtime};

@@ -2,7 +2,9 @@
 
 mod calls;
 mod failures;
+mod graphs;
 mod limits;
+mod stuck;
 
 use std::sync::Arc;
 use std::time::Duration;
