@@ -55,6 +55,10 @@ pub(crate) mod device {
     pub(crate) const ROUNDS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
     /// Events of the watchdog on one stream at a time. It makes about ten in the time that a call may take.
     pub(crate) const MARKS: usize = 16;
+    /// How long the driver may say nothing about work whose time is over before that counts as overdue without its word.
+    pub(crate) const STUCK: Duration = Duration::from_secs(1);
+    /// Words of pinned memory that the calls in graphs of one communicator share, at first: one for each capture and stream.
+    pub(crate) const GRAPH_WORDS: usize = 1024;
     /// How long the caller of an abort waits for it. It goes on in the background: NCCL may wait for other ranks to abort, too.
     pub(crate) const ABORT_WAIT: Duration = Duration::from_secs(2);
     /// How long a thread waits for another one's launch, or an abort for work on a control communicator, before it goes on without.

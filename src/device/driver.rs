@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "the CUDA driver is C")]
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::{Arc, OnceLock};
 
@@ -48,6 +49,10 @@ const SYMBOLS: &[&str] = &[
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
     "cuStreamIsCapturing",
+    CAPTURE_INFO,
+    "cuUserObjectCreate",
+    "cuUserObjectRelease",
+    "cuGraphRetainUserObject",
     "cuEventCreate",
     "cuEventRecord",
     "cuEventQuery",
@@ -57,10 +62,14 @@ const SYMBOLS: &[&str] = &[
     "cuMemAllocAsync",
     "cuMemFree_v2",
     "cuMemFreeAsync",
+    "cuMemHostAlloc",
+    "cuMemHostGetDevicePointer_v2",
+    "cuMemFreeHost",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyDtoDAsync_v2",
     "cuMemsetD8Async",
+    "cuMemsetD32Async",
     "cuModuleLoadData",
     "cuModuleGetFunction",
     "cuModuleUnload",
@@ -213,6 +222,22 @@ pub(crate) fn bind(context: &CudaContext) -> Result<(), DriverError> {
     unsafe { cudarc::driver::result::ctx::set_current(context.cu_ctx()) }
 }
 
+/// As [`bind`], for callers who switch contexts themselves where another one is current, as NCCL does, and must only not find none: the driver is
+/// asked once a thread, as long as the thread uses one context here.
+#[inline]
+pub(crate) fn bind_once(context: &CudaContext) -> Result<(), DriverError> {
+    thread_local! {
+        static BOUND: Cell<usize> = const { Cell::new(0) };
+    }
+    let this = context.cu_ctx().addr();
+    if BOUND.get() == this {
+        return Ok(());
+    }
+    bind(context)?;
+    BOUND.set(this);
+    Ok(())
+}
+
 /// Whether work that is put on this stream becomes part of a graph, or would spoil one. So it counts where the driver will not tell.
 pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
     capture_status(stream).unwrap_or(true)
@@ -229,6 +254,29 @@ pub(crate) fn capture_status(stream: &CudaStream) -> Result<bool, DriverError> {
         Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)) => Ok(true),
         Err(error) => Err(error),
     }
+}
+
+/// The function that names the graph. Releases of CUDA differ in the one they prefer; drivers have this one from 11.3 on.
+const CAPTURE_INFO: &str = "cuStreamGetCaptureInfo_v2";
+
+/// The capture that work on this stream becomes part of, by a number that no other has, and its graph; nothing where there is none, or it is
+/// spoilt.
+pub(crate) fn capture_of(stream: &CudaStream) -> Result<Option<(u64, sys::CUgraph)>, DriverError> {
+    type Function = unsafe extern "C" fn(
+        sys::CUstream,
+        *mut CUstreamCaptureStatus,
+        *mut u64,
+        *mut sys::CUgraph,
+        *mut *const sys::CUgraphNode,
+        *mut usize,
+    ) -> sys::CUresult;
+    // SAFETY: the type is that of the driver's documentation for this name.
+    let function = opened().and_then(|(library, _)| unsafe { library.get::<Function>(CAPTURE_INFO) }.ok());
+    let function = function.ok_or(DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND))?;
+    let (mut status, mut number, mut graph) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0, std::ptr::null_mut());
+    // SAFETY: the stream is alive, for we hold a reference to it; the answers go to variables of ours, and null stands for those that nobody wants.
+    unsafe { function(stream.cu_stream(), &mut status, &mut number, &mut graph, std::ptr::null_mut(), std::ptr::null_mut()) }.result()?;
+    Ok((status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE).then_some((number, graph)))
 }
 
 /// Whether this is CUDA's name for "the calling thread's own stream": another one on each thread, which no other can look at.
@@ -278,14 +326,8 @@ pub(crate) fn is_complete(event: &CudaEvent) -> Result<bool, DriverError> {
 ///
 /// The event is alive.
 unsafe fn query(event: sys::CUevent) -> Result<bool, DriverError> {
-    // A question from a thread that does not ignore captures ends those that go on, wherever they are.
-    let mode = exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
     // SAFETY: the event is alive: this function's contract.
-    let answer = unsafe { cudarc::driver::result::event::query(event) };
-    if let Some(mode) = mode {
-        exchange_capture_mode(mode);
-    }
-    match answer {
+    match unseen_by_captures(|| unsafe { cudarc::driver::result::event::query(event) }) {
         Ok(()) => Ok(true),
         Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
         Err(error) => Err(error),
@@ -305,6 +347,16 @@ impl Drop for Event {
 /// Makes this thread's calls invisible to stream captures of others: they would end a capture otherwise, wherever it is.
 pub(crate) fn ignore_captures() {
     exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
+/// Calls the driver so that no capture takes notice. A call that could not be part of a graph ends those that go on otherwise, wherever they are.
+pub(crate) fn unseen_by_captures<R>(call: impl FnOnce() -> R) -> R {
+    let mode = exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    let answer = call();
+    if let Some(mode) = mode {
+        exchange_capture_mode(mode);
+    }
+    answer
 }
 
 /// Sets how this thread treats captures, and returns how it did before; `None` where the driver has no such setting.

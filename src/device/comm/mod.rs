@@ -27,15 +27,21 @@
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
+mod captures;
 mod control;
+mod graph_memory;
 mod init;
+mod live_graphs;
 mod lock;
+mod prober;
 mod state;
 mod stream_tracker;
 mod teardown;
 #[cfg(test)]
 mod tests;
+mod timekeeper;
 mod watchdog;
+mod watched;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -44,8 +50,10 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use nccl_sys::{Library, Version, ncclComm_t};
 
+use self::live_graphs::Captured;
 use crate::call::Call;
 use crate::deadline::Deadline;
+use crate::device::driver;
 use crate::device::nccl::{Raw, Refusal};
 use crate::error::{Error, Result};
 use crate::flight::Flight;
@@ -214,10 +222,13 @@ impl NcclComm {
     ) -> Result<()> {
         let inner = self.inner();
         let mut last = inner.enter(doing, timeout)?;
-        let in_time = |raw: &Raw<'_>| inner.allow(timeout).and_then(|()| work(raw));
-        inner.inside(doing, timeout, in_time)?;
-        inner.note(&mut last, stream);
-        Ok(())
+        let mut captured = None;
+        let in_time = |raw: &Raw<'_>| {
+            captured = inner.begin(stream, timeout)?;
+            work(raw)
+        };
+        inner.inside_bound(driver::bind_once, doing, timeout, in_time)?;
+        inner.conclude(captured, &mut last, stream, doing)
     }
 }
 
@@ -270,17 +281,18 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
         gates.push(inner.enter(doing, timeout)?);
     }
     let everyone: Vec<&Arc<Inner>> = inners.iter().collect();
-    if let Err((culprit, error)) = launch(parts, &everyone, doing, timeout) {
+    let mut captured = Vec::with_capacity(parts.len());
+    if let Err((culprit, error)) = launch(parts, &everyone, &mut captured, doing, timeout) {
         for inner in everyone.iter().filter(|inner| !Arc::ptr_eq(inner, everyone[culprit])) {
             inner.fail(error.clone(), Duration::ZERO);
         }
         let ended = everyone[culprit].is_ended();
         return Err(if ended { error } else { everyone[culprit].end(error, doing) });
     }
-    for (comm, stream, _) in parts.iter() {
+    for ((comm, stream, _), captured) in parts.iter().zip(captured) {
         let place = inners.iter().position(|inner| Arc::ptr_eq(inner, comm.inner()));
         if let Some(gate) = place.and_then(|place| gates.get_mut(place)) {
-            comm.inner().note(gate, stream);
+            comm.inner().conclude(captured, gate, stream, doing)?;
         }
     }
     Ok(())
@@ -290,6 +302,7 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
 fn launch(
     parts: &mut [Part<'_>],
     inners: &[&Arc<Inner>],
+    captured: &mut Vec<Option<Captured>>,
     doing: &dyn Fn() -> String,
     timeout: Duration,
 ) -> std::result::Result<(), (usize, Error)> {
@@ -309,9 +322,13 @@ fn launch(
     let mut all = parts.iter_mut();
     let first = stays[0].raw();
     let made = group(&first, || {
-        all.try_for_each(|(comm, _, work)| {
+        all.try_for_each(|(comm, stream, work)| {
             culprit = inners.iter().position(|known| Arc::ptr_eq(known, comm.inner())).unwrap_or(0);
-            inners[culprit].call(&stays[culprit], |raw| inners[culprit].allow(timeout).and_then(|()| work(raw)))
+            let in_time = |raw: &Raw<'_>| {
+                captured.push(inners[culprit].begin(stream, timeout)?);
+                work(raw)
+            };
+            inners[culprit].call(driver::bind, &stays[culprit], in_time)
         })
     });
     if let Some(index) = inners.iter().position(|inner| inner.is_ended()) {

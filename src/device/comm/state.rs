@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::fmt::Debug;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,10 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use nccl_sys::{Library, ncclComm};
 
 use super::control;
+use super::live_graphs::LiveGraphs;
 use super::lock::{Device, lock_within, try_lock};
 use super::stream_tracker::{StreamTracker, Term};
+use super::watched::Watched;
 use crate::call::Call;
 use crate::device::driver;
 use crate::device::nccl::{Raw, Refusal};
@@ -38,7 +40,7 @@ pub(in crate::device) struct Inner {
     pub(super) gate: Mutex<Option<Arc<StreamTracker>>>,
     trackers: Mutex<Vec<Arc<StreamTracker>>>,
     /// The number of the tracker of the last call.
-    last_tracker: AtomicU8,
+    pub(super) last_tracker: AtomicU8,
     /// What the calls are recorded in, if they are.
     flight: OnceLock<Arc<Flight>>,
     /// Whether calls are refused for good.
@@ -56,22 +58,18 @@ pub(in crate::device) struct Inner {
     pub(super) entries: AtomicU64,
     /// How long the thread that is inside, or was last, may stay there, in nanoseconds.
     entry_limit: AtomicU64,
-    /// How many captured graphs hold calls of this communicator.
-    pub(super) graphs: Arc<AtomicUsize>,
     /// How long the device may take for the last call and those before it with the same time, in nanoseconds; stored under the lock of the device.
     limit: AtomicU64,
     /// The number of that time: how often another one was set. Stored with it.
     term: AtomicU64,
-    /// Of the oldest calls that are not done: the number of their time, and since when nothing older has been outstanding.
-    pub(super) head: Mutex<Option<(u64, Instant)>>,
     /// The fingerprint of the last call; words of two calls may be mixed where one is being made just now.
     label: [AtomicU64; 4],
-    /// When a call that the device has not done is warned of, and since when the one has been waiting that was.
-    pub(super) stall: Mutex<(Duration, Option<Instant>)>,
     /// Who knows more about the other ranks, if anybody does.
     pub(super) liveness_probe: Mutex<Option<Arc<dyn LivenessProbe>>>,
-    /// What only the watchdog knows: the entry it saw last, and when it saw it first.
-    pub(super) seen: Mutex<Option<(u64, Instant)>>,
+    /// What the watchdog knows.
+    pub(super) watched: Watched,
+    /// The graphs that calls became part of.
+    pub(super) graphs: LiveGraphs,
     /// The configurations', which NCCL may look at for as long as the communicators live.
     _strings: [[Option<CString>; 2]; 2],
 }
@@ -120,14 +118,12 @@ impl Inner {
             failure: OnceLock::new(),
             entries: AtomicU64::new(0),
             entry_limit: AtomicU64::new(u64::MAX),
-            graphs: Arc::default(),
             limit: AtomicU64::new(u64::MAX),
             term: AtomicU64::new(0),
-            head: Mutex::default(),
             label: Default::default(),
-            stall: Mutex::new((Duration::MAX, None)),
             liveness_probe: Mutex::new(liveness_probe),
-            seen: Mutex::default(),
+            watched: Watched::default(),
+            graphs: LiveGraphs::default(),
             _strings: strings,
         }
     }
@@ -179,10 +175,23 @@ impl Inner {
         limit: Duration,
         work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
     ) -> Result<()> {
+        self.inside_bound(driver::bind, doing, limit, work)
+    }
+
+    /// As [`Inner::inside`], with the context made current in one of the driver's ways. For collectives, which bring their device along, it is enough
+    /// that some context is.
+    #[inline]
+    pub(super) fn inside_bound(
+        self: &Arc<Self>,
+        bind: fn(&CudaContext) -> std::result::Result<(), DriverError>,
+        doing: &dyn Fn() -> String,
+        limit: Duration,
+        work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
+    ) -> Result<()> {
         let outcome = {
             let Some(_turn) = self.device.turn(limit) else { return Err(self.expire(doing, limit)) };
             let Some(stay) = self.stay(limit) else { return Err(self.refuse(doing)) };
-            self.call(&stay, work)
+            self.call(bind, &stay, work)
         };
         match outcome {
             // NCCL may have been made to come back.
@@ -205,10 +214,11 @@ impl Inner {
     #[inline]
     pub(super) fn call(
         &self,
+        bind: fn(&CudaContext) -> std::result::Result<(), DriverError>,
         stay: &Stay<'_>,
         work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
     ) -> std::result::Result<(), Refusal> {
-        driver::bind(&self.context).map_err(|error| Refusal::driver("cuCtxSetCurrent", error))?;
+        bind(&self.context).map_err(|error| Refusal::driver("cuCtxSetCurrent", error))?;
         let raw = stay.raw();
         work(&raw)?;
         raw.check_done()
@@ -222,11 +232,6 @@ impl Inner {
     /// How long the thread that is inside NCCL may stay there.
     pub(super) fn entry_limit(&self) -> Duration {
         Duration::from_nanos(self.entry_limit.load(Ordering::Relaxed))
-    }
-
-    /// How many captured graphs hold calls of this communicator.
-    pub(in crate::device) fn live_graphs(&self) -> usize {
-        self.graphs.load(Ordering::Acquire)
     }
 
     /// What to tell the thread whose call ended with the communicator: a deadline that passed, and a peer that is lost, are its own.
@@ -261,8 +266,7 @@ impl Inner {
         }
     }
 
-    /// From here on the device may take `limit` for a call. What is on streams already keeps the time that it was given. The lock of the device is
-    /// held, and its context is current; one thread makes calls.
+    /// From here on the device may take `limit` for a call. What is on streams already keeps the time that it was given. One thread makes calls.
     #[inline]
     pub(super) fn allow(&self, limit: Duration) -> std::result::Result<(), Refusal> {
         let nanoseconds = nanoseconds(limit);
@@ -275,16 +279,19 @@ impl Inner {
     /// Marks what calls with another limit have put on streams, and sets this one.
     #[cold]
     fn begin_term(&self, nanoseconds: u64) -> std::result::Result<(), DriverError> {
+        driver::bind(&self.context)?;
         let noted = self.flight().map_or(0, |flight| flight.device_calls_noted());
-        for tracker in self.trackers().iter().filter(|tracker| tracker.has_new_calls()) {
-            tracker.mark(&self.context, Instant::now(), noted, self.term())?;
+        // The driver is asked without the lock of the list, which the timekeeper takes.
+        let trackers = self.trackers().clone();
+        for tracker in trackers.iter().filter(|tracker| tracker.has_new_calls()) {
+            tracker.mark(&self.context, Instant::now(), noted, || self.term())?;
         }
         self.limit.store(nanoseconds, Ordering::Relaxed);
         self.term.store(self.term.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         Ok(())
     }
 
-    /// What the device may take for calls that no mark stands behind yet. Under the lock of the device, or for words.
+    /// What the device may take for calls that no mark stands behind yet.
     pub(super) fn term(&self) -> Term {
         Term { number: self.term.load(Ordering::Relaxed), limit: self.limit() }
     }
@@ -349,7 +356,16 @@ impl Inner {
 
     /// The last call in words.
     pub(super) fn last_call(&self) -> String {
-        let words = std::array::from_fn(|index| self.label[index].load(Ordering::Relaxed));
+        self.call_of(self.last_label())
+    }
+
+    /// The fingerprint of the last call.
+    pub(super) fn last_label(&self) -> [u64; 4] {
+        std::array::from_fn(|index| self.label[index].load(Ordering::Relaxed))
+    }
+
+    /// The call with this fingerprint in words.
+    pub(super) fn call_of(&self, words: [u64; 4]) -> String {
         let who = format!("rank {} of {}", self.rank, self.world_size);
         Call::from_fingerprint(words).map_or_else(|| format!("{who}: the last call"), |call| format!("{who}: {call}"))
     }

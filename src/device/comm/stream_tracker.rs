@@ -1,7 +1,7 @@
 //! The streams that a communicator's calls were put on, and how far they have come.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use crate::device::driver::{self, Event};
 use crate::tuning::device::MARKS;
 
-/// One stream that a communicator uses.
+/// One stream that a communicator uses. Its numbers are read without a lock: whoever has that of the marks may be stuck in the driver.
 #[derive(Debug)]
 pub(super) struct StreamTracker {
     pub(super) stream: Arc<CudaStream>,
@@ -19,6 +19,12 @@ pub(super) struct StreamTracker {
     pub(super) number: u8,
     /// How many calls have been put on it.
     issued: AtomicU64,
+    /// How many of them the newest mark stands behind.
+    covered: AtomicU64,
+    /// How many there were when a capture was last seen to keep marks off the stream.
+    excused: AtomicU64,
+    /// How many marks the stream has not come to.
+    pending: AtomicUsize,
     marks: Mutex<Marks>,
 }
 
@@ -47,15 +53,14 @@ struct Mark {
 /// Oldest first.
 #[derive(Debug, Default)]
 struct Marks {
-    /// How many calls the newest mark stands behind.
-    covered: u64,
     pending: VecDeque<Mark>,
     spare: Vec<Event>,
 }
 
 impl StreamTracker {
     pub(super) fn new(stream: &Arc<CudaStream>, number: u8) -> Self {
-        Self { stream: Arc::clone(stream), number, issued: AtomicU64::new(0), marks: Mutex::default() }
+        let [issued, covered, excused] = Default::default();
+        Self { stream: Arc::clone(stream), number, issued, covered, excused, pending: AtomicUsize::new(0), marks: Mutex::default() }
     }
 
     #[inline]
@@ -71,12 +76,13 @@ impl StreamTracker {
 
     /// Whether calls were put on it that no mark stands behind.
     pub(super) fn has_new_calls(&self) -> bool {
-        self.marks().covered != self.issued.load(Ordering::Acquire)
+        self.covered.load(Ordering::Acquire) != self.issued.load(Ordering::Acquire)
     }
 
-    /// Whether there are new calls that can be waited for. Calls that are being captured cannot.
-    pub(super) fn has_waitable_news(&self) -> bool {
-        self.has_new_calls() && !driver::is_capturing(&self.stream)
+    /// How many calls are marked, where there are others that could be too.
+    pub(super) fn unmarked_behind(&self) -> Option<u64> {
+        let (covered, excused) = (self.covered.load(Ordering::Acquire), self.excused.load(Ordering::Acquire));
+        (self.issued.load(Ordering::Acquire) > covered.max(excused)).then_some(covered)
     }
 
     /// Whether its calls can be followed at all.
@@ -86,34 +92,47 @@ impl StreamTracker {
 
     /// Whether all calls are known to have been done.
     pub(super) fn is_idle(&self) -> bool {
-        let marks = self.marks();
-        marks.pending.is_empty() && marks.covered == self.issued.load(Ordering::Acquire)
+        // In this order: a mark is pending before its calls count as marked.
+        !self.has_new_calls() && self.pending.load(Ordering::Acquire) == 0
     }
 
-    /// Marks the stream's end. The lock of the device is held and its context is current.
+    /// Marks the stream's end. Its context is current.
     ///
-    /// Calls that became part of a graph are not waited for: a graph is launched by whoever owns it, or never.
-    pub(super) fn mark(&self, context: &Arc<CudaContext>, now: Instant, noted: u64, term: Term) -> Result<(), DriverError> {
+    /// `term` is asked after the calls were counted and under the lock of the marks. Whoever begins another one marks what is counted first, under
+    /// that lock, so that all calls behind the last mark have the one that is found.
+    pub(super) fn mark(
+        &self,
+        context: &Arc<CudaContext>,
+        now: Instant,
+        noted: u64,
+        term: impl FnOnce() -> Term,
+    ) -> Result<(), DriverError> {
         let mut marks = self.marks();
         let issued = self.issued.load(Ordering::Acquire);
+        let term = term();
         if driver::is_per_thread(&self.stream) {
-            marks.covered = issued;
-        } else if !driver::capture_status(&self.stream)? {
+            self.covered.store(issued, Ordering::Release);
+            return Ok(());
+        }
+        if !driver::capture_status(&self.stream)? {
             let event = marks.spare.pop().map_or_else(|| Event::new(context), Ok)?;
             event.record(&self.stream)?;
             // The stream's owner may have begun a capture in between. The mark then belongs to that, where it does no harm as long as
             // nobody asks about it: that would end the capture.
             if !driver::capture_status(&self.stream)? {
                 marks.pending.push_back(Mark { event, since: now, noted, term });
-                marks.covered = issued;
+                self.pending.store(marks.pending.len(), Ordering::Release);
+                self.covered.store(issued, Ordering::Release);
+                return Ok(());
             }
         }
+        self.excused.store(issued, Ordering::Release);
         Ok(())
     }
 
     /// Whether it has as many marks as the watchdog may make.
     pub(super) fn is_full(&self) -> bool {
-        self.marks().pending.len() >= MARKS
+        self.pending.load(Ordering::Acquire) >= MARKS
     }
 
     /// The term of the oldest call that is not done and since when it has been marked, and how many calls on record were there before what has
@@ -132,6 +151,7 @@ impl StreamTracker {
             if let Some(Mark { event, .. }) = marks.pending.pop_front() {
                 marks.spare.push(event);
             }
+            self.pending.store(marks.pending.len(), Ordering::Release);
         }
         Ok((None, done))
     }

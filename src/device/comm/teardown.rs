@@ -94,11 +94,7 @@ impl NcclComm {
 
     /// Refuses what NCCL would not do before captured graphs are dropped. Of those that just have been the driver tells a little later.
     pub(crate) fn refuse_live_graphs(&self, call: &'static str) -> Result<()> {
-        let (deadline, mut back_off) = (Deadline::after(ANSWER_WAIT), BackOff::default());
-        while self.inner.live_graphs() > 0 && !deadline.has_passed() {
-            back_off.rest();
-        }
-        match self.inner.live_graphs() {
+        match self.inner.live_graphs_within(&Deadline::after(ANSWER_WAIT)) {
             0 => Ok(()),
             graphs => {
                 let reason = format!(

@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "calls C functions of the simulated libraries")]
 
 mod cuda;
+mod hold_up;
 mod library;
 pub mod nccl;
 pub mod real;
@@ -16,4 +17,5 @@ pub use cuda::{
     limit_memory, load_library_kernels, report, reports,
 };
 pub use fakecuda::{Access, Configuration, Counts};
+pub use hold_up::HeldUp;
 pub use library::{environment, install, install_cuda_only, management, preload_runtime, runtime};

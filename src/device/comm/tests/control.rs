@@ -192,26 +192,6 @@ fn a_destroy_that_fails_leaves_later_calls_of_the_thread_alone() {
 }
 
 #[test]
-fn a_communicator_with_live_graphs_is_not_closed_and_works_on() {
-    let sim = Sim::new();
-    ranks(1, |rank| {
-        rank.comm.inner.graphs.store(2, Ordering::Release);
-        let error = rank.comm.finalize(&Deadline::after(LONG)).unwrap_err();
-        assert!(matches!(&error, Error::InvalidArgument { call: "close", reason } if reason.contains("2 CUDA graphs")), "{error}");
-        let mut vector = rank.vector(10);
-        rank.all_reduce(&mut vector, LONG).unwrap();
-        assert_eq!(read(&rank.stream, &vector), total(10, &[0]));
-        // One that is dropped closes when they are gone.
-        let graphs = Arc::clone(&rank.comm.inner.graphs);
-        let Rank { comm, .. } = rank;
-        drop(comm);
-        assert_eq!(nccl::calls("ncclCommFinalize"), 0);
-        graphs.store(0, Ordering::Release);
-    });
-    sim.finish();
-}
-
-#[test]
 fn first_calls_of_two_communicators_in_opposite_orders_do_not_wait_for_each_other() {
     let sim = Sim::new();
     nccl::connect_lazily();

@@ -11,8 +11,10 @@ const SHORT: Duration = Duration::from_millis(100);
 
 /// Looks after the device as the watchdog does, when so much time has passed.
 fn look_after(rank: &Rank, time: Duration) {
-    rank.comm.inner.watchdog_check(Instant::now());
-    rank.comm.inner.watchdog_check(Instant::now() + time);
+    for now in [Instant::now(), Instant::now() + time] {
+        rank.comm.inner.probe(now);
+        rank.comm.inner.keep_time(now);
+    }
 }
 
 /// A call that ends as soon as its stream comes to it.

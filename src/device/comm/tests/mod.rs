@@ -3,7 +3,9 @@
 mod calls;
 mod control;
 mod failures;
+mod graphs;
 mod limits;
+mod stuck;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::code::{Code, Outcome};
+use crate::hold_up;
 use crate::state;
 
 thread_local! {
@@ -21,6 +22,7 @@ pub(crate) fn host_function(function: impl FnOnce()) {
 const WITHOUT_INIT: [&str; 5] = ["cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "simgpu"];
 
 fn admit(function: &str) -> Outcome {
+    hold_up::pass(function);
     let mut state = state::lock();
     if INSIDE_HOST_FUNCTION.get() {
         state.reports.add(format!("{function} was called from a host function, which must not call the driver"));

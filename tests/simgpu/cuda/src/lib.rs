@@ -19,6 +19,7 @@ mod event;
 mod export;
 mod fault;
 mod graph;
+mod hold_up;
 mod interface;
 mod job;
 mod library;

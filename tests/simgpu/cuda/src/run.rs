@@ -1,6 +1,7 @@
 //! Executes jobs, on the thread of their stream.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use crate::call;
@@ -128,6 +129,12 @@ fn perform(work: &Work, sight: Sight) -> Result<Vec<Span>, Failure> {
         }
         // SAFETY: as above: `count` times `width` bytes were found in the map.
         Work::Fill { to, element: [byte, ..], width: 1, count } => unsafe { std::ptr::write_bytes(*to as *mut u8, *byte, *count) },
+        Work::Fill { to, element, width: 4, count } => {
+            for at in 0..*count {
+                // SAFETY: as above, and the address is aligned (`fill`). One store, as a device makes it: the host may look at pinned memory meanwhile.
+                unsafe { AtomicU32::from_ptr((*to as *mut u32).add(at)) }.store(u32::from_ne_bytes(*element), Ordering::Release);
+            }
+        }
         Work::Fill { to, element, width, count } => {
             for at in 0..*count {
                 // SAFETY: as above.

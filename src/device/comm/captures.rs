@@ -1,0 +1,81 @@
+//! Calls that become part of graphs: where a call begins and ends, it is found out whether it does.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use cudarc::driver::{CudaStream, DriverError};
+
+use super::live_graphs::{Captured, CapturedCall};
+use super::lock::BackOff;
+use super::state::{Inner, NO_TRACKER};
+use super::stream_tracker::StreamTracker;
+use crate::deadline::Deadline;
+use crate::device::driver;
+use crate::device::nccl::Refusal;
+use crate::error::Result;
+
+impl Inner {
+    /// Begins a call on a stream, for which the device may take `limit`. What comes back is a call that becomes part of a graph: it is launched by
+    /// whoever owns that, or never, and has its time from each launch on.
+    #[inline]
+    pub(super) fn begin(&self, stream: &CudaStream, limit: Duration) -> std::result::Result<Option<Captured>, Refusal> {
+        if !driver::is_capturing(stream) {
+            return self.allow(limit).map(|()| None);
+        }
+        self.begin_captured(stream, limit).map_err(|error| Refusal::driver("cuGraphRetainUserObject", error))
+    }
+
+    #[cold]
+    fn begin_captured(&self, stream: &CudaStream, limit: Duration) -> std::result::Result<Option<Captured>, DriverError> {
+        self.graphs.begin(&self.context, stream, CapturedCall { label: self.last_label(), limit })
+    }
+
+    /// Ends what [`Inner::begin`] began: puts a call on record that is on the stream now, or its end into its graph.
+    #[inline]
+    pub(super) fn conclude(
+        self: &Arc<Self>,
+        captured: Option<Captured>,
+        last: &mut Option<Arc<StreamTracker>>,
+        stream: &Arc<CudaStream>,
+        doing: &dyn Fn() -> String,
+    ) -> Result<()> {
+        match captured {
+            None => {
+                self.note(last, stream);
+                Ok(())
+            }
+            Some(captured) => self.end_captured(captured, last, stream).map_err(|error| self.end(driver::cuda_error(doing(), error), doing)),
+        }
+    }
+
+    #[cold]
+    fn end_captured(
+        &self,
+        captured: Captured,
+        last: &mut Option<Arc<StreamTracker>>,
+        stream: &CudaStream,
+    ) -> std::result::Result<(), DriverError> {
+        // Records of calls that no tracker has are over when nothing is under way.
+        *last = None;
+        self.last_tracker.store(NO_TRACKER, Ordering::Relaxed);
+        driver::bind(&self.context)?;
+        captured.end(stream)
+    }
+
+    /// How many captures of this communicator's calls there are of which a graph is left, or what was made of one, or a launch.
+    pub(in crate::device) fn live_graphs(&self) -> usize {
+        self.graphs.count()
+    }
+
+    /// The same, after so long at most as the driver may take to tell of the end of graphs that have been dropped.
+    pub(in crate::device) fn live_graphs_within(&self, deadline: &Deadline) -> usize {
+        let mut back_off = BackOff::default();
+        loop {
+            match self.live_graphs() {
+                left if left == 0 || deadline.has_passed() => return left,
+                _ => back_off.rest(),
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Graphs that a communicator's calls were captured into: how many there are, and which of their calls are running.
+//!
+//! NCCL keeps a communicator while such a graph is there, and whoever ends one before waits for ever; and a launch of a graph is not a call of
+//! ours, so nothing on the host begins when a captured call does. So each capture gets a *user object*: the driver calls its destructor when the
+//! graph, all that was made of it and all launches of these are gone. And each captured call gets two small nodes around it, which write its number
+//! and then zero to a word of pinned memory. The host looks at the word now and then, and marks what it has seen there: a mark that is still there
+//! at the next look means the same run of the same call, for every run overwrites it.
+//!
+//! Calls of one capture on one stream run one after the other, so they share a word; branches have words of their own. Launches of one
+//! executable graph follow each other by the driver's rules. Where a program runs two executables of one graph at the same time, which NCCL forbids,
+//! the end of the one hides the other: it is seen late or not at all, and nothing is taken for stuck that is not. A launch that the driver refuses
+//! writes nothing. A graph that is launched after a capture failed in the middle of a call would leave a number behind; its communicator has
+//! ended by then.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys;
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
+
+use super::graph_memory::{Page, Word};
+use crate::device::driver;
+
+/// Set by the host in a word whose number it has seen.
+const SEEN: u32 = 1 << 31;
+
+/// The graphs of one communicator.
+#[derive(Debug, Default)]
+pub(super) struct LiveGraphs {
+    records: Mutex<Vec<Arc<Record>>>,
+    /// Where the next words come from.
+    page: Mutex<Option<Arc<Page>>>,
+}
+
+/// The calls of one capture on one stream. It is kept by the graph, too, and outlives both.
+#[derive(Debug)]
+struct Record {
+    capture: u64,
+    /// The stream's handle, to know it again.
+    stream: usize,
+    word: Word,
+    calls: Mutex<Vec<CapturedCall>>,
+    /// When the number that is marked in the word was seen first.
+    since: Mutex<Option<Instant>>,
+    /// Whether the graph is gone, and all that was made of it.
+    is_gone: AtomicBool,
+}
+
+/// A call in a graph: its fingerprint, and how long it may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CapturedCall {
+    pub(super) label: [u64; 4],
+    pub(super) limit: Duration,
+}
+
+/// A captured call that is running.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Launched {
+    pub(super) label: [u64; 4],
+    pub(super) limit: Duration,
+    /// When it was seen first.
+    pub(super) since: Instant,
+}
+
+/// A call that is being captured, whose beginning is in the graph.
+#[derive(Debug)]
+pub(super) struct Captured(Arc<Record>);
+
+impl LiveGraphs {
+    /// How many captures there are that a graph, or something that was made of one, is left of.
+    pub(super) fn count(&self) -> usize {
+        let records = self.living();
+        records.iter().enumerate().filter(|(at, record)| records[..*at].iter().all(|other| other.capture != record.capture)).count()
+    }
+
+    /// Puts the beginning of a call into the graph that the stream is captured into; nothing where none is.
+    pub(super) fn begin(
+        &self,
+        context: &Arc<CudaContext>,
+        stream: &CudaStream,
+        call: CapturedCall,
+    ) -> Result<Option<Captured>, DriverError> {
+        let Some((capture, graph)) = driver::capture_of(stream)? else { return Ok(None) };
+        driver::bind(context)?;
+        let handle = stream.cu_stream().addr();
+        let is_it = |record: &&Arc<Record>| record.capture == capture && record.stream == handle;
+        let known = self.living().iter().find(is_it).map(Arc::clone);
+        let record = match known {
+            Some(record) => record,
+            None => self.attach(context, capture, graph, handle)?,
+        };
+        let number = record.add(call);
+        record.word.set_in_order(number, stream)?;
+        Ok(Some(Captured(record)))
+    }
+
+    /// Has a graph tell of its end.
+    fn attach(&self, context: &Arc<CudaContext>, capture: u64, graph: sys::CUgraph, stream: usize) -> Result<Arc<Record>, DriverError> {
+        let word = self.word(context)?;
+        let (calls, since, is_gone) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        let record = Arc::new(Record { capture, stream, word, calls, since, is_gone });
+        tie(&record, graph)?;
+        lock(&self.records).push(Arc::clone(&record));
+        Ok(record)
+    }
+
+    /// A new word. One thread at a time asks, the one that has the communicator.
+    fn word(&self, context: &Arc<CudaContext>) -> Result<Word, DriverError> {
+        let page = lock(&self.page).clone();
+        if let Some(word) = page.and_then(|page| page.word()) {
+            return Ok(word);
+        }
+        let page = Page::new(context)?;
+        let word = page.word().ok_or(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY))?;
+        *lock(&self.page) = Some(page);
+        Ok(word)
+    }
+
+    /// The captured call that is running and has the least time left. By the timekeeper alone: it marks what it sees.
+    pub(super) fn launched(&self, now: Instant) -> Option<Launched> {
+        let left = |launched: &Launched| launched.limit.saturating_sub(now - launched.since);
+        self.living().iter().filter_map(|record| record.launched(now)).min_by_key(left)
+    }
+
+    /// The value of the first record's word, which is another one from then on where one is given.
+    #[cfg(test)]
+    pub(super) fn first_word(&self, new: Option<u32>) -> u32 {
+        let word = &self.living()[0].word;
+        new.map_or_else(|| word.value().load(Ordering::Acquire), |new| word.value().swap(new, Ordering::AcqRel))
+    }
+
+    /// The records whose graphs are there; the others are forgotten.
+    fn living(&self) -> MutexGuard<'_, Vec<Arc<Record>>> {
+        let mut records = lock(&self.records);
+        records.retain(|record| !record.is_gone.load(Ordering::Acquire));
+        records
+    }
+}
+
+/// Gives a graph a reference to a record, which it gives back at its end.
+fn tie(record: &Arc<Record>, graph: sys::CUgraph) -> Result<(), DriverError> {
+    let data = Arc::into_raw(Arc::clone(record)).cast_mut().cast::<c_void>();
+    let flags = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
+    let mut object: sys::CUuserObject = std::ptr::null_mut();
+    // SAFETY: the destructor may be called once, by any thread, with this data: a reference that is counted for it. The answer goes to a variable
+    // of ours.
+    let created = unsafe { sys::cuUserObjectCreate(&mut object, data, Some(graph_is_gone), 1, flags) }.result();
+    if let Err(error) = created {
+        // SAFETY: the driver did not take the reference that was counted above, so it is given back here, once.
+        drop(unsafe { Arc::from_raw(data.cast::<Record>()) });
+        return Err(error);
+    }
+    let moved = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
+    // SAFETY: the graph is the one that a stream is being captured into (`capture_of`, a moment ago, on the thread that captures); the object is ours.
+    let retained = unsafe { sys::cuGraphRetainUserObject(graph, object, 1, moved) }.result();
+    if retained.is_err() {
+        // SAFETY: the object's one reference is still ours; the destructor follows.
+        let _ = unsafe { sys::cuUserObjectRelease(object, 1) };
+    }
+    retained
+}
+
+/// The destructor of a user object, on a thread of the driver's. It calls nobody and waits for nothing.
+///
+/// # Safety
+///
+/// `data` is a reference to a record that was counted for this call.
+unsafe extern "C" fn graph_is_gone(data: *mut c_void) {
+    // SAFETY: this function's contract.
+    let record = unsafe { Arc::from_raw(data.cast::<Record>()) };
+    record.is_gone.store(true, Ordering::Release);
+}
+
+impl Record {
+    /// Adds a call; its number, from 1.
+    fn add(&self, call: CapturedCall) -> u32 {
+        let mut calls = lock(&self.calls);
+        calls.push(call);
+        calls.len() as u32 & !SEEN
+    }
+
+    /// The call that is running, if one is.
+    fn launched(&self, now: Instant) -> Option<Launched> {
+        let (word, mut since) = (self.word.value(), lock(&self.since));
+        let value = word.load(Ordering::Acquire);
+        let number = value & !SEEN;
+        if number == 0 {
+            *since = None;
+            return None;
+        }
+        if value & SEEN == 0 || since.is_none() {
+            // Where the device has written since, the next look sees that.
+            let _ = word.compare_exchange(value, value | SEEN, Ordering::AcqRel, Ordering::Acquire);
+            *since = Some(now);
+        }
+        let CapturedCall { label, limit } = *lock(&self.calls).get(number as usize - 1)?;
+        Some(Launched { label, limit, since: since.unwrap_or(now) })
+    }
+}
+
+impl Captured {
+    /// Puts the call's end into the graph. The context is current.
+    pub(super) fn end(self, stream: &CudaStream) -> Result<(), DriverError> {
+        self.0.word.set_in_order(0, stream)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,136 @@
+//! What is asked of the driver about calls that were made: how far their streams have come. It may hold up whoever asks.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::DriverError;
+
+use super::lock::{BackOff, lock_within};
+use super::state::{Inner, NO_TRACKER};
+use super::stream_tracker::Outstanding;
+use super::watched::Unfinished;
+use crate::deadline::Deadline;
+use crate::device::driver;
+use crate::device::nccl::{Raw, Refusal};
+use crate::tuning::device::{GONE_WAIT, REGISTRATION_DROP_WAIT, STUCK};
+
+/// How far the streams of a communicator were at a look.
+enum Progress {
+    Known(Option<Unfinished>),
+    /// Somebody else was looking all the time.
+    Busy,
+}
+
+impl Inner {
+    /// Asks NCCL and the driver, marks new work and publishes how far the old has come. What is broken ends the communicator.
+    pub(in crate::device) fn probe(self: &Arc<Self>, now: Instant) {
+        self.look();
+        if let Err(error) = self.look_at_streams(now, STUCK)
+            && !self.is_ended()
+        {
+            self.fail(driver::cuda_error(self.last_call(), error), Duration::ZERO);
+        }
+    }
+
+    /// Looks how far the streams are, once nobody else does.
+    fn look_at_streams(&self, now: Instant, patience: Duration) -> std::result::Result<Progress, DriverError> {
+        let Some(_looking) = lock_within(&self.watched.looking, patience) else { return Ok(Progress::Busy) };
+        let oldest = self.oldest(now)?;
+        Ok(Progress::Known(self.watched.publish(oldest, now)))
+    }
+
+    /// The oldest calls that the device has not done.
+    fn oldest(&self, now: Instant) -> std::result::Result<Option<Outstanding>, DriverError> {
+        // Before anything is looked at: what is on record now was given to its tracker before.
+        let noted = self.flight().map_or(0, |flight| flight.device_calls_noted());
+        let has_done = |tracker: u8, calls: u64| self.flight().into_iter().for_each(|flight| flight.device_has_done(tracker, calls));
+        let trackers = {
+            let trackers = self.trackers();
+            if trackers.iter().all(|tracker| tracker.is_idle() && Arc::strong_count(tracker) > 1) {
+                trackers.iter().filter(|tracker| tracker.is_followed()).for_each(|tracker| has_done(tracker.number, noted));
+                // Calls that had nothing to put on a stream, or became part of a graph.
+                has_done(NO_TRACKER, noted);
+                return Ok(None);
+            }
+            // The driver is asked without the lock: calls take it.
+            trackers.clone()
+        };
+        driver::bind(&self.context)?;
+        let mut oldest: Option<Outstanding> = None;
+        for tracker in &trackers {
+            if tracker.has_new_calls() && !tracker.is_full() {
+                tracker.mark(&self.context, now, noted, || self.term())?;
+            }
+            let (waiting, done) = tracker.progress()?;
+            if let Some(calls) = done.filter(|_| tracker.is_followed()) {
+                has_done(tracker.number, calls);
+            }
+            oldest = oldest.into_iter().chain(waiting).min_by_key(|(term, since)| (term.number, *since));
+        }
+        drop(trackers);
+        self.forget_unused();
+        Ok(oldest)
+    }
+
+    /// A stream that is not in use any more need not be kept alive.
+    fn forget_unused(&self) {
+        let mut unused = Vec::new();
+        self.trackers().retain(|tracker| {
+            let stays = Arc::strong_count(tracker) > 1 || !tracker.is_idle();
+            if !stays {
+                unused.push(Arc::clone(tracker));
+            }
+            stays
+        });
+        // Without the lock: the stream may end with it.
+        drop(unused);
+    }
+
+    /// Makes a call that has NCCL forget something, once the device has done all that is on record, and waits for its end. A communicator
+    /// that the device does not come to rest for is ended. Whether NCCL has forgotten it: by this, or because the communicator is gone.
+    pub(in crate::device) fn manage_at_rest(
+        self: &Arc<Self>,
+        doing: &dyn Fn() -> String,
+        work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
+    ) -> bool {
+        let deadline = Deadline::after(self.limit().min(REGISTRATION_DROP_WAIT));
+        let gate = lock_within(&self.gate, deadline.remaining()).filter(|_| !self.is_ended());
+        let outcome = gate.map(|_gate| match self.quiesce(&deadline) {
+            Ok(true) => self.inside(doing, deadline.remaining(), work),
+            Ok(false) => Err(self.expire(doing, deadline.elapsed())),
+            Err(error) => Err(self.end(driver::cuda_error(doing(), error), doing)),
+        });
+        if let Some(Err(error)) = &outcome {
+            crate::event::warn!(%error, "a call that gives something back to NCCL failed");
+        }
+        matches!(outcome, Some(Ok(()))) || self.is_gone_within(&Deadline::after(GONE_WAIT))
+    }
+
+    /// Waits until NCCL has given everything back, where the communicator has ended.
+    fn is_gone_within(&self, deadline: &Deadline) -> bool {
+        let mut back_off = BackOff::default();
+        while self.is_ended() && !self.gone.load(Ordering::Acquire) && !deadline.has_passed() {
+            back_off.rest();
+        }
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Waits until the device has done all that is on record.
+    pub(super) fn quiesce(&self, deadline: &Deadline) -> std::result::Result<bool, DriverError> {
+        let mut back_off = BackOff::default();
+        loop {
+            if self.is_ended() {
+                return Ok(true);
+            }
+            let progress = self.look_at_streams(Instant::now(), deadline.remaining())?;
+            if matches!(progress, Progress::Known(None)) && self.trackers().iter().all(|tracker| tracker.unmarked_behind().is_none()) {
+                return Ok(true);
+            }
+            if deadline.has_passed() {
+                return Ok(false);
+            }
+            back_off.rest();
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The driver holds up whoever asks it, as it does while a kernel waits for other ranks and another thread frees memory.
+
+use std::time::Instant;
+
+use simgpu::{HeldUp, nccl};
+
+use super::*;
+
+const SHORT: Duration = Duration::from_millis(100);
+
+/// All that is asked about streams and contexts.
+const ASKED: [&str; 8] = [
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuMemFree_v2",
+];
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Deadline::after(LONG);
+    while !condition() {
+        assert!(!deadline.has_passed(), "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Waits for the end of a call that the other rank does not make, in a driver that answers this thread alone.
+fn freed_by_the_timekeeper(rank: &Rank, held: &HeldUp) -> Error {
+    // Returns because the communicator is aborted.
+    let _ = rank.stream.synchronize();
+    until("no deadline passed", || rank.comm.failure().is_some());
+    assert!(held.callers() > 0, "nobody was held up");
+    rank.comm.failure().unwrap()
+}
+
+/// What rank 1 does, which makes no call: it goes when its partner's communicator has ended.
+fn leave_late(comm: &NcclComm) {
+    until("the other rank did not end", || nccl::calls("ncclCommAbort") > 0);
+    comm.abort();
+}
+
+#[test]
+fn a_deadline_passes_though_the_prober_is_held_up_before_its_first_look() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        if rank.comm.rank() == 1 {
+            return leave_late(&rank.comm);
+        }
+        let mut vector = rank.vector(100);
+        let held = HeldUp::others(&ASKED);
+        rank.all_reduce(&mut vector, SHORT).unwrap();
+        let failure = freed_by_the_timekeeper(&rank, &held);
+        assert!(matches!(&failure, Error::Timeout { elapsed, .. } if (SHORT..LONG).contains(elapsed)), "{failure}");
+        assert!(failure.to_string().contains("the driver has not answered for"), "{failure}");
+        drop(held);
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_deadline_passes_though_the_prober_is_held_up_after_it() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        if rank.comm.rank() == 1 {
+            return leave_late(&rank.comm);
+        }
+        let mut vector = rank.vector(100);
+        rank.all_reduce(&mut vector, 5 * SHORT).unwrap();
+        until("nothing was marked", || rank.comm.inner.watched.unfinished().is_some());
+        let held = HeldUp::others(&ASKED);
+        let failure = freed_by_the_timekeeper(&rank, &held);
+        assert!(matches!(&failure, Error::Timeout { elapsed, .. } if (5 * SHORT..LONG).contains(elapsed)), "{failure}");
+        drop(held);
+    });
+    sim.finish();
+}
+
+#[test]
+fn calls_that_nobody_looked_at_are_given_their_time_and_a_moment_for_the_look() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        let mut vector = rank.vector(100);
+        let held = HeldUp::others(&ASKED);
+        rank.all_reduce(&mut vector, LONG).unwrap();
+        let now = Instant::now();
+        // Seen first now, at the latest.
+        rank.comm.inner.keep_time(now);
+        rank.comm.inner.keep_time(now + LONG / 2);
+        assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
+        drop(held);
+        // Whoever looks again finds that they are done.
+        until("nobody looked", || rank.comm.inner.trackers().iter().all(|tracker| tracker.is_idle()));
+        rank.comm.inner.keep_time(Instant::now() + 10 * LONG);
+        assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
+    });
+    sim.finish();
+}
