@@ -231,6 +231,26 @@ fn a_destroy_that_fails_lets_later_calls_of_its_thread_wait_for_an_end_of_the_gr
 }
 
 #[test]
+fn a_thread_may_end_after_a_destroy_that_failed_but_not_with_calls_behind_it() {
+    let _alone = alone();
+    in_ranks(1, |rank| {
+        let (buffer, into) = (rank.upload(&[1; 8]), rank.room(8));
+        let (comm, stream, from, to) = (rank.comm as usize, rank.stream() as usize, rank.at(&buffer), rank.at(&into));
+        for calls in [0, 1] {
+            simgpu::nccl::fail_call("ncclCommDestroy", 1, 3);
+            let destroy = move || {
+                assert_eq!(ncclCommDestroy(comm as Comm), 3);
+                (0..calls).for_each(|_| ok(ncclAllReduce(from, to, 8, U8, SUM, comm as Comm, stream as *mut _)));
+            };
+            std::thread::spawn(destroy).join().unwrap();
+            assert_eq!(simgpu::nccl::reports().len(), calls);
+        }
+        assert_eq!(rank.download(&into), [0xee; 8]);
+    });
+    expect_clean();
+}
+
+#[test]
 fn the_text_of_the_last_error_is_never_cleared() {
     let _alone = alone();
     in_ranks(1, |rank| {
