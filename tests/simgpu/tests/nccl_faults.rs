@@ -170,6 +170,7 @@ fn two_ranks_on_one_device_are_refused() {
             let mut rank = Rank::on(rank.rank % 2, rank.rank, size);
             let code = ncclCommInitRank(&raw mut rank.comm, size as c_int, id, rank.rank as c_int);
             assert_eq!(rank.async_error(), 0, "what blocks says it once");
+            let _turn = my_turn();
             ok(ncclCommFinalize(rank.comm));
             ok(ncclCommDestroy(rank.comm));
             code
@@ -190,6 +191,7 @@ fn what_fails_to_become_a_communicator_says_so_again_when_it_is_ended() {
         let mut config = blocking(false);
         assert_eq!(ncclCommInitRankConfig(&raw mut rank.comm, 2, id, rank.rank as c_int, &raw mut config), 7);
         assert_eq!(rank.await_error(), 5);
+        let _turn = my_turn();
         assert_eq!(ncclCommFinalize(rank.comm), 5);
         assert_eq!(ncclCommDestroy(rank.comm), 5);
         assert_eq!(simgpu::nccl::group_depth(), 1, "it leaves its group open");
