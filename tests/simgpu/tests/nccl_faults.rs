@@ -170,6 +170,7 @@ fn two_ranks_on_one_device_are_refused() {
             let mut rank = Rank::on(rank.rank % 2, rank.rank, size);
             let code = ncclCommInitRank(&raw mut rank.comm, size as c_int, id, rank.rank as c_int);
             assert_eq!(rank.async_error(), 0, "what blocks says it once");
+            let _turn = my_turn();
             ok(ncclCommFinalize(rank.comm));
             ok(ncclCommDestroy(rank.comm));
             code
@@ -190,6 +191,7 @@ fn what_fails_to_become_a_communicator_says_so_again_when_it_is_ended() {
         let mut config = blocking(false);
         assert_eq!(ncclCommInitRankConfig(&raw mut rank.comm, 2, id, rank.rank as c_int, &raw mut config), 7);
         assert_eq!(rank.await_error(), 5);
+        let _turn = my_turn();
         assert_eq!(ncclCommFinalize(rank.comm), 5);
         assert_eq!(ncclCommDestroy(rank.comm), 5);
         assert_eq!(simgpu::nccl::group_depth(), 1, "it leaves its group open");
@@ -226,6 +228,26 @@ fn a_destroy_that_fails_lets_later_calls_of_its_thread_wait_for_an_end_of_the_gr
         assert_eq!(rank.download(&into), [1; 8]);
         ok(ncclCommAbort(unready.comm));
         ok(ncclCommDestroy(rank.comm));
+    });
+    expect_clean();
+}
+
+#[test]
+fn a_thread_may_end_after_a_destroy_that_failed_but_not_with_calls_behind_it() {
+    let _alone = alone();
+    in_ranks(1, |rank| {
+        let (buffer, into) = (rank.upload(&[1; 8]), rank.room(8));
+        let (comm, stream, from, to) = (rank.comm as usize, rank.stream() as usize, rank.at(&buffer), rank.at(&into));
+        for calls in [0, 1] {
+            simgpu::nccl::fail_call("ncclCommDestroy", 1, 3);
+            let destroy = move || {
+                assert_eq!(ncclCommDestroy(comm as Comm), 3);
+                (0..calls).for_each(|_| ok(ncclAllReduce(from, to, 8, U8, SUM, comm as Comm, stream as *mut _)));
+            };
+            std::thread::spawn(destroy).join().unwrap();
+            assert_eq!(simgpu::nccl::reports().len(), calls);
+        }
+        assert_eq!(rank.download(&into), [0xee; 8]);
     });
     expect_clean();
 }

@@ -30,8 +30,10 @@ fn capture(rank: &Rank, buffer: u64) -> CudaGraph {
     rank.stream.end_capture(Flags(0)).unwrap().unwrap()
 }
 
+type End = fn(Comm) -> c_int;
+
 /// Calls from another thread; what it returns comes through the channel.
-fn elsewhere(call: fn(Comm) -> c_int, rank: &Rank) -> mpsc::Receiver<c_int> {
+fn elsewhere(call: End, rank: &Rank) -> mpsc::Receiver<c_int> {
     let (tell, told) = mpsc::channel();
     let comm = rank.comm as usize;
     std::thread::spawn(move || tell.send(call(comm as Comm)));
@@ -92,7 +94,7 @@ fn a_graph_runs_its_collective_as_often_as_it_is_launched() {
 #[test]
 fn ends_wait_until_the_last_graph_is_dropped() {
     let _alone = alone();
-    let ends: [(&str, fn(Comm) -> c_int); 3] =
+    let ends: [(&str, End); 3] =
         [("ncclCommFinalize", ncclCommFinalize), ("ncclCommDestroy", ncclCommDestroy), ("ncclCommAbort", ncclCommAbort)];
     for (name, end) in ends {
         let id = new_id();

@@ -263,19 +263,14 @@ pub unsafe extern "C" fn ncclCommFinalize(comm: Handle) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDestroy(comm: Handle) -> c_int {
-    // A failure is not the group's: from 2.24.3 on this call begins one, and leaves it open where it fails.
+    // A failure is not one of the group around the call.
     call("ncclCommDestroy", || {
         if comm.is_null() {
             return Ok(Code::SUCCESS);
         }
         let comm = comm::find(comm, "ncclCommDestroy")?;
-        if control::version() < 22403 {
-            comm.ensure_ready()?;
-            group::start();
-        } else {
-            group::start();
-            comm.ensure_ready()?;
-        }
+        comm.ensure_ready().inspect_err(|_| group::leave_open())?;
+        group::start();
         drop(Inside::acting(&comm, "ncclCommDestroy"));
         end(comm, "ncclCommDestroy", Departure::Destroyed)
     })
