@@ -284,3 +284,22 @@ fn the_checker_sees_what_comes_through_the_runtime() {
     assert_eq!(simgpu::reports().len(), 1);
     assert_eq!((cudaStreamDestroy(a), cudaStreamDestroy(b), cudaEventDestroy(event)), (0, 0, 0));
 }
+
+#[test]
+fn a_device_that_was_reset_is_used_anew() {
+    let _alone = simgpu::alone();
+    assert_eq!(cudaSetDevice(6), 0);
+    memory(64, 1);
+    // SAFETY: nothing of the device is used any more.
+    unsafe { cudarc::driver::sys::cuDevicePrimaryCtxReset_v2(6) }.result().unwrap();
+    // The thread's context is gone: the next call makes one again, whether it names the device or not.
+    let start = memory(64, 2);
+    assert_eq!(read(start, 64), [2; 64]);
+    assert_eq!((cudaFree(start), cudaSetDevice(6)), (0, 0));
+    // SAFETY: as above.
+    unsafe { cudarc::driver::sys::cuDevicePrimaryCtxReset_v2(6) }.result().unwrap();
+    assert_eq!(cudaSetDevice(6), 0);
+    let start = memory(64, 3);
+    assert_eq!((read(start, 64), cudaFree(start)), (vec![3; 64], 0));
+    no_reports();
+}
