@@ -1,4 +1,5 @@
-//! The device plane: on the simulated GPU, or, with `COLLECTIVES_TEST_GPU=real`, on the ones that are there.
+//! The device plane: on the simulated GPU, or, with `COLLECTIVES_TEST_GPU=real`, on the ones that are there. With `COLLECTIVES_TEST_NCCL` it is a
+//! real NCCL that runs on the simulated GPU (`simgpu::real`).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,6 +14,7 @@ mod matrix;
 mod messages;
 mod ordering;
 mod patterns;
+mod real_nccl;
 mod runtime_types;
 mod split;
 mod typed_nccl;

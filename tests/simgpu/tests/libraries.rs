@@ -23,6 +23,7 @@ const KERNELS: &str = "
 .target sm_120
 .address_size 64
 .extern .func (.reg .b32 out) one();
+.visible .global .u32 table[4] = {4, 3, 2, 1};
 
 .visible .entry trade(.param .u64 own, .param .u64 theirs, .param .u64 data, .param .u32 round)
 {
@@ -305,6 +306,27 @@ fn the_bounds_of_memory_hold_for_libraries_too() {
     assert_eq!(rank.wait(), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
     let reports = simgpu::reports();
     assert!(reports.len() == 1 && reports[0].contains("kernel trade"), "{reports:#?}");
+}
+
+#[test]
+fn variables_are_found_by_their_names() {
+    let _alone = simgpu::alone();
+    let folder = Folder::new("variables");
+    let rank = Rank::new(4, folder.name());
+    let place = |name: &str| {
+        let (mut start, mut bytes, name) = (0, 0, CString::new(name).unwrap());
+        // SAFETY: the module is alive, and the places are on the stack here.
+        unsafe { sys::cuModuleGetGlobal_v2(&raw mut start, &raw mut bytes, rank.module.cast(), name.as_ptr()) }
+            .result()
+            .map(|()| (start, bytes))
+    };
+    let (start, bytes) = place("table").unwrap();
+    let mut words = [0_u32; 4];
+    // SAFETY: the words are filled when the call returns.
+    unsafe { result::memcpy_dtoh_sync(&mut words, start) }.unwrap();
+    assert_eq!((bytes, words), (16, [4, 3, 2, 1]));
+    assert_eq!(place("chair").unwrap_err().0, CUresult::CUDA_ERROR_NOT_FOUND);
+    none();
 }
 
 #[test]

@@ -297,3 +297,22 @@ fn streams_have_numbers_and_the_legacy_one_has_one() {
     assert_eq!((cudaStreamDestroy(first), cudaStreamDestroy(second)), (0, 0));
     no_reports();
 }
+
+#[test]
+fn a_device_that_was_reset_is_used_anew() {
+    let _alone = simgpu::alone();
+    assert_eq!(cudaSetDevice(6), 0);
+    memory(64, 1);
+    // SAFETY: nothing of the device is used any more.
+    unsafe { cudarc::driver::sys::cuDevicePrimaryCtxReset_v2(6) }.result().unwrap();
+    // The thread's context is gone: the next call makes one again, whether it names the device or not.
+    let start = memory(64, 2);
+    assert_eq!(read(start, 64), [2; 64]);
+    assert_eq!((cudaFree(start), cudaSetDevice(6)), (0, 0));
+    // SAFETY: as above.
+    unsafe { cudarc::driver::sys::cuDevicePrimaryCtxReset_v2(6) }.result().unwrap();
+    assert_eq!(cudaSetDevice(6), 0);
+    let start = memory(64, 3);
+    assert_eq!((read(start, 64), cudaFree(start)), (vec![3; 64], 0));
+    no_reports();
+}

@@ -20,9 +20,13 @@ use simgpu_ptx::{Limits, Module, Texts, Unset};
 use crate::code::Code;
 use crate::outlines;
 
+/// Steps of a thread before the next one has its turn. Where all threads of a block spin, this many times their number pass before one sees
+/// that it need not any more.
+const TURN: u64 = 250;
+
 /// How long a kernel may run, and how its threads take turns.
 pub(crate) fn limits() -> Limits {
-    Limits { patience: Duration::MAX, ..Limits::default() }
+    Limits { patience: Duration::MAX, turn: TURN, ..Limits::default() }
 }
 
 /// The module that all files with PTX make up together. `names` has them with colons between; a folder stands for all in it that end in

@@ -150,6 +150,13 @@ pub(crate) fn function(state: &mut State, module: Handle, name: &str) -> Outcome
     Ok(handle)
 }
 
+/// Address and size of a variable of a module.
+pub(crate) fn variable(state: &State, module: Handle, name: &str) -> Outcome<(u64, usize)> {
+    let of = state.modules.get(&module).ok_or(Code::INVALID_HANDLE)?;
+    let place = of.code.variable(name).ok_or(Code::NOT_FOUND)?;
+    Ok((of.globals + place.start as u64, place.len()))
+}
+
 /// Forgets a module and its kernels. Launches that are queued keep what they need, but the variables are gone.
 pub(crate) fn unload(state: &mut State, module: Handle) -> Outcome {
     let gone = state.modules.remove(&module).ok_or(Code::INVALID_HANDLE)?;

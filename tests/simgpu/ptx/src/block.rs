@@ -16,21 +16,32 @@ pub(crate) struct Block {
     index: [u32; 3],
     /// Its shared memory, while another block runs.
     shared: Vec<u8>,
-    /// Threads that came to a barrier without waiting.
-    arrived: [u32; BARRIERS],
+    /// Who came to barriers that say for how many they wait.
+    arrived: [Arrived; BARRIERS],
+}
+
+/// Threads that came to a barrier since it was last open.
+#[derive(Clone, Copy, Default)]
+struct Arrived {
+    /// All of them.
+    all: u64,
+    /// For how many the first one waits.
+    count: u64,
+    /// Those that did not wait.
+    passed: u64,
 }
 
 impl Block {
     pub(crate) fn new(machine: &mut Machine<'_>, index: [u32; 3]) -> Self {
         let threads = (0..machine.block.iter().product()).map(|number| machine.thread(number)).collect();
-        let mut block = Self { threads, index, shared: vec![0; machine.shared_bytes], arrived: [0; BARRIERS] };
+        let mut block = Self { threads, index, shared: vec![0; machine.shared_bytes], arrived: [Arrived::default(); BARRIERS] };
         block.begin(machine, index);
         block
     }
 
     /// Sends the threads of a block that has ended into another one.
     pub(crate) fn begin(&mut self, machine: &mut Machine<'_>, index: [u32; 3]) {
-        (self.index, self.arrived) = (index, [0; BARRIERS]);
+        (self.index, self.arrived) = (index, [Arrived::default(); BARRIERS]);
         self.shared.fill(0xA5);
         machine.current = index;
         self.threads.iter_mut().for_each(|thread| machine.restart(thread));
@@ -126,16 +137,27 @@ impl Block {
             let message = format!("barrier {id} is to wait for {count} threads, which is no multiple of 32");
             return Err(fault(machine, thread, FaultKind::Divergence(message)));
         }
-        if Self::site(machine, thread).is_some_and(|site| !site.waits) {
-            self.arrived[id as usize] += 1;
+        let passes = Self::site(machine, thread).is_some_and(|site| !site.waits);
+        let arrived = &mut self.arrived[id as usize];
+        if arrived.all == 0 {
+            arrived.count = count;
+        }
+        (arrived.all, arrived.passed) = (arrived.all + 1, arrived.passed + u64::from(passes));
+        let Arrived { all, count: first, passed } = *arrived;
+        if passes {
             self.threads[number].resume();
         }
+        // Who waits is looked at once for a whole barrier, and where something is wrong.
+        if all < count && first == count {
+            return Ok(());
+        }
         let waiting = self.waiting(machine, id);
-        if waiting.iter().any(|&other| Self::claim(machine, &self.threads[other]) != Some((id, Some(count)))) {
+        let same = |&other: &usize| Self::claim(machine, &self.threads[other]) == Some((id, Some(count)));
+        if first != count || !waiting.iter().all(same) {
             let message = format!("threads wait at barrier {id} for different numbers of threads");
             return Err(fault(machine, &self.threads[number], FaultKind::Divergence(message)));
         }
-        if waiting.len() as u64 + u64::from(self.arrived[id as usize]) == count {
+        if waiting.len() as u64 + passed == count {
             self.open(machine, id, &waiting)?;
         }
         Ok(())
@@ -174,7 +196,7 @@ impl Block {
         if reduces {
             self.reduce(machine, waiting);
         }
-        self.arrived[id as usize] = 0;
+        self.arrived[id as usize] = Arrived::default();
         waiting.iter().for_each(|&number| self.threads[number].resume());
         Ok(())
     }

@@ -40,6 +40,7 @@ mod program;
 mod short;
 mod syntax;
 mod token;
+mod touched;
 mod types;
 mod variables;
 mod warp;

@@ -164,6 +164,13 @@ impl<'a> Linker<'_, 'a> {
                 globals.resize(offset, 0);
                 globals.extend_from_slice(&variable.initial);
                 globals.resize(offset + variable.bytes, 0);
+                // A name that several texts keep to themselves is that of the first one's, and never hides what all texts share.
+                let (named, place) = (variable.name.to_owned(), offset..offset + variable.bytes);
+                if variable.linkage == Linkage::Internal {
+                    self.program.variables.entry(named).or_insert(place);
+                } else {
+                    self.program.variables.insert(named, place);
+                }
                 let addresses = variable.addresses.iter().map(|address| (text, offset as u64, address.clone()));
                 self.addresses.extend(addresses);
                 Ok(Place::Global(offset as u64))

@@ -1,5 +1,6 @@
 //! Runs the steps of one thread until it waits, ends, or has had its turn.
 
+use std::cell::RefCell;
 use std::time::Instant;
 
 use crate::access::little;
@@ -48,6 +49,37 @@ pub(crate) struct Thread {
     executed: u64,
 }
 
+/// As many as a block has threads at most.
+const KEPT: usize = 1024;
+
+thread_local! {
+    /// Registers and local memory of threads that have ended, for those of the next launch: their pages are there already.
+    static ENDED: RefCell<Vec<(Vec<u64>, Vec<u8>)>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        let own = (std::mem::take(&mut self.slots), std::mem::take(&mut self.memory));
+        // Where the host's thread ends, too, they go with it.
+        let _ = ENDED.try_with(|ended| {
+            let mut ended = ended.borrow_mut();
+            if ended.len() < KEPT {
+                ended.push(own);
+            }
+        });
+    }
+}
+
+/// Makes room for so many slots. What a function does not use of a large frame takes no memory: fresh pages are zeros that come when
+/// they are touched.
+fn grow(slots: &mut Vec<u64>, count: usize) {
+    if count > slots.len() {
+        let mut more = vec![0; count];
+        more[..slots.len()].copy_from_slice(slots);
+        *slots = more;
+    }
+}
+
 impl Thread {
     pub(crate) fn slot(&self, slot: Slot) -> u64 {
         self.slots[self.base + slot as usize]
@@ -92,15 +124,18 @@ impl Machine<'_> {
     pub(crate) fn thread(&self, number: u32) -> Thread {
         let [x, y, _] = self.block;
         let function = self.program.function(self.kernel.function);
+        let (mut slots, mut memory) = ENDED.with_borrow_mut(Vec::pop).unwrap_or_default();
+        grow(&mut slots, function.slots);
+        memory.clear();
         let mut thread = Thread {
             state: State::Ready,
             function: self.kernel.function,
             at: 0,
             index: [number % x, number / x % y, number / x / y],
             lane: number % 32,
-            slots: vec![0; function.slots],
+            slots,
             base: 0,
-            memory: Vec::new(),
+            memory,
             local: 0,
             callers: Vec::new(),
             executed: 0,
@@ -296,8 +331,7 @@ impl Machine<'_> {
         }
         thread.callers.push(Caller { function: thread.function, at: thread.at + 1, base: thread.base, local: thread.local, site });
         (thread.function, thread.at, thread.base, thread.local) = (number, 0, base, local);
-        let slots = thread.slots.len().max(base + callee.slots);
-        thread.slots.resize(slots, 0);
+        grow(&mut thread.slots, base + callee.slots);
         thread.memory.truncate(local);
         thread.memory.resize(local + callee.local, 0xA5);
         self.fill(thread, &callee.initial);

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::fault::FaultKind;
 use crate::program::Alu;
+use crate::touched::Bytes;
 
 /// One live allocation.
 #[derive(Debug, Clone, Copy)]
@@ -28,21 +29,14 @@ pub trait Memory: Sync {
     fn find(&self, address: u64) -> Option<Region>;
 }
 
-/// The global memory that a launch touched: per allocation at most one range of addresses, from the first to the last
-/// byte, in the order of addresses. Atomic operations read and write.
+/// The global memory that a launch touched, as ranges of addresses in their order: exact, as long as those of an allocation
+/// are few, else with small gaps closed. Atomic operations read and write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Touched {
     /// What was read.
     pub reads: Vec<Range<u64>>,
     /// What was written.
     pub writes: Vec<Range<u64>>,
-}
-
-/// From the first to the last byte; empty while the start is above the end.
-#[derive(Debug, Clone, Copy)]
-struct Span {
-    start: u64,
-    end: u64,
 }
 
 impl Region {
@@ -54,54 +48,64 @@ impl Region {
     }
 }
 
-impl Span {
-    const EMPTY: Self = Self { start: u64::MAX, end: 0 };
-
-    fn add(&mut self, other: Self) {
-        self.start = self.start.min(other.start);
-        self.end = self.end.max(other.end);
-    }
+/// An allocation, and what was touched of it.
+struct Seen {
+    region: Region,
+    reads: Bytes,
+    writes: Bytes,
 }
 
-/// The allocation that an access used last, and what it touched of it.
+/// The allocation that an access used last.
 #[derive(Debug, Clone, Copy)]
 struct Recent {
+    /// The number of the access.
+    id: usize,
     region: Region,
-    reads: Span,
-    writes: Span,
+    /// The number of the allocation among those seen.
+    seen: usize,
 }
 
-const NOTHING: Recent =
-    Recent { region: Region { start: 0, bytes: 0, readable: 0, host: std::ptr::null_mut() }, reads: Span::EMPTY, writes: Span::EMPTY };
+const NOTHING: Recent = Recent { id: usize::MAX, region: Region { start: 0, bytes: 0, readable: 0, host: std::ptr::null_mut() }, seen: 0 };
+
+/// Of how many accesses a launch remembers the allocation. Those of a function have numbers that follow each other, so few share a place.
+const REMEMBERED: usize = 1024;
 
 /// The global memory during one launch.
 pub(crate) struct Global<'m> {
     memory: &'m dyn Memory,
     recent: Vec<Recent>,
-    seen: BTreeMap<u64, Recent>,
+    seen: Vec<Seen>,
+    /// The allocations that were seen, by their starts.
+    starts: BTreeMap<u64, usize>,
 }
 
 impl<'m> Global<'m> {
     pub(crate) fn new(memory: &'m dyn Memory, accesses: usize) -> Self {
-        Self { memory, recent: vec![NOTHING; accesses], seen: BTreeMap::new() }
+        Self { memory, recent: vec![NOTHING; accesses.clamp(1, REMEMBERED).next_power_of_two()], seen: Vec::new(), starts: BTreeMap::new() }
+    }
+
+    #[inline(always)]
+    fn place(&self, id: usize) -> usize {
+        // A power of two.
+        id & (self.recent.len() - 1)
     }
 
     /// The place on the host of bytes that access `id` reaches; writes it down as touched.
     #[inline]
     pub(crate) fn reach(&mut self, id: usize, address: u64, bytes: u32, reads: bool, writes: bool) -> Result<*mut u8, FaultKind> {
-        // Functions that were decoded since the launch began have accesses of higher numbers.
-        let Some(recent) = self.recent.get_mut(id) else { return self.look_up(id, address, bytes, reads, writes) };
+        let place = self.place(id);
+        let recent = &mut self.recent[place];
         let offset = address.wrapping_sub(recent.region.start);
         // Sizes are at most 64 and allocations never end at the end of the address space.
-        if !recent.region.holds(offset, bytes, writes) {
+        if recent.id != id || !recent.region.holds(offset, bytes, writes) {
             return self.look_up(id, address, bytes, reads, writes);
         }
-        let span = Span { start: address, end: address.saturating_add(bytes.into()) };
+        let seen = &mut self.seen[recent.seen];
         if reads {
-            recent.reads.add(span);
+            seen.reads.add(offset, bytes, recent.region.readable);
         }
         if writes {
-            recent.writes.add(span);
+            seen.writes.add(offset, bytes, recent.region.bytes);
         }
         // The offset lies inside of the region, whose bytes the owner promises to be there.
         Ok(recent.region.host.wrapping_add(offset as usize))
@@ -109,11 +113,8 @@ impl<'m> Global<'m> {
 
     #[cold]
     fn look_up(&mut self, id: usize, address: u64, bytes: u32, reads: bool, writes: bool) -> Result<*mut u8, FaultKind> {
-        if id >= self.recent.len() {
-            self.recent.resize(id + 1, NOTHING);
-        }
-        self.forget(id);
-        let known = self.seen.range(..=address).next_back().map(|(_, seen)| seen.region).filter(|region| holds(region, address));
+        let last = self.starts.range(..=address).next_back().map(|(_, &seen)| self.seen[seen].region);
+        let known = last.filter(|region| holds(region, address));
         let found = known.or_else(|| self.memory.find(address));
         let found = found.filter(|region| region.holds(address.wrapping_sub(region.start), bytes, writes));
         let Some(region) = found else {
@@ -125,26 +126,20 @@ impl<'m> Global<'m> {
                 region.start
             )));
         }
-        self.recent[id] = Recent { region, ..NOTHING };
+        let seen = *self.starts.entry(region.start).or_insert(self.seen.len());
+        if seen == self.seen.len() {
+            self.seen.push(Seen { region, reads: Bytes::default(), writes: Bytes::default() });
+        }
+        let place = self.place(id);
+        self.recent[place] = Recent { id, region, seen };
         self.reach(id, address, bytes, reads, writes)
     }
 
-    /// Keeps what an access touched of its last allocation.
-    fn forget(&mut self, id: usize) {
-        let recent = std::mem::replace(&mut self.recent[id], NOTHING);
-        if recent.region.bytes > 0 {
-            let seen = self.seen.entry(recent.region.start).or_insert(Recent { region: recent.region, ..NOTHING });
-            seen.reads.add(recent.reads);
-            seen.writes.add(recent.writes);
-        }
-    }
-
     /// The allocation whose start or end is nearest, among those seen and those that a look around finds.
-    fn nearest(&mut self, address: u64) -> Option<(u64, u64)> {
-        (0..self.recent.len()).for_each(|id| self.forget(id));
+    fn nearest(&self, address: u64) -> Option<(u64, u64)> {
         let around = (0..48).flat_map(|power| [address.saturating_sub(1 << power), address.saturating_add(1 << power)]);
         let found = around.chain([address]).filter_map(|probe| self.memory.find(probe));
-        let seen = self.seen.values().map(|seen| seen.region);
+        let seen = self.seen.iter().map(|seen| seen.region);
         let distance = |region: &Region| {
             let end = region.start.saturating_add(region.bytes);
             if holds(region, address) { 0 } else { address.abs_diff(region.start).min(address.abs_diff(end)) }
@@ -152,12 +147,12 @@ impl<'m> Global<'m> {
         found.chain(seen).min_by_key(distance).map(|region| (region.start, region.bytes))
     }
 
-    pub(crate) fn touched(mut self) -> Touched {
-        (0..self.recent.len()).for_each(|id| self.forget(id));
-        let ranges = |pick: fn(&Recent) -> Span| {
-            self.seen.values().map(pick).filter(|span| span.start < span.end).map(|span| span.start..span.end).collect()
+    pub(crate) fn touched(self) -> Touched {
+        let ranges = |pick: fn(&Seen) -> &Bytes| {
+            let in_order = self.starts.iter().map(|(&start, &seen)| (start, pick(&self.seen[seen]).ranges()));
+            in_order.flat_map(|(start, ranges)| ranges.into_iter().map(move |range| start + range.start..start + range.end)).collect()
         };
-        Touched { reads: ranges(|seen| seen.reads), writes: ranges(|seen| seen.writes) }
+        Touched { reads: ranges(|seen| &seen.reads), writes: ranges(|seen| &seen.writes) }
     }
 }
 

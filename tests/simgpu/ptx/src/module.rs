@@ -107,6 +107,11 @@ impl Module {
         self.program.globals.len()
     }
 
+    /// Where in that block the variable of this name lies.
+    pub fn variable(&self, name: &str) -> Option<Range<usize>> {
+        self.program.variables.get(name).cloned()
+    }
+
     /// What that block holds before the first launch, if it lies at this address: some variables hold those of others.
     pub fn globals_image(&self, address: u64) -> Vec<u8> {
         let mut image = self.program.globals.clone();

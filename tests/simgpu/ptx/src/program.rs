@@ -1,5 +1,6 @@
 //! The decoded form of a module: what the machine runs.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -406,6 +407,8 @@ pub(crate) struct Program {
     pub(crate) shared: Vec<Shared>,
     /// The module's variables, as they are first, but for those that are addresses.
     pub(crate) globals: Vec<u8>,
+    /// Where among them each lies.
+    pub(crate) variables: HashMap<String, Range<usize>>,
     pub(crate) relocations: Vec<Relocation>,
     /// Functions whose address is an initial value.
     pub(crate) pointed: Vec<usize>,
@@ -432,6 +435,7 @@ impl Program {
             names: Vec::new(),
             shared: Vec::new(),
             globals: Vec::new(),
+            variables: HashMap::new(),
             relocations: Vec::new(),
             pointed: Vec::new(),
             accesses: AtomicUsize::new(0),

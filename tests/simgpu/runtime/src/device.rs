@@ -21,26 +21,31 @@ pub(crate) fn initialise() -> Outcome {
     *DONE.get_or_init(|| unsafe { driver::cuInit(0) })
 }
 
-/// The primary context of a device, which the runtime retains once.
+/// The primary context of a device, which the runtime retains once, and again after somebody has reset it.
 pub(crate) fn primary(device: c_int) -> Outcome<usize> {
     static PRIMARIES: Mutex<Option<HashMap<c_int, usize>>> = Mutex::new(None);
     let mut primaries = PRIMARIES.lock().unwrap_or_else(PoisonError::into_inner);
     let primaries = primaries.get_or_insert_default();
-    if let Some(&context) = primaries.get(&device) {
-        return Ok(context);
-    }
     let mut context = 0;
     // SAFETY: the place is on the stack here.
     unsafe { driver::cuDevicePrimaryCtxRetain(&raw mut context, device)? };
-    primaries.insert(device, context);
+    if primaries.insert(device, context) == Some(context) {
+        // SAFETY: handles point to nothing; it was retained just now, and once before.
+        unsafe { driver::cuDevicePrimaryCtxRelease_v2(device)? };
+    }
     Ok(context)
 }
 
-/// The handle of the current context; 0 if there is none.
+/// The handle of the current context; 0 if there is none, or none any more.
 pub(crate) fn current() -> Outcome<usize> {
-    let mut context = 0;
-    // SAFETY: the place is on the stack here.
-    unsafe { driver::cuCtxGetCurrent(&raw mut context)? };
+    let (mut context, mut device) = (0, 0);
+    // SAFETY: the places are on the stack here.
+    unsafe {
+        driver::cuCtxGetCurrent(&raw mut context)?;
+        if context != 0 && driver::cuCtxGetDevice(&raw mut device) == Err(Error::CONTEXT_IS_DESTROYED) {
+            return Ok(0);
+        }
+    }
     Ok(context)
 }
 

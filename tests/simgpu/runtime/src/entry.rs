@@ -13,7 +13,7 @@ const NOT_FOUND: u32 = 1;
 
 /// Functions whose name in the library is not the one in the header: from which release on which other name it is. The last that is old
 /// enough counts.
-const NAMES: [(&str, u32, &str); 42] = [
+const NAMES: [(&str, u32, &str); 43] = [
     ("cuCtxCreate", 3020, "cuCtxCreate_v2"),
     ("cuCtxCreate", 11040, "cuCtxCreate_v3"),
     ("cuCtxCreate", 12050, "cuCtxCreate_v4"),
@@ -44,6 +44,7 @@ const NAMES: [(&str, u32, &str); 42] = [
     ("cuMemcpyDtoHAsync", 3020, "cuMemcpyDtoHAsync_v2"),
     ("cuMemcpyHtoD", 3020, "cuMemcpyHtoD_v2"),
     ("cuMemcpyHtoDAsync", 3020, "cuMemcpyHtoDAsync_v2"),
+    ("cuModuleGetGlobal", 3020, "cuModuleGetGlobal_v2"),
     ("cuMemsetD16", 3020, "cuMemsetD16_v2"),
     ("cuMemsetD32", 3020, "cuMemsetD32_v2"),
     ("cuMemsetD8", 3020, "cuMemsetD8_v2"),

@@ -301,6 +301,16 @@ driver! {
         put(place, module::function(&mut state::lock(), handle, &CStr::from_ptr(name).to_string_lossy())?)
     }
 
+    fn cuModuleGetGlobal_v2(place: *mut u64, bytes: *mut usize, handle: usize, name: *const c_char) {
+        if name.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        let (start, size) = module::variable(&state::lock(), handle, &CStr::from_ptr(name).to_string_lossy())?;
+        offer(place, start);
+        offer(bytes, size);
+        Ok(())
+    }
+
     fn cuFuncGetAttribute(value: *mut c_int, attribute: c_uint, handle: usize) {
         let state = state::lock();
         let function = state.functions.get(&handle).ok_or(Code::INVALID_HANDLE)?;

@@ -23,6 +23,7 @@ impl Error {
     pub const INVALID_DEVICE_FUNCTION: Error = Error(98);
     pub const NO_KERNEL_IMAGE_FOR_DEVICE: Error = Error(209);
     pub const NOT_READY: Error = Error(600);
+    pub const CONTEXT_IS_DESTROYED: Error = Error(709);
     pub const UNKNOWN: Error = Error(999);
 }
 
@@ -130,6 +131,7 @@ driver! {
     fn cuDeviceGetPCIBusId(text: *mut c_char, length: c_int, device: c_int);
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int);
     fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int);
+    fn cuDevicePrimaryCtxRelease_v2(device: c_int);
 
     fn cuCtxGetCurrent(context: *mut usize);
     fn cuCtxSetCurrent(context: usize);
