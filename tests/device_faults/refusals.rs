@@ -150,7 +150,11 @@ fn memory_that_runs_out_is_an_error_on_every_rank() {
     simgpu::limit_memory(1, 1 << 20);
     let whys = super::common::ranks::threads_with(
         2,
-        |_| Communicator::builder().device(DeviceChoice::Local),
+        // A real NCCL tells nobody that another rank could not start: the others wait as long as they may.
+        |_| {
+            let builder = Communicator::builder().device(DeviceChoice::Local);
+            if can_steer_nccl() { builder } else { builder.configure(|config| config.timeout = Duration::from_secs(10)) }
+        },
         |comm| comm.why_no_device().unwrap(),
     );
     simgpu::clear_faults();
