@@ -12,7 +12,7 @@ use collectives::{
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 
 use super::common::cases::Memory;
-use super::common::ranks::Meeting;
+use super::common::ranks::{Meeting, alone_in_a_process};
 use super::gpu::{DeviceMemory, assert_nothing_found, can_steer_nccl};
 
 fn config(limit: Duration) -> Config {
@@ -72,6 +72,34 @@ fn a_rank_that_never_joins_is_a_timeout_for_the_others() {
     let error = NcclCommunicator::create(&context, &[id], 0, 2, &config(Duration::from_millis(500))).unwrap_err();
     assert!(error.is_timeout() && error.to_string().contains("rank 0 of 2"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn an_environment_that_overrides_how_communicators_are_made_is_named() {
+    alone_in_a_process("start::an_environment_that_overrides_how_communicators_are_made_is_named", || {
+        simgpu::install();
+        let (id, context) = (UniqueId::new(None).unwrap(), CudaContext::new(0).unwrap());
+        for (name, value) in [("NCCL_COMM_BLOCKING", "1"), ("NCCL_COMM_BLOCKING", "0"), ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "0")] {
+            // SAFETY: no other thread of this process looks at the environment: it runs this test alone.
+            unsafe { std::env::set_var(name, value) };
+            let made = NcclCommunicator::create(&context, &[id], 0, 1, &config(Duration::from_secs(30)));
+            // SAFETY: as for setting it: this test is alone in its process.
+            unsafe { std::env::remove_var(name) };
+            let error = made.unwrap_err().to_string();
+            assert!(error.contains(&format!("{name}={value}")) && error.contains("unset it"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_split_lives_on_when_its_parent_is_aborted() {
+    let _alone = simgpu::alone();
+    raw_ranks(2, 1, |comm, stream| {
+        let part = comm.split(Some(7), 0).unwrap().unwrap();
+        comm.abort_handle().abort();
+        assert_eq!(sum(&part, &stream, 1), 2);
+        part.close().unwrap();
+    });
 }
 
 #[test]
