@@ -34,7 +34,7 @@ macro_rules! releases {
 }
 
 releases! {
-    everything_on_nccl_2_18_3 21803;
+    everything_on_nccl_2_20_5 22005;
     everything_on_nccl_2_23_4 22304;
     everything_on_nccl_2_27_5 22705;
     everything_on_nccl_2_28_9 22809;
@@ -57,9 +57,9 @@ fn one_rank_on_a_release_whose_mean_is_broken() {
 fn a_release_that_is_too_old_is_named() {
     steers_nccl!();
     alone_in_a_process("versions::a_release_that_is_too_old_is_named", || {
-        simgpu::nccl::install(21705);
+        simgpu::nccl::install(21904);
         let why = Communicator::builder().device(DeviceChoice::Local).run_local(2, |comm| Ok(comm.why_no_device().unwrap())).unwrap();
-        assert!(why.iter().all(|why| why.contains("2.17.5") && why.contains("2.18")), "{why:?}");
+        assert!(why.iter().all(|why| why.contains("2.19.4") && why.contains("2.20.5")), "{why:?}");
     });
 }
 

@@ -36,6 +36,21 @@ fn devices_say_what_they_are() {
 }
 
 #[test]
+fn virtual_memory_is_not_there_but_its_granularity_is_told() {
+    let _alone = simgpu::alone();
+    let context = CudaContext::new(0).unwrap();
+    let supported = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED).unwrap();
+    let (mut bytes, properties) = (0, sys::CUmemAllocationProp_v1::default());
+    let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    // SAFETY: both places are on the stack here.
+    unsafe { sys::cuMemGetAllocationGranularity(&raw mut bytes, &raw const properties, option) }.result().unwrap();
+    assert_eq!((supported, bytes), (0, 2 << 20));
+    // SAFETY: a place that is null is refused.
+    let refused = unsafe { sys::cuMemGetAllocationGranularity(std::ptr::null_mut(), &raw const properties, option) };
+    assert_eq!(refused, CUresult::CUDA_ERROR_INVALID_VALUE);
+}
+
+#[test]
 fn copies_bring_every_byte() {
     let _alone = simgpu::alone();
     let context = CudaContext::new(0).unwrap();

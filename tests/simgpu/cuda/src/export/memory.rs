@@ -154,6 +154,15 @@ driver! {
         put(place, allocate_in_stream(bytes, Some(pool), stream)?)
     }
 
+    // Of the functions for virtual memory only this one is here, which every driver has: the devices say that they have no such memory, but
+    // NCCL 2.30 asks all the same.
+    fn cuMemGetAllocationGranularity(place: *mut usize, properties: *const c_void, option: c_uint) {
+        if place.is_null() || properties.is_null() || option > 1 {
+            return Err(Code::INVALID_VALUE);
+        }
+        put(place, 2 << 20)
+    }
+
     fn cuMemPoolCreate(place: *mut usize, properties: *const PoolProperties) {
         if place.is_null() || properties.is_null() {
             return Err(Code::INVALID_VALUE);
