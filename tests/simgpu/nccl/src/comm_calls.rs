@@ -248,7 +248,9 @@ pub unsafe extern "C" fn ncclCommFinalize(comm: Handle) -> c_int {
         if comm.is_null() {
             return Ok(Code::SUCCESS);
         }
-        let (comm, inside) = acting(comm, "ncclCommFinalize")?;
+        // Nothing is launched: the device is nobody's.
+        let (comm, inside) = asking(comm, "ncclCommFinalize")?;
+        comm.ensure_ready()?;
         comm.begin_finalize()?;
         drop(inside);
         let draining = comm.clone();
@@ -267,7 +269,7 @@ pub unsafe extern "C" fn ncclCommDestroy(comm: Handle) -> c_int {
             return Ok(Code::SUCCESS);
         }
         let comm = comm::find(comm, "ncclCommDestroy")?;
-        let inside = Inside::acting(&comm, "ncclCommDestroy");
+        let inside = Inside::asking(&comm, "ncclCommDestroy");
         if !comm.is_revoked() {
             comm.ensure_ready()?;
         }
