@@ -121,6 +121,12 @@ pub fn connect_lazily() {
     call!(simgpu_nccl_connect_lazily() -> ());
 }
 
+/// From now on, until [`reset`], the devices have symmetric memory, as where nothing is said, or they have none: as between devices that
+/// cannot map each other's memory, where every registration of a window is a plain registration.
+pub fn symmetric_memory(there: bool) {
+    call!(simgpu_nccl_symmetric_memory(c_int::from(there) => c_int) -> ());
+}
+
 /// Each call takes so much longer, so that calls which should not meet do.
 pub fn linger(microseconds: u64) {
     call!(simgpu_nccl_linger(microseconds => u64) -> ());

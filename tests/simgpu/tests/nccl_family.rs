@@ -144,7 +144,10 @@ fn an_abort_ends_the_split_that_it_interrupts() {
                 assert_eq!(parent.async_error(), 7);
             }
             abort(&parent);
-            assert!(child.is_null());
+            if parent.rank == 0 {
+                assert!(!child.is_null(), "the handle is there, of what was never made");
+                ok(ncclCommAbort(child));
+            }
         });
     }
     expect_clean();

@@ -114,32 +114,39 @@ fn a_wrong_argument_spoils_a_communicator_only_if_it_does_not_block() {
 }
 
 #[test]
-fn buffers_have_to_be_memory_of_the_device() {
+fn buffers_that_are_no_memory_of_the_device_are_taken_and_reported() {
     let _alone = alone();
     in_ranks(2, |rank| {
         let (buffer, comm, stream) = (rank.room(64), rank.comm, rank.stream());
         let host = [0u8; 64];
         let call = |pointer: u64, count: usize| ncclAllReduce(pointer, pointer, count, U8, SUM, comm, stream);
+        ok(call(0, 64));
+        ok(call(host.as_ptr() as u64, 64));
+        ok(call(rank.at(&buffer), 65));
+        rank.wait();
+        assert_eq!(rank.download(&buffer), [0xee; 64]);
         let turn = my_turn();
-        assert_eq!(call(host.as_ptr() as u64, 64), 4);
-        assert!(last_error().contains("is not a valid pointer"), "{}", last_error());
-        assert_eq!(call(rank.at(&buffer), 65), 4);
         assert_eq!(ncclAllReduce(rank.at(&buffer), rank.at(&buffer), usize::MAX, U8, SUM, comm, stream), 4);
         assert_eq!(ncclAllReduce(rank.at(&buffer), rank.at(&buffer) + 3, 32, U8, 7, comm, stream), 4);
         let elsewhere = Rank::on(5, 0, 1);
         let foreign = elsewhere.room(64);
         rank.context.bind_to_thread().unwrap();
-        assert_eq!(call(elsewhere.at(&foreign), 64), 4);
-        assert!(last_error().contains("allocated on device 5 mismatchs"), "{}", last_error());
+        ok(call(elsewhere.at(&foreign), 64));
         assert_eq!(ncclAllReduce(rank.at(&buffer), rank.at(&buffer), 8, U8, SUM, comm, elsewhere.stream()), 1);
         drop(turn);
+        rank.wait();
         ok(ncclAllReduce(0, 0, 0, U8, SUM, comm, stream));
         ok(ncclAllReduce(rank.at(&buffer), rank.at(&buffer) + 3, 32, U8, SUM, comm, stream));
     });
     let reports = simgpu::nccl::reports();
-    assert_eq!(reports.len(), 3, "{reports:#?}");
-    assert!(reports.iter().any(|text| text.contains("runs past its allocation, which has 64")), "{reports:#?}");
-    assert!(reports.iter().any(|text| text.contains("the buffers of rank 1 overlap")), "{reports:#?}");
+    for text in [
+        "sendbuff 0x0 is not a valid pointer",
+        "runs past its allocation, which has 64",
+        "sendbuff allocated on device 5 mismatchs",
+        "the buffers of rank 1 overlap",
+    ] {
+        assert!(reports.iter().any(|report| report.contains(text)), "{text} is not in {reports:#?}");
+    }
     expect_clean();
 }
 
@@ -157,16 +164,103 @@ fn sends_to_oneself_need_a_receive() {
 #[test]
 fn two_ranks_on_one_device_are_refused() {
     let _alone = alone();
-    let id = new_id();
-    let codes = on_threads(3, move |rank| {
-        let mut rank = Rank::on(rank.rank % 2, rank.rank, 3);
-        let code = ncclCommInitRank(&raw mut rank.comm, 3, id, rank.rank as c_int);
-        ok(ncclCommAbort(rank.comm));
-        code
-    });
-    assert_eq!(codes, [5; 3]);
-    assert_eq!(last_error(), "Duplicate GPU detected : rank 0 and rank 2 both on CUDA device 0");
+    for (size, expected) in [(3, vec![5, 6, 5]), (4, vec![5; 4])] {
+        let id = new_id();
+        let codes = on_threads(size, move |rank| {
+            let mut rank = Rank::on(rank.rank % 2, rank.rank, size);
+            let code = ncclCommInitRank(&raw mut rank.comm, size as c_int, id, rank.rank as c_int);
+            assert_eq!(rank.async_error(), 0, "what blocks says it once");
+            ok(ncclCommFinalize(rank.comm));
+            ok(ncclCommDestroy(rank.comm));
+            code
+        });
+        assert_eq!(codes, expected);
+    }
+    assert!(last_error().starts_with("Duplicate GPU detected : rank "), "{}", last_error());
     assert_eq!(ncclCommInitAll([null_mut(); 2].as_mut_ptr(), 2, [1, 1].as_ptr()), 5);
+    expect_clean();
+}
+
+#[test]
+fn what_fails_to_become_a_communicator_says_so_again_when_it_is_ended() {
+    let _alone = alone();
+    let id = new_id();
+    on_threads(2, move |rank| {
+        let mut rank = Rank::on(0, rank.rank, 2);
+        let mut config = blocking(false);
+        assert_eq!(ncclCommInitRankConfig(&raw mut rank.comm, 2, id, rank.rank as c_int, &raw mut config), 7);
+        assert_eq!(rank.await_error(), 5);
+        assert_eq!(ncclCommFinalize(rank.comm), 5);
+        assert_eq!(ncclCommDestroy(rank.comm), 5);
+        assert_eq!(simgpu::nccl::group_depth(), 1, "it leaves its group open");
+        ok(ncclGroupEnd());
+        ok(ncclCommAbort(rank.comm));
+    });
+    expect_clean();
+}
+
+#[test]
+fn a_destroy_that_fails_lets_later_calls_of_its_thread_wait_for_an_end_of_the_group() {
+    let _alone = alone();
+    let id = new_id();
+    on_threads(1, move |rank| {
+        let rank = rank.join(id);
+        assert_eq!(simgpu::nccl::lose(0), 1);
+        assert_eq!(ncclCommDestroy(rank.comm), 6);
+        assert_eq!(simgpu::nccl::group_depth(), 1);
+        ok(ncclGroupEnd());
+        ok(ncclCommAbort(rank.comm));
+    });
+    let id = new_id();
+    on_threads(1, move |rank| {
+        let rank = rank.join(id);
+        let (buffer, into) = (rank.upload(&[1; 8]), rank.room(8));
+        let mut unready = Rank::on(1, 0, 2);
+        let mut config = blocking(false);
+        assert_eq!(ncclCommInitRankConfig(&raw mut unready.comm, 2, new_id(), 0, &raw mut config), 7);
+        assert_eq!(ncclCommDestroy(unready.comm), 4);
+        rank.context.bind_to_thread().unwrap();
+        ok(ncclAllReduce(rank.at(&buffer), rank.at(&into), 8, U8, SUM, rank.comm, rank.stream()));
+        assert_eq!(rank.download(&into), [0xee; 8], "the call said that it went well, and did nothing");
+        ok(ncclGroupEnd());
+        assert_eq!(rank.download(&into), [1; 8]);
+        ok(ncclCommAbort(unready.comm));
+        ok(ncclCommDestroy(rank.comm));
+    });
+    expect_clean();
+}
+
+#[test]
+fn a_thread_may_end_after_a_destroy_that_failed_but_not_with_calls_behind_it() {
+    let _alone = alone();
+    in_ranks(1, |rank| {
+        let (buffer, into) = (rank.upload(&[1; 8]), rank.room(8));
+        let (comm, stream, from, to) = (rank.comm as usize, rank.stream() as usize, rank.at(&buffer), rank.at(&into));
+        for calls in [0, 1] {
+            simgpu::nccl::fail_call("ncclCommDestroy", 1, 3);
+            let destroy = move || {
+                assert_eq!(ncclCommDestroy(comm as Comm), 3);
+                (0..calls).for_each(|_| ok(ncclAllReduce(from, to, 8, U8, SUM, comm as Comm, stream as *mut _)));
+            };
+            std::thread::spawn(destroy).join().unwrap();
+            assert_eq!(simgpu::nccl::reports().len(), calls);
+        }
+        assert_eq!(rank.download(&into), [0xee; 8]);
+    });
+    expect_clean();
+}
+
+#[test]
+fn the_text_of_the_last_error_is_never_cleared() {
+    let _alone = alone();
+    in_ranks(1, |rank| {
+        let buffer = rank.upload(&[1; 4]);
+        let call = |root| ncclBroadcast(rank.at(&buffer), rank.at(&buffer), 4, U8, root, rank.comm, rank.stream());
+        let _turn = my_turn();
+        assert_eq!(call(1), 4);
+        ok(call(0));
+        assert!(last_error().contains("invalid root 1"), "{}", last_error());
+    });
     expect_clean();
 }
 
@@ -228,6 +322,7 @@ fn a_rank_that_destroys_too_early_is_reported() {
         ok(ncclAllReduce(rank.at(&buffer), rank.at(&buffer), 8, U8, SUM, rank.comm, rank.stream()));
         assert_eq!(rank.await_error(), 6);
         assert_eq!(ncclCommDestroy(rank.comm), 6, "an error has to end in an abort");
+        ok(ncclGroupEnd());
         ok(ncclCommAbort(rank.comm));
         rank.wait();
     });

@@ -6,6 +6,7 @@
 mod nccl_common;
 
 use std::ffi::c_int;
+use std::sync::Barrier;
 
 use nccl_common::*;
 
@@ -88,7 +89,7 @@ fn an_abort_joins_the_group_that_is_in_progress() {
     simgpu::nccl::connect_lazily();
     for polls in [u32::MAX, 0] {
         simgpu::nccl::in_progress("ncclAllReduce", polls);
-        let id = new_id();
+        let (id, called) = (new_id(), Barrier::new(2));
         on_threads(2, move |rank| {
             let rank = rank.join_later(id, blocking(false));
             let buffer = rank.upload(&[1; 8]);
@@ -97,6 +98,7 @@ fn an_abort_joins_the_group_that_is_in_progress() {
                 assert_eq!(all_reduce(&rank, rank.at(&buffer)), 7);
                 assert_eq!(rank.async_error(), 7);
             }
+            called.wait();
             ok(ncclCommAbort(rank.comm));
             rank.wait();
             assert_eq!(rank.download(&buffer), [1; 8]);

@@ -37,6 +37,7 @@ fn a_communicator_that_is_not_ready_refuses_calls() {
         assert!(last_error().contains("before the previous operation returned"), "{}", last_error());
         assert_eq!(ncclCommCount(rank.comm, &mut 0), 4);
         assert_eq!(ncclCommDestroy(rank.comm), 4);
+        ok(ncclGroupEnd());
         drop(turn);
         let (error, polls) = rank.settle();
         assert!(error == 0 && polls > 5, "{error} after {polls}");
@@ -96,30 +97,141 @@ fn splits_order_ranks_by_key_and_leave_some_out() {
 }
 
 #[test]
-fn survivors_shrink_around_a_lost_rank() {
+fn survivors_shrink_around_a_rank_that_hangs() {
     let _alone = alone();
-    let (id, added) = (new_id(), Barrier::new(4));
+    simgpu::nccl::hang(3, 1);
+    let (id, shrunk) = (new_id(), Barrier::new(4));
     on_threads(4, move |rank| {
+        let rank = rank.join_later(id, blocking(false));
+        add_up(&rank);
+        let buffer = rank.upload(&[7; 8]);
+        rank.complete(ncclAllReduce(rank.at(&buffer), rank.at(&buffer), 8, U8, SUM, rank.comm, rank.stream()));
+        if rank.rank == 3 {
+            shrunk.wait();
+            return ok(ncclCommAbort(rank.comm));
+        }
+        let (mut child, mut excluded) = (null_mut(), [3]);
+        ok(ncclCommShrink(rank.comm, excluded.as_mut_ptr(), 1, &raw mut child, null_mut(), 1));
+        assert_eq!(rank.settle().0, 0);
+        add_up(&seen_from(&rank, child));
+        ok(ncclCommDestroy(child));
+        shrunk.wait();
+        ok(ncclCommAbort(rank.comm));
+    });
+    expect_clean();
+}
+
+#[test]
+fn what_the_loss_of_a_rank_has_broken_can_only_be_aborted() {
+    let _alone = alone();
+    let (id, added) = (new_id(), Barrier::new(3));
+    on_threads(3, move |rank| {
         let rank = rank.join_later(id, blocking(false));
         add_up(&rank);
         added.wait();
         if rank.rank == 2 {
             assert_eq!(simgpu::nccl::lose(2), 1);
-            assert_eq!(rank.await_error(), 6);
-            return ok(ncclCommAbort(rank.comm));
         }
-        let buffer = rank.upload(&[7; 8]);
-        ncclAllReduce(rank.at(&buffer), rank.at(&buffer), 8, U8, SUM, rank.comm, rank.stream());
         assert_eq!(rank.await_error(), 6);
-        let (mut child, mut excluded) = (null_mut(), [2]);
-        assert_eq!(ncclCommShrink(rank.comm, excluded.as_mut_ptr(), 1, &raw mut child, null_mut(), 0), 6, "not without the abort flag");
-        ok(ncclCommShrink(rank.comm, excluded.as_mut_ptr(), 1, &raw mut child, null_mut(), 1));
-        rank.wait();
-        assert_eq!(rank.settle().0, 0);
-        add_up(&seen_from(&rank, child));
-        ok(ncclCommDestroy(child));
+        let (mut child, mut excluded) = (null_mut(), [(rank.rank as c_int + 1) % 3]);
+        for flags in [0, 1] {
+            assert_eq!(ncclCommShrink(rank.comm, excluded.as_mut_ptr(), 1, &raw mut child, null_mut(), flags), 6);
+        }
         ok(ncclCommAbort(rank.comm));
     });
+    expect_clean();
+}
+
+#[test]
+fn aborting_in_order_to_shrink_waits_for_earlier_work_of_the_stream() {
+    let _alone = alone();
+    let id = new_id();
+    on_threads(2, move |rank| {
+        let rank = rank.join(id);
+        if rank.rank == 1 {
+            return ok(ncclCommAbort(rank.comm));
+        }
+        let buffer = rank.upload(&[1; 5]);
+        let gate = simgpu::Gate::close(rank.stream());
+        ok(ncclAllReduce(rank.at(&buffer), rank.at(&buffer), 5, U8, SUM, rank.comm, rank.stream()));
+        let comm = rank.comm as usize;
+        let shrinking = std::thread::spawn(move || {
+            let mut child = null_mut();
+            let code = ncclCommShrink(comm as Comm, [1].as_mut_ptr(), 1, &raw mut child, null_mut(), 1);
+            (code, child as usize)
+        });
+        while simgpu::nccl::calls("ncclCommShrink") == 0 {
+            std::thread::yield_now();
+        }
+        assert!((0..1000).all(|_| {
+            std::thread::yield_now();
+            !shrinking.is_finished()
+        }));
+        gate.open();
+        let (code, child) = shrinking.join().unwrap();
+        ok(code);
+        add_up(&seen_from(&rank, child as Comm));
+        ok(ncclCommDestroy(child as Comm));
+        assert_eq!(ncclAllReduce(rank.at(&buffer), rank.at(&buffer), 5, U8, SUM, rank.comm, rank.stream()), 5);
+        ok(ncclCommAbort(rank.comm));
+    });
+    assert_eq!(simgpu::nccl::reports(), ["ncclAllReduce on a communicator that was shrunk with NCCL_SHRINK_ABORT"]);
+    expect_clean();
+}
+
+#[test]
+fn a_group_in_flight_ends_when_its_communicator_is_revoked() {
+    let _alone = alone();
+    simgpu::nccl::in_progress("ncclAllReduce", u32::MAX);
+    let id = new_id();
+    on_threads(1, move |rank| {
+        let rank = rank.join_later(id, blocking(false));
+        let buffer = rank.upload(&[1; 8]);
+        assert_eq!(ncclAllReduce(rank.at(&buffer), rank.at(&buffer), 8, U8, SUM, rank.comm, rank.stream()), 7);
+        assert_eq!(ncclCommRevoke(rank.comm, 0), 7);
+        assert_eq!(rank.settle().0, 0);
+        ok(ncclCommDestroy(rank.comm));
+    });
+    expect_clean();
+}
+
+#[test]
+fn a_communicator_is_finalized_once() {
+    let _alone = alone();
+    let ids = [new_id(), new_id()];
+    on_threads(1, move |rank| {
+        let later = Rank::on(1, 0, 1).join_later(ids[1], blocking(false));
+        rank.context.bind_to_thread().unwrap();
+        let rank = rank.join(ids[0]);
+        ok(ncclCommFinalize(rank.comm));
+        assert_eq!(ncclCommFinalize(rank.comm), 4);
+        ok(ncclCommDestroy(rank.comm));
+        later.complete(ncclCommFinalize(later.comm));
+        assert_eq!(ncclCommFinalize(later.comm), 4);
+        assert_eq!(later.async_error(), 4, "what does not block is over");
+        ok(ncclCommAbort(later.comm));
+    });
+    expect_clean();
+}
+
+#[test]
+fn a_window_of_memory_without_a_handle_ends_the_communicator() {
+    let _alone = alone();
+    for there in [true, false] {
+        simgpu::nccl::symmetric_memory(there);
+        let id = new_id();
+        on_threads(2, move |rank| {
+            let rank = rank.join_later(id, blocking(false));
+            let (plain, mut window) = (rank.room(8192), null_mut());
+            let aligned = (rank.at(&plain) as usize).next_multiple_of(4096) as *mut _;
+            ok(ncclCommWindowRegister(rank.comm, null_mut(), 64, &raw mut window, 1));
+            assert!(window.is_null(), "nothing to register");
+            ok(ncclCommWindowRegister(rank.comm, aligned, 64, &raw mut window, 1));
+            assert_eq!(rank.settle().0, if there { 1 } else { 0 });
+            assert_eq!(window.is_null(), there);
+            ok(ncclCommAbort(rank.comm));
+        });
+    }
     expect_clean();
 }
 
@@ -228,12 +340,16 @@ fn a_revoked_communicator_can_be_split_and_destroyed_but_not_used() {
         assert_eq!(rank.download(&buffer), [3; 8]);
         assert_eq!(rank.settle().0, 0);
         assert_eq!(ncclAllReduce(rank.at(&buffer), rank.at(&buffer), 8, U8, SUM, rank.comm, rank.stream()), 5);
-        assert_eq!(ncclCommFinalize(rank.comm), 4);
         let mut child = null_mut();
         ok(ncclCommSplit(rank.comm, 0, 0, &raw mut child, null_mut()));
         assert_eq!(rank.settle().0, 0);
         ok(ncclCommDestroy(child));
-        ok(ncclCommDestroy(rank.comm));
+        if rank.rank == 0 {
+            return ok(ncclCommDestroy(rank.comm));
+        }
+        assert_eq!(ncclCommFinalize(rank.comm), 4);
+        assert_eq!(rank.async_error(), 4, "nor finalized, which is its end");
+        ok(ncclCommAbort(rank.comm));
     });
     expect_clean();
 }
@@ -269,7 +385,7 @@ fn what_is_not_given_back_is_counted() {
         assert!(counts.communicators >= 1 && counts.registrations >= 1 && counts.windows >= 1 && counts.operators >= 1, "{counts:?}");
         let plain = rank.room(8192);
         let aligned = (rank.at(&plain) as usize).next_multiple_of(4096) as *mut _;
-        assert_eq!(ncclCommWindowRegister(rank.comm, aligned, 64, &raw mut window, 1), 4, "not memory of ncclMemAlloc");
+        assert_eq!(ncclCommWindowRegister(rank.comm, aligned, 64, &raw mut window, 1), 1, "not memory of ncclMemAlloc");
         ok(ncclCommDeregister(rank.comm, handle));
         assert_eq!(ncclCommDeregister(rank.comm, handle), 4);
         assert_eq!(ncclMemFree(0x1000 as *mut _), 4);
@@ -291,6 +407,7 @@ fn configurations_are_read_and_refused_as_nccl_does() {
     ok(ncclCommDestroy(comm));
     assert_eq!(init(simgpu::nccl::Config { magic: 0, ..unset() }), (4, null_mut()));
     assert_eq!(init(simgpu::nccl::Config { blocking: 3, ..unset() }).0, 4);
+    assert_eq!(init(simgpu::nccl::Config { min_ctas: 1, ..unset() }).0, 4, "not without a maximum");
     let mut lone = null_mut();
     assert_eq!(ncclCommInitRank(&raw mut lone, 2, new_id(), 2), 4);
     assert_eq!(ncclCommInitRank(&raw mut lone, 1, Id([0; 128]), 0), 4);

@@ -24,7 +24,12 @@ pub(crate) fn in_group(name: &'static str, body: impl FnOnce() -> Outcome<Code>)
 fn outcome(name: &'static str, body: impl FnOnce() -> Outcome<Code>) -> Outcome<Code> {
     let outcome = match control::enter(name) {
         Some(Code::SUCCESS) => Ok(Code::SUCCESS),
-        Some(code) => Err(Fault::new(code, format!("{name} : a planted failure"))),
+        Some(code) => {
+            if name == "ncclCommDestroy" {
+                group::leave_open();
+            }
+            Err(Fault::new(code, format!("{name} : a planted failure")))
+        }
         // A panic must not reach C.
         None => catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
             report(format!("the simulated NCCL failed: {name} panicked"));

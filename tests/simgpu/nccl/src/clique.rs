@@ -252,13 +252,12 @@ impl Clique {
         self.changed.notify_all();
     }
 
-    /// Stops this rank's work; it may still confer.
-    pub(crate) fn revoke(&self, rank: usize) {
+    /// Goes on after it was halted; a rank that is revoked may confer and nothing else.
+    pub(crate) fn resume(&self, rank: usize, revoked: bool) {
         let mut state = lock(&self.state);
-        if let Presence::Active = state.seats[rank].presence {
-            state.seats[rank].presence = Presence::Revoked;
+        if let Presence::Halted = state.seats[rank].presence {
+            state.seats[rank].presence = if revoked { Presence::Revoked } else { Presence::Active };
         }
-        self.changed.notify_all();
     }
 
     /// Stops this rank's work and its waiting for others.

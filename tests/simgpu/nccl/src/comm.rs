@@ -1,4 +1,5 @@
-//! A communicator: one rank's state, its life and its errors.
+//! A communicator: one rank's state, its life and its errors. As of 2.28.9 there are two sorts of errors: what a group of it ended with, which
+//! only one that does not block remembers, and what became of its connections, which nothing takes back.
 
 use crate::abi::{Code, Config, Handle, Kind};
 use crate::clique::{Departure, Notify};
@@ -36,10 +37,17 @@ pub(crate) struct Comm {
 
 #[derive(Default)]
 struct State {
+    /// What a call or a group failed with. Revoking clears it.
     error: Option<Fault>,
+    /// What became of the connections to the peers. Nothing clears it.
+    broken: Option<Fault>,
     finalized: bool,
     revoked: bool,
+    /// Its operations were aborted in order to shrink it: what the ranks would do next has no order.
+    interrupted: bool,
     suspended: bool,
+    /// Making it failed: it can be finalized, destroyed and aborted.
+    never_made: bool,
     /// The abort flags are raised: kernels end, and calls that wait for peers fail.
     halted: bool,
     /// Aborted or destroyed: the handle is dead.
@@ -60,6 +68,8 @@ struct State {
 pub(crate) struct Resources {
     /// Splits, shrinks and the like so far: the n-th one of each rank is the same.
     pub(crate) children: usize,
+    /// Windows so far, with the same rule.
+    pub(crate) registered: usize,
     pub(crate) scalars: BTreeMap<i32, Scalar>,
     pub(crate) registrations: BTreeMap<usize, (usize, usize)>,
     pub(crate) windows: BTreeMap<usize, (usize, usize)>,
@@ -80,6 +90,8 @@ pub(crate) struct Scalar {
     /// The value, or where it will be when the collective runs.
     pub(crate) value: Result<u64, usize>,
 }
+
+mod ending;
 
 static LIVE: Mutex<BTreeMap<usize, Arc<Comm>>> = Mutex::new(BTreeMap::new());
 static DEAD: Mutex<BTreeMap<usize, &'static str>> = Mutex::new(BTreeMap::new());
@@ -144,7 +156,7 @@ impl Comm {
         let comm: Weak<Comm> = Arc::downgrade(self);
         Box::new(move |fault| {
             if let Some(comm) = comm.upgrade() {
-                comm.fail(fault);
+                comm.break_off(fault);
             }
         })
     }
@@ -198,9 +210,27 @@ impl Comm {
         self.changed.notify_all();
     }
 
+    /// As with NCCL a call that fails is a blocking communicator's own affair, and the end of another.
+    pub(crate) fn fail_unless_blocking(&self, fault: &Fault) {
+        if !self.is_blocking() {
+            self.fail(fault);
+        }
+    }
+
+    /// The peers cannot be reached any more.
+    fn break_off(&self, fault: &Fault) {
+        let mut state = lock(&self.state);
+        if !state.stopped && !state.halted && state.broken.is_none() {
+            warn(&fault.text);
+            state.broken = Some(fault.clone());
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
     /// What `ncclCommGetAsyncError` says. The poll that sees a group's success joins its thread; after a failure that is left to the abort.
     pub(crate) fn poll(&self, counts: bool) -> Code {
-        if let Some(error) = &lock(&self.state).error {
+        if let Some(error) = self.error() {
             return error.code;
         }
         let mut progress = lock(&self.progress);
@@ -218,6 +248,16 @@ impl Comm {
                 fault.code
             }
         }
+    }
+
+    fn error(&self) -> Option<Fault> {
+        let state = lock(&self.state);
+        state.error.clone().or_else(|| state.broken.clone())
+    }
+
+    /// Whether a group of it goes on in the background, or nobody has seen its end.
+    pub(crate) fn is_in_background(&self) -> bool {
+        lock(&self.progress).is_some()
     }
 
     /// Is in progress until a group ends.
@@ -242,7 +282,7 @@ impl Comm {
         match self.poll(false) {
             Code::SUCCESS => Ok(()),
             Code::IN_PROGRESS => Err(Fault::argument("Attempt to use communicator before the previous operation returned ncclSuccess")),
-            code => Err(lock(&self.state).error.clone().unwrap_or_else(|| Fault::new(code, ""))),
+            code => Err(self.error().unwrap_or_else(|| Fault::new(code, ""))),
         }
     }
 
@@ -252,16 +292,23 @@ impl Comm {
         if state.revoked {
             return Err(Fault::usage(format!("{name}: communicator was revoked")));
         }
-        if state.finalized {
+        let over = match *state {
+            State { finalized: true, .. } => "finalized",
+            State { interrupted: true, .. } => "shrunk with NCCL_SHRINK_ABORT",
+            State { never_made: true, error: None, .. } => "never made",
+            _ => "",
+        };
+        if !over.is_empty() {
             drop(state);
-            report(format!("{name} on a communicator that was finalized"));
-            return Err(Fault::usage(format!("{name}: communicator was finalized")));
+            report(format!("{name} on a communicator that was {over}"));
+            return Err(Fault::usage(format!("{name}: communicator was {over}")));
         }
         Ok(())
     }
 
-    pub(crate) fn is_revoked(&self) -> bool {
-        lock(&self.state).revoked
+    /// Making it has failed.
+    pub(crate) fn never_made(&self) {
+        lock(&self.state).never_made = true;
     }
 
     /// Marks the communicator as finalized, once.
@@ -331,100 +378,6 @@ impl Comm {
         state.queued -= usize::from(!captured);
         drop(state);
         self.changed.notify_all();
-    }
-
-    /// Waits until all launches are done, and until no graph is left that holds any: as with NCCL an abort ends no such wait.
-    pub(crate) fn drain(&self) {
-        let mut state = lock(&self.state);
-        while state.queued > 0 || state.running > 0 || state.held > 0 {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// Stops what runs and refuses what comes.
-    pub(crate) fn revoke(&self) -> Outcome<()> {
-        {
-            let mut state = lock(&self.state);
-            if state.finalized || state.revoked {
-                return Err(Fault::argument("ncclCommRevoke : the communicator was finalized or revoked before"));
-            }
-            state.revoked = true;
-            // What broke before is over.
-            state.error = None;
-        }
-        if let Some(member) = self.member.get() {
-            member.link.revoke();
-        }
-        self.changed.notify_all();
-        Ok(())
-    }
-
-    /// Ends what runs and what waits, as raised flags do. The communicator stays.
-    pub(crate) fn halt(&self) {
-        lock(&self.state).halted = true;
-        self.changed.notify_all();
-        if let Some(member) = self.member.get() {
-            member.link.halt();
-        }
-    }
-
-    /// Raises the flags of this communicator, and of a child that is being made from it, and waits until the streams
-    /// are past the launches of all that hold them, who share one stream of the device.
-    pub(crate) fn raise_flags(&self) {
-        let child = lock(&self.state).child_flags.take();
-        let flags = child.iter().chain([&self.flags]);
-        flags.clone().for_each(|flags| flags.raise());
-        self.abandon_progress();
-        flags.flat_map(|flags| flags.holders()).for_each(|comm| comm.await_launches());
-    }
-
-    /// Frees the communicator: `how` it ends is what its peers notice.
-    pub(crate) fn end_life(&self, how: Departure) {
-        lock(&LIVE).remove(&self.handle);
-        let end = if how == Departure::Destroyed { "was destroyed" } else { "was aborted" };
-        lock(&DEAD).insert(self.handle, end);
-        let halted = lock(&self.state).halted;
-        self.leave(if halted { Departure::Aborted } else { how });
-    }
-
-    /// Gives up its place, and those of children that were never made.
-    fn leave(&self, how: Departure) {
-        let unborn = {
-            let mut state = lock(&self.state);
-            state.stopped = true;
-            std::mem::take(&mut state.unborn)
-        };
-        unborn.iter().for_each(|link| link.leave(Departure::Aborted));
-        if let Some(member) = self.member.get() {
-            member.link.leave(how);
-        }
-        self.changed.notify_all();
-        self.abandon_progress();
-        lock(&self.resources).order = None;
-    }
-
-    /// Its process seems to die: for its peers and for itself.
-    pub(crate) fn lose(&self) {
-        if let Some(member) = self.member.get() {
-            self.fail(&Fault::remote(format!("rank {} is lost", member.rank)));
-            member.link.leave(Departure::Dead);
-        }
-    }
-
-    /// Joins what goes on in the background, which the flags end.
-    fn abandon_progress(&self) {
-        let progress = lock(&self.progress).take();
-        if let Some(progress) = progress {
-            progress.abandon();
-        }
-    }
-
-    /// Waits until the streams are past all launches, and so past what was on them before.
-    pub(crate) fn await_launches(&self) {
-        let mut state = lock(&self.state);
-        while state.queued > 0 || state.running > 0 {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
     }
 }
 

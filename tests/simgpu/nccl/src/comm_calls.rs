@@ -13,7 +13,7 @@ use crate::fault::{Fault, Outcome};
 use crate::group::{self, Task};
 use crate::init::{self, Target, check_rank};
 use crate::inside::Inside;
-use crate::report::lock;
+use crate::report::{lock, report};
 use crate::{config, control, hub};
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
@@ -173,8 +173,8 @@ pub unsafe extern "C" fn ncclCommShrink(
         // SAFETY: the caller passes as many ranks as it says. As NCCL does, they are sorted where they are.
         let excluded = unsafe { std::slice::from_raw_parts_mut(excluded, usize::try_from(count).unwrap_or(0)) };
         excluded.sort_unstable();
-        if flags & ABORT != 0 && !parent.is_revoked() {
-            parent.revoke()?;
+        if flags & ABORT != 0 {
+            parent.interrupt();
         }
         parent.ensure_ready()?;
         let member = parent.member()?;
@@ -251,7 +251,8 @@ pub unsafe extern "C" fn ncclCommFinalize(comm: Handle) -> c_int {
         // Nothing is launched: the device is nobody's.
         let (comm, inside) = asking(comm, "ncclCommFinalize")?;
         comm.ensure_ready()?;
-        comm.begin_finalize()?;
+        // As with NCCL a communicator that does not block is over where it is finalized twice.
+        comm.begin_finalize().inspect_err(|fault| comm.fail_unless_blocking(fault))?;
         drop(inside);
         let draining = comm.clone();
         let work = move || {
@@ -264,21 +265,20 @@ pub unsafe extern "C" fn ncclCommFinalize(comm: Handle) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDestroy(comm: Handle) -> c_int {
-    in_group("ncclCommDestroy", || {
+    // A failure is not one of the group around the call.
+    call("ncclCommDestroy", || {
         if comm.is_null() {
             return Ok(Code::SUCCESS);
         }
         let comm = comm::find(comm, "ncclCommDestroy")?;
-        let inside = Inside::asking(&comm, "ncclCommDestroy");
-        if !comm.is_revoked() {
-            comm.ensure_ready()?;
-        }
-        drop(inside);
+        comm.ensure_ready().inspect_err(|_| group::leave_open())?;
+        group::start();
+        drop(Inside::asking(&comm, "ncclCommDestroy"));
         end(comm, "ncclCommDestroy", Departure::Destroyed)
     })
 }
 
-/// Waits for what runs and frees the communicator, when the call's group ends. Never in the background.
+/// Ends the call's group, in which what runs is waited for and the communicator freed. Never in the background.
 fn end(comm: Arc<Comm>, name: &'static str, how: Departure) -> Outcome<Code> {
     let ending = comm.clone();
     let work = move || {
@@ -286,7 +286,8 @@ fn end(comm: Arc<Comm>, name: &'static str, how: Departure) -> Outcome<Code> {
         ending.end_life(how);
         Ok(())
     };
-    group::add_task(Task { comm, name, ends: true, work: Box::new(work) })
+    group::add_task(Task { comm, name, ends: true, work: Box::new(work) })?;
+    group::end("")
 }
 
 #[unsafe(no_mangle)]
@@ -297,6 +298,7 @@ pub unsafe extern "C" fn ncclCommAbort(comm: Handle) -> c_int {
         }
         let comm = comm::find(comm, "ncclCommAbort")?;
         Inside::aborting(&comm);
+        group::start();
         comm.raise_flags();
         end(comm, "ncclCommAbort", Departure::Aborted)
     })
@@ -312,10 +314,14 @@ pub unsafe extern "C" fn ncclCommRevoke(comm: Handle, flags: c_int) -> c_int {
         if flags != 0 {
             return Err(Fault::argument(format!("ncclCommRevoke : flags {flags:#x} must be 0")));
         }
-        comm.revoke()?;
+        let in_flight = comm.is_in_background();
+        comm.begin_revoke()?;
+        if in_flight && (22807..=23007).contains(&control::version()) {
+            report("ncclCommRevoke while a group of the communicator is in flight: 2.28.7 to 2.30.7 go on to use what they freed of it");
+        }
         let stopping = comm.clone();
         let work = move || {
-            stopping.await_launches();
+            stopping.end_revoke();
             Ok(())
         };
         group::add_task(Task { comm, name: "ncclCommRevoke", ends: false, work: Box::new(work) })

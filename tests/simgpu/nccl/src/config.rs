@@ -6,6 +6,7 @@ use crate::abi::{CONFIG_MAGIC, Config, UNDEFINED};
 use crate::fault::{Fault, Outcome};
 use std::mem::offset_of;
 use std::ptr::null;
+use std::sync::OnceLock;
 
 /// A configuration in which nothing is set.
 #[must_use]
@@ -60,6 +61,29 @@ const GROWTH: [(i32, usize); 12] = [
 /// Bytes of a configuration as a release knows it.
 fn known(version: i32) -> usize {
     GROWTH.iter().find(|(since, _)| *since > version).map_or(size_of::<Config>(), |(_, offset)| *offset)
+}
+
+/// What the environment says, whatever a caller says. As with NCCL it is looked up once per process.
+#[derive(Clone, Copy)]
+pub(crate) struct Environment {
+    /// Whether calls look at their buffers. They do not where nothing is said.
+    pub(crate) check_pointers: bool,
+    blocking: Option<i32>,
+    split_share: Option<i32>,
+    shrink_share: Option<i32>,
+}
+
+impl Environment {
+    pub(crate) fn get() -> Environment {
+        static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
+        let flag = |name: &str| std::env::var(name).ok()?.trim().parse().ok().filter(|value| (0..=1).contains(value));
+        *ENVIRONMENT.get_or_init(|| Environment {
+            check_pointers: flag("NCCL_CHECK_POINTERS") == Some(1),
+            blocking: flag("NCCL_COMM_BLOCKING"),
+            split_share: flag("NCCL_COMM_SPLIT_SHARE_RESOURCES"),
+            shrink_share: flag("NCCL_COMM_SHRINK_SHARE_RESOURCES"),
+        })
+    }
 }
 
 /// Reads a caller's configuration as NCCL of `version` does.
@@ -123,7 +147,14 @@ fn check(config: Config) -> Outcome<Config> {
     if set(config.graph_usage_mode) && !(0..=2).contains(&config.graph_usage_mode) {
         return bad("graphUsageMode", config.graph_usage_mode);
     }
-    Ok(Config { blocking: if set(config.blocking) { config.blocking } else { 1 }, ..config })
+    let or = |value: i32, default: i32| if set(value) { value } else { default };
+    let environment = Environment::get();
+    Ok(Config {
+        blocking: environment.blocking.unwrap_or(or(config.blocking, 1)),
+        split_share: environment.split_share.unwrap_or(config.split_share),
+        shrink_share: environment.shrink_share.unwrap_or(config.shrink_share),
+        ..config
+    })
 }
 
 #[cfg(test)]

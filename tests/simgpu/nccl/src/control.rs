@@ -31,6 +31,8 @@ struct Plan {
     silent: bool,
     /// Whether the first collective of a communicator connects it.
     lazy: bool,
+    /// Whether windows are memory that all ranks see, so that not every memory can be one.
+    symmetric: bool,
 }
 
 static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
@@ -52,6 +54,7 @@ fn with<T>(act: impl FnOnce(&mut Plan) -> T) -> T {
         linger: Duration::ZERO,
         silent: false,
         lazy: false,
+        symmetric: true,
     }))
 }
 
@@ -135,6 +138,15 @@ pub(crate) fn deaths_are_silent() -> bool {
 /// Whether the first collective of a communicator waits, inside the call, until all ranks have come to connect.
 pub(crate) fn connects_lazily() -> bool {
     with(|plan| plan.lazy)
+}
+
+/// Whether windows are memory that all ranks see.
+pub(crate) fn has_symmetric_memory() -> bool {
+    with(|plan| plan.symmetric)
+}
+
+pub(crate) fn set_symmetric_memory(there: bool) {
+    with(|plan| plan.symmetric = there);
 }
 
 pub(crate) fn connect_lazily() {

@@ -71,6 +71,12 @@ pub extern "C" fn simgpu_nccl_connect_lazily() {
     control::connect_lazily();
 }
 
+/// Says whether the devices have symmetric memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_symmetric_memory(there: c_int) {
+    control::set_symmetric_memory(there != 0);
+}
+
 /// Each call takes that much longer, so that calls which should not meet do.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_linger(microseconds: u64) {

@@ -70,6 +70,8 @@ driver! {
     fn cuStreamGetCaptureInfo_v2(stream: Stream, status: *mut c_int, id: *mut u64, graph: *mut usize, nodes: *mut *const usize, count: *mut usize);
     fn cuUserObjectCreate(object: *mut usize, data: *mut c_void, destructor: HostFunction, references: c_uint, flags: c_uint);
     fn cuGraphRetainUserObject(graph: usize, object: usize, count: c_uint, flags: c_uint);
+    fn cuMemRetainAllocationHandle(handle: *mut u64, pointer: u64);
+    fn cuMemRelease(handle: u64);
     fn cuStreamGetCtx(stream: Stream, context: *mut *mut c_void);
     fn cuStreamWaitEvent(stream: Stream, event: *mut c_void, flags: c_uint);
     fn cuEventCreate(event: *mut *mut c_void, flags: c_uint);
@@ -172,7 +174,6 @@ impl Device {
             Some((start, size)) if region.address + region.bytes > start as usize + size => {
                 let inside = start as usize + size - region.address;
                 let text = format!("{name} : {which} of {} bytes runs past its allocation, which has {inside} from there", region.bytes);
-                crate::report::report(text.as_str());
                 Err(Fault::argument(text))
             }
             _ => Ok(()),
@@ -243,6 +244,13 @@ pub(crate) fn allocate(bytes: usize) -> Outcome<u64> {
 pub(crate) fn free(pointer: u64) -> Outcome<()> {
     // SAFETY: the driver checks the pointer.
     unsafe { cuMemFree_v2(pointer) }
+}
+
+/// Whether memory is of `cuMemCreate`: that of pools and of `cuMemAlloc` has no handle that could be retained.
+pub(crate) fn has_allocation_handle(region: Region) -> bool {
+    let mut handle = 0;
+    // SAFETY: the result has room in `handle`, which is given back.
+    unsafe { cuMemRetainAllocationHandle(&raw mut handle, region.address as u64).and_then(|()| cuMemRelease(handle)) }.is_ok()
 }
 
 /// An event, destroyed with its owner.

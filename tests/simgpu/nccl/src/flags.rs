@@ -34,6 +34,16 @@ impl Flags {
         self.holders().iter().for_each(|comm| comm.halt());
     }
 
+    pub(crate) fn lower(&self) {
+        lock(&self.0).raised = false;
+        self.holders().iter().for_each(|comm| comm.resume());
+    }
+
+    /// Waits until the streams are past all launches of those that hold the flags, who share one stream of the device.
+    pub(crate) fn await_launches(&self) {
+        self.holders().iter().for_each(|comm| comm.await_launches());
+    }
+
     pub(crate) fn holders(&self) -> Vec<Arc<Comm>> {
         lock(&self.0).holders.iter().filter_map(Weak::upgrade).collect()
     }

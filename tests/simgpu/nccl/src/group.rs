@@ -21,6 +21,8 @@ use std::sync::{Arc, Mutex};
 
 /// From here on every group of a communicator that does not block has a thread.
 const THREAD_FOR_EVERY_GROUP: i32 = 22304;
+/// From here on destroying begins a group, which a failure leaves open.
+const GROUPS_OF_DESTROY: i32 = 22403;
 /// From here on a group that goes on is memory of its own.
 const GROUPS_ON_THE_HEAP: i32 = 22703;
 
@@ -44,6 +46,8 @@ struct Entry {
 #[derive(Default)]
 struct Group {
     depth: usize,
+    /// Of these, how many a failed destroy has left open.
+    left_open: usize,
     error: Option<Fault>,
     tasks: Vec<Task>,
     entries: Vec<Entry>,
@@ -67,14 +71,18 @@ impl Group {
 
     /// A failure is every communicator's that does not block.
     fn fail(comms: &[Arc<Comm>], fault: &Fault) {
-        comms.iter().filter(|comm| !comm.is_blocking()).for_each(|comm| comm.fail(fault));
+        comms.iter().for_each(|comm| comm.fail_unless_blocking(fault));
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if self.depth > 0 {
-            report(format!("a thread ended inside a group: {} ncclGroupEnd missing", self.depth));
+        let missing = self.depth.saturating_sub(self.left_open);
+        let queued = self.tasks.len() + self.entries.len();
+        if missing > 0 {
+            report(format!("a thread ended inside a group: {missing} ncclGroupEnd missing"));
+        } else if queued > 0 && self.depth > 0 {
+            report(format!("a thread ended with {queued} calls that waited in the group that a failed ncclCommDestroy had left open"));
         }
     }
 }
@@ -89,6 +97,17 @@ pub(crate) fn depth() -> usize {
 
 pub(crate) fn start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
+}
+
+/// A destroy has failed: the group that it began stays open, and later calls of its thread wait in it without a word.
+pub(crate) fn leave_open() {
+    if control::version() < GROUPS_OF_DESTROY {
+        return;
+    }
+    GROUP.with_borrow_mut(|group| {
+        group.depth += 1;
+        group.left_open += 1;
+    });
 }
 
 /// An error of a call inside of a group makes the whole group fail.
@@ -145,7 +164,7 @@ fn close(name: &str) -> Outcome<Group> {
     let group = GROUP.with_borrow_mut(|group| {
         let closed = (group.depth > 0).then(|| std::mem::take(group));
         closed.map(|mut group| {
-            group.depth = 0;
+            (group.depth, group.left_open) = (0, 0);
             group
         })
     });

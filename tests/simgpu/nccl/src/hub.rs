@@ -19,7 +19,7 @@ pub(crate) mod request {
     pub(crate) const SIT: u64 = 0;
     pub(crate) const CONFER: u64 = 1;
     pub(crate) const RUN: u64 = 2;
-    pub(crate) const REVOKE: u64 = 3;
+    pub(crate) const RESUME: u64 = 3;
     pub(crate) const LEAVE: u64 = 4;
     pub(crate) const HALT: u64 = 5;
 }
@@ -150,7 +150,7 @@ fn attend(caller: &UnixStream) {
     while let Ok(frame) = receive(caller) {
         let mut parser = Parser(&frame);
         match parser.number() {
-            Some(request::REVOKE) => clique.revoke(rank),
+            Some(request::RESUME) => clique.resume(rank, parser.number() == Some(1)),
             Some(request::HALT) => clique.halt(rank),
             Some(request::LEAVE) => {
                 how = if parser.number() == Some(0) { Departure::Aborted } else { Departure::Destroyed };

@@ -1,4 +1,5 @@
-//! How communicators are made: from a unique id, or from another communicator.
+//! How communicators are made: from a unique id, or from another communicator. A child is its parent's work, and blocks by its own
+//! configuration, as in all releases that split.
 
 use crate::abi::{Code, Config, UniqueId};
 use crate::comm::Comm;
@@ -78,15 +79,22 @@ fn greet(link: &Link, size: usize, device: &Device) -> Outcome<()> {
     check_devices(&ranks, link.rank)
 }
 
+/// Fails a rank that shares its device, and with it the others: those learn only that peers are gone.
 fn check_devices(ranks: &[Introduction], me: usize) -> Outcome<()> {
     let same = |a: &Introduction, b: &Introduction| a.uuid == b.uuid && a.host == b.host && !(a.shares_device && b.shares_device);
-    let pairs = (0..ranks.len()).flat_map(|a| (a + 1..ranks.len()).map(move |b| (a, b)));
-    let Some((a, b)) = pairs.into_iter().find(|&(a, b)| same(&ranks[a], &ranks[b])) else { return Ok(()) };
+    let twin = |of: usize| (0..ranks.len()).find(|&other| other != of && same(&ranks[of], &ranks[other]));
+    let Some(first) = (0..ranks.len()).find(|&rank| twin(rank).is_some()) else { return Ok(()) };
     // From 2.30.3 until 2.30.7 only the first rank of the host noticed.
-    if (23003..23007).contains(&ranks[0].version) && me != a {
+    if (23003..23007).contains(&ranks[0].version) && me != first {
         return Ok(());
     }
-    Err(Fault::usage(format!("Duplicate GPU detected : rank {a} and rank {b} both on CUDA device {}", ranks[a].device)))
+    match twin(me) {
+        Some(twin) => {
+            let device = ranks[me].device;
+            Err(Fault::usage(format!("Duplicate GPU detected : rank {me} and rank {twin} both on CUDA device {device}")))
+        }
+        None => Err(Fault::remote(format!("rank {first} is gone before the communicator was made"))),
+    }
 }
 
 /// A new member: opens the way to the clique, takes the place and meets the others.
@@ -122,7 +130,7 @@ pub(crate) unsafe fn from_id(
     // SAFETY: promised by the caller.
     unsafe { target.set(&comm) };
     let joining = comm.clone();
-    let work = move || join(&joining, place, rank, size).inspect_err(|fault| joining.fail(fault));
+    let work = move || join(&joining, place, rank, size).inspect_err(|_| joining.never_made());
     group::add_task(Task { comm, name, ends: false, work: Box::new(work) })
 }
 
@@ -133,19 +141,41 @@ fn next_child(parent: &Comm) -> usize {
     resources.children
 }
 
-/// A communicator made from a parent, on the parent's hub.
+/// A communicator made from a parent, on the parent's hub. As with NCCL the handle is there in the end even where making it failed: what can
+/// be done with it then is to abort it.
 fn bear(parent: &Arc<Comm>, child: Arc<Comm>, place: Place, rank: usize, size: usize, target: Target) -> Outcome<()> {
+    let outcome = connect_child(parent, &child, place, rank, size);
+    if outcome.is_err() {
+        child.never_made();
+    }
+    hand_out(&child, target);
+    outcome
+}
+
+/// Hands out a child that could not be made.
+fn lose(child: Option<&Arc<Comm>>, target: Target) {
+    if let Some(child) = child {
+        child.never_made();
+        hand_out(child, target);
+    }
+}
+
+fn hand_out(child: &Arc<Comm>, target: Target) {
+    #[expect(unsafe_code, reason = "the caller's variable is written by its address")]
+    // SAFETY: the call is complete only when its job ends, and an abort of the parent waits for that, so the caller still keeps the
+    // variable.
+    unsafe {
+        target.set(child);
+    }
+}
+
+fn connect_child(parent: &Arc<Comm>, child: &Arc<Comm>, place: Place, rank: usize, size: usize) -> Outcome<()> {
     let link = Link::open(place, rank, size, child.listener())?;
     parent.expect_child(&link)?;
     child.settle(rank, size, link.clone())?;
     let everyone: Vec<usize> = (0..size).collect();
     link.confer(&everyone, "hello", Vec::new())?;
     parent.child_born(&link);
-    #[expect(unsafe_code, reason = "the caller's variable is written by its address")]
-    // SAFETY: the call is complete only when this ends, and an abort of the parent waits for it, so the caller still keeps the variable.
-    unsafe {
-        target.set(&child);
-    }
     Ok(())
 }
 
@@ -158,7 +188,7 @@ pub(crate) fn by_split(parent: &Arc<Comm>, (color, key): (i32, i32), target: Tar
         let member = splitting.member()?;
         let everyone: Vec<usize> = (0..member.size).collect();
         let words = Frame::default().number(color as u64).number(key as u64).into_bytes();
-        let heard = member.link.confer(&everyone, &meeting, words)?;
+        let heard = member.link.confer(&everyone, &meeting, words).inspect_err(|_| lose(child.as_ref(), target))?;
         let chosen = |words: &Vec<u8>| {
             let mut parser = Parser(words);
             Some((parser.number()? as i32, parser.number()? as i32))
@@ -183,9 +213,10 @@ pub(crate) fn by_shrink(parent: &Arc<Comm>, excluded: &[usize], target: Target, 
         let member = shrinking.member()?;
         let survivors: Vec<usize> = (0..member.size).filter(|rank| !excluded.contains(rank)).collect();
         let words = Frame::default().list(&excluded, |frame, &rank| frame.number(rank as u64)).into_bytes();
-        let heard = member.link.confer(&survivors, &meeting, words.clone())?;
+        let heard = member.link.confer(&survivors, &meeting, words.clone()).inspect_err(|_| lose(Some(&child), target))?;
         if heard.iter().any(|other| *other != words) {
             report("ranks exclude different ranks in ncclCommShrink");
+            lose(Some(&child), target);
             return Err(Fault::argument("ncclCommShrink : ranks exclude different ranks"));
         }
         let rank = survivors.iter().position(|&rank| rank == member.rank).unwrap_or_default();
@@ -214,7 +245,7 @@ pub(crate) unsafe fn by_growth(parent: &Arc<Comm>, size: usize, id: Option<Uniqu
         let internal = heard.iter().find_map(|words| words.as_slice().try_into().ok());
         let internal = internal.ok_or_else(|| Fault::argument("ncclCommGrow : no rank passed a unique id"))?;
         lock(&parent.resources).growing = false;
-        join(&growing, Place::of(&UniqueId { internal })?, member.rank, size).inspect_err(|fault| growing.fail(fault))
+        join(&growing, Place::of(&UniqueId { internal })?, member.rank, size).inspect_err(|_| growing.never_made())
     };
     group::add_task(Task { comm, name: "ncclCommGrow", ends: false, work: Box::new(work) })
 }

@@ -1,4 +1,5 @@
-//! Who is inside the library: NCCL wants one thread at a time per communicator, and per device.
+//! Who is inside the library: NCCL wants one thread at a time per communicator, and per device. From 2.26 on it calls the latter "host
+//! threads racing to launch", where it notices. A launch that goes on in the background is as much inside as a call.
 
 use crate::comm::Comm;
 use crate::control;

@@ -1,4 +1,5 @@
-//! Launches: what a stream is asked to call, and what it finds when it does.
+//! Launches: what a stream is asked to call, and what it finds when it does. A captured launch is held by its graph, through a user object,
+//! as of 2.11.
 
 #![expect(unsafe_code, reason = "device memory is read and written by its address")]
 
@@ -20,6 +21,8 @@ pub(crate) struct Call {
     pub(crate) operation: Operation,
     /// Where the scalar of `PreMulSum` is, if it is on the device.
     pub(crate) scalar_at: Option<usize>,
+    /// The buffers are no memory of the device. Such a kernel does nothing, and never meets its peers.
+    pub(crate) faults: bool,
 }
 
 struct Job {
@@ -42,7 +45,7 @@ pub(crate) fn launch(comm: &Arc<Comm>, streams: &[usize], calls: Vec<Call>) -> O
         Event::new()?.order(other as Stream, stream)?;
     }
     follow(comm, stream, captured)?;
-    let accesses: Vec<Access> = calls.iter().flat_map(accesses).collect();
+    let accesses: Vec<Access> = calls.iter().filter(|call| !call.faults).flat_map(accesses).collect();
     let number = remember(Job { comm: comm.clone(), calls, captured });
     match graph {
         Some(graph) => {
@@ -134,9 +137,10 @@ impl Job {
         if !self.comm.begin(self.captured, control::hangs(member.rank)) {
             return;
         }
-        let operations: Vec<_> = self.calls.iter().map(Call::resolve).collect();
+        let operations: Vec<_> = self.calls.iter().filter(|call| !call.faults).map(Call::resolve).collect();
+        let faults = self.calls.iter().any(|call| call.faults);
         // SAFETY: the regions were checked when the calls were made; their owner may free them only when the stream is past this launch.
-        if unsafe { member.link.run(&operations) }.is_ok() {
+        if !faults && unsafe { member.link.run(&operations) }.is_ok() {
             for Operation { signature, .. } in &operations {
                 let moved = signature.count * signature.kind.size();
                 control::count_sent(signature.verb, member.rank, signature.verb.sends(member.rank, signature.root, member.size, moved));

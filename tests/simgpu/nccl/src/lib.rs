@@ -4,6 +4,23 @@
 //! the process that made the unique id (`hub`, `clique`); what a stream shall do goes to the loaded driver as a host function (`job`), so
 //! device memory has to be host memory. It asserts what NCCL only asks for: that ranks agree, that one thread at a time is inside, that
 //! handles are alive. `control_calls` plants faults and reads what was seen.
+//!
+//! Where NCCL's own behaviour is what hurts, this behaves as 2.28.9 does, or as the release that a test asks for:
+//!
+//! - Every group of a communicator that does not block runs on a thread of its own from 2.23.4 on; before, only what makes, ends or connects
+//!   (`group`). Up to 2.26 the group is part of the calling thread (`progress`).
+//! - The first collective may connect, and wait, inside the call (`connect_lazily`): from 2.22 on.
+//! - Children share abort flags where they are told to, and a raised flag ends kernels and calls of all that hold it (`flags`).
+//! - Finalize, destroy and abort wait for earlier work of the streams, and for graphs that hold launches (`job`), whatever comes. So does a
+//!   shrink that aborts, inside the call, but for graphs.
+//! - A destroy that fails leaves its group open, from 2.24.3 on; what failed while it was made says so when it is ended (`comm_calls`).
+//! - Revoking with a group in flight is reported for 2.28.7 to 2.30.7, two launches at a time on one device for all (`inside`).
+//! - A window over memory whose allocation has no handle ends the communicator, where there is symmetric memory (`other_calls`).
+//! - A child that could not be made leaves a handle, which can only be ended (`init`). Buffers are not looked at; a wrong one is reported
+//!   (`collective_calls`). The environment overrides configurations (`config`).
+//!
+//! It does not model: a full launch queue or work FIFO, residency of blocks, a context that a dead peer has broken, ranks of one process
+//! that are freed together, and the time that anything takes.
 
 pub mod abi;
 mod call;

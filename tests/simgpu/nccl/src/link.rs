@@ -112,14 +112,16 @@ impl Link {
         }
     }
 
-    /// Stops this rank's work; it may still confer.
-    pub(crate) fn revoke(&self) {
+    /// Goes on after it was halted; a rank that is revoked may confer and nothing else.
+    pub(crate) fn resume(&self, revoked: bool) {
         match &self.way {
-            Way::Here(clique) => clique.revoke(self.rank),
+            Way::Here(clique) => clique.resume(self.rank, revoked),
             Way::Away(remote) => {
-                lock(&remote.state).revoked = true;
-                remote.changed.notify_all();
-                remote.send(&Frame::default().number(request::REVOKE));
+                {
+                    let mut state = lock(&remote.state);
+                    (state.halted, state.revoked) = (false, revoked);
+                }
+                remote.send(&Frame::default().number(request::RESUME).number(revoked.into()));
             }
         }
     }

@@ -6,11 +6,12 @@
 
 use crate::abi::{Code, Handle, Kind};
 use crate::call::{acting, asking, call, check_pointer, in_group};
-use crate::comm::Scalar;
+use crate::comm::{self, Comm, Scalar};
 use crate::control;
 use crate::driver::{self, Device};
 use crate::fault::{Fault, Outcome};
 use crate::group::{self, Task};
+use crate::inside::Inside;
 use crate::job::scalar_bits;
 use crate::operation::Region;
 use crate::report::{self, lock};
@@ -135,9 +136,10 @@ unsafe impl Send for WindowTarget {}
 impl WindowTarget {
     /// # Safety
     /// The caller's variable must still be there.
-    unsafe fn set(self, token: usize) {
+    unsafe fn set(self, token: usize) -> Outcome<()> {
         // SAFETY: promised by the caller.
         unsafe { self.0.write(token as *mut c_void) };
+        Ok(())
     }
 }
 
@@ -150,46 +152,59 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
     flags: c_int,
 ) -> c_int {
     in_group("ncclCommWindowRegister", || {
-        let (comm, inside) = acting(comm, "ncclCommWindowRegister")?;
+        let comm = comm::find(comm, "ncclCommWindowRegister")?;
+        let region = Region { address: buffer as usize, bytes: size };
+        if region.address == 0 || region.bytes == 0 {
+            return Ok(Code::SUCCESS);
+        }
+        let inside = Inside::acting(&comm, "ncclCommWindowRegister");
+        comm.ensure_ready()?;
         check_pointer(window, "ncclCommWindowRegister", "win")?;
-        // SAFETY: the pointer is not null.
-        unsafe { window.write(std::ptr::null_mut()) };
-        check_window(Region { address: buffer as usize, bytes: size }, flags)?;
+        check_flags(flags)?;
         drop(inside);
-        let (target, address) = (WindowTarget(window), buffer as usize);
-        let meeting = {
-            let mut resources = lock(&comm.resources);
-            resources.children += 1;
-            format!("window {}", resources.children)
-        };
+        let target = WindowTarget(window);
         let registering = comm.clone();
-        let work = move || {
-            let member = registering.member()?;
-            let everyone: Vec<usize> = (0..member.size).collect();
-            member.link.confer(&everyone, &meeting, Vec::new())?;
-            let token = new_token();
-            lock(&registering.resources).windows.insert(token, (address, size));
-            // SAFETY: the call is complete only when this ends, so the caller still keeps the variable.
-            unsafe { target.set(token) };
-            Ok(())
-        };
-        group::add_task(Task { comm, name: "ncclCommWindowRegister", ends: false, work: Box::new(work) })
+        // SAFETY: the call is complete only when this ends, so the caller still keeps the variable.
+        let work = move || unsafe { target.set(register_window(&registering, region)?) };
+        let code = group::add_task(Task { comm, name: "ncclCommWindowRegister", ends: false, work: Box::new(work) })?;
+        // As with splits the call itself does not say that it goes on.
+        Ok(if code == Code::IN_PROGRESS { Code::SUCCESS } else { code })
     })
 }
 
-fn check_window(region: Region, flags: c_int) -> Outcome<()> {
-    let known = if control::version() >= 22907 { 0x03 } else { 0x01 };
-    if region.address == 0 || region.bytes == 0 {
-        return Err(Fault::argument(format!("invalid pointer {:#x} / size {}", region.address, region.bytes)));
+/// Registers a window with all ranks. What one of them cannot register fails there, after which the others wait for it until they abort.
+fn register_window(comm: &Comm, region: Region) -> Outcome<usize> {
+    let _there = comm.device.enter()?;
+    let member = comm.member()?;
+    if control::has_symmetric_memory() {
+        check_window(region)?;
+        let meeting = {
+            let mut resources = lock(&comm.resources);
+            resources.registered += 1;
+            format!("window {}", resources.registered)
+        };
+        let everyone: Vec<usize> = (0..member.size).collect();
+        member.link.confer(&everyone, &meeting, Vec::new())?;
     }
+    let token = new_token();
+    lock(&comm.resources).windows.insert(token, (region.address, region.bytes));
+    Ok(token)
+}
+
+fn check_flags(flags: c_int) -> Outcome<()> {
+    let known = if control::version() >= 22907 { 0x03 } else { 0x01 };
     if flags & !known != 0 {
         return Err(Fault::argument(format!("ncclCommWindowRegister : unknown flags {flags:#x}")));
     }
+    Ok(())
+}
+
+fn check_window(region: Region) -> Outcome<()> {
     if !region.address.is_multiple_of(PAGE) {
-        return Err(Fault::argument(format!("ncclCommWindowRegister : {:#x} is not aligned to {PAGE} bytes", region.address)));
+        return Err(Fault::argument("Window address must be suitably aligned."));
     }
-    if !is_ours(region) {
-        return Err(Fault::argument("ncclCommWindowRegister : the memory is not of ncclMemAlloc, or the window is longer than it"));
+    if !is_ours(region) && !driver::has_allocation_handle(region) {
+        return Err(Fault::cuda("cuMemRetainAllocationHandle", 1));
     }
     Ok(())
 }
@@ -198,6 +213,9 @@ fn check_window(region: Region, flags: c_int) -> Outcome<()> {
 pub unsafe extern "C" fn ncclCommWindowDeregister(comm: Handle, window: *mut c_void) -> c_int {
     call("ncclCommWindowDeregister", || {
         let (comm, _inside) = asking(comm, "ncclCommWindowDeregister")?;
+        if window.is_null() {
+            return Ok(Code::SUCCESS);
+        }
         let known = lock(&comm.resources).windows.remove(&(window as usize));
         known.map(|_| Code::SUCCESS).ok_or_else(|| Fault::argument("ncclCommWindowDeregister : this window is not registered"))
     })

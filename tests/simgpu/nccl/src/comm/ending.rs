@@ -1,0 +1,129 @@
+//! How the work of a communicator ends, and how it does itself: abort flags, revoking, shrinking with an abort, finalizing, destroying.
+
+use super::{Comm, DEAD, LIVE};
+use crate::clique::Departure;
+use crate::fault::{Fault, Outcome};
+use crate::report::lock;
+use std::sync::PoisonError;
+
+impl Comm {
+    pub(crate) fn is_revoked(&self) -> bool {
+        lock(&self.state).revoked
+    }
+
+    /// Waits until all launches are done, and until no graph is left that holds any: as with NCCL an abort ends no such wait.
+    pub(crate) fn drain(&self) {
+        let mut state = lock(&self.state);
+        while state.queued > 0 || state.running > 0 || state.held > 0 {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Raises the flags, and refuses what comes. What runs ends; [`Comm::end_revoke`] lowers them when it has.
+    pub(crate) fn begin_revoke(&self) -> Outcome<()> {
+        {
+            let mut state = lock(&self.state);
+            if state.finalized || state.revoked {
+                return Err(Fault::argument("ncclCommRevoke : the communicator was finalized or revoked before"));
+            }
+            state.revoked = true;
+            state.error = None;
+        }
+        self.flags.raise();
+        self.abandon_progress();
+        Ok(())
+    }
+
+    pub(crate) fn end_revoke(&self) {
+        self.flags.await_launches();
+        self.flags.lower();
+    }
+
+    /// Ends what runs, waits for it, inside the call, and goes on.
+    pub(crate) fn interrupt(&self) {
+        self.flags.raise();
+        self.flags.await_launches();
+        self.flags.holders().iter().for_each(|comm| lock(&comm.state).interrupted = true);
+        self.flags.lower();
+    }
+
+    /// The flags are lowered again.
+    pub(crate) fn resume(&self) {
+        let revoked = {
+            let mut state = lock(&self.state);
+            state.halted = false;
+            state.revoked
+        };
+        if let Some(member) = self.member.get() {
+            member.link.resume(revoked);
+        }
+    }
+
+    /// Ends what runs and what waits, as raised flags do. The communicator stays.
+    pub(crate) fn halt(&self) {
+        lock(&self.state).halted = true;
+        self.changed.notify_all();
+        if let Some(member) = self.member.get() {
+            member.link.halt();
+        }
+    }
+
+    /// Raises the flags of this communicator, and of a child that is being made from it, and waits until the streams are past the launches of
+    /// all that hold them, who share one stream of the device.
+    pub(crate) fn raise_flags(&self) {
+        let child = lock(&self.state).child_flags.take();
+        let flags = child.iter().chain([&self.flags]);
+        flags.clone().for_each(|flags| flags.raise());
+        self.abandon_progress();
+        flags.for_each(|flags| flags.await_launches());
+    }
+
+    /// Frees the communicator: `how` it ends is what its peers notice.
+    pub(crate) fn end_life(&self, how: Departure) {
+        lock(&LIVE).remove(&self.handle);
+        let end = if how == Departure::Destroyed { "was destroyed" } else { "was aborted" };
+        lock(&DEAD).insert(self.handle, end);
+        let halted = lock(&self.state).halted;
+        self.leave(if halted { Departure::Aborted } else { how });
+    }
+
+    /// Gives up its place, and those of children that were never made.
+    fn leave(&self, how: Departure) {
+        let unborn = {
+            let mut state = lock(&self.state);
+            state.stopped = true;
+            std::mem::take(&mut state.unborn)
+        };
+        unborn.iter().for_each(|link| link.leave(Departure::Aborted));
+        if let Some(member) = self.member.get() {
+            member.link.leave(how);
+        }
+        self.changed.notify_all();
+        self.abandon_progress();
+        lock(&self.resources).order = None;
+    }
+
+    /// Its process seems to die: for its peers and for itself.
+    pub(crate) fn lose(&self) {
+        if let Some(member) = self.member.get() {
+            self.break_off(&Fault::remote(format!("rank {} is lost", member.rank)));
+            member.link.leave(Departure::Dead);
+        }
+    }
+
+    /// Joins what goes on in the background, which the flags end.
+    fn abandon_progress(&self) {
+        let progress = lock(&self.progress).take();
+        if let Some(progress) = progress {
+            progress.abandon();
+        }
+    }
+
+    /// Waits until the streams are past all launches, and so past what was on them before.
+    pub(crate) fn await_launches(&self) {
+        let mut state = lock(&self.state);
+        while state.queued > 0 || state.running > 0 {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
