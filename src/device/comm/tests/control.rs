@@ -40,7 +40,10 @@ fn a_thousand_all_reduces_start_no_thread_and_ask_nothing_afterwards() {
             rank.all_reduce(&mut vector, LONG).unwrap();
         }
         assert_eq!(nccl::threads_started(), started);
-        assert_eq!(["ncclCommGetAsyncError", "ncclAllReduce", "ncclGroupStart"].map(nccl::calls_of_this_thread), [asked[0], asked[1] + 1000, asked[2]]);
+        assert_eq!(
+            ["ncclCommGetAsyncError", "ncclAllReduce", "ncclGroupStart"].map(nccl::calls_of_this_thread),
+            [asked[0], asked[1] + 1000, asked[2]]
+        );
         assert_eq!(threads(), before);
         assert_eq!(read(&rank.stream, &vector), total(10, &[0]));
     });
