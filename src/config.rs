@@ -320,11 +320,8 @@ impl NcclEnvironment {
     pub(crate) fn read() -> Self {
         let multi_rank_gpu = environment("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value.trim() == "1");
         // What NCCL heeds of each, but what is meant anyway.
-        let wrong = [
-            ("NCCL_COMM_BLOCKING", 0..=1),
-            ("NCCL_COMM_SPLIT_SHARE_RESOURCES", 0..=0),
-            ("NCCL_COMM_SHRINK_SHARE_RESOURCES", 1..=1),
-        ];
+        let wrong =
+            [("NCCL_COMM_BLOCKING", 0..=1), ("NCCL_COMM_SPLIT_SHARE_RESOURCES", 0..=0), ("NCCL_COMM_SHRINK_SHARE_RESOURCES", 1..=1)];
         let overrides = wrong.into_iter().find_map(|(name, values)| {
             let value = environment(name)?;
             let number: i64 = value.trim().parse().ok()?;

@@ -339,6 +339,7 @@ impl Attempt {
         }
         if !self.has_child {
             self.control.close();
+            self.data.close();
             return Ok(None);
         }
         let control = self.handle_of(|attempt| &attempt.control)?;

@@ -211,7 +211,9 @@ impl Inner {
         let refused = |refusal: Refusal| refusal.into_error(doing.to_owned());
         driver::bind(&self.context).map_err(|error| driver::cuda_error(doing, error))?;
         let done = {
-            let Some(_turn) = self.device.turn(deadline.remaining()) else { return Err(self.timeout(doing.to_owned(), deadline.elapsed())) };
+            let Some(_turn) = self.device.turn(deadline.remaining()) else {
+                return Err(self.timeout(doing.to_owned(), deadline.elapsed()));
+            };
             work(self.library, handle).map_err(refused)?
         };
         control::settle(self.library, handle, doing, &|| self.why_stop(doing, deadline))?;

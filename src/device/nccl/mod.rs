@@ -416,8 +416,7 @@ mod tests {
     fn an_empty_configuration_leaves_to_nccl_what_has_nothing_to_do_with_the_purpose() {
         for (purpose, blocking, split_share) in [(Purpose::Control, 0, 1), (Purpose::Data, 1, 0)] {
             let raw = RawConfig::new(&NcclConfig::default(), purpose).unwrap().config;
-            let expected =
-                nccl_sys::ncclConfig_t { blocking, splitShare: split_share, shrinkShare: 0, ..nccl_sys::ncclConfig_t::new() };
+            let expected = nccl_sys::ncclConfig_t { blocking, splitShare: split_share, shrinkShare: 0, ..nccl_sys::ncclConfig_t::new() };
             assert_eq!(raw, expected);
             assert_eq!(raw.minCTAs, NCCL_CONFIG_UNDEF_INT);
         }

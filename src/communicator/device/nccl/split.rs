@@ -65,7 +65,8 @@ impl NcclCommunicator {
         words[5..9].copy_from_slice(&key.to_le_bytes());
         let all = self.plane().gather_words(&words, &|| "split".to_owned(), deadline.remaining())?;
         let alike = all.iter().enumerate().filter(|(_, other)| other[..5] == words[..5]);
-        let mut members: Vec<Member> = alike.map(|(rank, other)| (i32::from_le_bytes([other[5], other[6], other[7], other[8]]), rank)).collect();
+        let mut members: Vec<Member> =
+            alike.map(|(rank, other)| (i32::from_le_bytes([other[5], other[6], other[7], other[8]]), rank)).collect();
         members.sort_unstable();
         Ok(members)
     }

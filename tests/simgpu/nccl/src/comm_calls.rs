@@ -248,7 +248,9 @@ pub unsafe extern "C" fn ncclCommFinalize(comm: Handle) -> c_int {
         if comm.is_null() {
             return Ok(Code::SUCCESS);
         }
-        let (comm, inside) = acting(comm, "ncclCommFinalize")?;
+        // Nothing is launched: the device is nobody's.
+        let (comm, inside) = asking(comm, "ncclCommFinalize")?;
+        comm.ensure_ready()?;
         // As with NCCL a communicator that does not block is over where it is finalized twice.
         comm.begin_finalize().inspect_err(|fault| comm.fail_unless_blocking(fault))?;
         drop(inside);
@@ -271,7 +273,7 @@ pub unsafe extern "C" fn ncclCommDestroy(comm: Handle) -> c_int {
         let comm = comm::find(comm, "ncclCommDestroy")?;
         comm.ensure_ready().inspect_err(|_| group::leave_open())?;
         group::start();
-        drop(Inside::acting(&comm, "ncclCommDestroy"));
+        drop(Inside::asking(&comm, "ncclCommDestroy"));
         end(comm, "ncclCommDestroy", Departure::Destroyed)
     })
 }
