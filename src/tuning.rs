@@ -31,13 +31,12 @@ pub(crate) mod device_folds {
 pub(crate) mod device {
     use std::time::Duration;
 
-    /// Looks of a waiter that spins between them, before it yields: what NCCL is asked for is mostly done by then.
+    /// Looks of a waiter before it reads the clock.
     pub(crate) const SPINS: u32 = 100;
-    /// How long a waiter gives up its core between looks before it sleeps: most calls of up to a few MiB have ended by then, and waking up takes a
-    /// few microseconds.
+    /// How long a waiter spins before it sleeps: most calls of up to a few MiB have ended by then, and waking up takes a few microseconds.
     pub(crate) const AWAKE: Duration = Duration::from_micros(400);
     /// A sleep between two looks takes such a share of what has been waited: the end of a wait is seen late by no more than that.
-    pub(crate) const NAP_SHARE: u32 = 32;
+    pub(crate) const NAP_SHARE: u32 = 128;
     /// The shortest and the longest such sleep.
     pub(crate) const NAPS: (Duration, Duration) = (Duration::from_micros(5), Duration::from_millis(1));
     /// The time between two rounds of the watchdog: a tenth of the shortest timeout, within these.

@@ -53,7 +53,9 @@ impl NcclComm {
         // NCCL would wait for them, also in an abort.
         let graphs = inner.live_graphs_within(&Deadline::after(deadline.remaining().min(FENCE)));
         if graphs > 0 {
-            let reason = format!("{graphs} captured graphs hold its calls, and NCCL keeps it for them: drop the graphs first, and what was made of them");
+            let reason = format!(
+                "{graphs} captured graphs hold its calls, and NCCL keeps it for them: drop the graphs first, and what was made of them"
+            );
             return Err(Error::argument("close", reason));
         }
         if !inner.revoked.load(Ordering::Acquire) {
