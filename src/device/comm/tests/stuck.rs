@@ -93,7 +93,8 @@ fn calls_that_nobody_looked_at_are_given_their_time_and_a_moment_for_the_look() 
         assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
         drop(held);
         // Whoever looks again finds that they are done.
-        until("nobody looked", || rank.comm.inner.trackers().iter().all(|tracker| tracker.is_idle()));
+        let is_idle = || rank.comm.inner.trackers().iter().all(|tracker| tracker.is_idle());
+        until("nobody looked", || is_idle() && rank.comm.inner.watched.unfinished().is_none());
         rank.comm.inner.keep_time(Instant::now() + 10 * LONG);
         assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
     });
