@@ -15,12 +15,12 @@ use super::processes::Ranks;
 /// What survivors may take to notice a death, on a loaded machine.
 const NOTICED: Duration = Duration::from_secs(8);
 /// How long a captured call may take that nobody is to wait for.
-const SHORT: Duration = Duration::from_millis(500);
+const SHORT: Duration = Duration::from_secs(2);
 /// The rank that launches one graph less.
 const MISSING: usize = 1;
 
 /// A graph of one all-reduce, which has been launched once on all ranks, and what it works on.
-fn captured(comm: &Communicator, stream: &Arc<CudaStream>) -> (CudaGraph, CudaSlice<u32>) {
+fn captured(comm: &Communicator, stream: &Arc<CudaStream>, limit: Duration) -> (CudaGraph, CudaSlice<u32>) {
     let memory = DeviceMemory::of(comm);
     let mut sums = memory.put(&[1_u32; 1000]);
     let on = comm.with_stream(stream);
@@ -32,6 +32,7 @@ fn captured(comm: &Communicator, stream: &Arc<CudaStream>) -> (CudaGraph, CudaSl
     unsafe {
         stream.context().disable_event_tracking();
     }
+    on.set_timeout(limit);
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     on.all_reduce(&mut sums, ReduceOp::Sum).unwrap();
     on.all_reduce(&mut sums, ReduceOp::Max).unwrap();
@@ -50,8 +51,7 @@ fn launched_in_vain(limit: Duration, prepare: impl FnOnce(&Communicator)) -> (Co
         simgpu::nccl::silence_deaths();
     }
     let stream = comm.device().unwrap().context().new_stream().unwrap();
-    comm.set_timeout(limit);
-    let (graph, sums) = captured(&comm, &stream);
+    let (graph, sums) = captured(&comm, &stream, limit);
     comm.set_timeout(Duration::from_secs(30));
     comm.barrier().unwrap();
     prepare(&comm);
