@@ -41,16 +41,14 @@ pub(crate) mod device_folds {
 pub(crate) mod device {
     use std::time::Duration;
 
-    /// Looks of a waiter that spins between them, before it yields: what NCCL is asked for is mostly done by then.
+    /// Looks of a waiter before it reads the clock.
     pub(crate) const SPINS: u32 = 100;
-    /// Looks of a waiter that spins or yields between them, before it sleeps.
-    pub(crate) const YIELDS: u32 = 150;
-    /// Microseconds of the first and the longest sleep between two looks; each is one longer than the last.
-    pub(crate) const SLEEP_MICROS: (u32, u32) = (20, 1000);
-    /// Looks of a started call's waiter at its event without sleeping: a short call has ended by then.
-    pub(crate) const LOOKS: u32 = 200;
-    /// Its sleep between two later looks.
-    pub(crate) const NAP: Duration = Duration::from_micros(20);
+    /// How long a waiter spins before it sleeps: most calls of up to a few MiB have ended by then, and waking up takes a few microseconds.
+    pub(crate) const AWAKE: Duration = Duration::from_micros(400);
+    /// A sleep between two looks takes such a share of what has been waited: the end of a wait is seen late by no more than that.
+    pub(crate) const NAP_SHARE: u32 = 128;
+    /// The shortest and the longest such sleep.
+    pub(crate) const NAPS: (Duration, Duration) = (Duration::from_micros(5), Duration::from_millis(1));
     /// The time between two rounds of the watchdog: a tenth of the shortest timeout, within these.
     pub(crate) const ROUNDS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
     /// Events of the watchdog on one stream at a time. It makes about ten in the time that a call may take.

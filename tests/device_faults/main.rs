@@ -13,6 +13,7 @@ mod processes;
 mod arguments;
 mod endings;
 mod forks;
+mod graphs;
 mod kills;
 mod mismatches;
 mod misuse;

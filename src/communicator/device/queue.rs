@@ -3,7 +3,7 @@
 
 #![expect(unsafe_code, reason = "addresses of buffers that are borrowed, or owned by a work, are handed to the device plane")]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
@@ -16,7 +16,7 @@ use crate::communicator::message::Received;
 use crate::communicator::pinned::{ErasedBuffer, PinnedBuffer};
 use crate::communicator::work::{Drive, Work};
 use crate::deadline::Deadline;
-use crate::device::{self, DevicePlane, NcclComm};
+use crate::device::{self, BackOff, DevicePlane, NcclComm};
 use crate::error::{Error, Result};
 use crate::event;
 use crate::flight;
@@ -25,7 +25,6 @@ use crate::host::health::forked;
 use crate::host::plane::HostPlane;
 use crate::observe::{Moved, Track};
 use crate::ticket_lock::{NoTurn, Turn};
-use crate::tuning::device::{LOOKS, NAP};
 
 /// How much of an error a rank tells the others, in bytes: a compiler's can be long.
 const LONGEST_REASON: usize = 4096;
@@ -280,10 +279,9 @@ impl Queued {
 impl Drive for Watcher {
     fn drive(&self, limit: Duration) -> bool {
         let until = Deadline::after(limit);
-        let mut looks = 0;
+        let mut back_off = BackOff::default();
         while !self.poll() && !until.has_passed() {
-            looks += 1;
-            if looks > LOOKS { std::thread::sleep(NAP) } else { std::hint::spin_loop() }
+            back_off.rest_within(until.remaining());
         }
         true
     }
@@ -305,10 +303,14 @@ impl Drive for Watcher {
 /// Looks at the events of calls that are awaited, or that call back: one thread of the process, as long as there are any.
 struct Attendant {
     awaited: Vec<Arc<Watcher>>,
+    /// Whether others are awaited since the last look.
+    has_news: bool,
     is_running: bool,
 }
 
-static ATTENDANT: Mutex<Attendant> = Mutex::new(Attendant { awaited: Vec::new(), is_running: false });
+static ATTENDANT: Mutex<Attendant> = Mutex::new(Attendant { awaited: Vec::new(), has_news: false, is_running: false });
+/// Somebody is awaited.
+static CAME: Condvar = Condvar::new();
 
 impl Attendant {
     /// Has a call looked at until it has ended.
@@ -316,6 +318,8 @@ impl Attendant {
         let mut attendant = event::lock(&ATTENDANT);
         if !attendant.awaited.iter().any(|known| Arc::ptr_eq(known, &watcher)) {
             attendant.awaited.push(watcher);
+            attendant.has_news = true;
+            CAME.notify_one();
         }
         if !attendant.is_running {
             let spawned = std::thread::Builder::new().name("awaited calls".to_owned()).spawn(Self::run);
@@ -327,12 +331,16 @@ impl Attendant {
     }
 
     fn run() {
+        let mut back_off = BackOff::default();
         loop {
             let mut awaited = {
                 let mut attendant = event::lock(&ATTENDANT);
                 attendant.is_running = !attendant.awaited.is_empty();
                 if !attendant.is_running {
                     return;
+                }
+                if std::mem::take(&mut attendant.has_news) {
+                    back_off = BackOff::default();
                 }
                 attendant.awaited.clone()
             };
@@ -341,7 +349,10 @@ impl Attendant {
             event::lock(&ATTENDANT).awaited.retain(|watcher| !awaited.iter().any(|ended| Arc::ptr_eq(ended, watcher)));
             // Buffers may be freed with these, which is the program's.
             event::caught("the drop of a buffer", || drop(awaited));
-            std::thread::sleep(NAP);
+            back_off.rest_on(|nap| {
+                let is_old = |attendant: &mut Self| !attendant.has_news;
+                drop(CAME.wait_timeout_while(event::lock(&ATTENDANT), nap, is_old));
+            });
         }
     }
 }

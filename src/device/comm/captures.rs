@@ -45,7 +45,9 @@ impl Inner {
                 self.note(last, stream);
                 Ok(())
             }
-            Some(captured) => self.end_captured(captured, last, stream).map_err(|error| self.end(driver::cuda_error(doing(), error), doing)),
+            Some(captured) => {
+                self.end_captured(captured, last, stream).map_err(|error| self.end(driver::cuda_error(doing(), error), doing))
+            }
         }
     }
 

@@ -44,7 +44,8 @@ impl Page {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Arc<Self>, DriverError> {
         driver::bind(context)?;
         // SAFETY: the context is current. The memory is freed once, when the page is dropped.
-        let start = driver::unseen_by_captures(|| unsafe { result::malloc_host(GRAPH_WORDS * size_of::<u32>(), sys::CU_MEMHOSTALLOC_DEVICEMAP) })?;
+        let start =
+            driver::unseen_by_captures(|| unsafe { result::malloc_host(GRAPH_WORDS * size_of::<u32>(), sys::CU_MEMHOSTALLOC_DEVICEMAP) })?;
         let Some(words) = NonNull::new(start.cast::<AtomicU32>()) else { return Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) };
         let mut memory = Memory { context: Arc::clone(context), words, address: 0 };
         for place in 0..GRAPH_WORDS {

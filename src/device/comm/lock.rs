@@ -1,12 +1,14 @@
 //! Launches on a device one after the other, and no lock that is waited for without an end.
 
+use std::marker::PhantomData;
+use std::num::NonZeroU64;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::deadline::Deadline;
 use crate::device::driver::Gpu;
-use crate::tuning::device::{FENCE, SLEEP_MICROS, SPINS, YIELDS};
+use crate::tuning::device::{AWAKE, FENCE, NAP_SHARE, NAPS, SPINS};
 
 /// One device of this process, whatever the number of its communicators.
 #[derive(Debug)]
@@ -73,17 +75,81 @@ pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Rests between two looks: first hardly at all, then longer from look to look, for up to a millisecond.
+/// Rests between two looks at what a device or another thread brings about: hardly at all, then asleep for a share of what has been waited, so that
+/// the end is seen late by no more than that share. One value is for one wait.
+///
+/// The core is not given up in between: on a host whose cores are busy others keep it for milliseconds then, where a sleeper is woken at once.
 #[derive(Debug, Default)]
-pub(in crate::device) struct BackOff(u32);
+pub(crate) struct BackOff {
+    looks: u32,
+    /// Where the clock was read first.
+    began: Option<Instant>,
+    slack: Option<TimerSlack>,
+}
+
+/// What to do between two looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pause {
+    Spin,
+    Nap(Duration),
+}
+
+/// After so long a wait without the clock, and one by it.
+fn pause(looks: u32, waited: impl FnOnce() -> Duration) -> Pause {
+    if looks < SPINS {
+        return Pause::Spin;
+    }
+    match waited() {
+        waited if waited < AWAKE => Pause::Spin,
+        waited => Pause::Nap((waited / NAP_SHARE).clamp(NAPS.0, NAPS.1)),
+    }
+}
 
 impl BackOff {
-    pub(in crate::device) fn rest(&mut self) {
-        self.0 = self.0.saturating_add(1);
-        match self.0 {
-            ..SPINS => std::hint::spin_loop(),
-            SPINS..YIELDS => thread::yield_now(),
-            looks => thread::sleep(Duration::from_micros(u64::from((looks - YIELDS).clamp(SLEEP_MICROS.0, SLEEP_MICROS.1)))),
+    pub(crate) fn rest(&mut self) {
+        self.rest_within(Duration::MAX);
+    }
+
+    /// As [`BackOff::rest`], for no longer than that.
+    pub(crate) fn rest_within(&mut self, limit: Duration) {
+        self.rest_on(|nap| thread::sleep(nap.min(limit)));
+    }
+
+    /// As [`BackOff::rest`], asleep on something that may wake the sleeper.
+    pub(crate) fn rest_on(&mut self, sleep: impl FnOnce(Duration)) {
+        self.looks = self.looks.saturating_add(1);
+        let began = &mut self.began;
+        match pause(self.looks, || began.get_or_insert_with(Instant::now).elapsed()) {
+            Pause::Spin => std::hint::spin_loop(),
+            Pause::Nap(nap) => {
+                self.slack.get_or_insert_with(TimerSlack::none);
+                sleep(nap);
+            }
+        }
+    }
+}
+
+/// Has this thread woken when it asked to be, and not up to 50 µs later, until it is dropped: then it has the program's setting again.
+#[derive(Debug)]
+struct TimerSlack {
+    before: Option<NonZeroU64>,
+    /// It is a thread's.
+    _stays: PhantomData<*const ()>,
+}
+
+impl TimerSlack {
+    fn none() -> Self {
+        let before = rustix::thread::current_timer_slack().ok().and_then(NonZeroU64::new);
+        // A kernel without this setting wakes threads late, and that is all.
+        let _ = rustix::thread::set_current_timer_slack(Some(NonZeroU64::MIN));
+        Self { before, _stays: PhantomData }
+    }
+}
+
+impl Drop for TimerSlack {
+    fn drop(&mut self) {
+        if self.before.is_some() {
+            let _ = rustix::thread::set_current_timer_slack(self.before);
         }
     }
 }
@@ -115,5 +181,47 @@ mod tests {
             holder.join().is_err()
         });
         assert!(panicked && lock_within(&mutex, Duration::ZERO).is_some());
+    }
+
+    /// How often a wait of this length looks, and how often it sleeps, where looks take `look` and sleeps take as long as they are asked to.
+    fn looks(wait: Duration, look: Duration) -> (u32, u32) {
+        let (mut time, mut looks, mut naps) = (Duration::ZERO, 0, 0);
+        while time < wait {
+            looks += 1;
+            time += look;
+            if let Pause::Nap(nap) = pause(looks, || time) {
+                naps += 1;
+                assert!(nap <= NAPS.0.max(time / NAP_SHARE) && nap <= NAPS.1, "{nap:?} after {time:?}");
+                time += nap;
+            }
+        }
+        (looks, naps)
+    }
+
+    #[test]
+    fn short_waits_do_not_sleep_and_long_ones_do_little_else() {
+        let micros = Duration::from_micros;
+        assert_eq!(looks(micros(200), micros(1)), (200, 0));
+        assert_eq!(looks(AWAKE, micros(1)).1, 0);
+        // The shortest sleeps up to 640 µs, then each 1/128 of the time before it up to 128 ms, then the longest.
+        let growing = (200_f64.ln() / (129_f64 / 128.0).ln()) as u32;
+        let (looks, naps) = looks(Duration::from_secs(1), micros(1));
+        assert!(naps.abs_diff(40 + growing + 872) < 60 && looks < naps + 500, "{looks} looks and {naps} sleeps");
+    }
+
+    #[test]
+    fn a_thread_has_its_timer_slack_again_after_a_wait() {
+        let slack = || rustix::thread::current_timer_slack().unwrap();
+        let before = slack();
+        assert!(before > 1, "the kernel's own is 50 µs");
+        let mut back_off = BackOff::default();
+        let mut asleep = None;
+        while asleep.is_none() {
+            assert_eq!(slack(), before, "only who sleeps needs it");
+            back_off.rest_on(|nap| asleep = Some((nap, slack())));
+        }
+        assert_eq!(asleep.map(|(nap, slack)| (nap >= NAPS.0, slack)), Some((true, 1)));
+        drop(back_off);
+        assert_eq!(slack(), before);
     }
 }

@@ -60,7 +60,7 @@ use crate::flight::Flight;
 use crate::tuning::device::ABORT_WAIT;
 
 pub(crate) use self::init::{Setup, join, unique_id};
-pub(in crate::device) use self::lock::BackOff;
+pub(crate) use self::lock::BackOff;
 pub(in crate::device) use self::state::Inner;
 pub(crate) use self::state::LivenessProbe;
 

@@ -64,13 +64,14 @@ impl NcclComm {
         let inner = self.inner();
         let words = format!("closing the communicator of rank {} of {}", inner.rank, inner.world_size);
         let doing = || words.clone();
-        self.refuse_live_graphs("close")?;
         let Some(_gate) = lock_within(&inner.gate, deadline.remaining()) else {
             return Err(inner.expire(&doing, deadline.elapsed()));
         };
         if inner.is_ended() {
             return Err(inner.refuse(&doing));
         }
+        // Under the gate: nobody captures another call meanwhile.
+        self.refuse_live_graphs("close")?;
         if inner.is_revoked() {
             // What was cut off cannot be brought to its end.
             inner.ended.store(true, Ordering::SeqCst);

@@ -46,7 +46,8 @@ impl Inner {
         let unfinished = self.watched.unfinished();
         let behind = self.trackers().iter().find_map(|tracker| tracker.unmarked_behind()).filter(|_| unfinished.is_none());
         let unmarked = self.watched.unmarked_since(behind, now);
-        let known = unfinished.map(|found| Wait { doing: None, since: found.since, limit: found.limit, known: found.looked.max(found.since) });
+        let known =
+            unfinished.map(|found| Wait { doing: None, since: found.since, limit: found.limit, known: found.looked.max(found.since) });
         known.or_else(|| unmarked.map(|since| Wait { doing: None, since, limit: self.limit(), known: since }))
     }
 

@@ -113,6 +113,14 @@ fn let_go(communicator: Arc<Inner>) {
     }
 }
 
+/// How many timekeepers there are, and how many probers of a device.
+#[cfg(test)]
+pub(super) fn threads(device: usize) -> (usize, usize) {
+    let watch = lock();
+    let count = |role: Role| watch.roles.iter().filter(|known| **known == role).count();
+    (count(Role::Timekeeper), count(Role::Prober(device)))
+}
+
 fn lock() -> MutexGuard<'static, Watch> {
     WATCH.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -168,7 +168,8 @@ fn launches_that_follow_each_other_are_not_taken_for_one() {
     let sim = Sim::new();
     ranks(1, |rank| {
         let graphs = LiveGraphs::default();
-        let call = |seconds| crate::device::comm::live_graphs::CapturedCall { label: [seconds, 0, 0, 0], limit: Duration::from_secs(seconds) };
+        let call =
+            |seconds| crate::device::comm::live_graphs::CapturedCall { label: [seconds, 0, 0, 0], limit: Duration::from_secs(seconds) };
         let graph = captured(&rank, || {
             for seconds in [5, 6] {
                 let open = graphs.begin(&rank.gpu.context, &rank.stream, call(seconds)).unwrap().unwrap();
@@ -179,7 +180,8 @@ fn launches_that_follow_each_other_are_not_taken_for_one() {
             graphs.first_word(Some(value));
         };
         let begin = Instant::now();
-        let look = |seconds| graphs.launched(begin + Duration::from_secs(seconds)).map(|found| (found.label[0], (found.since - begin).as_secs()));
+        let look =
+            |seconds| graphs.launched(begin + Duration::from_secs(seconds)).map(|found| (found.label[0], (found.since - begin).as_secs()));
         assert_eq!(look(0), None);
         write(1);
         assert_eq!(look(1), Some((5, 1)));

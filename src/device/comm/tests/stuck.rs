@@ -93,9 +93,24 @@ fn calls_that_nobody_looked_at_are_given_their_time_and_a_moment_for_the_look() 
         assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
         drop(held);
         // Whoever looks again finds that they are done.
-        until("nobody looked", || rank.comm.inner.trackers().iter().all(|tracker| tracker.is_idle()));
+        let is_idle = || rank.comm.inner.trackers().iter().all(|tracker| tracker.is_idle());
+        until("nobody looked", || is_idle() && rank.comm.inner.watched.unfinished().is_none());
         rank.comm.inner.keep_time(Instant::now() + 10 * LONG);
         assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
+    });
+    sim.finish();
+}
+
+#[test]
+fn each_device_has_a_prober_and_all_have_one_timekeeper() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        let device = rank.comm.inner.device.number;
+        let child = rank.comm.split(Some(0), 0, &NcclConfig::default(), &Deadline::after(LONG)).unwrap().unwrap();
+        // As many as one each, however many communicators there are: one device that is held up holds up no other.
+        assert_eq!(super::super::watchdog::threads(device), (1, 1));
+        drop((child, rank));
+        until("the prober stays though there is nothing to look at", || super::super::watchdog::threads(device).1 == 0);
     });
     sim.finish();
 }
