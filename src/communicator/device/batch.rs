@@ -284,7 +284,7 @@ impl Communicator {
 
     /// Of calls of several communicators, all by headers: what this thread's ranks say is on its way before any of them waits.
     fn agree_across<'a>(comms: &[&'a Self], planes: &[&'a DevicePlane], resolved: &[Resolved<'_>]) -> Result<Vec<Pledge<'a>>> {
-        if planes.iter().zip(resolved).any(|(plane, part)| part.jobs.iter().any(|job| plane.is_first_use(job))) {
+        if planes.iter().zip(resolved).any(|(plane, part)| part.jobs.iter().any(|job| plane.lacks_kernel(job))) {
             let reason = "the ranks must agree that all can do it; use it once outside of such a group";
             return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
         }

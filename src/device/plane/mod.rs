@@ -22,7 +22,7 @@ use super::comm::{BackOff, NcclComm};
 use super::custom_kernels::CustomKernels;
 use super::driver::{self, Gpu, cuda_error};
 use super::kernels::Kernels;
-use super::plan::{self, Capabilities, DeviceAlgorithm, Folding, Job, Library, Message, Plan, Ranks, Reduction, Step, fold};
+use super::plan::{self, Capabilities, DeviceAlgorithm, Folding, Job, Library, Message, Plan, Ranks, Reduction, Scratch, Step, fold};
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
@@ -280,17 +280,19 @@ impl DevicePlane {
         *count - 1
     }
 
-    /// Whether a job needs a kernel of the caller's that is not loaded yet, or memory that is not allocated yet: the ranks have to agree that all
-    /// have it. Every rank comes to the same answer.
-    pub(crate) fn is_first_use(&self, job: &Job) -> bool {
-        if self.ranks.n == 1 {
-            return false;
-        }
-        let lacks_kernel = match &job.reduction {
-            Some(Reduction::User(code)) => !event::lock(&self.custom_kernels).knows(code, job.call.element),
+    /// Whether a job needs a kernel of the caller's that is not loaded yet.
+    pub(crate) fn lacks_kernel(&self, job: &Job) -> bool {
+        match &job.reduction {
+            Some(Reduction::User(code)) if self.ranks.n > 1 => !event::lock(&self.custom_kernels).knows(code, job.call.element),
             _ => false,
-        };
-        lacks_kernel || (!self.scratch.is_whole() && !self.scratch.has(self.room(job)))
+        }
+    }
+
+    /// Whether a job needs such a kernel, or memory that is not allocated yet: the ranks have to agree that all have it. Every rank comes to the
+    /// same answer.
+    pub(crate) fn is_first_use(&self, job: &Job) -> bool {
+        let lacks_memory = || self.ranks.n > 1 && !self.scratch.is_whole() && !self.scratch.has(self.room(job));
+        self.lacks_kernel(job) || lacks_memory()
     }
 
     /// Loads the kernel of the caller's that a job needs, and allocates memory for it.
@@ -345,7 +347,7 @@ impl DevicePlane {
             None if alone => Ok(plan::nccl::alone(job, None)),
             None => {
                 let room = plan::nccl::room(job, self.ranks, self.scratch.most());
-                plan::nccl::moving(job, self.ranks, self.library, self.scratch.take(room, stream)?)
+                plan::nccl::moving(job, self.ranks, self.library, self.take_scratch(room, stream)?)
             }
             Some(Reduction::Builtin(op)) => {
                 let TypeTag::Scalar(dtype) = job.call.element else {
@@ -381,7 +383,16 @@ impl DevicePlane {
 
     fn plan_fold(&self, job: &Job, folding: Folding, stream: &CudaStream) -> Result<Plan> {
         let room = fold::room(job, folding, self.ranks, self.scratch.most());
-        fold::plan(job, folding, self.ranks, self.scratch.take(room, stream)?)
+        fold::plan(job, folding, self.ranks, self.take_scratch(room, stream)?)
+    }
+
+    /// Memory for a call on which the ranks count already. Where this rank has none, the communicator ends: the others queue their part.
+    fn take_scratch(&self, room: usize, stream: &CudaStream) -> Result<Scratch> {
+        self.scratch.take(room, stream).inspect_err(|error| {
+            if !matches!(error, Error::Unsupported { .. }) {
+                self.comm.fail(error);
+            }
+        })
     }
 
     /// A stream of this device.

@@ -33,9 +33,7 @@ fn folds_give_the_bits_of_the_host_wherever_buffers_begin() {
                 let bytes = if matches!(kind, Collective::AllReduce | Collective::Reduce) { 2 * share } else { share };
                 (case.n, case.root, case.blocks, case.shifts) = (2, case.root % 2, vec![bytes; 2], shifts);
                 let element = |random: &mut Random, _| if dtype.is_float() { inexact(op, dtype, random) } else { exact(op, dtype, random) };
-                // Elements begin where the buffers do.
-                let mut memories = memories(&case, &mut random, element);
-                memories.iter_mut().for_each(|memory| memory.rotate_right(shifts.0));
+                let memories = memories(&case, &mut random, element);
                 println!("{op} of {dtype}, seed {seed}: {case:?}");
                 run(plane, &case, &memories, dtype, Some(Reduction::Builtin(op)), &|inputs| fold_of(dtype)(op, inputs));
             }
@@ -114,6 +112,31 @@ fn memory_for_large_calls_comes_with_the_first_of_them_and_once() {
         assert!(!plane.is_first_use(&job) && plane.scratch.allocated() == FIRST_SCRATCH_BYTES + most);
     });
     sim.finish();
+}
+
+#[test]
+fn memory_that_one_rank_lacks_for_a_call_that_nobody_compared_ends_the_communicator() {
+    let sim = Sim::new();
+    ranks(2, &Options { scratch_bytes: 3 * FIRST_SCRATCH_BYTES, ..options() }, |plane| {
+        let (case, me, stream) = (large_swap(), plane.comm().rank(), plane.stream());
+        let mut memory = upload(stream, &vec![0; case.memory_len()]);
+        let job = job_at(&case, me, address(stream, &mut memory), DType::U8, None);
+        if me == 1 {
+            simgpu::fail_call_of_this_thread("cuMemAlloc_v2", 1, 2);
+        }
+        // SAFETY: the memory is there until the stream has done what it has.
+        let queued = unsafe { plane.enqueue(&job, stream, Duration::from_secs(2)) };
+        if me == 1 {
+            assert!(matches!(queued, Err(Error::Cuda { code: 2, .. })), "{queued:?}");
+        }
+        let deadline = Deadline::after(LONG);
+        while plane.comm().failure().is_none() {
+            assert!(!deadline.has_passed(), "rank {me} works on");
+            std::thread::yield_now();
+        }
+        stream.synchronize().unwrap();
+    });
+    drop(sim);
 }
 
 #[test]
