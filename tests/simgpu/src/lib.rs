@@ -6,10 +6,12 @@
 
 #![allow(unsafe_code, reason = "calls C functions of the simulated libraries")]
 
+mod calls;
 mod cuda;
 mod library;
 pub mod nccl;
 
+pub use calls::{DriverCalls, driver_calls, driver_calls_of_this_thread};
 pub use cuda::{
     Alone, Gate, alone, clear_faults, configure, counts, fail_call, fail_call_of_this_thread, fail_stream, launch_host_function,
     limit_memory, report, reports,

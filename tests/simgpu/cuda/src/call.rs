@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::calls;
 use crate::code::{Code, Outcome};
 use crate::state;
 
@@ -20,7 +21,8 @@ pub(crate) fn host_function(function: impl FnOnce()) {
 
 const WITHOUT_INIT: [&str; 5] = ["cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "simgpu"];
 
-fn admit(function: &str) -> Outcome {
+fn admit(function: &'static str) -> Outcome {
+    calls::count(function);
     let mut state = state::lock();
     if INSIDE_HOST_FUNCTION.get() {
         state.reports.add(format!("{function} was called from a host function, which must not call the driver"));
