@@ -78,7 +78,8 @@ pub(crate) fn all(wish: &Wish) -> Outcome<()> {
     for (way, own) in WAYS.into_iter().zip(&times) {
         let base = &times[WAYS.iter().position(|other| *other == baseline(way)).unwrap_or(0)];
         let pairs = || own.iter().zip(base);
-        let (ratio, more) = (median(pairs().map(|(own, base)| own / base).collect()), median(pairs().map(|(own, base)| own - base).collect()));
+        let (ratio, more) =
+            (median(pairs().map(|(own, base)| own / base).collect()), median(pairs().map(|(own, base)| own - base).collect()));
         println!("{way:?},2,{},{:.0},{:?},{ratio:.3},{more:.0}", 4 * COUNT, median(own.clone()), baseline(way));
     }
     for Rank { nccl, .. } in ranks {

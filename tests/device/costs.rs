@@ -52,7 +52,10 @@ fn counts() -> bool {
 }
 
 /// Runs `program` with a source, a destination and the address of the latter, on the communicator's own stream.
-fn with_buffers(config: Config, program: impl Fn(&Communicator, &CudaSlice<i32>, &mut CudaSlice<i32>, &mut RawDeviceSlice<'_, i32>) + Sync) {
+fn with_buffers(
+    config: Config,
+    program: impl Fn(&Communicator, &CudaSlice<i32>, &mut CudaSlice<i32>, &mut RawDeviceSlice<'_, i32>) + Sync,
+) {
     ranks_with(2, config, |comm, _| {
         let device = comm.device().unwrap();
         let memory = DeviceMemory::on(Arc::clone(device.stream()));
@@ -112,6 +115,30 @@ fn views_cost_what_slices_do_and_a_default_stream_needs_its_context() {
         assert_cost("on the default stream", false, named, &expected);
         let source = comm.device().unwrap().stream().clone_htod(&[comm.rank() as i32 + 5; 100]).unwrap();
         comm.all_reduce_into(&source, destination, ReduceOp::Max).unwrap();
+    });
+}
+
+/// How many groups of NCCL's a fold takes is the plan's (`device/plan`), which is made once for the same call made again.
+#[test]
+fn a_fold_that_is_made_again_allocates_nothing() {
+    if !counts() {
+        return;
+    }
+    let mut config = compared_before(0);
+    config.device_scratch_bytes = 64 << 10;
+    ranks_with(3, config, |comm, memory| {
+        let mut bits = memory.put(&vec![1_u32 << comm.rank(); 100_000]);
+        let mut scaled = memory.put(&[1.5_f32; 50]);
+        let folds = cost(|| comm.all_reduce(&mut bits, ReduceOp::BitOr).unwrap());
+        assert!(folds.nccl > 2 * 3, "{} calls of NCCL are no fold in slabs", folds.nccl);
+        assert_eq!(folds.allocations, 0, "allocations of a fold");
+        // Of another buffer, and then of the first again.
+        comm.all_reduce(&mut scaled, ReduceOp::PreMulSum(2.0)).unwrap();
+        comm.all_reduce(&mut scaled, ReduceOp::PreMulSum(-2.0)).unwrap();
+        comm.all_reduce(&mut bits, ReduceOp::BitXor).unwrap();
+        comm.all_reduce(&mut bits, ReduceOp::BitOr).unwrap();
+        assert_eq!(memory.get(&bits), vec![7; 100_000]);
+        assert_eq!(memory.get(&scaled), [-54.0; 50]);
     });
 }
 

@@ -202,7 +202,8 @@ impl Inside {
     pub(crate) fn enter() -> Inside {
         static TELL: OnceLock<extern "C" fn(c_int)> = OnceLock::new();
         // SAFETY: the simulated driver's function of this name has this type.
-        let found = || symbol(c"simgpu_inside_nccl").map(|symbol| unsafe { std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(symbol) });
+        let found =
+            || symbol(c"simgpu_inside_nccl").map(|symbol| unsafe { std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(symbol) });
         // A driver may be loaded later.
         let tell = TELL.get().copied().or_else(|| found().map(|found| *TELL.get_or_init(|| found)));
         if let Some(tell) = tell {
