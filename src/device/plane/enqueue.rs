@@ -190,7 +190,7 @@ impl<'a> Running<'a> {
     unsafe fn calls(&self, place: usize) -> impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> {
         let (plane, queue) = (self.plane, self.stream.cu_stream());
         // SAFETY: the transfers use the part's stream alone; their addresses are memory that stays until it has passed them: this function's contract.
-        move |raw| self.transfers(place).iter().try_for_each(|transfer| unsafe { plane.issue(raw, transfer, queue) })
+        move |raw: &Raw<'_>| self.transfers(place).iter().try_for_each(|transfer| unsafe { plane.issue(raw, transfer, queue) })
     }
 }
 
