@@ -3,7 +3,7 @@
 //! `cargo bench --bench device`, or `-- kernels`, `-- geometry` (threads and blocks of the kernels), `-- calls`. Prints CSV. Sizes and
 //! repetitions by `--bytes N,N…` (of one input of a kernel) and `--rounds N`; ranks of `calls` by `--ranks N`, which may share one device
 //! with `NCCL_MULTI_RANK_GPU_ENABLE=1` and NCCL 2.30.3; `--without-cudarc` leaves cudarc's communicator out, which waits for its ranks
-//! without a limit. Where there is no device it says so, and that is all, unless `COLLECTIVES_TEST_GPU=real` promises one. For
+//! without a limit. `-- host` has the time of a call on the processor, on the simulated GPU in place of a real one. Where there is no device it says so, and that is all, unless `COLLECTIVES_TEST_GPU=real` promises one. For
 //! collectives themselves use `cargo perf`.
 
 #![expect(unsafe_code, reason = "kernels and NCCL take addresses")]
@@ -11,6 +11,7 @@
 #[path = "../../tests/common/allocations.rs"]
 mod allocations;
 mod calls;
+mod host;
 mod kernels;
 
 use std::error::Error;
@@ -27,6 +28,7 @@ struct Wish {
     kernels: bool,
     geometry: bool,
     calls: bool,
+    host: bool,
     cudarc: bool,
     bytes: Vec<usize>,
     rounds: usize,
@@ -36,7 +38,7 @@ struct Wish {
 impl Wish {
     fn read() -> Outcome<Self> {
         let bytes = vec![1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
-        let mut wish = Self { kernels: false, geometry: false, calls: false, cudarc: true, bytes, rounds: 9, ranks: 2 };
+        let mut wish = Self { kernels: false, geometry: false, calls: false, host: false, cudarc: true, bytes, rounds: 9, ranks: 2 };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or_else(|| format!("{word}: a number is missing"));
@@ -44,6 +46,7 @@ impl Wish {
                 "kernels" => wish.kernels = true,
                 "geometry" => wish.geometry = true,
                 "calls" => wish.calls = true,
+                "host" => wish.host = true,
                 "--without-cudarc" => wish.cudarc = false,
                 "--bytes" => wish.bytes = value()?.split(',').map(whole_pages).collect::<Outcome<_>>()?,
                 "--rounds" => wish.rounds = value()?.parse::<usize>()?.max(1),
@@ -67,6 +70,9 @@ fn whole_pages(number: &str) -> Outcome<usize> {
 
 fn main() -> Outcome<()> {
     let wish = Wish::read()?;
+    if wish.host {
+        return host::all(&wish);
+    }
     let comm = Communicator::builder().device(DeviceChoice::Local).local(1)?.remove(0);
     let Some(device) = comm.device() else {
         return without_device(&format!("no device: {}", comm.why_no_device().unwrap_or_default()));

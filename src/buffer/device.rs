@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 use cudarc::driver::sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, SyncOnDrop};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DriverError};
 
+use super::device_events::{MemoryEvent, SilentStream, Written};
 use crate::element::{AnyElement, DType, Data, TypeTag};
 
 /// Device memory that can be read, whatever its elements are.
@@ -34,24 +35,27 @@ pub(crate) trait DeviceWrite {
 /// What is held from when a stream was made to wait for a buffer's last use until the call has been queued on it.
 pub(crate) enum Ordered<'a> {
     /// The buffer has events of cudarc's.
-    Tracked(SyncOnDrop<'a>),
-    /// It has, but cudarc would not record the one for a call on this stream, whose context has no second stream.
-    Recorded(Recorded<'a>),
+    Tracked(Tracked<'a>),
     /// All uses of the buffer follow one stream.
     Followed(#[expect(dead_code, reason = "what it does it does when it is dropped")] Followed<'a>),
     /// The caller sees to it.
     Unordered,
 }
 
-/// An event that is recorded when this is dropped.
-pub(crate) struct Recorded<'a>(&'a CudaEvent, &'a CudaStream);
+/// A use of memory on a stream, which an event of the memory tells of when this is dropped.
+pub(crate) struct Tracked<'a> {
+    event: Option<MemoryEvent<'a>>,
+    stream: &'a CudaStream,
+    /// Whether it does also where the stream's `CudaContext` knows of one stream alone: the memory belongs to another.
+    always: bool,
+}
 
 /// A call on memory whose uses follow another stream than the call's: that stream goes on after the call.
 pub(crate) struct Followed<'a> {
     home: Arc<CudaStream>,
     stream: &'a CudaStream,
     /// Of cudarc's memory: for the day when its context has a second stream.
-    _event: Option<SyncOnDrop<'a>>,
+    _event: Option<Tracked<'a>>,
 }
 
 /// Whether both are the same. The handle 2 means another stream on every thread, so that it is not known to be.
@@ -80,7 +84,7 @@ impl<'a> Ordered<'a> {
         Self::follow(home, stream, None)
     }
 
-    fn follow(home: &Arc<CudaStream>, stream: &'a CudaStream, event: Option<SyncOnDrop<'a>>) -> Self {
+    fn follow(home: &Arc<CudaStream>, stream: &'a CudaStream, event: Option<Tracked<'a>>) -> Self {
         if is_capturing(home) {
             stream.context().record_err(Err::<(), _>(DriverError(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)));
             return Self::Unordered;
@@ -89,40 +93,65 @@ impl<'a> Ordered<'a> {
         Self::Followed(Followed { home: Arc::clone(home), stream, _event: event })
     }
 
-    /// What cudarc's `guard` does for a use on `stream`, and what it leaves out because the memory belongs to another `CudaContext` than
-    /// the stream; `only` is what [`only_stream`] says of the memory.
-    pub(crate) fn tracked(guard: SyncOnDrop<'a>, only: Option<&Arc<CudaStream>>, stream: &'a CudaStream) -> Self {
-        match (only, &guard) {
-            (Some(home), _) if same(home, stream) => Self::Tracked(guard),
+    /// A use of memory of cudarc's on `stream`, of which `event` is to tell; what cudarc leaves out because the memory belongs to another
+    /// `CudaContext` than the stream, too. `only` is what [`only_stream`] says of the memory.
+    fn tracked(event: Option<MemoryEvent<'a>>, only: Option<&Arc<CudaStream>>, stream: &'a CudaStream) -> Self {
+        let tracked = |always| Tracked { event, stream, always };
+        match only {
+            None => Self::Tracked(tracked(true)),
+            Some(home) if same(home, stream) => Self::Tracked(tracked(false)),
             // Its owner knows of no other stream, and so would not order a graph's launch either.
-            (Some(_), _) if is_capturing(stream) => {
+            Some(_) if is_capturing(stream) => {
                 stream.context().record_err(Err::<(), _>(DriverError(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)));
-                // Dropped, it would make the memory's event a part of the graph.
-                std::mem::forget(guard);
                 Self::Unordered
             }
-            (Some(home), _) => Self::follow(home, stream, Some(guard)),
-            (None, SyncOnDrop::Record(Some((event, _)))) if has_one_stream(stream.context()) => Self::Recorded(Recorded(event, stream)),
-            (None, _) => Self::Tracked(guard),
+            Some(home) => Self::follow(home, stream, Some(tracked(false))),
         }
     }
+}
 
-    /// The event of cudarc's memory that tells of this use.
-    fn event(&self) -> Option<&'a CudaEvent> {
-        match self {
-            Self::Tracked(SyncOnDrop::Record(Some((event, _)))) | Self::Recorded(Recorded(event, _)) => Some(*event),
-            _ => None,
+/// Has `stream` wait until memory of cudarc's kind may be read; its address, and what is held until the read has been queued.
+pub(crate) fn read_in_order<'a, T, M: DevicePtr<T>>(memory: &'a M, stream: &'a CudaStream) -> (u64, Ordered<'a>) {
+    let only = only_stream(memory.stream());
+    let (address, guard) = memory.device_ptr(stream);
+    (address, Ordered::tracked(MemoryEvent::of(guard), only.as_ref(), stream))
+}
+
+/// Has `stream` wait until memory of cudarc's kind may be written; its address, and what is held until the write has been queued.
+pub(crate) fn write_in_order<'a, T, M: DevicePtrMut<T>>(memory: &'a mut M, stream: &'a CudaStream) -> (u64, Ordered<'a>) {
+    let only = only_stream(memory.stream());
+    let (address, guard) = memory.device_ptr_mut(stream);
+    (address, Ordered::tracked(MemoryEvent::of(guard), only.as_ref(), stream))
+}
+
+/// As [`write_in_order`], of cudarc's own memory, with half the calls of the driver: cudarc asks for the current context before each of its waits.
+pub(crate) fn write_slice_in_order<'a, T, M>(memory: &'a mut M, stream: &'a CudaStream) -> (u64, Ordered<'a>)
+where
+    M: DevicePtr<T> + DevicePtrMut<T>,
+{
+    let Some(silent) = SilentStream::get(stream.context()) else { return write_in_order(memory, stream) };
+    let (only, is_managed) = (only_stream(memory.stream()), memory.stream().context().is_managing_stream_synchronization());
+    let Written { address, read, write } = silent.look_at(memory);
+    // What cudarc would wait for, and when.
+    if is_managed {
+        for event in [read, write].into_iter().flatten() {
+            stream.context().record_err(event.await_on(stream));
         }
     }
+    (address, Ordered::tracked(write, only.as_ref(), stream))
 }
 
 fn is_capturing(stream: &CudaStream) -> bool {
     stream.capture_status().is_ok_and(|status| status != CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-impl Drop for Recorded<'_> {
+impl Drop for Tracked<'_> {
     fn drop(&mut self) {
-        self.1.context().record_err(self.0.record(self.1));
+        let context = self.stream.context();
+        let is_told = context.is_event_tracking() && (self.always || context.is_in_multi_stream_mode());
+        if let (Some(event), true) = (self.event, is_told) {
+            context.record_err(event.record(self.stream));
+        }
     }
 }
 
@@ -139,25 +168,26 @@ impl Drop for Followed<'_> {
 /// a reader that is not ours, waits for that reader alone.
 pub(crate) struct Reading<'a> {
     owner: &'a CudaStream,
-    event: &'a CudaEvent,
+    event: MemoryEvent<'a>,
 }
 
 impl<'a> Reading<'a> {
     /// The read of `buffer` that `ordered` orders on `stream`, where that is another stream than its owner's.
     pub(crate) fn of(buffer: &'a dyn DeviceRead, ordered: &Ordered<'a>, stream: &CudaStream) -> Option<Self> {
-        let (owner, event) = (buffer.owner()?, ordered.event()?);
+        let Ordered::Tracked(Tracked { event: Some(event), .. }) = *ordered else { return None };
+        let owner = buffer.owner()?;
         if same(owner, stream) || !owner.context().is_managing_stream_synchronization() {
             return None;
         }
         // The event is about to forget the reader before this one: whoever waits for this one waits for both.
-        stream.context().record_err(stream.wait(event));
+        stream.context().record_err(event.await_on(stream));
         Some(Self { owner, event })
     }
 
     /// Has the owner's stream wait for the read, once it has been queued on `stream` and what ordered it was dropped.
     pub(crate) fn hold_owner(&self, stream: &CudaStream) -> Result<(), DriverError> {
         // Inside a graph the other stream would be drawn into it.
-        if is_capturing(stream) { Ok(()) } else { self.owner.wait(self.event) }
+        if is_capturing(stream) { Ok(()) } else { self.event.await_on(self.owner) }
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
 
-use super::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite, Ordered};
+use super::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite, Ordered, write_slice_in_order};
 use super::{Buffer, BufferMut, Memory, MemoryMut, sealed};
 use crate::element::Data;
 
@@ -22,9 +22,7 @@ macro_rules! readable {
                 Some(::cudarc::driver::DeviceSlice::<T>::stream(self))
             }
             fn read<'a>(&'a self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, $crate::buffer::device::Ordered<'a>) {
-                let only = $crate::buffer::device::only_stream(::cudarc::driver::DeviceSlice::<T>::stream(self));
-                let (address, guard) = ::cudarc::driver::DevicePtr::<T>::device_ptr(self, stream);
-                (address, $crate::buffer::device::Ordered::tracked(guard, only.as_ref(), stream))
+                $crate::buffer::device::read_in_order::<T, Self>(self, stream)
             }
         }
         // SAFETY: cudarc's memory, which lies where it does until it is dropped.
@@ -38,17 +36,18 @@ macro_rules! readable {
     )*};
 }
 
-/// Makes buffers to write to of what cudarc can write.
+/// Makes buffers to write to of what cudarc can write; by a function that orders the write, where it is not cudarc's way.
 macro_rules! writable {
     ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
+        $crate::buffer::device_buffers::writable!($crate::buffer::device::write_in_order; [$($generics)*] $buffer);
+    )*};
+    ($write:path; $([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
         impl<$($generics)*> $crate::buffer::device::DeviceWrite for $buffer {
             fn context(&self) -> &::std::sync::Arc<::cudarc::driver::CudaContext> {
                 ::cudarc::driver::DeviceSlice::<T>::stream(self).context()
             }
             fn write<'a>(&'a mut self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, $crate::buffer::device::Ordered<'a>) {
-                let only = $crate::buffer::device::only_stream(::cudarc::driver::DeviceSlice::<T>::stream(self));
-                let (address, guard) = ::cudarc::driver::DevicePtrMut::<T>::device_ptr_mut(self, stream);
-                (address, $crate::buffer::device::Ordered::tracked(guard, only.as_ref(), stream))
+                $write(self, stream)
             }
         }
         impl<$($generics)*> $crate::buffer::BufferMut for $buffer {
@@ -62,7 +61,7 @@ macro_rules! writable {
 pub(crate) use {readable, writable};
 
 readable!([T: Data] CudaSlice<T>, ['v, T: Data] CudaView<'v, T>, ['v, T: Data] CudaViewMut<'v, T>);
-writable!([T: Data] CudaSlice<T>, ['v, T: Data] CudaViewMut<'v, T>);
+writable!(write_slice_in_order; [T: Data] CudaSlice<T>, ['v, T: Data] CudaViewMut<'v, T>);
 
 /// Elements at an address of a GPU that other code owns: what a call is given by engines with allocators of their own.
 ///

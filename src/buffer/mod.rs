@@ -6,6 +6,8 @@
 pub(crate) mod device;
 #[cfg(feature = "cuda")]
 pub(crate) mod device_buffers;
+#[cfg(feature = "cuda")]
+pub(crate) mod device_events;
 mod memory;
 mod raw;
 mod single;

@@ -3,9 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../common/allocations.rs"]
+mod allocations;
 #[path = "../common/mod.rs"]
 mod common;
 
+mod costs;
 mod gpu;
 mod graphs;
 mod groups;

@@ -2,7 +2,6 @@
 
 #![expect(unsafe_code, reason = "calls take addresses of device memory")]
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +9,10 @@ use cudarc::driver::sys::{CUevent_wait_flags, CUstream};
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
+use super::kept_plan::{KeptPlan, Steps};
 use super::{DevicePlane, GroupPart, Product};
 use crate::device::comm::{self, Part};
-use crate::device::driver::{self, cuda_error};
+use crate::device::driver::{self, AnyContext, cuda_error};
 use crate::device::nccl::{Raw, Refusal, data_type};
 use crate::device::plan::{self, Folder, Job, NcclOp, Plan, Step, StepEvent, StreamRole, Transfer};
 use crate::{DType, Result, event};
@@ -34,9 +34,9 @@ impl DevicePlane {
     ///   it is sent. (Truth values need no promise: what comes as some is made some.)
     #[inline]
     pub(crate) unsafe fn enqueue(&self, job: &Job, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
-        let _alone = event::lock(&self.queueing);
+        let mut kept = event::lock(&self.queueing);
         // SAFETY: this function's own contract.
-        let queued = unsafe { self.enqueue_uncounted(job, stream, timeout) };
+        let queued = unsafe { self.enqueue_uncounted(job, &mut kept, stream, timeout) };
         self.count(1, &queued);
         queued
     }
@@ -45,8 +45,13 @@ impl DevicePlane {
     ///
     /// The contract of [`DevicePlane::enqueue`].
     #[inline]
-    unsafe fn enqueue_uncounted(&self, job: &Job, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
+    unsafe fn enqueue_uncounted(&self, job: &Job, kept: &mut Option<KeptPlan>, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
         self.check_stream(stream)?;
+        if let Some(steps) = kept.as_ref().and_then(|kept| kept.steps(job)) {
+            self.comm.label(&job.call);
+            // SAFETY: this function's own contract; the steps are those of a job with the same memory.
+            return unsafe { self.enqueue_steps(job, steps, stream, timeout) };
+        }
         let plan = self.plan(job, stream)?;
         self.comm.label(&job.call);
         let doing = || job.call.to_string();
@@ -54,17 +59,27 @@ impl DevicePlane {
             Plan::Nothing => self.refuse_if_over(&doing),
             Plan::One(transfer) => {
                 let queue = stream.cu_stream();
+                let _any = AnyContext::for_calls_on(stream).map_err(failed("making a device current"))?;
                 // SAFETY: the transfer uses this stream alone; its addresses and lengths are the job's, whose memory is there until the stream has
                 // passed the call (this function's contract).
                 unsafe { self.comm.enqueue(&doing, stream, timeout, |raw| self.issue(raw, &transfer, queue)) }
             }
             plan => {
-                let running = Running::new(self, plan, stream);
-                // SAFETY: the steps use the job's memory, which is there until the stream has passed the call (this function's contract), and the
-                // plane's room, which lives as long as the plane and is taken and freed in the order of streams.
-                unsafe { together(&mut [running], &doing, timeout) }
+                let steps = Steps::of(plan);
+                *kept = KeptPlan::of(job, &steps);
+                // SAFETY: this function's own contract; the steps are the job's.
+                unsafe { self.enqueue_steps(job, steps, stream, timeout) }
             }
         }
+    }
+
+    /// # Safety
+    ///
+    /// The contract of [`DevicePlane::enqueue`], and the steps are the job's.
+    unsafe fn enqueue_steps(&self, job: &Job, steps: Steps, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
+        // SAFETY: the steps use the job's memory, which is there until the stream has passed the call (this function's contract), and the plane's
+        // room, which lives as long as the plane and is taken and freed in the order of streams.
+        unsafe { together(&mut [Running::new(self, steps, stream)], &|| job.call.to_string(), timeout) }
     }
 
     /// Puts several collectives and messages of one or several communicators on their streams together: what NCCL does in one call each
@@ -111,7 +126,7 @@ impl DevicePlane {
                     Plan::Steps(steps) => rest.extend(steps),
                 }
             }
-            all.push(Running::of_steps(plane, transfers, after, rest, stream));
+            all.push(Running::new(plane, Steps::joined(transfers, after, rest), stream));
         }
         let doing = || {
             let (jobs, messages) = parts.iter().fold((0, 0), |(jobs, messages), part| (jobs + part.1.len(), messages + part.2.len()));
@@ -129,53 +144,53 @@ impl DevicePlane {
 /// Bytes, as NCCL moves them.
 const BYTES: ncclDataType_t = ncclDataType_t::ncclUint8;
 
-/// The steps of one communicator, as far as they are not on the stream yet.
+/// The steps of one communicator, and how many of them are on the stream.
 pub(super) struct Running<'a> {
     plane: &'a DevicePlane,
     stream: &'a Arc<CudaStream>,
-    steps: VecDeque<Step>,
-    /// Whether the plane's memory or kernels are used.
-    uses_room: bool,
+    steps: Steps,
+    done: usize,
 }
 
 impl<'a> Running<'a> {
-    /// A plan.
-    pub(super) fn new(plane: &'a DevicePlane, plan: Plan, stream: &'a Arc<CudaStream>) -> Self {
-        match plan {
-            Plan::Nothing => Self::of_steps(plane, Vec::new(), Vec::new(), Vec::new(), stream),
-            Plan::One(transfer) => Self::of_steps(plane, vec![transfer], Vec::new(), Vec::new(), stream),
-            Plan::Group { transfers, after } => Self::of_steps(plane, transfers, after, Vec::new(), stream),
-            Plan::Steps(steps) => Self { plane, stream, steps: steps.into(), uses_room: true },
-        }
+    pub(super) fn new(plane: &'a DevicePlane, steps: Steps, stream: &'a Arc<CudaStream>) -> Self {
+        Self { plane, stream, steps, done: 0 }
     }
 
-    /// A group of transfers, which may be empty, work of our own, and what goes through the plane's memory.
-    pub(super) fn of_steps(
-        plane: &'a DevicePlane,
-        transfers: Vec<Transfer>,
-        after: Vec<Step>,
-        rest: Vec<Step>,
-        stream: &'a Arc<CudaStream>,
-    ) -> Self {
-        let uses_room = !after.is_empty() || !rest.is_empty();
-        let steps = [Step::Transfer(transfers)].into_iter().chain(after).chain(rest).collect();
-        Self { plane, stream, steps, uses_room }
-    }
-
-    /// Does this rank's own work up to the next transfers, which come back; nothing where there are no more.
+    /// Does this rank's own work up to the next transfers, and gives their place; nothing where there are no more.
     ///
     /// # Safety
     ///
     /// The addresses of the steps are memory of the plane's device, and stay so until the stream has passed the steps.
-    unsafe fn advance(&mut self) -> Result<Option<Vec<Transfer>>> {
-        while let Some(step) = self.steps.pop_front() {
+    unsafe fn advance(&mut self) -> Result<Option<usize>> {
+        while let Some(step) = self.steps.list.get(self.done) {
+            self.done += 1;
             match step {
-                Step::Transfer(transfers) => return Ok(Some(transfers)),
+                Step::Transfer(_) => return Ok(Some(self.done - 1)),
                 // SAFETY: memory that stays until the stream has passed the step: this function's contract.
-                step => unsafe { self.plane.work(&step, self.stream) }?,
+                step => unsafe { self.plane.work(step, self.stream) }?,
             }
         }
         Ok(None)
+    }
+
+    /// The transfers at a place.
+    fn transfers(&self, place: usize) -> &[Transfer] {
+        match self.steps.list.get(place) {
+            Some(Step::Transfer(transfers)) => transfers,
+            _ => &[],
+        }
+    }
+
+    /// What makes the transfers at a place.
+    ///
+    /// # Safety
+    ///
+    /// Their addresses are memory of the plane's device, and stay so until the stream has passed them.
+    unsafe fn calls(&self, place: usize) -> impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> {
+        let (plane, queue) = (self.plane, self.stream.cu_stream());
+        // SAFETY: the transfers use the part's stream alone; their addresses are memory that stays until it has passed them: this function's contract.
+        move |raw: &Raw<'_>| self.transfers(place).iter().try_for_each(|transfer| unsafe { plane.issue(raw, transfer, queue) })
     }
 }
 
@@ -208,38 +223,55 @@ unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Du
     for part in parts.iter() {
         part.plane.refuse_if_over(doing)?;
     }
-    for part in parts.iter().filter(|part| part.uses_room) {
+    for part in parts.iter().filter(|part| part.steps.uses_room) {
         part.plane.take_room(part.stream)?;
     }
-    loop {
-        let mut groups = Vec::with_capacity(parts.len());
-        for part in parts.iter_mut() {
-            // SAFETY: memory that stays until the streams have passed the steps: this function's contract.
-            groups.push(unsafe { part.advance() }?);
+    match &mut *parts {
+        // Without a list of those that take part.
+        [part] => {
+            // SAFETY: memory that stays until the stream has passed the steps: this function's contract.
+            while let Some(place) = unsafe { part.advance() }? {
+                if part.transfers(place).is_empty() {
+                    continue;
+                }
+                // SAFETY: memory that stays until the stream has passed the transfers: this function's contract.
+                let mut calls = unsafe { part.calls(place) };
+                let mut group: [Part<'_>; 1] = [(&part.plane.comm, part.stream, &mut calls)];
+                // SAFETY: the part's calls use its stream alone, and make sense as one group: they do not use what others write.
+                unsafe { comm::grouped(&mut group, doing, timeout) }?;
+            }
         }
-        if groups.iter().all(Option::is_none) {
-            break;
-        }
-        let waiting = parts.iter().zip(groups).filter_map(|(part, group)| Some((part, group.filter(|group| !group.is_empty())?)));
-        let waiting: Vec<_> = waiting.collect();
-        let calls = waiting.iter().map(|(part, group)| {
-            let (plane, queue) = (part.plane, part.stream.cu_stream());
-            // SAFETY: the transfers use the part's stream alone; their addresses are memory that stays until it has passed them (this function's
-            // contract).
-            move |raw: &Raw<'_>| group.iter().try_for_each(|transfer| unsafe { plane.issue(raw, transfer, queue) })
-        });
-        let mut calls: Vec<_> = calls.collect();
-        let mut parts: Vec<Part<'_>> = Vec::with_capacity(waiting.len());
-        for ((part, _), call) in waiting.iter().zip(&mut calls) {
-            parts.push((&part.plane.comm, part.stream, call));
-        }
-        // SAFETY: each part's calls use its stream alone, and make sense as one group: they do not use what others write.
-        unsafe { comm::grouped(&mut parts, doing, timeout) }?;
+        // SAFETY: memory that stays until the streams have passed the steps: this function's contract.
+        parts => while unsafe { put_next(parts, doing, timeout) }? {},
     }
-    for part in parts.iter().filter(|part| part.uses_room) {
+    for part in parts.iter().filter(|part| part.steps.uses_room) {
         part.plane.free_room(part.stream)?;
     }
     Ok(())
+}
+
+/// Puts the next group of transfers of all parts on their streams, with their own work before it; `false` where there are no more.
+///
+/// # Safety
+///
+/// The contract of [`put`].
+unsafe fn put_next(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Duration) -> Result<bool> {
+    let mut places = Vec::with_capacity(parts.len());
+    for part in parts.iter_mut() {
+        // SAFETY: memory that stays until the streams have passed the steps: this function's contract.
+        places.push(unsafe { part.advance() }?);
+    }
+    let waiting = parts.iter().zip(&places).filter_map(|(part, place)| Some((part, place.filter(|at| !part.transfers(*at).is_empty())?)));
+    let waiting: Vec<_> = waiting.collect();
+    // SAFETY: memory that stays until the streams have passed the transfers: this function's contract.
+    let mut calls: Vec<_> = waiting.iter().map(|(part, place)| unsafe { part.calls(*place) }).collect();
+    let mut group: Vec<Part<'_>> = Vec::with_capacity(waiting.len());
+    for ((part, _), call) in waiting.iter().zip(&mut calls) {
+        group.push((&part.plane.comm, part.stream, call));
+    }
+    // SAFETY: each part's calls use its stream alone, and make sense as one group: they do not use what others write.
+    unsafe { comm::grouped(&mut group, doing, timeout) }?;
+    Ok(places.iter().any(Option::is_some))
 }
 
 impl DevicePlane {

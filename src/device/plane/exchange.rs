@@ -8,6 +8,7 @@ use cudarc::driver::{DriverError, result};
 use nccl_sys::Version;
 
 use super::enqueue::{Running, together};
+use super::kept_plan::Steps;
 use super::{DevicePlane, WORDS_BYTES, Words};
 use crate::Result;
 use crate::deadline::Deadline;
@@ -73,10 +74,10 @@ impl DevicePlane {
         // SAFETY: `mine` is no longer than the half of the words' room that begins there (`n` words); nothing else uses that, since every
         // exchange is waited for before the next begins, or the communicator has ended. The driver has taken ordinary memory when it returns.
         unsafe { result::memcpy_htod_async(self.told(0), mine, self.exchange.cu_stream()) }.map_err(failed(doing))?;
-        let plan = Plan::Steps(vec![Step::Transfer(transfers)]);
+        let steps = Steps::of(Plan::Steps(vec![Step::Transfer(transfers)]));
         // SAFETY: the transfers use words of the plane's room, which lives until its streams have passed them: the stream takes that room and
         // frees it, and the plane's end waits for it.
-        unsafe { together(&mut [Running::new(self, plan, &self.exchange)], doing, timeout) }
+        unsafe { together(&mut [Running::new(self, steps, &self.exchange)], doing, timeout) }
     }
 
     fn fetch_words(&self, doing: &dyn Fn() -> String, deadline: &Deadline) -> Result<Vec<Words>> {

@@ -7,6 +7,7 @@
 
 mod enqueue;
 mod exchange;
+mod kept_plan;
 mod scratch;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use cudarc::driver::{CudaEvent, CudaStream, DriverError};
 use nccl_sys::ncclRedOp_t;
 
+use self::kept_plan::KeptPlan;
 use super::comm::{BackOff, NcclComm};
 use super::custom_kernels::CustomKernels;
 use super::driver::{self, Gpu, cuda_error};
@@ -107,8 +109,8 @@ pub(crate) struct DevicePlane {
     product: Mutex<Option<Product>>,
     /// Whose call, or group of calls, is being compared and queued: calls come to NCCL in the order in which they were compared.
     turns: TicketLock<()>,
-    /// Held while calls are put on streams: they use the plane's memory and streams.
-    queueing: Mutex<()>,
+    /// Held while calls are put on streams: they use the plane's memory and streams. The plan of the last one that took several steps.
+    queueing: Mutex<Option<KeptPlan>>,
 }
 
 /// An op that NCCL was given a scalar for.
@@ -172,7 +174,7 @@ impl DevicePlane {
             comparison,
             product,
             turns: TicketLock::new(()),
-            queueing: Mutex::new(()),
+            queueing: Mutex::default(),
         })
     }
 

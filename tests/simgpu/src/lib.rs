@@ -6,12 +6,14 @@
 
 #![allow(unsafe_code, reason = "calls C functions of the simulated libraries")]
 
+mod calls;
 mod cuda;
 mod hold_up;
 mod library;
 pub mod nccl;
 pub mod real;
 
+pub use calls::{DriverCalls, driver_calls, driver_calls_of_this_thread};
 pub use cuda::{
     Alone, Gate, alone, clear_faults, configure, counts, fail_call, fail_call_of_this_thread, fail_stream, launch_host_function,
     limit_memory, load_library_kernels, report, reports,

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::calls;
 use crate::code::{Code, Outcome};
 use crate::hold_up;
 use crate::state;
@@ -21,7 +22,8 @@ pub(crate) fn host_function(function: impl FnOnce()) {
 
 const WITHOUT_INIT: [&str; 5] = ["cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "simgpu"];
 
-fn admit(function: &str) -> Outcome {
+fn admit(function: &'static str) -> Outcome {
+    calls::count(function);
     hold_up::pass(function);
     let mut state = state::lock();
     if INSIDE_HOST_FUNCTION.get() {

@@ -8,6 +8,7 @@
 #![allow(unsafe_code, reason = "a library of C functions over raw memory")]
 
 mod call;
+mod calls;
 mod capture;
 mod checker;
 mod clock;

@@ -3,6 +3,7 @@
 use crate::abi::{Code, Handle};
 use crate::comm::{self, Comm};
 use crate::control;
+use crate::driver;
 use crate::fault::{Fault, Outcome};
 use crate::group;
 use crate::inside::Inside;
@@ -22,6 +23,7 @@ pub(crate) fn in_group(name: &'static str, body: impl FnOnce() -> Outcome<Code>)
 }
 
 fn outcome(name: &'static str, body: impl FnOnce() -> Outcome<Code>) -> Outcome<Code> {
+    let _inside = driver::Inside::enter();
     let outcome = match control::enter(name) {
         Some(Code::SUCCESS) => Ok(Code::SUCCESS),
         Some(code) => {

@@ -7,6 +7,7 @@ use crate::abi::{Code, Stream};
 use crate::fault::{Fault, Outcome};
 use crate::operation::Region;
 use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::sync::OnceLock;
 
 /// What a stream can be asked to call.
 pub(crate) type HostFunction = extern "C" fn(*mut c_void);
@@ -194,6 +195,32 @@ impl Drop for Entered {
     fn drop(&mut self) {
         // SAFETY: this was the current context before.
         let _ = unsafe { cuCtxSetCurrent(self.0) };
+    }
+}
+
+/// While it lives, a driver that counts who calls it takes this thread's calls for NCCL's own.
+pub(crate) struct Inside(Option<extern "C" fn(c_int)>);
+
+impl Inside {
+    pub(crate) fn enter() -> Inside {
+        static TELL: OnceLock<extern "C" fn(c_int)> = OnceLock::new();
+        // SAFETY: the simulated driver's function of this name has this type.
+        let found =
+            || symbol(c"simgpu_inside_nccl").map(|symbol| unsafe { std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(symbol) });
+        // A driver may be loaded later.
+        let tell = TELL.get().copied().or_else(|| found().map(|found| *TELL.get_or_init(|| found)));
+        if let Some(tell) = tell {
+            tell(1);
+        }
+        Inside(tell)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        if let Some(tell) = self.0 {
+            tell(-1);
+        }
     }
 }
 

@@ -1,0 +1,199 @@
+//! What a call costs beside the work itself, counted: calls of the driver, by name and apart from NCCL's own; calls of NCCL; allocations.
+//!
+//! | a call, after the first | driver calls beside NCCL's own | of NCCL | allocations |
+//! | --- | --- | --- | --- |
+//! | all_reduce in place, an address with a stream | 0 | 1 | 0 |
+//! | all_reduce in place on a `CudaSlice` | 3: two waits, one record | 1 | 0 |
+//! | all_reduce from one `CudaSlice` into another | 6: three waits, two records, one question for the context | 1 | 0 |
+//!
+//! One more, which asks whether the stream is captured, where the ranks compare the call. A slice of cudarc's has two events: what was last read
+//! and what was last written, by anybody, on any stream. A write waits for both, and a read for the second; nobody can tell on which
+//! stream an event was recorded last, so none of the waits can be left out. The event that a read waits for cudarc gives to nobody: it waits for it itself, and
+//! asks for the context before.
+
+#![expect(unsafe_code, reason = "a buffer is given by its address, and contexts are made current")]
+
+use std::sync::Arc;
+
+use collectives::{Communicator, Config, ReduceOp, interop::RawDeviceSlice};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
+use simgpu::{DriverCalls, driver_calls_of_this_thread};
+
+use super::gpu::{DeviceMemory, compared_before, is_real, ranks, ranks_with};
+use crate::allocations::allocations;
+use crate::common::cases::Memory;
+
+/// What one call costs.
+struct Cost {
+    driver: DriverCalls,
+    nccl: u64,
+    allocations: usize,
+}
+
+/// The calls of NCCL that this thread has made.
+fn nccl_calls() -> u64 {
+    simgpu::nccl::SYMBOLS.iter().map(|(name, _)| simgpu::nccl::calls_of_this_thread(name)).sum()
+}
+
+/// What a call costs after the first ones: what is used for the first time may cost more.
+fn cost(mut call: impl FnMut()) -> Cost {
+    (0..3).for_each(|_| call());
+    let (before, mut allocated) = (nccl_calls(), 0);
+    let driver = driver_calls_of_this_thread(|| allocated = allocations(&mut call));
+    Cost { driver, nccl: nccl_calls() - before, allocations: allocated }
+}
+
+/// Whether there is a simulated driver, which counts.
+fn counts() -> bool {
+    if is_real() {
+        println!("skipped: a real driver does not count its calls");
+    }
+    !is_real()
+}
+
+/// Runs `program` with a source, a destination and the address of the latter, on the communicator's own stream.
+fn with_buffers(
+    config: Config,
+    program: impl Fn(&Communicator, &CudaSlice<i32>, &mut CudaSlice<i32>, &mut RawDeviceSlice<'_, i32>) + Sync,
+) {
+    ranks_with(2, config, |comm, _| {
+        let device = comm.device().unwrap();
+        let memory = DeviceMemory::on(Arc::clone(device.stream()));
+        let source = memory.put(&[comm.rank() as i32 + 5; 100]);
+        let mut destination = memory.put(&[comm.rank() as i32; 100]);
+        let address = destination.device_ptr(device.stream()).0;
+        // SAFETY: a hundred elements of a slice that outlives its use, all of which is on one stream.
+        let mut raw = unsafe { RawDeviceSlice::new(device.context(), address, 100) };
+        program(comm, &source, &mut destination, &mut raw);
+        assert_eq!(memory.get(&destination), [6; 100]);
+    });
+}
+
+/// Fails where a call costs more than this: driver calls by name, one of NCCL's and no allocation.
+#[track_caller]
+fn assert_cost(what: &str, is_compared: bool, cost: Cost, expected: &[(&str, u64)]) {
+    let Cost { driver, nccl, allocations } = cost;
+    let asks = [("cuStreamIsCapturing", u64::from(is_compared))];
+    let expected = || expected.iter().chain(&asks);
+    let words = format!("{what}, {}: beside NCCL's own calls {driver}", if is_compared { "compared" } else { "not compared" });
+    assert!(expected().all(|(name, most)| driver.of(name) <= *most), "{words}");
+    assert!(driver.beside_nccl() <= expected().map(|(_, most)| most).sum(), "{words}");
+    assert!(driver.inside_nccl() > 0, "{what}: no driver call is counted as NCCL's own");
+    assert_eq!((nccl, allocations), (1, 0), "{what}: calls of NCCL, and allocations");
+}
+
+#[test]
+fn a_call_makes_few_driver_calls_one_of_nccl_and_no_allocation() {
+    if !counts() {
+        return;
+    }
+    for (is_compared, config) in [(false, compared_before(0)), (true, Config::default())] {
+        with_buffers(config, |comm, source, destination, raw| {
+            let address = cost(|| comm.all_reduce(raw, ReduceOp::Max).unwrap());
+            assert_cost("in place, an address", is_compared, address, &[]);
+            let in_place = cost(|| comm.all_reduce(destination, ReduceOp::Max).unwrap());
+            assert_cost("in place, a slice", is_compared, in_place, &[("cuStreamWaitEvent", 2), ("cuEventRecord", 1)]);
+            let into = cost(|| comm.all_reduce_into(source, destination, ReduceOp::Max).unwrap());
+            let expected = [("cuStreamWaitEvent", 3), ("cuEventRecord", 2), ("cuCtxGetCurrent", 1)];
+            assert_cost("from one slice into another", is_compared, into, &expected);
+        });
+    }
+}
+
+#[test]
+fn views_cost_what_slices_do_and_a_default_stream_needs_its_context() {
+    if !counts() {
+        return;
+    }
+    with_buffers(compared_before(0), |comm, _, destination, _| {
+        let view = cost(|| comm.all_reduce(&mut destination.slice_mut(..), ReduceOp::Max).unwrap());
+        assert_cost("in place, a view", false, view, &[("cuStreamWaitEvent", 2), ("cuEventRecord", 1)]);
+        let comm = comm.with_stream(&comm.device().unwrap().context().default_stream());
+        let named = cost(|| comm.all_reduce(destination, ReduceOp::Max).unwrap());
+        // Before each of the three, and before NCCL's.
+        let expected = [("cuStreamWaitEvent", 2), ("cuEventRecord", 1), ("cuCtxGetCurrent", 4)];
+        assert_cost("on the default stream", false, named, &expected);
+        let source = comm.device().unwrap().stream().clone_htod(&[comm.rank() as i32 + 5; 100]).unwrap();
+        comm.all_reduce_into(&source, destination, ReduceOp::Max).unwrap();
+    });
+}
+
+/// How many groups of NCCL's a fold takes is the plan's (`device/plan`), which is made once for the same call made again.
+#[test]
+fn a_fold_that_is_made_again_allocates_nothing() {
+    if !counts() {
+        return;
+    }
+    let mut config = compared_before(0);
+    config.device_scratch_bytes = 64 << 10;
+    ranks_with(3, config, |comm, memory| {
+        let mut bits = memory.put(&vec![1_u32 << comm.rank(); 100_000]);
+        let mut scaled = memory.put(&[1.5_f32; 50]);
+        let folds = cost(|| comm.all_reduce(&mut bits, ReduceOp::BitOr).unwrap());
+        assert!(folds.nccl > 2 * 3, "{} calls of NCCL are no fold in slabs", folds.nccl);
+        assert_eq!(folds.allocations, 0, "allocations of a fold");
+        // Of another buffer, and then of the first again.
+        comm.all_reduce(&mut scaled, ReduceOp::PreMulSum(2.0)).unwrap();
+        comm.all_reduce(&mut scaled, ReduceOp::PreMulSum(-2.0)).unwrap();
+        comm.all_reduce(&mut bits, ReduceOp::BitXor).unwrap();
+        comm.all_reduce(&mut bits, ReduceOp::BitOr).unwrap();
+        assert_eq!(memory.get(&bits), vec![7; 100_000]);
+        assert_eq!(memory.get(&scaled), [-54.0; 50]);
+    });
+}
+
+/// Whichever context is current, or none.
+#[test]
+fn a_call_works_in_any_context() {
+    ranks(2, |comm, memory| {
+        let device = comm.device().unwrap();
+        let (mine, other) = (device.context(), CudaContext::new(if is_real() { 0 } else { 7 - comm.rank() }).unwrap());
+        let mut buffer = memory.put(&[1_i64 << comm.rank(); 1000]);
+        let source = memory.put(&[1_i64 << comm.rank(); 1000]);
+        let mut result = memory.put(&[0_i64; 1000]);
+        for round in 0..6_u64 {
+            let leave = || match round % 3 {
+                0 => mine.bind_to_thread().unwrap(),
+                1 => other.bind_to_thread().unwrap(),
+                // SAFETY: no context is a context.
+                _ => unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap(),
+            };
+            // Another limit makes an event.
+            let comm = comm.with_timeout(comm.timeout() + std::time::Duration::from_secs(round));
+            let handles: [&Communicator; 2] = [&comm, &comm.with_stream(&mine.default_stream())];
+            for comm in handles {
+                leave();
+                comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
+                leave();
+                comm.all_reduce(&mut buffer, ReduceOp::BitOr).unwrap();
+                leave();
+                comm.all_reduce_into(&source, &mut result, ReduceOp::Sum).unwrap();
+            }
+        }
+        mine.bind_to_thread().unwrap();
+        assert_eq!((memory.get(&buffer), memory.get(&result)), (vec![2; 1000], vec![3; 1000]));
+    });
+}
+
+/// What others do with a slice between two calls is waited for, on whatever stream they do it, and they wait for the calls.
+#[test]
+fn uses_by_others_between_calls_are_ordered() {
+    ranks_with(2, compared_before(0), |comm, memory| {
+        let streams: Vec<Arc<CudaStream>> = (0..3).map(|_| memory.stream.context().new_stream().unwrap()).collect();
+        let mut buffer = memory.put(&[0_i32; 5000]);
+        let mut copy = memory.put(&[0_i32; 5000]);
+        let mut gathered = memory.put(&[0_i32; 5000]);
+        for round in 1..=12 {
+            let (writer, reader) = (&streams[round % 3], &streams[(round + 1) % 3]);
+            let mine = [round as i32 + comm.rank() as i32; 5000];
+            writer.memcpy_htod(&mine, &mut buffer).unwrap();
+            comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+            reader.memcpy_dtod(&buffer, &mut copy).unwrap();
+            comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
+            comm.with_stream(reader).all_reduce_into(&copy, &mut gathered, ReduceOp::Min).unwrap();
+            writer.memcpy_dtod(&gathered, &mut buffer).unwrap();
+            comm.with_stream(&streams[(round + 2) % 3]).all_reduce_into(&buffer, &mut copy, ReduceOp::Sum).unwrap();
+            assert_eq!(memory.get(&copy), [2 * (2 * round as i32 + 1); 5000]);
+        }
+    });
+}
