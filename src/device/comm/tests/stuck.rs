@@ -104,12 +104,14 @@ fn calls_that_nobody_looked_at_are_given_their_time_and_a_moment_for_the_look() 
 #[test]
 fn each_device_has_a_prober_and_all_have_one_timekeeper() {
     let sim = Sim::new();
+    let ids = [unique_id(library()).unwrap()];
     ranks(2, |rank| {
         let device = rank.comm.inner.device.number;
-        let child = rank.comm.split(Some(0), 0, &NcclConfig::default(), &Deadline::after(LONG)).unwrap().unwrap();
+        let (config, deadline) = (NcclConfig::default(), Deadline::after(LONG));
+        let another = NcclComm::create(setup(&rank.gpu, &ids, rank.comm.rank(), 2, &config, &deadline)).unwrap();
         // As many as one each, however many communicators there are: one device that is held up holds up no other.
         assert_eq!(super::super::watchdog::threads(device), (1, 1));
-        drop((child, rank));
+        drop((another, rank));
         until("the prober stays though there is nothing to look at", || super::super::watchdog::threads(device).1 == 0);
     });
     sim.finish();
