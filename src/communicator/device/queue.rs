@@ -350,9 +350,8 @@ impl Attendant {
             // Buffers may be freed with these, which is the program's.
             event::caught("the drop of a buffer", || drop(awaited));
             back_off.rest_on(|nap| {
-                let is_old = |attendant: &mut Self| !attendant.has_news;
                 let attendant = ATTENDANT.lock().unwrap_or_else(PoisonError::into_inner);
-                drop(CAME.wait_timeout_while(attendant, nap, is_old));
+                drop(CAME.wait_timeout_while(attendant, nap, |attendant| !attendant.has_news));
             });
         }
     }
