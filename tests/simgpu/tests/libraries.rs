@@ -16,7 +16,8 @@ use simgpu::Gate;
 const WORDS: usize = 32;
 
 /// `trade` writes to another device, raises its flag and waits for its own. `visit` waits for an address
-/// and writes there; `invite` names one and waits for what is written. `unset` adds to a
+/// and writes there; `invite` names one and waits for what is written. `peek` reads three
+/// words. `unset` adds to a
 /// register that was never set.
 const KERNELS: &str = "
 .version 8.0
@@ -50,6 +51,13 @@ SPIN: ld.volatile.global.u64 %rd2, [%rd1]; setp.eq.u64 %p, %rd2, 0; @%p bra SPIN
     ld.param.u64 %rd1, [box]; ld.param.u64 %rd2, [word]; st.volatile.global.u64 [%rd1], %rd2;
 SPIN: ld.volatile.global.u32 %r, [%rd2]; setp.eq.u32 %p, %r, 0; @%p bra SPIN;
     ret;
+}
+
+.visible .entry peek(.param .u64 word)
+{
+    .reg .b32 %r; .reg .b64 %rd; .reg .pred %p;
+    ld.param.u64 %rd, [word]; ld.global.u32 %r, [%rd]; ld.global.u32 %r, [%rd+4]; ld.global.u32 %r, [%rd+8];
+    setp.eq.u32 %p, %r, 1; @%p trap; ret;
 }
 
 .visible .entry unset(.param .u64 out)
@@ -198,6 +206,7 @@ fn kernels_of_two_devices_order_what_they_do_by_flags() {
     several_rounds(&a, &b);
     another_stream_that_waits_for_nobody(&a, &b);
     kernels_of_one_device(&a);
+    neighbours_in_a_word(&a);
     a_buffer_that_comes_late(&a, &b, true);
     none();
     a_buffer_that_comes_late(&a, &b, false);
@@ -243,6 +252,23 @@ fn kernels_of_one_device(a: &Rank) {
     let reports = simgpu::reports();
     assert!(reports.len() == 1 && reports[0].contains("written by kernel unset"), "{reports:#?}");
     assert_eq!(a.read(a.stream)[0], 1, "a register that was never set holds zero");
+    // SAFETY: nothing uses it any more.
+    unsafe { result::stream::destroy(other) }.unwrap();
+}
+
+/// A kernel that reads whole words may have others write beside its data, but not into it.
+fn neighbours_in_a_word(a: &Rank) {
+    a.context.bind_to_thread().unwrap();
+    let other = stream();
+    for (offset, bytes, found) in [(0, 1, 0), (0, 3, 0), (9, 3, 0), (0, 4, 1), (8, 1, 1), (4, 4, 1)] {
+        a.launch(a.stream, "peek", 1, &[a.data]);
+        // SAFETY: the bytes lie inside; the streams are alive.
+        unsafe {
+            result::memset_d8_async(a.data + offset, 0, bytes, other).unwrap();
+            [a.stream, other].into_iter().for_each(|stream| result::stream::synchronize(stream).unwrap());
+        }
+        assert_eq!(simgpu::reports().len(), found, "{bytes} bytes at {offset}");
+    }
     // SAFETY: nothing uses it any more.
     unsafe { result::stream::destroy(other) }.unwrap();
 }

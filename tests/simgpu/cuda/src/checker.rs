@@ -8,6 +8,7 @@
 //! Kernels of libraries on different devices are not held against each other, since flags in memory order them. To all else, what such a
 //! kernel does to the memory of another device counts as done by the kernels that ran there at the same time.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::clock::{Clock, Stamp};
@@ -16,6 +17,9 @@ use crate::report::Reports;
 
 /// Beyond this many records of one allocation, those that the host has waited for are dropped when nothing is running.
 const MANY: usize = 256;
+
+/// Bytes of the word in which a kernel of a library reads what is smaller.
+const WORD: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
@@ -50,7 +54,17 @@ pub(crate) struct Record {
 
 impl Record {
     fn conflicts(&self, other: &Record) -> bool {
-        self.start < other.end && other.start < self.end && (self.verb != Verb::Read || other.verb != Verb::Read) && !self.ordered(other)
+        let (own, others) = (self.used(), other.used());
+        own.start.max(others.start) < own.end.min(others.end)
+            && (self.verb != Verb::Read || other.verb != Verb::Read)
+            && !self.ordered(other)
+    }
+
+    /// The bytes that were used for certain. Kernels of libraries read the whole word in which their data begins or ends, whatever it is that
+    /// lies beside it.
+    fn used(&self) -> Range<u64> {
+        let beside = if self.library.is_some() && self.verb == Verb::Read { WORD - 1 } else { 0 };
+        self.start + beside..self.end.saturating_sub(beside)
     }
 
     fn ordered(&self, other: &Record) -> bool {
@@ -127,10 +141,13 @@ pub(crate) fn settle(memory: &mut Memory, record: &Record, host: &Clock, idle: b
     }
 }
 
-/// Notes that an allocation is freed, and reports the jobs that are not known to be over by then.
+/// Notes that an allocation is freed, and reports the jobs that are not known to be over by then. A kernel of a library on another device
+/// that is over is not: how its rank told the owner of the memory cannot be seen from here. One that still runs is found when it ends.
 pub(crate) fn free(memory: &mut Memory, reports: &mut Reports, start: u64, freed: Freed) {
     let Some(allocation) = memory.at_mut(start) else { return };
-    for record in allocation.records.iter().filter(|record| !record.before(&freed.stamp)) {
+    let owner = allocation.device;
+    let told = |record: &Record| record.library.is_some_and(|device| device != owner);
+    for record in allocation.records.iter().filter(|record| !record.before(&freed.stamp) && !told(record)) {
         reports.add(freed_in_use(allocation, &freed, record));
     }
     allocation.freed = Some(freed);
