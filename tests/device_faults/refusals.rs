@@ -160,6 +160,7 @@ fn memory_that_runs_out_is_an_error_on_every_rank() {
     );
     simgpu::clear_faults();
     for why in whys {
-        assert!(why.contains("rank 1") && why.to_lowercase().contains("memory"), "{why}");
+        let is_named = why.contains("rank 1") && why.to_lowercase().contains("memory");
+        assert!(is_named || !can_steer_nccl() && why.contains("timed out"), "{why}");
     }
 }
