@@ -51,6 +51,8 @@ pub(in crate::device) struct Inner {
     pub(super) freed: AtomicBool,
     /// Whether NCCL has given everything back, after the end.
     pub(super) gone: AtomicBool,
+    /// Whether NCCL did not destroy the data communicator when it was told to, and so never gives everything back.
+    pub(super) lost: AtomicBool,
     /// Whether only splits, shrinks and the end remain.
     pub(super) revoked: AtomicBool,
     pub(super) failure: OnceLock<Arc<Error>>,
@@ -114,6 +116,7 @@ impl Inner {
             aborting: AtomicBool::new(false),
             freed: AtomicBool::new(false),
             gone: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             failure: OnceLock::new(),
             entries: AtomicU64::new(0),

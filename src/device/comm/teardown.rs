@@ -260,7 +260,7 @@ impl Inner {
         // That has raised the flags, too, and whoever is inside comes out.
         let control = first.unwrap_or_else(|| wait_until(|| lock_within(&self.control_turn, FENCE).map(|_turn| self.abort_control())));
         self.freed.store(true, Ordering::Release);
-        self.gone.fetch_or(data && control, Ordering::AcqRel);
+        self.gone.fetch_or(data && control && !self.lost.load(Ordering::Acquire), Ordering::AcqRel);
     }
 
     /// Aborts the control communicator, whose turn this thread has; `true` where it is gone, perhaps since before.
@@ -285,7 +285,11 @@ impl Inner {
         if self.ended.swap(true, Ordering::SeqCst) {
             return Err(self.interruption(&|| doing.to_owned()));
         }
-        let data = self.destroy(self.data.swap(NONE, Ordering::AcqRel));
+        if let Err(refusal) = self.destroy(self.data.swap(NONE, Ordering::AcqRel)) {
+            // This thread may be inside a group now, in which nothing would be done any more: the caller has the rest aborted by another one.
+            self.lost.store(true, Ordering::Release);
+            return Err(refused(refusal));
+        }
         let Some(_turn) = lock_within(&self.control_turn, deadline.remaining()) else {
             return Err(self.timeout(doing.to_owned(), deadline.elapsed()));
         };
@@ -299,8 +303,8 @@ impl Inner {
             return finalized;
         }
         let control = self.destroy(self.control.swap(NONE, Ordering::AcqRel));
-        self.gone.store(data.is_ok() && control.is_ok(), Ordering::Release);
-        data.and(control).map_err(refused)
+        self.gone.store(control.is_ok(), Ordering::Release);
+        control.map_err(refused)
     }
 
     /// Frees a communicator that is at rest, for which NCCL needs nobody else. On a thread that makes no other call of NCCL's after a failure.
