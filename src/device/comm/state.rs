@@ -54,7 +54,7 @@ pub(in crate::device) struct Inner {
     /// Whether only splits, shrinks and the end remain.
     pub(super) revoked: AtomicBool,
     pub(super) failure: OnceLock<Arc<Error>>,
-    /// How many times a thread has entered the data communicator, times two, plus one while one is inside.
+    /// How many threads are inside the data communicator, in the low bits ([`INSIDE`]), and above them how many times one has entered it.
     pub(super) entries: AtomicU64,
     /// How long the thread that is inside, or was last, may stay there, in nanoseconds.
     entry_limit: AtomicU64,
@@ -205,7 +205,7 @@ impl Inner {
     pub(super) fn stay(&self, limit: Duration) -> Option<Stay<'_>> {
         self.entry_limit.store(nanoseconds(limit), Ordering::Relaxed);
         // Either this sees the end, or whoever ends it sees the entry and waits: both orders are total.
-        self.entries.fetch_add(1, Ordering::SeqCst);
+        self.entries.fetch_add(ENTRY, Ordering::SeqCst);
         let stay = Stay(self);
         (!self.ended.load(Ordering::SeqCst)).then_some(stay)
     }
@@ -226,7 +226,13 @@ impl Inner {
 
     /// Whether no thread is inside the data communicator. Once the communicator has ended, none will be again.
     pub(super) fn is_left(&self) -> bool {
-        self.entries.load(Ordering::SeqCst).is_multiple_of(2)
+        self.entries.load(Ordering::SeqCst) & INSIDE == 0
+    }
+
+    /// The number of the last entry into the data communicator, where a thread is inside.
+    pub(super) fn last_entry(&self) -> Option<u64> {
+        let entries = self.entries.load(Ordering::Relaxed);
+        (entries & INSIDE != 0).then_some(entries >> INSIDE.trailing_ones())
     }
 
     /// How long the thread that is inside NCCL may stay there.
@@ -394,9 +400,15 @@ impl Stay<'_> {
 impl Drop for Stay<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.entries.fetch_add(1, Ordering::SeqCst);
+        self.0.entries.fetch_sub(1, Ordering::SeqCst);
     }
 }
+
+/// The bits of [`Inner::entries`] that count who is inside: the gate lets in one, which safety does not depend on.
+const INSIDE: u64 = 0xffff;
+
+/// What an entry adds to [`Inner::entries`]: one more entry, and one more inside.
+const ENTRY: u64 = (INSIDE + 1) | 1;
 
 /// Stands for no tracker.
 pub(super) const NO_TRACKER: u8 = u8::MAX;

@@ -323,8 +323,12 @@ impl Inner {
                 back_off.rest();
             }
             let deadline = Deadline::after(COMMUNICATOR_DROP_WAIT);
-            let _gate = lock_within(&inner.gate, deadline.remaining());
             let doing = format!("closing the communicator of rank {} of {}", inner.rank, inner.world_size);
+            // A registration may be dropped at the same time, which is a call of its own.
+            let Some(_gate) = lock_within(&inner.gate, deadline.remaining()) else {
+                inner.fail(inner.timeout(doing, deadline.elapsed()), ABORT_WAIT);
+                return;
+            };
             if let Err(error) = inner.close(&deadline, &doing) {
                 inner.fail(error, ABORT_WAIT);
             }

@@ -68,6 +68,25 @@ fn stuck_inside(rank: &Rank, timeout: Duration) -> Error {
 }
 
 #[test]
+fn whoever_is_inside_is_counted_and_the_last_entry_has_a_number() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        let inner = &rank.comm.inner;
+        assert!(inner.is_left() && inner.last_entry().is_none());
+        let first = inner.stay(LONG).unwrap();
+        let number = inner.last_entry().unwrap();
+        assert!(!inner.is_left());
+        let second = inner.stay(LONG).unwrap();
+        assert!(!inner.is_left() && inner.last_entry() == Some(number + 1));
+        drop(first);
+        assert!(!inner.is_left() && inner.last_entry() == Some(number + 1));
+        drop(second);
+        assert!(inner.is_left() && inner.last_entry().is_none());
+    });
+    sim.finish();
+}
+
+#[test]
 fn a_deadline_ends_a_first_call_that_waits_inside_nccl() {
     let sim = Sim::new();
     nccl::connect_lazily();
