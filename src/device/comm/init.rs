@@ -128,6 +128,9 @@ impl NcclComm {
         let mut list: Vec<c_int> = excluded.iter().map(|rank| *rank as c_int).collect();
         list.sort_unstable();
         list.dedup();
+        if !self.library().has("ncclCommShrink") {
+            return Err(Error::unsupported(doing, format!("it needs NCCL 2.27.3, and this is {}", self.version())));
+        }
         let flags = if abort_parent { nccl_sys::NCCL_SHRINK_ABORT } else { nccl_sys::NCCL_SHRINK_DEFAULT };
         let (library, count) = (self.library(), list.len() as c_int);
         let shrink = move |parent, slot, config| {
@@ -287,13 +290,15 @@ impl Attempt {
         if parent.is_ended() {
             return Err(parent.refuse(&doing));
         }
-        let ends_work = self.ends_work;
         self.parent = Some(Arc::clone(parent));
-        match self.apart(begin)? {
-            Some(Ok(made)) => {
-                parent.revoked.fetch_or(ends_work, Ordering::AcqRel);
-                Ok(made)
-            }
+        if self.ends_work {
+            // NCCL raises the flags, waits, and takes them back, all within its call: nobody is told success meanwhile.
+            parent.refuse_collectives();
+        }
+        let ends_work = self.ends_work;
+        let attempted = self.apart(begin).map_err(|error| if ends_work { parent.end(error, &doing) } else { error })?;
+        match attempted {
+            Some(Ok(made)) => Ok(made),
             Some(Err(Failed { error, harmless: true })) => Err(error),
             Some(Err(Failed { error, .. })) => Err(parent.end(error, &doing)),
             None => Err(parent.expire(&doing, deadline.elapsed())),
@@ -374,7 +379,8 @@ impl Attempt {
         let (name, answer) = begin(parent.unwrap_or(NONE), self.control.address(), &mut raw.config);
         let Err(refusal) = nccl::check(library, parent.unwrap_or(NONE), name, answer) else { return Ok(()) };
         // A communicator that does not block may keep even a wrong argument as its error, and then refuses all that follows.
-        let harmless = refusal.is_harmless() && parent.is_none_or(|parent| control::state(library, parent).is_ok());
+        // It also stops what the parent does before it looks at its arguments.
+        let harmless = !self.ends_work && refusal.is_harmless() && parent.is_none_or(|parent| control::state(library, parent).is_ok());
         Err(Failed { error: refusal.into_error(self.doing.clone()), harmless })
     }
 

@@ -53,6 +53,8 @@ pub(in crate::device) struct Inner {
     pub(super) gone: AtomicBool,
     /// Whether only splits, shrinks and the end remain.
     pub(super) revoked: AtomicBool,
+    /// Whether NCCL knows of that: then what is split off has abort flags of its own.
+    pub(super) revoked_by_nccl: AtomicBool,
     pub(super) failure: OnceLock<Arc<Error>>,
     /// How many threads are inside the data communicator, in the low bits ([`INSIDE`]), and above them how many times one has entered it.
     pub(super) entries: AtomicU64,
@@ -115,6 +117,7 @@ impl Inner {
             freed: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
+            revoked_by_nccl: AtomicBool::new(false),
             failure: OnceLock::new(),
             entries: AtomicU64::new(0),
             entry_limit: AtomicU64::new(u64::MAX),
@@ -141,6 +144,15 @@ impl Inner {
     /// Whether collectives are refused and the rest is not.
     pub(super) fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Acquire) && !self.is_ended()
+    }
+
+    /// Refuses collectives from now on. Their work is about to be cut off, after which NCCL and the driver call it done: so waits fail from here on, and
+    /// calls that are not done are on record as failed. The gate is held.
+    pub(super) fn refuse_collectives(&self) {
+        self.revoked.store(true, Ordering::SeqCst);
+        if let Some(flight) = self.flight() {
+            flight.device_has_failed(&self.cause());
+        }
     }
 
     /// Why calls are refused.

@@ -49,12 +49,14 @@ impl NcclComm {
             let what = format!("{words}, which a call that waits for other ranks does not let happen: it is aborted instead");
             return Err(inner.end(Error::Aborted { doing: what, by: Peer::unknown(inner.rank) }, &doing));
         };
-        inner.revoked.store(true, Ordering::Release);
+        inner.refuse_collectives();
         inner.direct(doing(), deadline, |library, handle| {
             // SAFETY: the handle is valid, lent by `direct`, and the flags are the only ones there are.
             let answer = unsafe { library.ncclCommRevoke(handle, nccl_sys::NCCL_REVOKE_DEFAULT) };
             nccl::check(library, handle, "ncclCommRevoke", answer).map(|_| ())
-        })
+        })?;
+        inner.revoked_by_nccl.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Waits for what is in flight, and gives everything back. All ranks do this; it may have to wait for them.

@@ -110,6 +110,50 @@ fn abort_ends_what_other_threads_wait_for_and_may_be_done_again() {
 }
 
 #[test]
+fn work_that_a_shrink_stops_is_waited_for_in_vain() {
+    let sim = Sim::new();
+    let all = std::sync::Barrier::new(3);
+    ranks(3, |rank| {
+        let stopped = rank.comm.rank() != 2;
+        if stopped {
+            let mut vector = rank.vector(10);
+            rank.all_reduce(&mut vector, LONG).unwrap();
+            let event = rank.stream.record_event(None).unwrap();
+            let (error, child) = thread::scope(|scope| {
+                let waiting = scope.spawn(|| rank.comm.wait(&event, &Deadline::after(LONG)).unwrap_err());
+                let child = rank.comm.shrink(&[2], true, &NcclConfig::default(), &Deadline::after(LONG)).unwrap();
+                (waiting.join().unwrap(), child)
+            });
+            // The device has come to the event: only this communicator knows that the sum is none.
+            rank.stream.synchronize().unwrap();
+            assert!(error.is_poisoned() && rank.comm.wait(&event, &Deadline::after(LONG)).unwrap_err().is_poisoned(), "{error}");
+            assert!(rank.all_reduce(&mut vector, LONG).unwrap_err().is_poisoned());
+            let mut vector = rank.vector(10);
+            sum(&child, &rank.stream, &mut vector, LONG).unwrap();
+            assert_eq!(read(&rank.stream, &vector), total(10, &[0, 1]));
+        }
+        all.wait();
+        rank.comm.abort();
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_shrink_that_stopped_work_and_failed_ends_the_communicator_whatever_nccl_says() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        if rank.comm.rank() == 0 {
+            nccl::fail_call("ncclCommShrink", 1, 4);
+            let error = rank.comm.shrink(&[1], true, &NcclConfig::default(), &Deadline::after(LONG)).unwrap_err();
+            assert!(matches!(&error, Error::Nccl { code: 4, .. }), "{error}");
+            assert_eq!(rank.comm.failure().map(|failure| failure.to_string()), Some(error.to_string()));
+        }
+        rank.comm.abort();
+    });
+    sim.finish();
+}
+
+#[test]
 fn a_thread_that_does_not_come_out_of_nccl_is_noticed() {
     let sim = Sim::new();
     ranks(1, |rank| {
