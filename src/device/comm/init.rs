@@ -100,14 +100,11 @@ impl NcclComm {
             c_int::try_from(color)
                 .map_err(|_| Error::argument("split", format!("colour {color} is too large: NCCL takes colours up to {}", c_int::MAX)))
         })?;
-        if !self.inner().is_revoked() {
-            return Err(self.inner().refuse(&|| doing.clone()));
-        }
         let library = self.library();
         // SAFETY: parent, slot and configuration are those of `Attempt::begin`.
         let split = move |parent, slot, config| unsafe { ("ncclCommSplit", library.ncclCommSplit(parent, number, key, slot, config)) };
         let attempt = Attempt::new(self.inner().parts(), config, deadline, doing);
-        Attempt { has_child: color.is_some(), ..attempt }.descend(self.inner(), split)
+        Attempt { has_child: color.is_some(), of_revoked: true, ..attempt }.descend(self.inner(), split)
     }
 
     /// Makes a communicator of all ranks but some, which do not take part. NCCL 2.27.3.
@@ -252,6 +249,8 @@ struct Attempt {
     has_child: bool,
     /// Whether what the parent does is stopped.
     ends_work: bool,
+    /// Whether the parent must have been revoked.
+    of_revoked: bool,
     /// Whether what is in progress is the parent's.
     parent_works: bool,
     control: Slot,
@@ -264,8 +263,8 @@ type Raws = [RawConfig; 2];
 impl Attempt {
     fn new(parts: Parts, config: &NcclConfig, deadline: &Deadline, doing: String) -> Self {
         let (config, deadline, control, data) = (config.clone(), deadline.clone(), Slot::new(), Slot::new());
-        let (has_child, ends_work, parent_works) = (true, false, false);
-        Self { parts, config, deadline, doing, parent: None, has_child, ends_work, parent_works, control, data }
+        let (has_child, ends_work, of_revoked, parent_works) = (true, false, false, false);
+        Self { parts, config, deadline, doing, parent: None, has_child, ends_work, of_revoked, parent_works, control, data }
     }
 
     /// Makes a communicator that has no parent here.
@@ -289,6 +288,11 @@ impl Attempt {
         let Some(_gate) = lock_within(&parent.gate, deadline.remaining()) else { return Err(parent.expire(&doing, deadline.elapsed())) };
         if parent.is_ended() {
             return Err(parent.refuse(&doing));
+        }
+        if self.of_revoked && !parent.revoked_by_nccl.load(Ordering::Acquire) {
+            // NCCL itself would let the two share abort flags.
+            let reason = "it was shrunk with ShrinkMode::Abort, and only dropping it remains: split the communicator that the shrink made";
+            return Err(Error::unsupported(words, reason));
         }
         self.parent = Some(Arc::clone(parent));
         if self.ends_work {

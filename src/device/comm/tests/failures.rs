@@ -128,7 +128,11 @@ fn work_that_a_shrink_stops_is_waited_for_in_vain() {
             rank.stream.synchronize().unwrap();
             assert!(error.is_poisoned() && rank.comm.wait(&event, &Deadline::after(LONG)).unwrap_err().is_poisoned(), "{error}");
             assert!(rank.all_reduce(&mut vector, LONG).unwrap_err().is_poisoned());
+            // What NCCL would split off now would have this communicator's abort flags.
+            let error = rank.comm.split_revoked(Some(0), 0, &NcclConfig::default(), &Deadline::after(LONG)).unwrap_err();
+            assert!(error.is_unsupported() && error.to_string().contains("split the communicator that the shrink made"), "{error}");
             let mut vector = rank.vector(10);
+            rank.comm.abort();
             sum(&child, &rank.stream, &mut vector, LONG).unwrap();
             assert_eq!(read(&rank.stream, &vector), total(10, &[0, 1]));
         }
