@@ -6,6 +6,7 @@ use std::sync::{Arc, MutexGuard};
 
 use nccl_sys::{Library, MissingSymbol, ncclComm, ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
 
+use super::control::{Attempted, Failed};
 use super::lock::{BackOff, Device, lock_within};
 use super::state::{Handles, Inner, LivenessProbe, NONE, Parts};
 use super::{NcclComm, control, watchdog};
@@ -141,6 +142,9 @@ impl NcclComm {
     /// An id for the next [`NcclComm::grow`], which one rank makes and gives to all new ranks. NCCL 2.29.2.
     pub(crate) fn grow_id(&self, deadline: &Deadline) -> Result<ncclUniqueId> {
         let doing = format!("making an id to grow the communicator of rank {} of {}", self.rank(), self.world_size());
+        if !self.library().has("ncclCommGetUniqueId") {
+            return Err(Error::unsupported(doing, format!("it needs NCCL 2.29.2, and this is {}", self.version())));
+        }
         let words = doing.clone();
         let _gate = self.inner().enter(&|| words.clone(), deadline.remaining())?;
         self.inner().direct(doing, deadline, |library, handle| {
@@ -222,21 +226,6 @@ impl Drop for Slot {
         std::mem::forget(self.0.take());
     }
 }
-
-/// Why there is no new communicator.
-struct Failed {
-    error: Error,
-    /// Whether the parent, if there is one, is as good as before.
-    harmless: bool,
-}
-
-impl From<Error> for Failed {
-    fn from(error: Error) -> Self {
-        Self { error, harmless: false }
-    }
-}
-
-type Attempted<T> = std::result::Result<T, Failed>;
 
 /// A communicator on its way, on the thread that makes it.
 struct Attempt {
@@ -382,9 +371,8 @@ impl Attempt {
         let Some(_turn) = self.parts.device.turn(self.deadline.remaining()) else { return Err(self.late().into()) };
         let (name, answer) = begin(parent.unwrap_or(NONE), self.control.address(), &mut raw.config);
         let Err(refusal) = nccl::check(library, parent.unwrap_or(NONE), name, answer) else { return Ok(()) };
-        // A communicator that does not block may keep even a wrong argument as its error, and then refuses all that follows.
-        // It also stops what the parent does before it looks at its arguments.
-        let harmless = !self.ends_work && refusal.is_harmless() && parent.is_none_or(|parent| control::state(library, parent).is_ok());
+        // NCCL stops what the parent does before it looks at its arguments.
+        let harmless = !self.ends_work && control::is_harmless(library, parent.unwrap_or(NONE), &refusal);
         Err(Failed { error: refusal.into_error(self.doing.clone()), harmless })
     }
 

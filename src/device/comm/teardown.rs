@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use nccl_sys::{Library, ncclComm_t};
 
+use super::control::{Attempted, Failed};
 use super::lock::{BackOff, lock_within};
 use super::state::{Inner, NONE};
 use super::{NcclComm, control};
@@ -50,11 +51,13 @@ impl NcclComm {
             return Err(inner.end(Error::Aborted { doing: what, by: Peer::unknown(inner.rank) }, &doing));
         };
         inner.refuse_collectives();
-        inner.direct(doing(), deadline, |library, handle| {
+        let revoked = inner.direct(doing(), deadline, |library, handle| {
             // SAFETY: the handle is valid, lent by `direct`, and the flags are the only ones there are.
             let answer = unsafe { library.ncclCommRevoke(handle, nccl_sys::NCCL_REVOKE_DEFAULT) };
             nccl::check(library, handle, "ncclCommRevoke", answer).map(|_| ())
-        })?;
+        });
+        // Calls have been refused, and what NCCL has stopped of them nobody knows.
+        revoked.map_err(|error| if inner.is_ended() { error } else { inner.end(error, &doing) })?;
         inner.revoked_by_nccl.store(true, Ordering::Release);
         Ok(())
     }
@@ -173,7 +176,7 @@ impl Inner {
     }
 
     /// Makes a call on the control communicator, on a thread of its own, and waits for its end. What fails, or does not end in time, ends the
-    /// communicator. The gate is held.
+    /// communicator, unless it is harmless. The gate is held.
     pub(super) fn direct<T: Send + 'static>(
         self: &Arc<Self>,
         doing: String,
@@ -181,12 +184,12 @@ impl Inner {
         work: impl FnOnce(&'static Library, ncclComm_t) -> std::result::Result<T, Refusal> + Send + 'static,
     ) -> Result<T> {
         let (inner, words, until) = (Arc::clone(self), doing.clone(), deadline.clone());
-        let run = move |answer: &dyn Fn(Result<T>)| {
+        let run = move |answer: &dyn Fn(Attempted<T>)| {
             let Some(_turn) = lock_within(&inner.control_turn, until.remaining()) else {
-                return answer(Err(inner.timeout(words, until.elapsed())));
+                return answer(Err(inner.timeout(words, until.elapsed()).into()));
             };
             let outcome = inner.under_control(&words, &until, work);
-            let failed = outcome.is_err();
+            let failed = outcome.as_ref().is_err_and(|failed| !failed.harmless);
             answer(outcome);
             if failed {
                 // What may be in progress belongs to this thread.
@@ -195,7 +198,8 @@ impl Inner {
         };
         match control::apart(deadline, run).map_err(|error| Error::io(format!("{doing}: starting a thread"), error))? {
             Some(Ok(done)) => Ok(done),
-            Some(Err(error)) => Err(self.end(error, &|| doing.clone())),
+            Some(Err(Failed { error, harmless: true })) => Err(error),
+            Some(Err(Failed { error, .. })) => Err(self.end(error, &|| doing.clone())),
             None => Err(self.expire(&|| doing.clone(), deadline.elapsed())),
         }
     }
@@ -206,16 +210,19 @@ impl Inner {
         doing: &str,
         deadline: &Deadline,
         work: impl FnOnce(&'static Library, ncclComm_t) -> std::result::Result<T, Refusal>,
-    ) -> Result<T> {
+    ) -> Attempted<T> {
         let handle = self.control.load(Ordering::Acquire);
         if handle.is_null() {
-            return Err(self.refuse(&|| doing.to_owned()));
+            return Err(self.refuse(&|| doing.to_owned()).into());
         }
-        let refused = |refusal: Refusal| refusal.into_error(doing.to_owned());
+        let refused = |refusal: Refusal| {
+            let harmless = control::is_harmless(self.library, handle, &refusal);
+            Failed { error: refusal.into_error(doing.to_owned()), harmless }
+        };
         driver::bind(&self.context).map_err(|error| driver::cuda_error(doing, error))?;
         let done = {
             let Some(_turn) = self.device.turn(deadline.remaining()) else {
-                return Err(self.timeout(doing.to_owned(), deadline.elapsed()));
+                return Err(self.timeout(doing.to_owned(), deadline.elapsed()).into());
             };
             work(self.library, handle).map_err(refused)?
         };
@@ -296,9 +303,9 @@ impl Inner {
             let answer = unsafe { library.ncclCommFinalize(handle) };
             nccl::check(library, handle, FINALIZE, answer).map(|_| ())
         });
-        if finalized.is_err() {
+        if let Err(failed) = finalized {
             self.abort_control();
-            return finalized;
+            return Err(failed.error);
         }
         let control = self.destroy(self.control.swap(NONE, Ordering::AcqRel));
         self.gone.store(data.is_ok() && control.is_ok(), Ordering::Release);

@@ -363,6 +363,22 @@ fn failures_of_calls_that_use_no_stream_are_named_and_end_the_communicator() {
 }
 
 #[test]
+fn an_argument_that_nccl_refuses_of_the_control_communicator_ends_nothing() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        nccl::fail_call("ncclCommGetUniqueId", 1, 4);
+        let error = rank.comm.grow_id(&Deadline::after(LONG)).unwrap_err();
+        assert!(matches!(&error, Error::Nccl { code: 4, .. }), "{error}");
+        assert!(rank.comm.failure().is_none());
+        rank.comm.grow_id(&Deadline::after(LONG)).unwrap();
+        let mut vector = rank.vector(10);
+        rank.all_reduce(&mut vector, LONG).unwrap();
+        assert_eq!(read(&rank.stream, &vector), total(10, &[0]));
+    });
+    sim.finish();
+}
+
+#[test]
 fn memory_that_nccl_does_not_have_is_an_error_and_ends_nothing() {
     let sim = Sim::new();
     ranks(1, |rank| {
