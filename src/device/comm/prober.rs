@@ -1,7 +1,6 @@
 //! What is asked of the driver about calls that were made: how far their streams have come. It may hold up whoever asks.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::DriverError;
@@ -110,10 +109,10 @@ impl Inner {
     /// Waits until NCCL has given everything back, where the communicator has ended.
     fn is_gone_within(&self, deadline: &Deadline) -> bool {
         let mut back_off = BackOff::default();
-        while self.is_ended() && !self.gone.load(Ordering::Acquire) && !deadline.has_passed() {
+        while self.is_ended() && !self.is_gone() && !deadline.has_passed() {
             back_off.rest();
         }
-        self.gone.load(Ordering::Acquire)
+        self.is_gone()
     }
 
     /// Waits until the device has done all that is on record.

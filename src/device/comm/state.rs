@@ -49,8 +49,9 @@ pub(in crate::device) struct Inner {
     pub(super) aborting: AtomicBool,
     /// Whether streams and threads that waited for other ranks have come free, after an abort.
     pub(super) freed: AtomicBool,
-    /// Whether NCCL has given everything back, after the end.
-    pub(super) gone: AtomicBool,
+    /// Whether NCCL has said that it gave everything back, of the data communicator and of the control communicator. Said by whoever had that answer.
+    pub(super) data_gone: AtomicBool,
+    pub(super) control_gone: AtomicBool,
     /// Whether only splits, shrinks and the end remain.
     pub(super) revoked: AtomicBool,
     /// Whether NCCL knows of that: then what is split off has abort flags of its own.
@@ -115,7 +116,8 @@ impl Inner {
             ended: AtomicBool::new(false),
             aborting: AtomicBool::new(false),
             freed: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
+            data_gone: AtomicBool::new(false),
+            control_gone: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             revoked_by_nccl: AtomicBool::new(false),
             failure: OnceLock::new(),
@@ -134,6 +136,11 @@ impl Inner {
     /// Whether calls are refused for good.
     pub(in crate::device) fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
+    }
+
+    /// Whether NCCL has given everything back, after the end.
+    pub(super) fn is_gone(&self) -> bool {
+        self.data_gone.load(Ordering::Acquire) && self.control_gone.load(Ordering::Acquire)
     }
 
     /// Whether collectives are refused.

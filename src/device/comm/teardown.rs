@@ -7,11 +7,11 @@
 #![expect(unsafe_code, reason = "NCCL is C")]
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use nccl_sys::{Library, ncclComm_t};
+use nccl_sys::{Library, ncclComm, ncclComm_t};
 
 use super::control::{Attempted, Failed};
 use super::lock::{BackOff, lock_within};
@@ -265,17 +265,20 @@ impl Inner {
         self.freed.fetch_or(first.is_some(), Ordering::AcqRel);
         wait_until(|| self.is_left().then_some(()));
         let data = self.data.swap(NONE, Ordering::AcqRel);
-        let data = data.is_null() || control::abort(self.library, data);
+        if !data.is_null() && control::abort(self.library, data) {
+            self.data_gone.store(true, Ordering::Release);
+        }
         // That has raised the flags, too, and whoever is inside comes out.
-        let control = first.unwrap_or_else(|| wait_until(|| lock_within(&self.control_turn, FENCE).map(|_turn| self.abort_control())));
+        first.unwrap_or_else(|| wait_until(|| lock_within(&self.control_turn, FENCE).map(|_turn| self.abort_control())));
         self.freed.store(true, Ordering::Release);
-        self.gone.fetch_or(data && control, Ordering::AcqRel);
     }
 
-    /// Aborts the control communicator, whose turn this thread has; `true` where it is gone, perhaps since before.
-    pub(super) fn abort_control(&self) -> bool {
+    /// Aborts the control communicator, whose turn this thread has, unless somebody has ended it.
+    pub(super) fn abort_control(&self) {
         let handle = self.control.swap(NONE, Ordering::AcqRel);
-        handle.is_null() || control::abort(self.library, handle)
+        if !handle.is_null() && control::abort(self.library, handle) {
+            self.control_gone.store(true, Ordering::Release);
+        }
     }
 
     /// Brings both communicators to their end, the data communicator first, on a thread of its own: NCCL waits for streams, and a function that
@@ -294,7 +297,8 @@ impl Inner {
         if self.ended.swap(true, Ordering::SeqCst) {
             return Err(self.interruption(&|| doing.to_owned()));
         }
-        let data = self.destroy(self.data.swap(NONE, Ordering::AcqRel));
+        // An abort may come meanwhile; it finds nothing here, and frees this where it hangs.
+        let data = self.destroy(&self.data, &self.data_gone);
         let Some(_turn) = lock_within(&self.control_turn, deadline.remaining()) else {
             return Err(self.timeout(doing.to_owned(), deadline.elapsed()));
         };
@@ -307,20 +311,23 @@ impl Inner {
             self.abort_control();
             return Err(failed.error);
         }
-        let control = self.destroy(self.control.swap(NONE, Ordering::AcqRel));
-        self.gone.store(data.is_ok() && control.is_ok(), Ordering::Release);
+        let control = self.destroy(&self.control, &self.control_gone);
         data.and(control).map_err(refused)
     }
 
-    /// Frees a communicator that is at rest, for which NCCL needs nobody else. On a thread that makes no other call of NCCL's after a failure.
-    fn destroy(&self, handle: ncclComm_t) -> std::result::Result<(), Refusal> {
+    /// Frees a communicator that is at rest, for which NCCL needs nobody else, and notes that it is gone. On a thread that makes no other call of
+    /// NCCL's after a failure.
+    fn destroy(&self, place: &AtomicPtr<ncclComm>, gone: &AtomicBool) -> std::result::Result<(), Refusal> {
+        let handle = place.swap(NONE, Ordering::AcqRel);
         if handle.is_null() {
             return Ok(());
         }
-        // SAFETY: the handle was taken out of where others find it, and nobody is inside: the data communicator's gate and the control
+        // SAFETY: the handle was taken out of where others find it (the swap), and nobody is inside: the data communicator's gate and the control
         // communicator's turn are held. This is its last use.
         let answer = unsafe { self.library.ncclCommDestroy(handle) };
-        nccl::check(self.library, NONE, "ncclCommDestroy", answer).map(|_| ())
+        nccl::check(self.library, NONE, "ncclCommDestroy", answer)?;
+        gone.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Closes a dropped communicator when the graphs that hold its calls are gone: until then they may be launched, and it is watched.
