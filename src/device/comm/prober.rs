@@ -106,6 +106,11 @@ impl Inner {
         matches!(outcome, Some(Ok(()))) || self.is_gone_within(&Deadline::after(GONE_WAIT))
     }
 
+    /// Whether NCCL knows nothing of memory that it has been told of in a call that failed: it refused it and lives on, or has ended and is gone.
+    pub(in crate::device) fn has_let_go(&self) -> bool {
+        !self.is_ended() || self.is_gone_within(&Deadline::after(GONE_WAIT))
+    }
+
     /// Waits until NCCL has given everything back, where the communicator has ended.
     fn is_gone_within(&self, deadline: &Deadline) -> bool {
         let mut back_off = BackOff::default();

@@ -114,6 +114,8 @@ fn a_deadline_ends_a_call_without_a_stream_that_waits_inside_nccl() {
         let window = Window::new(&rank.comm, buffer, &Deadline::after(SHORT));
         let error = window.map(drop).unwrap_err();
         assert!(error.is_timeout(), "{error}");
+        // Its buffer, which NCCL may have known, was dropped after that.
+        assert!(rank.comm.inner.is_gone());
     });
     sim.finish();
 }
