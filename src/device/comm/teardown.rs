@@ -16,7 +16,7 @@ use nccl_sys::{Library, ncclComm, ncclComm_t};
 use super::control::{Attempted, Failed};
 use super::lock::{BackOff, lock_within};
 use super::state::{Inner, NONE};
-use super::{NcclComm, control};
+use super::{NcclComm, control, watchdog};
 use crate::deadline::Deadline;
 use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
@@ -246,15 +246,20 @@ impl Inner {
             return;
         }
         if !self.aborting.swap(true, Ordering::AcqRel) {
-            let inner = Arc::clone(self);
-            let abort = move || inner.abort_now();
-            if thread::Builder::new().name("collectives-abort".to_owned()).spawn(abort).is_err() {
-                return self.abort_now();
-            }
+            self.start_abort();
         }
         let (deadline, mut back_off) = (Deadline::after(patience), BackOff::default());
         while !self.freed.load(Ordering::Acquire) && !deadline.has_passed() {
             back_off.rest();
+        }
+    }
+
+    /// Has a thread abort it: this one only where the timekeeper, who must not wait, does not try again.
+    pub(super) fn start_abort(self: &Arc<Self>) {
+        let inner = Arc::clone(self);
+        let abort = move || inner.abort_now();
+        if thread::Builder::new().name("collectives-abort".to_owned()).spawn(abort).is_err() && !watchdog::abort_later(self) {
+            self.abort_now();
         }
     }
 
