@@ -274,7 +274,11 @@ impl Attempt {
     ) -> Result<Option<NcclComm>> {
         let (deadline, words) = (self.deadline.clone(), self.doing.clone());
         let doing = || words.clone();
-        let Some(_gate) = lock_within(&parent.gate, deadline.remaining()) else { return Err(parent.expire(&doing, deadline.elapsed())) };
+        let _gate = if self.ends_work {
+            parent.gate_or_abort(&words, &deadline)?
+        } else {
+            lock_within(&parent.gate, deadline.remaining()).ok_or_else(|| parent.expire(&doing, deadline.elapsed()))?
+        };
         if parent.is_ended() {
             return Err(parent.refuse(&doing));
         }

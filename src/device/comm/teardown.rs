@@ -6,8 +6,8 @@
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use nccl_sys::{Library, ncclComm, ncclComm_t};
 use super::control::{Attempted, Failed};
 use super::lock::{BackOff, lock_within};
 use super::state::{Inner, NONE};
+use super::stream_tracker::StreamTracker;
 use super::{NcclComm, control, watchdog};
 use crate::deadline::Deadline;
 use crate::device::driver;
@@ -34,8 +35,7 @@ impl NcclComm {
 
     /// Stops what is in flight and refuses collectives from now on; splits, shrinks and the end remain. NCCL 2.28.7.
     ///
-    /// NCCL takes this of a communicator that nobody is inside of alone. Where a thread does not come out of a call, which then waits for other
-    /// ranks, the communicator is aborted, and nothing remains.
+    /// Where a thread does not come out of a call, which then waits for other ranks, the communicator is aborted, and nothing remains.
     pub(crate) fn revoke(&self, deadline: &Deadline) -> Result<()> {
         let inner = self.inner();
         let words = format!("revoking the communicator of rank {} of {}", inner.rank, inner.world_size);
@@ -46,10 +46,7 @@ impl NcclComm {
         if !inner.library.has("ncclCommRevoke") {
             return Err(Error::unsupported(words, format!("it needs NCCL 2.28.7, and this is {}: abort instead", self.version())));
         }
-        let Some(_gate) = lock_within(&inner.gate, deadline.remaining().min(FENCE)) else {
-            let what = format!("{words}, which a call that waits for other ranks does not let happen: it is aborted instead");
-            return Err(inner.end(Error::Aborted { doing: what, by: Peer::unknown(inner.rank) }, &doing));
-        };
+        let _gate = inner.gate_or_abort(&words, deadline)?;
         inner.refuse_collectives();
         let revoked = inner.direct(doing(), deadline, |library, handle| {
             // SAFETY: the handle is valid, lent by `direct`, and the flags are the only ones there are.
@@ -168,6 +165,14 @@ impl Inner {
         }
         self.release(patience);
         first
+    }
+
+    /// The gate, for what stops calls. NCCL takes that of a communicator that nobody is inside of alone: where a thread does not come out, this is aborted.
+    pub(super) fn gate_or_abort(self: &Arc<Self>, doing: &str, deadline: &Deadline) -> Result<MutexGuard<'_, Option<Arc<StreamTracker>>>> {
+        lock_within(&self.gate, deadline.remaining().min(FENCE)).ok_or_else(|| {
+            let what = format!("{doing}, which a call that waits for other ranks does not let happen: it is aborted instead");
+            self.end(Error::Aborted { doing: what, by: Peer::unknown(self.rank) }, &|| doing.to_owned())
+        })
     }
 
     /// Whether NCCL has both communicators back.

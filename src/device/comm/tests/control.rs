@@ -140,25 +140,33 @@ fn an_abort_reaches_a_thread_inside_nccl() {
     sim.finish();
 }
 
+type Stop = fn(&NcclComm, &Deadline) -> Result<()>;
+
 #[test]
-fn a_revocation_that_a_call_does_not_let_happen_aborts() {
-    let sim = Sim::new();
-    nccl::connect_lazily();
-    ranks(2, |rank| {
-        if rank.comm.rank() == 1 {
-            await_call("ncclCommAbort", 1);
-            return rank.comm.abort();
-        }
-        thread::scope(|scope| {
-            let inside = scope.spawn(|| stuck_inside(&rank, LONG));
-            await_call("ncclAllReduce", 1);
-            let error = rank.comm.revoke(&Deadline::after(SHORT)).unwrap_err();
-            assert!(matches!(&error, Error::Aborted { doing, .. } if doing.contains("aborted instead")), "{error}");
-            assert!(inside.join().unwrap().is_poisoned());
+fn what_a_call_inside_nccl_does_not_let_stop_it_aborts() {
+    let stops: [(&str, Stop); 2] = [
+        ("ncclCommRevoke", |comm, deadline| comm.revoke(deadline)),
+        ("ncclCommShrink", |comm, deadline| comm.shrink(&[1], true, &NcclConfig::default(), deadline).map(drop)),
+    ];
+    for (function, stop) in stops {
+        let sim = Sim::new();
+        nccl::connect_lazily();
+        ranks(2, |rank| {
+            if rank.comm.rank() == 1 {
+                await_call("ncclCommAbort", 1);
+                return rank.comm.abort();
+            }
+            thread::scope(|scope| {
+                let inside = scope.spawn(|| stuck_inside(&rank, LONG));
+                await_call("ncclAllReduce", 1);
+                let error = stop(&rank.comm, &Deadline::after(LONG)).unwrap_err();
+                assert!(matches!(&error, Error::Aborted { doing, .. } if doing.contains("aborted instead")), "{error}");
+                assert!(inside.join().unwrap().is_poisoned());
+            });
         });
-    });
-    assert_eq!(nccl::calls("ncclCommRevoke"), 0);
-    sim.finish();
+        assert_eq!(nccl::calls(function), 0);
+        sim.finish();
+    }
 }
 
 #[test]
