@@ -145,6 +145,7 @@ impl NcclComm {
         if !self.library().has("ncclCommGetUniqueId") {
             return Err(Error::unsupported(doing, format!("it needs NCCL 2.29.2, and this is {}", self.version())));
         }
+        self.refuse_children_if_ended(&doing)?;
         let words = doing.clone();
         let _gate = self.inner().enter(&|| words.clone(), deadline.remaining())?;
         self.inner().direct(doing, deadline, |library, handle| {
@@ -177,7 +178,32 @@ fn a_child(made: Option<NcclComm>) -> Result<NcclComm> {
     made.ok_or_else(|| Error::config("making a communicator out of another", "NCCL made none for this rank"))
 }
 
+/// What to do where nothing can be made of a communicator.
+const WAY_OUT: &str = "nothing can be made of it any more: abort or drop it, and make a new one of the ranks that are left, from a new id";
+
+/// The error of a communicator in which NCCL has lost a rank, with what to do: NCCL makes nothing of it afterwards.
+fn with_way_out(mut error: Error) -> Error {
+    if let Error::Nccl { code, text, .. } = &mut error
+        && *code == ncclResult_t::ncclRemoteError.0
+    {
+        *text += "; ";
+        *text += WAY_OUT;
+    }
+    error
+}
+
+impl NcclComm {
+    /// Refuses to make anything of a communicator that has ended.
+    pub(crate) fn refuse_children_if_ended(&self, doing: &str) -> Result<()> {
+        self.inner().refuse_children_if_ended(doing)
+    }
+}
+
 impl Inner {
+    fn refuse_children_if_ended(&self, doing: &str) -> Result<()> {
+        if self.is_ended() { Err(self.refuse(&|| format!("{doing} ({WAY_OUT})"))) } else { Ok(()) }
+    }
+
     /// What its descendants share with it.
     fn parts(&self) -> Parts {
         let context = Arc::clone(&self.context);
@@ -279,9 +305,7 @@ impl Attempt {
         } else {
             lock_within(&parent.gate, deadline.remaining()).ok_or_else(|| parent.expire(&doing, deadline.elapsed()))?
         };
-        if parent.is_ended() {
-            return Err(parent.refuse(&doing));
-        }
+        parent.refuse_children_if_ended(&words)?;
         if self.of_revoked && !parent.revoked_by_nccl.load(Ordering::Acquire) {
             // NCCL itself would let the two share abort flags.
             let reason = "it was shrunk with ShrinkMode::Abort, and only dropping it remains: split the communicator that the shrink made";
@@ -297,7 +321,7 @@ impl Attempt {
         match attempted {
             Some(Ok(made)) => Ok(made),
             Some(Err(Failed { error, harmless: true })) => Err(error),
-            Some(Err(Failed { error, .. })) => Err(parent.end(error, &doing)),
+            Some(Err(Failed { error, .. })) => Err(parent.end(with_way_out(error), &doing)),
             None => Err(parent.expire(&doing, deadline.elapsed())),
         }
     }

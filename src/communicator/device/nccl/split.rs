@@ -24,6 +24,7 @@ impl NcclCommunicator {
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
         let deadline = self.deadline();
         let comm = self.plane().comm();
+        comm.refuse_children_if_ended(CALL)?;
         let made = if comm.is_revoked() {
             comm.split_revoked(color, key, &self.config().nccl, &deadline)?
         } else {

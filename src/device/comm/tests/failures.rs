@@ -194,6 +194,32 @@ fn a_lost_rank_ends_the_others() {
         let failure = wait_for_failure(&rank.comm);
         assert!(matches!(&failure, Error::Nccl { code: 6, name: "ncclRemoteError", .. }), "{failure}");
         assert!(rank.all_reduce(&mut vector, LONG).unwrap_err().is_poisoned());
+        // NCCL would say the same of everything that is made of it.
+        let (config, deadline) = (NcclConfig::default(), Deadline::after(LONG));
+        let refused = [
+            rank.comm.shrink(&[1], true, &config, &deadline).map(drop),
+            rank.comm.grow(3, None, &config, &deadline).map(drop),
+            rank.comm.grow_id(&deadline).map(drop),
+            rank.comm.split_revoked(Some(0), 0, &config, &deadline).map(drop),
+        ];
+        for error in refused.map(Result::unwrap_err) {
+            let words = error.to_string();
+            assert!(error.is_poisoned() && words.contains("ncclRemoteError") && words.contains("make a new one of the ranks"), "{error}");
+        }
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_lost_rank_that_nccl_tells_of_in_a_shrink_comes_with_what_to_do() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        if rank.comm.rank() == 0 {
+            nccl::fail_call("ncclCommShrink", 1, 6);
+            let error = rank.comm.shrink(&[1], false, &NcclConfig::default(), &Deadline::after(LONG)).unwrap_err();
+            assert!(matches!(&error, Error::Nccl { code: 6, text, .. } if text.contains("make a new one of the ranks")), "{error}");
+        }
+        rank.comm.abort();
     });
     sim.finish();
 }
