@@ -277,7 +277,9 @@ impl<B> EngineGuard<B> {
             Ok(tie) => Ok(Self { tie, buffer }),
             Err(error) => {
                 if asked && !comm.inner().has_let_go() {
-                    crate::event::error!("NCCL may know of a buffer whose registration failed, and does not end in time: its memory is lost");
+                    crate::event::error!(
+                        "NCCL may know of a buffer whose registration failed, and does not end in time: its memory is lost"
+                    );
                 } else {
                     drop(ManuallyDrop::into_inner(buffer));
                 }

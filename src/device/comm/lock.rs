@@ -49,7 +49,8 @@ impl Device {
         if let Some(known) = devices.iter().find(|device| device.uuid == gpu.uuid) {
             return known;
         }
-        let device = Box::leak(Box::new(Self { number: devices.len(), uuid: gpu.uuid, lock: Mutex::new(()), is_held_long: AtomicBool::new(false) }));
+        let device =
+            Box::leak(Box::new(Self { number: devices.len(), uuid: gpu.uuid, lock: Mutex::new(()), is_held_long: AtomicBool::new(false) }));
         devices.push(device);
         device
     }
