@@ -307,8 +307,9 @@ impl Inner {
         if self.ended.swap(true, Ordering::SeqCst) {
             return Err(self.interruption(&|| doing.to_owned()));
         }
-        // An abort may come meanwhile; it finds nothing here, and frees this where it hangs.
-        let data = self.destroy(&self.data, &self.data_gone);
+        // An abort may come meanwhile; it finds nothing here, and frees this where it hangs. Where it fails, this thread may be left in a group: the
+        // control communicator is then aborted by another.
+        self.destroy(&self.data, &self.data_gone).map_err(refused)?;
         let Some(_turn) = lock_within(&self.control_turn, deadline.remaining()) else {
             return Err(self.timeout(doing.to_owned(), deadline.elapsed()));
         };
@@ -321,8 +322,7 @@ impl Inner {
             self.abort_control();
             return Err(failed.error);
         }
-        let control = self.destroy(&self.control, &self.control_gone);
-        data.and(control).map_err(refused)
+        self.destroy(&self.control, &self.control_gone).map_err(refused)
     }
 
     /// Frees a communicator that is at rest, for which NCCL needs nobody else, and notes that it is gone. On a thread that makes no other call of
