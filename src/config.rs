@@ -319,16 +319,22 @@ impl NcclEnvironment {
     /// As this process has it now.
     pub(crate) fn read() -> Self {
         let multi_rank_gpu = environment("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value.trim() == "1");
-        // What NCCL heeds of each, but what is meant anyway.
-        let wrong =
-            [("NCCL_COMM_BLOCKING", 0..=1), ("NCCL_COMM_SPLIT_SHARE_RESOURCES", 0..=0), ("NCCL_COMM_SHRINK_SHARE_RESOURCES", 1..=1)];
-        let overrides = wrong.into_iter().find_map(|(name, values)| {
-            let value = environment(name)?;
-            let number: i64 = value.trim().parse().ok()?;
-            values.contains(&number).then(|| format!("{name}={value}"))
-        });
+        let overrides = overrides(&environment);
         Self { multi_rank_gpu, host_id: environment("NCCL_HOSTID"), overrides }
     }
+}
+
+/// The first of the variables, with its value, that changes how communicators are made that depend on each other. NCCL reads more as a number than Rust
+/// does (`off` as 0, `0x1` as 1), so any other text than the one that means what is meant anyway counts.
+#[cfg(feature = "cuda")]
+fn overrides(read: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    // The first of these texts stands for what each communicator is told.
+    let meant =
+        [("NCCL_COMM_BLOCKING", "-2147483648"), ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"), ("NCCL_COMM_SHRINK_SHARE_RESOURCES", "0")];
+    meant.into_iter().find_map(|(name, meant)| {
+        let value = read(name).filter(|value| !value.is_empty() && value != meant)?;
+        Some(format!("{name}={value}"))
+    })
 }
 
 /// The library of a tool that wants NVTX ranges, as such tools name it to the processes that they start.
@@ -392,6 +398,22 @@ mod tests {
         let config = set.with_variables(&read(&variables)).unwrap();
         assert_eq!((config.transport, config.timeout), (Transport::Shm, Duration::from_secs(3)));
         assert_eq!(config.algorithms.to_string(), "direct:0-");
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn what_nccl_may_read_as_another_number_is_an_override() {
+        for (name, meant) in
+            [("NCCL_COMM_BLOCKING", "-2147483648"), ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"), ("NCCL_COMM_SHRINK_SHARE_RESOURCES", "0")]
+        {
+            assert_eq!(overrides(&read(&[(name, meant)])), None);
+            assert_eq!(overrides(&read(&[(name, "")])), None);
+            for value in ["false", "off", "0x0", "0x1", "2", "-1", " 1", "1 # x", "-2"] {
+                assert_eq!(overrides(&read(&[(name, value)])), Some(format!("{name}={value}")));
+            }
+        }
+        assert_eq!(overrides(&read(&[("NCCL_COMM_SPLIT_SHARE_RESOURCES", "0")])), Some("NCCL_COMM_SPLIT_SHARE_RESOURCES=0".to_owned()));
+        assert_eq!(overrides(&read(&[])), None);
     }
 
     #[test]

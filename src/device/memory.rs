@@ -197,21 +197,31 @@ impl<T: Data, B: Registrable> sealed::Lasting for Window<T, B> {
 }
 
 impl Tie {
-    /// Tells NCCL of `bytes` at `address`; `None` where NCCL has no use for that.
-    fn new(comm: &NcclComm, address: CUdeviceptr, bytes: usize, window: Option<c_int>, deadline: &Deadline) -> Result<Option<Self>> {
+    /// Tells NCCL of `bytes` at `address`; `None` where NCCL has no use for that. `asked` becomes true before NCCL hears of them: it may know them
+    /// then, although this fails.
+    fn new(
+        comm: &NcclComm,
+        (address, bytes): (CUdeviceptr, usize),
+        window: Option<c_int>,
+        deadline: &Deadline,
+        asked: &mut bool,
+    ) -> Result<Option<Self>> {
         let doing = || format!("registering {bytes} bytes with the communicator of rank {} of {}", comm.rank(), comm.world_size());
         let pointer = address as usize as *mut c_void;
         // NCCL may write to it later, from a thread of its own; it is given up where that is not waited for.
         let place = Box::into_raw(Box::new(std::ptr::null_mut::<c_void>()));
-        // SAFETY: - the handle is alive (lent by `manage`), and the memory is allocated and as long as is said until its owner is dropped
-        //   (`Lasting`), which is after NCCL has forgotten it (`EngineGuard`);
-        // - the place for NCCL's answer is in a box that is given up only after the call has ended.
-        comm.manage(&doing, deadline, |raw| unsafe {
-            let (name, answer) = match window {
-                None => ("ncclCommRegister", raw.library.ncclCommRegister(raw.handle, pointer, bytes, place)),
-                Some(flags) => {
-                    let place = place.cast::<ncclWindow_t>();
-                    ("ncclCommWindowRegister", raw.library.ncclCommWindowRegister(raw.handle, pointer, bytes, place, flags))
+        comm.manage(&doing, deadline, |raw| {
+            *asked = true;
+            // SAFETY: - the handle is alive (lent by `manage`), and the memory is allocated and as long as is said until its owner is dropped
+            //   (`Lasting`), which is after NCCL has forgotten it (`EngineGuard`);
+            // - the place for NCCL's answer is in a box that is given up only after the call has ended.
+            let (name, answer) = unsafe {
+                match window {
+                    None => ("ncclCommRegister", raw.library.ncclCommRegister(raw.handle, pointer, bytes, place)),
+                    Some(flags) => {
+                        let place = place.cast::<ncclWindow_t>();
+                        ("ncclCommWindowRegister", raw.library.ncclCommWindowRegister(raw.handle, pointer, bytes, place, flags))
+                    }
                 }
             };
             nccl::check(raw.library, raw.handle, name, answer).map(|_| ())
@@ -258,8 +268,24 @@ struct EngineGuard<B> {
 }
 
 impl<B> EngineGuard<B> {
-    fn new(tie: Option<Tie>, buffer: B) -> Self {
-        Self { tie, buffer: ManuallyDrop::new(buffer) }
+    /// Tells NCCL of the buffer. Where that fails after NCCL heard of it, the buffer is dropped when NCCL has given everything back, or never.
+    fn new(comm: &NcclComm, buffer: B, extent: (CUdeviceptr, usize), window: Option<c_int>, deadline: &Deadline) -> Result<Self> {
+        let mut asked = false;
+        // Lost, should anything panic.
+        let buffer = ManuallyDrop::new(buffer);
+        match Tie::new(comm, extent, window, deadline, &mut asked) {
+            Ok(tie) => Ok(Self { tie, buffer }),
+            Err(error) => {
+                if asked && !comm.inner().has_let_go() {
+                    crate::event::error!(
+                        "NCCL may know of a buffer whose registration failed, and does not end in time: its memory is lost"
+                    );
+                } else {
+                    drop(ManuallyDrop::into_inner(buffer));
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Has NCCL forget the buffer, and takes it out; `None` where NCCL may still know it: it is lost then. Called once, at the end.
@@ -301,9 +327,8 @@ pub struct Registration<T, B> {
 impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
     /// Registers a buffer on this rank. NCCL 2.19.1.
     pub(crate) fn new(comm: &NcclComm, buffer: B, deadline: &Deadline) -> Result<Self> {
-        let (address, bytes) = extent(comm, &buffer)?;
-        let tie = Tie::new(comm, address, bytes, None, deadline)?;
-        Ok(Self { held: EngineGuard::new(tie, buffer), elements: PhantomData })
+        let extent = extent(comm, &buffer)?;
+        Ok(Self { held: EngineGuard::new(comm, buffer, extent, None, deadline)?, elements: PhantomData })
     }
 
     /// Gives the buffer back, as it was before.
@@ -329,9 +354,9 @@ pub struct Window<T, B> {
 impl<T: Data, B: Registrable<Element = T>> Window<T, B> {
     /// Opens a window on each rank's buffer; all ranks do so together, with buffers of one size. NCCL 2.27.3.
     pub(crate) fn new(comm: &NcclComm, buffer: B, deadline: &Deadline) -> Result<Self> {
-        let (address, bytes) = extent(comm, &buffer)?;
-        let tie = Tie::new(comm, address, bytes, Some(nccl_sys::NCCL_WIN_COLL_SYMMETRIC), deadline)?;
-        Ok(Self { held: EngineGuard::new(tie, buffer), elements: PhantomData })
+        let extent = extent(comm, &buffer)?;
+        let window = Some(nccl_sys::NCCL_WIN_COLL_SYMMETRIC);
+        Ok(Self { held: EngineGuard::new(comm, buffer, extent, window, deadline)?, elements: PhantomData })
     }
 
     /// Whether the devices of the communicator can do more with it than with other memory. Where they cannot, it is a buffer like any other.

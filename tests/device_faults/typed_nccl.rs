@@ -124,6 +124,22 @@ fn every_difference_is_told_to_every_rank_and_the_communicator_works_on() {
 }
 
 #[test]
+fn a_split_beside_another_call_is_a_mismatch_on_every_rank() {
+    let _alone = simgpu::alone();
+    nccl_ranks(3, patient, |comm, memory| {
+        let error = match comm.rank() {
+            2 => comm.split(Some(1), 0).unwrap_err(),
+            _ => comm.all_reduce(&mut memory.put(&[1_u32; 4]), ReduceOp::Sum, &memory.stream).unwrap_err(),
+        };
+        assert!(error.is_mismatch(), "{error}");
+        works(comm, memory);
+        let part = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();
+        assert_eq!(part.world_size(), if comm.rank() == 2 { 1 } else { 2 });
+    });
+    assert_nothing_found();
+}
+
+#[test]
 fn a_difference_leaves_buffers_alone() {
     let _alone = simgpu::alone();
     nccl_ranks(2, patient, |comm, memory| {

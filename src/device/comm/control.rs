@@ -19,6 +19,27 @@ use crate::device::nccl::{self, Refusal};
 use crate::error::{Error, Result};
 use crate::tuning::device::ANSWER_WAIT;
 
+/// Why something was not done.
+pub(super) struct Failed {
+    pub(super) error: Error,
+    /// Whether the communicator that it was asked of, if there is one, is as good as before.
+    pub(super) harmless: bool,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self { error, harmless: false }
+    }
+}
+
+pub(super) type Attempted<T> = std::result::Result<T, Failed>;
+
+/// Whether a communicator is as good as before it refused a call. One that does not block may keep even a wrong argument as its error, and then
+/// refuses all that follows. The handle is the caller's.
+pub(super) fn is_harmless(library: &'static Library, handle: ncclComm_t, refusal: &Refusal) -> bool {
+    refusal.is_harmless() && (handle.is_null() || state(library, handle).is_ok())
+}
+
 /// Runs `work` on a thread of its own and waits for its answer; `None` where that does not come in time. Such work looks at the deadline itself, and
 /// knows more of what was late: it is given a moment longer. What it does after its answer nobody waits for.
 pub(super) fn apart<T: Send + 'static>(deadline: &Deadline, work: impl FnOnce(&dyn Fn(T)) + Send + 'static) -> io::Result<Option<T>> {

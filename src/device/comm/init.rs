@@ -6,6 +6,7 @@ use std::sync::{Arc, MutexGuard};
 
 use nccl_sys::{Library, MissingSymbol, ncclComm, ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
 
+use super::control::{Attempted, Failed};
 use super::lock::{BackOff, Device, lock_within};
 use super::state::{Handles, Inner, LivenessProbe, NONE, Parts};
 use super::{NcclComm, control, watchdog};
@@ -100,14 +101,11 @@ impl NcclComm {
             c_int::try_from(color)
                 .map_err(|_| Error::argument("split", format!("colour {color} is too large: NCCL takes colours up to {}", c_int::MAX)))
         })?;
-        if !self.inner().is_revoked() {
-            return Err(self.inner().refuse(&|| doing.clone()));
-        }
         let library = self.library();
         // SAFETY: parent, slot and configuration are those of `Attempt::begin`.
         let split = move |parent, slot, config| unsafe { ("ncclCommSplit", library.ncclCommSplit(parent, number, key, slot, config)) };
         let attempt = Attempt::new(self.inner().parts(), config, deadline, doing);
-        Attempt { has_child: color.is_some(), ..attempt }.descend(self.inner(), split)
+        Attempt { has_child: color.is_some(), of_revoked: true, ..attempt }.descend(self.inner(), split)
     }
 
     /// Makes a communicator of all ranks but some, which do not take part. NCCL 2.27.3.
@@ -128,6 +126,9 @@ impl NcclComm {
         let mut list: Vec<c_int> = excluded.iter().map(|rank| *rank as c_int).collect();
         list.sort_unstable();
         list.dedup();
+        if !self.library().has("ncclCommShrink") {
+            return Err(Error::unsupported(doing, format!("it needs NCCL 2.27.3, and this is {}", self.version())));
+        }
         let flags = if abort_parent { nccl_sys::NCCL_SHRINK_ABORT } else { nccl_sys::NCCL_SHRINK_DEFAULT };
         let (library, count) = (self.library(), list.len() as c_int);
         let shrink = move |parent, slot, config| {
@@ -141,6 +142,10 @@ impl NcclComm {
     /// An id for the next [`NcclComm::grow`], which one rank makes and gives to all new ranks. NCCL 2.29.2.
     pub(crate) fn grow_id(&self, deadline: &Deadline) -> Result<ncclUniqueId> {
         let doing = format!("making an id to grow the communicator of rank {} of {}", self.rank(), self.world_size());
+        if !self.library().has("ncclCommGetUniqueId") {
+            return Err(Error::unsupported(doing, format!("it needs NCCL 2.29.2, and this is {}", self.version())));
+        }
+        self.refuse_children_if_ended(&doing)?;
         let words = doing.clone();
         let _gate = self.inner().enter(&|| words.clone(), deadline.remaining())?;
         self.inner().direct(doing, deadline, |library, handle| {
@@ -173,7 +178,32 @@ fn a_child(made: Option<NcclComm>) -> Result<NcclComm> {
     made.ok_or_else(|| Error::config("making a communicator out of another", "NCCL made none for this rank"))
 }
 
+/// What to do where nothing can be made of a communicator.
+const WAY_OUT: &str = "nothing can be made of it any more: abort or drop it, and make a new one of the ranks that are left, from a new id";
+
+/// The error of a communicator in which NCCL has lost a rank, with what to do: NCCL makes nothing of it afterwards.
+fn with_way_out(mut error: Error) -> Error {
+    if let Error::Nccl { code, text, .. } = &mut error
+        && *code == ncclResult_t::ncclRemoteError.0
+    {
+        *text += "; ";
+        *text += WAY_OUT;
+    }
+    error
+}
+
+impl NcclComm {
+    /// Refuses to make anything of a communicator that has ended.
+    pub(crate) fn refuse_children_if_ended(&self, doing: &str) -> Result<()> {
+        self.inner().refuse_children_if_ended(doing)
+    }
+}
+
 impl Inner {
+    fn refuse_children_if_ended(&self, doing: &str) -> Result<()> {
+        if self.is_ended() { Err(self.refuse(&|| format!("{doing} ({WAY_OUT})"))) } else { Ok(()) }
+    }
+
     /// What its descendants share with it.
     fn parts(&self) -> Parts {
         let context = Arc::clone(&self.context);
@@ -223,21 +253,6 @@ impl Drop for Slot {
     }
 }
 
-/// Why there is no new communicator.
-struct Failed {
-    error: Error,
-    /// Whether the parent, if there is one, is as good as before.
-    harmless: bool,
-}
-
-impl From<Error> for Failed {
-    fn from(error: Error) -> Self {
-        Self { error, harmless: false }
-    }
-}
-
-type Attempted<T> = std::result::Result<T, Failed>;
-
 /// A communicator on its way, on the thread that makes it.
 struct Attempt {
     parts: Parts,
@@ -249,6 +264,8 @@ struct Attempt {
     has_child: bool,
     /// Whether what the parent does is stopped.
     ends_work: bool,
+    /// Whether the parent must have been revoked.
+    of_revoked: bool,
     /// Whether what is in progress is the parent's.
     parent_works: bool,
     control: Slot,
@@ -261,8 +278,8 @@ type Raws = [RawConfig; 2];
 impl Attempt {
     fn new(parts: Parts, config: &NcclConfig, deadline: &Deadline, doing: String) -> Self {
         let (config, deadline, control, data) = (config.clone(), deadline.clone(), Slot::new(), Slot::new());
-        let (has_child, ends_work, parent_works) = (true, false, false);
-        Self { parts, config, deadline, doing, parent: None, has_child, ends_work, parent_works, control, data }
+        let (has_child, ends_work, of_revoked, parent_works) = (true, false, false, false);
+        Self { parts, config, deadline, doing, parent: None, has_child, ends_work, of_revoked, parent_works, control, data }
     }
 
     /// Makes a communicator that has no parent here.
@@ -283,19 +300,28 @@ impl Attempt {
     ) -> Result<Option<NcclComm>> {
         let (deadline, words) = (self.deadline.clone(), self.doing.clone());
         let doing = || words.clone();
-        let Some(_gate) = lock_within(&parent.gate, deadline.remaining()) else { return Err(parent.expire(&doing, deadline.elapsed())) };
-        if parent.is_ended() {
-            return Err(parent.refuse(&doing));
+        let _gate = if self.ends_work {
+            parent.gate_or_abort(&words, &deadline)?
+        } else {
+            lock_within(&parent.gate, deadline.remaining()).ok_or_else(|| parent.expire(&doing, deadline.elapsed()))?
+        };
+        parent.refuse_children_if_ended(&words)?;
+        if self.of_revoked && !parent.revoked_by_nccl.load(Ordering::Acquire) {
+            // NCCL itself would let the two share abort flags.
+            let reason = "it was shrunk with ShrinkMode::Abort, and only dropping it remains: split the communicator that the shrink made";
+            return Err(Error::unsupported(words, reason));
+        }
+        self.parent = Some(Arc::clone(parent));
+        if self.ends_work {
+            // NCCL raises the flags, waits, and takes them back, all within its call: nobody is told success meanwhile.
+            parent.refuse_collectives();
         }
         let ends_work = self.ends_work;
-        self.parent = Some(Arc::clone(parent));
-        match self.apart(begin)? {
-            Some(Ok(made)) => {
-                parent.revoked.fetch_or(ends_work, Ordering::AcqRel);
-                Ok(made)
-            }
+        let attempted = self.apart(begin).map_err(|error| if ends_work { parent.end(error, &doing) } else { error })?;
+        match attempted {
+            Some(Ok(made)) => Ok(made),
             Some(Err(Failed { error, harmless: true })) => Err(error),
-            Some(Err(Failed { error, .. })) => Err(parent.end(error, &doing)),
+            Some(Err(Failed { error, .. })) => Err(parent.end(with_way_out(error), &doing)),
             None => Err(parent.expire(&doing, deadline.elapsed())),
         }
     }
@@ -373,8 +399,8 @@ impl Attempt {
         let Some(_turn) = self.parts.device.turn(self.deadline.remaining()) else { return Err(self.late().into()) };
         let (name, answer) = begin(parent.unwrap_or(NONE), self.control.address(), &mut raw.config);
         let Err(refusal) = nccl::check(library, parent.unwrap_or(NONE), name, answer) else { return Ok(()) };
-        // A communicator that does not block may keep even a wrong argument as its error, and then refuses all that follows.
-        let harmless = refusal.is_harmless() && parent.is_none_or(|parent| control::state(library, parent).is_ok());
+        // NCCL stops what the parent does before it looks at its arguments.
+        let harmless = !self.ends_work && control::is_harmless(library, parent.unwrap_or(NONE), &refusal);
         Err(Failed { error: refusal.into_error(self.doing.clone()), harmless })
     }
 

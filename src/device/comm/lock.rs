@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +17,26 @@ pub(crate) struct Device {
     /// The order in which several devices are locked.
     pub(super) number: usize,
     uuid: [u8; 16],
-    pub(super) lock: Mutex<()>,
+    lock: Mutex<()>,
+    /// Whether somebody waited for the lock in vain, and it has not been given back since.
+    is_held_long: AtomicBool,
+}
+
+/// A thread's turn on a device.
+#[derive(Debug)]
+pub(super) struct Turn<'a> {
+    device: &'a Device,
+    _lock: MutexGuard<'a, ()>,
+}
+
+impl Drop for Turn<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Before the lock is free, as fields are dropped afterwards.
+        if self.device.is_held_long.load(Ordering::Relaxed) {
+            self.device.is_held_long.store(false, Ordering::Relaxed);
+        }
+    }
 }
 
 /// The devices that have had a communicator. They stay: there are few, and locks must outlive whoever waits for them.
@@ -29,7 +49,8 @@ impl Device {
         if let Some(known) = devices.iter().find(|device| device.uuid == gpu.uuid) {
             return known;
         }
-        let device = Box::leak(Box::new(Self { number: devices.len(), uuid: gpu.uuid, lock: Mutex::new(()) }));
+        let device =
+            Box::leak(Box::new(Self { number: devices.len(), uuid: gpu.uuid, lock: Mutex::new(()), is_held_long: AtomicBool::new(false) }));
         devices.push(device);
         device
     }
@@ -38,10 +59,25 @@ impl Device {
     /// several communicators one after the other (`launchOrderImplicit`), and most end at once.
     ///
     /// Whoever has the turn may also wait for ranks to connect to, which may wait for another communicator's call on this device. So nobody
-    /// waits for longer than a launch ever takes: the inner `None` goes on without. Nothing that is safe depends on the turn.
+    /// waits for longer than a launch ever takes: the inner `None` goes on without, and others do so at once until the turn is over. Nothing that is
+    /// safe depends on the turn.
     #[inline]
-    pub(super) fn turn(&self, limit: Duration) -> Option<Option<MutexGuard<'_, ()>>> {
-        let turn = lock_within(&self.lock, limit.min(FENCE));
+    pub(super) fn turn(&self, limit: Duration) -> Option<Option<Turn<'_>>> {
+        match try_lock(&self.lock) {
+            Some(lock) => Some(Some(Turn { device: self, _lock: lock })),
+            None => self.late_turn(limit),
+        }
+    }
+
+    #[cold]
+    fn late_turn(&self, limit: Duration) -> Option<Option<Turn<'_>>> {
+        if limit > FENCE && self.is_held_long.load(Ordering::Relaxed) {
+            return Some(None);
+        }
+        let turn = lock_within(&self.lock, limit.min(FENCE)).map(|lock| Turn { device: self, _lock: lock });
+        if turn.is_none() && limit > FENCE {
+            self.is_held_long.store(true, Ordering::Relaxed);
+        }
         (turn.is_some() || limit > FENCE).then_some(turn)
     }
 }
@@ -168,6 +204,22 @@ mod tests {
             drop(held);
             assert_eq!(waiting.join().unwrap(), Some(7));
         });
+    }
+
+    #[test]
+    fn a_turn_that_takes_long_is_waited_for_once() {
+        let device = Device { number: 0, uuid: [0; 16], lock: Mutex::new(()), is_held_long: AtomicBool::new(false) };
+        let is_held_long = || device.is_held_long.load(Ordering::Relaxed);
+        let held = device.turn(FENCE).flatten();
+        assert!(held.is_some() && device.turn(Duration::ZERO).is_none() && !is_held_long());
+        assert!(matches!(device.turn(2 * FENCE), Some(None)) && is_held_long());
+        // Nobody waits now, so that these are no wait of an hour.
+        for _ in 0..3600 {
+            assert!(matches!(device.turn(2 * FENCE), Some(None)));
+        }
+        assert!(device.turn(Duration::ZERO).is_none());
+        drop(held);
+        assert!(!is_held_long() && matches!(device.turn(FENCE), Some(Some(_))));
     }
 
     #[test]

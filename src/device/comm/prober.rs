@@ -1,7 +1,6 @@
 //! What is asked of the driver about calls that were made: how far their streams have come. It may hold up whoever asks.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::DriverError;
@@ -107,13 +106,18 @@ impl Inner {
         matches!(outcome, Some(Ok(()))) || self.is_gone_within(&Deadline::after(GONE_WAIT))
     }
 
+    /// Whether NCCL knows nothing of memory that it has been told of in a call that failed: it refused it and lives on, or has ended and is gone.
+    pub(in crate::device) fn has_let_go(&self) -> bool {
+        !self.is_ended() || self.is_gone_within(&Deadline::after(GONE_WAIT))
+    }
+
     /// Waits until NCCL has given everything back, where the communicator has ended.
     fn is_gone_within(&self, deadline: &Deadline) -> bool {
         let mut back_off = BackOff::default();
-        while self.is_ended() && !self.gone.load(Ordering::Acquire) && !deadline.has_passed() {
+        while self.is_ended() && !self.is_gone() && !deadline.has_passed() {
             back_off.rest();
         }
-        self.gone.load(Ordering::Acquire)
+        self.is_gone()
     }
 
     /// Waits until the device has done all that is on record.

@@ -49,14 +49,15 @@ pub(in crate::device) struct Inner {
     pub(super) aborting: AtomicBool,
     /// Whether streams and threads that waited for other ranks have come free, after an abort.
     pub(super) freed: AtomicBool,
-    /// Whether NCCL has given everything back, after the end.
-    pub(super) gone: AtomicBool,
-    /// Whether NCCL did not destroy the data communicator when it was told to, and so never gives everything back.
-    pub(super) lost: AtomicBool,
+    /// Whether NCCL has said that it gave everything back, of the data communicator and of the control communicator. Said by whoever had that answer.
+    pub(super) data_gone: AtomicBool,
+    pub(super) control_gone: AtomicBool,
     /// Whether only splits, shrinks and the end remain.
     pub(super) revoked: AtomicBool,
+    /// Whether NCCL knows of that: then what is split off has abort flags of its own.
+    pub(super) revoked_by_nccl: AtomicBool,
     pub(super) failure: OnceLock<Arc<Error>>,
-    /// How many times a thread has entered the data communicator, times two, plus one while one is inside.
+    /// How many threads are inside the data communicator, in the low bits ([`INSIDE`]), and above them how many times one has entered it.
     pub(super) entries: AtomicU64,
     /// How long the thread that is inside, or was last, may stay there, in nanoseconds.
     entry_limit: AtomicU64,
@@ -115,9 +116,10 @@ impl Inner {
             ended: AtomicBool::new(false),
             aborting: AtomicBool::new(false),
             freed: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
-            lost: AtomicBool::new(false),
+            data_gone: AtomicBool::new(false),
+            control_gone: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
+            revoked_by_nccl: AtomicBool::new(false),
             failure: OnceLock::new(),
             entries: AtomicU64::new(0),
             entry_limit: AtomicU64::new(u64::MAX),
@@ -136,6 +138,11 @@ impl Inner {
         self.ended.load(Ordering::Acquire)
     }
 
+    /// Whether NCCL has given everything back, after the end.
+    pub(super) fn is_gone(&self) -> bool {
+        self.data_gone.load(Ordering::Acquire) && self.control_gone.load(Ordering::Acquire)
+    }
+
     /// Whether collectives are refused.
     pub(super) fn is_over(&self) -> bool {
         self.is_ended() || self.revoked.load(Ordering::Acquire)
@@ -144,6 +151,15 @@ impl Inner {
     /// Whether collectives are refused and the rest is not.
     pub(super) fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Acquire) && !self.is_ended()
+    }
+
+    /// Refuses collectives from now on. Their work is about to be cut off, after which NCCL and the driver call it done: so waits fail from here on, and
+    /// calls that are not done are on record as failed. The gate is held.
+    pub(super) fn refuse_collectives(&self) {
+        self.revoked.store(true, Ordering::SeqCst);
+        if let Some(flight) = self.flight() {
+            flight.device_has_failed(&self.cause());
+        }
     }
 
     /// Why calls are refused.
@@ -208,7 +224,7 @@ impl Inner {
     pub(super) fn stay(&self, limit: Duration) -> Option<Stay<'_>> {
         self.entry_limit.store(nanoseconds(limit), Ordering::Relaxed);
         // Either this sees the end, or whoever ends it sees the entry and waits: both orders are total.
-        self.entries.fetch_add(1, Ordering::SeqCst);
+        self.entries.fetch_add(ENTRY, Ordering::SeqCst);
         let stay = Stay(self);
         (!self.ended.load(Ordering::SeqCst)).then_some(stay)
     }
@@ -229,7 +245,13 @@ impl Inner {
 
     /// Whether no thread is inside the data communicator. Once the communicator has ended, none will be again.
     pub(super) fn is_left(&self) -> bool {
-        self.entries.load(Ordering::SeqCst).is_multiple_of(2)
+        self.entries.load(Ordering::SeqCst) & INSIDE == 0
+    }
+
+    /// The number of the last entry into the data communicator, where a thread is inside.
+    pub(super) fn last_entry(&self) -> Option<u64> {
+        let entries = self.entries.load(Ordering::Relaxed);
+        (entries & INSIDE != 0).then_some(entries >> INSIDE.trailing_ones())
     }
 
     /// How long the thread that is inside NCCL may stay there.
@@ -397,9 +419,15 @@ impl Stay<'_> {
 impl Drop for Stay<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.entries.fetch_add(1, Ordering::SeqCst);
+        self.0.entries.fetch_sub(1, Ordering::SeqCst);
     }
 }
+
+/// The bits of [`Inner::entries`] that count who is inside: the gate lets in one, which safety does not depend on.
+const INSIDE: u64 = 0xffff;
+
+/// What an entry adds to [`Inner::entries`]: one more entry, and one more inside.
+const ENTRY: u64 = (INSIDE + 1) | 1;
 
 /// Stands for no tracker.
 pub(super) const NO_TRACKER: u8 = u8::MAX;

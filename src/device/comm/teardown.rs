@@ -6,16 +6,18 @@
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
-use nccl_sys::{Library, ncclComm_t};
+use nccl_sys::{Library, ncclComm, ncclComm_t};
 
+use super::control::{Attempted, Failed};
 use super::lock::{BackOff, lock_within};
 use super::state::{Inner, NONE};
-use super::{NcclComm, control};
+use super::stream_tracker::StreamTracker;
+use super::{NcclComm, control, watchdog};
 use crate::deadline::Deadline;
 use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
@@ -33,8 +35,7 @@ impl NcclComm {
 
     /// Stops what is in flight and refuses collectives from now on; splits, shrinks and the end remain. NCCL 2.28.7.
     ///
-    /// NCCL takes this of a communicator that nobody is inside of alone. Where a thread does not come out of a call, which then waits for other
-    /// ranks, the communicator is aborted, and nothing remains.
+    /// Where a thread does not come out of a call, which then waits for other ranks, the communicator is aborted, and nothing remains.
     pub(crate) fn revoke(&self, deadline: &Deadline) -> Result<()> {
         let inner = self.inner();
         let words = format!("revoking the communicator of rank {} of {}", inner.rank, inner.world_size);
@@ -45,16 +46,17 @@ impl NcclComm {
         if !inner.library.has("ncclCommRevoke") {
             return Err(Error::unsupported(words, format!("it needs NCCL 2.28.7, and this is {}: abort instead", self.version())));
         }
-        let Some(_gate) = lock_within(&inner.gate, deadline.remaining().min(FENCE)) else {
-            let what = format!("{words}, which a call that waits for other ranks does not let happen: it is aborted instead");
-            return Err(inner.end(Error::Aborted { doing: what, by: Peer::unknown(inner.rank) }, &doing));
-        };
-        inner.revoked.store(true, Ordering::Release);
-        inner.direct(doing(), deadline, |library, handle| {
+        let _gate = inner.gate_or_abort(&words, deadline)?;
+        inner.refuse_collectives();
+        let revoked = inner.direct(doing(), deadline, |library, handle| {
             // SAFETY: the handle is valid, lent by `direct`, and the flags are the only ones there are.
             let answer = unsafe { library.ncclCommRevoke(handle, nccl_sys::NCCL_REVOKE_DEFAULT) };
             nccl::check(library, handle, "ncclCommRevoke", answer).map(|_| ())
-        })
+        });
+        // Calls have been refused, and what NCCL has stopped of them nobody knows.
+        revoked.map_err(|error| if inner.is_ended() { error } else { inner.end(error, &doing) })?;
+        inner.revoked_by_nccl.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Waits for what is in flight, and gives everything back. All ranks do this; it may have to wait for them.
@@ -165,13 +167,21 @@ impl Inner {
         first
     }
 
+    /// The gate, for what stops calls. NCCL takes that of a communicator that nobody is inside of alone: where a thread does not come out, this is aborted.
+    pub(super) fn gate_or_abort(self: &Arc<Self>, doing: &str, deadline: &Deadline) -> Result<MutexGuard<'_, Option<Arc<StreamTracker>>>> {
+        lock_within(&self.gate, deadline.remaining().min(FENCE)).ok_or_else(|| {
+            let what = format!("{doing}, which a call that waits for other ranks does not let happen: it is aborted instead");
+            self.end(Error::Aborted { doing: what, by: Peer::unknown(self.rank) }, &|| doing.to_owned())
+        })
+    }
+
     /// Whether NCCL has both communicators back.
     fn is_given_back(&self) -> bool {
         self.data.load(Ordering::Acquire).is_null() && self.control.load(Ordering::Acquire).is_null()
     }
 
     /// Makes a call on the control communicator, on a thread of its own, and waits for its end. What fails, or does not end in time, ends the
-    /// communicator. The gate is held.
+    /// communicator, unless it is harmless. The gate is held.
     pub(super) fn direct<T: Send + 'static>(
         self: &Arc<Self>,
         doing: String,
@@ -179,12 +189,12 @@ impl Inner {
         work: impl FnOnce(&'static Library, ncclComm_t) -> std::result::Result<T, Refusal> + Send + 'static,
     ) -> Result<T> {
         let (inner, words, until) = (Arc::clone(self), doing.clone(), deadline.clone());
-        let run = move |answer: &dyn Fn(Result<T>)| {
+        let run = move |answer: &dyn Fn(Attempted<T>)| {
             let Some(_turn) = lock_within(&inner.control_turn, until.remaining()) else {
-                return answer(Err(inner.timeout(words, until.elapsed())));
+                return answer(Err(inner.timeout(words, until.elapsed()).into()));
             };
             let outcome = inner.under_control(&words, &until, work);
-            let failed = outcome.is_err();
+            let failed = outcome.as_ref().is_err_and(|failed| !failed.harmless);
             answer(outcome);
             if failed {
                 // What may be in progress belongs to this thread.
@@ -193,7 +203,8 @@ impl Inner {
         };
         match control::apart(deadline, run).map_err(|error| Error::io(format!("{doing}: starting a thread"), error))? {
             Some(Ok(done)) => Ok(done),
-            Some(Err(error)) => Err(self.end(error, &|| doing.clone())),
+            Some(Err(Failed { error, harmless: true })) => Err(error),
+            Some(Err(Failed { error, .. })) => Err(self.end(error, &|| doing.clone())),
             None => Err(self.expire(&|| doing.clone(), deadline.elapsed())),
         }
     }
@@ -204,16 +215,19 @@ impl Inner {
         doing: &str,
         deadline: &Deadline,
         work: impl FnOnce(&'static Library, ncclComm_t) -> std::result::Result<T, Refusal>,
-    ) -> Result<T> {
+    ) -> Attempted<T> {
         let handle = self.control.load(Ordering::Acquire);
         if handle.is_null() {
-            return Err(self.refuse(&|| doing.to_owned()));
+            return Err(self.refuse(&|| doing.to_owned()).into());
         }
-        let refused = |refusal: Refusal| refusal.into_error(doing.to_owned());
+        let refused = |refusal: Refusal| {
+            let harmless = control::is_harmless(self.library, handle, &refusal);
+            Failed { error: refusal.into_error(doing.to_owned()), harmless }
+        };
         driver::bind(&self.context).map_err(|error| driver::cuda_error(doing, error))?;
         let done = {
             let Some(_turn) = self.device.turn(deadline.remaining()) else {
-                return Err(self.timeout(doing.to_owned(), deadline.elapsed()));
+                return Err(self.timeout(doing.to_owned(), deadline.elapsed()).into());
             };
             work(self.library, handle).map_err(refused)?
         };
@@ -237,15 +251,20 @@ impl Inner {
             return;
         }
         if !self.aborting.swap(true, Ordering::AcqRel) {
-            let inner = Arc::clone(self);
-            let abort = move || inner.abort_now();
-            if thread::Builder::new().name("collectives-abort".to_owned()).spawn(abort).is_err() {
-                return self.abort_now();
-            }
+            self.start_abort();
         }
         let (deadline, mut back_off) = (Deadline::after(patience), BackOff::default());
         while !self.freed.load(Ordering::Acquire) && !deadline.has_passed() {
             back_off.rest();
+        }
+    }
+
+    /// Has a thread abort it: this one only where the timekeeper, who must not wait, does not try again.
+    pub(super) fn start_abort(self: &Arc<Self>) {
+        let inner = Arc::clone(self);
+        let abort = move || inner.abort_now();
+        if thread::Builder::new().name("collectives-abort".to_owned()).spawn(abort).is_err() && !watchdog::abort_later(self) {
+            self.abort_now();
         }
     }
 
@@ -256,17 +275,20 @@ impl Inner {
         self.freed.fetch_or(first.is_some(), Ordering::AcqRel);
         wait_until(|| self.is_left().then_some(()));
         let data = self.data.swap(NONE, Ordering::AcqRel);
-        let data = data.is_null() || control::abort(self.library, data);
+        if !data.is_null() && control::abort(self.library, data) {
+            self.data_gone.store(true, Ordering::Release);
+        }
         // That has raised the flags, too, and whoever is inside comes out.
-        let control = first.unwrap_or_else(|| wait_until(|| lock_within(&self.control_turn, FENCE).map(|_turn| self.abort_control())));
+        first.unwrap_or_else(|| wait_until(|| lock_within(&self.control_turn, FENCE).map(|_turn| self.abort_control())));
         self.freed.store(true, Ordering::Release);
-        self.gone.fetch_or(data && control && !self.lost.load(Ordering::Acquire), Ordering::AcqRel);
     }
 
-    /// Aborts the control communicator, whose turn this thread has; `true` where it is gone, perhaps since before.
-    pub(super) fn abort_control(&self) -> bool {
+    /// Aborts the control communicator, whose turn this thread has, unless somebody has ended it.
+    pub(super) fn abort_control(&self) {
         let handle = self.control.swap(NONE, Ordering::AcqRel);
-        handle.is_null() || control::abort(self.library, handle)
+        if !handle.is_null() && control::abort(self.library, handle) {
+            self.control_gone.store(true, Ordering::Release);
+        }
     }
 
     /// Brings both communicators to their end, the data communicator first, on a thread of its own: NCCL waits for streams, and a function that
@@ -285,11 +307,9 @@ impl Inner {
         if self.ended.swap(true, Ordering::SeqCst) {
             return Err(self.interruption(&|| doing.to_owned()));
         }
-        if let Err(refusal) = self.destroy(self.data.swap(NONE, Ordering::AcqRel)) {
-            // This thread may be inside a group now, in which nothing would be done any more: the caller has the rest aborted by another one.
-            self.lost.store(true, Ordering::Release);
-            return Err(refused(refusal));
-        }
+        // An abort may come meanwhile; it finds nothing here, and frees this where it hangs. Where it fails, this thread may be left in a group: the
+        // control communicator is then aborted by another.
+        self.destroy(&self.data, &self.data_gone).map_err(refused)?;
         let Some(_turn) = lock_within(&self.control_turn, deadline.remaining()) else {
             return Err(self.timeout(doing.to_owned(), deadline.elapsed()));
         };
@@ -298,24 +318,26 @@ impl Inner {
             let answer = unsafe { library.ncclCommFinalize(handle) };
             nccl::check(library, handle, FINALIZE, answer).map(|_| ())
         });
-        if finalized.is_err() {
+        if let Err(failed) = finalized {
             self.abort_control();
-            return finalized;
+            return Err(failed.error);
         }
-        let control = self.destroy(self.control.swap(NONE, Ordering::AcqRel));
-        self.gone.store(control.is_ok(), Ordering::Release);
-        control.map_err(refused)
+        self.destroy(&self.control, &self.control_gone).map_err(refused)
     }
 
-    /// Frees a communicator that is at rest, for which NCCL needs nobody else. On a thread that makes no other call of NCCL's after a failure.
-    fn destroy(&self, handle: ncclComm_t) -> std::result::Result<(), Refusal> {
+    /// Frees a communicator that is at rest, for which NCCL needs nobody else, and notes that it is gone. On a thread that makes no other call of
+    /// NCCL's after a failure.
+    fn destroy(&self, place: &AtomicPtr<ncclComm>, gone: &AtomicBool) -> std::result::Result<(), Refusal> {
+        let handle = place.swap(NONE, Ordering::AcqRel);
         if handle.is_null() {
             return Ok(());
         }
-        // SAFETY: the handle was taken out of where others find it, and nobody is inside: the data communicator's gate and the control
+        // SAFETY: the handle was taken out of where others find it (the swap), and nobody is inside: the data communicator's gate and the control
         // communicator's turn are held. This is its last use.
         let answer = unsafe { self.library.ncclCommDestroy(handle) };
-        nccl::check(self.library, NONE, "ncclCommDestroy", answer).map(|_| ())
+        nccl::check(self.library, NONE, "ncclCommDestroy", answer)?;
+        gone.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Closes a dropped communicator when the graphs that hold its calls are gone: until then they may be launched, and it is watched.
@@ -327,8 +349,12 @@ impl Inner {
                 back_off.rest();
             }
             let deadline = Deadline::after(COMMUNICATOR_DROP_WAIT);
-            let _gate = lock_within(&inner.gate, deadline.remaining());
             let doing = format!("closing the communicator of rank {} of {}", inner.rank, inner.world_size);
+            // A registration may be dropped at the same time, which is a call of its own.
+            let Some(_gate) = lock_within(&inner.gate, deadline.remaining()) else {
+                inner.fail(inner.timeout(doing, deadline.elapsed()), ABORT_WAIT);
+                return;
+            };
             if let Err(error) = inner.close(&deadline, &doing) {
                 inner.fail(error, ABORT_WAIT);
             }

@@ -1,7 +1,6 @@
 //! Deadlines of calls that were made, and the ranks that they wait for in vain. Nothing here calls the driver or NCCL, or waits for a lock that
 //! is held while somebody else does.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -53,8 +52,7 @@ impl Inner {
 
     /// The wait for a thread that has been inside NCCL for a while.
     fn inside_nccl(&self, now: Instant) -> Option<Wait> {
-        let entry = Some(self.entries.load(Ordering::Relaxed)).filter(|entry| !entry.is_multiple_of(2));
-        self.watched.inside_since(entry, now).map(|since| Wait { doing: None, since, limit: self.entry_limit(), known: now })
+        self.watched.inside_since(self.last_entry(), now).map(|since| Wait { doing: None, since, limit: self.entry_limit(), known: now })
     }
 
     /// The wait for a call in a graph that was launched.

@@ -24,11 +24,13 @@ enum Role {
 #[derive(Debug)]
 struct Watch {
     communicators: Vec<Weak<Inner>>,
+    /// Those that are to be aborted, for which there was no thread.
+    aborts: Vec<Arc<Inner>>,
     /// The threads that there are.
     roles: Vec<Role>,
 }
 
-static WATCH: Mutex<Watch> = Mutex::new(Watch { communicators: Vec::new(), roles: Vec::new() });
+static WATCH: Mutex<Watch> = Mutex::new(Watch { communicators: Vec::new(), aborts: Vec::new(), roles: Vec::new() });
 /// A communicator came: the next round may be due earlier.
 static CAME: Condvar = Condvar::new();
 
@@ -47,6 +49,16 @@ pub(super) fn watch(communicator: &Arc<Inner>) -> io::Result<()> {
     Ok(())
 }
 
+/// Has the timekeeper start an abort in its next rounds; `false` where there is none.
+pub(super) fn abort_later(communicator: &Arc<Inner>) -> bool {
+    let mut watch = lock();
+    let there = watch.roles.contains(&Role::Timekeeper);
+    if there {
+        watch.aborts.push(Arc::clone(communicator));
+    }
+    there
+}
+
 impl Role {
     fn name(self) -> &'static str {
         match self {
@@ -63,12 +75,14 @@ impl Role {
         let mut watch = lock();
         loop {
             let (living, others) = self.upgraded(&mut watch);
-            let is_over = living.is_empty();
+            let aborts = if self == Self::Timekeeper { std::mem::take(&mut watch.aborts) } else { Vec::new() };
+            let is_over = living.is_empty() && aborts.is_empty();
             if is_over {
                 watch.roles.retain(|role| *role != self);
             }
             drop(watch);
-            others.into_iter().for_each(let_go);
+            aborts.iter().for_each(Inner::start_abort);
+            others.into_iter().chain(aborts).for_each(let_go);
             if is_over {
                 return;
             }

@@ -7,7 +7,7 @@ use nccl_sys::ncclUniqueId;
 
 use crate::deadline::Deadline;
 use crate::device::{self, NcclComm, NcclCommunicator, Setup, WORDS_BYTES, Words};
-use crate::error::{Error, Result};
+use crate::error::{Error, Peer, Result};
 
 /// A rank's number in the communicator that is split, by key.
 type Member = (i32, usize);
@@ -18,11 +18,13 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `Nccl`, `Timeout`, `Poisoned`.
+    /// `Mismatch` where a rank makes another typed call; `Nccl`, `Timeout`, `Poisoned`; `Unsupported` once this communicator was shrunk with
+    /// [`ShrinkMode::Abort`](crate::nccl::ShrinkMode::Abort).
     #[doc(alias = "ncclCommSplit")]
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
         let deadline = self.deadline();
         let comm = self.plane().comm();
+        comm.refuse_children_if_ended(CALL)?;
         let made = if comm.is_revoked() {
             comm.split_revoked(color, key, &self.config().nccl, &deadline)?
         } else {
@@ -33,7 +35,7 @@ impl NcclCommunicator {
 
     fn split_by_ids(&self, color: Option<u32>, key: i32, deadline: &Deadline) -> Result<Option<NcclComm>> {
         let (members, said) = {
-            let _turn = self.turn("split")?;
+            let _turn = self.turn(CALL)?;
             let members = self.members(color, key, deadline)?;
             let leads = color.is_some() && members.first().is_some_and(|(_, rank)| *rank == self.rank());
             let made = leads.then(|| device::unique_id(self.plane().comm().library()));
@@ -49,7 +51,7 @@ impl NcclCommunicator {
         let leader = members.first().map_or_else(|| self.rank(), |(_, rank)| *rank);
         let id = said.get(leader).copied().filter(|id| *id != [0; ID_BYTES]);
         let Some(id) = id else {
-            return Err(Error::unsupported("split", format!("rank {leader} could not make an id for its part; its own error says why")));
+            return Err(Error::unsupported(CALL, format!("rank {leader} could not make an id for its part; its own error says why")));
         };
         let (plane, ids) = (self.plane(), [ncclUniqueId { internal: id.map(|byte| byte as c_char) }]);
         let (library, gpu, config) = (plane.comm().library(), plane.gpu(), &self.config().nccl);
@@ -60,13 +62,14 @@ impl NcclCommunicator {
     /// Who has this rank's colour, in the order of keys.
     fn members(&self, color: Option<u32>, key: i32, deadline: &Deadline) -> Result<Vec<Member>> {
         let mut words: Words = [0; _];
-        words[0] = color.is_some().into();
-        words[1..5].copy_from_slice(&color.unwrap_or_default().to_le_bytes());
-        words[5..9].copy_from_slice(&key.to_le_bytes());
-        let all = self.plane().gather_words(&words, &|| "split".to_owned(), deadline.remaining())?;
-        let alike = all.iter().enumerate().filter(|(_, other)| other[..5] == words[..5]);
+        words[..TAG_BYTES].copy_from_slice(&TAG);
+        words[8] = color.is_some().into();
+        words[9..13].copy_from_slice(&color.unwrap_or_default().to_le_bytes());
+        words[13..17].copy_from_slice(&key.to_le_bytes());
+        let all = self.hear(&words, deadline)?;
+        let alike = all.iter().enumerate().filter(|(_, other)| other[8..13] == words[8..13]);
         let mut members: Vec<Member> =
-            alike.map(|(rank, other)| (i32::from_le_bytes([other[5], other[6], other[7], other[8]]), rank)).collect();
+            alike.map(|(rank, other)| (i32::from_le_bytes([other[13], other[14], other[15], other[16]]), rank)).collect();
         members.sort_unstable();
         Ok(members)
     }
@@ -75,16 +78,67 @@ impl NcclCommunicator {
     fn tell_ids(&self, id: Option<&ncclUniqueId>, deadline: &Deadline) -> Result<Vec<[u8; ID_BYTES]>> {
         let mine = id.map_or([0; ID_BYTES], |id| id.internal.map(|byte| byte as u8));
         let mut said = vec![[0; ID_BYTES]; self.world_size()];
-        for (part, piece) in mine.chunks(WORDS_BYTES).enumerate() {
+        for (part, piece) in mine.chunks(PIECE_BYTES).enumerate() {
             let mut words: Words = [0; _];
-            words[..piece.len()].copy_from_slice(piece);
-            let heard = self.plane().gather_words(&words, &|| "split".to_owned(), deadline.remaining())?;
-            for (whole, words) in said.iter_mut().zip(heard) {
-                whole[part * WORDS_BYTES..][..piece.len()].copy_from_slice(&words[..piece.len()]);
+            words[..TAG_BYTES].copy_from_slice(&ID_TAG);
+            words[TAG_BYTES..][..piece.len()].copy_from_slice(piece);
+            for (whole, words) in said.iter_mut().zip(self.hear(&words, deadline)?) {
+                whole[part * PIECE_BYTES..][..piece.len()].copy_from_slice(&words[TAG_BYTES..][..piece.len()]);
             }
         }
         Ok(said)
     }
+
+    /// Tells the other ranks something, and hears the same of all of them.
+    fn hear(&self, words: &Words, deadline: &Deadline) -> Result<Vec<Words>> {
+        let heard = self.plane().gather_words(words, &|| CALL.to_owned(), deadline.remaining())?;
+        same_call(self.rank(), &heard)?;
+        Ok(heard)
+    }
 }
 
+const CALL: &str = "split";
+
 const ID_BYTES: usize = size_of::<ncclUniqueId>();
+
+/// By what a rank's words are told from those of other calls: its colour and key, and then its id in pieces.
+const TAG: [u8; TAG_BYTES] = *b"split  1";
+const ID_TAG: [u8; TAG_BYTES] = *b"split id";
+const TAG_BYTES: usize = 8;
+
+/// As much of an id as fits behind a tag.
+const PIECE_BYTES: usize = WORDS_BYTES - TAG_BYTES;
+
+/// Whether all ranks say words of the kind that this one says.
+fn same_call(rank: usize, heard: &[Words]) -> Result<()> {
+    let tag = |rank: usize| &heard[rank][..TAG_BYTES];
+    let in_words = |other: usize| if tag(other) == tag(rank) { CALL } else { "another call" }.to_owned();
+    (1..heard.len()).find(|other| tag(*other) != tag(0)).map_or(Ok(()), |other| {
+        let (first, second) = (Peer::unknown(0), Peer::unknown(other));
+        Err(Error::Mismatch { first, first_call: in_words(0), second, second_call: in_words(other) })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn a_rank_that_makes_another_call_is_named() {
+        let words = |tag: [u8; TAG_BYTES], filler: u8| {
+            let mut words: Words = [filler; _];
+            words[..TAG_BYTES].copy_from_slice(&tag);
+            words
+        };
+        assert!(same_call(1, &[words(TAG, 0), words(TAG, 7)]).is_ok());
+        let heard = [words(TAG, 0), words(TAG, 7), words(*b"window 1", 0)];
+        for (rank, expected) in [(0, ["split", "another call"]), (2, ["another call", "split"])] {
+            let error = same_call(rank, &heard).unwrap_err();
+            let Error::Mismatch { first, first_call, second, second_call } = &error else { panic!("{error}") };
+            assert_eq!((first.rank, second.rank, [first_call.as_str(), second_call]), (0, 2, expected));
+        }
+        assert!(same_call(1, &[words(TAG, 0), words(ID_TAG, 0)]).is_err());
+    }
+}

@@ -68,6 +68,25 @@ fn stuck_inside(rank: &Rank, timeout: Duration) -> Error {
 }
 
 #[test]
+fn whoever_is_inside_is_counted_and_the_last_entry_has_a_number() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        let inner = &rank.comm.inner;
+        assert!(inner.is_left() && inner.last_entry().is_none());
+        let first = inner.stay(LONG).unwrap();
+        let number = inner.last_entry().unwrap();
+        assert!(!inner.is_left());
+        let second = inner.stay(LONG).unwrap();
+        assert!(!inner.is_left() && inner.last_entry() == Some(number + 1));
+        drop(first);
+        assert!(!inner.is_left() && inner.last_entry() == Some(number + 1));
+        drop(second);
+        assert!(inner.is_left() && inner.last_entry().is_none());
+    });
+    sim.finish();
+}
+
+#[test]
 fn a_deadline_ends_a_first_call_that_waits_inside_nccl() {
     let sim = Sim::new();
     nccl::connect_lazily();
@@ -95,6 +114,8 @@ fn a_deadline_ends_a_call_without_a_stream_that_waits_inside_nccl() {
         let window = Window::new(&rank.comm, buffer, &Deadline::after(SHORT));
         let error = window.map(drop).unwrap_err();
         assert!(error.is_timeout(), "{error}");
+        // Its buffer, which NCCL may have known, was dropped after that.
+        assert!(rank.comm.inner.is_gone());
     });
     sim.finish();
 }
@@ -119,25 +140,33 @@ fn an_abort_reaches_a_thread_inside_nccl() {
     sim.finish();
 }
 
+type Stop = fn(&NcclComm, &Deadline) -> Result<()>;
+
 #[test]
-fn a_revocation_that_a_call_does_not_let_happen_aborts() {
-    let sim = Sim::new();
-    nccl::connect_lazily();
-    ranks(2, |rank| {
-        if rank.comm.rank() == 1 {
-            await_call("ncclCommAbort", 1);
-            return rank.comm.abort();
-        }
-        thread::scope(|scope| {
-            let inside = scope.spawn(|| stuck_inside(&rank, LONG));
-            await_call("ncclAllReduce", 1);
-            let error = rank.comm.revoke(&Deadline::after(SHORT)).unwrap_err();
-            assert!(matches!(&error, Error::Aborted { doing, .. } if doing.contains("aborted instead")), "{error}");
-            assert!(inside.join().unwrap().is_poisoned());
+fn what_a_call_inside_nccl_does_not_let_stop_it_aborts() {
+    let stops: [(&str, Stop); 2] = [
+        ("ncclCommRevoke", |comm, deadline| comm.revoke(deadline)),
+        ("ncclCommShrink", |comm, deadline| comm.shrink(&[1], true, &NcclConfig::default(), deadline).map(drop)),
+    ];
+    for (function, stop) in stops {
+        let sim = Sim::new();
+        nccl::connect_lazily();
+        ranks(2, |rank| {
+            if rank.comm.rank() == 1 {
+                await_call("ncclCommAbort", 1);
+                return rank.comm.abort();
+            }
+            thread::scope(|scope| {
+                let inside = scope.spawn(|| stuck_inside(&rank, LONG));
+                await_call("ncclAllReduce", 1);
+                let error = stop(&rank.comm, &Deadline::after(LONG)).unwrap_err();
+                assert!(matches!(&error, Error::Aborted { doing, .. } if doing.contains("aborted instead")), "{error}");
+                assert!(inside.join().unwrap().is_poisoned());
+            });
         });
-    });
-    assert_eq!(nccl::calls("ncclCommRevoke"), 0);
-    sim.finish();
+        assert_eq!(nccl::calls(function), 0);
+        sim.finish();
+    }
 }
 
 #[test]

@@ -110,6 +110,54 @@ fn abort_ends_what_other_threads_wait_for_and_may_be_done_again() {
 }
 
 #[test]
+fn work_that_a_shrink_stops_is_waited_for_in_vain() {
+    let sim = Sim::new();
+    let all = std::sync::Barrier::new(3);
+    ranks(3, |rank| {
+        let stopped = rank.comm.rank() != 2;
+        if stopped {
+            let mut vector = rank.vector(10);
+            rank.all_reduce(&mut vector, LONG).unwrap();
+            let event = rank.stream.record_event(None).unwrap();
+            let (error, child) = thread::scope(|scope| {
+                let waiting = scope.spawn(|| rank.comm.wait(&event, &Deadline::after(LONG)).unwrap_err());
+                let child = rank.comm.shrink(&[2], true, &NcclConfig::default(), &Deadline::after(LONG)).unwrap();
+                (waiting.join().unwrap(), child)
+            });
+            // The device has come to the event: only this communicator knows that the sum is none.
+            rank.stream.synchronize().unwrap();
+            assert!(error.is_poisoned() && rank.comm.wait(&event, &Deadline::after(LONG)).unwrap_err().is_poisoned(), "{error}");
+            assert!(rank.all_reduce(&mut vector, LONG).unwrap_err().is_poisoned());
+            // What NCCL would split off now would have this communicator's abort flags.
+            let error = rank.comm.split_revoked(Some(0), 0, &NcclConfig::default(), &Deadline::after(LONG)).unwrap_err();
+            assert!(error.is_unsupported() && error.to_string().contains("split the communicator that the shrink made"), "{error}");
+            let mut vector = rank.vector(10);
+            rank.comm.abort();
+            sum(&child, &rank.stream, &mut vector, LONG).unwrap();
+            assert_eq!(read(&rank.stream, &vector), total(10, &[0, 1]));
+        }
+        all.wait();
+        rank.comm.abort();
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_shrink_that_stopped_work_and_failed_ends_the_communicator_whatever_nccl_says() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        if rank.comm.rank() == 0 {
+            nccl::fail_call("ncclCommShrink", 1, 4);
+            let error = rank.comm.shrink(&[1], true, &NcclConfig::default(), &Deadline::after(LONG)).unwrap_err();
+            assert!(matches!(&error, Error::Nccl { code: 4, .. }), "{error}");
+            assert_eq!(rank.comm.failure().map(|failure| failure.to_string()), Some(error.to_string()));
+        }
+        rank.comm.abort();
+    });
+    sim.finish();
+}
+
+#[test]
 fn a_thread_that_does_not_come_out_of_nccl_is_noticed() {
     let sim = Sim::new();
     ranks(1, |rank| {
@@ -146,6 +194,32 @@ fn a_lost_rank_ends_the_others() {
         let failure = wait_for_failure(&rank.comm);
         assert!(matches!(&failure, Error::Nccl { code: 6, name: "ncclRemoteError", .. }), "{failure}");
         assert!(rank.all_reduce(&mut vector, LONG).unwrap_err().is_poisoned());
+        // NCCL would say the same of everything that is made of it.
+        let (config, deadline) = (NcclConfig::default(), Deadline::after(LONG));
+        let refused = [
+            rank.comm.shrink(&[1], true, &config, &deadline).map(drop),
+            rank.comm.grow(3, None, &config, &deadline).map(drop),
+            rank.comm.grow_id(&deadline).map(drop),
+            rank.comm.split_revoked(Some(0), 0, &config, &deadline).map(drop),
+        ];
+        for error in refused.map(Result::unwrap_err) {
+            let words = error.to_string();
+            assert!(error.is_poisoned() && words.contains("ncclRemoteError") && words.contains("make a new one of the ranks"), "{error}");
+        }
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_lost_rank_that_nccl_tells_of_in_a_shrink_comes_with_what_to_do() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        if rank.comm.rank() == 0 {
+            nccl::fail_call("ncclCommShrink", 1, 6);
+            let error = rank.comm.shrink(&[1], false, &NcclConfig::default(), &Deadline::after(LONG)).unwrap_err();
+            assert!(matches!(&error, Error::Nccl { code: 6, text, .. } if text.contains("make a new one of the ranks")), "{error}");
+        }
+        rank.comm.abort();
     });
     sim.finish();
 }
@@ -311,6 +385,22 @@ fn failures_of_calls_that_use_no_stream_are_named_and_end_the_communicator() {
         });
         sim.wait_until_none_is_left();
     }
+    sim.finish();
+}
+
+#[test]
+fn an_argument_that_nccl_refuses_of_the_control_communicator_ends_nothing() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        nccl::fail_call("ncclCommGetUniqueId", 1, 4);
+        let error = rank.comm.grow_id(&Deadline::after(LONG)).unwrap_err();
+        assert!(matches!(&error, Error::Nccl { code: 4, .. }), "{error}");
+        assert!(rank.comm.failure().is_none());
+        rank.comm.grow_id(&Deadline::after(LONG)).unwrap();
+        let mut vector = rank.vector(10);
+        rank.all_reduce(&mut vector, LONG).unwrap();
+        assert_eq!(read(&rank.stream, &vector), total(10, &[0]));
+    });
     sim.finish();
 }
 

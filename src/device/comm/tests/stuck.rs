@@ -1,5 +1,6 @@
 //! The driver holds up whoever asks it, as it does while a kernel waits for other ranks and another thread frees memory.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use simgpu::{HeldUp, nccl};
@@ -113,6 +114,23 @@ fn each_device_has_a_prober_and_all_have_one_timekeeper() {
         assert_eq!(super::super::watchdog::threads(device), (1, 1));
         drop((another, rank));
         until("the prober stays though there is nothing to look at", || super::super::watchdog::threads(device).1 == 0);
+    });
+    sim.finish();
+}
+
+#[test]
+fn an_abort_that_found_no_thread_is_started_by_the_timekeeper() {
+    let sim = Sim::new();
+    let ids = [unique_id(library()).unwrap()];
+    ranks(1, |rank| {
+        let (config, deadline) = (NcclConfig::default(), Deadline::after(LONG));
+        let another = NcclComm::create(setup(&rank.gpu, &ids, 0, 1, &config, &deadline)).unwrap();
+        // As one leaves it that could start no thread. The timekeeper stays for the other one.
+        another.inner.ended.store(true, Ordering::SeqCst);
+        another.inner.aborting.store(true, Ordering::SeqCst);
+        assert!(super::super::watchdog::abort_later(&another.inner));
+        until("nobody aborted it", || another.inner.is_gone());
+        assert!(rank.comm.failure().is_none());
     });
     sim.finish();
 }
