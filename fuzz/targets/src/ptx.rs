@@ -21,7 +21,12 @@ struct Device(Vec<AtomicU64>);
 impl Memory for Device {
     fn find(&self, address: u64) -> Option<Region> {
         let host = self.0[BYTES / 8..].as_ptr().cast_mut().cast();
-        (START..START + BYTES as u64).contains(&address).then_some(Region { start: START, bytes: BYTES as u64, readable: BYTES as u64, host })
+        (START..START + BYTES as u64).contains(&address).then_some(Region {
+            start: START,
+            bytes: BYTES as u64,
+            readable: BYTES as u64,
+            host,
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +18,8 @@ pub(crate) struct Device {
     pub(super) number: usize,
     uuid: [u8; 16],
     lock: Mutex<()>,
+    /// How many turns there were.
+    turns: AtomicU64,
     /// Whether somebody waited for the lock in vain, and it has not been given back since.
     is_held_long: AtomicBool,
 }
@@ -27,6 +29,15 @@ pub(crate) struct Device {
 pub(super) struct Turn<'a> {
     device: &'a Device,
     _lock: MutexGuard<'a, ()>,
+}
+
+impl<'a> Turn<'a> {
+    #[inline]
+    fn new(device: &'a Device, lock: MutexGuard<'a, ()>) -> Self {
+        // Whoever has the lock is the only one to write it.
+        device.turns.store(device.turns.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        Self { device, _lock: lock }
+    }
 }
 
 impl Drop for Turn<'_> {
@@ -43,14 +54,17 @@ impl Drop for Turn<'_> {
 static DEVICES: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
 
 impl Device {
+    fn new(number: usize, uuid: [u8; 16]) -> Self {
+        Self { number, uuid, lock: Mutex::new(()), turns: AtomicU64::new(0), is_held_long: AtomicBool::new(false) }
+    }
+
     /// The one entry of this device, whichever context it is used through.
     pub(crate) fn of(gpu: &Gpu) -> &'static Self {
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = devices.iter().find(|device| device.uuid == gpu.uuid) {
             return known;
         }
-        let device =
-            Box::leak(Box::new(Self { number: devices.len(), uuid: gpu.uuid, lock: Mutex::new(()), is_held_long: AtomicBool::new(false) }));
+        let device = Box::leak(Box::new(Self::new(devices.len(), gpu.uuid)));
         devices.push(device);
         device
     }
@@ -64,7 +78,7 @@ impl Device {
     #[inline]
     pub(super) fn turn(&self, limit: Duration) -> Option<Option<Turn<'_>>> {
         match try_lock(&self.lock) {
-            Some(lock) => Some(Some(Turn { device: self, _lock: lock })),
+            Some(lock) => Some(Some(Turn::new(self, lock))),
             None => self.late_turn(limit),
         }
     }
@@ -74,11 +88,22 @@ impl Device {
         if limit > FENCE && self.is_held_long.load(Ordering::Relaxed) {
             return Some(None);
         }
-        let turn = lock_within(&self.lock, limit.min(FENCE)).map(|lock| Turn { device: self, _lock: lock });
-        if turn.is_none() && limit > FENCE {
-            self.is_held_long.store(true, Ordering::Relaxed);
+        let deadline = Deadline::after(limit);
+        loop {
+            let turns = self.turns.load(Ordering::Relaxed);
+            let patience = deadline.remaining();
+            if let Some(lock) = lock_within(&self.lock, patience.min(FENCE)) {
+                return Some(Some(Turn::new(self, lock)));
+            }
+            if patience <= FENCE {
+                return None;
+            }
+            // Where many take turns, none of them may have taken long.
+            if self.turns.load(Ordering::Relaxed) == turns {
+                self.is_held_long.store(true, Ordering::Relaxed);
+                return Some(None);
+            }
         }
-        (turn.is_some() || limit > FENCE).then_some(turn)
     }
 }
 
@@ -208,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_turn_that_takes_long_is_waited_for_once() {
-        let device = Device { number: 0, uuid: [0; 16], lock: Mutex::new(()), is_held_long: AtomicBool::new(false) };
+        let device = Device::new(0, [0; 16]);
         let is_held_long = || device.is_held_long.load(Ordering::Relaxed);
         let held = device.turn(FENCE).flatten();
         assert!(held.is_some() && device.turn(Duration::ZERO).is_none() && !is_held_long());
