@@ -25,6 +25,7 @@ use super::custom_kernels::CustomKernels;
 use super::driver::{self, Gpu, cuda_error};
 use super::kernels::Kernels;
 use super::plan::{self, Capabilities, DeviceAlgorithm, Folding, Job, Library, Message, Plan, Ranks, Reduction, Scratch, Step, fold};
+use crate::call::BlockLayout;
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
@@ -111,6 +112,22 @@ pub(crate) struct DevicePlane {
     turns: TicketLock<()>,
     /// Held while calls are put on streams: they use the plane's memory and streams. The plan of the last one that took several steps.
     queueing: Mutex<Option<KeptPlan>>,
+}
+
+/// What a call needs that its ranks have not agreed to have yet: all of them do, or none makes the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FirstUse {
+    /// A kernel of the caller's.
+    kernel: bool,
+    /// Memory for large calls.
+    memory: bool,
+}
+
+impl FirstUse {
+    /// Whether there is anything to agree on.
+    pub(crate) fn is_any(self) -> bool {
+        self.kernel || self.memory
+    }
 }
 
 /// An op that NCCL was given a scalar for.
@@ -290,11 +307,16 @@ impl DevicePlane {
         }
     }
 
-    /// Whether a job needs such a kernel, or memory that is not allocated yet: the ranks have to agree that all have it. Every rank comes to the
-    /// same answer.
-    pub(crate) fn is_first_use(&self, job: &Job) -> bool {
-        let lacks_memory = || self.ranks.n > 1 && !self.scratch.is_whole() && !self.scratch.has(self.room(job));
-        self.lacks_kernel(job) || lacks_memory()
+    /// Whether a job needs memory that is not there on every rank yet. Every rank comes to the same answer.
+    fn lacks_memory(&self, job: &Job) -> bool {
+        // Most calls are small, and nothing is planned for them here.
+        let lacks = || self.scratch.is_large(self.most_room(job)) && self.scratch.is_large(self.room(job));
+        self.ranks.n > 1 && !self.scratch.is_whole() && lacks()
+    }
+
+    /// What of a job is used for the first time. Every rank comes to the same answer.
+    pub(crate) fn first_use(&self, job: &Job) -> FirstUse {
+        FirstUse { kernel: self.lacks_kernel(job), memory: self.lacks_memory(job) }
     }
 
     /// Loads the kernel of the caller's that a job needs, and allocates memory for it.
@@ -309,12 +331,26 @@ impl DevicePlane {
         self.scratch.take(self.room(job), stream).map(drop)
     }
 
-    /// Takes [`DevicePlane::load`] back.
-    pub(crate) fn unload(&self, job: &Job) {
-        if let Some(Reduction::User(code)) = &job.reduction {
+    /// Takes [`DevicePlane::load`] back: what earlier calls use stays.
+    pub(crate) fn unload(&self, job: &Job, first_use: FirstUse) {
+        if let (Some(Reduction::User(code)), true) = (&job.reduction, first_use.kernel) {
             event::lock(&self.custom_kernels).forget(code, job.call.element);
         }
-        self.scratch.retract();
+        if first_use.memory {
+            self.scratch.retract();
+        }
+    }
+
+    /// What a job's [`DevicePlane::room`] is not larger than, from the longest block alone.
+    fn most_room(&self, job: &Job) -> usize {
+        let longest = match &job.layout {
+            BlockLayout::Equal(bytes) => *bytes,
+            BlockLayout::Blocks(blocks) => blocks.iter().copied().max().unwrap_or(0),
+            // Calls with these use none.
+            BlockLayout::Own(_) | BlockLayout::Pairs { .. } => 0,
+        };
+        // Two halves of a chunk for each rank and one more, and a chunk for each other rank, which begin where elements and words do.
+        (3 * self.ranks.n + 1).saturating_mul(longest.saturating_add(16 * job.element_bytes.max(16)))
     }
 
     /// How much scratch memory a job uses, of what there may be.
