@@ -24,7 +24,7 @@ use super::comm::{BackOff, NcclComm};
 use super::custom_kernels::CustomKernels;
 use super::driver::{self, Gpu, cuda_error};
 use super::kernels::Kernels;
-use super::plan::{self, Capabilities, DeviceAlgorithm, Folding, Job, Library, Message, Plan, Ranks, Reduction, Scratch, Step, fold};
+use super::plan::{self, Capabilities, DeviceAlgorithm, Folding, Job, Library, Message, Plan, Ranks, Reduction, Step, fold};
 use crate::call::BlockLayout;
 use crate::config::Config;
 use crate::deadline::Deadline;
@@ -371,7 +371,7 @@ impl DevicePlane {
     /// The plan of a job on this rank. Where it writes `bool`s, its last step makes 0 or 1 of every byte: other ranks may have sent any byte, and
     /// our folds of `bool` work on bytes as they come.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
-        let plan = self.plan_as_it_comes(job, stream)?;
+        let plan = self.plan_as_it_comes(job, stream).inspect_err(|error| self.end_unless_all_refuse(error))?;
         if self.ranks.n == 1 || !job.call.element.is_bool() {
             return Ok(plan);
         }
@@ -385,7 +385,7 @@ impl DevicePlane {
             None if alone => Ok(plan::nccl::alone(job, None)),
             None => {
                 let room = plan::nccl::room(job, self.ranks, self.scratch.most());
-                plan::nccl::moving(job, self.ranks, self.library, self.take_scratch(room, stream)?)
+                plan::nccl::moving(job, self.ranks, self.library, self.scratch.take(room, stream)?)
             }
             Some(Reduction::Builtin(op)) => {
                 let TypeTag::Scalar(dtype) = job.call.element else {
@@ -421,16 +421,14 @@ impl DevicePlane {
 
     fn plan_fold(&self, job: &Job, folding: Folding, stream: &CudaStream) -> Result<Plan> {
         let room = fold::room(job, folding, self.ranks, self.scratch.most());
-        fold::plan(job, folding, self.ranks, self.take_scratch(room, stream)?)
+        fold::plan(job, folding, self.ranks, self.scratch.take(room, stream)?)
     }
 
-    /// Memory for a call on which the ranks count already. Where this rank has none, the communicator ends: the others queue their part.
-    fn take_scratch(&self, room: usize, stream: &CudaStream) -> Result<Scratch> {
-        self.scratch.take(room, stream).inspect_err(|error| {
-            if !matches!(error, Error::Unsupported { .. }) {
-                self.comm.fail(error);
-            }
-        })
+    /// Ends the communicator, unless the error is one that every rank gets of the same call: the others queue their part, and wait for this rank's.
+    fn end_unless_all_refuse(&self, error: &Error) {
+        if !matches!(error, Error::InvalidArgument { .. } | Error::Unsupported { .. }) && self.comm.failure().is_none() {
+            self.comm.fail(error);
+        }
     }
 
     /// A stream of this device.
