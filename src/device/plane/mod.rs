@@ -3,12 +3,11 @@
 //! A call is planned first, as plain values, and then put on its stream: transfers by NCCL, kernels and copies of our own between them.
 //! What NCCL does in one call goes there directly. See [`DeviceAlgorithm`] for what NCCL reduces and what our kernels fold.
 
-#![expect(unsafe_code, reason = "calls take addresses of device memory")]
-
 mod enqueue;
 mod exchange;
 mod kept_plan;
 mod scratch;
+mod teardown;
 #[cfg(test)]
 mod tests;
 
@@ -20,7 +19,7 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError};
 use nccl_sys::ncclRedOp_t;
 
 use self::kept_plan::KeptPlan;
-use super::comm::{BackOff, NcclComm};
+use super::comm::NcclComm;
 use super::custom_kernels::CustomKernels;
 use super::driver::{self, Gpu, cuda_error};
 use super::kernels::Kernels;
@@ -32,7 +31,6 @@ use crate::element::TypeTag;
 use crate::error::Error;
 use crate::event;
 use crate::ticket_lock::{NoTurn, TicketLock, Turn};
-use crate::tuning::device::PLANE_DROP_WAIT;
 use crate::tuning::device_folds::DIVIDES_FROM;
 use crate::{DType, ReduceOp, Result};
 
@@ -74,7 +72,7 @@ impl Options {
 /// caller's own, come with the first call that uses them.
 ///
 /// Calls may be captured into a graph. Those that fold, or exchange in place, use the plane's memory: such a graph must not run at the
-/// same time as other calls of the communicator on other streams, and not after the communicator has ended.
+/// same time as other calls of the communicator on other streams. Memory and kernels stay until the last such graph is gone.
 #[derive(Debug)]
 pub(crate) struct DevicePlane {
     gpu: Gpu,
@@ -440,49 +438,11 @@ impl DevicePlane {
         Err(Error::argument("a call on a stream", reason))
     }
 
-    /// Whether the plane's memory is free, or becomes so before long.
-    fn is_free_soon(&self) -> bool {
-        let (deadline, mut back_off) = (Deadline::after(PLANE_DROP_WAIT), BackOff::default());
-        loop {
-            match self.free.try_is_complete() {
-                Ok(false) if !deadline.has_passed() => back_off.rest(),
-                // A context that is broken runs nothing any more.
-                outcome => return outcome.unwrap_or(true),
-            }
-        }
-    }
-
     /// Calls for which there is nothing to do are refused as all others are.
     pub(crate) fn refuse_if_over(&self, doing: &dyn Fn() -> String) -> Result<()> {
         match self.comm.failure() {
             Some(cause) => Err(Error::Poisoned { call: doing(), cause: Arc::new(cause) }),
             None => Ok(()),
-        }
-    }
-}
-
-impl Drop for DevicePlane {
-    fn drop(&mut self) {
-        // Kernels and memory are in use until then. Once the communicator has ended, what waits for other ranks returns.
-        let own = self.stream.record_event(None);
-        let deadline = Deadline::after(PLANE_DROP_WAIT);
-        let is_own_done = own.is_ok_and(|own| self.comm.wait(&own, &deadline).is_ok());
-        let is_free = (is_own_done && self.comm.wait(&self.free, &deadline).is_ok()) || {
-            self.comm.abort();
-            self.is_free_soon()
-        };
-        if !is_free {
-            // What may still run reads the memory and is the code of these: better lost than taken away from under it.
-            std::mem::forget(Arc::clone(&self.kernels));
-            let kernels = std::mem::replace(&mut *event::lock(&self.custom_kernels), CustomKernels::new(&self.gpu));
-            std::mem::forget(kernels);
-            let (device, bytes) = (self.gpu.ordinal, self.scratch.allocated());
-            crate::event::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
-        }
-        if is_free {
-            // SAFETY: what was queued with its addresses has been done (`is_free`), nothing can be queued any more, since that takes the plane, and
-            // a plane is dropped once.
-            unsafe { self.scratch.free() };
         }
     }
 }

@@ -101,6 +101,13 @@ impl ScratchMemory {
         self.is_agreed.store(false, Ordering::Release);
     }
 
+    /// Takes all of it out; this has none then.
+    pub(super) fn take_all(&mut self) -> Self {
+        let none = Scratch { address: 0, bytes: 0 };
+        let (first, rest) = (std::mem::replace(&mut self.first, none), std::mem::take(&mut self.rest));
+        Self { gpu: self.gpu.clone(), first, most: self.most, rest, is_agreed: AtomicBool::new(false) }
+    }
+
     /// How many bytes are allocated.
     pub(super) fn allocated(&self) -> usize {
         self.first.bytes + if *event::lock(&self.rest) == 0 { 0 } else { self.most }
