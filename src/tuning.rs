@@ -63,6 +63,8 @@ pub(crate) mod device {
     pub(crate) const FENCE: Duration = Duration::from_secs(1);
     /// How much longer than its deadline a call waits for the thread that makes it: that knows more of what was late.
     pub(crate) const ANSWER_WAIT: Duration = Duration::from_millis(200);
+    /// How long ranks have at least to agree on whether all have started.
+    pub(crate) const AGREEMENT_WAIT: Duration = Duration::from_secs(5);
     /// How long a communicator that is dropped, and was not closed, may take to finish what was begun.
     pub(crate) const COMMUNICATOR_DROP_WAIT: Duration = Duration::from_secs(5);
     /// How long the end of a plane waits for its kernels on streams of the caller's.

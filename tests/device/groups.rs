@@ -126,3 +126,34 @@ fn a_group_across_communicators_is_compared() {
     }
     assert_nothing_found();
 }
+
+/// The first call that needs more memory than a plane has from the start, of a thread that has all ranks: it can make it nowhere else.
+#[test]
+fn one_thread_makes_the_first_large_call_of_several_ranks() {
+    prepare();
+    let store = MemoryStore::new();
+    let join = |rank: usize| {
+        let builder = Communicator::builder()
+            .configure(|config| config.timeout = Duration::from_secs(60))
+            .require_device(DeviceChoice::Ordinal(rank));
+        builder.with_store(Arc::new(store.clone()), rank, 2).unwrap()
+    };
+    let comms: Vec<Communicator> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..2).map(|rank| scope.spawn(move || join(rank))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    let memories: Vec<_> = comms.iter().map(DeviceMemory::of).collect();
+    let block = (4 << 20) + 1000;
+    let sent = |from: usize, to: usize| (0..block).map(move |at| (at % 251 + 2 * from + to) as u8);
+    let whole = |from: usize| sent(from, 0).chain(sent(from, 1)).collect::<Vec<_>>();
+    let mut buffers: Vec<_> = memories.iter().enumerate().map(|(rank, memory)| memory.put(&whole(rank))).collect();
+    let all: Vec<&Communicator> = comms.iter().collect();
+    Communicator::group_across(&all, |groups| groups.iter_mut().zip(&mut buffers).try_for_each(|(group, buffer)| group.all_to_all(buffer)))
+        .unwrap();
+    for (rank, (memory, buffer)) in memories.iter().zip(&buffers).enumerate() {
+        assert!(memory.get(buffer).into_iter().eq(sent(0, rank).chain(sent(1, rank))), "rank {rank}");
+    }
+    drop((buffers, memories));
+    std::thread::scope(|scope| comms.into_iter().for_each(|comm| drop(scope.spawn(move || comm.close().unwrap()))));
+    assert_nothing_found();
+}

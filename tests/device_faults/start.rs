@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use collectives::{
-    Config, DType, Error, ReduceOp,
+    Communicator, Config, DType, DeviceChoice, Error, ReduceOp,
     nccl::{NcclCommunicator, RawBuffer, RawCall, ShrinkMode, UniqueId},
 };
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 
 use super::common::cases::Memory;
-use super::common::ranks::{Meeting, alone_in_a_process};
-use super::gpu::{DeviceMemory, assert_nothing_found, can_steer_nccl};
+use super::common::ranks::{Meeting, alone_in_a_process, threads_with};
+use super::gpu::{DeviceMemory, assert_nothing_found, can_steer_nccl, steers_nccl};
 
 fn config(limit: Duration) -> Config {
     let mut config = Config::default();
@@ -182,4 +182,27 @@ fn raw_calls_are_checked_as_far_as_they_can_be() {
         }
         assert_eq!(sum(&comm, &stream, 2), 4);
     });
+}
+
+#[test]
+fn a_rank_that_cannot_start_is_told_to_those_that_wait_for_it() {
+    steers_nccl!();
+    let _alone = simgpu::alone();
+    simgpu::install();
+    // 3 is ncclInternalError, for whichever rank comes first. NCCL has the others wait for ever, and they may wait for an hour.
+    simgpu::nccl::fail_call("ncclCommInitRankConfig", 1, 3);
+    let builder = |_| {
+        let builder = Communicator::builder().device(DeviceChoice::Local);
+        builder.configure(|config| config.timeout = Duration::from_secs(3600))
+    };
+    let whys = threads_with(3, builder, |comm| {
+        // The host plane is as good as before.
+        let mut sum = [1_u32];
+        comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        assert_eq!(sum, [3]);
+        comm.why_no_device().unwrap()
+    });
+    assert!(whys.iter().all(|why| *why == whys[0]), "{whys:?}");
+    assert!(whys[0].starts_with("rank ") && whys[0].contains("ncclInternalError"), "{whys:?}");
+    simgpu::nccl::reset();
 }

@@ -471,6 +471,21 @@ fn a_window_on_memory_of_a_pool_is_refused_on_every_rank_and_registered_by_none(
 }
 
 #[test]
+fn a_window_that_nccl_refuses_on_one_rank_ends_its_communicator() {
+    steers_nccl!();
+    let _alone = simgpu::alone();
+    nccl_ranks(1, patient, |comm, memory| {
+        // 4 is ncclInvalidArgument: other ranks may have registered theirs.
+        simgpu::nccl::fail_call_of_this_thread("ncclCommWindowRegister", 1, 4);
+        // SAFETY: no call uses a window.
+        let error = unsafe { comm.window(comm.allocate::<f32>(&memory.stream, 64).unwrap()) }.map(drop).unwrap_err();
+        assert!(error.to_string().contains("ncclInvalidArgument"), "{error}");
+        assert!(comm.failure().is_some_and(|cause| cause.to_string() == error.to_string()));
+    });
+    simgpu::nccl::reset();
+}
+
+#[test]
 fn memory_for_a_large_call_that_one_rank_lacks_is_an_error_on_every_rank_and_no_end() {
     let _alone = simgpu::alone();
     nccl_ranks(2, patient, |comm, memory| {

@@ -292,6 +292,7 @@ impl Communicator {
             let reason = "its lengths are compared by all ranks of one communicator; record it in a group of that alone";
             return Err(Error::unsupported(format!("{} in a group of several communicators", job.call.kind.name()), reason));
         }
+        Self::allocate_across(comms, planes, resolved)?;
         let pledges = planes.iter().map(|plane| Pledge::new(plane, true)).collect();
         let headers = comms.iter().zip(planes).zip(resolved);
         let headers = headers.map(|((comm, plane), part)| Headers::of_messages(comm, plane, &part.messages).with_calls(&part.jobs));
@@ -302,6 +303,24 @@ impl Communicator {
             comms.iter().zip(planes).for_each(|(comm, plane)| comm.end_by_device_call(plane, error));
         }
         agreed.map(|()| pledges)
+    }
+
+    /// Allocates what the first large calls of communicators need, before anybody is told of them. The thread may be the only one of several ranks, which
+    /// cannot agree one after the other: a rank that has no memory ends them, and has the others told.
+    fn allocate_across(comms: &[&Self], planes: &[&DevicePlane], resolved: &[Resolved<'_>]) -> Result<()> {
+        let jobs = comms.iter().zip(planes).zip(resolved).flat_map(|(of, part)| part.jobs.iter().map(move |job| (of, job)));
+        let first_uses = jobs.map(|(of, job)| (of, job, of.1.first_use(job)));
+        let first_uses: Vec<_> = first_uses.filter(|(.., first_use)| first_use.is_any()).collect();
+        let allocated = first_uses.iter().try_for_each(|((comm, plane), job, _)| plane.load(job, comm.device_stream(plane)));
+        match &allocated {
+            Ok(()) => {}
+            // In a capture: nothing has happened, on any rank.
+            Err(error) if error.is_unsupported() => {
+                first_uses.iter().for_each(|((_, plane), job, first_use)| plane.unload(job, *first_use))
+            }
+            Err(error) => comms.iter().zip(planes).for_each(|(comm, plane)| comm.end_by_device_call(plane, error)),
+        }
+        allocated
     }
 }
 

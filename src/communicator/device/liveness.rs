@@ -7,6 +7,7 @@
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
+use super::setup::NO_START_TAG;
 use crate::communicator::Communicator;
 use crate::communicator::progress::ProgressEngine;
 use crate::communicator::shrink::recovery::{Probe, RecoveryListeners};
@@ -123,6 +124,11 @@ impl PeerLiveness {
         }
     }
 
+    /// A rank that said that it cannot start. There is no device plane then, and nothing else to wait for.
+    fn failed_to_start(&self) -> Option<usize> {
+        self.progress.upgrade().and_then(|progress| progress.has_arrived(NO_START_TAG))
+    }
+
     fn probe(&self, rank: usize) -> Probe {
         self.listeners.upgrade().map_or(Probe::NoAnswer, |listeners| listeners.probe(self.places[rank]))
     }
@@ -165,6 +171,9 @@ impl LivenessProbe for PeerLiveness {
             return None;
         }
         self.listen();
+        if let Some(rank) = self.failed_to_start() {
+            return Some(Error::Aborted { doing: doing(), by: self.peers[rank].clone() });
+        }
         let abort_reason = self.told().or_else(|| self.missing(&mut looks));
         looks.last = Instant::now();
         let since = match (looks.gone, abort_reason) {

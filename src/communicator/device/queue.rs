@@ -134,7 +134,7 @@ impl Communicator {
     /// What ranks tell each other over the host plane before the calls of a batch are queued: nothing, but where calls are to be compared,
     /// and at the first use of a kernel of the caller's.
     pub(super) fn confer<'a>(&self, plane: &DevicePlane, jobs: impl Iterator<Item = &'a device::Job> + Clone) -> Result<()> {
-        if self.compared(jobs.clone()).is_none() && !jobs.clone().any(|job| plane.is_first_use(job)) {
+        if self.compared(jobs.clone()).is_none() && !jobs.clone().any(|job| plane.first_use(job).is_any()) {
             return Ok(());
         }
         // Several collectives: no other thread's comes in between.
@@ -144,18 +144,19 @@ impl Communicator {
         })
     }
 
-    /// Loads the kernel that a job needs, where it is the caller's and this is its first use.
+    /// Loads the kernel of the caller's that a job needs, and allocates memory for it, where this is the first use.
     fn prepare_kernel(&self, plane: &DevicePlane, job: &device::Job) -> Result<()> {
-        if !plane.is_first_use(job) {
+        let first_use = plane.first_use(job);
+        if !first_use.is_any() {
             return Ok(());
         }
         // A rank that cannot load it must not leave the others waiting on their devices.
         let mine = plane.load(job, self.device_stream(plane));
         let mut reason = mine.as_ref().map_or_else(|error| error.to_string().into_bytes(), |()| Vec::new());
         reason.truncate(LONGEST_REASON);
-        let reasons = self.all_gather_blobs(&reason).inspect_err(|_| plane.unload(job))?;
+        let reasons = self.all_gather_blobs(&reason).inspect_err(|_| plane.unload(job, first_use))?;
         let Some(failed) = reasons.iter().position(|reason| !reason.is_empty()) else { return mine };
-        plane.unload(job);
+        plane.unload(job, first_use);
         mine?;
         let reason = format!("{}: {}", self.peers()[failed], String::from_utf8_lossy(&reasons[failed]));
         Err(Error::unsupported(job.call.to_string(), format!("not every rank can do it; {reason}")))

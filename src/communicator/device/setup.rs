@@ -8,12 +8,14 @@ use cudarc::driver::CudaContext;
 use nccl_sys::{Version, ncclUniqueId};
 
 use crate::communicator::Communicator;
+use crate::communicator::message::INTERNAL_TAG;
 use crate::config::NcclEnvironment;
 use crate::deadline::Deadline;
 use crate::device::{self, Gpu, NcclComm, NcclCommunicator, Setup};
 use crate::error::{Error, Peer, Result};
 use crate::host::exchange::Exchange;
 use crate::tuning::bootstrap::RANKS_PER_ROOT;
+use crate::tuning::device::AGREEMENT_WAIT;
 
 /// Which GPU a rank uses.
 #[derive(Debug, Clone, Default)]
@@ -161,6 +163,46 @@ fn on_one_switch(all: &[DeviceFacts], peers: &[Peer]) -> bool {
 /// Something, or why there is none: an answer on which the ranks agree, and no error of the host plane.
 type OrReason<T> = std::result::Result<T, String>;
 
+/// The tag of what a rank that cannot start tells the others. It is sent once in the life of a communicator at most, and never received.
+pub(super) const NO_START_TAG: u64 = INTERNAL_TAG | 1 << 61 | 1 << 60;
+
+/// Why a rank has not started.
+#[derive(Debug, PartialEq, Eq)]
+struct NoStart {
+    /// Whether another rank's failure may be the reason: nobody came, or somebody left.
+    follows: bool,
+    reason: String,
+}
+
+type StartedOrNot<T> = std::result::Result<T, NoStart>;
+
+impl NoStart {
+    /// For a reason of the rank's own.
+    fn own(reason: String) -> Self {
+        Self { follows: false, reason }
+    }
+
+    fn of(error: &Error) -> Self {
+        const REMOTE: u32 = nccl_sys::ncclResult_t::ncclRemoteError.0;
+        let follows = match error {
+            Error::Timeout { .. } | Error::Aborted { .. } | Error::PeerLost { .. } => true,
+            Error::Nccl { code, .. } => *code == REMOTE,
+            _ => false,
+        };
+        Self { follows, reason: error.to_string() }
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        [&[u8::from(self.follows)][..], self.reason.as_bytes()].concat()
+    }
+}
+
+/// The rank, and its reason, that made all others fail, of what every rank has said: nothing, or why it has not started.
+fn first_reason(said: &[Vec<u8>]) -> Option<(usize, String)> {
+    let reasons = said.iter().enumerate().filter_map(|(rank, said)| said.split_first().map(|(follows, reason)| (*follows, rank, reason)));
+    reasons.min().map(|(_, rank, reason)| (rank, String::from_utf8_lossy(reason).into_owned()))
+}
+
 /// What this rank has.
 struct Found {
     gpu: Gpu,
@@ -256,11 +298,29 @@ impl Communicator {
                     liveness_probe: Some(&self.liveness_probe()),
                 };
                 let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least, on_one_switch(&facts, self.peers()));
-                NcclComm::create(setup).and_then(around).map_err(|error| error.to_string())
+                self.tell_failure(NcclComm::create(setup).and_then(around), deadline)
             }
-            Err(reason) => Err(reason),
+            Err(reason) => Err(NoStart::own(reason)),
         };
         self.agreed(made, deadline)
+    }
+
+    /// Has the other ranks told at once that this one cannot start, where that is its own doing: NCCL would have them wait for it. They look for the
+    /// message while they wait ([`LivenessProbe`](device::LivenessProbe)), and take it from nowhere else; why, all say afterwards.
+    fn tell_failure<T>(&self, made: Result<T>, deadline: &Deadline) -> StartedOrNot<T> {
+        let error = match made {
+            Ok(made) => return Ok(made),
+            Err(error) => error,
+        };
+        // Such a rank has been told itself, or its time is over, and so is everybody's.
+        if !matches!(error, Error::Aborted { .. } | Error::Timeout { .. }) {
+            let limit = deadline.remaining().max(AGREEMENT_WAIT);
+            for other in (0..self.world_size()).filter(|rank| *rank != self.rank()) {
+                // One that cannot be reached waits for its own deadline.
+                let _ = self.post_internal_send(other, NO_START_TAG, vec![1], limit);
+            }
+        }
+        Err(NoStart::of(&error))
     }
 
     /// The devices of the other ranks that are threads of this process.
@@ -301,18 +361,20 @@ impl Communicator {
         Ok(Ok(ids))
     }
 
-    /// Everyone's plane or no one's: the first reason counts.
-    fn agreed(&self, made: OrReason<NcclCommunicator>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
-        let mine = made.as_ref().map_or_else(|reason| reason.as_bytes(), |_| &[]);
-        let reasons = self.exchange(mine, deadline)?;
-        let failed = self.peers().iter().zip(&reasons).find(|(_, reason)| !reason.is_empty());
+    /// Everyone's plane or no one's: the first reason counts, and what only follows from one counts less.
+    fn agreed(&self, made: StartedOrNot<NcclCommunicator>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
+        let mine = made.as_ref().map_or_else(NoStart::to_bytes, |_| Vec::new());
+        // Ranks whose time for NCCL is over still hear why.
+        let deadline = Deadline::after(deadline.remaining().max(AGREEMENT_WAIT));
+        let said = self.exchange(&mine, &deadline)?;
+        let failed = first_reason(&said).map(|(rank, reason)| (&self.peers()[rank], reason));
         match (made, failed) {
             (Ok(plane), None) => Ok(Ok(plane)),
             (made, failed) => {
                 if let Ok(made) = made {
                     made.abort_handle().abort();
                 }
-                let reason = failed.map_or_else(String::new, |(peer, reason)| format!("{peer}: {}", String::from_utf8_lossy(reason)));
+                let reason = failed.map_or_else(String::new, |(peer, reason)| format!("{peer}: {reason}"));
                 Ok(Err(reason))
             }
         }
@@ -331,11 +393,11 @@ impl Communicator {
         };
         let (plane, config) = (device.plane(), &self.config().nccl);
         let library = plane.comm().library();
-        let made = child.unique_ids(library, Ok(()), deadline)?.and_then(|ids| {
+        let made = child.unique_ids(library, Ok(()), deadline)?.map_err(NoStart::own).and_then(|ids| {
             let (gpu, rank, world_size) = (plane.gpu(), child.rank(), child.world_size());
             let setup =
                 Setup { library, gpu, ids: &ids, rank, world_size, config, deadline, liveness_probe: Some(&child.liveness_probe()) };
-            NcclComm::create(setup).and_then(|comm| device.descendant(comm)).map_err(|error| error.to_string())
+            child.tell_failure(NcclComm::create(setup).and_then(|comm| device.descendant(comm)), deadline)
         });
         let plane = child.agreed(made, deadline)?;
         child.keep_device(plane, false)
@@ -401,6 +463,29 @@ mod tests {
         assert!(old.contains("rank 0 has NCCL 2.32.3") && old.contains("rank 1 has NCCL 2.28.9"), "{old}");
         let twice = judge(&[Ok(facts(0)), Ok(facts(1)), Ok(facts(0))]).unwrap();
         assert!(twice.contains("rank 0 and rank 2") && twice.contains("NCCL_MULTI_RANK_GPU_ENABLE=1"), "{twice}");
+    }
+
+    #[test]
+    fn a_rank_that_could_not_start_counts_before_those_that_waited_for_it() {
+        let peer = || Peer::unknown(2);
+        let late = Error::Timeout {
+            doing: "waiting".to_owned(),
+            elapsed: std::time::Duration::ZERO,
+            missing: Vec::new(),
+            arrived: Vec::new(),
+            meanwhile: Vec::new(),
+        };
+        let told = Error::Aborted { doing: "waiting".to_owned(), by: peer() };
+        let lost = Error::Nccl { doing: "making".to_owned(), code: 6, name: "ncclRemoteError", text: String::new() };
+        let own = |doing: &str| Error::Cuda { doing: doing.to_owned(), code: 2, text: "no memory".to_owned() };
+        let said = |errors: &[Option<&Error>]| {
+            let said: Vec<_> = errors.iter().map(|error| error.map_or_else(Vec::new, |error| NoStart::of(error).to_bytes())).collect();
+            first_reason(&said)
+        };
+        assert_eq!(said(&[None, None]), None);
+        let (second, third) = (own("allocating"), own("making a stream"));
+        assert_eq!(said(&[Some(&late), Some(&told), Some(&second), Some(&lost), Some(&third)]), Some((2, second.to_string())));
+        assert_eq!(said(&[None, Some(&late), Some(&lost)]), Some((1, late.to_string())));
     }
 
     #[test]

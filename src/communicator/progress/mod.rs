@@ -164,6 +164,12 @@ impl ProgressEngine {
         if inner.closed { Err(Error::Closed { call: context.doing(memory.sends()) }) } else { Ok(inner) }
     }
 
+    /// From whom a message has come under a tag that nobody has received, as far as was heard; `None` also where the engine is in use.
+    #[cfg(feature = "cuda")]
+    pub(in crate::communicator) fn has_arrived(&self, tag: u64) -> Option<usize> {
+        self.try_lock().and_then(|inner| inner.messages.has_arrived(tag))
+    }
+
     /// Posts a message. Nothing of the program's is called meanwhile, and where it breaks off, by an error or a panic, nothing is posted.
     ///
     /// # Safety

@@ -59,7 +59,8 @@ impl DevicePlane {
             Plan::Nothing => self.refuse_if_over(&doing),
             Plan::One(transfer) => {
                 let queue = stream.cu_stream();
-                let _any = AnyContext::for_calls_on(stream).map_err(failed("making a device current"))?;
+                let any = AnyContext::for_calls_on(stream).map_err(failed("making a device current"));
+                let _any = any.inspect_err(|error| self.end_unless_all_refuse(error))?;
                 // SAFETY: the transfer uses this stream alone; its addresses and lengths are the job's, whose memory is there until the stream has
                 // passed the call (this function's contract).
                 unsafe { self.comm.enqueue(&doing, stream, timeout, |raw| self.issue(raw, &transfer, queue)) }

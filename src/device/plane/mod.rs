@@ -3,12 +3,11 @@
 //! A call is planned first, as plain values, and then put on its stream: transfers by NCCL, kernels and copies of our own between them.
 //! What NCCL does in one call goes there directly. See [`DeviceAlgorithm`] for what NCCL reduces and what our kernels fold.
 
-#![expect(unsafe_code, reason = "calls take addresses of device memory")]
-
 mod enqueue;
 mod exchange;
 mod kept_plan;
 mod scratch;
+mod teardown;
 #[cfg(test)]
 mod tests;
 
@@ -20,18 +19,18 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError};
 use nccl_sys::ncclRedOp_t;
 
 use self::kept_plan::KeptPlan;
-use super::comm::{BackOff, NcclComm};
+use super::comm::NcclComm;
 use super::custom_kernels::CustomKernels;
 use super::driver::{self, Gpu, cuda_error};
 use super::kernels::Kernels;
-use super::plan::{self, Capabilities, DeviceAlgorithm, Folding, Job, Library, Message, Plan, Ranks, Reduction, Scratch, Step, fold};
+use super::plan::{self, Capabilities, DeviceAlgorithm, Folding, Job, Library, Message, Plan, Ranks, Reduction, Step, fold};
+use crate::call::BlockLayout;
 use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::element::TypeTag;
 use crate::error::Error;
 use crate::event;
 use crate::ticket_lock::{NoTurn, TicketLock, Turn};
-use crate::tuning::device::PLANE_DROP_WAIT;
 use crate::tuning::device_folds::DIVIDES_FROM;
 use crate::{DType, ReduceOp, Result};
 
@@ -73,7 +72,7 @@ impl Options {
 /// caller's own, come with the first call that uses them.
 ///
 /// Calls may be captured into a graph. Those that fold, or exchange in place, use the plane's memory: such a graph must not run at the
-/// same time as other calls of the communicator on other streams, and not after the communicator has ended.
+/// same time as other calls of the communicator on other streams. Memory and kernels stay until the last such graph is gone.
 #[derive(Debug)]
 pub(crate) struct DevicePlane {
     gpu: Gpu,
@@ -111,6 +110,22 @@ pub(crate) struct DevicePlane {
     turns: TicketLock<()>,
     /// Held while calls are put on streams: they use the plane's memory and streams. The plan of the last one that took several steps.
     queueing: Mutex<Option<KeptPlan>>,
+}
+
+/// What a call needs that its ranks have not agreed to have yet: all of them do, or none makes the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FirstUse {
+    /// A kernel of the caller's.
+    kernel: bool,
+    /// Memory for large calls.
+    memory: bool,
+}
+
+impl FirstUse {
+    /// Whether there is anything to agree on.
+    pub(crate) fn is_any(self) -> bool {
+        self.kernel || self.memory
+    }
 }
 
 /// An op that NCCL was given a scalar for.
@@ -290,11 +305,16 @@ impl DevicePlane {
         }
     }
 
-    /// Whether a job needs such a kernel, or memory that is not allocated yet: the ranks have to agree that all have it. Every rank comes to the
-    /// same answer.
-    pub(crate) fn is_first_use(&self, job: &Job) -> bool {
-        let lacks_memory = || self.ranks.n > 1 && !self.scratch.is_whole() && !self.scratch.has(self.room(job));
-        self.lacks_kernel(job) || lacks_memory()
+    /// Whether a job needs memory that is not there on every rank yet. Every rank comes to the same answer.
+    fn lacks_memory(&self, job: &Job) -> bool {
+        // Most calls are small, and nothing is planned for them here.
+        let lacks = || self.scratch.is_large(self.most_room(job)) && self.scratch.is_large(self.room(job));
+        self.ranks.n > 1 && !self.scratch.is_whole() && lacks()
+    }
+
+    /// What of a job is used for the first time. Every rank comes to the same answer.
+    pub(crate) fn first_use(&self, job: &Job) -> FirstUse {
+        FirstUse { kernel: self.lacks_kernel(job), memory: self.lacks_memory(job) }
     }
 
     /// Loads the kernel of the caller's that a job needs, and allocates memory for it.
@@ -309,12 +329,26 @@ impl DevicePlane {
         self.scratch.take(self.room(job), stream).map(drop)
     }
 
-    /// Takes [`DevicePlane::load`] back.
-    pub(crate) fn unload(&self, job: &Job) {
-        if let Some(Reduction::User(code)) = &job.reduction {
+    /// Takes [`DevicePlane::load`] back: what earlier calls use stays.
+    pub(crate) fn unload(&self, job: &Job, first_use: FirstUse) {
+        if let (Some(Reduction::User(code)), true) = (&job.reduction, first_use.kernel) {
             event::lock(&self.custom_kernels).forget(code, job.call.element);
         }
-        self.scratch.retract();
+        if first_use.memory {
+            self.scratch.retract();
+        }
+    }
+
+    /// What a job's [`DevicePlane::room`] is not larger than, from the longest block alone.
+    fn most_room(&self, job: &Job) -> usize {
+        let longest = match &job.layout {
+            BlockLayout::Equal(bytes) => *bytes,
+            BlockLayout::Blocks(blocks) => blocks.iter().copied().max().unwrap_or(0),
+            // Calls with these use none.
+            BlockLayout::Own(_) | BlockLayout::Pairs { .. } => 0,
+        };
+        // Two halves of a chunk for each rank and one more, and a chunk for each other rank, which begin where elements and words do.
+        (3 * self.ranks.n + 1).saturating_mul(longest.saturating_add(16 * job.element_bytes.max(16)))
     }
 
     /// How much scratch memory a job uses, of what there may be.
@@ -335,7 +369,7 @@ impl DevicePlane {
     /// The plan of a job on this rank. Where it writes `bool`s, its last step makes 0 or 1 of every byte: other ranks may have sent any byte, and
     /// our folds of `bool` work on bytes as they come.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
-        let plan = self.plan_as_it_comes(job, stream)?;
+        let plan = self.plan_as_it_comes(job, stream).inspect_err(|error| self.end_unless_all_refuse(error))?;
         if self.ranks.n == 1 || !job.call.element.is_bool() {
             return Ok(plan);
         }
@@ -349,7 +383,7 @@ impl DevicePlane {
             None if alone => Ok(plan::nccl::alone(job, None)),
             None => {
                 let room = plan::nccl::room(job, self.ranks, self.scratch.most());
-                plan::nccl::moving(job, self.ranks, self.library, self.take_scratch(room, stream)?)
+                plan::nccl::moving(job, self.ranks, self.library, self.scratch.take(room, stream)?)
             }
             Some(Reduction::Builtin(op)) => {
                 let TypeTag::Scalar(dtype) = job.call.element else {
@@ -385,16 +419,14 @@ impl DevicePlane {
 
     fn plan_fold(&self, job: &Job, folding: Folding, stream: &CudaStream) -> Result<Plan> {
         let room = fold::room(job, folding, self.ranks, self.scratch.most());
-        fold::plan(job, folding, self.ranks, self.take_scratch(room, stream)?)
+        fold::plan(job, folding, self.ranks, self.scratch.take(room, stream)?)
     }
 
-    /// Memory for a call on which the ranks count already. Where this rank has none, the communicator ends: the others queue their part.
-    fn take_scratch(&self, room: usize, stream: &CudaStream) -> Result<Scratch> {
-        self.scratch.take(room, stream).inspect_err(|error| {
-            if !matches!(error, Error::Unsupported { .. }) {
-                self.comm.fail(error);
-            }
-        })
+    /// Ends the communicator, unless the error is one that every rank gets of the same call: the others queue their part, and wait for this rank's.
+    fn end_unless_all_refuse(&self, error: &Error) {
+        if !matches!(error, Error::InvalidArgument { .. } | Error::Unsupported { .. }) && self.comm.failure().is_none() {
+            self.comm.fail(error);
+        }
     }
 
     /// A stream of this device.
@@ -406,49 +438,11 @@ impl DevicePlane {
         Err(Error::argument("a call on a stream", reason))
     }
 
-    /// Whether the plane's memory is free, or becomes so before long.
-    fn is_free_soon(&self) -> bool {
-        let (deadline, mut back_off) = (Deadline::after(PLANE_DROP_WAIT), BackOff::default());
-        loop {
-            match self.free.try_is_complete() {
-                Ok(false) if !deadline.has_passed() => back_off.rest(),
-                // A context that is broken runs nothing any more.
-                outcome => return outcome.unwrap_or(true),
-            }
-        }
-    }
-
     /// Calls for which there is nothing to do are refused as all others are.
     pub(crate) fn refuse_if_over(&self, doing: &dyn Fn() -> String) -> Result<()> {
         match self.comm.failure() {
             Some(cause) => Err(Error::Poisoned { call: doing(), cause: Arc::new(cause) }),
             None => Ok(()),
-        }
-    }
-}
-
-impl Drop for DevicePlane {
-    fn drop(&mut self) {
-        // Kernels and memory are in use until then. Once the communicator has ended, what waits for other ranks returns.
-        let own = self.stream.record_event(None);
-        let deadline = Deadline::after(PLANE_DROP_WAIT);
-        let is_own_done = own.is_ok_and(|own| self.comm.wait(&own, &deadline).is_ok());
-        let is_free = (is_own_done && self.comm.wait(&self.free, &deadline).is_ok()) || {
-            self.comm.abort();
-            self.is_free_soon()
-        };
-        if !is_free {
-            // What may still run reads the memory and is the code of these: better lost than taken away from under it.
-            std::mem::forget(Arc::clone(&self.kernels));
-            let kernels = std::mem::replace(&mut *event::lock(&self.custom_kernels), CustomKernels::new(&self.gpu));
-            std::mem::forget(kernels);
-            let (device, bytes) = (self.gpu.ordinal, self.scratch.allocated());
-            crate::event::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
-        }
-        if is_free {
-            // SAFETY: what was queued with its addresses has been done (`is_free`), nothing can be queued any more, since that takes the plane, and
-            // a plane is dropped once.
-            unsafe { self.scratch.free() };
         }
     }
 }

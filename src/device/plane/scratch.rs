@@ -3,12 +3,13 @@
 //!
 //! Most communicators never fold anything large, and a process has many: so 256 MiB are not taken before they are used. How a call is cut
 //! into pieces follows from the setting and the call alone, whatever is allocated, so that ranks cut alike; whether all of them could allocate
-//! is agreed like the first use of a kernel of the caller's (`DevicePlane::is_first_use`). There is one step
+//! is agreed like the first use of a kernel of the caller's (`DevicePlane::first_use`). There is one step
 //! and no more: what a graph has captured stays where it is.
 
 #![expect(unsafe_code, reason = "device memory is allocated and freed by hand")]
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::{CudaStream, DriverError, result};
 
@@ -31,16 +32,10 @@ pub(super) struct ScratchMemory {
     first: Scratch,
     /// How much a call may have.
     most: usize,
-    rest: Mutex<Rest>,
-}
-
-/// What a call gets that needs more than there is from the start.
-#[derive(Debug, Default)]
-struct Rest {
-    /// Not allocated yet where it is 0.
-    address: u64,
-    /// Whether every rank has it.
-    is_agreed: bool,
+    /// What a call gets that needs more than there is from the start. Not allocated yet where it is 0.
+    rest: Mutex<u64>,
+    /// Whether every rank has that.
+    is_agreed: AtomicBool,
 }
 
 impl ScratchMemory {
@@ -53,7 +48,7 @@ impl ScratchMemory {
         let most = if n == 1 { 0 } else { most };
         let bytes = most.min(FIRST_SCRATCH_BYTES);
         let address = if n == 1 { 0 } else { allocate(gpu, begin_of_words(bytes) + words)? };
-        Ok(Self { gpu: gpu.clone(), first: Scratch { address, bytes }, most, rest: Mutex::default() })
+        Ok(Self { gpu: gpu.clone(), first: Scratch { address, bytes }, most, rest: Mutex::default(), is_agreed: AtomicBool::new(false) })
     }
 
     /// Where the room for words is.
@@ -68,12 +63,12 @@ impl ScratchMemory {
 
     /// Whether every call has what it needs.
     pub(super) fn is_whole(&self) -> bool {
-        self.most == self.first.bytes || event::lock(&self.rest).is_agreed
+        self.most == self.first.bytes || self.is_agreed.load(Ordering::Acquire)
     }
 
-    /// Whether a call that needs so much has it.
-    pub(super) fn has(&self, room: usize) -> bool {
-        room <= self.first.bytes || event::lock(&self.rest).is_agreed
+    /// Whether so much is more than there is from the start.
+    pub(super) fn is_large(&self, room: usize) -> bool {
+        room > self.first.bytes
     }
 
     /// Memory for a call that uses `room` bytes of it. Allocated at the first call that needs more than there is from the start.
@@ -82,11 +77,11 @@ impl ScratchMemory {
     ///
     /// `Unsupported` where it would be allocated while the stream is captured, `Cuda` where the driver refuses it.
     pub(super) fn take(&self, room: usize, stream: &CudaStream) -> Result<Scratch> {
-        if room <= self.first.bytes {
+        if !self.is_large(room) {
             return Ok(Scratch { bytes: self.most, ..self.first });
         }
         let mut rest = event::lock(&self.rest);
-        if rest.address == 0 {
+        if *rest == 0 {
             if driver::is_capturing(stream) {
                 let reason = format!(
                     "it needs {room} B of scratch memory, and there are {} B before the first call that needs more: make one such call before the \
@@ -95,20 +90,27 @@ impl ScratchMemory {
                 );
                 return Err(Error::unsupported("the first large fold, or exchange in place, while a graph is captured", reason));
             }
-            rest.address = allocate(&self.gpu, self.most)?;
+            *rest = allocate(&self.gpu, self.most)?;
         }
-        rest.is_agreed = true;
-        Ok(Scratch { address: rest.address, bytes: self.most })
+        self.is_agreed.store(true, Ordering::Release);
+        Ok(Scratch { address: *rest, bytes: self.most })
     }
 
     /// Notes that some rank has no such memory. This rank's is kept for the next try: to free it would wait for the device.
     pub(super) fn retract(&self) {
-        event::lock(&self.rest).is_agreed = false;
+        self.is_agreed.store(false, Ordering::Release);
+    }
+
+    /// Takes all of it out; this has none then.
+    pub(super) fn take_all(&mut self) -> Self {
+        let none = Scratch { address: 0, bytes: 0 };
+        let (first, rest) = (std::mem::replace(&mut self.first, none), std::mem::take(&mut self.rest));
+        Self { gpu: self.gpu.clone(), first, most: self.most, rest, is_agreed: AtomicBool::new(false) }
     }
 
     /// How many bytes are allocated.
     pub(super) fn allocated(&self) -> usize {
-        self.first.bytes + if event::lock(&self.rest).address == 0 { 0 } else { self.most }
+        self.first.bytes + if *event::lock(&self.rest) == 0 { 0 } else { self.most }
     }
 
     /// Gives the memory back.
@@ -117,7 +119,7 @@ impl ScratchMemory {
     ///
     /// Nothing that is queued uses it, nothing will be queued that does, and this is called once.
     pub(super) unsafe fn free(&self) {
-        let addresses = [self.first.address, event::lock(&self.rest).address];
+        let addresses = [self.first.address, *event::lock(&self.rest)];
         if driver::bind(&self.gpu.context).is_err() {
             return;
         }

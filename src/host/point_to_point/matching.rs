@@ -70,6 +70,12 @@ impl<A> Matching<A> {
         self.posted[queue].remove(at).map(|posted| posted.request)
     }
 
+    /// From whom a message has come under a tag that nobody has received.
+    #[cfg(feature = "cuda")]
+    pub(super) fn has_arrived(&self, tag: u64) -> Option<usize> {
+        self.arrived.iter().position(|from| from.iter().any(|arrived| arrived.tag == tag))
+    }
+
     /// Whether neither a receive waits that could meet a message of this source, nor a message of it.
     #[inline]
     pub(super) fn is_clear(&self, source: usize) -> bool {

@@ -86,6 +86,12 @@ impl MatchingState {
         }
     }
 
+    /// From whom a message has come under a tag that nobody has received.
+    #[cfg(feature = "cuda")]
+    pub(super) fn has_arrived(&self, tag: u64) -> Option<usize> {
+        self.matching.has_arrived(tag)
+    }
+
     /// How much messages to one peer may cost that it has not taken yet.
     pub(super) fn limit(&self) -> usize {
         self.limit

@@ -302,6 +302,12 @@ impl<C: Connector> Messages<C> {
         Some((outcome, message))
     }
 
+    /// From whom a message has come under a tag that nobody has received.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn has_arrived(&self, tag: u64) -> Option<usize> {
+        self.matching_state.has_arrived(tag)
+    }
+
     /// Cancels a request: its memory is not touched again, and its ticket is void.
     ///
     /// A send that has begun may still arrive; a long one that was already met by a receive makes that receive fail. A message

@@ -91,21 +91,18 @@ impl NcclCommunicator {
     fn agree(&self, job: &Job, stream: &CudaStream) -> Result<()> {
         let plane = self.plane();
         let is_compared = self.world_size() > 1 && self.config().check_device_calls.covers(job.call.sequence);
-        let is_first_use = plane.is_first_use(job);
-        if !(is_compared || is_first_use) {
+        let first_use = plane.first_use(job);
+        if !(is_compared || first_use.is_any()) {
             return Ok(());
         }
         refuse_capture(stream, || job.call.to_string())?;
-        let loaded = if is_first_use { plane.load(job, stream) } else { Ok(()) };
+        let loaded = if first_use.is_any() { plane.load(job, stream) } else { Ok(()) };
         let agreed = match (self.compare(job, loaded.is_err()), loaded) {
             // Of its own failure a rank knows more than that there is one.
             (Err(Error::Unsupported { .. }), Err(own)) => Err(own),
             (agreed, _) => agreed,
         };
-        if is_first_use && agreed.is_err() {
-            plane.unload(job);
-        }
-        agreed
+        agreed.inspect_err(|_| plane.unload(job, first_use))
     }
 
     /// Compares a call with everyone's.

@@ -75,7 +75,13 @@ impl NcclCommunicator {
         // Of its own refusal a rank knows more than that there is one.
         suits?;
         agreed(&heard)?;
-        Window::new(plane.comm(), buffer, &Deadline::after(timeout))
+        // From here on the others register theirs and wait for this rank's: what it alone is refused ends the communicator. What the library lacks, all lack.
+        let opened = Window::new(plane.comm(), buffer, &Deadline::after(timeout));
+        opened.inspect_err(|error| {
+            if !error.is_unsupported() {
+                plane.comm().fail(error);
+            }
+        })
     }
 }
 

@@ -92,7 +92,7 @@ fn memory_for_large_calls_comes_with_the_first_of_them_and_once() {
         assert_eq!(plane.scratch.allocated(), FIRST_SCRATCH_BYTES);
         let mut memory = upload(stream, &inputs[me]);
         let job = job_at(&case, me, address(stream, &mut memory), DType::U8, None);
-        assert!(plane.is_first_use(&job) && !plane.is_first_use(&job_at(&small, me, 4096, DType::U8, None)));
+        assert!(plane.first_use(&job).is_any() && !plane.first_use(&job_at(&small, me, 4096, DType::U8, None)).is_any());
         stream.synchronize().unwrap();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
         // SAFETY: refused before anything is queued.
@@ -103,13 +103,38 @@ fn memory_for_large_calls_comes_with_the_first_of_them_and_once() {
         for _ in 0..2 {
             run(plane, &case, &inputs, DType::U8, None, &|_| unreachable!("nothing is folded"));
             assert_eq!(plane.scratch.allocated(), FIRST_SCRATCH_BYTES + most);
-            assert!(!plane.is_first_use(&job));
+            assert!(!plane.first_use(&job).is_any());
         }
         // What some rank lacks is agreed on again, and is there already.
-        plane.unload(&job);
-        assert!(plane.is_first_use(&job));
+        plane.unload(&job, FirstUse { kernel: false, memory: true });
+        assert!(plane.first_use(&job).is_any());
         plane.load(&job, stream).unwrap();
-        assert!(!plane.is_first_use(&job) && plane.scratch.allocated() == FIRST_SCRATCH_BYTES + most);
+        assert!(!plane.first_use(&job).is_any() && plane.scratch.allocated() == FIRST_SCRATCH_BYTES + most);
+    });
+    sim.finish();
+}
+
+#[test]
+fn what_a_call_may_need_is_no_less_than_what_it_needs() {
+    let sim = Sim::new();
+    let options = Options { scratch_bytes: 3 * FIRST_SCRATCH_BYTES, reproducible: true, ..options() };
+    ranks(3, &options, |plane| {
+        let seed = 190;
+        let (mut random, mut large) = (Random(seed), 0);
+        let kinds =
+            [Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter, Collective::ReduceScatterV, Collective::AllToAll];
+        for kind in kinds.into_iter().cycle().take(2000) {
+            let most = 1 << random.below(24);
+            let blocks = [(); 3].map(|()| 4 * random.below(most));
+            let blocks = if kind == Collective::ReduceScatterV { blocks } else { [blocks[0]; 3] };
+            let case = Case { n: 3, root: 1, blocks: blocks.into(), ..Case::some(kind, true, 4, 1, &mut random) };
+            let (op, dtype) = [(ReduceOp::BitXor, DType::I32), (ReduceOp::PreMulSum(SCALAR), DType::F32)][random.below(2)];
+            let reduction = (kind != Collective::AllToAll).then_some(Reduction::Builtin(op));
+            let job = job_at(&case, plane.comm().rank(), 4096, dtype, reduction);
+            assert!(plane.room(&job) <= plane.most_room(&job), "{op} of {dtype}, seed {seed}: {case:?}");
+            large += usize::from(plane.lacks_memory(&job));
+        }
+        assert!((100..1900).contains(&large), "{large} calls are large");
     });
     sim.finish();
 }

@@ -1,6 +1,7 @@
 //! The whole device plane over the simulated driver and NCCL: ranks are threads, each with a device of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(unsafe_code, reason = "calls take addresses of device memory")]
 
 mod memory;
 mod streams;

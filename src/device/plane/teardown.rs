@@ -1,0 +1,100 @@
+//! The end of a plane: its memory and kernels go when nothing uses them any more.
+
+#![expect(unsafe_code, reason = "device memory is freed by hand")]
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaEvent;
+
+use super::DevicePlane;
+use super::scratch::ScratchMemory;
+use crate::deadline::Deadline;
+use crate::device::comm::{BackOff, Inner};
+use crate::device::custom_kernels::CustomKernels;
+use crate::device::driver;
+use crate::device::kernels::Kernels;
+use crate::event;
+use crate::tuning::device::{ANSWER_WAIT, PLANE_DROP_WAIT, ROUNDS};
+
+/// What of a plane may be in use after it is gone.
+#[derive(Debug)]
+struct Leftover {
+    scratch: ScratchMemory,
+    /// Ours, and the caller's.
+    _kernels: (Arc<Kernels>, CustomKernels),
+}
+
+impl Leftover {
+    /// Frees it when the graphs are gone that calls were captured into, on a thread that nobody waits for.
+    fn free_behind(self, comm: Arc<Inner>) {
+        let bytes = self.scratch.allocated();
+        // What a thread that does not start is given is dropped: memory on devices is not freed by that, kernels would be.
+        let left = std::mem::ManuallyDrop::new(self);
+        let free = move || {
+            while comm.live_graphs() > 0 {
+                // They may live for long.
+                std::thread::sleep(ROUNDS.1);
+            }
+            // SAFETY: the streams were at rest when the plane ended; the last launch of the last graph is over: the driver tells of a graph's end after it.
+            // Nothing is queued without the plane, and this runs once.
+            unsafe { left.scratch.free() };
+            drop(std::mem::ManuallyDrop::into_inner(left));
+        };
+        if let Err(error) = std::thread::Builder::new().name("collectives-free".to_owned()).spawn(free) {
+            crate::event::error!(%error, bytes, "no thread to free what graphs of a dropped communicator use: it is lost");
+        }
+    }
+}
+
+impl Drop for DevicePlane {
+    fn drop(&mut self) {
+        let is_free = self.comes_to_rest();
+        // Launches of graphs use the same, also after the communicator has ended.
+        let has_graphs = is_free && self.comm.inner().live_graphs_within(&Deadline::after(ANSWER_WAIT)) > 0;
+        if is_free && !has_graphs {
+            // SAFETY: what was queued with its addresses has been done (`is_free`), no graph has any of it, nothing can be queued any more, since
+            // that takes the plane, and a plane is dropped once.
+            return unsafe { self.scratch.free() };
+        }
+        let custom_kernels = std::mem::replace(&mut *event::lock(&self.custom_kernels), CustomKernels::new(&self.gpu));
+        let left = Leftover { scratch: self.scratch.take_all(), _kernels: (Arc::clone(&self.kernels), custom_kernels) };
+        if has_graphs {
+            return left.free_behind(Arc::clone(self.comm.inner()));
+        }
+        // What may still run reads the memory and is the code of these: better lost than taken away from under it.
+        let (device, bytes) = (self.gpu.ordinal, left.scratch.allocated());
+        std::mem::forget(left);
+        crate::event::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
+    }
+}
+
+impl DevicePlane {
+    /// Waits until nothing of the plane's runs any more; `false` where that is not so before long. Work that waits for other ranks is aborted then.
+    fn comes_to_rest(&self) -> bool {
+        let own = [&self.stream, &self.side, &self.exchange].map(|stream| {
+            // What is captured does not run.
+            if driver::is_capturing(stream) { Ok(None) } else { stream.record_event(None).map(Some) }
+        });
+        let events = || own.iter().flatten().flatten().chain([&self.free]);
+        let deadline = Deadline::after(PLANE_DROP_WAIT);
+        if own.iter().all(Result::is_ok) && events().all(|event| self.comm.wait(event, &deadline).is_ok()) {
+            return true;
+        }
+        // Kernels may run for a while after the abort has returned.
+        self.comm.abort();
+        let deadline = Deadline::after(PLANE_DROP_WAIT);
+        events().all(|event| is_complete_within(event, &deadline))
+    }
+}
+
+/// Whether an event is complete, or becomes so in time.
+fn is_complete_within(event: &CudaEvent, deadline: &Deadline) -> bool {
+    let mut back_off = BackOff::default();
+    loop {
+        match event.try_is_complete() {
+            Ok(false) if !deadline.has_passed() => back_off.rest(),
+            // A context that is broken runs nothing any more.
+            outcome => return outcome.unwrap_or(true),
+        }
+    }
+}
