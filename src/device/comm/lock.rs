@@ -191,7 +191,7 @@ mod tests {
     fn short_waits_do_not_sleep_and_long_ones_do_little_else() {
         let micros = Duration::from_micros;
         assert_eq!(looks(micros(200), micros(1)), (200, 0));
-        assert_eq!(looks(AWAKE, micros(1)).1, 0);
+        assert_eq!(looks(AWAKE - micros(1), micros(1)).1, 0);
         // The shortest sleeps up to 640 µs, then each 1/128 of the time before it up to 128 ms, then the longest.
         let growing = (200_f64.ln() / (129_f64 / 128.0).ln()) as u32;
         let (looks, naps) = looks(Duration::from_secs(1), micros(1));
