@@ -32,7 +32,8 @@ impl Wait {
 impl Inner {
     /// Ends the communicator where something has not come to its end in time, or waits for a rank that is gone.
     pub(in crate::device) fn keep_time(self: &Arc<Self>, now: Instant) {
-        let waits = [self.unfinished(now), self.inside_nccl(now), self.launched(now)];
+        // A launch first: it says best which call it is, also where others have been queued behind it.
+        let waits = [self.launched(now), self.unfinished(now), self.inside_nccl(now)];
         if let Some(error) = waits.into_iter().flatten().find_map(|wait| self.trouble_of(&wait, now))
             && !self.is_ended()
         {
