@@ -140,6 +140,11 @@ impl Device {
         Ok(Entered(before))
     }
 
+    /// Whether the context runs nothing any more.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.enter().and_then(|_there| Event::new()).is_err()
+    }
+
     /// Checks that a stream belongs to this device.
     pub(crate) fn check_stream(&self, stream: Stream, name: &str) -> Outcome<()> {
         let mut context = std::ptr::null_mut();

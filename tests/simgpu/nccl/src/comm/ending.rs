@@ -1,10 +1,14 @@
 //! How the work of a communicator ends, and how it does itself: abort flags, revoking, shrinking with an abort, finalizing, destroying.
 
-use super::{Comm, DEAD, LIVE};
+use super::{Comm, DEAD, LIVE, State};
 use crate::clique::Departure;
 use crate::fault::{Fault, Outcome};
 use crate::report::lock;
 use std::sync::PoisonError;
+use std::time::Duration;
+
+/// How often whoever waits for a device looks whether that is broken.
+const LOOK: Duration = Duration::from_millis(20);
 
 impl Comm {
     pub(crate) fn is_revoked(&self) -> bool {
@@ -119,11 +123,21 @@ impl Comm {
         }
     }
 
-    /// Waits until the streams are past all launches, and so past what was on them before.
+    /// Waits until the streams are past all launches, and so past what was on them before. A context that is broken does not come to them any
+    /// more: NCCL's wait for the stream gives an error then, which an abort does not mind.
     pub(crate) fn await_launches(&self) {
-        let mut state = lock(&self.state);
-        while state.queued > 0 || state.running > 0 {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let state = lock(&self.state);
+            let waits = |state: &mut State| state.queued > 0 || state.running > 0;
+            let waited = self.changed.wait_timeout_while(state, LOOK, waits);
+            let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            if !waits(&mut state) {
+                return;
+            }
+            drop(state);
+            if self.device.is_broken() {
+                return;
+            }
         }
     }
 }
