@@ -40,7 +40,8 @@ fn virtual_memory_is_not_there_but_its_granularity_is_told() {
     let _alone = simgpu::alone();
     let context = CudaContext::new(0).unwrap();
     let supported = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED).unwrap();
-    let (mut bytes, properties) = (0, sys::CUmemAllocationProp_v1::default());
+    // SAFETY: plain numbers and pointers, of which 0 is a value.
+    let (mut bytes, properties) = (0, unsafe { std::mem::zeroed::<sys::CUmemAllocationProp_v1>() });
     let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
     // SAFETY: both places are on the stack here.
     unsafe { sys::cuMemGetAllocationGranularity(&raw mut bytes, &raw const properties, option) }.result().unwrap();
