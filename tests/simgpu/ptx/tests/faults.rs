@@ -345,7 +345,8 @@ fn reads_may_go_further_than_writes_where_the_memory_says_so() {
         launch(module.kernel("k").unwrap(), &size(1, 1), &at.to_le_bytes(), 0, &Padded(&device, at))
     };
     let touched = attempt("ld.global.u32 %r1, [%rd1+8]; st.global.u16 [%rd1+8], %rs1;").unwrap();
-    assert_eq!((touched.reads, touched.writes), (vec![at + 8..at + 12], vec![at + 8..at + 10]));
+    let range = |begin, end| [at + begin..at + end];
+    assert_eq!((&touched.reads[..], &touched.writes[..]), (&range(8, 12)[..], &range(8, 10)[..]));
     for body in [
         "st.global.u32 [%rd1+8], %r1;",
         "red.global.add.u32 [%rd1+8], 1;",

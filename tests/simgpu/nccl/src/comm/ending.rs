@@ -18,9 +18,11 @@ impl Comm {
     /// Waits until all launches are done, and until no graph is left that holds any: as with NCCL an abort ends no such wait.
     pub(crate) fn drain(&self) {
         let mut state = lock(&self.state);
-        while state.queued > 0 || state.running > 0 || state.held > 0 {
+        while state.held > 0 {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        drop(state);
+        self.await_launches();
     }
 
     /// Raises the flags, and refuses what comes. What runs ends; [`Comm::end_revoke`] lowers them when it has.
