@@ -345,8 +345,8 @@ fn reads_may_go_further_than_writes_where_the_memory_says_so() {
         launch(module.kernel("k").unwrap(), &size(1, 1), &at.to_le_bytes(), 0, &Padded(&device, at))
     };
     let touched = attempt("ld.global.u32 %r1, [%rd1+8]; st.global.u16 [%rd1+8], %rs1;").unwrap();
-    let range = |begin, end| [at + begin..at + end];
-    assert_eq!((&touched.reads[..], &touched.writes[..]), (&range(8, 12)[..], &range(8, 10)[..]));
+    assert_eq!(touched.reads, std::slice::from_ref(&(at + 8..at + 12)));
+    assert_eq!(touched.writes, std::slice::from_ref(&(at + 8..at + 10)));
     for body in [
         "st.global.u32 [%rd1+8], %r1;",
         "red.global.add.u32 [%rd1+8], 1;",
