@@ -378,8 +378,8 @@ fn what_cannot_be_loaded_says_why_and_leaves_the_communicator_usable() {
         let base = address(stream, &mut memory);
         let attempt = |code| {
             let job = job_at(&case, plane.comm().rank(), base, DType::U8, Some(Reduction::User(code)));
-            // SAFETY: the memory is as the case says.
-            unsafe { plane.enqueue(&job, stream, LONG) }.unwrap_err().to_string()
+            // As ranks do at the first use, before they agree that all can.
+            plane.load(&job, stream).unwrap_err().to_string()
         };
         let absent = attempt(DeviceCode::Ptx { image: IMAGE.into(), entry: "other".into() });
         assert!(absent.contains("\"other\""), "{absent}");
