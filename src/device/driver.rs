@@ -4,14 +4,13 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUstreamCaptureStatus};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use libloading::Library;
 
-use crate::buffer::device_events;
+pub(crate) use crate::buffer::device_events::{bind, is_nameless};
 use crate::error::Error;
 
 /// A device and the context in which it is used.
@@ -215,45 +214,6 @@ pub(crate) fn urgent_stream(context: &Arc<CudaContext>) -> Result<Arc<CudaStream
     context.new_stream_with_priority((least - 1).max(greatest))
 }
 
-thread_local! {
-    /// Whether this thread was given a context before.
-    static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
-    static ANY_WILL_DO: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Makes the context current on this thread, where not any will do (see [`AnyContext`]). Errors that others have parked in it stay there.
-pub(crate) fn bind(context: &CudaContext) -> Result<(), DriverError> {
-    if ANY_WILL_DO.get() { Ok(()) } else { device_events::bind(context) }
-}
-
-/// While it lives, this thread makes calls for which any context will do: [`bind`] does not ask the driver which one is current.
-///
-/// Such are collectives of NCCL's on a stream with a handle of its own: NCCL makes its device current for as long as it needs it, and the stream
-/// knows its context. What does depend on the current context, such as making an event, calls [`device_events::bind`].
-pub(crate) struct AnyContext(PhantomData<*const ()>);
-
-impl AnyContext {
-    /// For calls on a stream of this context. The first of a thread makes that current: NCCL would otherwise take the first device's, and make one
-    /// there, where there is none.
-    pub(crate) fn for_calls_on(stream: &CudaStream) -> Result<Option<Self>, DriverError> {
-        if device_events::is_nameless(stream) {
-            return Ok(None);
-        }
-        if !HAS_CONTEXT.get() {
-            device_events::bind(stream.context())?;
-            HAS_CONTEXT.set(true);
-        }
-        ANY_WILL_DO.set(true);
-        Ok(Some(Self(PhantomData)))
-    }
-}
-
-impl Drop for AnyContext {
-    fn drop(&mut self) {
-        ANY_WILL_DO.set(false);
-    }
-}
-
 /// As [`bind`], for callers who switch contexts themselves where another one is current, as NCCL does, and must only not find none: the driver is
 /// asked once a thread, as long as the thread uses one context here.
 #[inline]
@@ -331,7 +291,7 @@ unsafe impl Sync for Event {}
 impl Event {
     /// An event of the context.
     pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
-        device_events::bind(context)?;
+        bind(context)?;
         let event = cudarc::driver::result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
         Ok(Self { event, context: Arc::clone(context) })
     }

@@ -227,7 +227,8 @@ impl NcclComm {
             captured = inner.begin(stream, timeout)?;
             work(raw)
         };
-        inner.inside_bound(driver::bind_once, doing, timeout, in_time)?;
+        let bind = if driver::is_nameless(stream) { driver::bind } else { driver::bind_once };
+        inner.inside_bound(bind, doing, timeout, in_time)?;
         inner.conclude(captured, &mut last, stream, doing)
     }
 }

@@ -12,7 +12,7 @@ use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 use super::kept_plan::{KeptPlan, Steps};
 use super::{DevicePlane, GroupPart, Product};
 use crate::device::comm::{self, Part};
-use crate::device::driver::{self, AnyContext, cuda_error};
+use crate::device::driver::{self, cuda_error};
 use crate::device::nccl::{Raw, Refusal, data_type};
 use crate::device::plan::{self, Folder, Job, NcclOp, Plan, Step, StepEvent, StreamRole, Transfer};
 use crate::{DType, Result, event};
@@ -59,8 +59,6 @@ impl DevicePlane {
             Plan::Nothing => self.refuse_if_over(&doing),
             Plan::One(transfer) => {
                 let queue = stream.cu_stream();
-                let any = AnyContext::for_calls_on(stream).map_err(failed("making a device current"));
-                let _any = any.inspect_err(|error| self.end_unless_all_refuse(error))?;
                 // SAFETY: the transfer uses this stream alone; its addresses and lengths are the job's, whose memory is there until the stream has
                 // passed the call (this function's contract).
                 unsafe { self.comm.enqueue(&doing, stream, timeout, |raw| self.issue(raw, &transfer, queue)) }
