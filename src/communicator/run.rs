@@ -27,15 +27,18 @@ impl Communicator {
     /// Runs a checked call: on the host at once, on a device by queueing it. The call is taken as it was made, since moving it about would
     /// cost more than a flag between two cores.
     #[inline]
-    pub(super) fn execute(&self, prepared: Result<Prepared<'_>>) -> Result<()> {
-        if let Ok(Prepared::Host(job, _)) = &prepared {
-            return self.run(job);
+    pub(super) fn execute(&self, mut prepared: Result<Prepared<'_>>) -> Result<()> {
+        match &mut prepared {
+            Ok(Prepared::Host(job, _)) => return self.run(job),
+            #[cfg(feature = "cuda")]
+            Ok(Prepared::Device(call)) => return self.queue(call, Hold::Borrowed),
+            _ => {}
         }
         match prepared? {
             Prepared::Host(job, _) => self.run(&job),
             Prepared::HostMany(jobs, _) => self.run_all(&jobs),
             #[cfg(feature = "cuda")]
-            Prepared::Device(call) => self.queue(call, Hold::Borrowed),
+            Prepared::Device(mut call) => self.queue(&mut call, Hold::Borrowed),
             #[cfg(feature = "cuda")]
             Prepared::DeviceMany(calls) => self.queue_batch(calls.into(), Hold::Borrowed),
         }
@@ -72,7 +75,7 @@ impl Communicator {
             Prepared::Host(job, _) => Launched::Host(job.into()),
             Prepared::HostMany(jobs, _) => Launched::Host(jobs),
             #[cfg(feature = "cuda")]
-            Prepared::Device(call) => Launched::Device(self.queue_and_mark(call)?),
+            Prepared::Device(mut call) => Launched::Device(self.queue_and_mark(&mut call)?),
             #[cfg(feature = "cuda")]
             Prepared::DeviceMany(calls) => Launched::Device(self.queue_all_and_mark(calls)?),
         };

@@ -5,6 +5,7 @@
 //! | all_reduce in place, an address with a stream | 0 | 1 | 0 |
 //! | all_reduce in place on a `CudaSlice` | 3: two waits, one record | 1 | 0 |
 //! | all_reduce from one `CudaSlice` into another | 6: three waits, two records, one question for the context | 1 | 0 |
+//! | either, where cudarc's event tracking is disabled | 0 | 1 | 0 |
 //!
 //! One more, which asks whether the stream is captured, where the ranks compare the call. A slice of cudarc's has two events: what was last read
 //! and what was last written, by anybody, on any stream. A write waits for both, and a read for the second; nobody can tell on which
@@ -116,6 +117,27 @@ fn views_cost_what_slices_do_and_a_default_stream_needs_its_context() {
         assert_cost("on the default stream", false, named, &expected);
         let source = comm.device().unwrap().stream().clone_htod(&[comm.rank() as i32 + 5; 100]).unwrap();
         comm.all_reduce_into(&source, destination, ReduceOp::Max).unwrap();
+    });
+}
+
+#[test]
+fn slices_without_events_cost_what_addresses_do() {
+    if !counts() {
+        return;
+    }
+    ranks_with(2, compared_before(0), |comm, _| {
+        let device = comm.device().unwrap();
+        let context = CudaContext::new(device.context().ordinal()).unwrap();
+        // SAFETY: one stream has all uses of what is allocated through this value of the context.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().unwrap();
+        let (comm, memory) = (comm.with_stream(&stream), DeviceMemory::on(Arc::clone(&stream)));
+        let source = memory.put(&[comm.rank() as i32 + 5; 100]);
+        let mut destination = memory.put(&[comm.rank() as i32; 100]);
+        assert_cost("in place", false, cost(|| comm.all_reduce(&mut destination, ReduceOp::Max).unwrap()), &[]);
+        let into = cost(|| comm.all_reduce_into(&source, &mut destination, ReduceOp::Max).unwrap());
+        assert_cost("from one slice into another", false, into, &[]);
+        assert_eq!(memory.get(&destination), [6; 100]);
     });
 }
 

@@ -90,8 +90,9 @@ impl<'a> Batch<'a> {
     pub(super) fn resolve<'s>(&'s mut self, stream: &'s CudaStream, hold: Hold) -> Result<Resolved<'s>> {
         let mut guards = Guards::new(hold);
         let mut jobs = Vec::with_capacity(self.calls.len());
-        for call in std::mem::take(&mut self.calls) {
-            let job = resolve(call, stream, &mut guards);
+        for mut call in std::mem::take(&mut self.calls) {
+            resolve(&mut call, stream, &mut guards);
+            let job = call.job;
             if overlap(&job) {
                 return Err(Error::argument(job.call.kind.name(), "source and destination overlap"));
             }

@@ -41,19 +41,19 @@ impl DeviceCall<'_> {
     }
 }
 
-/// Makes `stream` wait for what else uses a call's buffers, and fills in their addresses.
-pub(super) fn resolve<'s, 'a: 's>(call: DeviceCall<'a>, stream: &'s CudaStream, guards: &mut Guards<'s>) -> device::Job {
-    let DeviceCall { mut job, source, destination, lists } = call;
-    if let Some(source) = source {
+/// Makes `stream` wait for what else uses a call's buffers, and fills in their addresses. The call stays where it is: it is large to move.
+pub(super) fn resolve<'s, 'a: 's>(call: &mut DeviceCall<'a>, stream: &'s CudaStream, guards: &mut Guards<'s>) {
+    let DeviceCall { job, source, destination, lists } = call;
+    if let Some(source) = *source {
         job.memory.source = guards.read(source, stream);
     }
-    if let Some(destination) = destination {
+    if let Some(destination) = destination.take() {
         job.memory.destination = guards.write(destination, stream);
     }
     if job.in_place {
         job.memory.source = job.memory.destination;
     }
-    job.lists = lists.map(|lists| {
+    job.lists = lists.take().map(|lists| {
         let DeviceLists { sources, destinations } = *lists;
         // One buffer may stand for all: it is ordered once.
         let mut last: Option<(&dyn DeviceRead, u64)> = None;
@@ -66,25 +66,23 @@ pub(super) fn resolve<'s, 'a: 's>(call: DeviceCall<'a>, stream: &'s CudaStream, 
         let list = |blocks: Vec<(u64, usize)>| (!blocks.is_empty()).then(|| List::new(blocks.into_iter()));
         Box::new(Lists { source: list(sources), destination: list(destinations) })
     });
-    job
 }
 
 /// Orders a call on `stream` among the other uses of its buffers: it can be queued then, and the guards are released afterwards.
 pub(super) fn ordered<'s, 'a: 's>(
-    call: DeviceCall<'a>,
+    call: &mut DeviceCall<'a>,
     plane: &CudaContext,
     stream: &'s CudaStream,
-    hold: Hold,
-) -> Result<(device::Job, Guards<'s>)> {
-    let (name, mut guards) = (call.job.call.kind.name(), Guards::new(hold));
-    let job = resolve(call, stream, &mut guards);
-    if overlap(&job) {
+    guards: &mut Guards<'s>,
+) -> Result<()> {
+    let name = call.job.call.kind.name();
+    resolve(call, stream, guards);
+    if overlap(&call.job) {
         let reason = "source and destination overlap; use the in-place form, or buffers that lie apart";
         return Err(Error::argument(name, reason));
     }
-    check_places(&job)?;
-    guards.check(plane, stream, name)?;
-    Ok((job, guards))
+    check_places(&call.job)?;
+    guards.check(plane, stream, name)
 }
 
 /// How a device folds what the caller asked for.

@@ -174,7 +174,7 @@ impl Communicator {
     }
 
     /// Queues a checked call on the stream of this handle, and tells those who listen.
-    pub(in crate::communicator) fn queue(&self, mut call: DeviceCall<'_>, hold: Hold) -> Result<()> {
+    pub(in crate::communicator) fn queue(&self, call: &mut DeviceCall<'_>, hold: Hold) -> Result<()> {
         let kind = call.job.call.kind;
         let plane = self.plane(kind.name())?;
         let _turn = self.device_turn(kind.name())?;
@@ -186,14 +186,16 @@ impl Communicator {
         watch.around(report, Track::Device, || self.queue_unwatched(call, hold))
     }
 
-    fn queue_unwatched(&self, call: DeviceCall<'_>, hold: Hold) -> Result<()> {
+    fn queue_unwatched(&self, call: &mut DeviceCall<'_>, hold: Hold) -> Result<()> {
         let kind = call.job.call.kind;
         let plane = self.plane(kind.name())?;
         let stream = self.device_stream(plane);
-        self.admit(plane, &call)?;
-        let (job, guards) = ordered(call, &plane.gpu().context, stream, hold)?;
+        self.admit(plane, call)?;
+        let mut guards = Guards::new(hold);
+        ordered(call, &plane.gpu().context, stream, &mut guards)?;
+        let job = &call.job;
         // After all checks: where this rank alone refuses the call, the others wait here, on the host, and not on their devices.
-        self.confer(plane, std::iter::once(&job))?;
+        self.confer(plane, std::iter::once(job))?;
         let pledge = Pledge::new(plane, false);
         // SAFETY: - the addresses are those of buffers that are borrowed by the call (or owned by a work until it has ended), as
         //   long as their lengths say, on the plane's device (checked in `admit`); they are the same or apart (checked);
@@ -202,7 +204,7 @@ impl Communicator {
         // - all ranks make this call, with these lengths and this type: compared by `confer`, or promised by whoever had it not compared
         //   (`CheckDeviceCalls::unchecked_after`). So what NCCL writes here is as long as the destination, and values of its type, or
         //   bytes that the plan makes truth values of.
-        let queued = unsafe { plane.enqueue(&job, stream, self.timeout()) };
+        let queued = unsafe { plane.enqueue(job, stream, self.timeout()) };
         pledge.settle(&queued);
         let flight = &self.core.shared.recorder;
         // A call with wrong arguments does not count: the other ranks may not count it either.
@@ -360,7 +362,7 @@ impl Attendant {
 
 impl Communicator {
     /// Queues a call, and an event behind it.
-    pub(in crate::communicator) fn queue_and_mark(&self, call: DeviceCall<'_>) -> Result<Queued> {
+    pub(in crate::communicator) fn queue_and_mark(&self, call: &mut DeviceCall<'_>) -> Result<Queued> {
         let doing = call.job.call.to_string();
         self.and_mark(call.job.call.kind.name(), doing, || self.queue(call, Hold::Owned)).map(|(queued, ())| queued)
     }

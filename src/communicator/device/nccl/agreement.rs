@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use crate::communicator::Communicator;
-use crate::communicator::device::call::{DeviceCall, Hold, ordered};
+use crate::communicator::device::call::{DeviceCall, Guards, Hold, ordered};
 use crate::communicator::device::compare::{self, Said};
 use crate::communicator::device::queue::Pledge;
 use crate::device::{self, DevicePlane, Job, NcclCommunicator, WORDS_BYTES, Words};
@@ -58,7 +58,7 @@ impl NcclCommunicator {
     }
 
     /// Queues a checked call on `stream`, once the ranks have agreed on it.
-    pub(super) fn queue(&self, mut call: DeviceCall<'_>, stream: &Arc<CudaStream>) -> Result<()> {
+    pub(super) fn queue(&self, call: &mut DeviceCall<'_>, stream: &Arc<CudaStream>) -> Result<()> {
         let (plane, name) = (self.plane(), call.job.call.kind.name());
         Communicator::same_device(plane, name, "the stream", stream.context())?;
         if let Some(source) = call.source {
@@ -70,9 +70,11 @@ impl NcclCommunicator {
         let _turn = self.turn(name)?;
         plane.number([&mut call.job]);
         plane.refuse_if_over(&|| call.job.call.to_string())?;
-        let (job, guards) = ordered(call, &plane.gpu().context, stream, Hold::Borrowed)?;
+        let mut guards = Guards::new(Hold::Borrowed);
+        ordered(call, &plane.gpu().context, stream, &mut guards)?;
+        let job = &call.job;
         // After all checks: where this rank alone refuses the call, the others wait here, with a deadline, and nothing is queued.
-        self.agree(&job, stream)?;
+        self.agree(job, stream)?;
         let pledge = Pledge::new(plane, false);
         // SAFETY: - the addresses are those of buffers that are borrowed by the call, as long as their lengths say, on the plane's device
         //   (checked above); they are the same or apart (checked by `ordered`);
@@ -81,7 +83,7 @@ impl NcclCommunicator {
         // - all ranks make this call as their next one, with these lengths, this type and planes that cut it alike: compared by `agree`, or
         //   promised by whoever had it not compared (`CheckDeviceCalls::unchecked_after`), and nobody's call comes in between (the turn;
         //   raw calls promise so). What NCCL writes is values of the type, or bytes that the plan makes truth values of.
-        let queued = unsafe { plane.enqueue(&job, stream, self.config().timeout) };
+        let queued = unsafe { plane.enqueue(job, stream, self.config().timeout) };
         pledge.settle(&queued);
         queued.and(Communicator::release(guards, plane, stream, name))
     }

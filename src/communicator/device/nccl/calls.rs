@@ -63,7 +63,7 @@ impl NcclCommunicator {
         };
         let job = arguments.job(self.world_size())?;
         let (source, destination) = (source.map(|memory| memory.inner), destination.map(|memory| memory.inner));
-        self.queue(DeviceCall { job, source, destination, lists: None }, stream)
+        self.queue(&mut DeviceCall { job, source, destination, lists: None }, stream)
     }
 
     /// A buffer that the root must pass and the others must not.
