@@ -52,11 +52,11 @@ impl UniqueId {
         Self(bytes)
     }
 
-    fn from_nccl(id: ncclUniqueId) -> Self {
+    pub(crate) fn from_nccl(id: ncclUniqueId) -> Self {
         Self(id.internal.map(|byte| byte as u8))
     }
 
-    fn to_nccl(self) -> ncclUniqueId {
+    pub(crate) fn to_nccl(self) -> ncclUniqueId {
         ncclUniqueId { internal: self.0.map(|byte| byte as std::ffi::c_char) }
     }
 }
@@ -176,33 +176,13 @@ impl NcclCommunicator {
     /// `NoDevice` where driver or NCCL is missing; `Nccl`; `Timeout` where ranks do not come.
     #[doc(alias("ncclCommInitRankConfig", "ncclCommInitRankScalable"))]
     pub fn create(context: &Arc<CudaContext>, ids: &[UniqueId], rank: usize, world_size: usize, config: &Config) -> Result<Self> {
-        Self::initialise(context, ids, rank, world_size, config, NcclComm::create)
-    }
-
-    /// Joins a communicator that is being grown by [`NcclCommunicator::grow`], as a new rank. NCCL 2.29.2.
-    ///
-    /// # Errors
-    ///
-    /// As [`NcclCommunicator::create`], and `Unsupported` with an older NCCL.
-    pub fn join(context: &Arc<CudaContext>, id: UniqueId, rank: usize, world_size: usize, config: &Config) -> Result<Self> {
-        Self::initialise(context, &[id], rank, world_size, config, comm::join)
-    }
-
-    fn initialise(
-        context: &Arc<CudaContext>,
-        ids: &[UniqueId],
-        rank: usize,
-        world_size: usize,
-        config: &Config,
-        create: impl FnOnce(Setup<'_>) -> Result<NcclComm>,
-    ) -> Result<Self> {
         let no_device = |reason| Error::NoDevice { call: "making a communicator".to_owned(), reason };
         driver::check().map_err(no_device)?;
         let gpu = driver::of(context).map_err(no_device)?;
         let library = nccl::library(config.nccl_library.as_ref()).map_err(no_device)?;
         let ids: Vec<_> = ids.iter().map(|id| id.to_nccl()).collect();
         let deadline = Deadline::after(config.timeout);
-        let comm = create(Setup {
+        let comm = NcclComm::create(Setup {
             library,
             gpu: &gpu,
             ids: &ids,
@@ -256,30 +236,6 @@ impl NcclCommunicator {
     pub fn shrink(&self, excluded: &[usize], parent: ShrinkMode) -> Result<Self> {
         let comm = self.0.plane.comm().shrink(excluded, parent == ShrinkMode::Abort, &self.0.config.nccl, &self.deadline())?;
         self.descendant(comm)
-    }
-
-    /// An id for the next [`NcclCommunicator::grow`], which one rank makes and brings to all new ranks. NCCL 2.29.2.
-    ///
-    /// # Errors
-    ///
-    /// `Unsupported` with an older NCCL, `Nccl`.
-    #[doc(alias = "ncclCommGetUniqueId")]
-    pub fn grow_id(&self) -> Result<UniqueId> {
-        self.0.plane.comm().grow_id(&self.deadline()).map(UniqueId::from_nccl)
-    }
-
-    /// A communicator of these ranks and new ones, which [`join`](Self::join) it; `id` on the rank that made it. NCCL 2.29.2.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument`, `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
-    #[doc(alias = "ncclCommGrow")]
-    pub fn grow(&self, world_size: usize, id: Option<UniqueId>) -> Result<Self> {
-        let id = id.map(UniqueId::to_nccl);
-        let plane = &self.0.plane;
-        let comm = plane.comm().grow(world_size, id, &self.0.config.nccl, &self.deadline())?;
-        // Of the switch the new ranks know nothing.
-        Self::around(plane.gpu().clone(), comm, &self.0.config, plane.least_capability(), false)
     }
 
     /// Stops what is in flight and refuses collectives from now on; [`shrink`](Self::shrink), [`split`](Self::split) and dropping

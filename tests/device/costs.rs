@@ -20,7 +20,7 @@ use collectives::{Communicator, Config, ReduceOp, interop::RawDeviceSlice};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
 use simgpu::{DriverCalls, driver_calls_of_this_thread};
 
-use super::gpu::{DeviceMemory, compared_before, is_real, ranks, ranks_with};
+use super::gpu::{DeviceMemory, compared_before, is_real, ranks, ranks_with, steers_nccl};
 use crate::allocations::allocations;
 use crate::common::cases::Memory;
 
@@ -42,14 +42,6 @@ fn cost(mut call: impl FnMut()) -> Cost {
     let (before, mut allocated) = (nccl_calls(), 0);
     let driver = driver_calls_of_this_thread(|| allocated = allocations(&mut call));
     Cost { driver, nccl: nccl_calls() - before, allocations: allocated }
-}
-
-/// Whether there is a simulated driver, which counts.
-fn counts() -> bool {
-    if is_real() {
-        println!("skipped: a real driver does not count its calls");
-    }
-    !is_real()
 }
 
 /// Runs `program` with a source, a destination and the address of the latter, on the communicator's own stream.
@@ -86,9 +78,7 @@ fn assert_cost(what: &str, is_compared: bool, cost: Cost, expected: &[(&str, u64
 
 #[test]
 fn a_call_makes_few_driver_calls_one_of_nccl_and_no_allocation() {
-    if !counts() {
-        return;
-    }
+    steers_nccl!();
     for (is_compared, config) in [(false, compared_before(0)), (true, Config::default())] {
         with_buffers(config, |comm, source, destination, raw| {
             let address = cost(|| comm.all_reduce(raw, ReduceOp::Max).unwrap());
@@ -104,9 +94,7 @@ fn a_call_makes_few_driver_calls_one_of_nccl_and_no_allocation() {
 
 #[test]
 fn views_cost_what_slices_do_and_a_default_stream_needs_its_context() {
-    if !counts() {
-        return;
-    }
+    steers_nccl!();
     with_buffers(compared_before(0), |comm, _, destination, _| {
         let view = cost(|| comm.all_reduce(&mut destination.slice_mut(..), ReduceOp::Max).unwrap());
         assert_cost("in place, a view", false, view, &[("cuStreamWaitEvent", 2), ("cuEventRecord", 1)]);
@@ -122,9 +110,7 @@ fn views_cost_what_slices_do_and_a_default_stream_needs_its_context() {
 
 #[test]
 fn slices_without_events_cost_what_addresses_do() {
-    if !counts() {
-        return;
-    }
+    steers_nccl!();
     ranks_with(2, compared_before(0), |comm, _| {
         let device = comm.device().unwrap();
         let context = CudaContext::new(device.context().ordinal()).unwrap();
@@ -144,9 +130,7 @@ fn slices_without_events_cost_what_addresses_do() {
 /// How many groups of NCCL's a fold takes is the plan's (`device/plan`), which is made once for the same call made again.
 #[test]
 fn a_fold_that_is_made_again_allocates_nothing() {
-    if !counts() {
-        return;
-    }
+    steers_nccl!();
     let mut config = compared_before(0);
     config.device_scratch_bytes = 64 << 10;
     ranks_with(3, config, |comm, memory| {

@@ -9,7 +9,7 @@ use cudarc::driver::{CudaGraph, CudaSlice, CudaStream};
 
 use super::common::cases::Memory;
 use super::common::ranks::is_rank_of;
-use super::gpu::{DeviceMemory, builder, is_real, unchecked};
+use super::gpu::{DeviceMemory, builder, can_steer_nccl, unchecked};
 use super::processes::Ranks;
 
 /// What survivors may take to notice a death, on a loaded machine.
@@ -47,7 +47,7 @@ fn captured(comm: &Communicator, stream: &Arc<CudaStream>, limit: Duration) -> (
 /// One rank: after `prepare`, which one of them does not come back from, the others launch the graph once more. Why their communicator ended.
 fn launched_in_vain(limit: Duration, prepare: impl FnOnce(&Communicator)) -> (Communicator, Error) {
     let comm = builder(unchecked()).configure(|config| config.timeout = Duration::from_secs(30)).from_env().unwrap();
-    if !is_real() {
+    if can_steer_nccl() {
         simgpu::nccl::silence_deaths();
     }
     let stream = comm.device().unwrap().context().new_stream().unwrap();

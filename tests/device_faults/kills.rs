@@ -306,7 +306,12 @@ fn rank_in_each_call(victim: usize) {
         for (name, call, copy) in copies {
             scope.spawn(move || {
                 let called = call(&copy, &DeviceMemory::of(&copy), victim);
-                let error = called.and_then(|()| copy.device().unwrap().synchronize()).unwrap_err();
+                let ended = called.and_then(|()| copy.device().unwrap().synchronize());
+                let Err(error) = ended else {
+                    // In NCCL's chain to the root a rank waits for those before it alone.
+                    assert!(*name == "reduce" && !can_steer_nccl(), "{name} does without rank {victim}");
+                    return println!("@lost {name}: not needed");
+                };
                 let Error::PeerLost { peer, doing, .. } = root(&error) else { panic!("{name}: {error}") };
                 assert_eq!(*peer, copy.peers()[victim], "{name}: {error}");
                 copy.device().unwrap().stream().synchronize().unwrap();

@@ -13,7 +13,7 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 
 use super::common::cases::Memory;
 use super::common::ranks::{Meeting, alone_in_a_process, threads_with};
-use super::gpu::{DeviceMemory, assert_nothing_found, can_steer_nccl, steers_nccl};
+use super::gpu::{DeviceMemory, assert_nothing_found, steers_nccl};
 
 fn config(limit: Duration) -> Config {
     let mut config = Config::default();
@@ -117,26 +117,23 @@ fn communicators_are_split_shrunk_and_grown() {
         // Rank 1 is left out, and joins again as the last.
         if me == 1 {
             meeting.meet();
-            let Some(id) = *id.lock().unwrap() else { return };
+            let id = id.lock().unwrap().unwrap();
             let grown = NcclCommunicator::join(stream.context(), id, 3, 4, &config(Duration::from_secs(30))).unwrap();
             assert_eq!(sum(&grown, &stream, 1), 4);
         } else {
             let shrunk = comm.shrink(&[1], ShrinkMode::Keep).unwrap();
             assert_eq!((shrunk.world_size(), sum(&shrunk, &stream, 1)), (3, 3));
             if me == 0 {
-                *id.lock().unwrap() = match shrunk.grow_id() {
-                    // A real one may be of a release that cannot grow.
-                    Err(error) if !can_steer_nccl() && error.is_unsupported() => None,
-                    id => Some(id.unwrap()),
-                };
+                *id.lock().unwrap() = Some(shrunk.grow_id().unwrap());
             }
             meeting.meet();
-            if id.lock().unwrap().is_none() {
-                return;
+            let made = *id.lock().unwrap();
+            // Nobody passes the id, or everybody; or the world stays as it is.
+            for (size, id) in [(4, None), (4, made), (3, made)] {
+                assert!(matches!(shrunk.grow(size, id).unwrap_err(), Error::InvalidArgument { call: "grow", .. }));
             }
-            let mine = id.lock().unwrap().filter(|_| me == 0);
-            let grown = shrunk.grow(4, mine).unwrap();
-            assert_eq!(sum(&grown, &stream, 1), 4);
+            let grown = shrunk.grow(4, made.filter(|_| me == 0)).unwrap();
+            assert_eq!((grown.rank(), sum(&grown, &stream, 1)), (shrunk.rank(), 4));
         }
     });
     assert_nothing_found();

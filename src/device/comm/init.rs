@@ -37,18 +37,6 @@ pub(crate) fn unique_id(library: &'static Library) -> Result<ncclUniqueId> {
     nccl::unique_id(library).map_err(|refusal| refusal.into_error("making an id for a communicator".to_owned()))
 }
 
-/// Joins a communicator that is being grown, as a new rank; `id` is the one that [`NcclComm::grow_id`] made. NCCL 2.29.2.
-pub(crate) fn join(setup: Setup<'_>) -> Result<NcclComm> {
-    let doing = format!("joining a communicator as rank {} of {}", setup.rank, setup.world_size);
-    let (rank, world_size) = numbers(&doing, &setup)?;
-    let (library, id) = (setup.library, setup.ids[0]);
-    let begin = move |_, slot, config| {
-        // SAFETY: slot and configuration are those of `Attempt::begin`, and the id is read before the call returns.
-        ("ncclCommGrow", unsafe { library.ncclCommGrow(NONE, world_size, &id, rank, slot, config) })
-    };
-    Attempt::new(setup.parts(), setup.config, setup.deadline, doing).create(begin)
-}
-
 impl Setup<'_> {
     fn parts(&self) -> Parts {
         let context = Arc::clone(&self.gpu.context);
@@ -137,39 +125,6 @@ impl NcclComm {
         };
         let attempt = Attempt { ends_work: abort_parent, ..Attempt::new(self.inner().parts(), config, deadline, doing) };
         attempt.descend(self.inner(), shrink).and_then(a_child)
-    }
-
-    /// An id for the next [`NcclComm::grow`], which one rank makes and gives to all new ranks. NCCL 2.29.2.
-    pub(crate) fn grow_id(&self, deadline: &Deadline) -> Result<ncclUniqueId> {
-        let doing = format!("making an id to grow the communicator of rank {} of {}", self.rank(), self.world_size());
-        if !self.library().has("ncclCommGetUniqueId") {
-            return Err(Error::unsupported(doing, format!("it needs NCCL 2.29.2, and this is {}", self.version())));
-        }
-        self.refuse_children_if_ended(&doing)?;
-        let words = doing.clone();
-        let _gate = self.inner().enter(&|| words.clone(), deadline.remaining())?;
-        self.inner().direct(doing, deadline, |library, handle| {
-            let mut id = ncclUniqueId { internal: [0; nccl_sys::NCCL_UNIQUE_ID_BYTES] };
-            // SAFETY: the handle is valid, as `direct` lends it, and the id is a variable of ours.
-            let answer = unsafe { library.ncclCommGetUniqueId(handle, &mut id) };
-            nccl::check(library, handle, "ncclCommGetUniqueId", answer).map(|_| id)
-        })
-    }
-
-    /// Makes a communicator of these ranks and new ones, which [`join`] it. The rank that made the id passes it. NCCL 2.29.2.
-    pub(crate) fn grow(&self, new_size: usize, id: Option<ncclUniqueId>, config: &NcclConfig, deadline: &Deadline) -> Result<Self> {
-        let doing = format!("growing the communicator of rank {} of {} to {new_size} ranks", self.rank(), self.world_size());
-        let Some(size) = c_int::try_from(new_size).ok().filter(|_| new_size > self.world_size()) else {
-            return Err(Error::argument("grow", format!("{new_size} ranks are not more than the {} there are", self.world_size())));
-        };
-        let library = self.library();
-        let grow = move |parent, slot, config| {
-            let id = id.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-            // SAFETY: parent, slot and configuration are those of `Attempt::begin`; the id is read before the call returns. A rank of -1 is
-            // what old ranks pass.
-            ("ncclCommGrow", unsafe { library.ncclCommGrow(parent, size, id, -1, slot, config) })
-        };
-        Attempt::new(self.inner().parts(), config, deadline, doing).descend(self.inner(), grow).and_then(a_child)
     }
 }
 

@@ -59,7 +59,7 @@ use crate::error::{Error, Result};
 use crate::flight::Flight;
 use crate::tuning::device::ABORT_WAIT;
 
-pub(crate) use self::init::{Setup, join, unique_id};
+pub(crate) use self::init::{Setup, unique_id};
 pub(crate) use self::lock::BackOff;
 pub(in crate::device) use self::state::Inner;
 pub(crate) use self::state::LivenessProbe;

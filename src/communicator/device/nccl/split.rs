@@ -1,12 +1,16 @@
-//! Splits of an `NcclCommunicator`. What NCCL splits off shares the abort flags of what it is split from; so each part starts anew, from an id
-//! that its first rank makes. Colours, keys and ids travel over NCCL.
+//! Splits of an `NcclCommunicator`, and its growth. What NCCL splits off shares the abort flags of what it is split from; so each part starts anew, from
+//! an id that its first rank makes. What NCCL grows (`ncclCommGrow`, up to 2.30.7) takes the resources of what had a split before, and counts them wrongly: so a
+//! larger communicator starts anew, too. Colours, keys and ids travel over NCCL.
 
 use std::ffi::c_char;
+use std::sync::Arc;
 
+use cudarc::driver::CudaContext;
 use nccl_sys::ncclUniqueId;
 
+use crate::config::Config;
 use crate::deadline::Deadline;
-use crate::device::{self, NcclComm, NcclCommunicator, Setup, WORDS_BYTES, Words};
+use crate::device::{self, NcclComm, NcclCommunicator, Setup, UniqueId, WORDS_BYTES, Words};
 use crate::error::{Error, Peer, Result};
 
 /// A rank's number in the communicator that is split, by key.
@@ -33,6 +37,60 @@ impl NcclCommunicator {
         made.map(|comm| self.descendant(comm)).transpose()
     }
 
+    /// An id for the next [`grow`](Self::grow), which one rank makes and brings to all new ranks.
+    ///
+    /// # Errors
+    ///
+    /// `Nccl`.
+    #[doc(alias = "ncclCommGetUniqueId")]
+    pub fn grow_id(&self) -> Result<UniqueId> {
+        device::unique_id(self.plane().comm().library()).map(UniqueId::from_nccl)
+    }
+
+    /// A communicator of these ranks, with their numbers, and new ones, which [`join`](Self::join) it; `id` on the one rank that made it. Collective.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where the world does not become larger, and on all ranks where none or several pass an id; `Mismatch` where a rank makes another
+    /// typed call; `Nccl`, `Timeout`, `Poisoned`.
+    #[doc(alias = "ncclCommGrow")]
+    pub fn grow(&self, world_size: usize, id: Option<UniqueId>) -> Result<Self> {
+        if world_size <= self.world_size() {
+            let reason = format!("{world_size} ranks are not more than the {} there are", self.world_size());
+            return Err(Error::argument(GROW, reason));
+        }
+        let (deadline, id) = (self.deadline(), id.map(UniqueId::to_nccl));
+        self.plane().comm().refuse_children_if_ended(GROW)?;
+        let said = {
+            let _turn = self.turn(GROW)?;
+            self.tell_ids(GROW, id.as_ref(), &deadline)?
+        };
+        let made: Vec<usize> = (0..said.len()).filter(|rank| said[*rank] != [0; ID_BYTES]).collect();
+        let [maker] = made[..] else {
+            return Err(Error::argument(GROW, format!("one rank passes the id that it has made, and here ranks {made:?} do")));
+        };
+        let comm = self.start_anew(&said[maker], self.rank(), world_size, &deadline)?;
+        // Of the switch the new ranks know nothing.
+        let plane = self.plane();
+        Self::around(plane.gpu().clone(), comm, self.config(), plane.least_capability(), false)
+    }
+
+    /// Joins a communicator that is being [grown](Self::grow), as a new rank.
+    ///
+    /// # Errors
+    ///
+    /// As [`NcclCommunicator::create`].
+    pub fn join(context: &Arc<CudaContext>, id: UniqueId, rank: usize, world_size: usize, config: &Config) -> Result<Self> {
+        Self::create(context, &[id], rank, world_size, config)
+    }
+
+    /// A communicator of this rank's device, from an id that its ranks have heard of.
+    fn start_anew(&self, id: &[u8; ID_BYTES], rank: usize, world_size: usize, deadline: &Deadline) -> Result<NcclComm> {
+        let (plane, ids) = (self.plane(), [ncclUniqueId { internal: id.map(|byte| byte as c_char) }]);
+        let (library, gpu, config) = (plane.comm().library(), plane.gpu(), &self.config().nccl);
+        NcclComm::create(Setup { library, gpu, ids: &ids, rank, world_size, config, deadline, liveness_probe: None })
+    }
+
     fn split_by_ids(&self, color: Option<u32>, key: i32, deadline: &Deadline) -> Result<Option<NcclComm>> {
         let (members, said) = {
             let _turn = self.turn(CALL)?;
@@ -40,7 +98,7 @@ impl NcclCommunicator {
             let leads = color.is_some() && members.first().is_some_and(|(_, rank)| *rank == self.rank());
             let made = leads.then(|| device::unique_id(self.plane().comm().library()));
             // All take part in this, whatever this rank met.
-            let said = self.tell_ids(made.as_ref().and_then(|made| made.as_ref().ok()), deadline)?;
+            let said = self.tell_ids(CALL, made.as_ref().and_then(|made| made.as_ref().ok()), deadline)?;
             made.transpose()?;
             (members, said)
         };
@@ -53,10 +111,7 @@ impl NcclCommunicator {
         let Some(id) = id else {
             return Err(Error::unsupported(CALL, format!("rank {leader} could not make an id for its part; its own error says why")));
         };
-        let (plane, ids) = (self.plane(), [ncclUniqueId { internal: id.map(|byte| byte as c_char) }]);
-        let (library, gpu, config) = (plane.comm().library(), plane.gpu(), &self.config().nccl);
-        let setup = Setup { library, gpu, ids: &ids, rank: place, world_size: members.len(), config, deadline, liveness_probe: None };
-        NcclComm::create(setup).map(Some)
+        self.start_anew(&id, place, members.len(), deadline).map(Some)
     }
 
     /// Who has this rank's colour, in the order of keys.
@@ -66,7 +121,7 @@ impl NcclCommunicator {
         words[8] = color.is_some().into();
         words[9..13].copy_from_slice(&color.unwrap_or_default().to_le_bytes());
         words[13..17].copy_from_slice(&key.to_le_bytes());
-        let all = self.hear(&words, deadline)?;
+        let all = self.hear(CALL, &words, deadline)?;
         let alike = all.iter().enumerate().filter(|(_, other)| other[8..13] == words[8..13]);
         let mut members: Vec<Member> =
             alike.map(|(rank, other)| (i32::from_le_bytes([other[13], other[14], other[15], other[16]]), rank)).collect();
@@ -75,14 +130,14 @@ impl NcclCommunicator {
     }
 
     /// What each rank made: an id, or zeros.
-    fn tell_ids(&self, id: Option<&ncclUniqueId>, deadline: &Deadline) -> Result<Vec<[u8; ID_BYTES]>> {
+    fn tell_ids(&self, call: &'static str, id: Option<&ncclUniqueId>, deadline: &Deadline) -> Result<Vec<[u8; ID_BYTES]>> {
         let mine = id.map_or([0; ID_BYTES], |id| id.internal.map(|byte| byte as u8));
         let mut said = vec![[0; ID_BYTES]; self.world_size()];
         for (part, piece) in mine.chunks(PIECE_BYTES).enumerate() {
             let mut words: Words = [0; _];
-            words[..TAG_BYTES].copy_from_slice(&ID_TAG);
+            words[..TAG_BYTES].copy_from_slice(if call == GROW { &GROW_TAG } else { &ID_TAG });
             words[TAG_BYTES..][..piece.len()].copy_from_slice(piece);
-            for (whole, words) in said.iter_mut().zip(self.hear(&words, deadline)?) {
+            for (whole, words) in said.iter_mut().zip(self.hear(call, &words, deadline)?) {
                 whole[part * PIECE_BYTES..][..piece.len()].copy_from_slice(&words[TAG_BYTES..][..piece.len()]);
             }
         }
@@ -90,29 +145,31 @@ impl NcclCommunicator {
     }
 
     /// Tells the other ranks something, and hears the same of all of them.
-    fn hear(&self, words: &Words, deadline: &Deadline) -> Result<Vec<Words>> {
-        let heard = self.plane().gather_words(words, &|| CALL.to_owned(), deadline.remaining())?;
-        same_call(self.rank(), &heard)?;
+    fn hear(&self, call: &'static str, words: &Words, deadline: &Deadline) -> Result<Vec<Words>> {
+        let heard = self.plane().gather_words(words, &|| call.to_owned(), deadline.remaining())?;
+        same_call(call, self.rank(), &heard)?;
         Ok(heard)
     }
 }
 
 const CALL: &str = "split";
+const GROW: &str = "grow";
 
 const ID_BYTES: usize = size_of::<ncclUniqueId>();
 
 /// By what a rank's words are told from those of other calls: its colour and key, and then its id in pieces.
 const TAG: [u8; TAG_BYTES] = *b"split  1";
 const ID_TAG: [u8; TAG_BYTES] = *b"split id";
+const GROW_TAG: [u8; TAG_BYTES] = *b"grow  id";
 const TAG_BYTES: usize = 8;
 
 /// As much of an id as fits behind a tag.
 const PIECE_BYTES: usize = WORDS_BYTES - TAG_BYTES;
 
 /// Whether all ranks say words of the kind that this one says.
-fn same_call(rank: usize, heard: &[Words]) -> Result<()> {
+fn same_call(call: &str, rank: usize, heard: &[Words]) -> Result<()> {
     let tag = |rank: usize| &heard[rank][..TAG_BYTES];
-    let in_words = |other: usize| if tag(other) == tag(rank) { CALL } else { "another call" }.to_owned();
+    let in_words = |other: usize| if tag(other) == tag(rank) { call } else { "another call" }.to_owned();
     (1..heard.len()).find(|other| tag(*other) != tag(0)).map_or(Ok(()), |other| {
         let (first, second) = (Peer::unknown(0), Peer::unknown(other));
         Err(Error::Mismatch { first, first_call: in_words(0), second, second_call: in_words(other) })
@@ -132,13 +189,13 @@ mod tests {
             words[..TAG_BYTES].copy_from_slice(&tag);
             words
         };
-        assert!(same_call(1, &[words(TAG, 0), words(TAG, 7)]).is_ok());
+        assert!(same_call(CALL, 1, &[words(TAG, 0), words(TAG, 7)]).is_ok());
         let heard = [words(TAG, 0), words(TAG, 7), words(*b"window 1", 0)];
         for (rank, expected) in [(0, ["split", "another call"]), (2, ["another call", "split"])] {
-            let error = same_call(rank, &heard).unwrap_err();
+            let error = same_call(CALL, rank, &heard).unwrap_err();
             let Error::Mismatch { first, first_call, second, second_call } = &error else { panic!("{error}") };
             assert_eq!((first.rank, second.rank, [first_call.as_str(), second_call]), (0, 2, expected));
         }
-        assert!(same_call(1, &[words(TAG, 0), words(ID_TAG, 0)]).is_err());
+        assert!(same_call(CALL, 1, &[words(TAG, 0), words(ID_TAG, 0)]).is_err());
     }
 }

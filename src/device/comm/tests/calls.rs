@@ -300,39 +300,6 @@ fn shrinking_leaves_the_others() {
 }
 
 #[test]
-fn growing_adds_ranks() {
-    let sim = Sim::new();
-    let ids = [unique_id(library()).unwrap()];
-    let (announce, announced) = std::sync::mpsc::channel();
-    std::thread::scope(|scope| {
-        for index in 0..2 {
-            let announce = announce.clone();
-            scope.spawn(move || {
-                let rank = Rank::new(&ids, index, 2);
-                let id = (index == 0).then(|| rank.comm.grow_id(&later()).unwrap());
-                if let Some(id) = id {
-                    announce.send(id).unwrap();
-                }
-                let grown = rank.comm.grow(3, id, &NcclConfig::default(), &later()).unwrap();
-                assert_eq!((grown.rank(), grown.world_size()), (index, 3));
-                check(&grown, &rank, &[0, 1, 2]);
-                let error = rank.comm.grow(2, None, &NcclConfig::default(), &later()).unwrap_err();
-                assert!(matches!(error, Error::InvalidArgument { call: "grow", .. }), "{error}");
-            });
-        }
-        scope.spawn(move || {
-            let gpu = driver::open(2).unwrap();
-            let stream = gpu.context.new_stream().unwrap();
-            let ids = [announced.recv().unwrap()];
-            let comm = join(setup(&gpu, &ids, 2, 3, &NcclConfig::default(), &later())).unwrap();
-            let rank = Rank { gpu, stream, comm };
-            check(&rank.comm, &rank, &[0, 1, 2]);
-        });
-    });
-    sim.finish();
-}
-
-#[test]
 fn a_split_that_a_rank_does_not_take_part_in_is_a_timeout() {
     let sim = Sim::new();
     let error = ranks(2, |rank| {
