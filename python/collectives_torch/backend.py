@@ -1,0 +1,481 @@
+"""The backend: every operation of PyTorch's process groups on CPU tensors.
+
+PyTorch takes a backend in two shapes. A `ProcessGroup` is called by programs without a detour, and its works are ours. A `Backend` may be one of
+several in a group of PyTorch's own; its calls pass through C++, and so do its works, of which only the wait and the future are left there.
+"""
+
+import os
+import socket
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllToAllOptions,
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    Backend,
+    BarrierOptions,
+    ReduceScatterOptions,
+)
+
+from . import _core, sparse
+from .monitored_barrier import monitored_barrier
+from .tensors import check, foldable, memory, overlap, reduction, single
+from .work import CollectivesWork, JoinedWork, ended
+
+_UNSET = timedelta(milliseconds=-1)
+# Tags of PyTorch's are below this.
+_TAGS = 1 << 32
+
+
+# What programs call on a group.
+OPERATIONS = (
+    "allreduce",
+    "allreduce_coalesced",
+    "reduce",
+    "broadcast",
+    "all_gather_single",
+    "_allgather_base",
+    "all_gather_single_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allgather",
+    "allgather_coalesced",
+    "gather",
+    "scatter",
+    "reduce_scatter_single",
+    "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "reduce_scatter",
+    "all_to_all_single",
+    "alltoall_base",
+    "alltoall",
+    "send",
+    "recv",
+    "recv_anysource",
+    "barrier",
+    "monitored_barrier",
+)
+
+
+def _address():
+    """Where other hosts reach this one: the address from which this host reaches the master. None where that is this host itself."""
+    master = os.environ.get("MASTER_ADDR")
+    if not master:
+        return None
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(master, int(os.environ.get("MASTER_PORT", "1")), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return probe.getsockname()[0].split("%")[0]
+    except (OSError, ValueError):
+        return None
+
+
+class CollectivesBackend(Backend):
+    """Ranks of one group of PyTorch's, connected by this crate."""
+
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+        self._rank, self._size, self._store = rank, size, store
+        self._options = Backend.Options("collectives", timeout=timeout)
+        self._seconds = timeout.total_seconds()
+        self._splits = 0
+        self._coalesced = None
+        self._barriers = 0
+        self._group = _core.Group(store, rank, size, self._seconds, _address())
+
+    # What it is.
+
+    @property
+    def options(self):
+        return self._options
+
+    @property
+    def supports_splitting(self):
+        return True
+
+    @property
+    def supports_coalescing(self):
+        return True
+
+    def getBackendName(self):
+        return "collectives"
+
+    name = getBackendName
+
+    def rank(self):
+        return self._rank
+
+    def size(self):
+        return self._size
+
+    def __repr__(self):
+        return f"{type(self).__name__}(rank {self._rank} of {self._size})"
+
+    # How long calls may take.
+
+    def _set_default_timeout(self, timeout):
+        self._options._timeout = timeout
+        self._seconds = timeout.total_seconds()
+
+    set_timeout = _set_default_timeout
+
+    def _limit(self, opts):
+        timeout = opts.timeout
+        return self._seconds if timeout == _UNSET or timeout.total_seconds() <= 0 else timeout.total_seconds()
+
+    # How calls are made.
+
+    def _call(self, method, arguments, opts, result, owner, finish=None):
+        """Makes a call: inline where its caller waits for it anyway, and started where not."""
+        if getattr(opts, "asyncOp", True) or self._coalesced is not None:
+            started = method(*arguments, self._limit(opts), owner)
+            return self._add(CollectivesWork(started, result, finish))
+        method(*arguments, self._limit(opts), None)
+        if finish is not None:
+            with torch.no_grad():
+                finish()
+        return ended(result)
+
+    def _add(self, work):
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def start_coalescing(self):
+        self._coalesced = []
+
+    def end_coalescing(self):
+        works, self._coalesced = self._coalesced or [], None
+        return JoinedWork(works, None)
+
+    _start_coalescing = start_coalescing
+    _end_coalescing = end_coalescing
+
+    @staticmethod
+    def _place(tensor, what):
+        """Contiguous memory for a tensor that a call changes, and what puts its result back."""
+        check(tensor, what)
+        if tensor.is_contiguous():
+            return tensor, None
+        copy = tensor.detach().contiguous()
+        return copy, lambda: tensor.detach().copy_(copy)
+
+    @staticmethod
+    def _input(tensor, what):
+        check(tensor, what)
+        return tensor.detach().contiguous()
+
+    # Collectives on one tensor.
+
+    def allreduce(self, tensors, opts=None):
+        opts = opts or AllreduceOptions()
+        if len(tensors) == 1 and tensors[0].layout == torch.sparse_coo:
+            return sparse.all_reduce(self, tensors[0], opts)
+        tensor = single(tensors, "ProcessGroup::allreduce")
+        op = reduction(opts.reduceOp, tensor, "ProcessGroup::allreduce")
+        place, finish = self._place(tensor, "ProcessGroup::allreduce")
+        used = foldable(place, "ProcessGroup::allreduce")
+        return self._call(self._group.all_reduce, (memory(used), op), opts, tensors, used, finish)
+
+    def allreduce_coalesced(self, tensors, opts=None):
+        opts = opts or AllreduceCoalescedOptions()
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            raise ValueError("ProcessGroup::allreduce_coalesced: tensors must all have the same type")
+        if any(tensor.layout != torch.strided for tensor in tensors):
+            raise ValueError("ProcessGroup::allreduce_coalesced: tensors must be dense")
+        return self._joined([self.allreduce([tensor], opts) for tensor in tensors], tensors)
+
+    def reduce(self, tensors, opts):
+        what = "ProcessGroup::reduce"
+        tensor = single(tensors, what)
+        op = reduction(opts.reduceOp, tensor, what)
+        place, finish = self._place(tensor, what)
+        used = foldable(place, what)
+        finish = finish if opts.rootRank == self._rank else None
+        return self._call(self._group.reduce, (memory(used), self._root(opts, what), op), opts, tensors, used, finish)
+
+    def broadcast(self, tensors, opts):
+        what = "ProcessGroup::broadcast"
+        tensor = single(tensors, what)
+        place, finish = self._place(tensor, what)
+        return self._call(self._group.broadcast, (memory(place), self._root(opts, what)), opts, tensors, place, finish)
+
+    def _root(self, opts, what):
+        if not 0 <= opts.rootRank < self._size:
+            raise ValueError(f"{what}: invalid root rank: {opts.rootRank}")
+        return opts.rootRank
+
+    def _joined(self, works, result):
+        return works[0] if len(works) == 1 else JoinedWork(works, result)
+
+    # Gathering.
+
+    def all_gather_single(self, output, input, opts=None):
+        what = "ProcessGroup::all_gather_single"
+        opts = opts or AllgatherOptions()
+        check(input, what)
+        if input.dtype != output.dtype:
+            raise ValueError(f"{what}: output tensor must have the same type as input tensor")
+        if input.numel() * self._size != output.numel():
+            raise ValueError(f"{what}: output tensor size must be equal to world_size times input tensor size")
+        place, finish = self._place(output, what)
+        source = self._input(input, what)
+        own = place.data_ptr() + self._rank * source.nbytes
+        if overlap(source, place):
+            source = None if source.data_ptr() == own else source.clone()
+        arguments = (None if source is None else memory(source), memory(place))
+        return self._call(self._group.all_gather, arguments, opts, [output], (source, place), finish)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        works = [self.all_gather_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
+        return self._joined(works, outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather(self, outputs, inputs, opts=None):
+        what = "ProcessGroup::allgather"
+        opts = opts or AllgatherOptions()
+        if len(inputs) != 1 or len(outputs) != 1:
+            raise ValueError(f"{what}: requires a single-element input and output tensor list")
+        (outputs,), input = outputs, single(inputs, what)
+        self._alike(outputs, input, what)
+        source = self._input(input, what)
+        gathered = source.new_empty((self._size, source.numel()))
+        arguments = (memory(source), memory(gathered))
+        return self._call(self._group.all_gather, arguments, opts, [outputs], (source, gathered), lambda: _spread(gathered, outputs))
+
+    def allgather_coalesced(self, outputs, inputs, opts=None):
+        works = []
+        for at, input in enumerate(inputs):
+            works.append(self.allgather([[outputs[rank][at] for rank in range(self._size)]], [input], opts))
+        return self._joined(works, outputs)
+
+    def gather(self, outputs, inputs, opts):
+        what = "ProcessGroup::gather"
+        root, input = self._root(opts, what), single(inputs, what)
+        source, gathered, finish = self._input(input, what), None, None
+        if root == self._rank:
+            if len(outputs) != 1:
+                raise ValueError(f"{what}: requires a single-element output list containing a list with {self._size} tensors")
+            self._alike(outputs[0], input, what)
+            gathered = source.new_empty((self._size, source.numel()))
+            finish = lambda: _spread(gathered, outputs[0])
+        elif outputs:
+            raise ValueError(f"{what}: requires empty output on non-root")
+        arguments = (memory(source), None if gathered is None else memory(gathered), root)
+        return self._call(self._group.gather, arguments, opts, outputs, (source, gathered), finish)
+
+    def scatter(self, outputs, inputs, opts):
+        what = "ProcessGroup::scatter"
+        root, output = self._root(opts, what), single(outputs, what)
+        place, finish = self._place(output, what)
+        source = None
+        if root == self._rank:
+            if len(inputs) != 1:
+                raise ValueError(f"{what}: requires a single-element input list containing a list with {self._size} tensors")
+            self._alike(inputs[0], output, what)
+            source = _joined_input(inputs[0], place)
+        elif inputs:
+            raise ValueError(f"{what}: requires empty input on non-root")
+        arguments = (None if source is None else memory(source), memory(place), root)
+        return self._call(self._group.scatter, arguments, opts, outputs, (source, place), finish)
+
+    def _alike(self, tensors, like, what):
+        if len(tensors) != self._size:
+            raise ValueError(f"{what}: Incorrect list size {len(tensors)}, which should be {self._size}, same as the group's size")
+        for tensor in tensors:
+            check(tensor, what)
+            if tensor.dtype != like.dtype:
+                raise ValueError(f"{what}: invalid tensor type: {tensor.dtype} where {like.dtype} is expected")
+            if tensor.numel() != like.numel():
+                raise ValueError(f"{what}: invalid tensor size: {tuple(tensor.shape)} where {tuple(like.shape)} is expected")
+
+    # Folding and spreading.
+
+    def reduce_scatter_single(self, output, input, opts=None):
+        what = "ProcessGroup::reduce_scatter_single"
+        opts = opts or ReduceScatterOptions()
+        check(output, what)
+        if input.dtype != output.dtype:
+            raise ValueError(f"{what}: input tensor must be the same type as the output tensor")
+        if output.numel() * self._size != input.numel():
+            raise ValueError(f"{what}: input tensor must be the same size as output size times world size")
+        op = reduction(opts.reduceOp, input, what)
+        source = self._input(input, what)
+        place, finish = self._place(output, what)
+        if overlap(source, place):
+            source = source.clone()
+        used, into = foldable(source, what), foldable(place, what)
+        return self._call(self._group.reduce_scatter, (memory(used), memory(into), op), opts, [output], (used, into), finish)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        works = [self.reduce_scatter_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
+        return self._joined(works, outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def reduce_scatter(self, outputs, inputs, opts=None):
+        what = "ProcessGroup::reduce_scatter"
+        if len(inputs) != 1:
+            raise ValueError(f"{what}: requires a single-element input list")
+        output = single(outputs, what)
+        self._alike(inputs[0], output, what)
+        return self.reduce_scatter_single(output, _joined_input(inputs[0], output), opts)
+
+    # Everyone to everyone.
+
+    def all_to_all_single(self, output, input, output_splits, input_splits, opts=None):
+        what = "ProcessGroup::all_to_all_single"
+        opts = opts or AllToAllOptions()
+        if input.dtype != output.dtype:
+            raise ValueError(f"{what}: tensors are not equal in data type")
+        sent, received = self._counts(input, input_splits, what), self._counts(output, output_splits, what)
+        source = self._input(input, what)
+        place, finish = self._place(output, what)
+        if overlap(source, place):
+            source = source.clone()
+        factor = 1 if memory(source)[2] != 10 else source.element_size()
+        arguments = ((memory(source), [factor * n for n in sent]), (memory(place), [factor * n for n in received]))
+        return self._call(self._group.all_to_all, arguments, opts, [output], (source, place), finish)
+
+    alltoall_base = all_to_all_single
+
+    def _counts(self, tensor, splits, what):
+        """How many elements go to each rank, or come from it."""
+        rows = tensor.size(0) if tensor.dim() else 1
+        if not splits:
+            if rows % self._size:
+                raise ValueError(f"{what}: Tensor's dim 0 does not divide equally across group size")
+            return [tensor.numel() // self._size] * self._size
+        if len(splits) != self._size:
+            raise ValueError(f"{what}: Number of tensor splits not equal to group size")
+        if sum(splits) != rows:
+            raise ValueError(f"{what}: Split sizes doesn't match total dim 0 size")
+        row = tensor.numel() // rows if rows else 0
+        return [row * split for split in splits]
+
+    def alltoall(self, outputs, inputs, opts=None):
+        what = "ProcessGroup::alltoall"
+        opts = opts or AllToAllOptions()
+        for tensors in (outputs, inputs):
+            if len(tensors) != self._size:
+                raise ValueError(f"{what}: lists of {self._size} tensors are expected, one for each rank")
+            for tensor in tensors:
+                check(tensor, what)
+        source = torch.cat([tensor.detach().reshape(-1) for tensor in inputs])
+        place = source.new_empty(sum(tensor.numel() for tensor in outputs))
+        factor = 1 if memory(source)[2] != 10 else source.element_size()
+        counts = [[factor * tensor.numel() for tensor in tensors] for tensors in (inputs, outputs)]
+
+        def finish():
+            for tensor, part in zip(outputs, place.split([tensor.numel() for tensor in outputs])):
+                tensor.detach().copy_(part.view(tensor.shape))
+
+        arguments = ((memory(source), counts[0]), (memory(place), counts[1]))
+        return self._call(self._group.all_to_all, arguments, opts, outputs, (source, place), finish)
+
+    # Messages.
+
+    def send(self, tensors, rank, tag=0):
+        what = "ProcessGroup::send"
+        tensor = self._input(single(tensors, what), what)
+        self._peer(rank, what)
+        started = self._group.send(memory(tensor), rank, self._tag(tag, what), self._seconds, tensor)
+        return self._add(CollectivesWork(started, tensors))
+
+    def recv(self, tensors, rank, tag=0):
+        self._peer(rank, "ProcessGroup::recv")
+        return self._receive(tensors, rank, tag, "ProcessGroup::recv")
+
+    def recv_anysource(self, tensors, tag=0):
+        return self._receive(tensors, None, tag, "ProcessGroup::recvAnysource")
+
+    def _receive(self, tensors, rank, tag, what):
+        place, finish = self._place(single(tensors, what), what)
+        started = self._group.recv(memory(place), rank, self._tag(tag, what), self._seconds, place)
+        return self._add(CollectivesWork(started, tensors, finish))
+
+    def _peer(self, rank, what):
+        if not 0 <= rank < self._size:
+            raise ValueError(f"{what}: Invalid rank {rank} in a group of {self._size}")
+
+    def _tag(self, tag, what):
+        if not 0 <= tag < _TAGS:
+            raise ValueError(f"{what}: Tag {tag} must be between 0 and {_TAGS - 1}")
+        return tag
+
+    # Barriers, and the end.
+
+    def barrier(self, opts=None):
+        opts = opts or BarrierOptions()
+        return self._call(self._group.barrier, (), opts, [], ())
+
+    def monitored_barrier(self, timeout, wait_all_ranks=False):
+        self._barriers += 1
+        monitored_barrier(self, self._barriers, timeout, wait_all_ranks)
+
+    def split(self, store, ranks, opts):
+        self._splits += 1
+        if self._rank not in ranks:
+            return None
+        timeout = self._options._timeout if opts is None else opts._timeout
+        name = f"split/{self._splits}/{'_'.join(map(str, ranks))}"
+        return type(self)(dist.PrefixStore(name, store), ranks.index(self._rank), len(ranks), timeout)
+
+    def perform_nocolor_split(self, _device):
+        self._splits += 1
+
+    def abort(self):
+        self._group.abort()
+
+    def shutdown(self):
+        self._group.shut_down()
+
+    def _set_sequence_number_for_group(self):
+        """Calls carry numbers of their own."""
+
+    def _get_sequence_number_for_group(self):
+        return 0
+
+
+class CollectivesProcessGroup(dist.ProcessGroup):
+    """For groups that have no other backend: programs call its operations straight away, and C++ by way of the backend that is registered."""
+
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(store, rank, size)
+        custom = dist.ProcessGroup.BackendType.CUSTOM
+        self._backend = CollectivesBackend(store, rank, size, timeout)
+        self._set_default_backend(custom)
+        self._register_backend(torch.device("cpu"), custom, self._backend)
+        for name in OPERATIONS:
+            setattr(self, name, getattr(self._backend, name))
+
+    def __repr__(self):
+        return f"CollectivesProcessGroup(rank {self.rank()} of {self.size()})"
+
+
+def create(options, _backend_options=None):
+    """What PyTorch calls to make a group."""
+    alone = options.process_group is None or options.process_group.name() == "custom"
+    made = CollectivesProcessGroup if alone else CollectivesBackend
+    return made(options.store, options.group_rank, options.group_size, options.timeout)
+
+
+def _spread(gathered, outputs):
+    for part, output in zip(gathered, outputs):
+        output.detach().copy_(part.view(output.shape))
+
+
+def _joined_input(tensors, like):
+    joined = like.detach().new_empty((len(tensors), like.numel()))
+    for part, tensor in zip(joined, tensors):
+        part.copy_(tensor.detach().reshape(-1))
+    return joined

@@ -1,0 +1,72 @@
+"""A barrier that tells which ranks have not come: rank 0 hears of each, and then answers."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+# Above the tags of messages.
+_TAG = (1 << 32) + 1
+
+
+def monitored_barrier(backend, number, timeout, wait_all_ranks):
+    """Raises on all ranks where one has not come within `timeout`; rank 0 names it, or all of them with `wait_all_ranks`."""
+    seconds = backend._seconds if timeout is None or timeout.total_seconds() < 0 else timeout.total_seconds()
+    word = torch.tensor([number], dtype=torch.int64)
+    if backend.rank() == 0:
+        _await_others(backend, word, seconds, wait_all_ranks)
+    else:
+        _report(backend, word, seconds)
+
+
+def _message(backend, send, tensor, rank, tag, seconds):
+    from .tensors import memory
+
+    call = backend._group.send if send else backend._group.recv
+    return call(memory(tensor), rank, tag, seconds, tensor)
+
+
+def _report(backend, word, seconds):
+    rank = backend.rank()
+    try:
+        _message(backend, True, word, 0, _TAG, seconds).wait()
+        _message(backend, False, torch.empty_like(word), 0, _TAG, seconds).wait()
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
+            f"Please check rank 0 logs for faulty rank.\n Original exception: \n{error}"
+        ) from error
+
+
+def _await_others(backend, word, seconds, wait_all_ranks):
+    deadline = time.monotonic() + seconds
+    others = range(1, backend.size())
+    waiting = {rank: _message(backend, False, torch.empty_like(word), rank, _TAG, seconds) for rank in others} if seconds else {}
+    come, missing = [], []
+    for rank in others:
+        if time.monotonic() >= deadline and not wait_all_ranks:
+            raise RuntimeError(
+                f"Rank 0 timed out in monitoredBarrier after {_milliseconds(seconds)} ms.\n Ranks that have come: {_listed(come)}"
+            )
+        try:
+            waiting[rank].wait()
+            come.append(rank)
+        except (RuntimeError, KeyError) as error:
+            missing.append(rank)
+            if not wait_all_ranks:
+                raise RuntimeError(
+                    f"[Rank 0]: Rank {rank} failed to pass monitoredBarrier in {_milliseconds(seconds)} ms\n Original exception: \n{error}"
+                ) from error
+    if missing:
+        raise RuntimeError(f"[Rank 0]: Ranks {_listed(missing)} failed to pass monitoredBarrier in {_milliseconds(seconds)} ms")
+    left = max(deadline - time.monotonic(), 1.0)
+    for work in [_message(backend, True, word, rank, _TAG, left) for rank in others]:
+        work.wait()
+
+
+def _listed(ranks):
+    return ", ".join(map(str, ranks)) or "none"
+
+
+def _milliseconds(seconds):
+    return int(seconds * 1000)

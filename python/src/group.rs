@@ -1,0 +1,226 @@
+//! A group of ranks, as PyTorch's process group needs it: each operation blocking, or started.
+//!
+//! An operation that gets an `owner` is started: the owner is kept until it has ended, and what comes back is its [`Work`]. Without one it has ended
+//! when it returns: that is the short way, on the caller's own thread.
+
+#![expect(unsafe_code, reason = "Python passes addresses of tensors")]
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use collectives::store::Store;
+use collectives::{Communicator, Config, Envelope, Error, ReduceOp, Result};
+use pyo3::prelude::*;
+
+use crate::buffer::{Buffer, Tensor};
+use crate::error::raise;
+use crate::store::TorchStore;
+use crate::work::Work;
+
+/// Ranks that call each other.
+#[pyclass(frozen, module = "collectives_torch._core")]
+pub(crate) struct Group {
+    /// Nothing, once it has been shut down.
+    comm: Mutex<Option<Communicator>>,
+}
+
+/// An op by its number, and the factor of the one that has one.
+#[derive(Debug, Clone, Copy, FromPyObject)]
+struct Op(u8, f64);
+
+impl Op {
+    fn reduction(self) -> Result<ReduceOp> {
+        match (ReduceOp::ALL.get(usize::from(self.0)), self.1) {
+            (Some(ReduceOp::PreMulSum(_)), factor) => Ok(ReduceOp::PreMulSum(factor)),
+            (Some(op), _) => Ok(*op),
+            (None, _) => Err(Error::InvalidArgument { call: "reduction", reason: format!("there is no op of number {}", self.0) }),
+        }
+    }
+}
+
+/// A time in seconds, for as long as there is where it is more than that.
+fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
+}
+
+/// The memory of a tensor that a call uses.
+fn buffer(tensor: Tensor) -> Result<Buffer> {
+    // SAFETY: Python passes the memory of a contiguous tensor that its caller holds during a blocking call, and that the owner holds during a
+    // started one. That the program leaves it alone meanwhile is what PyTorch asks of programs.
+    unsafe { tensor.buffer() }
+}
+
+type Started<B> = Result<collectives::Work<B>>;
+
+impl Group {
+    /// The communicator, with this timeout.
+    fn with_timeout(&self, seconds: f64) -> Result<Communicator> {
+        let (comm, timeout) = (self.comm.lock().unwrap_or_else(PoisonError::into_inner), duration(seconds));
+        let comm = comm.as_ref().ok_or_else(|| Error::Closed { call: "a call of torch.distributed".to_owned() })?;
+        Ok(if timeout == comm.timeout() { comm.clone() } else { comm.with_timeout(timeout) })
+    }
+
+    /// Makes a call: starts it where there is an owner, and else waits for it without Python's lock.
+    fn call<B: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        seconds: f64,
+        owner: Option<Py<PyAny>>,
+        block: impl FnOnce(&Communicator) -> Result<()> + Send,
+        start: impl FnOnce(&Communicator) -> Started<B> + Send,
+    ) -> PyResult<Option<Work>> {
+        let comm = raise(py, self.with_timeout(seconds))?;
+        match owner {
+            None => raise(py, py.detach(|| block(&comm))).map(|()| None),
+            Some(owner) => {
+                let started = raise(py, py.detach(|| start(&comm)))?;
+                Ok(Some(Work::new(started.erased(), owner)))
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Group {
+    /// Meets the other ranks over a store. `address` is where they reach this one, where that is not the loopback interface.
+    #[new]
+    fn new(py: Python<'_>, store: Py<PyAny>, rank: usize, size: usize, seconds: f64, address: Option<IpAddr>) -> PyResult<Self> {
+        let store: Arc<dyn Store> = Arc::new(TorchStore::new(store));
+        let made = py.detach(|| {
+            let mut config = Config::default();
+            config.timeout = duration(seconds);
+            config.listen_address = address;
+            Communicator::builder().config(config).with_store(store, rank, size)
+        });
+        raise(py, made).map(|comm| Self { comm: Mutex::new(Some(comm)) })
+    }
+
+    fn all_reduce(&self, py: Python<'_>, tensor: Tensor, op: Op, seconds: f64, owner: Option<Py<PyAny>>) -> PyResult<Option<Work>> {
+        let block = |comm: &Communicator| comm.all_reduce(&mut buffer(tensor)?, op.reduction()?);
+        self.call(py, seconds, owner, block, |comm| comm.start_all_reduce(buffer(tensor)?, op.reduction()?))
+    }
+
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        tensor: Tensor,
+        root: usize,
+        op: Op,
+        seconds: f64,
+        owner: Option<Py<PyAny>>,
+    ) -> PyResult<Option<Work>> {
+        let block = |comm: &Communicator| comm.reduce(&mut buffer(tensor)?, root, op.reduction()?);
+        self.call(py, seconds, owner, block, |comm| comm.start_reduce(buffer(tensor)?, root, op.reduction()?))
+    }
+
+    fn broadcast(&self, py: Python<'_>, tensor: Tensor, root: usize, seconds: f64, owner: Option<Py<PyAny>>) -> PyResult<Option<Work>> {
+        let block = |comm: &Communicator| comm.broadcast(&mut buffer(tensor)?, root);
+        self.call(py, seconds, owner, block, |comm| comm.start_broadcast(buffer(tensor)?, root))
+    }
+
+    /// Where there is no source, this rank's part lies in its place in the destination.
+    fn all_gather(
+        &self,
+        py: Python<'_>,
+        source: Option<Tensor>,
+        destination: Tensor,
+        seconds: f64,
+        owner: Option<Py<PyAny>>,
+    ) -> PyResult<Option<Work>> {
+        let Some(source) = source else {
+            let block = |comm: &Communicator| comm.all_gather(&mut buffer(destination)?);
+            return self.call(py, seconds, owner, block, |comm| comm.start_all_gather(buffer(destination)?));
+        };
+        let block = |comm: &Communicator| comm.all_gather_into(&buffer(source)?, &mut buffer(destination)?);
+        self.call(py, seconds, owner, block, |comm| comm.start_all_gather_into(buffer(source)?, buffer(destination)?))
+    }
+
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        source: Tensor,
+        destination: Tensor,
+        op: Op,
+        seconds: f64,
+        owner: Option<Py<PyAny>>,
+    ) -> PyResult<Option<Work>> {
+        let block = |comm: &Communicator| comm.reduce_scatter_into(&buffer(source)?, &mut buffer(destination)?, op.reduction()?);
+        let start = |comm: &Communicator| comm.start_reduce_scatter_into(buffer(source)?, buffer(destination)?, op.reduction()?);
+        self.call(py, seconds, owner, block, start)
+    }
+
+    fn gather(
+        &self,
+        py: Python<'_>,
+        source: Tensor,
+        destination: Option<Tensor>,
+        root: usize,
+        seconds: f64,
+        owner: Option<Py<PyAny>>,
+    ) -> PyResult<Option<Work>> {
+        let there = || destination.map(buffer).transpose();
+        let block = |comm: &Communicator| comm.gather_into(&buffer(source)?, there()?.as_mut(), root);
+        self.call(py, seconds, owner, block, |comm| comm.start_gather_into(buffer(source)?, there()?, root))
+    }
+
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        source: Option<Tensor>,
+        destination: Tensor,
+        root: usize,
+        seconds: f64,
+        owner: Option<Py<PyAny>>,
+    ) -> PyResult<Option<Work>> {
+        let there = || source.map(buffer).transpose();
+        let block = |comm: &Communicator| comm.scatter_into(there()?.as_ref(), &mut buffer(destination)?, root);
+        self.call(py, seconds, owner, block, |comm| comm.start_scatter_into(there()?, buffer(destination)?, root))
+    }
+
+    /// So many elements to each rank, and from each.
+    fn all_to_all(
+        &self,
+        py: Python<'_>,
+        source: (Tensor, Vec<usize>),
+        destination: (Tensor, Vec<usize>),
+        seconds: f64,
+        owner: Option<Py<PyAny>>,
+    ) -> PyResult<Option<Work>> {
+        let ((source, sent), (destination, received)) = (source, destination);
+        let block = |comm: &Communicator| comm.all_to_all_v_into(&buffer(source)?, &sent, &mut buffer(destination)?, &received);
+        let start = |comm: &Communicator| comm.start_all_to_all_v_into(buffer(source)?, &sent, buffer(destination)?, &received);
+        self.call(py, seconds, owner, block, start)
+    }
+
+    fn barrier(&self, py: Python<'_>, seconds: f64, owner: Option<Py<PyAny>>) -> PyResult<Option<Work>> {
+        self.call(py, seconds, owner, Communicator::barrier, Communicator::start_barrier)
+    }
+
+    /// Always started: a message may wait for another call of this thread's.
+    fn send(&self, py: Python<'_>, tensor: Tensor, to: usize, tag: u64, seconds: f64, owner: Py<PyAny>) -> PyResult<Work> {
+        let started = py.detach(|| self.with_timeout(seconds)?.start_send(buffer(tensor)?, Envelope::rank(to).tag(tag)));
+        Ok(Work::new(raise(py, started)?.erased(), owner))
+    }
+
+    /// From any rank where none is named.
+    fn recv(&self, py: Python<'_>, tensor: Tensor, from: Option<usize>, tag: u64, seconds: f64, owner: Py<PyAny>) -> PyResult<Work> {
+        let envelope = from.map_or_else(Envelope::any, Envelope::rank).tag(tag);
+        let started = py.detach(|| self.with_timeout(seconds)?.start_recv(buffer(tensor)?, envelope));
+        Ok(Work::new(raise(py, started)?.erased(), owner))
+    }
+
+    /// Ends all calls, here and at the other ranks.
+    fn abort(&self, py: Python<'_>) {
+        py.detach(|| {
+            let comm = self.comm.lock().unwrap_or_else(PoisonError::into_inner).take();
+            comm.inspect(Communicator::abort);
+        });
+    }
+
+    /// Leaves the group, and waits for nobody: PyTorch asks of programs that their ranks have ended their calls. What others still wait for this rank to
+    /// do fails there.
+    fn shut_down(&self, py: Python<'_>) {
+        py.detach(|| drop(self.comm.lock().unwrap_or_else(PoisonError::into_inner).take()));
+    }
+}

@@ -1,0 +1,184 @@
+"""Runs the tests that PyTorch ships for its backends, from the wheel that is installed, on this backend.
+
+usage: pytorch_suite.py [--backend collectives|gloo] [--world-size N] [--jobs N] [--seconds N] [--keep FILE] [--hold-against FILE] [--verbose] [TEST ...]
+
+PyTorch's file asks by name what a backend can do, and knows nothing of ours: so ours is registered under the name of Gloo, of which the same is
+expected. `--keep` writes the names of the tests that passed; `--hold-against` fails where one of a list does not pass that is not named in
+LEFT_OUT below, and where one that is named there passes. Ranks are forked from a process that has imported everything: an import takes longer than a test.
+"""
+
+import argparse
+import faulthandler
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import time
+import unittest
+
+# What Gloo passes and this backend does not, and why.
+LEFT_OUT = {
+    "test_ddp_logging_data_cpu": "DDP logs the group's kind, which PyTorch calls custom for all backends but its own",
+}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=["collectives", "gloo"], default="collectives")
+    parser.add_argument("--world-size", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=max(3, os.cpu_count() or 1))
+    parser.add_argument("--seconds", type=int, default=60, help="how long one test may take")
+    parser.add_argument("--keep")
+    parser.add_argument("--hold-against")
+    parser.add_argument("--verbose", action="store_true", help="show what the ranks of failed tests printed")
+    parser.add_argument("tests", nargs="*")
+    return parser.parse_args()
+
+
+def environment(options, folder):
+    """What PyTorch's file reads when it is imported."""
+    os.environ.update(
+        BACKEND="gloo",
+        WORLD_SIZE=str(options.world_size),
+        TEMP_DIR=folder,
+        INIT_METHOD=f"file://{folder}/shared_init_file",
+        MASTER_ADDR="127.0.0.1",
+        OMP_NUM_THREADS="1",
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(options.seconds),
+        TORCH_CPP_LOG_LEVEL="ERROR",
+    )
+
+
+def suite_class(options):
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed import distributed_test
+    from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+    torch.set_num_threads(1)
+    if options.backend == "collectives":
+        from collectives_torch.backend import CollectivesProcessGroup
+
+        def create(given, _options=None):
+            return CollectivesProcessGroup(given.store, given.group_rank, given.group_size, given.timeout)
+
+        # Events of the profiler begin on one thread and end on another, which works in C++ alone can do; the calls are tested all the same.
+        distributed_test.PROFILING_SUPPORTED_BACKENDS = []
+        distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS = []
+        dist.Backend.register_backend("gloo", create, extended_api=True, devices=["cpu"])
+
+    class Suite(TestDistBackend, DistributedTest._DistTestBase):
+        def setUp(self):
+            super().setUp()
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    return Suite
+
+
+def run_one(suite, name, channel, verbose):
+    """Runs a test in a process of its own, from which the ranks are forked, with folders of its own."""
+    os.setpgid(0, 0)
+    folder = tempfile.mkdtemp(prefix="collectives-torch-")
+    os.environ.update(TEMP_DIR=folder, INIT_METHOD=f"file://{folder}/shared_init_file")
+    import torch.testing._internal.distributed.distributed_test as module
+
+    module.INIT_METHOD = os.environ["INIT_METHOD"]
+    log = open(f"{folder}/log", "w+")
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    result = unittest.TestResult()
+    began = time.monotonic()
+    try:
+        suite(name).run(result)
+    finally:
+        outcome = "skipped" if result.skipped else "passed" if result.wasSuccessful() else "failed"
+        problem = "".join(text for _, text in result.failures + result.errors)
+        log.flush()
+        if outcome == "failed" and verbose:
+            log.seek(0)
+            problem += log.read()
+        channel.send((outcome, time.monotonic() - began, problem))
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def run_all(options, suite, names):
+    """Runs tests side by side; gives the outcome of each."""
+    context = multiprocessing.get_context("fork")
+    outcomes, waiting, running = {}, list(reversed(names)), {}
+    while waiting or running:
+        while waiting and len(running) < options.jobs:
+            name = waiting.pop()
+            mine, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=run_one, args=(suite, name, theirs, options.verbose))
+            process.start()
+            theirs.close()
+            running[mine] = (name, process, time.monotonic())
+        for channel in multiprocessing.connection.wait(list(running), timeout=1):
+            name, process, _ = running.pop(channel)
+            try:
+                outcomes[name] = channel.recv()
+            except EOFError:
+                outcomes[name] = ("failed", 0.0, "the process died")
+            process.join()
+            stop_group(process.pid)
+            report(name, outcomes[name])
+        for channel, (name, process, began) in list(running.items()):
+            if time.monotonic() - began > 2 * options.seconds:
+                stop_group(process.pid)
+    return outcomes
+
+
+def stop_group(leader):
+    try:
+        os.killpg(leader, 9)
+    except ProcessLookupError:
+        pass
+
+
+def report(name, outcome):
+    kind, seconds, problem = outcome
+    if kind == "failed" and name not in LEFT_OUT:
+        print(f"{name}: failed after {seconds:.1f} s\n{problem.rstrip()}\n", flush=True)
+
+
+def main():
+    options = arguments()
+    faulthandler.enable()
+    folder = tempfile.mkdtemp(prefix="collectives-torch-")
+    environment(options, folder)
+    began = time.monotonic()
+    suite = suite_class(options)
+    names = options.tests or unittest.TestLoader().getTestCaseNames(suite)
+    outcomes = run_all(options, suite, names)
+    shutil.rmtree(folder, ignore_errors=True)
+    kinds = {kind: sorted(name for name, outcome in outcomes.items() if outcome[0] == kind) for kind in ("passed", "skipped", "failed")}
+    counts = ", ".join(f"{len(found)} {kind}" for kind, found in kinds.items())
+    print(f"{options.backend}, {options.world_size} ranks: {counts}, in {time.monotonic() - began:.0f} s", flush=True)
+    if options.keep:
+        with open(options.keep, "w") as file:
+            file.writelines(f"{name}\n" for name in kinds["passed"])
+    sys.exit(judge(options, kinds))
+
+
+def judge(options, kinds):
+    """Whether what passed is what is expected to."""
+    if not options.hold_against:
+        return 1 if kinds["failed"] else 0
+    with open(options.hold_against) as file:
+        expected = {line.strip() for line in file}
+    passed = set(kinds["passed"])
+    missing = sorted(expected - passed - LEFT_OUT.keys())
+    better = sorted(LEFT_OUT.keys() & passed)
+    more = sorted(passed - expected)
+    for words, found in (("does not pass, and does with Gloo", missing), ("passes, and is listed as left out", better)):
+        for name in found:
+            print(f"{name}: {words}")
+    if more:
+        print(f"only this backend passes: {', '.join(more)}")
+    return 1 if missing or better else 0
+
+
+if __name__ == "__main__":
+    main()

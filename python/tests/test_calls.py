@@ -1,0 +1,220 @@
+"""Calls on tensors as programs have them: of every type, shape and layout."""
+
+import threading
+import unittest
+
+import torch
+import torch.distributed as dist
+from ranks import run
+
+FOLDED = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
+SHAPES = [(), (0,), (1,), (7,), (3, 5), (0, 4), (70_001,)]
+
+
+def of_rank(rank, shape, dtype):
+    """Small numbers, whose sums every type holds."""
+    count = torch.Size(shape).numel()
+    return ((torch.arange(count) * 7 + rank * 3) % 11).reshape(shape).to(dtype)
+
+
+def folds(rank, size):
+    for dtype in FOLDED:
+        for shape in SHAPES:
+            mine = [of_rank(other, shape, dtype) for other in range(size)]
+            tensor = mine[rank].clone()
+            dist.all_reduce(tensor)
+            assert torch.equal(tensor, sum(mine[1:], mine[0].clone())), (dtype, shape)
+            tensor = mine[rank].clone()
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, async_op=True).wait()
+            assert torch.equal(tensor, torch.stack(mine).amax(0)), (dtype, shape)
+
+
+def moves(rank, size):
+    for dtype in [*FOLDED, torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.uint16]:
+        for shape in SHAPES:
+            mine = [of_rank(other, shape, dtype) for other in range(size)]
+            as_bytes = [tensor.reshape(-1).view(torch.uint8) for tensor in mine]
+            gathered = [torch.empty(shape, dtype=dtype) for _ in range(size)]
+            dist.all_gather(gathered, mine[rank])
+            same = lambda tensor, other: torch.equal(tensor.reshape(-1).view(torch.uint8), as_bytes[other])
+            assert all(same(tensor, other) for other, tensor in enumerate(gathered)), (dtype, shape)
+            tensor = mine[rank].clone()
+            dist.broadcast(tensor, size - 1)
+            assert same(tensor, size - 1), (dtype, shape)
+
+
+def layouts(rank, size):
+    whole = torch.arange(24.0).reshape(4, 6) + rank
+    view = whole.clone().t()[1::2]
+    assert not view.is_contiguous()
+    for asynchronous in (False, True):
+        strided = whole.clone().t()[1::2]
+        work = dist.all_reduce(strided, async_op=asynchronous)
+        if asynchronous:
+            work.wait()
+        assert torch.equal(strided, sum((torch.arange(24.0).reshape(4, 6) + other).t()[1::2] for other in range(size)))
+    # A part in its own place, and in another rank's.
+    for place in (rank, (rank + 1) % size):
+        room = torch.full((size, 3), -1.0)
+        room[place] = rank
+        dist.all_gather_into_tensor(room, room[place])
+        assert torch.equal(room, torch.arange(float(size)).reshape(-1, 1).expand(size, 3)), room
+    room = torch.arange(2.0 * size) + rank
+    dist.reduce_scatter_tensor(room[:2], room)
+    base = size * torch.arange(2.0 * size) + sum(range(size))
+    assert torch.equal(room[:2], base[2 * rank : 2 * rank + 2])
+    scattered = torch.zeros(2, 2).t()
+    dist.scatter(scattered, [torch.full((2, 2), float(other)) for other in range(size)] if rank == 0 else None, 0)
+    assert torch.equal(scattered, torch.full((2, 2), float(rank)))
+
+
+def uneven(rank, size):
+    sent = [(rank + other) % 3 for other in range(size)]
+    received = [(other + rank) % 3 for other in range(size)]
+    for dtype in (torch.int64, torch.complex64):
+        source = torch.full((sum(sent), 2), rank, dtype=dtype)
+        room = torch.empty((sum(received), 2), dtype=dtype)
+        dist.all_to_all_single(room, source, received, sent)
+        expected = torch.cat([torch.full((count, 2), other, dtype=dtype) for other, count in enumerate(received)])
+        assert torch.equal(room, expected)
+    outputs = [torch.empty(other + 1) for other in range(size)]
+    dist.all_to_all(outputs, [torch.full((rank + 1,), float(rank)) for _ in range(size)])
+    assert all(torch.equal(output, torch.full((other + 1,), float(other))) for other, output in enumerate(outputs))
+
+
+def complex_and_sparse(rank, size):
+    tensor = torch.tensor([1 + 2j, rank * 1j], dtype=torch.complex64)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.tensor([size * (1 + 2j), sum(range(size)) * 1j], dtype=torch.complex64))
+    tensor = torch.sparse_coo_tensor(torch.tensor([[0, rank]]), torch.ones(2, 3), (size, 3))
+    dense = sum(torch.sparse_coo_tensor(torch.tensor([[0, other]]), torch.ones(2, 3), (size, 3)).to_dense() for other in range(size))
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor.to_dense(), dense)
+    empty = torch.sparse_coo_tensor(torch.empty((1, 0), dtype=torch.int64), torch.empty(0), (4,))
+    dist.all_reduce(empty)
+    assert torch.equal(empty.to_dense(), torch.zeros(4))
+
+
+def messages(rank, size):
+    if rank == 0:
+        sources = set()
+        for _ in range(size - 1):
+            tensor = torch.zeros(2)
+            source = dist.recv(tensor, tag=7)
+            assert torch.equal(tensor, torch.full((2,), float(source)))
+            sources.add(source)
+        assert sources == set(range(1, size))
+    else:
+        dist.send(torch.full((2,), float(rank)), 0, tag=7)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    room = torch.zeros(3)
+    exchange = [dist.P2POp(dist.isend, torch.full((3,), float(rank)), right), dist.P2POp(dist.irecv, room, left)]
+    for work in dist.batch_isend_irecv(exchange):
+        work.wait()
+    assert torch.equal(room, torch.full((3,), float(left)))
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": other} for other in range(size)]
+
+
+def in_flight(rank, size):
+    tensors = [torch.full((64,), float(number + rank)) for number in range(1000)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    before = threading.active_count()
+    futures = [work.get_future() for work in works[::3]]
+    assert threading.active_count() <= before + 1, "futures need no thread each"
+    for work in reversed(works):
+        work.wait()
+    assert all(work.is_completed() for work in works)
+    for number, tensor in enumerate(tensors):
+        assert torch.equal(tensor, torch.full((64,), float(number * size + sum(range(size)))))
+    values = [future.then(lambda ended: ended.value()[0][0].item()).wait() for future in futures]
+    assert values == [float(number * size + sum(range(size))) for number in range(0, 1000, 3)]
+    # Nobody keeps the tensor or the work.
+    for _ in range(100):
+        dist.all_reduce(torch.ones(1000), async_op=True)
+    dist.barrier()
+
+
+def groups_on_threads(rank, size):
+    groups = [dist.new_group(list(range(size))) for _ in range(2)]
+    failed = []
+
+    def program(group, number):
+        try:
+            for step in range(50):
+                tensor = torch.full((100,), float(step + number))
+                dist.all_reduce(tensor, group=group)
+                assert torch.equal(tensor, torch.full((100,), size * float(step + number)))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=program, args=(group, number)) for number, group in enumerate(groups)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not failed, failed
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=alone)
+    assert torch.equal(tensor, torch.ones(3))
+
+
+def refusals(rank, size):
+    for call, kind in (
+        (lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND), RuntimeError),
+        (lambda: dist.all_gather([torch.ones(2)] * (size + 1), torch.ones(2)), ValueError),
+        (lambda: dist.all_gather_into_tensor(torch.ones(size + 1), torch.ones(1)), ValueError),
+        (lambda: dist.reduce_scatter_tensor(torch.ones(1, dtype=torch.int64), torch.ones(size)), ValueError),
+        (lambda: dist.all_to_all_single(torch.ones(size), torch.ones(size), [1] * (size + 1), [1] * size), (ValueError, RuntimeError)),
+        (lambda: dist.all_reduce(torch.empty(3, device="meta")), RuntimeError),
+    ):
+        try:
+            call()
+        except kind:
+            continue
+        raise AssertionError("not refused")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+
+
+class Calls(unittest.TestCase):
+    def run_on(self, *programs):
+        for size in (1, 2, 3):
+            for program in programs:
+                if not (size == 1 and program in (messages,)):
+                    run(size, program)
+
+    def test_every_type_and_shape_is_folded(self):
+        self.run_on(folds)
+
+    def test_every_type_and_shape_is_moved(self):
+        self.run_on(moves)
+
+    def test_tensors_may_be_views_and_share_memory(self):
+        self.run_on(layouts)
+
+    def test_splits_may_be_uneven(self):
+        self.run_on(uneven)
+
+    def test_complex_and_sparse_tensors_are_added(self):
+        self.run_on(complex_and_sparse)
+
+    def test_messages_meet_by_rank_and_tag(self):
+        self.run_on(messages)
+
+    def test_a_thousand_calls_may_be_in_flight(self):
+        self.run_on(in_flight)
+
+    def test_groups_work_on_threads_of_their_own(self):
+        self.run_on(groups_on_threads)
+
+    def test_what_cannot_be_is_refused_and_ends_nothing(self):
+        self.run_on(refusals)
+
+    def test_a_backend_among_others_gives_the_same(self):
+        run(2, folds, backend="cpu:collectives,meta:fake")
+
+
+if __name__ == "__main__":
+    unittest.main()

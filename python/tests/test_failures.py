@@ -1,0 +1,120 @@
+"""What a rank hears when something fails: in time, in words, and of a type that programs for PyTorch catch."""
+
+import os
+import time
+import unittest
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from ranks import die, run
+
+
+def caught(call):
+    began = time.monotonic()
+    try:
+        call()
+    except RuntimeError as error:
+        return type(error).__name__, str(error), time.monotonic() - began
+    return None, "", time.monotonic() - began
+
+
+def one_dies(rank, size):
+    dist.all_reduce(torch.ones(4))
+    if rank == 1:
+        die()
+    return caught(lambda: dist.all_reduce(torch.ones(4)))
+
+
+def one_dies_in_flight(rank, size):
+    dist.barrier()
+    if rank == 1:
+        die()
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    return caught(work.wait), caught(work.get_future().wait)
+
+
+def one_does_not_come(rank, size):
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    if rank == 0:
+        heard = caught(lambda: dist.barrier(group=group))
+    else:
+        heard = caught(lambda: dist.group.WORLD.recv([torch.zeros(1)], 0, 5).wait(timedelta(milliseconds=200)))
+    dist.barrier()
+    return heard
+
+
+def different_calls(rank, size):
+    return caught(lambda: dist.all_reduce(torch.ones(4 + rank)))
+
+
+def monitored(rank, size):
+    dist.monitored_barrier(timeout=timedelta(seconds=30))
+    if rank == 1:
+        time.sleep(0)  # it does not come
+        return None
+    return caught(lambda: dist.monitored_barrier(timeout=timedelta(seconds=2)))
+
+
+def leaves_without_a_word(rank, size):
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    work = dist.all_reduce(tensor, async_op=True)
+    if rank == 0:
+        work.wait()
+    # Nobody destroys the group, and the process is over with what it has.
+    print(tensor)
+    os._exit(0)
+
+
+def forks(rank, size):
+    dist.all_reduce(torch.ones(2))
+    child = os.fork()
+    if child == 0:
+        heard = caught(lambda: dist.all_reduce(torch.ones(2)))
+        os._exit(0 if "fork" in heard[1] else 1)
+    _, status = os.waitpid(child, 0)
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    return os.waitstatus_to_exitcode(status), tensor[0].item()
+
+
+class Failures(unittest.TestCase):
+    def test_a_dead_rank_is_named_to_the_others(self):
+        for heard in [outcome for outcome in run(3, one_dies, lost=[1]) if outcome]:
+            kind, words, seconds = heard
+            self.assertEqual(kind, "DistNetworkError")
+            self.assertIn("rank 1", words)
+            self.assertLess(seconds, 20)
+
+    def test_a_work_and_its_future_tell_of_a_dead_rank(self):
+        for outcome in [outcome for outcome in run(2, one_dies_in_flight, lost=[1]) if outcome]:
+            for kind, words, _ in outcome:
+                self.assertIsNotNone(kind)
+                self.assertIn("rank 1", words)
+
+    def test_who_does_not_come_is_named_after_the_timeout(self):
+        waited, gave_up = run(2, one_does_not_come)
+        self.assertEqual(waited[0], "DistBackendError")
+        self.assertIn("rank 1", waited[1])
+        self.assertIn("Timed out", gave_up[1])
+
+    def test_calls_that_differ_are_told_to_all(self):
+        for kind, words, _ in run(2, different_calls):
+            self.assertEqual(kind, "DistBackendError")
+            self.assertTrue("count 4" in words and "count 5" in words, words)
+
+    def test_a_monitored_barrier_names_who_is_missing(self):
+        heard = run(3, monitored)
+        self.assertIn("Rank 1 failed to pass monitoredBarrier", heard[0][1])
+        self.assertIn("Rank 2 successfully reached monitoredBarrier", heard[2][1])
+
+    def test_leaving_without_destroying_the_group_hangs_nobody(self):
+        self.assertEqual(run(2, leaves_without_a_word, lost=[0, 1]), [None, None])
+
+    def test_a_forked_child_is_refused_and_its_parent_goes_on(self):
+        self.assertEqual(run(2, forks), [(0, 2.0), (0, 2.0)])
+
+
+if __name__ == "__main__":
+    unittest.main()
