@@ -125,6 +125,7 @@ mod guide {
         #[cfg(feature = "cuda")]
         from_nccl = "../docs/src/from-nccl.md";
         from_torch = "../docs/src/from-torch.md";
+        pytorch_backend = "../docs/src/pytorch-backend.md";
         #[cfg(feature = "cuda")]
         gpu = "../docs/src/gpu.md";
         hangs = "../docs/src/hangs.md";
