@@ -458,6 +458,9 @@ class CollectivesProcessGroup(dist.ProcessGroup):
         for name in OPERATIONS:
             setattr(self, name, getattr(self._backend, name))
 
+    def getBackendName(self):
+        return "collectives"
+
     def __repr__(self):
         return f"CollectivesProcessGroup(rank {self.rank()} of {self.size()})"
 

@@ -64,11 +64,17 @@ impl Work {
         true
     }
 
+    /// Looks at the state, without Python's lock: somebody may be waiting with the state's.
+    fn look<R: Send>(&self, py: Python<'_>, look: impl FnOnce(&State) -> R + Send) -> R {
+        py.detach(|| look(&self.lock()))
+    }
+
     fn outcome(&self, py: Python<'_>) -> PyResult<()> {
-        match &*self.lock() {
-            State::Failed(error) => Err(exception(py, error)),
-            State::Started(_) | State::Done(_) => Ok(()),
-        }
+        let failed = self.look(py, |state| match state {
+            State::Failed(error) => Some(error.clone()),
+            State::Started(_) | State::Done(_) => None,
+        });
+        failed.map_or(Ok(()), |error| Err(exception(py, &error)))
     }
 }
 
@@ -104,21 +110,21 @@ impl Work {
     /// The exception that the call ended with, where it has ended so.
     fn exception(&self, py: Python<'_>) -> Option<PyErr> {
         if self.is_done() {
-            self.wait_within(Duration::ZERO);
+            py.detach(|| self.wait_within(Duration::ZERO));
         }
         self.outcome(py).err()
     }
 
     /// The rank whose message a receive got.
-    fn source(&self) -> Option<usize> {
-        match &*self.lock() {
+    fn source(&self, py: Python<'_>) -> Option<usize> {
+        self.look(py, |state| match state {
             State::Done(source) => *source,
-            _ => None,
-        }
+            State::Started(_) | State::Failed(_) => None,
+        })
     }
 
-    /// Has `callback` called with this handle's place, without arguments, when the call has ended, on the one thread that does so.
-    fn on_end(&self, callback: Py<PyAny>) {
+    /// Has `callback` called without arguments when the call has ended, on the one thread that does so.
+    fn on_end(&self, py: Python<'_>, callback: Py<PyAny>) {
         let tell = move || {
             completion::tell(Box::new(move |py| {
                 if let Err(error) = callback.call0(py) {
@@ -126,9 +132,9 @@ impl Work {
                 }
             }));
         };
-        match &*self.lock() {
+        self.look(py, |state| match state {
             State::Started(started) => started.on_end(tell),
-            _ => tell(),
-        }
+            State::Done(_) | State::Failed(_) => tell(),
+        });
     }
 }

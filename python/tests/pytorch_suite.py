@@ -19,7 +19,7 @@ import unittest
 
 # What Gloo passes and this backend does not, and why.
 LEFT_OUT = {
-    "test_ddp_logging_data_cpu": "DDP logs the group's kind, which PyTorch calls custom for all backends but its own",
+    "test_ddp_logging_data_cpu": "DDP logs the name of the group, which cannot be Gloo's: PyTorch would take it for its own class in C++",
 }
 
 
