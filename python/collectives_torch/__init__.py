@@ -4,10 +4,15 @@
 >>> dist.init_process_group("collectives")  # doctest: +SKIP
 """
 
+import atexit
+
 import torch.distributed as dist
 
+from . import _core
 from .backend import CollectivesBackend, CollectivesProcessGroup, create
 
 __all__ = ["CollectivesBackend", "CollectivesProcessGroup"]
 
+# No thread may be in a callback when the interpreter ends.
+atexit.register(_core.stop_telling)
 dist.Backend.register_backend("collectives", create, extended_api=True, devices=["cpu"])

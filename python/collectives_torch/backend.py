@@ -6,6 +6,7 @@ several in a group of PyTorch's own; its calls pass through C++, and so do its w
 
 import os
 import socket
+import threading
 from datetime import timedelta
 
 import torch
@@ -83,7 +84,7 @@ class CollectivesBackend(Backend):
         self._options = Backend.Options("collectives", timeout=timeout)
         self._seconds = timeout.total_seconds()
         self._splits = 0
-        self._coalesced = None
+        self._windows = threading.local()  # coalescing is a thread's own
         self._barriers = 0
         self._group = _core.Group(store, rank, size, self._seconds, _address())
 
@@ -131,7 +132,7 @@ class CollectivesBackend(Backend):
 
     def _call(self, method, arguments, opts, result, owner, finish=None):
         """Makes a call: inline where its caller waits for it anyway, and started where not."""
-        if getattr(opts, "asyncOp", True) or self._coalesced is not None:
+        if getattr(opts, "asyncOp", True) or self._window() is not None:
             started = method(*arguments, self._limit(opts), owner)
             return self._add(CollectivesWork(started, result, finish))
         method(*arguments, self._limit(opts), None)
@@ -141,15 +142,19 @@ class CollectivesBackend(Backend):
         return ended(result)
 
     def _add(self, work):
-        if self._coalesced is not None:
-            self._coalesced.append(work)
+        window = self._window()
+        if window is not None:
+            window.append(work)
         return work
 
+    def _window(self):
+        return getattr(self._windows, "works", None)
+
     def start_coalescing(self):
-        self._coalesced = []
+        self._windows.works = []
 
     def end_coalescing(self):
-        works, self._coalesced = self._coalesced or [], None
+        works, self._windows.works = self._window() or [], None
         return JoinedWork(works, None)
 
     _start_coalescing = start_coalescing
@@ -159,21 +164,28 @@ class CollectivesBackend(Backend):
     def _place(tensor, what):
         """Contiguous memory for a tensor that a call changes, and what puts its result back."""
         check(tensor, what)
-        if tensor.is_contiguous():
-            return tensor, None
-        copy = tensor.detach().contiguous()
-        return copy, lambda: tensor.detach().copy_(copy)
+        own = tensor.detach()  # keeps the memory, whatever the program puts into the tensor meanwhile
+        if own.is_contiguous() and not own.is_neg() and not own.is_conj():
+            return own, None
+        if torch._debug_has_internal_overlap(own) == 1:
+            raise RuntimeError(f"{what}: several elements of the tensor are one in memory: clone it first")
+        copy = own.resolve_conj().resolve_neg().contiguous()
+        if copy.data_ptr() == own.data_ptr():
+            copy = copy.clone()
+        return copy, lambda: own.copy_(copy)
 
     @staticmethod
     def _input(tensor, what):
         check(tensor, what)
-        return tensor.detach().contiguous()
+        return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
     # Collectives on one tensor.
 
     def allreduce(self, tensors, opts=None):
         opts = opts or AllreduceOptions()
         if len(tensors) == 1 and tensors[0].layout == torch.sparse_coo:
+            if self._window() is not None:
+                raise RuntimeError("ProcessGroup::allreduce: sparse tensors cannot be coalesced with other calls")
             return sparse.all_reduce(self, tensors[0], opts)
         tensor = single(tensors, "ProcessGroup::allreduce")
         op = reduction(opts.reduceOp, tensor, "ProcessGroup::allreduce")
@@ -357,6 +369,8 @@ class CollectivesBackend(Backend):
             return [tensor.numel() // self._size] * self._size
         if len(splits) != self._size:
             raise ValueError(f"{what}: Number of tensor splits not equal to group size")
+        if min(splits) < 0:
+            raise ValueError(f"{what}: split sizes must not be negative: {list(splits)}")
         if sum(splits) != rows:
             raise ValueError(f"{what}: Split sizes doesn't match total dim 0 size")
         row = tensor.numel() // rows if rows else 0

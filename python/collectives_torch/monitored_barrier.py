@@ -5,8 +5,8 @@ import time
 import torch
 import torch.distributed as dist
 
-# Above the tags of messages.
-_TAG = (1 << 32) + 1
+# Above the tags of messages; each barrier has one of its own, so that nobody takes an earlier one's word.
+_TAG = 1 << 32
 
 
 def monitored_barrier(backend, number, timeout, wait_all_ranks):
@@ -14,9 +14,9 @@ def monitored_barrier(backend, number, timeout, wait_all_ranks):
     seconds = backend._seconds if timeout is None or timeout.total_seconds() < 0 else timeout.total_seconds()
     word = torch.tensor([number], dtype=torch.int64)
     if backend.rank() == 0:
-        _await_others(backend, word, seconds, wait_all_ranks)
+        _await_others(backend, number, word, seconds, wait_all_ranks)
     else:
-        _report(backend, word, seconds)
+        _report(backend, number, word, seconds)
 
 
 def _message(backend, send, tensor, rank, tag, seconds):
@@ -26,11 +26,11 @@ def _message(backend, send, tensor, rank, tag, seconds):
     return call(memory(tensor), rank, tag, seconds, tensor)
 
 
-def _report(backend, word, seconds):
+def _report(backend, number, word, seconds):
     rank = backend.rank()
     try:
-        _message(backend, True, word, 0, _TAG, seconds).wait()
-        _message(backend, False, torch.empty_like(word), 0, _TAG, seconds).wait()
+        _message(backend, True, word, 0, _TAG + number, seconds).wait()
+        _message(backend, False, torch.empty_like(word), 0, _TAG + number, seconds).wait()
     except RuntimeError as error:
         raise RuntimeError(
             f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
@@ -38,10 +38,10 @@ def _report(backend, word, seconds):
         ) from error
 
 
-def _await_others(backend, word, seconds, wait_all_ranks):
+def _await_others(backend, number, word, seconds, wait_all_ranks):
     deadline = time.monotonic() + seconds
     others = range(1, backend.size())
-    waiting = {rank: _message(backend, False, torch.empty_like(word), rank, _TAG, seconds) for rank in others} if seconds else {}
+    waiting = {rank: _message(backend, False, torch.empty_like(word), rank, _TAG + number, seconds) for rank in others} if seconds else {}
     come, missing = [], []
     for rank in others:
         if time.monotonic() >= deadline and not wait_all_ranks:
@@ -60,7 +60,7 @@ def _await_others(backend, word, seconds, wait_all_ranks):
     if missing:
         raise RuntimeError(f"[Rank 0]: Ranks {_listed(missing)} failed to pass monitoredBarrier in {_milliseconds(seconds)} ms")
     left = max(deadline - time.monotonic(), 1.0)
-    for work in [_message(backend, True, word, rank, _TAG, left) for rank in others]:
+    for work in [_message(backend, True, word, rank, _TAG + number, left) for rank in others]:
         work.wait()
 
 

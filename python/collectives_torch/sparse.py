@@ -17,6 +17,7 @@ def all_reduce(backend, tensor, opts):
     counts = torch.empty(backend.size(), dtype=torch.int64)
     options = AllgatherOptions()
     options.asyncOp = False
+    options.timeout = opts.timeout
     shape = torch.tensor([mine.sparse_dim(), mine.dense_dim(), *mine.shape], dtype=torch.int64)
     shapes = shape.new_empty((backend.size(), len(shape)))
     backend.all_gather_single(shapes, shape, options)

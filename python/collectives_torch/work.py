@@ -18,15 +18,23 @@ class CollectivesWork(dist._Work):
         self._started = started  # None: it has ended
         self._result = result
         self._finish = finish
+        self._has_finish = finish is not None
+        self._failure = None
         self._lock = threading.Lock()
         self._future = None
 
     def _conclude(self):
+        """Puts the result in its place; whoever comes meanwhile waits for that, and what it met is everybody's error."""
         with self._lock:
-            finish, self._finish = self._finish, None
-            if finish is not None:
-                with torch.no_grad():
-                    finish()
+            if self._finish is not None:
+                finish, self._finish = self._finish, None
+                try:
+                    with torch.no_grad():
+                        finish()
+                except Exception as error:
+                    self._failure = error
+        if self._failure is not None:
+            raise self._failure
 
     def wait(self, timeout=_NO_TIMEOUT):
         started = self._started
@@ -34,7 +42,7 @@ class CollectivesWork(dist._Work):
             limit = None if timeout == _NO_TIMEOUT else timeout.total_seconds()
             if not started.wait(limit):
                 raise dist.DistBackendError(f"Timed out waiting {timeout} for a call, which goes on")
-        if self._finish is not None:
+        if self._has_finish:
             self._conclude()
         return True
 
@@ -42,13 +50,27 @@ class CollectivesWork(dist._Work):
         self.wait()
 
     def is_completed(self):
-        return self._started is None or self._started.is_done()
+        if self._started is not None and not self._started.is_done():
+            return False
+        self.exception()  # which puts the result in its place
+        return True
 
     def is_success(self):
         return self.is_completed() and self.exception() is None
 
     def exception(self):
-        return None if self._started is None else self._started.exception()
+        if self._started is not None:
+            if not self._started.is_done():
+                return None
+            failed = self._started.exception()
+            if failed is not None:
+                return failed
+        if self._has_finish:
+            try:
+                self._conclude()
+            except Exception as error:
+                return error
+        return None
 
     def source_rank(self):
         return self._started.source()

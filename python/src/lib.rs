@@ -16,6 +16,8 @@ use pyo3::prelude::*;
 #[pymodule(name = "_core")]
 mod core {
     #[pymodule_export]
+    use crate::completion::stop_telling;
+    #[pymodule_export]
     use crate::group::Group;
     #[pymodule_export]
     use crate::work::Work;

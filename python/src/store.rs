@@ -61,7 +61,7 @@ fn is_timeout(py: Python<'_>, error: &PyErr) -> bool {
 
 fn delta(py: Python<'_>, time: Duration) -> PyResult<Bound<'_, PyDelta>> {
     // Stores take a time of zero for none at all, and count in milliseconds.
-    let millis = time.as_millis().clamp(1, 1 << 40) as i64;
+    let millis = time.as_millis().clamp(1, i32::MAX as u128) as i64;
     let (seconds, rest) = (millis / 1000, millis % 1000);
     PyDelta::new(py, (seconds / 86_400) as i32, (seconds % 86_400) as i32, (rest * 1000) as i32, true)
 }

@@ -56,6 +56,15 @@ def monitored(rank, size):
     return caught(lambda: dist.monitored_barrier(timeout=timedelta(seconds=2)))
 
 
+def late_for_a_monitored_barrier(rank, size):
+    if rank == 1:
+        dist.recv(torch.zeros(1), 0)
+        return caught(lambda: dist.monitored_barrier(timeout=timedelta(seconds=3)))[0], None
+    first = caught(lambda: dist.monitored_barrier(timeout=timedelta(milliseconds=300)))[1]
+    dist.send(torch.ones(1), 1)
+    return first, caught(lambda: dist.monitored_barrier(timeout=timedelta(seconds=1)))[1]
+
+
 def leaves_without_a_word(rank, size):
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
@@ -108,6 +117,12 @@ class Failures(unittest.TestCase):
         heard = run(3, monitored)
         self.assertIn("Rank 1 failed to pass monitoredBarrier", heard[0][1])
         self.assertIn("Rank 2 successfully reached monitoredBarrier", heard[2][1])
+
+    def test_a_monitored_barrier_takes_no_word_of_an_earlier_one(self):
+        outcomes = run(2, late_for_a_monitored_barrier)
+        self.assertIn("Rank 1 failed", outcomes[0][0])
+        self.assertIn("Rank 1 failed", outcomes[0][1])
+        self.assertIsNotNone(outcomes[1][0])
 
     def test_leaving_without_destroying_the_group_hangs_nobody(self):
         self.assertEqual(run(2, leaves_without_a_word, lost=[0, 1]), [None, None])

@@ -88,7 +88,7 @@ impl NcclComm {
         let closed = control::apart(deadline, work).map_err(|error| Error::io(format!("{words}: starting a thread"), error))?;
         let error = match closed {
             Some(Ok(())) => return Ok(()),
-            Some(Err(error)) => error,
+            Some(Err(error)) => inner.explained(error),
             None => inner.timeout(doing(), deadline.elapsed()),
         };
         let first = inner.fail(error.clone(), ABORT_WAIT);
