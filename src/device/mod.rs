@@ -111,7 +111,7 @@ mod plane;
 mod standalone;
 
 pub(crate) use arguments::Arguments;
-pub(crate) use comm::{BackOff, LivenessProbe, NcclComm, Setup, unique_id};
+pub(crate) use comm::{BackOff, EndNotice, LivenessProbe, NcclComm, Notice, Setup, StreamPosition, unique_id};
 pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, has_multicast, is_capturing, is_complete, of, open, share_pool};
 pub(crate) use kernels::{Kernels, MOST_PARTIALS};
 pub(crate) use memory::suits_window;

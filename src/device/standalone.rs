@@ -191,6 +191,7 @@ impl NcclCommunicator {
             config: &config.nccl,
             deadline: &deadline,
             liveness_probe: None,
+            end_notice: None,
         })?;
         let capability = gpu.capability;
         Self::around(gpu, comm, config, capability, false)

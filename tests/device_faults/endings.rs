@@ -4,11 +4,12 @@
 
 use std::time::{Duration, Instant};
 
-use collectives::{Communicator, Config, ReduceOp};
+use collectives::{Communicator, Config, Error, ReduceOp};
 
 use super::common::cases::Memory;
 use super::common::ranks::{alone_in_a_process, each, threads_with};
-use super::gpu::{DeviceMemory, builder, steers_nccl, unchecked};
+use super::common::tasks::block_on;
+use super::gpu::{DeviceMemory, builder, can_steer_nccl, steers_nccl, unchecked};
 
 fn short(limit: Duration) -> impl Fn(usize) -> collectives::Builder {
     move |_| builder(unchecked()).configure(|config| config.timeout = limit)
@@ -169,4 +170,94 @@ fn a_device_that_has_failed_for_good_leaves_the_host_plane_and_says_to_start_the
             left.close().unwrap();
         });
     });
+}
+
+/// A device call of rank 0 and rank 1 that waits for rank 2, and may take `timeout` on rank 0; `give_up` is what rank 0 does then, and rank 1 waits in `wait`. NCCL's kernels go on
+/// without waiting once they are aborted, so the call of rank 1 may come to an end, with wrong data.
+fn given_up(timeout: Duration, give_up: impl Fn(&Communicator) + Sync, wait: impl Fn(&Communicator, Vec<u32>) -> Error + Sync) {
+    threads_with(
+        3,
+        |_| builder(unchecked()),
+        |comm| {
+            if can_steer_nccl() {
+                simgpu::nccl::let_aborted_kernels_go_on();
+            }
+            let memory = DeviceMemory::of(comm);
+            // All are connected then.
+            let mut buffer = memory.put(&[1_u32; 100]);
+            comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+            comm.device().unwrap().synchronize().unwrap();
+            comm.barrier().unwrap();
+            let error = match comm.rank() {
+                0 => {
+                    let usual = comm.timeout();
+                    comm.set_timeout(timeout);
+                    comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+                    comm.set_timeout(usual);
+                    comm.barrier().unwrap();
+                    give_up(comm);
+                    return comm.device().unwrap().synchronize().map_or((), |()| panic!("it has given up"));
+                }
+                1 => wait(comm, vec![1; 100]),
+                _ => return comm.barrier().unwrap(),
+            };
+            let by_rank_0 = match &error {
+                Error::Aborted { by, .. } => by.rank == 0,
+                Error::Timeout { arrived, missing, .. } => missing.is_empty() && arrived.iter().any(|peer| peer.rank == 0),
+                _ => false,
+            };
+            assert!(by_rank_0, "{error}");
+        },
+    );
+}
+
+/// What waits for a device call here.
+const WAITS: [fn(&Communicator, Vec<u32>) -> Error; 4] = [
+    |comm, values| {
+        let mut buffer = DeviceMemory::of(comm).put(&values);
+        comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        comm.barrier().unwrap();
+        comm.device().unwrap().synchronize().unwrap_err()
+    },
+    |comm, values| {
+        let work = comm.start_all_reduce(DeviceMemory::of(comm).put(&values), ReduceOp::Sum).unwrap();
+        comm.barrier().unwrap();
+        work.wait().unwrap_err()
+    },
+    |comm, values| {
+        let work = comm.start_all_reduce(DeviceMemory::of(comm).put(&values), ReduceOp::Sum).unwrap();
+        comm.barrier().unwrap();
+        block_on(work.into_future()).0.unwrap_err()
+    },
+    |comm, values| {
+        let mut buffer = DeviceMemory::of(comm).put(&values);
+        comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        comm.barrier().unwrap();
+        comm.device().unwrap().stream().synchronize().unwrap();
+        comm.device().unwrap().failure().expect("the stream has come free by an abort")
+    },
+];
+
+#[test]
+fn a_call_that_another_ranks_abort_has_ended_is_not_well() {
+    let _alone = simgpu::alone();
+    for wait in WAITS {
+        given_up(Duration::from_secs(60), Communicator::abort, wait);
+    }
+}
+
+#[test]
+fn a_call_that_another_ranks_deadline_has_ended_is_not_well() {
+    let _alone = simgpu::alone();
+    for wait in WAITS {
+        given_up(Duration::from_millis(500), |_| (), wait);
+    }
+}
+
+#[test]
+fn a_call_that_another_ranks_revocation_has_ended_is_not_well() {
+    let _alone = simgpu::alone();
+    for wait in WAITS {
+        given_up(Duration::from_secs(60), |comm| comm.device().unwrap().raw().revoke().unwrap(), wait);
+    }
 }

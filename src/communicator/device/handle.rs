@@ -12,7 +12,7 @@ use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, Ordered};
 use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::communicator::Communicator;
 use crate::deadline::Deadline;
-use crate::device::{self, DevicePlane, NcclCommunicator, cuda_error};
+use crate::device::{self, DevicePlane, NcclCommunicator};
 use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
 use crate::interop::AsStream;
@@ -117,10 +117,8 @@ impl Device {
 
     /// Waits until everything queued on a stream of the caller's has ended, in the same way.
     pub(crate) fn wait_for(&self, stream: &CudaStream) -> Result<()> {
-        let doing = || format!("waiting for a stream of device {}", self.ordinal());
         self.comm.refuse_forked("waiting for a stream")?;
-        let event = stream.record_event(None).map_err(|error| cuda_error(doing(), error))?;
-        self.raw.plane().comm().wait(&event, &Deadline::after(self.comm.timeout()))
+        self.raw.plane().comm().wait_for(stream, &Deadline::after(self.comm.timeout()))
     }
 
     /// Which algorithm each op and type takes, in words. For people; the text may change.

@@ -3,6 +3,7 @@
 mod batch;
 mod call;
 mod compare;
+mod end_notice;
 mod handle;
 mod headers;
 mod liveness;

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
+use cudarc::driver::{CudaContext, CudaStream};
 
 use super::call::{DeviceCall, Guards, Hold, ordered};
 use super::headers::awaited_header;
@@ -16,7 +16,7 @@ use crate::communicator::message::Received;
 use crate::communicator::pinned::{ErasedBuffer, PinnedBuffer};
 use crate::communicator::work::{Drive, Work};
 use crate::deadline::Deadline;
-use crate::device::{self, BackOff, DevicePlane, NcclComm};
+use crate::device::{self, BackOff, DevicePlane, NcclComm, StreamPosition};
 use crate::error::{Error, Result};
 use crate::event;
 use crate::flight;
@@ -222,9 +222,9 @@ impl Communicator {
     }
 }
 
-/// A call that was queued, with an event behind it.
+/// A call that was queued, and its end on the stream.
 pub(in crate::communicator) struct Queued {
-    event: CudaEvent,
+    end: StreamPosition,
     comm: Arc<NcclComm>,
     doing: String,
     deadline: Deadline,
@@ -264,18 +264,12 @@ impl Queued {
 
     /// How it has ended; `None` where it has not.
     fn look(&self) -> Option<Result<()>> {
-        match device::is_complete(&self.event) {
-            Ok(true) => return Some(self.comm.failure().map_or(Ok(()), Err)),
-            Ok(false) => {}
-            Err(error) => return Some(Err(device::cuda_error(self.doing.clone(), error))),
-        }
-        if let Some(failure) = self.comm.failure() {
-            return Some(Err(failure));
-        }
-        if !self.deadline.has_passed() {
-            return None;
-        }
-        Some(Err(self.comm.time_out(&|| self.doing.clone(), &self.deadline)))
+        let ended = self.comm.look(&self.end, &|| self.doing.clone(), &self.deadline)?;
+        // The handle is of this one call, which is to say itself why it failed.
+        Some(ended.map_err(|error| match error {
+            Error::Poisoned { cause, .. } => (*cause).clone(),
+            error => error,
+        }))
     }
 }
 
@@ -379,7 +373,7 @@ impl Communicator {
         let result = queue()?;
         // From here: the time in which other threads had their turns is not this call's.
         let deadline = Deadline::after(self.timeout());
-        let event = stream.record_event(None).map_err(|error| device::cuda_error(doing.clone(), error))?;
-        Ok((Queued { event, comm: Arc::clone(plane.comm()), doing, deadline }, result))
+        let end = plane.comm().position(stream).map_err(|error| device::cuda_error(doing.clone(), error))?;
+        Ok((Queued { end, comm: Arc::clone(plane.comm()), doing, deadline }, result))
     }
 }

@@ -287,6 +287,7 @@ impl Communicator {
         let shared = shared.map_err(|error| device::cuda_error("opening a device's pool to the others of this process", error));
         let made = match self.unique_ids(found.library, shared, deadline)? {
             Ok(ids) => {
+                let end_notice = self.end_notice();
                 let setup = Setup {
                     library: found.library,
                     gpu: &found.gpu,
@@ -296,6 +297,7 @@ impl Communicator {
                     config: &self.config().nccl,
                     deadline,
                     liveness_probe: Some(&self.liveness_probe()),
+                    end_notice: end_notice.as_ref(),
                 };
                 let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least, on_one_switch(&facts, self.peers()));
                 self.tell_failure(NcclComm::create(setup).and_then(around), deadline)
@@ -395,8 +397,9 @@ impl Communicator {
         let library = plane.comm().library();
         let made = child.unique_ids(library, Ok(()), deadline)?.map_err(NoStart::own).and_then(|ids| {
             let (gpu, rank, world_size) = (plane.gpu(), child.rank(), child.world_size());
+            let (liveness_probe, end_notice) = (Some(&child.liveness_probe()), child.end_notice());
             let setup =
-                Setup { library, gpu, ids: &ids, rank, world_size, config, deadline, liveness_probe: Some(&child.liveness_probe()) };
+                Setup { library, gpu, ids: &ids, rank, world_size, config, deadline, liveness_probe, end_notice: end_notice.as_ref() };
             child.tell_failure(NcclComm::create(setup).and_then(|comm| device.descendant(comm)), deadline)
         });
         let plane = child.agreed(made, deadline)?;

@@ -8,7 +8,7 @@ use nccl_sys::{Library, MissingSymbol, ncclComm, ncclComm_t, ncclConfig_t, ncclR
 
 use super::control::{Attempted, Failed};
 use super::lock::{BackOff, Device, lock_within};
-use super::state::{Handles, Inner, LivenessProbe, NONE, Parts};
+use super::state::{EndNotice, Handles, Inner, LivenessProbe, NONE, Parts};
 use super::{NcclComm, control, watchdog};
 use crate::deadline::Deadline;
 use crate::device::driver::{self, Gpu};
@@ -30,6 +30,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) deadline: &'a Deadline,
     /// Who knows more about the other ranks, if anybody does.
     pub(crate) liveness_probe: Option<&'a Arc<dyn LivenessProbe>>,
+    /// Where ranks say that they give up, if anywhere.
+    pub(crate) end_notice: Option<&'a Arc<dyn EndNotice>>,
 }
 
 /// A new id, which is good for one communicator.
@@ -39,9 +41,9 @@ pub(crate) fn unique_id(library: &'static Library) -> Result<ncclUniqueId> {
 
 impl Setup<'_> {
     fn parts(&self) -> Parts {
-        let context = Arc::clone(&self.gpu.context);
-        let liveness_probe = self.liveness_probe.map(Arc::clone);
-        Parts { library: self.library, device: Device::of(self.gpu), context, rank: self.rank, world_size: self.world_size, liveness_probe }
+        let (context, device) = (Arc::clone(&self.gpu.context), Device::of(self.gpu));
+        let (liveness_probe, end_notice) = (self.liveness_probe.map(Arc::clone), self.end_notice.map(Arc::clone));
+        Parts { library: self.library, device, context, rank: self.rank, world_size: self.world_size, liveness_probe, end_notice }
     }
 }
 
@@ -162,9 +164,17 @@ impl Inner {
     /// What its descendants share with it.
     fn parts(&self) -> Parts {
         let context = Arc::clone(&self.context);
-        // All its ranks are ranks of this one, whose liveness probe knows them.
-        let liveness_probe = self.liveness_probe();
-        Parts { library: self.library, device: self.device, context, rank: self.rank, world_size: self.world_size, liveness_probe }
+        // All its ranks are ranks of this one, whose liveness probe knows them. This one's end is not theirs.
+        let (liveness_probe, end_notice) = (self.liveness_probe.clone(), None);
+        Parts {
+            library: self.library,
+            device: self.device,
+            context,
+            rank: self.rank,
+            world_size: self.world_size,
+            liveness_probe,
+            end_notice,
+        }
     }
 }
 
@@ -294,6 +304,9 @@ impl Attempt {
                 Some(None) => Err(self.late().into()),
                 _ => self.make(begin, &mut raws),
             };
+            if let (Err(failed), Some(parent)) = (&made, parent.as_ref().filter(|_| self.parent_works)) {
+                parent.tell(Some(&failed.error));
+            }
             let failed = made.is_err();
             answer(made);
             if failed {

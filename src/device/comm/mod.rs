@@ -35,6 +35,7 @@ mod live_graphs;
 mod lock;
 mod prober;
 mod state;
+mod stream_position;
 mod stream_tracker;
 mod teardown;
 #[cfg(test)]
@@ -47,7 +48,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use nccl_sys::{Library, Version, ncclComm_t};
 
 use self::live_graphs::Captured;
@@ -62,7 +63,8 @@ use crate::tuning::device::ABORT_WAIT;
 pub(crate) use self::init::{Setup, unique_id};
 pub(crate) use self::lock::BackOff;
 pub(in crate::device) use self::state::Inner;
-pub(crate) use self::state::LivenessProbe;
+pub(crate) use self::state::{EndNotice, LivenessProbe, Notice};
+pub(crate) use self::stream_position::StreamPosition;
 
 /// A communicator of NCCL. Any thread may use it; one call is made at a time.
 ///
@@ -107,9 +109,11 @@ impl NcclComm {
         self.inner.is_revoked()
     }
 
-    /// What later calls would give as the cause of their refusal; nothing where they would not be refused.
+    /// Why what was queued may not be done: what later calls would give as the cause of their refusal, or what another rank has said of its end.
+    /// Whoever wants to know it of a call asks after the driver has said that this is done.
     pub(crate) fn failure(&self) -> Option<Error> {
-        self.inner.is_over().then(|| (*self.inner.cause()).clone())
+        let error = self.inner.cut_off(&|| self.inner.last_call(), Duration::ZERO)?;
+        Some(if self.inner.is_over() { (*self.inner.cause()).clone() } else { error })
     }
 
     /// Has the progress of calls recorded there.
@@ -123,18 +127,6 @@ impl NcclComm {
         self.inner.last_tracker()
     }
 
-    /// How many calls are on record.
-    pub(in crate::device) fn calls_noted(&self) -> u64 {
-        self.inner.flight().map_or(0, |flight| flight.device_calls_noted())
-    }
-
-    /// Notes that a stream has done what it was given of the first so many calls on record.
-    pub(in crate::device) fn has_done(&self, stream: &CudaStream, noted: u64) {
-        if let (Some(flight), Some(tracker)) = (self.inner.flight(), self.inner.known_tracker(stream)) {
-            flight.device_has_done(tracker, noted);
-        }
-    }
-
     /// Asks NCCL whether something went wrong in the background. Where it did, the communicator is ended, and this is why.
     pub(crate) fn async_error(&self) -> Option<Error> {
         self.inner.look();
@@ -145,32 +137,6 @@ impl NcclComm {
     #[inline]
     pub(crate) fn label(&self, call: &Call) {
         self.inner.label(call.fingerprint());
-    }
-
-    /// Waits for an event, which was recorded behind this communicator's work. A deadline that passes ends the communicator, so that the
-    /// stream comes free.
-    ///
-    /// # Errors
-    ///
-    /// `Timeout` when the deadline passes; `Poisoned` when the communicator ends first; `Cuda`.
-    pub(crate) fn wait(&self, event: &CudaEvent, deadline: &Deadline) -> Result<()> {
-        let doing = || format!("waiting on the device for {}", self.inner.last_call());
-        let mut back_off = lock::BackOff::default();
-        loop {
-            let complete = crate::device::driver::is_complete(event);
-            match (complete, self.failure()) {
-                (_, Some(_)) => return Err(self.inner.refuse(&doing)),
-                (Ok(true), None) => return Ok(()),
-                (Ok(false), None) if deadline.has_passed() => return Err(self.time_out(&doing, deadline)),
-                (Ok(false), None) => back_off.rest(),
-                (Err(error), None) => return Err(crate::device::driver::cuda_error(doing(), error)),
-            }
-        }
-    }
-
-    /// Ends the communicator because somebody's deadline passed, and says so.
-    pub(crate) fn time_out(&self, doing: &dyn Fn() -> String, deadline: &Deadline) -> Error {
-        self.inner.expire(doing, deadline.elapsed())
     }
 
     /// Ends the communicator because others count on what this rank has not queued.

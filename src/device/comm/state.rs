@@ -68,7 +68,9 @@ pub(in crate::device) struct Inner {
     /// The fingerprint of the last call; words of two calls may be mixed where one is being made just now.
     label: [AtomicU64; 4],
     /// Who knows more about the other ranks, if anybody does.
-    pub(super) liveness_probe: Mutex<Option<Arc<dyn LivenessProbe>>>,
+    pub(super) liveness_probe: Option<Arc<dyn LivenessProbe>>,
+    /// Where ranks say that they give up, if anywhere.
+    pub(super) end_notice: Option<Arc<dyn EndNotice>>,
     /// What the watchdog knows.
     pub(super) watched: Watched,
     /// The graphs that calls became part of.
@@ -93,12 +95,13 @@ pub(super) struct Parts {
     pub(super) rank: usize,
     pub(super) world_size: usize,
     pub(super) liveness_probe: Option<Arc<dyn LivenessProbe>>,
+    pub(super) end_notice: Option<Arc<dyn EndNotice>>,
 }
 
 impl Inner {
     pub(super) fn new(parts: Parts, handles: Handles, strings: [[Option<CString>; 2]; 2]) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let Parts { library, device, context, rank, world_size, liveness_probe } = parts;
+        let Parts { library, device, context, rank, world_size, liveness_probe, end_notice } = parts;
         Self {
             library,
             device,
@@ -126,7 +129,8 @@ impl Inner {
             limit: AtomicU64::new(u64::MAX),
             term: AtomicU64::new(0),
             label: Default::default(),
-            liveness_probe: Mutex::new(liveness_probe),
+            liveness_probe,
+            end_notice,
             watched: Watched::default(),
             graphs: LiveGraphs::default(),
             _strings: strings,
@@ -157,8 +161,40 @@ impl Inner {
     /// calls that are not done are on record as failed. The gate is held.
     pub(super) fn refuse_collectives(&self) {
         self.revoked.store(true, Ordering::SeqCst);
+        self.tell(None);
         if let Some(flight) = self.flight() {
             flight.device_has_failed(&self.cause());
+        }
+    }
+
+    /// Has other ranks told that this one's work is about to be cut off, with what ends the communicator. Before NCCL's flags are raised: kernels then go on
+    /// without waiting, and what they send may end other ranks' calls, with success.
+    ///
+    /// A rank without such work can mislead nobody: others may have come to the end of the same calls, and are to find them well.
+    pub(super) fn tell(&self, error: Option<&Error>) {
+        let Some(end_notice) = &self.end_notice else { return };
+        // Who has the gate may have launched a call that is not counted yet. Who revokes has it himself, and has not.
+        let may_launch = error.is_some() && try_lock(&self.gate).is_none();
+        if may_launch || self.graphs.count() > 0 || self.trackers().iter().any(|tracker| tracker.may_be_at_work()) {
+            end_notice.post(error);
+        }
+    }
+
+    /// Why a wait for what the device has done, or will do, fails: the communicator has ended, here or, as others have told, on another rank. To be
+    /// asked after the driver was: what a rank said before its work was cut off is heard then.
+    #[inline]
+    pub(super) fn cut_off(self: &Arc<Self>, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
+        if self.is_over() { Some(self.refuse(doing)) } else { self.told(doing, waited) }
+    }
+
+    /// What another rank has said that ends waits here.
+    fn told(self: &Arc<Self>, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
+        match self.end_notice.as_ref()?.read(doing, waited)? {
+            Notice::Ended(error) => {
+                let first = self.fail(error.clone(), Duration::ZERO);
+                Some(if first { error } else { self.refuse(doing) })
+            }
+            Notice::Revoked(error) => Some(error),
         }
     }
 
@@ -334,9 +370,9 @@ impl Inner {
         }
     }
 
-    /// By what the recorder knows a stream, where one of its calls may be on record.
-    pub(super) fn known_tracker(&self, stream: &CudaStream) -> Option<u8> {
-        self.trackers().iter().find(|tracker| tracker.is(stream)).map(|tracker| tracker.number)
+    /// Who follows a stream, where one of its calls may be under way.
+    pub(super) fn tracker_of(&self, stream: &CudaStream) -> Option<Arc<StreamTracker>> {
+        self.trackers().iter().find(|tracker| tracker.is(stream)).map(Arc::clone)
     }
 
     /// By what the recorder knows the stream of the last call.
@@ -434,6 +470,25 @@ pub(super) const NO_TRACKER: u8 = u8::MAX;
 
 /// The null handle.
 pub(super) const NONE: *mut ncclComm = ptr::null_mut();
+
+/// Where the ranks of a communicator say that their work on devices is about to be cut off.
+pub(crate) trait EndNotice: Debug + Send + Sync {
+    /// Says so, with what ends the communicator, where that does: `None` where only what is in flight is stopped. Does not block. What this thread does next
+    /// comes after it for whoever reads.
+    fn post(&self, error: Option<&Error>);
+
+    /// What a rank has said, the first to do so, to whoever has waited for so long. Costs some nanoseconds while nobody has.
+    fn read(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Notice>;
+}
+
+/// What a rank has said of its end, as the error of whoever waits here.
+#[derive(Debug)]
+pub(crate) enum Notice {
+    /// It ends the communicator.
+    Ended(Error),
+    /// It has stopped what was in flight: the communicator can still be shrunk.
+    Revoked(Error),
+}
 
 /// What others know of the ranks that a device waits for. NCCL says nothing of a peer on the same host that has died or is stopped.
 pub(crate) trait LivenessProbe: Debug + Send + Sync {

@@ -23,6 +23,8 @@ pub(super) struct StreamTracker {
     covered: AtomicU64,
     /// How many there were when a capture was last seen to keep marks off the stream.
     excused: AtomicU64,
+    /// How many are known to have been done, by whoever waited for them.
+    settled: AtomicU64,
     /// How many marks the stream has not come to.
     pending: AtomicUsize,
     marks: Mutex<Marks>,
@@ -59,8 +61,17 @@ struct Marks {
 
 impl StreamTracker {
     pub(super) fn new(stream: &Arc<CudaStream>, number: u8) -> Self {
-        let [issued, covered, excused] = Default::default();
-        Self { stream: Arc::clone(stream), number, issued, covered, excused, pending: AtomicUsize::new(0), marks: Mutex::default() }
+        let [issued, covered, excused, settled] = Default::default();
+        Self {
+            stream: Arc::clone(stream),
+            number,
+            issued,
+            covered,
+            excused,
+            settled,
+            pending: AtomicUsize::new(0),
+            marks: Mutex::default(),
+        }
     }
 
     #[inline]
@@ -72,6 +83,24 @@ impl StreamTracker {
     #[inline]
     pub(super) fn count(&self) {
         self.issued.store(self.issued.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
+    /// How many calls have been put on it.
+    pub(super) fn issued(&self) -> u64 {
+        self.issued.load(Ordering::Acquire)
+    }
+
+    /// So many of its first calls have been done. Of a stream that is another one for each thread nobody knows that.
+    pub(super) fn settle(&self, calls: u64) {
+        if self.is_followed() {
+            self.settled.fetch_max(calls, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether calls may be under way.
+    pub(super) fn may_be_at_work(&self) -> bool {
+        let is_idle = self.is_idle() && self.is_followed();
+        !is_idle && self.settled.load(Ordering::Acquire) < self.issued()
     }
 
     /// Whether calls were put on it that no mark stands behind.

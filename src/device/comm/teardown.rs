@@ -163,6 +163,10 @@ impl Inner {
         if let Some(flight) = self.flight().filter(|_| first) {
             flight.device_has_failed(&error);
         }
+        if !closed {
+            // Also where another thread was first, which may not have come to it yet.
+            self.tell(Some(&error));
+        }
         self.release(patience);
         first
     }
@@ -194,7 +198,9 @@ impl Inner {
                 return answer(Err(inner.timeout(words, until.elapsed()).into()));
             };
             let outcome = inner.under_control(&words, &until, work);
-            let failed = outcome.as_ref().is_err_and(|failed| !failed.harmless);
+            let failure = outcome.as_ref().err().filter(|failed| !failed.harmless);
+            failure.iter().for_each(|failed| inner.tell(Some(&failed.error)));
+            let failed = failure.is_some();
             answer(outcome);
             if failed {
                 // What may be in progress belongs to this thread.
@@ -319,6 +325,7 @@ impl Inner {
             nccl::check(library, handle, FINALIZE, answer).map(|_| ())
         });
         if let Err(failed) = finalized {
+            self.tell(Some(&failed.error));
             self.abort_control();
             return Err(failed.error);
         }

@@ -1,12 +1,12 @@
 //! Deadlines of calls that were made, and the ranks that they wait for in vain. Nothing here calls the driver or NCCL, or waits for a lock that
 //! is held while somebody else does.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl_sys::ncclResult_t;
 
-use super::state::{Inner, LivenessProbe};
+use super::state::{Inner, Notice};
 use crate::error::Error;
 use crate::tuning::device::STUCK;
 
@@ -95,7 +95,7 @@ impl Inner {
 
     /// The error of a deadline that has passed, which names who is known not to run.
     pub(super) fn timeout(&self, doing: String, elapsed: Duration) -> Error {
-        let missing = self.liveness_probe().map_or_else(Vec::new, |liveness_probe| liveness_probe.standing_still());
+        let missing = self.liveness_probe.as_ref().map_or_else(Vec::new, |liveness_probe| liveness_probe.standing_still());
         let error = Error::Timeout { doing, elapsed, missing, arrived: Vec::new(), meanwhile: Vec::new() };
         match self.flight() {
             Some(flight) => flight.with_meanwhile(error),
@@ -103,23 +103,22 @@ impl Inner {
         }
     }
 
-    /// The error of what has been waiting for so long, where the liveness probe knows a rank that is gone.
+    /// The error of what has been waiting for so long, where a rank has said that it gives up, or the liveness probe knows one that is gone.
     pub(super) fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
-        self.liveness_probe()?.trouble(doing, waited)
+        if let Some(Notice::Ended(error)) = self.end_notice.as_ref().and_then(|end_notice| end_notice.read(doing, waited)) {
+            return Some(error);
+        }
+        self.liveness_probe.as_ref()?.trouble(doing, waited)
     }
 
     /// An error of NCCL's about some other rank names that, where it is known which.
     pub(super) fn explained(&self, error: Error) -> Error {
         match &error {
             Error::Nccl { code, doing, .. } if *code == ncclResult_t::ncclRemoteError.0 => {
-                let liveness_probe = self.liveness_probe();
+                let liveness_probe = self.liveness_probe.as_ref();
                 liveness_probe.and_then(|liveness_probe| liveness_probe.culprit(&|| doing.clone())).unwrap_or(error)
             }
             _ => error,
         }
-    }
-
-    pub(super) fn liveness_probe(&self) -> Option<Arc<dyn LivenessProbe>> {
-        self.liveness_probe.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -81,8 +81,7 @@ impl DevicePlane {
     }
 
     fn fetch_words(&self, doing: &dyn Fn() -> String, deadline: &Deadline) -> Result<Vec<Words>> {
-        let event = self.exchange.record_event(None).map_err(failed(doing))?;
-        self.comm.wait(&event, deadline)?;
+        self.comm.wait_for(&self.exchange, deadline)?;
         let mut heard = vec![[0; WORDS_BYTES]; self.ranks.n];
         // SAFETY: as many words as the room has for what comes; the stream has done all it had, so that this ends at once, and ordinary memory
         // is filled when the driver returns.

@@ -229,12 +229,7 @@ impl DevicePlane {
     ///
     /// `Timeout`, `Poisoned`, `Cuda`.
     pub(crate) fn synchronize(&self, deadline: &Deadline) -> Result<()> {
-        let doing = || format!("waiting for the stream of device {}", self.gpu.ordinal);
-        let noted = self.comm.calls_noted();
-        let event = self.stream.record_event(None).map_err(|error| cuda_error(doing(), error))?;
-        self.comm.wait(&event, deadline)?;
-        self.comm.has_done(&self.stream, noted);
-        Ok(())
+        self.comm.wait_for(&self.stream, deadline)
     }
 
     /// Which algorithm each call takes, in words.

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::CudaEvent;
+use cudarc::driver::DriverError;
 
 use super::DevicePlane;
 use super::scratch::ScratchMemory;
@@ -73,25 +73,27 @@ impl DevicePlane {
     fn comes_to_rest(&self) -> bool {
         let own = [&self.stream, &self.side, &self.exchange].map(|stream| {
             // What is captured does not run.
-            if driver::is_capturing(stream) { Ok(None) } else { stream.record_event(None).map(Some) }
+            if driver::is_capturing(stream) { Ok(None) } else { self.comm.position(stream).map(Some) }
         });
-        let events = || own.iter().flatten().flatten().chain([&self.free]);
+        let ends = || own.iter().flatten().flatten();
         let deadline = Deadline::after(PLANE_DROP_WAIT);
-        if own.iter().all(Result::is_ok) && events().all(|event| self.comm.wait(event, &deadline).is_ok()) {
+        let has_ended = ends().all(|end| self.comm.wait(end, &deadline).is_ok());
+        if own.iter().all(Result::is_ok) && has_ended && is_complete_within(|| self.free.try_is_complete(), &deadline) {
             return true;
         }
         // Kernels may run for a while after the abort has returned.
         self.comm.abort();
         let deadline = Deadline::after(PLANE_DROP_WAIT);
-        events().all(|event| is_complete_within(event, &deadline))
+        ends().all(|end| is_complete_within(|| end.is_complete(), &deadline))
+            && is_complete_within(|| self.free.try_is_complete(), &deadline)
     }
 }
 
 /// Whether an event is complete, or becomes so in time.
-fn is_complete_within(event: &CudaEvent, deadline: &Deadline) -> bool {
+fn is_complete_within(is_complete: impl Fn() -> std::result::Result<bool, DriverError>, deadline: &Deadline) -> bool {
     let mut back_off = BackOff::default();
     loop {
-        match event.try_is_complete() {
+        match is_complete() {
             Ok(false) if !deadline.has_passed() => back_off.rest(),
             // A context that is broken runs nothing any more.
             outcome => return outcome.unwrap_or(true),

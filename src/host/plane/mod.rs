@@ -35,6 +35,8 @@ use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::Engine;
 use crate::host::health::Health;
 use crate::host::scratch::Scratch;
+#[cfg(feature = "cuda")]
+use crate::host::shm::DeviceEnd;
 use crate::host::shm::{Group, Segment, Site};
 use crate::observe::{Moved, Observers, Track};
 use crate::tuning::plane::LONG_CALL_BYTES;
@@ -186,6 +188,12 @@ impl HostPlane {
     /// The next window of this host's ranks; `None` where this rank shares its host, or memory, with nobody.
     pub(crate) fn site(&mut self) -> Option<Site> {
         self.group.as_mut().and_then(Group::site)
+    }
+
+    /// Where the ranks of this host say that they give up on their devices; `None` where this rank shares memory with nobody.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn device_end(&self) -> Option<DeviceEnd> {
+        self.group.as_ref().map(Group::device_end)
     }
 
     /// Lets collectives know of a window that all ranks have opened.

@@ -20,6 +20,9 @@ pub(super) struct Control {
     futex: Line<Futex>,
     /// Why the group ended.
     abort_record: Line<AbortRecord>,
+    /// Why a rank has given up on the group's devices, as a word of [`DeviceEnd`](super::DeviceEnd)'s; 0 while none has.
+    #[cfg(feature = "cuda")]
+    device_end: Line<AtomicU64>,
 }
 
 impl Control {
@@ -50,6 +53,12 @@ impl Control {
     /// Wakes every sleeper.
     pub(super) fn wake(&self) {
         self.futex.change();
+    }
+
+    /// Why a rank has given up on the devices.
+    #[cfg(feature = "cuda")]
+    pub(super) fn device_end(&self) -> &AtomicU64 {
+        &self.device_end
     }
 
     /// Sleeps until woken, at most for `limit`, unless `done` holds once the sleep has been announced.
@@ -219,7 +228,13 @@ mod models {
 
     fn control() -> Control {
         let abort_record = AbortRecord { state: AtomicU32::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };
-        Control { sleepers: Line(AtomicU32::new(0)), futex: Line(Futex::new()), abort_record: Line(abort_record) }
+        Control {
+            sleepers: Line(AtomicU32::new(0)),
+            futex: Line(Futex::new()),
+            abort_record: Line(abort_record),
+            #[cfg(feature = "cuda")]
+            device_end: Line(AtomicU64::new(0)),
+        }
     }
 
     /// Sleeps, without a limit, until there is a reason to abort.

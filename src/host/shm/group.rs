@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use super::chunking::StepSizes;
+#[cfg(feature = "cuda")]
+use super::device_end::DeviceEnd;
 use super::layout::{CHANNELS, MAX_RANKS, RegionLayout};
 use super::region::{self, Region};
 use super::ring::{Channel, RingLink};
@@ -212,6 +214,12 @@ impl Group {
     /// Tells the ranks of this host why the communicator ended, unless one has told already, and wakes those who sleep.
     pub(crate) fn propagate(&self, abort_reason: &AbortReason) {
         self.region.propagate(abort_reason);
+    }
+
+    /// Where the ranks of this host say that they give up on their devices.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn device_end(&self) -> DeviceEnd {
+        DeviceEnd::new(Arc::clone(&self.region))
     }
 
     /// Why the communicator ended, where a rank of this host has told.

@@ -50,6 +50,8 @@
 mod chunking;
 mod control;
 mod descriptor_server;
+#[cfg(feature = "cuda")]
+mod device_end;
 mod direct;
 mod flags;
 mod folds;
@@ -70,6 +72,8 @@ mod window;
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "cuda")]
+pub(crate) use device_end::DeviceEnd;
 pub(crate) use group::{CallContext, Group};
 pub(crate) use layout::MAX_ELEMENT_BYTES;
 pub(crate) use moves::{Blocks, Memory};

@@ -116,6 +116,12 @@ pub fn silence_deaths() {
     call!(simgpu_nccl_silence_deaths() -> ());
 }
 
+/// From now on, until [`reset`], a rank that aborts, or revokes, ends the collectives that it has begun for the others, too: with success, and nothing
+/// written. As with NCCL, whose kernels go on without waiting once they are aborted, over peer access and shared memory.
+pub fn let_aborted_kernels_go_on() {
+    call!(simgpu_nccl_let_aborted_kernels_go_on() -> ());
+}
+
 /// From now on, until [`reset`], the first collective of a communicator waits inside the library until all ranks have come to connect, as
 /// NCCL does from 2.22 on where the driver has virtual memory management (`cuMem`).
 pub fn connect_lazily() {

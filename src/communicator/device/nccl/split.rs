@@ -88,7 +88,7 @@ impl NcclCommunicator {
     fn start_anew(&self, id: &[u8; ID_BYTES], rank: usize, world_size: usize, deadline: &Deadline) -> Result<NcclComm> {
         let (plane, ids) = (self.plane(), [ncclUniqueId { internal: id.map(|byte| byte as c_char) }]);
         let (library, gpu, config) = (plane.comm().library(), plane.gpu(), &self.config().nccl);
-        NcclComm::create(Setup { library, gpu, ids: &ids, rank, world_size, config, deadline, liveness_probe: None })
+        NcclComm::create(Setup { library, gpu, ids: &ids, rank, world_size, config, deadline, liveness_probe: None, end_notice: None })
     }
 
     fn split_by_ids(&self, color: Option<u32>, key: i32, deadline: &Deadline) -> Result<Option<NcclComm>> {

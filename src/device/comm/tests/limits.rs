@@ -108,7 +108,7 @@ fn the_time_of_a_call_counts_from_the_end_of_what_was_queued_before() {
             return leave_with(&rank.comm);
         }
         rank.all_reduce(&mut first, LONG).unwrap();
-        let event = rank.stream.record_event(None).unwrap();
+        let event = rank.comm.position(&rank.stream).unwrap();
         rank.all_reduce(&mut second, SHORT).unwrap();
         look_after(&rank, 10 * SHORT);
         assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());

@@ -34,7 +34,7 @@ fn library() -> &'static Library {
 }
 
 fn setup<'a>(gpu: &'a Gpu, ids: &'a [ncclUniqueId], rank: usize, size: usize, config: &'a NcclConfig, deadline: &'a Deadline) -> Setup<'a> {
-    Setup { library: library(), gpu, ids, rank, world_size: size, config, deadline, liveness_probe: None }
+    Setup { library: library(), gpu, ids, rank, world_size: size, config, deadline, liveness_probe: None, end_notice: None }
 }
 
 impl Rank {

@@ -61,8 +61,17 @@ fn several(size: usize, options: &Options) -> Vec<DevicePlane> {
     let plane = |rank: usize| {
         let gpu = driver::open(rank).unwrap();
         let (config, deadline) = (NcclConfig::default(), Deadline::after(LONG));
-        let setup =
-            Setup { library, gpu: &gpu, ids: &ids, rank, world_size: size, config: &config, deadline: &deadline, liveness_probe: None };
+        let setup = Setup {
+            library,
+            gpu: &gpu,
+            ids: &ids,
+            rank,
+            world_size: size,
+            config: &config,
+            deadline: &deadline,
+            liveness_probe: None,
+            end_notice: None,
+        };
         let comm = NcclComm::create(setup).unwrap();
         DevicePlane::new(gpu, comm, options).unwrap()
     };

@@ -117,8 +117,7 @@ fn a_kernel_that_cannot_be_launched_ends_the_communicator_on_all_ranks() {
             let again = unsafe { plane.enqueue(&job, stream, LONG) }.unwrap_err();
             assert!(again.is_poisoned(), "{again}");
         } else {
-            let event = stream.record_event(None).unwrap();
-            let ended = outcome.and_then(|()| plane.comm().wait(&event, &Deadline::after(LONG)));
+            let ended = outcome.and_then(|()| plane.comm().wait_for(stream, &Deadline::after(LONG)));
             ended.unwrap_err();
         }
         let deadline = Deadline::after(LONG);

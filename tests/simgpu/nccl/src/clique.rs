@@ -216,6 +216,10 @@ impl Clique {
             if !state.active(rank) {
                 if let Some(round) = turn {
                     state.rounds.withdraw(round, rank);
+                    if control::aborted_kernels_go_on() {
+                        state.rounds.finish_without_work(round);
+                        self.changed.notify_all();
+                    }
                 }
                 return Err(Stopped);
             }

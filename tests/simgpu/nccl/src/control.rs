@@ -29,6 +29,8 @@ struct Plan {
     linger: Duration,
     /// Whether peers are told of a death.
     silent: bool,
+    /// Whether a rank's abort has the calls of others end that it has begun.
+    goes_on: bool,
     /// Whether the first collective of a communicator connects it.
     lazy: bool,
     /// Whether windows are memory that all ranks see, so that not every memory can be one.
@@ -53,6 +55,7 @@ fn with<T>(act: impl FnOnce(&mut Plan) -> T) -> T {
         sent: HashMap::new(),
         linger: Duration::ZERO,
         silent: false,
+        goes_on: false,
         lazy: false,
         symmetric: true,
     }))
@@ -151,6 +154,15 @@ pub(crate) fn set_symmetric_memory(there: bool) {
 
 pub(crate) fn connect_lazily() {
     with(|plan| plan.lazy = true);
+}
+
+/// Whether a rank's abort has the calls of others end that it has begun.
+pub(crate) fn aborted_kernels_go_on() -> bool {
+    with(|plan| plan.goes_on)
+}
+
+pub(crate) fn let_aborted_kernels_go_on() {
+    with(|plan| plan.goes_on = true);
 }
 
 pub(crate) fn silence_deaths() {

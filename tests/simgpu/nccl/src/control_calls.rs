@@ -65,6 +65,12 @@ pub extern "C" fn simgpu_nccl_silence_deaths() {
     control::silence_deaths();
 }
 
+/// From now on a rank that aborts, or revokes, ends the collectives that it has begun for the others, too: with success, and nothing written.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_let_aborted_kernels_go_on() {
+    control::let_aborted_kernels_go_on();
+}
+
 /// From now on the first collective of a communicator waits, inside the call, until all ranks have come to connect.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_connect_lazily() {

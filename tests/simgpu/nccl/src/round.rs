@@ -40,7 +40,7 @@ impl Rounds {
             return Err(format!("collective {number}: rank {peer} runs {theirs}, rank {rank} runs {ours}"));
         }
         round.brought[rank] = Some(*operation);
-        if let Some(operations) = round.brought.iter().copied().collect::<Option<Vec<_>>>() {
+        if let Some(operations) = round.brought.iter().copied().collect::<Option<Vec<_>>>().filter(|_| !round.finished) {
             // SAFETY: each rank's regions were checked when the call was made, and each rank waits, under the lock that is held now, until
             // the round is finished or it has withdrawn its part.
             unsafe { perform(&operations) };
@@ -64,6 +64,13 @@ impl Rounds {
     pub(crate) fn withdraw(&mut self, number: u64, rank: usize) {
         if let Some(round) = self.open.get_mut(&number) {
             round.brought[rank] = None;
+        }
+    }
+
+    /// Finishes a round without the work: as a kernel that goes on without waiting once it is aborted, and so has others go on.
+    pub(crate) fn finish_without_work(&mut self, number: u64) {
+        if let Some(round) = self.open.get_mut(&number) {
+            round.finished = true;
         }
     }
 

@@ -1,0 +1,103 @@
+//! Why a rank has given up on its device: a word that the ranks of one host share, beside the end of the host plane, which a failed device leaves
+//! in use.
+//!
+//! It is written before the rank's kernels are cut off and read after the device has done a call. What a rank that was cut off sends is worth nothing, and
+//! its neighbours may take it for an answer: so whoever could have taken it finds the word.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::region::Region;
+use crate::host::abort_reason::AbortReason;
+use crate::sync::{Ordering, fence};
+
+/// The word, and the memory that it lies in.
+#[derive(Clone)]
+pub(crate) struct DeviceEnd(Arc<Region>);
+
+impl DeviceEnd {
+    pub(super) fn new(region: Arc<Region>) -> Self {
+        Self(region)
+    }
+
+    /// Says why this rank gives up, unless one has before. What this thread does next comes after it for all ranks.
+    pub(crate) fn post(&self, abort_reason: AbortReason) {
+        let word = self.0.control().device_end();
+        let _ = word.compare_exchange(0, to_word(abort_reason), Ordering::SeqCst, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Why a rank has given up, where one has before what this thread has seen.
+    pub(crate) fn read(&self) -> Option<AbortReason> {
+        fence(Ordering::SeqCst);
+        from_word(self.0.control().device_end().load(Ordering::SeqCst))
+    }
+}
+
+impl fmt::Debug for DeviceEnd {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("DeviceEnd").field(&self.read()).finish()
+    }
+}
+
+/// A reason in one word: its kind above, two ranks below. Reasons without two ranks and nothing else are told as this rank's own failure.
+fn to_word(abort_reason: AbortReason) -> u64 {
+    let (kind, first, second) = match abort_reason {
+        AbortReason::Lost { rank } => (1, rank, 0),
+        AbortReason::Left { rank } => (2, rank, 0),
+        AbortReason::TimedOut { waiting, missing } => (3, waiting, missing),
+        AbortReason::Aborted { by } => (4, by, 0),
+        AbortReason::Failed { rank } | AbortReason::Garbled { rank, .. } => (5, rank, 0),
+        AbortReason::Mismatch { first: (rank, _), .. } => (5, rank, 0),
+    };
+    kind << (2 * RANK_BITS) | (u64::from(first) & RANK) << RANK_BITS | u64::from(second) & RANK
+}
+
+/// The reverse; any other word is none.
+fn from_word(word: u64) -> Option<AbortReason> {
+    let (first, second) = ((word >> RANK_BITS & RANK) as u32, (word & RANK) as u32);
+    match word >> (2 * RANK_BITS) {
+        1 => Some(AbortReason::Lost { rank: first }),
+        2 => Some(AbortReason::Left { rank: first }),
+        3 => Some(AbortReason::TimedOut { waiting: first, missing: second }),
+        4 => Some(AbortReason::Aborted { by: first }),
+        5 => Some(AbortReason::Failed { rank: first }),
+        _ => None,
+    }
+}
+
+/// As many ranks as fit twice beside a kind.
+const RANK_BITS: u32 = 28;
+const RANK: u64 = (1 << RANK_BITS) - 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_survive_in_a_word() {
+        let last = RANK as u32;
+        for abort_reason in [
+            AbortReason::Lost { rank: 0 },
+            AbortReason::Left { rank: last },
+            AbortReason::TimedOut { waiting: last, missing: 0 },
+            AbortReason::TimedOut { waiting: 1, missing: last },
+            AbortReason::Aborted { by: 3 },
+            AbortReason::Failed { rank: 4 },
+        ] {
+            assert_eq!(from_word(to_word(abort_reason)), Some(abort_reason));
+        }
+        assert_eq!(from_word(to_word(AbortReason::Garbled { rank: 9, header: u64::MAX })), Some(AbortReason::Failed { rank: 9 }));
+        assert_eq!([from_word(0), from_word(6 << 56), from_word(u64::MAX)], [None; 3]);
+    }
+
+    #[test]
+    fn the_first_rank_to_give_up_is_named() {
+        let regions = super::super::region::tests::regions(3);
+        let ends: Vec<_> = regions.into_iter().map(|region| DeviceEnd::new(Arc::new(region))).collect();
+        assert_eq!(ends[2].read(), None);
+        ends[1].post(AbortReason::Aborted { by: 1 });
+        ends[0].post(AbortReason::Failed { rank: 0 });
+        assert_eq!(ends[2].read(), Some(AbortReason::Aborted { by: 1 }));
+    }
+}
