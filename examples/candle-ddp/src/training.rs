@@ -1,11 +1,10 @@
 //! The training loop of one rank.
 
-use candle_core::{Device, Result, Tensor, Var};
-use collectives::train::{Averaged, DataParallel, Flat};
-use collectives::{Buffer, Communicator, ReduceOp};
+use candle_core::{Result, Tensor, Var};
+use collectives::{Communicator, ReduceOp};
+use collectives_candle::{DataParallel, all_reduce_in_place, broadcast_in_place, device_of};
 use training_common::{Averaging, Options, Outcome, Report, Spirals};
 
-use crate::collective::{Call, Read, failed, into_elements, on_memory_of};
 use crate::model::Network;
 
 /// Trains on this rank's share of every batch.
@@ -18,9 +17,12 @@ pub fn train(comm: &Communicator, options: &Options) -> anyhow::Result<Outcome> 
     let device = device_of(comm)?;
     // Every rank begins with other weights, and takes rank 0's.
     let network = Network::new(&options.layers(), 1 + 1000 * comm.rank() as u64, &device)?;
-    network.parameters().try_for_each(|parameter| parameter.inplace_op1(&Call::Broadcast(comm, 0)))?;
+    network.parameters().try_for_each(|parameter| broadcast_in_place(comm, parameter, 0))?;
     let mut step = match options.averaging {
-        Averaging::Buckets => Step::buckets(comm, options, &device)?,
+        Averaging::Buckets => {
+            let variables = network.parameters().cloned().collect();
+            Step::Buckets(Box::new(DataParallel::with_options(comm, variables, options.buckets())?))
+        }
         Averaging::EachParameter => Step::EachParameter(comm.clone()),
     };
     let mut report = Report::new(comm, options);
@@ -34,18 +36,6 @@ pub fn train(comm: &Communicator, options: &Options) -> anyhow::Result<Outcome> 
     Ok(report.finish(parameters?.concat()))
 }
 
-/// The device that this rank's tensors live on: that of the communicator, if it has one.
-fn device_of(comm: &Communicator) -> Result<Device> {
-    #[cfg(feature = "cuda")]
-    if let Some(device) = comm.device() {
-        // A stream of its own: cudarc orders what happens on it with what happens on the communicator's.
-        return Device::new_cuda_with_stream(device.ordinal());
-    }
-    #[cfg(not(feature = "cuda"))]
-    let _ = comm;
-    Ok(Device::Cpu)
-}
-
 /// How the gradients of a step become the ranks' mean.
 enum Step {
     /// In buckets that start while the backward pass goes on.
@@ -54,54 +44,14 @@ enum Step {
     EachParameter(Communicator),
 }
 
-/// Hands a gradient over: in host memory it is moved, on a device copied into its bucket.
-fn hand_over(model: &mut DataParallel, number: usize, gradient: Tensor) -> Result<()> {
-    if gradient.device().is_cpu() {
-        return model.give(number, into_elements(gradient)?).map_err(failed);
-    }
-    on_memory_of(&gradient, Ready(model, number))
-}
-
-/// The mean gradient of a parameter, which `means` has no longer then.
-fn mean_of(means: &mut Averaged<'_>, number: usize, parameter: &Var) -> Result<Tensor> {
-    if parameter.device().is_cpu() {
-        let mean = means.take::<f32>(number).and_then(Flat::into_vec).map_err(failed)?;
-        return Tensor::from_vec(mean, parameter.shape(), parameter.device());
-    }
-    let mean = parameter.zeros_like()?;
-    mean.inplace_op1(&Call::Mean(means, number))?;
-    Ok(mean)
-}
-
-/// Copies a gradient into its bucket.
-struct Ready<'a>(&'a mut DataParallel, usize);
-
-impl Read for Ready<'_> {
-    fn read<B: Buffer<Element = f32> + ?Sized>(self, gradient: &B) -> collectives::Result<()> {
-        self.0.ready(self.1, gradient)
-    }
-}
-
 impl Step {
-    /// The buckets, where the gradients are: on a GPU they are copied and used on the stream on which candle works.
-    fn buckets(comm: &Communicator, options: &Options, device: &Device) -> anyhow::Result<Self> {
-        let parameters = options.parameters(|inputs, outputs| [inputs, outputs]);
-        let model = match device {
-            #[cfg(feature = "cuda")]
-            Device::Cuda(device) => DataParallel::on_device(comm, &device.cuda_stream(), parameters, options.buckets())?,
-            _ => DataParallel::new(comm, parameters, options.buckets())?,
-        };
-        Ok(Self::Buckets(Box::new(model)))
-    }
-
     /// One step of gradient descent; this rank's loss.
     fn run(&mut self, network: &Network, points: &Tensor, classes: &Tensor, rate: f64) -> anyhow::Result<f32> {
         match self {
             Self::Buckets(model) => {
-                let loss = network.step(points, classes, |number, gradient| hand_over(model, number, gradient))?;
-                let mut means = model.finish()?;
-                for (number, parameter) in network.parameters().enumerate() {
-                    descend(parameter, &mean_of(&mut means, number, parameter)?, rate)?;
+                let loss = network.step(points, classes, |number, gradient| model.ready(number, &gradient))?;
+                for (parameter, mean) in network.parameters().zip(model.finish()?) {
+                    descend(parameter, &mean, rate)?;
                 }
                 Ok(loss)
             }
@@ -113,7 +63,7 @@ impl Step {
                 })?;
                 gradients.sort_by_key(|(number, _)| *number);
                 for (parameter, (_, gradient)) in network.parameters().zip(gradients) {
-                    gradient.inplace_op1(&Call::AllReduce(comm, ReduceOp::Avg))?;
+                    all_reduce_in_place(comm, &gradient, ReduceOp::Avg)?;
                     descend(parameter, &gradient, rate)?;
                 }
                 Ok(loss)

@@ -4,7 +4,7 @@
 //! Processes of this host are looked for in `/proc`, and the recovery listener of one that is not there decides (see `recovery`). Ranks of other hosts are
 //! left to NCCL: a probe costs a place among those who wait at a recovery listener, and a job has many waits.
 
-use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use super::setup::NO_START_TAG;
@@ -192,10 +192,13 @@ impl LivenessProbe for PeerLiveness {
 
     fn culprit(&self, doing: &dyn Fn() -> String) -> Option<Error> {
         let search = Deadline::after(SEARCH);
-        // A probe at a host that is cut off takes a while, and the streams are held meanwhile.
+        let observations = self.looks.lock().unwrap_or_else(PoisonError::into_inner).observations.clone();
+        // A probe at a host that is cut off, or at a busy rank, takes a while, and the streams are held meanwhile.
         let is_gone = |rank: &usize| *rank != self.rank && !search.has_passed() && self.probe(*rank) == Probe::Gone;
         loop {
-            let gone = (0..self.peers.len()).find(is_gone).map(|rank| AbortReason::Lost { rank: rank as u32 });
+            let mut ranks: Vec<usize> = (0..self.peers.len()).collect();
+            ranks.sort_by_key(|rank| !observations[*rank].has_vanished());
+            let gone = ranks.into_iter().find(is_gone).map(|rank| AbortReason::Lost { rank: rank as u32 });
             if let Some(abort_reason) = self.told().or(gone) {
                 return Some(abort_reason.to_error(&doing(), &search, &self.peers));
             }
@@ -207,7 +210,7 @@ impl LivenessProbe for PeerLiveness {
     }
 
     fn standing_still(&self) -> Vec<Peer> {
-        let looks = self.looks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
         let stopped = self.peers.iter().zip(&looks.observations).filter(|(_, observation)| observation.is_stopped());
         stopped.map(|(peer, _)| peer.clone()).collect()
     }

@@ -1,0 +1,68 @@
+//! The memory of candle's tensors on a GPU as buffers of collectives. cudarc's events order what happens there on candle's stream and on the
+//! communicator's.
+
+use candle_core::cuda_backend::{CudaStorageSlice as S, WrapErr};
+use candle_core::{CudaStorage, Result};
+use collectives::train::{Averaged, DataParallel};
+
+use crate::failed;
+use crate::memory::{Change, Compute};
+
+/// As [`compute`](crate::memory::compute).
+pub(crate) fn compute(storage: &CudaStorage, (from, to): (usize, usize), len: usize, work: &impl Compute) -> Result<CudaStorage> {
+    let device = &storage.device;
+    macro_rules! each {
+        ($($kind:ident)*) => {
+            match &storage.slice {
+                $(S::$kind(elements) => {
+                    let mut destination = device.alloc_zeros(len)?;
+                    let source = elements.slice(from..to);
+                    match work.copied_from(len) {
+                        Some(from) => device.cuda_stream().memcpy_dtod(&source.slice(from..from + len), &mut destination).w()?,
+                        None => work.run(&source, &mut destination).map_err(failed)?,
+                    }
+                    S::$kind(destination)
+                })*
+                _ => candle_core::bail!("candle does not compute with this type, nor do collectives"),
+            }
+        };
+    }
+    Ok(CudaStorage { slice: each!(U8 U32 I16 I32 I64 BF16 F16 F32 F64 F8E4M3), device: device.clone() })
+}
+
+/// As [`change`](crate::memory::change).
+pub(crate) fn change(storage: &mut CudaStorage, (from, to): (usize, usize), work: &impl Change) -> Result<()> {
+    macro_rules! each {
+        ($($kind:ident)*) => {
+            match &mut storage.slice {
+                $(S::$kind(elements) => work.run(&mut elements.slice_mut(from..to)),)*
+                _ => candle_core::bail!("candle does not compute with this type, nor do collectives"),
+            }
+        };
+    }
+    each!(U8 U32 I16 I32 I64 BF16 F16 F32 F64 F8E4M3).map_err(failed)
+}
+
+/// Copies a gradient into its bucket.
+pub(crate) fn ready(buckets: &mut DataParallel, number: usize, gradient: &CudaStorage, (from, to): (usize, usize)) -> Result<()> {
+    let done = match &gradient.slice {
+        S::F32(elements) => buckets.ready(number, &elements.slice(from..to)),
+        S::F64(elements) => buckets.ready(number, &elements.slice(from..to)),
+        S::F16(elements) => buckets.ready(number, &elements.slice(from..to)),
+        S::BF16(elements) => buckets.ready(number, &elements.slice(from..to)),
+        _ => candle_core::bail!("gradients are f32, f64, f16 or bf16"),
+    };
+    done.map_err(failed)
+}
+
+/// Fills a tensor with a mean gradient.
+pub(crate) fn mean(means: &Averaged<'_>, number: usize, storage: &mut CudaStorage, (from, to): (usize, usize)) -> Result<()> {
+    let done = match &mut storage.slice {
+        S::F32(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
+        S::F64(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
+        S::F16(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
+        S::BF16(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
+        _ => candle_core::bail!("gradients are f32, f64, f16 or bf16"),
+    };
+    done.map_err(failed)
+}

@@ -1,0 +1,166 @@
+//! Gradients of candle's, averaged over the ranks.
+
+use candle_core::backprop::GradStore;
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Storage, Tensor, Var};
+use collectives::train::{Averaged, DataParallel as Buckets, Options, Parameter};
+use collectives::{Communicator, bf16, f16};
+
+use crate::memory::extent;
+use crate::{broadcast_in_place, failed};
+
+/// Averages the gradients of a model's variables over the ranks, in buckets; see [`collectives::train::DataParallel`], which it stands on.
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use collectives::Communicator;
+/// use collectives_candle::DataParallel;
+///
+/// let weights = Communicator::run_local(2, |comm| {
+///     let run = || -> candle_core::Result<Vec<f32>> {
+///         let weight = Var::new(&[1.0_f32 + comm.rank() as f32], &Device::Cpu)?;
+///         let mut model = DataParallel::new(comm, vec![weight.clone()])?; // all have rank 0's weight now
+///         let input = Tensor::new(&[1.0_f32 + comm.rank() as f32], &Device::Cpu)?;
+///         let mut gradients = (weight.as_tensor() * input)?.sum_all()?.backward()?;
+///         model.average(&mut gradients)?;
+///         weight.set(&(weight.as_tensor() - gradients.get(&weight).expect("averaged"))?)?;
+///         weight.to_vec1()
+///     };
+///     Ok(run().expect("candle"))
+/// })?;
+/// assert_eq!(weights, [[-0.5], [-0.5]]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
+pub struct DataParallel {
+    buckets: Buckets,
+    variables: Vec<Var>,
+}
+
+impl DataParallel {
+    /// Gives all ranks rank 0's variables, and makes the buckets: as much memory once more as the gradients have. Collective.
+    ///
+    /// Variables are contiguous, of `f32`, `f64`, `f16` or `bf16`, and all in host memory, or all on the communicator's device.
+    ///
+    /// # Errors
+    ///
+    /// Other types and places, ranks whose variables differ, and those of [`Communicator::broadcast`].
+    pub fn new(comm: &Communicator, variables: Vec<Var>) -> Result<Self> {
+        Self::with_options(comm, variables, Options::default())
+    }
+
+    /// As [`new`](Self::new), with buckets, clipping and hooks as chosen.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn with_options(comm: &Communicator, variables: Vec<Var>, options: Options) -> Result<Self> {
+        let parameters: Result<Vec<Parameter>> =
+            variables.iter().enumerate().map(|(number, variable)| parameter(number, variable)).collect();
+        let buckets = match variables.first().map(|variable| variable.device()) {
+            #[cfg(feature = "cuda")]
+            Some(candle_core::Device::Cuda(device)) => {
+                Buckets::on_device(comm, &device.cuda_stream(), parameters?, options).map_err(failed)?
+            }
+            _ => Buckets::new(comm, parameters?, options).map_err(failed)?,
+        };
+        variables.iter().try_for_each(|variable| broadcast_in_place(comm, variable, 0))?;
+        Ok(Self { buckets, variables })
+    }
+
+    /// Hands in the gradient of a variable, by its place in the list: copied into its bucket, which is reduced in the background once it is full. So
+    /// averaging goes on while a model that is differentiated layer by layer computes what is below.
+    ///
+    /// # Errors
+    ///
+    /// A place or gradient that does not fit, those of [`collectives::train::DataParallel::ready`], and of candle.
+    pub fn ready(&mut self, variable: usize, gradient: &Tensor) -> Result<()> {
+        ready(&mut self.buckets, variable, &gradient.contiguous()?)
+    }
+
+    /// Ends a step: the mean gradient of each variable, in the order of the list. A variable without a gradient counts as the options say
+    /// ([`Options::missing`]). Collective.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`collectives::train::DataParallel::finish`], and of candle.
+    pub fn finish(&mut self) -> Result<Vec<Tensor>> {
+        let means = self.buckets.finish().map_err(failed)?;
+        let mean = |(number, variable): (usize, &Var)| {
+            let mean = variable.as_tensor().zeros_like()?;
+            mean.inplace_op1(&Mean(&means, number))?;
+            Ok(mean)
+        };
+        self.variables.iter().enumerate().map(mean).collect()
+    }
+
+    /// Puts the ranks' mean in place of each variable's gradient: [`ready`](Self::ready) for each, the last first, and [`finish`](Self::finish).
+    /// Collective.
+    ///
+    /// # Errors
+    ///
+    /// As of these.
+    pub fn average(&mut self, gradients: &mut GradStore) -> Result<()> {
+        for (number, variable) in self.variables.iter().enumerate().rev() {
+            if let Some(gradient) = gradients.remove(variable) {
+                ready(&mut self.buckets, number, &gradient.contiguous()?)?;
+            }
+        }
+        for (variable, mean) in self.finish()?.into_iter().enumerate() {
+            gradients.insert(&self.variables[variable], mean);
+        }
+        Ok(())
+    }
+}
+
+fn parameter(number: usize, variable: &Var) -> Result<Parameter> {
+    let (name, shape) = (format!("variable {number}"), variable.dims());
+    Ok(match variable.dtype() {
+        DType::F32 => Parameter::new::<f32>(name, shape),
+        DType::F64 => Parameter::new::<f64>(name, shape),
+        DType::F16 => Parameter::new::<f16>(name, shape),
+        DType::BF16 => Parameter::new::<bf16>(name, shape),
+        other => candle_core::bail!("{name} is of {other:?}; gradients are f32, f64, f16 or bf16"),
+    })
+}
+
+/// Hands a gradient over.
+fn ready(buckets: &mut Buckets, number: usize, gradient: &Tensor) -> Result<()> {
+    let (storage, layout) = gradient.storage_and_layout();
+    let (from, to) = extent(layout)?;
+    let done = match &*storage {
+        Storage::Cpu(CpuStorage::F32(elements)) => buckets.ready(number, &elements[from..to]),
+        Storage::Cpu(CpuStorage::F64(elements)) => buckets.ready(number, &elements[from..to]),
+        Storage::Cpu(CpuStorage::F16(elements)) => buckets.ready(number, &elements[from..to]),
+        Storage::Cpu(CpuStorage::BF16(elements)) => buckets.ready(number, &elements[from..to]),
+        #[cfg(feature = "cuda")]
+        Storage::Cuda(storage) => return crate::cuda::ready(buckets, number, storage, (from, to)),
+        _ => candle_core::bail!("a gradient of {:?} on {:?}", gradient.dtype(), gradient.device()),
+    };
+    done.map_err(failed)
+}
+
+/// Fills a tensor with a mean gradient.
+struct Mean<'a, 'b>(&'a Averaged<'b>, usize);
+
+impl InplaceOp1 for Mean<'_, '_> {
+    fn name(&self) -> &'static str {
+        "mean gradient"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let (from, to) = extent(layout)?;
+        let Self(means, number) = self;
+        let done = match storage {
+            CpuStorage::F32(elements) => means.copy_to(*number, &mut elements[from..to]),
+            CpuStorage::F64(elements) => means.copy_to(*number, &mut elements[from..to]),
+            CpuStorage::F16(elements) => means.copy_to(*number, &mut elements[from..to]),
+            CpuStorage::BF16(elements) => means.copy_to(*number, &mut elements[from..to]),
+            _ => candle_core::bail!("gradients are f32, f64, f16 or bf16"),
+        };
+        done.map_err(failed)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut candle_core::CudaStorage, layout: &Layout) -> Result<()> {
+        crate::cuda::mean(self.0, self.1, storage, extent(layout)?)
+    }
+}

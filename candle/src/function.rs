@@ -1,0 +1,179 @@
+//! Collectives that give a new tensor, each with the one that its gradient takes.
+
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use collectives::{Buffer, BufferMut, Communicator, Element, ReduceOp};
+
+use crate::memory::{Compute, compute, extent};
+
+/// What happens to a tensor on its way, along its first dimension.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Step {
+    /// Nothing.
+    Identity,
+    AllReduce(ReduceOp),
+    /// From rank `.0` to all.
+    Broadcast(usize),
+    /// The sum of all, on rank `.0`; zeros elsewhere.
+    SumTo(usize),
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    /// This rank's part.
+    Part,
+}
+
+/// A step forward, and the one that a gradient takes back.
+#[derive(Debug, Clone)]
+pub(crate) struct Function {
+    pub(crate) comm: Communicator,
+    pub(crate) forward: Step,
+    /// None where nobody can say.
+    pub(crate) backward: Option<Step>,
+}
+
+impl Function {
+    /// Takes the step along a dimension.
+    pub(crate) fn apply(self, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
+        if dimension == 0 || tensor.rank() == 0 {
+            return tensor.contiguous()?.apply_op1(self);
+        }
+        if dimension >= tensor.rank() {
+            candle_core::bail!("there is no dimension {dimension} in {:?}", tensor.shape());
+        }
+        tensor.transpose(0, dimension)?.contiguous()?.apply_op1(self)?.transpose(0, dimension)
+    }
+
+    /// The shape behind the step.
+    fn shape_behind(&self, shape: &Shape) -> Result<Shape> {
+        let ranks = self.comm.world_size();
+        let mut dimensions = shape.dims().to_vec();
+        let is_split = matches!(self.forward, Step::ReduceScatter | Step::AllToAll | Step::Part);
+        if !is_split && self.forward != Step::AllGather {
+            return Ok(shape.clone());
+        }
+        let Some(first) = dimensions.first_mut() else {
+            candle_core::bail!("{}: a scalar has no dimension to be split or joined", self.name())
+        };
+        if is_split && !first.is_multiple_of(ranks) {
+            candle_core::bail!("{}: {first} cannot be split between {ranks} ranks", self.name());
+        }
+        match self.forward {
+            Step::AllGather => *first *= ranks,
+            Step::ReduceScatter | Step::Part => *first /= ranks,
+            _ => {}
+        }
+        Ok(Shape::from(dimensions))
+    }
+}
+
+impl Compute for Function {
+    fn copied_from(&self, len: usize) -> Option<usize> {
+        match self.forward {
+            Step::Identity => Some(0),
+            Step::Part => Some(self.comm.rank() * len),
+            _ => None,
+        }
+    }
+
+    fn run<S, D>(&self, source: &S, destination: &mut D) -> collectives::Result<()>
+    where
+        S: Buffer<Element: Element> + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let comm = &self.comm;
+        match self.forward {
+            Step::AllReduce(op) => comm.all_reduce_into(source, destination, op),
+            Step::Broadcast(root) => comm.broadcast_into((comm.rank() == root).then_some(source), destination, root),
+            Step::SumTo(root) => comm.reduce_into(source, (comm.rank() == root).then_some(destination), root, ReduceOp::Sum),
+            Step::AllGather => comm.all_gather_into(source, destination),
+            Step::ReduceScatter => comm.reduce_scatter_into(source, destination, ReduceOp::Sum),
+            Step::AllToAll => comm.all_to_all_into(source, destination),
+            // These are copies.
+            Step::Identity | Step::Part => Ok(()),
+        }
+    }
+}
+
+impl CustomOp1 for Function {
+    fn name(&self) -> &'static str {
+        match self.forward {
+            Step::Identity => "identity",
+            Step::AllReduce(_) => "all_reduce",
+            Step::Broadcast(_) => "broadcast",
+            Step::SumTo(_) => "reduce",
+            Step::AllGather => "all_gather",
+            Step::ReduceScatter => "reduce_scatter",
+            Step::AllToAll => "all_to_all",
+            Step::Part => "scatter",
+        }
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let shape = self.shape_behind(layout.shape())?;
+        Ok((compute(storage, extent(layout)?, shape.elem_count(), self)?, shape))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &candle_core::CudaStorage, layout: &Layout) -> Result<(candle_core::CudaStorage, Shape)> {
+        let shape = self.shape_behind(layout.shape())?;
+        Ok((crate::cuda::compute(storage, extent(layout)?, shape.elem_count(), self)?, shape))
+    }
+
+    fn bwd(&self, _argument: &Tensor, _result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let Some(backward) = self.backward else {
+            candle_core::bail!("{} with this op has no gradient here: use Sum or Avg, or detach the tensor", self.name());
+        };
+        let function = Self { comm: self.comm.clone(), forward: backward, backward: Some(self.forward) };
+        function.apply(gradient, 0).map(Some)
+    }
+}
+
+/// Reduces a tensor over all ranks, into a new one. With `Sum` and `Avg` it is differentiable, by the same call on the gradient: what this rank's
+/// values do to all ranks' losses together.
+///
+/// # Errors
+///
+/// Those of [`Communicator::all_reduce`], and of candle.
+pub fn all_reduce(comm: &Communicator, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
+    let backward = matches!(op, ReduceOp::Sum | ReduceOp::Avg).then_some(Step::AllReduce(op));
+    Function { comm: comm.clone(), forward: Step::AllReduce(op), backward }.apply(tensor, 0)
+}
+
+/// The root's tensor on all ranks; all pass one of the same type and shape. Its gradient is the sum of all ranks' on the root, and zero elsewhere.
+///
+/// # Errors
+///
+/// Those of [`Communicator::broadcast`], and of candle.
+pub fn broadcast(comm: &Communicator, tensor: &Tensor, root: usize) -> Result<Tensor> {
+    Function { comm: comm.clone(), forward: Step::Broadcast(root), backward: Some(Step::SumTo(root)) }.apply(tensor, 0)
+}
+
+/// All ranks' tensors one behind the other along a dimension, in rank order: `[.., d, ..]` becomes `[.., d × ranks, ..]`. Its gradient is a
+/// [`reduce_scatter`].
+///
+/// Along another dimension than the first one tensors are copied before and behind.
+///
+/// # Errors
+///
+/// A dimension that there is not, those of [`Communicator::all_gather`], and of candle.
+pub fn all_gather(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
+    Function { comm: comm.clone(), forward: Step::AllGather, backward: Some(Step::ReduceScatter) }.apply(tensor, dimension)
+}
+
+/// This rank's part, along a dimension, of the sum of all ranks' tensors: `[.., d, ..]` becomes `[.., d / ranks, ..]`. Its gradient is an [`all_gather`].
+///
+/// # Errors
+///
+/// A dimension that there is not or that cannot be split equally, those of [`Communicator::reduce_scatter`], and of candle.
+pub fn reduce_scatter(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
+    Function { comm: comm.clone(), forward: Step::ReduceScatter, backward: Some(Step::AllGather) }.apply(tensor, dimension)
+}
+
+/// Sends the n-th part along a dimension to rank n, and has what all ranks sent to this one, in rank order. Its gradient is another one.
+///
+/// # Errors
+///
+/// As for [`reduce_scatter`].
+pub fn all_to_all(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
+    Function { comm: comm.clone(), forward: Step::AllToAll, backward: Some(Step::AllToAll) }.apply(tensor, dimension)
+}

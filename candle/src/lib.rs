@@ -1,0 +1,79 @@
+//! Collectives on candle's tensors, where their memory lies, and layers that are split over ranks.
+//!
+//! - [`all_reduce`], [`all_gather`], [`reduce_scatter`], [`broadcast`] and [`all_to_all`] give a new tensor, and are differentiable: the
+//!   gradient of an all-gather is a reduce-scatter, and so on. [`all_reduce_in_place`] and [`broadcast_in_place`] write to the tensor itself.
+//! - [`copy_to_ranks`], [`reduce_from_ranks`], [`gather_from_ranks`] and [`scatter_to_ranks`] begin and end a part of a model that is split, as Megatron
+//!   has them: beyond it every rank computes the same.
+//! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and [`vocab_parallel_cross_entropy`] are the layers made of these.
+//!   Weights are read from safetensors files straight into a rank's share.
+//! - [`DataParallel`] averages the gradients of a backward pass.
+//!
+//! ```
+//! use candle_core::{Device, Tensor, Var};
+//! use collectives::{Communicator, ReduceOp};
+//! use collectives_candle::{all_gather, all_reduce};
+//!
+//! let slopes = Communicator::run_local(2, |comm| {
+//!     let run = || -> candle_core::Result<Vec<f32>> {
+//!         let x = Var::new(&[1.0_f32 + comm.rank() as f32, 3.0], &Device::Cpu)?;
+//!         let whole = all_gather(comm, &x, 0)?; // [1, 3, 2, 3] on both ranks
+//!         let loss = all_reduce(comm, &whole.sqr()?.sum_all()?, ReduceOp::Avg)?;
+//!         loss.backward()?.get(&x).expect("it is a leaf").to_vec1()
+//!     };
+//!     Ok(run().expect("candle"))
+//! })?;
+//! assert_eq!(slopes, [[4.0, 12.0], [8.0, 12.0]]); // of both ranks' losses together
+//! # Ok::<(), collectives::Error>(())
+//! ```
+//!
+//! All ranks make the same calls, of the same types and shapes, in the same order; that goes for backward passes too, which make calls of their own.
+//! Where they differ all ranks get an error that names both calls, wrapped in candle's. Types: all that candle computes with, `u8`, `u32`, `i16`, `i32`,
+//! `i64`, `bf16`, `f16`, `f32`, `f64` and `F8E4M3`. A tensor that is not contiguous is copied first.
+//!
+//! On GPUs (feature `cuda`) calls run on the communicator's device plane; see [`device_of`].
+
+#[cfg(feature = "cuda")]
+mod cuda;
+mod data_parallel;
+mod function;
+mod in_place;
+mod layers;
+mod loss;
+mod memory;
+mod regions;
+
+use candle_core::{Device, Result};
+use collectives::Communicator;
+
+pub use data_parallel::DataParallel;
+pub use function::{all_gather, all_reduce, all_to_all, broadcast, reduce_scatter};
+pub use in_place::{all_reduce_in_place, broadcast_in_place};
+pub use layers::{ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding};
+pub use loss::vocab_parallel_cross_entropy;
+pub use regions::{copy_to_ranks, gather_from_ranks, reduce_from_ranks, scatter_to_ranks};
+
+/// The device that this rank's tensors are to live on: that of the communicator where it has one (with a stream of its own, which cudarc orders with the
+/// communicator's), and the processor otherwise.
+///
+/// # Errors
+///
+/// Those of candle.
+pub fn device_of(comm: &Communicator) -> Result<Device> {
+    #[cfg(feature = "cuda")]
+    if let Some(device) = comm.device() {
+        return Device::new_cuda_with_stream(device.ordinal());
+    }
+    #[cfg(not(feature = "cuda"))]
+    let _ = comm;
+    Ok(Device::Cpu)
+}
+
+/// An error of a collective as one of candle's.
+fn failed(error: collectives::Error) -> candle_core::Error {
+    candle_core::Error::wrap(error)
+}
+
+/// The README's program.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,44 @@
+//! Losses over what is split.
+
+use candle_core::{D, Result, Tensor};
+use collectives::{Communicator, ReduceOp};
+
+use crate::function::all_reduce;
+use crate::layers::own_ids;
+use crate::regions::reduce_from_ranks;
+
+/// The mean cross-entropy of logits whose last dimension is split over the ranks, `[rows, vocabulary / ranks]`, and targets, `[rows]`, the same on every
+/// rank: the same loss on every rank, without a row of all logits on any. Three all-reduces of `rows` numbers forward, none backward.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use collectives::Communicator;
+/// use collectives_candle::vocab_parallel_cross_entropy;
+///
+/// let losses = Communicator::run_local(2, |comm| {
+///     let run = || -> candle_core::Result<f32> {
+///         let logits = Tensor::zeros((3, 5), candle_core::DType::F32, &Device::Cpu)?; // of 10, all alike
+///         let targets = Tensor::new(&[0_u32, 4, 9], &Device::Cpu)?;
+///         vocab_parallel_cross_entropy(comm, &logits, &targets)?.to_scalar()
+///     };
+///     Ok(run().expect("candle"))
+/// })?;
+/// assert!((losses[0] - 10.0_f32.ln()).abs() < 1e-6 && losses[0] == losses[1]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// Targets that are none of the vocabulary, those of [`Communicator::all_reduce`], and of candle.
+pub fn vocab_parallel_cross_entropy(comm: &Communicator, logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    let (rows, own) = logits.dims2()?;
+    if targets.dims() != [rows] {
+        candle_core::bail!("{rows} rows of logits have targets of the shape {:?}", targets.dims());
+    }
+    let (targets, is_own) = own_ids(comm, targets, own)?;
+    let largest = all_reduce(comm, &logits.detach().max_keepdim(D::Minus1)?, ReduceOp::Max)?.detach();
+    let shifted = logits.broadcast_sub(&largest)?;
+    let sums = reduce_from_ranks(comm, &shifted.exp()?.sum(D::Minus1)?)?;
+    let chosen = (shifted.gather(&targets.unsqueeze(1)?, 1)?.squeeze(1)? * is_own.to_dtype(logits.dtype())?)?;
+    (sums.log()? - reduce_from_ranks(comm, &chosen)?)?.mean_all()
+}
