@@ -8,6 +8,7 @@ mod common;
 mod averages;
 mod given;
 mod hooks;
+mod mesh;
 mod model;
 mod sharded;
 mod trouble;
