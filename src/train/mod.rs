@@ -17,7 +17,9 @@ mod layout;
 mod matrix;
 mod parameter;
 mod power_sgd;
+mod shard;
 mod sharded;
+mod step_health;
 
 pub use data_parallel::{Averaged, DataParallel};
 pub use flat::Flat;
@@ -25,4 +27,5 @@ pub use hook::{AllReduce, Compress, Hook, Progress};
 pub use layout::{BucketLayout, Missing, Options, Slot};
 pub use parameter::{Float, Parameter};
 pub use power_sgd::{PowerSgd, PowerSgdOptions};
-pub use sharded::{Shard, ShardedOptimizer, Shards, Updated};
+pub use shard::Shard;
+pub use sharded::{ShardedOptimizer, Shards, Updated};
