@@ -5,12 +5,14 @@
 //! knows no tensor crate: gradients are slices (or any [`Buffer`](crate::Buffer)), handed in one by one or all at once.
 
 mod agreement;
+mod any_flat;
 mod bucket;
 mod buckets;
 mod data_parallel;
 #[cfg(feature = "cuda")]
 mod device;
 mod flat;
+mod fully_sharded;
 mod hook;
 mod host;
 mod layout;
@@ -23,6 +25,7 @@ mod step_health;
 
 pub use data_parallel::{Averaged, DataParallel};
 pub use flat::Flat;
+pub use fully_sharded::{FullySharded, FullyShardedOptions, ReducedGradients, ShardingStrategy, Unit};
 pub use hook::{AllReduce, Compress, Hook, Progress};
 pub use layout::{BucketLayout, Missing, Options, Slot};
 pub use parameter::{Float, Parameter};

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 
 /// This rank's share of one bucket, to be updated.
 pub struct Shard<'a> {
-    /// The bucket's number.
+    /// The bucket's number; of [`FullySharded`](super::FullySharded), the unit's.
     pub bucket: usize,
     /// Its layout: which parameters lie where in it.
     pub layout: &'a BucketLayout,

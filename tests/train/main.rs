@@ -6,8 +6,11 @@
 mod common;
 
 mod averages;
+mod fully_sharded;
+mod fully_sharded_trouble;
 mod given;
 mod hooks;
 mod model;
+mod network;
 mod sharded;
 mod trouble;
