@@ -4,6 +4,8 @@
 
 #[path = "common/mod.rs"]
 mod common;
+#[path = "train_device/fully_sharded.rs"]
+mod fully_sharded;
 #[path = "device/gpu.rs"]
 mod gpu;
 

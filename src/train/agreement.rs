@@ -2,17 +2,33 @@
 
 use sha2::{Digest, Sha256};
 
-use super::parameter::Parameter;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 
-/// Refuses ranks that differ in `what` they make, in their parameters, or in `settings`: in words, what else decides which calls are made.
+/// What each rank lists, one line for each: parameters, or calls.
+#[derive(Default)]
+pub(super) struct Listed {
+    /// What the lines are, in the plural.
+    pub(super) noun: &'static str,
+    /// Without line ends.
+    pub(super) lines: Vec<String>,
+}
+
+impl Listed {
+    /// One line for each parameter.
+    pub(super) fn parameters<P: std::fmt::Display>(parameters: &[P]) -> Self {
+        let lines = parameters.iter().enumerate().map(|(index, parameter)| format!("parameter {index} {parameter}")).collect();
+        Self { noun: "parameters", lines }
+    }
+}
+
+/// Refuses ranks that differ in `what` they make, in what they list, or in `settings`: in words, what else decides which calls are made.
 /// Collective.
-pub(super) fn agree(comm: &Communicator, what: &str, parameters: &[Parameter], settings: &str) -> Result<()> {
+pub(super) fn agree(comm: &Communicator, what: &str, listed: &Listed, settings: &str) -> Result<()> {
     if comm.world_size() == 1 {
         return Ok(());
     }
-    let mine = lines(what, parameters, settings);
+    let mine = text(what, listed, settings);
     let digest: [u8; 32] = Sha256::digest(mine.as_bytes()).into();
     let mut all = vec![([0; 32], 0).into_plain(); comm.world_size()];
     comm.all_gather_into(&[(digest, mine.len() as u64).into_plain()], &mut all)?;
@@ -22,7 +38,7 @@ pub(super) fn agree(comm: &Communicator, what: &str, parameters: &[Parameter], s
         comm.broadcast(&mut text, rank).map(|()| String::from_utf8_lossy(&text).into_owned())
     };
     let (first, second) = (told(0)?, told(other)?);
-    let (first_call, second_call) = first_difference(&first, &second);
+    let (first_call, second_call) = first_difference(&first, &second, listed.noun);
     Err(Error::Mismatch { first: comm.peers()[0].clone(), first_call, second: comm.peers()[other].clone(), second_call })
 }
 
@@ -45,19 +61,19 @@ fn length(plain: &[u8; 40]) -> usize {
     plain[32..].iter().rev().fold(0, |length, byte| length << 8 | usize::from(*byte))
 }
 
-/// One line for what is made, one for the settings and one for each parameter; debug forms hold no line ends.
-fn lines(what: &str, parameters: &[Parameter], settings: &str) -> String {
+/// One line for what is made, one for the settings, and those that are listed; debug forms hold no line ends.
+fn text(what: &str, listed: &Listed, settings: &str) -> String {
     let mut text = format!("{what}\n{settings}\n");
-    parameters.iter().enumerate().for_each(|(index, parameter)| text += &format!("parameter {index} {parameter}\n"));
+    listed.lines.iter().for_each(|line| text.extend([line, "\n"]));
     text
 }
 
 /// What each made, and the first of the other lines that differ, in words.
-fn first_difference(first: &str, second: &str) -> (String, String) {
+fn first_difference(first: &str, second: &str, noun: &str) -> (String, String) {
     let ((first_what, first), (second_what, second)) = (split(first), split(second));
     let (first, second) = match first == second {
         true => (split(first).0.to_owned(), split(second).0.to_owned()),
-        false => first_different_line(first, second),
+        false => first_different_line(first, second, noun),
     };
     (format!("{first_what} with {first}"), format!("{second_what} with {second}"))
 }
@@ -67,7 +83,7 @@ fn split(text: &str) -> (&str, &str) {
     text.split_once('\n').unwrap_or((text, ""))
 }
 
-fn first_different_line(first: &str, second: &str) -> (String, String) {
+fn first_different_line(first: &str, second: &str, noun: &str) -> (String, String) {
     let count = |text: &str| text.lines().count() - 1;
     let mut pairs = first.lines().zip(second.lines());
     match pairs.find(|(a, b)| a != b) {
@@ -76,8 +92,8 @@ fn first_different_line(first: &str, second: &str) -> (String, String) {
             let longer = if first.len() > second.len() { first } else { second };
             let surplus = longer.lines().nth(count(first).min(count(second)) + 1).unwrap_or_default();
             let said = |text: &str| match text == longer {
-                true => format!("{} parameters, of which the other has not {surplus}", count(text)),
-                false => format!("{} parameters", count(text)),
+                true => format!("{} {noun}, of which the other has not {surplus}", count(text)),
+                false => format!("{} {noun}", count(text)),
             };
             (said(first), said(second))
         }

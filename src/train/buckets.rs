@@ -34,15 +34,15 @@
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::Arc;
 
-use super::agreement::{agree, everywhere};
+use super::agreement::{Listed, agree, everywhere};
 use super::bucket::{AnyBucket, Bucket, Ending, of_its_type};
 use super::flat::{Flat, Pending, Place};
 use super::hook::{Hook, weight};
 use super::host::Squares;
 use super::layout::{BucketLayout, Missing, Options, plan};
-use super::parameter::{Float, Parameter};
+use super::parameter::{Float, Parameter, check_fit};
+use super::step_health::StepHealth;
 use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::communicator::Communicator;
 use crate::element::DType;
@@ -80,10 +80,7 @@ pub(super) struct Buckets {
     /// The next bucket to launch: they go in order on every rank, in whatever order they are filled.
     next: usize,
     missing: Missing,
-    /// What ended an earlier step.
-    failed: Option<Arc<Error>>,
-    /// Hooks or a closure of the caller's are at work; stays so where they panic.
-    at_work: bool,
+    health: StepHealth,
 }
 
 impl Buckets {
@@ -98,7 +95,7 @@ impl Buckets {
     ) -> Result<Self> {
         let usable = weight(options.op, comm.world_size());
         let layouts = plan(&parameters, options.caps(place), ending.multiple(comm));
-        agree(comm, what, &parameters, &options.in_words(place))?;
+        agree(comm, what, &Listed::parameters(&parameters), &options.in_words(place))?;
         // Whatever is wrong with these is so on every rank.
         usable?;
         let layouts = layouts?;
@@ -113,7 +110,7 @@ impl Buckets {
         let made = layouts.into_iter().map(|layout| of_its_type(comm, layout, place, options.op, ending)).collect();
         let buckets: Vec<_> = everywhere(comm, what, made)?;
         let waiting = buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
-        Ok(Self { comm: comm.clone(), entries, buckets, waiting, next: 0, missing: options.missing, failed: None, at_work: false })
+        Ok(Self { comm: comm.clone(), entries, buckets, waiting, next: 0, missing: options.missing, health: StepHealth::default() })
     }
 
     pub(super) fn comm(&self) -> &Communicator {
@@ -144,7 +141,7 @@ impl Buckets {
 
     /// Gives every bucket of `T`s a hook of the caller's making, once all are made.
     pub(super) fn set_hooks<T: Float>(&mut self, mut make: impl FnMut(&BucketLayout) -> Result<Box<dyn Hook<T>>>) -> Result<()> {
-        self.check_alive("set_hooks")?;
+        self.health.check("set_hooks")?;
         if let Some(index) = self.entries.iter().position(|entry| entry.stage != Stage::Empty) {
             let parameter = &self.entries[index].parameter;
             let reason = "was given in this step: set hooks before the first gradient of a step, or after its finish";
@@ -156,42 +153,18 @@ impl Buckets {
         Ok(())
     }
 
-    /// Refuses to go on after a step that failed.
-    fn check_alive(&self, call: &'static str) -> Result<()> {
-        let panicked = || Arc::new(Error::argument("train", "a hook or the caller's closure panicked in the middle of a step"));
-        match &self.failed {
-            Some(cause) => Err(Error::Poisoned { call: call.to_owned(), cause: Arc::clone(cause) }),
-            None if self.at_work => Err(Error::Poisoned { call: call.to_owned(), cause: panicked() }),
-            None => Ok(()),
-        }
-    }
-
     /// Runs a part of a step. If it fails or panics, no step can follow.
     pub(super) fn go_on<R>(&mut self, work: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
-        self.at_work = true;
+        self.health.enter();
         let result = work(self);
-        self.at_work = false;
-        self.fail(result)
-    }
-
-    /// Keeps the first error after which no step can follow.
-    fn fail<R>(&mut self, result: Result<R>) -> Result<R> {
-        result.inspect_err(|error| {
-            self.failed.get_or_insert_with(|| Arc::new(error.clone()));
-        })
+        self.health.leave(result)
     }
 
     /// Checks that a buffer of `T`s of this length can be parameter `index`'s.
     pub(super) fn fitting<T: crate::element::Data>(&self, call: &'static str, index: usize, len: usize) -> Result<()> {
         let parameter = self.known(call, index)?;
-        if T::DTYPE != Some(parameter.dtype) {
-            let got = T::DTYPE.map_or("other data", DType::name);
-            return Err(Error::argument(call, format!("parameter {index} {parameter}: elements of {got} were passed")));
-        }
-        if Some(len) != parameter.len() {
-            return Err(Error::argument(call, format!("parameter {index} {parameter}: {len} elements were passed")));
-        }
-        Ok(())
+        let whose = format_args!("parameter {index} {parameter}");
+        check_fit::<T>(call, whose, (parameter.dtype, parameter.len()), len)
     }
 
     fn known(&self, call: &'static str, index: usize) -> Result<&Parameter> {
@@ -223,7 +196,7 @@ impl Buckets {
 
     /// Refuses what [`take`](Self::take) would, with nothing done yet.
     fn check_take<T: Float>(&self, call: &'static str, index: usize, gradient: &Memory<'_, T>) -> Result<()> {
-        self.check_alive(call)?;
+        self.health.check(call)?;
         self.fitting::<T>(call, index, gradient.len())?;
         let Entry { ref parameter, bucket, stage, .. } = self.entries[index];
         if stage == Stage::Ready {
@@ -242,7 +215,7 @@ impl Buckets {
         gradients.iter().enumerate().try_for_each(|(index, gradient)| self.check_take(call, index, &gradient.memory()))?;
         let mut from_last = gradients.iter().enumerate().rev();
         let taken = from_last.try_for_each(|(index, gradient)| self.take(call, index, gradient.memory(), true));
-        self.fail(taken)
+        self.health.keep(taken)
     }
 
     fn now_ready(&mut self, index: usize) {
@@ -263,7 +236,7 @@ impl Buckets {
     /// Ends the step: what has not come counts as zeros; every bucket is launched and waited for. Collective. Where a gradient never
     /// came on one rank, every rank gets the error, and another step can follow.
     pub(super) fn finish(&mut self, call: &'static str) -> Result<()> {
-        self.check_alive(call)?;
+        self.health.check(call)?;
         let absent = self.go_on(Self::finish_all)?;
         self.waiting = self.buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
         self.next = 0;

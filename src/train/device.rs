@@ -39,6 +39,11 @@ impl Workplace {
         &self.stream
     }
 
+    /// Refuses memory of another context.
+    pub(super) fn check_reach<T>(&self, memory: &DeviceMemory<'_, T>) -> Result<()> {
+        same_context(&self.stream, memory.inner.context())
+    }
+
     /// Our kernels.
     fn loaded(&self) -> Result<&Arc<Kernels>> {
         if let Some(kernels) = self.kernels.get() {
@@ -190,9 +195,8 @@ impl<T: Float> DeviceFlat<T> {
         work(address, &place)
     }
 
-    /// Refuses memory of another context.
-    pub(super) fn check_reach(&self, gradient: &DeviceMemory<'_, T>) -> Result<()> {
-        same_context(&self.place.stream, gradient.inner.context())
+    pub(super) fn place(&self) -> &Arc<Workplace> {
+        &self.place
     }
 
     /// Copies as many elements of a gradient in, from its `first` on; or adds them to what is there.
@@ -252,16 +256,24 @@ impl<T: Float> DeviceFlat<T> {
         })
     }
 
-    /// Makes its elements of another's, as many: as `f32`, times the weight, as `f32`, as `T`.
-    pub(super) fn convert_from<F: Float>(&mut self, from: &DeviceFlat<F>, weight: f64) -> Result<()> {
-        let (len, Memory::Device(memory)) = (self.slice.len(), from.slice.memory()) else { return Ok(()) };
-        self.at(0..len, |into, place| {
+    /// Makes elements of as many others, from their `first` on: as `f32`, times the weight, as `f32`, as `T`.
+    pub(super) fn convert_part<F: Float>(
+        &mut self,
+        range: Range<usize>,
+        from: DeviceMemory<'_, F>,
+        first: usize,
+        weight: f64,
+    ) -> Result<()> {
+        let count = range.len() as u64;
+        self.at(range, |into, place| {
             let stream = &place.stream;
-            reading(stream, memory, "converting gradients", |from| {
+            reading(stream, from, "converting elements", |from| {
+                let from = from + (first * size_of::<F>()) as u64;
+                aligned::<F>(from)?;
                 let kernels = place.kernels()?;
-                // SAFETY: two slices of this context (checked) with that many elements of their types (the caller compares lengths),
-                // apart, since one is borrowed to be written; later users wait for the kernel.
-                unsafe { kernels.convert((F::ELEMENT_TYPE, from), (T::ELEMENT_TYPE, into), len as u64, weight, stream) }
+                // SAFETY: both are memory of this context (checked) with that many elements of their types (the caller compares lengths),
+                // aligned (checked; a slice's elements are), apart, since one is borrowed to be written; later users wait for the kernel.
+                unsafe { kernels.convert((F::ELEMENT_TYPE, from), (T::ELEMENT_TYPE, into), count, weight, stream) }
             })
         })
     }

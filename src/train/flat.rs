@@ -31,6 +31,29 @@ impl Place {
     pub(super) fn on_device(stream: &Arc<CudaStream>) -> Self {
         Self::Device(Workplace::new(stream))
     }
+
+    /// Refuses a device that the communicator cannot reach.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the host is always there"))]
+    pub(super) fn check(&self, comm: &Communicator) -> Result<()> {
+        match self {
+            Self::Host => Ok(()),
+            #[cfg(feature = "cuda")]
+            Self::Device(workplace) => reachable(comm, workplace.stream()),
+        }
+    }
+
+    /// Refuses memory that buffers in this place cannot be filled from.
+    pub(super) fn check_reach<T: Float>(&self, given: &Memory<'_, T>) -> Result<()> {
+        match (self, given) {
+            (Self::Host, Memory::Host(_)) => Ok(()),
+            #[cfg(feature = "cuda")]
+            (Self::Device(workplace), Memory::Device(given)) => workplace.check_reach(given),
+            #[cfg(feature = "cuda")]
+            (Self::Host, Memory::Device(_)) => Err(elsewhere("in host memory", "on a device")),
+            #[cfg(feature = "cuda")]
+            (Self::Device(_), Memory::Host(_)) => Err(elsewhere("on a device", "in host memory")),
+        }
+    }
 }
 
 /// The gradients of one bucket, one behind the other; a buffer that every collective takes.
@@ -55,6 +78,15 @@ enum Elements<T: Float> {
 fn on_device() -> Error {
     let reason = "use device slices (`Flat::device`, `device_gradient`, `device_values`, `device_parameter`), or copy them with `copy_to`";
     Error::unsupported("elements on a device as a slice of the host's", reason)
+}
+
+/// As many zeros in memory of this process alone.
+fn zeros<T: Float>(len: usize) -> Result<Vec<T>> {
+    let mut zeros = Vec::new();
+    let refused = |error| Error::io(format!("allocating {len} elements"), std::io::Error::other(error));
+    zeros.try_reserve_exact(len).map_err(refused)?;
+    zeros.resize(len, T::default());
+    Ok(zeros)
 }
 
 /// Buffers on the other side.
@@ -102,20 +134,18 @@ impl<T: Float> Flat<T> {
 
     /// `len` zeros in a place. Collective on the host; on a device this rank's own affair.
     pub(super) fn in_place(comm: &Communicator, place: &Place, len: usize) -> Result<Self> {
+        place.check(comm)?;
         match place {
             Place::Host => Self::new(comm, len),
             #[cfg(feature = "cuda")]
-            Place::Device(workplace) => {
-                reachable(comm, workplace.stream())?;
-                DeviceFlat::new(workplace, len).map(|flat| Self(Elements::Device(flat)))
-            }
+            Place::Device(_) => Self::unshared(place, len),
         }
     }
 
     /// `len` zeros in a place, which no other rank shares.
     pub(super) fn unshared(place: &Place, len: usize) -> Result<Self> {
         match place {
-            Place::Host => Ok(vec![T::default(); len].into()),
+            Place::Host => zeros(len).map(Self::from),
             #[cfg(feature = "cuda")]
             Place::Device(workplace) => DeviceFlat::new(workplace, len).map(|flat| Self(Elements::Device(flat))),
         }
@@ -218,18 +248,27 @@ impl<T: Float> Flat<T> {
         }
     }
 
+    /// Where it lies.
+    fn place(&self) -> Place {
+        match &self.0 {
+            Elements::Host(_) => Place::Host,
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => Place::Device(Arc::clone(flat.place())),
+        }
+    }
+
+    /// How many bytes of memory it holds.
+    pub(super) fn bytes(&self) -> usize {
+        match &self.0 {
+            Elements::Host(buffer) => buffer.bytes(),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.slice.len() * size_of::<T>(),
+        }
+    }
+
     /// Refuses what [`put`](Self::put) cannot reach from here.
     pub(super) fn check_put(&self, gradient: &Memory<'_, T>) -> Result<()> {
-        match (&self.0, gradient) {
-            (Elements::Host(_), Memory::Host(_)) => {}
-            #[cfg(feature = "cuda")]
-            (Elements::Device(flat), Memory::Device(gradient)) => flat.check_reach(gradient)?,
-            #[cfg(feature = "cuda")]
-            (Elements::Host(_), Memory::Device(_)) => return Err(elsewhere("in host memory", "on a device")),
-            #[cfg(feature = "cuda")]
-            (Elements::Device(_), Memory::Host(_)) => return Err(elsewhere("on a device", "in host memory")),
-        }
-        Ok(())
+        self.place().check_reach(gradient)
     }
 
     /// Copies as many elements in, from the `first` of those given on, or adds them to what is there. `range` lies inside, and there
@@ -292,7 +331,7 @@ impl<T: Float> Flat<T> {
 
     /// Starts a reduce-scatter of it: this rank's share ends where it lies. Otherwise as [`all_reduce`](Self::all_reduce).
     pub(super) fn reduce_scatter(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
-        if comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
+        if self.memory().len() == 0 || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
             return Ok(Pending::Ended(self));
         }
         match &mut self.0 {
@@ -325,14 +364,22 @@ impl<T: Float> Flat<T> {
         if len != given {
             return Err(Error::argument("convert_from", format!("{given} elements for a buffer of {len}")));
         }
-        match (&mut self.0, &from.0) {
-            (Elements::Host(into), Elements::Host(from)) => convert(from, into, weight),
+        self.convert_part(0..len, from.memory(), 0, weight)
+    }
+
+    /// As [`convert_from`](Self::convert_from) for as many elements, from the `first` of those given on. `range` lies inside, and there are
+    /// as many (checked by the caller).
+    pub(super) fn convert_part<F: Float>(&mut self, range: Range<usize>, given: Memory<'_, F>, first: usize, weight: f64) -> Result<()> {
+        match (&mut self.0, given) {
+            (Elements::Host(into), Memory::Host(from)) => {
+                convert(&from.as_slice()[first..first + range.len()], &mut into[range], weight);
+            }
             #[cfg(feature = "cuda")]
-            (Elements::Device(into), Elements::Device(from)) => into.convert_from(from, weight)?,
+            (Elements::Device(into), Memory::Device(from)) => into.convert_part(range, from, first, weight)?,
             #[cfg(feature = "cuda")]
-            (Elements::Host(_), Elements::Device(_)) => return Err(elsewhere("in host memory", "on a device")),
+            (Elements::Host(_), Memory::Device(_)) => return Err(elsewhere("in host memory", "on a device")),
             #[cfg(feature = "cuda")]
-            (Elements::Device(_), Elements::Host(_)) => return Err(elsewhere("on a device", "in host memory")),
+            (Elements::Device(_), Memory::Host(_)) => return Err(elsewhere("on a device", "in host memory")),
         }
         Ok(())
     }

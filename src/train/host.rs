@@ -20,6 +20,15 @@ pub(super) enum HostFlat<T: Float> {
 }
 
 impl<T: Float> HostFlat<T> {
+    /// How many bytes of memory it holds.
+    pub(super) fn bytes(&self) -> usize {
+        let elements = match self {
+            Self::Shared(buffer) => buffer.len(),
+            Self::Given(vector) => vector.capacity(),
+        };
+        elements * size_of::<T>()
+    }
+
     /// The vector that was given; of other memory, a copy.
     pub(super) fn into_vec(self) -> Vec<T> {
         match self {

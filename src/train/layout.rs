@@ -86,7 +86,8 @@ pub struct BucketLayout {
     pub index: usize,
     /// The type of its elements.
     pub dtype: DType,
-    /// Its gradients, one behind the other: the last listed parameter first.
+    /// Its gradients, one behind the other: the last listed parameter first. In a unit of [`FullySharded`](super::FullySharded) the first
+    /// listed is first.
     pub slots: Vec<Slot>,
     /// How many elements it has, those behind the last gradient included that fill it up to a multiple.
     pub len: usize,
@@ -140,10 +141,34 @@ fn numbered(mut buckets: Vec<(DType, Vec<Slot>)>, multiple: usize) -> Vec<Bucket
     buckets.into_iter().enumerate().map(layout).collect()
 }
 
+/// Whether gradients can be of this type.
+pub(super) fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::Bf16)
+}
+
+/// The layout of a unit, whose parameters are all of one type. Its length is rounded up to `multiple`.
+pub(super) fn unit(index: usize, parameters: &[Parameter], multiple: usize) -> Result<BucketLayout> {
+    let dtype = parameters.first().map_or(DType::F32, |first| first.dtype);
+    let (mut slots, mut end) = (Vec::new(), 0_usize);
+    for (number, parameter) in parameters.iter().enumerate() {
+        let refused = |reason: &str| Error::argument("train", format!("unit {index}, parameter {number} {parameter}: {reason}"));
+        if parameter.dtype != dtype {
+            return Err(refused(&format!("the unit's first parameter is of {dtype}, and a unit is of one type")));
+        }
+        let range = end..end.saturating_add(checked_len(number, parameter)?);
+        end = range.end;
+        if end > isize::MAX as usize / dtype.size_bytes() - multiple {
+            return Err(refused("with those before it more elements than an address space holds"));
+        }
+        slots.push(Slot { parameter: number, shape: parameter.shape.clone(), range });
+    }
+    Ok(BucketLayout { index, dtype, slots, len: end.next_multiple_of(multiple) })
+}
+
 /// A parameter's length, where its type is a gradient's and it is no longer than an address space.
 fn checked_len(index: usize, parameter: &Parameter) -> Result<usize> {
     let refused = |reason: &str| Error::argument("train", format!("parameter {index} {parameter}: {reason}"));
-    if !matches!(parameter.dtype, DType::F32 | DType::F64 | DType::F16 | DType::Bf16) {
+    if !is_float(parameter.dtype) {
         return Err(refused("gradients are f32, f64, f16 or bf16"));
     }
     parameter.len().ok_or_else(|| refused("more elements than an address space holds"))
@@ -182,6 +207,21 @@ mod tests {
         let seen: Vec<_> = buckets.iter().map(|bucket| (bucket.index, bucket.dtype, bucket.slots.len(), bucket.len)).collect();
         assert_eq!(seen, [(0, DType::F16, 1, 4), (1, DType::F32, 2, 4)]);
         assert_eq!(buckets[1].slots[1].range, 2..3);
+    }
+
+    #[test]
+    fn a_unit_lies_flat_in_the_order_of_its_parameters_and_is_filled_up() {
+        let parameters = [Parameter::new::<f32>("a", &[2, 3]), Parameter::new::<f32>("b", &[]), Parameter::new::<f32>("c", &[0])];
+        let layout = unit(5, &parameters, 4).unwrap();
+        let ranges: Vec<_> = layout.slots.iter().map(|slot| slot.range.clone()).collect();
+        assert_eq!((layout.index, layout.len, ranges), (5, 8, vec![0..6, 6..7, 7..7]));
+        assert_eq!(unit(0, &[], 4).unwrap().len, 0);
+        let mixed = [Parameter::new::<f32>("a", &[1]), Parameter::new::<f64>("b", &[1])];
+        let huge = [Parameter::new::<f32>("a", &[isize::MAX as usize / 4]), Parameter::new::<f32>("b", &[1])];
+        for (parameters, word) in [(mixed, "of one type"), (huge, "address space")] {
+            let error = unit(1, &parameters, 2).unwrap_err().to_string();
+            assert!(error.contains(word) && error.contains("unit 1"), "{error}");
+        }
     }
 
     #[test]

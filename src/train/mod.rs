@@ -5,12 +5,14 @@
 //! knows no tensor crate: gradients are slices (or any [`Buffer`](crate::Buffer)), handed in one by one or all at once.
 
 mod agreement;
+mod any_flat;
 mod bucket;
 mod buckets;
 mod data_parallel;
 #[cfg(feature = "cuda")]
 mod device;
 mod flat;
+mod fully_sharded;
 mod hook;
 mod host;
 mod layout;
@@ -20,10 +22,13 @@ mod mesh;
 mod parameter;
 mod power_sgd;
 mod sampler;
+mod shard;
 mod sharded;
+mod step_health;
 
 pub use data_parallel::{Averaged, DataParallel};
 pub use flat::Flat;
+pub use fully_sharded::{FullySharded, FullyShardedOptions, ReducedGradients, ShardingStrategy, Unit};
 pub use hook::{AllReduce, Compress, Hook, Progress};
 pub use layout::{BucketLayout, Missing, Options, Slot};
 pub use loss_scaler::{LossScaler, LossScalerOptions, LossScalerState};
@@ -31,4 +36,5 @@ pub use mesh::Mesh;
 pub use parameter::{Float, Parameter};
 pub use power_sgd::{PowerSgd, PowerSgdOptions};
 pub use sampler::{Sampler, Samples, UnevenEnd};
-pub use sharded::{Shard, ShardedOptimizer, Shards, Updated};
+pub use shard::Shard;
+pub use sharded::{ShardedOptimizer, Shards, Updated};

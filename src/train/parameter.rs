@@ -5,7 +5,8 @@ use std::fmt;
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 
-use crate::element::{DType, Element};
+use crate::element::{DType, Data, Element};
+use crate::error::{Error, Result};
 use crate::float8::narrow_to_odd;
 
 /// A parameter of the model: what a gradient is for.
@@ -37,6 +38,23 @@ impl fmt::Display for Parameter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} ({}{:?})", self.name, self.dtype, self.shape)
     }
+}
+
+/// Checks that a buffer of `len` `T`s is of the type and length that are wanted.
+pub(super) fn check_fit<T: Data>(
+    call: &'static str,
+    whose: fmt::Arguments<'_>,
+    (dtype, wanted): (DType, Option<usize>),
+    len: usize,
+) -> Result<()> {
+    if T::DTYPE != Some(dtype) {
+        let got = T::DTYPE.map_or("other data", DType::name);
+        return Err(Error::argument(call, format!("{whose}: elements of {got} were passed")));
+    }
+    if Some(len) != wanted {
+        return Err(Error::argument(call, format!("{whose}: {len} elements were passed")));
+    }
+    Ok(())
 }
 
 /// The float types that gradients come in: `f32`, `f64`, `f16`, `bf16`. No others can implement it, since none are an [`Element`].

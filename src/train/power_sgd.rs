@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::agreement::agree;
+use super::agreement::{Listed, agree};
 use super::flat::{Flat, Pending, not_started};
 use super::hook::{AllReduce, Hook, Progress, weight};
 use super::layout::{BucketLayout, Slot};
@@ -115,7 +115,7 @@ impl<T: Float> PowerSgd<T> {
     /// those of [`Communicator::alloc`].
     pub fn new(comm: &Communicator, layout: &BucketLayout, op: ReduceOp, options: PowerSgdOptions) -> Result<Self> {
         // With other seeds, say, the ranks' thin matrices would not fit each other, and nobody would notice.
-        agree(comm, "PowerSgd::new", &[], &format!("{options:?}"))?;
+        agree(comm, "PowerSgd::new", &Listed::default(), &format!("{options:?}"))?;
         weight(op, comm.world_size())?;
         if options.rank == 0 {
             return Err(Error::argument("PowerSgd::new", "a rank of 0; it must be 1 or more"));

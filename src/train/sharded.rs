@@ -1,11 +1,9 @@
 //! An optimiser whose state is dealt out over the ranks (ZeRO, stage 1).
 
-use std::any::Any;
 use std::fmt;
-use std::ops::Range;
 
 #[cfg(feature = "cuda")]
-use cudarc::driver::{CudaView, CudaViewMut};
+use cudarc::driver::CudaView;
 
 use super::bucket::{Ending, Lent, own_range};
 use super::buckets::Buckets;
@@ -13,6 +11,7 @@ use super::data_parallel::clipping;
 use super::flat::{Flat, Place};
 use super::layout::{BucketLayout, Options};
 use super::parameter::{Float, Parameter};
+use super::shard::Shard;
 use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -242,53 +241,6 @@ pub struct Shards<'a> {
     optimizer: &'a mut ShardedOptimizer,
 }
 
-/// This rank's share of one bucket, to be updated.
-pub struct Shard<'a> {
-    /// The bucket's number.
-    pub bucket: usize,
-    /// Its layout: which parameters lie where in it.
-    pub layout: &'a BucketLayout,
-    /// Which of the bucket's elements are this rank's. Behind the last gradient they are zeros.
-    pub range: Range<usize>,
-    /// A `Flat` of the bucket's type, and so are the gradients: all of the bucket's.
-    parameters: &'a mut dyn Any,
-    gradients: &'a dyn Any,
-}
-
-impl Shard<'_> {
-    /// The parameters, and the averaged gradients for them.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument` where `T` is not the bucket's type ([`BucketLayout::dtype`]).
-    pub fn values<T: Float>(&mut self) -> Result<(&mut [T], &[T])> {
-        let range = self.range.clone();
-        let (parameters, gradients) = self.typed::<T>("values")?;
-        Ok((parameters.host_mut()?, &gradients.host()?[range]))
-    }
-
-    /// The parameters, and the averaged gradients for them, where they are on a device. To be used on the optimiser's stream, or ordered by
-    /// events of cudarc's; once `update` returns they are taken back.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument` where `T` is not the bucket's type, or it is in host memory.
-    #[cfg(feature = "cuda")]
-    pub fn device_values<T: Float>(&mut self) -> Result<(CudaViewMut<'_, T>, CudaView<'_, T>)> {
-        let range = self.range.clone();
-        let (parameters, gradients) = self.typed::<T>("device_values")?;
-        let on_host = || Error::argument("device_values", "the parameters are in host memory: use `values`");
-        let parameters = parameters.device_mut().ok_or_else(on_host)?;
-        Ok((parameters.as_view_mut(), gradients.device_view(range).ok_or_else(on_host)?))
-    }
-
-    /// This rank's share of the parameters, and all of the bucket's gradients.
-    fn typed<T: Float>(&mut self, call: &'static str) -> Result<(&mut Flat<T>, &Flat<T>)> {
-        let both = self.parameters.downcast_mut().zip(self.gradients.downcast_ref());
-        both.ok_or_else(|| Error::argument(call, format!("bucket {} holds elements of {}", self.bucket, self.layout.dtype)))
-    }
-}
-
 impl<'a> Shards<'a> {
     /// As [`Averaged::clip_norm`](super::Averaged::clip_norm), of all ranks' shares together. Collective: one all-reduce of one
     /// number, on the host. On a device it waits for this rank's sum first.
@@ -323,7 +275,8 @@ impl<'a> Shards<'a> {
             let comm = &buckets.comm().clone();
             for (index, bucket) in buckets.iter_mut().enumerate() {
                 let Lent { layout, range, parameters, gradients } = bucket.lend(comm)?;
-                update(&mut Shard { bucket: index, layout, range, parameters, gradients })?;
+                let own_gradients = range.clone();
+                update(&mut Shard { bucket: index, layout, range, parameters, gradients, own_gradients })?;
                 bucket.gather(comm)?;
             }
             buckets.iter_mut().try_for_each(|bucket| bucket.gathered())
@@ -382,12 +335,6 @@ impl fmt::Debug for ShardedOptimizer {
 impl fmt::Debug for Shards<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Shards({} buckets)", self.optimizer.buckets.layouts().len())
-    }
-}
-
-impl fmt::Debug for Shard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shard({:?} of bucket {})", self.range, self.bucket)
     }
 }
 

@@ -6,9 +6,12 @@
 mod common;
 
 mod averages;
+mod fully_sharded;
+mod fully_sharded_trouble;
 mod given;
 mod hooks;
 mod mesh;
 mod model;
+mod network;
 mod sharded;
 mod trouble;

@@ -1,0 +1,210 @@
+//! Gradients reduced and scattered while the backward pass goes on, and what a step ends with: shares to be clipped and updated.
+
+use std::fmt;
+
+use super::FullySharded;
+use super::call_order::UnitCall;
+use super::unit::UnitState;
+use crate::buffer::Buffer;
+use crate::error::{Error, Result};
+use crate::op::ReduceOp;
+use crate::train::any_flat::{AnyFlat, fill};
+use crate::train::data_parallel::clipping;
+use crate::train::hook::weight;
+use crate::train::host::Squares;
+use crate::train::parameter::Float;
+use crate::train::shard::Shard;
+
+/// Gradients.
+impl FullySharded {
+    /// Hands in a unit's gradients of this backward pass, one for each of its parameters, in their order and in the type in which they are
+    /// gathered. They are copied, and reduced in the background: this rank keeps its share. Where as many units' reductions go on as
+    /// [`prefetch`](super::FullyShardedOptions::prefetch) has and one more, the oldest is waited for. Collective.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a unit that is not there, another number of gradients, another length or type than a parameter's, memory
+    /// elsewhere, and where the unit's gradients of this pass have come already; where they cannot be copied, on a device `Cuda`: this rank
+    /// alone gets these. And those of collectives.
+    pub fn reduce_gradients<B>(&mut self, unit: usize, gradients: &[B]) -> Result<()>
+    where
+        B: Buffer<Element: Float>,
+    {
+        self.check_reduce("reduce_gradients", unit, gradients)?;
+        self.go_on(|model| {
+            while model.reducing.len() > model.options.prefetch {
+                model.keep_oldest()?;
+            }
+            Ok(())
+        })?;
+        // What cannot be copied is this rank's affair alone: nothing has been started.
+        let whole = self.filled(unit, gradients)?;
+        self.go_on(|model| model.start_reduce(unit, whole))
+    }
+
+    /// Ends a backward pass after which another one adds to its gradients, before they are [reduced](Self::reduce) to one step's. Each unit's
+    /// gradients may come once more, and the next pass begins with the first unit. Makes no call.
+    ///
+    /// # Errors
+    ///
+    /// `Poisoned` after a step that failed.
+    #[doc(alias = "no_sync")]
+    pub fn end_backward(&mut self) -> Result<()> {
+        self.health.check("end_backward")?;
+        self.units.iter_mut().for_each(|unit| unit.is_reduced = false);
+        self.order.restart();
+        Ok(())
+    }
+
+    /// Ends the last backward pass of a step: waits until this rank has its share of all gradients. Units that got none on any rank
+    /// have zeros. Collective: ranks compare the order of their calls, by one all-reduce of 16 bytes beside the reductions.
+    ///
+    /// # Errors
+    ///
+    /// `Mismatch` where ranks gathered or reduced different units, or in another order, naming the first two calls that differ; those of
+    /// collectives. No step can follow.
+    pub fn reduce(&mut self) -> Result<ReducedGradients<'_>> {
+        self.end_backward()?;
+        self.go_on(Self::finish_all)?;
+        Ok(ReducedGradients { model: self })
+    }
+
+    fn finish_all(&mut self) -> Result<()> {
+        let mut compared = self.calls.start(&self.comm)?;
+        while !self.reducing.is_empty() {
+            self.keep_oldest()?;
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(failure) = self.comm.device().and_then(|device| device.failure()) {
+            return Err(failure);
+        }
+        self.calls.finish(&self.comm, "FullySharded::reduce", compared.wait()?)?;
+        for unit in &mut self.units {
+            if !std::mem::take(&mut unit.has_gradients) {
+                unit.gradients.clear(0..unit.own.len())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_reduce<B: Buffer<Element: Float>>(&self, call: &'static str, unit: usize, gradients: &[B]) -> Result<()> {
+        self.health.check(call)?;
+        let state = self.known(call, unit)?;
+        let (given, count) = (gradients.len(), state.unit.parameters.len());
+        if given != count {
+            return Err(Error::argument(call, format!("{state}: {given} gradients for {count} parameters")));
+        }
+        if state.is_reduced {
+            let reason = "its gradients were given already in this backward pass; end it with end_backward or reduce first";
+            return Err(Error::argument(call, format!("{state}: {reason}")));
+        }
+        gradients.iter().enumerate().try_for_each(|(index, gradient)| {
+            let memory = gradient.memory();
+            state.fitting::<B::Element>(call, index, state.gather_type, memory.len())?;
+            self.place.check_reach(&memory)
+        })
+    }
+
+    /// A buffer with a unit's gradients, in the type in which they are reduced.
+    fn filled<B: Buffer<Element: Float>>(&mut self, unit: usize, gradients: &[B]) -> Result<Box<dyn AnyFlat>> {
+        let state = &self.units[unit];
+        // What is converted is weighted on the way.
+        let weight = weight(self.options.op, self.comm.world_size())?;
+        let mut whole = self.reductions.take(state.reduce_type, state.layout.len)?;
+        let end = state.layout.slots.last().map_or(0, |slot| slot.range.end);
+        let mut each = gradients.iter().enumerate();
+        let filled = each.try_for_each(|(index, gradient)| fill(&mut *whole, state.slot(index), gradient.memory(), 0, weight));
+        match filled.and_then(|()| whole.clear(end..state.layout.len)) {
+            Ok(()) => Ok(whole),
+            Err(error) => {
+                self.reductions.put(whole);
+                Err(error)
+            }
+        }
+    }
+
+    fn start_reduce(&mut self, unit: usize, mut whole: Box<dyn AnyFlat>) -> Result<()> {
+        let state = &mut self.units[unit];
+        let is_weighted = state.reduce_type != state.gather_type;
+        whole.start_reduce_scatter(&self.comm, if is_weighted { ReduceOp::Sum } else { self.options.op })?;
+        self.calls.note(UnitCall::Reduce(unit));
+        state.is_reduced = true;
+        self.reducing.push_back((unit, whole));
+        Ok(())
+    }
+
+    /// Waits for the oldest reduction, and keeps this rank's share of it.
+    fn keep_oldest(&mut self) -> Result<()> {
+        let Some((unit, mut whole)) = self.reducing.pop_front() else { return Ok(()) };
+        whole.wait()?;
+        let (state, conversions) = (&mut self.units[unit], &mut self.conversions);
+        let (dtype, len) = (state.layout.dtype, state.own.len());
+        let converted = state.add(&*whole, || conversions.take(dtype, len))?;
+        converted.into_iter().for_each(|converted| self.conversions.put(converted));
+        self.reductions.put(whole);
+        Ok(())
+    }
+}
+
+/// This rank's shares of a step's gradients; see [`FullySharded::reduce`]. Dropped without an update they are given up: the step is skipped.
+#[must_use = "the parameters are updated by `update`"]
+pub struct ReducedGradients<'a> {
+    model: &'a mut FullySharded,
+}
+
+impl ReducedGradients<'_> {
+    /// The norm of all ranks' gradients together: the root of the sum of all squares, added up in `f64`; the same bits on every rank.
+    /// Collective: one all-reduce of one number, on the host. On a device it waits for this rank's sum first.
+    ///
+    /// # Errors
+    ///
+    /// Those of collectives; on a device those of [`Averaged::norm`](crate::train::Averaged::norm).
+    pub fn norm(&self) -> Result<f64> {
+        let (mut sums, comm) = (Squares::default(), &self.model.comm);
+        self.model.units.iter().try_for_each(|unit| unit.gradients.add_squares(&mut sums))?;
+        let mut squares = sums.total(comm)?;
+        comm.all_reduce(&mut squares, ReduceOp::Sum)?;
+        Ok(squares.sqrt())
+    }
+
+    /// As [`Averaged::clip_norm`](crate::train::Averaged::clip_norm), of all ranks' shares together. Collective, as [`norm`](Self::norm).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a limit that is not a positive number, and those of [`norm`](Self::norm).
+    #[doc(alias = "clip_grad_norm_")]
+    pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
+        let factor = clipping(limit)?;
+        let norm = self.norm()?;
+        if let Some(factor) = factor(norm) {
+            self.model.units.iter_mut().try_for_each(|unit| unit.gradients.scale(factor))?;
+        }
+        Ok(norm)
+    }
+
+    /// Has `update` change this rank's share of each unit's parameters, unit by unit. [`Shard::bucket`] is the unit's number, and its elements
+    /// have the type of the parameters. What was gathered of them is given up. Makes no call: the next [`gather`](FullySharded::gather) brings
+    /// the others' shares.
+    ///
+    /// # Errors
+    ///
+    /// Those of `update`. No step can follow, nor after a panic of `update`. Other ranks are not told: what can fail should fail on every
+    /// rank, or abort the communicator.
+    pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<()> {
+        self.model.go_on(|model| {
+            for (index, unit) in model.units.iter_mut().enumerate() {
+                let UnitState { layout, own, share, gradients, .. } = unit;
+                let (parameters, gradients) = (share.flat_mut()?, gradients.flat()?);
+                let (range, own_gradients) = (own.clone(), 0..own.len());
+                update(&mut Shard { bucket: index, layout, range, parameters, gradients, own_gradients })?;
+            }
+            (0..model.units.len()).try_for_each(|unit| model.forget(unit))
+        })
+    }
+}
+
+impl fmt::Debug for ReducedGradients<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReducedGradients({} units)", self.model.units.len())
+    }
+}
