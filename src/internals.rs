@@ -306,6 +306,8 @@ pub mod fuzz {
         shared_memory_file, shared_memory_layout, shared_memory_ring,
     };
     pub use crate::rendezvous::fuzz::{file_log, launchers, settings, store_replies, store_requests, store_service, urls};
+    #[cfg(feature = "checkpoint")]
+    pub use crate::train::checkpoint::fuzz::{checkpoint_indexes, safetensors_headers};
 
     /// Inputs to begin with, each with the name of its target: what is sent and said where all is in order.
     pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
@@ -313,6 +315,8 @@ pub mod fuzz {
         seeds.extend(crate::host::fuzz::seeds());
         #[cfg(feature = "serde")]
         seeds.extend(crate::communicator::fuzz::seeds());
+        #[cfg(feature = "checkpoint")]
+        seeds.extend(crate::train::checkpoint::fuzz::seeds());
         seeds
     }
 }

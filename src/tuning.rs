@@ -226,6 +226,17 @@ pub(crate) mod trace {
     pub(crate) const MOST_EVENTS: usize = 1 << 17;
 }
 
+/// Checkpoints (`train/checkpoint/`).
+#[cfg(feature = "checkpoint")]
+pub(crate) mod checkpoint {
+    /// Bytes that are read from a file at a time, at most.
+    pub(crate) const READ_BYTES: usize = 1 << 20;
+    /// Bytes between two wanted ranges of a file up to which both are read at once: reading them costs less than a system call.
+    pub(crate) const GAP_BYTES: usize = 4 << 10;
+    /// Ranges that are read at once, at most: a list of them is kept for each file.
+    pub(crate) const RANGES_AT_ONCE: usize = 512;
+}
+
 /// Training (`train/`).
 pub(crate) mod train {
     #[cfg(feature = "cuda")]

@@ -79,6 +79,26 @@ pub struct Slot {
     pub range: Range<usize>,
 }
 
+impl Slot {
+    /// What the elements in `range` of the bucket are of the parameter: which of the flattened parameter's elements, and where in `range` they
+    /// lie. Two empty ranges where none of them are.
+    ///
+    /// ```
+    /// # use collectives::train::Slot;
+    /// let slot = Slot { parameter: 0, shape: vec![2, 3], range: 10..16 };
+    /// assert_eq!(slot.overlap(&(12..24)), (2..6, 0..4));
+    /// assert_eq!(slot.overlap(&(0..12)), (0..2, 10..12));
+    /// ```
+    #[must_use]
+    pub fn overlap(&self, range: &Range<usize>) -> (Range<usize>, Range<usize>) {
+        let (start, end) = (self.range.start.max(range.start), self.range.end.min(range.end));
+        if start >= end {
+            return (0..0, 0..0);
+        }
+        (start - self.range.start..end - self.range.start, start - range.start..end - range.start)
+    }
+}
+
 /// One flat buffer, and which gradients lie in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BucketLayout {

@@ -2,12 +2,15 @@
 //!
 //! [`DataParallel`] is what a training loop needs of torch's `DistributedDataParallel`: parameters that are the same everywhere at the
 //! start, gradients that are averaged in large pieces and in the background, and errors where ranks or steps do not fit together. It
-//! knows no tensor crate: gradients are slices (or any [`Buffer`](crate::Buffer)), handed in one by one or all at once.
+//! knows no tensor crate: gradients are slices (or any [`Buffer`](crate::Buffer)), handed in one by one or all at once. With the feature
+//! `checkpoint`, `checkpoint` saves and loads, by any number of ranks.
 
 mod agreement;
 mod any_flat;
 mod bucket;
 mod buckets;
+#[cfg(feature = "checkpoint")]
+pub mod checkpoint;
 mod data_parallel;
 #[cfg(feature = "cuda")]
 mod device;

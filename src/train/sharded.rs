@@ -57,7 +57,8 @@ use crate::op::ReduceOp;
 /// **Memory**, of each rank of n, for parameters of N bytes: N for the buckets, N/n for this rank's share of the parameters, and the
 /// caller's state for that share: 2·N/n for Adam in place of 2·N. Buckets are filled up to a multiple of n elements.
 ///
-/// **Traffic**: as an all-reduce of the gradients. State is saved and loaded by the caller, by share: another world size has other shares.
+/// **Traffic**: as an all-reduce of the gradients. State is saved and loaded by the caller; another world size has other shares: with the feature
+/// `checkpoint`, `train::checkpoint` saves by one and loads by another.
 ///
 /// On devices too: [`on_device`](Self::on_device).
 #[doc(alias = "ZeroRedundancyOptimizer")]
@@ -135,9 +136,21 @@ impl ShardedOptimizer {
         self.buckets.layouts()
     }
 
+    /// The parameter of this number.
+    #[must_use]
+    pub fn parameter(&self, parameter: usize) -> Option<&Parameter> {
+        self.buckets.parameter(parameter)
+    }
+
+    /// Which elements of each bucket are this rank's. [`Slot::overlap`](super::Slot::overlap) says what they are of a parameter; with the feature
+    /// `checkpoint` they are saved and loaded by any world size (`checkpoint::Writer::shares`).
+    pub fn shares(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
+        self.buckets.layouts().map(|layout| own_range(self.buckets.comm(), layout))
+    }
+
     /// How many elements this rank's share of each bucket has: what state is to be kept for.
     pub fn shard_lens(&self) -> impl ExactSizeIterator<Item = usize> {
-        self.buckets.layouts().map(|layout| own_range(self.buckets.comm(), layout).len())
+        self.shares().map(|range| range.len())
     }
 
     /// Copies the root's values of a parameter to every rank, and this rank's share of them into the optimiser. Every parameter is
@@ -169,10 +182,9 @@ impl ShardedOptimizer {
         let (bucket, slot) = self.buckets.place(parameter);
         let comm = &self.buckets.comm().clone();
         let bucket = self.buckets.typed_mut::<B::Element>(bucket)?;
-        let (own, slot) = (own_range(comm, &bucket.layout), bucket.layout.slots[slot].range.clone());
-        let (start, end) = (own.start.max(slot.start), own.end.min(slot.end));
-        if start < end {
-            bucket.share_mut()?.put(start - own.start..end - own.start, values, start - slot.start, false)?;
+        let (elements, within) = bucket.layout.slots[slot].overlap(&own_range(comm, &bucket.layout));
+        if !elements.is_empty() {
+            bucket.share_mut()?.put(within, values, elements.start, false)?;
         }
         self.loaded[parameter] = true;
         Ok(())

@@ -33,7 +33,7 @@ pub struct Target {
 }
 
 /// Every target. The bounds are twice to four times what valid inputs take.
-pub const TARGETS: [Target; 22] = [
+pub const TARGETS: [Target; 24] = [
     target("store_requests", fuzz::store_requests, 64 << 10, 1 << 10),
     target("store_service", fuzz::store_service, 64 << 10, 256),
     target("store_replies", fuzz::store_replies, 64 << 10, 128),
@@ -55,6 +55,8 @@ pub const TARGETS: [Target; 22] = [
     target("shared_memory_file", fuzz::shared_memory_file, 64 << 10, 64),
     target("shared_memory_layout", fuzz::shared_memory_layout, 64 << 10, 64),
     target("shared_memory_ring", fuzz::shared_memory_ring, 64 << 10, 256),
+    target("safetensors_headers", fuzz::safetensors_headers, 64 << 10, 512),
+    target("checkpoint_indexes", fuzz::checkpoint_indexes, 64 << 10, 512),
     target("objects", fuzz::objects, 4 << 20, 256),
     // A module may declare as much memory as a small GPU has; the interpreter's own limit is 256 MiB of it.
     target("ptx", ptx::ptx, 1 << 30, 1 << 10),

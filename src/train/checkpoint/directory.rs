@@ -1,0 +1,202 @@
+//! The folder of all checkpoints: what their folders are called, how one appears, and how old ones go.
+//!
+//! A checkpoint is made under another name, which begins with a dot, and appears by a rename. It goes the same way. So whoever is killed
+//! leaves checkpoints that are whole, and folders under other names, which the next save removes.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use super::file::{failed, malformed, read_all, sync_folder, write_new};
+use super::index::digits;
+use crate::error::{Error, Result};
+use crate::proof;
+
+/// What other ranks must see of rank 0, in the folder of an unfinished checkpoint.
+const MARKER: &str = "marker";
+/// Parts of the names of what is not finished, and of what is going.
+const UNFINISHED: &str = ".partial-";
+const GOING: &str = ".deleted-";
+/// The characters of a mark.
+pub(super) const MARK_LENGTH: usize = 16;
+
+/// The name of a step's checkpoint.
+pub(super) fn name(step: u64) -> String {
+    format!("step-{step:08}")
+}
+
+/// The step of a checkpoint of this name.
+fn step(folder: &str) -> Option<u64> {
+    let step = folder.strip_prefix("step-")?.parse().ok()?;
+    (name(step) == folder).then_some(step)
+}
+
+/// The names in a folder; none where there is no such folder.
+fn names(directory: &Path) -> Result<Vec<String>> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed("listing", directory)(error)),
+    };
+    // Names that are no text are not ours.
+    let names = entries.map(|entry| entry.map(|entry| entry.file_name().into_string().ok()));
+    let names: io::Result<Vec<_>> = names.collect();
+    Ok(names.map_err(failed("listing", directory))?.into_iter().flatten().collect())
+}
+
+/// The steps of all checkpoints, the latest last.
+pub(super) fn steps(directory: &Path) -> Result<Vec<u64>> {
+    let mut steps: Vec<u64> = names(directory)?.iter().filter_map(|name| step(name)).collect();
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// A checkpoint in the making: the name of its folder, and what stands in rank 0's marker.
+#[derive(Debug, Clone)]
+pub(super) struct Unfinished {
+    pub(super) folder: String,
+    pub(super) mark: String,
+}
+
+impl Unfinished {
+    /// The checkpoint of a step, as rank 0 marked it.
+    pub(super) fn of(step: u64, mark: String) -> Self {
+        Self { folder: format!(".{}{UNFINISHED}{mark}", name(step)), mark }
+    }
+
+    /// Makes the folder of a step that comes after all others, and removes what earlier saves have left. For rank 0.
+    pub(super) fn begin(directory: &Path, step: u64) -> Result<Self> {
+        create_all(directory)?;
+        if let Some(latest) = steps(directory)?.last().filter(|latest| **latest >= step) {
+            let reason = format!("step {step} is not after {}, which is in {directory:?}: remove what is not wanted first", name(*latest));
+            return Err(Error::argument("commit", reason));
+        }
+        remove_leftovers(directory)?;
+        let unfinished = Self::of(step, random()?);
+        let path = directory.join(&unfinished.folder);
+        fs::create_dir(&path).map_err(failed("creating", &path))?;
+        write_new(&path.join(MARKER), [unfinished.mark.as_bytes()])?;
+        sync_folder(&path)?;
+        sync_folder(directory)?;
+        Ok(unfinished)
+    }
+
+    /// Makes sure that this rank sees what rank 0 wrote.
+    pub(super) fn check(&self, directory: &Path) -> Result<()> {
+        // It came from another process, and is part of a path here.
+        if !self.mark.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(Error::Protocol {
+                with: "rank 0".to_owned(),
+                reason: format!("{:?} is no mark of an unfinished checkpoint", self.mark),
+            });
+        }
+        let path = directory.join(&self.folder).join(MARKER);
+        let what_then = "every rank must be given one folder of a file system that all of them share";
+        match read_all(&path, self.mark.len() as u64) {
+            Ok(seen) if seen == self.mark.as_bytes() => Ok(()),
+            Ok(_) => Err(malformed(&path, format!("it is not what rank 0 wrote: {what_then}"))),
+            Err(error) => {
+                let reason = format!("rank 0's file cannot be seen here ({error}): {what_then}");
+                Err(Error::io(format!("saving in {directory:?}"), io::Error::new(ErrorKind::NotFound, reason)))
+            }
+        }
+    }
+
+    /// Gives the folder its name: from then on the checkpoint is there. For rank 0, when all is written.
+    pub(super) fn finish(&self, directory: &Path, step: u64) -> Result<()> {
+        let (from, to) = (directory.join(&self.folder), directory.join(name(step)));
+        let marker = from.join(MARKER);
+        fs::remove_file(&marker).map_err(failed("removing", &marker))?;
+        sync_folder(&from)?;
+        fs::rename(&from, &to).map_err(failed("giving its name to", &to))?;
+        // What may not outlast a power failure must not be seen as saved either.
+        sync_folder(directory).inspect_err(|_| drop(fs::rename(&to, &from)))
+    }
+
+    /// Removes what was written, as far as that can be done. For rank 0, after a failure.
+    pub(super) fn discard(&self, directory: &Path) {
+        let path = directory.join(&self.folder);
+        if let Err(error) = fs::remove_dir_all(&path)
+            && error.kind() != ErrorKind::NotFound
+        {
+            crate::event::warn!(path = %path.display(), %error, "an unfinished checkpoint could not be removed");
+        }
+    }
+}
+
+/// 64 random bits in digits.
+fn random() -> Result<String> {
+    let random = proof::random().map_err(|error| Error::io("asking the system for random bits", error))?;
+    Ok(digits(&random[..MARK_LENGTH / 2]))
+}
+
+/// Makes a folder and those above it, and returns when their names are on the disk.
+fn create_all(directory: &Path) -> Result<()> {
+    let absent: Vec<&Path> = directory.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
+    fs::create_dir_all(directory).map_err(failed("creating", directory))?;
+    let above = |path: &Path| path.parent().filter(|path| !path.as_os_str().is_empty()).map_or_else(|| ".".into(), Path::to_owned);
+    absent.into_iter().try_for_each(|path| sync_folder(&above(path)))
+}
+
+/// Removes the folders of saves and removals that did not end.
+fn remove_leftovers(directory: &Path) -> Result<()> {
+    let is_left = |name: &String| name.starts_with(".step-") && (name.contains(UNFINISHED) || name.contains(GOING));
+    names(directory)?.iter().filter(|name| is_left(name)).try_for_each(|name| {
+        let path = directory.join(name);
+        fs::remove_dir_all(&path).map_err(failed("removing", &path))
+    })
+}
+
+/// Removes all but the last checkpoints. What cannot be removed is told to who listens: the new checkpoint is there all the same.
+pub(super) fn keep_last(directory: &Path, count: usize) {
+    let removed = steps(directory).and_then(|steps| {
+        let old = steps.len().saturating_sub(count);
+        steps[..old].iter().try_for_each(|step| remove(directory, *step))
+    });
+    if let Err(error) = removed {
+        crate::event::warn!(path = %directory.display(), %error, "an old checkpoint could not be removed");
+    }
+}
+
+/// Removes a checkpoint. It loses its name first: what is left of it is no checkpoint.
+fn remove(directory: &Path, step: u64) -> Result<()> {
+    let (from, to): (PathBuf, PathBuf) = (directory.join(name(step)), directory.join(format!(".{}{GOING}{}", name(step), random()?)));
+    fs::rename(&from, &to).map_err(failed("removing", &from))?;
+    sync_folder(directory)?;
+    fs::remove_dir_all(&to).map_err(failed("removing", &to))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_are_given_to_checkpoints_are_taken_for_them() {
+        for number in [0, 42, 99_999_999, 100_000_000, u64::MAX] {
+            assert_eq!(step(&name(number)), Some(number));
+        }
+        for other in ["step-42", "step-000000042", "step-", "step--0000001", "step-+0000001", ".step-00000001", "step-99999999999999999999"]
+        {
+            assert_eq!(step(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn leftovers_go_and_what_others_put_there_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let others = [".step-notes", "step-00000003.old", "readme"];
+        let left = [".step-00000001.partial-0", ".step-00000002.deleted-ff"];
+        for name in others.iter().chain(&left) {
+            fs::create_dir_all(folder.path().join(name).join("inside")).unwrap();
+        }
+        let unfinished = Unfinished::begin(folder.path(), 5).unwrap();
+        let mut seen = names(folder.path()).unwrap();
+        seen.sort();
+        let mut expected: Vec<String> = others.iter().map(|name| (*name).to_owned()).chain([unfinished.folder.clone()]).collect();
+        expected.sort();
+        assert_eq!(seen, expected);
+        unfinished.check(folder.path()).unwrap();
+        unfinished.finish(folder.path(), 5).unwrap();
+        assert_eq!(steps(folder.path()).unwrap(), [5]);
+    }
+}

@@ -1,0 +1,153 @@
+//! The index of a checkpoint: which tensor lies in which parts in which files. JSON. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path};
+
+use serde::{Deserialize, Serialize};
+
+use super::contents::{Contents, FileEntry, Tensor};
+use super::header;
+use super::piece::Piece;
+
+/// The index in a checkpoint's folder.
+pub(super) const NAME: &str = "checkpoint.json";
+/// The most bytes of an index.
+pub(super) const LONGEST: u64 = 256 << 20;
+/// What this version writes and reads.
+const FORMAT: &str = "collectives checkpoint 1";
+
+/// The index as it is written.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Index {
+    format: String,
+    step: u64,
+    world_size: usize,
+    metadata: BTreeMap<String, String>,
+    files: Vec<WrittenFile>,
+    tensors: BTreeMap<String, WrittenTensor>,
+}
+
+/// A file as it is written.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WrittenFile {
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    /// Of its head, the length in front: 64 digits.
+    pub(super) header_sha256: String,
+}
+
+/// A tensor as it is written.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WrittenTensor {
+    pub(super) dtype: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) pieces: Vec<WrittenPiece>,
+}
+
+/// A part of a tensor as it is written.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WrittenPiece {
+    /// Which of the files.
+    pub(super) file: usize,
+    /// Its name there.
+    pub(super) key: String,
+    pub(super) piece: Piece,
+}
+
+impl Index {
+    /// An index of files without tensors yet.
+    pub(super) fn new(step: u64, world_size: usize, metadata: BTreeMap<String, String>) -> Self {
+        Self { format: FORMAT.to_owned(), step, world_size, metadata, files: Vec::new(), tensors: BTreeMap::new() }
+    }
+
+    /// Adds a file; its number.
+    pub(super) fn add_file(&mut self, file: WrittenFile) -> usize {
+        self.files.push(file);
+        self.files.len() - 1
+    }
+
+    /// The tensor of this name, to which parts are added.
+    pub(super) fn tensor(&mut self, name: &str, make: impl FnOnce() -> WrittenTensor) -> &mut WrittenTensor {
+        self.tensors.entry(name.to_owned()).or_insert_with(make)
+    }
+
+    /// The files, in the order of their numbers.
+    pub(super) fn files(&self) -> &[WrittenFile] {
+        &self.files
+    }
+
+    /// The bytes of the index.
+    pub(super) fn encode(&self) -> Result<Vec<u8>, String> {
+        let json = serde_json::to_vec_pretty(self).map_err(|error| format!("the index cannot be written: {error}"))?;
+        if json.len() as u64 > LONGEST {
+            return Err(format!("the index would have {} bytes, {LONGEST} are the most", json.len()));
+        }
+        Ok(json)
+    }
+}
+
+/// Reads an index.
+pub(super) fn parse(json: &[u8]) -> Result<Contents, String> {
+    #[derive(Deserialize)]
+    struct Version {
+        format: String,
+    }
+    let failed = |error: serde_json::Error| format!("it is not what an index should be: {error}");
+    let Version { format } = serde_json::from_slice(json).map_err(failed)?;
+    if format != FORMAT {
+        return Err(format!("its format is {format:?}, and this version reads {FORMAT:?}"));
+    }
+    let Index { step, world_size, metadata, files, tensors, .. } = serde_json::from_slice(json).map_err(failed)?;
+    let mut keys = BTreeSet::new();
+    if let Some(twice) = tensors.values().flat_map(|tensor| &tensor.pieces).find(|piece| !keys.insert((piece.file, &piece.key))) {
+        return Err(format!("{:?} of file number {} is a part twice", twice.key, twice.file));
+    }
+    let count = files.len();
+    let files = files.into_iter().map(file).collect::<Result<_, _>>()?;
+    let tensors = tensors.into_iter().map(|(name, written)| match tensor(written, count) {
+        Ok(tensor) => Ok((name, tensor)),
+        Err(reason) => Err(format!("tensor {name:?}: {reason}")),
+    });
+    Ok(Contents { step: Some(step), world_size: Some(world_size), metadata, files, tensors: tensors.collect::<Result<_, _>>()? })
+}
+
+fn file(written: WrittenFile) -> Result<FileEntry, String> {
+    let WrittenFile { name, bytes, header_sha256 } = written;
+    check_name(&name)?;
+    let digest = digest(&header_sha256).ok_or_else(|| format!("file {name:?}: {header_sha256:?} is no SHA-256"))?;
+    Ok(FileEntry { name, expected: Some((bytes, digest)) })
+}
+
+fn tensor(written: WrittenTensor, files: usize) -> Result<Tensor, String> {
+    let dtype = header::dtype(&written.dtype).map_err(|name| format!("its element type {name:?} is not known"))?;
+    if let Some(piece) = written.pieces.iter().find(|piece| piece.file >= files) {
+        return Err(format!("part {:?} lies in file number {}, and there are {files}", piece.key, piece.file));
+    }
+    let parts = written.pieces.into_iter().map(|WrittenPiece { file, key, piece }| (piece, file, key)).collect();
+    Tensor::of_parts(Ok(dtype), written.shape, parts)
+}
+
+/// Refuses names that lead out of the checkpoint's folder.
+pub(super) fn check_name(name: &str) -> Result<(), String> {
+    let mut parts = Path::new(name).components();
+    match (parts.next(), parts.next()) {
+        (Some(Component::Normal(only)), None) if only == name => Ok(()),
+        _ => Err(format!("{name:?} is not the name of a file in its folder")),
+    }
+}
+
+/// 64 digits as bytes.
+fn digest(text: &str) -> Option<[u8; 32]> {
+    let digits: Vec<u8> = text.chars().map(|digit| digit.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>()?;
+    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
+    bytes.try_into().ok().filter(|_| digits.len() == 64)
+}
+
+/// Bytes as digits.
+pub(super) fn digits(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}

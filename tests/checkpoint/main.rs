@@ -1,0 +1,17 @@
+//! Checkpoints: saved and loaded by any numbers of ranks, against plain copies; whole after every kill; and files that are not what they
+//! should be.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../failures/processes.rs"]
+mod processes;
+
+mod corrupt;
+mod foreign;
+mod kills;
+mod round_trips;
+mod tensors;
+mod training;
+mod trouble;
