@@ -1,6 +1,7 @@
 //! An optimiser whose state is dealt out over the ranks (ZeRO, stage 1).
 
 use std::fmt;
+use std::ops::Range;
 
 #[cfg(feature = "cuda")]
 use cudarc::driver::CudaView;

@@ -325,7 +325,7 @@ fn rank_in_each_call(victim: usize) {
 }
 
 /// The first error behind those that only say that a communicator is ended.
-pub fn root(error: &Error) -> &Error {
+pub(crate) fn root(error: &Error) -> &Error {
     match error {
         Error::Poisoned { cause, .. } => root(cause),
         other => other,
