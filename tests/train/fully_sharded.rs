@@ -232,6 +232,21 @@ fn a_model_that_is_dropped_in_the_middle_leaves_its_communicator_usable() {
 }
 
 #[test]
+fn what_fills_a_unit_up_counts_nowhere() {
+    threads(Wiring::Shm, 4, |comm| {
+        let unit = |len| Unit::new("layer", vec![Parameter::new::<f32>("weight", &[len])]);
+        // Both are filled up to twelve, and use one buffer.
+        let options = FullyShardedOptions { prefetch: 0, ..FullyShardedOptions::default() };
+        let mut model = FullySharded::new(comm, vec![unit(9), unit(12)], options).unwrap();
+        for _ in 0..2 {
+            model.reduce_gradients(1, &[[1.0_f32; 12]]).unwrap();
+            model.reduce_gradients(0, &[&[1.0_f32; 9]]).unwrap();
+            assert_eq!(model.reduce().unwrap().norm().unwrap(), 21_f64.sqrt());
+        }
+    });
+}
+
+#[test]
 fn units_without_gradients_have_zeros_and_a_step_can_be_skipped() {
     threads(Wiring::Shm, 2, |comm| {
         let unit = |name| Unit::new(name, vec![Parameter::new::<f32>("weight", &[5])]);
