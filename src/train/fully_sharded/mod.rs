@@ -152,7 +152,8 @@ impl FullySharded {
     /// device buffers; copies and conversions are queued on `stream`, on which the caller computes, and gathers and reductions on the
     /// communicator's. cudarc's events order the two, so no call here waits for the device, but for
     /// [`ReducedGradients::clip_norm`], and for the first use of a unit's buffers: making one waits for `stream`. Units of one length share
-    /// theirs, and steps after the first make none. Collective.
+    /// theirs. Units of one length share what was made in the first step; under `FullShard` a unit of another length than the last allocates, which waits
+    /// for the stream. Collective.
     ///
     /// ```no_run
     /// # use collectives::train::{FullySharded, FullyShardedOptions, Parameter, Unit};
