@@ -151,9 +151,8 @@ impl FullySharded {
     /// As [`new`](Self::new), with shares and units on the stream's device, which is the communicator's. Parameters and gradients are
     /// device buffers; copies and conversions are queued on `stream`, on which the caller computes, and gathers and reductions on the
     /// communicator's. cudarc's events order the two, so no call here waits for the device, but for
-    /// [`ReducedGradients::clip_norm`], and for the first use of a unit's buffers: making one waits for `stream`. Units of one length share
-    /// theirs. Units of one length share what was made in the first step; under `FullShard` a unit of another length than the last allocates, which waits
-    /// for the stream. Collective.
+    /// [`ReducedGradients::clip_norm`], and where a unit's buffers are made, which waits for `stream`: units of one length share what the first step made,
+    /// and under `FullShard` a unit of another length than the one before has them made anew. Collective.
     ///
     /// ```no_run
     /// # use collectives::train::{FullySharded, FullyShardedOptions, Parameter, Unit};
