@@ -99,15 +99,17 @@ impl LossScaler {
         self.state.scale
     }
 
-    /// Divides gradients by the scale, in place, and notes whether one of them is infinite or no number. One pass over the memory.
+    /// Divides gradients by the scale, in place, and notes whether one of them is infinite or no number, before or then. One pass over the memory.
+    ///
+    /// In `f16` what the scale kept from becoming zero can do so here: widen such gradients to `f32` first, as what the optimiser takes.
     pub fn unscale<T: Float>(&mut self, gradients: &mut [T]) {
         // In f64 the quotient of any gradient is exact to more than its type has; the scale may be a power of two or not.
         let inverse = 1.0 / f64::from(self.state.scale);
         let mut is_finite = true;
         for gradient in gradients {
-            let value = gradient.to_f64();
-            is_finite &= value.is_finite();
-            *gradient = T::from_f64(value * inverse);
+            // A scale below 1 makes them larger. What was not finite does not become so.
+            *gradient = T::from_f64(gradient.to_f64() * inverse);
+            is_finite &= gradient.to_f64().is_finite();
         }
         self.has_overflowed |= !is_finite;
     }
@@ -147,7 +149,7 @@ impl LossScaler {
             *good_steps = 0;
             return;
         }
-        *good_steps += 1;
+        *good_steps = good_steps.saturating_add(1);
         if *good_steps >= self.options.growth_interval {
             let grown = *scale * self.options.growth_factor;
             *scale = if grown.is_finite() { grown } else { *scale };
@@ -215,6 +217,10 @@ mod tests {
             assert!(scaler.has_overflowed);
             scaler.unscale(&mut [T::from_f32(1.0)]);
             assert!(scaler.has_overflowed, "one bad gradient of many is enough");
+            scaler.restore(LossScalerState { scale: 1e-37, good_steps: u32::MAX }).unwrap();
+            let mut large = [T::from_f32(30_000.0)];
+            scaler.unscale(&mut large);
+            assert_eq!(scaler.has_overflowed, !large[0].to_f64().is_finite(), "{large:?}");
         }
         check(f32::INFINITY);
         check(f64::NEG_INFINITY);
@@ -249,6 +255,9 @@ mod tests {
             scaler.restore(LossScalerState { scale: f32::MAX / 1.5, good_steps: 2 })?;
             assert!(scaler.update(comm)?);
             assert_eq!(scaler.state(), LossScalerState { scale: f32::MAX / 1.5, good_steps: 0 });
+            scaler.restore(LossScalerState { scale: 1.0, good_steps: u32::MAX })?;
+            assert!(scaler.update(comm)?);
+            assert_eq!(scaler.state(), LossScalerState { scale: 2.0, good_steps: 0 });
             Ok(())
         })
         .unwrap();

@@ -1,5 +1,6 @@
 //! Ranks arranged in several dimensions.
 
+use super::agreement::{Listed, agree};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 
@@ -48,9 +49,11 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where sizes do not multiply to the world size, a size is 0, or a name comes twice or is empty; those of
-    /// [`Communicator::split`].
+    /// `InvalidArgument` where sizes do not multiply to the world size, a size is 0, or a name comes twice or is empty; `Mismatch` where ranks name
+    /// different dimensions; those of [`Communicator::split`].
     pub fn new(comm: &Communicator, dimensions: &[(&str, usize)]) -> Result<Self> {
+        agree(comm, NEW, &listed(dimensions.iter().map(|(name, size)| format!("dimension {name:?} of {size}"))), "")?;
+        // Whatever is wrong with these is so on every rank.
         check(comm.world_size(), dimensions)?;
         let mut made = Vec::with_capacity(dimensions.len());
         let mut stride = comm.world_size();
@@ -133,9 +136,11 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there is no such dimension, a name comes twice, or there is none; those of [`Communicator::split`].
+    /// `InvalidArgument` where there is no such dimension, a name comes twice, or there is none; `Mismatch` where ranks name different dimensions; those of
+    /// [`Communicator::split`].
     pub fn flatten(&self, names: &[&str]) -> Result<Communicator> {
         const CALL: &str = "Mesh::flatten";
+        agree(&self.comm, CALL, &listed(names.iter().map(|name| format!("dimension {name:?}"))), "")?;
         let mut chosen = names.iter().map(|name| self.find(CALL, name)).collect::<Result<Vec<_>>>()?;
         chosen.sort_unstable();
         if chosen.is_empty() || chosen.windows(2).any(|pair| pair[0] == pair[1]) {
@@ -155,6 +160,10 @@ impl Mesh {
             Error::argument(call, format!("there is no dimension {name:?} in {names:?}"))
         })
     }
+}
+
+fn listed(lines: impl Iterator<Item = String>) -> Listed {
+    Listed { noun: "dimensions", lines: lines.collect() }
 }
 
 /// The ranks of one colour.

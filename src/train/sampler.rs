@@ -125,15 +125,10 @@ impl Sampler {
         let own = match self.end {
             UnevenEnd::Repeat => left.div_ceil(ranks),
             UnevenEnd::Drop => left / ranks,
-            UnevenEnd::Keep => (left + ranks - 1 - self.rank) / ranks,
+            UnevenEnd::Keep => left / ranks + usize::from(self.rank < left % ranks),
         };
-        Samples {
-            order: self.seed.map(|seed| Permutation::new(self.len, seed, epoch)),
-            len: self.len,
-            next: taken + self.rank,
-            stride: ranks,
-            left: own,
-        }
+        let order = self.seed.map(|seed| Permutation::new(self.len, seed, epoch));
+        Samples { order, len: self.len, next: place_behind(taken, self.rank, self.len), stride: ranks, left: own }
     }
 }
 
@@ -153,8 +148,8 @@ impl Iterator for Samples {
 
     fn next(&mut self) -> Option<usize> {
         self.left = self.left.checked_sub(1)?;
-        let place = self.next % self.len;
-        self.next += self.stride;
+        let place = self.next;
+        self.next = place_behind(place, self.stride, self.len);
         Some(self.order.map_or(place, |order| order.at(place)))
     }
 
@@ -164,6 +159,11 @@ impl Iterator for Samples {
 }
 
 impl ExactSizeIterator for Samples {}
+
+/// The place so many behind another one, beginning anew at the end.
+fn place_behind(place: usize, by: usize, len: usize) -> usize {
+    ((place as u128 + by as u128) % (len as u128).max(1)) as usize
+}
 
 /// A permutation of the numbers below some length.
 #[derive(Debug, Clone, Copy)]
@@ -240,6 +240,13 @@ mod tests {
         }
         let huge = Permutation::new(usize::MAX, 1, 1);
         assert_ne!(huge.at(usize::MAX - 1), huge.at(0));
+        for end in [UnevenEnd::Repeat, UnevenEnd::Drop, UnevenEnd::Keep] {
+            let sampler = Sampler::of_rank(2, 3, usize::MAX).unwrap().with_end(end);
+            assert_eq!(sampler.epoch(0).take(3).collect::<std::collections::BTreeSet<_>>().len(), 3);
+            assert_eq!(sampler.epoch(0).len(), usize::MAX / 3);
+            assert!(sampler.epoch_from(0, usize::MAX).unwrap().next().is_none());
+            assert_eq!(sampler.epoch_from(0, usize::MAX - 1).unwrap().count(), usize::from(end == UnevenEnd::Repeat));
+        }
     }
 
     #[test]

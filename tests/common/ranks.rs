@@ -152,7 +152,16 @@ pub fn run_ranks(world_size: usize, command: impl Fn() -> Command) -> Vec<Output
 
 /// A port that was free a moment ago.
 pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    // The system may give the same one again before anybody listens there, to a test beside this one.
+    static GIVEN: std::sync::Mutex<Vec<u16>> = std::sync::Mutex::new(Vec::new());
+    let mut given = GIVEN.lock().unwrap();
+    loop {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        if !given.contains(&port) {
+            given.push(port);
+            return port;
+        }
+    }
 }
 
 /// Runs `program` in `world_size` processes, each a rank, and checks that every one of them succeeds. `name` is the full name of the

@@ -58,6 +58,23 @@ fn dimensions_that_do_not_fit_are_refused() {
     .unwrap();
 }
 
+#[test]
+fn ranks_that_name_different_dimensions_are_told() {
+    let errors = Communicator::run_local(4, |comm| {
+        let named = if comm.rank() == 2 { [("tp", 2), ("dp", 2)] } else { [("dp", 2), ("tp", 2)] };
+        let made = Mesh::new(comm, &named).unwrap_err();
+        let wrong: &[(&str, usize)] = if comm.rank() == 1 { &[("dp", 3)] } else { &[("dp", 4)] };
+        let refused = Mesh::new(comm, wrong).unwrap_err();
+        let mesh = Mesh::new(comm, &[("dp", 2), ("tp", 2)])?;
+        let flattened = mesh.flatten(if comm.rank() == 3 { &["dp"] } else { &["tp"] }).unwrap_err();
+        Ok([made, refused, flattened].map(|error| error.to_string()))
+    });
+    for errors in errors.unwrap() {
+        let expected = [["rank 2", "\"tp\""], ["rank 1", "of 3"], ["rank 3", "\"dp\""]];
+        errors.iter().zip(expected).for_each(|(error, words)| assert!(words.iter().all(|word| error.contains(word)), "{error}"));
+    }
+}
+
 /// Ranks on hosts of these names.
 fn on_hosts<R: Send>(hosts: &[&str], program: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
     let builder = |rank: usize| Communicator::builder().configure(|config| config.host_identity = Some(hosts[rank].to_owned()));
