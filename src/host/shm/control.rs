@@ -20,10 +20,14 @@ pub(super) struct Control {
     futex: Line<Futex>,
     /// Why the group ended.
     abort_record: Line<AbortRecord>,
-    /// Why a rank has given up on the group's devices, as a word of [`DeviceEnd`](super::DeviceEnd)'s; 0 while none has.
-    #[cfg(feature = "cuda")]
+    /// Why a rank has given up on the group's devices, as a word of `DeviceEnd`'s; 0 while none has. Here in every build: ranks with and without devices
+    /// share one region.
     device_end: Line<AtomicU64>,
 }
+
+/// Builds with other features share regions: what lies there is the same in each.
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Control>() == 4 * size_of::<Line<u8>>());
 
 impl Control {
     /// Whether ranks sleep, or are about to, as far as this rank can see.
@@ -232,7 +236,6 @@ mod models {
             sleepers: Line(AtomicU32::new(0)),
             futex: Line(Futex::new()),
             abort_record: Line(abort_record),
-            #[cfg(feature = "cuda")]
             device_end: Line(AtomicU64::new(0)),
         }
     }
