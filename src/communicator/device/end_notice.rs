@@ -42,7 +42,8 @@ impl EndNotice for SharedNotice {
 
     #[inline]
     fn read(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Notice> {
-        let abort_reason = self.word.read()?;
+        // A child that was forked ends nothing of its parent's.
+        let abort_reason = self.word.read().filter(|_| !self.health.is_foreign())?;
         Some(match abort_reason {
             AbortReason::Left { rank } => Notice::Revoked(error_of(AbortReason::Aborted { by: rank }, &doing(), waited, &self.peers)),
             abort_reason => Notice::Ended(error_of(abort_reason, &doing(), waited, &self.peers)),

@@ -250,6 +250,8 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
     let everyone: Vec<&Arc<Inner>> = inners.iter().collect();
     let mut captured = Vec::with_capacity(parts.len());
     if let Err((culprit, error)) = launch(parts, &everyone, &mut captured, doing, timeout) {
+        // While the gates are held: some of the work may be on its way, counted by nobody.
+        everyone.iter().for_each(|inner| inner.tell(Some(&error)));
         for inner in everyone.iter().filter(|inner| !Arc::ptr_eq(inner, everyone[culprit])) {
             inner.fail(error.clone(), Duration::ZERO);
         }

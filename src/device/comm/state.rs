@@ -188,7 +188,7 @@ impl Inner {
     }
 
     /// What another rank has said that ends waits here.
-    fn told(self: &Arc<Self>, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
+    pub(super) fn told(self: &Arc<Self>, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
         match self.end_notice.as_ref()?.read(doing, waited)? {
             Notice::Ended(error) => {
                 let first = self.fail(error.clone(), Duration::ZERO);
@@ -249,8 +249,11 @@ impl Inner {
             self.call(bind, &stay, work)
         };
         match outcome {
-            // NCCL may have been made to come back.
-            _ if self.is_ended() => Err(self.interruption(doing)),
+            // NCCL may have been made to come back. What it has launched is counted by nobody, so others are told while the gate is held.
+            _ if self.is_ended() => {
+                self.tell(Some(&self.cause()));
+                Err(self.interruption(doing))
+            }
             outcome => outcome.map_err(|refusal| self.refused(refusal, doing)),
         }
     }

@@ -310,6 +310,10 @@ impl Inner {
             let answer = unsafe { self.library.ncclCommFinalize(raw.handle) };
             nccl::check(self.library, raw.handle, FINALIZE, answer).map_err(refused)?;
         }
+        // All streams have come to their end: what ended calls there is known now.
+        if let Some(error) = self.told(&|| doing.to_owned(), deadline.elapsed()) {
+            return Err(error);
+        }
         if self.ended.swap(true, Ordering::SeqCst) {
             return Err(self.interruption(&|| doing.to_owned()));
         }
@@ -325,7 +329,7 @@ impl Inner {
             nccl::check(library, handle, FINALIZE, answer).map(|_| ())
         });
         if let Err(failed) = finalized {
-            self.tell(Some(&failed.error));
+            // The data communicator is at rest: nobody is misled.
             self.abort_control();
             return Err(failed.error);
         }
