@@ -3,14 +3,13 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use ports::free_port;
+
+#[path = "../../tests/common/ports.rs"]
+mod ports;
 
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(20);
-
-/// A port that was free a moment ago.
-fn free_port() -> u16 {
-    TcpStoreServer::bind("127.0.0.1:0").unwrap().local_addr().port()
-}
 
 /// Variables by name.
 fn reader(pairs: &[(&str, String)]) -> impl Fn(&str) -> Option<String> + use<> {

@@ -7,6 +7,7 @@ pub mod cases;
 pub mod forms;
 pub mod hosts;
 pub mod oracle;
+pub mod ports;
 pub mod programs;
 pub mod random;
 pub mod ranks;

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use collectives::{Communicator, Config, Result, Transport};
 
+pub use super::ports::free_port;
+
 /// How long something may take that is not stuck: so many seconds, and more of them where the thread sanitizer looks on.
 pub const fn patience(seconds: u64) -> Duration {
     Duration::from_secs(if cfg!(one_mapping) { 10 * seconds } else { seconds })
@@ -148,20 +150,6 @@ pub fn run_ranks(world_size: usize, command: impl Fn() -> Command) -> Vec<Output
     let port = free_port();
     let ranks: Vec<Child> = (0..world_size).map(|rank| as_rank(&mut command(), rank, world_size, port).spawn().unwrap()).collect();
     ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect()
-}
-
-/// A port that was free a moment ago.
-pub fn free_port() -> u16 {
-    // The system may give the same one again before anybody listens there, to a test beside this one.
-    static GIVEN: std::sync::Mutex<Vec<u16>> = std::sync::Mutex::new(Vec::new());
-    let mut given = GIVEN.lock().unwrap();
-    loop {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        if !given.contains(&port) {
-            given.push(port);
-            return port;
-        }
-    }
 }
 
 /// Runs `program` in `world_size` processes, each a rank, and checks that every one of them succeeds. `name` is the full name of the
