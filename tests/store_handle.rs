@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::ranks::{Meeting, Wiring, each, free_port, is_rank_of, patience, spawn_rank, threads, threads_with};
@@ -16,6 +16,9 @@ use collectives::{
 
 /// Long enough for anything that is not stuck.
 const PATIENCE: Duration = patience(20);
+
+/// Held by who starts processes, and by who asks whether a port is free: a process has its parent's listeners until it runs its program.
+static STARTING: Mutex<()> = Mutex::new(());
 
 fn keeping() -> Config {
     let mut config = Config::default();
@@ -74,6 +77,7 @@ fn it_is_kept_only_where_that_is_asked_for() {
         let error = comm.store().unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("keep_store"), "{error}");
     });
+    let _none_starts = STARTING.lock();
     let port = free_port();
     let comms = job(&Config::default(), port, 2);
     // The port is free again while the communicators live.
@@ -236,7 +240,9 @@ fn processes_share_keys_until_rank_0_is_killed() {
         return;
     }
     let port = free_port();
+    let starting = STARTING.lock();
     let ranks: Vec<_> = (0..3).map(|rank| spawn_rank(NAME, rank, 3, port, &[])).collect();
+    drop(starting);
     for (rank, child) in ranks.into_iter().enumerate() {
         let output = child.wait_with_output().unwrap();
         let told = String::from_utf8_lossy(&output.stdout);

@@ -6,6 +6,7 @@ use super::*;
 use ports::free_port;
 
 #[path = "../../tests/common/ports.rs"]
+#[allow(unreachable_pub, reason = "the integration tests share it")]
 mod ports;
 
 const LONG: Duration = Duration::from_secs(20);
