@@ -29,26 +29,17 @@ fn resnet() -> Vec<usize> {
     lens
 }
 
-/// A transformer of 12 layers of width 256: 149 parameters, 11.5 million elements.
-fn transformer() -> Vec<usize> {
-    const WIDTH: usize = 256;
-    let layer = [
-        WIDTH,
-        WIDTH,
-        3 * WIDTH * WIDTH,
-        3 * WIDTH,
-        WIDTH * WIDTH,
-        WIDTH,
-        WIDTH,
-        WIDTH,
-        4 * WIDTH * WIDTH,
-        4 * WIDTH,
-        4 * WIDTH * WIDTH,
-        WIDTH,
-    ];
-    let mut lens = vec![8000 * WIDTH, 128 * WIDTH];
-    (0..12).for_each(|_| lens.extend(layer));
-    lens.extend([WIDTH, WIDTH, WIDTH]);
+/// The shapes of the smallest GPT-2: 12 layers, 148 parameters, 124.4 million elements.
+fn gpt2() -> Vec<usize> {
+    const WIDTH: usize = 768;
+    let normalisation = [WIDTH, WIDTH];
+    let matrices = [(WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)];
+    let mut lens = vec![50_257 * WIDTH, 1024 * WIDTH];
+    for _ in 0..12 {
+        lens.extend(matrices.iter().flat_map(|(inputs, outputs)| [inputs * outputs, *outputs]));
+        lens.extend([normalisation, normalisation].as_flattened());
+    }
+    lens.extend(normalisation);
     lens
 }
 
@@ -110,13 +101,14 @@ type Step<'a> = Box<dyn FnMut(&mut Backward) + 'a>;
 /// A way, by what it makes for a rank.
 type Way = for<'a> fn(&'a Communicator, &'a [usize]) -> Step<'a>;
 
-const WAYS: [(&str, Way); 6] = [
+const WAYS: [(&str, Way); 7] = [
     ("backward alone", |_, lens| Box::new(|backward| lens.iter().rev().for_each(|len| backward.step(*len)))),
     ("buckets, copied", copied),
     ("buckets, given", given),
     ("call for each", call_for_each),
     ("started call for each", started_call_for_each),
     ("one call at the end", one_call_at_the_end),
+    ("one call alone", one_call_alone),
 ];
 
 fn gradients(lens: &[usize]) -> Vec<Vec<f32>> {
@@ -195,8 +187,17 @@ fn one_call_at_the_end<'a>(comm: &'a Communicator, lens: &'a [usize]) -> Step<'a
     })
 }
 
+fn one_call_alone<'a>(comm: &'a Communicator, lens: &'a [usize]) -> Step<'a> {
+    let mut flat = comm.alloc::<f32>(lens.iter().sum()).expect(BOTH);
+    flat.fill(1.0);
+    Box::new(move |_| {
+        comm.all_reduce(&mut flat, ReduceOp::Avg).expect(BOTH);
+        assert_eq!(flat[0], 1.0);
+    })
+}
+
 fn steps(criterion: &mut Criterion) {
-    let models = [("ResNet-50", resnet(), Duration::from_millis(60)), ("transformer", transformer(), Duration::from_millis(25))];
+    let models = [("ResNet-50", resnet(), Duration::from_millis(60)), ("GPT-2", gpt2(), Duration::from_millis(250))];
     for (name, lens, length) in &models {
         for (transport, kind) in [("shm", Transport::Shm), ("tcp", Transport::Tcp)] {
             for (place, compute) in [("here", Compute::Here), ("elsewhere", Compute::Elsewhere)] {

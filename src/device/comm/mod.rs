@@ -258,13 +258,15 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
         let ended = everyone[culprit].is_ended();
         return Err(if ended { error } else { everyone[culprit].end(error, doing) });
     }
+    // Also behind an error: what is on a stream is counted.
+    let mut outcome = Ok(());
     for ((comm, stream, _), captured) in parts.iter().zip(captured) {
         let place = inners.iter().position(|inner| Arc::ptr_eq(inner, comm.inner()));
         if let Some(gate) = place.and_then(|place| gates.get_mut(place)) {
-            comm.inner().conclude(captured, gate, stream, doing)?;
+            outcome = outcome.and(comm.inner().conclude(captured, gate, stream, doing));
         }
     }
-    Ok(())
+    outcome
 }
 
 /// Makes the calls of all parts, inside all communicators. An error comes with the place of the communicator that it is about.

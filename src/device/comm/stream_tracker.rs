@@ -172,11 +172,15 @@ impl StreamTracker {
         while let Some(Mark { event, since, noted, term }) = marks.pending.front() {
             match event.is_complete() {
                 Ok(false) => return Ok((Some((*term, *since)), done)),
-                // The mark belongs to a capture that began and ended around it.
-                Ok(true) | Err(DriverError(CUresult::CUDA_ERROR_CAPTURED_EVENT)) => {}
+                Ok(true) => done = Some(*noted),
+                // The mark belongs to a capture that began and ended around it, and says nothing of the calls before it: those behind which no
+                // later mark stands are to be marked again.
+                Err(DriverError(CUresult::CUDA_ERROR_CAPTURED_EVENT)) if marks.pending.len() == 1 => {
+                    self.covered.store(0, Ordering::Release)
+                }
+                Err(DriverError(CUresult::CUDA_ERROR_CAPTURED_EVENT)) => {}
                 Err(error) => return Err(error),
             }
-            done = Some(*noted);
             if let Some(Mark { event, .. }) = marks.pending.pop_front() {
                 marks.spare.push(event);
             }
@@ -187,5 +191,38 @@ impl StreamTracker {
 
     fn marks(&self) -> std::sync::MutexGuard<'_, Marks> {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+
+    use super::*;
+
+    const TERM: Term = Term { number: 0, limit: Duration::from_secs(1) };
+
+    #[test]
+    fn a_mark_that_a_capture_took_ends_no_call() {
+        simgpu::install();
+        let gpu = driver::open(6).unwrap();
+        let tracker = StreamTracker::new(&gpu.context.new_stream().unwrap(), 0);
+        tracker.count();
+        // As where the stream's owner captures between the two looks of `mark`.
+        tracker.stream.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+        let event = Event::new(&gpu.context).unwrap();
+        event.record(&tracker.stream).unwrap();
+        drop(tracker.stream.end_capture(cudarc::driver::sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH));
+        tracker.marks().pending.push_back(Mark { event, since: Instant::now(), noted: 1, term: TERM });
+        tracker.pending.store(1, Ordering::Release);
+        tracker.covered.store(1, Ordering::Release);
+        assert_eq!(tracker.progress().unwrap(), (None, None));
+        assert!(tracker.may_be_at_work() && tracker.has_new_calls());
+        tracker.mark(&gpu.context, Instant::now(), 1, || TERM).unwrap();
+        tracker.stream.synchronize().unwrap();
+        assert_eq!(tracker.progress().unwrap(), (None, Some(1)));
+        assert!(!tracker.may_be_at_work());
     }
 }
