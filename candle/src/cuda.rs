@@ -2,11 +2,11 @@
 //! communicator's.
 
 use candle_core::cuda_backend::{CudaStorageSlice as S, WrapErr};
-use candle_core::{CudaStorage, Result};
+use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result};
 use collectives::train::{Averaged, DataParallel};
 
 use crate::failed;
-use crate::memory::{Change, Compute};
+use crate::memory::{Change, Compute, extent};
 
 /// As [`compute`](crate::memory::compute).
 pub(crate) fn compute(storage: &CudaStorage, (from, to): (usize, usize), len: usize, work: &impl Compute) -> Result<CudaStorage> {
@@ -56,13 +56,27 @@ pub(crate) fn ready(buckets: &mut DataParallel, number: usize, gradient: &CudaSt
 }
 
 /// Fills a tensor with a mean gradient.
-pub(crate) fn mean(means: &Averaged<'_>, number: usize, storage: &mut CudaStorage, (from, to): (usize, usize)) -> Result<()> {
-    let done = match &mut storage.slice {
-        S::F32(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
-        S::F64(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
-        S::F16(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
-        S::BF16(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
-        _ => candle_core::bail!("gradients are f32, f64, f16 or bf16"),
-    };
-    done.map_err(failed)
+pub(crate) struct Mean<'a, 'b>(pub(crate) &'a Averaged<'b>, pub(crate) usize);
+
+impl InplaceOp1 for Mean<'_, '_> {
+    fn name(&self) -> &'static str {
+        "mean gradient"
+    }
+
+    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
+        candle_core::bail!("the mean is on a device, and this tensor is not")
+    }
+
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        let (from, to) = extent(layout)?;
+        let Self(means, number) = *self;
+        let done = match &mut storage.slice {
+            S::F32(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
+            S::F64(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
+            S::F16(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
+            S::BF16(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
+            _ => candle_core::bail!("gradients are f32, f64, f16 or bf16"),
+        };
+        done.map_err(failed)
+    }
 }

@@ -1,8 +1,8 @@
 //! Gradients of candle's, averaged over the ranks.
 
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Storage, Tensor, Var};
-use collectives::train::{Averaged, DataParallel as Buckets, Options, Parameter};
+use candle_core::{CpuStorage, DType, Result, Storage, Tensor, Var, WithDType};
+use collectives::train::{Averaged, DataParallel as Buckets, Flat, Float, Options, Parameter};
 use collectives::{Communicator, bf16, f16};
 
 use crate::memory::extent;
@@ -66,7 +66,7 @@ impl DataParallel {
         Ok(Self { buckets, variables })
     }
 
-    /// Hands in the gradient of a variable, by its place in the list: copied into its bucket, which is reduced in the background once it is full. So
+    /// Hands in the gradient of a variable, by its place in the list: copied, and reduced in the background once its bucket is full. So
     /// averaging goes on while a model that is differentiated layer by layer computes what is below.
     ///
     /// # Errors
@@ -83,13 +83,8 @@ impl DataParallel {
     ///
     /// Those of [`collectives::train::DataParallel::finish`], and of candle.
     pub fn finish(&mut self) -> Result<Vec<Tensor>> {
-        let means = self.buckets.finish().map_err(failed)?;
-        let mean = |(number, variable): (usize, &Var)| {
-            let mean = variable.as_tensor().zeros_like()?;
-            mean.inplace_op1(&Mean(&means, number))?;
-            Ok(mean)
-        };
-        self.variables.iter().enumerate().map(mean).collect()
+        let mut means = self.buckets.finish().map_err(failed)?;
+        self.variables.iter().enumerate().map(|(number, variable)| mean(&mut means, number, variable)).collect()
     }
 
     /// Puts the ranks' mean in place of each variable's gradient: [`ready`](Self::ready) for each, the last first, and [`finish`](Self::finish).
@@ -122,15 +117,15 @@ fn parameter(number: usize, variable: &Var) -> Result<Parameter> {
     })
 }
 
-/// Hands a gradient over.
+/// Hands a gradient over. In host memory a copy becomes the bucket of a large one, and later the mean's tensor.
 fn ready(buckets: &mut Buckets, number: usize, gradient: &Tensor) -> Result<()> {
     let (storage, layout) = gradient.storage_and_layout();
     let (from, to) = extent(layout)?;
     let done = match &*storage {
-        Storage::Cpu(CpuStorage::F32(elements)) => buckets.ready(number, &elements[from..to]),
-        Storage::Cpu(CpuStorage::F64(elements)) => buckets.ready(number, &elements[from..to]),
-        Storage::Cpu(CpuStorage::F16(elements)) => buckets.ready(number, &elements[from..to]),
-        Storage::Cpu(CpuStorage::BF16(elements)) => buckets.ready(number, &elements[from..to]),
+        Storage::Cpu(CpuStorage::F32(elements)) => buckets.give(number, elements[from..to].to_vec()),
+        Storage::Cpu(CpuStorage::F64(elements)) => buckets.give(number, elements[from..to].to_vec()),
+        Storage::Cpu(CpuStorage::F16(elements)) => buckets.give(number, elements[from..to].to_vec()),
+        Storage::Cpu(CpuStorage::BF16(elements)) => buckets.give(number, elements[from..to].to_vec()),
         #[cfg(feature = "cuda")]
         Storage::Cuda(storage) => return crate::cuda::ready(buckets, number, storage, (from, to)),
         _ => candle_core::bail!("a gradient of {:?} on {:?}", gradient.dtype(), gradient.device()),
@@ -138,29 +133,24 @@ fn ready(buckets: &mut Buckets, number: usize, gradient: &Tensor) -> Result<()> 
     done.map_err(failed)
 }
 
-/// Fills a tensor with a mean gradient.
-struct Mean<'a, 'b>(&'a Averaged<'b>, usize);
-
-impl InplaceOp1 for Mean<'_, '_> {
-    fn name(&self) -> &'static str {
-        "mean gradient"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
-        let (from, to) = extent(layout)?;
-        let Self(means, number) = self;
-        let done = match storage {
-            CpuStorage::F32(elements) => means.copy_to(*number, &mut elements[from..to]),
-            CpuStorage::F64(elements) => means.copy_to(*number, &mut elements[from..to]),
-            CpuStorage::F16(elements) => means.copy_to(*number, &mut elements[from..to]),
-            CpuStorage::BF16(elements) => means.copy_to(*number, &mut elements[from..to]),
-            _ => candle_core::bail!("gradients are f32, f64, f16 or bf16"),
-        };
-        done.map_err(failed)
-    }
-
+/// A variable's mean gradient.
+fn mean(means: &mut Averaged<'_>, number: usize, variable: &Var) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, storage: &mut candle_core::CudaStorage, layout: &Layout) -> Result<()> {
-        crate::cuda::mean(self.0, self.1, storage, extent(layout)?)
+    if variable.device().is_cuda() {
+        let mean = variable.as_tensor().zeros_like()?;
+        mean.inplace_op1(&crate::cuda::Mean(means, number))?;
+        return Ok(mean);
     }
+    match variable.dtype() {
+        DType::F32 => taken::<f32>(means, number, variable),
+        DType::F64 => taken::<f64>(means, number, variable),
+        DType::F16 => taken::<f16>(means, number, variable),
+        DType::BF16 => taken::<bf16>(means, number, variable),
+        other => candle_core::bail!("a variable of {other:?}; gradients are f32, f64, f16 or bf16"),
+    }
+}
+
+fn taken<T: Float + WithDType>(means: &mut Averaged<'_>, number: usize, variable: &Var) -> Result<Tensor> {
+    let elements = means.take::<T>(number).and_then(Flat::into_vec).map_err(failed)?;
+    Tensor::from_vec(elements, variable.shape(), variable.device())
 }
