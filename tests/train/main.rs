@@ -12,6 +12,7 @@ mod given;
 mod hooks;
 mod mesh;
 mod model;
+mod modes;
 mod network;
 mod sharded;
 mod trouble;
