@@ -14,7 +14,7 @@ use crate::common::random::Random;
 
 pub(crate) use mode::{Mode, bound};
 pub(crate) use place::{Host, Place};
-pub(crate) use sharded::{load, train, units};
+pub(crate) use sharded::{load, pass, train, units};
 
 /// Neurons of each layer: three layers, the middle ones of which are of one size.
 const WIDTHS: [usize; 5] = [3, 6, 6, 6, 2];

@@ -3,7 +3,9 @@
 use collectives::train::{Float, FullySharded, Parameter, Unit};
 use collectives::{Communicator, Result};
 
-use super::{Host, LAYERS, Layer, Part, Place, Training, WIDTHS, backward, descend, forward, loss_slope, narrow, samples, start, widen};
+use super::{
+    Host, LAYERS, Layer, Part, Place, Sample, Training, WIDTHS, backward, descend, forward, loss_slope, narrow, samples, start, widen,
+};
 use crate::common::oracle::Predict;
 
 pub(crate) fn units<T: Float>() -> Vec<Unit> {
@@ -52,28 +54,28 @@ fn used<G: Float + Predict, P: Place>(place: &P, model: &mut FullySharded, unit:
     model.release(unit).map(|()| layer)
 }
 
-/// Forward and backward with a part of the samples of a pass, in which units are gathered as `G`s.
-fn pass<G: Float + Predict, P: Place>(
+/// Forward and backward with these samples of a loss over so many, in which units are gathered as `G`s. Calls `between` before every collective.
+pub(crate) fn pass<G: Float + Predict, P: Place>(
     place: &P,
     model: &mut FullySharded,
-    (training, part): (Training, Part),
-    step: usize,
-    pass: usize,
+    (samples, count): (&[Sample], usize),
+    mut between: impl FnMut(),
 ) -> Result<()> {
-    let own = samples(training, step, pass, part);
-    let mut states: Vec<Vec<Vec<f64>>> = own.iter().map(|(input, _)| vec![input.clone()]).collect();
+    let mut states: Vec<Vec<Vec<f64>>> = samples.iter().map(|(input, _)| vec![input.clone()]).collect();
     for unit in 0..LAYERS {
+        between();
         let layer = used::<G, P>(place, model, unit)?;
         states.iter_mut().for_each(|states| states.push(forward(&layer, &states[unit], unit + 1 == LAYERS)));
     }
-    let samples = own.len() * training.passes;
-    let mut slopes: Vec<_> = states.iter().zip(&own).map(|(states, (_, target))| loss_slope(&states[LAYERS], *target, samples)).collect();
+    let mut slopes: Vec<_> = states.iter().zip(samples).map(|(states, (_, target))| loss_slope(&states[LAYERS], *target, count)).collect();
     for unit in (0..LAYERS).rev() {
+        between();
         let layer = used::<G, P>(place, model, unit)?;
         let mut sums = layer.each_ref().map(|values| vec![0.0; values.len()]);
         for (states, slope) in states.iter().zip(&mut slopes) {
             *slope = backward(&layer, &states[unit], &states[unit + 1], slope, unit + 1 == LAYERS, &mut sums);
         }
+        between();
         model.reduce_gradients(unit, &sums.map(|sums| place.put(&narrow::<G>(&sums))))?;
     }
     Ok(())
@@ -99,7 +101,8 @@ pub(super) fn train_in<M: Float + Predict, G: Float + Predict, P: Place>(
 ) -> Result<Vec<Layer>> {
     for step in 0..training.steps {
         for number in 0..training.passes {
-            pass::<G, P>(place, model, (training, part), step, number)?;
+            let own = samples(training, step, number, part);
+            pass::<G, P>(place, model, (&own, own.len() * training.passes), || ())?;
             look(model);
             if number + 1 < training.passes {
                 model.end_backward()?;
