@@ -14,6 +14,7 @@ use crate::train::any_flat::{AnyFlat, fill};
 use crate::train::data_parallel::clipping;
 use crate::train::hook::weight;
 use crate::train::host::Squares;
+use crate::train::loss_scaler::LossScaler;
 use crate::train::parameter::Float;
 use crate::train::shard::Shard;
 
@@ -203,10 +204,8 @@ impl ReducedGradients<'_> {
     ///
     /// Those of collectives; on a device those of [`Averaged::norm`](crate::train::Averaged::norm).
     pub fn norm(&self) -> Result<f64> {
-        let (mut sums, comm) = (Squares::default(), &self.model.comm);
-        self.model.units.iter().try_for_each(|unit| unit.gradients.add_squares(&mut sums))?;
-        let mut squares = sums.total(comm)?;
-        comm.all_reduce(&mut squares, ReduceOp::Sum)?;
+        let mut squares = self.squares()?;
+        self.model.comm.all_reduce(&mut squares, ReduceOp::Sum)?;
         Ok(squares.sqrt())
     }
 
@@ -223,6 +222,24 @@ impl ReducedGradients<'_> {
             self.model.units.iter_mut().try_for_each(|unit| unit.gradients.scale(factor))?;
         }
         Ok(norm)
+    }
+
+    /// As [`Averaged::unscale`](crate::train::Averaged::unscale), of this rank's shares: [`LossScaler::update`] tells the others. Makes no call.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Averaged::norm`](crate::train::Averaged::norm).
+    pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
+        self.model.units.iter_mut().try_for_each(|unit| unit.gradients.scale(scaler.inverse()))?;
+        scaler.note(self.squares()?.is_finite());
+        Ok(())
+    }
+
+    /// The sum of the squares of this rank's shares.
+    fn squares(&self) -> Result<f64> {
+        let mut sums = Squares::default();
+        self.model.units.iter().try_for_each(|unit| unit.gradients.add_squares(&mut sums))?;
+        sums.total(&self.model.comm)
     }
 
     /// Has `update` change this rank's share of each unit's parameters, unit by unit. [`Shard::bucket`] is the unit's number, and its elements

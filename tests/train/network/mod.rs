@@ -14,7 +14,8 @@ use crate::common::random::Random;
 
 pub(crate) use mode::{Mode, bound};
 pub(crate) use place::{Host, Place};
-pub(crate) use sharded::{load, pass, train, units};
+#[allow(unused_imports, reason = "each test program uses a part of it")]
+pub(crate) use sharded::{load, pass, train, units, used};
 
 /// Neurons of each layer: three layers, the middle ones of which are of one size.
 const WIDTHS: [usize; 5] = [3, 6, 6, 6, 2];
@@ -52,7 +53,7 @@ impl Part {
     const ALL: Self = Self { index: 0, parts: 1 };
 
     /// That of a rank among all of the communicator.
-    fn of(comm: &Communicator) -> Self {
+    pub(crate) fn of(comm: &Communicator) -> Self {
         Self { index: comm.rank(), parts: comm.world_size() }
     }
 }
@@ -77,7 +78,7 @@ pub(crate) fn sample(seed: u64, index: usize) -> Sample {
 }
 
 /// A part of the samples of a pass.
-fn samples(training: Training, step: usize, pass: usize, part: Part) -> Vec<Sample> {
+pub(crate) fn samples(training: Training, step: usize, pass: usize, part: Part) -> Vec<Sample> {
     let numbers = (part.index..SAMPLES).step_by(part.parts);
     numbers.map(|number| sample(training.seed, (step * 10 + pass) * 1000 + number)).collect()
 }
@@ -132,8 +133,13 @@ pub(crate) fn gradients(layers: &[Layer], samples: &[Sample], count: usize) -> V
 
 /// Trains on one process, with all samples.
 pub(crate) fn train_alone(training: Training) -> Vec<Layer> {
+    train_alone_but(training, &[])
+}
+
+/// The same, with some steps left out.
+pub(crate) fn train_alone_but(training: Training, left_out: &[usize]) -> Vec<Layer> {
     let mut layers = start(training.seed);
-    for step in 0..training.steps {
+    for step in (0..training.steps).filter(|step| !left_out.contains(step)) {
         let all: Vec<Sample> = (0..training.passes).flat_map(|pass| samples(training, step, pass, Part::ALL)).collect();
         let sums = gradients(&layers, &all, all.len());
         let norm = sums.iter().flatten().flatten().map(|slope| slope * slope).sum::<f64>().sqrt();
@@ -145,7 +151,7 @@ pub(crate) fn train_alone(training: Training) -> Vec<Layer> {
 }
 
 /// An optimiser without state.
-fn descend<T: Float>(parameters: &mut [T], gradients: &[T]) {
+pub(crate) fn descend<T: Float>(parameters: &mut [T], gradients: &[T]) {
     parameters.iter_mut().zip(gradients).for_each(|(x, slope)| *x = T::from_f64(x.to_f64() - RATE * slope.to_f64()));
 }
 
@@ -161,6 +167,6 @@ pub(crate) fn widen<T: Float>(values: &[T]) -> Vec<f64> {
 /// How far two networks are apart in any parameter.
 pub(crate) fn distance(first: &[Layer], second: &[Layer]) -> f64 {
     let pairs = first.iter().flatten().flatten().zip(second.iter().flatten().flatten());
-    // A number that is none is as far as can be.
-    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, |most, apart| if apart <= most { most } else { apart })
+    // What is no number is no distance at all.
+    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, |most, apart| if most.is_nan() || apart <= most { most } else { apart })
 }

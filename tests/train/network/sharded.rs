@@ -48,7 +48,7 @@ fn layer<G: Float + Predict, P: Place>(place: &P, model: &FullySharded, unit: us
 }
 
 /// A layer that is gathered for as long as it is copied.
-fn used<G: Float + Predict, P: Place>(place: &P, model: &mut FullySharded, unit: usize) -> Result<Layer> {
+pub(crate) fn used<G: Float + Predict, P: Place>(place: &P, model: &mut FullySharded, unit: usize) -> Result<Layer> {
     model.gather(unit)?;
     let layer = layer::<G, P>(place, model, unit)?;
     model.release(unit).map(|()| layer)
