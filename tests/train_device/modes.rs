@@ -69,16 +69,16 @@ fn every_mode_on_devices_comes_to_the_parameters_of_one_process() {
     let (mut random, seed) = Random::new();
     println!("seed {seed}");
     for world_size in [1, 2, 3, 4] {
-        let training = Training { seed: random.next(), steps: 4, passes: 2, limit: Some(0.2) };
-        let furthest = ranks(world_size, |comm, memory| [all::<f32>(comm, memory, training), all::<f64>(comm, memory, training)]);
-        println!("{world_size} ranks, of the bounds for f32 and f64: {:?}", furthest[0]);
+        let training = Training { seed: random.next(), steps: 2, passes: 2, limit: Some(0.5) };
+        let furthest = ranks(world_size, |comm, memory| all::<f32>(comm, memory, training));
+        println!("{world_size} ranks, of the bound: {}", furthest[0]);
     }
 }
 
 #[test]
 fn every_mode_on_devices_comes_there_between_processes() {
     process_ranks("modes::every_mode_on_devices_comes_there_between_processes", 2, |comm, memory| {
-        all::<f32>(comm, memory, Training { seed: 20_270_114, steps: 4, passes: 1, limit: None });
+        all::<f64>(comm, memory, Training { seed: 20_270_114, steps: 2, passes: 1, limit: None });
     });
 }
 
