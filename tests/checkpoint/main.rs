@@ -12,6 +12,7 @@ mod network;
 mod processes;
 
 mod corrupt;
+mod folders;
 mod foreign;
 mod killed_training;
 mod kills;

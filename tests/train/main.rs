@@ -6,6 +6,7 @@
 mod common;
 
 mod averages;
+mod edges;
 mod fully_sharded;
 mod fully_sharded_trouble;
 mod given;
