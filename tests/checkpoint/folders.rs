@@ -7,7 +7,7 @@ use collectives::train::checkpoint::{Checkpoint, Piece, Writer};
 use collectives::train::{FullySharded, FullyShardedOptions, Mesh, Parameter, Unit};
 use collectives::{Communicator, Error, Result};
 
-use crate::common::ranks::{Wiring, threads};
+use crate::common::ranks::{Wiring, alone_in_a_process, threads};
 
 /// Each rank has a part of one tensor.
 fn save(comm: &Communicator, directory: &Path, step: u64) -> Result<()> {
@@ -33,7 +33,7 @@ fn a_directory_that_is_a_file_or_below_one_is_an_error_on_every_rank() {
         let file = folder.path().join("file");
         fs::write(&file, "not a folder").unwrap();
         threads(wiring, 3, |comm| {
-            for wrong in [file.clone(), file.join("below"), file.join("far/below"), "/proc/no-such-folder".into(), "".into()] {
+            for wrong in [file.clone(), file.join("below"), file.join("far/below"), "/proc/no-such-folder".into()] {
                 let error = save(comm, &wrong, 1).unwrap_err();
                 assert!(matches!(error, Error::Io { .. }), "{wrong:?}: {error}");
                 assert!(comm.rank() == 0 || error.to_string().contains("on rank 0"), "{error}");
@@ -49,6 +49,24 @@ fn a_directory_that_is_a_file_or_below_one_is_an_error_on_every_rank() {
         });
         assert_eq!(fs::read_to_string(&file).unwrap(), "not a folder");
     }
+}
+
+#[test]
+fn a_folder_without_a_name_is_the_one_in_which_the_process_works() {
+    alone_in_a_process("folders::a_folder_without_a_name_is_the_one_in_which_the_process_works", || {
+        let folder = tempfile::tempdir().unwrap();
+        std::env::set_current_dir(folder.path()).unwrap();
+        let directory = Path::new("checkpoint").parent().unwrap();
+        threads(Wiring::Shm, 2, |comm| {
+            assert_eq!(latest(comm, directory).unwrap(), None);
+            comm.barrier().unwrap();
+            save(comm, directory, 4).unwrap();
+            assert_eq!(latest(comm, directory).unwrap(), Some(4));
+        });
+        assert_eq!(Checkpoint::latest("").unwrap().unwrap().step(), Some(4));
+        assert!(folder.path().join("step-00000004").is_dir());
+        std::env::set_current_dir("/").unwrap();
+    });
 }
 
 #[test]
