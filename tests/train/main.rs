@@ -13,6 +13,7 @@ mod given;
 mod hooks;
 mod loss_scaler;
 mod mesh;
+mod mesh_deaths;
 mod model;
 mod modes;
 mod network;
