@@ -8,6 +8,11 @@ mod common;
 mod fully_sharded;
 #[path = "device/gpu.rs"]
 mod gpu;
+#[path = "train_device/modes.rs"]
+mod modes;
+#[allow(dead_code, unused_imports, reason = "the tests of training use all of it")]
+#[path = "train/network/mod.rs"]
+mod network;
 
 use collectives::train::{Averaged, Compress, DataParallel, Flat, Float, Hook, Missing, Options, Parameter, Progress, ShardedOptimizer};
 use collectives::{Communicator, DType, Error, ReduceOp, Result, bf16, f16};

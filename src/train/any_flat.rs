@@ -29,6 +29,9 @@ pub(super) trait AnyFlat: Send + Any {
     /// Starts to reduce it: this rank's share ends where it lies.
     fn start_reduce_scatter(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()>;
 
+    /// Starts to reduce it: every rank has the whole.
+    fn start_all_reduce(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()>;
+
     /// Waits until it is here.
     fn wait(&mut self) -> Result<()>;
 
@@ -143,6 +146,11 @@ impl<T: Float> AnyFlat for TypedFlat<T> {
 
     fn start_reduce_scatter(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()> {
         self.pending = self.flat.take().ok_or_else(away)?.reduce_scatter(comm, op)?;
+        Ok(())
+    }
+
+    fn start_all_reduce(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()> {
+        self.pending = self.flat.take().ok_or_else(away)?.all_reduce(comm, op)?;
         Ok(())
     }
 

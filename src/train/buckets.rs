@@ -41,6 +41,7 @@ use super::flat::{Flat, Pending, Place};
 use super::hook::{Hook, weight};
 use super::host::Squares;
 use super::layout::{BucketLayout, Missing, Options, plan};
+use super::loss_scaler::LossScaler;
 use super::parameter::{Float, Parameter, check_fit};
 use super::step_health::StepHealth;
 use crate::buffer::{Buffer, BufferMut, Memory};
@@ -321,6 +322,13 @@ impl Buckets {
             let range = part(bucket.layout());
             bucket.scale(range, factor)
         })
+    }
+
+    /// Divides a part of each bucket by a loss's scale, and has the scaler note what has overflowed.
+    pub(super) fn unscale(&mut self, part: impl Fn(&BucketLayout) -> Range<usize>, scaler: &mut LossScaler) -> Result<()> {
+        self.scale(&part, scaler.inverse())?;
+        scaler.note(self.sum_of_squares(part)?.is_finite());
+        Ok(())
     }
 
     /// Refuses a gradient that was moved out of the last step's.

@@ -7,6 +7,7 @@ use super::buckets::Buckets;
 use super::flat::{Flat, Place};
 use super::hook::Hook;
 use super::layout::{BucketLayout, Options};
+use super::loss_scaler::LossScaler;
 use super::parameter::{Float, Parameter};
 use crate::buffer::{Buffer, BufferMut};
 use crate::communicator::Communicator;
@@ -326,6 +327,18 @@ impl Averaged<'_> {
             self.buckets.scale(|layout| 0..layout.len, factor)?;
         }
         Ok(norm)
+    }
+
+    /// Divides all gradients by a loss's scale, and has the scaler note where one is infinite or no number, or so large that an `f64` cannot hold its
+    /// square. Comes before [`clip_norm`](Self::clip_norm). Each quotient is made in `f64` and rounded once. On a device it waits as
+    /// [`norm`](Self::norm) does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`norm`](Self::norm).
+    pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
+        self.buckets.check_all_there("unscale")?;
+        self.buckets.unscale(|layout| 0..layout.len, scaler)
     }
 }
 

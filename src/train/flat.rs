@@ -319,7 +319,7 @@ impl<T: Float> Flat<T> {
     /// Starts an all-reduce of it. One rank alone has nothing to do, but to weight it. On a device it is queued, and the elements' own
     /// events say when it has ended.
     pub(super) fn all_reduce(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
-        if comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
+        if self.memory().len() == 0 || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
             return Ok(Pending::Ended(self));
         }
         match &mut self.0 {

@@ -36,7 +36,8 @@ pub struct LossScalerState {
 /// Scales losses as torch's `GradScaler` does, the same on every rank.
 ///
 /// In a step: multiply the loss by [`scale`](Self::scale), run the backward pass, [`unscale`](Self::unscale) the gradients that this rank's
-/// optimiser takes (averaged ones, or its shard of them), and take the step if [`update`](Self::update) says so.
+/// optimiser takes (averaged ones, or its shard of them: [`Averaged`](crate::train::Averaged), [`Shards`](crate::train::Shards) and
+/// [`ReducedGradients`](crate::train::ReducedGradients) have an `unscale` for those that they hold), and take the step if [`update`](Self::update) says so.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -104,13 +105,23 @@ impl LossScaler {
     /// In `f16` what the scale kept from becoming zero can do so here: widen such gradients to `f32` first, as what the optimiser takes.
     pub fn unscale<T: Float>(&mut self, gradients: &mut [T]) {
         // In f64 the quotient of any gradient is exact to more than its type has; the scale may be a power of two or not.
-        let inverse = 1.0 / f64::from(self.state.scale);
+        let inverse = self.inverse();
         let mut is_finite = true;
         for gradient in gradients {
             // A scale below 1 makes them larger. What was not finite does not become so.
             *gradient = T::from_f64(gradient.to_f64() * inverse);
             is_finite &= gradient.to_f64().is_finite();
         }
+        self.note(is_finite);
+    }
+
+    /// What gradients of the scaled loss are multiplied by.
+    pub(super) fn inverse(&self) -> f64 {
+        1.0 / f64::from(self.state.scale)
+    }
+
+    /// Takes note of gradients that somebody else has divided.
+    pub(super) fn note(&mut self, is_finite: bool) {
         self.has_overflowed |= !is_finite;
     }
 

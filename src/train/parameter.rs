@@ -29,6 +29,9 @@ impl Parameter {
 
     /// How many elements it has; `None` where that is more than an address space holds.
     pub(super) fn len(&self) -> Option<usize> {
+        if self.shape.contains(&0) {
+            return Some(0);
+        }
         let len = self.shape.iter().try_fold(1_usize, |len, side| len.checked_mul(*side))?;
         len.checked_mul(self.dtype.size_bytes()).filter(|bytes| *bytes <= isize::MAX as usize).map(|_| len)
     }

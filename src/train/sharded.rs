@@ -11,6 +11,7 @@ use super::buckets::Buckets;
 use super::data_parallel::clipping;
 use super::flat::{Flat, Place};
 use super::layout::{BucketLayout, Options};
+use super::loss_scaler::LossScaler;
 use super::parameter::{Float, Parameter};
 use super::shard::Shard;
 use crate::buffer::{Buffer, BufferMut, Memory};
@@ -273,6 +274,17 @@ impl<'a> Shards<'a> {
             buckets.scale(|layout| own_range(comm, layout), factor)?;
         }
         Ok(norm)
+    }
+
+    /// As [`Averaged::unscale`](super::Averaged::unscale), of this rank's shares: [`LossScaler::update`] tells the others. Makes no call.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Averaged::norm`](super::Averaged::norm).
+    pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
+        let buckets = &mut self.optimizer.buckets;
+        let comm = &buckets.comm().clone();
+        buckets.unscale(|layout| own_range(comm, layout), scaler)
     }
 
     /// Has `update` change this rank's share of each bucket's parameters, and gathers what the others have. Collective.

@@ -5,11 +5,16 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[allow(dead_code, unused_imports, reason = "the tests of training use all of it")]
+#[path = "../train/network/mod.rs"]
+mod network;
 #[path = "../failures/processes.rs"]
 mod processes;
 
 mod corrupt;
+mod folders;
 mod foreign;
+mod killed_training;
 mod kills;
 mod round_trips;
 mod tensors;

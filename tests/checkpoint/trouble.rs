@@ -156,7 +156,14 @@ fn a_rank_that_cannot_write_is_named_with_its_reason_and_the_latest_stays() {
             assert_only(directory, step - 1);
             comm.barrier()?;
         }
-        Ok(())
+        // Not even what begins a save fits.
+        limit_files((comm.rank() == 0).then_some(4));
+        let error = save(comm, directory, 7, |_| ()).unwrap_err().to_string();
+        limit_files(None);
+        assert!(error.contains("File too large") && error.contains("marker"), "{error}");
+        comm.barrier()?;
+        assert_only(directory, 5);
+        comm.barrier()
     });
 }
 

@@ -5,6 +5,7 @@ use std::time::Instant;
 use collectives::train::{Float, FullySharded, FullyShardedOptions, Parameter, ShardingStrategy, Unit};
 use collectives::{Collective, Communicator, DType, ReduceOp, Result, bf16, f16, flight::State};
 
+use crate::common::oracle::Predict;
 use crate::common::random::Random;
 use crate::common::ranks::{Meeting, Wiring, patience, processes, threads};
 use crate::model::{gradient, len, mean, parameters};
@@ -89,7 +90,7 @@ fn shares_are_updated_exactly_between_processes() {
 }
 
 /// Trains on ranks and on one process; how far they end apart.
-fn apart<M: Float, G: Float>(world_size: usize, options: &FullyShardedOptions, training: Training) -> f64 {
+fn apart<M: Float + Predict, G: Float + Predict>(world_size: usize, options: &FullyShardedOptions, training: Training) -> f64 {
     let alone = train_alone(training);
     let moved = distance(&alone, &network::start(training.seed));
     assert!(moved > 0.02, "the network has learnt nothing: {moved}, seed {}", training.seed);

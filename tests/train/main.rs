@@ -6,12 +6,17 @@
 mod common;
 
 mod averages;
+mod edges;
 mod fully_sharded;
 mod fully_sharded_trouble;
 mod given;
 mod hooks;
+mod loss_scaler;
 mod mesh;
+mod mesh_deaths;
 mod model;
+mod modes;
 mod network;
+mod sampler;
 mod sharded;
 mod trouble;

@@ -20,6 +20,11 @@ const GOING: &str = ".deleted-";
 /// The characters of a mark.
 pub(super) const MARK_LENGTH: usize = 16;
 
+/// The folder that a path names: without a name, as the parent of a plain file name is, the one in which the process works.
+pub(super) fn named(directory: &Path) -> &Path {
+    if directory.as_os_str().is_empty() { Path::new(".") } else { directory }
+}
+
 /// The name of a step's checkpoint.
 pub(super) fn name(step: u64) -> String {
     format!("step-{step:08}")
@@ -75,10 +80,14 @@ impl Unfinished {
         let unfinished = Self::of(step, random()?);
         let path = directory.join(&unfinished.folder);
         fs::create_dir(&path).map_err(failed("creating", &path))?;
-        write_new(&path.join(MARKER), [unfinished.mark.as_bytes()])?;
-        sync_folder(&path)?;
-        sync_folder(directory)?;
-        Ok(unfinished)
+        let marked = unfinished.mark(&path).and_then(|()| sync_folder(directory));
+        marked.inspect_err(|_| unfinished.discard(directory)).map(|()| unfinished.clone())
+    }
+
+    /// Writes what other ranks must see.
+    fn mark(&self, path: &Path) -> Result<()> {
+        write_new(&path.join(MARKER), [self.mark.as_bytes()])?;
+        sync_folder(path)
     }
 
     /// Makes sure that this rank sees what rank 0 wrote.

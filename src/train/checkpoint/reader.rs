@@ -61,7 +61,7 @@ impl Checkpoint {
     ///
     /// `Io` where the folder cannot be listed.
     pub fn steps(directory: impl AsRef<Path>) -> Result<Vec<u64>> {
-        directory::steps(directory.as_ref())
+        directory::steps(directory::named(directory.as_ref()))
     }
 
     /// Opens the latest checkpoint in a folder; `None` where there is none. Local: ranks that start together call [`resume`](Self::resume).
@@ -70,7 +70,7 @@ impl Checkpoint {
     ///
     /// As [`open`](Self::open).
     pub fn latest(directory: impl AsRef<Path>) -> Result<Option<Self>> {
-        let directory = directory.as_ref();
+        let directory = directory::named(directory.as_ref());
         let latest = directory::steps(directory)?.last().copied();
         latest.map(|step| Self::open(directory.join(directory::name(step)))).transpose()
     }
@@ -84,7 +84,7 @@ impl Checkpoint {
     /// reason. Those of collectives.
     pub fn resume(comm: &Communicator, directory: impl AsRef<Path>) -> Result<Option<Self>> {
         const RESUMING: &str = "opening the latest checkpoint";
-        let directory = directory.as_ref();
+        let directory = directory::named(directory.as_ref());
         let listed = if comm.rank() == 0 { directory::steps(directory) } else { Ok(Vec::new()) };
         let latest = everywhere(comm, RESUMING, listed)?.last().copied();
         let mut told = [latest.is_some().into(), latest.unwrap_or_default()];

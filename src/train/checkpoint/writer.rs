@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::directory::{MARK_LENGTH, Unfinished, keep_last, name};
+use super::directory::{MARK_LENGTH, Unfinished, keep_last, name, named};
 use super::file::{failed, malformed, sync_folder, write_new};
 use super::index;
 use super::piece::Piece;
@@ -58,7 +58,7 @@ impl<'a> Writer<'a> {
     /// A writer of a checkpoint in `directory`, which holds all checkpoints of a run and is made where it is absent. Every rank gives the
     /// same folder of a file system that all share. Local: nothing is written yet.
     pub fn new(comm: &'a Communicator, directory: impl Into<PathBuf>) -> Self {
-        let (directory, declaration) = (directory.into(), Declaration::default());
+        let (directory, declaration) = (named(&directory.into()).to_owned(), Declaration::default());
         Self { comm, directory, declaration, bytes: Vec::new(), keep: None, mistake: None }
     }
 
