@@ -112,14 +112,6 @@ fn die() {
     kill_process(getpid(), Signal::KILL).unwrap();
 }
 
-/// What a rank has of one parameter: its name, the whole's shape, which elements these are, and where in the share of the unit they lie.
-struct Part {
-    name: String,
-    shape: Vec<usize>,
-    piece: Piece,
-    within: std::ops::Range<usize>,
-}
-
 /// Training on one rank.
 struct Training<'a> {
     comm: &'a Communicator,
@@ -144,47 +136,24 @@ impl<'a> Training<'a> {
         Ok(Self { comm, means, squares, model, sampler, seed, step: 0, epoch: 0, taken: 0 })
     }
 
-    fn parts(&self, unit: usize, prefix: &str) -> Vec<Part> {
-        let (layout, own) = (self.model.layouts().nth(unit).unwrap(), self.model.shard_range(unit).unwrap());
-        let part = |slot: &collectives::train::Slot| {
-            let (elements, within) = slot.overlap(&own);
-            let name = format!("{prefix}.{unit}.{}", ["weight", "bias"][slot.parameter]);
-            Part { name, shape: slot.shape.clone(), piece: Piece::Flat(elements), within }
-        };
-        layout.slots.iter().map(part).collect()
-    }
-
     fn save(&self, directory: &Path) -> Result<()> {
+        let shares: Vec<&[f64]> = (0..LAYERS).map(|unit| self.model.shard(unit)).collect::<Result<_>>()?;
         let mut writer = Writer::new(self.comm, directory);
-        for unit in 0..LAYERS {
-            let shares = [("model", self.model.shard::<f64>(unit)?), ("mean", &self.means[unit]), ("square", &self.squares[unit])];
-            for (prefix, share) in shares {
-                for Part { name, shape, piece, within } in self.parts(unit, prefix) {
-                    writer.tensor(&name, &shape, piece, &share[within]);
-                }
-            }
-        }
+        writer.shares("model", &self.model, shares);
+        writer.shares("mean", &self.model, self.means.iter().map(Vec::as_slice));
+        writer.shares("square", &self.model, self.squares.iter().map(Vec::as_slice));
         writer.metadata("epoch", self.epoch.to_string()).metadata("taken", self.taken.to_string()).keep(2);
         writer.commit(self.step).map(drop)
-    }
-
-    /// This rank's share of what was saved.
-    fn read(&self, checkpoint: &Checkpoint, unit: usize, prefix: &str) -> Result<Vec<f64>> {
-        let mut share = vec![0.0; self.means[unit].len()];
-        for Part { name, shape, piece, within } in self.parts(unit, prefix) {
-            checkpoint.read(&name, &shape, piece, &mut share[within])?;
-        }
-        Ok(share)
     }
 
     /// Goes on from the latest checkpoint, if there is one.
     fn resume(&mut self, directory: &Path) -> Result<()> {
         let Some(checkpoint) = Checkpoint::resume(self.comm, directory)? else { return Ok(()) };
-        for unit in 0..LAYERS {
-            self.model.load_shard(unit, &self.read(&checkpoint, unit, "model")?)?;
-            self.means[unit] = self.read(&checkpoint, unit, "mean")?;
-            self.squares[unit] = self.read(&checkpoint, unit, "square")?;
-        }
+        let mut shares: Vec<Vec<f64>> = self.model.shard_lens().map(|len| vec![0.0; len]).collect();
+        checkpoint.read_shares("model", &self.model, shares.iter_mut().map(Vec::as_mut_slice))?;
+        shares.iter().enumerate().try_for_each(|(unit, share)| self.model.load_shard(unit, share))?;
+        checkpoint.read_shares("mean", &self.model, self.means.iter_mut().map(Vec::as_mut_slice))?;
+        checkpoint.read_shares("square", &self.model, self.squares.iter_mut().map(Vec::as_mut_slice))?;
         self.step = checkpoint.step().unwrap();
         self.epoch = checkpoint.metadata()["epoch"].parse().unwrap();
         self.taken = checkpoint.metadata()["taken"].parse().unwrap();
@@ -275,7 +244,7 @@ fn ended(folder: &Path) -> Vec<Layer> {
     let checkpoint = Checkpoint::latest(folder).unwrap().unwrap();
     assert_eq!(checkpoint.step(), Some(STEPS));
     let whole = |unit: usize, name: &str| {
-        let name = format!("model.{unit}.{name}");
+        let name = format!("model.layer {unit}.{name}");
         checkpoint.read_vec(&name, checkpoint.shape(&name).unwrap(), Piece::Whole).unwrap()
     };
     (0..LAYERS).map(|unit| ["weight", "bias"].map(|name| whole(unit, name))).collect()

@@ -2,7 +2,8 @@
 //!
 //! A checkpoint is a list of named tensors, each with an element type and a shape, and words of the program's. A rank says which [`Piece`]
 //! of which tensor it holds, and what it wants, and knows nothing of the others' pieces: [`Writer`] and [`Checkpoint`]. The state of an
-//! optimiser is more tensors; [`Writer::shares`] names those of a [`ShardedOptimizer`](super::ShardedOptimizer).
+//! optimiser is more tensors; [`Writer::shares`] names those of a [`ShardedOptimizer`](super::ShardedOptimizer), and the
+//! shares of a [`FullySharded`](super::FullySharded).
 //!
 //! # What is on the disk
 //!
@@ -48,4 +49,5 @@ mod writer;
 
 pub use piece::Piece;
 pub use reader::Checkpoint;
+pub use shares::Sharded;
 pub use writer::Writer;

@@ -1,42 +1,88 @@
-//! The state of an optimiser that is dealt out over the ranks: saved by share, loaded by another world size's shares.
+//! Parameters, and the state of their optimiser, that are dealt out over the ranks: saved by share, loaded by another world size's shares.
 
 use super::piece::Piece;
 use super::reader::Checkpoint;
 use super::writer::Writer;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::train::layout::Slot;
-use crate::train::parameter::Parameter;
+use crate::train::fully_sharded::FullySharded;
+use crate::train::layout::{BucketLayout, Slot};
 use crate::train::sharded::ShardedOptimizer;
+
+/// What is dealt out over the ranks by share: the buckets of a [`ShardedOptimizer`](crate::train::ShardedOptimizer), whose parameters have names of
+/// their own, and the units of a [`FullySharded`](crate::train::FullySharded), where the unit's name and a dot come before the parameter's.
+pub trait Sharded: sealed::Shares {}
+
+impl Sharded for ShardedOptimizer {}
+
+impl Sharded for FullySharded {}
+
+mod sealed {
+    use std::ops::Range;
+
+    use super::{BucketLayout, Slot};
+
+    pub trait Shares {
+        /// The buckets, and which elements of each are this rank's.
+        fn dealt(&self) -> Vec<(&BucketLayout, Range<usize>)>;
+
+        /// The name of a bucket's parameter.
+        fn name(&self, bucket: &BucketLayout, slot: &Slot) -> Option<String>;
+    }
+}
+
+impl sealed::Shares for ShardedOptimizer {
+    fn dealt(&self) -> Vec<(&BucketLayout, std::ops::Range<usize>)> {
+        self.layouts().zip(self.shares()).collect()
+    }
+
+    fn name(&self, _: &BucketLayout, slot: &Slot) -> Option<String> {
+        self.parameter(slot.parameter).map(|parameter| parameter.name.clone())
+    }
+}
+
+impl sealed::Shares for FullySharded {
+    fn dealt(&self) -> Vec<(&BucketLayout, std::ops::Range<usize>)> {
+        self.layouts().enumerate().filter_map(|(unit, layout)| Some((layout, self.shard_range(unit).ok()?))).collect()
+    }
+
+    fn name(&self, unit: &BucketLayout, slot: &Slot) -> Option<String> {
+        self.name_of(unit.index, slot.parameter)
+    }
+}
 
 /// What one share has of one parameter.
 struct Part<'a> {
-    parameter: &'a Parameter,
+    name: String,
+    shape: &'a [usize],
     piece: Piece,
     /// Where in the share it lies.
     within: std::ops::Range<usize>,
 }
 
 impl<'a> Writer<'a> {
-    /// Adds this rank's state for its shares of an optimiser's buckets: one slice a bucket, as long as the share
-    /// ([`ShardedOptimizer::shard_lens`]). It is saved as a tensor for each parameter, of the parameter's shape and named `prefix` and the
-    /// parameter's name, with a dot between: so any world size and any buckets can load it, and other tools read it. Names must be unique.
+    /// Adds what this rank has for its shares of a model's buckets or units, their parameters or an optimiser's state: one slice for each, as long as the
+    /// share ([`ShardedOptimizer::shard_lens`], [`FullySharded::shard_lens`]). It is saved as a tensor for each parameter, of the parameter's shape and
+    /// named `prefix` and the parameter's name ([`Sharded`]), with a dot between: so any world size and any buckets can load it, and other tools read it.
+    /// Names must be unique.
     ///
     /// A mistake is told by [`commit`](Self::commit): `InvalidArgument` where there are not as many slices, or one has another length.
-    pub fn shares<T: Element>(&mut self, prefix: &str, model: &ShardedOptimizer, state: impl IntoIterator<Item = &'a [T]>) -> &mut Self {
+    pub fn shares<T: Element>(&mut self, prefix: &str, model: &impl Sharded, state: impl IntoIterator<Item = &'a [T]>) -> &mut Self {
         let mut state = state.into_iter();
-        for (bucket, (parts, len)) in parts(model).enumerate() {
+        let parts = parts(prefix, model);
+        let count = parts.len();
+        for (bucket, (parts, len)) in parts.into_iter().enumerate() {
             let share = match fitting("Writer::shares", prefix, bucket, len, state.next(), |share| share.len()) {
                 Ok(share) => share,
                 Err(error) => return self.refused(error),
             };
-            for Part { parameter, piece, within } in parts {
-                self.tensor(&name(prefix, parameter), &parameter.shape, piece, &share[within]);
+            for Part { name, shape, piece, within } in parts {
+                self.tensor(&name, shape, piece, &share[within]);
             }
         }
         match state.next() {
             None => self,
-            Some(_) => self.refused(surplus("Writer::shares", prefix, model)),
+            Some(_) => self.refused(surplus("Writer::shares", prefix, count)),
         }
     }
 
@@ -47,7 +93,7 @@ impl<'a> Writer<'a> {
 }
 
 impl Checkpoint {
-    /// Reads the state for this rank's shares of an optimiser's buckets, which [`Writer::shares`] saved under `prefix`, whatever the world
+    /// Reads what this rank has for its shares of a model's buckets or units, which [`Writer::shares`] saved under `prefix`, whatever the world
     /// size and the buckets were then. What lies behind a bucket's last parameter stays as it is. Local.
     ///
     /// # Errors
@@ -56,33 +102,33 @@ impl Checkpoint {
     pub fn read_shares<'s, T: Element>(
         &self,
         prefix: &str,
-        model: &ShardedOptimizer,
+        model: &impl Sharded,
         state: impl IntoIterator<Item = &'s mut [T]>,
     ) -> Result<()> {
         let mut state = state.into_iter();
-        for (bucket, (parts, len)) in parts(model).enumerate() {
+        let parts = parts(prefix, model);
+        let count = parts.len();
+        for (bucket, (parts, len)) in parts.into_iter().enumerate() {
             let share = fitting("Checkpoint::read_shares", prefix, bucket, len, state.next(), |share| share.len())?;
-            for Part { parameter, piece, within } in parts {
-                self.read(&name(prefix, parameter), &parameter.shape, piece, &mut share[within])?;
+            for Part { name, shape, piece, within } in parts {
+                self.read(&name, shape, piece, &mut share[within])?;
             }
         }
-        state.next().map_or(Ok(()), |_| Err(surplus("Checkpoint::read_shares", prefix, model)))
+        state.next().map_or(Ok(()), |_| Err(surplus("Checkpoint::read_shares", prefix, count)))
     }
 }
 
 /// For each bucket what this rank's share has of each of its parameters, which may be nothing, and how long the share is.
-fn parts(model: &ShardedOptimizer) -> impl Iterator<Item = (Vec<Part<'_>>, usize)> {
-    model.layouts().zip(model.shares()).map(|(layout, share)| {
-        let part = |slot: &Slot| {
+fn parts<'m>(prefix: &str, model: &'m impl Sharded) -> Vec<(Vec<Part<'m>>, usize)> {
+    let of_bucket = |(layout, share): (&'m BucketLayout, std::ops::Range<usize>)| {
+        let part = |slot: &'m Slot| {
             let (elements, within) = slot.overlap(&share);
-            Some(Part { parameter: model.parameter(slot.parameter)?, piece: Piece::Flat(elements), within })
+            let name = format!("{prefix}.{}", model.name(layout, slot)?);
+            Some(Part { name, shape: &slot.shape, piece: Piece::Flat(elements), within })
         };
         (layout.slots.iter().filter_map(part).collect(), share.len())
-    })
-}
-
-fn name(prefix: &str, parameter: &Parameter) -> String {
-    format!("{prefix}.{}", parameter.name)
+    };
+    model.dealt().into_iter().map(of_bucket).collect()
 }
 
 /// The slice of a bucket, which must be there and as long as the share.
@@ -95,6 +141,6 @@ fn fitting<S>(call: &'static str, prefix: &str, bucket: usize, len: usize, share
     }
 }
 
-fn surplus(call: &'static str, prefix: &str, model: &ShardedOptimizer) -> Error {
-    Error::argument(call, format!("state {prefix:?}: more slices than the {} buckets", model.layouts().len()))
+fn surplus(call: &'static str, prefix: &str, count: usize) -> Error {
+    Error::argument(call, format!("state {prefix:?}: more slices than the {count} buckets"))
 }

@@ -213,6 +213,13 @@ impl FullySharded {
         self.units.iter().map(|unit| &unit.layout)
     }
 
+    /// The name of a unit's parameter, behind that of the unit.
+    #[cfg(feature = "checkpoint")]
+    pub(super) fn name_of(&self, unit: usize, parameter: usize) -> Option<String> {
+        let unit = &self.units.get(unit)?.unit;
+        Some(format!("{}.{}", unit.name, unit.parameters.get(parameter)?.name))
+    }
+
     /// How many elements this rank's share of each unit has: what state is to be kept for.
     pub fn shard_lens(&self) -> impl ExactSizeIterator<Item = usize> {
         self.units.iter().map(|unit| unit.own.len())
