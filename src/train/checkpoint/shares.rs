@@ -9,8 +9,8 @@ use crate::train::fully_sharded::FullySharded;
 use crate::train::layout::{BucketLayout, Slot};
 use crate::train::sharded::ShardedOptimizer;
 
-/// What is dealt out over the ranks by share: the buckets of a [`ShardedOptimizer`](crate::train::ShardedOptimizer), whose parameters have names of
-/// their own, and the units of a [`FullySharded`](crate::train::FullySharded), where the unit's name and a dot come before the parameter's.
+/// What is dealt out over the ranks by share: the buckets of a [`ShardedOptimizer`], whose parameters have names of
+/// their own, and the units of a [`FullySharded`], where the unit's name and a dot come before the parameter's.
 pub trait Sharded: sealed::Shares {}
 
 impl Sharded for ShardedOptimizer {}
