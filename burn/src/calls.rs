@@ -3,7 +3,7 @@
 use burn::tensor::{Tensor, TensorData, kind::Basic};
 use collectives::{Communicator, ReduceOp};
 
-use crate::data::{Both, InPlace, Into, change, compute};
+use crate::data::{Both, InPlace, ToOther, change, compute};
 use crate::error::{Error, Result};
 
 /// A call in place.
@@ -28,7 +28,7 @@ enum Move<'a> {
     AllToAll(&'a Communicator),
 }
 
-impl Into for Move<'_> {
+impl ToOther for Move<'_> {
     fn run<T: Both>(&self, source: &[T], destination: &mut [T]) -> collectives::Result<()> {
         match *self {
             Self::AllGather(comm) => comm.all_gather_into(source, destination),
@@ -113,7 +113,7 @@ fn moved<const D: usize, K: Basic>(
     what: &str,
     tensor: Tensor<D, K>,
     dimension: usize,
-    call: &impl Into,
+    call: &impl ToOther,
     side: impl Fn(usize) -> Result<usize>,
 ) -> Result<Tensor<D, K>> {
     if dimension >= D {

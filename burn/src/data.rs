@@ -16,7 +16,7 @@ pub(crate) trait InPlace {
 }
 
 /// A call from one buffer to another.
-pub(crate) trait Into {
+pub(crate) trait ToOther {
     fn run<T: Both>(&self, source: &[T], destination: &mut [T]) -> collectives::Result<()>;
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn change(what: &str, data: &mut TensorData, call: &impl InPlace) -> 
 }
 
 /// Makes a call from a tensor's memory to that of a new one.
-pub(crate) fn compute(what: &str, data: &TensorData, shape: Vec<usize>, call: &impl Into) -> Result<TensorData> {
+pub(crate) fn compute(what: &str, data: &TensorData, shape: Vec<usize>, call: &impl ToOther) -> Result<TensorData> {
     with_type!(what, data.dtype(), T => {
         let source = data.as_slice::<T>().map_err(|error| Error::burn(what, error))?;
         let mut destination = vec![T::default(); shape.iter().product()];
