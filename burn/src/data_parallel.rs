@@ -1,0 +1,227 @@
+//! Parameters that are the same everywhere, and gradients that are averaged.
+
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData, kind::Basic};
+use collectives::train::{Averaged, DataParallel as Buckets, Flat, Float, Options};
+use collectives::{Communicator, bf16, f16};
+
+use crate::calls::broadcast;
+use crate::error::{Error, Result};
+use crate::parameters::{Path, Trained, trained};
+
+/// Averages the gradients of a module over the ranks, in buckets; see [`collectives::train::DataParallel`], which it stands on.
+///
+/// ```
+/// use burn::module::Module as _;
+/// use burn::nn::LinearConfig;
+/// use burn::optim::{GradientsParams, SgdConfig};
+/// use burn::tensor::{Device, Tensor};
+/// use collectives::Communicator;
+/// use collectives_burn::DataParallel;
+///
+/// let weights = Communicator::run_local(2, |comm| {
+///     let device = Device::default().autodiff();
+///     let mut optimizer = SgdConfig::new().init();
+///     // Weights are drawn at random: all have rank 0's now.
+///     let (mut parallel, model) = DataParallel::new(comm, LinearConfig::new(3, 1).init(&device)).expect("burn");
+///     let input = Tensor::<2>::ones([1, 3], &device) * (1.0 + comm.rank() as f32);
+///     let gradients = GradientsParams::from_grads(model.forward(input).sum().backward(), &model);
+///     let gradients = parallel.average(&model, gradients).expect("burn");
+///     let model = optimizer.step(0.1, model, gradients);
+///     Ok(model.weight.val().into_data().try_into_vec::<f32>().expect("f32"))
+/// })?;
+/// assert_eq!(weights[0], weights[1]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
+pub struct DataParallel {
+    buckets: Buckets,
+    numbers: HashMap<ParamId, usize>,
+}
+
+impl std::fmt::Debug for DataParallel {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("DataParallel").field("parameters", &self.numbers.len()).finish_non_exhaustive()
+    }
+}
+
+impl DataParallel {
+    /// Gives all ranks rank 0's parameters, and makes the buckets: as much host memory once more as the gradients have. What has no gradient (a frozen
+    /// parameter, a running mean) is given too, and not averaged later. Collective.
+    ///
+    /// # Errors
+    ///
+    /// Ranks whose modules have other names, shapes or types: the error says which. Parameters that are not `f32`, `f64`, `f16` or `bf16`; and those of
+    /// [`Communicator::broadcast`].
+    pub fn new<M: Module>(comm: &Communicator, module: M) -> Result<(Self, M)> {
+        Self::with_options(comm, module, Options::default())
+    }
+
+    /// As [`new`](Self::new), with buckets, clipping and hooks as chosen.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn with_options<M: Module>(comm: &Communicator, module: M, options: Options) -> Result<(Self, M)> {
+        let all = trained(&module);
+        let parameters = all.iter().map(Trained::described).collect::<Result<_>>()?;
+        // Compares the parameters of all ranks.
+        let buckets = Buckets::new(comm, parameters, options)?;
+        let numbers = all.iter().enumerate().map(|(number, parameter)| (parameter.id, number)).collect();
+        Ok((Self { buckets, numbers }, broadcast_parameters(comm, module, 0)?))
+    }
+
+    /// The mean of all ranks' gradients, in place of this rank's: what stands between a backward pass and an optimiser's step. Of several backward passes
+    /// burn's `GradientsAccumulator` makes one. A parameter without a gradient counts as the options say ([`Options::missing`]). Collective.
+    ///
+    /// Each gradient is copied to the host, where it does not lie there, and the mean back.
+    ///
+    /// # Errors
+    ///
+    /// A gradient that does not fit its parameter, and those of [`collectives::train::DataParallel::finish`].
+    pub fn average<M: Module>(&mut self, module: &M, gradients: GradientsParams) -> Result<GradientsParams> {
+        let mut give = Give { buckets: &mut self.buckets, numbers: &self.numbers, gradients, outcome: Ok(()) };
+        module.visit(&mut give);
+        let Give { gradients, outcome, .. } = give;
+        outcome?;
+        let mut take = Take { means: self.buckets.finish()?, numbers: &self.numbers, gradients, outcome: Ok(()) };
+        module.visit(&mut take);
+        let Take { gradients, outcome, .. } = take;
+        outcome.map(|()| gradients)
+    }
+}
+
+/// Hands the gradients to the buckets.
+struct Give<'a> {
+    buckets: &'a mut Buckets,
+    numbers: &'a HashMap<ParamId, usize>,
+    gradients: GradientsParams,
+    outcome: Result<()>,
+}
+
+impl Give<'_> {
+    fn give<const D: usize>(&mut self, number: usize, gradient: Tensor<D>) -> Result<()> {
+        let what = || format!("the gradient of parameter {number}");
+        let data = gradient.try_into_data().map_err(|error| Error::burn(&what(), format!("{error:?}")))?;
+        match data.dtype() {
+            DType::F32 => given::<f32>(self.buckets, number, data),
+            DType::F64 => given::<f64>(self.buckets, number, data),
+            DType::F16 => given::<f16>(self.buckets, number, data),
+            DType::BF16 => given::<bf16>(self.buckets, number, data),
+            dtype => Err(Error::Type { what: what(), dtype }),
+        }
+    }
+}
+
+impl ModuleVisitor for Give<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(&number) = self.numbers.get(&param.id).filter(|_| self.outcome.is_ok()) else { return };
+        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+            self.outcome = self.give(number, gradient);
+        }
+    }
+}
+
+fn given<T: Float + burn::tensor::Element>(buckets: &mut Buckets, number: usize, data: TensorData) -> Result<()> {
+    let elements =
+        data.try_into_vec::<T>().map_err(|error| Error::burn(&format!("the gradient of parameter {number}"), format!("{error:?}")))?;
+    Ok(buckets.give(number, elements)?)
+}
+
+/// Takes the means out of the buckets.
+struct Take<'a, 'b> {
+    means: Averaged<'b>,
+    numbers: &'a HashMap<ParamId, usize>,
+    gradients: GradientsParams,
+    outcome: Result<()>,
+}
+
+impl ModuleVisitor for Take<'_, '_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(&number) = self.numbers.get(&param.id).filter(|_| self.outcome.is_ok()) else { return };
+        let parameter = param.val().inner();
+        let mean = match parameter.dtype() {
+            DType::F32 => taken::<f32, D>(&mut self.means, number, &parameter),
+            DType::F64 => taken::<f64, D>(&mut self.means, number, &parameter),
+            DType::F16 => taken::<f16, D>(&mut self.means, number, &parameter),
+            DType::BF16 => taken::<bf16, D>(&mut self.means, number, &parameter),
+            dtype => Err(Error::Type { what: format!("parameter {number}"), dtype }),
+        };
+        self.outcome = mean.map(|mean| self.gradients.register(param.id, mean));
+    }
+}
+
+fn taken<T, const D: usize>(means: &mut Averaged<'_>, number: usize, parameter: &Tensor<D>) -> Result<Tensor<D>>
+where
+    T: Float + burn::tensor::Element,
+{
+    let elements = means.take::<T>(number).and_then(Flat::into_vec)?;
+    let (device, dtype) = (parameter.device(), parameter.dtype());
+    Ok(Tensor::from_data(TensorData::new(elements, parameter.dims()), (&device, dtype)))
+}
+
+/// The module with the root's parameters, of all kinds, on all ranks. Collective: a call for each. Modules are alike on all ranks;
+/// [`DataParallel::new`] compares them first.
+///
+/// # Errors
+///
+/// A type that collectives lack, and those of [`Communicator::broadcast`].
+pub fn broadcast_parameters<M: Module>(comm: &Communicator, module: M, root: usize) -> Result<M> {
+    let mut mapper = Broadcast { comm, root, path: Path::default(), outcome: Ok(()) };
+    let module = module.map(&mut mapper);
+    mapper.outcome.map(|()| module)
+}
+
+/// Gives every parameter the root's values.
+struct Broadcast<'a> {
+    comm: &'a Communicator,
+    root: usize,
+    path: Path,
+    outcome: Result<()>,
+}
+
+impl Broadcast<'_> {
+    fn received<const D: usize, K: Basic>(&mut self, tensor: Tensor<D, K>) -> Tensor<D, K> {
+        if self.outcome.is_err() {
+            return tensor;
+        }
+        match broadcast(self.comm, tensor.clone(), self.root) {
+            Ok(received) => received,
+            Err(error) => {
+                let error = match error {
+                    Error::Type { dtype, .. } => Error::Type { what: self.path.name(), dtype },
+                    error => error,
+                };
+                self.outcome = Err(error);
+                tensor
+            }
+        }
+    }
+}
+
+impl ModuleMapper for Broadcast<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| {
+            let has_gradient = tensor.is_require_grad();
+            self.received(tensor).set_require_grad(has_gradient)
+        })
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        param.map(|tensor| self.received(tensor))
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        param.map(|tensor| self.received(tensor.int()).bool())
+    }
+
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.leave();
+    }
+}

@@ -1,0 +1,44 @@
+//! Collectives on burn's tensors, and data-parallel training across processes and hosts.
+//!
+//! - [`all_reduce`], [`all_gather`], [`reduce_scatter`], [`broadcast`] and [`all_to_all`] take a tensor of any backend and give a new one. No gradient
+//!   flows through them.
+//! - [`DataParallel`] gives all ranks the same parameters, and averages the gradients that lie between a backward pass and an optimiser's step.
+//! - [`Trainer`] makes that step whole: a model, its optimiser, and the averaging.
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use collectives::{Communicator, ReduceOp};
+//!
+//! let sums = Communicator::run_local(2, |comm| {
+//!     let mine = Tensor::<1>::from_data([1.0 + comm.rank() as f32, 3.0], &Device::default());
+//!     let sum = collectives_burn::all_reduce(comm, mine, ReduceOp::Sum).expect("burn");
+//!     Ok(sum.into_data().try_into_vec::<f32>().expect("f32"))
+//! })?;
+//! assert_eq!(sums, [[3.0, 6.0], [3.0, 6.0]]);
+//! # Ok::<(), collectives::Error>(())
+//! ```
+//!
+//! All ranks make the same calls, of the same types and shapes, in the same order. Where they differ all ranks get an error that names both calls.
+//! Types: `f64`, `f32`, `f16`, `bf16` and the integers; not quantised tensors, nor `bool`, which `int` turns into one that is.
+//!
+//! A backend's tensor comes to the host as [`TensorData`](burn::tensor::TensorData), is reduced there, and goes back. Where the backend computes on the
+//! host and no other tensor shares the memory, that is no copy; from a GPU it is two.
+
+#![deny(missing_docs)]
+
+mod calls;
+mod data;
+mod data_parallel;
+mod error;
+mod parameters;
+mod trainer;
+
+pub use calls::{all_gather, all_reduce, all_to_all, broadcast, reduce_scatter};
+pub use data_parallel::{DataParallel, broadcast_parameters};
+pub use error::{Error, Result};
+pub use trainer::Trainer;
+
+/// The README's programs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
