@@ -3,13 +3,16 @@
 mod arguments;
 mod collective;
 mod compare;
+mod environment;
 mod facts;
 mod failure;
 mod gpus;
 mod hang;
 mod inputs;
 mod layout;
+mod links;
 mod machine;
+mod process;
 mod report;
 mod row;
 mod run;
@@ -17,6 +20,7 @@ mod settings;
 mod sizes;
 mod start;
 mod statistics;
+mod subset;
 mod table;
 mod trace;
 
@@ -27,27 +31,26 @@ use clap::Parser;
 use collectives_launch as launch;
 
 fn main() -> ExitCode {
+    let words = links::words();
     if hang::Arguments::are_meant() {
-        return perform(hang::run);
+        return perform(words, hang::run);
     }
-    match std::env::args().nth(1).as_deref() {
-        Some("report") => perform_after_name(compare::run),
-        Some("trace") => perform_after_name(trace::run),
-        _ => perform(start::start),
+    match words.get(1).and_then(|word| word.to_str()) {
+        Some("report") => perform_after_name(words, compare::run),
+        Some("trace") => perform_after_name(words, trace::run),
+        Some("install-links") => perform_after_name(words, links::install),
+        _ => perform(words, start::start),
     }
 }
 
 /// As [`perform`], without the task's name, which is no argument of it.
-fn perform_after_name<A: Parser>(program: impl FnOnce(&A) -> Result<u8, failure::Failure>) -> ExitCode {
-    perform_with(std::env::args_os().enumerate().filter(|(place, _)| *place != 1).map(|(_, argument)| argument), program)
+fn perform_after_name<A: Parser>(mut words: Vec<OsString>, program: impl FnOnce(&A) -> Result<u8, failure::Failure>) -> ExitCode {
+    words.remove(1);
+    perform(words, program)
 }
 
 /// Does what the command line asks for, or says what is wrong with it.
-fn perform<A: Parser>(program: impl FnOnce(&A) -> Result<u8, failure::Failure>) -> ExitCode {
-    perform_with(std::env::args_os(), program)
-}
-
-fn perform_with<A: Parser>(words: impl Iterator<Item = OsString>, program: impl FnOnce(&A) -> Result<u8, failure::Failure>) -> ExitCode {
+fn perform<A: Parser>(words: Vec<OsString>, program: impl FnOnce(&A) -> Result<u8, failure::Failure>) -> ExitCode {
     let arguments = match A::try_parse_from(words) {
         Ok(arguments) => arguments,
         Err(error) => {

@@ -94,6 +94,52 @@ fn graphs_are_launched() {
 }
 
 #[test]
+fn calls_are_made_in_groups() {
+    let (all, text) = rows("all -g 2 --sizes 8,1K -n 2 -m 5 --ranks thread");
+    assert!(all.len() > 2 * 13 && text.contains(" agg iters: 5 "), "{text}");
+    rows("all_reduce -g 2 --sizes 64 -n 3 -m 2 -G 2");
+    rows("reduce -g 2 -o mulsum --sizes 64 -n 3 -m 2 -I 1 -z 1 -r all");
+}
+
+#[test]
+fn groups_run_at_the_same_time() {
+    let mut command = on_devices(command("all -g 4 --sizes 8,1000 -n 2 -c 1 --ranks thread"));
+    let output = command.env("NCCL_TESTS_SPLIT", "DIV 2").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && !text.contains(" FAILED") && text.contains("#  Rank  3 Group  1 "), "{output:?}");
+    assert!(!text.contains(" [host] "), "{text}");
+}
+
+#[test]
+fn a_hypercube_is_right() {
+    let (all, _) = rows("hypercube -g 4 --sizes 8,1K,100000 -n 2 --ranks thread -d u8");
+    assert_eq!(all.len(), 3, "{all:?}");
+}
+
+#[test]
+fn threads_of_a_process_have_devices_of_their_own() {
+    if is_real() {
+        println!("skipped: the simulated GPU has eight devices, a real machine as many as it has");
+        return;
+    }
+    let (_, text) = rows("all_reduce -t 2 -g 2 --sizes 64 -n 1");
+    assert!(text.contains("# nThread 2 nGpus 2 ") && text.contains("#  Rank  3 ") && !text.contains("#  Rank  4 "), "{text}");
+    let chosen = |device: &str, arguments: &str| on_devices(command(arguments)).env("NCCL_TESTS_DEVICE", device).output().unwrap();
+    for kind in ["process", "thread"] {
+        let output = chosen("5", &format!("all_reduce -g 3 --sizes 64 -n 1 --ranks {kind}"));
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && [" device  5 ", " device  6 ", " device  7 "].iter().all(|part| text.contains(part)),
+            "{output:?}"
+        );
+    }
+    let output = chosen("6", "all_reduce -g 3 --sizes 64");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{said}");
+    assert!(said.contains("NCCL_TESTS_DEVICE=6: 3 ranks of a process would take devices 6 to 8, and there are 8"), "{said}");
+}
+
+#[test]
 fn calls_can_be_waited_for_each() {
     for blocking in 0..4 {
         let (rows, text) = rows(&format!("all_reduce -g 2 --sizes 64 -n 3 -z {blocking} -I 1 -K 1 -S 1"));

@@ -243,31 +243,42 @@ fn heading(settings: &Settings, facts: &RunFacts, collective: Collective) -> Str
     let (least, most) = (settings.sizes.iter().min().unwrap_or(&0), settings.sizes.iter().max().unwrap_or(&0));
     let mut text = format!(
         "# collperf version {} nccl-headers={} nccl-library={}\n# Collective test starting: {collective}\n\
-         # nThread 1 nGpus {} minBytes {least} maxBytes {most} step: {step}({kind}) warmup iters: {} iters: {} agg iters: 1 \
+         # nThread {} nGpus {} minBytes {least} maxBytes {most} step: {step}({kind}) warmup iters: {} iters: {} agg iters: {} \
          validation: {} graph: {} unalign: {}\n",
         env!("CARGO_PKG_VERSION"),
         facts.on.headers(),
         facts.on.library(),
-        usize::from(facts.on.is_device()),
+        settings.threads.unwrap_or(1),
+        gpus_of_thread(settings, facts),
         settings.warmup,
         settings.iterations,
+        settings.aggregated,
         settings.check,
         settings.device.graph,
         settings.unalign,
     );
     notes(&mut text, settings, facts, collective);
     text += "#\n# Using devices\n";
-    for RankFacts { peer, local_rank, processor, gpu } in &facts.ranks {
+    for RankFacts { peer, group, local_rank, processor, gpu } in &facts.ranks {
         let (device, bus, name) = match gpu {
             Some(Gpu { ordinal, bus, name }) => (ordinal, &bus[..], name),
             None => (local_rank, "host", processor),
         };
         text += &format!(
             "#  Rank {:>2} Group {:>2} Pid {:>6} on {:>10} device {device:>2} [{bus}] {name}\n",
-            peer.rank, 0, peer.pid, peer.host
+            peer.rank, group, peer.pid, peer.host
         );
     }
     text
+}
+
+/// How many GPUs a thread of rank 0's process has, as nccl-tests counts them; none on the host plane.
+pub(super) fn gpus_of_thread(settings: &Settings, facts: &RunFacts) -> usize {
+    let same_process = |rank: &&RankFacts| (&rank.peer.host, rank.peer.pid) == (&facts.ranks[0].peer.host, facts.ranks[0].peer.pid);
+    match facts.on.is_device() && !facts.ranks.is_empty() {
+        true => facts.ranks.iter().filter(same_process).count() / settings.threads.unwrap_or(1),
+        false => 0,
+    }
 }
 
 /// What is unusual about a run.
@@ -306,7 +317,11 @@ mod tests {
 
     #[test]
     fn the_heading_is_that_of_nccl_tests() {
-        let settings = Settings::new(&Arguments::parse_from(["collperf", "broadcast", "-b", "8", "-e", "1K"]), None).unwrap();
+        let settings = Settings::new(
+            &Arguments::parse_from(["collperf", "broadcast", "-b", "8", "-e", "1K"]),
+            &crate::environment::Environment::default(),
+        )
+        .unwrap();
         let expected = concat!(
             "# collperf version ",
             env!("CARGO_PKG_VERSION"),
@@ -324,7 +339,11 @@ mod tests {
     #[cfg(feature = "cuda")]
     #[test]
     fn devices_are_named_as_nccl_tests_names_them() {
-        let settings = Settings::new(&Arguments::parse_from(["collperf", "broadcast", "-G", "4", "-z", "2"]), None).unwrap();
+        let settings = Settings::new(
+            &Arguments::parse_from(["collperf", "broadcast", "-G", "4", "-z", "2"]),
+            &crate::environment::Environment::default(),
+        )
+        .unwrap();
         let text = heading(&settings, &RunFacts::example_on_devices(2), Collective::Broadcast);
         let expected = [
             " nccl-library=22809\n",
@@ -340,7 +359,8 @@ mod tests {
 
     #[test]
     fn a_run_that_fell_back_says_why() {
-        let settings = Settings::new(&Arguments::parse_from(["collperf", "broadcast"]), None).unwrap();
+        let settings =
+            Settings::new(&Arguments::parse_from(["collperf", "broadcast"]), &crate::environment::Environment::default()).unwrap();
         let facts = RunFacts { on: On::Host { why: Some("no driver".to_owned()) }, ..RunFacts::example(1) };
         let text = heading(&settings, &facts, Collective::Broadcast);
         assert!(text.contains("# On the host plane, since there is no device plane: no driver\n"), "{text}");
