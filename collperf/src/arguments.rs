@@ -22,7 +22,14 @@ pub(crate) const IS_ONE_RANK: &str = "--is-one-rank";
 /// `collperf --explain-hang FOLDER` measures nothing: it reads the flight records that ranks have written there, and says who hung where.
 /// `collperf trace FOLDER` makes one trace of those that ranks have written, and `collperf report A.json B.json` compares two results.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "collperf", version, disable_version_flag = true, max_term_width = 110, allow_negative_numbers = true)]
+#[command(
+    name = "collperf",
+    version,
+    disable_version_flag = true,
+    max_term_width = 110,
+    allow_negative_numbers = true,
+    args_override_self = true
+)]
 pub(crate) struct Arguments {
     /// What to measure: all_reduce, reduce, broadcast, all_gather, reduce_scatter, gather, scatter, all_to_all, all_gather_v,
     /// reduce_scatter_v, gather_v, scatter_v, all_to_all_v, sendrecv, barrier, hypercube, or all, which is every one but the last

@@ -6,6 +6,7 @@ use std::{fs, io};
 
 use clap::Parser;
 
+use crate::arguments::IS_ONE_RANK;
 use crate::collective::Collective;
 use crate::failure::Failure;
 
@@ -31,7 +32,9 @@ pub(crate) fn words() -> Vec<OsString> {
 }
 
 fn renamed(words: Vec<OsString>) -> Vec<OsString> {
-    match words.first().and_then(|program| test_of(program)) {
+    // A rank of a program that was copied to such a name has its words already.
+    let is_made = words.get(1).is_some_and(|word| word == IS_ONE_RANK);
+    match words.first().and_then(|program| test_of(program)).filter(|_| !is_made) {
         Some(test) => {
             ["collperf", "--nccl-tests-defaults", test.name()].into_iter().map(OsString::from).chain(words.into_iter().skip(1)).collect()
         }
@@ -103,7 +106,15 @@ mod tests {
     fn names_of_tests_are_understood() {
         assert_eq!(line("./build/all_reduce_perf -b 8 -g 8"), "collperf --nccl-tests-defaults all_reduce -b 8 -g 8");
         assert_eq!(line("/opt/alltoallv_perf_mpi"), "collperf --nccl-tests-defaults all_to_all_v");
-        for text in ["collperf all_reduce", "all_reduce_performance", "my_all_reduce_perf", "all_reduce_perf.bak", "perf", ""] {
+        for text in [
+            "all_reduce_perf --is-one-rank --nccl-tests-defaults all_reduce",
+            "collperf all_reduce",
+            "all_reduce_performance",
+            "my_all_reduce_perf",
+            "all_reduce_perf.bak",
+            "perf",
+            "",
+        ] {
             assert_eq!(line(text), text);
         }
     }

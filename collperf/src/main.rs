@@ -3,6 +3,7 @@
 mod arguments;
 mod collective;
 mod compare;
+mod contradictions;
 mod environment;
 mod facts;
 mod failure;

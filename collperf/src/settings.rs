@@ -7,6 +7,7 @@ use collectives::{DType, ReduceOp};
 
 use crate::arguments::{Arguments, DeviceFlags, Links, Plane, RankKind};
 use crate::collective::Collective;
+use crate::contradictions;
 use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::sizes::{self, Step};
@@ -138,13 +139,13 @@ impl Settings {
             return Err(Failure::usage(refusal));
         }
         let device = Device::new(&arguments.device, environment.first_device);
-        contradictions(arguments, environment, &device)?;
+        contradictions::refuse(arguments, environment, device.refusal.as_ref())?;
         let all_ops = arguments.op == "all";
         let ops = if all_ops { ReduceOp::ALL.to_vec() } else { vec![arguments.op.parse().map_err(|error| known(&error))?] };
         let all_dtypes = arguments.datatype == "all";
         let dtypes = if all_dtypes { DType::ALL.to_vec() } else { vec![arguments.datatype.parse().map_err(|error| known(&error))?] };
         let collectives = collectives(arguments)?;
-        groups_of_calls(arguments, environment, &collectives)?;
+        contradictions::refuse_of(arguments, environment, &collectives)?;
         let refused = refused(&collectives, &ops, &dtypes);
         if let Some(refusal) = refused.first().filter(|_| !all_ops && !all_dtypes) {
             return Err(Failure::unsupported(refusal));
@@ -222,72 +223,6 @@ impl Settings {
     /// Whether the time of every single call is wanted. Those inside a graph have none.
     pub(crate) fn wants_samples(&self) -> bool {
         self.device.graph == 0 && (self.columns.per_iteration || self.json.is_some() || self.csv.is_some())
-    }
-}
-
-/// The most ranks of one process.
-const MOST_RANKS: usize = 4096;
-
-/// Why there are no predictions for devices.
-pub(crate) const EXPLAIN_ON_DEVICE: &str = "--explain: on devices NCCL chooses, and has no prediction; use --plane host";
-
-/// Refuses flags that do not go together.
-fn contradictions(arguments: &Arguments, environment: &Environment, device: &Device) -> Result<(), Failure> {
-    if arguments.plane == Plane::Device && !cfg!(feature = "cuda") {
-        return Err(Failure::unsupported("--plane device: this build of collperf has no device plane; use --plane host"));
-    }
-    if let Some(refusal) = device.refusal.as_ref().filter(|_| arguments.plane == Plane::Host || !cfg!(feature = "cuda")) {
-        return Err(Failure::unsupported(refusal));
-    }
-    if arguments.explain && arguments.plane == Plane::Device {
-        return Err(Failure::unsupported(EXPLAIN_ON_DEVICE));
-    }
-    if arguments.explain && arguments.device.register != 0 {
-        return Err(Failure::unsupported(format!(
-            "--explain -R {}: it tells of calls on ordinary buffers alone",
-            arguments.device.register
-        )));
-    }
-    let graph = arguments.device.graph;
-    if graph > 0 && device.null_stream {
-        return Err(Failure::usage(format!("-G {graph} -y 1: the null stream cannot be captured")));
-    }
-    if graph > 0 && arguments.per_iteration == 1 {
-        return Err(Failure::usage(format!("-G {graph} -I 1: calls inside a graph cannot be timed by themselves")));
-    }
-    if graph > 0 && arguments.cell_ms.is_some() {
-        return Err(Failure::usage(format!("-G {graph} --cell-ms: cells are sampled call by call")));
-    }
-    if let (Some(threads), Some(RankKind::Process)) = (arguments.threads, arguments.ranks) {
-        return Err(Failure::usage(format!("-t {threads} --ranks process: -t counts threads, which are the ranks then")));
-    }
-    let ranks = usize::from(arguments.threads.unwrap_or(1)) * usize::from(arguments.ranks_here.unwrap_or(1));
-    if ranks > MOST_RANKS {
-        return Err(Failure::usage(format!("-t and -g ask for {ranks} ranks in one process; there can be {MOST_RANKS}")));
-    }
-    if let (Some(subset), Some(_)) = (environment.subset, arguments.cell_ms) {
-        return Err(Failure::usage(format!("NCCL_TESTS_SPLIT={subset} --cell-ms: cells are sampled in one group of all ranks")));
-    }
-    if arguments.skip >= arguments.iterations {
-        return Err(Failure::usage(format!("-K {}: of {} calls (-n), none would be left", arguments.skip, arguments.iterations)));
-    }
-    Ok(())
-}
-
-/// Refuses several calls in a group where there is no such group, and variables that a collective would have to ignore.
-fn groups_of_calls(arguments: &Arguments, environment: &Environment, collectives: &[Collective]) -> Result<(), Failure> {
-    let aggregated = arguments.aggregated;
-    if aggregated > 1 && arguments.cell_ms.is_some() {
-        return Err(Failure::usage(format!("-m {aggregated} --cell-ms: cells are sampled call by call")));
-    }
-    if aggregated > 1 && collectives.contains(&Collective::Hypercube) {
-        return Err(Failure::usage(format!("-m {aggregated} of hypercube: its steps wait for each other, so they are no group")));
-    }
-    match &environment.other_shares {
-        Some(variable) if collectives.contains(&Collective::AllToAllV) => {
-            Err(Failure::usage(format!("{variable}: the shares of all_to_all_v are its own; unset it")))
-        }
-        _ => Ok(()),
     }
 }
 
@@ -455,8 +390,9 @@ mod tests {
 
     #[test]
     fn flags_that_do_not_go_together_are_refused() {
-        assert_eq!(refusal("all_reduce -n 5 -K 5").0, 6);
-        assert_eq!(settings("all_reduce -n 5 -K 4").unwrap().skip, 4);
+        assert_eq!(refusal("all_reduce -n 5 -K 5 -I 1").0, 6);
+        assert!(refusal("all_reduce -n 5 -K 1").1.contains("-I 1"));
+        assert_eq!(settings("all_reduce -n 5 -K 4 -I 1").unwrap().skip, 4);
         #[cfg(feature = "cuda")]
         for line in ["-G 2 -y 1", "-G 2 -I 1", "-G 2 --cell-ms 5"] {
             let (code, message) = refusal(&format!("all_reduce {line}"));

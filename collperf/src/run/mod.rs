@@ -17,6 +17,8 @@ use collectives::{Communicator, DType, Data, ReduceOp};
 
 use crate::arguments::Plane as PlaneChoice;
 use crate::collective::Collective;
+#[cfg(feature = "cuda")]
+use crate::contradictions::EXPLAIN_ON_DEVICE;
 use crate::facts::{Gpu, On, RankFacts, RunFacts};
 use crate::failure::{CHECK, Failure};
 #[cfg(not(feature = "cuda"))]
@@ -25,8 +27,6 @@ use crate::inputs::with_element;
 use crate::machine::{Machine, available_memory, now, pin};
 use crate::report::{Report, say};
 use crate::row::Row;
-#[cfg(feature = "cuda")]
-use crate::settings::EXPLAIN_ON_DEVICE;
 use crate::settings::Settings;
 use crate::sizes::human;
 use check::Checks;
@@ -90,7 +90,8 @@ impl Ranks<'_> {
         settings.collectives.iter().find_map(refusal).map_or(Ok(()), |refusal| Err(Failure::usage(refusal)))
     }
 
-    /// The ranks of a plane's own.
+    /// The same with another communicator for the calls.
+    #[cfg(feature = "cuda")]
     fn with<'b>(&'b self, comm: &'b Communicator) -> Ranks<'b> {
         Ranks { world: self.world, comm, color: self.color }
     }
