@@ -10,9 +10,11 @@ mod failure;
 mod gpus;
 mod hang;
 mod inputs;
+mod job;
 mod layout;
 mod links;
 mod machine;
+mod pairs;
 mod process;
 mod report;
 mod row;
@@ -21,6 +23,7 @@ mod settings;
 mod sizes;
 mod start;
 mod statistics;
+mod stragglers;
 mod subset;
 mod table;
 mod trace;
@@ -36,18 +39,18 @@ fn main() -> ExitCode {
     if hang::Arguments::are_meant() {
         return perform(words, hang::run);
     }
-    match words.get(1).and_then(|word| word.to_str()) {
-        Some("report") => perform_after_name(words, compare::run),
-        Some("trace") => perform_after_name(words, trace::run),
-        Some("install-links") => perform_after_name(words, links::install),
+    // Ranks that were started are told so first.
+    let place = if words.get(1).is_some_and(|word| word == arguments::IS_ONE_RANK) { 2 } else { 1 };
+    let mut others = words.clone();
+    let name = if place < words.len() { others.remove(place) } else { OsString::new() };
+    match name.to_str() {
+        Some("report") => perform(others, compare::run),
+        Some("trace") => perform(others, trace::run),
+        Some("install-links") => perform(others, links::install),
+        Some("pairs") => perform(others, pairs::run),
+        Some("stragglers") => perform(others, stragglers::run),
         _ => perform(words, start::start),
     }
-}
-
-/// As [`perform`], without the task's name, which is no argument of it.
-fn perform_after_name<A: Parser>(mut words: Vec<OsString>, program: impl FnOnce(&A) -> Result<u8, failure::Failure>) -> ExitCode {
-    words.remove(1);
-    perform(words, program)
 }
 
 /// Does what the command line asks for, or says what is wrong with it.

@@ -47,11 +47,12 @@ impl Process {
 
     /// The address by which other hosts reach this one; `None` where there are none.
     fn address(&self) -> Result<Option<IpAddr>, Failure> {
-        let peers = self.comm.peers();
-        let here = &peers[self.comm.rank()].host;
-        if peers.iter().all(|peer| peer.host == *here) || self.comm.config().listen_address.is_some() {
+        // Hosts may have one name, as containers do: the library knows better who shares one.
+        if self.comm.local_world_size() == self.comm.world_size() || self.comm.config().listen_address.is_some() {
             return Ok(None);
         }
+        let peers = self.comm.peers();
+        let here = &peers[self.comm.rank()].host;
         let store = std::env::var("MASTER_ADDR").ok();
         let elsewhere = peers.iter().map(|peer| peer.host.clone()).filter(|host| host != here);
         match store.into_iter().chain(elsewhere).find_map(|host| address_towards(&host)) {

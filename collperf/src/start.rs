@@ -1,9 +1,8 @@
 //! Where the ranks come from: a launcher that has started this process as one, this process's threads, or its children.
 
 use std::thread;
-use std::time::Duration;
 
-use collectives::{Communicator, Secret};
+use collectives::Communicator;
 #[cfg(feature = "cuda")]
 use collectives::{
     Config, DeviceChoice,
@@ -12,34 +11,28 @@ use collectives::{
 
 use sha2::{Digest, Sha256};
 
-use crate::arguments::{Arguments, IS_ONE_RANK, Plane, RankKind};
+use crate::arguments::{Arguments, Plane, RankKind};
 use crate::environment::Environment;
-use crate::failure::{CHECK, Failure};
+use crate::failure::Failure;
 use crate::gpus;
-use crate::launch::{self, Job, Output, Store};
-use crate::links::words;
+use crate::job;
 use crate::process;
 use crate::run::run;
 use crate::settings::Settings;
 use crate::trace;
 
-/// Variables by which launchers tell a process its rank: torchrun and collrun, Open MPI, PMIx, PMI, Slurm, Kubernetes.
-const RANK_VARIABLES: [&str; 6] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"];
 /// The ranks to start where nothing is said and there is no GPU.
 const DEFAULT_RANKS: usize = 2;
-/// How long ranks may take to stop after one has failed.
-const GRACE: Duration = Duration::from_secs(5);
-
 /// Does what the command line asks for and returns the exit code.
 pub(crate) fn start(arguments: &Arguments) -> Result<u8, Failure> {
-    let environment = Environment::read(&variable)?;
+    let environment = Environment::read(&job::variable)?;
     let settings = Settings::new(arguments, &environment)?;
     if arguments.is_one_rank {
-        let comm = builder(&settings, child_number()).from_env()?;
+        let comm = builder(&settings, job::child_number()).from_env()?;
         let number = comm.rank();
         return finish(comm, number, &settings);
     }
-    if let Some(launcher) = RANK_VARIABLES.into_iter().find(|name| variable(name).is_some()) {
+    if let Some(launcher) = job::launcher() {
         return launched(&settings, launcher);
     }
     let ranks = ranks_here(&settings)?;
@@ -47,16 +40,7 @@ pub(crate) fn start(arguments: &Arguments) -> Result<u8, Failure> {
     settings.check_ranks(ranks)?;
     check_devices(&settings, ranks)?;
     let are_threads = settings.threads.is_some() || settings.rank_kind == Some(RankKind::Thread);
-    if are_threads { threads(&settings, ranks) } else { processes(ranks) }
-}
-
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok()
-}
-
-/// The number of a process that [`processes`] has started, among those.
-fn child_number() -> usize {
-    variable("LOCAL_RANK").and_then(|number| number.parse().ok()).unwrap_or(0)
+    if are_threads { threads(&settings, ranks) } else { job::processes(ranks) }
 }
 
 /// Runs the ranks of a process that a launcher has started as one of several.
@@ -215,22 +199,4 @@ fn run_threads(comms: Vec<Communicator>, settings: &Settings, number: impl Fn(&C
         Some(failure) => failure,
         None => Ok(codes.into_iter().flatten().max().unwrap_or(0)),
     }
-}
-
-/// Every rank is a process that runs this program with the same command line.
-fn processes(ranks: usize) -> Result<u8, Failure> {
-    let program = std::env::current_exe().map_err(|error| Failure::io("finding this program, to start ranks", &error))?;
-    let job = Job {
-        program: program.into(),
-        arguments: std::iter::once(IS_ONE_RANK.into()).chain(words().into_iter().skip(1)).collect(),
-        local_world_size: ranks,
-        nodes: 1,
-        node: 0,
-        output: Output::FirstRank,
-        grace: GRACE,
-        verdict: Some(CHECK),
-        keep_going: false,
-    };
-    let store = Store::local(Secret::from_env()?.as_ref())?;
-    launch::run("collperf", &job, &store).map_err(|refused| Failure::internal(refused.message))
 }
