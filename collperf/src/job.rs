@@ -33,27 +33,44 @@ pub(crate) struct Flags {
     is_one_rank: bool,
 }
 
+impl Flags {
+    /// Whether there are ranks: one of a launcher's, or those that are asked for.
+    pub(crate) fn are_ranks(&self) -> bool {
+        self.is_one_rank || self.ranks.is_some() || launcher().is_some()
+    }
+
+    /// How late a rank may be.
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+}
+
 /// Runs a task on every rank; returns the exit code.
 pub(crate) fn run(flags: &Flags, task: impl FnOnce(&Communicator) -> Result<u8, Failure>) -> Result<u8, Failure> {
+    run_as(flags, |builder| {
+        let comm = builder.from_env()?;
+        let code = task(&comm)?;
+        comm.close()?;
+        Ok(code)
+    })
+}
+
+/// The same for a task that makes the communicator itself.
+pub(crate) fn run_as(flags: &Flags, task: impl FnOnce(collectives::Builder) -> Result<u8, Failure>) -> Result<u8, Failure> {
     let launcher = launcher();
     match (flags.is_one_rank, launcher, flags.ranks) {
         (false, None, ranks) => processes(ranks.map_or(DEFAULT_RANKS, usize::from)),
         (false, Some(launcher), Some(ranks)) => {
             Err(Failure::usage(format!("-g {ranks}: {launcher} makes this process one of a job's, whose processes are the ranks")))
         }
-        _ => {
-            let comm = builder(flags).from_env()?;
-            let code = task(&comm)?;
-            comm.close()?;
-            Ok(code)
-        }
+        _ => task(builder(flags)),
     }
 }
 
 fn builder(flags: &Flags) -> collectives::Builder {
     Communicator::builder().configure(|config| {
         config.transport = flags.transport.transport();
-        config.timeout = Duration::from_secs(flags.timeout);
+        config.timeout = flags.timeout();
     })
 }
 

@@ -4,6 +4,7 @@ mod arguments;
 mod collective;
 mod compare;
 mod contradictions;
+mod doctor;
 mod environment;
 mod facts;
 mod failure;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Some("report") => perform(others, compare::run),
         Some("trace") => perform(others, trace::run),
         Some("install-links") => perform(others, links::install),
+        Some("doctor") => perform(others, doctor::run),
         Some("pairs") => perform(others, pairs::run),
         Some("stragglers") => perform(others, stragglers::run),
         _ => perform(words, start::start),

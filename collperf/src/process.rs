@@ -28,7 +28,7 @@ impl Process {
 
     /// So many ranks of this process, in the communicator of the ranks of all. Every process asks for as many.
     pub(crate) fn ranks(&self, count: usize, builder: impl Fn(usize) -> Builder + Sync) -> Result<Vec<Communicator>, Failure> {
-        let address = self.address()?;
+        let address = address(&self.comm)?;
         let first = self.comm.rank() * count;
         let world_size = self.comm.world_size() * count;
         joined(count, |number| {
@@ -44,28 +44,26 @@ impl Process {
         self.comm.close()?;
         Ok(code)
     }
+}
 
-    /// The address by which other hosts reach this one; `None` where there are none.
-    fn address(&self) -> Result<Option<IpAddr>, Failure> {
-        // Hosts may have one name, as containers do: the library knows better who shares one.
-        if self.comm.local_world_size() == self.comm.world_size() || self.comm.config().listen_address.is_some() {
-            return Ok(None);
-        }
-        let peers = self.comm.peers();
-        let here = &peers[self.comm.rank()].host;
-        let store = std::env::var("MASTER_ADDR").ok();
-        let elsewhere = peers.iter().map(|peer| peer.host.clone()).filter(|host| host != here);
-        match store.into_iter().chain(elsewhere).find_map(|host| address_towards(&host)) {
-            Some(address) => Ok(Some(address)),
-            None => {
-                Err(Failure::usage("-g, -t: on several hosts, and the address of this one is not known: set COLLECTIVES_LISTEN_ADDRESS"))
-            }
-        }
+/// The address by which ranks on other hosts reach this one; `None` where there are none.
+fn address(comm: &Communicator) -> Result<Option<IpAddr>, Failure> {
+    // Hosts may have one name, as containers do: the library knows better who shares one.
+    if comm.local_world_size() == comm.world_size() || comm.config().listen_address.is_some() {
+        return Ok(comm.config().listen_address);
+    }
+    let peers = comm.peers();
+    let here = &peers[comm.rank()].host;
+    let store = std::env::var("MASTER_ADDR").ok();
+    let elsewhere = peers.iter().map(|peer| peer.host.clone()).filter(|host| host != here);
+    match store.into_iter().chain(elsewhere).find_map(|host| address_towards(&host)) {
+        Some(address) => Ok(Some(address)),
+        None => Err(Failure::usage("several hosts, and the address of this one is not known: set COLLECTIVES_LISTEN_ADDRESS")),
     }
 }
 
 /// The address from which this host would send to another; nothing is sent.
-fn address_towards(host: &str) -> Option<IpAddr> {
+pub(crate) fn address_towards(host: &str) -> Option<IpAddr> {
     let target = (host.trim_start_matches('[').trim_end_matches(']'), 1).to_socket_addrs().ok()?.next()?;
     let any = if target.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0_u16; 8]) };
     let socket = UdpSocket::bind((any, 0)).ok()?;

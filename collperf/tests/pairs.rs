@@ -191,7 +191,7 @@ fn a_rank_that_is_slow_is_the_straggler() {
     assert!(last.wait_with_output().unwrap().status.success());
     let text = String::from_utf8_lossy(&ended[0].stdout);
     assert_eq!(ended[0].status.code(), Some(7), "{ended:?}");
-    assert!(text.contains(&format!("# The others wait for rank 2 (")) && text.contains(&format!("pid {pid})")), "{text}");
+    assert!(text.contains("# The others wait for rank 2 (") && text.contains(&format!("pid {pid})")), "{text}");
 }
 
 #[test]
