@@ -29,6 +29,7 @@ pub(crate) const IS_ONE_RANK: &str = "--is-one-rank";
     name = "collperf",
     version,
     disable_version_flag = true,
+    disable_help_flag = true,
     max_term_width = 110,
     allow_negative_numbers = true,
     args_override_self = true
@@ -153,6 +154,12 @@ pub(crate) struct Arguments {
     /// Write the results here as CSV; -: to standard output, instead of the table
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
+    /// Write the results here as Prometheus reads them (the node exporter's textfile collector), in one piece at the end
+    #[arg(long, value_name = "FILE.prom")]
+    pub(crate) prometheus: Option<PathBuf>,
+    /// Print tables of Markdown in the place of nccl-tests' table
+    #[arg(long)]
+    pub(crate) markdown: bool,
     /// Draw time and bus bandwidth over size
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
@@ -160,6 +167,10 @@ pub(crate) struct Arguments {
     /// Write what every call of every rank took, as a trace for Perfetto or chrome://tracing. Recording makes calls about 0.2 us longer
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+
+    /// Print help; with --help, more of it
+    #[arg(short = 'h', long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
 
     /// Print version
     // Without a short form: nccl-tests has another meaning for -V.

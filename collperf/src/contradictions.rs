@@ -48,6 +48,12 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
     if let (Some(subset), Some(_)) = (environment.subset, arguments.cell_ms) {
         return Err(Failure::usage(format!("NCCL_TESTS_SPLIT={subset} --cell-ms: cells are sampled in one group of all ranks")));
     }
+    if let Some(other) = other_than_markdown(arguments).filter(|_| arguments.markdown) {
+        return Err(Failure::usage(format!("--markdown {other}: its tables have no room for that; use --csv FILE, or -J")));
+    }
+    if arguments.prometheus.is_some() && arguments.cycles == 0 {
+        return Err(Failure::usage("--prometheus -N 0: the file is written at the end, which does not come"));
+    }
     if arguments.skip > 0 && arguments.per_iteration == 0 && arguments.json.is_none() && arguments.csv.is_none() {
         return Err(Failure::usage(format!("-K {}: no calls are timed by themselves; ask for that with -I 1", arguments.skip)));
     }
@@ -55,6 +61,20 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
         return Err(Failure::usage(format!("-K {}: of {} calls (-n), none would be left", arguments.skip, arguments.iterations)));
     }
     Ok(())
+}
+
+/// What asks for columns that tables of Markdown do not have, or for another form of output.
+fn other_than_markdown(arguments: &Arguments) -> Option<&'static str> {
+    let is_csv = arguments.csv.as_deref() == Some(std::path::Path::new("-"));
+    let others = [
+        ("-I 1", arguments.per_iteration == 1),
+        ("-S 1", arguments.timestamps == 1),
+        ("-C 1", arguments.device.issue_time == 1),
+        ("--explain", arguments.explain),
+        ("--cell-ms", arguments.cell_ms.is_some()),
+        ("--csv -", is_csv),
+    ];
+    others.into_iter().find(|(_, is_asked)| *is_asked).map(|(name, _)| name)
 }
 
 /// Refuses several calls in a group where there is no such group, and variables that a collective would have to ignore.

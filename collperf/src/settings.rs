@@ -60,6 +60,8 @@ pub(crate) struct Settings {
     pub(crate) cell: Option<Duration>,
     pub(crate) json: Option<PathBuf>,
     pub(crate) csv: Option<Destination>,
+    pub(crate) prometheus: Option<PathBuf>,
+    pub(crate) markdown: bool,
     pub(crate) plot: Option<PathBuf>,
     pub(crate) trace: Option<PathBuf>,
     /// The mean bus bandwidth to reach, in 10^9 bytes per second.
@@ -192,6 +194,8 @@ impl Settings {
             cell: arguments.cell_ms,
             json: json(arguments.json.as_deref())?,
             csv: csv(arguments),
+            prometheus: arguments.prometheus.clone(),
+            markdown: arguments.markdown,
             plot: arguments.plot.clone(),
             trace: arguments.trace.clone(),
             least_busbw: environment.least_busbw,

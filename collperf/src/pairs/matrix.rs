@@ -208,8 +208,8 @@ mod tests {
         let text = matrix(3, &[(0, 2, 0.25)], &[]).to_string();
         for part in [
             "# 2: h2, rank 4\n",
-            "     0        -    1.000    0.250\n",
-            "# Median: 1.000 GB/s, 10.0 us\n",
+            "     0         -      1.00      0.25\n",
+            "# Median: 1.00 MB/s, 10.00 us\n",
             "# Out of line by more than 50%:\n",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");

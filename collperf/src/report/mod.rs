@@ -4,7 +4,9 @@ mod accuracy;
 mod axis;
 mod csv;
 mod json;
+mod markdown;
 pub(crate) mod plot;
+mod prometheus;
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -20,6 +22,7 @@ use crate::settings::{Blocking, Destination, Settings};
 use crate::sizes::human;
 use crate::table;
 use accuracy::Accuracy;
+use prometheus::Textfile;
 
 /// Everything that goes out.
 pub(crate) struct Report<'a> {
@@ -29,6 +32,7 @@ pub(crate) struct Report<'a> {
     has_table: bool,
     csv: Option<Box<dyn Write>>,
     json: Option<File>,
+    prometheus: Option<Textfile>,
     bar: ProgressBar,
     /// Kept for the files that are written at the end.
     rows: Vec<Row>,
@@ -72,13 +76,14 @@ impl Tally {
 impl<'a> Report<'a> {
     /// Opens the files and says how many rows there will be.
     pub(crate) fn open(settings: &'a Settings, facts: RunFacts, row_count: usize) -> Result<Self, Failure> {
-        let has_table = settings.csv != Some(Destination::Stdout) && settings.cell.is_none();
+        let has_table = settings.csv != Some(Destination::Stdout) && settings.cell.is_none() && !settings.markdown;
         let mut report = Self {
             settings,
             facts,
             has_table,
             csv: None,
             json: None,
+            prometheus: None,
             bar: progress(row_count, settings.cycles),
             rows: vec![],
             errors: vec![],
@@ -98,6 +103,10 @@ impl<'a> Report<'a> {
             // Found out now rather than at the end.
             File::create(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?;
         }
+        if let Some(path) = &settings.prometheus {
+            let file = Textfile::open(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?;
+            report.prometheus = Some(file);
+        }
         report.csv = match &settings.csv {
             None => None,
             Some(Destination::Stdout) => Some(Box::new(io::stdout())),
@@ -113,6 +122,9 @@ impl<'a> Report<'a> {
     /// Prints what stands above the rows of a collective.
     pub(crate) fn begin(&mut self, collective: Collective) -> Result<(), Failure> {
         self.here = Tally::default();
+        if self.settings.markdown {
+            return self.print(&markdown::heading(self.settings, &self.facts, collective));
+        }
         if !self.has_table {
             return Ok(());
         }
@@ -131,6 +143,9 @@ impl<'a> Report<'a> {
         self.total.add(&row);
         self.accuracy.add(&row);
         self.bar.inc(1);
+        if self.settings.markdown {
+            self.print(&markdown::row(&row))?;
+        }
         if self.has_table {
             let timestamp = if self.settings.columns.timestamps { now() } else { String::new() };
             self.print(&table::row(&row, self.settings.columns, &timestamp))?;
@@ -140,7 +155,7 @@ impl<'a> Report<'a> {
         let lines =
             if self.settings.cell.is_some() { csv::cell(&row, transport, predictions) } else { csv::sweep(&row, transport, predictions) };
         self.write_csv(&lines)?;
-        if self.settings.json.is_some() || self.settings.plot.is_some() {
+        if self.settings.json.is_some() || self.settings.plot.is_some() || self.settings.prometheus.is_some() {
             self.rows.push(row);
         }
         Ok(())
@@ -155,17 +170,21 @@ impl<'a> Report<'a> {
 
     /// Prints what stands below the rows of a collective.
     pub(crate) fn end(&mut self, collective: Collective) -> Result<(), Failure> {
+        let here = self.here;
+        if self.settings.markdown {
+            return self.print(&markdown::footer(here.failed_checks, here.mean_busbw(), here.reached(self.settings)));
+        }
         if !self.has_table {
             return Ok(());
         }
-        let here = self.here;
         self.print(&table::footer(collective.name(), here.failed_checks, here.mean_busbw(), here.reached(self.settings)))
     }
 
     /// Says how much of a device's memory a rank's buffers take, how much is in use there, and how much there is.
     pub(crate) fn memory(&mut self, bytes: [usize; 3]) -> Result<(), Failure> {
         let [buffers, used, total] = bytes.map(human);
-        self.print(&format!("# GPU memory usage     : {buffers} in buffers, {used} of {total} in use\n#\n"))
+        let text = format!("{buffers} in buffers, {used} of {total} in use");
+        self.print(&if self.settings.markdown { format!("GPU memory: {text}.\n") } else { format!("# GPU memory usage     : {text}\n#\n") })
     }
 
     /// Writes the files and returns the exit code.
@@ -181,8 +200,12 @@ impl<'a> Report<'a> {
             if self.has_table { self.print(&format!("# {text}\n"))? } else { say(&text) }
         }
         self.write_files()?;
-        let bad = self.total.failed_checks > 0 || self.total.reached(self.settings) == Some(false);
-        Ok(if bad { CHECK } else { 0 })
+        Ok(if self.is_bad() { CHECK } else { 0 })
+    }
+
+    /// Whether elements were wrong, or the bandwidth is below the floor.
+    fn is_bad(&self) -> bool {
+        self.total.failed_checks > 0 || self.total.reached(self.settings) == Some(false)
     }
 
     /// Writes what there is when a run ends early.
@@ -203,6 +226,11 @@ impl<'a> Report<'a> {
         if let Some(file) = &mut self.json {
             let document = json::Document::new(self.settings, &self.facts, &self.facts.start_time, &self.rows, &totals, &self.errors);
             document.write(file).map_err(|error| Failure::io("writing JSON", &error))?;
+        }
+        if let Some(file) = &self.prometheus {
+            let succeeded = self.errors.is_empty() && !self.is_bad();
+            let text = prometheus::text(self.settings, &self.facts, &self.rows, succeeded);
+            file.write(&text).map_err(|error| Failure::io("writing for Prometheus", &error))?;
         }
         if let Some(path) = &self.settings.plot {
             let picture = plot::draw(&self.rows, &self.facts, self.facts.on.links(self.settings));
