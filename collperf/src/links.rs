@@ -9,6 +9,7 @@ use clap::Parser;
 use crate::arguments::IS_ONE_RANK;
 use crate::collective::Collective;
 use crate::failure::Failure;
+use crate::report::answer;
 
 /// What nccl-tests calls its tests, and what they are here.
 const NAMES: [(&str, Collective); 11] = [
@@ -80,7 +81,7 @@ pub(crate) fn install(arguments: &Arguments) -> Result<u8, Failure> {
     for path in &paths {
         link(&program, path).map_err(|error| Failure::io(format!("linking {}", path.display()), &error))?;
     }
-    println!("{}: {} links to {}", folder.display(), paths.len(), program.display());
+    answer(&format!("{}: {} links to {}\n", folder.display(), paths.len(), program.display()))?;
     Ok(0)
 }
 

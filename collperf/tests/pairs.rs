@@ -65,7 +65,7 @@ fn a_slow_link_among_four_hosts_is_named() {
     if let Err(why) = slow_link(&hosts, 31, 1, 2) {
         skip!("a link cannot be made slow: {why}");
     }
-    let (text, code) = on_hosts(&hosts, 31, "pairs --threshold 90 -b 128K");
+    let (text, code) = on_hosts(&hosts, 31, "pairs --threshold 90 -b 128K --stream-ms 200");
     assert_eq!(code, Some(7), "{text}");
     let lines = named(&text);
     assert!(
@@ -80,12 +80,13 @@ fn a_slow_host_among_four_is_named() {
         Ok(hosts) => hosts,
         Err(why) => skip!("network namespaces cannot be made: {why}"),
     };
-    let (text, code) = on_hosts(&hosts, 32, "pairs --threshold 99");
-    assert!(code == Some(0) && text.contains("# Nothing is out of line by more than 99%"), "{text}");
+    // Latencies are not judged: these hosts have to share processors.
+    let (text, _) = on_hosts(&hosts, 32, "pairs --threshold 95 --stream-ms 200");
+    assert!(named(&text).is_empty(), "{text}");
     if let Err(why) = shape(&hosts.space(3), "eth0") {
         skip!("a link cannot be made slow: {why}");
     }
-    let (text, code) = on_hosts(&hosts, 32, "pairs --threshold 90 -b 128K");
+    let (text, code) = on_hosts(&hosts, 32, "pairs --threshold 90 -b 128K --stream-ms 200");
     assert_eq!(code, Some(7), "{text}");
     let lines = named(&text);
     assert!(lines.len() == 1 && lines[0].starts_with("#   3 (") && lines[0].contains(": to others bandwidth "), "{text}");

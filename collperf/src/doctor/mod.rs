@@ -14,6 +14,7 @@ use clap::Parser;
 
 use crate::failure::{CHECK, Failure};
 use crate::job;
+use crate::report::answer;
 use finding::{Finding, OfHost, State};
 use meeting::Meeting;
 
@@ -36,7 +37,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
 
 fn alone() -> Result<u8, Failure> {
     let findings = look();
-    findings.iter().for_each(|finding| print!("{finding}"));
+    answer(&findings.iter().map(Finding::to_string).collect::<String>())?;
     Ok(code(&findings))
 }
 
@@ -60,18 +61,20 @@ fn among_ranks(flags: &job::Flags) -> Result<u8, Failure> {
     let meeting = Meeting::join(flags.timeout())?;
     let others = reach::Others::meet(&meeting)?;
     let findings = if others.speaks_for_host() { look().into_iter().chain(others.probe()).collect() } else { vec![] };
-    Ok(others.gather(&findings)?.map_or(0, |all| tell(&all)))
+    others.gather(&findings)?.map_or(Ok(0), |all| tell(&all))
 }
 
 /// Prints what was found on the first host, and on the others what is different there.
-fn tell(all: &[OfHost]) -> u8 {
+fn tell(all: &[OfHost]) -> Result<u8, Failure> {
+    let mut text = String::new();
     let first: BTreeMap<&str, &Finding> =
         all.iter().take(1).flat_map(|(_, findings)| findings.iter().map(|finding| (&finding.subject[..], finding))).collect();
     for (number, (host, findings)) in all.iter().enumerate() {
         let is_new = |finding: &&Finding| number == 0 || first.get(&finding.subject[..]) != Some(finding);
         let new: Vec<&Finding> = findings.iter().filter(is_new).collect();
-        println!("{host}:{}", if new.is_empty() { " as the first" } else { "" });
-        new.iter().for_each(|finding| print!("{finding}"));
+        text += &format!("{host}:{}\n", if new.is_empty() { " as the first" } else { "" });
+        text.extend(new.iter().map(|finding| finding.to_string()));
     }
-    all.iter().map(|(_, findings)| code(findings)).max().unwrap_or(0)
+    answer(&text)?;
+    Ok(all.iter().map(|(_, findings)| code(findings)).max().unwrap_or(0))
 }

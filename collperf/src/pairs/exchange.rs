@@ -6,7 +6,8 @@ use collectives::{Communicator, Result};
 
 use crate::failure::Failure;
 
-/// Messages there and back: at most so many, for at most so long.
+/// Messages there and back: at least and at most so many, and no more after so long.
+const LEAST_ROUND_TRIPS: usize = 20;
 const MOST_ROUND_TRIPS: usize = 200;
 const ROUND_TRIPS: Duration = Duration::from_millis(20);
 /// The largest message by which the length of a stream is chosen: a link may be slow.
@@ -53,7 +54,7 @@ impl<'a> Exchange<'a> {
         let began = Instant::now();
         let mut times = Vec::new();
         loop {
-            let goes_on = times.len() < MOST_ROUND_TRIPS && (times.len() < 3 || began.elapsed() < ROUND_TRIPS);
+            let goes_on = times.len() < MOST_ROUND_TRIPS && (times.len() < LEAST_ROUND_TRIPS || began.elapsed() < ROUND_TRIPS);
             let sent = Instant::now();
             // Zero ends it, and carries the figure.
             let half = if goes_on { 0.0 } else { median(&mut times) / 2.0 };

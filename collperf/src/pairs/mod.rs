@@ -11,6 +11,7 @@ use collectives::Communicator;
 
 use crate::failure::{CHECK, Failure};
 use crate::job;
+use crate::report::answer;
 use crate::sizes;
 use exchange::Exchange;
 use matrix::Matrix;
@@ -70,7 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let names = members.iter().map(|rank| (comm.peers()[*rank].host.clone(), *rank)).collect();
         let threshold = arguments.threshold.unwrap_or(DEFAULT_THRESHOLD);
         let matrix = Matrix::new(names, &measured, f64::from(threshold) / 100.0);
-        print!("{matrix}");
+        answer(&matrix.to_string())?;
         Ok(if arguments.threshold.is_some() && !matrix.findings().is_empty() { CHECK } else { 0 })
     })
 }

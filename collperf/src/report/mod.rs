@@ -255,6 +255,12 @@ impl<'a> Report<'a> {
     }
 }
 
+/// Writes a task's answer to standard output.
+pub(crate) fn answer(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| Failure::io("writing to standard output", &error))
+}
+
 /// Says something on standard error, in one piece: other processes write there too.
 pub(crate) fn say(text: &str) {
     // There is nobody to tell that nobody listens.

@@ -10,6 +10,7 @@ use collectives::Communicator;
 
 use crate::failure::{CHECK, Failure};
 use crate::job;
+use crate::report::answer;
 use blame::Blame;
 use work::Work;
 
@@ -55,7 +56,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let threshold = arguments.threshold.unwrap_or(DEFAULT_THRESHOLD);
         let names = comm.peers().iter().map(|peer| format!("{}, pid {}", peer.host, peer.pid)).collect();
         let blame = Blame::new(names, &times, f64::from(threshold) / 100.0);
-        print!("{blame}");
+        answer(&blame.to_string())?;
         Ok(if arguments.threshold.is_some() && blame.straggler().is_some() { CHECK } else { 0 })
     })
 }
