@@ -143,6 +143,9 @@ pub(crate) struct Arguments {
     /// Write the results here as CSV; -: to standard output, instead of the table
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
+    /// Write a page of one file: verdict, pictures, results, ranks and environment
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) html: Option<PathBuf>,
     /// Draw time and bus bandwidth over size
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,

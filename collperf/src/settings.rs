@@ -60,6 +60,7 @@ pub(crate) struct Settings {
     pub(crate) json: Option<PathBuf>,
     pub(crate) csv: Option<Destination>,
     pub(crate) plot: Option<PathBuf>,
+    pub(crate) html: Option<PathBuf>,
     pub(crate) trace: Option<PathBuf>,
     /// The mean bus bandwidth to reach, in 10^9 bytes per second.
     pub(crate) least_busbw: Option<f64>,
@@ -192,6 +193,7 @@ impl Settings {
             json: json(arguments.json.as_deref())?,
             csv: csv(arguments),
             plot: arguments.plot.clone(),
+            html: arguments.html.clone(),
             trace: arguments.trace.clone(),
             least_busbw: environment.least_busbw,
             refused,
