@@ -160,6 +160,9 @@ pub(crate) struct Arguments {
     /// Print tables of Markdown in the place of nccl-tests' table
     #[arg(long)]
     pub(crate) markdown: bool,
+    /// Write a page of one file: verdict, pictures, results, ranks and environment
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) html: Option<PathBuf>,
     /// Draw time and bus bandwidth over size
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,

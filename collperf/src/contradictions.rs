@@ -51,8 +51,9 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
     if let Some(other) = other_than_markdown(arguments).filter(|_| arguments.markdown) {
         return Err(Failure::usage(format!("--markdown {other}: its tables have no room for that; use --csv FILE, or -J")));
     }
-    if arguments.prometheus.is_some() && arguments.cycles == 0 {
-        return Err(Failure::usage("--prometheus -N 0: the file is written at the end, which does not come"));
+    let at_the_end = [("--prometheus", &arguments.prometheus), ("--html", &arguments.html), ("--plot", &arguments.plot)];
+    if let Some((name, _)) = at_the_end.iter().find(|(_, file)| file.is_some() && arguments.cycles == 0) {
+        return Err(Failure::usage(format!("{name} -N 0: the file is written at the end, which does not come")));
     }
     if arguments.skip > 0 && arguments.per_iteration == 0 && arguments.json.is_none() && arguments.csv.is_none() {
         return Err(Failure::usage(format!("-K {}: no calls are timed by themselves; ask for that with -I 1", arguments.skip)));

@@ -63,6 +63,7 @@ pub(crate) struct Settings {
     pub(crate) prometheus: Option<PathBuf>,
     pub(crate) markdown: bool,
     pub(crate) plot: Option<PathBuf>,
+    pub(crate) html: Option<PathBuf>,
     pub(crate) trace: Option<PathBuf>,
     /// The mean bus bandwidth to reach, in 10^9 bytes per second.
     pub(crate) least_busbw: Option<f64>,
@@ -197,6 +198,7 @@ impl Settings {
             prometheus: arguments.prometheus.clone(),
             markdown: arguments.markdown,
             plot: arguments.plot.clone(),
+            html: arguments.html.clone(),
             trace: arguments.trace.clone(),
             least_busbw: environment.least_busbw,
             refused,

@@ -3,6 +3,7 @@
 mod accuracy;
 mod axis;
 mod csv;
+mod html;
 mod json;
 mod markdown;
 pub(crate) mod plot;
@@ -99,7 +100,7 @@ impl<'a> Report<'a> {
                 report.print(&format!("# Writing JSON output to {}\n", path.display()))?;
             }
         }
-        if let Some(path) = &settings.plot {
+        for path in settings.plot.iter().chain(&settings.html) {
             // Found out now rather than at the end.
             File::create(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?;
         }
@@ -155,10 +156,16 @@ impl<'a> Report<'a> {
         let lines =
             if self.settings.cell.is_some() { csv::cell(&row, transport, predictions) } else { csv::sweep(&row, transport, predictions) };
         self.write_csv(&lines)?;
-        if self.settings.json.is_some() || self.settings.plot.is_some() || self.settings.prometheus.is_some() {
+        if self.keeps_rows() {
             self.rows.push(row);
         }
         Ok(())
+    }
+
+    /// Whether a file is written at the end that shows all rows.
+    fn keeps_rows(&self) -> bool {
+        let Settings { json, plot, html, prometheus, .. } = self.settings;
+        [json, plot, html, prometheus].iter().any(|file| file.is_some())
     }
 
     /// Remembers a combination that the library refused.
@@ -236,7 +243,25 @@ impl<'a> Report<'a> {
             let picture = plot::draw(&self.rows, &self.facts, self.facts.on.links(self.settings));
             std::fs::write(path, picture).map_err(|error| Failure::io(format!("writing {}", path.display()), &error))?;
         }
+        if let Some(path) = &self.settings.html {
+            std::fs::write(path, self.page(&totals)).map_err(|error| Failure::io(format!("writing {}", path.display()), &error))?;
+        }
         Ok(())
+    }
+
+    fn page(&self, totals: &json::Totals) -> String {
+        let words = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
+        let page = html::Page {
+            facts: &self.facts,
+            transport: self.facts.on.links(self.settings),
+            rows: &self.rows,
+            totals,
+            errors: &self.errors,
+            refused: &self.refused,
+            command: &html::command(std::env::args_os().map(words)),
+            variables: &html::variables(std::env::vars_os().map(|(name, value)| (words(name), words(value)))),
+        };
+        page.document()
     }
 
     fn write_csv(&mut self, text: &str) -> Result<(), Failure> {
